@@ -1,0 +1,105 @@
+"""Every error this package raises on purpose. Knows nothing of sockets, files or Twisted."""
+
+from __future__ import annotations
+
+
+class MQError(Exception):
+    """The root: catching it catches all that this package raises on purpose."""
+
+    #: True where trying again, maybe elsewhere, can help.
+    retriable = False
+
+
+class BadFrame(MQError):
+    """Bytes from the network that are not the protocol: the connection is closed."""
+
+
+class Refused(MQError):
+    """A request that is answered with `code` and `remark` instead of being done.
+
+    Servers raise it in a handler; clients raise it when they read such an answer.
+    """
+
+    def __init__(self, code: int, remark: str) -> None:
+        super().__init__(code, remark)
+        self.code = code
+        self.remark = remark
+
+    def __str__(self) -> str:
+        return f"CODE: {int(self.code)}  DESC: {self.remark}"
+
+
+class Unreachable(MQError):
+    """No connection to a peer, or it was lost before the answer came."""
+
+    retriable = True
+
+
+class ConnectionClosed(Unreachable):
+    """The connection that carried a request closed before its answer."""
+
+
+class RequestTimedOut(Unreachable):
+    """No answer within the time allowed; the peer may still have done the work."""
+
+
+class TooManyRequests(MQError):
+    """The bound on requests in flight is reached; nothing was sent."""
+
+    retriable = True
+
+
+class StoreError(MQError):
+    """The root of what the store raises."""
+
+
+class StoreDamaged(StoreError):
+    """A file of the store does not hold what it must: `path`, byte `offset`, and `why`."""
+
+    def __init__(self, path: str, offset: int, why: str) -> None:
+        super().__init__(path, offset, why)
+        self.path = path
+        self.offset = offset
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"{self.path} is damaged at byte {self.offset}: {self.why}"
+
+
+class StoreLocked(StoreError):
+    """Another process has the store directory open."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(path, why)
+        self.path = path
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"{self.path} is locked: {self.why}"
+
+
+class StoreUnwritable(StoreError):
+    """The store takes no more messages: a full disk, a failed fsync, a read-only directory."""
+
+
+class FlushTimedOut(StoreError):
+    """The disk did not confirm a flush within `syncFlushTimeout`."""
+
+    retriable = True
+
+
+class BadSetting(MQError):
+    """A setting that cannot be used: its `key`, the file and line it stands on, and what would be right."""
+
+    def __init__(self, key: str, path: str | None, line: int | None, why: str) -> None:
+        super().__init__(key, path, line, why)
+        self.key = key
+        self.path = path
+        self.line = line
+        self.why = why
+
+    def __str__(self) -> str:
+        where = self.path or "command line"
+        if self.line is not None:
+            where = f"{where}:{self.line}"
+        return f"{where}: {self.key}: {self.why}"

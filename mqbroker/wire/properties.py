@@ -1,0 +1,36 @@
+"""Message properties: `name \\x01 value` pairs joined by `\\x02`, in UTF-8.
+
+Source: MessageDecoder of 4.9.7. A pair without a name or without a value is skipped on reading, as there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mqbroker.errors import MQError
+
+NAME_VALUE_SEPARATOR = "\x01"
+PROPERTY_SEPARATOR = "\x02"
+
+#: The record keeps the length in a signed 16-bit field.
+PROPERTIES_BYTES_MAX = 32767
+
+
+def encode_properties(properties: Mapping[str, str]) -> bytes:
+    """Return the bytes for a record or a send request. Raises MQError where a name or value holds a separator."""
+    pairs = []
+    for name, value in properties.items():
+        if not name or "\x01" in name or "\x02" in name or "\x01" in value or "\x02" in value:
+            raise MQError(f"property {name!r}: a name must not be empty, and neither it nor its value may hold \\x01 or \\x02")
+        pairs.append(f"{name}\x01{value}")
+    return PROPERTY_SEPARATOR.join(pairs).encode()
+
+
+def decode_properties(data: bytes) -> dict[str, str]:
+    """Read property bytes; what is not a pair is skipped, and bytes that are not UTF-8 become U+FFFD, as Java reads them."""
+    found: dict[str, str] = {}
+    for pair in data.decode("utf-8", "replace").split(PROPERTY_SEPARATOR):
+        name, separator, value = pair.partition(NAME_VALUE_SEPARATOR)
+        if name and separator and value:
+            found[name] = value
+    return found

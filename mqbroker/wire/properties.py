@@ -21,13 +21,13 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
     pairs = []
     for name, value in properties.items():
         if not name or "\x01" in name or "\x02" in name or "\x01" in value or "\x02" in value:
-            raise MQError(f"property {name!r}: a name must not be empty, and neither it nor its value may hold \\x01 or \\x02")
+            raise MQError(f"property {name!r}: the name must not be empty, nor it or its value hold \\x01 or \\x02")
         pairs.append(f"{name}\x01{value}")
     return PROPERTY_SEPARATOR.join(pairs).encode()
 
 
 def decode_properties(data: bytes) -> dict[str, str]:
-    """Read property bytes; what is not a pair is skipped, and bytes that are not UTF-8 become U+FFFD, as Java reads them."""
+    """Read property bytes; what is no pair is skipped and what is not UTF-8 becomes U+FFFD, as in Java."""
     found: dict[str, str] = {}
     for pair in data.decode("utf-8", "replace").split(PROPERTY_SEPARATOR):
         name, separator, value = pair.partition(NAME_VALUE_SEPARATOR)

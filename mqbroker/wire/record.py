@@ -62,7 +62,10 @@ class BadRecord(MQError):
 
 @attrs.frozen
 class Record:
-    """One stored message. `body` is as stored (maybe compressed); times are ms since the epoch, offsets are bytes or entries."""
+    """One stored message. `body` is as stored, maybe compressed; times are ms since the epoch.
+
+    `queue_offset` counts entries of its queue, `physical_offset` bytes of the log.
+    """
 
     topic: str
     queue_id: int
@@ -116,7 +119,9 @@ def decode_record(data: bytes | memoryview, offset: int = 0, *, check_crc: bool 
 
 
 def _decode(data: memoryview, check_crc: bool) -> Record:
-    (size, magic, crc, queue_id, flag, queue_offset, physical_offset, sys_flag, born_timestamp) = _HEAD.unpack_from(data)
+    (size, magic, crc, queue_id, flag, queue_offset, physical_offset, sys_flag, born_timestamp) = _HEAD.unpack_from(
+        data
+    )
     if magic != MAGIC:
         raise BadRecord(f"magic {magic:#x} where {MAGIC:#x} must be")
     if not RECORD_BYTES_MIN <= size <= len(data):
@@ -177,11 +182,16 @@ def decode_records(data: bytes | memoryview, *, check_crc: bool = True) -> list[
 
 
 def encode_record(record: Record) -> bytes:
-    """Return the bytes of `record`. Host flags follow the hosts; `store_size` and `body_crc` are computed. Raises MQError on what does not fit."""
+    """Return the bytes of `record`: host flags follow the hosts, size and CRC are computed.
+
+    Raises MQError on a topic or properties that do not fit their length fields.
+    """
     topic = record.topic.encode()
     properties = encode_properties(record.properties)
     if len(topic) > 127 or len(properties) > PROPERTIES_BYTES_MAX:
-        raise MQError(f"topic of {len(topic)} bytes (127 at most), properties of {len(properties)} ({PROPERTIES_BYTES_MAX} at most)")
+        raise MQError(
+            f"topic of {len(topic)} bytes (127 at most) or properties of {len(properties)} ({PROPERTIES_BYTES_MAX})"
+        )
     born_host, store_host = encode_host(record.born_host), encode_host(record.store_host)
     sys_flag = record.sys_flag & ~(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
     sys_flag |= SysFlag.BORN_HOST_V6 if len(born_host) == 20 else 0
@@ -219,7 +229,7 @@ def encode_blank(size: int) -> bytes:
 
 
 def record_body(record: Record) -> bytes:
-    """The body as its producer gave it. Raises BadRecord where it does not inflate, or inflates beyond INFLATED_BYTES_MAX."""
+    """The body as its producer gave it. Raises BadRecord where it does not inflate within INFLATED_BYTES_MAX."""
     return inflate_body(record.body, record.sys_flag)
 
 

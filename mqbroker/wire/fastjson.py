@@ -1,0 +1,190 @@
+"""The JSON that Java's Fastjson writes and reads: strict JSON, plus unquoted numeric keys and objects as map keys.
+
+    {0:"127.0.0.1:10911"}                          a map with Long keys
+    {{"brokerName":"a","queueId":1}:12}            a map whose keys are objects
+
+Strict JSON takes the fast way through orjson both ways. The depth of nesting is bounded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import orjson
+
+from mqbroker.errors import MQError
+
+DEPTH_MAX = 64
+
+_space = re.compile(r"[ \t\r\n]*")
+_scalar = re.compile(r"-?[0-9][0-9.eE+-]*|[A-Za-z_$][A-Za-z0-9_$]*")
+_string = re.compile(r'"(?:[^"\\\x00-\x1f]|\\.)*"', re.DOTALL)
+_words = {"true": True, "false": False, "null": None}
+
+
+class BadJson(MQError):
+    """Text that is not JSON in this dialect either."""
+
+
+@attrs.frozen
+class JsonKey:
+    """An object used as a map key: its fields, sorted by name, so that equal objects are equal keys."""
+
+    fields: tuple[tuple[str, Any], ...]
+
+    @classmethod
+    def of(cls, mapping: Mapping[str, Any]) -> JsonKey:
+        """The key for `mapping`, whose values must be hashable."""
+        return cls(tuple(sorted(mapping.items())))
+
+    def as_dict(self) -> dict[str, Any]:
+        return dict(self.fields)
+
+
+def loads(text: bytes | str) -> Any:
+    """Read one value. Raises BadJson. Numeric keys come back as int, object keys as JsonKey."""
+    try:
+        return orjson.loads(text)
+    except ValueError:
+        pass
+    try:
+        source = text.decode() if isinstance(text, bytes) else text
+    except UnicodeDecodeError as error:
+        raise BadJson(f"not UTF-8: {error}") from None
+    reader = _Reader(source)
+    value = reader.value(0)
+    reader.end()
+    return value
+
+
+def dumps(value: Any) -> bytes:
+    """Write `value`: dict, list, text, numbers, booleans and None; int and JsonKey keys in the dialect's way."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        parts: list[bytes] = []
+        _write(value, parts)
+        return b"".join(parts)
+
+
+def _write(value: Any, parts: list[bytes]) -> None:
+    if isinstance(value, Mapping):
+        parts.append(b"{")
+        for count, (key, item) in enumerate(value.items()):
+            if count:
+                parts.append(b",")
+            _write(key.as_dict() if isinstance(key, JsonKey) else key, parts)
+            parts.append(b":")
+            _write(item, parts)
+        parts.append(b"}")
+    elif isinstance(value, list | tuple):
+        parts.append(b"[")
+        for count, item in enumerate(value):
+            if count:
+                parts.append(b",")
+            _write(item, parts)
+        parts.append(b"]")
+    else:
+        parts.append(orjson.dumps(value))
+
+
+class _Reader:
+    """A recursive descent over one text."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+
+    def _peek(self) -> str:
+        found = _space.match(self._text, self._at)
+        self._at = found.end() if found else self._at
+        return self._text[self._at : self._at + 1]
+
+    def _take(self, wanted: str) -> None:
+        if self._peek() != wanted:
+            raise BadJson(
+                f"{wanted!r} expected at character {self._at}, found {self._text[self._at : self._at + 10]!r}"
+            )
+        self._at += 1
+
+    def end(self) -> None:
+        if self._peek():
+            raise BadJson(f"text after the value at character {self._at}")
+
+    def value(self, depth: int) -> Any:
+        if depth > DEPTH_MAX:
+            raise BadJson(f"nested deeper than {DEPTH_MAX}")
+        first = self._peek()
+        if first == "{":
+            return self._object(depth)
+        if first == "[":
+            return self._array(depth)
+        if first == '"':
+            return self._quoted()
+        return self._bare()
+
+    def _object(self, depth: int) -> dict[Any, Any]:
+        self._take("{")
+        found: dict[Any, Any] = {}
+        while self._peek() != "}":
+            if found:
+                self._take(",")
+            key = self._key(depth)
+            self._take(":")
+            found[key] = self.value(depth + 1)
+        self._take("}")
+        return found
+
+    def _key(self, depth: int) -> Any:
+        first = self._peek()
+        if first == '"':
+            return self._quoted()
+        if first == "{":
+            try:
+                key = JsonKey.of(self.value(depth + 1))
+                hash(key)
+            except TypeError:
+                raise BadJson(f"the object key before character {self._at} holds a list or an object") from None
+            return key
+        found = _scalar.match(self._text, self._at)
+        if not found:
+            raise BadJson(f"no key at character {self._at}")
+        self._at = found.end()
+        word = found.group()
+        return int(word) if re.fullmatch(r"-?[0-9]{1,20}", word) else word
+
+    def _array(self, depth: int) -> list[Any]:
+        self._take("[")
+        found: list[Any] = []
+        while self._peek() != "]":
+            if found:
+                self._take(",")
+            found.append(self.value(depth + 1))
+        self._take("]")
+        return found
+
+    def _quoted(self) -> str:
+        found = _string.match(self._text, self._at)
+        if not found:
+            raise BadJson(f"unfinished string at character {self._at}")
+        self._at = found.end()
+        try:
+            return str(orjson.loads(found.group()))
+        except ValueError as error:
+            raise BadJson(f"bad string before character {self._at}: {error}") from None
+
+    def _bare(self) -> Any:
+        found = _scalar.match(self._text, self._at)
+        if not found:
+            raise BadJson(f"no value at character {self._at}")
+        self._at = found.end()
+        word = found.group()
+        if word in _words:
+            return _words[word]
+        try:
+            return orjson.loads(word)
+        except ValueError:
+            raise BadJson(f"{word[:40]!r} is not a value") from None

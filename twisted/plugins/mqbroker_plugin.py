@@ -1,7 +1,7 @@
-"""What twistd finds: the names of the two daemons. Nothing else is imported here, for twistd loads every plugin to list them."""
+"""What twistd finds: the two daemons. twistd imports every plugin to list them, so nothing else is here."""
 
 from twisted.application.service import ServiceMaker
 
-namesrv = ServiceMaker("RocketMQ name server", "mqbroker.daemons.namesrv", "A RocketMQ 4.9 name server.", "namesrv")
+namesrv = ServiceMaker("mqbroker name server", "mqbroker.daemons.namesrv", "RocketMQ name server", "namesrv")
 
-broker = ServiceMaker("RocketMQ broker", "mqbroker.daemons.broker", "A RocketMQ 4.9 message broker.", "mqbroker")
+broker = ServiceMaker("mqbroker broker", "mqbroker.daemons.broker", "RocketMQ message broker", "mqbroker")

@@ -1,0 +1,202 @@
+"""The client: one connection for each address, made when it is first needed, and requests over it.
+
+What fails: Unreachable (no connection, or it was lost: ConnectionClosed; or no answer in time: RequestTimedOut), and
+TooManyRequests at the bound of `invoke_async`. An answer with an error code is an answer, not a failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, cast
+
+from twisted.internet.defer import Deferred, DeferredSemaphore, gatherResults
+from twisted.internet.endpoints import TCP4ClientEndpoint, TCP6ClientEndpoint
+from twisted.internet.interfaces import IAddress, IReactorTime, IStreamClientEndpoint
+from twisted.internet.protocol import Factory
+from twisted.python.failure import Failure
+
+from mqbroker.errors import ConnectionClosed, MQError, RequestTimedOut, TooManyRequests, Unreachable
+from mqbroker.remoting.connection import RemotingProtocol
+from mqbroker.remoting.handlers import HandlerTable
+from mqbroker.remoting.limits import Limits
+from mqbroker.remoting.server import IdleWatch
+from mqbroker.wire.command import RemotingCommand
+
+#: As in Java's clientAsyncSemaphoreValue.
+REQUESTS_MAX = 65_535
+CONNECT_TIMEOUT_MS = 3_000
+
+Connector = Callable[[str, int], IStreamClientEndpoint]
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """('host', port) of "host:port" or "[v6]:port". Raises MQError where it is neither."""
+    host, separator, port = address.strip().rpartition(":")
+    if not separator or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise MQError(f"{address!r} is not an address: it must be host:port, such as 127.0.0.1:9876")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+class RemotingClient:
+    """Sends requests to any address. `handlers` answers what peers ask of us over the same connections."""
+
+    def __init__(
+        self,
+        reactor: Any,
+        *,
+        limits: Limits | None = None,
+        handlers: HandlerTable | None = None,
+        connector: Connector | None = None,
+        requests_max: int = REQUESTS_MAX,
+        on_closed: Callable[[str], None] | None = None,
+    ) -> None:
+        self._clock = cast(IReactorTime, reactor)
+        self._connector = connector or partial(_tcp_endpoint, reactor)
+        self._on_closed = on_closed
+        self._factory = _ClientFactory(handlers or HandlerTable(), self._clock, limits or Limits())
+        self._watch = IdleWatch(self._factory.connections, self._clock)
+        self._permits = DeferredSemaphore(requests_max)
+        self._connections: dict[str, RemotingProtocol] = {}
+        self._connecting: dict[str, tuple[Deferred[RemotingProtocol], list[Deferred[RemotingProtocol]]]] = {}
+        self._closed = False
+
+    @property
+    def addresses(self) -> list[str]:
+        """The addresses there is a connection to."""
+        return list(self._connections)
+
+    def invoke_sync(self, address: str, command: RemotingCommand, timeout_ms: int) -> Deferred[RemotingCommand]:
+        """Fire with the answer, after waiting for a permit where too many requests are in flight.
+
+        `timeout_ms` covers connecting, waiting and the answer. Cancelling frees the permit; the peer may do the work.
+        """
+        return self._within(self._invoke(address, command, timeout_ms), address, command, timeout_ms)
+
+    def invoke_async(self, address: str, command: RemotingCommand, timeout_ms: int) -> Deferred[RemotingCommand]:
+        """Like `invoke_sync`, but fails at once with TooManyRequests where as many as allowed are in flight."""
+        if not self._permits.tokens:
+            return _failed(TooManyRequests(f"{self._permits.limit} requests are in flight already"))
+        return self.invoke_sync(address, command, timeout_ms)
+
+    def invoke_oneway(self, address: str, command: RemotingCommand, timeout_ms: int) -> Deferred[None]:
+        """Fire once the request is handed to the transport; nothing says that it arrived."""
+        return self._within(self._send_oneway(address, command), address, command, timeout_ms)
+
+    def close(self) -> Deferred[None]:
+        """Close all connections; requests under way fail with ConnectionClosed. Fires when all are gone."""
+        self._closed = True
+        self._watch.stop()
+        for attempt, _ in list(self._connecting.values()):
+            attempt.cancel()
+        gone: list[Deferred[None]] = []
+        for connection in list(self._connections.values()):
+            done: Deferred[None] = Deferred()
+            connection.notify_closed(partial(done.callback, None))
+            connection.close("the client is closing")
+            gone.append(done)
+        return gatherResults(gone).addCallback(lambda _: None)
+
+    def drop(self, address: str, why: str) -> None:
+        """Close the connection to `address`, if there is one."""
+        connection = self._connections.get(address)
+        if connection is not None:
+            connection.close(why)
+
+    # --- steps
+
+    def _within(
+        self, work: Coroutine[Deferred[Any], Any, Any], address: str, command: RemotingCommand, timeout_ms: int
+    ) -> Deferred[Any]:
+        what = command.describe()
+
+        def timed_out(_: Any, __: float) -> Any:
+            raise RequestTimedOut(f"{what}: no answer from {address} in {timeout_ms} ms")
+
+        return Deferred.fromCoroutine(work).addTimeout(timeout_ms / 1000, self._clock, timed_out)
+
+    async def _invoke(self, address: str, command: RemotingCommand, timeout_ms: int) -> RemotingCommand:
+        await self._permits.acquire()
+        try:
+            connection = await self._connection(address)
+            return await connection.invoke(command, timeout_ms)
+        finally:
+            self._permits.release()
+
+    async def _send_oneway(self, address: str, command: RemotingCommand) -> None:
+        (await self._connection(address)).invoke_oneway(command)
+
+    def _connection(self, address: str) -> Deferred[RemotingProtocol]:
+        """The open connection to `address`, or the one that is being made; all who wait share one attempt."""
+        waiter: Deferred[RemotingProtocol]
+        if self._closed:
+            return _failed(ConnectionClosed("the client is closed"))
+        connection = self._connections.get(address)
+        if connection is not None:
+            waiter = Deferred()
+            waiter.callback(connection)
+            return waiter
+        waiter = Deferred(lambda d: self._connecting[address][1].remove(d))
+        if address in self._connecting:
+            self._connecting[address][1].append(waiter)
+            return waiter
+        try:
+            endpoint = self._connector(*split_address(address))
+        except MQError as error:
+            return _failed(error)
+        attempt = cast("Deferred[RemotingProtocol]", endpoint.connect(self._factory))
+        self._connecting[address] = attempt, [waiter]
+        attempt.addCallbacks(self._made, self._unmade, callbackArgs=(address,), errbackArgs=(address,))
+        return waiter
+
+    def _made(self, connection: RemotingProtocol, address: str) -> None:
+        _, waiters = self._connecting.pop(address)
+        self._connections[address] = connection
+        self._watch.start()
+        connection.notify_closed(partial(self._lost, address, connection))
+        for waiter in waiters:
+            waiter.callback(connection)
+
+    def _unmade(self, failure: Failure, address: str) -> None:
+        _, waiters = self._connecting.pop(address)
+        for waiter in waiters:
+            waiter.errback(Unreachable(f"connect to {address} failed: {failure.getErrorMessage()}"))
+
+    def _lost(self, address: str, connection: RemotingProtocol) -> None:
+        if self._connections.get(address) is connection:
+            del self._connections[address]
+            if not self._connections:
+                self._watch.stop()
+            if self._on_closed is not None:
+                self._on_closed(address)
+
+
+class _ClientFactory(Factory):
+    noisy = False
+
+    def __init__(self, table: HandlerTable, clock: IReactorTime, limits: Limits) -> None:
+        self.connections: set[RemotingProtocol] = set()
+        self._table = table
+        self._clock = clock
+        self._limits = limits
+
+    def buildProtocol(self, addr: IAddress | None) -> RemotingProtocol:
+        return RemotingProtocol(self._table, self._clock, self._limits, self)
+
+    def connected(self, connection: RemotingProtocol) -> bool:
+        self.connections.add(connection)
+        return True
+
+    def disconnected(self, connection: RemotingProtocol) -> None:
+        self.connections.discard(connection)
+
+
+def _tcp_endpoint(reactor: Any, host: str, port: int) -> IStreamClientEndpoint:
+    kind = TCP6ClientEndpoint if ":" in host else TCP4ClientEndpoint
+    return kind(reactor, host, port, timeout=CONNECT_TIMEOUT_MS // 1000)
+
+
+def _failed(error: MQError) -> Deferred[Any]:
+    deferred: Deferred[Any] = Deferred()
+    deferred.errback(error)
+    return deferred

@@ -1,0 +1,111 @@
+"""The one table from request code to handler.
+
+A handler is a function of (request, connection). It returns the answer, a Deferred or coroutine of it, or None where it
+answers later by itself through the connection. What it raises becomes an answer: Refused with its code and remark, the
+rest SYSTEM_ERROR. A batch handler takes all requests of its code that one read brought, as plain tuples, and returns
+the bytes of all their answers: it is the fast way for the few codes that carry the traffic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from zope.interface import Attribute, Interface
+
+from mqbroker.errors import MQError, Refused
+from mqbroker.wire.codes import ResponseCode
+from mqbroker.wire.command import RemotingCommand
+
+log = Logger()
+
+
+class IConnection(Interface):
+    """One peer, as handlers see it."""
+
+    remote_addr: str = Attribute("The peer as 'address:port'.")
+    remote_host: bytes = Attribute("The peer's address and port as records keep them: 8 bytes, or 20 for IPv6.")
+    closed: bool = Attribute("True once the connection is gone.")
+
+    def send(command: RemotingCommand) -> None:  # noqa: N805
+        """Send a command; nothing happens on a closed connection."""
+
+    def write(data: bytes) -> None:  # noqa: N805
+        """Send whole encoded frames."""
+
+    def invoke(command: RemotingCommand, timeout_ms: int) -> Deferred[RemotingCommand]:  # noqa: N805
+        """Send a request; fires with its answer, fails with RequestTimedOut or ConnectionClosed."""
+
+    def invoke_oneway(command: RemotingCommand) -> None:  # noqa: N805
+        """Send a request that has no answer."""
+
+    def notify_closed(callback: Callable[[], None]) -> None:  # noqa: N805
+        """Call `callback` once when the connection is gone; at once if it is."""
+
+    def close(why: str) -> None:  # noqa: N805
+        """Close it, with a log line that says why."""
+
+
+Answer = RemotingCommand | Deferred[RemotingCommand | None] | Awaitable[RemotingCommand | None] | None
+Handler = Callable[[RemotingCommand, IConnection], Answer]
+
+#: (extFields, opaque, flag, body, serialize type). The fields are unchecked text.
+RawRequest = tuple[dict[str, str], int, int, bytes, int]
+BatchHandler = Callable[[list[RawRequest], IConnection], "bytes | Deferred[bytes]"]
+
+
+@attrs.define
+class HandlerTable:
+    """Code to handler, and the code to batch handler beside it."""
+
+    _handlers: dict[int, Handler] = attrs.field(factory=dict)
+    batch: dict[int, BatchHandler] = attrs.field(factory=dict)
+
+    def register(self, code: int, handler: Handler) -> None:
+        """Let `handler` answer `code`. Raises ValueError where the code has one."""
+        if code in self._handlers:
+            raise ValueError(f"code {code} has a handler")
+        self._handlers[int(code)] = handler
+
+    def register_batch(self, code: int, handler: BatchHandler) -> None:
+        """Let `handler` answer all requests of `code` in one read at once."""
+        if code in self.batch:
+            raise ValueError(f"code {code} has a batch handler")
+        self.batch[int(code)] = handler
+
+    @property
+    def codes(self) -> frozenset[int]:
+        """The codes that are answered by either kind."""
+        return frozenset(self._handlers) | frozenset(self.batch)
+
+    def handle(self, request: RemotingCommand, connection: IConnection) -> Answer:
+        """Answer `request`; what goes wrong becomes an answer too, and never an exception."""
+        handler = self._handlers.get(request.code)
+        if handler is None:
+            remark = f" request type {request.code} not supported"
+            return RemotingCommand.response(request, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
+        try:
+            answer = handler(request, connection)
+        except Exception as error:
+            return failure_response(request, error)
+        if answer is None or isinstance(answer, RemotingCommand):
+            return answer
+        deferred = answer if isinstance(answer, Deferred) else Deferred.fromCoroutine(cast(Any, answer))
+
+        def failed(failure: Failure) -> RemotingCommand | None:
+            return failure_response(request, failure.value)
+
+        return deferred.addErrback(failed)
+
+
+def failure_response(request: RemotingCommand, error: BaseException) -> RemotingCommand:
+    """The answer to a request whose handling raised `error`; what we did not foresee is logged with its traceback."""
+    if isinstance(error, Refused):
+        return RemotingCommand.response(request, error.code, error.remark)
+    if not isinstance(error, MQError):
+        log.failure("{request} failed", Failure(error), request=request.describe())  # type: ignore[no-untyped-call]
+    return RemotingCommand.response(request, ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")

@@ -1,0 +1,110 @@
+"""The server: a factory of connections that share one handler table, and the watch that closes idle ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+
+from twisted.internet.interfaces import IAddress, IReactorTime
+from twisted.internet.protocol import ServerFactory
+from twisted.internet.task import LoopingCall
+from twisted.logger import Logger
+
+from mqbroker.remoting.connection import RemotingProtocol
+from mqbroker.remoting.handlers import HandlerTable
+from mqbroker.remoting.limits import Limits
+
+log = Logger()
+
+#: How often idle connections and unfinished frames are looked for.
+WATCH_SECONDS = 5.0
+
+
+class ConnectionEvent(Enum):
+    """What an `on_event` callback is told; an IDLE connection is then closed."""
+
+    CONNECT = "connect"
+    CLOSE = "close"
+    IDLE = "idle"
+
+
+class IdleWatch:
+    """Closes connections that are overdue, on one timer for all of them."""
+
+    def __init__(self, connections: set[RemotingProtocol], clock: IReactorTime) -> None:
+        self._connections = connections
+        self._clock = clock
+        self._loop = LoopingCall(self._look)
+        self._loop.clock = clock
+
+    def start(self) -> None:
+        if not self._loop.running:
+            self._loop.start(WATCH_SECONDS, now=False)
+
+    def stop(self) -> None:
+        if self._loop.running:
+            self._loop.stop()
+
+    def _look(self) -> None:
+        now = self._clock.seconds()
+        for connection in list(self._connections):
+            why = connection.overdue(now)
+            if why is not None:
+                connection.close(why)
+
+
+class RemotingServerFactory(ServerFactory):
+    """Builds RemotingProtocols. `on_event(event, connection)` hears of each connection's beginning and end."""
+
+    noisy = False
+
+    def __init__(
+        self,
+        table: HandlerTable,
+        clock: IReactorTime,
+        limits: Limits | None = None,
+        on_event: Callable[[ConnectionEvent, RemotingProtocol], None] | None = None,
+    ) -> None:
+        self.connections: set[RemotingProtocol] = set()
+        self._table = table
+        self._clock = clock
+        self._limits = limits or Limits()
+        self._on_event = on_event
+        self._watch = IdleWatch(self.connections, clock)
+        self._refusing = False
+
+    def startFactory(self) -> None:
+        self._watch.start()
+
+    def stopFactory(self) -> None:
+        self._watch.stop()
+
+    def buildProtocol(self, addr: IAddress | None) -> RemotingProtocol:
+        protocol = RemotingProtocol(self._table, self._clock, self._limits, self)
+        protocol.factory = self
+        return protocol
+
+    def connected(self, connection: RemotingProtocol) -> bool:
+        if len(self.connections) >= self._limits.connections_max:
+            if not self._refusing:
+                log.warn("{n} connections are open: no more are taken", n=len(self.connections))
+            self._refusing = True
+            return False
+        self._refusing = False
+        self.connections.add(connection)
+        self._tell(ConnectionEvent.CONNECT, connection)
+        return True
+
+    def disconnected(self, connection: RemotingProtocol) -> None:
+        if connection in self.connections:
+            self.connections.discard(connection)
+            self._tell(ConnectionEvent.CLOSE, connection)
+
+    def _tell(self, event: ConnectionEvent, connection: RemotingProtocol) -> None:
+        if self._on_event is not None:
+            self._on_event(event, connection)
+
+    def close_all(self, why: str) -> None:
+        """Close every connection; their ends are told as usual."""
+        for connection in list(self.connections):
+            connection.close(why)

@@ -299,7 +299,7 @@ class RemotingProtocol(Protocol):
             transport.pauseProducing()
 
 
-def _failures(run: Sequence[RawRequest], error: BaseException) -> list[bytes]:
+def _failures(run: Sequence[RawRequest], error: BaseException | None) -> list[bytes]:
     requests = [RemotingCommand(0, opaque=r[1], flag=r[2], serialize_type=r[4]) for r in run]
     return [encode_command(failure_response(request, error)) for request in requests if not request.is_oneway]
 

@@ -102,7 +102,7 @@ class HandlerTable:
         return deferred.addErrback(failed)
 
 
-def failure_response(request: RemotingCommand, error: BaseException) -> RemotingCommand:
+def failure_response(request: RemotingCommand, error: BaseException | None) -> RemotingCommand:
     """The answer to a request whose handling raised `error`; what we did not foresee is logged with its traceback."""
     if isinstance(error, Refused):
         return RemotingCommand.response(request, error.code, error.remark)

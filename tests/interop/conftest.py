@@ -1,0 +1,69 @@
+"""Fixtures of the comparison with the Java system: fleets of daemons, and their output in the report of a failure."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.interop.fleet import Broker, Fleet, Namesrv
+from tests.interop.java import JavaMissing, JavaSystem, java_system
+
+
+@pytest.fixture(scope="session")
+def java() -> JavaSystem:
+    try:
+        return java_system()
+    except JavaMissing as missing:
+        pytest.exit(f"the interop tests need the Java system: {missing}", returncode=1)
+
+
+@pytest.fixture
+def fleet(java: JavaSystem, tmp_path: Path) -> Iterator[Fleet]:
+    """Daemons and clients of this test alone."""
+    fleet = Fleet(tmp_path, java)
+    yield fleet
+    fleet.stop_all()
+
+
+@pytest.fixture(scope="session")
+def shared_fleet(java: JavaSystem, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Daemons that several tests use at once, each with topics of its own."""
+    fleet = Fleet(tmp_path_factory.mktemp("shared"), java)
+    yield fleet
+    fleet.stop_all()
+
+
+@pytest.fixture(scope="session")
+def our_namesrv(shared_fleet: Fleet) -> Namesrv:
+    return shared_fleet.namesrv("ours")
+
+
+@pytest.fixture(scope="session")
+def our_broker(shared_fleet: Fleet, our_namesrv: Namesrv) -> Broker:
+    return shared_fleet.broker("ours", our_namesrv)
+
+
+@pytest.fixture(scope="session")
+def java_namesrv(shared_fleet: Fleet) -> Namesrv:
+    return shared_fleet.namesrv("java")
+
+
+@pytest.fixture(scope="session")
+def java_broker(shared_fleet: Fleet, java_namesrv: Namesrv) -> Broker:
+    return shared_fleet.broker("java", java_namesrv)
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """A topic name of this test alone."""
+    return "".join(c if c.isalnum() else "-" for c in request.node.name)[:100]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    report = yield
+    if report.failed:
+        fleets = {id(f): f for f in getattr(item, "funcargs", {}).values() if isinstance(f, Fleet)}
+        for fleet in fleets.values():
+            report.sections.append(("processes", fleet.report()))
+    return report

@@ -1,0 +1,173 @@
+"""Child processes whose output is waited for: never a sleep, and only what was started here is ever stopped."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+# Nothing here takes that long on two busy cores; a test that gets here has failed.
+PATIENCE_S = 60.0
+
+
+class ProcessFailed(AssertionError):
+    """A process ended, or did not say what it should in time; the message has its last output."""
+
+
+class Process:
+    """One child. Its standard output is kept line by line, its standard error in a file below `scratch`."""
+
+    def __init__(self, name: str, command: Sequence[str], scratch: Path, env: dict[str, str] | None = None) -> None:
+        self.name = name
+        self.lines: list[str] = []
+        self._stderr_path = scratch / f"{name}.stderr"
+        self._changed = threading.Condition()
+        self._ended = False
+        with self._stderr_path.open("ab") as stderr:
+            self._popen = subprocess.Popen(
+                list(command),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                cwd=scratch,
+                env={**os.environ, **(env or {})},
+            )
+        self._reader = threading.Thread(target=self._read, name=f"read {name}", daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    @property
+    def running(self) -> bool:
+        return self._popen.poll() is None
+
+    def _read(self) -> None:
+        assert self._popen.stdout is not None
+        for line in self._popen.stdout:
+            with self._changed:
+                self.lines.append(line.decode("utf-8", "replace").rstrip("\n"))
+                self._changed.notify_all()
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def wait_until(self, what: str, holds: Callable[[list[str]], bool], patience_s: float = PATIENCE_S) -> None:
+        """Return once `holds(lines so far)`. Raises ProcessFailed when the output ends or `patience_s` pass before."""
+        with self._changed:
+            done = self._changed.wait_for(lambda: holds(self.lines) or self._ended, patience_s)
+            if not holds(self.lines):
+                why = "ended" if done else f"ran {patience_s:g} s"
+                raise ProcessFailed(f"{self.name} {why} without: {what}\n{self.tail()}")
+
+    def wait_line(self, text: str, patience_s: float = PATIENCE_S) -> str:
+        """Return the first line that contains `text`, waiting for it."""
+        self.wait_until(f"a line with {text!r}", lambda lines: any(text in line for line in lines), patience_s)
+        return next(line for line in self.lines if text in line)
+
+    def close_stdin(self) -> None:
+        if self._popen.stdin is not None:
+            self._popen.stdin.close()
+
+    def wait(self, patience_s: float = PATIENCE_S) -> int:
+        """Wait for the end and return the exit status."""
+        try:
+            status = self._popen.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            raise ProcessFailed(f"{self.name} did not end within {patience_s:g} s\n{self.tail()}") from None
+        self._close()
+        return status
+
+    def stop(self, patience_s: float = 30.0) -> int:
+        """Ask it to stop (SIGTERM) and wait; returns the exit status. Kills it, and raises, when it does not."""
+        if self.running:
+            self._popen.terminate()
+        try:
+            return self.wait(patience_s)
+        except ProcessFailed:
+            self.kill()
+            raise
+
+    def kill(self) -> None:
+        """SIGKILL: no goodbye, nothing flushed."""
+        if self.running:
+            self._popen.send_signal(signal.SIGKILL)
+        self._popen.wait()
+        self._close()
+
+    def _close(self) -> None:
+        self._reader.join()
+        for pipe in (self._popen.stdin, self._popen.stdout):
+            if pipe is not None:
+                pipe.close()
+
+    def tail(self, count: int = 40) -> str:
+        """The last lines of both outputs, for a report."""
+        stderr = self._stderr_path.read_text("utf-8", "replace").splitlines()[-count:]
+        return "\n".join([f"--- {self.name}: stdout", *self.lines[-count:], f"--- {self.name}: stderr", *stderr])
+
+
+class EventProcess(Process):
+    """A child that prints one JSON object a line, each with its kind under "event"."""
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """What it printed of that kind so far."""
+        return list(_events(self.lines, kind))
+
+    def wait_events(self, kind: str, count: int = 1, patience_s: float = PATIENCE_S) -> list[dict[str, Any]]:
+        """Wait until `count` of that kind were printed; returns all of them."""
+        self.wait_until(
+            f"{count} times {kind!r}", lambda lines: sum(1 for _ in _events(lines, kind)) >= count, patience_s
+        )
+        return self.events(kind)
+
+    def finish(self, patience_s: float = PATIENCE_S) -> None:
+        """Wait for its end; it must end well."""
+        if (status := self.wait(patience_s)) != 0:
+            raise ProcessFailed(f"{self.name} ended with {status}\n{self.tail()}")
+
+
+def _events(lines: Sequence[str], kind: str) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        if line.startswith("{"):
+            event = json.loads(line)
+            if event.get("event") == kind:
+                yield event
+
+
+def eventually(what: str, holds: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
+    """Ask `holds()` again and again until it gives something true, and return that: for what no process announces."""
+    end = time.monotonic() + patience_s
+    pause = threading.Event()
+    while not (found := holds()):
+        if time.monotonic() > end:
+            raise ProcessFailed(f"not within {patience_s:g} s: {what}")
+        pause.wait(0.05)
+    return found
+
+
+def free_ports() -> int:
+    """A port p with p - 2, p and p + 1 free: the Java broker takes all three (VIP channel, main, replication)."""
+    for _ in range(100):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
+        if all(_is_free(p) for p in (port - 2, port, port + 1)):
+            return port
+    raise ProcessFailed("no three free ports found")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            # The Java daemons listen on every address, so it must be free on all.
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True

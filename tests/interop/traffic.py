@@ -1,0 +1,60 @@
+"""What was sent against what came: comparisons of the events that clients print."""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from tests.interop.fleet import Fleet, Namesrv
+from tests.interop.processes import EventProcess
+
+Event = dict[str, Any]
+
+
+def produce(fleet: Fleet, namesrv: Namesrv, topic: str, **options: object) -> list[Event]:
+    """Send with the Java producer; every message must be accepted. Returns its "sent" events by their index."""
+    process = fleet.peer("produce", namesrv, topic=topic, **options)
+    process.finish()
+    assert process.events("failed") == []
+    sent = sorted(process.events("sent"), key=lambda event: event["index"])
+    assert all(event.get("status", "SEND_OK") == "SEND_OK" for event in sent)
+    return sent
+
+
+def pull(fleet: Fleet, namesrv: Namesrv, topic: str, **options: object) -> list[Event]:
+    """Read the whole topic with the Java pull consumer."""
+    process = fleet.peer("pull", namesrv, topic=topic, **options)
+    process.finish()
+    return process.events("message")
+
+
+def consumer(fleet: Fleet, namesrv: Namesrv, topic: str, group: str, **options: object) -> EventProcess:
+    """Start a Java push consumer; returns once it has started."""
+    process = fleet.peer("consume", namesrv, topic=topic, group=group, **options)
+    process.wait_events("started")
+    return process
+
+
+def stop_consumer(process: EventProcess) -> list[Event]:
+    """Have it leave its group in good order (offsets saved); returns all it got."""
+    process.close_stdin()
+    process.finish()
+    return process.events("message")
+
+
+def bodies(events: Iterable[Event]) -> Counter[str]:
+    """The bodies as a multiset of hashes."""
+    return Counter(event["sha256"] for event in events)
+
+
+def positions(events: Iterable[Event]) -> set[tuple[str, int, int]]:
+    """Where the messages are: broker, queue, offset."""
+    return {(event["broker"], event["queueId"], event["queueOffset"]) for event in events}
+
+
+def assert_dense(events: Iterable[Event]) -> None:
+    """In each queue the offsets are 0, 1, 2 ... in the order of the events."""
+    queues: dict[tuple[str, int], list[int]] = {}
+    for event in events:
+        queues.setdefault((event["broker"], event["queueId"]), []).append(event["queueOffset"])
+    for queue, offsets in queues.items():
+        assert offsets == list(range(len(offsets))), queue

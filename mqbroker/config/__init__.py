@@ -1,0 +1,32 @@
+"""Typed settings, read from the same .conf files and keys as the Java system's. Knows nothing of the parts they set."""
+
+from mqbroker.config.conf_file import Given, read_conf
+from mqbroker.config.host import Host
+from mqbroker.config.load import load_broker_settings, load_namesrv_settings, show_settings
+from mqbroker.config.settings import (
+    BrokerRole,
+    BrokerSettings,
+    ClientSettings,
+    FlushDiskType,
+    LogLevel,
+    NamesrvSettings,
+    NettySettings,
+    StoreSettings,
+)
+
+__all__ = [
+    "BrokerRole",
+    "BrokerSettings",
+    "ClientSettings",
+    "FlushDiskType",
+    "Given",
+    "Host",
+    "LogLevel",
+    "NamesrvSettings",
+    "NettySettings",
+    "StoreSettings",
+    "load_broker_settings",
+    "load_namesrv_settings",
+    "read_conf",
+    "show_settings",
+]

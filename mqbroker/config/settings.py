@@ -1,0 +1,191 @@
+"""The settings of each component, as frozen values. They know nothing of files; loading is in `mqbroker.config.load`.
+
+Keys and defaults are those of the Java system 4.9.7. A unit ends a field's name where Java's key has none; sizes are
+bytes, ratios are percent.
+"""
+
+from __future__ import annotations
+
+import os
+from enum import StrEnum
+
+import attrs
+
+from mqbroker.config.fields import boolean, choice, long, text, whole
+from mqbroker.config.kinds import (
+    parse_addresses,
+    parse_bind_address,
+    parse_delays,
+    parse_host,
+    parse_hours,
+    parse_name,
+    parse_path,
+    show_hours,
+)
+
+MIB = 1024 * 1024
+NAMESRV_PORT = 9876
+BROKER_PORT = 10911
+
+
+class BrokerRole(StrEnum):
+    """Who takes messages first, and whether its acknowledgement waits for a slave."""
+
+    ASYNC_MASTER = "ASYNC_MASTER"
+    SYNC_MASTER = "SYNC_MASTER"
+    SLAVE = "SLAVE"
+
+
+class FlushDiskType(StrEnum):
+    """Whether an acknowledgement waits for the disk."""
+
+    SYNC_FLUSH = "SYNC_FLUSH"
+    ASYNC_FLUSH = "ASYNC_FLUSH"
+
+
+class LogLevel(StrEnum):
+    """The least a line must matter to be written."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARN = "warn"
+    ERROR = "error"
+
+
+def _parse_log_level(level: str) -> LogLevel:
+    try:
+        return LogLevel[level.upper()]
+    except KeyError:
+        raise ValueError(f"{level!r} is not one of debug, info, warn, error") from None
+
+
+def _show_log_level(level: LogLevel) -> str:
+    return level.value
+
+
+def _log_level() -> LogLevel:
+    level: LogLevel = text(LogLevel.INFO, _parse_log_level, shown=_show_log_level)
+    return level
+
+
+@attrs.frozen(kw_only=True)
+class NettySettings:
+    """The serving side of the protocol. Buffer sizes of 0 leave the operating system's choice."""
+
+    listen_port: int = whole(8888, 0, 65535, important=True)
+    bind_address: str = text("", parse_bind_address, important=True)
+    frame_max_length: int = whole(16 * MIB, 1024, 1024 * MIB)
+    server_channel_max_idle_time_seconds: int = whole(120, 1)
+    server_oneway_semaphore_value: int = whole(256, 1)
+    server_async_semaphore_value: int = whole(64, 1)
+    server_socket_snd_buf_size: int = whole(0)
+    server_socket_rcv_buf_size: int = whole(0)
+    server_socket_backlog: int = whole(1024, 1)
+
+
+@attrs.frozen(kw_only=True)
+class ClientSettings:
+    """The calling side: a broker towards its name servers."""
+
+    client_oneway_semaphore_value: int = whole(65535, 1)
+    client_async_semaphore_value: int = whole(65535, 1)
+    connect_timeout_ms: int = whole(3000, 1, key="connectTimeoutMillis")
+    client_channel_max_idle_time_seconds: int = whole(120, 1)
+
+
+@attrs.frozen(kw_only=True)
+class NamesrvSettings:
+    """The name server."""
+
+    kv_config_path: str = text(parse=parse_path, important=True)
+    config_store_path: str = text(parse=parse_path)
+    order_message_enable: bool = boolean(False)
+    log_level: LogLevel = _log_level()
+    server: NettySettings = attrs.field(factory=lambda: NettySettings(listen_port=NAMESRV_PORT))
+
+
+def _commit_log_in_root(store: StoreSettings) -> str:
+    return os.path.join(store.store_path_root_dir, "commitlog")
+
+
+@attrs.frozen(kw_only=True)
+class StoreSettings:
+    """The store on disk."""
+
+    store_path_root_dir: str = text(parse=parse_path, important=True)
+    store_path_commit_log: str = text(attrs.Factory(_commit_log_in_root, takes_self=True), parse_path, important=True)
+    mapped_file_size_commit_log: int = whole(1024 * MIB, 4096)
+    mapped_file_size_consume_queue: int = whole(6_000_000, 20)
+    max_message_size: int = whole(4 * MIB, 1)
+    flush_disk_type: FlushDiskType = choice(FlushDiskType.ASYNC_FLUSH)
+    flush_interval_commit_log_ms: int = whole(500, 1, unit="ms", important=True)
+    flush_commit_log_timed: bool = boolean(True, important=True)
+    flush_commit_log_least_pages: int = whole(4)
+    flush_commit_log_thorough_interval_ms: int = whole(10_000, unit="ms")
+    flush_interval_consume_queue_ms: int = whole(1000, 1, unit="ms")
+    flush_consume_queue_least_pages: int = whole(2)
+    flush_consume_queue_thorough_interval_ms: int = whole(60_000, unit="ms")
+    sync_flush_timeout_ms: int = whole(5000, 1, unit="ms")
+    check_crc_on_recover: bool = boolean(True, key="checkCRCOnRecover")
+    message_index_enable: bool = boolean(True, important=True)
+    max_hash_slot_num: int = whole(5_000_000, 1, 100_000_000)
+    max_index_num: int = whole(20_000_000, 2, 100_000_000)
+    max_msgs_num_batch: int = whole(64, 1)
+    default_query_max_num: int = whole(32, 1)
+    max_transfer_bytes_on_message_in_memory: int = whole(256 * 1024, 1, important=True)
+    max_transfer_count_on_message_in_memory: int = whole(32, 1, important=True)
+    max_transfer_bytes_on_message_in_disk: int = whole(64 * 1024, 1, important=True)
+    max_transfer_count_on_message_in_disk: int = whole(8, 1, important=True)
+    access_message_in_memory_max_ratio: int = whole(40, 0, 100, important=True)
+    file_reserved_time_hours: int = whole(72, 0, 24 * 366 * 100, unit="hours", important=True)
+    delete_when_hours: tuple[int, ...] = text((4,), parse_hours, shown=show_hours, unit="hours", important=True)
+    disk_max_used_space_ratio: int = whole(75, clamp=(10, 95))
+    clean_resource_interval_ms: int = whole(10_000, 1, unit="ms")
+    delete_commit_log_files_interval_ms: int = whole(100, unit="ms")
+    delete_consume_queue_files_interval_ms: int = whole(100, unit="ms")
+    clean_file_forcibly_enable: bool = boolean(True, important=True)
+    message_delay_level: str = text("1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h", parse_delays)
+    broker_role: BrokerRole = choice(BrokerRole.ASYNC_MASTER)
+    duplication_enable: bool = boolean(False)
+
+
+@attrs.frozen(kw_only=True)
+class BrokerSettings:
+    """The broker, with the settings of its parts."""
+
+    broker_name: str = text(parse=parse_name, important=True)
+    broker_ip1: str = text(parse=parse_host, key="brokerIP1", important=True)
+    broker_ip2: str = text(parse=parse_host, key="brokerIP2")
+    store: StoreSettings
+    namesrv_addr: tuple[str, ...] = text((), parse_addresses, important=True)
+    broker_cluster_name: str = text("DefaultCluster", parse_name, important=True)
+    broker_id: int = long(0)
+    broker_permission: int = whole(6, 0, 7)
+    ha_listen_port: int = whole(BROKER_PORT + 1, 0, 65535)
+    default_topic_queue_nums: int = whole(8, 1, 10_000)
+    auto_create_topic_enable: bool = boolean(True, important=True)
+    cluster_topic_enable: bool = boolean(True)
+    broker_topic_enable: bool = boolean(True)
+    auto_create_subscription_group: bool = boolean(True, important=True)
+    msg_trace_topic_name: str = text("RMQ_SYS_TRACE_TOPIC", parse_name, important=True)
+    trace_topic_enable: bool = boolean(False, important=True)
+    trace_on: bool = boolean(True)
+    region_id: str = text("DefaultRegion")
+    reject_transaction_message: bool = boolean(False, important=True)
+    long_polling_enable: bool = boolean(True)
+    short_polling_time_ms: int = long(1000, 1, key="shortPollingTimeMills")
+    notify_consumer_ids_changed_enable: bool = boolean(True)
+    flush_consumer_offset_interval_ms: int = whole(5000, 1, unit="ms")
+    start_accept_send_request_timestamp_ms: int = long(0, key="startAcceptSendRequestTimeStamp")
+    register_name_server_period_ms: int = whole(30_000, unit="ms", clamp=(10_000, 60_000))
+    register_broker_timeout_ms: int = whole(6000, 1, key="registerBrokerTimeoutMills")
+    compressed_register: bool = boolean(False)
+    force_register: bool = boolean(True)
+    log_level: LogLevel = _log_level()
+    server: NettySettings = attrs.field(factory=lambda: NettySettings(listen_port=BROKER_PORT))
+    client: ClientSettings = attrs.field(factory=ClientSettings)
+
+    @property
+    def broker_addr(self) -> str:
+        """The address this broker gives to name servers and clients."""
+        return f"{self.broker_ip1}:{self.server.listen_port}"

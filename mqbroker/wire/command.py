@@ -120,7 +120,8 @@ def encode_command(command: RemotingCommand) -> bytes:
 def _integer(fields: dict[str, Any], name: str, default: int) -> int:
     value = fields.get(name, default)
     if type(value) is not int or not _INT32_MIN <= value <= _INT32_MAX:
-        raise BadFrame(f"{name} of a command must be a 32-bit integer, not {str(value)[:40]!r}")
+        found = value if type(value) in (int, float) else type(value).__name__
+        raise BadFrame(f"{name} of a command must be a 32-bit integer, not {found}")
     return value
 
 
@@ -186,12 +187,14 @@ def _decode_binary(header: bytes, body: bytes) -> RemotingCommand:
             raise BadFrame(f"extFields of {ext_length} bytes with {len(header) - at} left in the header")
         ext: dict[str, str] = {}
         end = at + ext_length
+        pairs = 0
         while at < end:
             name, at = _read_text(header, at, _SHORT)
             value, at = _read_text(header, at, _INT)
             if name is not None and value is not None:
                 ext[name] = value
-            if at > end or len(ext) > EXT_FIELDS_MAX:
+            pairs += 1  # counted apart from `ext`: empty and repeated names add nothing to it
+            if at > end or pairs > EXT_FIELDS_MAX:
                 raise BadFrame(f"extFields run over their length or are more than {EXT_FIELDS_MAX}")
     except (struct.error, UnicodeDecodeError) as error:
         raise BadFrame(f"binary command header is cut short or not UTF-8: {error}") from None

@@ -92,8 +92,8 @@ def encode_host(host: Host) -> bytes:
         if ":" in address:
             return _HOST_V6.pack(socket.inet_pton(socket.AF_INET6, address), port)
         return _HOST_V4.pack(socket.inet_pton(socket.AF_INET, address), port)
-    except (OSError, struct.error) as error:
-        raise MQError(f"{address}:{port} is not an IP address and port: {error}") from error
+    except (OSError, ValueError, struct.error) as error:
+        raise MQError(f"{address!r}:{port} is not an IP address and port: {error}") from error
 
 
 def decode_host(data: bytes) -> Host:
@@ -114,7 +114,7 @@ def decode_record(data: bytes | memoryview, offset: int = 0, *, check_crc: bool 
     """Read the record at `offset`. Raises BadRecord where it is cut short, inconsistent or fails its CRC."""
     try:
         return _decode(memoryview(data)[offset:], check_crc)
-    except (struct.error, UnicodeDecodeError) as error:
+    except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise BadRecord(f"record at {offset} is cut short or not text: {error}") from error
 
 

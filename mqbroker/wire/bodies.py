@@ -7,6 +7,7 @@ Source of names and types: the classes of common/protocol in 4.9.7.
 
 from __future__ import annotations
 
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -17,6 +18,8 @@ import attrs
 from mqbroker.errors import MQError
 from mqbroker.wire import fastjson
 from mqbroker.wire.headers import camel_case, wire
+
+_integer = re.compile(r"-?[0-9]{1,20}").fullmatch
 
 
 class BadBody(MQError):
@@ -110,7 +113,7 @@ def _from_value(kind: Any, value: Any, where: str) -> Any:
         return origin(_from_value(get_args(kind)[0], item, where) for item in value)
     if isinstance(kind, type) and issubclass(kind, Body):
         return kind.from_value(value)
-    if kind is int and type(value) is str and value.lstrip("-").isdigit() and len(value) <= 20:
+    if kind is int and type(value) is str and _integer(value):
         return int(value)
     if kind is not Any and type(value) is not kind:
         raise BadBody(f"{where} must be {kind.__name__}, not {type(value).__name__}")

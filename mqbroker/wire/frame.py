@@ -47,6 +47,7 @@ class FrameDecoder:
         if self._pending:
             self._pending += data
             if len(self._pending) < self._wanted:
+                self._check_first_length()
                 return []
             data = bytes(self._pending)
             self._pending.clear()
@@ -83,5 +84,7 @@ class FrameDecoder:
 
 
 def encode_frame(serialize_type: int, header: bytes, body: bytes = b"") -> bytes:
-    """Return one whole frame."""
+    """Return one whole frame. Raises BadFrame on a header too long for its length field."""
+    if len(header) > _HEADER_LENGTH_MASK:
+        raise BadFrame(f"header of {len(header)} bytes, {_HEADER_LENGTH_MASK} at most")
     return _LENGTHS.pack(4 + len(header) + len(body), serialize_type << 24 | len(header)) + header + body

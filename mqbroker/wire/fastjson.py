@@ -21,7 +21,8 @@ DEPTH_MAX = 64
 
 _space = re.compile(r"[ \t\r\n]*")
 _scalar = re.compile(r"-?[0-9][0-9.eE+-]*|[A-Za-z_$][A-Za-z0-9_$]*")
-_string = re.compile(r'"(?:[^"\\\x00-\x1f]|\\.)*"', re.DOTALL)
+# Possessive: nothing to go back to, so a string takes no memory for each of its characters.
+_string = re.compile(r'"(?:[^"\\\x00-\x1f]++|\\.)*+"', re.DOTALL)
 _words = {"true": True, "false": False, "null": None}
 
 
@@ -47,9 +48,30 @@ class JsonKey:
 def loads(text: bytes | str) -> Any:
     """Read one value. Raises BadJson. Numeric keys come back as int, object keys as JsonKey."""
     try:
-        return orjson.loads(text)
+        value = orjson.loads(text)
     except ValueError:
-        pass
+        return _loads_dialect(text)
+    _check_depth(value)
+    return value
+
+
+def _check_depth(value: Any) -> None:
+    """Refuse what orjson alone would let pass: it nests as deep as Python can no longer print or compare."""
+    level = [value] if type(value) in (dict, list) else []
+    for _ in range(DEPTH_MAX + 1):
+        if not level:
+            return
+        level = [
+            item
+            for container in level
+            for item in (container.values() if type(container) is dict else container)
+            if type(item) is dict or type(item) is list
+        ]
+    if level:
+        raise BadJson(f"nested deeper than {DEPTH_MAX}")
+
+
+def _loads_dialect(text: bytes | str) -> Any:
     try:
         source = text.decode() if isinstance(text, bytes) else text
     except UnicodeDecodeError as error:

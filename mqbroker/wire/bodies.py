@@ -320,3 +320,12 @@ class ConsumerConnection(Body):
 @attrs.frozen
 class ProducerConnection(Body):
     connection_set: list[Connection] = attrs.field(factory=list)
+
+
+@attrs.frozen
+class CheckClientRequestBody(Body):
+    """What a consumer asks before it subscribes: could this subscription be served?"""
+
+    client_id: str
+    group: str
+    subscription_data: SubscriptionData | None = None

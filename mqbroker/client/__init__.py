@@ -1,0 +1,50 @@
+"""Producer, push consumer and pull consumer: one core of plain coroutines and rules, three faces.
+
+`mqbroker.client.deferred` (Twisted), `mqbroker.client.aio` (asyncio) and `mqbroker.client.blocking` (plain sockets)
+have the same names. Nothing imported from here touches Twisted, opens a file or configures logging.
+"""
+
+from mqbroker.client.errors import (
+    BadMessage,
+    ClientClosed,
+    NameServerUnreachable,
+    NoBrokerForTopic,
+    RetryLater,
+    SendFailed,
+    TopicNotFound,
+)
+from mqbroker.client.messages import (
+    ConsumeResult,
+    Message,
+    PullResult,
+    PullStatus,
+    RawPull,
+    ReceivedMessage,
+    SendResult,
+    SendStatus,
+)
+from mqbroker.client.options import ConsumeFrom, ProducerOptions, PullOptions, PushOptions
+from mqbroker.wire.bodies import MessageQueue
+
+__all__ = [
+    "BadMessage",
+    "ClientClosed",
+    "ConsumeFrom",
+    "ConsumeResult",
+    "Message",
+    "MessageQueue",
+    "NameServerUnreachable",
+    "NoBrokerForTopic",
+    "ProducerOptions",
+    "PullOptions",
+    "PullResult",
+    "PullStatus",
+    "PushOptions",
+    "RawPull",
+    "ReceivedMessage",
+    "RetryLater",
+    "SendFailed",
+    "SendResult",
+    "SendStatus",
+    "TopicNotFound",
+]

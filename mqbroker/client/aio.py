@@ -1,0 +1,261 @@
+"""The asyncio face: the clients' methods are coroutines. It needs a running loop, and neither Twisted nor a reactor.
+
+    async with Producer("127.0.0.1:9876", "orders-app") as producer:
+        result = await producer.send(Message("orders", b"paid", tags="paid"))
+
+Cancelling a coroutine gives up waiting: a request that has been sent may still be done.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Self
+
+from mqbroker.client.aio_net import AioNet
+from mqbroker.client.consuming import Listener
+from mqbroker.client.errors import ClientClosed
+from mqbroker.client.identity import local_ip, make_client_id
+from mqbroker.client.messages import Message, PullResult, RawPull, SendResult
+from mqbroker.client.net import Task
+from mqbroker.client.options import ProducerOptions, PullOptions, PushOptions, parse_name_servers
+from mqbroker.client.peer import answer_peer
+from mqbroker.client.producer import Selector, make_producer
+from mqbroker.client.pull_consumer import make_pull_consumer
+from mqbroker.client.push_consumer import PushConsumerCore
+from mqbroker.client.subscription import ALL
+from mqbroker.errors import MQError
+from mqbroker.wire.bodies import MessageQueue
+from mqbroker.wire.command import RemotingCommand
+from mqbroker.wire.ids import UniqIdSource
+
+
+def _decline(request: RemotingCommand) -> RemotingCommand | None:
+    return answer_peer(request, None)
+
+
+class Producer:
+    """Sends messages for `group`. `name_servers` is "host:port;host:port" or a list."""
+
+    def __init__(
+        self,
+        name_servers: str | Iterable[str],
+        group: str,
+        *,
+        options: ProducerOptions | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        servers = parse_name_servers(name_servers)
+        rng = rng or random.Random()
+        self._net = AioNet(_decline, rng)
+        ip, pid = local_ip(servers), os.getpid()
+        self._core = make_producer(
+            self._net,
+            servers,
+            group,
+            options or ProducerOptions(),
+            client_id=make_client_id(ip, pid, rng),
+            next_id=UniqIdSource(ip, pid, rng.getrandbits(32), self._net.now),
+            live=True,
+        )
+        self._loops: list[Task] | None = None
+
+    async def start(self) -> None:
+        """Begin to send heartbeats. No connection is made before it is needed."""
+        self._loops = self._core.keep_alive(self._net)
+
+    async def send(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        key: str | None = None,
+        selector: Selector | None = None,
+        timeout_ms: int | None = None,
+    ) -> SendResult:
+        """Fire with the SendResult. Fails with SendFailed, Refused, BadMessage or a route's error.
+
+        Without `queue`, `key` or `selector` the queues take turns and a failed attempt is repeated on another broker.
+        """
+        self._check_started()
+        return await self._core.send(message, queue=queue, key=key, selector=selector, timeout_ms=timeout_ms)
+
+    async def send_batch(
+        self,
+        messages: Sequence[Message],
+        *,
+        queue: MessageQueue | None = None,
+        key: str | None = None,
+        timeout_ms: int | None = None,
+    ) -> SendResult:
+        """Send messages of one topic to one queue, all or none; fires and fails as `send`."""
+        self._check_started()
+        return await self._core.send_batch(messages, queue=queue, key=key, timeout_ms=timeout_ms)
+
+    async def send_oneway(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        key: str | None = None,
+        selector: Selector | None = None,
+    ) -> None:
+        """Fire when the bytes are handed to the transport; nobody learns whether they arrived."""
+        self._check_started()
+        await self._core.send_oneway(message, queue=queue, key=key, selector=selector)
+
+    async def queues(self, topic: str) -> list[MessageQueue]:
+        """The queues that messages of `topic` go to, by broker and id."""
+        self._check_started()
+        return await self._core.queues(topic)
+
+    async def close(self) -> None:
+        """Leave the brokers and close the connections; sends under way fail with ConnectionClosed."""
+        if self._loops is None:
+            return
+        for loop in self._loops:
+            loop.cancel()
+        self._loops = None
+        await self._core.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _check_started(self) -> None:
+        if self._loops is None:
+            raise ClientClosed("this producer is not started, or was closed")
+
+
+class PushConsumer:
+    """A member of `group`: `listener` is called with each ReceivedMessage, on the loop's thread.
+
+    The listener is a coroutine function, or a function that does not block; up to `options.concurrency` run at once. It
+    takes a message by returning None, True or ConsumeResult.SUCCESS. With False, ConsumeResult.RETRY or any exception
+    the message comes again later; RetryLater says when.
+    """
+
+    def __init__(
+        self,
+        name_servers: str | Iterable[str],
+        group: str,
+        listener: Listener,
+        *,
+        options: PushOptions | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        servers = parse_name_servers(name_servers)
+        rng = rng or random.Random()
+        net = AioNet(self._answer, rng)
+        self.client_id = make_client_id(local_ip(servers), os.getpid(), rng)
+        self._core = PushConsumerCore(net, servers, group, listener, options or PushOptions(), self.client_id)
+
+    @property
+    def assigned(self) -> frozenset[MessageQueue]:
+        """The queues this member consumes now."""
+        return self._core.assigned
+
+    async def subscribe(self, topic: str, expression: str = ALL) -> None:
+        """Consume `topic`: messages with one of the tags in "a || b", or all with "*"."""
+        await self._core.subscribe(topic, expression)
+
+    async def start(self) -> None:
+        """Join the group; fires when the first balance is done. Fails with NameServerUnreachable."""
+        await self._core.start()
+
+    async def close(self) -> None:
+        """Let running listeners end, commit, leave the group, close the connections."""
+        await self._core.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _answer(self, request: RemotingCommand) -> RemotingCommand | None:
+        return answer_peer(request, self._core.ids_changed)
+
+
+class PullConsumer:
+    """Reads queues at offsets that the caller keeps; `group` names the committed offsets."""
+
+    def __init__(
+        self,
+        name_servers: str | Iterable[str],
+        group: str,
+        *,
+        options: PullOptions | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        servers = parse_name_servers(name_servers)
+        net = AioNet(_decline, rng or random.Random())
+        self._core = make_pull_consumer(net, servers, group, options or PullOptions())
+
+    async def start(self) -> None:
+        """Nothing needs to be started; it is here so that all clients are used alike."""
+
+    async def queues(self, topic: str) -> list[MessageQueue]:
+        """The queues of `topic`, by broker and id."""
+        return await self._core.queues(topic)
+
+    async def pull(
+        self, queue: MessageQueue, offset: int, max_count: int = 32, *, tags: str = ALL, suspend_ms: int = 0
+    ) -> PullResult:
+        """Read up to `max_count` messages from `offset` on; with `suspend_ms` wait that long for the first."""
+        return await self._core.pull(queue, offset, max_count, tags=tags, suspend_ms=suspend_ms)
+
+    async def fetch_raw(
+        self, queue: MessageQueue, offset: int, max_count: int = 32, *, tags: str = ALL, suspend_ms: int = 0
+    ) -> RawPull:
+        """As `pull`, with the records as bytes."""
+        return await self._core.fetch_raw(queue, offset, max_count, tags=tags, suspend_ms=suspend_ms)
+
+    async def fetch_many(
+        self, wants: Sequence[tuple[MessageQueue, int, int]], *, tags: str = ALL
+    ) -> list[RawPull | MQError]:
+        """Several `fetch_raw` at once, of (queue, offset, max count); an error stands in its answer's place."""
+        return await self._core.fetch_many(wants, tags=tags)
+
+    async def min_offset(self, queue: MessageQueue) -> int:
+        """The first offset that is still stored."""
+        return await self._core.offsets.min(queue)
+
+    async def max_offset(self, queue: MessageQueue) -> int:
+        """One beyond the last offset that is stored."""
+        return await self._core.offsets.max(queue)
+
+    async def offset_by_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        """An offset near `timestamp_ms`; a 4.9 broker gives the nearest message, which may be older."""
+        return await self._core.offsets.at_time(queue, timestamp_ms)
+
+    async def committed(self, queue: MessageQueue) -> int | None:
+        """The group's offset, or None where it has none."""
+        return await self._core.offsets.committed(queue)
+
+    async def commit(self, queue: MessageQueue, offset: int) -> None:
+        """Make `offset` the next one the group consumes."""
+        await self._core.offsets.commit(queue, offset)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._core.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

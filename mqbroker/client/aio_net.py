@@ -1,0 +1,208 @@
+"""The clients' network on asyncio: one connection for each address, no Twisted and no reactor."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import random
+import time
+from collections.abc import Coroutine, Sequence
+from typing import Any, cast
+
+import attrs
+
+from mqbroker.client.net import PeerHandler, Signal, Task
+from mqbroker.client.options import split_address
+from mqbroker.errors import BadFrame, ConnectionClosed, MQError, RequestTimedOut, Unreachable
+from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand, decode_command, encode_command
+from mqbroker.wire.frame import FrameDecoder
+
+log = logging.getLogger(__name__)
+
+_CONNECT_TIMEOUT_S = 3.0
+
+
+class _Connection(asyncio.Protocol):
+    """Frames on one transport; each request waits for the answer with its opaque."""
+
+    def __init__(self, addr: str, on_request: PeerHandler) -> None:
+        self._addr = addr
+        self._on_request = on_request
+        self._decoder = FrameDecoder()
+        self._opaques = itertools.count(1)
+        self._pending: dict[int, asyncio.Future[RemotingCommand]] = {}
+        self._transport: asyncio.Transport | None = None
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self.is_open = False
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self.is_open = True
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            commands = [decode_command(*frame) for frame in self._decoder.feed(data)]
+        except BadFrame as error:
+            log.warning("closing the connection to %s: %s", self._addr, error)
+            self.close()
+            return
+        for command in commands:
+            if command.is_response:
+                waiter = self._pending.pop(command.opaque, None)
+                if waiter is not None and not waiter.done():
+                    waiter.set_result(command)
+            else:
+                self._answer(command)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_open = False
+        self._writable.set()
+        pending, self._pending = self._pending, {}
+        for waiter in pending.values():
+            if not waiter.done():
+                waiter.set_exception(ConnectionClosed(f"the connection to {self._addr} was lost: {error or 'closed'}"))
+
+    def send(self, command: RemotingCommand) -> None:
+        if self._transport is not None and self.is_open:
+            self._transport.write(encode_command(command))
+
+    async def request(self, command: RemotingCommand) -> RemotingCommand:
+        await self._writable.wait()
+        if not self.is_open:
+            raise ConnectionClosed(f"the connection to {self._addr} is closed")
+        opaque = next(self._opaques) & 0x7FFFFFFF
+        waiter: asyncio.Future[RemotingCommand] = asyncio.get_running_loop().create_future()
+        self._pending[opaque] = waiter
+        try:
+            self.send(attrs.evolve(command, opaque=opaque))
+            return await waiter
+        finally:
+            self._pending.pop(opaque, None)
+
+    def close(self) -> None:
+        self.is_open = False
+        if self._transport is not None:
+            self._transport.close()
+
+    def _answer(self, request: RemotingCommand) -> None:
+        answer = self._on_request(request)
+        if answer is not None and not request.is_oneway:
+            self.send(answer)
+
+
+class AioNet:
+    """LiveNet on the running asyncio loop."""
+
+    def __init__(self, on_request: PeerHandler, rng: random.Random) -> None:
+        self.rng = rng
+        self._on_request = on_request
+        self._connections: dict[str, _Connection] = {}
+        self._connecting: dict[str, asyncio.Lock] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def now(self) -> float:
+        return time.time()
+
+    async def invoke(self, addr: str, command: RemotingCommand, timeout_ms: int) -> RemotingCommand:
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                return await (await self._connection(addr)).request(command)
+        except TimeoutError:
+            raise RequestTimedOut(f"{command.describe()}: no answer from {addr} in {timeout_ms} ms") from None
+
+    async def invoke_many(
+        self, requests: Sequence[tuple[str, RemotingCommand]], timeout_ms: int
+    ) -> list[RemotingCommand | MQError]:
+        waiting = [self.invoke(addr, command, timeout_ms) for addr, command in requests]
+        results: list[RemotingCommand | MQError] = []
+        for result in await asyncio.gather(*waiting, return_exceptions=True):
+            if isinstance(result, BaseException) and not isinstance(result, MQError):
+                raise result
+            results.append(result)
+        return results
+
+    async def send_oneway(self, addr: str, command: RemotingCommand) -> None:
+        connection = await self._connection(addr)
+        connection.send(attrs.evolve(command, flag=command.flag | ONEWAY_FLAG))
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> Task:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def signal(self) -> Signal:
+        return _Signal()
+
+    async def close(self) -> None:
+        self._closed = True
+        me = asyncio.current_task()
+        tasks = [task for task in self._tasks if task is not me]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for connection in self._connections.values():
+            connection.close()
+        # Transports tell their protocols that they are closed on the loop's next turn.
+        await asyncio.sleep(0)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a task of the client failed", exc_info=task.exception())
+
+    def _is_closed(self) -> bool:
+        return self._closed
+
+    async def _connection(self, addr: str) -> _Connection:
+        """The open connection to `addr`, or a new one; all who wait share one attempt."""
+        async with self._connecting.setdefault(addr, asyncio.Lock()):
+            connection = self._connections.get(addr)
+            if connection is None or not connection.is_open:
+                connection = await self._connect(addr)
+            return connection
+
+    async def _connect(self, addr: str) -> _Connection:
+        if self._is_closed():
+            raise ConnectionClosed("the client is closed")
+        loop = asyncio.get_running_loop()
+        host, port = split_address(addr)
+        try:
+            async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+                _, connection = await loop.create_connection(lambda: _Connection(addr, self._on_request), host, port)
+        except OSError as error:  # TimeoutError is one, with no text
+            raise Unreachable(f"connect to {addr} failed: {str(error) or 'timed out'}") from error
+        if self._is_closed():
+            connection.close()
+            raise ConnectionClosed("the client is closed")
+        self._connections[addr] = connection
+        return connection
+
+
+class _Signal:
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def set(self) -> None:
+        self._event.set()
+
+    async def wait(self, timeout_s: float | None = None) -> bool:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._event.wait()
+        except TimeoutError:
+            return False
+        self._event.clear()
+        return True

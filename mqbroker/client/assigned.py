@@ -1,0 +1,126 @@
+"""One message queue that this member consumes: where to start, pulling with flow control, what to commit."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+
+from mqbroker.client.messages import PullStatus, RawPull, ReceivedMessage
+from mqbroker.client.net import LiveNet
+from mqbroker.client.options import PushOptions
+from mqbroker.client.process_queue import ProcessQueue
+from mqbroker.client.pulling import read_messages
+from mqbroker.errors import MQError, Unreachable
+from mqbroker.wire.bodies import MessageQueue, SubscriptionData
+from mqbroker.wire.codes import MASTER_ID
+
+log = logging.getLogger(__name__)
+
+#: Asked where the master does not answer; a set without this slave has its others, or the master again.
+SLAVE_ID = 1
+
+#: pull(queue, offset, broker id to ask first)
+Pull = Callable[[MessageQueue, int, int], Awaitable[RawPull]]
+
+
+class AssignedQueue:
+    """Pulls `queue` from `find_start()` on until it is stopped or dropped, and delivers what matches."""
+
+    def __init__(
+        self,
+        net: LiveNet,
+        queue: MessageQueue,
+        subscription: SubscriptionData,
+        options: PushOptions,
+        *,
+        find_start: Callable[[MessageQueue], Awaitable[int]],
+        pull: Pull,
+        deliver: Callable[[AssignedQueue, Iterable[ReceivedMessage]], None],
+    ) -> None:
+        self.queue = queue
+        self.dropped = False
+        self.subscription = subscription
+        self._net = net
+        self._options = options
+        self._find_start = find_start
+        self._pull = pull
+        self._deliver = deliver
+        self._broker_id = MASTER_ID
+        self._process_queue: ProcessQueue | None = None
+        self._answered = False
+        self._stopped = False
+        self._room = net.signal()
+        self._task = net.spawn(self._run())
+
+    @property
+    def committable(self) -> int | None:
+        """The offset to commit, or None as long as the broker has not confirmed where this queue starts."""
+        return self._process_queue.committable if self._process_queue is not None and self._answered else None
+
+    def done(self, message: ReceivedMessage) -> None:
+        """The message is consumed, or the broker has it back."""
+        if self._process_queue is not None:
+            self._process_queue.done(message)
+            if not self._process_queue.is_full:
+                self._room.set()
+
+    def stop(self) -> None:
+        """Pull no more; what has been pulled still counts."""
+        self._stopped = True
+        self._task.cancel()
+
+    def drop(self) -> None:
+        """Stop, and let nothing count any more: another member goes on from the committed offset."""
+        self.dropped = True
+        self.stop()
+
+    def _is_stopped(self) -> bool:
+        return self._stopped
+
+    async def _run(self) -> None:
+        while not self._is_stopped():
+            try:
+                await self._step()
+            except Exception as error:
+                if self._is_stopped():
+                    return
+                if isinstance(error, Unreachable):
+                    self._broker_id = MASTER_ID if self._broker_id else SLAVE_ID
+                if isinstance(error, MQError):
+                    log.warning("%s: %s; trying again in %g s", self.queue, error, self._options.pull_error_pause_s)
+                else:
+                    log.exception("%s: pulling failed", self.queue)
+                await self._net.sleep(self._options.pull_error_pause_s)
+
+    async def _step(self) -> None:
+        held = self._process_queue
+        if held is None:
+            start = await self._find_start(self.queue)
+            self._process_queue = ProcessQueue(
+                self.queue,
+                start,
+                messages_max=self._options.queue_messages_max,
+                bytes_max=self._options.queue_bytes_max,
+            )
+        elif held.is_full:
+            await self._room.wait()
+        else:
+            pulled = await self._pull(self.queue, held.next_offset, self._broker_id)
+            if not self._is_stopped():
+                self._take(held, pulled)
+
+    def _take(self, held: ProcessQueue, pulled: RawPull) -> None:
+        messages = read_messages(pulled, self.queue, self.subscription)
+        if pulled.status is PullStatus.OFFSET_ILLEGAL:
+            log.warning(
+                "%s: offset %d is not between %d and %d; going on at %d",
+                self.queue,
+                held.next_offset,
+                pulled.min_offset,
+                pulled.max_offset,
+                pulled.next_offset,
+            )
+        held.add(messages, pulled.next_offset)
+        self._broker_id = pulled.broker_id
+        self._answered = True
+        self._deliver(self, messages)

@@ -1,0 +1,353 @@
+"""The blocking face: plain calls on plain sockets, for scripts, threads and worker processes. It never imports Twisted.
+
+    with Producer("127.0.0.1:9876", "orders-app") as producer:
+        result = producer.send(Message("orders", b"paid", tags="paid"))
+
+Producer and PullConsumer can be pickled and survive a fork: only addresses and options travel, and each process makes
+its own connections when it first needs them. PushConsumer runs an asyncio loop on a thread of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from mqbroker.client import aio
+from mqbroker.client.blocking_net import BlockingNet, run
+from mqbroker.client.errors import ClientClosed
+from mqbroker.client.identity import local_ip, make_client_id
+from mqbroker.client.messages import ConsumeResult, Message, PullResult, RawPull, ReceivedMessage, SendResult
+from mqbroker.client.options import ProducerOptions, PullOptions, PushOptions, parse_name_servers
+from mqbroker.client.producer import ProducerCore, Selector, make_producer
+from mqbroker.client.pull_consumer import PullConsumerCore, make_pull_consumer
+from mqbroker.client.subscription import ALL
+from mqbroker.errors import MQError
+from mqbroker.wire.bodies import MessageQueue
+from mqbroker.wire.ids import UniqIdSource
+
+T = TypeVar("T")
+
+
+class _PerProcess(Generic[T]):
+    """A client's core with its connections, made anew in each process that uses it."""
+
+    def __init__(self, make: Callable[[BlockingNet], T]) -> None:
+        self._make = make
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._made: tuple[BlockingNet, T] | None = None
+        self._closed = False
+
+    def get(self) -> T:
+        """The core of this process. Raises ClientClosed."""
+        if self._pid != os.getpid():
+            self._forget_parent()
+        with self._lock:
+            if self._closed:
+                raise ClientClosed("this client is closed")
+            if self._made is None:
+                net = BlockingNet(random.Random())
+                self._made = net, self._make(net)
+            return self._made[1]
+
+    def close(self) -> T | None:
+        """Let nobody get it any more; return the core of this process, if there is one, to be closed."""
+        if self._pid != os.getpid():
+            self._forget_parent()
+        with self._lock:
+            self._closed = True
+            made, self._made = self._made, None
+            return made[1] if made is not None else None
+
+    def _forget_parent(self) -> None:
+        # The parent's lock may have been held by another thread when it forked.
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        made, self._made = self._made, None
+        if made is not None:
+            made[0].abandon()
+
+
+class Producer:
+    """Sends messages for `group`. `name_servers` is "host:port;host:port" or a list. Threads may share it."""
+
+    def __init__(
+        self, name_servers: str | Iterable[str], group: str, *, options: ProducerOptions | None = None
+    ) -> None:
+        self._name_servers = parse_name_servers(name_servers)
+        self._group = group
+        self._options = options or ProducerOptions()
+        self._core = _PerProcess(self._make)
+        self._threads: tuple[int, ThreadPoolExecutor] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _remake, (type(self), self._name_servers, self._group, self._options)
+
+    def _make(self, net: BlockingNet) -> ProducerCore:
+        ip, pid = local_ip(self._name_servers), os.getpid()
+        source = UniqIdSource(ip, pid, net.rng.getrandbits(32), net.now)
+        lock = threading.Lock()
+
+        def next_id() -> str:
+            with lock:
+                return source()
+
+        client_id = make_client_id(ip, pid, net.rng)
+        return make_producer(
+            net, self._name_servers, self._group, self._options, client_id=client_id, next_id=next_id, live=False
+        )
+
+    def start(self) -> None:
+        """Check the settings. Connections are made when they are first needed."""
+        self._core.get()
+
+    def send(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        key: str | None = None,
+        selector: Selector | None = None,
+        timeout_ms: int | None = None,
+    ) -> SendResult:
+        """Send, wait, and return the SendResult. Raises SendFailed, Refused, BadMessage or a route's error.
+
+        Without `queue`, `key` or `selector` the queues take turns and a failed attempt is repeated on another broker.
+        """
+        return run(self._core.get().send(message, queue=queue, key=key, selector=selector, timeout_ms=timeout_ms))
+
+    def send_async(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        key: str | None = None,
+        selector: Selector | None = None,
+        timeout_ms: int | None = None,
+    ) -> Future[SendResult]:
+        """As `send`, on one of `options.send_threads` threads. Order between such sends is not kept."""
+        core = self._core.get()
+        return self._executor().submit(
+            lambda: run(core.send(message, queue=queue, key=key, selector=selector, timeout_ms=timeout_ms))
+        )
+
+    def send_batch(
+        self,
+        messages: Sequence[Message],
+        *,
+        queue: MessageQueue | None = None,
+        key: str | None = None,
+        timeout_ms: int | None = None,
+    ) -> SendResult:
+        """Send messages of one topic to one queue, all or none; returns and raises as `send`."""
+        return run(self._core.get().send_batch(messages, queue=queue, key=key, timeout_ms=timeout_ms))
+
+    def send_oneway(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        key: str | None = None,
+        selector: Selector | None = None,
+    ) -> None:
+        """Return when the bytes are handed to the kernel; nobody learns whether they arrived."""
+        run(self._core.get().send_oneway(message, queue=queue, key=key, selector=selector))
+
+    def queues(self, topic: str) -> list[MessageQueue]:
+        """The queues that messages of `topic` go to, by broker and id."""
+        return run(self._core.get().queues(topic))
+
+    def close(self) -> None:
+        """Wait for `send_async` sends, leave the brokers, close the connections."""
+        threads, self._threads = self._threads, None
+        if threads is not None and threads[0] == os.getpid():
+            threads[1].shutdown()
+        core = self._core.close()
+        if core is not None:
+            run(core.close())
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _executor(self) -> ThreadPoolExecutor:
+        if self._threads is None or self._threads[0] != os.getpid():
+            self._threads = os.getpid(), ThreadPoolExecutor(self._options.send_threads, "mq-send")
+        return self._threads[1]
+
+
+class PullConsumer:
+    """Reads queues at offsets that the caller keeps; `group` names the committed offsets. Threads may share it."""
+
+    def __init__(self, name_servers: str | Iterable[str], group: str, *, options: PullOptions | None = None) -> None:
+        self._name_servers = parse_name_servers(name_servers)
+        self._group = group
+        self._options = options or PullOptions()
+        self._core = _PerProcess(self._make)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _remake, (type(self), self._name_servers, self._group, self._options)
+
+    def _make(self, net: BlockingNet) -> PullConsumerCore:
+        return make_pull_consumer(net, self._name_servers, self._group, self._options)
+
+    def start(self) -> None:
+        """Check the settings. Connections are made when they are first needed."""
+        self._core.get()
+
+    def queues(self, topic: str) -> list[MessageQueue]:
+        """The queues of `topic`, by broker and id."""
+        return run(self._core.get().queues(topic))
+
+    def pull(
+        self, queue: MessageQueue, offset: int, max_count: int = 32, *, tags: str = ALL, suspend_ms: int = 0
+    ) -> PullResult:
+        """Read up to `max_count` messages from `offset` on; with `suspend_ms` wait that long for the first."""
+        return run(self._core.get().pull(queue, offset, max_count, tags=tags, suspend_ms=suspend_ms))
+
+    def fetch_raw(
+        self, queue: MessageQueue, offset: int, max_count: int = 32, *, tags: str = ALL, suspend_ms: int = 0
+    ) -> RawPull:
+        """As `pull`, with the records as bytes."""
+        return run(self._core.get().fetch_raw(queue, offset, max_count, tags=tags, suspend_ms=suspend_ms))
+
+    def fetch_many(self, wants: Sequence[tuple[MessageQueue, int, int]], *, tags: str = ALL) -> list[RawPull | MQError]:
+        """Several `fetch_raw` at once, of (queue, offset, max count); an error stands in its answer's place."""
+        return run(self._core.get().fetch_many(wants, tags=tags))
+
+    def min_offset(self, queue: MessageQueue) -> int:
+        """The first offset that is still stored."""
+        return run(self._core.get().offsets.min(queue))
+
+    def max_offset(self, queue: MessageQueue) -> int:
+        """One beyond the last offset that is stored."""
+        return run(self._core.get().offsets.max(queue))
+
+    def offset_by_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        """An offset near `timestamp_ms`; a 4.9 broker gives the nearest message, which may be older."""
+        return run(self._core.get().offsets.at_time(queue, timestamp_ms))
+
+    def committed(self, queue: MessageQueue) -> int | None:
+        """The group's offset, or None where it has none."""
+        return run(self._core.get().offsets.committed(queue))
+
+    def commit(self, queue: MessageQueue, offset: int) -> None:
+        """Make `offset` the next one the group consumes."""
+        run(self._core.get().offsets.commit(queue, offset))
+
+    def close(self) -> None:
+        """Close the connections."""
+        core = self._core.close()
+        if core is not None:
+            run(core.close())
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class PushConsumer:
+    """A member of `group`: `listener` is called with each ReceivedMessage, on one of `options.concurrency` threads.
+
+    It takes a message by returning None, True or ConsumeResult.SUCCESS. With False, ConsumeResult.RETRY or any
+    exception the message comes again later; RetryLater says when. It lives in the process that started it.
+    """
+
+    def __init__(
+        self,
+        name_servers: str | Iterable[str],
+        group: str,
+        listener: Callable[[ReceivedMessage], ConsumeResult | bool | None],
+        *,
+        options: PushOptions | None = None,
+    ) -> None:
+        options = options or PushOptions()
+        self._listener = listener
+        self._threads = ThreadPoolExecutor(options.concurrency, "mq-listen")
+        self._consumer = aio.PushConsumer(name_servers, group, self._on_thread, options=options)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pid = os.getpid()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("a PushConsumer cannot be pickled: make one in the process that consumes")
+
+    @property
+    def client_id(self) -> str:
+        return self._consumer.client_id
+
+    @property
+    def assigned(self) -> frozenset[MessageQueue]:
+        """The queues this member consumes now."""
+        return self._consumer.assigned
+
+    def subscribe(self, topic: str, expression: str = ALL) -> None:
+        """Consume `topic`: messages with one of the tags in "a || b", or all with "*"."""
+        if self._loop is None:
+            # Before the start it only takes a note, and never suspends.
+            run(self._consumer.subscribe(topic, expression))
+        else:
+            self._call(self._consumer.subscribe(topic, expression))
+
+    def start(self) -> None:
+        """Join the group; returns when the first balance is done. Raises NameServerUnreachable."""
+        if self._loop is not None:
+            raise ClientClosed("a push consumer is started once")
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="mq-push-consumer", daemon=True)
+        self._thread.start()
+        try:
+            self._call(self._consumer.start())
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let running listeners end, commit, leave the group, close the connections, end the thread."""
+        if self._pid != os.getpid() or self._loop is None or self._loop.is_closed():
+            self._threads.shutdown(wait=False)
+            return
+        try:
+            self._call(self._consumer.close())
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+            self._threads.shutdown(wait=False)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._pid != os.getpid() or self._loop is None:
+            work.close()
+            raise ClientClosed("this push consumer belongs to another process")
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _on_thread(self, message: ReceivedMessage) -> ConsumeResult | bool | None:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._listener, message)
+
+
+def _remake(kind: Callable[..., T], name_servers: tuple[str, ...], group: str, options: Any) -> T:
+    return kind(name_servers, group, options=options)

@@ -1,0 +1,244 @@
+"""The clients' network on plain sockets: nothing here suspends, so a coroutine over it runs to its end in one call.
+
+A pool of connections for each address, safe for several threads. It belongs to the process that made it: after a fork
+the child calls `abandon` and makes its own. No Twisted, no event loop, no thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+import attrs
+
+from mqbroker.client.options import split_address
+from mqbroker.errors import ConnectionClosed, MQError, RequestTimedOut, Unreachable
+from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand, decode_command, encode_command
+from mqbroker.wire.frame import FrameDecoder
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_CONNECT_TIMEOUT_S = 3.0
+_READ_BYTES = 256 * 1024
+#: Brokers close connections that were idle for 120 s; ours are not used again after half of that.
+_IDLE_S_MAX = 60.0
+#: Requests sent ahead of their answers on one connection: they fit into socket buffers, so neither side gets stuck.
+_WINDOW = 64
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine over a BlockingNet to its end."""
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    coroutine.close()
+    raise AssertionError("a coroutine suspended where nothing can resume it")
+
+
+class _Connection:
+    """One socket, used by one thread at a time."""
+
+    def __init__(self, addr: str, timeout_s: float) -> None:
+        self._addr = addr
+        self._decoder = FrameDecoder()
+        self._opaques = itertools.count(1)
+        self._answers: dict[int, RemotingCommand] = {}
+        self.idle_since = 0.0
+        try:
+            self._socket = socket.create_connection(split_address(addr), min(timeout_s, _CONNECT_TIMEOUT_S))
+        except OSError as error:
+            raise Unreachable(f"connect to {addr} failed: {error}") from error
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def send(self, command: RemotingCommand, deadline: float, flag: int = 0) -> int:
+        """Send a request and return its opaque."""
+        opaque = next(self._opaques) & 0x7FFFFFFF
+        data = encode_command(attrs.evolve(command, opaque=opaque, flag=command.flag | flag))
+        self._within(deadline, command, lambda: self._socket.sendall(data))
+        return opaque
+
+    def answer(self, opaque: int, command: RemotingCommand, deadline: float) -> RemotingCommand:
+        """Wait for the answer with `opaque`; others that come first are kept."""
+        while opaque not in self._answers:
+            data = self._within(deadline, command, lambda: self._socket.recv(_READ_BYTES))
+            if not data:
+                raise ConnectionClosed(f"{self._addr} closed the connection before it answered")
+            self._take(data)
+        return self._answers.pop(opaque)
+
+    def is_usable(self, now: float) -> bool:
+        """False where the peer has closed it, or it was idle for too long."""
+        if now - self.idle_since > _IDLE_S_MAX:
+            return False
+        try:
+            if select.select([self._socket], [], [], 0)[0]:
+                return bool(self._socket.recv(1, socket.MSG_PEEK))
+        except (OSError, ValueError):
+            return False
+        return True
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _take(self, data: bytes) -> None:
+        for frame in self._decoder.feed(data):
+            command = decode_command(*frame)
+            # What a broker asks of a producer that heartbeats needs a live client to answer it.
+            if command.is_response:
+                self._answers[command.opaque] = command
+
+    def _within(self, deadline: float, command: RemotingCommand, act: Callable[[], T]) -> T:
+        left_s = deadline - time.monotonic()
+        try:
+            if left_s <= 0:
+                raise TimeoutError
+            self._socket.settimeout(left_s)
+            return act()
+        except TimeoutError:
+            raise RequestTimedOut(f"{command.describe()}: no answer from {self._addr} in time") from None
+        except OSError as error:
+            raise ConnectionClosed(f"the connection to {self._addr} was lost: {error}") from error
+
+
+class _Pipeline:
+    """Requests to one address over one connection, `_WINDOW` of them ahead of their answers."""
+
+    def __init__(self, net: BlockingNet, addr: str, deadline: float) -> None:
+        self._net = net
+        self._addr = addr
+        self._deadline = deadline
+        self._commands: list[RemotingCommand] = []
+        self._opaques: list[int] = []
+        self._connection: _Connection | None = None
+        self._error: MQError | None = None
+
+    def add(self, command: RemotingCommand) -> None:
+        self._commands.append(command)
+
+    def start(self) -> None:
+        """Send the first window."""
+        try:
+            self._connection = self._net.take(self._addr, self._deadline)
+            self._send_up_to(_WINDOW)
+        except MQError as error:
+            self._error = error
+
+    def finish(self) -> list[RemotingCommand | MQError]:
+        """Collect all answers, in order; after an error all that are missing are that error."""
+        results: list[RemotingCommand | MQError] = []
+        for n, command in enumerate(self._commands):
+            if self._error is None and self._connection is not None:
+                try:
+                    results.append(self._connection.answer(self._opaques[n], command, self._deadline))
+                    self._send_up_to(n + 1 + _WINDOW)
+                    continue
+                except MQError as error:
+                    self._error = error
+            if len(results) == n:
+                results.append(self._error or ConnectionClosed("not sent"))
+        if self._connection is not None and self._error is None:
+            self._net.give_back(self._addr, self._connection)
+            self._connection = None
+        return results
+
+    def abandon(self) -> None:
+        """Close the connection unless it is back in the pool: answers may still be on their way over it."""
+        if self._connection is not None:
+            self._connection.close()
+
+    def _send_up_to(self, count: int) -> None:
+        assert self._connection is not None
+        for command in self._commands[len(self._opaques) : count]:
+            self._opaques.append(self._connection.send(command, self._deadline))
+
+
+class BlockingNet:
+    """Net on blocking sockets."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self._lock = threading.Lock()
+        self._idle: dict[str, list[_Connection]] = {}
+        self._closed = False
+
+    def now(self) -> float:
+        return time.time()
+
+    async def invoke(self, addr: str, command: RemotingCommand, timeout_ms: int) -> RemotingCommand:
+        (result,) = await self.invoke_many([(addr, command)], timeout_ms)
+        if isinstance(result, MQError):
+            raise result
+        return result
+
+    async def invoke_many(
+        self, requests: Sequence[tuple[str, RemotingCommand]], timeout_ms: int
+    ) -> list[RemotingCommand | MQError]:
+        deadline = time.monotonic() + timeout_ms / 1000
+        pipelines: dict[str, _Pipeline] = {}
+        for addr, command in requests:
+            pipelines.setdefault(addr, _Pipeline(self, addr, deadline)).add(command)
+        try:
+            for pipeline in pipelines.values():
+                pipeline.start()
+            answers = {addr: iter(pipeline.finish()) for addr, pipeline in pipelines.items()}
+        finally:
+            for pipeline in pipelines.values():
+                pipeline.abandon()
+        return [next(answers[addr]) for addr, _ in requests]
+
+    async def send_oneway(self, addr: str, command: RemotingCommand) -> None:
+        deadline = time.monotonic() + _CONNECT_TIMEOUT_S
+        connection = self.take(addr, deadline)
+        try:
+            connection.send(command, deadline, ONEWAY_FLAG)
+        except BaseException:
+            connection.close()
+            raise
+        self.give_back(addr, connection)
+
+    async def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)  # noqa: ASYNC251 - there is no loop to hold up
+
+    async def close(self) -> None:
+        with self._lock:
+            self._closed = True
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Close this process's handles of idle connections. In a forked child the parent's go on: no FIN is sent."""
+        idle, self._idle = self._idle, {}
+        for connection in itertools.chain.from_iterable(idle.values()):
+            connection.close()
+
+    def take(self, addr: str, deadline: float) -> _Connection:
+        """A connection that nobody else uses. Raises Unreachable, or ConnectionClosed where the client is closed."""
+        with self._lock:
+            if self._closed:
+                raise ConnectionClosed("the client is closed")
+            idle = self._idle.get(addr, [])
+            while idle:
+                connection = idle.pop()
+                if connection.is_usable(time.monotonic()):
+                    return connection
+                connection.close()
+        return _Connection(addr, max(0.001, deadline - time.monotonic()))
+
+    def give_back(self, addr: str, connection: _Connection) -> None:
+        """Keep a connection on which no answer is outstanding."""
+        connection.idle_since = time.monotonic()
+        with self._lock:
+            if not self._closed:
+                self._idle.setdefault(addr, []).append(connection)
+                return
+        connection.close()

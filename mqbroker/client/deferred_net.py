@@ -1,0 +1,133 @@
+"""The clients' network on Twisted: RemotingClient carries requests, the reactor's clock carries time."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Coroutine, Sequence
+from typing import Any, cast
+
+from twisted.internet.defer import CancelledError, Deferred, DeferredList
+from twisted.internet.interfaces import IReactorTime
+from twisted.internet.task import deferLater
+from twisted.python.failure import Failure
+
+from mqbroker.client.net import Signal, Task
+from mqbroker.client.peer import IdsChanged, answer_peer
+from mqbroker.errors import MQError
+from mqbroker.remoting.client import RemotingClient
+from mqbroker.remoting.handlers import HandlerTable, IConnection
+from mqbroker.wire.codes import RequestCode
+from mqbroker.wire.command import RemotingCommand
+
+log = logging.getLogger(__name__)
+
+_ONEWAY_TIMEOUT_MS = 3000
+
+
+def peer_table(ids_changed: IdsChanged) -> HandlerTable:
+    """What brokers may ask of a consumer; the table itself declines the rest."""
+
+    def handle(request: RemotingCommand, connection: IConnection) -> RemotingCommand | None:
+        return answer_peer(request, ids_changed)
+
+    table = HandlerTable()
+    table.register(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, handle)
+    return table
+
+
+class DeferredNet:
+    """LiveNet on a reactor. The coroutines it runs await Deferreds."""
+
+    def __init__(self, reactor: Any, client: RemotingClient, rng: random.Random) -> None:
+        self.rng = rng
+        self._clock: IReactorTime = reactor
+        self._client = client
+
+    def now(self) -> float:
+        return float(self._clock.seconds())
+
+    async def invoke(self, addr: str, command: RemotingCommand, timeout_ms: int) -> RemotingCommand:
+        return await self._client.invoke_sync(addr, command, timeout_ms)
+
+    async def invoke_many(
+        self, requests: Sequence[tuple[str, RemotingCommand]], timeout_ms: int
+    ) -> list[RemotingCommand | MQError]:
+        waiting = [self._client.invoke_sync(addr, command, timeout_ms) for addr, command in requests]
+        results: Any = await DeferredList(waiting, consumeErrors=True)
+        return [result if success else _mq_error(result) for success, result in results]
+
+    async def send_oneway(self, addr: str, command: RemotingCommand) -> None:
+        await self._client.invoke_oneway(addr, command, _ONEWAY_TIMEOUT_MS)
+
+    async def sleep(self, seconds: float) -> None:
+        await deferLater(self._clock, seconds)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> Task:
+        return _Task(coroutine, self._clock)
+
+    def signal(self) -> Signal:
+        return _Signal(self._clock)
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+def _mq_error(failure: Failure) -> MQError:
+    if isinstance(failure.value, MQError):
+        return failure.value
+    failure.raiseException()
+    raise AssertionError("raiseException returned")
+
+
+class _Task:
+    def __init__(self, coroutine: Coroutine[Any, Any, None], clock: IReactorTime) -> None:
+        self._coroutine = cast(Any, coroutine)
+        self._clock = clock
+        self._done = Deferred.fromCoroutine(self._coroutine)
+        self._done.addErrback(self._failed)
+
+    def cancel(self) -> None:
+        if self._coroutine.cr_running:
+            # A coroutine cannot be cancelled from inside itself; at the next turn it waits for something.
+            self._clock.callLater(0, self._done.cancel)
+        else:
+            self._done.cancel()
+
+    def _failed(self, failure: Failure) -> None:
+        if not isinstance(failure.value, CancelledError):
+            log.error("a task of the client failed", exc_info=failure.value)
+
+
+class _Signal:
+    def __init__(self, clock: IReactorTime) -> None:
+        self._clock = clock
+        self._is_set = False
+        self._waiter: Deferred[bool] | None = None
+
+    def set(self) -> None:
+        if self._waiter is None:
+            self._is_set = True
+        else:
+            self._fire(True)
+
+    async def wait(self, timeout_s: float | None = None) -> bool:
+        if self._is_set:
+            self._is_set = False
+            return True
+        waiter: Deferred[bool] = Deferred(self._forget)
+        self._waiter = waiter
+        timer = None if timeout_s is None else self._clock.callLater(timeout_s, self._fire, False)
+        try:
+            return await waiter
+        finally:
+            if timer is not None and timer.active():
+                timer.cancel()
+
+    def _forget(self, waiter: Deferred[bool]) -> None:
+        self._waiter = None
+
+    def _fire(self, value: bool) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None:
+            waiter.callback(value)

@@ -1,0 +1,117 @@
+"""What a client raises beyond the package's own errors: each says what, why, and what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mqbroker.errors import MQError
+
+
+class ClientError(MQError):
+    """The root of what clients raise. `hint` is what to do next."""
+
+    hint = ""
+
+    def __str__(self) -> str:
+        text = self.describe()
+        return f"{text}. {self.hint}" if self.hint else text
+
+    def describe(self) -> str:
+        return super().__str__()
+
+
+class NameServerUnreachable(ClientError):
+    """None of the name servers answered. `tried` holds (address, why) pairs."""
+
+    retriable = True
+    hint = "Check the address and that the name server runs (it listens on 9876 by default)"
+
+    def __init__(self, tried: Sequence[tuple[str, str]]) -> None:
+        super().__init__(tried)
+        self.tried = tried
+
+    def describe(self) -> str:
+        return "No name server answers: " + "; ".join(f"{addr}: {why}" for addr, why in self.tried)
+
+
+class TopicNotFound(ClientError):
+    """The name servers answer, and none of them knows `topic`."""
+
+    retriable = True
+
+    def __init__(self, topic: str, name_servers: Sequence[str], why: str) -> None:
+        super().__init__(topic, name_servers, why)
+        self.topic = topic
+        self.name_servers = name_servers
+        self.why = why
+
+    def describe(self) -> str:
+        return f"No route info of this topic: {self.topic}, asked {', '.join(self.name_servers)}: {self.why}"
+
+    @property
+    def hint(self) -> str:  # type: ignore[override]
+        return (
+            f"Create it with `mqadmin updateTopic -t {self.topic} -c CLUSTER -n {self.name_servers[0]}`, or set"
+            " autoCreateTopicEnable=true on a broker; where it should exist, check that its broker runs and names the"
+            " same name servers"
+        )
+
+
+class NoBrokerForTopic(ClientError):
+    """The topic has a route, but no broker on it can do what is asked."""
+
+    retriable = True
+    hint = "Check that the broker runs (`mqadmin clusterList`) and the topic's permissions (`mqadmin topicRoute`)"
+
+    def __init__(self, topic: str, why: str) -> None:
+        super().__init__(topic, why)
+        self.topic = topic
+        self.why = why
+
+    def describe(self) -> str:
+        return f"No broker for topic {self.topic}: {self.why}"
+
+
+class SendFailed(ClientError):
+    """Every attempt failed. `attempts` holds (broker name, address, error) for each; the message may be stored.
+
+    It may be stored where an attempt timed out or lost its connection: only then is the outcome unknown.
+    """
+
+    retriable = True
+
+    def __init__(self, topic: str, attempts: Sequence[tuple[str, str, MQError]]) -> None:
+        super().__init__(topic, attempts)
+        self.topic = topic
+        self.attempts = attempts
+
+    def describe(self) -> str:
+        tries = "; ".join(f"{broker} at {addr}: {type(e).__name__}: {e}" for broker, addr, e in self.attempts)
+        return f"Send to topic {self.topic} failed {len(self.attempts)} times: {tries}"
+
+    @property
+    def hint(self) -> str:  # type: ignore[override]
+        addr = self.attempts[-1][1] if self.attempts else "the broker"
+        return f"The address is what the broker told the name server (brokerIP1): check that {addr} answers from here"
+
+
+class BadMessage(ClientError):
+    """A message that must not be sent: empty, too large, or with reserved properties."""
+
+
+class ClientClosed(ClientError):
+    """The client was closed, or not started."""
+
+    hint = "Make a new one; a client is started once and closed once"
+
+
+class RetryLater(Exception):  # raised by a user's listener, not by this package
+    """Raise it in a listener to have the message again.
+
+    `delay_level` 0 lets the broker choose (later each time), 1 to 18 names one of its levels, -1 puts the message into
+    the dead letter queue at once.
+    """
+
+    def __init__(self, delay_level: int = 0) -> None:
+        super().__init__(delay_level)
+        self.delay_level = delay_level

@@ -1,0 +1,91 @@
+"""What users may set, in the Java client's defaults. Values only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+
+import attrs
+from attrs.validators import ge, in_, le
+
+from mqbroker.errors import MQError
+
+
+def parse_name_servers(addresses: str | Iterable[str]) -> tuple[str, ...]:
+    """Read "host:port;host:port" or a list of such. Raises MQError naming the one that is wrong."""
+    parts = addresses.replace(",", ";").split(";") if isinstance(addresses, str) else addresses
+    found = tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
+    for address in found:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise MQError(f"name server {address!r} is not host:port")
+    if not found:
+        raise MQError("no name server given: pass host:port, or several joined by ';'")
+    return found
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Return host and port; brackets around an IPv6 host are taken off."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+class ConsumeFrom(Enum):
+    """Where a group without a committed offset starts in a queue."""
+
+    LAST = "CONSUME_FROM_LAST_OFFSET"
+    FIRST = "CONSUME_FROM_FIRST_OFFSET"
+    TIMESTAMP = "CONSUME_FROM_TIMESTAMP"
+
+
+@attrs.frozen(kw_only=True)
+class ProducerOptions:
+    """`retries` counts further attempts after the first; all attempts together end after `send_timeout_ms`."""
+
+    send_timeout_ms: int = attrs.field(default=3000, validator=ge(1))
+    retries: int = attrs.field(default=2, validator=ge(0))
+    compress_over_bytes: int = attrs.field(default=4096, validator=ge(1))
+    compress_level: int = attrs.field(default=5, validator=[ge(0), le(9)])
+    message_bytes_max: int = attrs.field(default=4 * 1024 * 1024, validator=ge(1))
+    #: How many queues a topic gets that the send creates.
+    default_topic_queues: int = attrs.field(default=4, validator=ge(1))
+    #: Connections and threads of `send_async` on the blocking face.
+    send_threads: int = attrs.field(default=8, validator=ge(1))
+    heartbeat_s: float = 30.0
+    route_age_s: float = 30.0
+
+
+@attrs.frozen(kw_only=True)
+class PushOptions:
+    """`consume_timestamp_ms` is used with ConsumeFrom.TIMESTAMP; None is half an hour before the start."""
+
+    concurrency: int = attrs.field(default=20, validator=ge(1))
+    consume_from: ConsumeFrom = ConsumeFrom.LAST
+    consume_timestamp_ms: int | None = None
+    max_reconsume_times: int = attrs.field(default=16, validator=ge(-1))
+    pull_batch: int = attrs.field(default=32, validator=[ge(1), le(1024)])
+    queue_messages_max: int = attrs.field(default=1000, validator=ge(1))
+    queue_bytes_max: int = attrs.field(default=100 * 1024 * 1024, validator=ge(1))
+    suspend_ms: int = 15_000
+    pull_timeout_ms: int = 30_000
+    request_timeout_ms: int = 3000
+    rebalance_s: float = 20.0
+    heartbeat_s: float = 30.0
+    commit_s: float = 5.0
+    route_age_s: float = 30.0
+    #: How long a message waits here that neither the listener nor the broker took.
+    local_retry_s: float = 5.0
+    #: How long the pull of a queue pauses after an error.
+    pull_error_pause_s: float = 1.0
+    #: How long close() waits for listeners that still run.
+    close_timeout_s: float = 10.0
+
+
+@attrs.frozen(kw_only=True)
+class PullOptions:
+    """`read_from` is the broker id that is asked first; another of the set is asked where it has no address."""
+
+    request_timeout_ms: int = 3000
+    pull_timeout_ms: int = 10_000
+    route_age_s: float = 30.0
+    read_from: int = attrs.field(default=0, validator=in_(range(64)))

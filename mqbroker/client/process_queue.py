@@ -1,0 +1,52 @@
+"""What of one message queue has been pulled and not yet consumed, and the offset that may be committed."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from mqbroker.client.messages import ReceivedMessage
+from mqbroker.wire.bodies import MessageQueue
+
+
+class ProcessQueue:
+    """The pulled part of `queue`. Messages come in by offset and leave in any order."""
+
+    def __init__(self, queue: MessageQueue, next_offset: int, *, messages_max: int, bytes_max: int) -> None:
+        self.queue = queue
+        self.next_offset = next_offset
+        self._messages_max = messages_max
+        self._bytes_max = bytes_max
+        self._held: OrderedDict[int, ReceivedMessage] = OrderedDict()
+        self._held_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._held) >= self._messages_max or self._held_bytes >= self._bytes_max
+
+    @property
+    def committable(self) -> int:
+        """The lowest offset that is not consumed: a consumer that starts there misses nothing."""
+        if not self._held:
+            return self.next_offset
+        return min(next(iter(self._held)), self.next_offset)
+
+    def add(self, messages: Iterable[ReceivedMessage], next_offset: int) -> None:
+        """Take in what a pull brought; the next one starts at `next_offset`."""
+        for message in messages:
+            self._forget(message.queue_offset)
+            self._held[message.queue_offset] = message
+            self._held_bytes += len(message.body)
+        self.next_offset = next_offset
+
+    def done(self, message: ReceivedMessage) -> None:
+        """The message at this offset needs no more work."""
+        self._forget(message.queue_offset)
+
+    def _forget(self, offset: int) -> None:
+        held = self._held.pop(offset, None)
+        if held is not None:
+            self._held_bytes -= len(held.body)

@@ -1,0 +1,130 @@
+"""The pull consumer's core: the caller keeps the offsets. It joins no group balance and sends no heartbeats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mqbroker.client.errors import NoBrokerForTopic
+from mqbroker.client.messages import PullResult, RawPull
+from mqbroker.client.net import Net
+from mqbroker.client.offsets import Offsets
+from mqbroker.client.options import PullOptions
+from mqbroker.client.pulling import pull_request, read_messages, read_pull_answer
+from mqbroker.client.routes import Routes
+from mqbroker.client.subscription import ALL, subscribe_to
+from mqbroker.errors import MQError
+from mqbroker.wire.bodies import MessageQueue, SubscriptionData
+from mqbroker.wire.command import RemotingCommand
+from mqbroker.wire.names import check_group
+
+#: Extra time for an answer that the broker holds back on purpose.
+_SUSPEND_GRACE_MS = 5000
+
+
+class PullConsumerCore:
+    """Reads queues for `group`, whose committed offsets it can read and write."""
+
+    def __init__(self, net: Net, routes: Routes, offsets: Offsets, group: str, options: PullOptions) -> None:
+        self._net = net
+        self._routes = routes
+        self._group = check_group(group)
+        self._options = options
+        self.offsets = offsets
+
+    async def queues(self, topic: str) -> list[MessageQueue]:
+        """The queues of `topic`, by broker and id. Raises TopicNotFound, NameServerUnreachable, NoBrokerForTopic."""
+        route = await self._routes.get(topic)
+        if not route.subscribe_queues:
+            self._routes.doubt(topic)
+            raise NoBrokerForTopic(topic, "none lets it be read")
+        return list(route.subscribe_queues)
+
+    async def pull(
+        self, queue: MessageQueue, offset: int, max_count: int = 32, *, tags: str = ALL, suspend_ms: int = 0
+    ) -> PullResult:
+        """Read up to `max_count` messages (a 4.9 broker gives 32 at most) from `offset` on.
+
+        With `suspend_ms` the broker waits that long for a message where there is none. Raises Refused, Unreachable,
+        RequestTimedOut, or BadRecord on a damaged answer.
+        """
+        subscription = subscribe_to(queue.topic, tags, 0)
+        raw = await self._pull(queue, offset, max_count, subscription, suspend_ms)
+        return PullResult(
+            raw.status,
+            raw.next_offset,
+            raw.min_offset,
+            raw.max_offset,
+            tuple(read_messages(raw, queue, subscription)),
+        )
+
+    async def fetch_raw(
+        self, queue: MessageQueue, offset: int, max_count: int = 32, *, tags: str = ALL, suspend_ms: int = 0
+    ) -> RawPull:
+        """As `pull`, with the records as bytes. Tags are filtered by hash only: compare them where that matters."""
+        return await self._pull(queue, offset, max_count, subscribe_to(queue.topic, tags, 0), suspend_ms)
+
+    async def fetch_many(
+        self, wants: Sequence[tuple[MessageQueue, int, int]], *, tags: str = ALL
+    ) -> list[RawPull | MQError]:
+        """Several `fetch_raw` at once, of (queue, offset, max count): all are sent before any answer is awaited.
+
+        An error stands in the place of the answer it prevented.
+        """
+        requests = [
+            (
+                await self._routes.address(queue, self._options.read_from),
+                self._request(queue, offset, max_count, subscribe_to(queue.topic, tags, 0), 0),
+            )
+            for queue, offset, max_count in wants
+        ]
+        answers = await self._net.invoke_many(requests, self._options.pull_timeout_ms)
+        results = [_read_or_error(answer) for answer in answers]
+        for (queue, _, _), result in zip(wants, results, strict=True):
+            if isinstance(result, MQError):
+                self._routes.doubt(queue.topic)
+        return results
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._net.close()
+
+    def _request(
+        self, queue: MessageQueue, offset: int, max_count: int, subscription: SubscriptionData, suspend_ms: int
+    ) -> RemotingCommand:
+        return pull_request(
+            queue,
+            offset,
+            max_count,
+            group=self._group,
+            subscription=subscription,
+            suspend_ms=suspend_ms,
+            carry_subscription=True,
+        )
+
+    async def _pull(
+        self, queue: MessageQueue, offset: int, max_count: int, subscription: SubscriptionData, suspend_ms: int
+    ) -> RawPull:
+        addr = await self._routes.address(queue, self._options.read_from)
+        request = self._request(queue, offset, max_count, subscription, suspend_ms)
+        timeout_ms = max(self._options.pull_timeout_ms, suspend_ms + _SUSPEND_GRACE_MS if suspend_ms else 0)
+        try:
+            return read_pull_answer(await self._net.invoke(addr, request, timeout_ms))
+        except MQError:
+            self._routes.doubt(queue.topic)
+            raise
+
+
+def make_pull_consumer(net: Net, name_servers: tuple[str, ...], group: str, options: PullOptions) -> PullConsumerCore:
+    """Put a pull consumer together."""
+    routes = Routes(net, name_servers, age_s=options.route_age_s, timeout_ms=options.request_timeout_ms)
+    offsets = Offsets(net, routes, group, options.request_timeout_ms)
+    return PullConsumerCore(net, routes, offsets, group, options)
+
+
+def _read_or_error(answer: RemotingCommand | MQError) -> RawPull | MQError:
+    if isinstance(answer, MQError):
+        return answer
+    try:
+        return read_pull_answer(answer)
+    except MQError as error:
+        return error

@@ -1,0 +1,235 @@
+"""The push consumer's core: a member of a group that balances queues, pulls them, and commits what was consumed.
+
+At least once: a message comes again where a member died, was slow to leave a queue, or its listener failed.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from mqbroker.client.assigned import AssignedQueue
+from mqbroker.client.consuming import Consuming, Listener
+from mqbroker.client.errors import ClientClosed, TopicNotFound
+from mqbroker.client.messages import RawPull, ReceivedMessage
+from mqbroker.client.net import LiveNet, Task, every
+from mqbroker.client.offsets import Offsets
+from mqbroker.client.options import PushOptions
+from mqbroker.client.presence import Presence
+from mqbroker.client.pulling import pull_request, read_pull_answer
+from mqbroker.client.rebalance import Rebalance
+from mqbroker.client.routes import Routes
+from mqbroker.client.subscription import ALL, subscribe_to
+from mqbroker.errors import MQError, Refused, Unreachable
+from mqbroker.wire.bodies import ConsumerData, MessageQueue, SubscriptionData
+from mqbroker.wire.codes import RETRY_PREFIX, RequestCode, ResponseCode
+from mqbroker.wire.command import RemotingCommand
+from mqbroker.wire.headers import ConsumerSendMsgBackRequestHeader
+from mqbroker.wire.names import check_group, check_topic
+
+log = logging.getLogger(__name__)
+
+#: Refusals of a broker that has not heard this member's latest heartbeat, as after its restart.
+_HEARTBEAT_HELPS = frozenset({ResponseCode.SUBSCRIPTION_NOT_EXIST, ResponseCode.SUBSCRIPTION_NOT_LATEST})
+
+#: The first pause before balancing again where something was not settled; it doubles up to the regular period.
+_UNSETTLED_PAUSE_S = 1.0
+
+_HALF_AN_HOUR_MS = 30 * 60 * 1000
+
+
+class PushConsumerCore:
+    """One member of `group`. `subscribe` before `start`, or at any time after."""
+
+    def __init__(
+        self, net: LiveNet, name_servers: tuple[str, ...], group: str, listener: Listener, options: PushOptions, me: str
+    ) -> None:
+        self._net = net
+        self._group = check_group(group)
+        self._options = options
+        timeout_ms = options.request_timeout_ms
+        self._routes = Routes(net, name_servers, age_s=None, timeout_ms=timeout_ms)
+        self._offsets = Offsets(net, self._routes, group, timeout_ms)
+        self._rebalance = Rebalance(net, self._routes, group, me, timeout_ms)
+        self._presence = Presence(net, self._routes, me, consumer_data=self._consumer_data, timeout_ms=timeout_ms)
+        self._consuming = Consuming(
+            net,
+            listener,
+            self._send_back,
+            concurrency=options.concurrency,
+            local_retry_s=options.local_retry_s,
+        )
+        self._subscriptions: dict[str, SubscriptionData] = {}
+        self._assigned: dict[MessageQueue, AssignedQueue] = {}
+        self._loops: list[Task] = []
+        self._wake = net.signal()
+        self._started = self._closed = False
+        self._timestamp_ms = options.consume_timestamp_ms or self._now_ms() - _HALF_AN_HOUR_MS
+        self._add_subscription(RETRY_PREFIX + group, ALL)
+
+    @property
+    def assigned(self) -> frozenset[MessageQueue]:
+        """The queues this member consumes now, its retry queues included."""
+        return frozenset(self._assigned)
+
+    async def subscribe(self, topic: str, expression: str = ALL) -> None:
+        """Consume `topic`: messages with one of the tags in "a || b", or all with "*". Raises Refused on a bad name."""
+        self._add_subscription(check_topic(topic), expression)
+        if self._started:
+            for queue in [queue for queue in self._assigned if queue.topic == topic]:
+                await self._release(queue)
+            await self._presence.beat()
+            self._wake.set()
+
+    async def start(self) -> None:
+        """Join the group. Raises NameServerUnreachable; a topic that does not exist yet is waited for."""
+        if self._started or self._closed:
+            raise ClientClosed("a push consumer is started once")
+        self._started = True
+        for topic in self._subscriptions:
+            try:
+                await self._routes.get(topic)
+            except TopicNotFound as error:
+                if not topic.startswith(RETRY_PREFIX):
+                    log.warning("waiting for the topic: %s", error)
+        await self._presence.beat()
+        settled = await self._balance()
+        options = self._options
+        self._loops = [
+            self._net.spawn(self._keep_balanced(settled)),
+            self._net.spawn(every(self._net, options.heartbeat_s, self._presence.beat)),
+            self._net.spawn(every(self._net, options.commit_s, self._commit_oneway)),
+            self._net.spawn(every(self._net, options.route_age_s, self._routes.refresh_all)),
+        ]
+
+    async def close(self) -> None:
+        """Let running listeners end, commit, leave the group and close the connections. Waits `close_timeout_s`."""
+        if self._closed:
+            return
+        self._closed = True
+        for loop in self._loops:
+            loop.cancel()
+        for assigned in self._assigned.values():
+            assigned.stop()
+        if not await self._consuming.close(self._options.close_timeout_s):
+            log.warning("listeners of %s still run after %g s", self._group, self._options.close_timeout_s)
+        if self._started:
+            await self._offsets.commit_many(self._committable())
+            await self._presence.leave()
+        for assigned in self._assigned.values():
+            assigned.drop()
+        await self._net.close()
+
+    def ids_changed(self, group: str) -> None:
+        """A broker says that members of `group` came or went."""
+        if group == self._group:
+            self._wake.set()
+
+    def _now_ms(self) -> int:
+        return int(self._net.now() * 1000)
+
+    def _add_subscription(self, topic: str, expression: str) -> None:
+        self._subscriptions[topic] = subscribe_to(topic, expression, self._now_ms())
+
+    def _consumer_data(self) -> ConsumerData:
+        return ConsumerData(
+            group_name=self._group,
+            consume_from_where=self._options.consume_from.value,
+            subscription_data_set=list(self._subscriptions.values()),
+        )
+
+    async def _keep_balanced(self, settled: bool) -> None:
+        pause_s = _UNSETTLED_PAUSE_S
+        while True:
+            pause_s = self._options.rebalance_s if settled else min(pause_s * 2, self._options.rebalance_s)
+            if await self._wake.wait(pause_s):
+                pause_s = _UNSETTLED_PAUSE_S
+            settled = await self._balance()
+
+    async def _balance(self) -> bool:
+        """Take and give up queues; False where the share of some topic could not be worked out."""
+        settled = True
+        for topic in list(self._subscriptions):
+            try:
+                share = await self._rebalance.share(topic)
+            except MQError as error:
+                log.info("not balancing %s of %s: %s", topic, self._group, error)
+                settled = False
+                continue
+            if self._closed:
+                return True
+            await self._change_to(topic, frozenset(share))
+        await self._presence.meet()
+        return settled
+
+    async def _change_to(self, topic: str, share: frozenset[MessageQueue]) -> None:
+        for queue in [queue for queue in self._assigned if queue.topic == topic and queue not in share]:
+            await self._release(queue)
+        for queue in sorted(share.difference(self._assigned)):
+            log.info("%s takes %s", self._group, queue)
+            self._assigned[queue] = AssignedQueue(
+                self._net,
+                queue,
+                self._subscriptions[topic],
+                self._options,
+                find_start=self._find_start,
+                pull=self._pull,
+                deliver=self._consuming.put,
+            )
+
+    async def _release(self, queue: MessageQueue) -> None:
+        log.info("%s gives up %s", self._group, queue)
+        assigned = self._assigned.pop(queue)
+        offset = assigned.committable
+        assigned.drop()
+        if offset is not None:
+            try:
+                await self._offsets.commit_oneway(queue, offset)
+            except MQError as error:
+                log.warning("offset %d of %s not committed: %s", offset, queue, error)
+
+    async def _find_start(self, queue: MessageQueue) -> int:
+        return await self._offsets.start(queue, self._options.consume_from, self._timestamp_ms)
+
+    async def _pull(self, queue: MessageQueue, offset: int, broker_id: int) -> RawPull:
+        request = pull_request(
+            queue,
+            offset,
+            self._options.pull_batch,
+            group=self._group,
+            subscription=self._subscriptions[queue.topic],
+            suspend_ms=self._options.suspend_ms,
+        )
+        addr = await self._routes.address(queue, broker_id)
+        try:
+            return read_pull_answer(await self._net.invoke(addr, request, self._options.pull_timeout_ms))
+        except Refused as refused:
+            if refused.code in _HEARTBEAT_HELPS:
+                await self._presence.beat_to(addr)
+            raise
+        except Unreachable:
+            self._routes.doubt(queue.topic)
+            raise
+
+    async def _send_back(self, message: ReceivedMessage, delay_level: int) -> None:
+        header = ConsumerSendMsgBackRequestHeader(
+            offset=message.commit_log_offset,
+            group=self._group,
+            delay_level=delay_level,
+            origin_msg_id=message.msg_id,
+            origin_topic=message.topic,
+            max_reconsume_times=self._options.max_reconsume_times,
+            bname=message.queue.broker_name,
+        )
+        addr = await self._routes.address(message.queue, master_only=True)
+        request = RemotingCommand.request(RequestCode.CONSUMER_SEND_MSG_BACK, header)
+        answer = await self._net.invoke(addr, request, self._options.request_timeout_ms)
+        if answer.code != ResponseCode.SUCCESS:
+            raise Refused(answer.code, answer.remark or "")
+
+    def _committable(self) -> dict[MessageQueue, int]:
+        offsets = {queue: assigned.committable for queue, assigned in self._assigned.items()}
+        return {queue: offset for queue, offset in offsets.items() if offset is not None}
+
+    async def _commit_oneway(self) -> None:
+        for queue, offset in self._committable().items():
+            await self._offsets.commit_oneway(queue, offset)

@@ -1,0 +1,55 @@
+"""Which queues are this member's now: the topic's queues from its route, the group's members from a broker."""
+
+from __future__ import annotations
+
+import logging
+
+from mqbroker.client.allocation import allocate_averagely
+from mqbroker.client.net import Net
+from mqbroker.client.routes import Route, Routes
+from mqbroker.errors import MQError, Refused
+from mqbroker.wire.bodies import GetConsumerListByGroupResponseBody, MessageQueue
+from mqbroker.wire.codes import RequestCode, ResponseCode
+from mqbroker.wire.command import RemotingCommand
+from mqbroker.wire.headers import GetConsumerListByGroupRequestHeader
+
+log = logging.getLogger(__name__)
+
+
+class Rebalance:
+    """Works out the share of `client_id` in `group`."""
+
+    def __init__(self, net: Net, routes: Routes, group: str, client_id: str, timeout_ms: int) -> None:
+        self._net = net
+        self._routes = routes
+        self._group = group
+        self._client_id = client_id
+        self._timeout_ms = timeout_ms
+
+    async def share(self, topic: str) -> list[MessageQueue]:
+        """This member's queues of `topic`. Raises MQError where the route or the members cannot be had."""
+        route = await self._routes.get(topic)
+        members = await self._members(route)
+        if self._client_id not in members:
+            log.warning("the broker does not count this client among the members of %s", self._group)
+        return allocate_averagely(self._client_id, route.subscribe_queues, members)
+
+    async def _members(self, route: Route) -> list[str]:
+        header = GetConsumerListByGroupRequestHeader(consumer_group=self._group)
+        names = sorted(route.brokers)
+        self._net.rng.shuffle(names)
+        last: MQError = Refused(ResponseCode.SYSTEM_ERROR, f"the route of {route.topic} names no broker")
+        for name in names:
+            addr = route.any_address(name)
+            if addr is None:
+                continue
+            request = RemotingCommand.request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
+            try:
+                answer = await self._net.invoke(addr, request, self._timeout_ms)
+                if answer.code == ResponseCode.SUCCESS:
+                    return GetConsumerListByGroupResponseBody.from_json(answer.body).consumer_id_list
+                last = Refused(answer.code, answer.remark or "")
+            except MQError as error:
+                last = error
+        self._routes.doubt(route.topic)
+        raise last

@@ -1,0 +1,213 @@
+"""Which queues a topic has and where its brokers are: asked of the name servers, kept for a while.
+
+`Route` is a value; `Routes` is the cache. A route that was good is kept while the name servers are away.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+
+import attrs
+
+from mqbroker.client.allocation import sorted_queues
+from mqbroker.client.errors import NameServerUnreachable, NoBrokerForTopic, TopicNotFound
+from mqbroker.client.net import Net
+from mqbroker.errors import MQError, Refused
+from mqbroker.wire.bodies import BrokerData, MessageQueue, QueueData, TopicRouteData
+from mqbroker.wire.codes import AUTO_CREATE_TOPIC, MASTER_ID, Perm, RequestCode, ResponseCode
+from mqbroker.wire.command import RemotingCommand
+from mqbroker.wire.headers import GetRouteInfoRequestHeader
+
+log = logging.getLogger(__name__)
+
+#: A route that a failed request puts in doubt is asked for again after this long at the earliest.
+_DOUBT_S = 1.0
+
+
+@attrs.frozen
+class Route:
+    """Where `topic` is. `brokers` maps a broker name to addresses by broker id; `borrowed` marks TBW102's route."""
+
+    topic: str
+    publish_queues: tuple[MessageQueue, ...]
+    subscribe_queues: tuple[MessageQueue, ...]
+    brokers: Mapping[str, Mapping[int, str]]
+    borrowed: bool = False
+
+    def master(self, broker_name: str) -> str | None:
+        return self.brokers.get(broker_name, {}).get(MASTER_ID)
+
+    def any_address(self, broker_name: str, prefer_id: int = MASTER_ID) -> str | None:
+        """The address of `prefer_id`, else the master's, else any other of the set."""
+        addresses = self.brokers.get(broker_name, {})
+        for broker_id in (prefer_id, MASTER_ID, *sorted(addresses)):
+            if broker_id in addresses:
+                return addresses[broker_id]
+        return None
+
+
+def _queues(topic: str, datas: Iterable[QueueData], perm: int, limit: int | None) -> tuple[MessageQueue, ...]:
+    found: list[MessageQueue] = []
+    for data in datas:
+        if data.perm & perm:
+            count = data.read_queue_nums if perm == Perm.READ else data.write_queue_nums
+            count = count if limit is None else min(count, limit)
+            found += [MessageQueue(topic, data.broker_name, n) for n in range(count)]
+    return tuple(sorted_queues(found))
+
+
+def _addresses(datas: Iterable[BrokerData]) -> dict[str, Mapping[int, str]]:
+    return {data.broker_name: dict(data.broker_addrs) for data in datas}
+
+
+def route_of(topic: str, data: TopicRouteData) -> Route:
+    """Messages go to masters only, so queues of a set without one are not written to."""
+    brokers = _addresses(data.broker_datas)
+    with_master = [q for q in data.queue_datas if MASTER_ID in brokers.get(q.broker_name, {})]
+    return Route(
+        topic=topic,
+        publish_queues=_queues(topic, with_master, Perm.WRITE, None),
+        subscribe_queues=_queues(topic, data.queue_datas, Perm.READ, None),
+        brokers=brokers,
+    )
+
+
+def borrowed_route(topic: str, data: TopicRouteData, queues: int) -> Route:
+    """The route of the auto-create topic, for sending to a `topic` that the send itself will create."""
+    template = route_of(topic, data)
+    return attrs.evolve(
+        template,
+        publish_queues=tuple(q for q in template.publish_queues if q.queue_id < queues),
+        subscribe_queues=(),
+        borrowed=True,
+    )
+
+
+@attrs.define
+class _Entry:
+    route: Route
+    checked_at: float
+    doubted: bool = False
+
+
+class Routes:
+    """The routes of the topics in use, from the first of `name_servers` that answers.
+
+    `age_s` None means that somebody calls `refresh_all`; otherwise a route older than that is asked for again on use.
+    """
+
+    def __init__(
+        self,
+        net: Net,
+        name_servers: tuple[str, ...],
+        *,
+        age_s: float | None,
+        default_topic_queues: int = 4,
+        timeout_ms: int = 3000,
+    ) -> None:
+        self._net = net
+        self._name_servers = name_servers
+        self._age_s = age_s
+        self._default_topic_queues = default_topic_queues
+        self._timeout_ms = timeout_ms
+        self._entries: dict[str, _Entry] = {}
+        self._first = net.rng.randrange(len(name_servers))
+
+    async def get(self, topic: str, *, create: bool = False) -> Route:
+        """Return the route; with `create`, that of the auto-create topic where `topic` does not exist yet.
+
+        Raises TopicNotFound or NameServerUnreachable, unless an older answer is at hand.
+        """
+        entry = self._entries.get(topic)
+        if entry is not None and (create or not entry.route.borrowed) and not self._is_old(entry):
+            return entry.route
+        return await self._update(topic, create=create)
+
+    async def refresh_all(self) -> None:
+        """Ask again for every topic in use."""
+        for topic, entry in list(self._entries.items()):
+            await self._update(topic, create=entry.route.borrowed)
+
+    def doubt(self, topic: str) -> None:
+        """A request along this route failed: ask again before its time."""
+        if topic in self._entries:
+            self._entries[topic].doubted = True
+
+    def brokers(self) -> dict[str, Mapping[int, str]]:
+        """All brokers of all routes in use."""
+        return {name: ids for entry in self._entries.values() for name, ids in entry.route.brokers.items()}
+
+    async def address(self, queue: MessageQueue, prefer_id: int = MASTER_ID, *, master_only: bool = False) -> str:
+        """Where requests for `queue` go. Raises NoBrokerForTopic where its broker has left."""
+        route = await self.get(queue.topic)
+        if master_only:
+            addr = route.master(queue.broker_name)
+        else:
+            addr = route.any_address(queue.broker_name, prefer_id)
+        if addr is None:
+            self.doubt(queue.topic)
+            raise NoBrokerForTopic(queue.topic, f"the name server knows no address of broker {queue.broker_name}")
+        return addr
+
+    def _is_old(self, entry: _Entry) -> bool:
+        age = self._net.now() - entry.checked_at
+        if entry.doubted:
+            return age >= _DOUBT_S
+        return self._age_s is not None and age >= self._age_s
+
+    async def _update(self, topic: str, *, create: bool) -> Route:
+        try:
+            route = await self._fetch(topic, create=create)
+        except MQError as error:
+            entry = self._entries.get(topic)
+            if entry is None or (entry.route.borrowed and not create):
+                raise
+            log.warning("keeping the former route of %s: %s", topic, error)
+            route = entry.route
+        self._entries[topic] = _Entry(route, self._net.now())
+        return route
+
+    async def _fetch(self, topic: str, *, create: bool) -> Route:
+        data = await self._ask(topic)
+        if data is not None:
+            return route_of(topic, data)
+        if not create:
+            raise TopicNotFound(topic, self._name_servers, "they do not know it")
+        data = await self._ask(AUTO_CREATE_TOPIC)
+        if data is None:
+            raise TopicNotFound(
+                topic, self._name_servers, "they do not know it, and no broker creates topics on a send"
+            )
+        return borrowed_route(topic, data, self._default_topic_queues)
+
+    async def _ask(self, topic: str) -> TopicRouteData | None:
+        """Ask the name servers in turn; None where those that answer do not know the topic."""
+        tried: list[tuple[str, str]] = []
+        unknown = False
+        for n in range(len(self._name_servers)):
+            index = (self._first + n) % len(self._name_servers)
+            request = RemotingCommand.request(
+                RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoRequestHeader(topic=topic)
+            )
+            try:
+                answer = await self._net.invoke(self._name_servers[index], request, self._timeout_ms)
+                data = _read_answer(answer)
+            except MQError as error:
+                tried.append((self._name_servers[index], f"{type(error).__name__}: {error}"))
+                continue
+            if data is not None:
+                self._first = index
+                return data
+            unknown = True
+        if unknown:
+            return None
+        raise NameServerUnreachable(tuple(tried))
+
+
+def _read_answer(answer: RemotingCommand) -> TopicRouteData | None:
+    if answer.code == ResponseCode.SUCCESS:
+        return TopicRouteData.from_json(answer.body)
+    if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+        return None
+    raise Refused(answer.code, answer.remark or "")

@@ -1,0 +1,189 @@
+"""Turning messages into send requests and answers into results. Pure: ids and times come in as arguments."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable, Collection, Sequence
+
+import attrs
+
+from mqbroker.client.errors import BadMessage
+from mqbroker.client.messages import Message, SendResult, SendStatus
+from mqbroker.client.options import ProducerOptions
+from mqbroker.errors import Refused
+from mqbroker.wire.batch import BatchEntry, encode_batch
+from mqbroker.wire.bodies import MessageQueue
+from mqbroker.wire.codes import (
+    AUTO_CREATE_TOPIC,
+    KEY_SEPARATOR,
+    RETRY_PREFIX,
+    Prop,
+    RequestCode,
+    ResponseCode,
+    SysFlag,
+)
+from mqbroker.wire.command import RemotingCommand
+from mqbroker.wire.headers import SendMessageRequestHeaderV2, SendMessageResponseHeader, decode_header
+from mqbroker.wire.javahash import java_hash
+from mqbroker.wire.properties import encode_properties
+
+#: Refusals after which another broker may take the message, as in DefaultMQProducer of 4.9.7, and a busy broker.
+RETRIABLE_CODES = frozenset(
+    {
+        ResponseCode.SYSTEM_ERROR,
+        ResponseCode.SYSTEM_BUSY,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        ResponseCode.NO_PERMISSION,
+        ResponseCode.TOPIC_NOT_EXIST,
+        ResponseCode.NO_BUYER_ID,
+        ResponseCode.NOT_IN_CURRENT_UNIT,
+    }
+)
+
+_STATUSES = frozenset(status.value for status in SendStatus)
+
+
+@attrs.frozen
+class Outgoing:
+    """What every attempt to send one message, or one batch, has in common."""
+
+    topic: str
+    body: bytes
+    properties: str
+    msg_id: str
+    born_timestamp_ms: int
+    sys_flag: int = 0
+    flag: int = 0
+    is_batch: bool = False
+
+
+def wire_properties(message: Message, unique_key: str) -> dict[str, str]:
+    """The user's properties and the system's, under their names on the wire."""
+    properties = dict(message.properties)
+    if message.keys:
+        properties[Prop.KEYS] = KEY_SEPARATOR.join(message.keys)
+    properties[Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX] = unique_key
+    properties[Prop.WAIT_STORE_MSG_OK] = "true" if message.wait_stored else "false"
+    if message.delay_level > 0:
+        properties[Prop.DELAY_TIME_LEVEL] = str(message.delay_level)
+    if message.tags:
+        properties[Prop.TAGS] = message.tags
+    return properties
+
+
+def prepare(message: Message, options: ProducerOptions, next_id: Callable[[], str], now_ms: int) -> Outgoing:
+    """Make one message ready. Raises BadMessage where it is empty or too large."""
+    _check_size(len(message.body), options)
+    msg_id = message.unique_key or next_id()
+    body, sys_flag = message.body, 0
+    if len(body) >= options.compress_over_bytes:
+        body, sys_flag = zlib.compress(body, options.compress_level), SysFlag.COMPRESSED
+    return Outgoing(
+        topic=message.topic,
+        body=body,
+        properties=encode_properties(wire_properties(message, msg_id)).decode(),
+        msg_id=msg_id,
+        born_timestamp_ms=now_ms,
+        sys_flag=sys_flag,
+        flag=message.flag,
+    )
+
+
+def prepare_batch(
+    messages: Sequence[Message], options: ProducerOptions, next_id: Callable[[], str], now_ms: int
+) -> Outgoing:
+    """Make a batch ready. Raises BadMessage where it is empty, mixed, too large, or holds delayed messages."""
+    if not messages:
+        raise BadMessage("a batch needs at least one message")
+    first = messages[0]
+    if any((m.topic, m.wait_stored) != (first.topic, first.wait_stored) for m in messages):
+        raise BadMessage("all messages of a batch must have the same topic and the same wait_stored")
+    if any(m.delay_level for m in messages) or first.topic.startswith(RETRY_PREFIX):
+        raise BadMessage("delayed messages and retry topics cannot be sent in batches")
+    if not all(m.body for m in messages):
+        raise BadMessage("a message of the batch has an empty body, which brokers refuse")
+    ids = [m.unique_key or next_id() for m in messages]
+    body = encode_batch(
+        BatchEntry(m.flag, m.body, encode_properties(wire_properties(m, msg_id)))
+        for m, msg_id in zip(messages, ids, strict=True)
+    )
+    _check_size(len(body), options)
+    wait = {Prop.WAIT_STORE_MSG_OK: "true" if first.wait_stored else "false"}
+    return Outgoing(
+        topic=first.topic,
+        body=body,
+        properties=encode_properties(wait).decode(),
+        msg_id=",".join(ids),
+        born_timestamp_ms=now_ms,
+        is_batch=True,
+    )
+
+
+def _check_size(body_bytes: int, options: ProducerOptions) -> None:
+    if not body_bytes:
+        raise BadMessage("the message body is empty, which brokers refuse")
+    if body_bytes > options.message_bytes_max:
+        raise BadMessage(
+            f"the body is {body_bytes} bytes, the limit is {options.message_bytes_max} (message_bytes_max here,"
+            " maxMessageSize in the broker)"
+        )
+
+
+def send_request(outgoing: Outgoing, queue: MessageQueue, group: str, options: ProducerOptions) -> RemotingCommand:
+    """One attempt: `outgoing` to `queue`."""
+    header = SendMessageRequestHeaderV2(
+        producer_group=group,
+        topic=outgoing.topic,
+        default_topic=AUTO_CREATE_TOPIC,
+        default_topic_queue_nums=options.default_topic_queues,
+        queue_id=queue.queue_id,
+        sys_flag=outgoing.sys_flag,
+        born_timestamp=outgoing.born_timestamp_ms,
+        flag=outgoing.flag,
+        properties=outgoing.properties,
+        reconsume_times=0,
+        unit_mode=False,
+        batch=outgoing.is_batch,
+        bname=queue.broker_name,
+    )
+    code = RequestCode.SEND_BATCH_MESSAGE if outgoing.is_batch else RequestCode.SEND_MESSAGE_V2
+    return RemotingCommand.request(code, header, outgoing.body)
+
+
+def read_send_answer(outgoing: Outgoing, queue: MessageQueue, answer: RemotingCommand) -> SendResult:
+    """Raises Refused where the broker did not take the message."""
+    if answer.code not in _STATUSES:
+        raise Refused(answer.code, answer.remark or "")
+    header = decode_header(SendMessageResponseHeader, answer.ext_fields)
+    return SendResult(
+        status=SendStatus(answer.code),
+        msg_id=outgoing.msg_id,
+        offset_msg_id=header.msg_id,
+        queue=MessageQueue(queue.topic, queue.broker_name, header.queue_id),
+        queue_offset=header.queue_offset,
+    )
+
+
+def queue_for_key(queues: Sequence[MessageQueue], key: str) -> MessageQueue:
+    """Equal keys go to the same queue while their number is the same; Java's SelectMessageQueueByHash agrees."""
+    return queues[abs(java_hash(key)) % len(queues)]
+
+
+class Rotation:
+    """Queues of a topic in turn, starting anywhere."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._turns: dict[str, int] = {}
+
+    def next(self, topic: str, queues: Sequence[MessageQueue], avoid: Collection[str] = ()) -> MessageQueue:
+        """The next queue that is not on a broker to `avoid`, or the next at all where all are."""
+        turn = self._turns[topic] + 1 if topic in self._turns else self._rng.randrange(len(queues))
+        for step in range(len(queues)):
+            queue = queues[(turn + step) % len(queues)]
+            if queue.broker_name not in avoid:
+                self._turns[topic] = turn + step
+                return queue
+        self._turns[topic] = turn
+        return queues[turn % len(queues)]

@@ -1,0 +1,88 @@
+"""Builds the name server: the one place that sees all of its parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.application.service import Service
+from twisted.internet.interfaces import IReactorTime
+from twisted.internet.task import LoopingCall
+from twisted.logger import Logger
+
+from mqbroker.config import NamesrvSettings
+from mqbroker.namesrv.kv import KvConfig, KvWrapper
+from mqbroker.namesrv.processors import BrokerProcessor, KvProcessor, RouteProcessor
+from mqbroker.namesrv.routes import RouteTable
+from mqbroker.remoting.connection import RemotingProtocol
+from mqbroker.remoting.handlers import HandlerTable, IConnection
+from mqbroker.remoting.limits import Limits
+from mqbroker.remoting.listening import ListeningService
+from mqbroker.remoting.ordered import OrderedService
+from mqbroker.remoting.server import ConnectionEvent, RemotingServerFactory
+from mqbroker.store.jsonfile import JsonFile
+from mqbroker.store.worker import IWorker
+
+log = Logger()
+
+#: How often silent brokers are looked for.
+SCAN_SECONDS = 10.0
+
+
+class ExpiryService(Service):
+    """Takes out the brokers that are silent for too long, and closes their connections."""
+
+    def __init__(self, routes: RouteTable[IConnection], clock: IReactorTime) -> None:
+        self._routes = routes
+        self._clock = clock
+        self._loop = LoopingCall(self._scan)
+        self._loop.clock = clock
+
+    def startService(self) -> None:
+        self._loop.start(SCAN_SECONDS, now=False)
+
+    def stopService(self) -> None:
+        self._loop.stop()
+
+    def _scan(self) -> None:
+        for addr, connection in self._routes.expire(int(self._clock.seconds() * 1000)):
+            log.warn("broker {addr} did not register for 120 s and is taken out", addr=addr)
+            connection.close("its broker did not register for 120 s")
+
+
+class Namesrv(OrderedService):
+    """The name server as a service. `ports` holds its real port once it runs."""
+
+    def __init__(self, listening: ListeningService, expiry: ExpiryService) -> None:
+        super().__init__([expiry, listening])
+        self._listening = listening
+
+    @property
+    def ports(self) -> dict[str, int]:
+        return {"remoting": self._listening.port}
+
+
+def make_namesrv(settings: NamesrvSettings, reactor: Any, worker: IWorker) -> Namesrv:
+    """A name server that serves while it runs.
+
+    Raises StoreDamaged where kvConfig.json cannot be read; starting raises twisted's CannotListenError.
+    """
+    kv_file = JsonFile(settings.kv_config_path, worker)
+    kv = KvConfig(kv_file.load(KvWrapper.from_json))
+    routes: RouteTable[IConnection] = RouteTable()
+    table = HandlerTable()
+    BrokerProcessor(routes, kv, reactor).add_to(table)
+    RouteProcessor(routes, kv, order_message_enable=settings.order_message_enable).add_to(table)
+    KvProcessor(kv, lambda: kv_file.save(kv.to_json)).add_to(table)
+    server = settings.server
+    limits = Limits(frame_bytes_max=server.frame_max_length, idle_seconds=server.server_channel_max_idle_time_seconds)
+
+    def on_event(event: ConnectionEvent, connection: RemotingProtocol) -> None:
+        if event is not ConnectionEvent.CONNECT:
+            for addr in routes.drop_connection(connection):
+                log.info("the connection of broker {addr} closed: it is taken out", addr=addr)
+
+    factory = RemotingServerFactory(table, reactor, limits, on_event)
+    listening = ListeningService(
+        reactor, server.listen_port, factory, backlog=server.server_socket_backlog, interface=server.bind_address
+    )
+    return Namesrv(listening, ExpiryService(routes, reactor))

@@ -1,0 +1,244 @@
+"""The rules of routes: values and a time in, values out."""
+
+import attrs
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mqbroker.namesrv.routes import EXPIRY_MS, Registered, Registration, RouteTable
+from mqbroker.wire.bodies import BrokerData, DataVersion, QueueData, TopicConfig, TopicConfigSerializeWrapper, TopicList
+from mqbroker.wire.codes import Perm
+
+A, B = "127.0.0.1:10911", "127.0.0.1:11911"
+HA = "127.0.0.1:10912"
+
+
+def topics(*names, version=1, **fields):
+    return TopicConfigSerializeWrapper({name: TopicConfig(name, **fields) for name in names}, DataVersion(0, version))
+
+
+def registration(addr=A, *, name="broker-a", broker_id=0, cluster="C", held=None, servers=None):
+    return Registration(
+        cluster=cluster,
+        broker_name=name,
+        broker_addr=addr,
+        broker_id=broker_id,
+        ha_server_addr=HA if addr == A else "",
+        topics=held if held is not None else topics("T"),
+        filter_servers=servers,
+    )
+
+
+@pytest.fixture
+def table():
+    return RouteTable()
+
+
+def addrs(table, topic="T"):
+    route = table.route(topic)
+    return None if route is None else {data.broker_name: data.broker_addrs for data in route.broker_datas}
+
+
+def test_a_registered_topic_has_a_route(table):
+    held = topics("T", read_queue_nums=4, write_queue_nums=3, perm=6, topic_sys_flag=1)
+    assert table.register(registration(held=held), "x", 0) == Registered(is_new=True)
+    route = table.route("T")
+    assert route.queue_datas == [QueueData("broker-a", 4, 3, 6, 1)]
+    assert route.broker_datas == [BrokerData("broker-a", "C", {0: A})]
+    assert route.filter_server_table == {}
+    assert route.order_topic_conf is None
+    assert table.route("U") is None
+
+
+def test_a_slave_learns_its_master(table):
+    assert table.register(registration(B, broker_id=1), "y", 0) == Registered(is_new=True)
+    table.register(registration(), "x", 0)
+    assert table.register(registration(B, broker_id=1), "y", 0) == Registered(A, HA)
+    assert addrs(table) == {"broker-a": {0: A, 1: B}}
+
+
+def test_a_slave_brings_no_topics(table):
+    table.register(registration(B, broker_id=1), "y", 0)
+    assert table.topics() == TopicList(frozenset())
+
+
+def test_topics_are_read_again_only_when_their_version_changed(table):
+    table.register(registration(), "x", 0)
+    table.register(registration(held=topics("T", perm=4)), "x", 0)
+    assert table.route("T").queue_datas[0].perm == 6
+    table.register(registration(held=topics("T", perm=4, version=2)), "x", 0)
+    assert table.route("T").queue_datas[0].perm == 4
+
+
+def test_a_topic_that_is_no_longer_registered_stays(table):
+    table.register(registration(held=topics("T", "U")), "x", 0)
+    table.register(registration(held=topics("T", version=2)), "x", 0)
+    assert addrs(table, "U") == {"broker-a": {0: A}}
+
+
+def test_a_broker_that_changes_its_address(table):
+    table.register(registration(A), "x", 0)
+    registered = table.register(registration(B, held=topics("U", version=1)), "y", 0)
+    assert registered == Registered(is_new=True, replaced=A)
+    assert addrs(table) == {"broker-a": {0: B}}
+    assert addrs(table, "U") == {"broker-a": {0: B}}
+    assert table.drop_connection("x") == [A]
+    assert addrs(table) == {"broker-a": {0: B}}
+
+
+def test_a_slave_that_becomes_the_master_has_one_id(table):
+    table.register(registration(A), "x", 0)
+    table.register(registration(B, broker_id=1), "y", 0)
+    table.unregister("broker-a", A, 0)
+    table.register(registration(B, broker_id=0), "y", 0)
+    assert addrs(table) == {"broker-a": {0: B}}
+
+
+def test_unregistering_takes_out_what_only_it_had(table):
+    table.register(registration(held=topics("T", "U")), "x", 0)
+    table.register(registration(B, name="broker-b"), "y", 0)
+    assert table.unregister("broker-a", A, 0)
+    assert addrs(table) == {"broker-b": {0: B}}
+    assert table.topics() == TopicList(frozenset("T"))
+    assert table.cluster_info().cluster_addr_table == {"C": frozenset({"broker-b"})}
+    assert not table.unregister("broker-a", A, 0)
+    table.unregister("broker-b", B, 0)
+    assert table.cluster_info().cluster_addr_table == {}
+    assert table.cluster_info().broker_addr_table == {}
+
+
+def test_a_master_that_leaves_keeps_its_slaves_reading(table):
+    table.register(registration(), "x", 0)
+    table.register(registration(B, broker_id=1), "y", 0)
+    table.unregister("broker-a", A, 0)
+    assert addrs(table) == {"broker-a": {1: B}}
+
+
+def test_a_late_unregistration_leaves_the_one_that_came_since(table):
+    table.register(registration(A), "x", 0)
+    table.register(registration(B), "y", 0)
+    table.unregister("broker-a", A, 0)
+    assert addrs(table) == {"broker-a": {0: B}}
+
+
+def test_a_closed_connection_takes_out_its_brokers_only(table):
+    table.register(registration(A), "x", 0)
+    table.register(registration(B, name="broker-b"), "y", 0)
+    assert table.drop_connection("z") == []
+    assert table.drop_connection("x") == [A]
+    assert addrs(table) == {"broker-b": {0: B}}
+
+
+def test_the_former_connection_of_a_broker_that_came_back_means_nothing(table):
+    table.register(registration(), "x", 0)
+    table.register(registration(), "y", 0)
+    assert table.drop_connection("x") == []
+    assert addrs(table) == {"broker-a": {0: A}}
+
+
+@pytest.mark.parametrize(("after_ms", "gone"), [(EXPIRY_MS, []), (EXPIRY_MS + 1, [(A, "x")])])
+def test_a_silent_broker_expires_after_two_minutes(table, after_ms, gone):
+    table.register(registration(), "x", 1000)
+    assert table.expire(1000 + after_ms) == gone
+    assert (table.route("T") is None) == bool(gone)
+
+
+def test_a_broker_with_nothing_to_tell_is_alive(table):
+    table.register(registration(), "x", 0)
+    assert not table.changed(A, DataVersion(0, 1))
+    table.touch(A, 100_000)
+    assert table.expire(EXPIRY_MS + 1) == []
+    assert table.expire(100_000 + EXPIRY_MS + 1) == [(A, "x")]
+    table.touch(A, 300_000)
+    assert table.version_of(A) is None
+
+
+def test_versions(table):
+    assert table.changed(A, DataVersion())
+    table.register(registration(), "x", 0)
+    assert table.version_of(A) == DataVersion(0, 1)
+    assert table.changed(A, DataVersion(0, 2))
+    assert table.changed(A, DataVersion(1, 1))
+
+
+def test_filter_servers(table):
+    table.register(registration(servers=["f:1"]), "x", 0)
+    assert table.route("T").filter_server_table == {A: ["f:1"]}
+    table.register(registration(servers=None), "x", 0)
+    assert table.route("T").filter_server_table == {A: ["f:1"]}
+    table.register(registration(servers=[]), "x", 0)
+    assert table.route("T").filter_server_table == {}
+
+
+def test_write_permission(table):
+    table.register(registration(held=topics("T", "U", perm=7)), "x", 0)
+    table.register(registration(B, name="broker-b"), "y", 0)
+    assert table.wipe_write_permission("broker-a") == 2
+    perms = {data.broker_name: data.perm for data in table.route("T").queue_datas}
+    assert perms == {"broker-a": Perm.READ | Perm.INHERIT, "broker-b": 6}
+    assert table.add_write_permission("broker-a") == 2
+    assert [data.perm for data in table.route("U").queue_datas] == [6]
+    assert table.wipe_write_permission("nobody") == 0
+
+
+def test_deleting_topics(table):
+    table.register(registration(held=topics("T", "U")), "x", 0)
+    table.register(registration(B, name="broker-b", cluster="D"), "y", 0)
+    table.delete_topic("T", "D")
+    assert addrs(table) == {"broker-a": {0: A}}
+    table.delete_topic("T", "unknown")
+    assert addrs(table) == {"broker-a": {0: A}}
+    table.delete_topic("T", "C")
+    assert table.route("T") is None
+    table.delete_topic("U")
+    assert table.topics() == TopicList(frozenset())
+
+
+def test_lists(table):
+    table.register(registration(held=topics("T", "U")), "x", 0)
+    table.register(registration(B, name="broker-b", cluster="D"), "y", 0)
+    assert table.topics() == TopicList(frozenset("TU"))
+    assert table.topics_of_cluster("D") == TopicList(frozenset("T"))
+    assert table.topics_of_cluster("nowhere") == TopicList(frozenset())
+    assert table.system_topics() == TopicList(frozenset({"C", "D", "broker-a", "broker-b"}), A)
+    assert RouteTable().system_topics() == TopicList()
+
+
+NAMES = st.sampled_from(["broker-a", "broker-b"])
+ADDRS = st.sampled_from([A, B, "127.0.0.1:12911"])
+IDS = st.integers(0, 1)
+STEPS = st.one_of(
+    st.tuples(st.just("register"), NAMES, ADDRS, IDS, st.sampled_from("xyz"), st.integers(1, 3)),
+    st.tuples(st.just("unregister"), NAMES, ADDRS, IDS),
+    st.tuples(st.just("drop"), st.sampled_from("xyz")),
+    st.tuples(st.just("expire"), st.integers(0, 200_000)),
+)
+
+
+def take(table, step, now):
+    match step:
+        case ("register", name, addr, broker_id, connection, version):
+            held = topics(f"T{version}", version=version)
+            table.register(registration(addr, name=name, broker_id=broker_id, held=held), connection, now)
+        case ("unregister", name, addr, broker_id):
+            table.unregister(name, addr, broker_id)
+        case ("drop", connection):
+            table.drop_connection(connection)
+        case ("expire", after):
+            table.expire(now + after)
+
+
+@settings(derandomize=True, deadline=None, database=None)
+@given(st.lists(STEPS, max_size=20))
+def test_the_tables_agree_whatever_happens(steps):
+    table = RouteTable()
+    for now, step in enumerate(steps):
+        take(table, step, now)
+        info = table.cluster_info()
+        assert set().union(*info.cluster_addr_table.values()) == set(info.broker_addr_table)
+        assert all(data.broker_addrs for data in info.broker_addr_table.values())
+        assert all(table.route(topic) is not None for topic in table.topics().topic_list)
+    for connection in "xyz":
+        table.drop_connection(connection)
+    table.expire(10**9)
+    assert attrs.asdict(table.topics()) == attrs.asdict(TopicList())

@@ -1,0 +1,64 @@
+"""The checkpoint file: up to where log, consume queues and index are known to be on the disk.
+
+    0   store timestamp of the log's last synced message    8 | 24  magic                     8
+    8   ... of the last in a synced consume queue           8 | 32  offsets of the same three 24
+    16  ... of the last in a synced index                   8 | 56  CRC32 of bytes 0 to 56    4
+
+The first three are the Java broker's, which looks at nothing else and leaves the rest as it is: the CRC tells whether
+the offsets belong to the timestamps. Must never know when it is written.
+"""
+
+from __future__ import annotations
+
+import zlib
+from struct import Struct
+
+import attrs
+
+CHECKPOINT_BYTES = 4096
+#: Java stamps a flush with the newest message it saw, which may not have been part of it.
+_JAVA_MARGIN_MS = 3000
+_TIMES = Struct(">qqq")
+_OFFSETS = Struct(">8sqqq")
+_CRC = Struct(">I")
+_MAGIC = b"MQBcp\x00\x00\x01"
+_CRC_AT = _TIMES.size + _OFFSETS.size
+
+
+@attrs.frozen
+class Checkpoint:
+    """Timestamps in ms. All messages below the offsets are on the disk; None where only timestamps are known."""
+
+    log_ms: int = 0
+    queues_ms: int = 0
+    index_ms: int = 0
+    log_offset: int | None = None
+    queues_offset: int | None = None
+    index_offset: int | None = None
+
+    @property
+    def safe_ms(self) -> int:
+        """Messages stored at or before this time are in log and consume queues on the disk."""
+        return max(0, min(self.log_ms, self.queues_ms) - _JAVA_MARGIN_MS)
+
+
+def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
+    data = _TIMES.pack(checkpoint.log_ms, checkpoint.queues_ms, checkpoint.index_ms)
+    if checkpoint.log_offset is not None:
+        offsets = (checkpoint.log_offset, checkpoint.queues_offset, checkpoint.index_offset)
+        data += _OFFSETS.pack(_MAGIC, *(-1 if offset is None else offset for offset in offsets))
+        data += _CRC.pack(zlib.crc32(data))
+    return data.ljust(CHECKPOINT_BYTES, b"\0")
+
+
+def decode_checkpoint(data: bytes) -> Checkpoint:
+    """Read a checkpoint; one too short to be one says that nothing is known."""
+    if len(data) < _TIMES.size:
+        return Checkpoint()
+    times = _TIMES.unpack_from(data)
+    if len(data) < _CRC_AT + _CRC.size or zlib.crc32(data[:_CRC_AT]) != _CRC.unpack_from(data, _CRC_AT)[0]:
+        return Checkpoint(*times)
+    magic, *offsets = _OFFSETS.unpack_from(data, _TIMES.size)
+    if magic != _MAGIC:
+        return Checkpoint(*times)
+    return Checkpoint(*times, *(None if offset < 0 else offset for offset in offsets))

@@ -1,0 +1,297 @@
+"""The commit log: every message of every queue, one after another, in segments.
+
+A segment ends with a filler (its size and BLANK_MAGIC) where the next record does not fit. Appending leaves what the
+dispatcher needs in `pile`. Must never know of flushing, indexes, or who reads.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from struct import Struct
+from struct import error as struct_error
+
+from mqbroker.errors import MQError, StoreUnwritable
+from mqbroker.store.consumequeue import ConsumeQueue, ConsumeQueues
+from mqbroker.store.disk import IMappedFile
+from mqbroker.store.segment import SegmentSource
+from mqbroker.wire.codes import SysFlag
+from mqbroker.wire.record import BLANK_BYTES_MIN, MAGIC, encode_blank
+
+#: topic, queue id, flag, sys flag, born timestamp (ms), born host (8 or 20 bytes), reconsume times, prepared offset,
+#: body, properties.
+NewMessage = tuple[bytes, int, int, int, int, bytes, int, int, bytes, bytes]
+#: physical offset, queue offset, size, store timestamp (ms).
+Appended = tuple[int, int, int, int]
+#: What one append leaves to be dispatched.
+Piled = tuple[Sequence[NewMessage], list[Appended], list[ConsumeQueue]]
+
+#: Bytes of messages that may wait for the dispatcher in memory; it reads those beyond from the log.
+PILE_BYTES_MAX = 16 * 1024 * 1024
+
+_HEAD = Struct(">IIIiiqqiq8sq8siqi")
+# What _HEAD is without hosts, for those of which one or both are IPv6.
+_BEFORE_HOSTS = Struct(">IIIiiqqiq")
+_AFTER_HOSTS = Struct(">iqi")
+_LONG = Struct(">q")
+_V6 = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
+_UNUSUAL = SysFlag.TRANSACTION_MASK | _V6
+
+
+class RecordTooLarge(MQError):
+    """A message that does not fit into a segment."""
+
+
+class CommitLog:
+    """The log, open for appending at `end`.
+
+    :param segments: at least one; the last has blocks behind every byte and is written to from `end` on.
+    :param now_ms: wall clock, milliseconds.
+    :param store_host: 8 or 20 bytes, put into every record.
+    """
+
+    def __init__(
+        self,
+        segments: list[IMappedFile],
+        first_offset: int,
+        end: int,
+        source: SegmentSource,
+        queues: ConsumeQueues,
+        now_ms: Callable[[], int],
+        store_host: bytes,
+    ) -> None:
+        self.segments = segments
+        self.segment_bytes = segments[0].size
+        self.min_offset = first_offset
+        self.end = end
+        self.last_timestamp_ms = 0
+        self._source = source
+        self._queues = queues
+        self._queue_table = queues.by_bytes
+        self._now_ms = now_ms
+        self._store_host = store_host
+        #: Appends that were not dispatched yet, and how many bytes of the log they are.
+        self.pile: deque[Piled] = deque()
+        self.pile_bytes = 0
+        #: Called when the pile is no longer empty.
+        self.on_pile: Callable[[], None] = lambda: None
+        #: Why nothing can be appended, for good or for now; empty where it can.
+        self.why_stopped = ""
+        self.why_full = ""
+        self._activate()
+
+    def _activate(self) -> None:
+        self._base = self.min_offset + (len(self.segments) - 1) * self.segment_bytes
+        self._buffer = self.segments[-1].buffer
+
+    # Appending
+
+    def append(self, messages: Sequence[NewMessage]) -> list[Appended]:
+        """Store messages in order, all or none. `messages` must not be changed afterwards.
+
+        Raises StoreUnwritable; ValueError on a value that does not fit its field; RecordTooLarge.
+        """
+        if self.why_stopped:
+            raise StoreUnwritable(self.why_stopped)
+        appended = self._append_here(messages)
+        if appended is None:
+            return self._append_across(messages)
+        return appended
+
+    def _append_here(self, messages: Sequence[NewMessage]) -> list[Appended] | None:
+        """Append to the current segment; None, and nothing done, where that is too small."""
+        now = self._now_ms()
+        if now < self.last_timestamp_ms:
+            now = self.last_timestamp_ms
+        store_host = self._store_host
+        usual_hosts = len(store_host) == 8
+        table = self._queue_table
+        crc32 = zlib.crc32
+        pack = _HEAD.pack
+        end = self.end
+        parts: list[bytes] = []
+        appended: list[Appended] = []
+        queues: list[ConsumeQueue] = []
+        try:
+            for message in messages:
+                (topic, queue_id, flag, sys_flag, born_ms, born_host, reconsume, prepared, body, properties) = message
+                try:
+                    queue = table[topic, queue_id]
+                except KeyError:
+                    queue = self._queues.open(topic, queue_id)
+                properties_bytes = len(properties)
+                try:
+                    tail, size = queue.tails[properties_bytes]
+                except KeyError:
+                    tail, size = queue.make_tail(properties_bytes)
+                body_bytes = len(body)
+                size += body_bytes
+                if usual_hosts and not sys_flag & _UNUSUAL and len(born_host) == 8:
+                    queue_offset = queue.next_offset
+                    head = pack(
+                        size, MAGIC, crc32(body) & 0x7FFFFFFF, queue_id, flag, queue_offset, end, sys_flag,
+                        born_ms, born_host, now, store_host, reconsume, prepared, body_bytes,
+                    )  # fmt: skip
+                    queue.next_offset = queue_offset + 1
+                else:
+                    head, size, queue_offset = self._unusual_head(message, queue, size, end, now)
+                parts += (head, body, tail, properties)
+                appended.append((end, queue_offset, size, now))
+                queues.append(queue)
+                end += size
+        except (struct_error, TypeError, ValueError) as error:
+            _take_back(messages, queues)
+            raise ValueError(f"message {len(appended)} of the batch: {error}") from error
+        start = self.end - self._base
+        stop = end - self._base
+        if stop + BLANK_BYTES_MIN > self.segment_bytes:
+            _take_back(messages, queues)
+            return None
+        self._buffer[start:stop] = b"".join(parts)
+        self.end = end
+        self.last_timestamp_ms = now
+        self._add_to_pile((messages, appended, queues), stop - start)
+        return appended
+
+    def _add_to_pile(self, piled: Piled, size: int) -> None:
+        pile = self.pile
+        if not pile:
+            self.on_pile()
+        elif self.pile_bytes > PILE_BYTES_MAX:
+            # The dispatcher goes to the log for what is missing before the first of the pile.
+            pile.clear()
+            self.pile_bytes = 0
+        pile.append(piled)
+        self.pile_bytes += size
+
+    def _unusual_head(
+        self, message: NewMessage, queue: ConsumeQueue, size: int, end: int, now: int
+    ) -> tuple[bytes, int, int]:
+        """Head, size and queue offset of a record with IPv6 hosts or of a transaction's half."""
+        (_, queue_id, flag, sys_flag, born_ms, born_host, reconsume, prepared, body, _) = message
+        store_host = self._store_host
+        if len(born_host) not in (8, 20):
+            raise ValueError(f"a host of {len(born_host)} bytes")
+        sys_flag &= ~_V6
+        sys_flag |= SysFlag.BORN_HOST_V6 if len(born_host) == 20 else 0
+        sys_flag |= SysFlag.STORE_HOST_V6 if len(store_host) == 20 else 0
+        size += len(born_host) + len(store_host) - 16
+        queue_offset = 0
+        is_queued = not sys_flag & SysFlag.TRANSACTION_PREPARED
+        if is_queued:
+            queue_offset = queue.next_offset
+        crc = zlib.crc32(body) & 0x7FFFFFFF
+        head = b"".join(
+            (
+                _BEFORE_HOSTS.pack(size, MAGIC, crc, queue_id, flag, queue_offset, end, sys_flag, born_ms),
+                born_host,
+                _LONG.pack(now),
+                store_host,
+                _AFTER_HOSTS.pack(reconsume, prepared, len(body)),
+            )
+        )
+        if is_queued:
+            queue.next_offset += 1
+        return head, size, queue_offset
+
+    def _append_across(self, messages: Sequence[NewMessage]) -> list[Appended]:
+        """Append messages of which not all fit into the current segment."""
+        groups = self._group(messages)
+        fresh: list[IMappedFile] = []
+        next_base = self._base + self.segment_bytes
+        try:
+            for _ in groups[1:]:
+                fresh.append(self._source.take(next_base + len(fresh) * self.segment_bytes))
+        except OSError as error:
+            for i, segment in enumerate(fresh):
+                self._source.adopt(next_base + i * self.segment_bytes, segment)
+            self.why_full = f"no room for the next segment of the commit log: {error}"
+            raise StoreUnwritable(self.why_full) from error
+        self.why_full = ""
+        appended: list[Appended] = []
+        for i, group in enumerate(groups):
+            if i:
+                self._roll_to(fresh[i - 1])
+            if group:
+                part = self._append_here(group)
+                assert part is not None
+                appended += part
+        return appended
+
+    def _group(self, messages: Sequence[NewMessage]) -> list[list[NewMessage]]:
+        """Split messages by segment, the first list for what still fits the current one.
+
+        Every head is packed once, so that a bad value shows before anything is written."""
+        groups: list[list[NewMessage]] = [[]]
+        room = self._base + self.segment_bytes - self.end - BLANK_BYTES_MIN
+        for message in messages:
+            try:
+                queue = self._queues.open(message[0], message[1])
+                _, size = queue.make_tail(len(message[9]))
+                before = queue.next_offset
+                _, size, _ = self._unusual_head(message, queue, size + len(message[8]), 0, 0)
+                queue.next_offset = before
+            except (struct_error, TypeError) as error:
+                raise ValueError(str(error)) from error
+            if size + BLANK_BYTES_MIN > self.segment_bytes:
+                raise RecordTooLarge(f"a record of {size} bytes; a segment holds {self.segment_bytes}")
+            if size > room:
+                groups.append([])
+                room = self.segment_bytes - BLANK_BYTES_MIN
+            room -= size
+            groups[-1].append(message)
+        return groups
+
+    def _roll_to(self, segment: IMappedFile) -> None:
+        at = self.end - self._base
+        self._buffer[at : at + BLANK_BYTES_MIN] = encode_blank(self.segment_bytes - at)
+        self.segments.append(segment)
+        self._activate()
+        self.end = self._base
+
+    def prepare_next(self) -> None:
+        """Have the next segment made when half of the current one is full, and find out whether there is room again
+        after there was none."""
+        next_base = self._base + self.segment_bytes
+        if self.why_full:
+            try:
+                self._source.adopt(next_base, self._source.take(next_base))
+            except OSError:
+                return
+            self.why_full = ""
+        elif self.end - self._base > self.segment_bytes // 2:
+            self._source.prepare(next_base)
+
+    # Reading
+
+    def view(self, offset: int) -> tuple[memoryview, int] | None:
+        """The segment that holds `offset`, and the position in it; None where the log has no such byte."""
+        if not self.min_offset <= offset < self.end:
+            return None
+        index, at = divmod(offset - self.min_offset, self.segment_bytes)
+        return self.segments[index].view, at
+
+    def read(self, offset: int, size: int) -> memoryview | None:
+        """`size` bytes at `offset`, all in one segment; None where the log does not hold them."""
+        found = self.view(offset)
+        if found is None or size <= 0 or offset + size > self.end or found[1] + size > self.segment_bytes:
+            return None
+        return found[0][found[1] : found[1] + size]
+
+    def segments_between(self, start: int, end: int) -> list[IMappedFile]:
+        """The segments that hold bytes start..end."""
+        first = max(0, start - self.min_offset) // self.segment_bytes
+        last = (end - 1 - self.min_offset) // self.segment_bytes
+        return self.segments[first : last + 1]
+
+    def close(self) -> None:
+        for segment in self.segments:
+            segment.close()
+
+
+def _take_back(messages: Sequence[NewMessage], queues: Sequence[ConsumeQueue]) -> None:
+    """Undo the queue offsets given out for the first messages of a batch."""
+    for message, queue in zip(messages, queues, strict=False):
+        if not message[3] & SysFlag.TRANSACTION_PREPARED:
+            queue.next_offset -= 1

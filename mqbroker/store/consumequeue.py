@@ -1,0 +1,321 @@
+"""Consume queues: for each queue of a topic, where its messages stand in the log, 20 bytes each.
+
+    0  physical offset  8 | 8  size  4 | 12  tags code  8
+
+A queue is a row of files of one size, each named by the byte offset it starts at. All of it is a cache of the log.
+Must never know what a message holds, nor of time.
+"""
+
+from __future__ import annotations
+
+import functools
+import mmap
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from struct import Struct
+
+from mqbroker.errors import StoreDamaged
+from mqbroker.store.disk import IDisk, IMappedFile
+from mqbroker.wire.codes import SCHEDULE_TOPIC
+from mqbroker.wire.javahash import java_hash
+
+ENTRY_BYTES = 20
+ENTRY = Struct(">qiq")
+#: Fills the entries before the first message of a queue that does not start at a file's beginning: the size of none.
+BLANK_SIZE = 0x7FFFFFFF
+_BLANK_ENTRY = ENTRY.pack(0, BLANK_SIZE, 0)
+
+#: Files are sparse; blocks are put behind this much at a time.
+ALLOCATE_BYTES = 64 * 1024
+_CHUNK = 256
+_NO_BUFFER = mmap.mmap(-1, 1)
+_TAILS_MAX = 256
+TOPIC_NAME = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
+_FILE_NAME = re.compile(r"\d{20}")
+
+
+@functools.cache
+def entries_struct(count: int) -> Struct:
+    """`count` entries as one flat tuple; callers ask for a bounded range of counts only."""
+    return Struct(">" + "qiq" * count)
+
+
+class ConsumeQueue:
+    """One queue of a topic.
+
+    `next_offset` is the next to be given out by the log, `max_offset` the next to be written here: between them are
+    messages that wait for the dispatcher. `pending` is the dispatcher's: flat numbers of entries to write this turn.
+    """
+
+    __slots__ = (
+        "_allocated",
+        "_base",
+        "_buffer",
+        "_disk",
+        "_file_bytes",
+        "_files",
+        "_first",
+        "_per_file",
+        "_unsynced",
+        "directory",
+        "is_schedule",
+        "key_hash",
+        "max_offset",
+        "min_offset",
+        "next_offset",
+        "pending",
+        "queue_id",
+        "tails",
+        "topic",
+        "topic_bytes",
+    )
+
+    def __init__(self, disk: IDisk, directory: str, topic: str, queue_id: int, file_bytes: int) -> None:
+        self._disk = disk
+        self.directory = directory
+        self.topic = topic
+        self.topic_bytes = topic.encode()
+        self.queue_id = queue_id
+        self.is_schedule = topic == SCHEDULE_TOPIC
+        #: Hash of "topic#", from which index keys go on.
+        self.key_hash = java_hash(topic + "#")
+        self.next_offset = 0
+        self.max_offset = 0
+        self.min_offset = 0
+        self.pending: list[int] = []
+        #: Properties length -> the bytes between body and properties, and the size of all but body and properties.
+        self.tails: dict[int, tuple[bytes, int]] = {}
+        self._file_bytes = file_bytes
+        self._per_file = file_bytes // ENTRY_BYTES
+        self._files: list[IMappedFile] = []
+        self._first = 0
+        self._base = 0
+        self._allocated = 0
+        self._buffer = _NO_BUFFER
+        self._unsynced: list[IMappedFile] = []
+
+    def make_tail(self, properties_bytes: int) -> tuple[bytes, int]:
+        """What stands between the body and the properties of a record, kept for next time."""
+        topic = self.topic_bytes
+        if properties_bytes > 0x7FFF:
+            raise ValueError(f"properties of {properties_bytes} bytes: at most 32767 fit a record")
+        data = bytes((len(topic),)) + topic + properties_bytes.to_bytes(2, "big")
+        if len(self.tails) >= _TAILS_MAX:
+            self.tails.clear()
+        tail = self.tails[properties_bytes] = (data, 88 + len(data) + properties_bytes)
+        return tail
+
+    # Writing
+
+    def write(self, flat: Sequence[int]) -> None:
+        """Append entries, given as offset, size, tags code, offset, ... Raises OSError with none or a part written;
+        `max_offset` tells how far it came."""
+        count = len(flat) // 3
+        start = (self.max_offset - self._base) * ENTRY_BYTES
+        end = start + count * ENTRY_BYTES
+        if end > self._allocated or count > _CHUNK:
+            self._write_slowly(flat)
+            return
+        self._buffer[start:end] = entries_struct(count).pack(*flat)
+        self.max_offset += count
+
+    def _write_slowly(self, flat: Sequence[int]) -> None:
+        at = 0
+        while at < len(flat):
+            room = min(self._room(), _CHUNK)
+            part = flat[at : at + 3 * room]
+            self._store(entries_struct(len(part) // 3).pack(*part))
+            at += len(part)
+
+    def _store(self, data: bytes) -> None:
+        start = (self.max_offset - self._base) * ENTRY_BYTES
+        self._buffer[start : start + len(data)] = data
+        self.max_offset += len(data) // ENTRY_BYTES
+
+    def _room(self) -> int:
+        """Entries that can be written at `max_offset`, at least one: makes a file or allocates where there is none."""
+        if not self._files or self.max_offset >= self._base + self._per_file:
+            self._add_file(self.max_offset // self._per_file * self._per_file)
+        start = (self.max_offset - self._base) * ENTRY_BYTES
+        if start + ENTRY_BYTES > self._allocated:
+            want = min(self._file_bytes, (start // ALLOCATE_BYTES + 1) * ALLOCATE_BYTES)
+            want = max(want, min(self._file_bytes, start + ENTRY_BYTES))
+            self._files[-1].allocate(self._allocated, want - self._allocated)
+            self._allocated = want
+        return (self._allocated - start) // ENTRY_BYTES
+
+    def _add_file(self, base: int) -> None:
+        if not self._files:
+            self._disk.make_directories(self.directory)
+            self._first = base
+        path = os.path.join(self.directory, f"{base * ENTRY_BYTES:020d}")
+        self._files.append(self._disk.create_mapped(path, self._file_bytes))
+        self._activate()
+
+    def _activate(self) -> None:
+        # What a file already had is allocated, or a hole: allocating it again costs nothing.
+        file = self._files[-1]
+        self._base = self._first + (len(self._files) - 1) * self._per_file
+        self._buffer = file.buffer
+        self._allocated = 0
+        self._unsynced.append(file)
+
+    def skip_to(self, offset: int) -> None:
+        """Fill with blank entries up to `offset`: messages before it are gone from the log, or damaged in it."""
+        if not self._files:
+            base = offset // self._per_file * self._per_file
+            self.max_offset = base
+            self._add_file(base)
+            self.min_offset = offset
+        while self.max_offset < offset:
+            count = min(self._room(), offset - self.max_offset)
+            self._store(_BLANK_ENTRY * count)
+
+    def take_unsynced(self) -> list[IMappedFile]:
+        """The files written to since this was last called."""
+        taken = self._unsynced
+        self._unsynced = self._files[-1:]
+        return taken
+
+    # Reading
+
+    def locate(self, offset: int) -> tuple[memoryview, int, int]:
+        """Where entry `offset` (between min and max) is: a file's bytes, the position, and how many entries follow in
+        that file."""
+        index, at = divmod(offset - self._first, self._per_file)
+        return self._files[index].view, at * ENTRY_BYTES, min(self._per_file - at, self.max_offset - offset)
+
+    def entry(self, offset: int) -> tuple[int, int, int]:
+        """Physical offset, size and tags code of an entry between min and max."""
+        view, at, _ = self.locate(offset)
+        found: tuple[int, int, int] = ENTRY.unpack_from(view, at)
+        return found
+
+    def end_of_last(self) -> int:
+        """Where the newest message ends in the log; -1 where there is none."""
+        if self.max_offset <= self._first:
+            return -1
+        physical_offset, size, _ = self.entry(self.max_offset - 1)
+        return physical_offset + size if size != BLANK_SIZE else -1
+
+    def search(self, is_below: Callable[[int, int], bool], low: int, high: int) -> int:
+        """First offset in low..high whose entry (physical offset, size) is not below; entries must be ordered."""
+        while low < high:
+            middle = (low + high) // 2
+            physical_offset, size, _ = self.entry(middle)
+            if is_below(physical_offset, size):
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    # Loading
+
+    def load(self) -> None:
+        """Map the files there are and find the end. Raises StoreDamaged on foreign, missing or misshapen files."""
+        names = self._disk.names(self.directory)
+        for name in names:
+            path = os.path.join(self.directory, name)
+            if not _FILE_NAME.fullmatch(name) or int(name) % self._file_bytes:
+                raise StoreDamaged(path, 0, "not a consume queue file of the size in mappedFileSizeConsumeQueue")
+            base = int(name) // ENTRY_BYTES
+            if self._files and base != self._first + len(self._files) * self._per_file:
+                raise StoreDamaged(path, 0, "the file before it is missing")
+            size = self._disk.file_size(path)
+            if size != self._file_bytes:
+                raise StoreDamaged(path, size, f"{size} bytes; mappedFileSizeConsumeQueue is {self._file_bytes}")
+            if not self._files:
+                self._first = base
+            self._files.append(self._disk.open_mapped(path, size))
+        if self._files:
+            self.max_offset = self._first + len(self._files) * self._per_file
+            self._cut_at(lambda _offset, size: size > 0)
+
+    def truncate(self, physical_end: int) -> None:
+        """Forget all entries of messages at or above `physical_end` in the log."""
+        if self._files:
+            self._cut_at(lambda offset, size: size > 0 and (size == BLANK_SIZE or offset + size <= physical_end))
+            at = (self.max_offset - self._base) * ENTRY_BYTES
+            if at < self._file_bytes:
+                self._files[-1].clear_from(at)
+
+    def _cut_at(self, keep: Callable[[int, int], bool]) -> None:
+        offset = self.search(keep, self._first, self._first + len(self._files) * self._per_file)
+        while len(self._files) > 1 and offset <= self._first + (len(self._files) - 1) * self._per_file:
+            gone = self._files.pop()
+            gone.close()
+            self._disk.remove(gone.path)
+        self._activate()
+        self.max_offset = offset
+
+    def correct_min(self, physical_min: int) -> None:
+        """Move `min_offset` to the first message at or above `physical_min`."""
+        self.min_offset = self.search(
+            lambda offset, size: size == BLANK_SIZE or offset < physical_min, self._first, self.max_offset
+        )
+
+    def reset(self) -> None:
+        """Delete all files: the queue is to be built anew."""
+        for file in self._files:
+            file.close()
+            self._disk.remove(file.path)
+        self._files = []
+        self._unsynced = []
+        self._first = self._base = self._allocated = 0
+        self.max_offset = self.min_offset = 0
+
+    def close(self) -> None:
+        for file in self._files:
+            file.close()
+
+
+class ConsumeQueues:
+    """All queues, by topic (as bytes and as text) and queue id."""
+
+    def __init__(self, disk: IDisk, root: str, file_bytes: int) -> None:
+        self._disk = disk
+        self._root = root
+        self._file_bytes = file_bytes - file_bytes % ENTRY_BYTES
+        self.by_bytes: dict[tuple[bytes, int], ConsumeQueue] = {}
+        self.by_name: dict[tuple[str, int], ConsumeQueue] = {}
+        #: Queues written to since the last sync.
+        self.dirty: set[ConsumeQueue] = set()
+
+    def __iter__(self) -> Iterator[ConsumeQueue]:
+        return iter(self.by_name.values())
+
+    def open(self, topic: bytes, queue_id: int) -> ConsumeQueue:
+        """The queue, made where it is new; nothing is put on the disk before its first message.
+
+        Raises ValueError where the topic cannot be one: its name becomes a directory's.
+        """
+        queue = self.by_bytes.get((topic, queue_id))
+        if queue is None:
+            name = topic.decode("utf-8", "replace")
+            if not TOPIC_NAME.fullmatch(name) or not 0 <= queue_id <= 0x7FFFFFFF:
+                raise ValueError(f"{name!r} queue {queue_id}: no name of a topic or no number of a queue")
+            directory = os.path.join(self._root, name, str(queue_id))
+            queue = ConsumeQueue(self._disk, directory, name, queue_id, self._file_bytes)
+            self.by_bytes[topic, queue_id] = queue
+            self.by_name[name, queue_id] = queue
+        return queue
+
+    def load(self) -> None:
+        """Open what is on the disk. Raises StoreDamaged."""
+        for topic in self._disk.names(self._root):
+            path = os.path.join(self._root, topic)
+            for queue_id in self._disk.names(path):
+                if not queue_id.isdecimal() or not TOPIC_NAME.fullmatch(topic):
+                    raise StoreDamaged(os.path.join(path, queue_id), 0, "not a directory of a queue")
+                self.open(topic.encode(), int(queue_id)).load()
+
+    def take_unsynced(self) -> list[IMappedFile]:
+        """The files of queues written to since this was last called."""
+        files = [file for queue in self.dirty for file in queue.take_unsynced()]
+        self.dirty.clear()
+        return files
+
+    def close(self) -> None:
+        for queue in self:
+            queue.close()

@@ -1,0 +1,315 @@
+"""Dispatch: what was appended to the log enters consume queues and index, a turn of the clock at a time.
+
+It takes appends from the log's pile, and from the log itself what is not in the pile: after a start, or when the pile
+grew over its bound. Must never know who waits for messages.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.logger import Logger
+
+from mqbroker.store.commitlog import PILE_BYTES_MAX, CommitLog, Piled
+from mqbroker.store.consumequeue import ConsumeQueue, ConsumeQueues
+from mqbroker.store.index import Index
+from mqbroker.store.logscan import Damage, Scanned, scan
+from mqbroker.store.properties import find_property
+from mqbroker.wire.codes import SysFlag
+from mqbroker.wire.javahash import java_hash
+
+#: Messages for which consume queues (and then index) are written in one turn.
+TURN_MESSAGES = 2000
+#: How long after the disk refused a write the next try is.
+RETRY_S = 1.0
+_TAG_CODES_MAX = 10_000
+_TAGS = b"TAGS\x01"
+_DELAY = b"DELAY\x01"
+_UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+#: topic, queue id, next queue offset, tags code (None where messages with several came), store timestamp (ms).
+DispatchListener = Callable[[str, int, int, "int | None", int], None]
+
+
+def parse_delay_levels(text: str) -> list[int]:
+    """`1s 5s 1m 2h` -> milliseconds of level 1, 2, ... Raises ValueError."""
+    try:
+        return [int(level[:-1]) * _UNIT_MS[level[-1].lower()] for level in text.split()]
+    except (KeyError, ValueError):
+        raise ValueError(f"{text!r}: levels are numbers with s, m, h or d, such as 1s 5m 2h") from None
+
+
+class Dispatcher:
+    """Feeds consume queues and index.
+
+    `offset`: all of the log below is in the consume queues. `on_damage` is told of bytes that hold no record.
+    """
+
+    log = Logger()
+
+    def __init__(
+        self,
+        commit_log: CommitLog,
+        queues: ConsumeQueues,
+        index: Index | None,
+        clock: IReactorTime,
+        delay_levels_ms: Sequence[int],
+        start: int,
+        on_damage: Callable[[Damage], None],
+    ) -> None:
+        self._commit_log = commit_log
+        self._queues = queues
+        self._index = index
+        self._clock = clock
+        self._delay_levels_ms = delay_levels_ms
+        self._on_damage = on_damage
+        self.offset = start
+        self.last_timestamp_ms = 0
+        self.listeners: list[DispatchListener] = []
+        self._taken = start  # as offset, but pending entries of queues count as written
+        self._touched: dict[ConsumeQueue, int] = {}  # queue -> store timestamp of its newest pending entry
+        self._to_index: deque[Piled] = deque()
+        self._to_index_bytes = 0
+        self._tag_codes: dict[bytes, int] = {}
+        self._call: IDelayedCall | None = None
+        self._is_started = False
+
+    # Turns
+
+    def start(self) -> None:
+        self._is_started = True
+        self._commit_log.on_pile = self._schedule
+        self._schedule()
+
+    def stop(self) -> None:
+        """Take no more turns of the clock's."""
+        self._is_started = False
+        self._commit_log.on_pile = lambda: None
+        if self._call is not None:
+            self._call.cancel()
+            self._call = None
+
+    def _schedule(self, delay_s: float = 0) -> None:
+        if self._call is None and self._is_started:
+            self._call = self._clock.callLater(delay_s, self._turn)
+
+    def _turn(self) -> None:
+        self._call = None
+        try:
+            self.dispatch(TURN_MESSAGES)
+            self.index(TURN_MESSAGES)
+        except OSError as error:
+            self.log.error("dispatch waits for the disk: {error}", error=error)
+            self._commit_log.why_full = f"consume queue or index cannot be written: {error}"
+            self._schedule(RETRY_S)
+            return
+        if self.offset < self._commit_log.end or self.is_index_behind:
+            self._schedule()
+
+    def catch_up(self) -> None:
+        """Dispatch to the consume queues all that is in the log. Raises OSError."""
+        while self.offset < self._commit_log.end:
+            self.dispatch(TURN_MESSAGES)
+
+    def index_all(self) -> None:
+        """Bring the index up to date. Raises OSError."""
+        while self.is_index_behind:
+            self.index(TURN_MESSAGES)
+
+    # Consume queues
+
+    def dispatch(self, count: int) -> None:
+        """Write about `count` messages to their consume queues and tell the listeners. Raises OSError: what was
+        taken waits, and is written by the next call."""
+        commit_log = self._commit_log
+        pile = commit_log.pile
+        if self._touched:
+            self._write_pending()
+        while count > 0 and pile:
+            begin = pile[0][1][0][0]
+            if self._taken < begin:
+                count -= self._take_from_log(begin, count)
+                continue
+            piled = pile.popleft()
+            self._take(piled)
+            count -= len(piled[1])
+        if not pile:
+            commit_log.pile_bytes = 0
+            if self._taken < commit_log.end and count > 0:
+                self._take_from_log(commit_log.end, count)
+        self._write_pending()
+
+    def _take(self, piled: Piled) -> None:
+        """Turn appended messages into pending entries of their queues."""
+        messages, appended, queues = piled
+        touched = self._touched
+        tag_codes = self._tag_codes
+        timestamp = appended[0][3]
+        size = 0
+        for message, (physical_offset, _, size, _), queue in zip(messages, appended, queues, strict=True):
+            if message[3] & 4:  # SysFlag.TRANSACTION_PREPARED, which _ROLLBACK includes
+                continue
+            properties = message[9]
+            if queue.is_schedule:
+                code = self._tags_code(queue, properties, timestamp)
+            else:
+                at = properties.rfind(_TAGS)
+                if at < 0:
+                    code = 0
+                elif at and properties[at - 1] != 2:
+                    code = self._tags_code(queue, properties, timestamp)
+                else:
+                    end = properties.find(b"\x02", at)
+                    tag = properties[at + 5 :] if end < 0 else properties[at + 5 : end]
+                    try:
+                        code = tag_codes[tag]
+                    except KeyError:
+                        code = self._tags_code(queue, properties, timestamp)
+            queue.pending += (physical_offset, size, code)
+            touched[queue] = timestamp
+        end = appended[-1][0] + appended[-1][2]
+        self._commit_log.pile_bytes -= end - appended[0][0]
+        self._taken = end
+        self.last_timestamp_ms = timestamp
+        if self._index is not None:
+            self._keep_for_index(piled, end - appended[0][0])
+
+    def _tags_code(self, queue: ConsumeQueue, properties: bytes, timestamp_ms: int) -> int:
+        if queue.is_schedule:
+            level = find_property(properties, _DELAY)
+            if level:
+                return self._deliver_at(level, timestamp_ms, properties)
+        tag = find_property(properties, _TAGS)
+        code = self._tag_codes.get(tag)
+        if code is None:
+            if len(self._tag_codes) >= _TAG_CODES_MAX:
+                self._tag_codes.clear()
+            code = self._tag_codes[tag] = java_hash(tag.decode("utf-8", "replace"))
+        return code
+
+    def _deliver_at(self, level_text: bytes, timestamp_ms: int, properties: bytes) -> int:
+        """When a delayed message is due, which stands in its queue entry instead of a tag's hash."""
+        try:
+            level = min(int(level_text), len(self._delay_levels_ms))
+        except ValueError:
+            level = 0
+        if level > 0:
+            return timestamp_ms + self._delay_levels_ms[level - 1]
+        return java_hash(find_property(properties, _TAGS).decode("utf-8", "replace"))
+
+    def _take_from_log(self, end: int, count: int) -> int:
+        """As `_take`, for at most `count` messages below `end` read back from the log; says how many there were."""
+        taken = 0
+        for item in itertools.islice(scan(self._commit_log, self._taken, end), count):
+            taken += 1
+            if isinstance(item, Damage):
+                self._on_damage(item)
+                self._taken = item.end
+            else:
+                self._take_scanned(item)
+                self._taken = item.physical_offset + item.size
+        if taken < count:
+            self._taken = end
+        return taken
+
+    def _take_scanned(self, item: Scanned) -> None:
+        self.last_timestamp_ms = max(self.last_timestamp_ms, item.store_timestamp_ms)
+        if item.sys_flag & SysFlag.TRANSACTION_PREPARED:
+            return
+        queue = self._queues.open(item.topic, item.queue_id)
+        expected = queue.max_offset + len(queue.pending) // 3
+        if item.queue_offset < expected:  # written before the stop, or by a Java broker twice
+            return
+        if item.queue_offset > expected:
+            self._write_pending()
+            queue.skip_to(item.queue_offset)
+        code = self._tags_code(queue, item.properties, item.store_timestamp_ms)
+        queue.pending += (item.physical_offset, item.size, code)
+        self._touched[queue] = item.store_timestamp_ms
+
+    def _write_pending(self) -> None:
+        touched = self._touched
+        listeners = self.listeners
+        dirty = self._queues.dirty
+        while touched:
+            queue, timestamp = touched.popitem()
+            pending = queue.pending
+            before = queue.max_offset
+            try:
+                queue.write(pending)
+            except OSError:
+                touched[queue] = timestamp
+                del pending[: 3 * (queue.max_offset - before)]
+                raise
+            finally:
+                dirty.add(queue)
+            queue.pending = []
+            if queue.next_offset < queue.max_offset:
+                queue.next_offset = queue.max_offset
+            if listeners:
+                code = pending[2] if len(set(pending[2::3])) == 1 else None
+                self._tell(queue, code, timestamp)
+        self.offset = self._taken
+
+    def _tell(self, queue: ConsumeQueue, code: int | None, timestamp_ms: int) -> None:
+        for listener in self.listeners:
+            try:
+                listener(queue.topic, queue.queue_id, queue.max_offset, code, timestamp_ms)
+            except Exception:  # a listener's mistake must not stop dispatch
+                self.log.failure("listener of {topic} failed", topic=queue.topic)
+
+    # Index
+
+    @property
+    def is_index_behind(self) -> bool:
+        return self._index is not None and self._index.offset < self.offset
+
+    def _keep_for_index(self, piled: Piled, size: int) -> None:
+        if self._to_index_bytes > PILE_BYTES_MAX:
+            self._to_index.clear()
+            self._to_index_bytes = 0
+        self._to_index.append(piled)
+        self._to_index_bytes += size
+
+    def index(self, count: int) -> None:
+        """Index about `count` of the messages that are in consume queues. Raises OSError."""
+        index = self._index
+        if index is None:
+            return
+        waiting = self._to_index
+        while count > 0 and waiting:
+            begin = waiting[0][1][0][0]
+            if index.offset < begin:
+                count -= self._index_from_log(index, begin, count)
+                continue
+            piled = waiting.popleft()
+            index.add(*piled)
+            self._to_index_bytes -= index.offset - begin
+            count -= len(piled[1])
+        if not waiting:
+            self._to_index_bytes = 0
+            if index.offset < self.offset and count > 0:
+                self._index_from_log(index, self.offset, count)
+        index.write_header()
+
+    def index_piled(self) -> None:
+        """Index what waits in memory, unless older messages must be indexed from the log first. Raises OSError."""
+        while self._to_index and self._index is not None and self._index.offset >= self._to_index[0][1][0][0]:
+            self.index(TURN_MESSAGES)
+
+    def _index_from_log(self, index: Index, end: int, count: int) -> int:
+        indexed = 0
+        for item in itertools.islice(scan(self._commit_log, index.offset, end), count):
+            indexed += 1
+            if isinstance(item, Damage):
+                index.offset = item.end
+                continue
+            queue = self._queues.open(item.topic, item.queue_id)
+            index.add_one(queue, item.sys_flag, item.properties, item.physical_offset, item.store_timestamp_ms)
+            index.offset = item.physical_offset + item.size
+        if indexed < count:
+            index.offset = end
+        return indexed

@@ -1,0 +1,211 @@
+"""Flushing: what was stored in mapped files is brought to the disk, by the worker, in an order recovery relies on.
+
+The log goes first and is what acknowledgements wait for; consume queues and index follow, then the checkpoint that
+says so. A failed sync of the log is final: the kernel may have dropped the pages and will not say so again, so waiting
+sends fail and nothing more is appended. Must never know what the bytes are.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from mqbroker.errors import FlushTimedOut, StoreUnwritable
+from mqbroker.store.commitlog import CommitLog
+from mqbroker.store.worker import IWorker
+
+
+class LogFlusher:
+    """Syncs the log every `interval_ms`, and at once when someone waits; one sync serves all who wait.
+
+    `flushed`: all of the log below is on the disk.
+    """
+
+    log = Logger()
+
+    def __init__(
+        self,
+        commit_log: CommitLog,
+        clock: IReactorTime,
+        worker: IWorker,
+        interval_ms: int,
+        timeout_ms: int,
+        flushed: int,
+    ) -> None:
+        self._commit_log = commit_log
+        self._clock = clock
+        self._worker = worker
+        self._interval_s = interval_ms / 1000
+        self._timeout_s = timeout_ms / 1000
+        self.flushed = flushed
+        self.flushed_ms = 0
+        self.flushes = 0
+        # end, when it is too late, and the waiting: in order of `end`, and so of time.
+        self._waiting: deque[tuple[int, float, Deferred[None]]] = deque()
+        self._sync: Deferred[None] | None = None
+        self._tick_call: IDelayedCall | None = None
+        self._timeout_call: IDelayedCall | None = None
+
+    def start(self) -> None:
+        self._tick_call = self._clock.callLater(self._interval_s, self._tick)
+
+    def _tick(self) -> None:
+        self._tick_call = self._clock.callLater(self._interval_s, self._tick)
+        self._commit_log.prepare_next()
+        self._begin()
+
+    def durable(self, end: int) -> Deferred[None]:
+        """Fires when the log is on the disk below `end`.
+
+        Fails with StoreUnwritable when syncing failed, with FlushTimedOut when it took longer than allowed.
+        Cancelling gives up waiting, nothing else.
+        """
+        if end <= self.flushed:
+            return succeed(None)
+        if self._commit_log.why_stopped:
+            return fail(StoreUnwritable(self._commit_log.why_stopped))
+        waiting: Deferred[None] = Deferred()
+        if self._waiting and end < self._waiting[-1][0]:
+            end = self._waiting[-1][0]
+        self._waiting.append((end, self._clock.seconds() + self._timeout_s, waiting))
+        if self._timeout_call is None:
+            self._timeout_call = self._clock.callLater(self._timeout_s, self._give_up)
+        self._begin()
+        return waiting
+
+    def _begin(self) -> None:
+        commit_log = self._commit_log
+        end = commit_log.end
+        if self._sync is not None or end <= self.flushed or commit_log.why_stopped:
+            return
+        segments = commit_log.segments_between(self.flushed, end)
+
+        def sync() -> None:
+            for segment in segments:
+                segment.sync()
+
+        self.flushes += 1
+        self._sync = self._worker.run(sync)
+        self._sync.addCallbacks(self._synced, self._failed, callbackArgs=(end, commit_log.last_timestamp_ms))
+
+    def _synced(self, _: None, end: int, timestamp_ms: int) -> None:
+        self._sync = None
+        self.flushed = end
+        self.flushed_ms = timestamp_ms
+        waiting = self._waiting
+        while waiting and waiting[0][0] <= end:
+            _fire(waiting.popleft()[2], None)
+        if waiting:
+            self._begin()
+        elif self._timeout_call is not None:
+            self._timeout_call.cancel()
+            self._timeout_call = None
+
+    def _failed(self, failure: Failure) -> None:
+        self._sync = None
+        why = f"the commit log cannot be synced to the disk, restart the broker: {failure.getErrorMessage()}"
+        self.log.critical("{why}", why=why)
+        self._commit_log.why_stopped = why
+        self._fail_waiting(StoreUnwritable(why))
+
+    def _fail_waiting(self, error: Exception) -> None:
+        if self._timeout_call is not None:
+            self._timeout_call.cancel()
+            self._timeout_call = None
+        waiting, self._waiting = self._waiting, deque()
+        for _, _, deferred in waiting:
+            _fire(deferred, error)
+
+    def _give_up(self) -> None:
+        self._timeout_call = None
+        now = self._clock.seconds()
+        waiting = self._waiting
+        while waiting and waiting[0][1] <= now:
+            _fire(waiting.popleft()[2], FlushTimedOut("the disk did not confirm in time"))
+        if waiting:
+            self._timeout_call = self._clock.callLater(waiting[0][1] - now, self._give_up)
+
+    def stop(self) -> Deferred[None]:
+        """Sync what is left; fires, or fails with StoreUnwritable, when that is done."""
+        if self._tick_call is not None:
+            self._tick_call.cancel()
+            self._tick_call = None
+        return self.durable(self._commit_log.end)
+
+
+def _fire(deferred: Deferred[None], result: Exception | None) -> None:
+    if not deferred.called:  # it was cancelled
+        if result is not None:
+            deferred.errback(result)
+        else:
+            deferred.callback(None)
+
+
+class CacheFlusher:
+    """Syncs consume queues, and less often the index, then writes the checkpoint.
+
+    :param snapshot: called on the reactor's thread, with whether the index is meant too; returns what to do on the
+        worker, which may raise OSError, and what to do when that is done.
+    """
+
+    log = Logger()
+
+    def __init__(
+        self,
+        clock: IReactorTime,
+        worker: IWorker,
+        interval_ms: int,
+        index_every: int,
+        snapshot: Callable[[bool], tuple[Callable[[], None], Callable[[], None]] | None],
+    ) -> None:
+        self._clock = clock
+        self._worker = worker
+        self._interval_s = interval_ms / 1000
+        self._index_every = index_every
+        self._snapshot = snapshot
+        self._turn = 0
+        self._running: Deferred[None] | None = None
+        self._call: IDelayedCall | None = None
+
+    def start(self) -> None:
+        self._call = self._clock.callLater(self._interval_s, self._tick)
+
+    def _tick(self) -> None:
+        self._call = self._clock.callLater(self._interval_s, self._tick)
+        if self._running is not None:
+            return
+        self._turn += 1
+        done = self._flush(self._turn % self._index_every == 0)
+        done.addErrback(lambda failure: self.log.failure("consume queues cannot be synced", failure))
+
+    def _flush(self, with_index: bool) -> Deferred[None]:
+        taken = self._snapshot(with_index)
+        if taken is None:
+            return succeed(None)
+        work, then = taken
+        running = self._running = self._worker.run(work)
+
+        def done(result: Failure | None) -> Failure | None:
+            self._running = None
+            if not isinstance(result, Failure):
+                then()
+            return result
+
+        running.addBoth(done)
+        return running
+
+    def stop(self) -> Deferred[None]:
+        """Sync all that is left; fires or fails when it is done."""
+        if self._call is not None:
+            self._call.cancel()
+            self._call = None
+        if self._running is None:
+            return self._flush(True)
+        last: Deferred[None] = Deferred()
+        self._running.addBoth(lambda _: self._flush(True).chainDeferred(last))
+        return last

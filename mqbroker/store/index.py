@@ -1,0 +1,314 @@
+"""The index: from a message's keys to where it stands in the log. Hash tables in files, a cache of the log.
+
+    header 40 bytes:  begin and end store timestamp, begin and end physical offset (8 each), slots used, count (4 each)
+    slots   4 bytes:  number of the newest entry whose key has this slot, 0 for none
+    entries 20 bytes: hash 4, physical offset 8, seconds since begin 4, number of the next older entry of the slot 4
+
+A key is hashed as "topic#key". Entry 0 is not used, and the count starts at 1. Must never read the log.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from operator import mul
+from struct import Struct
+
+from mqbroker.store.commitlog import Appended, NewMessage
+from mqbroker.store.consumequeue import ConsumeQueue
+from mqbroker.store.disk import IDisk, IMappedFile
+from mqbroker.store.properties import find_property
+from mqbroker.wire.codes import SysFlag
+from mqbroker.wire.javahash import java_hash
+
+HEADER_BYTES = 40
+SLOT_BYTES = 4
+ENTRY_BYTES = 20
+_HEADER = Struct(">qqqqii")
+_SLOT = Struct(">i")
+_ENTRY = Struct(">iqii")
+_ALLOCATE_BYTES = 1024 * 1024
+_MAX_INT = 0x7FFFFFFF
+_UNIQ_KEY = b"UNIQ_KEY\x01"
+_KEYS = b"KEYS\x01"
+
+#: Keys differ in their last characters (unique keys: time and counter); the hash of what comes before is kept.
+_TAIL = 12
+_TAIL_POWERS = tuple(31**i for i in reversed(range(_TAIL)))
+_TAIL_FACTOR = 31**_TAIL
+_HEADS_MAX = 10_000
+_FILE_NAME = re.compile(r"\d{17}")
+
+
+def positive_hash(value: int) -> int:
+    """What the index keeps of a 32-bit hash: its absolute value, and 0 for the one that has none."""
+    value &= 0xFFFFFFFF
+    if value >= 0x80000000:
+        value = 0x100000000 - value
+    return value if value <= _MAX_INT else 0
+
+
+class KeyHasher:
+    """Java's hash of "topic#key", from the hash of "topic#" and the key's bytes."""
+
+    def __init__(self) -> None:
+        # First part of a key -> what to multiply the topic's hash by, and what to add.
+        self._heads: dict[bytes, tuple[int, int]] = {}
+
+    def hash(self, topic_hash: int, key: bytes) -> int:
+        tail = key[-_TAIL:]
+        if len(tail) < _TAIL or not key.isascii():
+            text = key.decode("utf-8", "replace")
+            units = len(text.encode("utf-16-be", "surrogatepass")) // 2
+            return positive_hash(topic_hash * pow(31, units, 1 << 32) + java_hash(text))
+        head = key[:-_TAIL]
+        try:
+            factor, add = self._heads[head]
+        except KeyError:
+            factor, add = self._keep(head)
+        value: int = (topic_hash * factor + add + sum(map(mul, tail, _TAIL_POWERS))) & 0xFFFFFFFF
+        if value >= 0x80000000:
+            value = 0x100000000 - value
+            if value > _MAX_INT:
+                return 0
+        return value
+
+    def _keep(self, head: bytes) -> tuple[int, int]:
+        if len(self._heads) >= _HEADS_MAX:
+            self._heads.clear()
+        factor = pow(31, len(head) + _TAIL, 1 << 32)
+        add = java_hash(head.decode("ascii")) * _TAIL_FACTOR & 0xFFFFFFFF
+        self._heads[head] = (factor, add)
+        return factor, add
+
+
+class IndexFile:
+    """One index file. The header in the file is brought up to date by `write_header` only."""
+
+    def __init__(self, file: IMappedFile, slots: int, capacity: int) -> None:
+        self.file = file
+        self._buffer = file.buffer
+        self._slots = slots
+        self._capacity = capacity
+        self._entries_at = HEADER_BYTES + slots * SLOT_BYTES
+        self._allocated = 0
+        header: tuple[int, int, int, int, int, int] = _HEADER.unpack_from(file.view)
+        self.begin_ms, self.end_ms, self.begin_offset, self.end_offset, self.slots_used, self.count = header
+        if not 0 < self.count <= capacity:
+            self.count = 1
+        self._allocate_slots()
+
+    def _allocate_slots(self) -> None:
+        """Blocks for header and slots, and for the entries there are: entries get theirs as they come."""
+        used = self._entries_at + self.count * ENTRY_BYTES
+        self.file.allocate(0, used)
+        self._allocated = used
+
+    @property
+    def is_full(self) -> bool:
+        return self.count >= self._capacity
+
+    def put(self, key_hash: int, physical_offset: int, timestamp_ms: int) -> None:
+        """Add an entry; the file must not be full. Raises OSError with nothing added."""
+        buffer = self._buffer
+        count = self.count
+        at = self._entries_at + count * ENTRY_BYTES
+        if at + ENTRY_BYTES > self._allocated:
+            want = min(self.file.size, self._allocated + _ALLOCATE_BYTES)
+            self.file.allocate(self._allocated, want - self._allocated)
+            self._allocated = want
+        slot_at = HEADER_BYTES + key_hash % self._slots * SLOT_BYTES
+        (older,) = _SLOT.unpack_from(buffer, slot_at)
+        if not 0 < older <= count:
+            older = 0
+            self.slots_used += 1
+        begin = self.begin_ms
+        seconds = (timestamp_ms - begin) // 1000 if 0 < begin < timestamp_ms else 0
+        _ENTRY.pack_into(buffer, at, key_hash, physical_offset, min(seconds, _MAX_INT), older)
+        _SLOT.pack_into(buffer, slot_at, count)
+        if count <= 1:
+            self.begin_offset = physical_offset
+            self.begin_ms = timestamp_ms
+        self.count = count + 1
+        self.end_offset = physical_offset
+        self.end_ms = timestamp_ms
+
+    def newest_entries(self) -> int:
+        """How many entries the newest message has in this file."""
+        number = self.count - 1
+        while number > 0:
+            _, physical_offset, _, _ = _ENTRY.unpack_from(self._buffer, self._entries_at + number * ENTRY_BYTES)
+            if physical_offset != self.end_offset:
+                break
+            number -= 1
+        return self.count - 1 - number
+
+    def write_header(self) -> None:
+        _HEADER.pack_into(
+            self._buffer, 0, self.begin_ms, self.end_ms, self.begin_offset, self.end_offset, self.slots_used, self.count
+        )
+
+    def overlaps(self, begin_ms: int, end_ms: int) -> bool:
+        return begin_ms <= self.end_ms and end_ms >= self.begin_ms
+
+    def find(self, key_hash: int, begin_ms: int, end_ms: int, count: int) -> list[int]:
+        """Physical offsets of messages whose key has this hash, newest first. Times are good to the second."""
+        found: list[int] = []
+        (number,) = _SLOT.unpack_from(self._buffer, HEADER_BYTES + key_hash % self._slots * SLOT_BYTES)
+        while 0 < number < self.count and len(found) < count:
+            entry_hash, physical_offset, seconds, older = _ENTRY.unpack_from(
+                self._buffer, self._entries_at + number * ENTRY_BYTES
+            )
+            time_ms = self.begin_ms + seconds * 1000
+            if entry_hash == key_hash and begin_ms <= time_ms + 999 and time_ms <= end_ms:
+                found.append(physical_offset)
+            if time_ms + 999 < begin_ms or older >= number:
+                break
+            number = older
+        return found
+
+
+class Index:
+    """The row of index files; `offset`: all of the log below is indexed.
+
+    :param file_name: names a new file: the wall clock as yyyyMMddHHmmssSSS, as far ahead as the argument, ms.
+    """
+
+    def __init__(self, disk: IDisk, directory: str, slots: int, capacity: int, file_name: Callable[[int], str]) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._slots = slots
+        self._capacity = capacity
+        self._file_bytes = HEADER_BYTES + slots * SLOT_BYTES + capacity * ENTRY_BYTES
+        self._file_name = file_name
+        self._hasher = KeyHasher()
+        self._unsynced: list[IndexFile] = []
+        self.files: list[IndexFile] = []
+        self.offset = 0
+        # A message whose first so many keys are in: the files may end between its keys.
+        self._resumed = (-1, 0)
+
+    def load(self) -> None:
+        """Open the files there are; those of other sizes, or not from us at all, end the row and are not used."""
+        for name in self._disk.names(self._directory):
+            path = os.path.join(self._directory, name)
+            if not _FILE_NAME.fullmatch(name) or self._disk.file_size(path) != self._file_bytes:
+                break
+            file = self._disk.open_mapped(path, self._file_bytes)
+            self.files.append(IndexFile(file, self._slots, self._capacity))
+
+    def keep_files(self, is_good: Callable[[IndexFile], bool]) -> None:
+        """Delete the first file that is not good and all after it, used or not; they are to be built anew."""
+        kept: list[IndexFile] = []
+        for file in self.files:
+            if not is_good(file):
+                break
+            kept.append(file)
+        for file in self.files[len(kept) :]:
+            file.file.close()
+        self.files = kept
+        names = {os.path.basename(file.file.path) for file in kept}
+        for name in self._disk.names(self._directory):
+            if _FILE_NAME.fullmatch(name) and name not in names:
+                self._disk.remove(os.path.join(self._directory, name))
+
+    def add(self, messages: Sequence[NewMessage], appended: Sequence[Appended], queues: Sequence[ConsumeQueue]) -> None:
+        """Index the keys of appended messages. Raises OSError; `offset` tells how far it came."""
+        hash_key = self._hasher.hash
+        put = self._put
+        for message, (physical_offset, _, size, timestamp_ms), queue in zip(messages, appended, queues, strict=True):
+            properties = message[9]
+            at = properties.rfind(_UNIQ_KEY)
+            if (at and (at < 0 or properties[at - 1] != 2)) or _KEYS in properties or message[3] & 12:
+                self.add_one(queue, message[3], properties, physical_offset, timestamp_ms)
+            else:
+                end = properties.find(b"\x02", at)
+                key = properties[at + 9 :] if end < 0 else properties[at + 9 : end]
+                if key:
+                    put(hash_key(queue.key_hash, key), physical_offset, timestamp_ms)
+            self.offset = physical_offset + size
+
+    def add_one(
+        self, queue: ConsumeQueue, sys_flag: int, properties: bytes, physical_offset: int, timestamp_ms: int
+    ) -> None:
+        """Index one message under its unique key and each of its keys."""
+        if sys_flag & SysFlag.TRANSACTION_MASK == SysFlag.TRANSACTION_ROLLBACK:
+            return
+        keys = [find_property(properties, _UNIQ_KEY), *find_property(properties, _KEYS).split(b" ")]
+        keys = [key for key in keys if key]
+        if physical_offset == self._resumed[0]:
+            del keys[: self._resumed[1]]
+        for key in keys:
+            self._put(self._hasher.hash(queue.key_hash, key), physical_offset, timestamp_ms)
+
+    def _put(self, key_hash: int, physical_offset: int, timestamp_ms: int) -> None:
+        files = self.files
+        if not files or files[-1].count >= self._capacity:
+            self._add_file()
+        files[-1].put(key_hash, physical_offset, timestamp_ms)
+
+    def _add_file(self) -> None:
+        self._disk.make_directories(self._directory)
+        ahead_ms = 0
+        while True:
+            path = os.path.join(self._directory, self._file_name(ahead_ms))
+            if not self._disk.exists(path):
+                break
+            ahead_ms += 1
+        mapped = self._disk.create_mapped(path, self._file_bytes)
+        try:
+            file = IndexFile(mapped, self._slots, self._capacity)
+        except OSError:
+            mapped.close()
+            self._disk.remove(path)
+            raise
+        if self.files:
+            # Java dates the first entry of a file from the end of the file before.
+            previous = self.files[-1]
+            previous.write_header()
+            file.begin_ms = file.end_ms = previous.end_ms
+            file.begin_offset = file.end_offset = previous.end_offset
+        self.files.append(file)
+        self._unsynced.append(file)
+
+    def write_header(self) -> None:
+        if self.files:
+            self.files[-1].write_header()
+
+    def take_unsynced(self) -> list[IMappedFile]:
+        """The files written to since this was last called."""
+        taken = [file.file for file in self._unsynced]
+        self._unsynced = self.files[-1:]
+        return taken
+
+    def resume(self) -> None:
+        """Go on after the newest entry of the files there are."""
+        last = self.files[-1]
+        self._unsynced = [last]
+        self.offset = last.end_offset
+        self._resumed = (last.end_offset, last.newest_entries())
+
+    @property
+    def end_ms(self) -> int:
+        return self.files[-1].end_ms if self.files else 0
+
+    @property
+    def end_offset(self) -> int:
+        """Where the newest indexed message stands in the log."""
+        return self.files[-1].end_offset if self.files else 0
+
+    def find(self, topic: str, key: str, begin_ms: int, end_ms: int, count: int) -> list[int]:
+        """Physical offsets of messages that may have this key, newest first: hashes can collide."""
+        key_hash = self._hasher.hash(java_hash(topic + "#"), key.encode())
+        found: list[int] = []
+        for file in reversed(self.files):
+            if file.overlaps(begin_ms, end_ms):
+                found += file.find(key_hash, begin_ms, end_ms, count - len(found))
+            if len(found) >= count or file.begin_ms < begin_ms:
+                break
+        return found
+
+    def close(self) -> None:
+        for file in self.files:
+            file.file.close()

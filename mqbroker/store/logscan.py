@@ -1,0 +1,139 @@
+"""Reading the log back record by record, for whoever has to build on it what was lost: dispatch and recovery.
+
+Bytes in, values out; sizes read from the log are checked before they are used. Must never change the log.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from struct import Struct
+from typing import NamedTuple
+
+from mqbroker.store.commitlog import CommitLog
+from mqbroker.store.consumequeue import TOPIC_NAME
+from mqbroker.store.disk import IMappedFile
+from mqbroker.wire.codes import SysFlag
+from mqbroker.wire.record import BLANK_BYTES_MIN, BLANK_MAGIC, MAGIC, RECORD_BYTES_MIN
+
+_SIZE_MAGIC = Struct(">II")
+_RECORD_HEAD = Struct(">Iiiqqiq")
+_LONG = Struct(">q")
+_INT = Struct(">i")
+_SHORT = Struct(">H")
+_MAGIC_BYTES = MAGIC.to_bytes(4, "big")
+
+
+class Scanned(NamedTuple):
+    """What dispatch needs of a record."""
+
+    topic: bytes
+    queue_id: int
+    queue_offset: int
+    physical_offset: int
+    size: int
+    sys_flag: int
+    store_timestamp_ms: int
+    properties: bytes
+
+
+class Filler(NamedTuple):
+    """The rest of a segment, which holds no record."""
+
+    size: int
+
+
+class Nothing(NamedTuple):
+    """No record stands here: `is_empty` where there are zeros, else `why` it is none."""
+
+    is_empty: bool
+    why: str
+
+
+def scan_at(view: memoryview, at: int, physical_offset: int) -> Scanned | Filler | Nothing:
+    """Read what stands at `at` of a segment's bytes, which is `physical_offset` in the log."""
+    room = len(view) - at
+    if room < BLANK_BYTES_MIN:
+        return Nothing(room <= 0 or not any(view[at:]), "less than a filler is left of the segment")
+    size, magic = _SIZE_MAGIC.unpack_from(view, at)
+    if magic == BLANK_MAGIC:
+        return Filler(room) if size == room else Nothing(False, f"filler of {size} bytes where {room} are left")
+    if magic != MAGIC:
+        return Nothing(not size and not magic, f"magic {magic:#x}")
+    if not RECORD_BYTES_MIN <= size <= room:
+        return Nothing(False, f"size {size} with {room} bytes left")
+    return _scan_record(view, at, size, physical_offset)
+
+
+def _scan_record(view: memoryview, at: int, size: int, physical_offset: int) -> Scanned | Nothing:
+    crc, queue_id, _flag, own_offset, own_physical, sys_flag, _born = _RECORD_HEAD.unpack_from(view, at + 8)
+    if own_physical != physical_offset:
+        return Nothing(False, f"a record of offset {own_physical}")
+    place = at + 48 + (20 if sys_flag & SysFlag.BORN_HOST_V6 else 8)
+    end = at + size
+    store_at = place
+    place += 8 + (20 if sys_flag & SysFlag.STORE_HOST_V6 else 8) + 12
+    if place + 4 > end:
+        return Nothing(False, "hosts do not fit")
+    (timestamp,) = _LONG.unpack_from(view, store_at)
+    (body_bytes,) = _INT.unpack_from(view, place)
+    place += 4
+    if not 0 <= body_bytes <= end - place - 3:
+        return Nothing(False, f"body of {body_bytes} bytes in a record of {size}")
+    if body_bytes and zlib.crc32(view[place : place + body_bytes]) & 0x7FFFFFFF != crc:
+        return Nothing(False, "body CRC differs")
+    place += body_bytes
+    topic_end = place + 1 + view[place]
+    if topic_end + 2 > end:
+        return Nothing(False, "topic does not fit")
+    topic = bytes(view[place + 1 : topic_end])
+    (properties_bytes,) = _SHORT.unpack_from(view, topic_end)
+    if topic_end + 2 + properties_bytes != end:
+        return Nothing(False, "parts do not add up to the size")
+    if queue_id < 0 or own_offset < 0 or not TOPIC_NAME.fullmatch(topic.decode("latin-1")):
+        return Nothing(False, "topic or queue cannot be one")
+    properties = bytes(view[topic_end + 2 : end])
+    return Scanned(topic, queue_id, own_offset, physical_offset, size, sys_flag, timestamp, properties)
+
+
+def find_next(segment: IMappedFile, at: int, base: int) -> Scanned | None:
+    """The first whole record of a segment at or after `at`; `base` is where the segment starts in the log."""
+    place = segment.buffer.find(_MAGIC_BYTES, at + 4)
+    while place >= 0:
+        start = place - 4
+        found = scan_at(segment.view, start, base + start)
+        if isinstance(found, Scanned):
+            return found
+        place = segment.buffer.find(_MAGIC_BYTES, place + 1)
+    return None
+
+
+class Damage(NamedTuple):
+    """Bytes start..end of the log that hold no record though records follow."""
+
+    path: str
+    start: int
+    end: int
+    why: str
+
+
+def scan(log: CommitLog, start: int, end: int) -> Iterator[Scanned | Damage]:
+    """Records of start..end, where `start` is a record's or a filler's. What is damaged is passed over and told."""
+    offset = start
+    while offset < end:
+        found = log.view(offset)
+        if found is None:
+            return
+        view, at = found
+        item = scan_at(view, at, offset)
+        if isinstance(item, Scanned):
+            yield item
+            offset += item.size
+        elif isinstance(item, Filler):
+            offset += item.size
+        else:
+            segment = log.segments[(offset - log.min_offset) // log.segment_bytes]
+            following = find_next(segment, at, offset - at)
+            after = following.physical_offset if following else offset - at + log.segment_bytes
+            yield Damage(segment.path, offset, min(after, end), item.why)
+            offset = after

@@ -1,0 +1,202 @@
+"""Finding out, when a store is opened, where its log ends and from where on consume queues must be built again.
+
+After a clean stop that is where the newest consume queue entry says; after a crash, everything above the checkpoint
+is read and checked. The log is cut only above what a sync ever covered: damage below is reported and passed over.
+Must never know of sockets, clocks or turns.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+
+import attrs
+
+from mqbroker.errors import StoreDamaged
+from mqbroker.store.checkpoint import Checkpoint
+from mqbroker.store.consumequeue import BLANK_SIZE, ConsumeQueue, ConsumeQueues
+from mqbroker.store.disk import IDisk, IMappedFile
+from mqbroker.store.logscan import Damage, Filler, Nothing, Scanned, find_next, scan_at
+
+_FILE_NAME = re.compile(r"\d{20}")
+
+
+@attrs.frozen
+class Segments:
+    """The segment files as found: `files[0]` starts at `first_offset` of the log."""
+
+    files: list[IMappedFile]
+    first_offset: int
+    segment_bytes: int
+
+    @property
+    def end(self) -> int:
+        return self.first_offset + len(self.files) * self.segment_bytes
+
+    def at(self, offset: int) -> tuple[IMappedFile, int] | None:
+        """The segment of `offset` and the position in it."""
+        if not self.first_offset <= offset < self.end:
+            return None
+        index, at = divmod(offset - self.first_offset, self.segment_bytes)
+        return self.files[index], at
+
+    def scan_at(self, offset: int) -> Scanned | Filler | Nothing:
+        found = self.at(offset)
+        if found is None:
+            return Nothing(True, "outside of the log")
+        return scan_at(found[0].view, found[1], offset)
+
+
+@attrs.frozen
+class Recovered:
+    """`end`: of the log. `rebuild_from`: consume queues hold all below and nothing above."""
+
+    end: int
+    rebuild_from: int
+    last_timestamp_ms: int
+    damages: list[Damage]
+
+
+def load_segments(disk: IDisk, directory: str, segment_bytes: int) -> Segments:
+    """Map the segments there are. Raises StoreDamaged where one is missing, misshapen or none of ours."""
+    files: list[IMappedFile] = []
+    first = 0
+    for name in disk.names(directory):
+        path = os.path.join(directory, name)
+        if not _FILE_NAME.fullmatch(name) or int(name) % segment_bytes:
+            raise StoreDamaged(path, 0, f"not a segment; mappedFileSizeCommitLog is {segment_bytes}")
+        if files and int(name) != first + len(files) * segment_bytes:
+            raise StoreDamaged(path, 0, f"segment {first + len(files) * segment_bytes:020d} before it is missing")
+        size = disk.file_size(path)
+        if size != segment_bytes:
+            raise StoreDamaged(path, size, f"{size} bytes; mappedFileSizeCommitLog is {segment_bytes}")
+        if not files:
+            first = int(name)
+        files.append(disk.open_mapped(path, size, keep_open=True))
+    return Segments(files, first, segment_bytes)
+
+
+def recover(segments: Segments, queues: ConsumeQueues, checkpoint: Checkpoint, *, is_clean: bool) -> Recovered:
+    """Find the end of the log and truncate consume queues to what can be relied on. Changes nothing of the log."""
+    if is_clean:
+        start, durable_end = _clean_start(segments, queues)
+    else:
+        start, durable_end = _crashed_start(segments, queues, checkpoint)
+    durable_ms = checkpoint.safe_ms if not is_clean and checkpoint.log_offset is None else 0
+    recovered = _find_end(segments, start, durable_end, durable_ms)
+    for queue in queues:
+        if not is_clean or queue.end_of_last() > recovered.rebuild_from:
+            queue.truncate(recovered.rebuild_from)
+        if not segments.files:
+            queue.reset()
+    return recovered
+
+
+def _clean_start(segments: Segments, queues: ConsumeQueues) -> tuple[int, int]:
+    start = max((queue.end_of_last() for queue in queues), default=-1)
+    newest = _before(segments, queues, start)
+    if newest is None:  # no queue, or they do not belong to this log
+        return segments.first_offset, segments.first_offset
+    return start, start
+
+
+def _before(segments: Segments, queues: ConsumeQueues, end: int) -> Scanned | None:
+    """The record that ends at `end`, if a queue knows one and the log has it."""
+    for queue in queues:
+        if queue.end_of_last() == end and queue.max_offset > queue.min_offset:
+            physical_offset, _, _ = queue.entry(queue.max_offset - 1)
+            found = segments.scan_at(physical_offset)
+            if isinstance(found, Scanned) and found.physical_offset + found.size == end:
+                return found
+    return None
+
+
+def _crashed_start(segments: Segments, queues: ConsumeQueues, checkpoint: Checkpoint) -> tuple[int, int]:
+    first = segments.first_offset
+    if checkpoint.log_offset is not None and checkpoint.queues_offset is not None:
+        start = min(checkpoint.log_offset, checkpoint.queues_offset)
+        at_start = segments.scan_at(start)
+        is_boundary = first <= start <= segments.end and (not isinstance(at_start, Nothing) or at_start.is_empty)
+        if is_boundary and (_have_entries(queues) or start == first):
+            return start, checkpoint.log_offset
+        return first, checkpoint.log_offset
+    starts = [_start_by_time(segments, queue, checkpoint.safe_ms) for queue in queues]
+    return max(starts, default=first), first
+
+
+def _have_entries(queues: ConsumeQueues) -> bool:
+    return any(queue.max_offset > 0 for queue in queues)
+
+
+def _start_by_time(segments: Segments, queue: ConsumeQueue, safe_ms: int) -> int:
+    """Where the newest message of a queue that was stored by `safe_ms` ends: all queues hold all below on the disk."""
+
+    def is_safe(physical_offset: int, size: int) -> bool:
+        if size == BLANK_SIZE or (size > 0 and physical_offset < segments.first_offset):
+            return True
+        found = segments.scan_at(physical_offset) if size > 0 else None
+        return isinstance(found, Scanned) and found.store_timestamp_ms <= safe_ms
+
+    low = queue.min_offset
+    offset = queue.search(is_safe, low, queue.max_offset)
+    if offset <= low:
+        return segments.first_offset
+    physical_offset, size, _ = queue.entry(offset - 1)
+    return max(segments.first_offset, physical_offset + size if size != BLANK_SIZE else 0)
+
+
+def _find_end(segments: Segments, start: int, durable_end: int, durable_ms: int) -> Recovered:
+    """Read records from `start` to the first place above the durable mark where none stands."""
+    damages: list[Damage] = []
+    offset = start
+    timestamp = 0
+    while offset < segments.end:
+        item = segments.scan_at(offset)
+        if isinstance(item, Scanned):
+            timestamp = max(timestamp, item.store_timestamp_ms)
+            offset += item.size
+        elif isinstance(item, Filler):
+            offset += item.size
+        elif offset >= durable_end and timestamp >= durable_ms:
+            break
+        else:
+            following = _next_record(segments, offset)
+            if following is None:
+                damages.append(_damage(segments, offset, max(offset, durable_end), f"the log ends here: {item.why}"))
+                break
+            damages.append(_damage(segments, offset, following, item.why))
+            offset = following
+    return Recovered(offset, min(start, offset), timestamp, damages)
+
+
+def _next_record(segments: Segments, offset: int) -> int | None:
+    at = offset
+    while at < segments.end:
+        found = segments.at(at)
+        assert found is not None
+        file, place = found
+        following = find_next(file, place, at - place)
+        if following is not None:
+            return following.physical_offset
+        at += segments.segment_bytes - place
+    return None
+
+
+def _damage(segments: Segments, start: int, end: int, why: str) -> Damage:
+    found = segments.at(start)
+    assert found is not None
+    return Damage(found[0].path, start, end, why)
+
+
+def last_timestamp(segments: Segments, queues: ConsumeQueues, end: int) -> int:
+    """Store timestamp of the newest message below `end` that consume queues know; 0 where there is none."""
+    newest = 0
+    is_below: Callable[[int, int], bool] = lambda offset, size: offset + size <= end  # noqa: E731
+    for queue in queues:
+        offset = queue.search(is_below, queue.min_offset, queue.max_offset)
+        if offset > queue.min_offset:
+            found = segments.scan_at(queue.entry(offset - 1)[0])
+            if isinstance(found, Scanned):
+                newest = max(newest, found.store_timestamp_ms)
+    return newest

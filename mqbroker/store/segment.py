@@ -1,0 +1,126 @@
+"""Segments of the log: files of one size, each named by the offset it starts at, with blocks behind every byte.
+
+Must never know what is in them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from twisted.internet.defer import Deferred, succeed
+from twisted.python.failure import Failure
+
+from mqbroker.store.disk import IDisk, IMappedFile
+from mqbroker.store.worker import IWorker
+
+
+def segment_path(directory: str, offset: int) -> str:
+    return os.path.join(directory, f"{offset:020d}")
+
+
+class SegmentSource:
+    """Makes segments; the next one ahead of time, written through with zeros by the worker."""
+
+    def __init__(self, disk: IDisk, worker: IWorker, directory: str, segment_bytes: int) -> None:
+        self._disk = disk
+        self._worker = worker
+        self._directory = directory
+        self._segment_bytes = segment_bytes
+        self._ready: dict[int, IMappedFile] = {}
+        self._job: _Preparation | None = None
+
+    def adopt(self, offset: int, file: IMappedFile) -> None:
+        """Keep an empty segment for when `offset` is reached."""
+        self._ready[offset] = file
+
+    def prepare(self, offset: int) -> None:
+        """See to it that the segment at `offset` will be there when it is taken. Failing here is no error yet."""
+        if self._job is not None or offset in self._ready:
+            return
+        job = self._job = _Preparation(self._disk, segment_path(self._directory, offset), self._segment_bytes)
+        job.done = self._worker.run(job.run)
+        job.done.addBoth(self._prepared, job, offset)
+
+    def _prepared(self, result: IMappedFile | Failure | None, job: _Preparation, offset: int) -> None:
+        if self._job is job:
+            self._job = None
+        if isinstance(result, Failure):
+            if not job.is_stopped:
+                self._remove(offset)
+        elif result is not None:
+            if job.is_stopped:
+                result.close()
+            else:
+                self._ready[offset] = result
+
+    def _remove(self, offset: int) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._disk.remove(segment_path(self._directory, offset))
+
+    def take(self, offset: int) -> IMappedFile:
+        """The segment at `offset`, made now where it was not ready. Raises OSError, with nothing left behind."""
+        file = self._ready.pop(offset, None)
+        if file is not None:
+            return file
+        self._abandon_job()
+        file = self._create(offset)
+        try:
+            file.allocate(0, file.size)
+        except OSError:
+            file.close()
+            self._remove(offset)
+            raise
+        return file
+
+    def _create(self, offset: int) -> IMappedFile:
+        path = segment_path(self._directory, offset)
+        self._remove(offset)
+        try:
+            return self._disk.create_mapped(path, self._segment_bytes, keep_open=True)
+        except FileExistsError:  # the worker had passed its last look at `is_stopped`; it makes the file but once
+            self._remove(offset)
+            return self._disk.create_mapped(path, self._segment_bytes, keep_open=True)
+
+    def _abandon_job(self) -> None:
+        if self._job is not None:
+            self._job.is_stopped = True
+            self._job = None
+
+    def stop(self) -> Deferred[None]:
+        """Fires when the worker is done with segments. One that is ready stays on the disk for the next start."""
+        job = self._job
+        for file in self._ready.values():
+            file.close()
+        self._ready.clear()
+        if job is None:
+            return succeed(None)
+        job.is_stopped = True
+        stopped: Deferred[None] = Deferred()
+        assert job.done is not None
+        job.done.addBoth(lambda _: stopped.callback(None))
+        return stopped
+
+
+class _Preparation:
+    """Makes one segment, on the worker."""
+
+    def __init__(self, disk: IDisk, path: str, segment_bytes: int) -> None:
+        self._disk = disk
+        self._path = path
+        self._segment_bytes = segment_bytes
+        self.is_stopped = False
+        self.done: Deferred[IMappedFile | None] | None = None
+
+    def run(self) -> IMappedFile | None:
+        if self.is_stopped:
+            return None
+        file = self._disk.create_mapped(self._path, self._segment_bytes, keep_open=True)
+        try:
+            file.allocate(0, file.size)
+            file.write_through(lambda: self.is_stopped)
+            self._disk.sync_directory(os.path.dirname(self._path))
+        except OSError:
+            file.close()
+            raise
+        return file

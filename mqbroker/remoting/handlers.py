@@ -31,22 +31,22 @@ class IConnection(Interface):
     remote_host: bytes = Attribute("The peer's address and port as records keep them: 8 bytes, or 20 for IPv6.")
     closed: bool = Attribute("True once the connection is gone.")
 
-    def send(command: RemotingCommand) -> None:  # noqa: N805
+    def send(command: RemotingCommand) -> None:
         """Send a command; nothing happens on a closed connection."""
 
-    def write(data: bytes) -> None:  # noqa: N805
+    def write(data: bytes) -> None:
         """Send whole encoded frames."""
 
-    def invoke(command: RemotingCommand, timeout_ms: int) -> Deferred[RemotingCommand]:  # noqa: N805
+    def invoke(command: RemotingCommand, timeout_ms: int) -> Deferred[RemotingCommand]:
         """Send a request; fires with its answer, fails with RequestTimedOut or ConnectionClosed."""
 
-    def invoke_oneway(command: RemotingCommand) -> None:  # noqa: N805
+    def invoke_oneway(command: RemotingCommand) -> None:
         """Send a request that has no answer."""
 
-    def notify_closed(callback: Callable[[], None]) -> None:  # noqa: N805
+    def notify_closed(callback: Callable[[], None]) -> None:
         """Call `callback` once when the connection is gone; at once if it is."""
 
-    def close(why: str) -> None:  # noqa: N805
+    def close(why: str) -> None:
         """Close it, with a log line that says why."""
 
 

@@ -69,7 +69,7 @@ class RemotingServerFactory(ServerFactory):
         self._table = table
         self._clock = clock
         self._limits = limits or Limits()
-        self._on_event = on_event
+        self.on_event = on_event
         self._watch = IdleWatch(self.connections, clock)
         self._refusing = False
 
@@ -101,8 +101,8 @@ class RemotingServerFactory(ServerFactory):
             self._tell(ConnectionEvent.CLOSE, connection)
 
     def _tell(self, event: ConnectionEvent, connection: RemotingProtocol) -> None:
-        if self._on_event is not None:
-            self._on_event(event, connection)
+        if self.on_event is not None:
+            self.on_event(event, connection)
 
     def close_all(self, why: str) -> None:
         """Close every connection; their ends are told as usual."""

@@ -1,0 +1,154 @@
+"""Who is connected: the producers and consumers of each group, from their heartbeats.
+
+Pure bookkeeping over connections: it sends nothing but NOTIFY_CONSUMER_IDS_CHANGED, by which the consumers of a group
+learn at once that they must share their queues anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import attrs
+from twisted.logger import Logger
+
+from mqbroker.remoting.handlers import IConnection
+from mqbroker.wire.bodies import ConsumerData, SubscriptionData
+from mqbroker.wire.codes import RequestCode
+from mqbroker.wire.command import RemotingCommand
+from mqbroker.wire.headers import NotifyConsumerIdsChangedRequestHeader
+
+log = Logger()
+
+#: A client that sends no heartbeat for so long is forgotten.
+CLIENT_EXPIRY_SECONDS = 120.0
+
+
+@attrs.define
+class Client:
+    """One client of one group, on its connection."""
+
+    client_id: str
+    language: int
+    version: int
+    last_seen: float
+
+
+@attrs.define
+class ConsumerGroup:
+    """The live side of a consumer group."""
+
+    consume_type: str
+    message_model: str
+    consume_from_where: str
+    clients: dict[IConnection, Client] = attrs.field(factory=dict)
+    subscriptions: dict[str, SubscriptionData] = attrs.field(factory=dict)
+
+    def client_ids(self) -> list[str]:
+        return list(dict.fromkeys(client.client_id for client in self.clients.values()))
+
+
+class ConsumerRegistry:
+    """Consumer groups by name. `now` gives monotonic seconds."""
+
+    def __init__(self, now: Callable[[], float], notify_enabled: bool) -> None:
+        self._now = now
+        self._notify_enabled = notify_enabled
+        self._groups: dict[str, ConsumerGroup] = {}
+
+    def group(self, name: str) -> ConsumerGroup | None:
+        return self._groups.get(name)
+
+    def register(
+        self, connection: IConnection, client_id: str, language: int, version: int, data: ConsumerData, notify: bool
+    ) -> None:
+        """Take one group of a heartbeat; the group's consumers are notified where it changes who they are."""
+        group = self._groups.get(data.group_name)
+        if group is None:
+            group = ConsumerGroup(data.consume_type, data.message_model, data.consume_from_where)
+            self._groups[data.group_name] = group
+        group.consume_type = data.consume_type
+        group.message_model = data.message_model
+        group.consume_from_where = data.consume_from_where
+        changed = connection not in group.clients
+        group.clients[connection] = Client(client_id, language, version, self._now())
+        if changed:
+            log.info("consumer {client} joins {group}", client=client_id, group=data.group_name)
+        changed |= _update_subscriptions(group, data.subscription_data_set)
+        if changed and notify:
+            self._notify(data.group_name, group)
+
+    def unregister(self, connection: IConnection, group_name: str, notify: bool = True) -> None:
+        """Take `connection` out of one group."""
+        group = self._groups.get(group_name)
+        client = group.clients.pop(connection, None) if group is not None else None
+        if group is None or client is None:
+            return
+        log.info("consumer {client} leaves {group}", client=client.client_id, group=group_name)
+        if not group.clients:
+            del self._groups[group_name]
+        elif notify:
+            self._notify(group_name, group)
+
+    def connection_closed(self, connection: IConnection) -> None:
+        """Take `connection` out of all groups."""
+        for name in [name for name, group in self._groups.items() if connection in group.clients]:
+            self.unregister(connection, name)
+
+    def expire(self) -> None:
+        """Close the connections of consumers whose heartbeats stopped; their end takes them out."""
+        deadline = self._now() - CLIENT_EXPIRY_SECONDS
+        for name, group in list(self._groups.items()):
+            for connection, client in list(group.clients.items()):
+                if client.last_seen <= deadline:
+                    connection.close(f"consumer {client.client_id} of {name} sent no heartbeat")
+                    self.unregister(connection, name)
+
+    def _notify(self, name: str, group: ConsumerGroup) -> None:
+        if not self._notify_enabled:
+            return
+        header = NotifyConsumerIdsChangedRequestHeader(consumer_group=name)
+        for connection in list(group.clients):
+            connection.invoke_oneway(RemotingCommand.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header))
+
+
+def _update_subscriptions(group: ConsumerGroup, wanted: Iterable[SubscriptionData]) -> bool:
+    """Make the group's subscriptions those of the heartbeat; True where a topic came or went."""
+    by_topic = {subscription.topic: subscription for subscription in wanted}
+    changed = by_topic.keys() != group.subscriptions.keys()
+    for topic, subscription in by_topic.items():
+        known = group.subscriptions.get(topic)
+        if known is not None and known.sub_version >= subscription.sub_version:
+            by_topic[topic] = known
+    group.subscriptions = by_topic
+    return changed
+
+
+class ProducerRegistry:
+    """Producers of each group by connection."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._groups: dict[str, dict[IConnection, Client]] = {}
+
+    def group(self, name: str) -> dict[IConnection, Client]:
+        return self._groups.get(name, {})
+
+    def register(self, connection: IConnection, client_id: str, language: int, version: int, group_name: str) -> None:
+        self._groups.setdefault(group_name, {})[connection] = Client(client_id, language, version, self._now())
+
+    def unregister(self, connection: IConnection, group_name: str) -> None:
+        clients = self._groups.get(group_name)
+        if clients is not None and clients.pop(connection, None) is not None and not clients:
+            del self._groups[group_name]
+
+    def connection_closed(self, connection: IConnection) -> None:
+        for name in [name for name, clients in self._groups.items() if connection in clients]:
+            self.unregister(connection, name)
+
+    def expire(self) -> None:
+        deadline = self._now() - CLIENT_EXPIRY_SECONDS
+        for name, clients in list(self._groups.items()):
+            for connection, client in list(clients.items()):
+                if client.last_seen <= deadline:
+                    connection.close(f"producer {client.client_id} of {name} sent no heartbeat")
+                    self.unregister(connection, name)

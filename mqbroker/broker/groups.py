@@ -1,0 +1,71 @@
+"""The consumer groups of one broker and how each is treated (config/subscriptionGroup.json).
+
+Source of the rules: SubscriptionGroupManager of 4.9.7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from twisted.internet.defer import Deferred
+from twisted.logger import Logger
+
+from mqbroker.broker.jsonfile import JsonFile
+from mqbroker.errors import MQError
+from mqbroker.wire.bodies import DataVersion, SubscriptionGroupConfig, SubscriptionGroupWrapper
+from mqbroker.wire.codes import CID_RMQ_SYS_PREFIX, SELF_TEST_CONSUMER_GROUP, TOOLS_CONSUMER_GROUP
+from mqbroker.wire.names import check_group
+
+log = Logger()
+
+_ONS_GROUPS = ("CID_ONSAPI_PULL", "CID_ONSAPI_PERMISSION", "CID_ONSAPI_OWNER", "CID_ONS-HTTP-PROXY")
+_SYSTEM_GROUPS = (TOOLS_CONSUMER_GROUP, "FILTERSRV_CONSUMER", SELF_TEST_CONSUMER_GROUP, *_ONS_GROUPS)
+
+
+def _system_group(name: str) -> SubscriptionGroupConfig:
+    return SubscriptionGroupConfig(name, consume_broadcast_enable=name in _ONS_GROUPS or name in _SYSTEM_GROUPS)
+
+
+class GroupTable:
+    """Group settings by name."""
+
+    def __init__(self, file: JsonFile, now: Callable[[], float], auto_create: bool) -> None:
+        """Load the table. Raises StoreDamaged."""
+        self._file = file
+        self._now = now
+        self._auto_create = auto_create
+        self._groups = {name: _system_group(name) for name in _SYSTEM_GROUPS}
+        self.data_version = DataVersion(self._now_ms(), 0)
+        loaded = file.load(SubscriptionGroupWrapper.from_json)
+        if loaded is not None:
+            self.data_version = loaded.data_version
+            self._groups.update(loaded.subscription_group_table)
+
+    def _now_ms(self) -> int:
+        return int(self._now() * 1000)
+
+    def find(self, name: str) -> SubscriptionGroupConfig | None:
+        """The group, made where it is unknown and `autoCreateSubscriptionGroup` allows; None otherwise."""
+        group = self._groups.get(name)
+        if group is None and (self._auto_create or name.startswith(CID_RMQ_SYS_PREFIX)):
+            try:
+                check_group(name)
+            except MQError:
+                return None
+            group = SubscriptionGroupConfig(name)
+            log.info("create subscription group {name}", name=name)
+            self.put(group)
+        return group
+
+    def put(self, group: SubscriptionGroupConfig) -> None:
+        """Create or replace a group."""
+        self._groups[check_group(group.group_name)] = group
+        self.data_version = self.data_version.next(self._now_ms())
+        self.persist()
+
+    def snapshot(self) -> SubscriptionGroupWrapper:
+        return SubscriptionGroupWrapper(dict(self._groups), self.data_version)
+
+    def persist(self) -> Deferred[bool]:
+        """Write the file; fires True when it is on the disk."""
+        return self._file.save(lambda: self.snapshot().to_json())

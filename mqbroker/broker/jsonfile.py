@@ -1,0 +1,119 @@
+"""A table kept as one JSON file, replaced as a whole and never half.
+
+The new content is written beside the file, synced, and renamed over it; the former content stays as `.bak`, which is
+read where the file itself is missing or damaged. Java deletes before it renames and syncs nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TypeVar
+
+from twisted.internet.defer import Deferred
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from mqbroker.errors import MQError, StoreDamaged
+from mqbroker.store.worker import IWorker
+
+log = Logger()
+
+T = TypeVar("T")
+
+
+class JsonFile:
+    """One file. `save` may be called as often as wanted: while one write is under way, only the last content waits."""
+
+    def __init__(self, path: str, worker: IWorker) -> None:
+        self.path = path
+        self._worker = worker
+        self._succeeded = True
+        self._next: Callable[[], bytes] | None = None
+        self._writing: Deferred[bool] | None = None
+
+    def load(self, read: Callable[[bytes], T]) -> T | None:
+        """Return `read` of the content, of the `.bak` where that fails, None where neither is there.
+
+        Raises StoreDamaged where there is content and none of it can be read.
+        """
+        damage = None
+        for path in (self.path, self.path + ".bak"):
+            try:
+                with open(path, "rb") as file:
+                    data = file.read()
+            except FileNotFoundError:
+                continue
+            try:
+                value = read(data)
+            except MQError as error:
+                damage = damage or StoreDamaged(path, 0, str(error))
+                log.error("{path} cannot be read: {why}", path=path, why=str(error))
+                continue
+            if path != self.path:
+                log.warn("{path} is used instead of {missing}", path=path, missing=self.path)
+            return value
+        if damage is not None:
+            raise damage
+        return None
+
+    def save(self, content: Callable[[], bytes]) -> Deferred[bool]:
+        """Write what `content` gives, on the worker. Fires True when it is on the disk, False where that failed."""
+        self._next = content
+        writing = self._writing or self._write()
+        done: Deferred[bool] = Deferred()
+        if writing is None:
+            done.callback(self._succeeded)
+        else:
+            writing.chainDeferred(done)
+        return done
+
+    def _write(self) -> Deferred[bool] | None:
+        """Start writing what waits; None where nothing does, or where it is written already."""
+        content, self._next = self._next, None
+        if content is None:
+            return None
+        data = content()
+        finished: Deferred[bool] = Deferred()
+        self._writing = finished
+        work = self._worker.run(lambda: replace_file(self.path, data))
+        work.addCallbacks(lambda _: True, self._failed).addCallback(self._written, finished)
+        return self._writing
+
+    def _failed(self, failure: Failure) -> bool:
+        log.error("{path} could not be written: {why}", path=self.path, why=failure.getErrorMessage())
+        return False
+
+    def _written(self, succeeded: bool, finished: Deferred[bool]) -> None:
+        self._succeeded = succeeded
+        self._writing = None
+        following = self._write()
+        if following is None:
+            finished.callback(self._succeeded)
+        else:
+            following.chainDeferred(finished)
+
+
+def replace_file(path: str, data: bytes) -> None:
+    """Make `data` the content of `path`, keeping the former as `.bak`. Raises OSError with the former untouched."""
+    directory = os.path.dirname(path)
+    os.makedirs(directory, exist_ok=True)
+    temporary = path + ".tmp"
+    with open(temporary, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    backup = path + ".bak"
+    if os.path.exists(path):
+        # A link, not a rename: `path` itself is there at every moment.
+        backup_next = backup + ".tmp"
+        if os.path.lexists(backup_next):
+            os.unlink(backup_next)
+        os.link(path, backup_next)
+        os.replace(backup_next, backup)
+    os.replace(temporary, path)
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,1 @@
+"""The requests a broker answers, one module for each family of them."""

@@ -1,0 +1,92 @@
+"""Heartbeats, farewells and client checks: codes 34, 35 and 46."""
+
+from __future__ import annotations
+
+import attrs
+
+from mqbroker.broker.clients import ConsumerRegistry, ProducerRegistry
+from mqbroker.broker.groups import GroupTable
+from mqbroker.broker.subscriptions import parse_subscription
+from mqbroker.broker.topics import TopicTable
+from mqbroker.errors import Refused
+from mqbroker.remoting.handlers import HandlerTable, IConnection
+from mqbroker.wire.bodies import CheckClientRequestBody, ConsumerData, HeartbeatData, SubscriptionData
+from mqbroker.wire.codes import RETRY_PREFIX, RequestCode, ResponseCode
+from mqbroker.wire.command import RemotingCommand
+from mqbroker.wire.headers import UnregisterClientRequestHeader, decode_header
+from mqbroker.wire.names import check_group, check_topic
+
+CLIENT_ID_LENGTH_MAX = 255
+
+
+class ClientManageProcessor:
+    """Keeps the registries of clients."""
+
+    def __init__(
+        self, consumers: ConsumerRegistry, producers: ProducerRegistry, groups: GroupTable, topics: TopicTable
+    ) -> None:
+        self._consumers = consumers
+        self._producers = producers
+        self._groups = groups
+        self._topics = topics
+
+    def register_on(self, table: HandlerTable) -> None:
+        table.register(RequestCode.HEART_BEAT, self.heartbeat)
+        table.register(RequestCode.UNREGISTER_CLIENT, self.unregister)
+        table.register(RequestCode.CHECK_CLIENT_CONFIG, self.check_client)
+
+    def heartbeat(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
+        """All groups of one client. Nothing is taken where any of its names is illegal."""
+        data = HeartbeatData.from_json(request.body)
+        client_id = _check_client_id(data.client_id)
+        for producer in data.producer_data_set:
+            check_group(producer.group_name)
+        consumers = [_checked(consumer) for consumer in data.consumer_data_set]
+        for consumer in consumers:
+            group = self._groups.find(consumer.group_name)
+            if group is not None:
+                self._topics.create_internal(RETRY_PREFIX + consumer.group_name, group.retry_queue_nums)
+            notify = group is None or group.notify_consumer_ids_changed_enable
+            self._consumers.register(connection, client_id, request.language, request.version, consumer, notify)
+        for producer in data.producer_data_set:
+            self._producers.register(connection, client_id, request.language, request.version, producer.group_name)
+        return RemotingCommand.response(request)
+
+    def unregister(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
+        header = decode_header(UnregisterClientRequestHeader, request.ext_fields)
+        if header.producer_group is not None:
+            self._producers.unregister(connection, header.producer_group)
+        if header.consumer_group is not None:
+            group = self._groups.find(header.consumer_group)
+            notify = group is None or group.notify_consumer_ids_changed_enable
+            self._consumers.unregister(connection, header.consumer_group, notify)
+        return RemotingCommand.response(request)
+
+    def check_client(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
+        """Whether a subscription could be served."""
+        wanted = CheckClientRequestBody.from_json(request.body).subscription_data
+        if wanted is not None and wanted.expression_type not in ("TAG", ""):
+            remark = f"The broker does not support consumer to filter message by {wanted.expression_type}"
+            raise Refused(ResponseCode.SYSTEM_ERROR, remark)
+        return RemotingCommand.response(request)
+
+
+def _check_client_id(client_id: str) -> str:
+    if not client_id or len(client_id) > CLIENT_ID_LENGTH_MAX:
+        raise Refused(ResponseCode.SYSTEM_ERROR, f"the client id must have 1 to {CLIENT_ID_LENGTH_MAX} characters")
+    return client_id
+
+
+def _checked(consumer: ConsumerData) -> ConsumerData:
+    """`consumer` with names checked, and with the hashes of its tags, which not every client sends."""
+    check_group(consumer.group_name)
+    subscriptions = [_with_codes(subscription) for subscription in consumer.subscription_data_set]
+    return attrs.evolve(consumer, subscription_data_set=subscriptions)
+
+
+def _with_codes(subscription: SubscriptionData) -> SubscriptionData:
+    check_topic(subscription.topic)
+    if subscription.expression_type not in ("TAG", "") or subscription.code_set:
+        return subscription
+    parsed = parse_subscription(subscription.topic, subscription.sub_string, "TAG")
+    return attrs.evolve(subscription, sub_string=parsed.sub_string, tags_set=parsed.tags_set, code_set=parsed.code_set)

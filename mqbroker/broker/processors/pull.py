@@ -1,0 +1,256 @@
+"""Pulling: code 11, with long polling.
+
+The table from what the store found to what the peer is told is PullMessageProcessor's of 4.9.7, remarks included.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import attrs
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+
+from mqbroker.broker.clients import ConsumerRegistry
+from mqbroker.broker.groups import GroupTable
+from mqbroker.broker.hold import HeldPull, HeldPulls
+from mqbroker.broker.offsets import OffsetTable
+from mqbroker.broker.subscriptions import parse_subscription
+from mqbroker.broker.topics import TopicTable
+from mqbroker.config import BrokerSettings
+from mqbroker.errors import MQError, Refused
+from mqbroker.remoting.connection import RemotingProtocol
+from mqbroker.remoting.handlers import IConnection, RawRequest, failure_response
+from mqbroker.store.message_store import MessageStore
+from mqbroker.store.pull import GetResult, GetStatus
+from mqbroker.wire.bodies import SubscriptionData, SubscriptionGroupConfig
+from mqbroker.wire.codes import MASTER_ID, VERSION, Perm, PullSysFlag, ResponseCode
+from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand, encode_command
+from mqbroker.wire.frame import JSON
+from mqbroker.wire.headers import PullMessageRequestHeader, PullMessageResponseHeader, decode_header
+from mqbroker.wire.names import check_topic
+
+log = Logger()
+
+FAQ = "\nSee http://rocketmq.apache.org/docs/faq/ for further details."
+
+#: A peer may not hold a pull for longer.
+SUSPEND_MS_MAX = 600_000
+
+_CODES = {
+    GetStatus.FOUND: ResponseCode.SUCCESS,
+    GetStatus.MESSAGE_WAS_REMOVING: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    GetStatus.NO_MATCHED_MESSAGE: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    GetStatus.OFFSET_FOUND_NULL: ResponseCode.PULL_NOT_FOUND,
+    GetStatus.OFFSET_OVERFLOW_ONE: ResponseCode.PULL_NOT_FOUND,
+    GetStatus.OFFSET_OVERFLOW_BADLY: ResponseCode.PULL_OFFSET_MOVED,
+    GetStatus.OFFSET_TOO_SMALL: ResponseCode.PULL_OFFSET_MOVED,
+}
+_FOUND = (
+    '{"code":0,"extFields":{"suggestWhichBrokerId":"%d","nextBeginOffset":"%d","maxOffset":"%d","minOffset":"%d"},'
+    '"flag":1,"language":"PYTHON","opaque":%d,"remark":"FOUND","serializeTypeCurrentRPC":"JSON",'
+    f'"version":{VERSION}}}'
+)
+_LENGTHS = struct.Struct(">II")
+
+
+@attrs.frozen
+class _Pull:
+    """A pull that passed its checks."""
+
+    header: PullMessageRequestHeader
+    tags_codes: frozenset[int] | None
+    opaque: int
+    flag: int
+    serialize_type: int
+
+
+class PullProcessor:
+    """Answers pulls from the store, or holds them until there is something to answer."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        topics: TopicTable,
+        groups: GroupTable,
+        offsets: OffsetTable,
+        consumers: ConsumerRegistry,
+        held: HeldPulls,
+        settings: BrokerSettings,
+        clock: IReactorTime,
+    ) -> None:
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self._offsets = offsets
+        self._consumers = consumers
+        self._held = held
+        self._settings = settings
+        self._clock = clock
+
+    def take(self, requests: list[RawRequest], connection: IConnection) -> bytes:
+        """Answer a run of pulls; those that are held are answered later over `connection`."""
+        return b"".join([self._take_one(request, connection) for request in requests])
+
+    def _take_one(self, request: RawRequest, connection: IConnection) -> bytes:
+        ext, opaque, flag, _, serialize_type = request
+        try:
+            header = decode_header(PullMessageRequestHeader, ext)
+            pull = self._check(header, opaque, flag, serialize_type, connection)
+            answer = self._answer(pull, header.queue_offset, connection)
+        except Exception as error:
+            command = RemotingCommand(0, opaque=opaque, serialize_type=serialize_type)
+            answer = encode_command(failure_response(command, error))
+        return b"" if flag & ONEWAY_FLAG else answer
+
+    # --- checks
+
+    def _check(
+        self, header: PullMessageRequestHeader, opaque: int, flag: int, serialize_type: int, connection: IConnection
+    ) -> _Pull:
+        settings = self._settings
+        if not settings.broker_permission & Perm.READ:
+            raise Refused(ResponseCode.NO_PERMISSION, f"the broker[{settings.broker_ip1}] pulling message is forbidden")
+        group = self._groups.find(header.consumer_group)
+        if group is None:
+            raise Refused(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                f"subscription group [{header.consumer_group[:255]}] does not exist, {FAQ}",
+            )
+        if not group.consume_enable:
+            remark = f"subscription group no permission, {header.consumer_group}"
+            raise Refused(ResponseCode.NO_PERMISSION, remark)
+        topic = self._topics.get(header.topic)
+        if topic is None:
+            check_topic(header.topic)
+            remark = f"topic[{header.topic}] not exist, apply first please! {FAQ}"
+            raise Refused(ResponseCode.TOPIC_NOT_EXIST, remark)
+        if not topic.perm & Perm.READ:
+            raise Refused(ResponseCode.NO_PERMISSION, f"the topic[{header.topic}] pulling message is forbidden")
+        if not 0 <= header.queue_id < topic.read_queue_nums:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] "
+                f"topicConfig.readQueueNums:[{topic.read_queue_nums}] consumer:[{connection.remote_addr}]",
+            )
+        return _Pull(header, self._tags_codes(header, group), opaque, flag, serialize_type)
+
+    def _tags_codes(self, header: PullMessageRequestHeader, group: SubscriptionGroupConfig) -> frozenset[int] | None:
+        """The tag hashes that are wanted, None for all messages."""
+        if header.sys_flag & PullSysFlag.SUBSCRIPTION:
+            try:
+                wanted = parse_subscription(header.topic, header.subscription, header.expression_type)
+            except MQError:
+                raise Refused(
+                    ResponseCode.SUBSCRIPTION_PARSE_FAILED, "parse the consumer's subscription failed"
+                ) from None
+        else:
+            wanted = self._registered(header, group)
+        if wanted.expression_type not in ("TAG", ""):
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"The broker does not support consumer to filter message by {wanted.expression_type}",
+            )
+        if wanted.sub_string == "*" or wanted.class_filter_mode:
+            return None
+        return wanted.code_set
+
+    def _registered(self, header: PullMessageRequestHeader, group: SubscriptionGroupConfig) -> SubscriptionData:
+        live = self._consumers.group(header.consumer_group)
+        if live is None:
+            raise Refused(ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's group info not exist{FAQ}")
+        if not group.consume_broadcast_enable and live.message_model == "BROADCASTING":
+            raise Refused(
+                ResponseCode.NO_PERMISSION,
+                f"the consumer group[{header.consumer_group}] can not consume by broadcast way",
+            )
+        wanted = live.subscriptions.get(header.topic)
+        if wanted is None:
+            raise Refused(ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's subscription not exist{FAQ}")
+        if wanted.sub_version < header.sub_version:
+            raise Refused(ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
+        return wanted
+
+    # --- answers
+
+    def _answer(self, pull: _Pull, offset: int, connection: IConnection) -> bytes:
+        """The answer's frame; nothing where the pull is held now."""
+        header = pull.header
+        result = self._get(pull, offset)
+        if header.sys_flag & PullSysFlag.COMMIT_OFFSET:
+            self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
+        if self._may_wait(result, offset) and header.sys_flag & PullSysFlag.SUSPEND and not pull.flag & ONEWAY_FLAG:
+            self._hold(pull, offset, connection)
+            return b""
+        return self._frame(pull, result, offset)
+
+    def _get(self, pull: _Pull, offset: int) -> GetResult:
+        header = pull.header
+        return self._store.get(header.topic, header.queue_id, offset, header.max_msg_nums, tags_codes=pull.tags_codes)
+
+    def _may_wait(self, result: GetResult, offset: int) -> bool:
+        return self._code(result, offset) == ResponseCode.PULL_NOT_FOUND
+
+    def _code(self, result: GetResult, offset: int) -> int:
+        if result.status in (GetStatus.NO_MATCHED_LOGIC_QUEUE, GetStatus.NO_MESSAGE_IN_QUEUE):
+            return ResponseCode.PULL_OFFSET_MOVED if offset else ResponseCode.PULL_NOT_FOUND
+        return _CODES[result.status]
+
+    def _frame(self, pull: _Pull, result: GetResult, offset: int) -> bytes:
+        code = self._code(result, offset)
+        if code == ResponseCode.SUCCESS and pull.serialize_type == JSON:
+            text = _FOUND % (MASTER_ID, result.next_offset, result.max_offset, result.min_offset, pull.opaque)
+            size = sum(map(len, result.pieces))
+            return b"".join([_LENGTHS.pack(4 + len(text) + size, len(text)), text.encode(), *result.pieces])
+        if code == ResponseCode.PULL_OFFSET_MOVED:
+            log.info(
+                "{group} asked for offset {offset} of {topic} {queue} ({status}): it goes on at {next}",
+                group=pull.header.consumer_group, offset=offset, topic=pull.header.topic, queue=pull.header.queue_id,
+                status=result.status.name, next=result.next_offset,
+            )  # fmt: skip
+        answer = RemotingCommand.response(
+            RemotingCommand(0, opaque=pull.opaque, serialize_type=pull.serialize_type),
+            code,
+            result.status.name,
+            PullMessageResponseHeader(
+                suggest_which_broker_id=MASTER_ID,
+                next_begin_offset=result.next_offset,
+                min_offset=result.min_offset,
+                max_offset=result.max_offset,
+            ),
+            b"".join(result.pieces),
+        )
+        return encode_command(answer)
+
+    # --- long polling
+
+    def _hold(self, pull: _Pull, offset: int, connection: IConnection) -> None:
+        header = pull.header
+        wait_ms = header.suspend_timeout_millis if self._settings.long_polling_enable else (
+            self._settings.short_polling_time_ms
+        )  # fmt: skip
+        wait_ms = max(0, min(wait_ms, SUSPEND_MS_MAX))
+        deadline = self._clock.seconds() + wait_ms / 1000
+
+        def look(held: HeldPull, last: bool) -> bool:
+            return self._look(pull, held, last)
+
+        self._held.hold(HeldPull(connection, header.topic, header.queue_id, offset, deadline, look))
+
+    def _look(self, pull: _Pull, held: HeldPull, last: bool) -> bool:
+        """Look again for a held pull; False where it goes on waiting, behind what it does not want."""
+        try:
+            result = self._get(pull, held.offset)
+            if not last and (self._may_wait(result, held.offset) or result.status is GetStatus.NO_MATCHED_MESSAGE):
+                if result.status is GetStatus.NO_MATCHED_MESSAGE:
+                    held.offset = result.next_offset
+                return False
+            answer = self._frame(pull, result, held.offset)
+        except Exception as error:
+            command = RemotingCommand(0, opaque=pull.opaque, serialize_type=pull.serialize_type)
+            answer = encode_command(failure_response(command, error))
+        if isinstance(held.connection, RemotingProtocol):
+            held.connection.write_prompt(answer)
+        else:
+            held.connection.write(answer)
+        return True

@@ -1,0 +1,50 @@
+"""Single messages: by key (code 12) and by offset (code 33)."""
+
+from __future__ import annotations
+
+from mqbroker.config import StoreSettings
+from mqbroker.errors import Refused
+from mqbroker.remoting.handlers import HandlerTable, IConnection
+from mqbroker.store.message_store import MessageStore
+from mqbroker.wire.codes import UNIQUE_MSG_QUERY_FLAG, RequestCode, ResponseCode
+from mqbroker.wire.command import RemotingCommand
+from mqbroker.wire.headers import (
+    QueryMessageRequestHeader,
+    QueryMessageResponseHeader,
+    ViewMessageRequestHeader,
+    decode_header,
+)
+
+MESSAGES_MAX = 64
+
+
+class QueryProcessor:
+    """Looks messages up in the store."""
+
+    def __init__(self, store: MessageStore, settings: StoreSettings) -> None:
+        self._store = store
+        self._default_max = settings.default_query_max_num
+
+    def register_on(self, table: HandlerTable) -> None:
+        table.register(RequestCode.QUERY_MESSAGE, self.query)
+        table.register(RequestCode.VIEW_MESSAGE_BY_ID, self.view)
+
+    def query(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
+        """Messages of a topic that have a key, within times of storing in ms."""
+        header = decode_header(QueryMessageRequestHeader, request.ext_fields)
+        by_unique_key = request.ext_fields.get(UNIQUE_MSG_QUERY_FLAG, "").lower() == "true"
+        count = self._default_max if by_unique_key else max(0, min(header.max_num, MESSAGES_MAX))
+        found = self._store.query(header.topic, header.key, count, header.begin_timestamp, header.end_timestamp)
+        if not found:
+            raise Refused(ResponseCode.QUERY_NOT_FOUND, "can not find message, maybe time range not correct")
+        timestamp, offset = self._store.index_end
+        answer = QueryMessageResponseHeader(index_last_update_timestamp=timestamp, index_last_update_phyoffset=offset)
+        return RemotingCommand.response(request, header=answer, body=b"".join(found))
+
+    def view(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
+        """The record at an offset of the log."""
+        header = decode_header(ViewMessageRequestHeader, request.ext_fields)
+        record = self._store.read_record(header.offset)
+        if record is None:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {header.offset}")
+        return RemotingCommand.response(request, body=record)

@@ -1,0 +1,101 @@
+"""Messages that a consumer could not consume: code 36.
+
+They are stored again in the retry topic of the group, delayed more each time, and after the group's maximum in its dead
+letter topic. Source of the rules: SendMessageProcessor.asyncConsumerSendMsgBack of 4.9.7.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+from mqbroker.broker.groups import GroupTable
+from mqbroker.broker.processors.send import DLQ_QUEUES, FAQ, delayed
+from mqbroker.broker.topics import TopicTable
+from mqbroker.config import BrokerSettings
+from mqbroker.errors import Refused, StoreError
+from mqbroker.remoting.handlers import HandlerTable, IConnection
+from mqbroker.store.message_store import MessageStore
+from mqbroker.wire.bodies import SubscriptionGroupConfig
+from mqbroker.wire.codes import DLQ_PREFIX, RETRY_PREFIX, Perm, Prop, RequestCode, ResponseCode
+from mqbroker.wire.command import RemotingCommand
+from mqbroker.wire.headers import ConsumerSendMsgBackRequestHeader, decode_header
+from mqbroker.wire.ids import offset_message_id
+from mqbroker.wire.properties import encode_properties
+from mqbroker.wire.record import Record, decode_record, encode_host
+
+#: The delay level of the first retry: 10 s.
+FIRST_RETRY_LEVEL = 3
+
+
+class SendBackProcessor:
+    """Stores messages again for their group."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        topics: TopicTable,
+        groups: GroupTable,
+        settings: BrokerSettings,
+        rng: Random,
+    ) -> None:
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self._settings = settings
+        self._delay_level_max = len(settings.store.message_delay_level.split())
+        self._rng = rng
+
+    def register_on(self, table: HandlerTable) -> None:
+        table.register(RequestCode.CONSUMER_SEND_MSG_BACK, self.send_back)
+
+    def send_back(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
+        header = decode_header(ConsumerSendMsgBackRequestHeader, request.ext_fields)
+        group = self._groups.find(header.group)
+        if group is None:
+            remark = f"subscription group not exist, {header.group} {FAQ}"
+            raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark)
+        if not self._settings.broker_permission & Perm.WRITE:
+            remark = f"the broker[{self._settings.broker_ip1}] sending message is forbidden"
+            raise Refused(ResponseCode.NO_PERMISSION, remark)
+        if group.retry_queue_nums <= 0:
+            return RemotingCommand.response(request)
+        data = self._store.read_record(header.offset)
+        if data is None:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}")
+        self._store_again(decode_record(data), header, group)
+        return RemotingCommand.response(request)
+
+    def _store_again(
+        self, record: Record, header: ConsumerSendMsgBackRequestHeader, group: SubscriptionGroupConfig
+    ) -> None:
+        properties = dict(record.properties)
+        properties.setdefault(Prop.RETRY_TOPIC, record.topic)
+        properties.setdefault(Prop.ORIGIN_MESSAGE_ID, offset_message_id(record.store_host, record.physical_offset))
+        times_max = group.retry_max_times if header.max_reconsume_times is None else header.max_reconsume_times
+        if record.reconsume_times >= times_max or header.delay_level < 0:
+            name, queues = DLQ_PREFIX + group.group_name, DLQ_QUEUES
+            properties.pop(Prop.DELAY_TIME_LEVEL, None)
+        else:
+            name, queues = RETRY_PREFIX + group.group_name, group.retry_queue_nums
+            level = header.delay_level or FIRST_RETRY_LEVEL + record.reconsume_times
+            properties[Prop.DELAY_TIME_LEVEL] = str(level)
+        topic = self._topics.create_internal(name, queues)
+        if not topic.perm & Perm.WRITE:
+            raise Refused(ResponseCode.NO_PERMISSION, f"the topic[{name}] sending message is forbidden")
+        stored_name, queue_id = delayed(properties, name, self._rng.randrange(queues), self._delay_level_max)
+        message = (
+            stored_name.encode(),
+            queue_id,
+            record.flag,
+            record.sys_flag,
+            record.born_timestamp,
+            encode_host(record.born_host),
+            record.reconsume_times + 1,
+            0,
+            record.body,
+            encode_properties(properties),
+        )
+        try:
+            self._store.append([message])
+        except StoreError as error:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"SERVICE_NOT_AVAILABLE: {error}") from None

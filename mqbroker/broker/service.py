@@ -1,0 +1,268 @@
+"""A whole broker as one service: the only place that sees all its parts.
+
+Starting is a list: take the port, open the store (lock first), read the tables, build the processors over them, start
+the loops, tell the name servers. Stopping is the same list backwards, so that no acknowledged message and no committed
+offset is lost and clients hear of it first.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from random import Random
+from typing import Any, cast
+
+from twisted.application.service import Service
+from twisted.internet.address import IPv4Address
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IListeningPort, IReactorTime
+from twisted.internet.task import LoopingCall
+from twisted.internet.threads import deferToThreadPool
+from twisted.logger import Logger
+from twisted.python.threadpool import ThreadPool
+
+from mqbroker.broker.clients import ConsumerRegistry, ProducerRegistry
+from mqbroker.broker.groups import GroupTable
+from mqbroker.broker.hold import HeldPulls
+from mqbroker.broker.jsonfile import JsonFile
+from mqbroker.broker.locks import QueueLocks
+from mqbroker.broker.offsets import OffsetTable
+from mqbroker.broker.processors.client_manage import ClientManageProcessor
+from mqbroker.broker.processors.consumer_manage import ConsumerManageProcessor
+from mqbroker.broker.processors.pull import PullProcessor
+from mqbroker.broker.processors.query import QueryProcessor
+from mqbroker.broker.processors.send import SendProcessor
+from mqbroker.broker.processors.send_back import SendBackProcessor
+from mqbroker.broker.processors.topics import TopicsProcessor
+from mqbroker.broker.registration import BrokerIdentity, Registration
+from mqbroker.broker.topics import TopicTable, system_topics
+from mqbroker.config import BrokerSettings
+from mqbroker.remoting.client import Connector, RemotingClient
+from mqbroker.remoting.connection import RemotingProtocol
+from mqbroker.remoting.handlers import HandlerTable
+from mqbroker.remoting.limits import Limits
+from mqbroker.remoting.server import ConnectionEvent, RemotingServerFactory
+from mqbroker.remoting.tcp import listen
+from mqbroker.store.disk import IDisk, OsDisk
+from mqbroker.store.message_store import MessageStore, open_store
+from mqbroker.store.worker import IWorker, ThreadWorker
+from mqbroker.wire.codes import RequestCode
+from mqbroker.wire.record import encode_host
+
+log = Logger()
+
+EXPIRY_CHECK_SECONDS = 10.0
+DISK_THREADS = 3
+
+
+class BrokerService(Service):
+    """One broker. `started` fires when the name servers have been told for the first time."""
+
+    name = "mqbroker"
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        reactor: Any,
+        *,
+        disk: IDisk,
+        rng: Random,
+        worker: IWorker | None = None,
+        connector: Connector | None = None,
+    ) -> None:
+        self.settings = settings
+        self.started: Deferred[None] = Deferred()
+        self.port = 0
+        self._reactor = reactor
+        self._disk = disk
+        self._rng = rng
+        self._worker = worker
+        self._connector = connector
+        self._stops: list[Callable[[], Deferred[Any] | None]] = []
+
+    # --- start
+
+    def startService(self) -> None:
+        """Start, in order. Raises CannotListenError, StoreLocked, StoreDamaged or OSError with all undone again."""
+        super().startService()  # type: ignore[no-untyped-call]
+        try:
+            self._start()
+        except BaseException:
+            self._undo()
+            raise
+
+    def _start(self) -> None:
+        clock = cast(IReactorTime, self._reactor)
+        table = HandlerTable()
+        factory = self._listen(table, clock)
+        worker = self._worker or self._make_worker()
+        address = f"{self.settings.broker_ip1}:{self.port}"
+        store = open_store(
+            self.settings.store,
+            disk=self._disk,
+            clock=clock,
+            worker=worker,
+            store_host=self._store_host(),
+        )
+        self._stops.append(store.stop)
+        topics, groups, offsets = self._load_tables(worker, clock)
+        self._stops.append(topics.persist)
+        self._stops.append(groups.persist)
+        self._stops.append(offsets.persist)
+        held = HeldPulls(clock)
+        self._serve(table, factory, store, topics, groups, offsets, held, clock)
+        store.start()
+        held.start()
+        self._stops.append(held.stop)
+        self._every(self.settings.flush_consumer_offset_interval_ms / 1000, offsets.persist, clock)
+        self._register(address, topics, clock)
+
+    def _store_host(self) -> bytes:
+        return encode_host((self.settings.broker_ip1, self.port))
+
+    def _listen(self, table: HandlerTable, clock: IReactorTime) -> RemotingServerFactory:
+        server = self.settings.server
+        limits = Limits(
+            frame_bytes_max=server.frame_max_length,
+            idle_seconds=server.server_channel_max_idle_time_seconds,
+        )
+        factory = RemotingServerFactory(table, clock, limits)
+        port = listen(
+            self._reactor,
+            server.listen_port,
+            factory,
+            backlog=server.server_socket_backlog,
+            interface=server.bind_address,
+        )
+        self.port = cast(IPv4Address, port.getHost()).port
+        self._stops.append(partial(_stop_serving, port, factory))
+        return factory
+
+    def _make_worker(self) -> IWorker:
+        pool = ThreadPool(0, DISK_THREADS, "disk")
+        pool.start()
+        self._stops.append(pool.stop)
+        return ThreadWorker(deferToThreadPool, self._reactor, pool)
+
+    def _load_tables(self, worker: IWorker, clock: IReactorTime) -> tuple[TopicTable, GroupTable, OffsetTable]:
+        def file(name: str) -> JsonFile:
+            return JsonFile(os.path.join(self.settings.store.store_path_root_dir, "config", name), worker)
+
+        return (
+            TopicTable(file("topics.json"), clock.seconds, system_topics(self.settings)),
+            GroupTable(file("subscriptionGroup.json"), clock.seconds, self.settings.auto_create_subscription_group),
+            OffsetTable(file("consumerOffset.json")),
+        )
+
+    def _serve(
+        self,
+        table: HandlerTable,
+        factory: RemotingServerFactory,
+        store: MessageStore,
+        topics: TopicTable,
+        groups: GroupTable,
+        offsets: OffsetTable,
+        held: HeldPulls,
+        clock: IReactorTime,
+    ) -> None:
+        """Build the processors, leaves first, and put them on the table."""
+        settings = self.settings
+        consumers = ConsumerRegistry(clock.seconds, settings.notify_consumer_ids_changed_enable)
+        producers = ProducerRegistry(clock.seconds)
+        send = SendProcessor(store, topics, groups, settings, self._store_host(), self._rng)
+        pull = PullProcessor(store, topics, groups, offsets, consumers, held, settings, clock)
+        table.register_batch(RequestCode.SEND_MESSAGE, send.take_v1)
+        table.register_batch(RequestCode.SEND_MESSAGE_V2, send.take_v2)
+        table.register_batch(RequestCode.SEND_BATCH_MESSAGE, send.take_batch)
+        table.register_batch(RequestCode.PULL_MESSAGE, pull.take)
+        SendBackProcessor(store, topics, groups, settings, self._rng).register_on(table)
+        ClientManageProcessor(consumers, producers, groups, topics).register_on(table)
+        ConsumerManageProcessor(consumers, offsets, QueueLocks(clock.seconds), topics, store).register_on(table)
+        TopicsProcessor(topics, groups, consumers, producers, store).register_on(table)
+        QueryProcessor(store, settings.store).register_on(table)
+
+        def arrived(topic: str, queue_id: int, next_offset: int, tags_code: int | None, timestamp: int) -> None:
+            held.arrived(topic, queue_id, next_offset)
+
+        def connection_event(event: ConnectionEvent, connection: RemotingProtocol) -> None:
+            if event is ConnectionEvent.CLOSE:
+                consumers.connection_closed(connection)
+                producers.connection_closed(connection)
+
+        store.on_dispatch.append(arrived)
+        factory.on_event = connection_event
+        self._every(EXPIRY_CHECK_SECONDS, consumers.expire, clock)
+        self._every(EXPIRY_CHECK_SECONDS, producers.expire, clock)
+
+    def _every(self, seconds: float, action: Callable[[], object], clock: IReactorTime) -> None:
+        loop = LoopingCall(action)
+        loop.clock = clock
+        loop.start(seconds, now=False)
+        self._stops.append(loop.stop)
+
+    def _register(self, address: str, topics: TopicTable, clock: IReactorTime) -> None:
+        settings = self.settings
+        name = f"{settings.broker_name}, {address}"
+        if not settings.namesrv_addr:
+            log.info("The broker[{name}] boot success. serializeType=JSON", name=name)
+            self.started.callback(None)
+            return
+        client = RemotingClient(self._reactor, connector=self._connector)
+        identity = BrokerIdentity(
+            address,
+            settings.broker_name,
+            settings.broker_cluster_name,
+            settings.broker_id,
+            f"{settings.broker_ip2}:{settings.ha_listen_port}",
+        )
+        registration = Registration(client, settings.namesrv_addr, identity, topics.snapshot, settings, clock)
+        topics.on_change.append(registration.changed)
+        self._stops.append(client.close)
+        self._stops.append(registration.stop)
+        told = registration.start()
+        servers = ";".join(settings.namesrv_addr)
+        log.info(
+            "The broker[{name}] boot success. serializeType=JSON and name server is {servers}",
+            name=name,
+            servers=servers,
+        )
+        told.addCallback(self.started.callback)
+
+    # --- stop
+
+    def stopService(self) -> Deferred[None]:
+        """Stop: what was started last goes first. Fires when the store is closed and its lock released."""
+        super().stopService()  # type: ignore[no-untyped-call]
+        return Deferred.fromCoroutine(self._stop())
+
+    async def _stop(self) -> None:
+        while self._stops:
+            step = self._stops.pop()
+            try:
+                await _as_deferred(step())
+            except Exception:
+                log.failure("a step of stopping failed; going on with the next")
+
+    def _undo(self) -> None:
+        """Take back what a failed start did. The steps that wait for the disk are not waited for."""
+        Deferred.fromCoroutine(self._stop())
+
+
+def _as_deferred(result: Deferred[Any] | None) -> Deferred[Any]:
+    if isinstance(result, Deferred):
+        return result
+    done: Deferred[Any] = Deferred()
+    done.callback(None)
+    return done
+
+
+def _stop_serving(port: IListeningPort, factory: RemotingServerFactory) -> Deferred[Any] | None:
+    """Accept nobody any more and let those go who are here."""
+    factory.close_all("the broker is stopping")
+    return cast("Deferred[Any] | None", port.stopListening())
+
+
+def make_broker(settings: BrokerSettings, reactor: Any) -> BrokerService:
+    """The broker that `settings` describe, on the real disk."""
+    return BrokerService(settings, reactor, disk=OsDisk(), rng=Random())

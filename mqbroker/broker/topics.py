@@ -1,0 +1,140 @@
+"""The topics of one broker: which there are, who may make them, and the file they are kept in (config/topics.json).
+
+Source of the rules: TopicConfigManager of 4.9.7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.logger import Logger
+
+from mqbroker.broker.jsonfile import JsonFile
+from mqbroker.config import BrokerSettings
+from mqbroker.errors import MQError
+from mqbroker.wire.bodies import DataVersion, TopicConfig, TopicConfigSerializeWrapper
+from mqbroker.wire.codes import (
+    AUTO_CREATE_TOPIC,
+    BENCHMARK_TOPIC,
+    OFFSET_MOVED_EVENT,
+    REPLY_TOPIC_POSTFIX,
+    SCHEDULE_TOPIC,
+    SELF_TEST_TOPIC,
+    Perm,
+)
+from mqbroker.wire.names import check_topic
+
+log = Logger()
+
+READ_WRITE = Perm.READ | Perm.WRITE
+
+
+def system_topics(settings: BrokerSettings) -> list[TopicConfig]:
+    """The topics every broker has from its start, as the Java broker makes them."""
+
+    def topic(name: str, queues: int = 16, perm: int = READ_WRITE) -> TopicConfig:
+        return TopicConfig(name, queues, queues, perm)
+
+    cluster_perm = Perm.INHERIT | (READ_WRITE if settings.cluster_topic_enable else 0)
+    broker_perm = Perm.INHERIT | (READ_WRITE if settings.broker_topic_enable else 0)
+    topics = [
+        topic(SELF_TEST_TOPIC, 1),
+        topic(BENCHMARK_TOPIC, 1024),
+        topic(settings.broker_cluster_name, perm=cluster_perm),
+        topic(settings.broker_name, 1, broker_perm),
+        topic(OFFSET_MOVED_EVENT, 1),
+        topic(SCHEDULE_TOPIC, 18),
+        topic(f"{settings.broker_cluster_name}_{REPLY_TOPIC_POSTFIX}", 1),
+    ]
+    if settings.auto_create_topic_enable:
+        topics.append(topic(AUTO_CREATE_TOPIC, settings.default_topic_queue_nums, READ_WRITE | Perm.INHERIT))
+    if settings.trace_topic_enable:
+        topics.append(topic(settings.msg_trace_topic_name, 1))
+    return topics
+
+
+class TopicTable:
+    """Topic by name. Every change is persisted and told to `on_change`."""
+
+    def __init__(self, file: JsonFile, now: Callable[[], float], system: list[TopicConfig]) -> None:
+        """Load the table. `now` gives seconds since the epoch. Raises StoreDamaged."""
+        self.on_change: list[Callable[[str], None]] = []
+        self._file = file
+        self._now = now
+        self._topics = {topic.topic_name: topic for topic in system}
+        self.data_version = DataVersion(self._now_ms(), 0)
+        loaded = file.load(TopicConfigSerializeWrapper.from_json)
+        if loaded is not None:
+            self.data_version = loaded.data_version
+            self._take(loaded.topic_config_table)
+
+    def _take(self, table: dict[str, TopicConfig]) -> None:
+        for name, topic in table.items():
+            try:
+                check_topic(name)
+            except MQError as error:
+                log.warn("{path}: topic {name} is left out: {why}", path=self._file.path, name=name, why=str(error))
+            else:
+                self._topics[name] = topic
+
+    def _now_ms(self) -> int:
+        return int(self._now() * 1000)
+
+    def get(self, name: str) -> TopicConfig | None:
+        return self._topics.get(name)
+
+    def names(self) -> list[str]:
+        return list(self._topics)
+
+    def snapshot(self) -> TopicConfigSerializeWrapper:
+        """All topics with their data version: what is registered, persisted and shown."""
+        return TopicConfigSerializeWrapper(dict(self._topics), self.data_version)
+
+    def put(self, topic: TopicConfig) -> None:
+        """Create or replace a topic."""
+        known = self._topics.get(topic.topic_name)
+        log.info("{what} topic {topic}", what="update" if known else "create", topic=topic)
+        self._topics[topic.topic_name] = topic
+        self._changed(topic.topic_name)
+
+    def remove(self, name: str) -> None:
+        """Forget a topic; nothing happens where there is none."""
+        if self._topics.pop(name, None) is not None:
+            self._changed(name)
+
+    def create_for_send(self, name: str, default_name: str, queues_wanted: int) -> TopicConfig | None:
+        """Make a topic that was sent to, from the template topic the producer names; None where that forbids it."""
+        template = self._topics.get(default_name)
+        if template is None or not template.perm & Perm.INHERIT:
+            return None
+        queues = max(0, min(queues_wanted, template.write_queue_nums))
+        topic = attrs.evolve(
+            template,
+            topic_name=name,
+            read_queue_nums=queues,
+            write_queue_nums=queues,
+            perm=template.perm & ~Perm.INHERIT,
+            topic_sys_flag=0,
+        )
+        self.put(topic)
+        return topic
+
+    def create_internal(self, name: str, queues: int) -> TopicConfig:
+        """Return the retry or dead letter topic `name`, made where it is missing."""
+        topic = self._topics.get(name)
+        if topic is None:
+            topic = TopicConfig(name, queues, queues, READ_WRITE)
+            self.put(topic)
+        return topic
+
+    def _changed(self, name: str) -> None:
+        self.data_version = self.data_version.next(self._now_ms())
+        self.persist()
+        for callback in self.on_change:
+            callback(name)
+
+    def persist(self) -> Deferred[bool]:
+        """Write the file; fires True when it is on the disk."""
+        return self._file.save(lambda: self.snapshot().to_json())

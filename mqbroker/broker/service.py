@@ -23,6 +23,7 @@ from twisted.logger import Logger
 from twisted.python.threadpool import ThreadPool
 
 from mqbroker.broker.clients import ConsumerRegistry, ProducerRegistry
+from mqbroker.broker.delay import DelayService
 from mqbroker.broker.groups import GroupTable
 from mqbroker.broker.hold import HeldPulls
 from mqbroker.broker.jsonfile import JsonFile
@@ -45,6 +46,7 @@ from mqbroker.remoting.limits import Limits
 from mqbroker.remoting.server import ConnectionEvent, RemotingServerFactory
 from mqbroker.remoting.tcp import listen
 from mqbroker.store.disk import IDisk, OsDisk
+from mqbroker.store.dispatch import parse_delay_levels
 from mqbroker.store.message_store import MessageStore, open_store
 from mqbroker.store.worker import IWorker, ThreadWorker
 from mqbroker.wire.codes import RequestCode
@@ -53,6 +55,7 @@ from mqbroker.wire.record import encode_host
 log = Logger()
 
 EXPIRY_CHECK_SECONDS = 10.0
+DELAY_PERSIST_SECONDS = 1.0
 DISK_THREADS = 3
 
 
@@ -111,8 +114,17 @@ class BrokerService(Service):
         self._stops.append(groups.persist)
         self._stops.append(offsets.persist)
         held = HeldPulls(clock)
-        self._serve(table, factory, store, topics, groups, offsets, held, clock)
+        delay = DelayService(
+            store,
+            self._file("delayOffset.json", worker),
+            clock,
+            parse_delay_levels(self.settings.store.message_delay_level),
+        )
+        self._serve(table, factory, store, topics, groups, offsets, held, delay, clock)
         store.start()
+        delay.start()
+        self._stops.append(delay.stop)
+        self._every(DELAY_PERSIST_SECONDS, delay.persist, clock)
         held.start()
         self._stops.append(held.stop)
         self._every(self.settings.flush_consumer_offset_interval_ms / 1000, offsets.persist, clock)
@@ -146,14 +158,17 @@ class BrokerService(Service):
         return ThreadWorker(deferToThreadPool, self._reactor, pool)
 
     def _load_tables(self, worker: IWorker, clock: IReactorTime) -> tuple[TopicTable, GroupTable, OffsetTable]:
-        def file(name: str) -> JsonFile:
-            return JsonFile(os.path.join(self.settings.store.store_path_root_dir, "config", name), worker)
-
+        settings = self.settings
+        topics = self._file("topics.json", worker)
+        groups = self._file("subscriptionGroup.json", worker)
         return (
-            TopicTable(file("topics.json"), clock.seconds, system_topics(self.settings)),
-            GroupTable(file("subscriptionGroup.json"), clock.seconds, self.settings.auto_create_subscription_group),
-            OffsetTable(file("consumerOffset.json")),
+            TopicTable(topics, clock.seconds, system_topics(settings)),
+            GroupTable(groups, clock.seconds, settings.auto_create_subscription_group),
+            OffsetTable(self._file("consumerOffset.json", worker)),
         )
+
+    def _file(self, name: str, worker: IWorker) -> JsonFile:
+        return JsonFile(os.path.join(self.settings.store.store_path_root_dir, "config", name), worker)
 
     def _serve(
         self,
@@ -164,6 +179,7 @@ class BrokerService(Service):
         groups: GroupTable,
         offsets: OffsetTable,
         held: HeldPulls,
+        delay: DelayService,
         clock: IReactorTime,
     ) -> None:
         """Build the processors, leaves first, and put them on the table."""
@@ -184,6 +200,7 @@ class BrokerService(Service):
 
         def arrived(topic: str, queue_id: int, next_offset: int, tags_code: int | None, timestamp: int) -> None:
             held.arrived(topic, queue_id, next_offset)
+            delay.arrived(topic, queue_id)
 
         def connection_event(event: ConnectionEvent, connection: RemotingProtocol) -> None:
             if event is ConnectionEvent.CLOSE:

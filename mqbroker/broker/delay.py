@@ -1,0 +1,168 @@
+"""Delayed messages: level n of `messageDelayLevel` waits in queue n-1 of SCHEDULE_TOPIC_XXXX, first in, first due.
+
+When its time comes a message is stored again in its real topic and queue, which its properties keep. How far each level
+is delivered is kept in config/delayOffset.json, written once a second: a crash delivers that second again, and loses
+nothing. Source: ScheduleMessageService of 4.9.7, which polls ten times a second; here each level has one timer.
+"""
+
+from __future__ import annotations
+
+import attrs
+from twisted.internet.defer import Deferred, succeed
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.logger import Logger
+
+from mqbroker.broker.jsonfile import JsonFile
+from mqbroker.errors import MQError, StoreError
+from mqbroker.store.commitlog import NewMessage
+from mqbroker.store.message_store import MessageStore
+from mqbroker.store.pull import GetStatus
+from mqbroker.wire.bodies import Body
+from mqbroker.wire.codes import SCHEDULE_TOPIC, TRANS_HALF_TOPIC, Prop
+from mqbroker.wire.names import check_topic
+from mqbroker.wire.properties import encode_properties
+from mqbroker.wire.record import BadRecord, Record, decode_records, encode_host
+
+log = Logger()
+
+#: How many messages of a level are stored in one turn.
+TURN_MESSAGES_MAX = 32
+#: How long a level waits after the store refused its messages.
+RETRY_SECONDS = 1.0
+
+QUEUE_ID_MAX = 65_535
+
+
+@attrs.frozen
+class DelayOffsets(Body):
+    """config/delayOffset.json: the next offset to deliver, by level."""
+
+    offset_table: dict[int, int] = attrs.field(factory=dict)
+
+
+class DelayService:
+    """Delivers what is due. `delays_ms` are the levels' delays, the first level first."""
+
+    def __init__(self, store: MessageStore, file: JsonFile, clock: IReactorTime, delays_ms: list[int]) -> None:
+        """Load the offsets. Raises StoreDamaged."""
+        self._store = store
+        self._file = file
+        self._clock = clock
+        self._delays_ms = delays_ms
+        loaded = file.load(DelayOffsets.from_json)
+        self._offsets: dict[int, int] = dict(loaded.offset_table) if loaded is not None else {}
+        self._timers: dict[int, IDelayedCall] = {}
+        self._running = False
+        self._changed = False
+
+    def start(self) -> None:
+        self._running = True
+        for level in range(1, len(self._delays_ms) + 1):
+            self._again(level, 0)
+
+    def stop(self) -> Deferred[bool]:
+        """Stop delivering; fires when the offsets are on the disk."""
+        self._running = False
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        return self.persist()
+
+    def persist(self) -> Deferred[bool]:
+        """Write the offsets where any moved; fires True when they are on the disk."""
+        if not self._changed:
+            return succeed(True)
+        self._changed = False
+        return self._file.save(lambda: DelayOffsets(self._offsets).to_json()).addCallback(self._persisted)
+
+    def _persisted(self, succeeded: bool) -> bool:
+        self._changed |= not succeeded
+        return succeeded
+
+    def arrived(self, topic: str, queue_id: int) -> None:
+        """A queue has new messages: where it is a level that waits for one, look at it."""
+        level = queue_id + 1
+        if topic == SCHEDULE_TOPIC and self._running and level not in self._timers and level <= len(self._delays_ms):
+            self._again(level, 0)
+
+    def _again(self, level: int, seconds: float) -> None:
+        self._timers[level] = self._clock.callLater(seconds, self._turn, level)
+
+    def _turn(self, level: int) -> None:
+        """Deliver what is due of one level, and set its timer for what comes next."""
+        del self._timers[level]
+        offset = self._offsets.get(level, 0)
+        found = self._store.get(SCHEDULE_TOPIC, level - 1, offset, TURN_MESSAGES_MAX)
+        if found.status is not GetStatus.FOUND:
+            self._correct(level, offset, found.next_offset)
+            return
+        try:
+            records = decode_records(b"".join(found.pieces))
+        except BadRecord as error:
+            log.error(
+                "delay level {level} skips damaged messages from {n}: {why}", level=level, n=offset, why=str(error)
+            )
+            self._move(level, found.next_offset)
+            self._again(level, 0)
+            return
+        now_ms = self._clock.seconds() * 1000
+        due = [record for record in records if self._due_ms(record, level) <= now_ms]
+        if not self._deliver(due):
+            self._again(level, RETRY_SECONDS)
+            return
+        if due:
+            self._move(level, offset + len(due))
+        if len(due) < len(records):
+            self._again(level, max(0.0, self._due_ms(records[len(due)], level) - now_ms) / 1000)
+        else:
+            self._again(level, 0)
+
+    def _due_ms(self, record: Record, level: int) -> int:
+        return record.store_timestamp + self._delays_ms[level - 1]
+
+    def _correct(self, level: int, offset: int, next_offset: int) -> None:
+        """Nothing is at `offset`: wait there, or go on where the queue's messages are."""
+        if next_offset != offset:
+            log.warn("delay level {level} goes on at {next} instead of {n}", level=level, next=next_offset, n=offset)
+            self._move(level, next_offset)
+            self._again(level, 0)
+
+    def _move(self, level: int, offset: int) -> None:
+        self._offsets[level] = offset
+        self._changed = True
+
+    def _deliver(self, records: list[Record]) -> bool:
+        messages = [message for message in map(_real_message, records) if message is not None]
+        try:
+            if messages:
+                self._store.append(messages)
+        except StoreError as error:
+            log.warn("delayed messages wait: {why}", why=str(error))
+            return False
+        return True
+
+
+def _real_message(record: Record) -> NewMessage | None:
+    """The message as its producer meant it; None, with a log line, where its properties do not say where to."""
+    properties = dict(record.properties)
+    properties.pop(Prop.DELAY_TIME_LEVEL, None)
+    try:
+        topic = check_topic(properties.get(Prop.REAL_TOPIC, ""))
+        queue_id = int(properties.get(Prop.REAL_QUEUE_ID, ""))
+        if topic == TRANS_HALF_TOPIC or not 0 <= queue_id <= QUEUE_ID_MAX:
+            raise ValueError(f"queue {queue_id} of {topic}")
+    except (MQError, ValueError) as error:
+        log.error("delayed message at {n} is left out: {why}", n=record.physical_offset, why=str(error))
+        return None
+    return (
+        topic.encode(),
+        queue_id,
+        record.flag,
+        record.sys_flag,
+        record.born_timestamp,
+        encode_host(record.born_host),
+        record.reconsume_times,
+        0,
+        record.body,
+        encode_properties(properties),
+    )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
 
@@ -403,7 +404,5 @@ def test_mutated_headers_raise_nothing_but_bad_frame(seed, changes):
     whole = bytearray(encode_frame(serialize_type, header, b"body"))
     for at, byte in changes:
         whole[at % len(whole)] = byte
-    try:
+    with contextlib.suppress(BadFrame):
         decode_frame(bytes(whole))
-    except BadFrame:
-        pass

@@ -260,7 +260,6 @@ def test_any_texts_raise_nothing_but_refused(cls, data):
     ext = data.draw(st.dictionaries(keys, st.text(st.characters(), max_size=25)))
     try:
         header = decode_header(cls, ext)
-    except Refused as refused:
-        assert refused.code == ResponseCode.SYSTEM_ERROR
-    else:
-        assert decode_header(cls, encode_header(header)) == header
+    except Refused:
+        return
+    assert decode_header(cls, encode_header(header)) == header

@@ -93,6 +93,11 @@ class IDisk(Interface):
     def lock(path: str) -> ILockedFile:
         """Lock the file for this process. Raises StoreLocked."""
 
+    def boot_id() -> bytes:
+        """Differs after each start of the machine: stored bytes that were not synced outlive a process, not this.
+
+        Empty where it is not known."""
+
     def memory_bytes() -> int:
         """Physical memory of the machine: what the page cache may hold at most."""
 
@@ -197,13 +202,15 @@ class OsDisk:
             return file.read()
 
     def write(self, path: str, data: bytes) -> None:
+        is_new = not os.path.exists(path)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             os.pwrite(fd, data, 0)
             os.fsync(fd)
         finally:
             os.close(fd)
-        self.sync_directory(os.path.dirname(path))
+        if is_new:
+            self.sync_directory(os.path.dirname(path))
 
     def remove(self, path: str) -> None:
         os.unlink(path)
@@ -223,6 +230,12 @@ class OsDisk:
         from mqbroker.store.lock import lock_file
 
         return lock_file(path)
+
+    def boot_id(self) -> bytes:
+        try:
+            return self.read("/proc/sys/kernel/random/boot_id").strip()
+        except OSError:
+            return b""
 
     def memory_bytes(self) -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -15,7 +15,7 @@ from twisted.logger import Logger
 
 from mqbroker.store.commitlog import PILE_BYTES_MAX, CommitLog, Piled
 from mqbroker.store.consumequeue import ConsumeQueue, ConsumeQueues
-from mqbroker.store.index import Index
+from mqbroker.store.index import Index, IndexRow
 from mqbroker.store.logscan import Damage, Scanned, scan
 from mqbroker.store.properties import find_property
 from mqbroker.wire.codes import SysFlag
@@ -301,15 +301,16 @@ class Dispatcher:
             self.index(TURN_MESSAGES)
 
     def _index_from_log(self, index: Index, end: int, count: int) -> int:
+        rows: list[IndexRow] = []
         indexed = 0
+        indexed_to = index.offset
         for item in itertools.islice(scan(self._commit_log, index.offset, end), count):
             indexed += 1
             if isinstance(item, Damage):
-                index.offset = item.end
+                indexed_to = item.end
                 continue
             queue = self._queues.open(item.topic, item.queue_id)
-            index.add_one(queue, item.sys_flag, item.properties, item.physical_offset, item.store_timestamp_ms)
-            index.offset = item.physical_offset + item.size
-        if indexed < count:
-            index.offset = end
+            rows += index.rows_of(queue, item.sys_flag, item.properties, item.physical_offset, item.store_timestamp_ms)
+            indexed_to = item.physical_offset + item.size
+        index.put(rows, end if indexed < count else indexed_to)
         return indexed

@@ -40,6 +40,9 @@ _TAIL_FACTOR = 31**_TAIL
 _HEADS_MAX = 10_000
 _FILE_NAME = re.compile(r"\d{17}")
 
+#: Hash of "topic#key", physical offset, store timestamp (ms).
+IndexRow = tuple[int, int, int]
+
 
 def positive_hash(value: int) -> int:
     """What the index keeps of a 32-bit hash: its absolute value, and 0 for the one that has none."""
@@ -92,53 +95,93 @@ class IndexFile:
         self._slots = slots
         self._capacity = capacity
         self._entries_at = HEADER_BYTES + slots * SLOT_BYTES
-        self._allocated = 0
         header: tuple[int, int, int, int, int, int] = _HEADER.unpack_from(file.view)
         self.begin_ms, self.end_ms, self.begin_offset, self.end_offset, self.slots_used, self.count = header
         if not 0 < self.count <= capacity:
             self.count = 1
-        self._allocate_slots()
-
-    def _allocate_slots(self) -> None:
-        """Blocks for header and slots, and for the entries there are: entries get theirs as they come."""
-        used = self._entries_at + self.count * ENTRY_BYTES
-        self.file.allocate(0, used)
-        self._allocated = used
+        # Blocks for header, slots and the entries there are; new entries get theirs as they come.
+        self._allocated = self._entries_at + self.count * ENTRY_BYTES
+        file.allocate(0, self._allocated)
 
     @property
     def is_full(self) -> bool:
         return self.count >= self._capacity
 
-    def put(self, key_hash: int, physical_offset: int, timestamp_ms: int) -> None:
-        """Add an entry; the file must not be full. Raises OSError with nothing added."""
+    def put_rows(self, rows: Sequence[IndexRow], start: int) -> int:
+        """Add entries for rows from `start` on; returns the first that the file has no place for.
+
+        Raises OSError with none added. Hot.
+        """
+        number = self.count
+        stop = start + min(len(rows) - start, self._capacity - number)
+        at = self._entries_at + number * ENTRY_BYTES
+        self._allocate(at + (stop - start) * ENTRY_BYTES)
+        if number <= 1 and stop > start:
+            self._put_first(rows[start])
+            start, number, at = start + 1, number + 1, at + ENTRY_BYTES
         buffer = self._buffer
-        count = self.count
-        at = self._entries_at + count * ENTRY_BYTES
-        if at + ENTRY_BYTES > self._allocated:
-            want = min(self.file.size, self._allocated + _ALLOCATE_BYTES)
+        slots = self._slots
+        begin = self.begin_ms
+        read_slot, write_slot, write_entry = _SLOT.unpack_from, _SLOT.pack_into, _ENTRY.pack_into
+        seconds = former_ms = 0
+        for key_hash, physical_offset, timestamp_ms in rows[start:stop]:
+            if timestamp_ms != former_ms:
+                seconds = min((timestamp_ms - begin) // 1000, _MAX_INT) if timestamp_ms > begin else 0
+                former_ms = timestamp_ms
+            slot_at = HEADER_BYTES + key_hash % slots * SLOT_BYTES
+            (older,) = read_slot(buffer, slot_at)
+            if not 0 < older <= number:
+                older = 0
+                self.slots_used += 1
+            write_entry(buffer, at, key_hash, physical_offset, seconds, older)
+            write_slot(buffer, slot_at, number)
+            number += 1
+            at += ENTRY_BYTES
+        if stop > start:
+            _, self.end_offset, self.end_ms = rows[stop - 1]
+        self.count = number
+        return stop
+
+    def _put_first(self, row: IndexRow) -> None:
+        """Add the first entry, which gives the file its beginning."""
+        key_hash, physical_offset, timestamp_ms = row
+        # Java counts the seconds of this one from what the file had for its beginning before.
+        seconds = (timestamp_ms - self.begin_ms) // 1000 if 0 < self.begin_ms < timestamp_ms else 0
+        _ENTRY.pack_into(
+            self._buffer, self._entries_at + ENTRY_BYTES, key_hash, physical_offset, min(seconds, _MAX_INT), 0
+        )
+        _SLOT.pack_into(self._buffer, HEADER_BYTES + key_hash % self._slots * SLOT_BYTES, 1)
+        self.slots_used += 1
+        self.begin_offset = self.end_offset = physical_offset
+        self.begin_ms = self.end_ms = timestamp_ms
+        self.count = 2
+
+    def _allocate(self, end: int) -> None:
+        if end > self._allocated:
+            want = min(self.file.size, max(end, self._allocated + _ALLOCATE_BYTES))
             self.file.allocate(self._allocated, want - self._allocated)
             self._allocated = want
-        slot_at = HEADER_BYTES + key_hash % self._slots * SLOT_BYTES
-        (older,) = _SLOT.unpack_from(buffer, slot_at)
-        if not 0 < older <= count:
-            older = 0
-            self.slots_used += 1
-        begin = self.begin_ms
-        seconds = (timestamp_ms - begin) // 1000 if 0 < begin < timestamp_ms else 0
-        _ENTRY.pack_into(buffer, at, key_hash, physical_offset, min(seconds, _MAX_INT), older)
-        _SLOT.pack_into(buffer, slot_at, count)
-        if count <= 1:
-            self.begin_offset = physical_offset
-            self.begin_ms = timestamp_ms
-        self.count = count + 1
-        self.end_offset = physical_offset
-        self.end_ms = timestamp_ms
+
+    def roll_back(self) -> None:
+        """Undo entries made after the header was last written, by a process that was killed before it came to it."""
+        number = self.count
+        while number < self._capacity and any(self.file.view[self._at(number) : self._at(number + 1)]):
+            number += 1
+        for undone in range(number - 1, self.count - 1, -1):
+            key_hash, _, _, older = _ENTRY.unpack_from(self._buffer, self._at(undone))
+            slot_at = HEADER_BYTES + key_hash % self._slots * SLOT_BYTES
+            if _SLOT.unpack_from(self._buffer, slot_at)[0] == undone:
+                _SLOT.pack_into(self._buffer, slot_at, older)
+            self._buffer[self._at(undone) : self._at(undone + 1)] = bytes(ENTRY_BYTES)
+
+    def _at(self, number: int) -> int:
+        return self._entries_at + number * ENTRY_BYTES
 
     def newest_entries(self) -> int:
         """How many entries the newest message has in this file."""
         number = self.count - 1
         while number > 0:
-            _, physical_offset, _, _ = _ENTRY.unpack_from(self._buffer, self._entries_at + number * ENTRY_BYTES)
+            _, physical_offset, _, _ = _ENTRY.unpack_from(self._buffer, self._at(number))
             if physical_offset != self.end_offset:
                 break
             number -= 1
@@ -216,37 +259,46 @@ class Index:
     def add(self, messages: Sequence[NewMessage], appended: Sequence[Appended], queues: Sequence[ConsumeQueue]) -> None:
         """Index the keys of appended messages. Raises OSError; `offset` tells how far it came."""
         hash_key = self._hasher.hash
-        put = self._put
-        for message, (physical_offset, _, size, timestamp_ms), queue in zip(messages, appended, queues, strict=True):
+        rows: list[IndexRow] = []
+        for message, (physical_offset, _, _, timestamp_ms), queue in zip(messages, appended, queues, strict=True):
             properties = message[9]
             at = properties.rfind(_UNIQ_KEY)
             if (at and (at < 0 or properties[at - 1] != 2)) or _KEYS in properties or message[3] & 12:
-                self.add_one(queue, message[3], properties, physical_offset, timestamp_ms)
-            else:
-                end = properties.find(b"\x02", at)
-                key = properties[at + 9 :] if end < 0 else properties[at + 9 : end]
-                if key:
-                    put(hash_key(queue.key_hash, key), physical_offset, timestamp_ms)
-            self.offset = physical_offset + size
+                rows += self.rows_of(queue, message[3], properties, physical_offset, timestamp_ms)
+                continue
+            end = properties.find(b"\x02", at)
+            key = properties[at + 9 :] if end < 0 else properties[at + 9 : end]
+            if key:
+                rows.append((hash_key(queue.key_hash, key), physical_offset, timestamp_ms))
+        physical_offset, _, size, _ = appended[-1]
+        self.put(rows, physical_offset + size)
 
-    def add_one(
+    def rows_of(
         self, queue: ConsumeQueue, sys_flag: int, properties: bytes, physical_offset: int, timestamp_ms: int
-    ) -> None:
-        """Index one message under its unique key and each of its keys."""
+    ) -> list[IndexRow]:
+        """What to enter for one message: its unique key and each of its keys."""
         if sys_flag & SysFlag.TRANSACTION_MASK == SysFlag.TRANSACTION_ROLLBACK:
-            return
+            return []
         keys = [find_property(properties, _UNIQ_KEY), *find_property(properties, _KEYS).split(b" ")]
-        keys = [key for key in keys if key]
+        rows = [(self._hasher.hash(queue.key_hash, key), physical_offset, timestamp_ms) for key in keys if key]
         if physical_offset == self._resumed[0]:
-            del keys[: self._resumed[1]]
-        for key in keys:
-            self._put(self._hasher.hash(queue.key_hash, key), physical_offset, timestamp_ms)
+            del rows[: self._resumed[1]]
+        return rows
 
-    def _put(self, key_hash: int, physical_offset: int, timestamp_ms: int) -> None:
-        files = self.files
-        if not files or files[-1].count >= self._capacity:
-            self._add_file()
-        files[-1].put(key_hash, physical_offset, timestamp_ms)
+    def put(self, rows: Sequence[IndexRow], end: int) -> None:
+        """Enter rows, with which all of the log below `end` is indexed. Raises OSError; see `add`."""
+        done = 0
+        try:
+            while done < len(rows):
+                if not self.files or self.files[-1].is_full:
+                    self._add_file()
+                done = self.files[-1].put_rows(rows, done)
+        except OSError:
+            self.offset = offset = rows[done][1]
+            already = self._resumed[1] if self._resumed[0] == offset else 0
+            self._resumed = (offset, already + sum(row[1] == offset for row in rows[:done]))
+            raise
+        self.offset = end
 
     def _add_file(self) -> None:
         self._disk.make_directories(self._directory)
@@ -282,9 +334,11 @@ class Index:
         self._unsynced = self.files[-1:]
         return taken
 
-    def resume(self) -> None:
+    def resume(self, is_clean: bool) -> None:
         """Go on after the newest entry of the files there are."""
         last = self.files[-1]
+        if not is_clean:
+            last.roll_back()
         self._unsynced = [last]
         self.offset = last.end_offset
         self._resumed = (last.end_offset, last.newest_entries())

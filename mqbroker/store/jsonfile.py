@@ -65,7 +65,7 @@ class JsonFile:
         if writing is None:
             done.callback(self._succeeded)
         else:
-            writing.chainDeferred(done)
+            _follow(writing, done)
         return done
 
     def _write(self) -> Deferred[bool] | None:
@@ -91,7 +91,17 @@ class JsonFile:
         if following is None:
             finished.callback(self._succeeded)
         else:
-            following.chainDeferred(finished)
+            _follow(following, finished)
+
+
+def _follow(first: Deferred[bool], then: Deferred[bool]) -> None:
+    """Fire `then` with the result of `first`, which keeps it for others who follow."""
+
+    def pass_on(succeeded: bool) -> bool:
+        then.callback(succeeded)
+        return succeeded
+
+    first.addCallback(pass_on)
 
 
 def replace_file(path: str, data: bytes) -> None:

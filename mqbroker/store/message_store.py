@@ -388,7 +388,10 @@ class _Opening:
     def open(self) -> MessageStore:
         settings, disk, paths = self.settings, self.disk, self.paths
         delay_levels_ms = parse_delay_levels(settings.message_delay_level)
-        is_clean = not disk.exists(paths.abort)
+        abort = disk.read(paths.abort) if disk.exists(paths.abort) else None
+        is_clean = abort is None
+        # A killed process, unlike a machine, takes nothing with it that was stored in a mapped file.
+        is_intact = is_clean or abort == disk.boot_id() != b""
         disk.make_directories(paths.commit_log)
         segments = load_segments(disk, paths.commit_log, settings.mapped_file_size_commit_log)
         queues = ConsumeQueues(disk, paths.consume_queues, settings.mapped_file_size_consume_queue)
@@ -401,13 +404,13 @@ class _Opening:
             end=recovered.end, start=recovered.rebuild_from,
         )  # fmt: skip
         # From here on files change: a crash from now on must be recovered from.
-        disk.write(paths.abort, b"")
+        disk.write(paths.abort, disk.boot_id())
         source = SegmentSource(disk, self.worker, paths.commit_log, settings.mapped_file_size_commit_log)
         commit_log = self._open_log(segments, recovered, source, queues, is_clean)
         commit_log.last_timestamp_ms = max(
             recovered.last_timestamp_ms, last_timestamp(segments, queues, recovered.rebuild_from)
         )
-        index = self._open_index(checkpoint, commit_log, is_clean) if settings.message_index_enable else None
+        index = self._open_index(checkpoint, commit_log, is_clean, is_intact) if settings.message_index_enable else None
         files = StoreFiles(disk, paths, self.lock, source, queues, index, checkpoint)
         for damage in recovered.damages:
             files.add_damage(damage)
@@ -474,14 +477,14 @@ class _Opening:
             file.close()
             self.disk.remove(file.path)
 
-    def _open_index(self, checkpoint: Checkpoint, commit_log: CommitLog, is_clean: bool) -> Index:
+    def _open_index(self, checkpoint: Checkpoint, commit_log: CommitLog, is_clean: bool, is_intact: bool) -> Index:
         settings = self.settings
         index = Index(self.disk, self.paths.index, settings.max_hash_slot_num, settings.max_index_num, self._index_name)
         index.load()
-        index.keep_files(lambda file: _is_good_index(file, checkpoint, commit_log.end, is_clean))
+        index.keep_files(lambda file: _is_good_index(file, checkpoint, commit_log.end, is_intact))
         indexed = checkpoint.index_offset if is_clean else None
         if index.files:
-            index.resume()
+            index.resume(is_clean)
         elif checkpoint.index_ms:
             indexed = None  # there were files
         index.offset = max(index.offset, indexed or 0, commit_log.min_offset)
@@ -492,9 +495,9 @@ class _Opening:
         return time.strftime("%Y%m%d%H%M%S", time.localtime(now_ms // 1000)) + f"{now_ms % 1000:03d}"
 
 
-def _is_good_index(file: IndexFile, checkpoint: Checkpoint, log_end: int, is_clean: bool) -> bool:
-    """Whether an index file can be relied on: after a crash only one that was full and synced."""
-    if file.end_offset >= log_end or is_clean:
+def _is_good_index(file: IndexFile, checkpoint: Checkpoint, log_end: int, is_intact: bool) -> bool:
+    """Whether an index file can be relied on: after the machine stopped only one that was full and synced."""
+    if file.end_offset >= log_end or is_intact:
         return file.end_offset < log_end
     if checkpoint.index_offset is not None:
         return file.is_full and file.end_offset < checkpoint.index_offset

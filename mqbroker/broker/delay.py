@@ -12,9 +12,9 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
-from mqbroker.broker.jsonfile import JsonFile
 from mqbroker.errors import MQError, StoreError
 from mqbroker.store.commitlog import NewMessage
+from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.message_store import MessageStore
 from mqbroker.store.pull import GetStatus
 from mqbroker.wire.bodies import Body

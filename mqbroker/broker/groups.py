@@ -10,8 +10,8 @@ from collections.abc import Callable
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from mqbroker.broker.jsonfile import JsonFile
 from mqbroker.errors import MQError
+from mqbroker.store.jsonfile import JsonFile
 from mqbroker.wire.bodies import DataVersion, SubscriptionGroupConfig, SubscriptionGroupWrapper
 from mqbroker.wire.codes import CID_RMQ_SYS_PREFIX, SELF_TEST_CONSUMER_GROUP, TOOLS_CONSUMER_GROUP
 from mqbroker.wire.names import check_group

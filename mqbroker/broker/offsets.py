@@ -5,7 +5,7 @@ from __future__ import annotations
 from twisted.internet.defer import Deferred, succeed
 from twisted.logger import Logger
 
-from mqbroker.broker.jsonfile import JsonFile
+from mqbroker.store.jsonfile import JsonFile
 from mqbroker.wire.bodies import ConsumerOffsetSerializeWrapper
 
 log = Logger()

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import partial
 from random import Random
 from typing import Any, cast
 
 from twisted.application.service import Service
-from twisted.internet.address import IPv4Address
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IListeningPort, IReactorTime
+from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import LoopingCall
 from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
@@ -26,7 +24,6 @@ from mqbroker.broker.clients import ConsumerRegistry, ProducerRegistry
 from mqbroker.broker.delay import DelayService
 from mqbroker.broker.groups import GroupTable
 from mqbroker.broker.hold import HeldPulls
-from mqbroker.broker.jsonfile import JsonFile
 from mqbroker.broker.locks import QueueLocks
 from mqbroker.broker.offsets import OffsetTable
 from mqbroker.broker.processors.client_manage import ClientManageProcessor
@@ -43,10 +40,11 @@ from mqbroker.remoting.client import Connector, RemotingClient
 from mqbroker.remoting.connection import RemotingProtocol
 from mqbroker.remoting.handlers import HandlerTable
 from mqbroker.remoting.limits import Limits
+from mqbroker.remoting.listening import ListeningService
 from mqbroker.remoting.server import ConnectionEvent, RemotingServerFactory
-from mqbroker.remoting.tcp import listen
 from mqbroker.store.disk import IDisk, OsDisk
 from mqbroker.store.dispatch import parse_delay_levels
+from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.message_store import MessageStore, open_store
 from mqbroker.store.worker import IWorker, ThreadWorker
 from mqbroker.wire.codes import RequestCode
@@ -84,6 +82,11 @@ class BrokerService(Service):
         self._connector = connector
         self._stops: list[Callable[[], Deferred[Any] | None]] = []
 
+    @property
+    def ports(self) -> dict[str, int]:
+        """Its real ports, once it runs."""
+        return {"remoting": self.port}
+
     # --- start
 
     def startService(self) -> None:
@@ -98,7 +101,7 @@ class BrokerService(Service):
     def _start(self) -> None:
         clock = cast(IReactorTime, self._reactor)
         table = HandlerTable()
-        factory = self._listen(table, clock)
+        factory, listening = self._listen(table, clock)
         worker = self._worker or self._make_worker()
         address = f"{self.settings.broker_ip1}:{self.port}"
         store = open_store(
@@ -125,31 +128,35 @@ class BrokerService(Service):
         delay.start()
         self._stops.append(delay.stop)
         self._every(DELAY_PERSIST_SECONDS, delay.persist, clock)
+        self._every(self.settings.flush_consumer_offset_interval_ms / 1000, offsets.persist, clock)
+        # The port was taken first, so that a port in use touches nothing; it is let go before what it serves stops.
+        self._stops.remove(listening.stopService)
+        self._stops.append(listening.stopService)
         held.start()
         self._stops.append(held.stop)
-        self._every(self.settings.flush_consumer_offset_interval_ms / 1000, offsets.persist, clock)
         self._register(address, topics, clock)
 
     def _store_host(self) -> bytes:
         return encode_host((self.settings.broker_ip1, self.port))
 
-    def _listen(self, table: HandlerTable, clock: IReactorTime) -> RemotingServerFactory:
+    def _listen(self, table: HandlerTable, clock: IReactorTime) -> tuple[RemotingServerFactory, ListeningService]:
         server = self.settings.server
         limits = Limits(
             frame_bytes_max=server.frame_max_length,
             idle_seconds=server.server_channel_max_idle_time_seconds,
         )
         factory = RemotingServerFactory(table, clock, limits)
-        port = listen(
+        listening = ListeningService(
             self._reactor,
             server.listen_port,
             factory,
             backlog=server.server_socket_backlog,
             interface=server.bind_address,
         )
-        self.port = cast(IPv4Address, port.getHost()).port
-        self._stops.append(partial(_stop_serving, port, factory))
-        return factory
+        listening.startService()
+        self.port = listening.port
+        self._stops.append(listening.stopService)
+        return factory, listening
 
     def _make_worker(self) -> IWorker:
         pool = ThreadPool(0, DISK_THREADS, "disk")
@@ -272,12 +279,6 @@ def _as_deferred(result: Deferred[Any] | None) -> Deferred[Any]:
     done: Deferred[Any] = Deferred()
     done.callback(None)
     return done
-
-
-def _stop_serving(port: IListeningPort, factory: RemotingServerFactory) -> Deferred[Any] | None:
-    """Accept nobody any more and let those go who are here."""
-    factory.close_all("the broker is stopping")
-    return cast("Deferred[Any] | None", port.stopListening())
 
 
 def make_broker(settings: BrokerSettings, reactor: Any) -> BrokerService:

@@ -11,9 +11,9 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from mqbroker.broker.jsonfile import JsonFile
 from mqbroker.config import BrokerSettings
 from mqbroker.errors import MQError
+from mqbroker.store.jsonfile import JsonFile
 from mqbroker.wire.bodies import DataVersion, TopicConfig, TopicConfigSerializeWrapper
 from mqbroker.wire.codes import (
     AUTO_CREATE_TOPIC,

@@ -23,6 +23,7 @@ _space = re.compile(r"[ \t\r\n]*")
 _scalar = re.compile(r"-?[0-9][0-9.eE+-]*|[A-Za-z_$][A-Za-z0-9_$]*")
 # Possessive: nothing to go back to, so a string takes no memory for each of its characters.
 _string = re.compile(r'"(?:[^"\\\x00-\x1f]++|\\.)*+"', re.DOTALL)
+_numeric = re.compile(r"-?[0-9]+").fullmatch
 _words = {"true": True, "false": False, "null": None}
 
 
@@ -176,7 +177,12 @@ class _Reader:
             raise BadJson(f"no key at character {self._at}")
         self._at = found.end()
         word = found.group()
-        return int(word) if re.fullmatch(r"-?[0-9]{1,20}", word) else word
+        if not _numeric(word):
+            return word
+        # Java's widest integer key is a long; the length comes first, as int() of many digits takes long.
+        if len(word) > 20 or not -(2**63) <= (number := int(word)) < 2**63:
+            raise BadJson(f"the numeric key before character {self._at} is beyond 64 bits")
+        return number
 
     def _array(self, depth: int) -> list[Any]:
         self._take("[")

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import attrs
 
-from mqbroker.client.net import PeerHandler, Signal, Task
+from mqbroker.client.net import Lock, PeerHandler, Signal, Task
 from mqbroker.client.options import split_address
 from mqbroker.errors import BadFrame, ConnectionClosed, MQError, RequestTimedOut, Unreachable
 from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand, decode_command, encode_command
@@ -136,6 +136,9 @@ class AioNet:
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
+
+    def lock(self) -> Lock:
+        return asyncio.Lock()
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> Task:
         task = asyncio.get_running_loop().create_task(coroutine)

@@ -33,6 +33,7 @@ class AssignedQueue:
         subscription: SubscriptionData,
         options: PushOptions,
         *,
+        pause_s: float,
         find_start: Callable[[MessageQueue], Awaitable[int]],
         pull: Pull,
         deliver: Callable[[AssignedQueue, Iterable[ReceivedMessage]], None],
@@ -48,6 +49,7 @@ class AssignedQueue:
         self._broker_id = MASTER_ID
         self._process_queue: ProcessQueue | None = None
         self._answered = False
+        self._pause_s = pause_s
         self._stopped = False
         self._room = net.signal()
         self._task = net.spawn(self._run())
@@ -78,6 +80,8 @@ class AssignedQueue:
         return self._stopped
 
     async def _run(self) -> None:
+        if self._pause_s:
+            await self._net.sleep(self._pause_s)
         while not self._is_stopped():
             try:
                 await self._step()

@@ -14,10 +14,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from types import TracebackType
 from typing import Any, TypeVar
 
 import attrs
 
+from mqbroker.client.net import Lock
 from mqbroker.client.options import split_address
 from mqbroker.errors import ConnectionClosed, MQError, RequestTimedOut, Unreachable
 from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand, decode_command, encode_command
@@ -163,6 +165,21 @@ class _Pipeline:
             self._opaques.append(self._connection.send(command, self._deadline))
 
 
+class _ThreadLock:
+    """A lock between threads; a coroutine that waits for it blocks its thread, as everything here does."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    async def __aenter__(self) -> None:
+        self._lock.acquire()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        self._lock.release()
+
+
 class BlockingNet:
     """Net on blocking sockets."""
 
@@ -209,6 +226,9 @@ class BlockingNet:
 
     async def sleep(self, seconds: float) -> None:
         time.sleep(seconds)  # noqa: ASYNC251 - there is no loop to hold up
+
+    def lock(self) -> Lock:
+        return _ThreadLock()
 
     async def close(self) -> None:
         with self._lock:

@@ -29,7 +29,7 @@ from mqbroker.client.pull_consumer import make_pull_consumer
 from mqbroker.client.push_consumer import PushConsumerCore
 from mqbroker.client.subscription import ALL
 from mqbroker.errors import MQError
-from mqbroker.remoting.client import RemotingClient
+from mqbroker.remoting.client import Connector, RemotingClient
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.ids import UniqIdSource
 
@@ -41,7 +41,10 @@ def _run(work: Coroutine[Any, Any, T]) -> Deferred[T]:
 
 
 class Producer:
-    """Sends messages for `group`. `name_servers` is "host:port;host:port" or a list."""
+    """Sends messages for `group`. `name_servers` is "host:port;host:port" or a list.
+
+    `connector(host, port)` makes the endpoint of a connection, TCP where it is None.
+    """
 
     def __init__(
         self,
@@ -51,11 +54,11 @@ class Producer:
         *,
         options: ProducerOptions | None = None,
         rng: random.Random | None = None,
-        remoting: RemotingClient | None = None,
+        connector: Connector | None = None,
     ) -> None:
         servers = parse_name_servers(name_servers)
         rng = rng or random.Random()
-        self._net = DeferredNet(reactor, remoting or RemotingClient(reactor), rng)
+        self._net = DeferredNet(reactor, RemotingClient(reactor, connector=connector), rng)
         ip, pid = local_ip(servers), os.getpid()
         self._core = make_producer(
             self._net,
@@ -149,12 +152,12 @@ class PushConsumer:
         *,
         options: PushOptions | None = None,
         rng: random.Random | None = None,
-        remoting: RemotingClient | None = None,
+        connector: Connector | None = None,
     ) -> None:
         servers = parse_name_servers(name_servers)
         rng = rng or random.Random()
         handlers = peer_table(lambda changed: self._core.ids_changed(changed))
-        net = DeferredNet(reactor, remoting or RemotingClient(reactor, handlers=handlers), rng)
+        net = DeferredNet(reactor, RemotingClient(reactor, handlers=handlers, connector=connector), rng)
         self.client_id = make_client_id(local_ip(servers), os.getpid(), rng)
         self._core = PushConsumerCore(net, servers, group, listener, options or PushOptions(), self.client_id)
 
@@ -187,10 +190,10 @@ class PullConsumer:
         *,
         options: PullOptions | None = None,
         rng: random.Random | None = None,
-        remoting: RemotingClient | None = None,
+        connector: Connector | None = None,
     ) -> None:
         servers = parse_name_servers(name_servers)
-        net = DeferredNet(reactor, remoting or RemotingClient(reactor), rng or random.Random())
+        net = DeferredNet(reactor, RemotingClient(reactor, connector=connector), rng or random.Random())
         self._core = make_pull_consumer(net, servers, group, options or PullOptions())
 
     def start(self) -> Deferred[None]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import random
+from collections import deque
 from collections.abc import Coroutine, Sequence
+from types import TracebackType
 from typing import Any, cast
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredList
@@ -12,7 +14,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
-from mqbroker.client.net import Signal, Task
+from mqbroker.client.net import Lock, Signal, Task
 from mqbroker.client.peer import IdsChanged, answer_peer
 from mqbroker.errors import MQError
 from mqbroker.remoting.client import RemotingClient
@@ -63,6 +65,9 @@ class DeferredNet:
     async def sleep(self, seconds: float) -> None:
         await deferLater(self._clock, seconds)
 
+    def lock(self) -> Lock:
+        return _Lock()
+
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> Task:
         return _Task(coroutine, self._clock)
 
@@ -97,6 +102,38 @@ class _Task:
     def _failed(self, failure: Failure) -> None:
         if not isinstance(failure.value, CancelledError):
             log.error("a task of the client failed", exc_info=failure.value)
+
+
+class _Lock:
+    """Unlike DeferredLock, it hands thousands of waiters their turn from a loop, not each from inside the last."""
+
+    def __init__(self) -> None:
+        self._is_held = False
+        self._is_granting = False
+        self._waiting: deque[Deferred[None]] = deque()
+
+    async def __aenter__(self) -> None:
+        waiter: Deferred[None] = Deferred(self._waiting.remove)
+        self._waiting.append(waiter)
+        self._grant()
+        await waiter
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        self._is_held = False
+        self._grant()
+
+    def _grant(self) -> None:
+        if self._is_granting:
+            return
+        self._is_granting = True
+        try:
+            while self._waiting and not self._is_held:
+                self._is_held = True
+                self._waiting.popleft().callback(None)
+        finally:
+            self._is_granting = False
 
 
 class _Signal:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from types import TracebackType
 from typing import Any, Protocol
 
 from mqbroker.errors import MQError
@@ -18,6 +19,16 @@ log = logging.getLogger(__name__)
 
 #: Answers a request that a broker sends to this client; None answers nothing.
 PeerHandler = Callable[[RemotingCommand], RemotingCommand | None]
+
+
+class Lock(Protocol):
+    """For `async with`: what the locks of Twisted, asyncio and ours have in common."""
+
+    def __aenter__(self) -> Awaitable[Any]: ...
+
+    def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> Awaitable[Any]: ...
 
 
 class Net(Protocol):
@@ -42,6 +53,9 @@ class Net(Protocol):
         """Return when the bytes are handed over. Raises Unreachable."""
 
     async def sleep(self, seconds: float) -> None: ...
+
+    def lock(self) -> Lock:
+        """One at a time; those that wait come in the order of their asking."""
 
     async def close(self) -> None:
         """Close all connections; what waits for an answer fails with ConnectionClosed."""

@@ -73,6 +73,8 @@ class PushOptions:
     heartbeat_s: float = 30.0
     commit_s: float = 5.0
     route_age_s: float = 30.0
+    #: How long a new queue waits while the group has other members, so that its former owner can commit.
+    takeover_pause_s: float = 0.3
     #: How long a message waits here that neither the listener nor the broker took.
     local_retry_s: float = 5.0
     #: How long the pull of a queue pauses after an error.

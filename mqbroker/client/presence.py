@@ -92,11 +92,12 @@ class Presence:
         return sorted(found)
 
     async def _tell(self, addresses: list[str]) -> None:
+        for addr in addresses:
+            self._told_at[addr] = self._net.now()
         body = self._data().to_json()
         requests = [(addr, RemotingCommand.request(RequestCode.HEART_BEAT, body=body)) for addr in addresses]
         for addr, answer in zip(addresses, await self._net.invoke_many(requests, self._timeout_ms), strict=True):
             if not isinstance(answer, MQError) and answer.code == ResponseCode.SUCCESS:
-                self._told_at[addr] = self._net.now()
                 continue
             self._told_at.pop(addr, None)
             why = answer if isinstance(answer, MQError) else Refused(answer.code, answer.remark or "")

@@ -16,7 +16,7 @@ from mqbroker.client.offsets import Offsets
 from mqbroker.client.options import PushOptions
 from mqbroker.client.presence import Presence
 from mqbroker.client.pulling import pull_request, read_pull_answer
-from mqbroker.client.rebalance import Rebalance
+from mqbroker.client.rebalance import Rebalance, Share
 from mqbroker.client.routes import Routes
 from mqbroker.client.subscription import ALL, subscribe_to
 from mqbroker.errors import MQError, Refused, Unreachable
@@ -157,20 +157,21 @@ class PushConsumerCore:
                 continue
             if self._closed:
                 return True
-            await self._change_to(topic, frozenset(share))
+            await self._change_to(topic, share)
         await self._presence.meet()
         return settled
 
-    async def _change_to(self, topic: str, share: frozenset[MessageQueue]) -> None:
-        for queue in [queue for queue in self._assigned if queue.topic == topic and queue not in share]:
+    async def _change_to(self, topic: str, share: Share) -> None:
+        for queue in [queue for queue in self._assigned if queue.topic == topic and queue not in share.queues]:
             await self._release(queue)
-        for queue in sorted(share.difference(self._assigned)):
+        for queue in sorted(share.queues.difference(self._assigned)):
             log.info("%s takes %s", self._group, queue)
             self._assigned[queue] = AssignedQueue(
                 self._net,
                 queue,
                 self._subscriptions[topic],
                 self._options,
+                pause_s=self._options.takeover_pause_s if share.is_shared else 0.0,
                 find_start=self._find_start,
                 pull=self._pull,
                 deliver=self._consuming.put,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 
+import attrs
+
 from mqbroker.client.allocation import allocate_averagely
 from mqbroker.client.net import Net
 from mqbroker.client.routes import Route, Routes
@@ -16,6 +18,14 @@ from mqbroker.wire.headers import GetConsumerListByGroupRequestHeader
 log = logging.getLogger(__name__)
 
 
+@attrs.frozen
+class Share:
+    """A member's `queues` of one topic; `is_shared` where the group has other members."""
+
+    queues: frozenset[MessageQueue]
+    is_shared: bool
+
+
 class Rebalance:
     """Works out the share of `client_id` in `group`."""
 
@@ -26,13 +36,14 @@ class Rebalance:
         self._client_id = client_id
         self._timeout_ms = timeout_ms
 
-    async def share(self, topic: str) -> list[MessageQueue]:
-        """This member's queues of `topic`. Raises MQError where the route or the members cannot be had."""
+    async def share(self, topic: str) -> Share:
+        """This member's part of `topic`. Raises MQError where the route or the members cannot be had."""
         route = await self._routes.get(topic)
         members = await self._members(route)
         if self._client_id not in members:
             log.warning("the broker does not count this client among the members of %s", self._group)
-        return allocate_averagely(self._client_id, route.subscribe_queues, members)
+        mine = allocate_averagely(self._client_id, route.subscribe_queues, members)
+        return Share(frozenset(mine), is_shared=len(members) > 1)
 
     async def _members(self, route: Route) -> list[str]:
         header = GetConsumerListByGroupRequestHeader(consumer_group=self._group)

@@ -12,7 +12,7 @@ import attrs
 
 from mqbroker.client.allocation import sorted_queues
 from mqbroker.client.errors import NameServerUnreachable, NoBrokerForTopic, TopicNotFound
-from mqbroker.client.net import Net
+from mqbroker.client.net import Lock, Net
 from mqbroker.errors import MQError, Refused
 from mqbroker.wire.bodies import BrokerData, MessageQueue, QueueData, TopicRouteData
 from mqbroker.wire.codes import AUTO_CREATE_TOPIC, MASTER_ID, Perm, RequestCode, ResponseCode
@@ -86,9 +86,14 @@ def borrowed_route(topic: str, data: TopicRouteData, queues: int) -> Route:
 
 @attrs.define
 class _Entry:
-    route: Route
-    checked_at: float
+    """What is known of one topic: its route, or why there is none. `lock` lets one coroutine ask at a time."""
+
+    lock: Lock
+    route: Route | None = None
+    checked_at: float = 0.0
     doubted: bool = False
+    error: MQError | None = None
+    asked: int = 0
 
 
 class Routes:
@@ -120,14 +125,15 @@ class Routes:
         Raises TopicNotFound or NameServerUnreachable, unless an older answer is at hand.
         """
         entry = self._entries.get(topic)
-        if entry is not None and (create or not entry.route.borrowed) and not self._is_old(entry):
+        if entry is not None and self._is_good(entry, create) and entry.route is not None:
             return entry.route
         return await self._update(topic, create=create)
 
     async def refresh_all(self) -> None:
         """Ask again for every topic in use."""
         for topic, entry in list(self._entries.items()):
-            await self._update(topic, create=entry.route.borrowed)
+            if entry.route is not None:
+                await self._update(topic, create=entry.route.borrowed)
 
     def doubt(self, topic: str) -> None:
         """A request along this route failed: ask again before its time."""
@@ -136,7 +142,8 @@ class Routes:
 
     def brokers(self) -> dict[str, Mapping[int, str]]:
         """All brokers of all routes in use."""
-        return {name: ids for entry in self._entries.values() for name, ids in entry.route.brokers.items()}
+        routes = [entry.route for entry in self._entries.values() if entry.route is not None]
+        return {name: addresses for route in routes for name, addresses in route.brokers.items()}
 
     async def address(self, queue: MessageQueue, prefer_id: int = MASTER_ID, *, master_only: bool = False) -> str:
         """Where requests for `queue` go. Raises NoBrokerForTopic where its broker has left."""
@@ -150,23 +157,37 @@ class Routes:
             raise NoBrokerForTopic(queue.topic, f"the name server knows no address of broker {queue.broker_name}")
         return addr
 
-    def _is_old(self, entry: _Entry) -> bool:
+    def _is_good(self, entry: _Entry, create: bool) -> bool:
+        """True where the entry's route needs no asking."""
+        if entry.route is None or (entry.route.borrowed and not create):
+            return False
         age = self._net.now() - entry.checked_at
         if entry.doubted:
-            return age >= _DOUBT_S
-        return self._age_s is not None and age >= self._age_s
+            return age < _DOUBT_S
+        return self._age_s is None or age < self._age_s
 
     async def _update(self, topic: str, *, create: bool) -> Route:
+        """Ask the name servers; whoever comes while somebody asks takes the same answer, or the same error."""
+        entry = self._entries.setdefault(topic, _Entry(self._net.lock()))
+        asked = entry.asked
+        async with entry.lock:
+            if entry.asked == asked:
+                await self._ask_for(entry, topic, create)
+            if entry.route is None or (entry.route.borrowed and not create):
+                raise entry.error or TopicNotFound(topic, self._name_servers, "they do not know it")
+            return entry.route
+
+    async def _ask_for(self, entry: _Entry, topic: str, create: bool) -> None:
         try:
-            route = await self._fetch(topic, create=create)
+            entry.route, entry.error = await self._fetch(topic, create=create), None
         except MQError as error:
-            entry = self._entries.get(topic)
-            if entry is None or (entry.route.borrowed and not create):
-                raise
-            log.warning("keeping the former route of %s: %s", topic, error)
-            route = entry.route
-        self._entries[topic] = _Entry(route, self._net.now())
-        return route
+            entry.error = error
+            if entry.route is not None:
+                log.warning("keeping the former route of %s: %s", topic, error)
+        finally:
+            entry.asked += 1
+            entry.checked_at = self._net.now()
+            entry.doubted = False
 
     async def _fetch(self, topic: str, *, create: bool) -> Route:
         data = await self._ask(topic)

@@ -125,11 +125,14 @@ class Fleet:
         return "\n".join(process.lines)
 
     def stop_all(self) -> None:
-        """Stop every process that still runs."""
+        """End what still runs, the newest first: our daemons in good order; all else at once, for Java takes 10 s."""
         failures = []
         for process in reversed(self._processes):
             try:
-                process.stop()
+                if process.name.startswith("ours-"):
+                    process.stop()
+                else:
+                    process.kill()
             except AssertionError as failure:
                 failures.append(failure)
         if failures:

@@ -108,9 +108,10 @@ class Process:
                 pipe.close()
 
     def tail(self, count: int = 40) -> str:
-        """The last lines of both outputs, for a report."""
+        """The last lines of both outputs, cut to a readable width, for a report."""
         stderr = self._stderr_path.read_text("utf-8", "replace").splitlines()[-count:]
-        return "\n".join([f"--- {self.name}: stdout", *self.lines[-count:], f"--- {self.name}: stderr", *stderr])
+        lines = [f"--- {self.name}: stdout", *self.lines[-count:], f"--- {self.name}: stderr", *stderr]
+        return "\n".join(line[:240] for line in lines)
 
 
 class EventProcess(Process):

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tests.interop.fleet import Fleet, Namesrv
-from tests.interop.processes import EventProcess
+from tests.interop.processes import PATIENCE_S, EventProcess
 
 Event = dict[str, Any]
 
@@ -58,3 +58,17 @@ def assert_dense(events: Iterable[Event]) -> None:
         queues.setdefault((event["broker"], event["queueId"]), []).append(event["queueOffset"])
     for queue, offsets in queues.items():
         assert offsets == list(range(len(offsets))), queue
+
+
+def assigned(process: EventProcess) -> set[str]:
+    """The queues that a Java consumer has now, as "broker:queue id"."""
+    return set(process.events("assigned")[-1]["queues"])
+
+
+def wait_assigned(process: EventProcess, queues: int, patience_s: float = PATIENCE_S) -> None:
+    """Wait until the consumer's last rebalance gave it so many queues."""
+    process.wait_until(
+        f"{queues} queues assigned",
+        lambda _: any(len(event["queues"]) == queues for event in process.events("assigned")[-1:]),
+        patience_s,
+    )

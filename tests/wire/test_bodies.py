@@ -1,0 +1,314 @@
+from __future__ import annotations
+
+import json
+import types
+import typing
+from typing import Any, get_args, get_origin
+
+import attrs
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mqbroker.wire import bodies, fastjson
+from mqbroker.wire.bodies import (
+    BadBody,
+    Body,
+    BrokerData,
+    CheckClientRequestBody,
+    ClusterInfo,
+    ConsumerConnection,
+    ConsumerOffsetSerializeWrapper,
+    DataVersion,
+    GetConsumerListByGroupResponseBody,
+    HeartbeatData,
+    KVTable,
+    LockBatchRequestBody,
+    LockBatchResponseBody,
+    MessageQueue,
+    ProducerConnection,
+    QueueData,
+    RegisterBrokerBody,
+    SubscriptionData,
+    SubscriptionGroupConfig,
+    SubscriptionGroupWrapper,
+    TopicConfig,
+    TopicConfigSerializeWrapper,
+    TopicList,
+    TopicRouteData,
+)
+from mqbroker.wire.command import decode_frame
+from mqbroker.wire.headers import camel_case
+
+CLASSES = {
+    name: value
+    for name, value in vars(bodies).items()
+    if isinstance(value, type) and issubclass(value, Body) and value is not Body
+}
+# (request code, side) of the golden frames whose body is of a class.
+GOLDEN = {
+    (21, "response"): TopicConfigSerializeWrapper,
+    (28, "response"): KVTable,
+    (34, "request"): HeartbeatData,
+    (38, "response"): GetConsumerListByGroupResponseBody,
+    (41, "request"): LockBatchRequestBody,
+    (41, "response"): LockBatchResponseBody,
+    (42, "request"): LockBatchRequestBody,
+    (43, "response"): ConsumerOffsetSerializeWrapper,
+    (46, "request"): CheckClientRequestBody,
+    (103, "request"): RegisterBrokerBody,
+    (105, "response"): TopicRouteData,
+    (106, "response"): ClusterInfo,
+    (200, "request"): SubscriptionGroupConfig,
+    (201, "response"): SubscriptionGroupWrapper,
+    (203, "response"): ConsumerConnection,
+    (204, "response"): ProducerConnection,
+    (206, "response"): TopicList,
+    (224, "response"): TopicList,
+    (304, "response"): TopicList,
+    (305, "response"): TopicList,
+}
+
+
+def key_of(field: attrs.Attribute) -> str:
+    return field.metadata.get("key") or camel_case(field.name)
+
+
+def smallest(cls: type[Body]) -> dict[str, Any]:
+    """The fields that must be there, and no other."""
+    fields = [field for field in attrs.fields(cls) if field.default is attrs.NOTHING]
+    return {key_of(field): 1 if field.type == "int" else "x" for field in fields}
+
+
+def unordered(value: Any) -> Any:
+    """Arrays in one order, since Java's sets have none; map keys as text, since some are written both ways."""
+    if isinstance(value, dict):
+        return {str(key): unordered(item) for key, item in sorted(value.items(), key=repr)}
+    if isinstance(value, list):
+        return sorted((unordered(item) for item in value), key=repr)
+    return value
+
+
+def test_the_fields_are_those_of_java(protocol):
+    whole_bodies = set(CLASSES) & set(protocol["bodies"])
+    assert len(whole_bodies) > 12  # the other classes are parts, which the recorded frames hold
+    for name in whole_bodies:
+        wanted = [field["name"] for field in protocol["bodies"][name]]
+        assert [key_of(field) for field in attrs.fields(CLASSES[name])] == wanted, name
+
+
+def test_golden_bodies_come_back_as_they_were(golden_frame):
+    cls = GOLDEN.get((golden_frame.code, golden_frame.side))
+    command = decode_frame(golden_frame.data)
+    if cls is None or not command.body:
+        return
+    body = cls.from_json(command.body)
+    assert unordered(fastjson.loads(body.to_json())) == unordered(fastjson.loads(command.body))
+    assert cls.from_json(body.to_json()) == body
+
+
+def test_every_class_of_a_whole_body_was_recorded(golden_frames):
+    seen = {(frame.code, frame.side) for frame in golden_frames if decode_frame(frame.data).body}
+    recorded = {cls for key, cls in GOLDEN.items() if key in seen}
+    assert recorded == set(GOLDEN.values())
+
+
+def strategy_for(kind: Any) -> st.SearchStrategy:
+    origin = get_origin(kind)
+    if origin in (types.UnionType, typing.Union):
+        return st.none() | strategy_for(get_args(kind)[0])
+    if origin is dict:
+        return st.dictionaries(*map(strategy_for, get_args(kind)), max_size=3)
+    if origin is frozenset:
+        return st.frozensets(strategy_for(get_args(kind)[0]), max_size=3)
+    if origin is list:
+        return st.lists(strategy_for(get_args(kind)[0]), max_size=3)
+    if kind in CLASSES.values():
+        return any_of(kind)
+    return {int: st.integers(-(2**63), 2**63 - 1), str: st.text(max_size=6), bool: st.booleans()}[kind]
+
+
+def any_of(cls: type[Body]) -> st.SearchStrategy:
+    hints = typing.get_type_hints(cls)
+    return st.builds(cls, **{field.name: strategy_for(hints[field.name]) for field in attrs.fields(cls)})
+
+
+@settings(max_examples=500)
+@given(st.sampled_from(list(CLASSES.values())).flatmap(any_of))
+def test_any_body_survives(body):
+    assert type(body).from_json(body.to_json()) == body
+
+
+@pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
+def test_a_field_without_a_default_must_be_there(cls):
+    whole = smallest(cls)
+    assert isinstance(cls.from_value(whole), cls)
+    for key in whole:
+        for bad in ({name: item for name, item in whole.items() if name != key}, {**whole, key: None}):
+            with pytest.raises(BadBody, match=f"{cls.__name__}.{key} is missing"):
+                cls.from_value(bad)
+
+
+@pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
+@pytest.mark.parametrize(
+    "data", [b"", b"null", b"[]", b"1", b'"x"', b"true", b"{", b"\xff", b"[" * 100_000, b"{1:" * 9999]
+)
+def test_what_is_no_object_is_refused(cls, data):
+    with pytest.raises(BadBody, match=cls.__name__):
+        cls.from_json(data)
+
+
+WRONG = {
+    int: [1.5, True, "x", "", [], {}],
+    str: [1, True, [], {}],
+    bool: [0, 1.5, "true", [], {}],
+    dict: [1, "x", True, []],
+    list: [1, "x", True, {}, [{1: 1.5}], [[]]],
+    frozenset: [1, "x", True, {}, [1.5], [[]]],
+    Body: [1, "x", True, []],
+}
+
+
+@pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
+def test_a_field_of_another_type_is_refused(cls):
+    hints = typing.get_type_hints(cls)
+    whole = smallest(cls)
+    for field in attrs.fields(cls):
+        kind = hints[field.name]
+        kind = get_args(kind)[0] if get_origin(kind) in (types.UnionType, typing.Union) else kind
+        kind = Body if kind in CLASSES.values() else get_origin(kind) or kind
+        for wrong in WRONG[kind]:
+            with pytest.raises(BadBody, match=r"( must be | is missing)"):
+                cls.from_value({**whole, key_of(field): wrong})
+
+
+@pytest.mark.parametrize(
+    "text", ["", "-", "--5", "+5", " 5", "5 ", "5\n", "1.0", "1e3", "0x1", "\xb2", "\u0661", "9" * 21]
+)
+def test_text_that_is_no_number_is_refused(text):
+    with pytest.raises(BadBody, match=r"DataVersion\.counter must be int"):
+        DataVersion.from_value({"counter": text})
+    with pytest.raises(BadBody):
+        BrokerData.from_value({"brokerName": "b", "brokerAddrs": {text: "1.2.3.4:5"}})
+
+
+def test_numbers_may_be_text_as_fastjson_takes_them():
+    assert DataVersion.from_value({"timestamp": "-12", "counter": "007"}) == DataVersion(-12, 7)
+
+
+def test_keys_may_be_quoted_or_bare():
+    wanted = BrokerData("b", "c", {0: "1.2.3.4:10911", 1: "1.2.3.4:10921"})
+    for addresses in ('{"0":"1.2.3.4:10911","1":"1.2.3.4:10921"}', '{0:"1.2.3.4:10911",1:"1.2.3.4:10921"}'):
+        data = f'{{"brokerAddrs":{addresses},"brokerName":"b","cluster":"c"}}'.encode()
+        assert BrokerData.from_json(data) == wanted
+    assert b'{0:"1.2.3.4:10911",1:"1.2.3.4:10921"}' in wanted.to_json()
+
+
+def test_an_object_as_map_key():
+    queue = MessageQueue("T", "b", 1)
+    key = fastjson.JsonKey.of(queue.to_value())
+    assert MessageQueue.from_value(key) == queue
+    with pytest.raises(BadBody):
+        BrokerData.from_value({"brokerName": "b", "brokerAddrs": {key: "x"}})
+
+
+def test_nulls_and_unknown_fields_are_skipped():
+    data = b'{"orderTopicConf":null,"queueDatas":null,"unknown":[{}],"brokerDatas":[]}'
+    assert TopicRouteData.from_json(data) == TopicRouteData()
+    assert json.loads(TopicRouteData().to_json()) == {"queueDatas": [], "brokerDatas": [], "filterServerTable": {}}
+
+
+def test_a_null_inside_an_array_or_a_map_is_refused():
+    for data in (b'{"queueDatas":[null]}', b'{"filterServerTable":{"a":[null]}}', b'{"filterServerTable":{"a":null}}'):
+        with pytest.raises(BadBody):
+            TopicRouteData.from_json(data)
+
+
+def test_sets_are_written_in_one_order():
+    queues = [MessageQueue("T", broker, number) for broker in "ba" for number in (2, 1)]
+    data = LockBatchResponseBody(frozenset(queues)).to_json()
+    assert [(q["brokerName"], q["queueId"]) for q in json.loads(data)["lockOKMQSet"]] == [
+        ("a", 1),
+        ("a", 2),
+        ("b", 1),
+        ("b", 2),
+    ]
+    assert data == LockBatchResponseBody(frozenset(reversed(queues))).to_json()
+
+
+def test_the_next_data_version():
+    assert DataVersion(5, 7).next(99) == DataVersion(99, 8)
+
+
+def test_the_defaults_of_java():
+    assert TopicConfig("T").to_value() == {
+        "topicName": "T",
+        "readQueueNums": 16,
+        "writeQueueNums": 16,
+        "perm": 6,
+        "topicFilterType": "SINGLE_TAG",
+        "topicSysFlag": 0,
+        "order": False,
+    }
+    assert SubscriptionGroupConfig("G").to_value() == {
+        "groupName": "G",
+        "consumeEnable": True,
+        "consumeFromMinEnable": True,
+        "consumeBroadcastEnable": True,
+        "retryQueueNums": 1,
+        "retryMaxTimes": 16,
+        "brokerId": 0,
+        "whichBrokerWhenConsumeSlowly": 1,
+        "notifyConsumerIdsChangedEnable": True,
+    }
+    assert SubscriptionData("T").to_value() == {
+        "topic": "T",
+        "subString": "*",
+        "tagsSet": [],
+        "codeSet": [],
+        "subVersion": 0,
+        "expressionType": "TAG",
+        "classFilterMode": False,
+    }
+    assert QueueData("b").to_value()["brokerName"] == "b"
+
+
+def reads_or_is_refused(cls: type[Body], data: bytes) -> None:
+    try:
+        body = cls.from_json(data)
+    except BadBody:
+        return
+    hash(repr(body))
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=500)
+@given(st.sampled_from(list(CLASSES.values())), st.data())
+def test_any_json_raises_nothing_but_bad_body(cls, data):
+    names = st.sampled_from([key_of(field) for field in attrs.fields(cls)])
+    value = data.draw(st.dictionaries(names, json_values))
+    reads_or_is_refused(cls, json.dumps(value).encode())
+
+
+@given(st.sampled_from(list(CLASSES.values())), st.binary(max_size=40))
+def test_random_bytes_raise_nothing_but_bad_body(cls, data):
+    reads_or_is_refused(cls, data)
+
+
+@given(st.data())
+def test_mutated_golden_bodies_raise_nothing_but_bad_body(golden_frames, data):
+    frames = [frame for frame in golden_frames if (frame.code, frame.side) in GOLDEN]
+    frame = data.draw(st.sampled_from(frames))
+    body = bytearray(decode_frame(frame.data).body)
+    if not body:
+        return
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(body) - 1))
+        body[at] = data.draw(st.sampled_from(b'{}[]:,"0-ax\\\xff'))
+    reads_or_is_refused(GOLDEN[frame.code, frame.side], bytes(body))

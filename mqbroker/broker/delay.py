@@ -100,7 +100,7 @@ class DelayService:
             records = decode_records(b"".join(found.pieces))
         except BadRecord as error:
             log.error(
-                "delay level {level} skips damaged messages from {n}: {why}", level=level, n=offset, why=str(error)
+                "delay level {delay} skips damaged messages from {n}: {why}", delay=level, n=offset, why=str(error)
             )
             self._move(level, found.next_offset)
             self._again(level, 0)
@@ -123,7 +123,7 @@ class DelayService:
     def _correct(self, level: int, offset: int, next_offset: int) -> None:
         """Nothing is at `offset`: wait there, or go on where the queue's messages are."""
         if next_offset != offset:
-            log.warn("delay level {level} goes on at {next} instead of {n}", level=level, next=next_offset, n=offset)
+            log.warn("delay level {delay} goes on at {next} instead of {n}", delay=level, next=next_offset, n=offset)
             self._move(level, next_offset)
             self._again(level, 0)
 

@@ -1,0 +1,173 @@
+"""Delayed messages: each on time, in order, once; after a restart from where it was; never lost to a refusal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from twisted.internet.task import Clock
+
+from mqbroker.broker.delay import DelayService
+from mqbroker.errors import StoreUnwritable
+from mqbroker.store.jsonfile import JsonFile
+from mqbroker.store.message_store import MessageStore
+from mqbroker.store.worker import InlineWorker
+from mqbroker.wire.record import Record, decode_records
+from tests.store.harness import Bench, make_bench, message, turns
+
+LEVELS_MS = [1000, 5000]
+
+
+@pytest.fixture()
+def bench(tmp_path: Path):
+    bench = make_bench(tmp_path / "store")
+    yield bench
+    bench.close()
+
+
+def service(bench: Bench, store: MessageStore) -> DelayService:
+    file = JsonFile(str(bench.root / "config" / "delayOffset.json"), InlineWorker())
+    delay = DelayService(store, file, bench.clock, LEVELS_MS)
+    store.on_dispatch.append(lambda topic, queue_id, *_: delay.arrived(topic, queue_id))
+    return delay
+
+
+def opened(bench: Bench) -> tuple[MessageStore, DelayService]:
+    store = bench.open()
+    store.start()
+    delay = service(bench, store)
+    delay.start()
+    turns(bench.clock)
+    return store, delay
+
+
+def delayed_message(body: bytes, level: int = 1, real: bytes = b"REAL_TOPIC\x01T\x02REAL_QID\x013"):
+    properties = b"KEYS\x01k\x02DELAY\x01%d\x02%s" % (level, real)
+    return message("SCHEDULE_TOPIC_XXXX", level - 1, body, properties)
+
+
+def delivered(store: MessageStore, topic: str = "T", queue_id: int = 3) -> list[Record]:
+    return decode_records(b"".join(store.get(topic, queue_id, 0, 32).pieces))
+
+
+def wait(clock: Clock, seconds: float) -> None:
+    turns(clock, seconds)
+    turns(clock)
+
+
+def test_a_message_comes_at_its_time_to_its_real_queue(bench):
+    store, _ = opened(bench)
+    store.append([delayed_message(b"one")])
+    wait(bench.clock, 0.9)
+    assert delivered(store) == []
+    wait(bench.clock, 0.2)
+    (record,) = delivered(store)
+    assert (record.topic, record.queue_id, record.body) == ("T", 3, b"one")
+    assert record.properties == {"KEYS": "k", "REAL_TOPIC": "T", "REAL_QID": "3"}
+    assert record.reconsume_times == 2
+    assert record.born_timestamp == 1795255515190
+
+
+def test_levels_do_not_wait_for_each_other(bench):
+    store, _ = opened(bench)
+    store.append([delayed_message(b"long", 2), delayed_message(b"short", 1)])
+    wait(bench.clock, 1.1)
+    assert [record.body for record in delivered(store)] == [b"short"]
+    wait(bench.clock, 4)
+    assert [record.body for record in delivered(store)] == [b"short", b"long"]
+
+
+def test_many_come_in_order(bench):
+    store, _ = opened(bench)
+    bodies = [b"%d" % n for n in range(100)]
+    store.append([delayed_message(body) for body in bodies])
+    wait(bench.clock, 1.5)
+    found = [*delivered(store)]
+    while len(found) < store.max_offset("T", 3):
+        found += decode_records(b"".join(store.get("T", 3, len(found), 32).pieces))
+    assert [record.body for record in found] == bodies
+
+
+def test_one_that_arrives_while_another_waits_comes_too(bench):
+    store, _ = opened(bench)
+    store.append([delayed_message(b"first")])
+    wait(bench.clock, 0.6)
+    store.append([delayed_message(b"second")])
+    wait(bench.clock, 0.6)
+    assert [record.body for record in delivered(store)] == [b"first"]
+    wait(bench.clock, 0.6)
+    assert [record.body for record in delivered(store)] == [b"first", b"second"]
+
+
+def test_a_restart_goes_on_where_it_was(bench):
+    store, delay = opened(bench)
+    store.append([delayed_message(b"before")])
+    wait(bench.clock, 1.1)
+    store.append([delayed_message(b"after")])
+    delay.stop()
+    bench.close()
+    bench.opened.clear()
+    bench.clock.advance(10)
+    store, _ = opened(bench)
+    wait(bench.clock, 0.5)
+    assert [record.body for record in delivered(store)] == [b"before", b"after"]
+
+
+def test_a_stopped_service_delivers_nothing(bench):
+    store, delay = opened(bench)
+    store.append([delayed_message(b"one")])
+    turns(bench.clock)
+    delay.stop()
+    wait(bench.clock, 3)
+    assert delivered(store) == []
+
+
+def test_a_refusal_of_the_store_delays_and_loses_nothing(bench, monkeypatch):
+    store, _ = opened(bench)
+    store.append([delayed_message(b"one")])
+    append = store.append
+
+    def refuse(_messages):
+        raise StoreUnwritable("the disk is full")
+
+    monkeypatch.setattr(store, "append", refuse)
+    wait(bench.clock, 2)
+    assert delivered(store) == []
+    monkeypatch.setattr(store, "append", append)
+    wait(bench.clock, 1.5)
+    assert [record.body for record in delivered(store)] == [b"one"]
+
+
+@pytest.mark.parametrize(
+    "real",
+    [
+        b"REAL_QID\x013",
+        b"REAL_TOPIC\x01../../etc\x02REAL_QID\x013",
+        b"REAL_TOPIC\x01T\x02REAL_QID\x01-1",
+        b"REAL_TOPIC\x01T\x02REAL_QID\x0199999999",
+        b"REAL_TOPIC\x01RMQ_SYS_TRANS_HALF_TOPIC\x02REAL_QID\x010",
+    ],
+)
+def test_one_that_cannot_be_delivered_holds_nobody_up(bench, real):
+    store, _ = opened(bench)
+    store.append([delayed_message(b"bad", real=real), delayed_message(b"good")])
+    wait(bench.clock, 1.1)
+    assert [record.body for record in delivered(store)] == [b"good"]
+
+
+def test_an_offset_beyond_the_queue_is_corrected(bench):
+    config = bench.root / "config"
+    config.mkdir(parents=True)
+    (config / "delayOffset.json").write_bytes(b'{"offsetTable":{1:700}}')
+    store, _ = opened(bench)
+    store.append([delayed_message(b"one")])
+    wait(bench.clock, 1.1)
+    assert [record.body for record in delivered(store)] == [b"one"]
+
+
+def test_the_file_is_the_java_brokers(bench):
+    store, delay = opened(bench)
+    store.append([delayed_message(b"one"), delayed_message(b"two", 2)])
+    wait(bench.clock, 6)
+    delay.persist()
+    assert (bench.root / "config" / "delayOffset.json").read_bytes() == b'{"offsetTable":{1:1,2:1}}'

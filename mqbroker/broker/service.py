@@ -227,9 +227,7 @@ class BrokerService(Service):
 
     def _register(self, address: str, topics: TopicTable, clock: IReactorTime) -> None:
         settings = self.settings
-        name = f"{settings.broker_name}, {address}"
         if not settings.namesrv_addr:
-            log.info("The broker[{name}] boot success. serializeType=JSON", name=name)
             self.started.callback(None)
             return
         client = RemotingClient(self._reactor, connector=self._connector)
@@ -245,12 +243,6 @@ class BrokerService(Service):
         self._stops.append(client.close)
         self._stops.append(registration.stop)
         told = registration.start()
-        servers = ";".join(settings.namesrv_addr)
-        log.info(
-            "The broker[{name}] boot success. serializeType=JSON and name server is {servers}",
-            name=name,
-            servers=servers,
-        )
         told.addCallback(self.started.callback)
 
     # --- stop

@@ -18,7 +18,7 @@ from tests.store.harness import Bench, make_bench, message, turns
 LEVELS_MS = [1000, 5000]
 
 
-@pytest.fixture()
+@pytest.fixture
 def bench(tmp_path: Path):
     bench = make_bench(tmp_path / "store")
     yield bench

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from twisted.application.service import Service
+from twisted.application.service import IService, Service
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import LoopingCall
+from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
+from twisted.python.threadpool import ThreadPool
 
 from mqbroker.config import NamesrvSettings
 from mqbroker.namesrv.kv import KvConfig, KvWrapper
@@ -20,7 +23,7 @@ from mqbroker.remoting.listening import ListeningService
 from mqbroker.remoting.ordered import OrderedService
 from mqbroker.remoting.server import ConnectionEvent, RemotingServerFactory
 from mqbroker.store.jsonfile import JsonFile
-from mqbroker.store.worker import IWorker
+from mqbroker.store.worker import IWorker, ThreadWorker
 
 log = Logger()
 
@@ -49,23 +52,45 @@ class ExpiryService(Service):
             connection.close("its broker did not register for 120 s")
 
 
+class PoolService(Service):
+    """Threads, while it runs. None is started before there is work."""
+
+    def __init__(self, pool: ThreadPool) -> None:
+        self._pool = pool
+
+    def startService(self) -> None:
+        self._pool.start()
+
+    def stopService(self) -> None:
+        self._pool.stop()
+
+
 class Namesrv(OrderedService):
     """The name server as a service. `ports` holds its real port once it runs."""
 
-    def __init__(self, listening: ListeningService, expiry: ExpiryService) -> None:
-        super().__init__([expiry, listening])
+    def __init__(self, others: list[IService], listening: ListeningService) -> None:
+        super().__init__([*others, listening])
         self._listening = listening
+
+    def startService(self) -> Deferred[None]:
+        return super().startService().addCallback(self._say_so)
+
+    def _say_so(self, _: None) -> None:
+        if self.running:
+            log.info("The Name Server boot success. port {port}", port=self._listening.port)
 
     @property
     def ports(self) -> dict[str, int]:
         return {"remoting": self._listening.port}
 
 
-def make_namesrv(settings: NamesrvSettings, reactor: Any, worker: IWorker) -> Namesrv:
-    """A name server that serves while it runs.
+def make_namesrv(settings: NamesrvSettings, reactor: Any, worker: IWorker | None = None) -> Namesrv:
+    """A name server that serves while it runs; `worker` writes its file, a thread of its own by default.
 
-    Raises StoreDamaged where kvConfig.json cannot be read; starting raises twisted's CannotListenError.
+    Raises StoreDamaged where kvConfig.json cannot be read. Starting fails with twisted's CannotListenError.
     """
+    pool = ThreadPool(0, 1, "disk")
+    worker = worker or ThreadWorker(deferToThreadPool, reactor, pool)
     kv_file = JsonFile(settings.kv_config_path, worker)
     kv = KvConfig(kv_file.load(KvWrapper.from_json))
     routes: RouteTable[IConnection] = RouteTable()
@@ -85,4 +110,4 @@ def make_namesrv(settings: NamesrvSettings, reactor: Any, worker: IWorker) -> Na
     listening = ListeningService(
         reactor, server.listen_port, factory, backlog=server.server_socket_backlog, interface=server.bind_address
     )
-    return Namesrv(listening, ExpiryService(routes, reactor))
+    return Namesrv([PoolService(pool), ExpiryService(routes, reactor)], listening)

@@ -1,0 +1,73 @@
+"""The broker as a daemon: `mqbroker`, and `twistd mqbroker`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from twisted.application.service import IService
+
+from mqbroker.config import BrokerSettings, load_broker_settings
+from mqbroker.daemons.daemon import Served
+from mqbroker.daemons.options import ConsoleOptions, DaemonOptions
+
+
+class _Namesrv:
+    """The option -n of the broker, as the Java system has it."""
+
+    overrides: list[tuple[str, str]]
+
+    def opt_namesrvAddr(self, addresses: str) -> None:
+        """Name servers, such as '192.168.0.1:9876;192.168.0.2:9876'"""
+        self.overrides.append(("namesrvAddr", addresses))
+
+    opt_n = opt_namesrvAddr
+
+
+class Options(_Namesrv, DaemonOptions):
+    """What twistd mqbroker takes."""
+
+    synopsis = "[options]"
+    load = staticmethod(load_broker_settings)
+
+
+class BrokerConsoleOptions(_Namesrv, ConsoleOptions):
+    """What mqbroker takes."""
+
+    synopsis = "Usage: mqbroker [options]"
+    load = staticmethod(load_broker_settings)
+
+
+def serve(settings: BrokerSettings, reactor: Any) -> Served:
+    """The broker, not yet started."""
+    # Late, so that a wrong setting is told before all this is read.
+    from mqbroker.broker.service import make_broker
+
+    broker = make_broker(settings, reactor)
+
+    def boot_line() -> str:
+        line = (
+            f"The broker[{settings.broker_name}, {settings.broker_ip1}:{broker.port}] boot success. serializeType=JSON"
+        )
+        servers = ";".join(settings.namesrv_addr)
+        return f"{line} and name server is {servers}" if servers else line
+
+    return Served(broker, lambda: broker.started, boot_line, lambda: {"remoting": broker.port})
+
+
+def makeService(options: Options) -> IService:
+    """For twistd."""
+    from mqbroker.daemons.plugin import make_twistd_service
+
+    return make_twistd_service(options, serve)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The console script."""
+    from mqbroker.daemons.console import run_console
+
+    sys.exit(run_console("mqbroker", BrokerConsoleOptions(), serve, argv))
+
+
+if __name__ == "__main__":
+    main()

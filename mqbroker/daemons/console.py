@@ -1,0 +1,137 @@
+"""Runs a daemon in the foreground, for the console scripts: logs, signals, exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from twisted.internet.defer import maybeDeferred
+from twisted.logger import Logger, globalLogBeginner
+from twisted.python import usage
+from twisted.python.failure import Failure
+
+from mqbroker.config import LogLevel
+from mqbroker.daemons.daemon import Daemon, Served, StartFailed, install_reload_signals, remove_file
+from mqbroker.daemons.logs import LineObserver
+from mqbroker.daemons.options import ConsoleOptions
+
+log = Logger()
+
+
+def run_console(
+    program: str, options: ConsoleOptions, make: Callable[[Any, Any], Served], argv: list[str] | None = None
+) -> int:
+    """Parse `argv`, run until a signal ends it, and return the exit code: 0 after an ordered stop."""
+    try:
+        options.parseOptions(sys.argv[1:] if argv is None else argv)  # type: ignore[no-untyped-call]
+        observer = _begin_logging(options)
+        _write_pid(options["pid-file"])
+    except SystemExit as error:
+        if isinstance(error.code, str):
+            return _refuse(program, error.code)
+        raise
+    except usage.UsageError as error:
+        return _refuse(program, f"{error}; {program} --help shows what there is")
+    except OSError as error:
+        return _refuse(program, f"{error.filename}: {error.strerror}")
+    try:
+        return _run(program, options, make, observer)
+    finally:
+        remove_file(options["pid-file"])
+        remove_file(options["ports-file"])
+
+
+def _refuse(program: str, why: str) -> int:
+    sys.stderr.write(f"{program}: {why}\n")
+    return 1
+
+
+def _begin_logging(options: ConsoleOptions) -> LineObserver:
+    level = options.log_level or options.settings.log_level
+    observer = LineObserver(options["log-format"], level, sys.stderr, options["log-file"])
+    globalLogBeginner.beginLoggingTo([observer], redirectStandardIO=False)
+    return observer
+
+
+def _write_pid(path: str | None) -> None:
+    if path is not None:
+        with open(path, "w", encoding="ascii") as file:
+            file.write(f"{os.getpid()}\n")
+
+
+def _run(program: str, options: ConsoleOptions, make: Callable[[Any, Any], Served], observer: LineObserver) -> int:
+    # Twisted chooses its reactor on import, and nothing before needs one.
+    from twisted.internet import reactor as global_reactor
+
+    reactor: Any = global_reactor
+
+    def set_level(level: LogLevel) -> None:
+        observer.level = options.log_level or level
+
+    def reopen() -> None:
+        try:
+            observer.reopen()
+        except OSError as error:
+            log.error("the log file cannot be opened anew: {why}", why=str(error))
+
+    daemon = Daemon(options, lambda settings: make(settings, reactor), _say, set_level)
+    life = _Life(program, daemon, reactor)
+    install_reload_signals(reactor, daemon.reload, reopen)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: reactor.callFromThread(life.stop, signal.Signals(number).name))
+    reactor.callWhenRunning(life.start)
+    reactor.run(installSignalHandlers=False)
+    return life.exit_code
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)  # noqa: T201
+
+
+class _Life:
+    """From the reactor's start to its stop."""
+
+    def __init__(self, program: str, daemon: Daemon, reactor: Any) -> None:
+        self.exit_code = 0
+        self._program = program
+        self._daemon = daemon
+        self._reactor = reactor
+        self._stopping = False
+
+    def start(self) -> None:
+        maybeDeferred(self._daemon.startService).addErrback(self._failed)
+
+    def _failed(self, failure: Failure) -> None:
+        self.exit_code = 1
+        if isinstance(failure.value, StartFailed):
+            _refuse(self._program, failure.getErrorMessage())
+        else:
+            log.failure("{program} cannot start", failure, program=self._program)
+        self._end()
+
+    def stop(self, signal_name: str) -> None:
+        if self._stopping:
+            log.info("{signal}: stopping already", signal=signal_name)
+            return
+        log.info("{signal}: stopping", signal=signal_name)
+        self._end()
+
+    def _end(self) -> None:
+        if self._stopping:
+            return
+        self._stopping = True
+        stopped = maybeDeferred(self._daemon.stopService)
+        stopped.addErrback(self._stop_failed)
+        stopped.addCallback(self._stopped)
+
+    def _stop_failed(self, failure: Failure) -> None:
+        self.exit_code = 1
+        log.failure("{program} did not stop cleanly", failure, program=self._program)
+
+    def _stopped(self, _: None) -> None:
+        if not self.exit_code:
+            log.info("{program} stopped", program=self._program)
+        self._reactor.stop()

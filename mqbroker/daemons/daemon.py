@@ -1,0 +1,152 @@
+"""One daemon's life as a service, whoever runs the reactor: start, ready, reload, stop."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+from twisted.application.service import IService, Service
+from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.internet.error import CannotListenError
+from twisted.logger import Logger
+
+from mqbroker.config import LogLevel, NettySettings, show_settings
+from mqbroker.daemons.options import DaemonOptions
+from mqbroker.errors import MQError
+
+log = Logger()
+
+_LOOPBACK = ("127.", "::1", "localhost")
+
+
+@attrs.frozen
+class Served:
+    """A service as a daemon needs it.
+
+    ready: a Deferred that fires when it serves and others can find it; asked for once it was started.
+    boot_line: what is then printed. ports: what is then written to the ports file.
+    """
+
+    service: IService
+    ready: Callable[[], Deferred[None]]
+    boot_line: Callable[[], str]
+    ports: Callable[[], dict[str, int]]
+
+
+class Daemon(Service):
+    """Builds and runs what `make` returns for the settings of `options`."""
+
+    def __init__(
+        self,
+        options: DaemonOptions,
+        make: Callable[[Any], Served],
+        say: Callable[[str], None],
+        set_level: Callable[[LogLevel], None] = lambda level: None,
+    ) -> None:
+        self._options = options
+        self._settings = options.settings
+        self._make = make
+        self._say = say
+        self._set_level = set_level
+        self._served: Served | None = None
+
+    def startService(self) -> Deferred[None]:
+        """Fires when others are served. Fails with StartFailed; what was begun is then undone."""
+        super().startService()  # type: ignore[no-untyped-call]
+        return Deferred.fromCoroutine(self._start())
+
+    async def _start(self) -> None:
+        for warning in self._options.warnings:
+            log.warn("{warning}", warning=warning)
+        _warn_of_exposure(self._settings.server)
+        try:
+            self._served = served = self._make(self._settings)
+            await maybeDeferred(served.service.startService)
+            await served.ready()
+            if not self.running:
+                return
+            write_ports(self._options["ports-file"], served.ports())
+        except Exception as error:
+            # A typed error is the user's to mend; another is ours, and is passed on with its traceback.
+            await self.stopService()
+            if not isinstance(error, MQError | OSError | CannotListenError):
+                raise
+            raise StartFailed(why_not_started(error)) from error
+        self._say(served.boot_line())
+
+    def stopService(self) -> Deferred[None]:
+        """Fires when all is stopped."""
+        super().stopService()  # type: ignore[no-untyped-call]
+        served, self._served = self._served, None
+        if served is None:
+            return maybeDeferred(lambda: None)
+        return maybeDeferred(served.service.stopService)
+
+    def reload(self) -> None:
+        """Read the settings again: the log level changes now; of others it is said that they wait for a restart."""
+        try:
+            settings = self._options.load_settings(lambda warning: log.warn("{warning}", warning=warning))
+        except SystemExit as error:
+            log.error("not reloaded: {why}", why=str(error))
+            return
+        changed = sorted(set(show_settings(settings)) - set(show_settings(self._settings)))
+        for line in changed:
+            when = "now" if line.startswith("logLevel=") else "after a restart"
+            log.info("{setting} counts {when}", setting=line, when=when)
+        self._set_level(settings.log_level)
+        log.info("reloaded, {n} settings differ from those of the start", n=len(changed))
+
+
+class StartFailed(MQError):
+    """The daemon cannot start; the text is one line for the user."""
+
+
+def why_not_started(error: BaseException) -> str:
+    """One line that says what is wrong, and where it can what to do."""
+    if isinstance(error, CannotListenError):
+        where = f"{error.interface or '*'}:{error.port}"
+        why = getattr(error.socketError, "strerror", None) or error.socketError
+        return f"cannot listen on {where}: {why}; stop what has the port, or set another listenPort"
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def write_ports(path: str | None, ports: dict[str, int]) -> None:
+    """Write `ports` as JSON; whoever finds the file finds it whole. Raises OSError."""
+    if path is None:
+        return
+    temporary = f"{path}.tmp"
+    with open(temporary, "w", encoding="ascii") as file:
+        file.write(json.dumps(ports) + "\n")
+    os.replace(temporary, path)
+
+
+def install_reload_signals(reactor: Any, reload: Callable[[], None], reopen: Callable[[], None] | None) -> None:
+    """SIGHUP reloads; SIGUSR1 opens logs anew, where `reopen` is given. Left alone, both would end the process."""
+    signal.signal(signal.SIGHUP, lambda *_: reactor.callFromThread(reload))
+    if reopen is not None:
+        signal.signal(signal.SIGUSR1, lambda *_: reactor.callFromThread(reopen))
+
+
+def remove_file(path: str | None) -> None:
+    """Take away a file that is of no use any more, if it is there."""
+    if path is not None:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+
+def _warn_of_exposure(server: NettySettings) -> None:
+    if server.bind_address.startswith(_LOOPBACK):
+        return
+    log.warn(
+        "SERVING {where} WITHOUT ACCESS CONTROL OR ENCRYPTION: whoever reaches port {port} can read, write and delete; "
+        "set bindAddress=127.0.0.1, or let only those in who may",
+        where=server.bind_address or "ALL ADDRESSES",
+        port=server.listen_port,
+    )

@@ -1,0 +1,131 @@
+"""Log lines: one text line, or one JSON object, for each event. Must never raise.
+
+2026-11-21 12:00:00,123 WARN [mqbroker.namesrv.service] broker 127.0.0.1:10911 did not register ...
+{"time": "2026-11-21T12:00:00.123+00:00", "level": "warn", "logger": "mqbroker...", "msg": "...", "addr": "..."}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from datetime import UTC, datetime
+from typing import IO, Any
+
+from twisted.internet.error import CannotListenError
+from twisted.logger import ILogObserver, LogEvent, formatEvent
+from twisted.logger import LogLevel as EventLevel
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from mqbroker.config import LogLevel
+from mqbroker.errors import MQError
+
+#: What is foreseen: a line says all, and a traceback would be noise.
+EXPECTED = (MQError, CannotListenError, ConnectionError)
+
+_RANKS = {EventLevel.debug: 0, EventLevel.info: 1, EventLevel.warn: 2, EventLevel.error: 3, EventLevel.critical: 4}
+_LEAST = {LogLevel.DEBUG: 0, LogLevel.INFO: 1, LogLevel.WARN: 2, LogLevel.ERROR: 3}
+_PLAIN = (str, int, float, bool, type(None))
+
+
+def text_line(event: LogEvent) -> str:
+    """The event as text; a traceback, if there is one, follows on lines of its own."""
+    time = datetime.fromtimestamp(event.get("log_time") or 0.0)
+    stamp = f"{time:%Y-%m-%d %H:%M:%S},{time.microsecond // 1000:03d}"
+    line = f"{stamp} {_level(event).upper()} [{_logger(event)}] {_one_line(_message(event))}\n"
+    return line + _traceback(event)
+
+
+def json_line(event: LogEvent) -> str:
+    """The event as a JSON object, with the plain values that its message was made from."""
+    time = datetime.fromtimestamp(event.get("log_time") or 0.0, UTC)
+    found: dict[str, Any] = {
+        key: value for key, value in event.items() if not key.startswith("log_") and type(value) in _PLAIN
+    }
+    found |= {
+        "time": time.isoformat(timespec="milliseconds"),
+        "level": _level(event),
+        "logger": _logger(event),
+        "msg": _message(event),
+    }
+    traceback = _traceback(event)
+    if traceback:
+        found["exc"] = traceback
+    return json.dumps(found) + "\n"
+
+
+FORMATS = {"text": text_line, "json": json_line}
+
+
+@implementer(ILogObserver)
+class LineObserver:
+    """Writes events of at least `level` as lines to a stream, or to the file at `path`, which can be opened anew."""
+
+    def __init__(
+        self, log_format: str, level: LogLevel, stream: IO[str] | None = None, path: str | None = None
+    ) -> None:
+        """Raises OSError where the file cannot be opened."""
+        self.level = level
+        self._line = FORMATS[log_format]
+        self._path = path
+        self._stream = open(path, "a", encoding="utf-8") if path is not None else stream  # noqa: SIM115
+
+    def __call__(self, event: LogEvent) -> None:
+        if _rank(event) < _LEAST[self.level] or self._stream is None:
+            return
+        # A full disk or a closed pipe must not stop a daemon.
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.write(self._line(event))
+            self._stream.flush()
+
+    def reopen(self) -> None:
+        """Open the file anew, where there is one: it may have been moved away. The former stays where that fails."""
+        if self._path is None:
+            return
+        stream = open(self._path, "a", encoding="utf-8")  # noqa: SIM115
+        former, self._stream = self._stream, stream
+        if former is not None:
+            with contextlib.suppress(OSError):
+                former.close()
+
+
+def _rank(event: LogEvent) -> int:
+    rank = _RANKS.get(event.get("log_level"), 1)
+    # Twisted tells of every port it opens and closes; we say what they are for.
+    return 0 if rank == 1 and _logger(event).startswith(("log_legacy", "twisted.")) else rank
+
+
+def _level(event: LogEvent) -> str:
+    level = event.get("log_level")
+    return level.name if level is not None else "info"
+
+
+def _logger(event: LogEvent) -> str:
+    return event.get("log_namespace") or "-"
+
+
+def _message(event: LogEvent) -> str:
+    message = formatEvent(event)
+    failure = _failure(event)
+    if failure is None:
+        return message
+    return f"{message}: {failure.getErrorMessage()}" if message else failure.getErrorMessage()
+
+
+def _failure(event: LogEvent) -> Failure | None:
+    failure = event.get("log_failure")
+    return failure if isinstance(failure, Failure) else None
+
+
+def _traceback(event: LogEvent) -> str:
+    failure = _failure(event)
+    if failure is None or isinstance(failure.value, EXPECTED):
+        return ""
+    text: str = failure.getTraceback()
+    return text if text.endswith("\n") else text + "\n"
+
+
+def _one_line(text: str) -> str:
+    return (
+        text.replace("\\", "\\\\").replace("\r", "\\r").replace("\n", "\\n") if "\n" in text or "\r" in text else text
+    )

@@ -1,0 +1,60 @@
+"""The name server as a daemon: `mqnamesrv`, and `twistd namesrv`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from twisted.application.service import IService
+from twisted.internet.defer import Deferred, succeed
+
+from mqbroker.config import NamesrvSettings, load_namesrv_settings
+from mqbroker.daemons.daemon import Served
+from mqbroker.daemons.options import ConsoleOptions, DaemonOptions
+
+BOOT_LINE = "The Name Server boot success. serializeType=JSON"
+
+
+class Options(DaemonOptions):
+    """What twistd namesrv takes."""
+
+    synopsis = "[options]"
+    load = staticmethod(load_namesrv_settings)
+
+
+class NamesrvConsoleOptions(ConsoleOptions):
+    """What mqnamesrv takes."""
+
+    synopsis = "Usage: mqnamesrv [options]"
+    load = staticmethod(load_namesrv_settings)
+
+
+def serve(settings: NamesrvSettings, reactor: Any) -> Served:
+    """The name server, not yet started."""
+    # Late, so that a wrong setting is told before all this is read.
+    from mqbroker.namesrv.service import make_namesrv
+
+    namesrv = make_namesrv(settings, reactor)
+
+    def ready() -> Deferred[None]:
+        return succeed(None)
+
+    return Served(namesrv, ready, lambda: BOOT_LINE, lambda: namesrv.ports)
+
+
+def makeService(options: Options) -> IService:
+    """For twistd."""
+    from mqbroker.daemons.plugin import make_twistd_service
+
+    return make_twistd_service(options, serve)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The console script."""
+    from mqbroker.daemons.console import run_console
+
+    sys.exit(run_console("mqnamesrv", NamesrvConsoleOptions(), serve, argv))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""The command line that the daemons share, in their console scripts and under twistd alike.
+
+The short forms -c, -n, -p and -m, and their long ones, are those of the Java system.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from twisted.python import usage
+
+from mqbroker import __version__
+from mqbroker.config import LogLevel, show_settings
+from mqbroker.errors import BadSetting
+
+
+class DaemonOptions(usage.Options):
+    """Parses a command line and loads the settings it names, as `settings`.
+
+    A wrong setting is a SystemExit with one line that says where it stands and what would be right.
+    """
+
+    #: Set by each daemon: (path, overrides, *, environ, warn) -> settings.
+    load: Callable[..., Any]
+
+    optFlags = [
+        ["printConfigItem", "p", "Print all settings and exit"],
+        ["printImportantConfig", "m", "Print the important settings and exit"],
+        ["check", None, "Check the settings and exit"],
+    ]
+    optParameters = [
+        ["config", "c", None, "File of settings, in the syntax and with the keys of the Java system"],
+        ["ports-file", None, None, "Write the ports as JSON to this file once they serve"],
+    ]
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.overrides: list[tuple[str, str]] = []
+        self.warnings: list[str] = []
+        self.settings: Any = None
+
+    def opt_version(self) -> None:
+        """Print the version and exit"""
+        print(f"mqbroker {__version__}")  # noqa: T201
+        raise SystemExit(0)
+
+    def opt_option(self, text: str) -> None:
+        """Set one setting: key=value; may be repeated, and counts more than file and environment"""
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise usage.UsageError(f"-o {text}: write key=value")
+        self.overrides.append((key.strip(), value))
+
+    opt_o = opt_option
+
+    def opt_configFile(self, path: str) -> None:
+        """The same as --config"""
+        self["config"] = path
+
+    def parseArgs(self, *rest: str) -> None:  # noqa: N802
+        if rest:
+            raise usage.UsageError(f"{rest[0]!r} is not expected; files are named by -c, settings by -o key=value")
+
+    def postOptions(self) -> None:
+        self.settings = self.load_settings(self.warnings.append)
+        if self["printConfigItem"] or self["printImportantConfig"]:
+            important_only = not self["printConfigItem"]
+            print("\n".join(show_settings(self.settings, important_only=important_only)))  # noqa: T201
+            raise SystemExit(0)
+        if self["check"]:
+            for warning in self.warnings:
+                print(f"warning: {warning}")  # noqa: T201
+            print("the settings are good")  # noqa: T201
+            raise SystemExit(0)
+
+    def load_settings(self, warn: Callable[[str], None]) -> Any:
+        """The settings as file, environment and options give them now. SystemExit where one is wrong."""
+        try:
+            return type(self).load(self["config"], self.overrides, environ=os.environ, warn=warn)
+        except BadSetting as error:
+            raise SystemExit(str(error)) from None
+
+
+class ConsoleOptions(DaemonOptions):
+    """What a console script takes beside: under twistd these things are twistd's own."""
+
+    optParameters = [
+        ["log-format", None, "text", "text, or json for one JSON object on each line"],
+        ["log-level", None, None, "debug, info, warn or error, in place of the setting logLevel"],
+        ["log-file", None, None, "Write the log to this file, not to standard error; SIGUSR1 opens it anew"],
+        ["pid-file", None, None, "Write the process id to this file"],
+    ]
+
+    def postOptions(self) -> None:
+        if self["log-format"] not in ("text", "json"):
+            raise usage.UsageError(f"--log-format {self['log-format']}: text or json")
+        if self["log-level"] not in (None, *LogLevel):
+            raise usage.UsageError(f"--log-level {self['log-level']}: one of {', '.join(LogLevel)}")
+        super().postOptions()
+
+    @property
+    def log_level(self) -> LogLevel | None:
+        """The level that counts more than the settings'; None where they decide."""
+        return LogLevel(self["log-level"]) if self["log-level"] is not None else None

@@ -1,0 +1,34 @@
+"""Real daemons, started and ended by fixtures."""
+
+import pytest
+
+from tests.daemons.processes import Process
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start `python` with arguments; all that were started are ended with the test."""
+    processes = []
+
+    def start_process(*arguments):
+        folder = tmp_path / f"process{len(processes)}"
+        folder.mkdir()
+        processes.append(Process(folder, [str(argument) for argument in arguments]))
+        return processes[-1]
+
+    yield start_process
+    for process in processes:
+        process.end()
+
+
+@pytest.fixture
+def daemon(start, tmp_path):
+    """Start a daemon on the loopback and a free port, with a ports file."""
+
+    def start_daemon(name, *arguments, port=0):
+        return start(
+            *("-m", f"mqbroker.daemons.{name}", "-o", "bindAddress=127.0.0.1", "-o", f"listenPort={port}"),
+            *("--ports-file", "ports.json", *arguments),
+        )
+
+    return start_daemon

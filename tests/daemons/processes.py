@@ -1,0 +1,109 @@
+"""Real daemons in processes of their own, on free ports, in directories of their own."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import mqbroker
+from mqbroker.wire.command import RemotingCommand, decode_frame, encode_command
+
+DEADLINE_SECONDS = 30
+SOURCE = str(Path(mqbroker.__file__).parent.parent)
+
+
+def wait_for(condition, what):
+    """Return what `condition` gives once it is true; fail after the deadline."""
+    end = time.monotonic() + DEADLINE_SECONDS
+    while not (result := condition()):
+        if time.monotonic() > end:
+            pytest.fail(f"not within {DEADLINE_SECONDS} s: {what}")
+        threading.Event().wait(0.01)
+    return result
+
+
+class Process:
+    """A daemon; its output is collected in files."""
+
+    def __init__(self, folder, arguments):
+        self.folder = folder
+        self.ports_file = folder / "ports.json"
+        environment = {key: value for key, value in os.environ.items() if not key.startswith(("ROCKETMQ", "NAMESRV"))}
+        self._files = [(folder / name).open("wb") for name in ("out", "err")]
+        self._process = subprocess.Popen(
+            [sys.executable, *arguments],
+            cwd=folder,
+            env={**environment, "HOME": str(folder), "PYTHONPATH": SOURCE},
+            stdin=subprocess.DEVNULL,
+            stdout=self._files[0],
+            stderr=self._files[1],
+        )
+
+    @property
+    def pid(self):
+        return self._process.pid
+
+    @property
+    def out(self):
+        return (self.folder / "out").read_text()
+
+    @property
+    def err(self):
+        return (self.folder / "err").read_text()
+
+    def wait_for_port(self):
+        def port():
+            if self._process.poll() is not None:
+                pytest.fail(f"ended with {self._process.returncode}: {self.err}")
+            return self.ports_file.exists() and json.loads(self.ports_file.read_text())["remoting"]
+
+        return wait_for(port, "ports file")
+
+    def wait_for_line(self, text):
+        wait_for(lambda: text in self.out or text in self.err, f"{text!r} in {self.out!r}, {self.err!r}")
+
+    def signal(self, number):
+        self._process.send_signal(number)
+
+    def wait(self):
+        """The exit code; negative for a signal that killed it."""
+        return self._process.wait(DEADLINE_SECONDS)
+
+    def stop(self):
+        self.signal(signal.SIGTERM)
+        return self.wait()
+
+    def end(self):
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        for file in self._files:
+            file.close()
+
+
+def ask(port, code, body=b"", **ext_fields):
+    """Send one request, and return its answer."""
+    request = RemotingCommand(code, {key: str(value) for key, value in ext_fields.items()}, body, opaque=7)
+    with socket.create_connection(("127.0.0.1", port), DEADLINE_SECONDS) as connection:
+        connection.sendall(encode_command(request))
+        length = receive(connection, 4)
+        answer = decode_frame(length + receive(connection, int.from_bytes(length, "big")))
+    assert answer.is_response
+    assert answer.opaque == 7
+    return answer
+
+
+def receive(connection, size):
+    data = b""
+    while len(data) < size:
+        piece = connection.recv(size - len(data))
+        assert piece, "connection closed"
+        data += piece
+    return data

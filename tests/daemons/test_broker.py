@@ -1,0 +1,136 @@
+"""mqbroker as a process: under a name server, signals, bad input that touches nothing."""
+
+import json
+import signal
+import socket
+
+import pytest
+
+from mqbroker.wire.codes import RequestCode, ResponseCode
+from tests.daemons.processes import ask, wait_for
+
+pytestmark = pytest.mark.daemons
+
+
+@pytest.fixture
+def broker(daemon, tmp_path):
+    """Start a broker with a small store in `tmp_path`/store."""
+
+    def start_broker(*arguments, port=0, store=tmp_path / "store"):
+        settings = {
+            "brokerName": "broker-a",
+            "storePathRootDir": store,
+            "mappedFileSizeCommitLog": 1024 * 1024,
+            "mappedFileSizeConsumeQueue": 20_000,
+            "maxHashSlotNum": 100,
+            "maxIndexNum": 400,
+        }
+        options = [part for key, value in settings.items() for part in ("-o", f"{key}={value}")]
+        return daemon("broker", *options, *arguments, port=port)
+
+    return start_broker
+
+
+def route(namesrv_port, topic):
+    return ask(namesrv_port, RequestCode.GET_ROUTEINFO_BY_TOPIC, topic=topic)
+
+
+def test_it_registers_while_it_runs(daemon, broker):
+    namesrv = daemon("namesrv")
+    namesrv_port = namesrv.wait_for_port()
+    process = broker("-n", f"127.0.0.1:{namesrv_port}")
+    port = process.wait_for_port()
+    answer = route(namesrv_port, "TBW102")
+    assert answer.code == ResponseCode.SUCCESS
+    found = json.loads(answer.body)["brokerDatas"]
+    assert found == [{"brokerName": "broker-a", "cluster": "DefaultCluster", "brokerAddrs": {"0": f"127.0.0.1:{port}"}}]
+    line = f"The broker[broker-a, 127.0.0.1:{port}] boot success. serializeType=JSON"
+    process.wait_for_line(f"{line} and name server is 127.0.0.1:{namesrv_port}\n")
+    assert process.stop() == 0
+    assert "Traceback" not in process.err
+    assert route(namesrv_port, "TBW102").code == ResponseCode.TOPIC_NOT_EXIST
+
+
+def test_a_killed_one_leaves_the_routes_at_once(daemon, broker):
+    namesrv_port = daemon("namesrv").wait_for_port()
+    process = broker("-n", f"127.0.0.1:{namesrv_port}")
+    process.wait_for_port()
+    process.signal(signal.SIGKILL)
+    wait_for(lambda: route(namesrv_port, "TBW102").code == ResponseCode.TOPIC_NOT_EXIST, "route gone")
+
+
+def test_it_lives_through_signals_and_starts_again(broker, tmp_path):
+    process = broker()
+    port = process.wait_for_port()
+    process.signal(signal.SIGUSR1)
+    process.signal(signal.SIGHUP)
+    process.wait_for_line("reloaded, 0 settings differ")
+    answer = ask(port, RequestCode.GET_MAX_OFFSET, topic="TBW102", queueId=0)
+    assert answer.ext_fields == {"offset": "0"}
+    assert (tmp_path / "store" / "abort").exists()
+    assert process.stop() == 0
+    assert not (tmp_path / "store" / "abort").exists()
+    again = broker()
+    again.wait_for_port()
+    assert again.stop() == 0
+
+
+def test_a_port_in_use_touches_nothing(broker, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        process = broker(port=port)
+        assert process.wait() == 1
+    assert process.err == (
+        f"mqbroker: cannot listen on 127.0.0.1:{port}: Address already in use; "
+        "stop what has the port, or set another listenPort\n"
+    )
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_locked_store_is_one_line(broker, tmp_path):
+    holder = broker()
+    holder.wait_for_port()
+    before = sorted(tmp_path.glob("store/**/*"))
+    second = broker()
+    assert second.wait() == 1
+    lock = tmp_path / "store" / "lock"
+    assert second.err == f"mqbroker: {lock} is locked: process {holder.pid} has it open\n"
+    assert sorted(tmp_path.glob("store/**/*")) == before
+    assert holder.stop() == 0
+
+
+def test_a_directory_that_cannot_be_made_is_one_line(broker, tmp_path):
+    (tmp_path / "file").write_text("")
+    process = broker(store=tmp_path / "file" / "store")
+    assert process.wait() == 1
+    assert process.err == f"mqbroker: {tmp_path}/file/store: Not a directory\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("flushDiskType=FAST", "'FAST' is not one of SYNC_FLUSH, ASYNC_FLUSH"),
+        ("namesrvAddr=nowhere", "'nowhere' is not host:port; write for example 127.0.0.1:9876;192.168.0.1:9876"),
+        ("aclEnable=true", "access control is not served by this version; remove it only if the network is trusted"),
+    ],
+)
+def test_a_wrong_setting_touches_nothing(broker, tmp_path, line, message):
+    conf = tmp_path / "broker.conf"
+    conf.write_text(f"# one\n{line}\n")
+    process = broker("-c", conf)
+    assert process.wait() == 1
+    assert process.err == f"mqbroker: {conf}:2: {line.partition('=')[0]}: {message}\n"
+    assert not (tmp_path / "store").exists()
+
+
+def test_under_twistd(start, tmp_path):
+    twistd = "import sys; from twisted.scripts.twistd import run; sys.argv[0] = 'twistd'; run()"
+    process = start(
+        *("-c", twistd, "-n", "--pidfile=", "mqbroker", "--ports-file=ports.json", "--option=bindAddress=127.0.0.1"),
+        *("--option=listenPort=0", f"--option=storePathRootDir={tmp_path}/store", "--option=maxIndexNum=400"),
+        *("--option=mappedFileSizeCommitLog=1048576", "--option=maxHashSlotNum=100"),
+    )
+    process.wait_for_port()
+    process.signal(signal.SIGTERM)
+    assert process.wait() in (0, -signal.SIGTERM)
+    assert not (tmp_path / "store" / "abort").exists()

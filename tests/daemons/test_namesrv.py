@@ -1,0 +1,225 @@
+"""mqnamesrv as a process: starting, signals, bad input."""
+
+import json
+import signal
+import socket
+
+import pytest
+
+from mqbroker.wire.codes import RequestCode, ResponseCode
+from tests.daemons.processes import ask, wait_for
+
+pytestmark = pytest.mark.daemons
+
+
+def test_it_serves_and_stops_in_order(daemon):
+    namesrv = daemon("namesrv")
+    port = namesrv.wait_for_port()
+    answer = ask(port, RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="Nowhere")
+    assert answer.code == ResponseCode.TOPIC_NOT_EXIST
+    assert answer.remark.startswith("No topic route info in name server for the topic: Nowhere\n")
+    namesrv.wait_for_line("The Name Server boot success. serializeType=JSON")
+    assert namesrv.stop() == 0
+    assert namesrv.out == "The Name Server boot success. serializeType=JSON\n"
+    assert "Traceback" not in namesrv.err
+    assert not namesrv.ports_file.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_both_signals_stop_it(daemon, number):
+    namesrv = daemon("namesrv")
+    namesrv.wait_for_port()
+    namesrv.signal(number)
+    assert namesrv.wait() == 0
+
+
+def test_it_lives_through_the_other_signals(daemon):
+    namesrv = daemon("namesrv", "--log-file", "log")
+    port = namesrv.wait_for_port()
+    log = namesrv.folder / "log"
+    namesrv.signal(signal.SIGHUP)
+    wait_for(lambda: "reloaded, 0 settings differ" in log.read_text(), "reload")
+    log.rename(namesrv.folder / "log.1")
+    namesrv.signal(signal.SIGUSR1)
+    wait_for(log.exists, "new log file")
+    assert ask(port, RequestCode.GET_BROKER_CLUSTER_INFO).code == ResponseCode.SUCCESS
+    assert namesrv.stop() == 0
+    assert "mqnamesrv stopped" in log.read_text()
+    assert "reloaded" in (namesrv.folder / "log.1").read_text()
+    assert namesrv.err == ""
+
+
+def test_a_reload_says_what_changed_and_changes_the_log_level(daemon, tmp_path):
+    conf = tmp_path / "namesrv.conf"
+    conf.write_text("bindAddress=127.0.0.1\n")
+    namesrv = daemon("namesrv", "-c", conf)
+    namesrv.wait_for_port()
+    conf.write_text("orderMessageEnable=true\nlogLevel=warn\n")
+    namesrv.signal(signal.SIGHUP)
+    namesrv.wait_for_line("orderMessageEnable=true counts after a restart")
+    namesrv.wait_for_line("logLevel=warn counts now")
+    conf.write_text("logLevel=loud\n")
+    namesrv.signal(signal.SIGHUP)
+    namesrv.wait_for_line(f"not reloaded: {conf}:1: logLevel: 'loud' is not one of debug, info, warn, error")
+    assert namesrv.stop() == 0
+    assert "stopped" not in namesrv.err
+
+
+def test_settings_are_kept_over_a_restart(daemon, tmp_path):
+    kv = ("-o", f"kvConfigPath={tmp_path}/made/kvConfig.json")
+    first = daemon("namesrv", *kv)
+    port = first.wait_for_port()
+    assert ask(port, RequestCode.PUT_KV_CONFIG, namespace="N", key="k", value="v").code == ResponseCode.SUCCESS
+    first.signal(signal.SIGKILL)
+    first.wait()
+    second = daemon("namesrv", *kv)
+    answer = ask(second.wait_for_port(), RequestCode.GET_KV_CONFIG, namespace="N", key="k")
+    assert answer.ext_fields == {"value": "v"}
+
+
+def test_a_damaged_file_is_not_written_over(daemon, tmp_path):
+    path = tmp_path / "kvConfig.json"
+    path.write_text("{ not json")
+    namesrv = daemon("namesrv", "-o", f"kvConfigPath={path}", "--log-level", "error")
+    assert namesrv.wait() == 1
+    assert f"mqnamesrv: {path} is damaged at byte 0" in namesrv.err
+    assert path.read_text() == "{ not json"
+
+
+def test_a_port_in_use_is_one_line(daemon):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        namesrv = daemon("namesrv", port=port)
+        assert namesrv.wait() == 1
+    assert namesrv.err == (
+        f"mqnamesrv: cannot listen on 127.0.0.1:{port}: Address already in use; "
+        "stop what has the port, or set another listenPort\n"
+    )
+    assert namesrv.out == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-c", "missing.conf"], "missing.conf: -c: the file cannot be read: No such file or directory"),
+        (["-o", "listenPort=x"], "command line: listenPort: 'x' is not a whole number: it goes from 0 to 65535"),
+        (["-o", "listenPrt=1"], "command line: listenPrt: no such setting; did you mean listenPort?"),
+        (["-o", "listenPort"], "-o listenPort: write key=value; mqnamesrv --help shows what there is"),
+        (["--frobnicate"], "option --frobnicate not recognized; mqnamesrv --help shows what there is"),
+        (["--log-format=xml"], "--log-format xml: text or json; mqnamesrv --help shows what there is"),
+        (
+            ["--log-level=loud"],
+            "--log-level loud: one of debug, info, warn, error; mqnamesrv --help",
+        ),
+        (["--log-file=/nowhere/log"], "/nowhere/log: No such file or directory"),
+        (
+            ["more"],
+            "'more' is not expected; files are named by -c, settings by -o key=value; mqnamesrv",
+        ),
+    ],
+)
+def test_a_wrong_command_line_is_one_line(daemon, arguments, message):
+    namesrv = daemon("namesrv", *arguments)
+    assert namesrv.wait() == 1
+    assert namesrv.err.startswith(f"mqnamesrv: {message}")
+    assert namesrv.err.count("\n") == 1
+    assert namesrv.out == ""
+
+
+@pytest.mark.parametrize("check", [[], ["--check"]])
+def test_a_wrong_setting_names_its_line(start, tmp_path, check):
+    conf = tmp_path / "namesrv.conf"
+    conf.write_text("# ports\n\nlistenPort = 70000\n")
+    namesrv = start("-m", "mqbroker.daemons.namesrv", "-c", conf, *check)
+    assert namesrv.wait() == 1
+    assert namesrv.err == f"mqnamesrv: {conf}:3: listenPort: 70000 is out of range: it goes from 0 to 65535\n"
+
+
+def test_a_good_file_is_called_good(start, tmp_path):
+    conf = tmp_path / "namesrv.conf"
+    conf.write_text("listenPrt=1\n")
+    namesrv = start("-m", "mqbroker.daemons.namesrv", "-c", conf, "--check")
+    assert namesrv.wait() == 0
+    assert namesrv.out == (
+        f"warning: {conf}:1: listenPrt is not a setting and changes nothing; did you mean listenPort?\n"
+        "the settings are good\n"
+    )
+
+
+def test_settings_are_printed(daemon):
+    namesrv = daemon("namesrv", "-p", port=1234)
+    assert namesrv.wait() == 0
+    assert "listenPort=1234\n" in namesrv.out
+    assert "serverSocketBacklog=1024\n" in namesrv.out
+    important = daemon("namesrv", "-m", port=1234)
+    assert important.wait() == 0
+    assert "listenPort=1234\n" in important.out
+    assert "serverSocketBacklog" not in important.out
+
+
+def test_logs_are_json_where_wanted(daemon, tmp_path):
+    conf = tmp_path / "namesrv.conf"
+    conf.write_text("listenPrt=1\n")
+    namesrv = daemon("namesrv", "--log-format=json", "-c", conf)
+    namesrv.wait_for_port()
+    assert namesrv.stop() == 0
+    events = [json.loads(line) for line in namesrv.err.splitlines()]
+    assert events[0]["msg"] == f"{conf}:1: listenPrt is not a setting and changes nothing; did you mean listenPort?"
+    assert events[0]["level"] == "warn"
+    assert events[0]["logger"] == "mqbroker.daemons.daemon"
+    assert {"time", "level", "logger", "msg"} <= set(events[-1])
+
+
+def test_serving_others_without_protection_is_warned_of(start):
+    open_to_all = start("-m", "mqbroker.daemons.namesrv", "-o", "listenPort=0", "--ports-file", "ports.json")
+    open_to_all.wait_for_line("SERVING ALL ADDRESSES WITHOUT ACCESS CONTROL OR ENCRYPTION")
+    assert open_to_all.stop() == 0
+
+
+def test_the_process_id_is_written(daemon):
+    namesrv = daemon("namesrv", "--pid-file", "pid")
+    namesrv.wait_for_port()
+    pid_file = namesrv.folder / "pid"
+    assert int(pid_file.read_text()) == namesrv.pid
+    assert namesrv.stop() == 0
+    assert not pid_file.exists()
+
+
+class TestTwistd:
+    """The same under twistd."""
+
+    def start(self, start, *arguments, port=0):
+        twistd = "import sys; from twisted.scripts.twistd import run; sys.argv[0] = 'twistd'; run()"
+        return start(
+            *("-c", twistd, "-n", "--pidfile=", "namesrv", "--ports-file=ports.json", "--option=bindAddress=127.0.0.1"),
+            *(f"--option=listenPort={port}", *arguments),
+        )
+
+    def test_it_serves_lives_through_signals_and_stops(self, start):
+        namesrv = self.start(start)
+        port = namesrv.wait_for_port()
+        namesrv.signal(signal.SIGUSR1)
+        namesrv.signal(signal.SIGHUP)
+        namesrv.wait_for_line("reloaded, 0 settings differ")
+        assert ask(port, RequestCode.GET_BROKER_CLUSTER_INFO).code == ResponseCode.SUCCESS
+        namesrv.signal(signal.SIGTERM)
+        assert namesrv.wait() in (0, -signal.SIGTERM)
+        namesrv.wait_for_line("Server Shut Down.")
+
+    def test_a_port_in_use_ends_it(self, start):
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            namesrv = self.start(start, port=taken.getsockname()[1])
+            assert namesrv.wait() == 1
+        # Under twistd, standard error goes to its log.
+        assert "cannot listen on 127.0.0.1" in namesrv.out
+        assert "Traceback" not in namesrv.out + namesrv.err
+
+    def test_a_wrong_setting_ends_it(self, start):
+        namesrv = self.start(start, "--option=listenPort=x")
+        assert namesrv.wait() == 1
+        assert namesrv.err == "command line: listenPort: 'x' is not a whole number: it goes from 0 to 65535\n"
+
+    def test_its_version_is_ours(self, start):
+        namesrv = self.start(start, "--version")
+        assert namesrv.wait() == 0
+        assert namesrv.out.startswith("mqbroker ")

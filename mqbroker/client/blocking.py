@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from mqbroker.client import aio
-from mqbroker.client.blocking_net import BlockingNet, run
+from mqbroker.client.blocking_net import BlockingNet, Flight, run
 from mqbroker.client.errors import ClientClosed
 from mqbroker.client.identity import local_ip, make_client_id
 from mqbroker.client.messages import ConsumeResult, Message, PullResult, RawPull, ReceivedMessage, SendResult
@@ -29,6 +29,7 @@ from mqbroker.client.pull_consumer import PullConsumerCore, make_pull_consumer
 from mqbroker.client.subscription import ALL
 from mqbroker.errors import MQError
 from mqbroker.wire.bodies import MessageQueue
+from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.ids import UniqIdSource
 
 T = TypeVar("T")
@@ -46,6 +47,10 @@ class _PerProcess(Generic[T]):
 
     def get(self) -> T:
         """The core of this process. Raises ClientClosed."""
+        return self.made()[1]
+
+    def made(self) -> tuple[BlockingNet, T]:
+        """As `get`, with the network that the core is on."""
         if self._pid != os.getpid():
             self._forget_parent()
         with self._lock:
@@ -54,7 +59,7 @@ class _PerProcess(Generic[T]):
             if self._made is None:
                 net = BlockingNet(random.Random())
                 self._made = net, self._make(net)
-            return self._made[1]
+            return self._made
 
     def close(self) -> T | None:
         """Let nobody get it any more; return the core of this process, if there is one, to be closed."""
@@ -187,6 +192,24 @@ class Producer:
         return self._threads[1]
 
 
+class PullsAhead:
+    """Pulls on their way: call `finish`, or `abandon` where the answers are not wanted any more."""
+
+    def __init__(
+        self, flight: Flight, read: Callable[[list[RemotingCommand | MQError]], list[RawPull | MQError]]
+    ) -> None:
+        self._flight = flight
+        self._read = read
+
+    def finish(self) -> list[RawPull | MQError]:
+        """Wait for the answers, from now on for as long as `pull_timeout_ms` says; an error stands in its place."""
+        return self._read(self._flight.finish())
+
+    def abandon(self) -> None:
+        """Close the connections that the answers come on."""
+        self._flight.abandon()
+
+
 class PullConsumer:
     """Reads queues at offsets that the caller keeps; `group` names the committed offsets. Threads may share it."""
 
@@ -225,6 +248,19 @@ class PullConsumer:
     def fetch_many(self, wants: Sequence[tuple[MessageQueue, int, int]], *, tags: str = ALL) -> list[RawPull | MQError]:
         """Several `fetch_raw` at once, of (queue, offset, max count); an error stands in its answer's place."""
         return run(self._core.get().fetch_many(wants, tags=tags))
+
+    def fetch_ahead(self, wants: Sequence[tuple[MessageQueue, int, int]], *, tags: str = ALL) -> PullsAhead:
+        """As `fetch_many`, in two steps: the pulls are sent now, so that brokers work while the caller does.
+
+        Raises a route's errors.
+        """
+        net, core = self._core.made()
+        flight = net.launch(run(core.requests(wants, tags=tags)), self._options.pull_timeout_ms)
+        return PullsAhead(flight, lambda answers: core.read_answers(wants, answers))
+
+    def bounds(self, queues: Sequence[MessageQueue]) -> list[tuple[int, int] | MQError]:
+        """`min_offset` and `max_offset` of many queues at once; an error stands in its answer's place."""
+        return run(self._core.get().offsets.bounds(queues))
 
     def min_offset(self, queue: MessageQueue) -> int:
         """The first offset that is still stored."""

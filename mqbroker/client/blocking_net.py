@@ -116,10 +116,9 @@ class _Connection:
 class _Pipeline:
     """Requests to one address over one connection, `_WINDOW` of them ahead of their answers."""
 
-    def __init__(self, net: BlockingNet, addr: str, deadline: float) -> None:
+    def __init__(self, net: BlockingNet, addr: str) -> None:
         self._net = net
         self._addr = addr
-        self._deadline = deadline
         self._commands: list[RemotingCommand] = []
         self._opaques: list[int] = []
         self._connection: _Connection | None = None
@@ -128,22 +127,22 @@ class _Pipeline:
     def add(self, command: RemotingCommand) -> None:
         self._commands.append(command)
 
-    def start(self) -> None:
+    def start(self, deadline: float) -> None:
         """Send the first window."""
         try:
-            self._connection = self._net.take(self._addr, self._deadline)
-            self._send_up_to(_WINDOW)
+            self._connection = self._net.take(self._addr, deadline)
+            self._send_up_to(_WINDOW, deadline)
         except MQError as error:
             self._error = error
 
-    def finish(self) -> list[RemotingCommand | MQError]:
+    def finish(self, deadline: float) -> list[RemotingCommand | MQError]:
         """Collect all answers, in order; after an error all that are missing are that error."""
         results: list[RemotingCommand | MQError] = []
         for n, command in enumerate(self._commands):
             if self._error is None and self._connection is not None:
                 try:
-                    results.append(self._connection.answer(self._opaques[n], command, self._deadline))
-                    self._send_up_to(n + 1 + _WINDOW)
+                    results.append(self._connection.answer(self._opaques[n], command, deadline))
+                    self._send_up_to(n + 1 + _WINDOW, deadline)
                     continue
                 except MQError as error:
                     self._error = error
@@ -159,10 +158,42 @@ class _Pipeline:
         if self._connection is not None:
             self._connection.close()
 
-    def _send_up_to(self, count: int) -> None:
+    def _send_up_to(self, count: int, deadline: float) -> None:
         assert self._connection is not None
         for command in self._commands[len(self._opaques) : count]:
-            self._opaques.append(self._connection.send(command, self._deadline))
+            self._opaques.append(self._connection.send(command, deadline))
+
+
+class Flight:
+    """Requests on their way. `finish` takes the answers; without it `abandon` closes the connections they are on."""
+
+    def __init__(self, net: BlockingNet, requests: Sequence[tuple[str, RemotingCommand]], timeout_ms: int) -> None:
+        self._addrs = [addr for addr, _ in requests]
+        self._timeout_ms = timeout_ms
+        self._pipelines: dict[str, _Pipeline] = {}
+        for addr, command in requests:
+            self._pipelines.setdefault(addr, _Pipeline(net, addr)).add(command)
+        deadline = time.monotonic() + timeout_ms / 1000
+        try:
+            for pipeline in self._pipelines.values():
+                pipeline.start(deadline)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def finish(self) -> list[RemotingCommand | MQError]:
+        """Wait for all answers, from now on for as long as the time-out says; they are in the requests' order."""
+        deadline = time.monotonic() + self._timeout_ms / 1000
+        try:
+            answers = {addr: iter(pipeline.finish(deadline)) for addr, pipeline in self._pipelines.items()}
+        finally:
+            self.abandon()
+        return [next(answers[addr]) for addr in self._addrs]
+
+    def abandon(self) -> None:
+        """Give up answers that were not taken."""
+        for pipeline in self._pipelines.values():
+            pipeline.abandon()
 
 
 class _ThreadLock:
@@ -201,18 +232,11 @@ class BlockingNet:
     async def invoke_many(
         self, requests: Sequence[tuple[str, RemotingCommand]], timeout_ms: int
     ) -> list[RemotingCommand | MQError]:
-        deadline = time.monotonic() + timeout_ms / 1000
-        pipelines: dict[str, _Pipeline] = {}
-        for addr, command in requests:
-            pipelines.setdefault(addr, _Pipeline(self, addr, deadline)).add(command)
-        try:
-            for pipeline in pipelines.values():
-                pipeline.start()
-            answers = {addr: iter(pipeline.finish()) for addr, pipeline in pipelines.items()}
-        finally:
-            for pipeline in pipelines.values():
-                pipeline.abandon()
-        return [next(answers[addr]) for addr, _ in requests]
+        return self.launch(requests, timeout_ms).finish()
+
+    def launch(self, requests: Sequence[tuple[str, RemotingCommand]], timeout_ms: int) -> Flight:
+        """Send requests now and take their answers later. What fails already is an error among the answers."""
+        return Flight(self, requests, timeout_ms)
 
     async def send_oneway(self, addr: str, command: RemotingCommand) -> None:
         deadline = time.monotonic() + _CONNECT_TIMEOUT_S

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from mqbroker.client.net import Net
@@ -91,21 +91,44 @@ class Offsets:
 
     async def min(self, queue: MessageQueue) -> int:
         """The first offset that is still stored."""
-        header = GetMinOffsetRequestHeader(topic=queue.topic, queue_id=queue.queue_id, bname=queue.broker_name)
-        return (await self._ask(queue, RequestCode.GET_MIN_OFFSET, header, GetMinOffsetResponseHeader)).offset
+        return (await self._ask(queue, _min_request(queue), GetMinOffsetResponseHeader)).offset
 
     async def max(self, queue: MessageQueue) -> int:
         """One beyond the last offset that is stored."""
-        header = GetMaxOffsetRequestHeader(topic=queue.topic, queue_id=queue.queue_id, bname=queue.broker_name)
-        return (await self._ask(queue, RequestCode.GET_MAX_OFFSET, header, GetMaxOffsetResponseHeader)).offset
+        return (await self._ask(queue, _max_request(queue), GetMaxOffsetResponseHeader)).offset
+
+    async def bounds(self, queues: Sequence[MessageQueue]) -> list[tuple[int, int] | MQError]:
+        """`min` and `max` of each queue, all asked at once; an error stands in the place of what it prevented."""
+        found: dict[MessageQueue, tuple[int, int] | MQError] = {}
+        asked: list[MessageQueue] = []
+        requests: list[tuple[str, RemotingCommand]] = []
+        for queue in queues:
+            try:
+                addr = await self._routes.address(queue, master_only=True)
+            except MQError as error:
+                found[queue] = error
+                continue
+            asked.append(queue)
+            requests += [(addr, _min_request(queue)), (addr, _max_request(queue))]
+        answers = iter(await self._net.invoke_many(requests, self._timeout_ms))
+        for queue, low, high in zip(asked, answers, answers, strict=True):
+            try:
+                found[queue] = (
+                    _read(low, GetMinOffsetResponseHeader).offset,
+                    _read(high, GetMaxOffsetResponseHeader).offset,
+                )
+            except MQError as error:
+                self._routes.doubt(queue.topic)
+                found[queue] = error
+        return [found[queue] for queue in queues]
 
     async def at_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
         """An offset near `timestamp_ms`: a 4.9 broker gives the nearest message, which may be stored before it."""
         header = SearchOffsetRequestHeader(
             topic=queue.topic, queue_id=queue.queue_id, timestamp=timestamp_ms, bname=queue.broker_name
         )
-        code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
-        return (await self._ask(queue, code, header, SearchOffsetResponseHeader)).offset
+        request = RemotingCommand.request(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
+        return (await self._ask(queue, request, SearchOffsetResponseHeader)).offset
 
     async def start(self, queue: MessageQueue, consume_from: ConsumeFrom, timestamp_ms: int) -> int:
         """Where a push consumer starts in `queue`: RebalancePushImpl.computePullFromWhere of 4.9.7.
@@ -122,9 +145,24 @@ class Offsets:
             return 0 if is_retry else await self.max(queue)
         return await self.max(queue) if is_retry else await self.at_time(queue, timestamp_ms)
 
-    async def _ask(self, queue: MessageQueue, code: RequestCode, header: Header, answer_class: type[H]) -> H:
+    async def _ask(self, queue: MessageQueue, request: RemotingCommand, answer_class: type[H]) -> H:
         addr = await self._routes.address(queue, master_only=True)
-        answer = await self._net.invoke(addr, RemotingCommand.request(code, header), self._timeout_ms)
-        if answer.code != ResponseCode.SUCCESS:
-            raise Refused(answer.code, answer.remark or "")
-        return decode_header(answer_class, answer.ext_fields)
+        return _read(await self._net.invoke(addr, request, self._timeout_ms), answer_class)
+
+
+def _min_request(queue: MessageQueue) -> RemotingCommand:
+    header = GetMinOffsetRequestHeader(topic=queue.topic, queue_id=queue.queue_id, bname=queue.broker_name)
+    return RemotingCommand.request(RequestCode.GET_MIN_OFFSET, header)
+
+
+def _max_request(queue: MessageQueue) -> RemotingCommand:
+    header = GetMaxOffsetRequestHeader(topic=queue.topic, queue_id=queue.queue_id, bname=queue.broker_name)
+    return RemotingCommand.request(RequestCode.GET_MAX_OFFSET, header)
+
+
+def _read(answer: RemotingCommand | MQError, answer_class: type[H]) -> H:
+    if isinstance(answer, MQError):
+        raise answer
+    if answer.code != ResponseCode.SUCCESS:
+        raise Refused(answer.code, answer.remark or "")
+    return decode_header(answer_class, answer.ext_fields)

@@ -70,14 +70,25 @@ class PullConsumerCore:
 
         An error stands in the place of the answer it prevented.
         """
-        requests = [
+        requests = await self.requests(wants, tags=tags)
+        return self.read_answers(wants, await self._net.invoke_many(requests, self._options.pull_timeout_ms))
+
+    async def requests(
+        self, wants: Sequence[tuple[MessageQueue, int, int]], *, tags: str = ALL
+    ) -> list[tuple[str, RemotingCommand]]:
+        """The pulls of `fetch_many` and where they go, for a face that sends them itself. Raises a route's errors."""
+        return [
             (
                 await self._routes.address(queue, self._options.read_from),
                 self._request(queue, offset, max_count, subscribe_to(queue.topic, tags, 0), 0),
             )
             for queue, offset, max_count in wants
         ]
-        answers = await self._net.invoke_many(requests, self._options.pull_timeout_ms)
+
+    def read_answers(
+        self, wants: Sequence[tuple[MessageQueue, int, int]], answers: Sequence[RemotingCommand | MQError]
+    ) -> list[RawPull | MQError]:
+        """What `requests` brought."""
         results = [_read_or_error(answer) for answer in answers]
         for (queue, _, _), result in zip(wants, results, strict=True):
             if isinstance(result, MQError):

@@ -94,6 +94,8 @@ class CommitLog:
         """
         if self.why_stopped:
             raise StoreUnwritable(self.why_stopped)
+        if not messages:
+            return []
         appended = self._append_here(messages)
         if appended is None:
             return self._append_across(messages)

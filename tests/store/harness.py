@@ -1,0 +1,203 @@
+"""What the store's tests share: a store on a fake clock, a disk that can fail, a worker that waits to be told."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import json
+import shutil
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.internet.task import Clock
+from zope.interface import implementer
+
+from mqbroker.config import StoreSettings
+from mqbroker.store import MessageStore, open_store
+from mqbroker.store.commitlog import NewMessage
+from mqbroker.store.disk import IDisk, ILockedFile, IMappedFile, OsDisk
+from mqbroker.store.worker import IWorker
+
+DATA = Path(__file__).parent.parent / "data"
+HOST = b"\x7f\0\0\1\0\0\x2a\x9f"
+BORN = b"\x7f\0\0\1\0\0\x30\x39"
+START_S = 1_795_255_600.5
+#: As the golden stores were written.
+SMALL = {
+    "mapped_file_size_commit_log": 131072,
+    "mapped_file_size_consume_queue": 2000,
+    "max_hash_slot_num": 100,
+    "max_index_num": 400,
+}
+
+
+@attrs.define
+class Faults:
+    """What the disk does wrong from now on."""
+
+    room: int | None = None  # bytes that can still be allocated
+    sync_error: int | None = None  # errno
+    syncs: int = 0
+    allocated: int = 0
+
+
+@implementer(IMappedFile)
+class FaultyFile:
+    def __init__(self, inner: IMappedFile, faults: Faults) -> None:
+        self._inner = inner
+        self._faults = faults
+        self.path = inner.path
+        self.size = inner.size
+        self.buffer = inner.buffer
+        self.view = inner.view
+
+    def allocate(self, offset: int, size: int) -> None:
+        if self._faults.room is not None:
+            if size > self._faults.room:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            self._faults.room -= size
+        self._inner.allocate(offset, size)
+
+    def write_through(self, stop: Callable[[], bool]) -> None:
+        self._inner.write_through(stop)
+
+    def clear_from(self, offset: int) -> None:
+        self._inner.clear_from(offset)
+
+    def sync(self) -> None:
+        self._faults.syncs += 1
+        if self._faults.sync_error is not None:
+            raise OSError(self._faults.sync_error, "Input/output error")
+        self._inner.sync()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+@implementer(IDisk)
+class FaultyDisk(OsDisk):
+    """The real disk, but for what `faults` says."""
+
+    def __init__(self) -> None:
+        self.faults = Faults()
+        self.boot = b"first boot"
+
+    def create_mapped(self, path: str, size: int, *, keep_open: bool = False) -> IMappedFile:
+        return FaultyFile(super().create_mapped(path, size, keep_open=keep_open), self.faults)
+
+    def open_mapped(self, path: str, size: int, *, keep_open: bool = False) -> IMappedFile:
+        return FaultyFile(super().open_mapped(path, size, keep_open=keep_open), self.faults)
+
+    def lock(self, path: str) -> ILockedFile:
+        return super().lock(path)
+
+    def boot_id(self) -> bytes:
+        return self.boot
+
+
+@implementer(IWorker)
+class SteppedWorker:
+    """Runs nothing until `step`; with `at_once` it does not wait."""
+
+    def __init__(self) -> None:
+        self.at_once = True
+        self.waiting: list[tuple[Callable[[], Any], Deferred[Any]]] = []
+
+    def run(self, function: Callable[[], Any]) -> Deferred[Any]:
+        if self.at_once:
+            return maybeDeferred(function)
+        result: Deferred[Any] = Deferred()
+        self.waiting.append((function, result))
+        return result
+
+    def step(self) -> None:
+        function, result = self.waiting.pop(0)
+        maybeDeferred(function).chainDeferred(result)
+
+
+@attrs.define
+class Bench:
+    """A store directory with a clock, a disk and a worker."""
+
+    root: Path
+    clock: Clock
+    disk: FaultyDisk
+    worker: SteppedWorker
+    changes: dict[str, Any]
+    store_host: bytes = HOST
+    opened: list[MessageStore] = attrs.field(factory=list)
+
+    def open(self) -> MessageStore:
+        settings = StoreSettings(store_path_root_dir=str(self.root), **{**SMALL, **self.changes})
+        store = open_store(settings, disk=self.disk, clock=self.clock, worker=self.worker, store_host=self.store_host)
+        self.opened.append(store)
+        return store
+
+    def image(self, name: str) -> Bench:
+        """The directory as it is now, as a kill would leave it, to be opened by another process."""
+        root = self.root.parent / name
+        shutil.copytree(self.root, root)
+        clock = Clock()
+        clock.advance(self.clock.seconds() + 5)
+        return Bench(root, clock, FaultyDisk(), SteppedWorker(), self.changes, self.store_host)
+
+    def close(self) -> None:
+        self.disk.faults = Faults()
+        self.worker.at_once = True
+        for store in self.opened:
+            stop(store)
+
+
+def make_bench(root: Path, **changes: Any) -> Bench:
+    clock = Clock()
+    clock.advance(START_S)
+    return Bench(root, clock, FaultyDisk(), SteppedWorker(), changes)
+
+
+def stop(store: MessageStore) -> None:
+    stopped: list[None] = []
+    store.stop().addCallback(stopped.append)
+    assert stopped == [None]
+
+
+def turns(clock: Clock, seconds: float = 0.0) -> None:
+    """Let some time pass, and all turns due in it be taken."""
+    for _ in range(50):
+        clock.advance(seconds / 50)
+
+
+def message(
+    topic: str = "T",
+    queue_id: int = 0,
+    body: bytes = b"body",
+    properties: bytes = b"UNIQ_KEY\x017F0000010A2C18B4AAC27D0000000001\x02TAGS\x01TagA",
+    *,
+    sys_flag: int = 0,
+    born_host: bytes = BORN,
+    flag: int = 7,
+) -> NewMessage:
+    return (topic.encode(), queue_id, flag, sys_flag, 1795255515190, born_host, 2, 9, body, properties)
+
+
+def unpack_golden(name: str, to: Path) -> Path:
+    """One of the two store directories recorded from the Java broker."""
+    with tarfile.open(DATA / "store-4.9.7.tar.gz") as archive:
+        archive.extractall(to, filter="data")
+    return to / name
+
+
+def golden_messages() -> list[dict[str, Any]]:
+    """What the Java decoder says is in the golden store."""
+    with gzip.open(DATA / "store-4.9.7.messages.jsonl.gz") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def tree(directory: Path) -> dict[str, bytes]:
+    """All files below a directory, by relative path."""
+    return {
+        str(path.relative_to(directory)): path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()
+    }

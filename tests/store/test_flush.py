@@ -1,0 +1,194 @@
+"""Flushing: who waits for what, one sync for all, time-outs, and a disk that fails."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+
+import pytest
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.python.failure import Failure
+
+from mqbroker.errors import FlushTimedOut, StoreUnwritable
+from mqbroker.store import GetStatus
+from tests.store.harness import Bench, message, stop
+
+
+def results(*waiting: Deferred[None]) -> list[object]:
+    """A list that gets, in order, None or the error of each."""
+    got: list[object] = []
+
+    def done(result: Failure | None) -> None:
+        got.append(result.value if isinstance(result, Failure) else None)
+
+    for each in waiting:
+        each.addBoth(done)
+    return got
+
+
+def end_of(appended: list[tuple[int, int, int, int]]) -> int:
+    return appended[-1][0] + appended[-1][2]
+
+
+def test_nothing_is_durable_before_its_sync_ended(bench: Bench) -> None:
+    store = bench.open()
+    bench.worker.at_once = False
+    got = results(store.durable(end_of(store.append([message()]))))
+    assert got == []
+    assert bench.disk.faults.syncs == 0
+    bench.worker.step()
+    assert got == [None]
+    assert bench.disk.faults.syncs == 1
+    assert store.flushed == store.log_end
+
+
+def test_what_is_on_the_disk_is_durable_at_once(bench: Bench) -> None:
+    store = bench.open()
+    end = end_of(store.append([message()]))
+    assert results(store.durable(end)) == [None]
+    bench.worker.at_once = False
+    assert results(store.durable(end), store.durable(0)) == [None, None]
+
+
+def test_one_sync_serves_all_who_came_before_it(bench: Bench) -> None:
+    store = bench.open()
+    bench.worker.at_once = False
+    first = results(store.durable(end_of(store.append([message()]))))
+    later = results(*(store.durable(end_of(store.append([message()]))) for _ in range(100)))
+    bench.worker.step()
+    assert (first, later) == ([None], [])  # these were appended while the sync was on its way
+    bench.worker.step()
+    assert later == [None] * 100
+    assert bench.disk.faults.syncs == 2
+    assert bench.worker.waiting == []
+
+
+def test_waiting_in_any_order_of_ends(bench: Bench) -> None:
+    store = bench.open()
+    bench.worker.at_once = False
+    one = end_of(store.append([message()]))
+    two = end_of(store.append([message()]))
+    got = results(store.durable(two), store.durable(one))
+    bench.worker.step()
+    assert got == [None, None]
+
+
+def test_all_segments_written_to_are_synced(bench: Bench) -> None:
+    store = bench.open()
+    got = results(store.durable(end_of(store.append([message(body=b"x" * 100_000)] * 3))))
+    assert got == [None]
+    assert bench.disk.faults.syncs == 3
+    results(store.durable(end_of(store.append([message()]))))
+    assert bench.disk.faults.syncs == 4
+
+
+def test_without_anyone_waiting_the_interval_bounds_what_is_not_synced(make: Callable[..., Bench]) -> None:
+    bench = make(flush_interval_commit_log_ms=200)
+    store = bench.open()
+    store.start()
+    store.append([message()])
+    bench.clock.advance(0.19)
+    assert store.flushed == 0
+    bench.clock.advance(0.01)
+    assert store.flushed == store.log_end
+    syncs = store.stats.flushes
+    bench.clock.pump([0.2] * 5)
+    assert store.stats.flushes == syncs  # nothing new, nothing to sync
+
+
+def test_who_waits_too_long_is_told(make: Callable[..., Bench]) -> None:
+    bench = make(sync_flush_timeout_ms=3000)
+    store = bench.open()
+    bench.worker.at_once = False
+    first = results(store.durable(end_of(store.append([message()]))))
+    bench.clock.advance(2)
+    second = results(store.durable(end_of(store.append([message()]))))
+    bench.clock.advance(0.9)
+    assert first == []
+    bench.clock.advance(0.1)
+    assert isinstance(first[0], FlushTimedOut)
+    assert second == []
+    bench.worker.step()
+    bench.worker.step()
+    assert second == [None]
+    assert len(first) == 1
+    assert bench.clock.getDelayedCalls() == []
+    assert store.writable
+
+
+def test_giving_up_waiting_harms_nobody(bench: Bench) -> None:
+    store = bench.open()
+    bench.worker.at_once = False
+    end = end_of(store.append([message()]))
+    gone, stays = store.durable(end), store.durable(end)
+    left, got = results(gone), results(stays)
+    gone.cancel()
+    bench.worker.step()
+    assert isinstance(left[0], CancelledError)
+    assert got == [None]
+
+
+def test_a_failed_sync_fails_all_who_wait_and_stops_writes_for_good(bench: Bench) -> None:
+    store = bench.open()
+    store.start()
+    store.append([message()])
+    bench.clock.advance(0)
+    bench.worker.at_once = False
+    end = end_of(store.append([message()]))
+    got = results(store.durable(end), store.durable(end))
+    late = results(store.durable(end_of(store.append([message()]))))
+    bench.disk.faults.sync_error = errno.EIO
+    bench.worker.step()
+    assert [type(error) for error in got + late] == [StoreUnwritable] * 3
+    assert not store.writable
+    assert "Input/output error" in store.why_unwritable
+    with pytest.raises(StoreUnwritable, match="Input/output error"):
+        store.append([message()])
+    assert isinstance(results(store.durable(end))[0], StoreUnwritable)
+    # The kernel does not report an error twice: a later sync that succeeds proves nothing.
+    bench.disk.faults.sync_error = None
+    bench.worker.at_once = True
+    bench.clock.advance(5)
+    assert not store.writable
+    assert store.flushed == 0
+    # Reads go on.
+    assert store.get("T", 0, 0, 32).status is GetStatus.FOUND
+    assert store.max_offset("T", 0) == 3
+    stop(store)
+    # It was no clean stop, and the checkpoint covers nothing.
+    assert (bench.root / "abort").exists()
+
+
+def test_failed_sync_of_consume_queues_keeps_the_checkpoint_where_it_was(bench: Bench) -> None:
+    store = bench.open()
+    store.start()
+    store.append([message()])
+    bench.clock.advance(0.5)  # the log is synced
+    assert store.flushed == store.log_end
+    bench.disk.faults.sync_error = errno.EIO
+    bench.clock.advance(0.5)
+    assert not (bench.root / "checkpoint").exists()
+    bench.disk.faults.sync_error = None
+    bench.clock.pump([0.5] * 10)
+    assert not (bench.root / "checkpoint").exists()
+    stop(store)
+    assert (bench.root / "abort").exists()
+    again = bench.open()
+    assert again.max_offset("T", 0) == 1
+
+
+def test_stopping_syncs_everything(bench: Bench) -> None:
+    store = bench.open()
+    store.start()
+    store.append([message(queue_id=i) for i in range(3)])
+    bench.worker.at_once = False
+    stopped: list[object] = []
+    store.stop().addCallback(stopped.append)
+    assert bench.disk.faults.syncs == 0
+    while bench.worker.waiting:
+        assert stopped == []
+        bench.worker.step()
+    assert stopped == [None]
+    assert bench.disk.faults.syncs == 5  # log, three queues, index
+    assert not (bench.root / "abort").exists()
+    assert bench.clock.getDelayedCalls() == []

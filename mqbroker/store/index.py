@@ -203,7 +203,8 @@ class IndexFile:
             entry_hash, physical_offset, seconds, older = _ENTRY.unpack_from(
                 self._buffer, self._entries_at + number * ENTRY_BYTES
             )
-            time_ms = self.begin_ms + seconds * 1000
+            # The first entry is the beginning, whatever it says: see `_put_first`.
+            time_ms = self.begin_ms + (seconds * 1000 if number > 1 else 0)
             if entry_hash == key_hash and begin_ms <= time_ms + 999 and time_ms <= end_ms:
                 found.append(physical_offset)
             if time_ms + 999 < begin_ms or older >= number:

@@ -1,0 +1,211 @@
+"""Dispatch: turns of the clock, what listeners are told, tags codes, falling behind, a full disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from mqbroker.store import GetStatus, dispatch
+from mqbroker.store import commitlog as commitlog_module
+from mqbroker.store.dispatch import parse_delay_levels
+from mqbroker.wire.javahash import java_hash
+from tests.store.harness import START_S, Bench, message, stop, tree
+
+NOW_MS = int(START_S * 1000)
+Told = tuple[str, int, int, int | None, int]
+
+
+def listen(store: object) -> list[Told]:
+    told: list[Told] = []
+    store.on_dispatch.append(lambda *what: told.append(what))  # type: ignore[attr-defined]
+    return told
+
+
+def code_of(store: object, topic: str = "T", queue_id: int = 0, offset: int = 0) -> int:
+    """The tags code of an entry, as Java's store would read it."""
+    return store._queues.by_name[topic, queue_id].entry(offset)[2]  # type: ignore[attr-defined, no-any-return]
+
+
+def test_messages_can_be_got_in_the_turn_after_their_append(bench: Bench) -> None:
+    store = bench.open()
+    store.start()
+    store.append([message()])
+    assert store.get("T", 0, 0, 32).status is GetStatus.NO_MESSAGE_IN_QUEUE
+    bench.clock.advance(0)
+    found = store.get("T", 0, 0, 32)
+    assert (found.status, found.count, found.next_offset) == (GetStatus.FOUND, 1, 1)
+
+
+def test_messages_appended_before_the_start_are_dispatched_by_it(bench: Bench) -> None:
+    store = bench.open()
+    store.append([message()])
+    bench.clock.advance(1)
+    assert store.max_offset("T", 0) == 0
+    store.start()
+    bench.clock.advance(0)
+    assert store.max_offset("T", 0) == 1
+
+
+def test_listeners_hear_once_of_each_queue_in_a_turn_and_can_get(bench: Bench) -> None:
+    store = bench.open()
+    store.start()
+    told = listen(store)
+    seen: list[int] = []
+    store.on_dispatch.append(lambda topic, queue_id, end, *_: seen.append(store.get(topic, queue_id, 0, 32).count))
+    store.append([message(), message(queue_id=1, properties=b""), message()])
+    store.append([message(properties=b"TAGS\x01B"), message("U")])
+    assert told == []
+    bench.clock.advance(0)
+    assert sorted(told, key=str) == [
+        ("T", 0, 3, None, NOW_MS),
+        ("T", 1, 1, 0, NOW_MS),
+        ("U", 0, 1, java_hash("TagA"), NOW_MS),
+    ]
+    assert sorted(seen) == [1, 1, 3]
+    bench.clock.advance(1)
+    assert len(told) == 3
+
+
+def test_a_listener_that_fails_stops_nobody(bench: Bench) -> None:
+    store = bench.open()
+    store.start()
+    store.on_dispatch.append(lambda *_: 1 / 0)  # type: ignore[arg-type, return-value]
+    told = listen(store)
+    store.append([message(), message(queue_id=1)])
+    bench.clock.advance(0)
+    assert len(told) == 2
+    store.append([message()])
+    bench.clock.advance(0)
+    assert store.max_offset("T", 0) == 2
+
+
+@pytest.mark.parametrize(
+    ("properties", "tag"),
+    [
+        (b"", ""),
+        (b"TAGS\x01TagA", "TagA"),
+        (b"K\x01v\x02TAGS\x01TagA\x02WAIT\x01true", "TagA"),
+        (b"TAGS\x01TagA\x02", "TagA"),
+        (b"TAGS\x01one\x02TAGS\x01two", "two"),
+        (b"XTAGS\x01no", ""),
+        (b"XTAGS\x01no\x02K\x01v", ""),
+        (b"TAGS\x01yes\x02XTAGS\x01no", "yes"),
+        (b"K\x01TAGS", ""),
+        ("TAGS\x01día".encode(), "día"),
+        ("TAGS\x01\U0001f600".encode(), "\U0001f600"),
+    ],
+)
+def test_tags_codes_are_the_java_hash_of_the_tag(bench: Bench, properties: bytes, tag: str) -> None:
+    store = bench.open()
+    store.append([message(properties=properties)])
+    store.dispatch_now()
+    assert code_of(store) == java_hash(tag)
+    assert store.get("T", 0, 0, 1, tags_codes=frozenset([java_hash(tag)])).count == 1
+
+
+@pytest.mark.parametrize(
+    ("properties", "code"),
+    [
+        (b"DELAY\x011", NOW_MS + 1000),
+        (b"TAGS\x01A\x02DELAY\x0118", NOW_MS + 7_200_000),
+        (b"DELAY\x0199", NOW_MS + 7_200_000),
+        (b"DELAY\x010\x02TAGS\x01A", java_hash("A")),
+        (b"DELAY\x01x\x02TAGS\x01A", java_hash("A")),
+        (b"TAGS\x01A", java_hash("A")),
+        (b"", 0),
+    ],
+)
+def test_entries_of_delayed_messages_say_when_they_are_due(bench: Bench, properties: bytes, code: int) -> None:
+    store = bench.open()
+    store.append([message("SCHEDULE_TOPIC_XXXX", properties=properties), message(properties=properties)])
+    store.dispatch_now()
+    assert code_of(store, "SCHEDULE_TOPIC_XXXX") == code
+    assert code_of(store) == java_hash("A" if b"A" in properties.replace(b"TAGS", b"").replace(b"DELAY", b"") else "")
+
+
+@pytest.mark.parametrize(("text", "levels"), [("1s 5m 2h 1d", [1000, 300_000, 7_200_000, 86_400_000]), ("", [])])
+def test_delay_levels(text: str, levels: list[int]) -> None:
+    assert parse_delay_levels(text) == levels
+
+
+@pytest.mark.parametrize("text", ["1", "s", "1x", "5 s"])
+def test_bad_delay_levels(text: str) -> None:
+    with pytest.raises(ValueError, match="levels are numbers"):
+        parse_delay_levels(text)
+
+
+@pytest.mark.parametrize("sys_flag", [4, 12])
+def test_halves_and_rollbacks_enter_no_queue(bench: Bench, sys_flag: int) -> None:
+    store = bench.open()
+    store.start()
+    told = listen(store)
+    store.append([message(sys_flag=sys_flag)])
+    bench.clock.advance(0)
+    assert told == []
+    assert store.max_offset("T", 0) == 0
+    assert store.stats.dispatched == store.log_end
+    store.append([message(), message(sys_flag=8)])
+    bench.clock.advance(0)
+    assert store.max_offset("T", 0) == 2
+
+
+def test_a_turn_is_bounded_and_others_get_theirs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "TURN_MESSAGES", 10)
+    store = bench.open()
+    store.start()
+    for _ in range(5):
+        store.append([message()] * 8)
+    told = listen(store)
+    bench.clock.advance(0)
+    assert [end for _, _, end, _, _ in told] == [16, 32, 40]
+
+
+def test_beyond_the_bound_of_the_pile_the_log_is_read(
+    make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same appends, dispatched from memory and read back from the log: the same files."""
+    batches = [
+        [message(f"T{i % 3}", i % 5, b"%d" % i * i, b"KEYS\x01k%d k\x02TAGS\x01t%d" % (i, i % 4), sys_flag=i % 4 * 4)]
+        * 3
+        for i in range(200)
+    ]
+    benches = [make("memory"), make("log")]
+    for bench in benches:
+        if bench is benches[1]:
+            monkeypatch.setattr(commitlog_module, "PILE_BYTES_MAX", 3000)
+            monkeypatch.setattr(dispatch, "PILE_BYTES_MAX", 3000)
+        store = bench.open()
+        store.start()
+        for i, batch in enumerate(batches):
+            store.append(batch)
+            if i % 30 == 0 or (i < 60 and bench is benches[0]):
+                bench.clock.advance(0)
+        for _ in range(10):
+            bench.clock.advance(0)
+        assert store.stats.dispatched == store.stats.indexed == store.log_end
+        stop(store)
+    for part in ("commitlog", "consumequeue"):
+        assert tree(benches[0].root / part) == tree(benches[1].root / part)
+    assert list(tree(benches[0].root / "index").values()) == list(tree(benches[1].root / "index").values())
+
+
+def test_dispatch_waits_for_a_full_disk_and_goes_on(bench: Bench) -> None:
+    store = bench.open()
+    store.start()
+    told = listen(store)
+    bench.disk.faults.room = 0
+    store.append([message(), message(queue_id=1)])
+    bench.clock.advance(0)
+    assert store.max_offset("T", 0) == 0
+    assert "No space left" in store.why_unwritable
+    assert told == []
+    assert store.stats.dispatched == 0
+    store.append([message()])  # there is room in the log
+    bench.disk.faults.room = None
+    bench.clock.advance(1)
+    bench.clock.advance(1)
+    assert (store.max_offset("T", 0), store.max_offset("T", 1)) == (2, 1)
+    assert store.writable
+    assert sorted(row[:3] for row in told) == [("T", 0, 1), ("T", 0, 2), ("T", 1, 1)]
+    assert store.query("T", "7F0000010A2C18B4AAC27D0000000001", 10, 0, 2**62)

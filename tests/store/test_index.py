@@ -1,0 +1,198 @@
+"""The index: hashes as Java's, chains, rolling to new files, times, and what a killed process leaves."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mqbroker.store.index import Index, KeyHasher, positive_hash
+from mqbroker.wire.javahash import java_hash
+from mqbroker.wire.record import decode_record
+from tests.store.harness import START_S, Bench, FaultyDisk, message, stop, tree
+
+NOW_MS = int(START_S * 1000)
+
+
+@given(st.lists(st.text(min_size=1, max_size=40), min_size=1, max_size=4), st.text(max_size=20))
+@settings(derandomize=True, database=None, deadline=None)
+def test_hashes_are_those_of_topic_and_key(keys: list[str], topic: str) -> None:
+    hasher = KeyHasher()
+    for key in keys + keys:
+        expected = abs(java_hash(f"{topic}#{key}"))
+        assert hasher.hash(java_hash(topic + "#"), key.encode()) == (0 if expected == 2**31 else expected)
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"), [(0, 0), (5, 5), (-5, 5), (2**31 - 1, 2**31 - 1), (-(2**31), 0), (2**31, 0), (2**32 - 1, 1)]
+)
+def test_the_hash_that_has_no_absolute_value_is_0(value: int, kept: int) -> None:
+    assert positive_hash(value) == kept
+
+
+def make_index(root: Path, disk: FaultyDisk | None = None, slots: int = 10, capacity: int = 20) -> Index:
+    return Index(disk or FaultyDisk(), str(root), slots, capacity, lambda ahead_ms: f"{20261121100515252 + ahead_ms}")
+
+
+def offsets_of(index: Index, key: str, begin_ms: int = 0, end_ms: int = 2**62, count: int = 100) -> list[int]:
+    return index.find("T", key, begin_ms, end_ms, count)
+
+
+def put(index: Index, key: str, offset: int, at_ms: int) -> None:
+    index.put([(positive_hash(java_hash("T#" + key)), offset, at_ms)], offset + 1)
+
+
+def test_all_of_a_key_are_found_newest_first_over_files(tmp_path: Path) -> None:
+    index = make_index(tmp_path)
+    for i in range(100):
+        put(index, f"k{i % 7}", i * 100, 1_000_000 + i)
+    assert [file.count for file in index.files] == [20] * 5 + [6]
+    for k in range(7):
+        assert offsets_of(index, f"k{k}") == [i * 100 for i in reversed(range(100)) if i % 7 == k]
+    assert offsets_of(index, "k1", count=2) == [9900, 9200]
+    assert offsets_of(index, "other") == []
+    index.write_header()
+    again = make_index(tmp_path)
+    again.load()
+    again.resume(is_clean=True)
+    assert offsets_of(again, "k3") == offsets_of(index, "k3")
+    assert (again.end_offset, again.end_ms) == (9900, 1_000_099)
+
+
+def test_times_bound_what_is_found(tmp_path: Path) -> None:
+    index = make_index(tmp_path)
+    for i in range(50):
+        put(index, "k", i, 1_000_000_000 + i * 10_000)
+    found = offsets_of(index, "k", 1_000_000_000 + 200_000, 1_000_000_000 + 400_000)
+    assert found == list(range(40, 19, -1))
+
+
+def test_collisions_share_a_slot_but_not_a_hash(tmp_path: Path) -> None:
+    index = make_index(tmp_path, slots=1)
+    for i in range(15):
+        put(index, f"k{i}", i, 1000)
+    assert [offsets_of(index, f"k{i}") for i in range(15)] == [[i] for i in range(15)]
+    # "Aa" and "BB" have one hash: who asks must look at the messages.
+    put(index, "Aa", 100, 1000)
+    put(index, "BB", 101, 1000)
+    assert offsets_of(index, "Aa") == [101, 100]
+
+
+def test_rows_in_bulk_are_as_one_by_one(tmp_path: Path) -> None:
+    rows = [(positive_hash(java_hash(f"T#k{i % 9}")), i, 5_000_000 + i * 700) for i in range(75)]
+    one, bulk = make_index(tmp_path / "one"), make_index(tmp_path / "bulk")
+    for row in rows:
+        one.put([row], row[1] + 1)
+    bulk.put(rows[:33], 33)
+    bulk.put(rows[33:], 75)
+    for index in (one, bulk):
+        index.write_header()
+    assert tree(tmp_path / "one") == tree(tmp_path / "bulk")
+    assert one.offset == bulk.offset == 75
+
+
+def test_a_query_looks_at_the_messages_and_returns_each_once(bench: Bench) -> None:
+    store = bench.open()
+    store.start()
+    properties = [b"KEYS\x01Aa", b"KEYS\x01BB", b"UNIQ_KEY\x01u\x02KEYS\x01x  u y", b"KEYS\x01y", b"XKEYS\x01y"]
+    store.append([message(properties=each) for each in properties] + [message("Other", properties=b"KEYS\x01y")])
+    bench.clock.advance(0)
+
+    def found(key: str, topic: str = "T", begin_ms: int = NOW_MS - 1, end_ms: int = NOW_MS + 1) -> list[int]:
+        return [decode_record(data).queue_offset for data in store.query(topic, key, 10, begin_ms, end_ms)]
+
+    assert found("Aa") == [0]
+    assert found("BB") == [1]
+    assert found("u") == [2]
+    assert found("x") == [2]
+    assert found("y") == [3, 2]
+    assert found("y", "Other") == [0]
+    assert found("y", "None") == []
+    assert found("y", begin_ms=NOW_MS + 1, end_ms=NOW_MS + 2000) == []
+    assert len(store.query("T", "y", 1, 0, 2**62)) == 1
+
+
+def test_a_query_sees_all_that_was_dispatched(bench: Bench) -> None:
+    store = bench.open()
+    store.append([message(properties=b"KEYS\x01k")])
+    store.dispatch_now()
+    assert store.stats.indexed == 0
+    assert len(store.query("T", "k", 10, 0, 2**62)) == 1
+
+
+def test_rollbacks_are_not_indexed(bench: Bench) -> None:
+    store = bench.open()
+    store.start()
+    for sys_flag in (4, 8, 12):
+        store.append([message(sys_flag=sys_flag, properties=b"UNIQ_KEY\x01u%d" % sys_flag)])
+    bench.clock.advance(0)
+    assert [len(store.query("T", f"u{sys_flag}", 9, 0, 2**62)) for sys_flag in (4, 8, 12)] == [1, 1, 0]
+
+
+def test_without_an_index_there_is_nothing_to_query(make: Callable[..., Bench]) -> None:
+    bench = make(message_index_enable=False)
+    store = bench.open()
+    store.start()
+    store.append([message()])
+    bench.clock.advance(1)
+    assert store.query("T", "7F0000010A2C18B4AAC27D0000000001", 10, 0, 2**62) == []
+    stop(store)
+    assert not (bench.root / "index").exists()
+
+
+@pytest.mark.parametrize("written", range(8))
+def test_entries_above_the_header_are_undone(tmp_path: Path, written: int) -> None:
+    """A process is killed between entries and header; the file is as if it had not begun."""
+    index = make_index(tmp_path)
+    rows = [(positive_hash(java_hash(f"T#k{i % 3}")), i + 1, 1000 + i) for i in range(12)]
+    index.put(rows[:5], 6)
+    index.write_header()
+    before = tree(tmp_path)
+    if written:
+        index.put(rows[5 : 5 + written], 6 + written)
+    again = make_index(tmp_path)
+    again.load()
+    again.resume(is_clean=False)
+    assert list(tree(tmp_path).values()) == list(before.values())
+    assert again.offset == 5
+
+
+def test_a_message_whose_keys_end_a_file_is_completed_in_the_next(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    index = make_index(tmp_path / "a", disk)
+    whole = make_index(tmp_path / "b")
+    rows = [(i, 7 if i >= 16 else i // 4, 1000) for i in range(25)]
+    whole.put(rows, 8)
+    whole.write_header()
+    index.put(rows[:16], 4)
+    disk.faults.room = 0
+    with pytest.raises(OSError) as raised:
+        index.put(rows[16:], 8)
+    assert raised.value.errno == errno.ENOSPC
+    assert index.offset == 7
+    disk.faults.room = None
+    # From the log the message's rows are made again, those that are in are left out.
+    kept = index._resumed
+    assert kept == (7, 3)
+    index.put(rows[16 + kept[1] :], 8)
+    index.write_header()
+    assert list(tree(tmp_path / "a").values()) == list(tree(tmp_path / "b").values())
+
+
+def test_files_of_other_geometry_are_built_anew(make: Callable[..., Bench]) -> None:
+    bench = make()
+    store = bench.open()
+    store.start()
+    store.append([message(properties=b"KEYS\x01k%d" % i) for i in range(10)])
+    bench.clock.advance(0)
+    stop(store)
+    bench.changes["max_index_num"] = 50
+    store = bench.open()
+    store.start()
+    bench.clock.advance(0)
+    assert len(store.query("T", "k3", 10, 0, 2**62)) == 1
+    assert [path.stat().st_size for path in (bench.root / "index").iterdir()] == [40 + 400 + 1000]

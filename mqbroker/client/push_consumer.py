@@ -140,9 +140,8 @@ class PushConsumerCore:
     async def _keep_balanced(self, settled: bool) -> None:
         pause_s = _UNSETTLED_PAUSE_S
         while True:
-            pause_s = self._options.rebalance_s if settled else min(pause_s * 2, self._options.rebalance_s)
-            if await self._wake.wait(pause_s):
-                pause_s = _UNSETTLED_PAUSE_S
+            await self._wake.wait(self._options.rebalance_s if settled else pause_s)
+            pause_s = _UNSETTLED_PAUSE_S if settled else min(pause_s * 2, self._options.rebalance_s)
             settled = await self._balance()
 
     async def _balance(self) -> bool:
@@ -150,6 +149,8 @@ class PushConsumerCore:
         settled = True
         for topic in list(self._subscriptions):
             try:
+                await self._routes.get(topic)
+                await self._presence.meet()
                 share = await self._rebalance.share(topic)
             except MQError as error:
                 log.info("not balancing %s of %s: %s", topic, self._group, error)
@@ -158,7 +159,6 @@ class PushConsumerCore:
             if self._closed:
                 return True
             await self._change_to(topic, share)
-        await self._presence.meet()
         return settled
 
     async def _change_to(self, topic: str, share: Share) -> None:

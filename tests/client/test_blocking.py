@@ -1,0 +1,207 @@
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+import threading
+
+import attrs
+import pytest
+
+from mqbroker.client import BadMessage, ClientClosed, Message, MessageQueue, ProducerOptions, PullOptions, PushOptions
+from mqbroker.client.blocking import Producer, PullConsumer, PushConsumer
+from mqbroker.client.options import ConsumeFrom
+from mqbroker.errors import ConnectionClosed, RequestTimedOut
+from mqbroker.wire.codes import RequestCode
+from mqbroker.wire.command import RemotingCommand, encode_command
+
+Q = MessageQueue("T", "a", 0)
+PULL = RequestCode.PULL_MESSAGE
+
+
+@pytest.fixture
+def topic(server):
+    server.cluster.add_topic("T", queues=2)
+    return server
+
+
+def test_nothing_of_twisted_is_imported():
+    code = "import sys, mqbroker.client.blocking, mqbroker.client.aio; print('twisted' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "False"
+
+
+def test_sends_and_pulls_over_one_kept_connection(topic):
+    with Producer(topic.addr, "pg") as producer:
+        results = [producer.send(Message("T", b"%d" % n), queue=Q) for n in range(5)]
+        producer.send_batch([Message("T", b"5"), Message("T", b"6")], queue=Q)
+        producer.send_oneway(Message("T", b"7"), queue=Q)
+        assert len({r.msg_id for r in results}) == 5
+        assert producer.queues("T") == [Q, MessageQueue("T", "a", 1)]
+        assert len(topic.connections) == 1
+    with PullConsumer(topic.addr, "cg") as consumer:
+        assert [m.body for m in consumer.pull(Q, 0).messages] == [b"%d" % n for n in range(8)]
+        assert (consumer.min_offset(Q), consumer.max_offset(Q), consumer.offset_by_time(Q, 1)) == (0, 8, 7)
+        consumer.commit(Q, 3)
+        assert consumer.committed(Q) == 3
+        assert consumer.fetch_raw(Q, 7).next_offset == 8
+    assert topic.cluster.asked(RequestCode.UNREGISTER_CLIENT)
+
+
+def test_many_pulls_are_sent_ahead_of_their_answers(topic, silent):
+    for n in range(300):
+        topic.cluster.store(Q, b"%d" % n)
+    held = []
+
+    def hold_some(request, connection):
+        """Answer nothing before ten pulls are here, and those in another order."""
+        if request.code != PULL:
+            return None
+        held.append(request)
+        if len(held) == 10:
+            for pull in reversed(held):
+                answer = topic.cluster.handle(topic.addr, pull).result
+                connection.sendall(encode_command(attrs.evolve(answer, opaque=pull.opaque)))
+            topic.before_answer = lambda request, connection: None
+        return silent
+
+    topic.before_answer = hold_some
+    with PullConsumer(topic.addr, "cg") as consumer:
+        results = consumer.fetch_many([(Q, n, 1) for n in range(300)])
+    assert [r.next_offset for r in results] == list(range(1, 301))
+
+
+def test_an_answer_that_does_not_come_times_out_and_the_connection_is_not_used_again(topic, silent):
+    topic.cluster.store(Q)
+    topic.before_answer = lambda request, connection: silent if request.code == PULL else None
+    with PullConsumer(topic.addr, "cg", options=PullOptions(pull_timeout_ms=100)) as consumer:
+        consumer.queues("T")
+        with pytest.raises(RequestTimedOut):
+            consumer.pull(Q, 0)
+        topic.before_answer = lambda request, connection: None
+        assert consumer.pull(Q, 0).next_offset == 1
+        assert len(topic.connections) == 2
+
+
+def test_a_connection_that_the_broker_closes_fails_its_requests_and_is_replaced(topic):
+    topic.cluster.store(Q)
+
+    def close(request, connection):
+        if request.code == PULL:
+            connection.shutdown(2)
+
+    with PullConsumer(topic.addr, "cg") as consumer:
+        consumer.queues("T")
+        topic.before_answer = close
+        with pytest.raises(ConnectionClosed):
+            consumer.pull(Q, 0)
+        topic.before_answer = lambda request, connection: None
+        assert consumer.pull(Q, 0).next_offset == 1
+
+
+def test_a_connection_that_was_closed_while_idle_is_not_used(topic):
+    with Producer(topic.addr, "pg") as producer:
+        producer.send(Message("T", b"0"))
+        for connection in topic.connections:
+            connection.shutdown(2)
+        # One attempt only: it would fail on the old connection.
+        producer.send(Message("T", b"1"), queue=Q)
+    assert len(topic.connections) == 2
+
+
+def test_requests_of_the_broker_between_answers_are_left_alone(topic):
+    def ask(request, connection):
+        connection.sendall(encode_command(RemotingCommand(39, opaque=request.opaque)))
+
+    topic.before_answer = ask
+    with Producer(topic.addr, "pg") as producer:
+        assert producer.send(Message("T", b"0"), queue=Q).queue == Q
+
+
+def test_threads_share_a_producer(topic):
+    with Producer(topic.addr, "pg", options=ProducerOptions(send_threads=4)) as producer:
+        sends = [producer.send_async(Message("T", b"%d" % n)) for n in range(200)]
+        results = [send.result(10) for send in sends]
+        failed = producer.send_async(Message("T", b""))
+        with pytest.raises(BadMessage):
+            failed.result(10)
+    assert len({r.msg_id for r in results}) == 200
+    assert len(topic.connections) <= 4
+    assert sum(map(len, topic.cluster.logs.values())) == 200
+
+
+def test_a_closed_client_says_so(topic):
+    producer = Producer(topic.addr, "pg")
+    producer.close()
+    producer.close()
+    with pytest.raises(ClientClosed):
+        producer.send(Message("T", b"0"))
+
+
+def test_pickled_clients_keep_addresses_and_options_only(topic):
+    topic.cluster.store(Q)
+    with Producer(topic.addr, "pg") as producer, PullConsumer(topic.addr, "cg") as consumer:
+        producer.send(Message("T", b"0"))
+        consumer.queues("T")
+        again, reader = pickle.loads(pickle.dumps((producer, consumer)))
+        with again, reader:
+            assert again.send(Message("T", b"1")).queue.topic == "T"
+            assert reader.pull(Q, 0).next_offset >= 1
+            assert pickle.loads(pickle.dumps(reader.queues("T"))) == reader.queues("T")
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        pickle.dumps(PushConsumer(topic.addr, "g", print))
+
+
+def _use_in_child(producer, consumer, results):
+    own = producer.send(Message("T", b"child"), queue=Q)
+    results.put((os.getpid(), own.msg_id, consumer.pull(Q, 0).max_offset))
+    producer.close()
+    consumer.close()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_makes_its_own_connections_and_the_parents_go_on(topic):
+    fork = multiprocessing.get_context("fork")
+    with Producer(topic.addr, "pg") as producer, PullConsumer(topic.addr, "cg") as consumer:
+        first = producer.send(Message("T", b"parent"), queue=Q)
+        consumer.pull(Q, 0)
+        before = len(topic.connections)
+        results = fork.SimpleQueue()
+        child = fork.Process(target=_use_in_child, args=(producer, consumer, results))
+        child.start()
+        pid, msg_id, max_offset = results.get()
+        child.join(10)
+        assert (child.exitcode, max_offset) == (0, 2)
+        assert pid != os.getpid()
+        assert msg_id != first.msg_id
+        used = len(topic.connections)
+        assert used > before
+        producer.send(Message("T", b"parent again"), queue=Q)
+        assert consumer.pull(Q, 0).max_offset == 3
+        assert len(topic.connections) == used
+
+
+def test_the_push_consumer_calls_its_listener_on_threads(topic):
+    for n in range(50):
+        topic.cluster.store(Q, b"%d" % n)
+    topic.cluster.add_topic("%RETRY%g", queues=1)
+    got, done = [], threading.Event()
+
+    def listener(message):
+        got.append((message.body, threading.current_thread().name))
+        if len(got) == 50:
+            done.set()
+
+    options = PushOptions(consume_from=ConsumeFrom.FIRST, suspend_ms=0, concurrency=3)
+    consumer = PushConsumer(topic.addr, "g", listener, options=options)
+    consumer.subscribe("T")
+    with consumer:
+        assert done.wait(10)
+        assert Q in consumer.assigned
+        with pytest.raises(ClientClosed):
+            consumer.start()
+    assert {body for body, _ in got} == {b"%d" % n for n in range(50)}
+    assert all(name.startswith("mq-listen") for _, name in got)
+    assert topic.cluster.offsets["g", Q] == 50
+    assert topic.cluster.members["g"] == []
+    consumer.close()

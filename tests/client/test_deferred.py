@@ -1,0 +1,159 @@
+"""The Twisted face's own parts: signals, locks, tasks, the answers to brokers, and the clients over a real server."""
+
+import random
+
+import pytest
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
+
+from mqbroker.client import ClientClosed, Message, MessageQueue, deferred
+from mqbroker.client.deferred_net import DeferredNet, peer_table
+from mqbroker.client.net import every
+from mqbroker.errors import Unreachable
+from mqbroker.wire.command import RemotingCommand
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def net(clock):
+    return DeferredNet(clock, None, random.Random(1))
+
+
+def note(found, coroutine):
+    return Deferred.fromCoroutine(coroutine).addBoth(found.append)
+
+
+def test_a_signal_is_kept_until_somebody_waits(clock, net):
+    signal, found = net.signal(), []
+    signal.set()
+    signal.set()
+    note(found, signal.wait())
+    assert found == [True]
+    note(found, signal.wait(5))
+    clock.advance(5)
+    assert found == [True, False]
+    note(found, signal.wait(5))
+    signal.set()
+    assert found == [True, False, True]
+    assert not clock.getDelayedCalls()
+
+
+def test_a_wait_that_is_cancelled_leaves_the_signal_usable(clock, net):
+    signal, found = net.signal(), []
+    note(found, signal.wait(5)).cancel()
+    assert not clock.getDelayedCalls()
+    signal.set()
+    note(found, signal.wait())
+    assert found[1] is True
+
+
+def test_a_lock_lets_in_one_at_a_time_in_order_and_thousands_after_each_other(net):
+    lock, order, gate = net.lock(), [], Deferred()
+
+    async def enter(n):
+        async with lock:
+            order.append(n)
+            if n == 0:
+                await gate
+
+    waiting = [Deferred.fromCoroutine(enter(n)) for n in range(5000)]
+    waiting[1].addErrback(lambda _: None).cancel()
+    assert order == [0]
+    gate.callback(None)
+    assert order == [0, *range(2, 5000)]
+
+
+def test_a_task_can_be_cancelled_from_inside_and_outside(clock, net):
+    ended = []
+
+    async def run():
+        if tasks:
+            tasks[0].cancel()
+        try:
+            await net.sleep(10)
+        finally:
+            ended.append(clock.seconds())
+
+    tasks = []
+    tasks.append(net.spawn(run()))
+    tasks.append(net.spawn(run()))
+    assert ended == [0]
+    tasks[1].cancel()
+    tasks[1].cancel()
+    assert ended == [0, 0]
+
+    async def cancel_itself():
+        await net.sleep(1)
+        own[0].cancel()
+        await net.sleep(10)
+        ended.append("too late")
+
+    own = [net.spawn(cancel_itself())]
+    clock.pump([1, 0, 20])
+    assert ended == [0, 0]
+
+
+def test_errors_of_a_task_are_logged(net, caplog):
+    async def fail():
+        raise ValueError("boo")
+
+    net.spawn(fail())
+    assert "boo" in caplog.text
+
+
+def test_every_goes_on_after_an_error(clock, net):
+    calls = []
+
+    async def what():
+        calls.append(clock.seconds())
+        raise Unreachable("away")
+
+    task = net.spawn(every(net, 5, what))
+    clock.pump([1] * 15)
+    assert calls == [5, 10, 15]
+    task.cancel()
+    assert not clock.getDelayedCalls()
+
+
+def test_brokers_requests_reach_the_consumer():
+    heard = []
+    table = peer_table(heard.append)
+    table.handle(RemotingCommand(40, {"consumerGroup": "g"}), StringTransport())
+    assert heard == ["g"]
+
+
+def test_a_producer_that_is_not_started_says_so(clock):
+    producer = deferred.Producer(clock, "127.0.0.1:9876", "g")
+    with pytest.raises(ClientClosed):
+        producer.send(Message("T", b"x"))
+
+
+def test_the_clients_keep_to_the_reactor_they_are_given(clock, world):
+    """Producer and consumers over endpoints that fail: what is raised is typed, and nothing stays on the clock."""
+    found = []
+    consumer = deferred.PullConsumer(clock, "127.0.0.1:9876", "g", connector=lambda host, port: Refusing())
+    consumer.start()
+    consumer.min_offset(MessageQueue("T", "a", 0)).addErrback(found.append)
+    producer = deferred.Producer(clock, "127.0.0.1:9876", "g", connector=lambda host, port: Refusing())
+    producer.start()
+    producer.send(Message("T", b"x")).addErrback(found.append)
+    pusher = deferred.PushConsumer(clock, "127.0.0.1:9876", "g", print, connector=lambda host, port: Refusing())
+    pusher.subscribe("T")
+    pusher.start().addErrback(found.append)
+    assert ["No name server answers" in str(failure.value) for failure in found] == [True] * 3
+    for client in (consumer, producer, pusher):
+        client.close().addErrback(found.append)
+    assert len(found) == 3
+    assert not clock.getDelayedCalls()
+
+
+class Refusing:
+    def connect(self, factory):
+        waiter = Deferred()
+        waiter.errback(ConnectionRefusedError("refused"))
+        return waiter

@@ -1,0 +1,154 @@
+import pytest
+
+from mqbroker.client import (
+    Message,
+    NoBrokerForTopic,
+    ProducerOptions,
+    SendFailed,
+    SendStatus,
+)
+from mqbroker.client.producer import make_producer
+from mqbroker.errors import Refused, RequestTimedOut
+from mqbroker.wire.bodies import HeartbeatData, MessageQueue
+from mqbroker.wire.codes import RequestCode, ResponseCode
+
+SEND = RequestCode.SEND_MESSAGE_V2
+A, B = "10.0.0.2:10911", "10.0.0.3:10911"
+
+
+@pytest.fixture
+def producer(world, name_server):
+    world.cluster.add_topic("T")
+    ids = iter(range(10000))
+    return make_producer(
+        world.net(),
+        (name_server,),
+        "pg",
+        ProducerOptions(),
+        client_id="me",
+        next_id=lambda: f"U{next(ids)}",
+        live=True,
+    )
+
+
+def test_queues_take_turns_and_results_say_where(world, producer):
+    results = [world.result(producer.send(Message("T", b"x"))) for _ in range(8)]
+    assert {r.status for r in results} == {SendStatus.SEND_OK}
+    assert sorted(r.queue for r in results[:4]) == world.result(producer.queues("T"))
+    assert [r.queue_offset for r in results] == [0] * 4 + [1] * 4
+    assert (results[0].msg_id, results[0].offset_msg_id) == ("U0", "ID0")
+
+
+def test_a_failed_attempt_goes_to_another_broker_with_the_same_id(world, producer):
+    world.cluster.down.add(A)
+    for _ in range(4):
+        assert world.result(producer.send(Message("T", b"x"))).queue.broker_name == "b"
+    tried = [request.ext_fields["i"] for request in world.cluster.asked(SEND)]
+    assert len(set(tried)) == 4
+    assert len(tried) > 4
+
+
+@pytest.mark.parametrize("code", [ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE])
+def test_a_refusal_that_another_broker_may_not_make_is_retried(world, producer, code):
+    world.cluster.refuse[A, SEND] = (code, "busy")
+    assert {world.result(producer.send(Message("T", b"x"))).queue.broker_name for _ in range(4)} == {"b"}
+
+
+def test_a_refusal_for_good_is_raised_at_once(world, producer):
+    for addr in (A, B):
+        world.cluster.refuse[addr, SEND] = (ResponseCode.MESSAGE_ILLEGAL, "no")
+    with pytest.raises(Refused, match="no"):
+        world.result(producer.send(Message("T", b"x")))
+    assert len(world.cluster.asked(SEND)) == 1
+
+
+def test_all_attempts_are_named_when_none_succeeds(world, producer):
+    world.cluster.down.update((A, B))
+    failed = []
+    world.run(producer.send(Message("T", b"x"))).addErrback(failed.append)
+    world.clock.pump([0.1] * 5)
+    error = failed[0].value
+    assert isinstance(error, SendFailed)
+    assert {addr for _, addr, _ in error.attempts} == {A, B}
+    assert len(error.attempts) == 3
+
+
+def test_all_attempts_together_end_in_time(world, producer, silent):
+    world.cluster.refuse[A, SEND] = world.cluster.refuse[B, SEND] = silent
+    failed = []
+    world.run(producer.send(Message("T", b"x"), timeout_ms=500)).addErrback(failed.append)
+    world.clock.advance(0.49)
+    assert not failed
+    world.clock.advance(0.01)
+    world.clock.pump([0.1] * 5)
+    assert isinstance(failed[0].value, SendFailed)
+    assert isinstance(failed[0].value.attempts[0][2], RequestTimedOut)
+    assert len(world.cluster.asked(SEND)) == 1
+
+
+def test_a_chosen_queue_is_tried_once(world, producer):
+    queue = MessageQueue("T", "a", 1)
+    assert world.result(producer.send(Message("T", b"x"), queue=queue)).queue == queue
+    same = {world.result(producer.send(Message("T", b"x"), key="k")).queue for _ in range(5)}
+    assert len(same) == 1
+    picked = world.result(producer.send(Message("T", b"x"), selector=lambda queues, message: queues[-1]))
+    assert picked.queue == MessageQueue("T", "b", 1)
+    world.cluster.down.add(A)
+    sent = len(world.cluster.asked(SEND))
+    with pytest.raises(SendFailed):
+        world.result(producer.send(Message("T", b"x"), queue=queue))
+    assert len(world.cluster.asked(SEND)) == sent + 1
+
+
+@pytest.mark.parametrize("status", [s for s in SendStatus if s])
+def test_statuses_short_of_safe_are_results(world, producer, status):
+    original = world.cluster.on_send_message_v2
+
+    def answer(request):
+        response = original(request)
+        response.code = status
+        return response
+
+    world.cluster.on_send_message_v2 = answer
+    assert world.result(producer.send(Message("T", b"x"))).status is status
+
+
+def test_batches_and_oneways(world, producer):
+    result = world.result(producer.send_batch([Message("T", b"1"), Message("T", b"2")]))
+    assert (result.msg_id, result.offset_msg_id) == ("U0,U1", "ID0,ID1")
+    assert len(world.cluster.logs[result.queue]) == 2
+    world.result(producer.send_oneway(Message("T", b"3")))
+    assert len(world.cluster.asked(SEND)) == 1
+
+
+def test_a_topic_that_nobody_may_write_to(world, producer):
+    world.cluster.add_topic("R", perm=4)
+    with pytest.raises(NoBrokerForTopic):
+        world.result(producer.send(Message("R", b"x")))
+
+
+def test_brokers_hear_of_the_producer_once_a_period_and_when_it_leaves(world, producer):
+    beats = RequestCode.HEART_BEAT
+    for _ in range(8):
+        world.result(producer.send(Message("T", b"x")))
+    assert sorted(world.cluster.asked_of(beats)) == [A, B]
+    data = HeartbeatData.from_json(world.cluster.asked(beats)[0].body)
+    assert (data.client_id, [p.group_name for p in data.producer_data_set]) == ("me", ["pg"])
+    world.clock.advance(30)
+    for _ in range(4):
+        world.result(producer.send(Message("T", b"x")))
+    assert len(world.cluster.asked(beats)) == 4
+    world.result(producer.close())
+    assert sorted(world.cluster.asked_of(RequestCode.UNREGISTER_CLIENT)) == [A, B]
+
+
+def test_kept_alive_it_beats_and_refreshes_by_itself(world, producer):
+    world.result(producer.send(Message("T", b"x")))
+    before = len(world.cluster.requests)
+    tasks = producer.keep_alive(world.net())
+    world.clock.advance(30)
+    codes = [request.code for _, request in world.cluster.requests[before:]]
+    assert sorted(codes) == [RequestCode.HEART_BEAT, RequestCode.HEART_BEAT, RequestCode.GET_ROUTEINFO_BY_TOPIC]
+    for task in tasks:
+        task.cancel()
+    assert not world.clock.getDelayedCalls()

@@ -1,0 +1,81 @@
+import pytest
+
+from mqbroker.client import MessageQueue, PullOptions, PullStatus, TopicNotFound
+from mqbroker.client.pull_consumer import make_pull_consumer
+from mqbroker.errors import Refused, Unreachable
+from mqbroker.wire.codes import RequestCode, ResponseCode
+from mqbroker.wire.record import decode_records
+
+A, B = "10.0.0.2:10911", "10.0.0.3:10911"
+Q = MessageQueue("T", "a", 0)
+
+
+@pytest.fixture
+def consumer(world, name_server):
+    world.cluster.add_topic("T", queues=2)
+    return make_pull_consumer(world.net(), (name_server,), "cg", PullOptions())
+
+
+def test_a_pull_carries_its_subscription_and_no_heartbeat_is_sent(world, consumer):
+    world.cluster.store(Q, b"0", TAGS="a")
+    world.cluster.store(Q, b"1", TAGS="b")
+    result = world.result(consumer.pull(Q, 0, tags="b"))
+    assert (result.status, result.next_offset, result.min_offset, result.max_offset) == (PullStatus.FOUND, 2, 0, 2)
+    assert [m.body for m in result.messages] == [b"1"]
+    (request,) = world.cluster.asked(RequestCode.PULL_MESSAGE)
+    assert (request.ext_fields["sysFlag"], request.ext_fields["subscription"]) == ("4", "b")
+    assert world.cluster.asked(RequestCode.HEART_BEAT) == []
+
+
+def test_what_a_pull_may_find(world, consumer):
+    world.cluster.store(Q)
+    assert world.result(consumer.pull(Q, 1)).status is PullStatus.NO_NEW_MESSAGE
+    moved = world.result(consumer.pull(Q, 5))
+    assert (moved.status, moved.next_offset, moved.messages) == (PullStatus.OFFSET_ILLEGAL, 1, ())
+
+
+def test_a_pull_can_wait_for_a_message(world, consumer):
+    found = []
+    world.run(consumer.pull(Q, 0, suspend_ms=60_000)).addBoth(found.append)
+    world.clock.advance(30)
+    assert not found
+    world.cluster.store(Q, b"new")
+    assert found[0].messages[0].body == b"new"
+
+
+def test_raw_pulls_of_several_queues_come_in_order_with_errors_in_place(world, consumer):
+    other = MessageQueue("T", "b", 1)
+    for n in range(3):
+        world.cluster.store(Q, b"%d" % n)
+    world.cluster.down.add(B)
+    first, failed, last = world.result(consumer.fetch_many([(Q, 0, 2), (other, 0, 32), (Q, 2, 32)]))
+    assert [r.body for r in decode_records(first.body)] == [b"0", b"1"]
+    assert isinstance(failed, Unreachable)
+    assert (last.next_offset, last.max_offset) == (3, 3)
+    world.cluster.refuse[A, RequestCode.PULL_MESSAGE] = (ResponseCode.NO_PERMISSION, "no")
+    (refused,) = world.result(consumer.fetch_many([(Q, 0, 2)]))
+    assert isinstance(refused, Refused)
+    with pytest.raises(Refused):
+        world.result(consumer.fetch_raw(Q, 0))
+
+
+def test_offsets(world, consumer):
+    world.cluster.store(Q)
+    offsets = consumer.offsets
+    assert world.result(consumer.queues("T"))[0] == Q
+    assert (world.result(offsets.min(Q)), world.result(offsets.max(Q)), world.result(offsets.at_time(Q, 5))) == (
+        0,
+        1,
+        7,
+    )
+    assert world.result(offsets.committed(Q)) is None
+    world.result(offsets.commit(Q, 1))
+    assert world.result(offsets.committed(Q)) == 1
+    world.cluster.refuse[A, RequestCode.UPDATE_CONSUMER_OFFSET] = (ResponseCode.SYSTEM_ERROR, "no")
+    with pytest.raises(Refused):
+        world.result(offsets.commit(Q, 2))
+
+
+def test_an_unknown_topic(world, consumer):
+    with pytest.raises(TopicNotFound):
+        world.result(consumer.queues("nope"))

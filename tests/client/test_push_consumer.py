@@ -1,0 +1,349 @@
+import pytest
+from twisted.internet.defer import Deferred
+
+from mqbroker.client import ConsumeFrom, ConsumeResult, NameServerUnreachable, PushOptions, RetryLater
+from mqbroker.client.errors import ClientClosed
+from mqbroker.client.push_consumer import PushConsumerCore
+from mqbroker.errors import Unreachable
+from mqbroker.wire.bodies import HeartbeatData, MessageQueue
+from mqbroker.wire.codes import RequestCode, ResponseCode
+
+A, B = "10.0.0.2:10911", "10.0.0.3:10911"
+PULL = RequestCode.PULL_MESSAGE
+Q = MessageQueue("T", "a", 0)
+RETRY = MessageQueue("%RETRY%g", "a", 0)
+
+
+class Member:
+    """A push consumer with a listener that notes what it gets."""
+
+    def __init__(self, world, name_server, me="me", listener=None, **options):
+        self.world = world
+        self.got = []
+        self.listener = listener
+        options.setdefault("consume_from", ConsumeFrom.FIRST)
+        self.core = PushConsumerCore(world.net(), (name_server,), "g", self.listen, PushOptions(**options), me)
+
+    def listen(self, message):
+        self.got.append(message)
+        return self.listener(message) if self.listener else None
+
+    @property
+    def bodies(self):
+        return [message.body for message in self.got]
+
+    def start(self, expression="*", topic="T"):
+        self.world.result(self.core.subscribe(topic, expression))
+        self.world.result(self.core.start())
+        return self
+
+
+@pytest.fixture
+def one_queue(world):
+    """Topic T with one queue on broker a, and the group's retry topic."""
+    world.cluster.add_topic("T", queues=1, brokers=["a"])
+    world.cluster.add_topic("%RETRY%g", queues=1, brokers=["a"])
+    return world
+
+
+def committed(world, queue=Q):
+    return world.cluster.offsets.get(("g", queue))
+
+
+def test_it_consumes_what_is_there_and_what_comes(one_queue, name_server):
+    one_queue.cluster.store(Q, b"0")
+    member = Member(one_queue, name_server).start()
+    assert member.bodies == [b"0"]
+    one_queue.cluster.store(Q, b"1")
+    assert member.bodies == [b"0", b"1"]
+    assert member.core.assigned == {Q, RETRY}
+    assert committed(one_queue) is None
+    one_queue.clock.advance(5)
+    assert committed(one_queue) == 2
+
+
+def test_the_heartbeat_carries_both_subscriptions(one_queue, name_server):
+    Member(one_queue, name_server, consume_from=ConsumeFrom.LAST).start("a || b")
+    (request,) = one_queue.cluster.asked(RequestCode.HEART_BEAT)
+    (data,) = HeartbeatData.from_json(request.body).consumer_data_set
+    assert (data.group_name, data.consume_type, data.message_model) == ("g", "CONSUME_PASSIVELY", "CLUSTERING")
+    assert data.consume_from_where == "CONSUME_FROM_LAST_OFFSET"
+    assert {s.topic: s.sub_string for s in data.subscription_data_set} == {"T": "a || b", "%RETRY%g": "*"}
+    pull = next(r for r in one_queue.cluster.asked(PULL) if r.ext_fields["topic"] == "T")
+    subscription = next(s for s in data.subscription_data_set if s.topic == "T")
+    assert int(pull.ext_fields["subVersion"]) == subscription.sub_version
+    assert (pull.ext_fields["sysFlag"], pull.ext_fields["suspendTimeoutMillis"]) == ("2", "15000")
+
+
+def test_tags_are_compared_exactly_and_what_is_left_out_counts_as_consumed(one_queue, name_server):
+    # "Aa" and "BB" have one hash, so the broker lets both through.
+    for tags in ("Aa", "BB", "Aa"):
+        one_queue.cluster.store(Q, tags.encode(), TAGS=tags)
+    member = Member(one_queue, name_server).start("BB")
+    assert member.bodies == [b"BB"]
+    one_queue.clock.advance(5)
+    assert committed(one_queue) == 3
+
+
+@pytest.mark.parametrize(
+    ("consume_from", "offset", "retry_offset"),
+    [(ConsumeFrom.FIRST, 0, 0), (ConsumeFrom.LAST, 9, 0), (ConsumeFrom.TIMESTAMP, 7, 0)],
+)
+def test_a_new_group_starts_where_it_was_told(one_queue, name_server, consume_from, offset, retry_offset):
+    for n in range(9):
+        one_queue.cluster.store(Q, b"%d" % n)
+    Member(one_queue, name_server, consume_from=consume_from).start()
+    first = {r.ext_fields["topic"]: r.ext_fields["queueOffset"] for r in reversed(one_queue.cluster.asked(PULL))}
+    assert first == {"T": str(offset), "%RETRY%g": str(retry_offset)}
+
+
+def test_the_time_to_start_from_is_half_an_hour_ago_unless_said(one_queue, name_server):
+    Member(one_queue, name_server, consume_from=ConsumeFrom.TIMESTAMP).start()
+    now_ms = int(one_queue.clock.seconds() * 1000)
+    (search,) = one_queue.cluster.asked(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)
+    assert int(search.ext_fields["timestamp"]) == now_ms - 1_800_000
+
+
+def test_a_committed_offset_wins(one_queue, name_server):
+    for n in range(3):
+        one_queue.cluster.store(Q, b"%d" % n)
+    one_queue.cluster.offsets["g", Q] = 2
+    assert Member(one_queue, name_server).start().bodies == [b"2"]
+
+
+def test_an_illegal_offset_is_corrected(one_queue, name_server):
+    one_queue.cluster.offsets["g", Q] = 100
+    one_queue.cluster.store(Q, b"0")
+    member = Member(one_queue, name_server).start()
+    one_queue.cluster.store(Q, b"1")
+    assert member.bodies == [b"1"]
+    one_queue.clock.advance(5)
+    assert committed(one_queue) == 2
+
+
+def fail(message):
+    raise ValueError("no")
+
+
+def later(message):
+    raise RetryLater(-1)
+
+
+@pytest.mark.parametrize(
+    ("listener", "delay_level"),
+    [
+        (fail, 0),
+        (later, -1),
+        (lambda message: False, 0),
+        (lambda message: ConsumeResult.RETRY, 0),
+    ],
+)
+def test_what_the_listener_rejects_goes_back_to_the_broker(one_queue, name_server, listener, delay_level):
+    one_queue.cluster.store(Q, b"0", UNIQ_KEY="U")
+    Member(one_queue, name_server, listener=listener).start()
+    (header,) = one_queue.cluster.sent_back
+    assert (header.group, header.offset, header.delay_level) == ("g", 0, delay_level)
+    assert (header.origin_msg_id, header.origin_topic, header.max_reconsume_times) == ("U", "T", 16)
+    one_queue.clock.advance(5)
+    assert committed(one_queue) == 1
+
+
+def test_what_the_broker_does_not_take_back_is_tried_here(one_queue, name_server):
+    one_queue.cluster.refuse[A, RequestCode.CONSUMER_SEND_MSG_BACK] = (ResponseCode.SYSTEM_ERROR, "no")
+    one_queue.cluster.store(Q, b"0")
+    one_queue.cluster.store(Q, b"1")
+    member = Member(one_queue, name_server, listener=lambda m: m.body == b"1" or m.reconsume_times > 0).start()
+    assert member.bodies == [b"0", b"1"]
+    one_queue.clock.advance(4.9)
+    assert committed(one_queue) is None
+    one_queue.clock.advance(0.1)
+    assert [(m.body, m.reconsume_times) for m in member.got] == [(b"0", 0), (b"1", 0), (b"0", 1)]
+    one_queue.clock.advance(5)
+    assert committed(one_queue) == 2
+
+
+def test_a_message_under_way_holds_back_the_commit_and_concurrency_is_bounded(one_queue, name_server):
+    running = {}
+
+    def listener(message):
+        running[message.body] = Deferred()
+        return running[message.body]
+
+    for n in range(5):
+        one_queue.cluster.store(Q, b"%d" % n)
+    Member(one_queue, name_server, listener=listener, concurrency=2).start()
+    assert list(running) == [b"0", b"1"]
+    running[b"1"].callback(None)
+    assert list(running) == [b"0", b"1", b"2"]
+    one_queue.clock.advance(5)
+    assert committed(one_queue) == 0
+    running[b"0"].callback(None)
+    one_queue.clock.advance(5)
+    assert committed(one_queue) == 2
+
+
+def test_a_full_queue_is_not_pulled_until_there_is_room(one_queue, name_server):
+    waiting = []
+
+    def listener(message):
+        waiting.append(Deferred())
+        return waiting[-1]
+
+    for n in range(100):
+        one_queue.cluster.store(Q, b"%d" % n)
+    Member(one_queue, name_server, listener=listener, concurrency=1, queue_messages_max=10, pull_batch=5).start()
+
+    def pulled():
+        return max(int(r.ext_fields["queueOffset"]) for r in one_queue.cluster.asked(PULL))
+
+    assert pulled() == 5
+    one_queue.clock.advance(60)
+    assert pulled() == 5
+    waiting[0].callback(None)
+    assert pulled() == 10
+
+
+def test_thousands_of_messages_do_not_run_out_of_stack(one_queue, name_server):
+    for n in range(3000):
+        one_queue.cluster.store(Q, b"%d" % n)
+    member = Member(one_queue, name_server, concurrency=1, queue_messages_max=5000, pull_batch=1024).start()
+    assert len(set(member.bodies)) == 3000
+
+
+def test_pulls_go_on_after_the_broker_was_away(one_queue, name_server):
+    member = Member(one_queue, name_server).start()
+    one_queue.cluster.down.add(A)
+    for waiter, _ in one_queue.cluster.held:
+        waiter.errback(Unreachable("lost"))
+    one_queue.clock.pump([0.5] * 10)
+    one_queue.cluster.down.clear()
+    one_queue.cluster.store(Q, b"0")
+    one_queue.clock.advance(1)
+    assert member.bodies == [b"0"]
+
+
+def test_a_broker_that_forgot_the_group_is_told_at_once(one_queue, name_server):
+    one_queue.cluster.refuse[A, PULL] = (ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's group info not exist")
+    member = Member(one_queue, name_server).start()
+    beats = len(one_queue.cluster.asked(RequestCode.HEART_BEAT))
+    assert beats > 1
+    one_queue.cluster.refuse.clear()
+    one_queue.cluster.store(Q, b"0")
+    one_queue.clock.advance(1)
+    assert member.bodies == [b"0"]
+
+
+def test_two_members_share_and_hand_over_without_repeating(world, name_server):
+    world.cluster.add_topic("T", queues=2)
+    world.cluster.add_topic("%RETRY%g", queues=1, brokers=["a"])
+    queues = [MessageQueue("T", broker, n) for broker in "ab" for n in range(2)]
+    for queue in queues:
+        world.cluster.store(queue, f"{queue.broker_name}{queue.queue_id}".encode())
+    first = Member(world, name_server, me="c1").start()
+    assert len(first.core.assigned) == 5
+    second = Member(world, name_server, me="c2").start()
+    first.core.ids_changed("other group")
+    assert len(first.core.assigned) == 5
+    first.core.ids_changed("g")
+    world.clock.advance(0.3)
+    assert {q for q in first.core.assigned if q.topic == "T"} == set(queues[:2])
+    assert {q for q in second.core.assigned if q.topic == "T"} == set(queues[2:])
+    assert sorted(first.bodies + second.bodies) == [b"a0", b"a1", b"b0", b"b1"]
+    world.cluster.store(queues[3], b"new")
+    assert second.bodies == [b"new"]
+    world.result(first.core.close())
+    second.core.ids_changed("g")
+    world.clock.advance(0.3)
+    assert {q for q in second.core.assigned if q.topic == "T"} == set(queues)
+    assert second.bodies == [b"new"]
+
+
+def test_without_a_notice_the_balance_is_checked_every_twenty_seconds(one_queue, name_server):
+    member = Member(one_queue, name_server, me="c2").start()
+    assert Q in member.core.assigned
+    one_queue.cluster.members["g"].append("c1")
+    one_queue.clock.pump([1] * 19)
+    assert Q in member.core.assigned
+    one_queue.clock.advance(1)
+    assert member.core.assigned == frozenset()
+
+
+def test_what_a_listener_says_of_a_queue_that_has_left_does_not_count(one_queue, name_server):
+    waiting = Deferred()
+    one_queue.cluster.store(Q, b"0")
+    member = Member(one_queue, name_server, me="c2", listener=lambda message: waiting).start()
+    one_queue.cluster.members["g"].append("c1")
+    member.core.ids_changed("g")
+    assert member.core.assigned == frozenset()
+    assert committed(one_queue) == 0
+    waiting.errback(ValueError("no"))
+    assert one_queue.cluster.sent_back == []
+    one_queue.clock.advance(10)
+    assert committed(one_queue) == 0
+
+
+def test_a_topic_that_does_not_exist_yet_is_waited_for(world, name_server):
+    member = Member(world, name_server).start()
+    assert member.core.assigned == frozenset()
+    world.cluster.add_topic("T", queues=1, brokers=["a"])
+    world.cluster.store(Q, b"0")
+    # The first tries come quickly, well within the twenty seconds of the regular balance.
+    world.clock.pump([0.5] * 10)
+    assert member.bodies == [b"0"]
+
+
+def test_without_name_servers_the_start_fails(world, name_server):
+    world.cluster.down.add(name_server)
+    member = Member(world, name_server)
+    world.result(member.core.subscribe("T"))
+    with pytest.raises(NameServerUnreachable):
+        world.result(member.core.start())
+
+
+def test_closing_lets_listeners_end_and_commits_and_leaves(one_queue, name_server):
+    waiting = Deferred()
+    one_queue.cluster.store(Q, b"0")
+    member = Member(one_queue, name_server, listener=lambda message: waiting).start()
+    closed = []
+    one_queue.run(member.core.close()).addBoth(closed.append)
+    one_queue.clock.advance(5)
+    assert not closed
+    waiting.callback(None)
+    assert closed == [None]
+    assert committed(one_queue) == 1
+    assert one_queue.cluster.members["g"] == []
+    assert len(one_queue.cluster.asked(RequestCode.UNREGISTER_CLIENT)) == 1
+    with pytest.raises(ClientClosed):
+        one_queue.result(member.core.start())
+
+
+def test_closing_does_not_wait_for_ever(one_queue, name_server):
+    one_queue.cluster.store(Q, b"0")
+    member = Member(one_queue, name_server, listener=lambda message: Deferred()).start()
+    closed = []
+    one_queue.run(member.core.close()).addBoth(closed.append)
+    one_queue.clock.advance(10)
+    assert closed == [None]
+    assert committed(one_queue) == 0
+
+
+def test_after_closing_nothing_is_left_on_the_clock(one_queue, name_server):
+    member = Member(one_queue, name_server).start()
+    one_queue.clock.advance(40)
+    one_queue.result(member.core.close())
+    one_queue.cluster.wake()
+    one_queue.clock.advance(100)
+    assert not one_queue.clock.getDelayedCalls()
+
+
+def test_a_topic_can_be_added_and_changed_later(one_queue, name_server):
+    one_queue.cluster.add_topic("U", queues=1, brokers=["a"])
+    member = Member(one_queue, name_server).start()
+    one_queue.cluster.store(MessageQueue("U", "a", 0), b"u")
+    one_queue.result(member.core.subscribe("U"))
+    assert member.bodies == [b"u"]
+    one_queue.clock.advance(5)
+    one_queue.result(member.core.subscribe("T", "x"))
+    one_queue.cluster.store(Q, b"no", TAGS="y")
+    one_queue.cluster.store(Q, b"yes", TAGS="x")
+    assert member.bodies == [b"u", b"yes"]

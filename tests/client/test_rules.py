@@ -1,0 +1,265 @@
+"""The pure rules: allocation, process queue, subscriptions, messages, options, ids, peer answers."""
+
+import pickle
+import random
+
+import pytest
+
+from mqbroker.client import BadMessage, Message, MessageQueue, NameServerUnreachable, SendFailed, TopicNotFound
+from mqbroker.client.allocation import allocate_averagely
+from mqbroker.client.identity import local_ip, make_client_id
+from mqbroker.client.messages import ReceivedMessage
+from mqbroker.client.options import ProducerOptions, parse_name_servers
+from mqbroker.client.peer import answer_peer
+from mqbroker.client.process_queue import ProcessQueue
+from mqbroker.client.send import Rotation, prepare, prepare_batch, queue_for_key, send_request
+from mqbroker.client.subscription import matches, subscribe_to
+from mqbroker.errors import MQError, Refused, Unreachable
+from mqbroker.wire.batch import decode_batch
+from mqbroker.wire.codes import RequestCode, ResponseCode
+from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand
+from mqbroker.wire.properties import decode_properties
+from mqbroker.wire.record import Record, inflate_body
+
+
+def queues(count, broker="a", topic="T"):
+    return [MessageQueue(topic, broker, n) for n in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("count", "members", "expected"),
+    [
+        (4, 1, [[0, 1, 2, 3]]),
+        (4, 2, [[0, 1], [2, 3]]),
+        (4, 3, [[0, 1], [2], [3]]),
+        (8, 3, [[0, 1, 2], [3, 4, 5], [6, 7]]),
+        (2, 3, [[0], [1], []]),
+        (0, 2, [[], []]),
+    ],
+)
+def test_the_first_members_take_one_more(count, members, expected):
+    ids = [f"10.0.0.1@{n}" for n in range(members)]
+    got = [[q.queue_id for q in allocate_averagely(me, reversed(queues(count)), reversed(ids))] for me in ids]
+    assert got == expected
+
+
+def test_every_queue_has_exactly_one_owner():
+    for count in range(20):
+        for members in range(1, 9):
+            ids = [f"c{n}" for n in range(members)]
+            owned = [q for me in ids for q in allocate_averagely(me, queues(count), ids)]
+            assert owned == queues(count)
+
+
+def test_a_stranger_gets_nothing_and_names_sort_as_in_java():
+    assert allocate_averagely("x", queues(4), ["a", "b"]) == []
+    # By UTF-16 code units a surrogate pair sorts before U+FFFD; by code points it would sort after.
+    assert allocate_averagely("\U0001f600", queues(2), ["\ufffd", "\U0001f600"])[0].queue_id == 0
+
+
+def received(offset, body=b"x"):
+    record = Record(
+        topic="T",
+        queue_id=0,
+        queue_offset=offset,
+        physical_offset=offset * 100,
+        store_size=100,
+        flag=0,
+        sys_flag=0,
+        born_timestamp=1,
+        born_host=("1.2.3.4", 5),
+        store_timestamp=2,
+        store_host=("1.2.3.4", 6),
+        reconsume_times=0,
+        prepared_offset=0,
+        body=body,
+        body_crc=0,
+    )
+    return ReceivedMessage.of_record(record, "a")
+
+
+def test_the_committable_offset_is_the_lowest_not_consumed():
+    held = ProcessQueue(queues(1)[0], 10, messages_max=3, bytes_max=100)
+    assert held.committable == 10
+    messages = [received(n) for n in (10, 11, 13)]
+    held.add(messages, 14)
+    assert (held.committable, held.is_full) == (10, True)
+    held.done(messages[1])
+    assert (held.committable, held.is_full) == (10, False)
+    held.done(messages[0])
+    assert held.committable == 13
+    held.done(messages[2])
+    assert (held.committable, len(held)) == (14, 0)
+
+
+def test_a_process_queue_is_full_by_bytes_and_counts_a_repeated_offset_once():
+    held = ProcessQueue(queues(1)[0], 0, messages_max=100, bytes_max=10)
+    first = received(0, b"12345")
+    held.add([first], 1)
+    held.add([received(0, b"12345")], 1)
+    assert not held.is_full
+    held.add([received(1, b"12345")], 2)
+    assert held.is_full
+    held.done(first)
+    held.done(first)
+    assert not held.is_full
+
+
+def test_after_a_step_back_the_lower_offset_is_committed():
+    held = ProcessQueue(queues(1)[0], 100, messages_max=9, bytes_max=99)
+    held.add([received(100)], 101)
+    held.add([], 5)
+    assert held.committable == 5
+
+
+def test_subscriptions():
+    both = subscribe_to("T", " a || b||", 5)
+    assert (both.tags_set, both.code_set, both.sub_version) == ({"a", "b"}, {97, 98}, 5)
+    assert matches(both, "a")
+    assert not matches(both, "c")
+    assert not matches(both, None)
+    for all_of_it in ("*", "", "  "):
+        assert subscribe_to("T", all_of_it, 1).sub_string == "*"
+        assert matches(subscribe_to("T", all_of_it, 1), None)
+    with pytest.raises(MQError, match="names no tag"):
+        subscribe_to("T", "||", 1)
+
+
+def test_messages_are_checked_where_they_are_made():
+    assert Message("T", "ü").body == "ü".encode()
+    assert Message("T", b"x", keys="a b").keys == ("a", "b")
+    for wrong in ({"keys": ["a b"]}, {"keys": [""]}, {"properties": {"UNIQ_KEY": "x"}}):
+        with pytest.raises(BadMessage):
+            Message("T", b"x", **wrong)
+    with pytest.raises(MQError):
+        Message("T", b"x", properties={"a": "\x01"})
+    with pytest.raises(Refused):
+        Message("../T", b"x")
+
+
+def test_a_retried_message_keeps_its_topic_and_id():
+    record = Record(
+        topic="%RETRY%g",
+        queue_id=0,
+        queue_offset=1,
+        physical_offset=2,
+        store_size=100,
+        flag=0,
+        sys_flag=0,
+        born_timestamp=1,
+        born_host=("1.2.3.4", 5),
+        store_timestamp=2,
+        store_host=("1.2.3.4", 6),
+        reconsume_times=2,
+        prepared_offset=0,
+        body=b"",
+        body_crc=0,
+        properties={"RETRY_TOPIC": "T", "UNIQ_KEY": "U", "KEYS": "a b", "TAGS": "t"},
+    )
+    message = ReceivedMessage.of_record(record, "a")
+    assert (message.topic, message.queue.topic, message.msg_id) == ("T", "%RETRY%g", "U")
+    assert (message.keys, message.tags, message.reconsume_times) == (("a", "b"), "t", 2)
+    assert message.offset_msg_id == "01020304000000060000000000000002"
+
+
+def test_large_bodies_are_compressed_and_keep_their_id():
+    options = ProducerOptions(compress_over_bytes=10)
+    outgoing = prepare(Message("T", b"0123456789", tags="t", keys=["k"], delay_level=3), options, lambda: "U", 77)
+    assert outgoing.sys_flag == 1
+    assert inflate_body(outgoing.body, 1) == b"0123456789"
+    assert decode_properties(outgoing.properties.encode()) == {
+        "KEYS": "k",
+        "UNIQ_KEY": "U",
+        "WAIT": "true",
+        "DELAY": "3",
+        "TAGS": "t",
+    }
+    assert prepare(Message("T", b"012345678"), options, lambda: "U", 77).sys_flag == 0
+    assert prepare(Message("T", b"x", unique_key="mine"), options, lambda: "U", 77).msg_id == "mine"
+
+
+def test_sizes_are_checked_and_named():
+    options = ProducerOptions(message_bytes_max=100)
+    with pytest.raises(BadMessage, match=r"101 bytes, the limit is 100"):
+        prepare(Message("T", b"x" * 101), options, lambda: "U", 1)
+    with pytest.raises(BadMessage, match="empty"):
+        prepare(Message("T", b""), options, lambda: "U", 1)
+
+
+def test_batches():
+    ids = iter("UVW")
+    batch = [Message("T", b"1", flag=5), Message("T", b"2", tags="t")]
+    outgoing = prepare_batch(batch, ProducerOptions(), lambda: next(ids), 1)
+    entries = decode_batch(outgoing.body)
+    assert [(e.flag, e.body) for e in entries] == [(5, b"1"), (0, b"2")]
+    assert decode_properties(entries[1].properties) == {"UNIQ_KEY": "V", "WAIT": "true", "TAGS": "t"}
+    assert outgoing.msg_id == "U,V"
+    request = send_request(outgoing, MessageQueue("T", "a", 3), "g", ProducerOptions())
+    assert (request.code, request.ext_fields["m"], request.ext_fields["e"]) == (320, "true", "3")
+    for wrong in (
+        [],
+        [Message("T", b"1"), Message("U", b"1")],
+        [Message("T", b"1", delay_level=1)],
+        [Message("T", b"1"), Message("T", b"1", wait_stored=False)],
+        [Message("T", b"1"), Message("T", b"")],
+        [Message("%RETRY%g", b"1")],
+    ):
+        with pytest.raises(BadMessage):
+            prepare_batch(wrong, ProducerOptions(), lambda: "U", 1)
+
+
+def test_rotation_takes_turns_and_avoids_brokers():
+    rotation = Rotation(random.Random(1))
+    both = queues(2, "a") + queues(2, "b")
+    turns = [rotation.next("T", both) for _ in range(8)]
+    assert sorted(turns[:4]) == both
+    assert turns[4:] == turns[:4]
+    assert {rotation.next("T", both, {"a"}).broker_name for _ in range(5)} == {"b"}
+    assert {rotation.next("T", both, {"a", "b"}).broker_name for _ in range(4)} == {"a", "b"}
+
+
+def test_a_key_chooses_the_queue_that_java_chooses():
+    # "polygenelubricants".hashCode() is Integer.MIN_VALUE.
+    assert queue_for_key(queues(7), "polygenelubricants").queue_id == (2**31) % 7
+    assert queue_for_key(queues(4), "abc").queue_id == 96354 % 4
+
+
+def test_name_servers_are_read_from_text_and_lists():
+    assert parse_name_servers(" a:1 ;b:2;a:1;") == ("a:1", "b:2")
+    assert parse_name_servers(["[::1]:9876"]) == ("[::1]:9876",)
+    for wrong in ("", ";", "localhost", "a:b", "a:0", ":1", "a:70000"):
+        with pytest.raises(MQError):
+            parse_name_servers(wrong)
+
+
+def test_client_ids_differ():
+    rng = random.Random(1)
+    ids = {make_client_id("10.0.0.1", 7, rng) for _ in range(100)}
+    assert len(ids) == 100
+    assert all(client_id.startswith("10.0.0.1@7#") for client_id in ids)
+    assert local_ip(("127.0.0.1:9876",)) == "127.0.0.1"
+
+
+def test_errors_say_what_to_do_and_can_be_pickled():
+    errors = [
+        TopicNotFound("T", ("n:1",), "why"),
+        NameServerUnreachable((("n:1", "refused"),)),
+        SendFailed("T", (("a", "x:1", Unreachable("gone")),)),
+        BadMessage("too large"),
+    ]
+    for error in errors:
+        assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    assert "mqadmin updateTopic -t T" in str(errors[0])
+    assert "n:1: refused" in str(errors[1])
+    assert "a at x:1: Unreachable: gone" in str(errors[2])
+
+
+def test_a_peer_hears_of_ids_and_declines_the_rest():
+    heard = []
+    notify = RemotingCommand(40, {"consumerGroup": "g"}, flag=ONEWAY_FLAG)
+    assert answer_peer(notify, heard.append) is None
+    assert heard == ["g"]
+    answer = answer_peer(RemotingCommand(RequestCode.GET_CONSUMER_RUNNING_INFO, opaque=9), heard.append)
+    assert (answer.code, answer.opaque) == (ResponseCode.REQUEST_CODE_NOT_SUPPORTED, 9)
+    assert answer_peer(RemotingCommand(39, flag=ONEWAY_FLAG), None) is None
+    assert answer_peer(RemotingCommand(40), heard.append).code == ResponseCode.SYSTEM_ERROR

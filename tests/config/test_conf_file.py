@@ -1,0 +1,53 @@
+"""Java's .properties syntax, with the line of each key."""
+
+import pytest
+
+from mqbroker.config import read_conf
+from mqbroker.errors import BadSetting
+
+
+@pytest.fixture
+def read(tmp_path):
+    def read_text(text, encoding="iso-8859-1"):
+        path = tmp_path / "a.conf"
+        path.write_bytes(text.encode(encoding))
+        return read_conf(str(path))
+
+    return read_text
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", []),
+        ("a=b", [("a", "b", 1)]),
+        ("a=b\n", [("a", "b", 1)]),
+        ("# x\n! y\n\n a = b \n c: d\n e f\n", [("a", "b", 4), ("c", "d", 5), ("e", "f", 6)]),
+        ("a=b\\\n  c\nd=e\n", [("a", "bc", 1), ("d", "e", 3)]),
+        ("a=1\r\nb=2\r\n", [("a", "1", 1), ("b", "2", 2)]),
+        ("a=1\rb=2", [("a", "1", 1), ("b", "2", 2)]),
+        ("a=1\na=2\n", [("a", "1", 1), ("a", "2", 2)]),
+        ("a=\\u0041\\t.", [("a", "A\t.", 1)]),
+        ("a=", [("a", "", 1)]),
+        ("a", [("a", "", 1)]),
+        ("a=é", [("a", "é", 1)]),
+        ("a=b=c;d", [("a", "b=c;d", 1)]),
+    ],
+)
+def test_what_is_read(read, text, found):
+    assert read(text) == found
+
+
+def test_a_wrong_escape_names_its_line(read):
+    with pytest.raises(BadSetting, match=r"a\.conf:2: \\u: .*four hexadecimal digits"):
+        read("a=b\nc=\\u00zz\n")
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(BadSetting, match="the file cannot be read: No such file or directory"):
+        read_conf(str(tmp_path / "missing.conf"))
+
+
+def test_a_directory_is_no_file(tmp_path):
+    with pytest.raises(BadSetting, match="the file cannot be read: Is a directory"):
+        read_conf(str(tmp_path))

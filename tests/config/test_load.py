@@ -1,0 +1,255 @@
+"""What settings become, from where, and how a wrong one is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mqbroker.config import (
+    BrokerRole,
+    FlushDiskType,
+    Host,
+    LogLevel,
+    load_broker_settings,
+    load_namesrv_settings,
+    show_settings,
+)
+from mqbroker.config.fields import settings_of
+from mqbroker.config.settings import BrokerSettings, ClientSettings, NamesrvSettings, NettySettings, StoreSettings
+from mqbroker.config.unused import NO_EFFECT, REFUSED_KEYS
+from mqbroker.errors import BadSetting
+
+HOST = Host("/home/u", "box", "192.0.2.7")
+JAVA = json.loads((Path(__file__).parent.parent / "data" / "settings-4.9.7.json").read_text())
+PARTS = (BrokerSettings, StoreSettings, NettySettings, ClientSettings, NamesrvSettings)
+OWN = {"bindAddress", "frameMaxLength", "logLevel"}
+
+
+class Loader:
+    """Loads settings of text, and keeps the warnings."""
+
+    def __init__(self, path, load):
+        self.path = path
+        self.load = load
+        self.warnings = []
+
+    def __call__(self, text="", overrides=(), **environ):
+        self.path.write_text(text)
+        return self.load(str(self.path), overrides, environ=environ, warn=self.warnings.append, host=HOST)
+
+
+@pytest.fixture
+def broker(tmp_path):
+    return Loader(tmp_path / "broker.conf", load_broker_settings)
+
+
+@pytest.fixture
+def namesrv(tmp_path):
+    return Loader(tmp_path / "namesrv.conf", load_namesrv_settings)
+
+
+def test_every_key_of_java_is_known_once():
+    keys = {setting.key for part in PARTS for setting in settings_of(part)}
+    java = {key for part in JAVA.values() for key in part}
+    assert keys - OWN <= java
+    assert java - keys - NO_EFFECT == {"aclEnable", "useTLS", "enableDLegerCommitLog"}
+    assert not keys & NO_EFFECT
+    assert java >= REFUSED_KEYS
+
+
+def of_the_host(key):
+    return key in ("brokerIP1", "brokerIP2", "brokerName", "configStorePath", "storePathCommitLog")
+
+
+@pytest.mark.parametrize(
+    ("load", "classes", "port"),
+    [
+        (
+            load_broker_settings,
+            ("BrokerConfig", "MessageStoreConfig", "NettyServerConfig", "NettyClientConfig"),
+            "10911",
+        ),
+        (load_namesrv_settings, ("NamesrvConfig", "NettyServerConfig"), "9876"),
+    ],
+)
+def test_defaults_are_javas(load, classes, port):
+    shown = dict(line.split("=", 1) for line in show_settings(load(host=Host("~", "box", "192.0.2.7"))))
+    for name, java in [item for cls in classes for item in JAVA[cls].items()]:
+        if name in shown and not of_the_host(name):
+            default = java["default"]
+            expected = json.dumps(default) if not isinstance(default, str) else default
+            assert shown[name] == {"null": ""}.get(expected, expected) or name == "listenPort", name
+    assert shown["listenPort"] == port
+
+
+def test_defaults_of_the_host():
+    settings = load_broker_settings(host=HOST)
+    assert settings.broker_name == "box"
+    assert settings.broker_addr == "192.0.2.7:10911"
+    assert settings.broker_ip2 == "192.0.2.7"
+    assert settings.store.store_path_root_dir == "/home/u/store"
+    assert settings.store.store_path_commit_log == "/home/u/store/commitlog"
+    assert load_namesrv_settings(host=HOST).kv_config_path == "/home/u/namesrv/kvConfig.json"
+
+
+def test_the_real_host_has_an_address():
+    host = Host.this()
+    assert host.name
+    assert host.address.count(".") == 3
+    assert host.home.startswith("/")
+
+
+def test_what_follows_from_other_settings(broker):
+    settings = broker("bindAddress=127.0.0.1\nlistenPort=20000\nstorePathRootDir=/d\n")
+    assert (settings.broker_ip1, settings.ha_listen_port) == ("127.0.0.1", 20001)
+    assert settings.store.store_path_commit_log == "/d/commitlog"
+    assert broker("bindAddress=0.0.0.0").broker_ip1 == "192.0.2.7"
+    assert broker("listenPort=0").ha_listen_port == 0
+    assert broker("haListenPort=5\nbrokerIP1=a.example").broker_addr == "a.example:10911"
+
+
+def test_a_masters_id_is_zero_as_in_java(broker):
+    assert broker("brokerId=3").broker_id == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "part", "field", "value"),
+    [
+        ("autoCreateTopicEnable=FALSE", "", "auto_create_topic_enable", False),
+        ("brokerPermission=4", "", "broker_permission", 4),
+        ("namesrvAddr=a:1; [::1]:2;", "", "namesrv_addr", ("a:1", "[::1]:2")),
+        ("namesrvAddr=", "", "namesrv_addr", ()),
+        ("registerNameServerPeriod=20000", "", "register_name_server_period_ms", 20000),
+        ("shortPollingTimeMills=7", "", "short_polling_time_ms", 7),
+        ("logLevel=Debug", "", "log_level", LogLevel.DEBUG),
+        ("brokerIP1=::1", "", "broker_ip1", "::1"),
+        ("flushDiskType=SYNC_FLUSH", "store", "flush_disk_type", FlushDiskType.SYNC_FLUSH),
+        ("brokerRole=ASYNC_MASTER", "store", "broker_role", BrokerRole.ASYNC_MASTER),
+        ("deleteWhen=04;16", "store", "delete_when_hours", (4, 16)),
+        ("messageDelayLevel=1s  2h", "store", "message_delay_level", "1s 2h"),
+        ("mappedFileSizeConsumeQueue=6000001", "store", "mapped_file_size_consume_queue", 6000020),
+        ("checkCRCOnRecover=false", "store", "check_crc_on_recover", False),
+        ("serverChannelMaxIdleTimeSeconds=9", "server", "server_channel_max_idle_time_seconds", 9),
+        ("connectTimeoutMillis=8", "client", "connect_timeout_ms", 8),
+    ],
+)
+def test_values(broker, line, part, field, value):
+    settings = broker(line)
+    assert getattr(getattr(settings, part) if part else settings, field) == value
+    assert broker.warnings == []
+
+
+def test_a_home_directory_is_spelt_out(broker, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/other")
+    assert broker("storePathRootDir=~/s").store.store_path_root_dir == "/home/other/s"
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("listenPort=70000", "70000 is out of range: it goes from 0 to 65535"),
+        ("listenPort=-1", "-1 is out of range: it goes from 0 to 65535"),
+        ("listenPort=", "'' is not a whole number: it goes from 0 to 65535"),
+        ("listenPort=1e3", "'1e3' is not a whole number: it goes from 0 to 65535"),
+        ("listenPort=\\u0661", "'\u0661' is not a whole number: it goes from 0 to 65535"),
+        ("maxMessageSize=2147483648", "2147483648 is out of range: it goes from 1 to 2147483647"),
+        ("autoCreateTopicEnable=yes", "'yes' is neither true nor false"),
+        ("flushDiskType=sync_flush", "'sync_flush' is not one of SYNC_FLUSH, ASYNC_FLUSH"),
+        ("logLevel=loud", "'loud' is not one of debug, info, warn, error"),
+        ("brokerName=a b", "'a b' is not a name: 1 to 255 letters, digits and any of . _ - % |"),
+        ("brokerName=", "'' is not a name: 1 to 255 letters, digits and any of . _ - % |"),
+        ("brokerIP1=a b", "'a b' is neither an address such as 192.168.0.1 nor a host name"),
+        ("bindAddress=localhost", "'localhost' is not an address: write one such as 127.0.0.1, or nothing for all"),
+        ("namesrvAddr=a", "'a' is not host:port; write for example 127.0.0.1:9876;192.168.0.1:9876"),
+        ("namesrvAddr=a:1;b:0", "'b:0' is not host:port; write for example 127.0.0.1:9876;192.168.0.1:9876"),
+        ("namesrvAddr=a:70000", "'a:70000' is not host:port; write for example 127.0.0.1:9876;192.168.0.1:9876"),
+        ("namesrvAddr=a b:1", "in 'a b:1', 'a b' is neither an address such as 192.168.0.1 nor a host name"),
+        ("deleteWhen=24", "'24' is not hours of the day; write for example 04 or 04;16"),
+        ("messageDelayLevel=1s 5", "'1s 5' is not a list of delays; write for example 1s 10s 5m 2h"),
+        ("messageDelayLevel=", "'' is not a list of delays; write for example 1s 10s 5m 2h"),
+        ("storePathRootDir=", "it must name a file or a directory"),
+        ("brokerRole=SLAVE", "replication is not served by this version; use brokerRole=ASYNC_MASTER"),
+        ("brokerRole=SYNC_MASTER", "replication is not served by this version, so no slave could confirm a message"),
+        ("aclEnable=TRUE", "access control is not served by this version; remove it only if the network is trusted"),
+        ("useTLS=true", "TLS is not served by this version; remove it only if the network is trusted"),
+        ("haListenPort=10911", "10911 is the listenPort too; leave it out for 10912"),
+        ("listenPort=65535", "65535 leaves no port above it for replication; set haListenPort too"),
+    ],
+)
+def test_a_wrong_value_names_key_file_line_and_what_is_right(broker, line, why):
+    with pytest.raises(BadSetting) as caught:
+        broker(f"# a comment\n\n{line}\n")
+    assert str(caught.value).startswith(f"{broker.path}:3: {line.partition('=')[0]}: {why}")
+
+
+def test_unknown_keys_are_warned_of(broker):
+    broker("listenPrt=1\nzzz=1\ndLegerPeers=x\nkvConfigPath=/x\n")
+    assert broker.warnings == [
+        f"{broker.path}:1: listenPrt is not a setting and changes nothing; did you mean listenPort?",
+        f"{broker.path}:2: zzz is not a setting and changes nothing",
+    ]
+
+
+def test_the_brokers_keys_in_a_file_of_the_name_server_are_passed_over(namesrv):
+    settings = namesrv("brokerName=a\naclEnable=true\nlistenPort=5\norderMessageEnable=true\n")
+    assert namesrv.warnings == []
+    assert settings.server.listen_port == 5
+    assert settings.order_message_enable
+    assert settings.config_store_path == str(namesrv.path)
+
+
+def test_the_last_of_a_repeated_key_counts(broker):
+    assert broker("listenPort=1\nlistenPort=2\n").server.listen_port == 2
+    assert broker.warnings == [f"{broker.path}:2: listenPort is given again; this one counts, not that of line 1"]
+
+
+def test_the_environment_counts_more_than_the_file_and_options_more_than_both(broker):
+    file = "namesrvAddr=a:1\nbrokerName=f\nlistenPort=1"
+    environ = {"NAMESRV_ADDR": "b:2", "ROCKETMQ_BROKER_NAME": "e", "ROCKETMQ_LISTEN_PORT": "2", "ROCKETMQ_HOME": "/o"}
+    settings = broker(file, [("listenPort", " 3 ")], **environ)
+    assert (settings.namesrv_addr, settings.broker_name, settings.server.listen_port) == (("b:2",), "e", 3)
+    assert broker.warnings == [
+        f"environment variable NAMESRV_ADDR sets namesrvAddr=b:2 in place of 'a:1', {broker.path}:1",
+        f"environment variable ROCKETMQ_BROKER_NAME sets brokerName=e in place of 'f', {broker.path}:2",
+        f"environment variable ROCKETMQ_LISTEN_PORT sets listenPort=2 in place of '1', {broker.path}:3",
+    ]
+
+
+def test_keys_with_digits_and_capitals_from_the_environment(broker):
+    settings = broker("", ROCKETMQ_BROKERIP1="10.0.0.1", ROCKETMQ_CHECK_CRC_ON_RECOVER="false", ROCKETMQ_BROKER_ID="")
+    assert settings.broker_ip1 == "10.0.0.1"
+    assert not settings.store.check_crc_on_recover
+    assert broker.warnings == []
+
+
+def test_a_wrong_value_in_the_environment_names_the_variable(broker):
+    with pytest.raises(BadSetting, match=r"^environment variable ROCKETMQ_LISTEN_PORT: listenPort: 'x' is not a whole"):
+        broker("listenPort=1", ROCKETMQ_LISTEN_PORT="x")
+
+
+def test_an_unknown_option_is_refused(broker):
+    with pytest.raises(BadSetting, match=r"^command line: brokerNam: no such setting; did you mean brokerName\?$"):
+        broker("", [("brokerNam", "x")])
+    broker("", [("sendMessageThreadPoolNums", "8")])
+
+
+def test_what_is_out_of_javas_range_is_moved_into_it(broker):
+    settings = broker("registerNameServerPeriod=1000\ndiskMaxUsedSpaceRatio=99\n")
+    assert settings.register_name_server_period_ms == 10_000
+    assert settings.store.disk_max_used_space_ratio == 95
+    assert sorted(broker.warnings) == [
+        f"{broker.path}:1: registerNameServerPeriod=1000 is taken as 10000: it goes from 10000 to 60000",
+        f"{broker.path}:2: diskMaxUsedSpaceRatio=99 is taken as 95: it goes from 10 to 95",
+    ]
+
+
+def test_what_is_shown_loads_as_the_same(broker):
+    settings = broker("deleteWhen=04;16\nnamesrvAddr=a:1;b:2\nlogLevel=debug\nflushDiskType=SYNC_FLUSH\nlistenPort=7\n")
+    assert broker("\n".join(show_settings(settings))) == settings
+
+
+def test_important_settings_are_fewer(broker):
+    settings = broker("")
+    important = show_settings(settings, important_only=True)
+    assert set(important) < set(show_settings(settings))
+    assert "listenPort=10911" in important

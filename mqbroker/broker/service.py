@@ -273,6 +273,6 @@ def _as_deferred(result: Deferred[Any] | None) -> Deferred[Any]:
     return done
 
 
-def make_broker(settings: BrokerSettings, reactor: Any) -> BrokerService:
-    """The broker that `settings` describe, on the real disk."""
-    return BrokerService(settings, reactor, disk=OsDisk(), rng=Random())
+def make_broker(settings: BrokerSettings, reactor: Any, rng: Random) -> BrokerService:
+    """The broker that `settings` describe, on the real disk. `rng` chooses queues where producers do not."""
+    return BrokerService(settings, reactor, disk=OsDisk(), rng=rng)

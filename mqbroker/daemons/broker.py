@@ -41,9 +41,11 @@ class BrokerConsoleOptions(_Namesrv, ConsoleOptions):
 def serve(settings: BrokerSettings, reactor: Any) -> Served:
     """The broker, not yet started."""
     # Late, so that a wrong setting is told before all this is read.
+    from random import Random
+
     from mqbroker.broker.service import make_broker
 
-    broker = make_broker(settings, reactor)
+    broker = make_broker(settings, reactor, Random())
 
     def boot_line() -> str:
         line = (

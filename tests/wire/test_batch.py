@@ -79,6 +79,9 @@ LIES = {
     "properties length one too large": message(properties_length=4),
     "properties of 32767": message(properties_length=2**15 - 1),
     "properties that take the next message": message(properties_length=3 + 29, size=29 + 29, rest=message()[:-1]),
+    # Lengths that end where the message starts: read on, they would be read for ever.
+    "a body that takes all back": struct.pack(">iiiiih", 0, 0, 0, 0, -22, 0),
+    "properties that take all back": struct.pack(">iiiiih", 0, 0, 0, 0, 0, -22),
     "a zero byte behind": message(rest=b"\0"),
     "zeros behind": message(rest=bytes(22)),
     "text": b"just a plain body that somebody marked as a batch",

@@ -137,6 +137,14 @@ def test_a_request_and_its_response():
     assert not response.is_oneway
 
 
+@pytest.mark.parametrize(
+    ("flag", "response", "oneway"), [(0, 0, 0), (1, 1, 0), (2, 0, 1), (3, 1, 1), (-1, 1, 1), (4, 0, 0)]
+)
+def test_flags_are_bits(flag, response, oneway):
+    command = RemotingCommand(1, flag=flag)
+    assert (command.is_response, command.is_oneway) == (bool(response), bool(oneway))
+
+
 def test_names_for_log_lines():
     assert RemotingCommand(10, opaque=5).describe() == "SEND_MESSAGE (10, opaque 5)"
     assert RemotingCommand(9999, opaque=5).describe() == "unknown code (9999, opaque 5)"
@@ -269,6 +277,8 @@ BAD_BINARY_HEADERS = {
     "remark longer than the header": binary_header(b"abc", remark_length=1000),
     "remark of 2 GiB": binary_header(remark_length=2**31 - 1),
     "remark takes the length of the fields": binary_header(b"abc", remark_length=7),
+    # The fields' length would be read from the opaque, which is 0.
+    "a remark that leads back": struct.pack(">hbhiii", 10, 0, 407, 0, 0, -12) + bytes(4),
     "negative fields length": binary_header(ext_length=-1),
     "fields longer than the header": binary_header(ext=pair(b"a", b"b"), ext_length=1000),
     "fields one byte too long": binary_header(ext=pair(b"a", b"b"), ext_length=9),

@@ -110,6 +110,13 @@ def test_an_impossible_length_is_refused_as_soon_as_it_is_there(length, piece):
                 decoder.feed(chunk)
 
 
+@pytest.mark.parametrize("length", [0, 3, 101, 0x80000000])
+def test_an_impossible_length_is_refused_with_its_header_length_there(length):
+    for header_length in (0, 50):
+        with pytest.raises(BadFrame, match=f"frame length {length} "):
+            FrameDecoder(100).feed(struct.pack(">II", length, header_length) + bytes(200))
+
+
 @pytest.mark.parametrize("header_length", [1, 5, 0xFFFFFF])
 def test_a_header_longer_than_its_frame_is_refused_before_the_frame_is_whole(header_length):
     length = 4 + header_length - 1

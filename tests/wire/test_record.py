@@ -234,6 +234,13 @@ def test_a_damaged_record_is_refused(at, new, behind):
         decode_record(data + (encode_record(PLAIN) if behind is None else behind))
 
 
+def test_a_body_length_that_leads_back_is_refused():
+    # Topic and properties would be read from the prepared offset: an empty topic and 17 bytes to the end.
+    data = encode_record(attrs.evolve(PLAIN, prepared_offset=(PLAIN_SIZE - 83) << 8))
+    with pytest.raises(BadRecord, match="body of -8 bytes"):
+        decode_record(changed(data, BODY_LENGTH_AT, struct.pack(">i", -8)))
+
+
 def test_every_truncation_is_refused():
     for whole in (encode_record(PLAIN), encode_record(V6_BORN)):
         for length in range(len(whole)):

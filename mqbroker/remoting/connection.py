@@ -23,7 +23,14 @@ from zope.interface import implementer
 from mqbroker.errors import BadFrame, ConnectionClosed, MQError, RequestTimedOut
 from mqbroker.remoting.handlers import BatchHandler, HandlerTable, IConnection, RawRequest, failure_response
 from mqbroker.remoting.limits import Limits
-from mqbroker.wire.command import ONEWAY_FLAG, RESPONSE_FLAG, RemotingCommand, decode_command, encode_command
+from mqbroker.wire.command import (
+    EXT_FIELDS_MAX,
+    ONEWAY_FLAG,
+    RESPONSE_FLAG,
+    RemotingCommand,
+    decode_command,
+    encode_command,
+)
 from mqbroker.wire.frame import JSON, Frame, FrameDecoder
 from mqbroker.wire.record import encode_host
 
@@ -73,7 +80,9 @@ class RemotingProtocol(Protocol):
     def connectionMade(self) -> None:
         transport = cast(ITCPTransport, self.transport)
         self._write = transport.write
-        self._prompt_write = getattr(transport, "write_at_once", transport.write)
+        # Of the transport itself: what wraps one to encrypt would hand out the method of the socket beneath it.
+        prompt = hasattr(type(transport), "write_at_once")
+        self._prompt_write = cast(Any, transport).write_at_once if prompt else transport.write
         self.remote_addr, self.remote_host = _peer(transport.getPeer())
         if hasattr(transport, "setTcpNoDelay"):
             transport.setTcpNoDelay(True)
@@ -108,7 +117,8 @@ class RemotingProtocol(Protocol):
         """Why it should be closed at `now` seconds: idle, or a frame that never ends; None where it is fine."""
         if now - self.last_active >= self._limits.idle_seconds:
             return f"no traffic for {self._limits.idle_seconds:.0f} s"
-        if self._frame_begun is not None and now - self._frame_begun >= self._limits.frame_seconds_max:
+        begun = self._frame_begun
+        if begun is not None and self._reading and now - begun >= self._limits.frame_seconds_max:
             return f"a frame was not whole after {self._limits.frame_seconds_max:.0f} s"
         return None
 
@@ -142,11 +152,18 @@ class RemotingProtocol(Protocol):
                     fields = orjson.loads(header)
                     chosen = batch.get(fields["code"])
                     if chosen is not None:
-                        raw = (fields["extFields"], fields["opaque"], fields["flag"], body, JSON)
-                        if raw[2] & RESPONSE_FLAG or type(raw[1]) is not int or type(raw[0]) is not dict:
+                        ext, opaque, flag = fields["extFields"], fields["opaque"], fields["flag"]
+                        "".join(ext.values())  # the quickest way to know that all are text: a TypeError where not
+                        raw = ext, opaque, flag, body, JSON
+                        if (
+                            len(ext) > EXT_FIELDS_MAX
+                            or not type(opaque) is type(flag) is type(fields["code"]) is int
+                            or flag & ~ONEWAY_FLAG
+                            or not -_OPAQUE_MASK <= opaque <= _OPAQUE_MASK
+                        ):
                             chosen = None
-                except (ValueError, TypeError, KeyError):
-                    chosen = None
+                except (ValueError, TypeError, KeyError, AttributeError):
+                    chosen = None  # `decode_command` says what is wrong, or finds that it is unusual only
             if chosen is None or raw is None:
                 command = decode_command(serialize_type, header, body)
                 chosen = None if command.flag & RESPONSE_FLAG else batch.get(command.code)
@@ -231,10 +248,11 @@ class RemotingProtocol(Protocol):
         if self.closed:
             deferred.errback(ConnectionClosed(f"connection to {self.remote_addr} is closed"))
             return deferred
+        command.opaque = opaque
+        data = encode_command(command)
         timeout = self._clock.callLater(timeout_ms / 1000, self._time_out, opaque, timeout_ms, command.describe())
         self._waiting[opaque] = deferred, timeout
-        command.opaque = opaque
-        self.send(command)
+        self.write_prompt(data)
         return deferred
 
     def invoke_oneway(self, command: RemotingCommand) -> None:
@@ -292,6 +310,8 @@ class RemotingProtocol(Protocol):
         if reading == self._reading or self.closed:
             return
         self._reading = reading
+        if self._frame_begun is not None:
+            self._frame_begun = self._clock.seconds()  # the peer could not go on with it meanwhile
         transport = cast(IPushProducer, self.transport)
         if reading:
             transport.resumeProducing()
@@ -300,8 +320,14 @@ class RemotingProtocol(Protocol):
 
 
 def _failures(run: Sequence[RawRequest], error: BaseException | None) -> list[bytes]:
+    """The answers to a run whose handling raised `error`, which is logged once for all of them."""
     requests = [RemotingCommand(0, opaque=r[1], flag=r[2], serialize_type=r[4]) for r in run]
-    return [encode_command(failure_response(request, error)) for request in requests if not request.is_oneway]
+    one = failure_response(requests[0], error)
+    return [
+        encode_command(RemotingCommand.response(request, one.code, one.remark))
+        for request in requests
+        if not request.is_oneway
+    ]
 
 
 def _peer(address: IAddress) -> tuple[str, bytes]:

@@ -1,0 +1,253 @@
+"""Two ends of a connection in memory: bytes move only when a test says so, in pieces of its choosing."""
+
+from __future__ import annotations
+
+from twisted.internet.address import IPv4Address
+from twisted.internet.defer import Deferred
+from twisted.internet.error import ConnectionAborted, ConnectionDone, ConnectionRefusedError
+from twisted.internet.interfaces import IStreamClientEndpoint, ITCPTransport
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from mqbroker.remoting.connection import RemotingProtocol
+from mqbroker.remoting.handlers import HandlerTable
+from mqbroker.remoting.limits import Limits
+from mqbroker.remoting.server import RemotingServerFactory
+from mqbroker.wire.command import decode_commands
+from mqbroker.wire.frame import FrameDecoder
+
+SERVER = IPv4Address("TCP", "10.0.0.1", 10911)
+CLIENT = IPv4Address("TCP", "10.0.0.2", 40000)
+
+#: As much may wait in an end before its producer is paused.
+UNREAD_MAX = 64 * 1024
+
+
+@implementer(ITCPTransport)
+class End:
+    """The transport of one protocol. What it wrote waits in `outbox` until the link moves it."""
+
+    def __init__(self, peer, host):
+        self.outbox = bytearray()
+        self.written = bytearray()
+        self.reading = True
+        self.closing = None
+        self.producer = None
+        self.paused_producer = False
+        self.disconnecting = False
+        self._peer, self._host = peer, host
+
+    # what protocols call
+
+    def write(self, data):
+        assert isinstance(data, bytes)
+        if self.closing is None:
+            self.outbox += data
+            self.written += data
+            if len(self.outbox) > UNREAD_MAX and self.producer is not None and not self.paused_producer:
+                self.paused_producer = True
+                self.producer.pauseProducing()
+
+    def writeSequence(self, data):
+        self.write(b"".join(data))
+
+    def loseConnection(self):
+        self.closing = self.closing or Failure(ConnectionDone())
+        self.disconnecting = True
+
+    def abortConnection(self):
+        if self.closing is None:
+            self.outbox.clear()
+        self.closing = self.closing or Failure(ConnectionAborted())
+        self.disconnecting = True
+
+    def getPeer(self):
+        return self._peer
+
+    def getHost(self):
+        return self._host
+
+    def setTcpNoDelay(self, enabled):
+        self.no_delay = enabled
+
+    def registerProducer(self, producer, streaming):
+        assert streaming
+        self.producer = producer
+
+    def unregisterProducer(self):
+        self.producer = None
+
+    def pauseProducing(self):
+        self.reading = False
+
+    def resumeProducing(self):
+        assert self.closing is None
+        self.reading = True
+
+    def stopProducing(self):
+        self.loseConnection()
+
+    # what the link calls
+
+    def taken(self, count):
+        """Move `count` bytes out; the producer goes on when all are gone."""
+        data = bytes(self.outbox[:count])
+        del self.outbox[:count]
+        if not self.outbox and self.paused_producer:
+            self.paused_producer = False
+            self.producer.resumeProducing()
+        return data
+
+
+class Link:
+    """Joins two protocols. Nothing happens between `pump`s."""
+
+    def __init__(self, near, far, *, near_address=CLIENT, far_address=SERVER, far_end=End):
+        self.protocols = (near, far)
+        self.ends = (End(far_address, near_address), far_end(near_address, far_address))
+        self.paused = False
+        self.lost = False
+        # The server's side first, as its kernel has it.
+        far.makeConnection(self.ends[1])
+        near.makeConnection(self.ends[0])
+
+    def pump(self, chunk=1 << 30):
+        """Move bytes both ways, `chunk` at a time, until nothing moves; then carry out what was closed."""
+        moved = True
+        while moved and not self.lost:
+            moved = self._close() or any([self._move(0, 1, chunk), self._move(1, 0, chunk)])
+
+    def _move(self, source, target, chunk):
+        end, receiver = self.ends[source], self.ends[target]
+        if self.paused or not end.outbox or not receiver.reading or receiver.closing is not None:
+            return False
+        self.protocols[target].dataReceived(end.taken(chunk))
+        return True
+
+    def _close(self):
+        for closer, end in enumerate(self.ends):
+            if end.closing is not None and not end.outbox:
+                self.lost = True
+                self.protocols[closer].connectionLost(end.closing)
+                self.protocols[1 - closer].connectionLost(Failure(ConnectionDone()))
+                return True
+        return False
+
+    def cut(self):
+        """Lose the connection at once, and what was under way."""
+        self.ends[0].abortConnection()
+        self.pump()
+
+
+class Peer:
+    """A raw end: writes any bytes, collects what comes back."""
+
+    def __init__(self):
+        self.received = bytearray()
+        self.lost = False
+        self.transport = None
+
+    def makeConnection(self, transport):
+        self.transport = transport
+
+    def dataReceived(self, data):
+        self.received += data
+
+    def connectionLost(self, reason):
+        self.lost = True
+
+    @property
+    def answers(self):
+        """Everything received so far, as commands."""
+        return decode_commands(FrameDecoder().feed(bytes(self.received)))
+
+
+def serve(clock, table=None, limits=None, on_event=None):
+    """A started server factory."""
+    factory = RemotingServerFactory(table or HandlerTable(), clock, limits or Limits(), on_event)
+    factory.doStart()
+    return factory
+
+
+def raw_link(factory):
+    """A raw peer connected to a server: (peer, link)."""
+    peer = Peer()
+    return peer, Link(peer, factory.buildProtocol(CLIENT))
+
+
+class NoOwner:
+    """Owns a protocol that stands alone."""
+
+    def connected(self, connection):
+        return True
+
+    def disconnected(self, connection):
+        pass
+
+
+def protocol_link(clock, factory, table=None, limits=None):
+    """A protocol of ours connected to a server: (protocol, link)."""
+    near = RemotingProtocol(table or HandlerTable(), clock, limits or Limits(), NoOwner())
+    return near, Link(near, factory.buildProtocol(CLIENT))
+
+
+@implementer(IStreamClientEndpoint)
+class Endpoint:
+    def __init__(self, network, address):
+        self.network, self.address = network, address
+
+    def connect(self, factory):
+        return self.network.connect(self.address, factory)
+
+
+class Network:
+    """Servers by "host:port", and the connections made to them. A held connect waits for `let_through`."""
+
+    def __init__(self):
+        self.servers = {}
+        self.links = []
+        self.attempts = []
+        self.hold = False
+        self._held = []
+
+    def connector(self, host, port):
+        return Endpoint(self, f"{host}:{port}")
+
+    def connect(self, address, factory):
+        self.attempts.append(address)
+        deferred = Deferred()
+        self._held.append((address, factory, deferred))
+        if not self.hold:
+            self.let_through()
+        return deferred
+
+    def let_through(self):
+        held, self._held = self._held, []
+        for address, factory, deferred in held:
+            if deferred.called:  # cancelled
+                continue
+            if address not in self.servers:
+                deferred.errback(ConnectionRefusedError("nobody there"))
+                continue
+            near = factory.buildProtocol(SERVER)
+            self.links.append(Link(near, self.servers[address].buildProtocol(CLIENT)))
+            deferred.callback(near)
+
+    def pump(self, chunk=1 << 30):
+        for link in list(self.links):
+            link.pump(chunk)
+
+
+def result(deferred):
+    """What a Deferred came to: its value, its exception, or `waiting`. It has no more to report afterwards."""
+    found = []
+    deferred.addCallbacks(found.append, lambda failure: found.append(failure.value))
+    return found[0] if found else waiting
+
+
+class _Waiting:
+    def __repr__(self):
+        return "waiting"
+
+
+waiting = _Waiting()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, cast
 
-from twisted.internet.defer import Deferred, DeferredSemaphore, gatherResults
+from twisted.internet.defer import CancelledError, Deferred, DeferredSemaphore, gatherResults
 from twisted.internet.endpoints import TCP4ClientEndpoint, TCP6ClientEndpoint
 from twisted.internet.interfaces import IAddress, IReactorTime, IStreamClientEndpoint
 from twisted.internet.protocol import Factory
@@ -33,7 +33,8 @@ Connector = Callable[[str, int], IStreamClientEndpoint]
 def split_address(address: str) -> tuple[str, int]:
     """('host', port) of "host:port" or "[v6]:port". Raises MQError where it is neither."""
     host, separator, port = address.strip().rpartition(":")
-    if not separator or not host or not port.isdigit() or not 0 < int(port) < 65536:
+    is_number = port.isascii() and port.isdigit() and len(port) <= 5
+    if not separator or not host or not is_number or not 0 < int(port) < 65536:
         raise MQError(f"{address!r} is not an address: it must be host:port, such as 127.0.0.1:9876")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
@@ -136,7 +137,7 @@ class RemotingClient:
             waiter = Deferred()
             waiter.callback(connection)
             return waiter
-        waiter = Deferred(lambda d: self._connecting[address][1].remove(d))
+        waiter = Deferred(_give_up)
         if address in self._connecting:
             self._connecting[address][1].append(waiter)
             return waiter
@@ -155,12 +156,17 @@ class RemotingClient:
         self._watch.start()
         connection.notify_closed(partial(self._lost, address, connection))
         for waiter in waiters:
-            waiter.callback(connection)
+            if not waiter.called:
+                waiter.callback(connection)
 
     def _unmade(self, failure: Failure, address: str) -> None:
         _, waiters = self._connecting.pop(address)
+        error = ConnectionClosed("the client is closing") if self._closed else (
+            Unreachable(f"connect to {address} failed: {failure.getErrorMessage()}")
+        )  # fmt: skip
         for waiter in waiters:
-            waiter.errback(Unreachable(f"connect to {address} failed: {failure.getErrorMessage()}"))
+            if not waiter.called:
+                waiter.errback(error)
 
     def _lost(self, address: str, connection: RemotingProtocol) -> None:
         if self._connections.get(address) is connection:
@@ -194,6 +200,11 @@ class _ClientFactory(Factory):
 def _tcp_endpoint(reactor: Any, host: str, port: int) -> IStreamClientEndpoint:
     kind = TCP6ClientEndpoint if ":" in host else TCP4ClientEndpoint
     return kind(reactor, host, port, timeout=CONNECT_TIMEOUT_MS // 1000)
+
+
+def _give_up(waiter: Deferred[RemotingProtocol]) -> None:
+    """A request no longer waits; the connection is made all the same, for the others."""
+    waiter.errback(CancelledError())
 
 
 def _failed(error: MQError) -> Deferred[Any]:

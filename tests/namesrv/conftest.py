@@ -1,0 +1,105 @@
+"""A name server on a fake clock and reactor, with peers in memory."""
+
+import base64
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from twisted.internet.address import IPv4Address
+from twisted.internet.testing import MemoryReactorClock, StringTransport
+
+from mqbroker.config import NamesrvSettings, NettySettings
+from mqbroker.namesrv.service import make_namesrv
+from mqbroker.store.worker import InlineWorker
+from mqbroker.wire.command import RemotingCommand, decode_commands, encode_command
+from mqbroker.wire.frame import FrameDecoder
+
+DATA = Path(__file__).parent.parent / "data"
+
+
+class Peer:
+    """A connection to the name server."""
+
+    def __init__(self, factory):
+        self._transport = StringTransport(peerAddress=IPv4Address("TCP", "127.0.0.1", 40000))
+        self._protocol = factory.buildProtocol(None)
+        self._protocol.makeConnection(self._transport)
+        self._decoder = FrameDecoder()
+
+    def send(self, data):
+        """Send bytes; return the commands that came back."""
+        self._transport.clear()
+        self._protocol.dataReceived(data)
+        return decode_commands(self._decoder.feed(self._transport.value()))
+
+    def ask(self, code, body=b"", *, version=407, **ext_fields):
+        request = RemotingCommand(code, {k: str(v) for k, v in ext_fields.items()}, body, opaque=7, version=version)
+        (answer,) = self.send(encode_command(request))
+        assert answer.is_response
+        assert answer.opaque == 7
+        return answer
+
+    @property
+    def aborted(self):
+        return self._transport.disconnecting or self._transport.disconnected
+
+    def close(self):
+        from twisted.internet.error import ConnectionDone
+        from twisted.python.failure import Failure
+
+        self._protocol.connectionLost(Failure(ConnectionDone()))
+
+
+class System:
+    """A started name server, and what it stands on."""
+
+    def __init__(self, settings):
+        self.settings = settings
+        self.reactor = MemoryReactorClock()
+        self.service = make_namesrv(settings, self.reactor, InlineWorker())
+        assert self.service.startService().called
+        _, self.factory, *_ = self.reactor.tcpServers[0]
+        self.factory.doStart()
+
+    def connect(self):
+        return Peer(self.factory)
+
+
+@pytest.fixture
+def start_system(tmp_path):
+    """Start a name server; settings may be given."""
+    systems = []
+
+    def start(**settings):
+        settings.setdefault("kv_config_path", str(tmp_path / "kv" / "kvConfig.json"))
+        server = NettySettings(listen_port=9876, bind_address="127.0.0.1")
+        systems.append(System(NamesrvSettings(config_store_path=str(tmp_path / "x"), server=server, **settings)))
+        return systems[-1]
+
+    yield start
+    for system in systems:
+        system.factory.doStop()
+        system.service.stopService()
+
+
+@pytest.fixture
+def system(start_system):
+    return start_system()
+
+
+@pytest.fixture
+def peer(system):
+    return system.connect()
+
+
+@pytest.fixture(scope="session")
+def recorded():
+    """What the Java name server was asked and answered: (name, request, response or None), in order."""
+    with gzip.open(DATA / "frames-4.9.7.jsonl.gz", "rt") as lines:
+        pairs = [json.loads(line) for line in lines]
+    return [
+        (pair["name"], base64.b64decode(pair["request"]), pair["response"] and base64.b64decode(pair["response"]))
+        for pair in pairs
+        if pair["server"] == "namesrv"
+    ]

@@ -1,0 +1,239 @@
+"""What a name server answers: to what a Java broker, client and mqadmin sent, and to what is wrong."""
+
+import json
+
+import pytest
+
+from mqbroker.namesrv.processors import FAQ
+from mqbroker.wire import fastjson
+from mqbroker.wire.bodies import DataVersion, RegisterBrokerBody, TopicConfig, TopicConfigSerializeWrapper
+from mqbroker.wire.codes import RequestCode, ResponseCode
+from mqbroker.wire.command import decode_frame
+from mqbroker.wire.registration import body_crc32, encode_registration
+
+BROKER = {
+    "brokerName": "broker-a",
+    "brokerAddr": "127.0.0.1:10911",
+    "clusterName": "C",
+    "haServerAddr": "127.0.0.1:10912",
+    "brokerId": 0,
+}
+
+
+def body_of(*topics, version=1, servers=()):
+    table = {name: TopicConfig(name, 4, 4, 6) for name in topics}
+    return RegisterBrokerBody(TopicConfigSerializeWrapper(table, DataVersion(0, version)), list(servers))
+
+
+def register(peer, *topics, compressed=False, version=407, **changes):
+    body = encode_registration(body_of(*topics), compressed=compressed)
+    fields = {**BROKER, "bodyCrc32": body_crc32(body), "compressed": str(compressed).lower(), **changes}
+    return peer.ask(RequestCode.REGISTER_BROKER, body, version=version, **fields)
+
+
+def route(peer, topic, **more):
+    return peer.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, topic=topic, **more)
+
+
+def without_local_things(command):
+    """What two peers' answers have in common: all but the language, and the order of lists."""
+    body = in_order(fastjson.loads(command.body)) if command.body else None
+    return command.code, command.ext_fields, command.remark, command.flag, command.opaque, body
+
+
+def in_order(value):
+    if isinstance(value, dict):
+        return {key: in_order(item) for key, item in value.items()}
+    return sorted(map(in_order, value), key=repr) if isinstance(value, list) else value
+
+
+def answer_to(peer, request):
+    (answer,) = peer.send(request)
+    return without_local_things(answer)
+
+
+def test_what_was_recorded_is_answered_as_java_did(recorded, system):
+    """The master and the slave register first; topics that were made later are asked for before that."""
+    broker, client = system.connect(), system.connect()
+    pairs = [
+        (name, request, without_local_things(decode_frame(response)))
+        for name, request, response in recorded
+        if response and name != "GET_NAMESRV_CONFIG"
+    ]
+    unknown = [pair for pair in pairs if pair[2][0] == ResponseCode.TOPIC_NOT_EXIST]
+    assert len(unknown) == 4
+    assert [answer_to(client, request) for _, request, _ in unknown] == [expected for _, _, expected in unknown]
+    registrations = [pair for pair in pairs if pair[0] == "REGISTER_BROKER"]
+    assert [answer_to(broker, request) for _, request, _ in registrations] == [pair[2] for pair in registrations]
+    asked = [pair for pair in pairs if pair[0] in ("GET_ROUTEINFO_BY_TOPIC", "GET_BROKER_CLUSTER_INFO")]
+    known = [pair for pair in asked if pair not in unknown]
+    assert len(known) == 6
+    assert [answer_to(client, request) for _, request, _ in known] == [expected for _, _, expected in known]
+    changes = [pair for pair in pairs if "KV_CONFIG" in pair[0] and pair[0] != "GET_KV_CONFIG"]
+    assert [answer_to(client, request) for _, request, _ in changes] == [expected for _, _, expected in changes]
+
+
+def test_a_recorded_one_way_registration_is_not_answered(recorded, peer):
+    requests = [request for name, request, response in recorded if name == "REGISTER_BROKER" and response is None]
+    assert requests
+    assert [peer.send(request) for request in requests] == [[]] * len(requests)
+    assert route(peer, "BenchmarkTest").code == ResponseCode.SUCCESS
+
+
+def test_the_dialect_and_strict_json(peer):
+    register(peer, "T")
+    addrs = b'"brokerAddrs":{%s0%s:"127.0.0.1:10911"}'
+    assert addrs % (b'"', b'"') in route(peer, "T").body
+    assert addrs % (b"", b"") in route(peer, "T", version=400).body
+    assert addrs % (b'"', b'"') in route(peer, "T", version=400, acceptStandardJsonOnly="true").body
+    assert addrs % (b"", b"") in peer.ask(RequestCode.GET_BROKER_CLUSTER_INFO).body
+
+
+def test_a_topic_without_a_route(peer):
+    answer = route(peer, "T")
+    assert answer.code == ResponseCode.TOPIC_NOT_EXIST
+    assert answer.remark == f"No topic route info in name server for the topic: T{FAQ}"
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_registering_in_both_forms(peer, compressed):
+    answer = register(peer, "T", compressed=compressed)
+    assert (answer.code, answer.ext_fields, answer.body) == (ResponseCode.SUCCESS, {}, b"")
+    assert json.loads(route(peer, "T").body)["queueDatas"][0]["readQueueNums"] == 4
+
+
+def test_a_registration_without_a_body(peer):
+    assert peer.ask(RequestCode.REGISTER_BROKER, **BROKER).code == ResponseCode.SUCCESS
+    assert b"broker-a" in peer.ask(RequestCode.GET_BROKER_CLUSTER_INFO).body
+
+
+def test_a_registration_of_before_3_0_11(peer):
+    body = body_of("T").topic_config_serialize_wrapper.to_json()
+    assert peer.ask(RequestCode.REGISTER_BROKER, body, version=36, **BROKER).code == ResponseCode.SUCCESS
+    assert route(peer, "T").code == ResponseCode.SUCCESS
+
+
+def test_a_slave_is_told_its_master(peer):
+    register(peer, "T")
+    answer = register(peer, brokerAddr="127.0.0.1:11911", brokerId=1, haServerAddr="127.0.0.1:11912")
+    assert answer.ext_fields == {"masterAddr": "127.0.0.1:10911", "haServerAddr": "127.0.0.1:10912"}
+
+
+def test_a_wrong_crc32_is_refused(peer):
+    answer = register(peer, "T", bodyCrc32=1)
+    assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "crc32 not match")
+    assert route(peer, "T").code == ResponseCode.TOPIC_NOT_EXIST
+    assert register(peer, "T", bodyCrc32=0).code == ResponseCode.SUCCESS
+
+
+@pytest.mark.parametrize(
+    "body", [b"{", b"[]", b'{"topicConfigSerializeWrapper":{"topicConfigTable":{"T":3}}}', b"\xff"]
+)
+@pytest.mark.parametrize("compressed", ["true", "false"])
+def test_a_body_that_is_none_is_refused(peer, body, compressed):
+    answer = peer.ask(RequestCode.REGISTER_BROKER, body, **BROKER, compressed=compressed)
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert answer.remark.startswith("BadBody: ")
+    assert fastjson.loads(peer.ask(RequestCode.GET_BROKER_CLUSTER_INFO).body)["brokerAddrTable"] == {}
+
+
+@pytest.mark.parametrize("missing", sorted(BROKER))
+def test_a_missing_field_is_named(peer, missing):
+    fields = {key: value for key, value in BROKER.items() if key != missing}
+    answer = peer.ask(RequestCode.REGISTER_BROKER, **fields)
+    assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, f"the custom field <{missing}> is null")
+
+
+def test_topics_with_illegal_names_get_no_routes(peer):
+    assert register(peer, "T", "../x", "", "%RETRY%" + "g" * 200).code == ResponseCode.SUCCESS
+    topics = json.loads(peer.ask(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER).body)["topicList"]
+    assert sorted(topics) == ["%RETRY%" + "g" * 200, "T"]
+
+
+def test_unregistering(peer):
+    register(peer, "T")
+    assert peer.ask(RequestCode.UNREGISTER_BROKER, **BROKER).code == ResponseCode.SUCCESS
+    assert route(peer, "T").code == ResponseCode.TOPIC_NOT_EXIST
+    assert peer.ask(RequestCode.UNREGISTER_BROKER, **BROKER).code == ResponseCode.SUCCESS
+
+
+def test_the_data_version(peer):
+    def query(version):
+        body = DataVersion(0, version).to_json()
+        answer = peer.ask(RequestCode.QUERY_DATA_VERSION, body, **BROKER)
+        assert answer.code == ResponseCode.SUCCESS
+        return answer.ext_fields, answer.body
+
+    assert query(1) == ({"changed": "true"}, b"")
+    register(peer, "T")
+    assert query(1) == ({"changed": "false"}, b'{"timestamp":0,"counter":1}')
+    assert query(2) == ({"changed": "true"}, b'{"timestamp":0,"counter":1}')
+
+
+def test_a_query_of_the_version_keeps_a_broker_alive(system, peer):
+    register(peer, "T")
+    for _ in range(5):
+        system.reactor.pump([10.0] * 10)
+        peer.ask(RequestCode.QUERY_DATA_VERSION, DataVersion(0, 1).to_json(), **BROKER)
+    assert route(peer, "T").code == ResponseCode.SUCCESS
+
+
+def test_write_permission(peer):
+    register(peer, "T", "U")
+    wiped = peer.ask(RequestCode.WIPE_WRITE_PERM_OF_BROKER, brokerName="broker-a")
+    assert wiped.ext_fields == {"wipeTopicCount": "2"}
+    assert json.loads(route(peer, "T").body)["queueDatas"][0]["perm"] == 4
+    added = peer.ask(RequestCode.ADD_WRITE_PERM_OF_BROKER, brokerName="broker-a")
+    assert added.ext_fields == {"addTopicCount": "2"}
+    assert json.loads(route(peer, "T").body)["queueDatas"][0]["perm"] == 6
+
+
+def test_lists_and_deleting(peer):
+    register(peer, "T", "U")
+
+    def topics(code, **fields):
+        return sorted(json.loads(peer.ask(code, **fields).body)["topicList"])
+
+    assert topics(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER) == ["T", "U"]
+    assert topics(RequestCode.GET_TOPICS_BY_CLUSTER, cluster="C") == ["T", "U"]
+    assert topics(RequestCode.GET_TOPICS_BY_CLUSTER, cluster="D") == []
+    system_topics = json.loads(peer.ask(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS).body)
+    assert system_topics == {"topicList": ["C", "broker-a"], "brokerAddr": "127.0.0.1:10911"}
+    assert peer.ask(RequestCode.DELETE_TOPIC_IN_NAMESRV, topic="T").code == ResponseCode.SUCCESS
+    assert peer.ask(RequestCode.DELETE_TOPIC_IN_NAMESRV, topic="U", clusterName="C").code == ResponseCode.SUCCESS
+    assert topics(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER) == []
+
+
+def test_the_key_value_configuration(peer):
+    key = {"namespace": "N", "key": "k"}
+    answer = peer.ask(RequestCode.GET_KV_CONFIG, **key)
+    assert (answer.code, answer.remark) == (ResponseCode.QUERY_NOT_FOUND, "No config item, Namespace: N Key: k")
+    answer = peer.ask(RequestCode.GET_KVLIST_BY_NAMESPACE, namespace="N")
+    assert (answer.code, answer.remark) == (ResponseCode.QUERY_NOT_FOUND, "No config item, Namespace: N")
+    assert peer.ask(RequestCode.PUT_KV_CONFIG, **key, value="v").code == ResponseCode.SUCCESS
+    assert peer.ask(RequestCode.GET_KV_CONFIG, **key).ext_fields == {"value": "v"}
+    assert peer.ask(RequestCode.GET_KVLIST_BY_NAMESPACE, namespace="N").body == b'{"table":{"k":"v"}}'
+    assert peer.ask(RequestCode.DELETE_KV_CONFIG, **key).code == ResponseCode.SUCCESS
+    assert peer.ask(RequestCode.GET_KV_CONFIG, **key).code == ResponseCode.QUERY_NOT_FOUND
+
+
+def put_order(peer):
+    fields = {"namespace": "ORDER_TOPIC_CONFIG", "key": "T", "value": "broker-a:4"}
+    assert peer.ask(RequestCode.PUT_KV_CONFIG, **fields).code == ResponseCode.SUCCESS
+
+
+def test_brokers_are_told_of_ordered_topics(peer):
+    put_order(peer)
+    assert register(peer, "T").body == b'{"table":{"T":"broker-a:4"}}'
+
+
+@pytest.mark.parametrize(("enable", "conf"), [(True, "broker-a:4"), (False, None)])
+def test_clients_are_told_of_ordered_topics_where_that_is_wanted(start_system, enable, conf):
+    peer = start_system(order_message_enable=enable).connect()
+    put_order(peer)
+    register(peer, "T")
+    assert json.loads(route(peer, "T").body).get("orderTopicConf") == conf
+
+
+def test_other_requests_are_not_supported(peer):
+    assert peer.ask(RequestCode.PULL_MESSAGE).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED

@@ -1,0 +1,90 @@
+"""The name server as a whole, on a fake clock: expiry, closed connections, its file, stopping."""
+
+import json
+
+import pytest
+
+from mqbroker.errors import StoreDamaged
+from mqbroker.wire.codes import RequestCode, ResponseCode
+from tests.namesrv.test_processors import register, route
+
+
+def test_a_closed_connection_takes_its_broker_out(system):
+    broker, client = system.connect(), system.connect()
+    register(broker, "T")
+    broker.close()
+    assert route(client, "T").code == ResponseCode.TOPIC_NOT_EXIST
+
+
+def test_another_connection_takes_nothing_out(system):
+    former, broker, client = system.connect(), system.connect(), system.connect()
+    register(former, "T")
+    register(broker, "T")
+    former.close()
+    assert route(client, "T").code == ResponseCode.SUCCESS
+
+
+def test_a_silent_broker_is_taken_out_after_two_minutes(system):
+    broker, client = system.connect(), system.connect()
+    register(broker, "T")
+    for _ in range(12):
+        system.reactor.advance(10)
+        # Its connection carries other things: only registering counts.
+        broker.ask(RequestCode.GET_BROKER_CLUSTER_INFO)
+        assert route(client, "T").code == ResponseCode.SUCCESS
+    system.reactor.advance(10)
+    assert route(client, "T").code == ResponseCode.TOPIC_NOT_EXIST
+    assert broker.aborted
+
+
+def test_an_idle_connection_is_closed(system):
+    broker, client = system.connect(), system.connect()
+    register(broker, "T")
+    for _ in range(12):
+        system.reactor.advance(10)
+        client.ask(RequestCode.GET_BROKER_CLUSTER_INFO)
+    assert broker.aborted
+    assert not client.aborted
+
+
+def put(peer, value):
+    return peer.ask(RequestCode.PUT_KV_CONFIG, namespace="N", key="k", value=value)
+
+
+def test_the_file_is_read_again(start_system):
+    first = start_system()
+    put(first.connect(), "v")
+    with open(first.settings.kv_config_path, "rb") as file:
+        assert json.loads(file.read()) == {"configTable": {"N": {"k": "v"}}}
+    second = start_system()
+    assert second.connect().ask(RequestCode.GET_KV_CONFIG, namespace="N", key="k").ext_fields == {"value": "v"}
+
+
+def test_a_file_that_cannot_be_written_fails_the_request(start_system, tmp_path):
+    system = start_system(kv_config_path=str(tmp_path / "file" / "kvConfig.json"))
+    (tmp_path / "file").write_text("this is no directory")
+    answer = put(system.connect(), "v")
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert answer.remark == "the key-value configuration could not be written to the disk"
+
+
+def test_a_damaged_file_is_not_passed_over(start_system, tmp_path):
+    path = tmp_path / "kvConfig.json"
+    path.write_text("[]")
+    with pytest.raises(StoreDamaged, match="is damaged at byte 0"):
+        start_system(kv_config_path=str(path))
+
+
+def test_it_listens_where_it_is_told(system):
+    port, _, backlog, interface = system.reactor.tcpServers[0]
+    assert (port, backlog, interface) == (9876, 1024, "127.0.0.1")
+    assert system.service.ports == {"remoting": 9876}
+
+
+def test_stopping_closes_its_connections(system):
+    peer = system.connect()
+    stopped = system.service.stopService()
+    assert peer.aborted
+    assert not stopped.called
+    peer.close()
+    assert stopped.called

@@ -171,6 +171,9 @@ class AioNet:
 
     async def _connection(self, addr: str) -> _Connection:
         """The open connection to `addr`, or a new one; all who wait share one attempt."""
+        connection = self._connections.get(addr)
+        if connection is not None and connection.is_open:
+            return connection
         async with self._connecting.setdefault(addr, asyncio.Lock()):
             connection = self._connections.get(addr)
             if connection is None or not connection.is_open:

@@ -49,6 +49,7 @@ class AssignedQueue:
         self._broker_id = MASTER_ID
         self._process_queue: ProcessQueue | None = None
         self._answered = False
+        self._failed_before = False
         self._pause_s = pause_s
         self._stopped = False
         self._room = net.signal()
@@ -90,11 +91,19 @@ class AssignedQueue:
                     return
                 if isinstance(error, Unreachable):
                     self._broker_id = MASTER_ID if self._broker_id else SLAVE_ID
-                if isinstance(error, MQError):
-                    log.warning("%s: %s; trying again in %g s", self.queue, error, self._options.pull_error_pause_s)
-                else:
-                    log.exception("%s: pulling failed", self.queue)
+                self._log_failure(error)
                 await self._net.sleep(self._options.pull_error_pause_s)
+            else:
+                self._failed_before = False
+
+    def _log_failure(self, error: Exception) -> None:
+        if not isinstance(error, MQError):
+            log.exception("%s: pulling failed", self.queue)
+            return
+        # The first of a row says it all.
+        level = logging.DEBUG if self._failed_before else logging.WARNING
+        log.log(level, "%s: %s; trying every %g s", self.queue, error, self._options.pull_error_pause_s)
+        self._failed_before = True
 
     async def _step(self) -> None:
         held = self._process_queue

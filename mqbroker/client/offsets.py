@@ -64,8 +64,11 @@ class Offsets:
             raise Refused(answer.code, answer.remark or "")
 
     async def commit_oneway(self, queue: MessageQueue, offset: int) -> None:
-        """Send a commit that nobody confirms."""
-        await self._net.send_oneway(await self._routes.address(queue), self._commit_request(queue, offset))
+        """Send a commit that nobody confirms; a failure is logged, for the next commit makes up for it."""
+        try:
+            await self._net.send_oneway(await self._routes.address(queue), self._commit_request(queue, offset))
+        except MQError as error:
+            log.info("offset %d of %s not committed: %s", offset, queue, error)
 
     async def commit_many(self, offsets: Mapping[MessageQueue, int]) -> None:
         """Commit all at once; failures are logged, since a consumer that cannot commit repeats and loses nothing."""

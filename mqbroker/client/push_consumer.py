@@ -183,10 +183,7 @@ class PushConsumerCore:
         offset = assigned.committable
         assigned.drop()
         if offset is not None:
-            try:
-                await self._offsets.commit_oneway(queue, offset)
-            except MQError as error:
-                log.warning("offset %d of %s not committed: %s", offset, queue, error)
+            await self._offsets.commit_oneway(queue, offset)
 
     async def _find_start(self, queue: MessageQueue) -> int:
         return await self._offsets.start(queue, self._options.consume_from, self._timestamp_ms)

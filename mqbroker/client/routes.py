@@ -181,9 +181,11 @@ class Routes:
         try:
             entry.route, entry.error = await self._fetch(topic, create=create), None
         except MQError as error:
-            entry.error = error
             if entry.route is not None:
-                log.warning("keeping the former route of %s: %s", topic, error)
+                # Once is enough: the next answer may be many attempts away.
+                level = logging.WARNING if entry.error is None else logging.DEBUG
+                log.log(level, "keeping the former route of %s: %s", topic, error)
+            entry.error = error
         finally:
             entry.asked += 1
             entry.checked_at = self._net.now()

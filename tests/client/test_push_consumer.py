@@ -347,3 +347,16 @@ def test_a_topic_can_be_added_and_changed_later(one_queue, name_server):
     one_queue.cluster.store(Q, b"no", TAGS="y")
     one_queue.cluster.store(Q, b"yes", TAGS="x")
     assert member.bodies == [b"u", b"yes"]
+
+
+def test_a_broker_that_is_down_does_not_hold_back_commits_to_others(world, name_server):
+    world.cluster.add_topic("T", queues=1)
+    other = MessageQueue("T", "b", 0)
+    world.cluster.store(Q)
+    world.cluster.store(other)
+    Member(world, name_server).start()
+    for down, reached in ((A, other), (B, Q)):
+        world.cluster.offsets.clear()
+        world.cluster.down = {down}
+        world.clock.advance(5)
+        assert world.cluster.offsets == {("g", reached): 1}

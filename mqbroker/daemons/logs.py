@@ -78,6 +78,13 @@ class LineObserver:
             self._stream.write(self._line(event))
             self._stream.flush()
 
+    def close(self) -> None:
+        """Write no more; a file is closed."""
+        stream, self._stream = self._stream, None
+        if self._path is not None and stream is not None:
+            with contextlib.suppress(OSError):
+                stream.close()
+
     def reopen(self) -> None:
         """Open the file anew, where there is one: it may have been moved away. The former stays where that fails."""
         if self._path is None:

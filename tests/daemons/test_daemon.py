@@ -1,0 +1,122 @@
+"""One daemon's life, without a process: a service that records what is done with it."""
+
+import pytest
+from twisted.application.service import Service
+from twisted.internet.defer import Deferred, succeed
+from twisted.internet.error import CannotListenError
+
+from mqbroker.config import LogLevel
+from mqbroker.daemons.daemon import Daemon, Served, StartFailed, why_not_started, write_ports
+from mqbroker.daemons.namesrv import NamesrvConsoleOptions
+from mqbroker.errors import StoreLocked
+
+
+class Recorded(Service):
+    def __init__(self, calls, start=None):
+        self._calls = calls
+        self._start = start
+
+    def startService(self):
+        self._calls.append("start")
+        if isinstance(self._start, Exception):
+            raise self._start
+
+    def stopService(self):
+        self._calls.append("stop")
+
+
+class Life:
+    """A daemon, and what came of it."""
+
+    def __init__(self, tmp_path, *, start=None, ready=None):
+        self.calls, self.said, self.failures, self.levels = [], [], [], []
+        self.conf = tmp_path / "namesrv.conf"
+        self.conf.write_text("listenPort=0\n")
+        self.ports_file = tmp_path / "ports.json"
+        options = NamesrvConsoleOptions()
+        options.parseOptions(["-c", str(self.conf), "--ports-file", str(self.ports_file)])
+        served = Served(
+            Recorded(self.calls, start), lambda: ready or succeed(None), lambda: "It serves.", lambda: {"remoting": 5}
+        )
+        self.daemon = Daemon(options, lambda settings: served, self.said.append, self.levels.append)
+
+    def start(self):
+        self.daemon.startService().addErrback(lambda failure: self.failures.append(failure.value))
+        return self
+
+
+@pytest.fixture
+def make_life(tmp_path):
+    return lambda **more: Life(tmp_path, **more)
+
+
+def test_it_says_so_when_it_serves(make_life):
+    ready = Deferred()
+    life = make_life(ready=ready).start()
+    assert (life.calls, life.said) == (["start"], [])
+    assert not life.ports_file.exists()
+    ready.callback(None)
+    assert life.said == ["It serves."]
+    assert life.ports_file.read_text() == '{"remoting": 5}\n'
+    assert life.daemon.stopService().called
+    assert life.calls == ["start", "stop"]
+
+
+def test_stopped_before_it_served_it_says_nothing(make_life):
+    ready = Deferred()
+    life = make_life(ready=ready).start()
+    life.daemon.stopService()
+    ready.callback(None)
+    assert (life.calls, life.said, life.failures) == (["start", "stop"], [], [])
+
+
+@pytest.mark.parametrize("error", [StoreLocked("/d/lock", "process 5 has it open"), OSError(28, "No space", "/d")])
+def test_what_the_user_can_mend_is_a_start_failed(make_life, error):
+    life = make_life(start=error).start()
+    assert [type(failure) for failure in life.failures] == [StartFailed]
+    assert life.calls == ["start", "stop"]
+
+
+def test_a_bug_stays_what_it_is(make_life):
+    life = make_life(start=ZeroDivisionError()).start()
+    assert [type(failure) for failure in life.failures] == [ZeroDivisionError]
+
+
+def test_a_ports_file_that_cannot_be_written_is_a_start_failed(make_life):
+    life = make_life()
+    life.ports_file.mkdir()
+    life.start()
+    assert [str(failure) for failure in life.failures] == [f"{life.ports_file}.tmp: Is a directory"]
+    assert life.calls == ["start", "stop"]
+
+
+def test_reloading_sets_the_level(make_life):
+    life = make_life().start()
+    life.conf.write_text("listenPort=0\nlogLevel=error\n")
+    life.daemon.reload()
+    life.conf.write_text("listenPort=x\n")
+    life.daemon.reload()
+    life.conf.unlink()
+    life.daemon.reload()
+    assert life.levels == [LogLevel.ERROR]
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (
+            CannotListenError("", 9876, OSError(98, "Address already in use")),
+            "cannot listen on *:9876: Address already in use; stop what has the port, or set another listenPort",
+        ),
+        (StoreLocked("/d/lock", "process 5 has it open"), "/d/lock is locked: process 5 has it open"),
+        (OSError(13, "Permission denied", "/d"), "/d: Permission denied"),
+        (OSError("two\nlines"), "two lines"),
+        (OSError(), "OSError"),
+    ],
+)
+def test_why_it_did_not_start_is_one_line(error, line):
+    assert why_not_started(error) == line
+
+
+def test_no_ports_file_is_written_where_none_is_wanted():
+    write_ports(None, {"remoting": 1})

@@ -1,0 +1,127 @@
+"""Log lines, made from events as Twisted's logger makes them."""
+
+import io
+import json
+
+import pytest
+from twisted.internet.error import CannotListenError
+from twisted.logger import Logger
+from twisted.logger import LogLevel as EventLevel
+from twisted.python.failure import Failure
+
+from mqbroker.config import LogLevel
+from mqbroker.daemons.logs import LineObserver, json_line, text_line
+from mqbroker.errors import Unreachable
+
+
+@pytest.fixture
+def stream():
+    return io.StringIO()
+
+
+def logger_to(observer, namespace="mqbroker.x"):
+    return Logger(namespace, observer=observer)
+
+
+def failure_of(error):
+    try:
+        raise error
+    except Exception:
+        return Failure()
+
+
+def test_a_text_line():
+    event = {"log_time": 0.5, "log_level": EventLevel.warn, "log_namespace": "a.b", "log_format": "{n} gone", "n": 3}
+    stamp, rest = text_line(event)[:23], text_line(event)[23:]
+    assert stamp.endswith(":00,500")
+    assert rest == " WARN [a.b] 3 gone\n"
+
+
+def test_a_json_line():
+    event = {
+        "log_time": 0.5,
+        "log_level": EventLevel.warn,
+        "log_namespace": "a.b",
+        "log_format": "{n} gone at {where}",
+        "n": 3,
+        "where": object(),
+    }
+    found = json.loads(json_line(event))
+    assert found.pop("msg").startswith("3 gone at <object")
+    assert found == {"time": "1970-01-01T00:00:00.500+00:00", "level": "warn", "logger": "a.b", "n": 3}
+
+
+def test_a_message_cannot_forge_lines(stream):
+    logger_to(LineObserver("text", LogLevel.INFO, stream)).info("{x}", x="a\n2026-01-01 ERROR [b] c\r")
+    assert stream.getvalue().count("\n") == 1
+    assert stream.getvalue().endswith("a\\n2026-01-01 ERROR [b] c\\r\n")
+
+
+@pytest.mark.parametrize("error", [Unreachable("peer\nis away"), CannotListenError("", 1, OSError(98, "in use"))])
+def test_what_was_foreseen_is_one_line(stream, error):
+    logger_to(LineObserver("text", LogLevel.INFO, stream)).failure("no luck", failure_of(error))
+    assert "no luck: " in stream.getvalue()
+    assert stream.getvalue().count("\n") == 1
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_bug_comes_with_its_traceback(stream, log_format):
+    logger_to(LineObserver(log_format, LogLevel.INFO, stream)).failure("no luck", failure_of(ZeroDivisionError("by 0")))
+    text = stream.getvalue() if log_format == "text" else json.loads(stream.getvalue())["exc"]
+    assert "Traceback" in text
+    assert "ZeroDivisionError: by 0" in text
+
+
+@pytest.mark.parametrize(("level", "seen"), [("debug", "diwe"), ("info", "iwe"), ("warn", "we"), ("error", "e")])
+def test_levels(stream, level, seen):
+    observer = LineObserver("json", LogLevel.ERROR, stream)
+    observer.level = LogLevel(level)
+    log = logger_to(observer)
+    log.debug("d")
+    log.info("i")
+    log.warn("w")
+    log.error("e")
+    assert "".join(json.loads(line)["msg"] for line in stream.getvalue().splitlines()) == seen
+
+
+def test_twisteds_own_information_is_for_debugging(stream):
+    log = logger_to(LineObserver("text", LogLevel.INFO, stream), "twisted.internet.base")
+    log.info("chatter")
+    assert stream.getvalue() == ""
+    log.warn("trouble")
+    assert "trouble" in stream.getvalue()
+
+
+def test_a_closed_stream_is_survived(stream):
+    stream.close()
+    logger_to(LineObserver("text", LogLevel.INFO, stream)).info("x")
+
+
+def test_an_event_that_cannot_be_formatted_is_survived(stream):
+    logger_to(LineObserver("text", LogLevel.INFO, stream)).info("{missing.attribute}")
+    assert stream.getvalue().count("\n") == 1
+
+
+def test_a_file_is_opened_anew(tmp_path):
+    path = tmp_path / "log"
+    observer = LineObserver("text", LogLevel.INFO, path=str(path))
+    logger_to(observer).info("one")
+    path.rename(tmp_path / "log.1")
+    observer.reopen()
+    logger_to(observer).info("two")
+    assert path.read_text().endswith("two\n")
+    assert (tmp_path / "log.1").read_text().endswith("one\n")
+    path.rename(tmp_path / "log.2")
+    path.mkdir()
+    with pytest.raises(OSError, match="directory"):
+        observer.reopen()
+    logger_to(observer).info("three")
+    observer.close()
+    assert (tmp_path / "log.2").read_text().endswith("three\n")
+
+
+def test_without_a_file_there_is_nothing_to_open_anew(stream):
+    observer = LineObserver("text", LogLevel.INFO, stream)
+    observer.reopen()
+    logger_to(observer).info("x")
+    assert stream.getvalue()

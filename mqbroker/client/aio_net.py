@@ -33,6 +33,7 @@ class _Connection(asyncio.Protocol):
         self._opaques = itertools.count(1)
         self._pending: dict[int, asyncio.Future[RemotingCommand]] = {}
         self._transport: asyncio.Transport | None = None
+        self._unwritten: list[bytes] = []
         self._writable = asyncio.Event()
         self._writable.set()
         self.is_open = False
@@ -71,8 +72,10 @@ class _Connection(asyncio.Protocol):
                 waiter.set_exception(ConnectionClosed(f"the connection to {self._addr} was lost: {error or 'closed'}"))
 
     def send(self, command: RemotingCommand) -> None:
-        if self._transport is not None and self.is_open:
-            self._transport.write(encode_command(command))
+        """Write at the end of this turn of the loop, with whatever else is sent in it."""
+        if not self._unwritten:
+            asyncio.get_running_loop().call_soon(self._write)
+        self._unwritten.append(encode_command(command))
 
     async def request(self, command: RemotingCommand) -> RemotingCommand:
         await self._writable.wait()
@@ -87,7 +90,13 @@ class _Connection(asyncio.Protocol):
         finally:
             self._pending.pop(opaque, None)
 
+    def _write(self) -> None:
+        unwritten, self._unwritten = self._unwritten, []
+        if self._transport is not None and unwritten and not self._transport.is_closing():
+            self._transport.write(b"".join(unwritten))
+
     def close(self) -> None:
+        self._write()
         self.is_open = False
         if self._transport is not None:
             self._transport.close()

@@ -59,7 +59,8 @@ class Message:
             raise BadMessage(f"properties {sorted(reserved)} are the system's own; use the fields of Message")
         if any(not key or len(key.split()) != 1 for key in self.keys):
             raise BadMessage(f"keys {list(self.keys)}: a key must not be empty or hold blanks, they separate keys")
-        encode_properties(self.properties)
+        if self.properties:
+            encode_properties(self.properties)
 
 
 @attrs.frozen

@@ -111,11 +111,6 @@ class Fleet:
         line = self.java.command(self.scratch, "mqbroker.interop.Peer", *args)
         return self._keep(EventProcess(name, line, self.scratch))
 
-    def python(self, script: Path, *args: str) -> EventProcess:
-        """Start one of our own clients: a script that prints events as the Java peer does."""
-        name = self._name(f"python-{script.stem}")
-        return self._keep(EventProcess(name, [sys.executable, str(script), *args], self.scratch))
-
     def mqadmin(self, *args: str) -> str:
         """Run the Java mqadmin and return what it printed."""
         main = "org.apache.rocketmq.tools.command.MQAdminStartup"

@@ -281,6 +281,10 @@ class CommitLog:
             return None
         return found[0][found[1] : found[1] + size]
 
+    def path_of(self, offset: int) -> str:
+        """The file that holds the byte at `offset`."""
+        return self.segments[(offset - self.min_offset) // self.segment_bytes].path
+
     def segments_between(self, start: int, end: int) -> list[IMappedFile]:
         """The segments that hold bytes start..end."""
         first = max(0, start - self.min_offset) // self.segment_bytes

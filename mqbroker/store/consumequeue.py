@@ -22,9 +22,9 @@ from mqbroker.wire.javahash import java_hash
 
 ENTRY_BYTES = 20
 ENTRY = Struct(">qiq")
-#: Fills the entries before the first message of a queue that does not start at a file's beginning: the size of none.
+#: The size in entries that stand for no message: those before the first of a queue that does not start at a file's
+#: beginning have offset 0, as Java writes them; those of messages lost to damage keep the order of offsets.
 BLANK_SIZE = 0x7FFFFFFF
-_BLANK_ENTRY = ENTRY.pack(0, BLANK_SIZE, 0)
 
 #: Files are sparse; blocks are put behind this much at a time.
 ALLOCATE_BYTES = 64 * 1024
@@ -163,6 +163,7 @@ class ConsumeQueue:
 
     def skip_to(self, offset: int) -> None:
         """Fill with blank entries up to `offset`: messages before it are gone from the log, or damaged in it."""
+        blank = ENTRY.pack(max(0, self.end_of_last()), BLANK_SIZE, 0)
         if not self._files:
             base = offset // self._per_file * self._per_file
             self.max_offset = base
@@ -170,7 +171,7 @@ class ConsumeQueue:
             self.min_offset = offset
         while self.max_offset < offset:
             count = min(self._room(), offset - self.max_offset)
-            self._store(_BLANK_ENTRY * count)
+            self._store(blank * count)
 
     def take_unsynced(self) -> list[IMappedFile]:
         """The files written to since this was last called."""
@@ -193,11 +194,11 @@ class ConsumeQueue:
         return found
 
     def end_of_last(self) -> int:
-        """Where the newest message ends in the log; -1 where there is none."""
+        """Where the newest message ends in the log; -1 where there is none known."""
         if self.max_offset <= self._first:
             return -1
         physical_offset, size, _ = self.entry(self.max_offset - 1)
-        return physical_offset + size if size != BLANK_SIZE else -1
+        return physical_offset + size if size != BLANK_SIZE else physical_offset or -1
 
     def search(self, is_below: Callable[[int, int], bool], low: int, high: int) -> int:
         """First offset in low..high whose entry (physical offset, size) is not below; entries must be ordered."""
@@ -235,7 +236,7 @@ class ConsumeQueue:
     def truncate(self, physical_end: int) -> None:
         """Forget all entries of messages at or above `physical_end` in the log."""
         if self._files:
-            self._cut_at(lambda offset, size: size > 0 and (size == BLANK_SIZE or offset + size <= physical_end))
+            self._cut_at(lambda offset, size: size > 0 and offset + size % BLANK_SIZE <= physical_end)
             at = (self.max_offset - self._base) * ENTRY_BYTES
             if at < self._file_bytes:
                 self._files[-1].clear_from(at)
@@ -252,7 +253,9 @@ class ConsumeQueue:
     def correct_min(self, physical_min: int) -> None:
         """Move `min_offset` to the first message at or above `physical_min`."""
         self.min_offset = self.search(
-            lambda offset, size: size == BLANK_SIZE or offset < physical_min, self._first, self.max_offset
+            lambda offset, size: offset < physical_min or (not offset and size == BLANK_SIZE),
+            self._first,
+            self.max_offset,
         )
 
     def reset(self) -> None:

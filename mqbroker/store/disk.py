@@ -20,7 +20,7 @@ class IMappedFile(Interface):
     path: str = Attribute("where it is")
     size: int = Attribute("its length, bytes")
     buffer: mmap.mmap = Attribute("writable; what is stored here is in the file, though not yet synced")
-    view: memoryview = Attribute("the same bytes, read-only; stays valid after close()")
+    view: memoryview = Attribute("the same bytes, read-only")
 
     def allocate(offset: int, size: int) -> None:
         """Put disk blocks behind these bytes. Raises OSError (ENOSPC) with nothing harmed."""
@@ -38,7 +38,7 @@ class IMappedFile(Interface):
         """Return when all bytes stored so far are on the disk. May run on a worker. Raises OSError."""
 
     def close() -> None:
-        """Let go of descriptors; views given out stay valid."""
+        """Let go of it; slices of `view` that others hold stay valid."""
 
 
 class ILockedFile(Interface):
@@ -160,6 +160,9 @@ class OsMappedFile:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+        self.view.release()
+        with contextlib.suppress(BufferError):  # someone holds a slice: unmapped when that goes
+            self.buffer.close()
 
 
 @implementer(IDisk)

@@ -20,6 +20,7 @@ from mqbroker.store.logscan import Damage, Scanned, scan
 from mqbroker.store.properties import find_property
 from mqbroker.wire.codes import SysFlag
 from mqbroker.wire.javahash import java_hash
+from mqbroker.wire.record import RECORD_BYTES_MIN
 
 #: Messages for which consume queues (and then index) are written in one turn.
 TURN_MESSAGES = 2000
@@ -225,6 +226,12 @@ class Dispatcher:
             return
         if item.queue_offset > expected:
             self._write_pending()
+            lost_bytes = item.physical_offset - max(queue.end_of_last(), 0)
+            if queue.max_offset and item.queue_offset - expected > lost_bytes // RECORD_BYTES_MIN:
+                why = f"queue offset {item.queue_offset} where {expected} follows"
+                end = item.physical_offset + item.size
+                self._on_damage(Damage(self._commit_log.path_of(end - 1), item.physical_offset, end, why))
+                return
             queue.skip_to(item.queue_offset)
         code = self._tags_code(queue, item.properties, item.store_timestamp_ms)
         queue.pending += (item.physical_offset, item.size, code)

@@ -90,7 +90,10 @@ def _scan_record(view: memoryview, at: int, size: int, physical_offset: int) -> 
     (properties_bytes,) = _SHORT.unpack_from(view, topic_end)
     if topic_end + 2 + properties_bytes != end:
         return Nothing(False, "parts do not add up to the size")
-    if queue_id < 0 or own_offset < 0 or not TOPIC_NAME.fullmatch(topic.decode("latin-1")):
+    # Every message before it in its queue took its bytes of the log.
+    if not 0 <= own_offset <= physical_offset // RECORD_BYTES_MIN:
+        return Nothing(False, f"queue offset {own_offset}")
+    if queue_id < 0 or not TOPIC_NAME.fullmatch(topic.decode("latin-1")):
         return Nothing(False, "topic or queue cannot be one")
     properties = bytes(view[topic_end + 2 : end])
     return Scanned(topic, queue_id, own_offset, physical_offset, size, sys_flag, timestamp, properties)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 
 import attrs
-from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.internet.defer import Deferred, maybeDeferred, succeed
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
@@ -71,6 +71,7 @@ class MessageStore:
         self._log_flusher = log_flusher
         self._reader = reader
         self._files = files
+        self._is_stopped = False
         #: Hot: the log's own function.
         self.append: Callable[[Sequence[NewMessage]], list[Appended]] = commit_log.append
         #: Called with topic, queue id, next offset, tags code (None for several) and store timestamp (ms) once for
@@ -89,6 +90,9 @@ class MessageStore:
 
         Fires in any case; when something could not be written, the store recovers at the next start.
         """
+        if self._is_stopped:
+            return succeed(None)
+        self._is_stopped = True
         self._dispatcher.stop()
         stopped = maybeDeferred(self._log_flusher.stop)
         stopped.addCallback(lambda _: self._dispatcher.catch_up())

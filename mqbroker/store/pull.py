@@ -122,7 +122,7 @@ class Reader:
         seen = 0
         newest = 0
         for physical_offset, size, code in _ENTRY.iter_unpack(view[at : at + look * ENTRY_BYTES]):
-            if count and (count >= max_count or total + size > bytes_limit):
+            if count and size != BLANK_SIZE and (count >= max_count or total + size > bytes_limit):
                 break
             seen += 1
             newest = physical_offset

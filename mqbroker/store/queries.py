@@ -5,7 +5,7 @@ from __future__ import annotations
 from struct import Struct
 
 from mqbroker.store.commitlog import CommitLog
-from mqbroker.store.consumequeue import ConsumeQueue
+from mqbroker.store.consumequeue import BLANK_SIZE, ConsumeQueue
 from mqbroker.store.index import Index
 from mqbroker.store.logscan import Scanned, scan_at
 from mqbroker.store.properties import find_property
@@ -30,8 +30,8 @@ def store_timestamp_at(log: CommitLog, physical_offset: int) -> int:
 def offset_by_time(log: CommitLog, queue: ConsumeQueue, timestamp_ms: int) -> int:
     """The queue offset of the message stored nearest to a time: of equally near ones the older."""
 
-    def is_before(physical_offset: int, _size: int) -> bool:
-        return store_timestamp_at(log, physical_offset) < timestamp_ms
+    def is_before(physical_offset: int, size: int) -> bool:
+        return size == BLANK_SIZE or store_timestamp_at(log, physical_offset) < timestamp_ms
 
     low, high = queue.min_offset, queue.max_offset
     offset = queue.search(is_before, low, high)

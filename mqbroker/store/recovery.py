@@ -20,6 +20,8 @@ from mqbroker.store.disk import IDisk, IMappedFile
 from mqbroker.store.logscan import Damage, Filler, Nothing, Scanned, find_next, scan_at
 
 _FILE_NAME = re.compile(r"\d{20}")
+#: No property holds so many zeros in a row, but every lost sector does.
+_ZEROS_OF_A_TEAR = 64
 
 
 @attrs.frozen
@@ -133,7 +135,7 @@ def _start_by_time(segments: Segments, queue: ConsumeQueue, safe_ms: int) -> int
     """Where the newest message of a queue that was stored by `safe_ms` ends: all queues hold all below on the disk."""
 
     def is_safe(physical_offset: int, size: int) -> bool:
-        if size == BLANK_SIZE or (size > 0 and physical_offset < segments.first_offset):
+        if (size == BLANK_SIZE and not physical_offset) or (size > 0 and physical_offset < segments.first_offset):
             return True
         found = segments.scan_at(physical_offset) if size > 0 else None
         return isinstance(found, Scanned) and found.store_timestamp_ms <= safe_ms
@@ -153,21 +155,28 @@ def _find_end(segments: Segments, start: int, durable_end: int, durable_ms: int)
     timestamp = 0
     while offset < segments.end:
         item = segments.scan_at(offset)
-        if isinstance(item, Scanned):
+        is_sure = offset < durable_end or timestamp < durable_ms
+        if isinstance(item, Scanned) and (is_sure or not _may_be_torn(item)):
             timestamp = max(timestamp, item.store_timestamp_ms)
             offset += item.size
         elif isinstance(item, Filler):
             offset += item.size
-        elif offset >= durable_end and timestamp >= durable_ms:
+        elif not is_sure:
             break
         else:
+            why = item.why if isinstance(item, Nothing) else ""
             following = _next_record(segments, offset)
             if following is None:
-                damages.append(_damage(segments, offset, max(offset, durable_end), f"the log ends here: {item.why}"))
+                damages.append(_damage(segments, offset, max(offset, durable_end), f"the log ends here: {why}"))
                 break
-            damages.append(_damage(segments, offset, following, item.why))
+            damages.append(_damage(segments, offset, following, why))
             offset = following
     return Recovered(offset, min(start, offset), timestamp, damages)
+
+
+def _may_be_torn(item: Scanned) -> bool:
+    """Whether the end of a record, which no CRC covers, was not written: there were zeros before it."""
+    return item.properties.endswith(b"\0") or bytes(_ZEROS_OF_A_TEAR) in item.properties
 
 
 def _next_record(segments: Segments, offset: int) -> int | None:

@@ -75,7 +75,7 @@ def test_a_gap_is_filled_and_min_offset_stays(tmp_path: Path) -> None:
     queue.skip_to(5)
     queue.write(entries(5, 1))
     assert (queue.min_offset, queue.max_offset) == (0, 6)
-    assert queue.entry(4) == (0, 0x7FFFFFFF, 0)
+    assert queue.entry(4) == (300, 0x7FFFFFFF, 0)
     assert queue.entry(5) == (500, 100, 5)
 
 

@@ -1,0 +1,179 @@
+"""The real disk and worker: what the interfaces promise, a full file system, threads."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from twisted.internet.defer import Deferred
+from twisted.python.threadpool import ThreadPool
+from zope.interface.verify import verifyObject
+
+from mqbroker.store.disk import IDisk, ILockedFile, IMappedFile, OsDisk
+from mqbroker.store.worker import InlineWorker, IWorker, ThreadWorker
+from tests.store.harness import FaultyDisk, SteppedWorker
+
+FULL_DISK = """
+import sys
+from twisted.internet.task import Clock
+from mqbroker.config import StoreSettings
+from mqbroker.errors import StoreUnwritable
+from mqbroker.store import open_store
+from mqbroker.store.disk import OsDisk
+from mqbroker.store.worker import InlineWorker
+
+settings = StoreSettings(
+    store_path_root_dir=sys.argv[1], mapped_file_size_commit_log=1024 * 1024, max_hash_slot_num=100, max_index_num=400
+)
+clock = Clock()
+store = open_store(settings, disk=OsDisk(), clock=clock, worker=InlineWorker(), store_host=bytes(8))
+store.start()
+count = 0
+try:
+    while True:
+        row = (b"T", count % 50, 0, 0, 0, bytes(8), 0, 0, b"x" * 1000, b"KEYS\\x01k%d" % count)
+        store.append([row] * 10)
+        count += 10
+        clock.advance(0.1)
+        if not store.writable:
+            raise StoreUnwritable(store.why_unwritable)
+except StoreUnwritable as error:
+    print(count, error)
+assert count > 1000
+assert sum(store.max_offset("T", i) for i in range(50)) + (store.log_end - store.stats.dispatched) // 1000 >= count
+assert store.get("T", 0, 0, 32).count
+"""
+
+
+def test_the_interfaces_are_kept(tmp_path: Path) -> None:
+    for disk in (OsDisk(), FaultyDisk()):
+        assert verifyObject(IDisk, disk)
+        assert verifyObject(IMappedFile, disk.create_mapped(str(tmp_path / type(disk).__name__), 100))
+        assert verifyObject(ILockedFile, disk.lock(str(tmp_path / f"lock{type(disk).__name__}")))
+    assert verifyObject(IWorker, InlineWorker())
+    assert verifyObject(IWorker, SteppedWorker())
+
+
+def test_a_new_file_is_sparse_until_allocated_and_cleared_again(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    file = OsDisk().create_mapped(str(path), 1024 * 1024)
+    assert path.stat().st_blocks == 0
+    file.allocate(0, 65536)
+    assert path.stat().st_blocks * 512 >= 65536
+    file.buffer[0:8] = b"12345678"
+    file.buffer[65528:65536] = b"87654321"
+    assert bytes(file.view[:8]) == b"12345678"
+    file.clear_from(4)
+    assert path.read_bytes() == b"1234".ljust(1024 * 1024, b"\0")
+    with pytest.raises(TypeError):
+        file.view[0] = 1
+    with pytest.raises(FileExistsError):
+        OsDisk().create_mapped(str(path), 100)
+
+
+@pytest.mark.parametrize("keep_open", [False, True])
+def test_bytes_stored_are_in_the_file_for_others(tmp_path: Path, keep_open: bool) -> None:
+    path = tmp_path / "file"
+    disk = OsDisk()
+    file = disk.create_mapped(str(path), 4096, keep_open=keep_open)
+    file.allocate(0, 4096)
+    file.buffer[10:15] = b"hello"
+    file.sync()
+    view = file.view[10:15]
+    file.close()
+    file.close()
+    assert disk.open_mapped(str(path), 4096).view[10:15] == b"hello" == view
+    assert disk.file_size(str(path)) == 4096
+
+
+def test_writing_through_stops_when_told(tmp_path: Path) -> None:
+    file = OsDisk().create_mapped(str(tmp_path / "file"), 5 * 1024 * 1024, keep_open=True)
+    asked: list[None] = []
+
+    def stop() -> bool:
+        asked.append(None)
+        return len(asked) > 2
+
+    file.write_through(stop)
+    assert (tmp_path / "file").stat().st_blocks * 512 == 2 * 1024 * 1024
+    file.write_through(lambda: False)
+    assert (tmp_path / "file").stat().st_blocks * 512 == 5 * 1024 * 1024
+    file.close()
+
+
+def test_small_files_and_directories(tmp_path: Path) -> None:
+    disk = OsDisk()
+    directory = str(tmp_path / "a" / "b")
+    assert disk.names(directory) == []
+    disk.make_directories(directory)
+    disk.make_directories(directory)
+    path = os.path.join(directory, "small")
+    disk.write(path, b"content")
+    disk.write(path, b"CON")
+    assert (disk.read(path), disk.names(directory)) == (b"CONtent", ["small"])
+    assert (disk.exists(path), disk.is_directory(path), disk.is_directory(directory)) == (True, False, True)
+    disk.remove(path)
+    disk.remove_tree(str(tmp_path / "a"))
+    disk.remove_tree(str(tmp_path / "a"))
+    assert not disk.exists(directory)
+    assert disk.memory_bytes() > 1024 * 1024
+    assert disk.boot_id() == disk.boot_id()
+
+
+def test_a_full_file_system_refuses_and_kills_nobody(tmp_path: Path) -> None:
+    mount = tmp_path / "small"
+    mount.mkdir()
+    script = 'mount -t tmpfs -o size=6m none "$1" || exit 77; exec "$2" -c "$3" "$1/store"'
+    if shutil.which("unshare") is None:
+        pytest.skip("there is no unshare here")
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script, "sh", str(mount), sys.executable, FULL_DISK],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )
+    if done.returncode in (1, 77) and "Traceback" not in done.stderr:
+        pytest.skip(f"file systems cannot be mounted here: {done.stderr.strip()}")
+    assert done.returncode == 0, done.stderr
+    assert "No space left on device" in done.stdout
+
+
+def test_the_thread_worker_runs_elsewhere_and_answers_through_the_reactor() -> None:
+    pool = ThreadPool(0, 1)
+    reactor = object()
+    given: list[object] = []
+
+    def defer_to_pool(*arguments: object) -> Deferred[object]:
+        given.extend(arguments[:2])
+        result: Deferred[object] = Deferred()
+        done = threading.Event()
+        pool.callInThreadWithCallback(lambda ok, value: (result.callback(value), done.set()), arguments[2])  # type: ignore[arg-type]
+        assert done.wait(10)
+        return result
+
+    pool.start()
+    try:
+        got: list[object] = []
+        ThreadWorker(defer_to_pool, reactor, pool).run(threading.get_ident).addCallback(got.append)  # type: ignore[arg-type]
+        assert given == [reactor, pool]
+        assert got != [threading.get_ident()]
+    finally:
+        pool.stop()
+
+
+def test_the_inline_worker_answers_at_once() -> None:
+    got: list[object] = []
+
+    def fail() -> None:
+        raise OSError(errno.EIO, "no")
+
+    InlineWorker().run(lambda: 5).addCallback(got.append)
+    InlineWorker().run(fail).addErrback(lambda failure: got.append(failure.value.errno))
+    assert got == [5, errno.EIO]

@@ -1,0 +1,362 @@
+"""Recovery: images of a killed process and of a machine that lost power, torn tails, damage, missing files."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mqbroker.errors import StoreDamaged
+from mqbroker.store import GetStatus, MessageStore
+from mqbroker.wire.record import decode_record, decode_records, encode_blank
+from tests.store.harness import Bench, message, stop, tree, turns
+
+SEGMENT = 131072
+
+
+def bodies(store: MessageStore, topic: str = "T", queue_id: int = 0) -> list[bytes]:
+    """All bodies of a queue in order, each checked to stand at its offset."""
+    found: list[bytes] = []
+    offset = 0
+    while offset < store.max_offset(topic, queue_id):
+        result = store.get(topic, queue_id, offset, 32)
+        for piece in result.pieces:
+            for record in decode_records(piece):
+                assert record.queue_offset >= offset
+                found.append(record.body)
+        assert result.next_offset > offset
+        offset = result.next_offset
+    return found
+
+
+def write(path: Path, at: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(data)
+
+
+def segment(bench: Bench, number: int = 0) -> Path:
+    return bench.root / "commitlog" / f"{number * SEGMENT:020d}"
+
+
+def queue_file(bench: Bench, number: int = 0) -> Path:
+    return bench.root / "consumequeue" / "T" / "0" / f"{number * 2000:020d}"
+
+
+def settle(bench: Bench, store: MessageStore) -> None:
+    """Dispatch, sync and write the checkpoint."""
+    if store not in bench.opened:
+        bench.opened.append(store)
+    store.start()
+    turns(bench.clock, 12)
+    assert store.flushed == store.log_end
+
+
+def test_a_stopped_store_goes_on(bench: Bench) -> None:
+    for i in range(5):
+        store = bench.open()
+        assert bodies(store) == [b"%d" % j for j in range(i)]
+        assert store.append([message(body=b"%d" % i)])[0][1] == i
+        stop(store)
+        assert not (bench.root / "abort").exists()
+
+
+@pytest.mark.parametrize("dispatched", [False, True])
+@pytest.mark.parametrize("synced", [False, True])
+def test_a_killed_process_loses_nothing(bench: Bench, dispatched: bool, synced: bool) -> None:
+    store = bench.open()
+    store.start()
+    store.append([message(body=b"%05d" % i * 200) for i in range(300)])
+    if synced:
+        turns(bench.clock, 12)
+    store.append([message(body=b"%05d" % i * 200) for i in range(300, 400)])
+    if dispatched:
+        store.dispatch_now()
+    image = bench.image("killed")
+    assert (image.root / "abort").exists()
+    again = image.open()
+    assert bodies(again) == [b"%05d" % i * 200 for i in range(400)]
+    assert not again.damages
+    stop(again)
+    stop(store)
+    assert tree(image.root / "consumequeue") == tree(bench.root / "consumequeue")
+    again = image.open()
+    assert again.append([message()])[0][:2] == (store.log_end, 400)
+
+
+def test_a_torn_record_is_cut_off_whatever_of_it_was_written(bench: Bench) -> None:
+    store = bench.open()
+    store.append([message(body=b"whole")])
+    at = store.log_end
+    store.append([message(body=b"torn")])
+    size = store.log_end - at
+    for written in range(size):
+        image = bench.image(f"torn{written}")
+        write(segment(image), at + written, bytes(size - written))
+        again = image.open()
+        assert bodies(again) == [b"whole"]
+        assert not any(segment(image).read_bytes()[at:])
+        assert again.append([message(body=b"next")])[0][:2] == (at, 1)
+        again.dispatch_now()
+        assert bodies(again) == [b"whole", b"next"]
+        stop(again)
+        shutil.rmtree(image.root)
+
+
+@pytest.mark.parametrize("bit", [0, 33, 64, 96, 170, 176, 230, 704, 720, 744, 750, 752])
+def test_a_record_with_a_flipped_bit_at_the_tail_is_cut_off(bench: Bench, bit: int) -> None:
+    store = bench.open()
+    store.append([message(body=b"whole")])
+    at = store.log_end
+    store.append([message(body=b"flipped")])
+    image = bench.image("flipped")
+    data = segment(image).read_bytes()
+    write(segment(image), at + bit // 8, bytes([data[at + bit // 8] ^ 1 << bit % 8]))
+    again = image.open()
+    assert bodies(again) == [b"whole"]
+    stop(again)
+
+
+def test_what_stood_above_the_cut_does_not_come_back(bench: Bench) -> None:
+    """Pages are written in any order: a whole record may stand above a lost one. It must not become part of the log
+    after the place of the lost one was written again."""
+    store = bench.open()
+    store.append([message(body=b"1")])
+    lost = store.log_end
+    store.append([message(body=b"2")])
+    size = store.log_end - lost
+    store.append([message(body=b"3")])
+    image = bench.image("lost")
+    write(segment(image), lost, bytes(size))
+    again = image.open()
+    assert bodies(again) == [b"1"]
+    assert again.log_end == lost
+    again.append([message(body=b"4")])
+    third = image.image("after").open()
+    assert bodies(third) == [b"1", b"4"]
+    for each in (third, again):
+        stop(each)
+
+
+def test_damage_below_the_durable_mark_is_passed_over_and_reported(bench: Bench) -> None:
+    store = bench.open()
+    rows = store.append([message(body=b"%d" % i * 50) for i in range(20)])
+    settle(bench, store)
+    end = store.log_end
+    image = bench.image("rotten")
+    image.disk.boot = b"another boot"
+    write(segment(image), rows[7][0] + 120, b"\xff\xff")
+    shutil.rmtree(image.root / "consumequeue")
+    again = image.open()
+    assert again.log_end == end
+    assert [(damage.path, damage.start, damage.end) for damage in again.damages] == [
+        (str(segment(image)), rows[7][0], rows[8][0])
+    ]
+    assert bodies(again) == [b"%d" % i * 50 for i in range(20) if i != 7]
+    assert again.read_record(rows[7][0]) is None
+    found = again.get("T", 0, 7, 1)
+    assert (found.status, found.next_offset) == (GetStatus.MESSAGE_WAS_REMOVING, 8)
+    assert again.append([message()])[0][:2] == (end, 20)
+    stop(again)
+
+
+def test_a_whole_segment_of_zeros_below_the_durable_mark_is_passed_over(bench: Bench) -> None:
+    store = bench.open()
+    store.append([message(body=b"%05d" % i * 2000) for i in range(40)])  # 10 kB each: 12 in a segment
+    settle(bench, store)
+    image = bench.image("zeros")
+    image.disk.boot = b"another boot"
+    write(segment(image, 1), 0, bytes(SEGMENT))
+    shutil.rmtree(image.root / "consumequeue")
+    again = image.open()
+    assert bodies(again) == [b"%05d" % i * 2000 for i in range(40) if not 12 <= i < 24]
+    assert again.damages[0].start == SEGMENT
+    assert again.append([message()])[0][1] == 40
+    stop(again)
+
+
+def test_lost_pages_of_caches_are_built_again_from_the_checkpoint(bench: Bench) -> None:
+    store = bench.open()
+    store.append([message(body=b"%d" % i) for i in range(150)])
+    settle(bench, store)
+    synced = store.stats.dispatched
+    assert synced == store.log_end
+    store.append([message(body=b"%d" % i) for i in range(150, 250)])
+    bench.clock.advance(0)
+    image = bench.image("powerless")
+    image.disk.boot = b"another boot"
+    queue_file(image, 2).unlink()
+    write(queue_file(image, 1), 60 * 20, bytes(300))  # zeros in the middle of what was not synced
+    for path in (image.root / "index").iterdir():
+        write(path, 100, b"\xff" * 500)
+    again = image.open()
+    image.opened.append(again)
+    again.start()
+    turns(image.clock, 1)
+    assert bodies(again) == [b"%d" % i for i in range(250)]
+    assert len(again.query("T", "7F0000010A2C18B4AAC27D0000000001", 1000, 0, 2**62)) == 250
+    stop(again)
+    stop(store)
+    assert tree(image.root / "consumequeue") == tree(bench.root / "consumequeue")
+    assert list(tree(image.root / "index").values()) == list(tree(bench.root / "index").values())
+
+
+def test_without_a_checkpoint_everything_is_read(bench: Bench) -> None:
+    store = bench.open()
+    store.append([message(body=b"%05d" % i * 500) for i in range(200)])
+    settle(bench, store)
+    image = bench.image("bare")
+    (image.root / "checkpoint").unlink()
+    for path in (image.root / "consumequeue").rglob("0*"):
+        if path.is_file():
+            path.write_bytes(b"\0" * 2000)
+    again = image.open()
+    assert bodies(again) == [b"%05d" % i * 500 for i in range(200)]
+    stop(again)
+
+
+def test_a_checkpoint_of_java_is_trusted_but_for_three_seconds(bench: Bench) -> None:
+    store = bench.open()
+    store.start()
+    for i in range(20):
+        store.append([message(body=b"%d" % i)])
+        bench.clock.advance(1)
+    image = bench.image("java")
+    checkpoint = image.root / "checkpoint"
+    checkpoint.write_bytes(checkpoint.read_bytes()[:24].ljust(4096, b"\0"))
+    write(queue_file(image), 17 * 20, bytes(3 * 20))  # what Java had not synced
+    again = image.open()
+    assert bodies(again) == [b"%d" % i for i in range(20)]
+    stop(again)
+
+
+def test_a_kill_after_the_filler_goes_on_in_the_next_segment(bench: Bench) -> None:
+    store = bench.open()
+    store.append([message(body=b"first")])
+    end = store.log_end
+    image = bench.image("filled")
+    write(segment(image), end, encode_blank(SEGMENT - end))
+    again = image.open()
+    assert again.append([message(body=b"second")])[0][:2] == (SEGMENT, 1)
+    again.dispatch_now()
+    assert bodies(again) == [b"first", b"second"]
+    third = image.image("again").open()
+    assert bodies(third) == [b"first", b"second"]
+    for each in (third, again):
+        stop(each)
+
+
+def test_a_filler_of_a_wrong_size_is_a_torn_tail(bench: Bench) -> None:
+    store = bench.open()
+    store.append([message(body=b"first")])
+    image = bench.image("filled")
+    write(segment(image), store.log_end, encode_blank(100))
+    again = image.open()
+    assert again.log_end == store.log_end
+    stop(again)
+
+
+def test_consume_queues_ahead_of_the_log_are_cut(bench: Bench) -> None:
+    store = bench.open()
+    store.append([message(body=b"%05d" % i * 2000) for i in range(40)])
+    stop(store)
+    for number in (2, 3):
+        segment(bench, number).unlink()
+    again = bench.open()
+    assert bodies(again) == [b"%05d" % i * 2000 for i in range(24)]
+    assert again.append([message()])[0][:2] == (2 * SEGMENT, 24)
+
+
+def test_without_a_log_consume_queues_are_dropped(bench: Bench) -> None:
+    store = bench.open()
+    store.append([message()] * 3)
+    stop(store)
+    shutil.rmtree(bench.root / "commitlog")
+    again = bench.open()
+    assert again.max_offset("T", 0) == 0
+    assert again.append([message()])[0][:2] == (0, 0)
+
+
+def test_a_log_whose_first_segments_are_gone_keeps_its_offsets(bench: Bench) -> None:
+    store = bench.open()
+    store.append([message(body=b"%05d" % i * 2000) for i in range(40)])
+    stop(store)
+    segment(bench, 0).unlink()
+    again = bench.open()
+    assert (again.min_offset("T", 0), again.max_offset("T", 0)) == (12, 40)
+    assert again.get("T", 0, 0, 1).status is GetStatus.OFFSET_TOO_SMALL
+    assert again.log_min_offset == SEGMENT
+    stop(again)
+    bench.opened.clear()
+    shutil.rmtree(bench.root / "consumequeue")
+    third = bench.open()
+    assert (third.min_offset("T", 0), third.max_offset("T", 0)) == (12, 40)
+    found = third.get("T", 0, 12, 32)
+    assert decode_record(bytes(found.pieces[0])).body == b"%05d" % 12 * 2000
+
+
+def test_a_queue_whose_messages_are_all_gone_goes_on_with_its_offsets(bench: Bench) -> None:
+    store = bench.open()
+    store.append([message("Old")] * 7 + [message(body=b"%05d" % i * 2000) for i in range(20)])
+    stop(store)
+    segment(bench, 0).unlink()
+    again = bench.open()
+    assert (again.min_offset("Old", 0), again.max_offset("Old", 0)) == (7, 7)
+    assert again.append([message("Old")])[0][1] == 7
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (lambda root: (root / f"{SEGMENT:020d}").unlink(), "segment 00000000000000131072 before it is missing"),
+        (lambda root: (root / "00000000000000000007").write_bytes(b""), "not a segment; mappedFileSizeCommitLog is"),
+        (lambda root: (root / "x").write_bytes(b""), "not a segment"),
+        (lambda root: (root / f"{0:020d}").write_bytes(b"short"), "5 bytes; mappedFileSizeCommitLog is 131072"),
+    ],
+)
+def test_segments_that_cannot_be_right_are_named_and_left(
+    bench: Bench, damage: Callable[[Path], object], why: str
+) -> None:
+    store = bench.open()
+    store.append([message(body=b"x" * 60_000)] * 8)
+    stop(store)
+    damage(bench.root / "commitlog")
+    before = {name: data for name, data in tree(bench.root).items() if name != "lock"}
+    with pytest.raises(StoreDamaged, match=why):
+        bench.open()
+    assert {name: data for name, data in tree(bench.root).items() if name != "lock"} == before
+
+
+def test_a_segment_prepared_ahead_is_used_after_a_clean_stop(make: Callable[..., Bench]) -> None:
+    bench = make()
+    store = bench.open()
+    store.start()
+    store.append([message(body=b"x" * 100_000)])
+    bench.clock.advance(0.5)
+    assert segment(bench, 1).exists()
+    inode = segment(bench, 1).stat().st_ino
+    stop(store)
+    again = bench.open()
+    assert again.append([message(body=b"y" * 100_000)])[0][0] == SEGMENT
+    assert segment(bench, 1).stat().st_ino == inode
+
+
+def test_the_index_outlives_a_killed_process_but_not_a_machine(bench: Bench) -> None:
+    store = bench.open()
+    store.start()
+    store.append([message(properties=b"KEYS\x01k%d" % i) for i in range(30)])
+    bench.clock.advance(0)
+    names = [path.name for path in (bench.root / "index").iterdir()]
+    for boot, same in [(b"first boot", True), (b"second boot", False)]:
+        image = bench.image(boot.decode())
+        image.disk.boot = boot
+        again = image.open()
+        assert (again.stats.indexed > 0) is same
+        image.opened.append(again)
+        again.start()
+        turns(image.clock, 1)
+        assert [len(again.query("T", f"k{i}", 9, 0, 2**62)) for i in range(30)] == [1] * 30
+        stop(again)
+        assert ([path.name for path in (image.root / "index").iterdir()] == names) is same

@@ -1,0 +1,55 @@
+"""What the data source raises for its users. Each message says what, why, and what would be right."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from mqbroker.errors import MQError
+from mqbroker.wire.bodies import MessageQueue
+
+
+class BadOption(MQError):
+    """An option, or a column of the schema asked for, that cannot be used."""
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(name, why)
+        self.name = name
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"option {self.name}: {self.why}"
+
+
+class BadSchema(MQError):
+    """A schema given by the user that does not fit what a message has."""
+
+
+class Loss(Enum):
+    """How messages that should be read can be gone."""
+
+    AGED_OUT = "the broker has deleted messages that were not read yet"
+    CUT_SHORT = "the queue ends before messages that were there; it was truncated, or deleted and created again"
+    QUEUE_GONE = "the broker no longer has this queue; the topic was shrunk, or deleted and created again"
+    NOT_DENSE = "the broker left messages out, or gave others than were asked for"
+
+
+class DataLoss(MQError):
+    """Messages of `queue` that must be read cannot be had; `details` names the offsets."""
+
+    def __init__(self, loss: Loss, queue: MessageQueue, details: str) -> None:
+        super().__init__(loss, queue, details)
+        self.loss = loss
+        self.queue = queue
+        self.details = details
+
+    def __str__(self) -> str:
+        q = self.queue
+        return (
+            f"ROCKETMQ_DATA_LOSS.{self.loss.name}: topic {q.topic}, broker {q.broker_name}, queue {q.queue_id}: "
+            f"{self.loss.value} ({self.details}). To go on without them start a query with startingOffsets set, "
+            "a stream with a new checkpoint too"
+        )
+
+
+class NotReadable(MQError):
+    """Brokers did not give what was asked of them for as long as `retryTimeoutMs` allows."""

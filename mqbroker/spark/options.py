@@ -1,0 +1,131 @@
+"""The options of the data source: their names, defaults and checks. No I/O.
+
+Spark gives names in lower case; messages name them as the documentation does.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+
+import attrs
+
+from mqbroker.client.options import parse_name_servers
+from mqbroker.errors import MQError, Refused
+from mqbroker.spark.errors import BadOption
+from mqbroker.spark.offsets import EARLIEST, LATEST, OffsetSpec, parse_offsets
+from mqbroker.wire.names import check_group, check_topic
+
+#: Names the reads in the broker's statistics. It joins no balance and commits nothing, so all queries may share it.
+DEFAULT_GROUP = "spark-rocketmq"
+
+NAMES = (
+    "nameServer",
+    "topic",
+    "startingOffsets",
+    "endingOffsets",
+    "maxOffsetsPerTrigger",
+    "consumerGroup",
+    "pullBatchSize",
+    "retryTimeoutMs",
+)
+_BY_LOWER = {name.lower(): name for name in NAMES}
+
+
+@attrs.frozen
+class SourceOptions:
+    """What a query asks for. `ending` is for batches, `max_offsets_per_trigger` for streams.
+
+    `retry_timeout_ms` is how long a broker may give nothing before a read fails.
+    """
+
+    name_servers: tuple[str, ...]
+    topics: tuple[str, ...]
+    starting: OffsetSpec
+    ending: OffsetSpec
+    max_offsets_per_trigger: int | None
+    group: str
+    pull_batch: int
+    retry_timeout_ms: int
+
+
+def parse_options(given: Mapping[str, str], *, streaming: bool | None) -> SourceOptions:
+    """Check all options of a query. Raises BadOption at the first that is wrong.
+
+    `streaming` is None where it is not known yet whether a batch or a stream is read.
+    """
+    options = {_known(name): text.strip() for name, text in given.items()}
+    topics = _topics(_required(options, "topic", "a topic, or several joined by commas"))
+    default = LATEST if streaming else EARLIEST
+    if streaming and "endingOffsets" in options:
+        raise BadOption("endingOffsets", "a stream has no end; use it with spark.read, or leave it out")
+    if streaming is False and "maxOffsetsPerTrigger" in options:
+        raise BadOption("maxOffsetsPerTrigger", "a batch has no triggers; use it with spark.readStream")
+    return SourceOptions(
+        name_servers=_name_servers(_required(options, "nameServer", "host:port, or several joined by ';'")),
+        topics=topics,
+        starting=_offsets(options, "startingOffsets", default, topics, ("earliest", "latest")),
+        ending=_offsets(options, "endingOffsets", LATEST, topics, ("latest",)),
+        max_offsets_per_trigger=_number(options, "maxOffsetsPerTrigger", 1, 1, 2**62)
+        if "maxOffsetsPerTrigger" in options
+        else None,
+        group=_group(options.get("consumerGroup", DEFAULT_GROUP)),
+        pull_batch=_number(options, "pullBatchSize", 32, 1, 1024),
+        retry_timeout_ms=_number(options, "retryTimeoutMs", 60_000, 0, 24 * 3600 * 1000),
+    )
+
+
+def _known(name: str) -> str:
+    if name.lower() in _BY_LOWER:
+        return _BY_LOWER[name.lower()]
+    near = difflib.get_close_matches(name.lower(), _BY_LOWER, 1, 0.6)
+    hint = f"did you mean {_BY_LOWER[near[0]]}? " if near else ""
+    raise BadOption(name, f"there is no such option; {hint}All options: {', '.join(NAMES)}")
+
+
+def _required(options: Mapping[str, str], name: str, right: str) -> str:
+    text = options.get(name, "")
+    if not text:
+        raise BadOption(name, f"is required: {right}")
+    return text
+
+
+def _name_servers(text: str) -> tuple[str, ...]:
+    try:
+        return parse_name_servers(text)
+    except MQError as error:
+        raise BadOption("nameServer", f"{error}; right is host:port, or several joined by ';'") from None
+
+
+def _topics(text: str) -> tuple[str, ...]:
+    names = dict.fromkeys(part.strip() for part in text.split(","))
+    if "" in names:
+        raise BadOption("topic", f"{text!r} has an empty name; right is a topic, or several joined by commas")
+    try:
+        for name in names:
+            check_topic(name)
+    except Refused as refused:
+        raise BadOption("topic", f"{text!r}: {refused.remark}") from None
+    return tuple(names)
+
+
+def _group(text: str) -> str:
+    try:
+        return check_group(text)
+    except Refused as refused:
+        raise BadOption("consumerGroup", f"{text!r}: {refused.remark}") from None
+
+
+def _offsets(
+    options: Mapping[str, str], name: str, default: int, topics: tuple[str, ...], words: tuple[str, ...]
+) -> OffsetSpec:
+    if name not in options:
+        return OffsetSpec(name, default)
+    return parse_offsets(name, options[name], default, topics, words)
+
+
+def _number(options: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:
+    text = options.get(name, str(default))
+    if not (text.isascii() and text.isdigit() and len(text) <= 20 and least <= int(text) <= most):
+        raise BadOption(name, f"{text[:80]!r} is not a whole number from {least} to {most}")
+    return int(text)

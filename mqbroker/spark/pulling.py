@@ -1,0 +1,228 @@
+"""Reading one range of a queue by pulls that are sent ahead, as pieces of the commit log for the decoder.
+
+A queue's offsets have no gaps, so the pulls of a whole window can be on their way at once. What answers leave out, as
+they are bounded in count and bytes, is asked for again; how much one answer holds is learned. The next window is asked
+for before the present one is handed out. Time, sleep and the pulls themselves come in as arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Protocol
+
+import attrs
+
+from mqbroker.client.messages import PullStatus, RawPull
+from mqbroker.errors import MQError, Refused
+from mqbroker.spark.errors import DataLoss, Loss, NotReadable
+from mqbroker.spark.offsets import describe
+from mqbroker.spark.plan import QueueRange
+from mqbroker.wire.bodies import MessageQueue
+from mqbroker.wire.codes import ResponseCode
+
+#: A queue, an offset, and how many messages are wanted from there.
+Want = tuple[MessageQueue, int, int]
+
+#: What one window holds at most: about this many messages, or bytes of records.
+WINDOW_MESSAGES = 8192
+WINDOW_BYTES = 4 * 1024 * 1024
+#: The first window is small: nobody knows yet how large the messages are.
+FIRST_PULLS = 16
+
+_PAUSE_S_MIN, _PAUSE_S_MAX = 0.02, 1.0
+#: A broker that is starting, stopping or overloaded answers with these.
+_PASSING = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE})
+
+
+class PullsAhead(Protocol):
+    """Pulls on their way."""
+
+    def finish(self) -> list[RawPull | MQError]: ...
+
+    def abandon(self) -> None: ...
+
+
+class PullSource(Protocol):
+    """Where pulls go: a blocking PullConsumer."""
+
+    def fetch_ahead(self, wants: Sequence[Want]) -> PullsAhead: ...
+
+
+@attrs.frozen
+class Chunk:
+    """The records of `queue` from `start` up to, but without, `end`, one after another."""
+
+    queue: MessageQueue
+    start: int
+    end: int
+    records: bytes
+
+
+@attrs.frozen
+class _Piece:
+    end: int
+    records: bytes
+
+
+@attrs.define
+class Patience:
+    """How long nothing may come before a read is given up: `timeout_s` by the clock `now`."""
+
+    timeout_s: float
+    now: Callable[[], float]
+    sleep: Callable[[float], None]
+    _since: float | None = None
+    _pause_s: float = _PAUSE_S_MIN
+
+    def renew(self) -> None:
+        """Something came."""
+        self._since = None
+        self._pause_s = _PAUSE_S_MIN
+
+    def wait(self, why: MQError) -> None:
+        """Pause before another try; raise `why` when it is over."""
+        now = self.now()
+        if self._since is None:
+            self._since = now
+        if now - self._since >= self.timeout_s:
+            raise why
+        self.sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, _PAUSE_S_MAX)
+
+
+@attrs.define
+class _Pace:
+    """How many messages one pull brings, of `batch` that may be asked for, and how many bytes a message has."""
+
+    batch: int
+    step: int
+    message_bytes: float | None = None
+
+    def window(self) -> int:
+        if self.message_bytes is None:
+            return min(WINDOW_MESSAGES, FIRST_PULLS * self.step)
+        return max(1, min(WINDOW_MESSAGES, int(WINDOW_BYTES / self.message_bytes)))
+
+    def learn(self, wants: Sequence[Want], pieces: Mapping[int, _Piece]) -> None:
+        """Take note of what pulls brought that asked for a full step."""
+        counts = [pieces[at].end - at for _, at, count in wants if at in pieces and count == self.step]
+        if counts:
+            brought = sum(counts) / len(counts)
+            self.step = min(self.batch, 2 * self.step) if brought == self.step else max(1, int(brought))
+
+
+def read_chunks(source: PullSource, todo: QueueRange, batch: int, patience: Patience) -> Generator[Chunk, None, None]:
+    """Yield all records of `todo`, in order. `batch` is how many messages a pull asks for.
+
+    Raises DataLoss where messages are gone, NotReadable where the broker gives nothing for too long, Refused where it
+    will never do. When the generator is closed early, pulls on their way are abandoned.
+    """
+    pace = _Pace(batch, batch)
+    at = todo.start
+    wants = _split(todo.queue, at, min(todo.end, at + pace.window()), pace.step)
+    ahead = _send(source, wants, patience) if wants else None
+    try:
+        while ahead is not None:
+            end = wants[-1][1] + wants[-1][2]
+            pieces: dict[int, _Piece] = {}
+            _take(wants, ahead, pieces, patience)
+            pace.learn(wants, pieces)
+            _fill(source, todo.queue, at, end, pace.step, pieces, patience)
+            chunk = Chunk(todo.queue, at, end, b"".join(pieces[n].records for n in sorted(pieces)))
+            pace.message_bytes = len(chunk.records) / (end - at)
+            at = end
+            wants = _split(todo.queue, at, min(todo.end, at + pace.window()), pace.step)
+            ahead = _send(source, wants, patience) if wants else None
+            yield chunk
+    finally:
+        if ahead is not None:
+            ahead.abandon()
+
+
+def _split(queue: MessageQueue, start: int, end: int, step: int) -> list[Want]:
+    return [(queue, at, min(step, end - at)) for at in range(start, end, step)]
+
+
+def _send(source: PullSource, wants: Sequence[Want], patience: Patience) -> PullsAhead:
+    while True:
+        try:
+            return source.fetch_ahead(wants)
+        except MQError as error:
+            patience.wait(_passing(error, wants[0]))
+
+
+def _fill(
+    source: PullSource,
+    queue: MessageQueue,
+    start: int,
+    end: int,
+    step: int,
+    pieces: dict[int, _Piece],
+    patience: Patience,
+) -> None:
+    """Ask again for what is missing between `start` and `end` until nothing is."""
+    while gaps := _gaps(pieces, start, end):
+        wants = [want for low, high in gaps for want in _split(queue, low, high, step)]
+        ahead = _send(source, wants, patience)
+        try:
+            _take(wants, ahead, pieces, patience)
+        finally:
+            ahead.abandon()
+
+
+def _gaps(pieces: Mapping[int, _Piece], start: int, end: int) -> list[tuple[int, int]]:
+    gaps = []
+    at = start
+    for low in sorted(pieces):
+        if low > at:
+            gaps.append((at, low))
+        at = pieces[low].end
+    if at < end:
+        gaps.append((at, end))
+    return gaps
+
+
+def _take(wants: Sequence[Want], ahead: PullsAhead, pieces: dict[int, _Piece], patience: Patience) -> None:
+    """Put the answers into `pieces`; wait a little where not one has anything."""
+    trouble: MQError | None = None
+    found = False
+    for want, answer in zip(wants, ahead.finish(), strict=True):
+        if isinstance(answer, MQError):
+            trouble = trouble or _passing(answer, want)
+        elif answer.status is PullStatus.FOUND:
+            pieces[want[1]] = _piece(want, answer)
+            found = True
+        else:
+            trouble = trouble or _nothing(want, answer)
+    if found:
+        patience.renew()
+    elif trouble is not None:
+        patience.wait(trouble)
+
+
+def _piece(want: Want, answer: RawPull) -> _Piece:
+    queue, at, count = want
+    if not at < answer.next_offset <= at + count:
+        details = f"asked for {count} from {at}, the answer goes on at {answer.next_offset}"
+        raise DataLoss(Loss.NOT_DENSE, queue, details)
+    return _Piece(answer.next_offset, answer.body)
+
+
+def _nothing(want: Want, answer: RawPull) -> DataLoss:
+    """Why an answer has no messages; raises where waiting cannot help."""
+    queue, at, _ = want
+    if answer.min_offset > at:
+        raise DataLoss(Loss.AGED_OUT, queue, f"{at} is asked for, the first one left is {answer.min_offset}")
+    if answer.max_offset <= at:
+        # A slave, or a broker that is not done starting, may still get there.
+        return DataLoss(Loss.CUT_SHORT, queue, f"{at} is asked for, it ends at {answer.max_offset}")
+    details = f"{at} is not given, though {answer.min_offset} to {answer.max_offset} are there: {answer.status.name}"
+    return DataLoss(Loss.NOT_DENSE, queue, details)
+
+
+def _passing(error: MQError, want: Want) -> NotReadable:
+    """What to raise when `error` does not pass; raises `error` itself where it cannot."""
+    if not (error.retriable or (isinstance(error, Refused) and error.code in _PASSING)):
+        raise error
+    queue, at, _ = want
+    return NotReadable(f"{describe(queue)} gives nothing from {at} on: {type(error).__name__}: {error}")

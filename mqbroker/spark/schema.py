@@ -1,0 +1,81 @@
+"""The columns of a message, and the choice of them that a user's schema makes. No I/O, and no import of PySpark."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+import attrs
+
+from mqbroker.spark.errors import BadSchema
+
+
+@attrs.frozen
+class Column:
+    """`type` is Spark's name of it; `always` is true where every message has a value."""
+
+    name: str
+    type: str
+    always: bool = True
+
+
+#: All columns, in the order of the default schema. The four first queue columns together are a message's identity.
+COLUMNS = (
+    Column("topic", "string"),
+    Column("brokerName", "string"),
+    Column("queueId", "int"),
+    Column("queueOffset", "bigint"),
+    Column("commitLogOffset", "bigint"),
+    Column("msgId", "string"),
+    Column("uniqKey", "string", always=False),
+    Column("tags", "string", always=False),
+    Column("keys", "array<string>", always=False),
+    Column("body", "binary"),
+    Column("properties", "map<string,string>"),
+    Column("bornTimestamp", "timestamp"),
+    Column("storeTimestamp", "timestamp"),
+    Column("bornHost", "string"),
+    Column("storeHost", "string"),
+    Column("flag", "int"),
+    Column("sysFlag", "int"),
+    Column("reconsumeTimes", "int"),
+    Column("bodyCrc", "int"),
+    Column("storeSize", "int"),
+    Column("preparedTransactionOffset", "bigint"),
+    Column("delayTimeLevel", "int", always=False),
+    Column("producerGroup", "string", always=False),
+)
+_BY_LOWER = {column.name.lower(): column for column in COLUMNS}
+_IDENTITY = ("topic", "brokerName", "queueId", "queueOffset")
+
+
+def default_ddl() -> str:
+    """The default schema as Spark writes it."""
+    return ", ".join(f"{c.name} {c.type}{' NOT NULL' if c.name in _IDENTITY else ''}" for c in COLUMNS)
+
+
+def choose_columns(fields: Iterable[tuple[str, str, bool]]) -> tuple[str, ...]:
+    """The columns that a schema of (name, type, nullable) asks for, in its order. Raises BadSchema.
+
+    Names are compared without regard to case, as Spark does.
+    """
+    chosen: list[str] = []
+    for name, type_name, nullable in fields:
+        column = _BY_LOWER.get(name.lower())
+        if column is None:
+            near = difflib.get_close_matches(name.lower(), _BY_LOWER, 1, 0.6)
+            hint = f"did you mean {_BY_LOWER[near[0]].name}? " if near else ""
+            columns = ", ".join(f"{c.name} {c.type}" for c in COLUMNS)
+            raise BadSchema(f"column {name}: messages have no such column; {hint}All columns: {columns}")
+        if type_name != column.type:
+            raise BadSchema(
+                f"column {name}: its type is {column.type}, not {type_name}; read it as it is, and cast after that"
+            )
+        if not (nullable or column.always):
+            raise BadSchema(f"column {name}: not every message has a value; leave NOT NULL out")
+        if column.name in chosen:
+            raise BadSchema(f"column {name}: is there twice")
+        chosen.append(column.name)
+    if not chosen:
+        raise BadSchema("the schema has no column; name one at least, such as body BINARY")
+    return tuple(chosen)

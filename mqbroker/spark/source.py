@@ -1,0 +1,169 @@
+"""What Spark calls: the data source, and its readers for batches and streams.
+
+Spark makes readers in several processes and pickles them; a reader connects when it is first asked something. Planning
+happens on the driver, from offsets; `read` runs in Python workers, and what it needs is imported there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from mqbroker.spark.errors import NotReadable
+from mqbroker.spark.offsets import Positions, from_json, to_json
+from mqbroker.spark.options import SourceOptions, parse_options
+from mqbroker.spark.plan import QueueRange, Sighting, advance, cap, limit_rows, plan_batch, plan_stream
+from mqbroker.spark.pulling import Patience, read_chunks
+from mqbroker.spark.schema import choose_columns, default_ddl
+from mqbroker.spark.sighting import look, look_until_whole
+
+#: A start has somebody who waits for it, and maybe a wrong address.
+_START_TIMEOUT_S = 10.0
+
+
+class RocketMQDataSource(DataSource):
+    """Format "rocketmq": the messages of one or several topics."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "rocketmq"
+
+    def schema(self) -> str:
+        """All columns. Raises BadOption: the sooner a user knows the better."""
+        parse_options(self.options, streaming=None)
+        return default_ddl()
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Raises BadOption or BadSchema."""
+        return BatchReader(parse_options(self.options, streaming=False), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """Raises BadOption or BadSchema."""
+        return StreamReader(parse_options(self.options, streaming=True), schema)
+
+
+class BatchReader(DataSourceReader):
+    """Reads what is between two offsets of each queue, both settled before the first message is read."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._columns = _columns(schema)
+
+    def partitions(self) -> list[InputPartition]:
+        """One for each queue that has something to read. Raises BadOption, DataLoss, or what the client raises."""
+        options = self._options
+        seen = _look_at_start(options)
+        ranges = plan_batch(options.starting.resolve(seen.bounds), options.ending.resolve(seen.bounds))
+        return [InputPartition(found) for found in ranges]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        return _read(self._options, self._columns, self._schema, partition.value)
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads from trigger to trigger. Spark keeps the offsets; `plan` has the rules by which a restart continues."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._columns = _columns(schema)
+        self._initial: Positions | None = None
+        self._anchored = False
+        self._target: Positions | None = None
+        self._seen: Positions | None = None
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Where a query without a checkpoint starts. Spark asks twice, and must hear the same."""
+        if self._initial is None:
+            seen = _look_at_start(self._options)
+            self._initial = self._options.starting.resolve(seen.bounds)
+        return to_json(self._initial)
+
+    def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
+        """Where the next batch ends. Raises DataLoss."""
+        if start is None:
+            raise NotReadable("streams need PySpark 4.2 or later: earlier ones do not say where the query stands")
+        here = from_json(start)
+        if here == self._initial and not self._anchored:
+            self._anchored = True
+            return start
+        end = advance(here, look(_client(self._options), self._options.topics, _patience(self._options)))
+        self._seen = end
+        if self._target is not None:
+            end = cap(here, end, self._target)
+        if isinstance(limit, ReadMaxRows):
+            end = limit_rows(here, end, limit.max_rows)
+        return start if end == here else to_json(end)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        rows = self._options.max_offsets_per_trigger
+        return ReadAllAvailable() if rows is None else ReadMaxRows(rows)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Settle how far this run goes."""
+        seen = _look_at_start(self._options)
+        self._target = {queue: bound.end for queue, bound in seen.bounds.items()}
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """The ends of the queues when they were last looked at, for the query's progress."""
+        return None if self._seen is None else to_json(self._seen)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """One for each queue that goes on between the two offsets."""
+        # What is planned is in Spark's log already: a first batch too, when it comes again after a restart.
+        self._anchored = True
+        return [InputPartition(found) for found in plan_stream(from_json(start), from_json(end), self._initial)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        return _read(self._options, self._columns, self._schema, partition.value)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing: offsets are Spark's to keep."""
+
+    def stop(self) -> None:
+        """Nothing: Spark ends the process."""
+
+
+def _columns(schema: StructType) -> tuple[str, ...]:
+    return choose_columns((field.name, field.dataType.simpleString(), field.nullable) for field in schema.fields)
+
+
+def _patience(options: SourceOptions) -> Patience:
+    return Patience(options.retry_timeout_ms / 1000, time.monotonic, time.sleep)
+
+
+def _look_at_start(options: SourceOptions) -> Sighting:
+    patience = Patience(min(options.retry_timeout_ms / 1000, _START_TIMEOUT_S), time.monotonic, time.sleep)
+    return look_until_whole(_client(options), options.topics, patience)
+
+
+def _client(options: SourceOptions) -> Any:
+    from mqbroker.spark.connections import client_for
+
+    return client_for(options)
+
+
+def _read(
+    options: SourceOptions, columns: tuple[str, ...], schema: StructType, todo: QueueRange | None
+) -> Iterator[Any]:
+    """Yield the record batches of one range; Spark gives None for a plan without ranges."""
+    if todo is None:
+        return
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    from mqbroker.spark.decode import decode_chunk
+
+    arrow_schema = to_arrow_schema(schema, timezone="UTC")
+    chunks = read_chunks(_client(options), todo, options.pull_batch, _patience(options))
+    try:
+        for chunk in chunks:
+            yield from decode_chunk(chunk, columns, arrow_schema)
+    finally:
+        # Spark may want no more, as with limit(); pulls on their way are given up now, not when memory is freed.
+        chunks.close()

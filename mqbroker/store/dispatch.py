@@ -23,7 +23,7 @@ from mqbroker.wire.javahash import java_hash
 from mqbroker.wire.record import RECORD_BYTES_MIN
 
 #: Messages for which consume queues (and then index) are written in one turn.
-TURN_MESSAGES = 2000
+TURN_MESSAGES = 1000
 #: How long after the disk refused a write the next try is.
 RETRY_S = 1.0
 _TAG_CODES_MAX = 10_000

@@ -5,6 +5,7 @@ Bytes in, values out; sizes read from the log are checked before they are used. 
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Iterator
 from struct import Struct
@@ -14,13 +15,15 @@ from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.consumequeue import TOPIC_NAME
 from mqbroker.store.disk import IMappedFile
 from mqbroker.wire.codes import SysFlag
-from mqbroker.wire.record import BLANK_BYTES_MIN, BLANK_MAGIC, MAGIC, RECORD_BYTES_MIN
+from mqbroker.wire.record import BLANK_BYTES_MIN, BLANK_MAGIC, BORN_HOST_OFFSET, MAGIC, RECORD_BYTES_MIN
 
 _SIZE_MAGIC = Struct(">II")
-_RECORD_HEAD = Struct(">Iiiqqiq")
+# CRC, queue id, queue offset, physical offset, sys flag, store timestamp and body size, with IPv4 hosts.
+_RECORD_V4 = Struct(">Ii4xqqi16xq20xi")
+BODY_OFFSET_V4 = 88
 _LONG = Struct(">q")
 _INT = Struct(">i")
-_SHORT = Struct(">H")
+_V6 = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
 _MAGIC_BYTES = MAGIC.to_bytes(4, "big")
 
 
@@ -66,37 +69,39 @@ def scan_at(view: memoryview, at: int, physical_offset: int) -> Scanned | Filler
 
 
 def _scan_record(view: memoryview, at: int, size: int, physical_offset: int) -> Scanned | Nothing:
-    crc, queue_id, _flag, own_offset, own_physical, sys_flag, _born = _RECORD_HEAD.unpack_from(view, at + 8)
+    crc, queue_id, own_offset, own_physical, sys_flag, timestamp, body_bytes = _RECORD_V4.unpack_from(view, at + 8)
     if own_physical != physical_offset:
         return Nothing(False, f"a record of offset {own_physical}")
-    place = at + 48 + (20 if sys_flag & SysFlag.BORN_HOST_V6 else 8)
+    place = at + BODY_OFFSET_V4
     end = at + size
-    store_at = place
-    place += 8 + (20 if sys_flag & SysFlag.STORE_HOST_V6 else 8) + 12
-    if place + 4 > end:
-        return Nothing(False, "hosts do not fit")
-    (timestamp,) = _LONG.unpack_from(view, store_at)
-    (body_bytes,) = _INT.unpack_from(view, place)
-    place += 4
+    if sys_flag & _V6:
+        store_at = at + BORN_HOST_OFFSET + (20 if sys_flag & SysFlag.BORN_HOST_V6 else 8)
+        place = store_at + 8 + (20 if sys_flag & SysFlag.STORE_HOST_V6 else 8) + 16
+        if place > end:
+            return Nothing(False, "hosts do not fit")
+        (timestamp,) = _LONG.unpack_from(view, store_at)
+        (body_bytes,) = _INT.unpack_from(view, place - 4)
     if not 0 <= body_bytes <= end - place - 3:
         return Nothing(False, f"body of {body_bytes} bytes in a record of {size}")
-    if body_bytes and zlib.crc32(view[place : place + body_bytes]) & 0x7FFFFFFF != crc:
+    topic_at = place + body_bytes
+    if body_bytes and zlib.crc32(view[place:topic_at]) & 0x7FFFFFFF != crc:
         return Nothing(False, "body CRC differs")
-    place += body_bytes
-    topic_end = place + 1 + view[place]
-    if topic_end + 2 > end:
-        return Nothing(False, "topic does not fit")
-    topic = bytes(view[place + 1 : topic_end])
-    (properties_bytes,) = _SHORT.unpack_from(view, topic_end)
-    if topic_end + 2 + properties_bytes != end:
+    topic_end = topic_at + 1 + view[topic_at]
+    if topic_end + 2 > end or topic_end + 2 + (view[topic_end] << 8 | view[topic_end + 1]) != end:
         return Nothing(False, "parts do not add up to the size")
+    topic = bytes(view[topic_at + 1 : topic_end])
     # Every message before it in its queue took its bytes of the log.
     if not 0 <= own_offset <= physical_offset // RECORD_BYTES_MIN:
         return Nothing(False, f"queue offset {own_offset}")
-    if queue_id < 0 or not TOPIC_NAME.fullmatch(topic.decode("latin-1")):
+    if queue_id < 0 or not _is_topic(topic):
         return Nothing(False, "topic or queue cannot be one")
     properties = bytes(view[topic_end + 2 : end])
     return Scanned(topic, queue_id, own_offset, physical_offset, size, sys_flag, timestamp, properties)
+
+
+@functools.lru_cache(1024)
+def _is_topic(name: bytes) -> bool:
+    return TOPIC_NAME.fullmatch(name.decode("latin-1")) is not None
 
 
 def find_next(segment: IMappedFile, at: int, base: int) -> Scanned | None:

@@ -227,6 +227,10 @@ class PullConsumer:
         """Several `fetch_raw` at once, of (queue, offset, max count); an error stands in its answer's place."""
         return await self._core.fetch_many(wants, tags=tags)
 
+    async def bounds(self, queues: Sequence[MessageQueue]) -> list[tuple[int, int] | MQError]:
+        """`min_offset` and `max_offset` of many queues at once; an error stands in its answer's place."""
+        return await self._core.offsets.bounds(queues)
+
     async def min_offset(self, queue: MessageQueue) -> int:
         """The first offset that is still stored."""
         return await self._core.offsets.min(queue)

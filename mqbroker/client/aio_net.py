@@ -37,6 +37,7 @@ class _Connection(asyncio.Protocol):
         self._writable = asyncio.Event()
         self._writable.set()
         self.is_open = False
+        self.heard_at = 0.0
 
     def pause_writing(self) -> None:
         self._writable.clear()
@@ -55,6 +56,7 @@ class _Connection(asyncio.Protocol):
             log.warning("closing the connection to %s: %s", self._addr, error)
             self.close()
             return
+        self.heard_at = asyncio.get_running_loop().time()
         for command in commands:
             if command.is_response:
                 waiter = self._pending.pop(command.opaque, None)
@@ -122,10 +124,16 @@ class AioNet:
         return time.time()
 
     async def invoke(self, addr: str, command: RemotingCommand, timeout_ms: int) -> RemotingCommand:
+        connection: _Connection | None = None
+        started = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                return await (await self._connection(addr)).request(command)
+                connection = await self._connection(addr)
+                return await connection.request(command)
         except TimeoutError:
+            if connection is not None and connection.heard_at < started:
+                # Nothing at all came back: the peer may be gone without a word, and a new connection finds out.
+                connection.close()
             raise RequestTimedOut(f"{command.describe()}: no answer from {addr} in {timeout_ms} ms") from None
 
     async def invoke_many(

@@ -355,7 +355,9 @@ class PushConsumer:
 
     def close(self) -> None:
         """Let running listeners end, commit, leave the group, close the connections, end the thread."""
-        if self._pid != os.getpid() or self._loop is None or self._loop.is_closed():
+        if self._pid != os.getpid():
+            return
+        if self._loop is None or self._loop.is_closed():
             self._threads.shutdown(wait=False)
             return
         try:

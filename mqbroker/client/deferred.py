@@ -222,6 +222,10 @@ class PullConsumer:
         """Several `fetch_raw` at once, of (queue, offset, max count); an error stands in its answer's place."""
         return _run(self._core.fetch_many(wants, tags=tags))
 
+    def bounds(self, queues: Sequence[MessageQueue]) -> Deferred[list[tuple[int, int] | MQError]]:
+        """`min_offset` and `max_offset` of many queues at once; an error stands in its answer's place."""
+        return _run(self._core.offsets.bounds(queues))
+
     def min_offset(self, queue: MessageQueue) -> Deferred[int]:
         """The first offset that is still stored."""
         return _run(self._core.offsets.min(queue))

@@ -16,7 +16,7 @@ from twisted.python.failure import Failure
 
 from mqbroker.client.net import Lock, Signal, Task
 from mqbroker.client.peer import IdsChanged, answer_peer
-from mqbroker.errors import MQError
+from mqbroker.errors import MQError, RequestTimedOut
 from mqbroker.remoting.client import RemotingClient
 from mqbroker.remoting.handlers import HandlerTable, IConnection
 from mqbroker.wire.codes import RequestCode
@@ -45,17 +45,27 @@ class DeferredNet:
         self.rng = rng
         self._clock: IReactorTime = reactor
         self._client = client
+        self._heard_at: dict[str, float] = {}
 
     def now(self) -> float:
         return float(self._clock.seconds())
 
     async def invoke(self, addr: str, command: RemotingCommand, timeout_ms: int) -> RemotingCommand:
-        return await self._client.invoke_sync(addr, command, timeout_ms)
+        started = self.now()
+        try:
+            answer = await self._client.invoke_sync(addr, command, timeout_ms)
+        except RequestTimedOut:
+            if self._heard_at.get(addr, 0.0) < started:
+                # Nothing at all came back: the peer may be gone without a word, and a new connection finds out.
+                self._client.drop(addr, "no answer came over it in time")
+            raise
+        self._heard_at[addr] = self.now()
+        return answer
 
     async def invoke_many(
         self, requests: Sequence[tuple[str, RemotingCommand]], timeout_ms: int
     ) -> list[RemotingCommand | MQError]:
-        waiting = [self._client.invoke_sync(addr, command, timeout_ms) for addr, command in requests]
+        waiting = [Deferred.fromCoroutine(self.invoke(addr, command, timeout_ms)) for addr, command in requests]
         results: Any = await DeferredList(waiting, consumeErrors=True)
         return [result if success else _mq_error(result) for success, result in results]
 

@@ -68,7 +68,7 @@ class PullConsumerCore:
     ) -> list[RawPull | MQError]:
         """Several `fetch_raw` at once, of (queue, offset, max count): all are sent before any answer is awaited.
 
-        An error stands in the place of the answer it prevented.
+        An error stands in the place of the answer it prevented. Raises a route's errors, before anything is sent.
         """
         requests = await self.requests(wants, tags=tags)
         return self.read_answers(wants, await self._net.invoke_many(requests, self._options.pull_timeout_ms))

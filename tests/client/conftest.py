@@ -228,7 +228,7 @@ class FakeRemoting:
         self.clock = clock
         self.cluster = cluster
         self.closed = False
-        self.waiting = []
+        self.dropped = []
 
     def invoke_sync(self, addr, command, timeout_ms):
         if self.closed:
@@ -239,12 +239,14 @@ class FakeRemoting:
         def timed_out(_, __):
             raise RequestTimedOut(f"no answer from {addr}")
 
-        self.waiting.append(waiter)
         return waiter.addTimeout(timeout_ms / 1000, self.clock, timed_out)
 
     def invoke_oneway(self, addr, command, timeout_ms):
         done = self.cluster.handle(addr, decode_frame(encode_command(command)))
         return done.addCallback(lambda _: None)
+
+    def drop(self, addr, why):
+        self.dropped.append(addr)
 
     def close(self):
         self.closed = True

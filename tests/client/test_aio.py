@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from mqbroker.client import ClientClosed, Message, MessageQueue, PushOptions, SendFailed
+from mqbroker.client import ClientClosed, Message, MessageQueue, PullOptions, PushOptions, SendFailed
 from mqbroker.client.aio import Producer, PullConsumer, PushConsumer
 from mqbroker.client.options import ConsumeFrom, ProducerOptions
 from mqbroker.errors import ConnectionClosed, RequestTimedOut, Unreachable
@@ -48,6 +48,7 @@ def test_pulls_and_offsets(topic):
             await consumer.commit(Q, 1)
             bounds = await consumer.min_offset(Q), await consumer.max_offset(Q), await consumer.offset_by_time(Q, 0)
             assert bounds == (0, 1, 7)
+            assert await consumer.bounds([Q]) == [(0, 1)]
             return await consumer.committed(Q), await consumer.queues("T")
 
     assert asyncio.run(main()) == (1, [Q])
@@ -102,3 +103,20 @@ def test_a_push_consumer_with_a_coroutine_and_a_notice_from_the_broker(topic):
     assert sorted(got) == sorted(b"%d" % n for n in range(20))
     assert topic.cluster.offsets["g", Q] == 20
     assert topic.cluster.members["g"] == ["0"]
+
+
+def test_a_connection_from_which_nothing_came_in_time_is_replaced(topic, silent):
+    topic.cluster.store(Q)
+
+    async def main():
+        options = PullOptions(pull_timeout_ms=100)
+        async with PullConsumer(topic.addr, "cg", options=options) as consumer:
+            await consumer.queues("T")
+            topic.before_answer = lambda request, connection: silent if request.code == PULL else None
+            with pytest.raises(RequestTimedOut):
+                await consumer.pull(Q, 0)
+            topic.before_answer = lambda request, connection: None
+            assert (await consumer.pull(Q, 0)).next_offset == 1
+
+    asyncio.run(main())
+    assert len(topic.connections) == 2

@@ -71,6 +71,19 @@ def test_many_pulls_are_sent_ahead_of_their_answers(topic, silent):
     assert [r.next_offset for r in results] == list(range(1, 301))
 
 
+def test_pulls_can_be_taken_later_or_given_up(topic):
+    for n in range(3):
+        topic.cluster.store(Q, b"%d" % n)
+    with PullConsumer(topic.addr, "cg") as consumer:
+        ahead = consumer.fetch_ahead([(Q, n, 1) for n in range(3)])
+        other = consumer.fetch_ahead([(Q, 2, 1)])
+        other.abandon()
+        assert [r.next_offset for r in ahead.finish()] == [1, 2, 3]
+        assert consumer.bounds([Q]) == [(0, 3)]
+    # The connection with an answer still on its way was not used again.
+    assert len(topic.connections) == 2
+
+
 def test_an_answer_that_does_not_come_times_out_and_the_connection_is_not_used_again(topic, silent):
     topic.cluster.store(Q)
     topic.before_answer = lambda request, connection: silent if request.code == PULL else None

@@ -1,6 +1,6 @@
 import pytest
 
-from mqbroker.client import MessageQueue, PullOptions, PullStatus, TopicNotFound
+from mqbroker.client import MessageQueue, NoBrokerForTopic, PullOptions, PullStatus, TopicNotFound
 from mqbroker.client.pull_consumer import make_pull_consumer
 from mqbroker.errors import Refused, Unreachable
 from mqbroker.wire.codes import RequestCode, ResponseCode
@@ -74,6 +74,18 @@ def test_offsets(world, consumer):
     world.cluster.refuse[A, RequestCode.UPDATE_CONSUMER_OFFSET] = (ResponseCode.SYSTEM_ERROR, "no")
     with pytest.raises(Refused):
         world.result(offsets.commit(Q, 2))
+
+
+def test_bounds_of_many_queues_come_with_errors_in_place(world, consumer):
+    world.cluster.store(Q)
+    world.cluster.down.add(B)
+    gone, down, also = (MessageQueue("T", broker, n) for broker, n in (("gone", 0), ("b", 0), ("a", 1)))
+    no_broker, failed, empty, one = world.result(consumer.offsets.bounds([gone, down, also, Q]))
+    assert isinstance(no_broker, NoBrokerForTopic)
+    assert isinstance(failed, Unreachable)
+    assert (empty, one) == ((0, 0), (0, 1))
+    with pytest.raises(NoBrokerForTopic):
+        world.result(consumer.fetch_many([(gone, 0, 1)]))
 
 
 def test_an_unknown_topic(world, consumer):

@@ -1,0 +1,68 @@
+"""The load generator: builds it from its C source, runs it, reads its one line of results."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import attrs
+
+DEFAULT_SOURCE = Path("../shared/tools/rmqload.c")
+
+
+class LoadFailed(Exception):
+    """The load generator cannot be built, or a request was answered with an error; the message says which."""
+
+
+@attrs.frozen
+class Shape:
+    """One kind of load. `count` messages over `conns` connections with `depth` requests in flight on each."""
+
+    name: str
+    mode: str
+    conns: int
+    depth: int
+    size: int
+    count: int
+
+    def scaled(self, factor: float) -> "Shape":
+        return attrs.evolve(self, count=max(1000, int(self.count * factor)))
+
+
+@attrs.frozen
+class Result:
+    """What one run measured: messages a second, and the latency of a request in microseconds."""
+
+    rate: float
+    p50_us: int
+    p99_us: int
+
+
+_LINE = re.compile(r"\s(?P<rate>\d+) msg/s .* errors=(?P<errors>\d+) .* p50=(?P<p50>\d+) p99=(?P<p99>\d+) ")
+
+
+def build(target_dir: Path) -> Path:
+    """Compile the source at `$MQBROKER_RMQLOAD`, or at ../shared/tools/rmqload.c. Raises LoadFailed."""
+    source = Path(os.environ.get("MQBROKER_RMQLOAD", DEFAULT_SOURCE)).absolute()
+    if not source.exists():
+        raise LoadFailed(f"no load generator at {source}; set MQBROKER_RMQLOAD to the path of rmqload.c")
+    program = target_dir / "rmqload"
+    command = [os.environ.get("CC", "cc"), "-O2", "-o", str(program), str(source)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    except FileNotFoundError:
+        raise LoadFailed(f"no C compiler {command[0]!r}; install one, or set CC") from None
+    if done.returncode != 0:
+        raise LoadFailed(f"{' '.join(command)} failed:\n{done.stderr}")
+    return program
+
+
+def run(program: Path, port: int, topic: str, shape: Shape) -> Result:
+    """Put the load on the server at `port`. Raises LoadFailed unless every request is answered well."""
+    command = [str(program), shape.mode, "-p", str(port), "-t", topic, "-q", "4", "-v"]
+    command += ["-c", str(shape.conns), "-d", str(shape.depth), "-s", str(shape.size), "-n", str(shape.count)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    found = _LINE.search(done.stdout)
+    if done.returncode != 0 or found is None or found["errors"] != "0":
+        raise LoadFailed(f"{' '.join(command)}: exit {done.returncode}\n{done.stdout}{done.stderr}")
+    return Result(float(found["rate"]), int(found["p50"]), int(found["p99"]))

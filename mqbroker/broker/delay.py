@@ -7,6 +7,8 @@ nothing. Source: ScheduleMessageService of 4.9.7, which polls ten times a second
 
 from __future__ import annotations
 
+from functools import partial
+
 import attrs
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
@@ -20,7 +22,7 @@ from mqbroker.store.pull import GetStatus
 from mqbroker.wire.bodies import Body
 from mqbroker.wire.codes import SCHEDULE_TOPIC, TRANS_HALF_TOPIC, Prop
 from mqbroker.wire.names import check_topic
-from mqbroker.wire.properties import encode_properties
+from mqbroker.wire.properties import reencode_properties
 from mqbroker.wire.record import BadRecord, Record, decode_records, encode_host
 
 log = Logger()
@@ -49,7 +51,7 @@ class DelayService:
         self._file = file
         self._clock = clock
         self._delays_ms = delays_ms
-        loaded = file.load(DelayOffsets.from_json)
+        loaded = file.load(partial(DelayOffsets.from_json, dialect_bytes_max=None))
         self._offsets: dict[int, int] = dict(loaded.offset_table) if loaded is not None else {}
         self._timers: dict[int, IDelayedCall] = {}
         self._running = False
@@ -164,5 +166,5 @@ def _real_message(record: Record) -> NewMessage | None:
         record.reconsume_times,
         0,
         record.body,
-        encode_properties(properties),
+        reencode_properties(properties),
     )

@@ -6,6 +6,7 @@ Source of the rules: SubscriptionGroupManager of 4.9.7.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
@@ -36,7 +37,7 @@ class GroupTable:
         self._auto_create = auto_create
         self._groups = {name: _system_group(name) for name in _SYSTEM_GROUPS}
         self.data_version = DataVersion(self._now_ms(), 0)
-        loaded = file.load(SubscriptionGroupWrapper.from_json)
+        loaded = file.load(partial(SubscriptionGroupWrapper.from_json, dialect_bytes_max=None))
         if loaded is not None:
             self.data_version = loaded.data_version
             self._groups.update(loaded.subscription_group_table)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from twisted.internet.defer import Deferred, succeed
 from twisted.logger import Logger
 
@@ -17,7 +19,7 @@ class OffsetTable:
     def __init__(self, file: JsonFile) -> None:
         """Load the table. Raises StoreDamaged."""
         self._file = file
-        loaded = file.load(ConsumerOffsetSerializeWrapper.from_json)
+        loaded = file.load(partial(ConsumerOffsetSerializeWrapper.from_json, dialect_bytes_max=None))
         self._offsets: dict[str, dict[int, int]] = loaded.offset_table if loaded is not None else {}
         self._changed = False
 

@@ -6,6 +6,7 @@ Source of the rules: TopicConfigManager of 4.9.7.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -65,7 +66,7 @@ class TopicTable:
         self._now = now
         self._topics = {topic.topic_name: topic for topic in system}
         self.data_version = DataVersion(self._now_ms(), 0)
-        loaded = file.load(TopicConfigSerializeWrapper.from_json)
+        loaded = file.load(partial(TopicConfigSerializeWrapper.from_json, dialect_bytes_max=None))
         if loaded is not None:
             self.data_version = loaded.data_version
             self._take(loaded.topic_config_table)

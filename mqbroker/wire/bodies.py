@@ -22,6 +22,10 @@ from mqbroker.wire.headers import camel_case, wire
 _integer = re.compile(r"-?[0-9]{1,20}").fullmatch
 
 
+#: A peer's body that is not strict JSON may be as long; the reading takes half a second then.
+DIALECT_BYTES_MAX = 1024 * 1024
+
+
 class BadBody(MQError):
     """A body that is not what its request or response must carry."""
 
@@ -56,10 +60,10 @@ class Body:
         return cls(**found)
 
     @classmethod
-    def from_json(cls, data: bytes) -> Self:
-        """Read a body. Raises BadBody."""
+    def from_json(cls, data: bytes, dialect_bytes_max: int | None = DIALECT_BYTES_MAX) -> Self:
+        """Read a body. Raises BadBody. None takes any length, for files of one's own."""
         try:
-            return cls.from_value(fastjson.loads(data))
+            return cls.from_value(fastjson.loads(data, dialect_bytes_max))
         except fastjson.BadJson as error:
             raise BadBody(f"{cls.__name__}: {error}") from None
 

@@ -46,11 +46,16 @@ class JsonKey:
         return dict(self.fields)
 
 
-def loads(text: bytes | str) -> Any:
-    """Read one value. Raises BadJson. Numeric keys come back as int, object keys as JsonKey."""
+def loads(text: bytes | str, dialect_bytes_max: int | None = None) -> Any:
+    """Read one value. Raises BadJson. Numeric keys come back as int, object keys as JsonKey.
+
+    What is not strict JSON is read at less than 2 MB a second: `dialect_bytes_max` bounds what a peer may make of that.
+    """
     try:
         value = orjson.loads(text)
-    except ValueError:
+    except ValueError as error:
+        if dialect_bytes_max is not None and len(text) > dialect_bytes_max:
+            raise BadJson(f"{len(text)} bytes that are not strict JSON ({error})") from None
         return _loads_dialect(text)
     _check_depth(value)
     return value

@@ -26,6 +26,14 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
     return PROPERTY_SEPARATOR.join(pairs).encode()
 
 
+def reencode_properties(properties: Mapping[str, str]) -> bytes:
+    """Return the bytes for what `decode_properties` has read, whatever that was: they read back the same.
+
+    A value may then hold \\x01: only the first in a pair separates.
+    """
+    return "\x02".join([f"{name}\x01{value}" for name, value in properties.items()]).encode()
+
+
 def decode_properties(data: bytes) -> dict[str, str]:
     """Read property bytes; what is no pair is skipped and what is not UTF-8 becomes U+FFFD, as in Java."""
     found: dict[str, str] = {}

@@ -18,6 +18,9 @@ from mqbroker.wire.bodies import BadBody, DataVersion, RegisterBrokerBody, Topic
 #: 100,000 topics are some 5 MiB.
 INFLATED_BYTES_MAX = 64 * 1024 * 1024
 
+#: Far more than a broker can serve; each costs the reader some hundred bytes and microseconds.
+TOPICS_MAX = 200_000
+
 _INT = struct.Struct(">i")
 
 
@@ -42,10 +45,12 @@ def decode_registration(data: bytes, *, compressed: bool) -> RegisterBrokerBody:
     if not data:
         return RegisterBrokerBody()
     if not compressed:
-        return RegisterBrokerBody.from_json(data)
+        body = RegisterBrokerBody.from_json(data)
+        _checked_count(len(body.topic_config_serialize_wrapper.topic_config_table))
+        return body
     reader = _Reader(_inflate(data))
     version = DataVersion.from_json(reader.piece())
-    topics = [_topic(reader.piece()) for _ in range(reader.integer())]
+    topics = [_topic(reader.piece()) for _ in range(_checked_count(reader.integer()))]
     try:
         servers = fastjson.loads(reader.piece())
     except fastjson.BadJson as error:
@@ -53,6 +58,12 @@ def decode_registration(data: bytes, *, compressed: bool) -> RegisterBrokerBody:
     body = RegisterBrokerBody.from_value({"filterServerList": servers})
     wrapper = TopicConfigSerializeWrapper({topic.topic_name: topic for topic in topics}, version)
     return attrs.evolve(body, topic_config_serialize_wrapper=wrapper)
+
+
+def _checked_count(topics: int) -> int:
+    if topics > TOPICS_MAX:
+        raise BadBody(f"a registration of {topics} topics, {TOPICS_MAX} at most")
+    return topics
 
 
 def _with_length(piece: bytes) -> bytes:

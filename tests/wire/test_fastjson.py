@@ -292,3 +292,10 @@ def test_every_truncation_is_refused():
         for length in range(len(seed)):
             with pytest.raises(BadJson):
                 loads(seed[:length])
+
+
+def test_the_dialect_is_bounded_for_peers_and_strict_json_is_not() -> None:
+    assert loads(b'{0:"a"}', dialect_bytes_max=7) == {0: "a"}
+    with pytest.raises(BadJson, match="8 bytes that are not strict JSON"):
+        loads(b'{0:"ab"}', dialect_bytes_max=7)
+    assert loads(b'{"0":"abc"}', dialect_bytes_max=7) == {"0": "abc"}

@@ -73,3 +73,13 @@ def test_other_bytes_are_refused(data, wrap):
 
 def test_the_check_value_is_never_negative():
     assert body_crc32(b"a") == zlib.crc32(b"a") & 0x7FFFFFFF == 0x68B7BE43
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_more_topics_than_a_broker_serves_are_refused(monkeypatch: pytest.MonkeyPatch, compressed: bool) -> None:
+    monkeypatch.setattr(registration, "TOPICS_MAX", 2)
+    table = {name: TopicConfig(name) for name in ("A", "B", "C")}
+    body = RegisterBrokerBody(TopicConfigSerializeWrapper(table))
+    data = encode_registration(body, compressed=compressed)
+    with pytest.raises(BadBody, match="3 topics, 2 at most"):
+        decode_registration(data, compressed=compressed)

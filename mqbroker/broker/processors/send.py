@@ -41,7 +41,7 @@ from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand, encode_command
 from mqbroker.wire.frame import JSON
 from mqbroker.wire.headers import SendMessageRequestHeader, SendMessageRequestHeaderV2, decode_header
 from mqbroker.wire.names import check_topic
-from mqbroker.wire.properties import PROPERTIES_BYTES_MAX, decode_properties, encode_properties
+from mqbroker.wire.properties import PROPERTIES_BYTES_MAX, decode_properties, reencode_properties
 
 log = Logger()
 
@@ -50,6 +50,9 @@ DLQ_QUEUES = 1
 FAQ = "\nSee http://rocketmq.apache.org/docs/faq/ for further details."
 
 _LENGTHS = Struct(">II")
+
+#: Numbers as producers write them. One lookup tells that a text is one, and which; others are read with more care.
+_SMALL = {str(n): n for n in range(1024)}
 
 
 class SendProcessor:
@@ -72,7 +75,8 @@ class SendProcessor:
         self._groups = groups
         self._settings = settings
         self._rng = rng
-        self._body_bytes_max = settings.store.max_message_size
+        # A record must fit into one segment, whatever its properties are.
+        self._body_bytes_max = min(settings.store.max_message_size, settings.store.mapped_file_size_commit_log // 2)
         self._sync = settings.store.flush_disk_type == "SYNC_FLUSH"
         self._delay_level_max = len(settings.store.message_delay_level.split())
         self._msg_id_prefix = store_host.hex().upper()
@@ -89,12 +93,13 @@ class SendProcessor:
     # --- the hot path
 
     def take_v2(self, requests: list[RawRequest], connection: IConnection) -> bytes | Deferred[bytes]:
-        """Answer a run of SEND_MESSAGE_V2 requests."""
+        """Answer a run of SEND_MESSAGE_V2 requests. Fields that a plain send has no use for are not looked at."""
         plain_topics = self._plain_topics
         born_host = connection.remote_host
         host_flag = SysFlag.BORN_HOST_V6 if len(born_host) == 20 else 0
         body_bytes_max = self._body_bytes_max
         cluster = self._cluster
+        small = _SMALL
         messages: list[NewMessage] = []
         pending: list[_Pending] = []
         waits = False
@@ -102,13 +107,16 @@ class SendProcessor:
             ext, opaque, flag, body, serialize_type = request
             try:
                 topic, queues, topic_flags = plain_topics[ext["b"]]
-                queue_id = int(ext["e"])
+                queue_id = small[ext["e"]]
+                born_timestamp = ext["g"]
                 properties = ext["i"]
                 if (
-                    not 0 <= queue_id < queues
+                    queue_id >= queues
                     or len(body) > body_bytes_max
                     or serialize_type != JSON
-                    or ext.get("m") == "true"
+                    or len(born_timestamp) > 18
+                    or not (born_timestamp.isascii() and born_timestamp.isdecimal())
+                    or ext.get("m", "false") != "false"
                     or "DELAY\x01" in properties
                     or "TRAN_MSG\x01" in properties
                     or "CLUSTER\x01" in properties
@@ -119,11 +127,11 @@ class SendProcessor:
                 message = (
                     topic,
                     queue_id,
-                    int(ext["h"]),
-                    int(ext["f"]) | topic_flags | host_flag,
-                    int(ext["g"]),
+                    small[ext["h"]],
+                    small[ext["f"]] | topic_flags | host_flag,
+                    int(born_timestamp),
                     born_host,
-                    int(ext.get("j", 0)),
+                    small[ext.get("j", "0")],
                     0,
                     body,
                     stored,
@@ -253,11 +261,12 @@ class SendProcessor:
             )
         base = _Base(header, sys_flag, connection.remote_host)
         if is_batch:
-            return self._batch(base, name, queue_id, body), queue_id, wait
+            return self._batch(base, name, queue_id, body, properties), queue_id, wait
         stored_name, stored_queue = self._divert(header, properties, name, queue_id)
-        return [base.message(stored_name, stored_queue, header.flag, body, _stored(properties))], queue_id, wait
+        return [base.message(stored_name, stored_queue, header.flag, body, stored_properties(properties))], queue_id, wait
 
-    def _batch(self, base: _Base, name: str, queue_id: int, body: bytes) -> list[NewMessage]:
+    def _batch(self, base: _Base, name: str, queue_id: int, body: bytes, shared: dict[str, str]) -> list[NewMessage]:
+        """The messages of a batch; `shared`, the properties of the batch itself, are added to those of each."""
         if name.startswith(RETRY_PREFIX):
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, "a batch may not be sent to a retry topic")
         try:
@@ -267,11 +276,10 @@ class SendProcessor:
         messages = []
         for entry in entries:
             properties = decode_properties(entry.properties)
-            if Prop.DELAY_TIME_LEVEL in properties:
+            if Prop.DELAY_TIME_LEVEL in properties or Prop.DELAY_TIME_LEVEL in shared:
                 raise Refused(ResponseCode.MESSAGE_ILLEGAL, "the message is illegal: a batch cannot be delayed")
             properties.pop(Prop.WAIT_STORE_MSG_OK, None)
-            properties[Prop.CLUSTER] = self._settings.broker_cluster_name
-            messages.append(base.message(name, queue_id, entry.flag, entry.body, _stored(properties)))
+            messages.append(base.message(name, queue_id, entry.flag, entry.body, stored_properties(properties | shared)))
         if not messages:
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, "the message is illegal: the batch is empty")
         return messages
@@ -387,8 +395,9 @@ def _read_header(code: int, ext: dict[str, str]) -> SendMessageRequestHeader:
     return decode_header(SendMessageRequestHeader, ext)
 
 
-def _stored(properties: dict[str, str]) -> bytes:
-    encoded = encode_properties(properties)
+def stored_properties(properties: dict[str, str]) -> bytes:
+    """The bytes for a record. Raises Refused where there are too many."""
+    encoded = reencode_properties(properties)
     if len(encoded) > PROPERTIES_BYTES_MAX:
         raise Refused(
             ResponseCode.MESSAGE_ILLEGAL,
@@ -410,16 +419,19 @@ def _store_refusal(error: MQError) -> Refused:
 
 
 def _without_wait(properties: str) -> tuple[str, bool]:
-    """(properties without WAIT and without a separator at the end, whether WAIT is not false)."""
+    """(properties without WAIT and without a separator at the end, whether WAIT is not false).
+
+    Raises ValueError where finding it takes more than a look.
+    """
     at = properties.find("WAIT\x01")
-    if at >= 0 and (at == 0 or properties[at - 1] == "\x02"):
-        end = properties.find("\x02", at)
-        value = properties[at + 5 :] if end < 0 else properties[at + 5 : end]
-        properties = properties[:at] + ("" if end < 0 else properties[end + 1 :])
-        wait = value.lower() != "false"
-    else:
-        wait = True
-    return properties.rstrip("\x02"), wait
+    if at < 0:
+        return properties.rstrip("\x02"), True
+    if (at and properties[at - 1] != "\x02") or properties.find("WAIT\x01", at + 5) >= 0:
+        raise ValueError
+    end = properties.find("\x02", at)
+    value = properties[at + 5 :] if end < 0 else properties[at + 5 : end]
+    properties = properties[:at] + ("" if end < 0 else properties[end + 1 :])
+    return properties.rstrip("\x02"), value.lower() != "false"
 
 
 def _answer_template(settings: BrokerSettings) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from random import Random
 
 from mqbroker.broker.groups import GroupTable
-from mqbroker.broker.processors.send import DLQ_QUEUES, FAQ, delayed
+from mqbroker.broker.processors.send import DLQ_QUEUES, FAQ, delayed, stored_properties
 from mqbroker.broker.topics import TopicTable
 from mqbroker.config import BrokerSettings
 from mqbroker.errors import Refused, StoreError
@@ -20,7 +20,6 @@ from mqbroker.wire.codes import DLQ_PREFIX, RETRY_PREFIX, Perm, Prop, RequestCod
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import ConsumerSendMsgBackRequestHeader, decode_header
 from mqbroker.wire.ids import offset_message_id
-from mqbroker.wire.properties import encode_properties
 from mqbroker.wire.record import Record, decode_record, encode_host
 
 #: The delay level of the first retry: 10 s.
@@ -78,7 +77,7 @@ class SendBackProcessor:
         else:
             name, queues = RETRY_PREFIX + group.group_name, group.retry_queue_nums
             level = header.delay_level or FIRST_RETRY_LEVEL + record.reconsume_times
-            properties[Prop.DELAY_TIME_LEVEL] = str(level)
+            properties[Prop.DELAY_TIME_LEVEL] = str(min(level, self._delay_level_max))
         topic = self._topics.create_internal(name, queues)
         if not topic.perm & Perm.WRITE:
             raise Refused(ResponseCode.NO_PERMISSION, f"the topic[{name}] sending message is forbidden")
@@ -93,7 +92,7 @@ class SendBackProcessor:
             record.reconsume_times + 1,
             0,
             record.body,
-            encode_properties(properties),
+            stored_properties(properties),
         )
         try:
             self._store.append([message])

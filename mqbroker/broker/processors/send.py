@@ -263,7 +263,8 @@ class SendProcessor:
         if is_batch:
             return self._batch(base, name, queue_id, body, properties), queue_id, wait
         stored_name, stored_queue = self._divert(header, properties, name, queue_id)
-        return [base.message(stored_name, stored_queue, header.flag, body, stored_properties(properties))], queue_id, wait
+        message = base.message(stored_name, stored_queue, header.flag, body, stored_properties(properties))
+        return [message], queue_id, wait
 
     def _batch(self, base: _Base, name: str, queue_id: int, body: bytes, shared: dict[str, str]) -> list[NewMessage]:
         """The messages of a batch; `shared`, the properties of the batch itself, are added to those of each."""
@@ -279,7 +280,8 @@ class SendProcessor:
             if Prop.DELAY_TIME_LEVEL in properties or Prop.DELAY_TIME_LEVEL in shared:
                 raise Refused(ResponseCode.MESSAGE_ILLEGAL, "the message is illegal: a batch cannot be delayed")
             properties.pop(Prop.WAIT_STORE_MSG_OK, None)
-            messages.append(base.message(name, queue_id, entry.flag, entry.body, stored_properties(properties | shared)))
+            stored = stored_properties(properties | shared)
+            messages.append(base.message(name, queue_id, entry.flag, entry.body, stored))
         if not messages:
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, "the message is illegal: the batch is empty")
         return messages

@@ -1,0 +1,312 @@
+"""A broker's parts over a real store, on a clock, with clients on in-memory connections."""
+
+from __future__ import annotations
+
+import os
+from random import Random
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+from zope.interface import implementer
+
+from mqbroker.broker.clients import ConsumerRegistry, ProducerRegistry
+from mqbroker.broker.groups import GroupTable
+from mqbroker.broker.hold import HeldPulls
+from mqbroker.broker.locks import QueueLocks
+from mqbroker.broker.offsets import OffsetTable
+from mqbroker.broker.processors.client_manage import ClientManageProcessor
+from mqbroker.broker.processors.consumer_manage import ConsumerManageProcessor
+from mqbroker.broker.processors.pull import PullProcessor
+from mqbroker.broker.processors.query import QueryProcessor
+from mqbroker.broker.processors.send import SendProcessor
+from mqbroker.broker.processors.send_back import SendBackProcessor
+from mqbroker.broker.processors.topics import TopicsProcessor
+from mqbroker.broker.topics import TopicTable, system_topics
+from mqbroker.config import BrokerSettings, NettySettings, StoreSettings
+from mqbroker.remoting.handlers import HandlerTable, IConnection
+from mqbroker.store.disk import OsDisk
+from mqbroker.store.jsonfile import JsonFile
+from mqbroker.store.message_store import open_store
+from mqbroker.store.worker import InlineWorker, IWorker
+from mqbroker.wire.codes import RequestCode
+from mqbroker.wire.command import RemotingCommand, decode_commands, encode_command
+from mqbroker.wire.frame import FrameDecoder
+from mqbroker.wire.headers import (
+    PullMessageRequestHeader,
+    SendMessageRequestHeader,
+    SendMessageRequestHeaderV2,
+    encode_header,
+)
+from mqbroker.wire.record import decode_records, encode_host
+from tests.remoting.link import CLIENT, Link, Peer, serve
+
+START = 1_700_000_000
+HOST = "10.0.0.1"
+STORE_HOST = encode_host((HOST, 10911))
+CLIENT_HOST = encode_host(("10.0.0.2", 40000))
+BODY_MAX = 64 * 1024
+
+
+def make_settings(root, *, store=None, **changes):
+    """Settings with small files. `store` holds changes of the store's."""
+    store = {
+        "mapped_file_size_commit_log": 512 * 1024,
+        "mapped_file_size_consume_queue": 2000,
+        "max_hash_slot_num": 100,
+        "max_index_num": 400,
+        "max_message_size": BODY_MAX,
+        **(store or {}),
+    }
+    return BrokerSettings(
+        broker_name="broker-a",
+        broker_ip1=HOST,
+        broker_ip2=HOST,
+        store=StoreSettings(store_path_root_dir=str(root), **store),
+        server=NettySettings(listen_port=10911),
+        **changes,
+    )
+
+
+@implementer(IWorker)
+class HeldWorker:
+    """Does nothing until it is told to, or to fail."""
+
+    def __init__(self):
+        self.jobs = []
+
+    def run(self, function):
+        done = Deferred()
+        self.jobs.append((function, done))
+        return done
+
+    def work(self):
+        """Do all that waits, and what that brings."""
+        while self.jobs:
+            function, done = self.jobs.pop(0)
+            done.callback(function())
+
+    def fail(self, error):
+        """Fail all that waits."""
+        jobs, self.jobs = self.jobs, []
+        for _, done in jobs:
+            done.errback(error)
+
+
+@implementer(IConnection)
+class FakeConnection:
+    """Keeps what is sent over it."""
+
+    def __init__(self, name="10.0.0.2:40000", host=CLIENT_HOST):
+        self.remote_addr = name
+        self.remote_host = host
+        self.closed = False
+        self.sent = []
+        self.data = b""
+        self.why_closed = None
+
+    def send(self, command):
+        self.sent.append(command)
+
+    def write(self, data):
+        self.data += data
+
+    def invoke(self, command, timeout_ms):
+        raise NotImplementedError
+
+    def invoke_oneway(self, command):
+        self.sent.append(command)
+
+    def notify_closed(self, callback):
+        raise NotImplementedError
+
+    def close(self, why):
+        self.closed = True
+        self.why_closed = why
+
+    @property
+    def answers(self):
+        return decode_commands(FrameDecoder().feed(self.data))
+
+
+class Bench:
+    """Everything a BrokerService makes, within reach."""
+
+    def __init__(self, root, *, worker=None, clock=None, store=None, **changes):
+        self.clock = clock or Clock()
+        if clock is None:
+            self.clock.advance(START)
+        self.worker = worker or InlineWorker()
+        self.settings = settings = make_settings(root, store=store, **changes)
+        self.store = open_store(
+            settings.store, disk=OsDisk(), clock=self.clock, worker=self.worker, store_host=STORE_HOST
+        )
+        self.topics = TopicTable(self.file("topics.json"), self.clock.seconds, system_topics(settings))
+        self.groups = GroupTable(
+            self.file("subscriptionGroup.json"), self.clock.seconds, settings.auto_create_subscription_group
+        )
+        self.offsets = OffsetTable(self.file("consumerOffset.json"))
+        self.held = HeldPulls(self.clock)
+        self.consumers = ConsumerRegistry(self.clock.seconds, settings.notify_consumer_ids_changed_enable)
+        self.producers = ProducerRegistry(self.clock.seconds)
+        self.table = HandlerTable()
+        self._register()
+        self.store.on_dispatch.append(lambda topic, queue_id, end, code, ms: self.held.arrived(topic, queue_id, end))
+        self.factory = serve(self.clock, self.table, on_event=self._event)
+        self.store.start()
+        self.held.start()
+
+    def file(self, name):
+        return JsonFile(os.path.join(self.settings.store.store_path_root_dir, "config", name), InlineWorker())
+
+    def _register(self):
+        table, store, settings = self.table, self.store, self.settings
+        self.send = send = SendProcessor(store, self.topics, self.groups, settings, STORE_HOST, Random(1))
+        pull = PullProcessor(
+            store, self.topics, self.groups, self.offsets, self.consumers, self.held, settings, self.clock
+        )
+        table.register_batch(RequestCode.SEND_MESSAGE, send.take_v1)
+        table.register_batch(RequestCode.SEND_MESSAGE_V2, send.take_v2)
+        table.register_batch(RequestCode.SEND_BATCH_MESSAGE, send.take_batch)
+        table.register_batch(RequestCode.PULL_MESSAGE, pull.take)
+        SendBackProcessor(store, self.topics, self.groups, settings, Random(1)).register_on(table)
+        ClientManageProcessor(self.consumers, self.producers, self.groups, self.topics).register_on(table)
+        locks = QueueLocks(self.clock.seconds)
+        ConsumerManageProcessor(self.consumers, self.offsets, locks, self.topics, store).register_on(table)
+        TopicsProcessor(self.topics, self.groups, self.consumers, self.producers, store).register_on(table)
+        QueryProcessor(store, settings.store).register_on(table)
+
+    def _event(self, event, connection):
+        if event.name == "CLOSE":
+            self.consumers.connection_closed(connection)
+            self.producers.connection_closed(connection)
+
+    def client(self, address=CLIENT):
+        return Client(self, address)
+
+    def turn(self, seconds=0.0):
+        """Let the reactor go round, then `seconds` pass, half a second at a time."""
+        self.clock.advance(0)
+        while seconds > 0:
+            self.clock.advance(min(0.5, seconds))
+            seconds -= 0.5
+        self.clock.advance(0)
+
+    def records(self, topic, queue_id=0):
+        """All messages of a queue."""
+        self.store.dispatch_now()
+        found, offset = [], 0
+        while True:
+            got = self.store.get(topic, queue_id, offset, 32)
+            if not got.count:
+                return found
+            found += decode_records(b"".join(got.pieces))
+            offset = got.next_offset
+
+    def close(self):
+        self.factory.doStop()
+        self.held.stop()
+        stopped = self.store.stop()
+        if isinstance(self.worker, HeldWorker):
+            self.worker.work()
+        assert stopped.called
+
+
+class Client:
+    """A raw peer: sends commands, gives back their answers."""
+
+    def __init__(self, bench, address):
+        self.bench = bench
+        self.peer = Peer()
+        self.link = Link(self.peer, bench.factory.buildProtocol(address), near_address=address)
+        self._opaque = 0
+        self._seen = 0
+
+    @property
+    def connection(self):
+        return self.link.protocols[1]
+
+    def tell(self, *commands):
+        """Send commands in one piece."""
+        data = b""
+        for command in commands:
+            self._opaque += 1
+            command.opaque = self._opaque
+            data += encode_command(command)
+        self.peer.transport.write(data)
+        self.link.pump()
+        self.bench.turn()
+        self.link.pump()
+
+    def heard(self):
+        """What came since the last time this was asked."""
+        self.link.pump()
+        commands = self.peer.answers[self._seen :]
+        self._seen += len(commands)
+        return commands
+
+    def ask_all(self, *commands):
+        self.tell(*commands)
+        return self.heard()
+
+    def ask(self, code, header=None, body=b"", **more):
+        """The one answer to one request, None where there is none yet."""
+        command = RemotingCommand.request(code, header, body)
+        for name, value in more.items():
+            setattr(command, name, value)
+        answers = self.ask_all(command)
+        assert len(answers) <= 1
+        if not answers:
+            return None
+        assert answers[0].opaque == command.opaque
+        assert answers[0].is_response
+        return answers[0]
+
+    def send(self, topic="T", body=b"body", code=RequestCode.SEND_MESSAGE_V2, **fields):
+        return self.ask_all(send_command(topic, body, code, **fields))
+
+    def pull(self, topic="T", **fields):
+        return self.ask(RequestCode.PULL_MESSAGE, pull_header(topic, **fields))
+
+
+def send_fields(topic="T", **fields):
+    return {
+        "producer_group": "PG",
+        "topic": topic,
+        "default_topic": "TBW102",
+        "default_topic_queue_nums": 4,
+        "queue_id": 0,
+        "sys_flag": 0,
+        "born_timestamp": 1_600_000_000_000,
+        "flag": 0,
+        "properties": "UNIQ_KEY\x01ABC\x02WAIT\x01true",
+        **fields,
+    }
+
+
+def send_command(topic="T", body=b"body", code=RequestCode.SEND_MESSAGE_V2, **fields):
+    cls = SendMessageRequestHeader if code == RequestCode.SEND_MESSAGE else SendMessageRequestHeaderV2
+    header = cls(**send_fields(topic, **fields))
+    return RemotingCommand(code, encode_header(header), body)
+
+
+def pull_header(topic="T", **fields):
+    return PullMessageRequestHeader(
+        **{
+            "consumer_group": "CG",
+            "topic": topic,
+            "queue_id": 0,
+            "queue_offset": 0,
+            "max_msg_nums": 32,
+            "sys_flag": 4,
+            "commit_offset": 0,
+            "suspend_timeout_millis": 15_000,
+            "subscription": "*",
+            "sub_version": 1,
+            **fields,
+        }
+    )
+
+
+def evolve(value, **changes):
+    return attrs.evolve(value, **changes)

@@ -215,6 +215,11 @@ def test_the_environment_counts_more_than_the_file_and_options_more_than_both(br
     ]
 
 
+def test_the_environment_that_says_the_same_is_not_warned_of(broker):
+    broker("namesrvAddr=a:1", NAMESRV_ADDR="a:1")
+    assert broker.warnings == []
+
+
 def test_keys_with_digits_and_capitals_from_the_environment(broker):
     settings = broker("", ROCKETMQ_BROKERIP1="10.0.0.1", ROCKETMQ_CHECK_CRC_ON_RECOVER="false", ROCKETMQ_BROKER_ID="")
     assert settings.broker_ip1 == "10.0.0.1"

@@ -94,6 +94,13 @@ def test_a_slave_that_becomes_the_master_has_one_id(table):
     assert addrs(table) == {"broker-a": {0: B}}
 
 
+def test_a_slave_that_becomes_the_master_brings_its_topics(table):
+    table.register(registration(B, broker_id=1), "y", 0)
+    assert table.route("T") is None
+    table.register(registration(B, broker_id=0), "y", 0)
+    assert addrs(table) == {"broker-a": {0: B}}
+
+
 def test_unregistering_takes_out_what_only_it_had(table):
     table.register(registration(held=topics("T", "U")), "x", 0)
     table.register(registration(B, name="broker-b"), "y", 0)
@@ -119,6 +126,15 @@ def test_a_late_unregistration_leaves_the_one_that_came_since(table):
     table.register(registration(B), "y", 0)
     table.unregister("broker-a", A, 0)
     assert addrs(table) == {"broker-a": {0: B}}
+
+
+@pytest.mark.parametrize(("name", "broker_id"), [("broker-b", 0), ("broker-a", 1), ("broker-c", 0)])
+def test_an_unregistration_of_what_was_never_there_changes_nothing(table, name, broker_id):
+    table.register(registration(A), "x", 0)
+    table.register(registration(B, name="broker-b"), "y", 0)
+    assert not table.unregister(name, A, broker_id)
+    assert addrs(table) == {"broker-a": {0: A}, "broker-b": {0: B}}
+    assert table.version_of(A) is not None
 
 
 def test_a_closed_connection_takes_out_its_brokers_only(table):

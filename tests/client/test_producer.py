@@ -16,19 +16,24 @@ SEND = RequestCode.SEND_MESSAGE_V2
 A, B = "10.0.0.2:10911", "10.0.0.3:10911"
 
 
-@pytest.fixture
-def producer(world, name_server):
-    world.cluster.add_topic("T")
+def make(world, name_server, **options):
     ids = iter(range(10000))
     return make_producer(
         world.net(),
         (name_server,),
         "pg",
-        ProducerOptions(),
+        ProducerOptions(**options),
         client_id="me",
         next_id=lambda: f"U{next(ids)}",
         live=True,
     )
+
+
+@pytest.fixture
+def producer(world, name_server):
+    world.cluster.add_topic("T")
+    world.cluster.add_broker("a", "10.0.0.5:10911", broker_id=1)
+    return make(world, name_server)
 
 
 def test_queues_take_turns_and_results_say_where(world, producer):
@@ -46,6 +51,29 @@ def test_a_failed_attempt_goes_to_another_broker_with_the_same_id(world, produce
     tried = [request.ext_fields["i"] for request in world.cluster.asked(SEND)]
     assert len(set(tried)) == 4
     assert len(tried) > 4
+
+
+def test_the_second_attempt_already_avoids_the_broker_that_failed(world, name_server):
+    world.cluster.add_topic("T", queues=4)
+    world.cluster.down.add(A)
+    producer = make(world, name_server, retries=1)
+    for _ in range(16):
+        assert world.result(producer.send(Message("T", b"x"))).queue.broker_name == "b"
+
+
+def test_after_a_failure_the_route_is_asked_for_again(world, producer):
+    route = RequestCode.GET_ROUTEINFO_BY_TOPIC
+    world.cluster.down.add(A)
+    for _ in range(4):
+        world.result(producer.send(Message("T", b"x")))
+    assert len(world.cluster.asked(route)) == 1
+    world.cluster.topics["T"] = world.cluster.topics["T"][1:]
+    world.clock.advance(1)
+    before = len(world.cluster.asked(SEND))
+    for _ in range(4):
+        world.result(producer.send(Message("T", b"x")))
+    assert len(world.cluster.asked(route)) == 2
+    assert len(world.cluster.asked(SEND)) == before + 4
 
 
 @pytest.mark.parametrize("code", [ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE])

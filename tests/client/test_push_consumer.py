@@ -87,11 +87,13 @@ def test_tags_are_compared_exactly_and_what_is_left_out_counts_as_consumed(one_q
 
 @pytest.mark.parametrize(
     ("consume_from", "offset", "retry_offset"),
-    [(ConsumeFrom.FIRST, 0, 0), (ConsumeFrom.LAST, 9, 0), (ConsumeFrom.TIMESTAMP, 7, 0)],
+    [(ConsumeFrom.FIRST, 0, 0), (ConsumeFrom.LAST, 9, 0), (ConsumeFrom.TIMESTAMP, 7, 2)],
 )
 def test_a_new_group_starts_where_it_was_told(one_queue, name_server, consume_from, offset, retry_offset):
     for n in range(9):
         one_queue.cluster.store(Q, b"%d" % n)
+    for _ in range(2):
+        one_queue.cluster.store(RETRY, b"again", RETRY_TOPIC="T")
     Member(one_queue, name_server, consume_from=consume_from).start()
     first = {r.ext_fields["topic"]: r.ext_fields["queueOffset"] for r in reversed(one_queue.cluster.asked(PULL))}
     assert first == {"T": str(offset), "%RETRY%g": str(retry_offset)}
@@ -146,6 +148,14 @@ def test_what_the_listener_rejects_goes_back_to_the_broker(one_queue, name_serve
     assert (header.origin_msg_id, header.origin_topic, header.max_reconsume_times) == ("U", "T", 16)
     one_queue.clock.advance(5)
     assert committed(one_queue) == 1
+
+
+def test_a_message_that_fails_again_goes_back_under_its_own_topic(one_queue, name_server):
+    one_queue.cluster.store(RETRY, b"0", RETRY_TOPIC="T", reconsume_times=1)
+    member = Member(one_queue, name_server, listener=fail).start()
+    assert [(m.topic, m.queue.topic, m.reconsume_times) for m in member.got] == [("T", "%RETRY%g", 1)]
+    (header,) = one_queue.cluster.sent_back
+    assert (header.origin_topic, header.bname) == ("T", "a")
 
 
 def test_what_the_broker_does_not_take_back_is_tried_here(one_queue, name_server):
@@ -266,6 +276,7 @@ def test_without_a_notice_the_balance_is_checked_every_twenty_seconds(one_queue,
     assert Q in member.core.assigned
     one_queue.clock.advance(1)
     assert member.core.assigned == frozenset()
+    assert all(waiter.called for waiter, _ in one_queue.cluster.held), "no pull is left waiting"
 
 
 def test_what_a_listener_says_of_a_queue_that_has_left_does_not_count(one_queue, name_server):

@@ -1,0 +1,121 @@
+"""A broker's queues in memory: what the readers ask of a client, with limits and faults to order."""
+
+from collections.abc import Callable, Sequence
+
+from mqbroker.client.errors import TopicNotFound
+from mqbroker.client.messages import PullStatus, RawPull
+from mqbroker.errors import MQError, Unreachable
+from mqbroker.wire.bodies import MessageQueue
+from mqbroker.wire.record import Record, encode_record
+
+Want = tuple[MessageQueue, int, int]
+Fault = Callable[[Want], "RawPull | MQError | None"]
+
+
+def record(queue: MessageQueue, offset: int, body: bytes = b"body", **fields: object) -> Record:
+    """A record with everything that a test does not care about."""
+    values: dict[str, object] = {
+        "topic": queue.topic,
+        "queue_id": queue.queue_id,
+        "queue_offset": offset,
+        "physical_offset": 1000 * offset,
+        "store_size": 0,
+        "flag": 0,
+        "sys_flag": 0,
+        "born_timestamp": 1_700_000_000_000 + offset,
+        "born_host": ("127.0.0.1", 40000),
+        "store_timestamp": 1_700_000_000_001 + offset,
+        "store_host": ("127.0.0.1", 10911),
+        "reconsume_times": 0,
+        "prepared_offset": 0,
+        "body": body,
+        "body_crc": 0,
+        "properties": {"TAGS": "a", "UNIQ_KEY": f"U{offset}"},
+    }
+    return Record(**(values | fields))  # type: ignore[arg-type]
+
+
+class Flight:
+    def __init__(self, log: "FakeLog", wants: Sequence[Want]) -> None:
+        self._log = log
+        self._wants = list(wants)
+        self._open = True
+        log.flying += 1
+
+    def finish(self) -> list[RawPull | MQError]:
+        self._land()
+        return [self._log.answer(want) for want in self._wants]
+
+    def abandon(self) -> None:
+        self._land()
+
+    def _land(self) -> None:
+        if self._open:
+            self._open = False
+            self._log.flying -= 1
+
+
+class FakeLog:
+    """`count_max` and `bytes_max` bound each answer, as a broker's do."""
+
+    def __init__(self, *, count_max: int = 32, bytes_max: int = 1 << 18) -> None:
+        self.records: dict[MessageQueue, list[bytes]] = {}
+        self.first: dict[MessageQueue, int] = {}
+        self.down: set[str] = set()
+        self.faults: list[Fault] = []
+        self.flying = 0
+        self.pulls: list[Want] = []
+        self._count_max = count_max
+        self._bytes_max = bytes_max
+
+    def add(self, queue: MessageQueue, count: int, body: bytes = b"body") -> None:
+        """Append `count` messages."""
+        found = self.records.setdefault(queue, [])
+        found += [encode_record(record(queue, n, body)) for n in range(len(found), len(found) + count)]
+
+    def queues(self, topic: str) -> list[MessageQueue]:
+        found = sorted(queue for queue in self.records if queue.topic == topic)
+        if not found:
+            raise TopicNotFound(topic, ["here:1"], "gone")
+        return found
+
+    def bounds(self, queues: Sequence[MessageQueue]) -> list[tuple[int, int] | MQError]:
+        return [
+            Unreachable("down") if q.broker_name in self.down else (self.first.get(q, 0), len(self.records[q]))
+            for q in queues
+        ]
+
+    def fetch_ahead(self, wants: Sequence[Want]) -> Flight:
+        return Flight(self, wants)
+
+    def answer(self, want: Want) -> RawPull | MQError:
+        self.pulls.append(want)
+        queue, offset, count = want
+        for fault in list(self.faults):
+            if (found := fault(want)) is not None:
+                return found
+        if queue.broker_name in self.down:
+            return Unreachable("down")
+        first, end = self.first.get(queue, 0), len(self.records[queue])
+        if not first <= offset < end:
+            status = PullStatus.NO_NEW_MESSAGE if offset == end else PullStatus.OFFSET_ILLEGAL
+            return RawPull(status, max(first, min(offset, end)), first, end, b"")
+        taken: list[bytes] = []
+        for data in self.records[queue][offset : offset + min(count, self._count_max)]:
+            if taken and sum(map(len, taken)) + len(data) > self._bytes_max:
+                break
+            taken.append(data)
+        return RawPull(PullStatus.FOUND, offset + len(taken), first, end, b"".join(taken))
+
+
+class FakeTime:
+    """A clock that only sleeping moves."""
+
+    def __init__(self) -> None:
+        self.at = 0.0
+
+    def now(self) -> float:
+        return self.at
+
+    def sleep(self, seconds: float) -> None:
+        self.at += seconds

@@ -1,0 +1,101 @@
+"""Options: what they become, and that each mistake is named with what would be right."""
+
+import pytest
+
+from mqbroker.spark.errors import BadOption
+from mqbroker.spark.offsets import EARLIEST, LATEST
+from mqbroker.spark.options import parse_options
+from mqbroker.wire.bodies import MessageQueue
+
+GOOD = {"nameServer": "127.0.0.1:9876", "topic": "orders"}
+
+
+def test_defaults_of_a_batch() -> None:
+    options = parse_options(GOOD, streaming=False)
+    assert options.name_servers == ("127.0.0.1:9876",)
+    assert options.topics == ("orders",)
+    assert (options.starting.default, options.ending.default) == (EARLIEST, LATEST)
+    assert (options.group, options.pull_batch, options.retry_timeout_ms) == ("spark-rocketmq", 32, 60_000)
+
+
+def test_a_stream_starts_at_the_end_by_default() -> None:
+    options = parse_options(GOOD, streaming=True)
+    assert options.starting.default == LATEST
+    assert options.max_offsets_per_trigger is None
+
+
+def test_all_options_in_the_case_that_spark_gives_them() -> None:
+    options = parse_options(
+        {
+            "nameserver": "a:1; b:2",
+            "topic": " orders , %RETRY%g ",
+            "startingoffsets": "EARLIEST",
+            "maxoffsetspertrigger": "500",
+            "consumergroup": "readers",
+            "pullbatchsize": "64",
+            "retrytimeoutms": "0",
+        },
+        streaming=True,
+    )
+    assert options.name_servers == ("a:1", "b:2")
+    assert options.topics == ("orders", "%RETRY%g")
+    assert options.starting.default == EARLIEST
+    assert (options.max_offsets_per_trigger, options.group) == (500, "readers")
+    assert (options.pull_batch, options.retry_timeout_ms) == (64, 0)
+
+
+def test_offsets_of_queues() -> None:
+    options = parse_options(
+        GOOD | {"startingOffsets": '{"orders":{"broker-a":{"0":5,"11":-2}}}', "endingOffsets": "latest"},
+        streaming=False,
+    )
+    assert options.starting.given == {
+        MessageQueue("orders", "broker-a", 0): 5,
+        MessageQueue("orders", "broker-a", 11): EARLIEST,
+    }
+    assert options.starting.default == EARLIEST
+
+
+@pytest.mark.parametrize(
+    ("change", "streaming", "message"),
+    [
+        ({"nameServer": ""}, True, "option nameServer: is required: host:port"),
+        ({"topic": " "}, True, "option topic: is required: a topic, or several"),
+        ({"nameServer": "localhost"}, True, "'localhost' is not host:port; right is"),
+        ({"topic": "a,,b"}, True, "option topic: 'a,,b' has an empty name"),
+        ({"topic": "../etc"}, True, "option topic: '../etc': .*illegal characters"),
+        ({"consumerGroup": "a b"}, True, "option consumerGroup: 'a b': .*illegal characters"),
+        ({"startingOffset": "latest"}, True, "option startingOffset: .*did you mean startingOffsets"),
+        ({"namesrv": "a:1"}, True, "option namesrv: there is no such option; did you mean nameServer"),
+        ({"zzz": "1"}, True, "option zzz: there is no such option; All options: nameServer, topic"),
+        ({"endingOffsets": "latest"}, True, "option endingOffsets: a stream has no end"),
+        ({"maxOffsetsPerTrigger": "5"}, False, "option maxOffsetsPerTrigger: a batch has no triggers"),
+        ({"maxOffsetsPerTrigger": "0"}, True, "'0' is not a whole number from 1 to"),
+        ({"maxOffsetsPerTrigger": "many"}, True, "'many' is not a whole number"),
+        ({"pullBatchSize": "1025"}, True, "option pullBatchSize: '1025' is not a whole number from 1 to 1024"),
+        ({"retryTimeoutMs": "-1"}, True, "option retryTimeoutMs: '-1' is not a whole number"),
+        ({"retryTimeoutMs": "9" * 5000}, True, "option retryTimeoutMs: .* is not a whole number"),
+        ({"startingOffsets": "newest"}, True, "'newest' is not 'earliest' or 'latest', or JSON like"),
+        ({"startingOffsets": "5"}, True, "the whole is not an object but 5"),
+        ({"startingOffsets": '{"orders":5}'}, True, "topic 'orders' is not an object"),
+        ({"startingOffsets": '{"orders":{"b":{"x":1}}}'}, True, "queue 'x' of broker 'b' is not a number"),
+        (
+            {"startingOffsets": '{"orders":{"b":{"0":"1"}}}'},
+            True,
+            "offset '1' of queue 0 of broker 'b' is not an integer",
+        ),
+        ({"startingOffsets": '{"orders":{"b":{"0":true}}}'}, True, "is not an integer"),
+        ({"startingOffsets": '{"orders":{"b":{"0":-3}}}'}, True, "an offset is 0 or more, -2 for earliest or -1"),
+        ({"startingOffsets": '{"bills":{"b":{"0":1}}}'}, True, "topic 'bills' is not among those read: orders"),
+        ({"endingOffsets": "earliest"}, False, "option endingOffsets: 'earliest' is not 'latest', or JSON"),
+        ({"endingOffsets": '{"orders":{"b":{"0":-2}}}'}, False, "an offset is 0 or more, -1 for latest$"),
+    ],
+)
+def test_a_mistake_is_named(change: dict[str, str], streaming: bool, message: str) -> None:
+    with pytest.raises(BadOption, match=message):
+        parse_options(GOOD | change, streaming=streaming)
+
+
+def test_where_nobody_knows_yet_what_is_read_both_kinds_pass() -> None:
+    parse_options(GOOD | {"endingOffsets": "latest"}, streaming=None)
+    parse_options(GOOD | {"maxOffsetsPerTrigger": "5"}, streaming=None)

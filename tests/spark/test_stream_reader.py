@@ -1,0 +1,264 @@
+"""The stream reader as Spark drives it: fresh starts, restarts at every moment, triggers. Without Java."""
+
+import json
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("pyarrow")
+
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.types import BinaryType, LongType, StringType, StructType
+
+from mqbroker.spark import source
+from mqbroker.spark.errors import BadOption, BadSchema, DataLoss, NotReadable
+from mqbroker.spark.source import RocketMQDataSource, StreamReader
+from mqbroker.wire.bodies import MessageQueue
+from tests.spark.fake_log import FakeLog
+
+A0, A1 = MessageQueue("orders", "a", 0), MessageQueue("orders", "a", 1)
+SCHEMA = StructType().add("queueOffset", LongType()).add("body", BinaryType())
+Make = Callable[..., StreamReader]
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> FakeLog:
+    log = FakeLog()
+    log.add(A0, 10)
+    log.add(A1, 4)
+    monkeypatch.setattr(source, "_client", lambda options: log)
+    return log
+
+
+@pytest.fixture
+def make(log: FakeLog) -> Make:
+    def make(**options: str) -> StreamReader:
+        given = {"nameserver": "here:1", "topic": "orders", "retrytimeoutms": "0"} | options
+        reader = RocketMQDataSource(given).streamReader(SCHEMA)
+        assert isinstance(reader, StreamReader)
+        return reader
+
+    return make
+
+
+class Engine:
+    """Spark's part: a log of offsets and one of commits; `run` is a trigger. What is read is kept by batch."""
+
+    def __init__(self) -> None:
+        self.offsets: list[str] = []
+        self.committed = 0
+        self.sink: dict[int, list[tuple[str, int]]] = {}
+
+    def run(self, reader: StreamReader, *, die_before: str = "", limit: Any = None) -> bool:
+        """Return False where there is no new data. `die_before` "read" or "commit" leaves off there."""
+        if self.committed == len(self.offsets):
+            start = self.offsets[-1] if self.offsets else json.dumps(reader.initialOffset())
+            end = json.dumps(reader.latestOffset(json.loads(start), limit or reader.getDefaultReadLimit()))
+            if self.offsets and end == start:
+                return False
+            self.offsets.append(end)
+        batch = len(self.offsets) - 1
+        start = self.offsets[batch - 1] if batch else json.dumps(reader.initialOffset())
+        partitions = reader.partitions(json.loads(start), json.loads(self.offsets[batch]))
+        if die_before == "read":
+            return True
+        self.sink[batch] = [
+            (f"{partition.value.queue.queue_id}", offset)
+            for partition in partitions
+            for record_batch in reader.read(partition)
+            for offset in record_batch.column(0).to_pylist()
+        ]
+        if die_before != "commit":
+            self.committed = batch + 1
+        return True
+
+    def drain(self, reader: StreamReader) -> None:
+        while self.run(reader):
+            pass
+
+    def rows(self) -> list[tuple[str, int]]:
+        return sorted(row for rows in self.sink.values() for row in rows)
+
+
+def rows(a0: range, a1: range) -> list[tuple[str, int]]:
+    return [("0", n) for n in a0] + [("1", n) for n in a1]
+
+
+def test_everything_from_the_earliest_once(log: FakeLog, make: Make) -> None:
+    engine, reader = Engine(), make(startingoffsets="earliest")
+    engine.drain(reader)
+    log.add(A0, 5)
+    engine.drain(reader)
+    assert engine.rows() == rows(range(15), range(4))
+    assert not engine.run(reader)
+
+
+def test_the_first_batch_reads_nothing_and_writes_the_start_down(make: Make) -> None:
+    engine = Engine()
+    engine.run(make(startingoffsets="earliest"))
+    assert engine.sink == {0: []}
+    assert json.loads(engine.offsets[0]) == {"orders": {"a": {"0": 0, "1": 0}}}
+
+
+@pytest.mark.parametrize("die_before", ["read", "commit"])
+def test_a_restart_in_the_first_batch_starts_where_the_query_did(log: FakeLog, make: Make, die_before: str) -> None:
+    engine = Engine()
+    engine.run(make(), die_before=die_before)
+    log.add(A0, 5)
+    engine.drain(make())
+    assert engine.rows() == rows(range(10, 15), range(0))
+
+
+def test_a_restart_in_the_first_batch_goes_on_in_the_same_run(make: Make) -> None:
+    # With AvailableNow a trigger without data ends the query: the first one after the replay must find it.
+    engine = Engine()
+    engine.run(make(startingoffsets="earliest"), die_before="commit")
+    engine.drain(make(startingoffsets="earliest"))
+    assert engine.rows() == rows(range(10), range(4))
+
+
+def test_the_start_stays_the_same_while_messages_come_in(log: FakeLog, make: Make) -> None:
+    reader = make()
+    first = reader.initialOffset()
+    log.add(A0, 5)
+    assert reader.initialOffset() == first == {"orders": {"a": {"0": 10, "1": 4}}}
+
+
+@pytest.mark.parametrize("die_before", ["read", "commit"])
+def test_a_restart_in_a_later_batch_repeats_that_batch_as_it_was(log: FakeLog, make: Make, die_before: str) -> None:
+    engine, reader = Engine(), make(startingoffsets="earliest")
+    engine.drain(reader)
+    log.add(A1, 3)
+    engine.run(reader, die_before=die_before)
+    log.add(A1, 3)
+    engine.drain(make(startingoffsets="earliest"))
+    assert engine.rows() == rows(range(10), range(10))
+    assert engine.sink[2] == [("1", n) for n in range(4, 7)]
+
+
+def test_nothing_new_is_the_same_offset(make: Make) -> None:
+    reader = make()
+    start = {"orders": {"a": {"0": 10, "1": 4}}}
+    assert reader.latestOffset(start, ReadAllAvailable()) is start
+
+
+def test_a_limit_spreads_the_backlog_over_batches(make: Make) -> None:
+    engine, reader = Engine(), make(startingoffsets="earliest", maxoffsetspertrigger="7")
+    assert reader.getDefaultReadLimit() == ReadMaxRows(7)
+    engine.drain(reader)
+    assert engine.rows() == rows(range(10), range(4))
+    assert max(len(found) for found in engine.sink.values()) == 7
+
+
+def test_a_run_of_what_is_available_ends_where_it_began(log: FakeLog, make: Make) -> None:
+    engine, reader = Engine(), make(startingoffsets="earliest")
+    reader.prepareForTriggerAvailableNow()
+    log.add(A0, 5)
+    log.add(MessageQueue("orders", "a", 2), 3)
+    engine.drain(reader)
+    assert engine.rows() == rows(range(10), range(4))
+    again = make(startingoffsets="earliest")
+    again.prepareForTriggerAvailableNow()
+    engine.drain(again)
+    assert engine.rows() == rows(range(15), range(4)) + [("2", n) for n in range(3)]
+
+
+def test_a_new_queue_is_read_from_its_beginning_over_a_restart(log: FakeLog, make: Make) -> None:
+    engine, reader = Engine(), make()
+    engine.drain(reader)
+    log.add(MessageQueue("orders", "a", 2), 3)
+    engine.run(reader, die_before="commit")
+    log.add(MessageQueue("orders", "a", 2), 2)
+    engine.drain(make())
+    assert engine.rows() == [("2", n) for n in range(5)]
+
+
+def test_a_broker_that_is_away_holds_up_only_its_own_queues(log: FakeLog, make: Make) -> None:
+    b0 = MessageQueue("orders", "b", 0)
+    log.add(b0, 2)
+    engine, reader = Engine(), make()
+    engine.drain(reader)
+    log.add(b0, 2)
+    log.add(A0, 1)
+    log.down.add("b")
+    engine.drain(reader)
+    assert engine.rows() == [("0", 10)]
+    log.down.clear()
+    engine.drain(reader)
+    assert engine.rows() == [("0", 2), ("0", 3), ("0", 10)]
+
+
+def test_a_truncated_queue_fails_the_query(log: FakeLog, make: Make) -> None:
+    engine, reader = Engine(), make()
+    engine.drain(reader)
+    del log.records[A0][5:]
+    with pytest.raises(DataLoss, match=r"CUT_SHORT.*read up to 10, it ends at 5"):
+        engine.run(reader)
+
+
+def test_messages_deleted_before_they_were_read_fail_the_query(log: FakeLog, make: Make) -> None:
+    engine, reader = Engine(), make(startingoffsets="earliest")
+    engine.run(reader)
+    log.first[A0] = 3
+    with pytest.raises(DataLoss, match="AGED_OUT"):
+        engine.run(reader)
+
+
+def test_the_progress_shows_the_ends(make: Make) -> None:
+    reader = make(startingoffsets="earliest", maxoffsetspertrigger="2")
+    assert reader.reportLatestOffset() is None
+    Engine().drain(reader)
+    assert reader.reportLatestOffset() == {"orders": {"a": {"0": 10, "1": 4}}}
+
+
+def test_a_spark_that_does_not_say_where_the_query_stands_is_refused(make: Make) -> None:
+    with pytest.raises(NotReadable, match=r"need PySpark 4\.2"):
+        make().latestOffset()
+
+
+def test_a_batch_reads_what_is_there(log: FakeLog) -> None:
+    given = {"nameserver": "here:1", "topic": "orders", "endingoffsets": '{"orders":{"a":{"0":3}}}'}
+    reader = RocketMQDataSource(given).reader(SCHEMA)
+    found = [
+        (str(partition.value.queue.queue_id), offset)
+        for partition in reader.partitions()
+        for batch in reader.read(partition)
+        for offset in batch.column(0).to_pylist()
+    ]
+    assert found == rows(range(3), range(4))
+
+
+def test_a_batch_of_nothing_has_no_partitions_and_spark_asks_for_one(log: FakeLog) -> None:
+    given = {"nameserver": "here:1", "topic": "orders", "startingoffsets": "latest"}
+    reader = RocketMQDataSource(given).reader(SCHEMA)
+    assert reader.partitions() == []
+    from pyspark.sql.datasource import InputPartition
+
+    assert list(reader.read(InputPartition(None))) == []
+
+
+def test_mistakes_are_found_before_anything_is_asked() -> None:
+    with pytest.raises(BadOption, match="startingOffsets"):
+        RocketMQDataSource({"nameserver": "here:1", "topic": "t", "startingoffset": "latest"}).schema()
+    with pytest.raises(BadSchema, match="column body: its type is binary"):
+        RocketMQDataSource({"nameserver": "here:1", "topic": "t"}).reader(StructType().add("body", StringType()))
+
+
+def test_readers_can_be_pickled(make: Make) -> None:
+    reader = pickle.loads(pickle.dumps(make(startingoffsets="earliest")))
+    assert reader.initialOffset() == {"orders": {"a": {"0": 0, "1": 0}}}
+
+
+def test_workers_load_neither_twisted_nor_at_the_look_up_arrow() -> None:
+    script = (
+        "import sys, pyspark_rocketmq; assert pyspark_rocketmq.DefaultSource.name() == 'rocketmq';"
+        "print([m for m in ('numpy', 'pyarrow', 'twisted', 'asyncio') if m in sys.modules]);"
+        "import mqbroker.spark.decode, mqbroker.spark.connections; print('twisted' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["[]", "False"]

@@ -56,6 +56,7 @@ class ConsumeQueue:
         "_file_bytes",
         "_files",
         "_first",
+        "_new_names",
         "_per_file",
         "_unsynced",
         "directory",
@@ -71,8 +72,12 @@ class ConsumeQueue:
         "topic_bytes",
     )
 
-    def __init__(self, disk: IDisk, directory: str, topic: str, queue_id: int, file_bytes: int) -> None:
+    def __init__(
+        self, disk: IDisk, directory: str, topic: str, queue_id: int, file_bytes: int, new_names: set[str]
+    ) -> None:
+        """`new_names` gets the directories in which a name was made, until someone syncs them."""
         self._disk = disk
+        self._new_names = new_names
         self.directory = directory
         self.topic = topic
         self.topic_bytes = topic.encode()
@@ -148,7 +153,10 @@ class ConsumeQueue:
     def _add_file(self, base: int) -> None:
         if not self._files:
             self._disk.make_directories(self.directory)
+            topic_directory = os.path.dirname(self.directory)
+            self._new_names.update((topic_directory, os.path.dirname(topic_directory)))
             self._first = base
+        self._new_names.add(self.directory)
         path = os.path.join(self.directory, f"{base * ENTRY_BYTES:020d}")
         self._files.append(self._disk.create_mapped(path, self._file_bytes))
         self._activate()
@@ -284,6 +292,7 @@ class ConsumeQueues:
         self.by_name: dict[tuple[str, int], ConsumeQueue] = {}
         #: Queues written to since the last sync.
         self.dirty: set[ConsumeQueue] = set()
+        self._new_names: set[str] = set()
 
     def __iter__(self) -> Iterator[ConsumeQueue]:
         return iter(self.by_name.values())
@@ -299,7 +308,7 @@ class ConsumeQueues:
             if not TOPIC_NAME.fullmatch(name) or not 0 <= queue_id <= 0x7FFFFFFF:
                 raise ValueError(f"{name!r} queue {queue_id}: no name of a topic or no number of a queue")
             directory = os.path.join(self._root, name, str(queue_id))
-            queue = ConsumeQueue(self._disk, directory, name, queue_id, self._file_bytes)
+            queue = ConsumeQueue(self._disk, directory, name, queue_id, self._file_bytes, self._new_names)
             self.by_bytes[topic, queue_id] = queue
             self.by_name[name, queue_id] = queue
         return queue
@@ -318,6 +327,12 @@ class ConsumeQueues:
         files = [file for queue in self.dirty for file in queue.take_unsynced()]
         self.dirty.clear()
         return files
+
+    def take_new_names(self) -> list[str]:
+        """The directories in which files were made since this was last called."""
+        taken = sorted(self._new_names)
+        self._new_names.clear()
+        return taken
 
     def close(self) -> None:
         for queue in self:

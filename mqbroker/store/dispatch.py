@@ -70,6 +70,8 @@ class Dispatcher:
         self.offset = start
         self.last_timestamp_ms = 0
         self.listeners: list[DispatchListener] = []
+        #: How often a message read from the log did not follow the one before it in its queue.
+        self.gaps = 0
         self._taken = start  # as offset, but pending entries of queues count as written
         self._touched: dict[ConsumeQueue, int] = {}  # queue -> store timestamp of its newest pending entry
         self._to_index: deque[Piled] = deque()
@@ -109,6 +111,13 @@ class Dispatcher:
             return
         if self.offset < self._commit_log.end or self.is_index_behind:
             self._schedule()
+
+    def restart(self, start: int) -> None:
+        """Build the queues that have messages at or above `start` of the log anew, from there."""
+        for queue in self._queues:
+            if queue.end_of_last() > start:
+                queue.reset()
+        self.offset = self._taken = start
 
     def catch_up(self) -> None:
         """Dispatch to the consume queues all that is in the log. Raises OSError."""
@@ -232,6 +241,7 @@ class Dispatcher:
                 end = item.physical_offset + item.size
                 self._on_damage(Damage(self._commit_log.path_of(end - 1), item.physical_offset, end, why))
                 return
+            self.gaps += 1
             queue.skip_to(item.queue_offset)
         code = self._tags_code(queue, item.properties, item.store_timestamp_ms)
         queue.pending += (item.physical_offset, item.size, code)

@@ -23,7 +23,7 @@ from mqbroker.store.worker import IWorker
 class LogFlusher:
     """Syncs the log every `interval_ms`, and at once when someone waits; one sync serves all who wait.
 
-    `flushed`: all of the log below is on the disk.
+    `flushed`: all of the log below is on the disk. `sync_names` does that for the names of segments, on the worker.
     """
 
     log = Logger()
@@ -33,6 +33,7 @@ class LogFlusher:
         commit_log: CommitLog,
         clock: IReactorTime,
         worker: IWorker,
+        sync_names: Callable[[], None],
         interval_ms: int,
         timeout_ms: int,
         flushed: int,
@@ -40,6 +41,7 @@ class LogFlusher:
         self._commit_log = commit_log
         self._clock = clock
         self._worker = worker
+        self._sync_names = sync_names
         self._interval_s = interval_ms / 1000
         self._timeout_s = timeout_ms / 1000
         self.flushed = flushed
@@ -88,6 +90,7 @@ class LogFlusher:
         def sync() -> None:
             for segment in segments:
                 segment.sync()
+            self._sync_names()
 
         self.flushes += 1
         self._sync = self._worker.run(sync)

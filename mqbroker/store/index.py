@@ -232,6 +232,7 @@ class Index:
         self.offset = 0
         # A message whose first so many keys are in: the files may end between its keys.
         self._resumed = (-1, 0)
+        self._has_new_name = False
 
     def load(self) -> None:
         """Open the files there are; those of other sizes, or not from us at all, end the row and are not used."""
@@ -324,6 +325,7 @@ class Index:
             file.begin_offset = file.end_offset = previous.end_offset
         self.files.append(file)
         self._unsynced.append(file)
+        self._has_new_name = True
 
     def write_header(self) -> None:
         if self.files:
@@ -333,6 +335,12 @@ class Index:
         """The files written to since this was last called."""
         taken = [file.file for file in self._unsynced]
         self._unsynced = self.files[-1:]
+        return taken
+
+    def take_new_names(self) -> list[str]:
+        """The directories in which files were made since this was last called."""
+        taken = [os.path.dirname(self._directory), self._directory] if self._has_new_name else []
+        self._has_new_name = False
         return taken
 
     def resume(self, is_clean: bool) -> None:

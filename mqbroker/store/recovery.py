@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import attrs
 
@@ -62,6 +63,21 @@ class Recovered:
 
 def load_segments(disk: IDisk, directory: str, segment_bytes: int) -> Segments:
     """Map the segments there are. Raises StoreDamaged where one is missing, misshapen or none of ours."""
+    with ExitStack() as opened:
+
+        def open_one(path: str, size: int) -> IMappedFile:
+            file = disk.open_mapped(path, size, keep_open=True)
+            opened.callback(file.close)
+            return file
+
+        segments = _load_segments(disk, directory, segment_bytes, open_one)
+        opened.pop_all()
+    return segments
+
+
+def _load_segments(
+    disk: IDisk, directory: str, segment_bytes: int, open_one: Callable[[str, int], IMappedFile]
+) -> Segments:
     files: list[IMappedFile] = []
     first = 0
     for name in disk.names(directory):
@@ -75,7 +91,7 @@ def load_segments(disk: IDisk, directory: str, segment_bytes: int) -> Segments:
             raise StoreDamaged(path, size, f"{size} bytes; mappedFileSizeCommitLog is {segment_bytes}")
         if not files:
             first = int(name)
-        files.append(disk.open_mapped(path, size, keep_open=True))
+        files.append(open_one(path, size))
     return Segments(files, first, segment_bytes)
 
 

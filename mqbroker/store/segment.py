@@ -29,6 +29,13 @@ class SegmentSource:
         self._segment_bytes = segment_bytes
         self._ready: dict[int, IMappedFile] = {}
         self._job: _Preparation | None = None
+        self._has_new_name = False
+
+    def sync_names(self) -> None:
+        """Bring the names of segments to the disk, if there are new ones. For the worker. Raises OSError."""
+        if self._has_new_name:
+            self._has_new_name = False
+            self._disk.sync_directory(self._directory)
 
     def adopt(self, offset: int, file: IMappedFile) -> None:
         """Keep an empty segment for when `offset` is reached."""
@@ -65,6 +72,7 @@ class SegmentSource:
             return file
         self._abandon_job()
         file = self._create(offset)
+        self._has_new_name = True
         try:
             file.allocate(0, file.size)
         except OSError:

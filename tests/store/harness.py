@@ -42,7 +42,7 @@ class Faults:
     room: int | None = None  # bytes that can still be allocated
     sync_error: int | None = None  # errno
     syncs: int = 0
-    allocated: int = 0
+    synced_directories: set[str] = attrs.field(factory=set)
 
 
 @implementer(IMappedFile)
@@ -94,6 +94,10 @@ class FaultyDisk(OsDisk):
 
     def lock(self, path: str) -> ILockedFile:
         return super().lock(path)
+
+    def sync_directory(self, path: str) -> None:
+        self.faults.synced_directories.add(path)
+        super().sync_directory(path)
 
     def boot_id(self) -> bytes:
         return self.boot

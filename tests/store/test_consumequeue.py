@@ -23,7 +23,7 @@ def raw(start: int, count: int) -> bytes:
 
 
 def make(root: Path, disk: FaultyDisk | None = None) -> ConsumeQueue:
-    return ConsumeQueue(disk or FaultyDisk(), str(root / "T" / "0"), "T", 0, FILE)
+    return ConsumeQueue(disk or FaultyDisk(), str(root / "T" / "0"), "T", 0, FILE, set())
 
 
 @pytest.mark.parametrize("sizes", [[250], [1] * 250, [99, 1, 1, 99, 50], [100, 100, 50], [64, 64, 64, 58]])
@@ -134,7 +134,7 @@ def test_a_file_of_another_size_is_named(tmp_path: Path) -> None:
 
 def test_blocks_come_in_steps_not_by_the_file(tmp_path: Path) -> None:
     disk = FaultyDisk()
-    queue = ConsumeQueue(disk, str(tmp_path / "T" / "0"), "T", 0, 6_000_000)
+    queue = ConsumeQueue(disk, str(tmp_path / "T" / "0"), "T", 0, 6_000_000, set())
     disk.faults.room = 65536
     queue.write(entries(0, 3000))
     assert disk.faults.room == 0

@@ -192,3 +192,23 @@ def test_stopping_syncs_everything(bench: Bench) -> None:
     assert bench.disk.faults.syncs == 5  # log, three queues, index
     assert not (bench.root / "abort").exists()
     assert bench.clock.getDelayedCalls() == []
+
+
+def test_names_of_new_files_are_synced_before_anything_relies_on_them(bench: Bench) -> None:
+    store = bench.open()
+    store.start()
+    synced = bench.disk.faults.synced_directories
+    assert synced == {str(bench.root)}
+    got = results(store.durable(end_of(store.append([message(body=b"x" * 100_000)] * 3))))
+    assert got == [None]
+    assert synced == {str(bench.root), str(bench.root / "commitlog")}
+    bench.clock.advance(0)
+    bench.clock.advance(1)
+    queues = bench.root / "consumequeue"
+    assert {str(queues), str(queues / "T"), str(queues / "T" / "0")} <= synced
+    bench.clock.pump([1] * 10)
+    assert str(bench.root / "index") in synced
+    synced.clear()
+    store.append([message()])
+    bench.clock.pump([1] * 12)
+    assert synced == set()

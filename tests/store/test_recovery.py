@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -324,8 +325,10 @@ def test_segments_that_cannot_be_right_are_named_and_left(
     stop(store)
     damage(bench.root / "commitlog")
     before = {name: data for name, data in tree(bench.root).items() if name != "lock"}
+    descriptors = os.listdir("/proc/self/fd")
     with pytest.raises(StoreDamaged, match=why):
         bench.open()
+    assert os.listdir("/proc/self/fd") == descriptors
     assert {name: data for name, data in tree(bench.root).items() if name != "lock"} == before
 
 
@@ -360,3 +363,24 @@ def test_the_index_outlives_a_killed_process_but_not_a_machine(bench: Bench) -> 
         assert [len(again.query("T", f"k{i}", 9, 0, 2**62)) for i in range(30)] == [1] * 30
         stop(again)
         assert ([path.name for path in (image.root / "index").iterdir()] == names) is same
+
+
+@pytest.mark.parametrize("how", ["one queue missing", "one queue short"])
+def test_queues_that_lost_what_the_checkpoint_covers_are_built_anew(bench: Bench, how: str) -> None:
+    store = bench.open()
+    for i in range(30):
+        store.append([message(queue_id=i % 3, body=b"%d" % i)])
+    settle(bench, store)
+    store.append([message(queue_id=i % 3, body=b"%d" % i) for i in range(30, 36)])
+    image = bench.image("partial")
+    if how == "one queue missing":
+        shutil.rmtree(image.root / "consumequeue" / "T" / "1")
+    else:
+        write(image.root / "consumequeue" / "T" / "1" / f"{0:020d}", 5 * 20, bytes(1900))
+    again = image.open()
+    for queue_id in range(3):
+        assert bodies(again, queue_id=queue_id) == [b"%d" % i for i in range(36) if i % 3 == queue_id]
+    assert not again.damages
+    stop(again)
+    stop(store)
+    assert tree(image.root / "consumequeue") == tree(bench.root / "consumequeue")

@@ -1,0 +1,222 @@
+"""The steps of opening a store directory, in their order. Must never know what is done with the store afterwards."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import attrs
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+
+from mqbroker.config import StoreSettings
+from mqbroker.store.checkpoint import Checkpoint, decode_checkpoint
+from mqbroker.store.commitlog import CommitLog
+from mqbroker.store.consumequeue import ConsumeQueues
+from mqbroker.store.disk import IDisk, ILockedFile, IMappedFile
+from mqbroker.store.dispatch import Dispatcher, parse_delay_levels
+from mqbroker.store.flush import CacheFlusher, LogFlusher
+from mqbroker.store.index import Index, IndexFile
+from mqbroker.store.pull import Reader
+from mqbroker.store.recovery import Recovered, Segments, last_timestamp, load_segments, recover
+from mqbroker.store.segment import SegmentSource
+from mqbroker.store.store_files import StoreFiles, StorePaths
+from mqbroker.store.worker import IWorker
+
+#: The index is synced on every so many-th flush of the consume queues: its writes are scattered.
+INDEX_EVERY = 10
+
+
+@attrs.frozen
+class Parts:
+    """What an open store is made of."""
+
+    commit_log: CommitLog
+    queues: ConsumeQueues
+    index: Index | None
+    dispatcher: Dispatcher
+    log_flusher: LogFlusher
+    reader: Reader
+    files: StoreFiles
+
+
+@attrs.frozen
+class Opening:
+    """The steps of opening a store."""
+
+    settings: StoreSettings
+    paths: StorePaths
+    disk: IDisk
+    clock: IReactorTime
+    worker: IWorker
+    store_host: bytes
+    lock: ILockedFile
+
+    log = Logger()
+
+    def open(self) -> Parts:
+        """Open, recover and build what is missing. Raises StoreDamaged and OSError, with nothing left open."""
+        with ExitStack() as opened:
+            parts = self._open(opened)
+            opened.pop_all()
+        return parts
+
+    def _open(self, opened: ExitStack) -> Parts:
+        settings, disk, paths = self.settings, self.disk, self.paths
+        abort = disk.read(paths.abort) if disk.exists(paths.abort) else None
+        is_clean = abort is None
+        # A killed process, unlike a machine, takes nothing with it that was stored in a mapped file.
+        is_intact = is_clean or abort == disk.boot_id() != b""
+        disk.make_directories(paths.commit_log)
+        segments = load_segments(disk, paths.commit_log, settings.mapped_file_size_commit_log)
+        for file in segments.files:
+            opened.callback(file.close)
+        queues = ConsumeQueues(disk, paths.consume_queues, settings.mapped_file_size_consume_queue)
+        opened.callback(queues.close)
+        queues.load()
+        checkpoint = decode_checkpoint(disk.read(paths.checkpoint)) if disk.exists(paths.checkpoint) else Checkpoint()
+        if is_clean:  # from here on files change
+            disk.write(paths.abort, disk.boot_id())
+        recovered = recover(segments, queues, checkpoint, is_clean=is_clean)
+        self.log.info(
+            "{root}: last stopped {how}, the log ends at {end}, consume queues are built from {start}",
+            root=paths.root, how="normally" if is_clean else "abnormally",
+            end=recovered.end, start=recovered.rebuild_from,
+        )  # fmt: skip
+        source = SegmentSource(disk, self.worker, paths.commit_log, settings.mapped_file_size_commit_log)
+        commit_log = self._open_log(segments, recovered, source, queues, is_clean)
+        opened.callback(commit_log.close)
+        commit_log.last_timestamp_ms = max(
+            recovered.last_timestamp_ms, last_timestamp(segments, queues, recovered.rebuild_from)
+        )
+        index = self._open_index(checkpoint, commit_log, is_clean, is_intact) if settings.message_index_enable else None
+        if index is not None:
+            opened.callback(index.close)
+        files = StoreFiles(disk, paths, self.lock, source, queues, index, checkpoint)
+        for damage in recovered.damages:
+            files.add_damage(damage)
+        dispatcher = self._build_queues(commit_log, queues, index, recovered, files)
+        dispatcher.last_timestamp_ms = max(checkpoint.queues_ms, dispatcher.last_timestamp_ms)
+        if not is_intact:  # not before what the machine may have lost is built anew
+            disk.write(paths.abort, disk.boot_id())
+        durable = recovered.end if is_clean else min(recovered.end, checkpoint.log_offset or 0)
+        flusher = LogFlusher(
+            commit_log,
+            self.clock,
+            self.worker,
+            source.sync_names,
+            settings.flush_interval_commit_log_ms,
+            settings.sync_flush_timeout_ms,
+            max(segments.first_offset, durable),
+        )
+        flusher.flushed_ms = checkpoint.log_ms
+        files.follow(
+            lambda snapshot: CacheFlusher(
+                self.clock, self.worker, settings.flush_interval_consume_queue_ms, INDEX_EVERY, snapshot
+            ),
+            _progress_of(flusher, dispatcher, index),
+        )
+        return Parts(
+            commit_log, queues, index, dispatcher, flusher, Reader(commit_log, settings, disk.memory_bytes()), files
+        )
+
+    def _build_queues(
+        self,
+        commit_log: CommitLog,
+        queues: ConsumeQueues,
+        index: Index | None,
+        recovered: Recovered,
+        files: StoreFiles,
+    ) -> Dispatcher:
+        """Dispatch what consume queues do not have yet, and number the next message of each."""
+        delay_levels_ms = parse_delay_levels(self.settings.message_delay_level)
+        dispatcher = Dispatcher(
+            commit_log, queues, index, self.clock, delay_levels_ms, recovered.rebuild_from, files.add_damage
+        )
+        dispatcher.catch_up()
+        if dispatcher.gaps and recovered.rebuild_from > commit_log.min_offset:
+            self.log.warn("{root}: consume queues miss messages, all are built anew", root=self.paths.root)
+            dispatcher.restart(commit_log.min_offset)
+            dispatcher.catch_up()
+        for queue in queues:
+            queue.correct_min(commit_log.min_offset)
+            queue.next_offset = queue.max_offset
+        return dispatcher
+
+    def _open_log(
+        self,
+        segments: Segments,
+        recovered: Recovered,
+        source: SegmentSource,
+        queues: ConsumeQueues,
+        is_clean: bool,
+    ) -> CommitLog:
+        files = list(segments.files)
+        size = segments.segment_bytes
+        end = recovered.end
+        if not files or end == segments.end:  # the first segment, or one after a full last one
+            files.append(source.take(segments.end))
+        else:
+            active = (end - segments.first_offset) // size
+            self._end_at(files[active], (end - segments.first_offset) % size, is_clean)
+            for i in range(active + 1, len(files)):
+                self._keep_or_remove(files[i], segments.first_offset + i * size, source, is_clean)
+            del files[active + 1 :]
+        return CommitLog(
+            files, segments.first_offset, end, source, queues, lambda: int(self.clock.seconds() * 1000), self.store_host
+        )
+
+    def _end_at(self, active: IMappedFile, at: int, is_clean: bool) -> None:
+        """Make sure of zeros above the end, or an old record there could be taken for a new one after a crash."""
+        if not is_clean or any(active.view[at : at + 64]):
+            active.clear_from(at)
+        active.allocate(0, active.size)
+
+    def _keep_or_remove(self, file: IMappedFile, offset: int, source: SegmentSource, is_clean: bool) -> None:
+        if is_clean and not any(file.view[:64]):
+            file.allocate(0, file.size)
+            source.adopt(offset, file)
+        else:
+            file.close()
+            self.disk.remove(file.path)
+
+    def _open_index(self, checkpoint: Checkpoint, commit_log: CommitLog, is_clean: bool, is_intact: bool) -> Index:
+        settings = self.settings
+        index = Index(self.disk, self.paths.index, settings.max_hash_slot_num, settings.max_index_num, self._index_name)
+        index.load()
+        index.keep_files(lambda file: _is_good_index(file, checkpoint, commit_log.end, is_intact))
+        indexed = checkpoint.index_offset if is_clean else None
+        if index.files:
+            index.resume(is_clean)
+        elif checkpoint.index_ms:
+            indexed = None  # there were files
+        index.offset = max(index.offset, indexed or 0, commit_log.min_offset)
+        return index
+
+    def _index_name(self, ahead_ms: int) -> str:
+        now_ms = int(self.clock.seconds() * 1000) + ahead_ms
+        return time.strftime("%Y%m%d%H%M%S", time.localtime(now_ms // 1000)) + f"{now_ms % 1000:03d}"
+
+
+def _is_good_index(file: IndexFile, checkpoint: Checkpoint, log_end: int, is_intact: bool) -> bool:
+    """Whether an index file can be relied on: after the machine stopped only one that was full and synced."""
+    if file.end_offset >= log_end or is_intact:
+        return file.end_offset < log_end
+    if checkpoint.index_offset is not None:
+        return file.is_full and file.end_offset < checkpoint.index_offset
+    return file.is_full and file.end_ms <= checkpoint.index_ms
+
+
+def _progress_of(flusher: LogFlusher, dispatcher: Dispatcher, index: Index | None) -> Callable[[], Checkpoint]:
+    def progress() -> Checkpoint:
+        return Checkpoint(
+            log_ms=flusher.flushed_ms,
+            queues_ms=dispatcher.last_timestamp_ms,
+            index_ms=index.end_ms if index is not None else 0,
+            log_offset=flusher.flushed,
+            queues_offset=dispatcher.offset,
+            index_offset=index.offset if index is not None else 0,
+        )
+
+    return progress

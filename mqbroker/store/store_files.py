@@ -1,0 +1,141 @@
+"""The small files of a store directory: where things are, the checkpoint, and the abort file that says it is open.
+
+Must never know what the log holds.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.logger import Logger
+
+from mqbroker.store.checkpoint import Checkpoint, encode_checkpoint
+from mqbroker.store.consumequeue import ConsumeQueues
+from mqbroker.store.disk import IDisk, ILockedFile
+from mqbroker.store.flush import CacheFlusher
+from mqbroker.store.index import Index
+from mqbroker.store.logscan import Damage
+from mqbroker.store.segment import SegmentSource
+
+_DAMAGES_MAX = 1000
+#: Whether the index is meant too -> what to do on the worker, and what when that is done; None for nothing.
+SnapshotFunction = Callable[[bool], "tuple[Callable[[], None], Callable[[], None]] | None"]
+
+
+@attrs.frozen
+class StorePaths:
+    """Where things are, as in the Java broker."""
+
+    root: str
+    commit_log: str
+
+    @property
+    def consume_queues(self) -> str:
+        return os.path.join(self.root, "consumequeue")
+
+    @property
+    def index(self) -> str:
+        return os.path.join(self.root, "index")
+
+    @property
+    def checkpoint(self) -> str:
+        return os.path.join(self.root, "checkpoint")
+
+    @property
+    def abort(self) -> str:
+        return os.path.join(self.root, "abort")
+
+    @property
+    def lock(self) -> str:
+        return os.path.join(self.root, "lock")
+
+
+class StoreFiles:
+    """Keeps checkpoint and abort file true: what was synced, and whether the store was stopped."""
+
+    log = Logger()
+
+    def __init__(
+        self,
+        disk: IDisk,
+        paths: StorePaths,
+        lock: ILockedFile,
+        source: SegmentSource,
+        queues: ConsumeQueues,
+        index: Index | None,
+        checkpoint: Checkpoint,
+    ) -> None:
+        self._disk = disk
+        self._paths = paths
+        self.lock = lock
+        self._source = source
+        self._queues = queues
+        self._index = index
+        self._checkpoint = checkpoint
+        self._is_broken = False
+        self.damages: list[Damage] = []
+        self._flusher: CacheFlusher | None = None
+        self._progress: Callable[[], Checkpoint] = lambda: checkpoint
+
+    def follow(
+        self, flusher_of: Callable[[SnapshotFunction], CacheFlusher], progress: Callable[[], Checkpoint]
+    ) -> None:
+        """Make the flusher; `progress` says how far log, queues and index are."""
+        self._progress = progress
+        self._flusher = flusher_of(self._snapshot)
+
+    def add_damage(self, damage: Damage) -> None:
+        self.log.error(
+            "{path}: no record from offset {start} to {end} of the log: {why}",
+            path=damage.path, start=damage.start, end=damage.end, why=damage.why,
+        )  # fmt: skip
+        if len(self.damages) < _DAMAGES_MAX and damage not in self.damages:
+            self.damages.append(damage)
+
+    def start(self) -> None:
+        if self._flusher is not None:
+            self._flusher.start()
+
+    def _snapshot(self, with_index: bool) -> tuple[Callable[[], None], Callable[[], None]] | None:
+        now = self._progress()
+        if not with_index:
+            former = self._checkpoint
+            now = attrs.evolve(now, index_ms=former.index_ms, index_offset=former.index_offset)
+        if self._is_broken or now == self._checkpoint:
+            return None
+        mapped, directories = self._queues.take_unsynced(), self._queues.take_new_names()
+        if with_index and self._index is not None:
+            mapped += self._index.take_unsynced()
+            directories += self._index.take_new_names()
+        self._is_broken = True  # until it is done: what was taken and not synced must never be covered
+
+        def work() -> None:
+            for file in mapped:
+                file.sync()
+            for directory in directories:
+                self._disk.sync_directory(directory)
+            self._disk.write(self._paths.checkpoint, encode_checkpoint(now))
+
+        def then() -> None:
+            self._is_broken = False
+            self._checkpoint = now
+
+        return work, then
+
+    def stop(self) -> Deferred[None]:
+        """Sync what is left and note that the store was stopped; fails where that cannot be."""
+        assert self._flusher is not None
+        done = self._flusher.stop()
+        done.addCallback(lambda _: self._note_clean_stop())
+        return done
+
+    def _note_clean_stop(self) -> None:
+        if not self._is_broken:
+            self._disk.remove(self._paths.abort)
+            self._disk.sync_directory(self._paths.root)
+
+    def close(self) -> Deferred[None]:
+        return self._source.stop()

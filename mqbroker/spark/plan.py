@@ -7,7 +7,6 @@ at its first message, and is read from the batch after that.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Set
 
 import attrs
@@ -103,13 +102,13 @@ def cap(start: Positions, end: Positions, target: Positions) -> Positions:
 
 
 def limit_rows(start: Positions, end: Positions, rows: int) -> Positions:
-    """Go from `start` towards `end` by about `rows`: each queue in proportion to what it has, and by 1 at least."""
+    """Go from `start` towards `end` by `rows`: each queue by 1 at least, the rest in proportion to what waits there."""
     backlog = {queue: end[queue] - start[queue] for queue in start if end[queue] > start[queue]}
     total = sum(backlog.values())
     if total <= rows:
         return end
-    shares = {queue: max(1, math.floor(rows * waiting / total)) for queue, waiting in backlog.items()}
-    return {
-        queue: start[queue] + min(backlog[queue], shares[queue]) if queue in backlog else offset
-        for queue, offset in end.items()
-    }
+    rest, more = max(0, rows - len(backlog)), max(1, total - len(backlog))
+    shares = {queue: 1 + rest * (waiting - 1) // more for queue, waiting in backlog.items()}
+    longest = max(backlog, key=lambda queue: backlog[queue] - shares[queue])
+    shares[longest] = min(backlog[longest], shares[longest] + max(0, rows - sum(shares.values())))
+    return {queue: start[queue] + shares[queue] if queue in shares else offset for queue, offset in end.items()}

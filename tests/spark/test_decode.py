@@ -1,5 +1,6 @@
 """The decoder by columns against the one record by record, and what it refuses."""
 
+import contextlib
 import zlib
 from typing import Any
 
@@ -7,8 +8,6 @@ import pytest
 
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("numpy")
-
-import contextlib
 
 from hypothesis import example, given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402

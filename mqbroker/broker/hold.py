@@ -16,6 +16,8 @@ from mqbroker.remoting.handlers import IConnection
 
 #: How often waiters whose time is up are looked for.
 SWEEP_SECONDS = 0.5
+#: As many pulls as one connection may have waiting.
+HELD_ON_CONNECTION_MAX = 10_000
 
 
 @attrs.define(eq=False)
@@ -39,6 +41,7 @@ class HeldPulls:
     def __init__(self, clock: IReactorTime) -> None:
         self._clock = clock
         self._held: dict[tuple[str, int], list[HeldPull]] = {}
+        self._counts: dict[IConnection, int] = {}
         self._sweep = LoopingCall(self.sweep)
         self._sweep.clock = clock
 
@@ -51,21 +54,26 @@ class HeldPulls:
             self._sweep.stop()
         for key in list(self._held):
             for held in self._held.pop(key):
-                if not held.connection.closed:
-                    held.look(held, True)
+                self._ends(held, True)
 
     def __len__(self) -> int:
         return sum(map(len, self._held.values()))
 
-    def hold(self, held: HeldPull) -> None:
+    def hold(self, held: HeldPull) -> bool:
+        """Let it wait; False, and nothing done, where its connection has too many that do."""
+        count = self._counts.get(held.connection, 0)
+        if count >= HELD_ON_CONNECTION_MAX:
+            return False
+        self._counts[held.connection] = count + 1
         self._held.setdefault((held.topic, held.queue_id), []).append(held)
+        return True
 
     def arrived(self, topic: str, queue_id: int, next_offset: int) -> None:
         """Wake the pulls of a queue whose messages now end at `next_offset`."""
         waiting = self._held.pop((topic, queue_id), None)
         if waiting is None:
             return
-        staying = [held for held in waiting if held.offset >= next_offset or not self._wake(held, False)]
+        staying = [held for held in waiting if held.offset >= next_offset or not self._ends(held, False)]
         if staying:
             self._held.setdefault((topic, queue_id), []).extend(staying)
 
@@ -74,12 +82,20 @@ class HeldPulls:
         now = self._clock.seconds()
         for key, waiting in list(self._held.items()):
             if any(held.deadline <= now or held.connection.closed for held in waiting):
-                staying = [held for held in waiting if held.deadline > now or not self._wake(held, True)]
-                staying = [held for held in staying if not held.connection.closed]
+                staying = [held for held in waiting if not self._is_over(held, now)]
                 if staying:
                     self._held[key] = staying
                 else:
                     del self._held[key]
 
-    def _wake(self, held: HeldPull, last: bool) -> bool:
-        return held.connection.closed or held.look(held, last)
+    def _is_over(self, held: HeldPull, now: float) -> bool:
+        return (held.deadline <= now or held.connection.closed) and self._ends(held, True)
+
+    def _ends(self, held: HeldPull, last: bool) -> bool:
+        """Let it look again, where anybody is there to answer; True where it waits no longer."""
+        if not held.connection.closed and not held.look(held, last):
+            return False
+        self._counts[held.connection] -= 1
+        if not self._counts[held.connection]:
+            del self._counts[held.connection]
+        return True

@@ -177,10 +177,10 @@ class PullProcessor:
         """The answer's frame; nothing where the pull is held now."""
         header = pull.header
         result = self._get(pull, offset)
-        if header.sys_flag & PullSysFlag.COMMIT_OFFSET:
+        if header.sys_flag & PullSysFlag.COMMIT_OFFSET and header.commit_offset >= 0:
             self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
-        if self._may_wait(result, offset) and header.sys_flag & PullSysFlag.SUSPEND and not pull.flag & ONEWAY_FLAG:
-            self._hold(pull, offset, connection)
+        suspend = header.sys_flag & PullSysFlag.SUSPEND and not pull.flag & ONEWAY_FLAG
+        if suspend and self._may_wait(result, offset) and self._hold(pull, offset, connection):
             return b""
         return self._frame(pull, result, offset)
 
@@ -224,7 +224,7 @@ class PullProcessor:
 
     # --- long polling
 
-    def _hold(self, pull: _Pull, offset: int, connection: IConnection) -> None:
+    def _hold(self, pull: _Pull, offset: int, connection: IConnection) -> bool:
         header = pull.header
         wait_ms = header.suspend_timeout_millis if self._settings.long_polling_enable else (
             self._settings.short_polling_time_ms
@@ -235,7 +235,7 @@ class PullProcessor:
         def look(held: HeldPull, last: bool) -> bool:
             return self._look(pull, held, last)
 
-        self._held.hold(HeldPull(connection, header.topic, header.queue_id, offset, deadline, look))
+        return self._held.hold(HeldPull(connection, header.topic, header.queue_id, offset, deadline, look))
 
     def _look(self, pull: _Pull, held: HeldPull, last: bool) -> bool:
         """Look again for a held pull; False where it goes on waiting, behind what it does not want."""

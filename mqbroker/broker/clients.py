@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable
 import attrs
 from twisted.logger import Logger
 
+from mqbroker.errors import Refused
 from mqbroker.remoting.handlers import IConnection
 from mqbroker.wire.bodies import ConsumerData, SubscriptionData
-from mqbroker.wire.codes import RequestCode
+from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import NotifyConsumerIdsChangedRequestHeader
 
@@ -21,6 +22,14 @@ log = Logger()
 
 #: A client that sends no heartbeat for so long is forgotten.
 CLIENT_EXPIRY_SECONDS = 120.0
+CLIENT_ID_LENGTH_MAX = 255
+
+
+def check_client_id(client_id: str) -> str:
+    """Return `client_id`; raise Refused where it is empty or too long."""
+    if not client_id or len(client_id) > CLIENT_ID_LENGTH_MAX:
+        raise Refused(ResponseCode.SYSTEM_ERROR, f"the client id must have 1 to {CLIENT_ID_LENGTH_MAX} characters")
+    return client_id
 
 
 @attrs.define

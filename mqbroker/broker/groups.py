@@ -40,7 +40,16 @@ class GroupTable:
         loaded = file.load(partial(SubscriptionGroupWrapper.from_json, dialect_bytes_max=None))
         if loaded is not None:
             self.data_version = loaded.data_version
-            self._groups.update(loaded.subscription_group_table)
+            self._take(loaded.subscription_group_table)
+
+    def _take(self, table: dict[str, SubscriptionGroupConfig]) -> None:
+        for name, group in table.items():
+            try:
+                check_group(name)
+            except MQError as error:
+                log.warn("{path}: group {name} is left out: {why}", path=self._file.path, name=name, why=str(error))
+            else:
+                self._groups[name] = group
 
     def _now_ms(self) -> int:
         return int(self._now() * 1000)

@@ -123,10 +123,10 @@ class TopicTable:
         return topic
 
     def create_internal(self, name: str, queues: int) -> TopicConfig:
-        """Return the retry or dead letter topic `name`, made where it is missing."""
+        """Return the retry or dead letter topic `name`, made where it is missing. Raises Refused on an illegal name."""
         topic = self._topics.get(name)
         if topic is None:
-            topic = TopicConfig(name, queues, queues, READ_WRITE)
+            topic = TopicConfig(check_topic(name), queues, queues, READ_WRITE)
             self.put(topic)
         return topic
 

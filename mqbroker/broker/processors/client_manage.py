@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from mqbroker.broker.clients import ConsumerRegistry, ProducerRegistry
+from mqbroker.broker.clients import ConsumerRegistry, ProducerRegistry, check_client_id
 from mqbroker.broker.groups import GroupTable
 from mqbroker.broker.subscriptions import parse_subscription
 from mqbroker.broker.topics import TopicTable
@@ -14,9 +14,7 @@ from mqbroker.wire.bodies import CheckClientRequestBody, ConsumerData, Heartbeat
 from mqbroker.wire.codes import RETRY_PREFIX, RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import UnregisterClientRequestHeader, decode_header
-from mqbroker.wire.names import check_group, check_topic
-
-CLIENT_ID_LENGTH_MAX = 255
+from mqbroker.wire.names import TOPIC_LENGTH_MAX, check_group, check_topic
 
 
 class ClientManageProcessor:
@@ -38,14 +36,15 @@ class ClientManageProcessor:
     def heartbeat(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
         """All groups of one client. Nothing is taken where any of its names is illegal."""
         data = HeartbeatData.from_json(request.body)
-        client_id = _check_client_id(data.client_id)
+        client_id = check_client_id(data.client_id)
         for producer in data.producer_data_set:
             check_group(producer.group_name)
         consumers = [_checked(consumer) for consumer in data.consumer_data_set]
         for consumer in consumers:
             group = self._groups.find(consumer.group_name)
-            if group is not None:
-                self._topics.create_internal(RETRY_PREFIX + consumer.group_name, group.retry_queue_nums)
+            retry_topic = RETRY_PREFIX + consumer.group_name
+            if group is not None and len(retry_topic) <= TOPIC_LENGTH_MAX:
+                self._topics.create_internal(retry_topic, group.retry_queue_nums)
             notify = group is None or group.notify_consumer_ids_changed_enable
             self._consumers.register(connection, client_id, request.language, request.version, consumer, notify)
         for producer in data.producer_data_set:
@@ -69,12 +68,6 @@ class ClientManageProcessor:
             remark = f"The broker does not support consumer to filter message by {wanted.expression_type}"
             raise Refused(ResponseCode.SYSTEM_ERROR, remark)
         return RemotingCommand.response(request)
-
-
-def _check_client_id(client_id: str) -> str:
-    if not client_id or len(client_id) > CLIENT_ID_LENGTH_MAX:
-        raise Refused(ResponseCode.SYSTEM_ERROR, f"the client id must have 1 to {CLIENT_ID_LENGTH_MAX} characters")
-    return client_id
 
 
 def _checked(consumer: ConsumerData) -> ConsumerData:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mqbroker.broker.clients import ConsumerRegistry
+from mqbroker.broker.clients import ConsumerRegistry, check_client_id
 from mqbroker.broker.locks import QueueLocks
 from mqbroker.broker.offsets import OffsetTable
 from mqbroker.broker.topics import TopicTable
@@ -26,6 +26,7 @@ from mqbroker.wire.headers import (
 from mqbroker.wire.names import check_group, check_topic
 
 QUEUE_ID_MAX = 65_535
+BROKER_NAME_LENGTH_MAX = 255
 
 
 class ConsumerManageProcessor:
@@ -62,7 +63,7 @@ class ConsumerManageProcessor:
         return RemotingCommand.response(request, body=body)
 
     def update_offset(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
-        """Commit an offset. Only for topics and queues there are: the table cannot be filled with anything else."""
+        """Commit an offset, for a topic there is. A queue that is no more may still be committed to."""
         header = decode_header(UpdateConsumerOffsetRequestHeader, request.ext_fields)
         check_group(header.consumer_group)
         topic = self._topics.get(check_topic(header.topic))
@@ -93,11 +94,23 @@ class ConsumerManageProcessor:
 
     def lock(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
         """Lock queues for one client of a group; the answer lists those it holds now."""
-        wanted = LockBatchRequestBody.from_json(request.body)
+        wanted = _checked(request.body)
         locked = self._locks.lock(wanted.consumer_group, wanted.client_id, wanted.mq_set)
         return RemotingCommand.response(request, body=LockBatchResponseBody(locked).to_json())
 
     def unlock(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
-        wanted = LockBatchRequestBody.from_json(request.body)
+        wanted = _checked(request.body)
         self._locks.unlock(wanted.consumer_group, wanted.client_id, wanted.mq_set)
         return RemotingCommand.response(request)
+
+
+def _checked(body: bytes) -> LockBatchRequestBody:
+    """The queues to lock or unlock, with what is kept of them checked."""
+    wanted = LockBatchRequestBody.from_json(body)
+    check_group(wanted.consumer_group)
+    check_client_id(wanted.client_id)
+    for queue in wanted.mq_set:
+        check_topic(queue.topic)
+        if len(queue.broker_name) > BROKER_NAME_LENGTH_MAX:
+            raise Refused(ResponseCode.SYSTEM_ERROR, "the broker name is too long")
+    return wanted

@@ -116,7 +116,11 @@ class TopicsProcessor:
         return RemotingCommand.response(request, header=GetEarliestMsgStoretimeResponseHeader(timestamp=timestamp))
 
     def put_group(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
-        self._groups.put(SubscriptionGroupConfig.from_json(request.body))
+        group = SubscriptionGroupConfig.from_json(request.body)
+        if not 0 <= group.retry_queue_nums <= QUEUES_MAX:
+            remark = f"{group.retry_queue_nums} retry queues: it must be 0 to {QUEUES_MAX}"
+            raise Refused(ResponseCode.SYSTEM_ERROR, remark)
+        self._groups.put(group)
         return RemotingCommand.response(request)
 
     def all_groups(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:

@@ -1,0 +1,148 @@
+"""Who is connected, and who hears of whom."""
+
+import pytest
+
+from mqbroker.broker.clients import CLIENT_EXPIRY_SECONDS, ConsumerRegistry, ProducerRegistry
+from mqbroker.wire.bodies import ConsumerData, SubscriptionData
+from mqbroker.wire.codes import LanguageCode, RequestCode
+from tests.broker.bench import FakeConnection
+
+
+@pytest.fixture
+def consumers(clock):
+    return ConsumerRegistry(clock.seconds, True)
+
+
+@pytest.fixture
+def producers(clock):
+    return ProducerRegistry(clock.seconds)
+
+
+def connections(count):
+    return [FakeConnection(f"10.0.0.2:{40000 + i}") for i in range(count)]
+
+
+def beat(registry, connection, client_id, *subscriptions, group="CG", notify=True, **fields):
+    data = ConsumerData(group, subscription_data_set=list(subscriptions), **fields)
+    registry.register(connection, client_id, LanguageCode.JAVA, 407, data, notify)
+
+
+def notified(*several):
+    """How often each was told since the last time."""
+    counts = []
+    for connection in several:
+        for command in connection.sent:
+            assert command.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
+            assert command.ext_fields["consumerGroup"] == "CG"
+        counts.append(len(connection.sent))
+        connection.sent.clear()
+    return counts
+
+
+def test_who_comes_and_goes_is_told_to_all_of_the_group(consumers):
+    a, b, stranger = connections(3)
+    beat(consumers, a, "a", SubscriptionData("T"))
+    beat(consumers, stranger, "s", SubscriptionData("T"), group="Other")
+    stranger.sent.clear()
+    a.sent.clear()
+    beat(consumers, b, "b", SubscriptionData("T"))
+    assert notified(a, b, stranger) == [1, 1, 0]
+    beat(consumers, b, "b", SubscriptionData("T"))
+    assert notified(a, b, stranger) == [0, 0, 0]
+    assert consumers.group("CG").client_ids() == ["a", "b"]
+    consumers.unregister(b, "CG")
+    assert notified(a, b, stranger) == [1, 0, 0]
+    consumers.unregister(b, "CG")
+    consumers.unregister(b, "Nobody")
+    assert notified(a, b, stranger) == [0, 0, 0]
+    consumers.connection_closed(a)
+    assert consumers.group("CG") is None
+    assert consumers.group("Other").client_ids() == ["s"]
+
+
+def test_a_new_topic_is_a_change_and_a_newer_version_is_not(consumers):
+    (a,) = connections(1)
+    beat(consumers, a, "a", SubscriptionData("T", sub_version=1))
+    notified(a)
+    beat(consumers, a, "a", SubscriptionData("T", "A", sub_version=2))
+    assert notified(a) == [0]
+    assert consumers.group("CG").subscriptions["T"].sub_string == "A"
+    beat(consumers, a, "a", SubscriptionData("T", "old", sub_version=1))
+    assert consumers.group("CG").subscriptions["T"].sub_string == "A"
+    beat(consumers, a, "a", SubscriptionData("T", sub_version=2), SubscriptionData("U"))
+    assert notified(a) == [1]
+    beat(consumers, a, "a", SubscriptionData("U"))
+    assert notified(a) == [1]
+    assert list(consumers.group("CG").subscriptions) == ["U"]
+
+
+def test_one_client_on_two_connections_is_one_client(consumers):
+    a, again = connections(2)
+    beat(consumers, a, "same")
+    beat(consumers, again, "same")
+    assert consumers.group("CG").client_ids() == ["same"]
+    consumers.connection_closed(a)
+    assert consumers.group("CG").client_ids() == ["same"]
+
+
+@pytest.mark.parametrize("how", ["group", "broker"])
+def test_telling_can_be_off(clock, how):
+    registry = ConsumerRegistry(clock.seconds, how != "broker")
+    a, b = connections(2)
+    for connection in (a, b):
+        beat(registry, connection, "x", notify=how != "group")
+    registry.unregister(b, "CG", notify=how != "group")
+    assert notified(a, b) == [0, 0]
+
+
+def test_what_the_group_says_of_itself_is_the_latest(consumers):
+    (a,) = connections(1)
+    beat(consumers, a, "a", message_model="CLUSTERING")
+    beat(consumers, a, "a", message_model="BROADCASTING", consume_type="CONSUME_ACTIVELY")
+    group = consumers.group("CG")
+    assert (group.message_model, group.consume_type) == ("BROADCASTING", "CONSUME_ACTIVELY")
+
+
+def test_who_sends_no_heartbeat_is_closed_and_forgotten(consumers, producers, clock):
+    silent, alive = connections(2)
+    for connection in (silent, alive):
+        beat(consumers, connection, connection.remote_addr)
+        producers.register(connection, connection.remote_addr, 0, 407, "PG")
+    clock.advance(CLIENT_EXPIRY_SECONDS - 1)
+    beat(consumers, alive, alive.remote_addr)
+    producers.register(alive, alive.remote_addr, 0, 407, "PG")
+    consumers.expire()
+    producers.expire()
+    assert not silent.closed
+    notified(silent, alive)
+    clock.advance(1)
+    consumers.expire()
+    assert silent.closed
+    assert "sent no heartbeat" in silent.why_closed
+    assert notified(alive) == [1]
+    producers.expire()
+    assert list(producers.group("PG")) == [alive]
+    assert consumers.group("CG").client_ids() == [alive.remote_addr]
+    assert not alive.closed
+
+
+def test_a_closed_connection_leaves_all_its_groups(consumers, producers):
+    a, b = connections(2)
+    for group in ("CG", "Other", "Third"):
+        beat(consumers, a, "a", group=group)
+        producers.register(a, "a", 0, 407, group)
+    producers.register(b, "b", 0, 407, "Third")
+    consumers.connection_closed(a)
+    producers.connection_closed(a)
+    assert [consumers.group(name) for name in ("CG", "Other", "Third")] == [None] * 3
+    assert [list(producers.group(name)) for name in ("CG", "Other", "Third")] == [[], [], [b]]
+
+
+def test_producers_leave(producers):
+    a, b = connections(2)
+    producers.register(a, "a", 0, 407, "PG")
+    producers.unregister(b, "PG")
+    producers.unregister(a, "Nobody")
+    assert list(producers.group("PG")) == [a]
+    producers.unregister(a, "PG")
+    assert producers.group("PG") == {}

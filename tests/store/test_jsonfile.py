@@ -1,0 +1,206 @@
+"""The file of a table: whole at every moment, whatever fails."""
+
+import os
+
+import pytest
+from twisted.internet.defer import Deferred
+from twisted.logger import formatEvent, globalLogPublisher
+
+from mqbroker.errors import MQError, StoreDamaged
+from mqbroker.store.jsonfile import JsonFile, replace_file
+from mqbroker.store.worker import InlineWorker
+
+
+class HeldWorker:
+    """Does one job at a time, when it is told to."""
+
+    def __init__(self):
+        self.jobs = []
+
+    def run(self, function):
+        done = Deferred()
+        self.jobs.append((function, done))
+        return done
+
+    def work(self):
+        function, done = self.jobs.pop(0)
+        try:
+            value = function()
+        except OSError as error:
+            done.errback(error)
+        else:
+            done.callback(value)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return str(tmp_path / "config" / "table.json")
+
+
+@pytest.fixture
+def lines():
+    events = []
+    globalLogPublisher.addObserver(events.append)
+    yield lambda: [formatEvent(event) for event in events]
+    globalLogPublisher.removeObserver(events.append)
+
+
+def read(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def good(data):
+    if not data.startswith(b"good"):
+        raise MQError("not good")
+    return data
+
+
+def fired(deferred):
+    found = []
+    deferred.addCallback(found.append)
+    return found
+
+
+def test_there_is_nothing_at_first(path):
+    assert JsonFile(path, InlineWorker()).load(good) is None
+
+
+def test_what_is_saved_is_loaded(path):
+    file = JsonFile(path, InlineWorker())
+    assert fired(file.save(lambda: b"good 1")) == [True]
+    assert file.load(good) == b"good 1"
+    assert not os.path.exists(path + ".bak")
+    assert fired(file.save(lambda: b"good 2")) == [True]
+    assert (read(path), read(path + ".bak")) == (b"good 2", b"good 1")
+    assert sorted(os.listdir(os.path.dirname(path))) == ["table.json", "table.json.bak"]
+
+
+@pytest.mark.parametrize("damage", ["missing", "damaged", "empty"])
+def test_the_former_content_is_used_where_the_file_is_bad(path, lines, damage):
+    file = JsonFile(path, InlineWorker())
+    file.save(lambda: b"good 1")
+    file.save(lambda: b"good 2")
+    if damage == "missing":
+        os.unlink(path)
+    else:
+        with open(path, "wb") as out:
+            out.write(b"\0\0" if damage == "damaged" else b"")
+    assert file.load(good) == b"good 1"
+    assert f"{path}.bak is used instead of {path}" in lines()
+
+
+def test_where_nothing_can_be_read_it_is_an_error_with_the_path(path, lines):
+    file = JsonFile(path, InlineWorker())
+    file.save(lambda: b"bad 1")
+    file.save(lambda: b"bad 2")
+    with pytest.raises(StoreDamaged) as caught:
+        file.load(good)
+    assert caught.value.path == path
+    assert "not good" in str(caught.value)
+    assert f"{path} cannot be read: not good" in lines()
+
+
+def test_saves_during_a_write_are_one_write_of_the_last(path):
+    worker, asked = HeldWorker(), []
+    file = JsonFile(path, worker)
+
+    def content(name):
+        return lambda: asked.append(name) or b"good %d" % name
+
+    done = [fired(file.save(content(n))) for n in range(5)]
+    assert asked == [0]
+    worker.work()
+    assert read(path) == b"good 0"
+    assert asked == [0, 4]
+    worker.work()
+    assert worker.jobs == []
+    assert read(path) == b"good 4"
+    assert done == [[True]] * 5
+    assert fired(file.save(content(9))) == []
+    worker.work()
+    assert read(path) == b"good 9"
+
+
+def test_content_is_taken_when_the_write_begins(path):
+    worker, value = HeldWorker(), [b"good early"]
+    file = JsonFile(path, worker)
+    file.save(lambda: value[0])
+    file.save(lambda: value[0])
+    value[0] = b"good late"
+    worker.work()
+    worker.work()
+    assert read(path) == b"good late"
+
+
+def test_a_failed_write_leaves_what_was_and_is_told(path, lines, monkeypatch):
+    file = JsonFile(path, InlineWorker())
+    file.save(lambda: b"good 1")
+
+    def full(fd):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        assert fired(file.save(lambda: b"good 2")) == [False]
+    assert file.load(good) == b"good 1"
+    assert f"{path} could not be written: [Errno 28] No space left on device" in lines()
+    assert fired(file.save(lambda: b"good 3")) == [True]
+    assert file.load(good) == b"good 3"
+
+
+def test_one_that_waited_hears_of_the_write_that_had_its_content(path, monkeypatch):
+    worker = HeldWorker()
+    file = JsonFile(path, worker)
+    first, second = fired(file.save(lambda: b"good 1")), fired(file.save(lambda: b"good 2"))
+    worker.work()
+
+    def full(fd):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    worker.work()
+    assert second == [False]
+    assert first != []
+
+
+def test_a_directory_that_cannot_be_written(tmp_path):
+    (tmp_path / "config").write_text("a file")
+    assert fired(JsonFile(str(tmp_path / "config" / "t.json"), InlineWorker()).save(lambda: b"good")) == [False]
+
+
+class Killed(BaseException):
+    pass
+
+
+STEPS = ["fsync", "link", "replace", "unlink", "open"]
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("after", [False, True])
+def test_killed_at_any_step_the_file_is_whole(path, monkeypatch, step, count, after):
+    for n in (1, 2):
+        replace_file(path, b"good %d" % n)
+    real, calls = getattr(os, step), [0]
+
+    def dying(*args, **kwargs):
+        calls[0] += 1
+        if calls[0] == count:
+            if after:
+                real(*args, **kwargs)
+            raise Killed
+        return real(*args, **kwargs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, step, dying)
+        try:
+            replace_file(path, b"good 3")
+        except Killed:
+            pass
+        else:
+            assert calls[0] < count
+    assert read(path) in (b"good 2", b"good 3")  # never missing, never half
+    assert read(path + ".bak") in (b"good 1", b"good 2")
+    replace_file(path, b"good 4")  # and what the dead one left is in nobody's way
+    assert (read(path), read(path + ".bak")[:4]) == (b"good 4", b"good")

@@ -384,3 +384,39 @@ def test_queues_that_lost_what_the_checkpoint_covers_are_built_anew(bench: Bench
     stop(again)
     stop(store)
     assert tree(image.root / "consumequeue") == tree(bench.root / "consumequeue")
+
+
+def test_an_opening_that_failed_after_a_machine_stopped_does_not_make_its_index_trusted(bench: Bench) -> None:
+    store = bench.open()
+    store.start()
+    store.append([message(properties=b"KEYS\x01k%d" % i) for i in range(30)])
+    bench.clock.advance(0)
+    image = bench.image("stopped")
+    image.disk.boot = b"second boot"
+    for path in (image.root / "index").iterdir():
+        write(path, 40, bytes(400))  # slots that never got to the disk
+    image.disk.faults.room = SEGMENT
+    with pytest.raises(OSError, match="No space left"):
+        image.open()
+    image.disk.faults.room = None
+    again = image.open()
+    image.opened.append(again)
+    again.start()
+    turns(image.clock, 1)
+    assert [len(again.query("T", f"k{i}", 9, 0, 2**62)) for i in range(30)] == [1] * 30
+    stop(again)
+
+
+def test_a_queue_offset_that_was_given_twice_enters_its_queue_once(bench: Bench) -> None:
+    """A Java broker that was switched between roles can leave such a log."""
+    store = bench.open()
+    store.append([message(body=b"%d" % i) for i in range(4)])
+    stop(store)
+    shutil.rmtree(bench.root / "consumequeue")
+    data = segment(bench).read_bytes()
+    size = int.from_bytes(data[:4], "big")
+    for i, queue_offset in enumerate([0, 1, 1, 2]):
+        write(segment(bench), i * size + 20, queue_offset.to_bytes(8, "big"))
+    again = bench.open()
+    assert bodies(again) == [b"0", b"1", b"3"]
+    assert again.append([message()])[0][1] == 3

@@ -78,21 +78,25 @@ def run(directory: str, count: int, body_bytes: int) -> None:
         timed("  then dispatch", 40_000, store.dispatch_now)
         timed("  then index", 40_000, store._dispatcher.index_all)
         timed(f"append+dispatch+index, batches of {batch}", count, append_and_dispatch)
-    get_all(store, 8)
+    get_all(store, "BenchTopic", 8, "scattered")
+    row = [(b"RowTopic", *message[1:]) for message in make_messages(40_000, b"x" * body_bytes, 1)]
+    store.append(row)
+    store.dispatch_now()
+    get_all(store, "RowTopic", 1, "in a row")
     print(f"resident, of it private: {memory()}")
 
 
-def get_all(store: MessageStore, queues: int) -> None:
+def get_all(store: MessageStore, topic: str, queues: int, how: str) -> None:
     for max_count in (32, 1):
 
         def read(max_count: int = max_count) -> None:
             for queue_id in range(queues):
-                offset, end = 0, min(40_000, store.max_offset("BenchTopic", queue_id))
+                offset, end = 0, min(40_000, store.max_offset(topic, queue_id))
                 while offset < end:
-                    offset = store.get("BenchTopic", queue_id, offset, max_count).next_offset
+                    offset = store.get(topic, queue_id, offset, max_count).next_offset
 
-        total = sum(min(40_000, store.max_offset("BenchTopic", q)) for q in range(queues))
-        timed(f"get of {max_count}, scattered", total, read)
+        total = sum(min(40_000, store.max_offset(topic, q)) for q in range(queues))
+        timed(f"get of {max_count}, {how}", total, read)
 
 
 def memory() -> str:

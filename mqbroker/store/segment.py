@@ -9,6 +9,7 @@ import contextlib
 import os
 
 from twisted.internet.defer import Deferred, succeed
+from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from mqbroker.store.disk import IDisk, IMappedFile
@@ -21,6 +22,8 @@ def segment_path(directory: str, offset: int) -> str:
 
 class SegmentSource:
     """Makes segments; the next one ahead of time, written through with zeros by the worker."""
+
+    log = Logger()
 
     def __init__(self, disk: IDisk, worker: IWorker, directory: str, segment_bytes: int) -> None:
         self._disk = disk
@@ -54,6 +57,7 @@ class SegmentSource:
             self._job = None
         if isinstance(result, Failure):
             if not job.is_stopped:
+                self.log.warn("segment {offset} cannot be prepared: {failure.value}", offset=offset, failure=result)
                 self._remove(offset)
         elif result is not None:
             if job.is_stopped:

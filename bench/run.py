@@ -95,8 +95,10 @@ def compare(bench: Bench, kinds: Sequence[Kind], rounds: int, factor: float) -> 
         fill = FILL.scaled(factor)
         for server in servers:
             rmqload.run(bench.load, server.port, FILLED, fill)
-        memory = row({server.kind: f"{server.private_mib():.0f} MiB" for server in servers})
-        print(f"private memory after {fill.count:,} messages   {memory}\n")
+        memory = {server.kind: server.memory_mib() for server in servers}
+        private = row({kind: f"{of[0]} MiB" for kind, of in memory.items()})
+        resident = row({kind: f"{of[1]} MiB" for kind, of in memory.items()})
+        print(f"private memory after {fill.count:,} messages   {private}   (resident, with mapped files: {resident})\n")
         print(
             f"{'':18}{'ours':>9} {'Java':>9} {'ratio':>6} {'null':>9} {'of null':>7}   p99 us: {'ours':>6} {'Java':>6}"
         )

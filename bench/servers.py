@@ -30,11 +30,15 @@ class Server:
     port: int
     process: Process
 
-    def private_mib(self) -> float:
-        """Memory that is this process's alone: not the mapped files, which belong to the page cache."""
-        rollup = Path(f"/proc/{self.process.pid}/smaps_rollup").read_text()
-        rows = (line.split() for line in rollup.splitlines()[1:])
-        return sum(int(row[1]) for row in rows if row[0] in ("Private_Dirty:", "Private_Clean:")) / 1024
+    def memory_mib(self) -> tuple[int, int]:
+        """(private, resident): memory that no file backs, and all that is in memory.
+
+        The pages of mapped files are the page cache's: the kernel takes them back as it needs them. smaps counts them
+        as private where no other process maps them too, so they are told apart by RssAnon.
+        """
+        status = dict(line.split(":", 1) for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines())
+        private, resident = (int(status[name].split()[0]) // 1024 for name in ("RssAnon", "VmRSS"))
+        return private, resident
 
 
 @attrs.frozen

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -64,6 +65,7 @@ class Daemon(Service):
         for warning in self._options.warnings:
             log.warn("{warning}", warning=warning)
         _warn_of_exposure(self._settings.server)
+        _raise_file_limit()
         try:
             self._served = served = self._make(self._settings)
             await maybeDeferred(served.service.startService)
@@ -139,6 +141,14 @@ def remove_file(path: str | None) -> None:
     if path is not None:
         with contextlib.suppress(OSError):
             os.unlink(path)
+
+
+def _raise_file_limit() -> None:
+    """Allow as many open files as the system lets us: each connection is one, and so is each mapped file of the store."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        log.info("open files allowed: {hard} instead of {soft}", hard=hard, soft=soft)
 
 
 def _warn_of_exposure(server: NettySettings) -> None:

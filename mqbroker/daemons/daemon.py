@@ -144,7 +144,7 @@ def remove_file(path: str | None) -> None:
 
 
 def _raise_file_limit() -> None:
-    """Allow as many open files as the system lets us: each connection is one, and so is each mapped file of the store."""
+    """Allow as many open files as the system lets us: each connection is one, and each mapped file of the store."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

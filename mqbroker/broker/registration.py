@@ -58,7 +58,7 @@ class Registration:
         self._topics = topics
         self._settings = settings
         self._clock = clock
-        self._loop = LoopingCall(self.register)
+        self._loop = LoopingCall(self._tick)
         self._loop.clock = clock
         self._under_way = False
         self._again = False
@@ -74,6 +74,9 @@ class Registration:
         if self._loop.running and not self._again:
             self._again = True
             self._clock.callLater(0, self._register_again)
+
+    def _tick(self) -> Deferred[None] | None:
+        return None if self._under_way else self.register()
 
     def _register_again(self) -> None:
         if self._loop.running and self._again and not self._under_way:

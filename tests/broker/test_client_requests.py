@@ -1,0 +1,262 @@
+"""Heartbeats, farewells, who consumes, offsets and locks: codes 34, 35, 46, 14, 15, 38, 41, 42."""
+
+import json
+
+import pytest
+from twisted.internet.address import IPv4Address
+
+from mqbroker.wire.bodies import (
+    CheckClientRequestBody,
+    ConsumerData,
+    GetConsumerListByGroupResponseBody,
+    HeartbeatData,
+    LockBatchRequestBody,
+    LockBatchResponseBody,
+    MessageQueue,
+    ProducerData,
+    SubscriptionData,
+    SubscriptionGroupConfig,
+)
+from mqbroker.wire.codes import RequestCode, ResponseCode
+from mqbroker.wire.headers import (
+    GetConsumerListByGroupRequestHeader,
+    QueryConsumerOffsetRequestHeader,
+    UnregisterClientRequestHeader,
+    UpdateConsumerOffsetRequestHeader,
+)
+from tests.broker.test_send import put_topic
+
+OTHER = IPv4Address("TCP", "10.0.0.3", 5)
+
+
+def heartbeat(client_id="c1", producers=(), consumers=()):
+    return HeartbeatData(client_id, [ProducerData(name) for name in producers], list(consumers)).to_json()
+
+
+def consumer(group="CG", *topics, **fields):
+    return ConsumerData(group, subscription_data_set=[SubscriptionData(topic) for topic in topics], **fields)
+
+
+def beat(client, **fields):
+    return client.ask(RequestCode.HEART_BEAT, body=heartbeat(**fields))
+
+
+def pushed(client):
+    return [command for command in client.heard() if not command.is_response]
+
+
+def consumer_ids(client, group="CG"):
+    answer = client.ask(
+        RequestCode.GET_CONSUMER_LIST_BY_GROUP, GetConsumerListByGroupRequestHeader(consumer_group=group)
+    )
+    return GetConsumerListByGroupResponseBody.from_json(answer.body).consumer_id_list if answer.code == 0 else answer
+
+
+# --- heartbeats
+
+
+def test_a_heartbeat_makes_groups_and_retry_topics(bench, client):
+    assert beat(client, producers=["PG"], consumers=[consumer("CG", "T", "%RETRY%CG")]).code == 0
+    assert bench.topics.get("%RETRY%CG").read_queue_nums == 1
+    assert bench.groups.find("CG") is not None
+    assert consumer_ids(client) == ["c1"]
+    assert len(bench.producers.group("PG")) == 1
+
+
+def test_a_disconnected_consumer_is_told_to_the_others(bench, client):
+    second = bench.client(OTHER)
+    beat(client, consumers=[consumer("CG", "T")])
+    beat(second, client_id="c2", consumers=[consumer("CG", "T")])
+    assert [command.code for command in pushed(client)] == [RequestCode.NOTIFY_CONSUMER_IDS_CHANGED]
+    assert consumer_ids(client) == ["c1", "c2"]
+    client.heard()
+    second.link.cut()
+    (note,) = pushed(client)
+    assert note.is_oneway
+    assert note.ext_fields == {"consumerGroup": "CG"}
+    assert consumer_ids(client) == ["c1"]
+
+
+ILLEGAL = ["", "../x", "a b", "g" * 256, "é", "a\u0000b"]
+
+
+@pytest.mark.parametrize("name", ILLEGAL)
+@pytest.mark.parametrize("where", ["producer", "consumer", "topic", "client id"])
+def test_a_heartbeat_with_an_illegal_name_takes_nothing(bench, client, name, where):
+    groups, topics = bench.groups.snapshot(), bench.topics.snapshot()
+    data = {
+        "producer": {"producers": ["Good", name], "consumers": [consumer("Fine", "T")]},
+        "consumer": {"producers": ["Good"], "consumers": [consumer("Fine", "T"), consumer(name, "T")]},
+        "topic": {"producers": ["Good"], "consumers": [consumer("Fine", "T", name)]},
+        "client id": {"client_id": "" if name != "g" * 256 else name, "consumers": [consumer("Fine", "T")]},
+    }[where]
+    assert beat(client, **data).code == ResponseCode.SYSTEM_ERROR
+    assert (bench.groups.snapshot(), bench.topics.snapshot()) == (groups, topics)
+    assert bench.producers.group("Good") == {}
+    assert bench.consumers.group("Fine") is None
+
+
+def test_a_subscription_without_tags_takes_nothing(bench, client):
+    bad = ConsumerData("CG", subscription_data_set=[SubscriptionData("T", "||")])
+    assert beat(client, consumers=[consumer("Fine"), bad]).code == ResponseCode.SYSTEM_ERROR
+    assert bench.consumers.group("Fine") is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"null", b"[]", b"{}", b'{"clientID":7}', b'{"clientID":"c","consumerDataSet":{}}', b"\xff", b"{" * 100_000,
+     b'{"clientID":"c","consumerDataSet":[{"groupName":"G","subscriptionDataSet":[{"topic":"T","codeSet":["x"]}]}]}',
+     b'{"clientID":"\\ud800"}', b'{"clientID":"c","consumerDataSet":[null]}'],
+)  # fmt: skip
+def test_a_heartbeat_that_is_none(bench, client, logged, body):
+    answer = client.ask(RequestCode.HEART_BEAT, body=body)
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert logged.failures == []
+    assert bench.consumers.group("G") is None
+
+
+def test_a_long_group_name_has_no_retry_topic(bench, client):
+    """A group's name may be longer than a topic's."""
+    name = "g" * 200
+    assert beat(client, consumers=[consumer(name, "T")]).code == 0
+    assert consumer_ids(client, name) == ["c1"]
+    assert not [topic for topic in bench.topics.names() if len(topic) > 127]
+
+
+def test_without_automatic_groups_a_heartbeat_is_taken_all_the_same(make_bench):
+    bench = make_bench(auto_create_subscription_group=False)
+    client = bench.client()
+    assert beat(client, consumers=[consumer("CG", "T")]).code == 0
+    assert consumer_ids(client) == ["c1"]
+    assert bench.topics.get("%RETRY%CG") is None
+
+
+def test_a_silent_client_is_closed(bench, client):
+    beat(client, consumers=[consumer("CG", "T")])
+    for _ in range(3):
+        bench.turn(45)
+        client.ask(9999)
+    bench.consumers.expire()
+    client.link.pump()
+    assert client.peer.lost
+    assert bench.consumers.group("CG") is None
+
+
+# --- farewells
+
+
+def test_farewells(bench, client):
+    other = bench.client(OTHER)
+    beat(other, client_id="c2", consumers=[consumer("CG", "T")])
+    beat(client, producers=["PG"], consumers=[consumer("CG", "T")])
+    other.heard()
+    header = UnregisterClientRequestHeader(client_id="c1", producer_group="PG", consumer_group="CG")
+    assert client.ask(RequestCode.UNREGISTER_CLIENT, header).code == 0
+    assert len(pushed(other)) == 1
+    assert consumer_ids(other) == ["c2"]
+    assert bench.producers.group("PG") == {}
+    assert client.ask(RequestCode.UNREGISTER_CLIENT, header).code == 0
+    assert client.ask(RequestCode.UNREGISTER_CLIENT, UnregisterClientRequestHeader(client_id="c1")).code == 0
+    assert pushed(other) == []
+
+
+def test_a_group_may_want_no_notices(bench, client):
+    bench.groups.put(SubscriptionGroupConfig("CG", notify_consumer_ids_changed_enable=False))
+    other = bench.client(OTHER)
+    beat(client, consumers=[consumer("CG", "T")])
+    beat(other, client_id="c2", consumers=[consumer("CG", "T")])
+    assert pushed(client) == []
+
+
+def test_the_group_nobody_consumes(client):
+    answer = consumer_ids(client, "Nobody")
+    assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "no consumer for this group, Nobody")
+
+
+@pytest.mark.parametrize(("kind", "code"), [("TAG", 0), ("SQL92", ResponseCode.SYSTEM_ERROR)])
+def test_which_subscriptions_can_be_served(client, kind, code):
+    body = CheckClientRequestBody("c1", "CG", SubscriptionData("T", "a > 1", expression_type=kind)).to_json()
+    assert client.ask(RequestCode.CHECK_CLIENT_CONFIG, body=body).code == code
+
+
+# --- offsets
+
+
+def commit(client, offset=5, group="CG", topic="T", queue_id=0):
+    header = UpdateConsumerOffsetRequestHeader(
+        consumer_group=group, topic=topic, queue_id=queue_id, commit_offset=offset
+    )
+    return client.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+
+
+def query(client, group="CG", topic="T", queue_id=0):
+    header = QueryConsumerOffsetRequestHeader(consumer_group=group, topic=topic, queue_id=queue_id)
+    answer = client.ask(RequestCode.QUERY_CONSUMER_OFFSET, header)
+    return int(answer.ext_fields["offset"]) if answer.code == 0 else answer
+
+
+def test_offsets(client):
+    put_topic(client, "T")
+    assert query(client) == 0
+    assert commit(client).code == 0
+    assert commit(client, 9, queue_id=3).code == 0
+    assert [query(client, queue_id=n) for n in range(4)] == [5, 0, 0, 9]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"topic": "None"}, {"topic": "../x"}, {"group": "../x"}, {"group": ""}, {"queue_id": -1}, {"queue_id": 2**31 - 1},
+     {"offset": -1}, {"group": "a@b"}, {"topic": "T@CG"}],
+)  # fmt: skip
+def test_what_cannot_be_committed(bench, client, fields):
+    put_topic(client, "T")
+    answer = commit(client, **fields)
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert bench.offsets.snapshot().offset_table == {}
+
+
+def test_a_new_group_on_an_old_queue_is_told_there_is_no_offset(bench, client, monkeypatch):
+    put_topic(client, "T")
+    monkeypatch.setattr(bench.store, "min_offset", lambda topic, queue_id: 100)
+    answer = query(client)
+    assert answer.code == ResponseCode.QUERY_NOT_FOUND
+    assert answer.remark == "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first"
+
+
+# --- locks
+
+
+def queues(*numbers):
+    return frozenset(MessageQueue("T", "broker-a", n) for n in numbers)
+
+
+def lock(client, client_id="c1", numbers=(0, 1), group="CG"):
+    answer = client.ask(
+        RequestCode.LOCK_BATCH_MQ, body=LockBatchRequestBody(group, client_id, queues(*numbers)).to_json()
+    )
+    assert answer.code == 0, answer
+    return {queue.queue_id for queue in LockBatchResponseBody.from_json(answer.body).lock_ok_mq_set}
+
+
+def test_locks(client):
+    assert lock(client) == {0, 1}
+    assert lock(client, "c2", (1, 2)) == {2}
+    body = LockBatchRequestBody("CG", "c1", queues(1)).to_json()
+    assert client.ask(RequestCode.UNLOCK_BATCH_MQ, body=body).code == 0
+    assert lock(client, "c2", (0, 1)) == {1}
+
+
+@pytest.mark.parametrize("code", [RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ])
+@pytest.mark.parametrize(
+    "changes",
+    [{"consumerGroup": ""}, {"consumerGroup": "g" * 256}, {"consumerGroup": 7}, {"clientId": ""},
+     {"clientId": "c" * 999},
+     {"mqSet": [{"topic": "t" * 999, "brokerName": "b", "queueId": 0}]},
+     {"mqSet": [{"topic": "T", "brokerName": "b" * 999, "queueId": 0}]},
+     {"mqSet": [{"topic": "T", "brokerName": "b", "queueId": "x"}]}, {"mqSet": 7}],
+)  # fmt: skip
+def test_locks_leave_nothing_long_behind(client, logged, code, changes):
+    body = {"consumerGroup": "CG", "clientId": "c1", "mqSet": [], **changes}
+    answer = client.ask(code, body=json.dumps(body).encode())
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert logged.failures == []

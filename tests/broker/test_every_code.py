@@ -1,0 +1,115 @@
+"""Whatever is asked is answered, once, and never with a traceback."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mqbroker.wire.codes import RequestCode, ResponseCode
+from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand
+from mqbroker.wire.frame import JSON, ROCKETMQ, encode_frame
+from tests.broker.bench import Bench
+
+#: What a broker of this much answers.
+CODES = {
+    RequestCode.SEND_MESSAGE, RequestCode.PULL_MESSAGE, RequestCode.QUERY_MESSAGE, RequestCode.QUERY_CONSUMER_OFFSET,
+    RequestCode.UPDATE_CONSUMER_OFFSET, RequestCode.UPDATE_AND_CREATE_TOPIC, RequestCode.GET_ALL_TOPIC_CONFIG,
+    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, RequestCode.GET_MAX_OFFSET, RequestCode.GET_MIN_OFFSET,
+    RequestCode.GET_EARLIEST_MSG_STORETIME, RequestCode.VIEW_MESSAGE_BY_ID, RequestCode.HEART_BEAT,
+    RequestCode.UNREGISTER_CLIENT, RequestCode.CONSUMER_SEND_MSG_BACK, RequestCode.GET_CONSUMER_LIST_BY_GROUP,
+    RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ, RequestCode.CHECK_CLIENT_CONFIG,
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
+    RequestCode.GET_CONSUMER_CONNECTION_LIST, RequestCode.GET_PRODUCER_CONNECTION_LIST, RequestCode.SEND_MESSAGE_V2,
+    RequestCode.SEND_BATCH_MESSAGE,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    bench = Bench(tmp_path_factory.mktemp("codes"))
+    yield bench
+    bench.close()
+
+
+def test_the_codes_that_are_answered(bench):
+    assert bench.table.codes == CODES
+
+
+@pytest.mark.parametrize("code", sorted(RequestCode))
+@pytest.mark.parametrize("serialize_type", [JSON, ROCKETMQ])
+def test_an_empty_request_is_answered(shared, logged, code, serialize_type):
+    command = RemotingCommand(code, serialize_type=serialize_type)
+    client = shared.client()
+    answers = client.ask_all(command)
+    assert [(answer.opaque, answer.is_response) for answer in answers] == [(command.opaque, True)]
+    assert (answers[0].code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED) == (code not in CODES)
+    assert "Traceback" not in (answers[0].remark or "")
+    assert logged.failures == []
+    assert client.ask(9999).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED  # the connection goes on
+
+
+@pytest.mark.parametrize("code", sorted(CODES))
+def test_oneway_is_never_answered(shared, logged, code):
+    assert shared.client().ask_all(RemotingCommand(code, flag=ONEWAY_FLAG)) == []
+    assert logged.failures == []
+
+
+_names = st.sampled_from(
+    ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "topic", "consumerGroup", "group", "producerGroup", "queueId",
+     "queueOffset", "maxMsgNums", "sysFlag", "commitOffset", "suspendTimeoutMillis", "subVersion", "subscription",
+     "offset", "timestamp", "key", "maxNum", "beginTimestamp", "endTimestamp", "delayLevel", "clientID", "defaultTopic",
+     "readQueueNums", "writeQueueNums", "perm", "topicFilterType", "order", "defaultTopicQueueNums", "bornTimestamp",
+     "flag", "properties", "maxReconsumeTimes"]
+)  # fmt: skip
+_values = st.sampled_from(
+    ["", "0", "1", "-1", "2147483647", "2147483648", "9223372036854775807", "1e9", "NaN", "true", "null", "T", "CG",
+     "../x", "%RETRY%CG", "%DLQ%CG", "TBW102", "*", "||", "a\x01b\x02", "DELAY\x011", "SINGLE_TAG", "é", "\x00"]
+)  # fmt: skip
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=2)
+    | st.dictionaries(
+        st.sampled_from(["clientID", "clientId", "producerDataSet", "consumerDataSet", "groupName", "consumerGroup",
+                         "subscriptionDataSet", "topic", "mqSet", "brokerName", "queueId", "subscriptionData"]),
+        inner, max_size=3,
+    ),
+    max_leaves=8,
+)  # fmt: skip
+_bodies = st.binary(max_size=30) | _json.map(lambda value: json.dumps(value).encode())
+
+
+@given(st.sampled_from(sorted(CODES)), st.dictionaries(_names, _values, max_size=12), _bodies)
+def test_any_request_is_answered_or_waits(shared, code, ext, body):
+    client = shared.client()
+    before = len(shared.held)
+    answers = [answer for answer in client.ask_all(RemotingCommand(code, ext, body)) if answer.is_response]
+    assert len(answers) + len(shared.held) - before == 1
+    assert not client.peer.lost
+    if answers:
+        assert "Traceback" not in (answers[0].remark or "")
+    client.link.cut()
+    shared.held.sweep()
+
+
+@given(st.sampled_from(sorted(CODES)), st.dictionaries(_names, _json, max_size=5))
+def test_fields_that_are_no_texts(shared, code, ext):
+    client, good = shared.client(), shared.client()
+    header = json.dumps({"code": code, "opaque": 5, "flag": 0, "extFields": ext}).encode()
+    client.peer.transport.write(encode_frame(JSON, header))
+    client.link.pump()
+    assert client.peer.lost or len([answer for answer in client.heard() if answer.is_response]) == 1
+    assert good.ask(9999) is not None
+    client.link.cut()
+    good.link.cut()
+
+
+def test_garbage_beside_good_clients(bench, client, logged):
+    bad = bench.client()
+    client.send(body=b"before")
+    bad.peer.transport.write(b"\xff" * 100)
+    bad.link.pump()
+    assert bad.peer.lost
+    client.send(body=b"after")
+    assert [record.body for record in bench.records("T")] == [b"before", b"after"]
+    assert [line for line in logged.lines if line.startswith("closing 10.0.0.2:40000: frame length")]

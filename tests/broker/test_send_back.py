@@ -1,0 +1,138 @@
+"""Messages that a consumer could not consume."""
+
+import pytest
+
+from mqbroker.wire.bodies import SubscriptionGroupConfig, TopicConfig
+from mqbroker.wire.codes import Perm, RequestCode, ResponseCode
+from mqbroker.wire.headers import ConsumerSendMsgBackRequestHeader
+from mqbroker.wire.ids import offset_message_id
+from tests.broker.bench import HeldWorker
+
+
+def send_back(client, record, **fields):
+    header = ConsumerSendMsgBackRequestHeader(
+        **{"offset": getattr(record, "physical_offset", record), "group": "CG", "delay_level": 0, **fields}
+    )
+    return client.ask(RequestCode.CONSUMER_SEND_MSG_BACK, header)
+
+
+def stored(bench, client, **fields):
+    client.send(body=b"body", **{"properties": "TAGS\x01A\x02KEYS\x01k", "flag": 7, "sys_flag": 1, **fields})
+    return bench.records("T")[-1]
+
+
+def test_it_waits_for_its_next_try(bench, client):
+    record = stored(bench, client)
+    assert send_back(client, record).code == 0
+    (again,) = bench.records("SCHEDULE_TOPIC_XXXX", 2)  # level 3: 10 s
+    assert again.properties == {
+        "TAGS": "A",
+        "KEYS": "k",
+        "CLUSTER": "DefaultCluster",
+        "RETRY_TOPIC": "T",
+        "ORIGIN_MESSAGE_ID": offset_message_id(record.store_host, record.physical_offset),
+        "DELAY": "3",
+        "REAL_TOPIC": "%RETRY%CG",
+        "REAL_QID": "0",
+    }
+    assert (again.body, again.flag, again.sys_flag) == (b"body", 7, 1)
+    assert (again.born_host, again.born_timestamp) == (record.born_host, record.born_timestamp)
+    assert again.reconsume_times == 1
+    assert bench.topics.get("%RETRY%CG").read_queue_nums == 1
+
+
+def test_each_try_waits_longer_and_remembers_where_it_came_from(bench, client):
+    record = stored(bench, client)
+    send_back(client, record)
+    first = bench.records("SCHEDULE_TOPIC_XXXX", 2)[0]
+    send_back(client, first)
+    (second,) = bench.records("SCHEDULE_TOPIC_XXXX", 3)
+    assert second.reconsume_times == 2
+    assert second.properties["RETRY_TOPIC"] == "T"
+    assert second.properties["ORIGIN_MESSAGE_ID"] == first.properties["ORIGIN_MESSAGE_ID"]
+
+
+@pytest.mark.parametrize(("level", "queue"), [(1, 0), (18, 17), (19, 17), (2**31 - 1, 17)])
+def test_the_consumer_may_choose_the_delay(bench, client, level, queue):
+    assert send_back(client, stored(bench, client), delay_level=level).code == 0
+    assert len(bench.records("SCHEDULE_TOPIC_XXXX", queue)) == 1
+
+
+@pytest.mark.parametrize("how", ["too often", "too often by its own count", "negative level"])
+def test_after_the_last_try_it_is_a_dead_letter(bench, client, how):
+    record = stored(bench, client, reconsume_times=16 if how == "too often" else 2)
+    fields = {"negative level": {"delay_level": -1}, "too often by its own count": {"max_reconsume_times": 2}}
+    assert send_back(client, record, **fields.get(how, {})).code == 0
+    (dead,) = bench.records("%DLQ%CG")
+    assert dead.body == b"body"
+    assert "DELAY" not in dead.properties
+    assert dead.properties["RETRY_TOPIC"] == "T"
+    assert bench.topics.get("%DLQ%CG").write_queue_nums == 1
+
+
+def test_a_group_with_a_maximum_of_its_own(bench, client):
+    bench.groups.put(SubscriptionGroupConfig("CG", retry_max_times=1))
+    record = stored(bench, client)
+    send_back(client, record)
+    send_back(client, bench.records("SCHEDULE_TOPIC_XXXX", 2)[0])
+    assert len(bench.records("%DLQ%CG")) == 1
+
+
+def test_a_group_without_retries_forgets_it(bench, client):
+    bench.groups.put(SubscriptionGroupConfig("CG", retry_queue_nums=0))
+    end = bench.store.log_end
+    record = stored(bench, client)
+    end = bench.store.log_end
+    assert send_back(client, record).code == 0
+    assert bench.store.log_end == end
+
+
+def test_refusals(bench, client, make_bench):
+    record = stored(bench, client)
+    for offset in (-1, 7, 2**62):
+        answer = send_back(client, offset)
+        assert (answer.code, answer.remark) == (
+            ResponseCode.SYSTEM_ERROR,
+            f"look message by offset failed, {offset}",
+        )
+    for group in ("../x", "", "g" * 256):
+        assert send_back(client, record, group=group).code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+    bench.topics.put(TopicConfig("%RETRY%CG", 1, 1, Perm.READ))
+    assert send_back(client, record).code == ResponseCode.NO_PERMISSION
+    closed = make_bench("closed", broker_permission=Perm.READ)
+    assert send_back(closed.client(), 0).code == ResponseCode.NO_PERMISSION
+    strict = make_bench("strict", auto_create_subscription_group=False)
+    assert send_back(strict.client(), 0).code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+
+
+def test_a_group_too_long_for_a_retry_topic_is_refused(bench, client):
+    record = stored(bench, client)
+    answer = send_back(client, record, group="g" * 200)
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "longer than topic max length" in answer.remark
+    assert not [name for name in bench.topics.names() if len(name) > 127]
+
+
+def test_properties_that_have_no_room_for_more(bench, client, logged):
+    record = stored(bench, client, properties="KEYS\x01" + "k" * 32_700)
+    answer = send_back(client, record)
+    assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+    assert logged.failures == []
+
+
+def test_separators_in_a_value_come_through(bench, client):
+    record = stored(bench, client, properties="KEYS\x01a\x01b")
+    assert record.properties["KEYS"] == "a\x01b"
+    assert send_back(client, record).code == 0
+    assert bench.records("SCHEDULE_TOPIC_XXXX", 2)[0].properties["KEYS"] == "a\x01b"
+
+
+def test_a_store_that_takes_nothing(make_bench):
+    bench = make_bench(worker=HeldWorker())
+    client = bench.client()
+    record = stored(bench, client)
+    bench.turn(1)
+    bench.worker.fail(OSError(5, "Input/output error"))
+    answer = send_back(client, record)
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "Input/output error" in answer.remark

@@ -1,0 +1,36 @@
+"""The command `mq`: what each part does is in its own module, and is read only when that command runs.
+
+Exit codes: 0 done; 1 failed or refused; 2 wrong usage; 3 nobody answers; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import click
+
+from mqbroker import __version__
+from mqbroker.cli.demo import demo
+from mqbroker.cli.dev import dev
+from mqbroker.cli.pub import pub
+from mqbroker.cli.sub import sub
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="mq")
+def cli() -> None:
+    """Run, try and use RocketMQ 4.9 brokers.
+
+    \b
+    mq dev                     a name server and a broker, here and now
+    mq sub greetings -g me     in a second terminal
+    mq pub greetings "hello"   in a third
+    mq demo                    all of it under load: two brokers, one killed, and Spark
+    """
+
+
+for _command in (dev, pub, sub, demo):
+    cli.add_command(_command)
+
+
+def main() -> None:
+    """The console script."""
+    cli(prog_name="mq")

@@ -1,0 +1,5 @@
+"""`python -m mqbroker.cli` is `mq`."""
+
+from mqbroker.cli import main
+
+main()

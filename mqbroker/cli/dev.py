@@ -1,0 +1,69 @@
+"""`mq dev`: a name server and a broker in this process, to develop against."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from mqbroker.cli.failures import told
+
+DATA = "mq-data"
+
+#: In memory only where this much is free: containers often have 64 MiB there, which the first log segment would fill.
+_SHM = Path("/dev/shm")
+_SHM_FREE_BYTES_MIN = 1024 * 1024 * 1024
+
+PORT = click.IntRange(0, 65535)
+
+
+@click.command()
+@click.option("--port", type=PORT, default=9876, show_default=True, help="The name server's port; 0 takes a free one.")
+@click.option(
+    "--broker-port", type=PORT, default=10911, show_default=True, help="The broker's port; 0 takes a free one."
+)
+@click.option(
+    "--data",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=DATA,
+    show_default=True,
+    help="The directory that keeps the messages.",
+)
+@click.option("--memory", is_flag=True, help="Keep nothing: a directory in memory, which goes away at the end.")
+def dev(port: int, broker_port: int, data: Path, memory: bool) -> None:
+    """Run a name server and a broker in one process, on 127.0.0.1 only, until Ctrl-C.
+
+    Topics are created by the first message sent to them.
+    """
+    if port == broker_port != 0:
+        raise click.UsageError(f"--port and --broker-port are both {port}: give them different ones")
+    with told():
+        from mqbroker.cli.devserver import Place, serve_dev
+
+        with _directory(data, memory) as directory:
+            serve_dev(Place(directory, port, broker_port, keeps=not memory))
+
+
+@contextmanager
+def _directory(data: Path, memory: bool) -> Iterator[Path]:
+    if not memory:
+        data.mkdir(parents=True, exist_ok=True)
+        yield data
+        return
+    directory = Path(tempfile.mkdtemp(prefix="mq-dev-", dir=_memory()))
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _memory() -> Path | None:
+    """Where files are in memory, or None for the usual place of temporary ones."""
+    if os.access(_SHM, os.W_OK) and shutil.disk_usage(_SHM).free >= _SHM_FREE_BYTES_MIN:
+        return _SHM
+    return None

@@ -1,0 +1,212 @@
+"""The name server and the broker of `mq dev` on one reactor: settings, start, what is said, stop.
+
+It alone knows that both live in one process; neither of them does.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import attrs
+import click
+from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.internet.error import CannotListenError
+from twisted.logger import Logger, globalLogBeginner
+from twisted.python.failure import Failure as TwistedFailure
+
+from mqbroker.broker.service import BrokerService, make_broker
+from mqbroker.cli.failures import Failure
+from mqbroker.cli.names import DEFAULT_NAME_SERVER
+from mqbroker.config import BrokerSettings, LogLevel, NamesrvSettings, load_broker_settings, load_namesrv_settings
+from mqbroker.daemons.logs import LineObserver
+from mqbroker.errors import StoreLocked
+from mqbroker.namesrv.service import Namesrv, make_namesrv
+from mqbroker.store.lock import LockedFile, lock_file
+
+log = Logger()
+
+LOOPBACK = "127.0.0.1"
+
+#: Small files: a new directory takes 75 MiB or so on disk, not gigabytes, and is written through in no time.
+SMALL_FILES = {
+    "mappedFileSizeCommitLog": 64 * 1024 * 1024,
+    "mappedFileSizeConsumeQueue": 20 * 20_000,
+    "maxHashSlotNum": 100_000,
+    "maxIndexNum": 400_000,
+}
+
+
+@attrs.frozen
+class Place:
+    """Where `mq dev` runs. A port of 0 takes a free one; `keeps` is false where the directory goes away at the end."""
+
+    directory: Path
+    port: int
+    broker_port: int
+    keeps: bool
+
+
+def namesrv_settings(place: Place) -> NamesrvSettings:
+    """On loopback, with its file in the directory."""
+    overrides = {
+        "listenPort": place.port,
+        "bindAddress": LOOPBACK,
+        "kvConfigPath": _below(place, "namesrv", "kvConfig.json"),
+        "configStorePath": _below(place, "namesrv", "namesrv.properties"),
+    }
+    return load_namesrv_settings(overrides=_texts(overrides))
+
+
+def broker_settings(place: Place, namesrv_port: int) -> BrokerSettings:
+    """On loopback, with small files, 4 queues for a new topic, and topics created by the first send."""
+    overrides = {
+        "brokerName": "dev",
+        "brokerClusterName": "dev",
+        "brokerIP1": LOOPBACK,
+        "listenPort": place.broker_port,
+        "bindAddress": LOOPBACK,
+        "namesrvAddr": f"{LOOPBACK}:{namesrv_port}",
+        "storePathRootDir": _below(place, "store"),
+        "defaultTopicQueueNums": 4,
+        "autoCreateTopicEnable": "true",
+        "autoCreateSubscriptionGroup": "true",
+        # Nobody waits for retention here, and a laptop's disk is often more than 75 % full.
+        "diskMaxUsedSpaceRatio": 95,
+        **SMALL_FILES,
+    }
+    return load_broker_settings(overrides=_texts(overrides))
+
+
+def _below(place: Place, *parts: str) -> str:
+    return str(place.directory.resolve().joinpath(*parts))
+
+
+def _texts(overrides: dict[str, object]) -> list[tuple[str, str]]:
+    return [(key, str(value)) for key, value in overrides.items()]
+
+
+def serve_dev(place: Place) -> None:
+    """Serve until SIGINT, SIGTERM or SIGHUP. Raises Failure where it cannot start."""
+    began = time.monotonic()
+    lock = lock_directory(place)
+    try:
+        # Twisted chooses its reactor on import: not before there is something to run.
+        from twisted.internet import reactor
+
+        _begin_logging(place)
+        run = DevRun(place, reactor, began)
+        run.until_stopped()
+    finally:
+        lock.release()
+    if run.failure is not None:
+        raise run.failure
+    click.echo(f"stopped; the messages stay in {place.directory}" if place.keeps else "stopped")
+
+
+def lock_directory(place: Place) -> LockedFile:
+    """The first act on a directory. Raises Failure where another process has it."""
+    try:
+        return lock_file(str(place.directory / "lock"))
+    except StoreLocked as error:
+        found = re.search(r"\d+", error.why)
+        holder = f"pid {found[0]}" if found else "another process"
+        raise Failure(
+            f"{place.directory} is locked by {holder}: `mq dev` runs there already, so just use it. For a second one:"
+            " mq dev --data OTHER-DIRECTORY --port 9877 --broker-port 10921"
+        ) from error
+
+
+def _begin_logging(place: Place) -> None:
+    observers = [
+        LineObserver("text", LogLevel.INFO, path=str(place.directory / "dev.log")),
+        LineObserver("text", LogLevel.WARN, sys.stderr),
+    ]
+    globalLogBeginner.beginLoggingTo(observers, redirectStandardIO=False)
+
+
+class DevRun:
+    """From the reactor's start to its stop. `failure` says why it could not start."""
+
+    def __init__(self, place: Place, reactor: Any, began: float) -> None:
+        self.failure: Failure | None = None
+        self._place = place
+        self._reactor = reactor
+        self._began = began
+        self._namesrv: Namesrv | None = None
+        self._broker: BrokerService | None = None
+
+    def until_stopped(self) -> None:
+        self._reactor.callWhenRunning(self._begin)
+        self._reactor.addSystemEventTrigger("before", "shutdown", self._stop)
+        # Twisted handles INT and TERM; a closed terminal must not end us without a goodbye either.
+        signal.signal(signal.SIGHUP, lambda *_: self._reactor.callFromThread(self._reactor.stop))
+        self._reactor.run()
+
+    def _begin(self) -> None:
+        Deferred.fromCoroutine(self._start()).addErrback(self._not_started)
+
+    async def _start(self) -> None:
+        namesrv = make_namesrv(namesrv_settings(self._place), self._reactor)
+        await maybeDeferred(namesrv.startService)
+        self._namesrv = namesrv
+        port = namesrv.ports["remoting"]
+        broker = make_broker(broker_settings(self._place, port), self._reactor, Random())
+        await maybeDeferred(broker.startService)
+        self._broker = broker
+        await broker.started
+        seconds = time.monotonic() - self._began
+        for line in welcome(self._place, port, broker.port, seconds):
+            click.echo(line)
+
+    def _not_started(self, reason: TwistedFailure) -> None:
+        error = reason.value
+        if isinstance(error, CannotListenError):
+            self.failure = port_in_use(error.port, self._place)
+        elif isinstance(error, Exception):
+            self.failure = Failure(f"cannot start: {error}. The log is {self._place.directory / 'dev.log'}")
+            log.failure("cannot start", reason)
+        if self._reactor.running:
+            self._reactor.stop()
+
+    def _stop(self) -> Deferred[None]:
+        return Deferred.fromCoroutine(self._stop_both())
+
+    async def _stop_both(self) -> None:
+        for service in (self._broker, self._namesrv):
+            if service is not None:
+                await maybeDeferred(service.stopService)
+
+
+def port_in_use(port: int, place: Place) -> Failure:
+    """What is wrong with `port`, which is one of the place's, and a command that would do."""
+    whose, option = ("name server", "--port") if port == place.port else ("broker", "--broker-port")
+    return Failure(
+        f"port {port} on {LOOPBACK}, for the {whose}, is taken: maybe by another `mq dev`, or by a Java {whose}."
+        f" Use that one, stop it, or choose another port: mq dev {option} {port + 1 if port < 65535 else port - 1}"
+        f" (`ss -ltnp 'sport = :{port}'` shows who has it)"
+    )
+
+
+def welcome(place: Place, port: int, broker_port: int, seconds: float) -> list[str]:
+    """What the user reads first: where things are, and what to type next."""
+    address = f"{LOOPBACK}:{port}"
+    option = "" if address == DEFAULT_NAME_SERVER else f" -n {address}"
+    data = f"{place.directory}{'' if place.keeps else '  (goes away at the end)'}"
+    return [
+        f"ready in {seconds:.1f} s, process {os.getpid()}",
+        f"  name server  {address}",
+        f"  broker       {LOOPBACK}:{broker_port}",
+        f"  data         {data}",
+        f"  log          {place.directory / 'dev.log'}",
+        "try in other terminals:",
+        f"  mq sub hello -g demo{option}",
+        f'  mq pub hello "hi"{option}',
+        "Ctrl-C ends it",
+    ]

@@ -1,0 +1,58 @@
+"""How a command ends that could not do its work: one line that says what, why and what to do next, and an exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+
+from mqbroker.errors import MQError
+
+FAILED = 1
+INTERRUPTED = 130
+
+
+class Failure(click.ClickException):
+    """Ends the command with `message` on standard error."""
+
+    exit_code = FAILED
+
+
+class NobodyAnswers(Failure):
+    """A name server or broker cannot be reached: the same command may work later, or with another address."""
+
+    exit_code = 3
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Turn what can be foreseen into a Failure, and Ctrl-C into its exit code; all else is a bug, and shows as one."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise SystemExit(INTERRUPTED) from None
+    except MQError as error:
+        raise failure_of(error) from error
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise Failure(f"{error.filename}: {error.strerror}" if error.filename else str(error)) from error
+
+
+def failure_of(error: MQError) -> Failure:
+    """The error with what to do next, where it does not say so itself."""
+    # Late: `mq --help` needs no client.
+    from mqbroker.client.errors import NameServerUnreachable, SendFailed
+    from mqbroker.errors import Refused, Unreachable
+
+    text = str(error) or type(error).__name__
+    if isinstance(error, NameServerUnreachable):
+        return NobodyAnswers(f"{text}. `mq dev` starts one here; -n HOST:PORT or NAMESRV_ADDR names another")
+    if isinstance(error, SendFailed) and all(isinstance(cause, Unreachable) for _, _, cause in error.attempts):
+        return NobodyAnswers(text)
+    if isinstance(error, Unreachable):
+        return NobodyAnswers(f"{text}. Check that it runs and can be reached from here")
+    if isinstance(error, Refused):
+        return Failure(f"the broker refuses: {text}")
+    return Failure(text)

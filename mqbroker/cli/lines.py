@@ -1,0 +1,43 @@
+"""How a received message looks as one line. What others sent must not reach the terminal as commands to it."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from mqbroker.client import ReceivedMessage
+
+# C0 without the tab, DEL, and C1: with these a terminal is told to do things.
+_CONTROLS = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f]")
+
+
+def plain_line(body: bytes) -> bytes:
+    r"""The body as it is, but for line ends in it, which become \n and \r: one line a message."""
+    return body.replace(b"\r", b"\\r").replace(b"\n", b"\\n") + b"\n"
+
+
+def visible(text: str | bytes) -> str:
+    r"""Text in which what is not to be shown stands as an escape like \x1b or \n."""
+    if isinstance(text, bytes):
+        text = text.decode(errors="backslashreplace")
+    # A lone surrogate, which a property can hold, cannot be printed either.
+    text = text.encode(errors="backslashreplace").decode()
+    return _CONTROLS.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+def terminal_line(message: ReceivedMessage) -> str:
+    """Time, place, tag, keys and body, in colours."""
+    time = datetime.fromtimestamp(message.store_timestamp_ms / 1000).strftime("%H:%M:%S")
+    queue = message.queue
+    parts = [click.style(f"{time} {visible(queue.broker_name)}/{queue.queue_id}@{message.queue_offset}", dim=True)]
+    if message.tags:
+        parts.append(click.style(visible(message.tags), fg="cyan"))
+    if message.keys:
+        parts.append(click.style(visible(" ".join(message.keys)), fg="yellow"))
+    if message.reconsume_times:
+        parts.append(click.style(f"(again, {message.reconsume_times})", fg="red"))
+    return "  ".join([*parts, visible(message.body)])

@@ -1,0 +1,128 @@
+"""`mq pub`: send a text, or each line of the standard input. Its sends go one after another, on the blocking client."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from io import BufferedReader
+from typing import TYPE_CHECKING, cast
+
+import click
+
+from mqbroker.cli.failures import FAILED, told
+from mqbroker.cli.names import name_server_option, topic_argument
+
+if TYPE_CHECKING:
+    from mqbroker.client import SendResult
+    from mqbroker.client.blocking import Producer
+
+PRODUCER_GROUP = "mq-pub"
+
+#: Lines that have piled up go out together, up to these bounds: far below the 4 MiB that brokers take.
+BATCH_LINES_MAX = 100
+BATCH_BYTES_MAX = 256 * 1024
+READ_BYTES = 64 * 1024
+
+
+@click.command()
+@topic_argument
+@click.argument("text", required=False)
+@click.option("--tag", help="The messages' tag, by which consumers choose.")
+@click.option("--key", "keys", multiple=True, help="A key by which the messages are found; may be given several times.")
+@name_server_option
+def pub(topic: str, text: str | None, tag: str | None, keys: tuple[str, ...], namesrv: str) -> None:
+    """Send TEXT to TOPIC, or with - each line of the standard input as one message.
+
+    Prints a line for each message stored: its id, broker, queue and offset.
+    """
+    if text is None and sys.stdin.isatty():
+        raise click.UsageError("nothing to send: give a TEXT, or - for the lines of the standard input")
+    with told():
+        from mqbroker.client.blocking import Producer
+
+        with Producer(namesrv, PRODUCER_GROUP) as producer:
+            sender = Sender(producer, topic, tag, keys)
+            if text is not None and text != "-":
+                sender.send([text.encode(errors="surrogateescape")])
+            else:
+                sender.send_lines(cast(BufferedReader, sys.stdin.buffer).read1)
+
+
+class Sender:
+    """Sends bodies to one topic and prints where each was stored."""
+
+    def __init__(self, producer: Producer, topic: str, tag: str | None, keys: tuple[str, ...]) -> None:
+        self._producer = producer
+        self._topic = topic
+        self._tag = tag
+        self._keys = keys
+        self.sent = 0
+        self.empty = 0
+
+    def send(self, bodies: Sequence[bytes]) -> None:
+        """Send one message, or several as a batch, to one queue. Raises MQError."""
+        from mqbroker.client import Message
+
+        messages = [Message(self._topic, body, tags=self._tag, keys=self._keys) for body in bodies]
+        if len(messages) == 1:
+            result = self._producer.send(messages[0])
+        else:
+            result = self._producer.send_batch(messages)
+        self.sent += len(messages)
+        print_result(result, self._topic)
+
+    def send_lines(self, read: Callable[[int], bytes]) -> None:
+        """Send each line that `read` gives, until it gives nothing more. Raises MQError; then tells how many went."""
+        try:
+            for lines in piled_up(read):
+                bodies = [line for line in lines if line]
+                self.empty += len(lines) - len(bodies)
+                if bodies:
+                    self.send(bodies)
+        except BaseException:
+            if self.sent:
+                click.echo(f"{self.sent:,} messages were stored before this:", err=True)
+            raise
+        if self.empty:
+            click.echo(f"{self.empty:,} empty lines left out: brokers take no empty message", err=True)
+        if not self.sent:
+            click.echo("nothing was sent: the standard input has no line with text in it", err=True)
+            raise SystemExit(FAILED)
+
+
+def piled_up(read: Callable[[int], bytes]) -> Iterator[list[bytes]]:
+    """Group lines as they come: what is there is not kept waiting for more, and no group is beyond the bounds."""
+    rest = b""
+    while data := read(READ_BYTES):
+        *lines, rest = (rest + data).split(b"\n")
+        yield from cut(lines)
+    if rest:
+        yield [rest]
+
+
+def cut(lines: Sequence[bytes]) -> Iterator[list[bytes]]:
+    """Cut `lines` into groups within the bounds; a line that is beyond them goes alone."""
+    group: list[bytes] = []
+    size = 0
+    for line in lines:
+        if group and (len(group) == BATCH_LINES_MAX or size + len(line) > BATCH_BYTES_MAX):
+            yield group
+            group, size = [], 0
+        group.append(line)
+        size += len(line)
+    if group:
+        yield group
+
+
+def print_result(result: SendResult, topic: str) -> None:
+    """A line for each message: columns with tabs between them, or words on a terminal."""
+    queue = result.queue
+    for step, msg_id in enumerate(result.msg_id.split(",")):
+        offset = result.queue_offset + step
+        if sys.stdout.isatty():
+            where = f"broker {queue.broker_name}, queue {queue.queue_id}, offset {offset}"
+            click.echo(f"{click.style('sent', fg='green')} to {topic}: {where}  {click.style(msg_id, dim=True)}")
+        else:
+            click.echo(f"{msg_id}\t{queue.broker_name}\t{queue.queue_id}\t{offset}")
+    if result.status.name != "SEND_OK":
+        click.echo(f"stored, but the broker says {result.status.name}: a crash now may lose it", err=True)

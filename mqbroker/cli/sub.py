@@ -1,0 +1,35 @@
+"""`mq sub`: a member of a consumer group that prints what it gets."""
+
+from __future__ import annotations
+
+import click
+
+from mqbroker.cli.failures import INTERRUPTED, told
+from mqbroker.cli.names import group_option, name_server_option, tags_option, topic_argument
+
+
+@click.command()
+@topic_argument
+@group_option
+@tags_option
+@click.option(
+    "--from",
+    "consume_from",
+    type=click.Choice(["first", "last"]),
+    default="last",
+    show_default=True,
+    help="Where a group that is new begins. Brokers of 4.9 let it begin with the first where that is still recent.",
+)
+@click.option("--count", type=click.IntRange(1), help="End after this many messages.")
+@name_server_option
+def sub(topic: str, group: str, tags: str, consume_from: str, count: int | None, namesrv: str) -> None:
+    """Print the messages of TOPIC as a member of GROUP, until Ctrl-C.
+
+    Into a pipe goes the body of each, one a line.
+    """
+    with told():
+        from mqbroker.cli.subscriber import print_messages
+
+        whole = print_messages(topic, group, tags, namesrv, from_first=consume_from == "first", count=count)
+    if not whole:
+        raise SystemExit(INTERRUPTED)

@@ -1,0 +1,100 @@
+"""The consumer behind `mq sub`. What was not printed is not taken: another member of the group gets it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from typing import IO
+
+import click
+
+from mqbroker.cli.lines import plain_line, terminal_line
+from mqbroker.client import ConsumeFrom, PushOptions, ReceivedMessage
+from mqbroker.client.aio import PushConsumer
+
+
+def print_messages(
+    topic: str, group: str, tags: str, name_servers: str, *, from_first: bool, count: int | None
+) -> bool:
+    """Print until a signal, or `count` messages; False where a signal came before these. Raises MQError."""
+    logging.basicConfig(format="mq: %(message)s", level=logging.WARNING)
+    printer = Printer(sys.stdout.buffer, count, coloured=sys.stdout.isatty())
+    consumer = PushConsumer(name_servers, group, printer.take, options=_options(from_first=from_first))
+    asyncio.run(_consume(consumer, printer, topic, tags, group))
+    return count is None or printer.printed == count or printer.reader_left
+
+
+def _options(*, from_first: bool) -> PushOptions:
+    return PushOptions(
+        # One at a time: each queue's messages are printed in their order.
+        concurrency=1,
+        consume_from=ConsumeFrom.FIRST if from_first else ConsumeFrom.LAST,
+        # Somebody is watching: see a topic that is created meanwhile soon.
+        rebalance_s=2.0,
+        route_age_s=2.0,
+        commit_s=1.0,
+    )
+
+
+class Printer:
+    """Prints up to `count` messages; what comes after them is left for the group's next member."""
+
+    def __init__(self, out: IO[bytes], count: int | None, *, coloured: bool) -> None:
+        self.printed = 0
+        self.reader_left = False
+        self.ended = asyncio.Event()
+        self._out = out
+        self._count = count
+        self._coloured = coloured
+
+    async def take(self, message: ReceivedMessage) -> None:
+        """The listener."""
+        if self.ended.is_set():
+            # Neither consumed nor sent back: its offset is not committed.
+            raise asyncio.CancelledError
+        try:
+            self._out.write(self._line(message))
+            # The group moves on when this returns, so it has to be out.
+            self._out.flush()
+        except BrokenPipeError:
+            self.reader_left = True
+            self.ended.set()
+            raise asyncio.CancelledError from None
+        self.printed += 1
+        if self.printed == self._count:
+            self.ended.set()
+
+    def _line(self, message: ReceivedMessage) -> bytes:
+        return terminal_line(message).encode() + b"\n" if self._coloured else plain_line(message.body)
+
+
+async def _consume(consumer: PushConsumer, printer: Printer, topic: str, tags: str, group: str) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, printer.ended.set)
+    await consumer.subscribe(topic, tags)
+    starting = asyncio.ensure_future(consumer.start())
+    ended = asyncio.ensure_future(printer.ended.wait())
+    try:
+        await asyncio.wait((starting, ended), return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+        if not ended.done():
+            if sys.stderr.isatty():
+                click.echo(f"waiting for messages of {topic} as a member of {group}; Ctrl-C ends", err=True)
+            await ended
+    finally:
+        starting.cancel()
+        ended.cancel()
+        await consumer.close()
+        if printer.reader_left:
+            _forget_stdout()
+
+
+def _forget_stdout() -> None:
+    """Whoever read our output has gone: let the interpreter's last flush go nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

@@ -3,7 +3,7 @@
 Only the columns asked for are made. A record's parts stand one after another in ascending order, so a column of bytes
 is a view of the whole chunk whose every other element is the gap between two records; Arrow copies the wanted ones out.
 What is rare - compressed bodies, IPv6 hosts - is done record by record, and a chunk with property bytes that are not
-UTF-8 or name a property twice is left to `decode_plain`. Runs in Spark's Python workers; knows nothing of PySpark.
+UTF-8 is left to `decode_plain`. Runs in Spark's Python workers; knows nothing of PySpark.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _size = struct.Struct(">i").unpack_from
 
 
 class _NotPlain(Exception):
-    """Properties that only the record by record decoder reads right."""
+    """Properties that are not UTF-8: only the record by record decoder replaces what is wrong in them."""
 
 
 def decode_chunk(chunk: Chunk, columns: Sequence[str], schema: Any) -> Iterator[Any]:
@@ -203,7 +203,10 @@ def _slices(data: Any, starts: Ints, ends: Ints, kind: Any) -> Any:
 
 
 class Pairs:
-    """Property names and values of all rows, and the row of each pair. No row has a name twice."""
+    """Property names and values of all rows, and the row of each pair.
+
+    Where a row has a name twice its last value counts: Java's brokers write some properties of a batch again.
+    """
 
     def __init__(self, row: Ints, names: Any, values: Any, count: int) -> None:
         self.row = row
@@ -213,15 +216,21 @@ class Pairs:
         encoded = names.dictionary_encode()
         self._codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
         self._code_of = {name: n for n, name in enumerate(encoded.dictionary.to_pylist())}
-        self._check_names()
+        marks = row * max(1, len(self._code_of)) + self._codes
+        if _any_twice(marks, count * len(self._code_of)):
+            self._drop_repeated(marks)
 
-    def _check_names(self) -> None:
-        marks = self.row * max(1, len(self._code_of)) + self._codes
-        room = self._count * len(self._code_of)
-        # Counting is several times as fast as sorting, where names are few.
-        once = np.bincount(marks).max(initial=0) <= 1 if room <= _COUNT_ROOM else len(np.unique(marks)) == len(marks)
-        if not once:
-            raise _NotPlain
+    def _drop_repeated(self, marks: Ints) -> None:
+        """Keep the first of the pairs with one mark, with the value of the last."""
+        order = np.argsort(marks, kind="stable")
+        differs = np.diff(marks[order]) != 0
+        first, last = order[np.append(True, differs)], order[np.append(differs, True)]
+        in_place = np.argsort(first)
+        first, last = first[in_place], last[in_place]
+        self.row = self.row[first]
+        self.names = self.names.take(pa.array(first))
+        self.values = self.values.take(pa.array(last))
+        self._codes = self._codes[first]
 
     def offsets(self) -> Any:
         """Where the pairs of each row start, and where the last ends."""
@@ -241,6 +250,13 @@ class Pairs:
         indices = np.full(self._count, -1, np.int64)
         indices[self.row[found]] = found
         return self.values.take(pa.array(indices, mask=indices < 0))
+
+
+def _any_twice(marks: Ints, room: int) -> bool:
+    """True where a number below `room` is there twice. Counting beats sorting where there is little room."""
+    if room <= _COUNT_ROOM:
+        return bool(np.bincount(marks).max(initial=0) > 1)
+    return len(np.unique(marks)) < len(marks)
 
 
 def read_pairs(rows: Rows) -> Pairs:

@@ -116,12 +116,19 @@ def test_by_columns_is_as_record_by_record(chunk: Chunk) -> None:
 
 @given(st.lists(st.binary(max_size=30) | st.text("ab\x01\x02é", max_size=20).map(str.encode), min_size=1, max_size=6))
 @example([b"TAGS\x01a\x02KEYS\x01k\x02"])
-@example([b"TAGS\x01a\x02TAGS\x01b\x02"])
+@example([b"TAGS\x01a\x02n\x01c\x02TAGS\x01b\x02", b"TAGS\x01d\x02WAIT\x01e\x02WAIT\x01f\x02WAIT\x01g"])
 @example([b"\x02\x01\x02a\x01\x02\x01b", b"", b"a\x01b\x01c"])
 @example([b"TAGS\x01\xff\x02n\x01b"])
 def test_odd_property_bytes_are_read_alike(raws: list[bytes]) -> None:
     chunk = chunk_of(*(with_properties(raw, n) for n, raw in enumerate(raws)))
     assert rows(chunk) == expected(chunk)
+
+
+@given(chunks())
+def test_many_names_are_told_apart_by_sorting(chunk: Chunk) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decode, "_COUNT_ROOM", 0)
+        assert rows(chunk) == expected(chunk)
 
 
 @given(chunks(), st.lists(st.sampled_from(NAMES), min_size=1, unique=True))

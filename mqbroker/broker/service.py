@@ -81,6 +81,7 @@ class BrokerService(Service):
         self._worker = worker
         self._connector = connector
         self._stops: list[Callable[[], Deferred[Any] | None]] = []
+        self._stopping: Deferred[None] | None = None
 
     @property
     def ports(self) -> dict[str, int]:
@@ -90,12 +91,16 @@ class BrokerService(Service):
     # --- start
 
     def startService(self) -> None:
-        """Start, in order. Raises CannotListenError, StoreLocked, StoreDamaged or OSError with all undone again."""
+        """Start, in order. Raises CannotListenError, StoreLocked, StoreDamaged or OSError with all undone again.
+
+        What of that waits for the disk is not waited for; `stopService` tells when it is over.
+        """
         super().startService()  # type: ignore[no-untyped-call]
+        self._stopping = None
         try:
             self._start()
         except BaseException:
-            self._undo()
+            self.stopService()
             raise
 
     def _start(self) -> None:
@@ -248,9 +253,16 @@ class BrokerService(Service):
     # --- stop
 
     def stopService(self) -> Deferred[None]:
-        """Stop: what was started last goes first. Fires when the store is closed and its lock released."""
+        """Stop: what was started last goes first. Fires when the store is closed and its lock released.
+
+        Where it stops already, or a failed start is being undone, this waits for the end of that.
+        """
         super().stopService()  # type: ignore[no-untyped-call]
-        return Deferred.fromCoroutine(self._stop())
+        if self._stopping is None:
+            self._stopping = Deferred.fromCoroutine(self._stop())
+        done: Deferred[None] = Deferred()
+        self._stopping.addCallback(lambda _: done.callback(None))
+        return done
 
     async def _stop(self) -> None:
         while self._stops:
@@ -259,10 +271,6 @@ class BrokerService(Service):
                 await _as_deferred(step())
             except Exception:
                 log.failure("a step of stopping failed; going on with the next")
-
-    def _undo(self) -> None:
-        """Take back what a failed start did. The steps that wait for the disk are not waited for."""
-        Deferred.fromCoroutine(self._stop())
 
 
 def _as_deferred(result: Deferred[Any] | None) -> Deferred[Any]:

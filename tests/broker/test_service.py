@@ -1,0 +1,422 @@
+"""A broker's life: what it does first and last, and that a start that fails leaves nothing behind.
+
+The order is seen from outside: what name server, clients, files and the disk's worker notice, in the order they do.
+"""
+
+import json
+import os
+from itertools import groupby
+from random import Random
+
+import attrs
+import pytest
+from twisted.internet.error import CannotListenError
+from twisted.internet.testing import MemoryReactorClock
+from twisted.python.filepath import FilePath
+
+from mqbroker.broker.service import BrokerService, make_broker
+from mqbroker.errors import StoreDamaged, StoreLocked
+from mqbroker.remoting.handlers import HandlerTable
+from mqbroker.store.disk import OsDisk
+from mqbroker.store.lock import lock_file
+from mqbroker.store.worker import InlineWorker
+from mqbroker.wire.codes import RequestCode
+from mqbroker.wire.command import RemotingCommand
+from mqbroker.wire.headers import UpdateConsumerOffsetRequestHeader
+from mqbroker.wire.record import decode_records
+from tests.broker.bench import Client, HeldWorker, make_settings, pull_header
+from tests.broker.test_every_code import CODES
+from tests.remoting.link import CLIENT, Network, result, serve, waiting
+
+NAMESRV = "10.0.0.8:9876"
+
+
+class Port:
+    """A listening port that starts and stops its factory, as a real one does."""
+
+    def __init__(self, reactor, address, factory):
+        self._reactor, self._address, self._factory = reactor, address, factory
+
+    def getHost(self):
+        return self._address
+
+    def stopListening(self):  # noqa: N802
+        self._reactor.heard.append("port closed")
+        self._factory.doStop()
+
+
+class Reactor(MemoryReactorClock):
+    """Gives out ports unless `taken`; what others notice goes to `heard`."""
+
+    def __init__(self):
+        super().__init__()
+        self.heard = []
+        self.taken = False
+        self.advance(1_700_000_000)
+
+    def listenTCP(self, port, factory, backlog=50, interface=""):
+        if self.taken:
+            raise CannotListenError(interface, port, OSError(98, "Address already in use"))
+        made = super().listenTCP(port, factory, backlog, interface)
+        factory.doStart()
+        return Port(self, made.getHost(), factory)
+
+
+class Recording(InlineWorker):
+    """Notes what is written, by the names of files."""
+
+    def __init__(self, heard):
+        self.heard = heard
+
+    def run(self, function):
+        self.heard.append("disk")
+        return super().run(function)
+
+
+@pytest.fixture
+def reactor():
+    return Reactor()
+
+
+@pytest.fixture
+def root(tmp_path):
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def network(reactor):
+    """One name server that notes what it is told."""
+    table = HandlerTable()
+
+    def note(request, connection):
+        reactor.heard.append(RequestCode(request.code).name)
+        return RemotingCommand.response(request)
+
+    table.register(RequestCode.REGISTER_BROKER, note)
+    table.register(RequestCode.UNREGISTER_BROKER, note)
+    network = Network()
+    network.servers[NAMESRV] = serve(reactor, table)
+    return network
+
+
+class Running:
+    """A broker on a reactor, with clients."""
+
+    def __init__(self, reactor, network, root, *, worker=None, namesrv=(NAMESRV,), **changes):
+        self.reactor, self.network = reactor, network
+        self.root = root
+        self.settings = attrs.evolve(make_settings(root, **changes), namesrv_addr=namesrv)
+        self.worker = worker or InlineWorker()
+        self.service = BrokerService(
+            self.settings, reactor, disk=OsDisk(), rng=Random(1), worker=self.worker, connector=network.connector
+        )
+        self.clients = []
+
+    def start(self):
+        self.service.startService()
+        self.turn()
+        return self
+
+    @property
+    def factory(self):
+        return self.reactor.tcpServers[-1][1]
+
+    def client(self):
+        self.clients.append(Client(self, CLIENT))
+        return self.clients[-1]
+
+    def turn(self, seconds=0.0):
+        self.reactor.advance(0)
+        while seconds > 0:
+            self.reactor.advance(min(0.5, seconds))
+            seconds -= 0.5
+        self.network.pump()
+        for client in self.clients:
+            client.link.pump()
+        self.reactor.advance(0)
+
+    def stop(self):
+        """Stop, and pump until it has; the Deferred."""
+        done = self.service.stopService()
+        for _ in range(10):
+            self.turn()
+        return done
+
+
+@pytest.fixture
+def make(reactor, network, root):
+    made = []
+
+    def make(**fields):
+        made.append(Running(reactor, network, fields.pop("root", root), **fields))
+        return made[-1]
+
+    yield make
+    for running in made:
+        running.stop()
+
+
+def is_locked(root):
+    try:
+        lock_file(str(root / "lock")).release()
+    except StoreLocked:
+        return True
+    return False
+
+
+def test_it_serves_all_its_codes(make):
+    running = make().start()
+    client = running.client()
+    for code in sorted(CODES):
+        (answer,) = client.ask_all(RemotingCommand(code))
+        assert answer.is_response
+    assert result(running.service.started) is None
+    assert running.service.ports == {"remoting": 10911}
+
+
+def test_messages_committed_offsets_and_topics_survive_a_restart(make, root):
+    running = make().start()
+    client = running.client()
+    for i in range(5):
+        client.send(body=b"%d" % i)
+    header = UpdateConsumerOffsetRequestHeader(consumer_group="CG", topic="T", queue_id=0, commit_offset=3)
+    assert client.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header).code == 0
+    assert result(running.stop()) is None
+    assert not is_locked(root)
+    assert not (root / "abort").exists()
+    assert json.loads((root / "config" / "topics.json").read_text())["topicConfigTable"]["T"]["readQueueNums"] == 4
+    again = make().start().client()
+    answer = again.pull()
+    assert [record.body for record in decode_records(answer.body)] == [b"%d" % i for i in range(5)]
+    fields = {"consumerGroup": "CG", "topic": "T", "queueId": "0"}
+    (answer,) = again.ask_all(RemotingCommand(RequestCode.QUERY_CONSUMER_OFFSET, fields))
+    assert answer.ext_fields["offset"] == "3"
+
+
+def test_offsets_are_written_while_it_runs(make, root):
+    running = make().start()
+    client = running.client()
+    client.send()
+    header = UpdateConsumerOffsetRequestHeader(consumer_group="CG", topic="T", queue_id=0, commit_offset=1)
+    client.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+    running.turn(5.5)
+    assert "T@CG" in (root / "config" / "consumerOffset.json").read_text()
+
+
+def test_the_name_server_is_told_at_the_start_on_a_change_each_period_and_goodbye(make, reactor):
+    running = make().start()
+    assert reactor.heard == ["REGISTER_BROKER"]
+    running.client().send("New")
+    running.turn()
+    assert reactor.heard == ["REGISTER_BROKER"] * 2
+    running.turn(30)
+    assert reactor.heard == ["REGISTER_BROKER"] * 3
+    running.stop()
+    assert reactor.heard[3:] == ["UNREGISTER_BROKER", "port closed"]
+
+
+def test_the_order_of_stopping(make, reactor, root):
+    running = make(worker=Recording(reactor.heard)).start()
+    client = running.client()
+    client.send()
+    client.link.protocols[1].notify_closed(
+        lambda: reactor.heard.append(f"client closed, {'locked' if is_locked(root) else 'unlocked'}")
+    )
+    pulling = running.client()
+    assert pulling.ask(RequestCode.PULL_MESSAGE, pull_header(queue_offset=1, sys_flag=6)) is None
+    reactor.heard.clear()
+    done = running.service.stopService()
+    assert result(done) is waiting
+    for _ in range(10):
+        running.turn()
+    assert result(done) is None
+    reactor.heard[:] = [
+        what for i, what in enumerate(reactor.heard) if what != "disk" or reactor.heard[i - 1] != "disk"
+    ]
+    assert reactor.heard == ["UNREGISTER_BROKER", "port closed", "client closed, locked", "disk"]
+    assert not is_locked(root)
+
+
+def test_nothing_is_taken_once_the_store_stops(make, reactor, root):
+    """A message acknowledged then would be lost: the log is cut where it was when the store was stopped."""
+    worker = HeldWorker()
+    running = make(worker=worker).start()
+    worker.work()
+    client = running.client()
+    client.send(body=b"in time")
+    done = running.service.stopService()
+    for _ in range(5):
+        running.turn()
+    assert result(done) is waiting  # for the disk
+    assert is_locked(root)
+    assert client.peer.lost
+    before = len(client.peer.received)
+    client.tell(RemotingCommand(RequestCode.GET_ALL_TOPIC_CONFIG))
+    assert len(client.peer.received) == before
+    while not done.called:
+        worker.work()
+        running.turn()
+    assert not is_locked(root)
+
+
+def test_stopping_twice_is_stopping_once(make, reactor, root):
+    worker = HeldWorker()
+    running = make(worker=worker).start()
+    worker.work()
+    running.client().send()
+    both = [running.service.stopService(), running.service.stopService()]
+    for _ in range(5):
+        running.turn()
+    assert [result(done) for done in both] == [waiting, waiting]
+    while not both[0].called:
+        worker.work()
+        running.turn()
+    assert both[1].called
+    assert reactor.heard.count("UNREGISTER_BROKER") == 1
+
+
+def test_a_name_server_that_is_away_does_not_keep_it_from_starting_or_stopping(make, network, root):
+    network.servers.clear()
+    running = make().start()
+    assert result(running.service.started) is None
+    assert running.client().send()[0].code == 0
+    assert result(running.stop()) is None
+    assert not is_locked(root)
+
+
+def test_without_name_servers(make):
+    running = make(namesrv=()).start()
+    assert result(running.service.started) is None
+    assert running.client().send()[0].code == 0
+    assert result(running.stop()) is None
+
+
+def test_no_timer_is_left(make, reactor, network):
+    network.servers[NAMESRV].doStop()
+    running = make().start()
+    running.client().send()
+    running.turn(1)
+    running.stop()
+    assert reactor.getDelayedCalls() == []
+
+
+def test_a_disconnected_client_leaves_its_groups(make):
+    from tests.broker.test_client_requests import beat, consumer, consumer_ids
+
+    running = make().start()
+    client, other = running.client(), running.client()
+    beat(client, consumers=[consumer("CG", "T")])
+    beat(other, client_id="c2", consumers=[consumer("CG", "T")])
+    other.link.cut()
+    assert consumer_ids(client) == ["c1"]
+
+
+def test_silent_clients_are_looked_for(make):
+    from tests.broker.test_client_requests import beat, consumer
+
+    running = make().start()
+    client = running.client()
+    beat(client, producers=["PG"], consumers=[consumer("CG", "T")])
+    for _ in range(14):
+        client.ask(9999)
+        running.turn(10)
+    assert client.peer.lost
+
+
+def test_a_delayed_message_is_delivered(make):
+    running = make().start()
+    client = running.client()
+    client.send(queue_id=1, properties="DELAY\x011")
+    assert client.pull(queue_id=1).code == 19
+    running.turn(1.5)
+    assert [record.body for record in decode_records(client.pull(queue_id=1).body)] == [b"body"]
+
+
+# --- starts that fail
+
+
+def snapshot(root):
+    return sorted(path.path for path in FilePath(str(root)).walk()) if root.exists() else None
+
+
+def assert_undone(running, reactor, root, locked=False):
+    for _ in range(5):
+        running.turn()
+    assert is_locked(root) == locked
+    assert not running.service.running
+    assert "REGISTER_BROKER" not in reactor.heard
+    assert not [call for call in reactor.getDelayedCalls() if "IdleWatch" not in str(call)]
+    assert result(running.service.stopService()) is None  # what follows a failed start
+
+
+def test_a_port_in_use_touches_nothing(make, reactor, network, root):
+    network.servers[NAMESRV].doStop()
+    reactor.taken = True
+    running = make()
+    with pytest.raises(CannotListenError):
+        running.service.startService()
+    assert snapshot(root) is None
+    assert result(running.service.stopService()) is None
+
+
+def test_a_locked_store_is_left_alone(make, reactor, network, root):
+    network.servers[NAMESRV].doStop()
+    running = make().start()
+    running.client().send()
+    running.stop()
+    reactor.heard.clear()
+    lock = lock_file(str(root / "lock"))
+    before = snapshot(root)
+    other = make()
+    with pytest.raises(StoreLocked):
+        other.service.startService()
+    assert snapshot(root) == before
+    assert_undone(other, reactor, root, locked=True)
+    assert reactor.heard == ["port closed"]
+    lock.release()
+
+
+@pytest.mark.parametrize("name", ["topics.json", "subscriptionGroup.json", "consumerOffset.json", "delayOffset.json"])
+def test_a_damaged_table_stops_the_start_and_frees_the_store(make, reactor, network, root, name):
+    network.servers[NAMESRV].doStop()
+    os.makedirs(root / "config")
+    (root / "config" / name).write_text("{")
+    running = make()
+    with pytest.raises(StoreDamaged) as caught:
+        running.service.startService()
+    assert caught.value.path.endswith(name)
+    assert_undone(running, reactor, root)
+    assert (root / "config" / name).read_text() == "{"  # for whoever will repair it
+
+
+def test_a_start_that_failed_and_is_stopped_at_once_ends_in_order(make, network, reactor, root):
+    """A daemon stops what it could not start: both must not walk through the steps at the same time."""
+    network.servers[NAMESRV].doStop()
+    os.makedirs(root / "config")
+    (root / "config" / "delayOffset.json").write_text("{")
+    worker = HeldWorker()
+    running = make(worker=worker)
+    with pytest.raises(StoreDamaged):
+        running.service.startService()
+    stopped = running.service.stopService()
+    running.turn()
+    assert result(stopped) is waiting
+    while not stopped.called:
+        worker.work()
+        running.turn()
+    assert not is_locked(root)
+
+
+def test_a_directory_that_cannot_be_made(make, tmp_path, reactor, network):
+    network.servers[NAMESRV].doStop()
+    (tmp_path / "file").write_text("")
+    running = make(root=tmp_path / "file" / "store")
+    with pytest.raises(OSError, match="file"):
+        running.service.startService()
+    assert result(running.service.stopService()) is None
+
+
+def test_a_port_may_be_chosen_by_the_system(make, reactor):
+    made = make_broker(make().settings, reactor, Random(1))
+    assert isinstance(made, BrokerService)
+    assert made.port == 0

@@ -35,6 +35,10 @@ class Sighting:
     queues: Set[MessageQueue]
     bounds: Mapping[MessageQueue, Bounds]
 
+    def silent(self) -> list[MessageQueue]:
+        """The queues that are listed and did not answer."""
+        return sorted(self.queues - self.bounds.keys())
+
     def lacks(self, queue: MessageQueue) -> bool:
         """True where the queue's broker is listed for the topic, and the queue is not."""
         brokers = {(q.topic, q.broker_name) for q in self.queues}

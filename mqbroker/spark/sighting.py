@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -14,8 +13,6 @@ from mqbroker.spark.plan import Sighting
 from mqbroker.spark.pulling import Patience
 from mqbroker.wire.bodies import MessageQueue
 
-log = logging.getLogger(__name__)
-
 
 class QueueSource(Protocol):
     """Who is asked: a blocking PullConsumer."""
@@ -26,18 +23,16 @@ class QueueSource(Protocol):
 
 
 def look(source: QueueSource, topics: Sequence[str], patience: Patience, *, wait_for_topics: bool = True) -> Sighting:
-    """Ask once, waiting only where a topic has no queue at all. Raises NotReadable, or Refused.
+    """Ask once, waiting only where a topic has no queue at all. Raises TopicNotFound or NameServerUnreachable.
 
-    A queue whose broker does not answer has no bounds in the result, and a line in the log.
+    A queue whose broker does not answer, or refuses, has no bounds in the result.
     """
     queues = [queue for topic in topics for queue in _queues(source, topic, patience, wait_for_topics)]
     bounds = {}
     for queue, found in zip(queues, source.bounds(queues), strict=True):
         if not isinstance(found, MQError):
             bounds[queue] = Bounds(*found)
-        elif found.retriable or isinstance(found, Refused):
-            log.warning("%s is left alone for now: %s", describe(queue), found)
-        else:
+        elif not (found.retriable or isinstance(found, Refused)):
             raise found
     return Sighting(frozenset(queues), bounds)
 
@@ -49,7 +44,7 @@ def look_until_whole(source: QueueSource, topics: Sequence[str], patience: Patie
     """
     while True:
         seen = look(source, topics, patience, wait_for_topics=False)
-        missing = sorted(seen.queues - seen.bounds.keys())
+        missing = seen.silent()
         if not missing:
             return seen
         patience.wait(NotReadable(f"the broker of {describe(missing[0])} does not answer, or refuses"))

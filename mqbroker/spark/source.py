@@ -6,6 +6,7 @@ happens on the driver, from offsets; `read` runs in Python workers, and what it 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,12 +16,15 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from mqbroker.spark.errors import NotReadable
-from mqbroker.spark.offsets import Positions, from_json, to_json
+from mqbroker.spark.offsets import Positions, describe, from_json, to_json
 from mqbroker.spark.options import SourceOptions, parse_options
 from mqbroker.spark.plan import QueueRange, Sighting, advance, cap, limit_rows, plan_batch, plan_stream
 from mqbroker.spark.pulling import Patience, read_chunks
 from mqbroker.spark.schema import choose_columns, default_ddl
 from mqbroker.spark.sighting import look, look_until_whole
+from mqbroker.wire.bodies import MessageQueue
+
+log = logging.getLogger(__name__)
 
 #: A start has somebody who waits for it, and maybe a wrong address.
 _START_TIMEOUT_S = 10.0
@@ -77,6 +81,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._anchored = False
         self._target: Positions | None = None
         self._seen: Positions | None = None
+        self._silent: list[MessageQueue] = []
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a query without a checkpoint starts. Spark asks twice, and must hear the same."""
@@ -93,13 +98,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if here == self._initial and not self._anchored:
             self._anchored = True
             return start
-        end = advance(here, look(_client(self._options), self._options.topics, _patience(self._options)))
-        self._seen = end
+        sighting = look(_client(self._options), self._options.topics, _patience(self._options))
+        self._tell_silent(sighting.silent())
+        self._seen = end = advance(here, sighting)
         if self._target is not None:
             end = cap(here, end, self._target)
         if isinstance(limit, ReadMaxRows):
             end = limit_rows(here, end, limit.max_rows)
         return start if end == here else to_json(end)
+
+    def _tell_silent(self, queues: list[MessageQueue]) -> None:
+        """Triggers come many times a second: only what changes is worth a line."""
+        if queues != self._silent:
+            self._silent = queues
+            names = ", ".join(describe(queue) for queue in queues)
+            log.warning("not read now, as brokers do not answer: %s", names or "nothing, all answer again")
 
     def getDefaultReadLimit(self) -> ReadLimit:
         rows = self._options.max_offsets_per_trigger

@@ -178,7 +178,9 @@ def test_a_new_queue_is_read_from_its_beginning_over_a_restart(log: FakeLog, mak
     assert engine.rows() == [("2", n) for n in range(5)]
 
 
-def test_a_broker_that_is_away_holds_up_only_its_own_queues(log: FakeLog, make: Make) -> None:
+def test_a_broker_that_is_away_holds_up_only_its_own_queues(
+    log: FakeLog, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
     b0 = MessageQueue("orders", "b", 0)
     log.add(b0, 2)
     engine, reader = Engine(), make()
@@ -190,6 +192,11 @@ def test_a_broker_that_is_away_holds_up_only_its_own_queues(log: FakeLog, make: 
     assert engine.rows() == [("0", 10)]
     log.down.clear()
     engine.drain(reader)
+    engine.drain(reader)
+    assert caplog.messages == [
+        "not read now, as brokers do not answer: queue 0 of topic orders on broker b",
+        "not read now, as brokers do not answer: nothing, all answer again",
+    ]
     assert engine.rows() == [("0", 2), ("0", 3), ("0", 10)]
 
 

@@ -104,7 +104,10 @@ class _Pace:
         return max(1, min(WINDOW_MESSAGES, int(WINDOW_BYTES / self.message_bytes)))
 
     def learn(self, wants: Sequence[Want], pieces: Mapping[int, _Piece]) -> None:
-        """Take note of what pulls brought that asked for a full step."""
+        """Take note of what pulls brought."""
+        if pieces:
+            messages = sum(piece.end - at for at, piece in pieces.items())
+            self.message_bytes = sum(len(piece.records) for piece in pieces.values()) / messages
         counts = [pieces[at].end - at for _, at, count in wants if at in pieces and count == self.step]
         if counts:
             brought = sum(counts) / len(counts)
@@ -123,13 +126,12 @@ def read_chunks(source: PullSource, todo: QueueRange, batch: int, patience: Pati
     ahead = _send(source, wants, patience) if wants else None
     try:
         while ahead is not None:
-            end = wants[-1][1] + wants[-1][2]
             pieces: dict[int, _Piece] = {}
             _take(wants, ahead, pieces, patience)
             pace.learn(wants, pieces)
+            end = _cut(pieces, wants[-1][1] + wants[-1][2], at + pace.window())
             _fill(source, todo.queue, at, end, pace.step, pieces, patience)
             chunk = Chunk(todo.queue, at, end, b"".join(pieces[n].records for n in sorted(pieces)))
-            pace.message_bytes = len(chunk.records) / (end - at)
             at = end
             wants = _split(todo.queue, at, min(todo.end, at + pace.window()), pace.step)
             ahead = _send(source, wants, patience) if wants else None
@@ -149,6 +151,15 @@ def _send(source: PullSource, wants: Sequence[Want], patience: Patience) -> Pull
             return source.fetch_ahead(wants)
         except MQError as error:
             patience.wait(_passing(error, wants[0]))
+
+
+def _cut(pieces: dict[int, _Piece], end: int, bound: int) -> int:
+    """Where a window ends that turns out too large: at `bound` or soon after. What came from beyond is dropped."""
+    if bound >= end:
+        return end
+    for at in [at for at in pieces if at >= bound]:
+        del pieces[at]
+    return max([bound, *(piece.end for piece in pieces.values())])
 
 
 def _fill(

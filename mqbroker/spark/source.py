@@ -96,7 +96,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise NotReadable("streams need PySpark 4.2 or later: earlier ones do not say where the query stands")
         here = from_json(start)
         if here == self._initial and not self._anchored:
-            self._anchored = True
             return start
         sighting = look(_client(self._options), self._options.topics, _patience(self._options))
         self._tell_silent(sighting.silent())

@@ -1,5 +1,7 @@
 """Looking at the queues: what is waited for, and what is not."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from mqbroker.client.errors import TopicNotFound
@@ -86,7 +88,13 @@ def test_an_error_that_waiting_cannot_help_is_raised() -> None:
         def queues(self, topic: str) -> list[MessageQueue]:
             raise MQError("broken")
 
+    class BrokenBounds(FakeLog):
+        def bounds(self, queues: Sequence[MessageQueue]) -> list[tuple[int, int] | MQError]:
+            return [MQError("broken")]
+
     time = FakeTime()
-    with pytest.raises(MQError, match="broken"):
-        look(Broken(), ["orders"], patience(time))
+    for broken in (Broken(), BrokenBounds()):
+        broken.add(A0, 5)
+        with pytest.raises(MQError, match="broken"):
+            look(broken, ["orders"], patience(time))
     assert time.now() == 0

@@ -65,6 +65,7 @@ class FakeLog:
         self.faults: list[Fault] = []
         self.flying = 0
         self.pulls: list[Want] = []
+        self.rounds = 0
         self._count_max = count_max
         self._bytes_max = bytes_max
 
@@ -86,6 +87,7 @@ class FakeLog:
         ]
 
     def fetch_ahead(self, wants: Sequence[Want]) -> Flight:
+        self.rounds += 1
         return Flight(self, wants)
 
     def answer(self, want: Want) -> RawPull | MQError:

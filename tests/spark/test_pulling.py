@@ -61,11 +61,21 @@ def test_windows_of_large_messages_are_bounded_in_bytes(size: int) -> None:
     assert sum(count for _, _, count in log.pulls) < 4 * 200
 
 
-def test_few_pulls_are_wasted_when_answers_are_small() -> None:
+def test_what_an_answer_holds_is_learned() -> None:
     log = FakeLog(count_max=8)
     log.add(QUEUE, 4000)
     read(log, 0, 4000, 32)
     assert len(log.pulls) < 4000 / 8 * 1.3
+    # The first window, what it lacked, and all the rest.
+    assert log.rounds == 3
+
+
+def test_it_is_learned_again_when_messages_get_smaller() -> None:
+    log = FakeLog()
+    log.add(QUEUE, 300, b"x" * 20_000)
+    log.add(QUEUE, 20_000, b"x")
+    read(log, 0, 20_300)
+    assert len(log.pulls) < 1.3 * (300 / 13 + 20_000 / 32)
 
 
 def test_the_next_window_is_asked_for_before_one_is_handed_out() -> None:

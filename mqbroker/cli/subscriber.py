@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 import os
 import signal
+import stat
 import sys
 from typing import IO
 
@@ -50,6 +52,11 @@ class Printer:
         self._count = count
         self._coloured = coloured
 
+    def lose_reader(self) -> None:
+        """Nobody reads any more."""
+        self.reader_left = True
+        self.ended.set()
+
     async def take(self, message: ReceivedMessage) -> None:
         """The listener."""
         if self.ended.is_set():
@@ -60,8 +67,7 @@ class Printer:
             # The group moves on when this returns, so it has to be out.
             self._out.flush()
         except BrokenPipeError:
-            self.reader_left = True
-            self.ended.set()
+            self.lose_reader()
             raise asyncio.CancelledError from None
         self.printed += 1
         if self.printed == self._count:
@@ -74,6 +80,10 @@ class Printer:
 async def _consume(consumer: PushConsumer, printer: Printer, topic: str, tags: str, group: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, printer.ended.set)
+    pipe = _stdout_pipe()
+    if pipe is not None:
+        # What can only be written to is never readable; it wakes us when its reader has gone.
+        asyncio.get_running_loop().add_reader(pipe, printer.lose_reader)
     await consumer.subscribe(topic, tags)
     starting = asyncio.ensure_future(consumer.start())
     ended = asyncio.ensure_future(printer.ended.wait())
@@ -91,6 +101,15 @@ async def _consume(consumer: PushConsumer, printer: Printer, topic: str, tags: s
         await consumer.close()
         if printer.reader_left:
             _forget_stdout()
+
+
+def _stdout_pipe() -> int | None:
+    """The descriptor of the standard output where that is a pipe."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except io.UnsupportedOperation:
+        return None
+    return descriptor if stat.S_ISFIFO(os.fstat(descriptor).st_mode) else None
 
 
 def _forget_stdout() -> None:

@@ -8,11 +8,11 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from mqbroker.cli.demo.children import child_environ, python, spawn
 from mqbroker.errors import MQError
 
 BROKERS = ("broker-a", "broker-b")
@@ -62,8 +62,8 @@ class Daemon:
         self._conf.write_text("".join(f"{key}={_escaped(value)}\n" for key, value in settings.items()))
         # One that was killed could not take its file away.
         self._ports.unlink(missing_ok=True)
-        command = [sys.executable, "-m", self._module, "-c", str(self._conf), "--ports-file", str(self._ports)]
-        self._process = process = _spawn(command, self.log)
+        command = python(self._module, "-c", str(self._conf), "--ports-file", str(self._ports))
+        self._process = process = spawn(command, self.log, child_environ(os.environ))
         await wait_until(lambda: self._ports.exists() or process.poll() is not None, START_PATIENCE_S)
         if process.poll() is not None:
             raise DaemonFailed(f"{self.name} ended with {process.returncode} at its start: {self._last_line()}")
@@ -91,12 +91,6 @@ class Daemon:
         self.signal(signal.SIGTERM)
         await wait_until(lambda: self.pid is None, STOP_PATIENCE_S)
         self.kill()
-
-
-def _spawn(command: Sequence[str], log_path: Path) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own: Ctrl-C is for us alone, and we end it in order."""
-    with log_path.open("ab") as log:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
 
 
 async def wait_until(holds: Callable[[], bool], patience_s: float) -> bool:

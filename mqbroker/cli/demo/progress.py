@@ -79,7 +79,8 @@ class PlainSteps:
             self.say(f"{name}: {done:,} of {total:,}")
 
     def say(self, text: str) -> None:
-        self._console.out(text, highlight=False)
+        self._console.file.write(f"{text}\n")
+        self._console.file.flush()
 
     def __enter__(self) -> Self:
         return self

@@ -97,7 +97,8 @@ def print_table(comparison: Comparison, console: Console) -> None:
     rows = rows_to_show(comparison)
     if not console.is_terminal:
         for cells in [_titles(), *(_cells(row) for row in rows)]:
-            console.out("\t".join(cell.replace("\n", " ") for cell in cells), highlight=False)
+            # rich would make blanks of the tabs.
+            console.file.write("\t".join(cell.replace("\n", " ") for cell in cells) + "\n")
         return
     table = Table(title="lines and words, by file")
     for number, title in enumerate(_titles()):

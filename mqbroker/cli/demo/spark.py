@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from mqbroker.cli.demo.children import child_environ, python, spawn
 from mqbroker.cli.demo.cluster import end_group
 from mqbroker.cli.demo.corpus import Count, file_of_key
 from mqbroker.cli.demo.traffic import TOPIC
@@ -59,13 +60,12 @@ class SparkCount:
         """Begin to start Java; returns at once."""
         self._scratch.mkdir()
         environ = {
-            **os.environ,
+            **child_environ(os.environ),
             "PYSPARK_PYTHON": sys.executable,
             "PYSPARK_DRIVER_PYTHON": sys.executable,
             "SPARK_LOCAL_IP": "127.0.0.1",
         }
-        command = [sys.executable, "-m", "mqbroker.cli.demo.counting", str(self._scratch)]
-        self._process = _spawn(command, environ, self.log)
+        self._process = spawn(python("mqbroker.cli.demo.counting", str(self._scratch)), self.log, environ, piped=True)
         reader = asyncio.StreamReader(limit=_LINE_BYTES_MAX)
         await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), self._process.stdout
@@ -112,16 +112,3 @@ class SparkCount:
     def _fail(self, why: str) -> None:
         self.failed = self.failed or why
         self._ready.set()
-
-
-def _spawn(command: list[str], environ: dict[str, str], log_path: Path) -> subprocess.Popen[bytes]:
-    """Start a process that leads a group of its own: all that Spark starts ends with it."""
-    with log_path.open("ab") as log:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env=environ,
-            start_new_session=True,
-        )

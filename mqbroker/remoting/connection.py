@@ -96,7 +96,9 @@ class RemotingProtocol(Protocol):
         waiting, self._waiting = self._waiting, {}
         for deferred, timeout in waiting.values():
             timeout.cancel()
-            deferred.errback(ConnectionClosed(f"connection to {self.remote_addr} closed: {reason.getErrorMessage()}"))
+            if not deferred.called:  # cancelled by one that failed before it
+                why = f"connection to {self.remote_addr} closed: {reason.getErrorMessage()}"
+                deferred.errback(ConnectionClosed(why))
         self._owner.disconnected(self)
         callbacks, self._on_closed = self._on_closed, []
         for callback in callbacks:

@@ -144,6 +144,18 @@ def test_a_request_made_by_a_failing_one_fails_too(clock, table):
     assert isinstance(result(again[0]), ConnectionClosed)
 
 
+def test_a_failing_request_may_cancel_another(clock, table):
+    factory = serve(clock, table)
+    near, link = protocol_link(clock, factory)
+    link.paused = True
+    asked = [near.invoke(RemotingCommand(ECHO), 1000) for _ in range(3)]
+    asked[0].addErrback(lambda _: asked[1].cancel())
+    link.cut()
+    assert isinstance(result(asked[1]), CancelledError)
+    assert isinstance(result(asked[2]), ConnectionClosed)
+    assert not factory.connections
+
+
 def test_a_closed_connection_takes_nothing(clock, table):
     near, link = protocol_link(clock, serve(clock, table))
     link.cut()

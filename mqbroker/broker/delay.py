@@ -18,7 +18,7 @@ from mqbroker.errors import MQError, StoreError
 from mqbroker.store.commitlog import NewMessage
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.message_store import MessageStore
-from mqbroker.store.pull import GetStatus
+from mqbroker.store.pull import GetResult, GetStatus
 from mqbroker.wire.bodies import Body
 from mqbroker.wire.codes import SCHEDULE_TOPIC, TRANS_HALF_TOPIC, Prop
 from mqbroker.wire.names import check_topic
@@ -98,13 +98,8 @@ class DelayService:
         if found.status is not GetStatus.FOUND:
             self._correct(level, offset, found.next_offset)
             return
-        try:
-            records = decode_records(b"".join(found.pieces))
-        except BadRecord as error:
-            log.error(
-                "delay level {delay} skips damaged messages from {n}: {why}", delay=level, n=offset, why=str(error)
-            )
-            self._move(level, found.next_offset)
+        records = self._read(level, offset, found)
+        if not records:
             self._again(level, 0)
             return
         now_ms = self._clock.seconds() * 1000
@@ -118,6 +113,19 @@ class DelayService:
             self._again(level, max(0.0, self._due_ms(records[len(due)], level) - now_ms) / 1000)
         else:
             self._again(level, 0)
+
+    def _read(self, level: int, offset: int, found: GetResult) -> list[Record]:
+        """The messages at `offset`; of several one of which is damaged, the first. None where that one is: skip it."""
+        try:
+            return decode_records(b"".join(found.pieces))
+        except BadRecord as error:
+            if found.count > 1:
+                return self._read(level, offset, self._store.get(SCHEDULE_TOPIC, level - 1, offset, 1))
+            log.error(
+                "delay level {delay} skips a damaged message at {n}: {why}", delay=level, n=offset, why=str(error)
+            )
+            self._move(level, found.next_offset)
+            return []
 
     def _due_ms(self, record: Record, level: int) -> int:
         return record.store_timestamp + self._delays_ms[level - 1]
@@ -138,7 +146,7 @@ class DelayService:
         try:
             if messages:
                 self._store.append(messages)
-        except StoreError as error:
+        except (StoreError, OSError) as error:
             log.warn("delayed messages wait: {why}", why=str(error))
             return False
         return True

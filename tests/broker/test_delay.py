@@ -171,3 +171,22 @@ def test_the_file_is_the_java_brokers(bench):
     wait(bench.clock, 6)
     delay.persist()
     assert (bench.root / "config" / "delayOffset.json").read_bytes() == b'{"offsetTable":{1:1,2:1}}'
+
+
+def test_of_many_messages_only_the_damaged_is_skipped(bench):
+    store, _ = opened(bench)
+    store.append([delayed_message(b"message %d" % n) for n in range(5)])
+    segment = bench.root / "commitlog" / "00000000000000000000"
+    at = segment.read_bytes().index(b"message 2")
+    with segment.open("r+b") as file:
+        file.seek(at)
+        file.write(b"massage 2")
+    wait(bench.clock, 1.5)
+    assert [record.body for record in delivered(store)] == [b"message 0", b"message 1", b"message 3", b"message 4"]
+
+
+def test_a_separator_in_a_value_comes_through(bench):
+    store, _ = opened(bench)
+    store.append([delayed_message(b"one", real=b"KEYS\x01a\x01b\x02REAL_TOPIC\x01T\x02REAL_QID\x013")])
+    wait(bench.clock, 1.5)
+    assert [record.properties["KEYS"] for record in delivered(store)] == ["a\x01b"]

@@ -128,6 +128,7 @@ class Link:
         for closer, end in enumerate(self.ends):
             if end.closing is not None and not end.outbox:
                 self.lost = True
+                self.ends[1 - closer].loseConnection()
                 self.protocols[closer].connectionLost(end.closing)
                 self.protocols[1 - closer].connectionLost(Failure(ConnectionDone()))
                 return True

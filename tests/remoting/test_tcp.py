@@ -116,6 +116,16 @@ def test_a_full_socket_takes_nothing_and_nothing_is_lost(server, pair, reactor):
     assert drain(server, pair[1], reactor) == whole
 
 
+def test_what_is_half_sent_is_not_overtaken_once_there_is_room(server, pair, reactor):
+    whole = bytes(range(256)) * 2000
+    server.write_at_once(whole)
+    server.doWrite()
+    found = read(pair[1])
+    assert server in reactor.writers
+    server.write_at_once(b"the end")
+    assert found + drain(server, pair[1], reactor) == whole + b"the end"
+
+
 def test_a_producer_is_paused_by_what_waits(server, pair, reactor):
     class Producer:
         calls = ()

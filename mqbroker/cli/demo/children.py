@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import mqbroker
+_HERE = Path(__file__).parents[3]
 
 #: What would change the daemons' settings: the demo's are its own.
 _SETTINGS = ("ROCKETMQ_", "NAMESRV_ADDR")
@@ -22,8 +22,7 @@ def python(module: str, *arguments: str) -> list[str]:
 def child_environ(environ: Mapping[str, str]) -> dict[str, str]:
     """`environ` without settings, and with this package where Python looks first."""
     found = {key: value for key, value in environ.items() if not key.startswith(_SETTINGS)}
-    here = str(Path(mqbroker.__file__).parent.parent)
-    return {**found, "PYTHONPATH": os.pathsep.join(filter(None, [here, environ.get("PYTHONPATH", "")]))}
+    return {**found, "PYTHONPATH": os.pathsep.join(filter(None, [str(_HERE), environ.get("PYTHONPATH", "")]))}
 
 
 def spawn(

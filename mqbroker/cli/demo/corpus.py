@@ -9,7 +9,6 @@ from urllib.parse import quote, unquote
 
 import attrs
 
-import mqbroker
 from mqbroker.errors import MQError
 
 #: Larger files are data rather than text, and a line of theirs could be beyond what a broker takes.
@@ -95,7 +94,7 @@ def read_corpus(root: Path | None, lines_max: int) -> Corpus:
 
 def own_text() -> tuple[Path, list[Path]]:
     """This project's own text: its top directory, and where to look in it."""
-    package = Path(mqbroker.__file__).parent
+    package = Path(__file__).parents[2]
     top = package.parent
     if (top / "setup.cfg").is_file() and (top / "docs").is_dir():
         return top, [top / name for name in _OWN]

@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping
 import attrs
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from mqbroker.cli.demo.corpus import Count
+from mqbroker.cli.lines import visible
 
 #: So many files get a row of their own; the others share one.
 ROWS_MAX = 8
@@ -105,9 +107,9 @@ def print_table(comparison: Comparison, console: Console) -> None:
         table.add_column(title, justify="right" if number else "left", overflow="fold" if not number else "ellipsis")
     *parts, total = rows
     for row in parts:
-        table.add_row(*_cells(row), style=None if row.equal else "red")
+        table.add_row(*map(Text, _cells(row)), style=None if row.equal else "red")
     table.add_section()
-    table.add_row(*_cells(total), style="bold")
+    table.add_row(*map(Text, _cells(total)), style="bold")
     console.print(table)
 
 
@@ -118,7 +120,7 @@ def _titles() -> list[str]:
 def _cells(row: Row) -> list[str]:
     spark = row.counted
     return [
-        row.name,
+        visible(row.name),
         f"{row.plain.lines:,}",
         f"{row.published.lines:,}",
         f"{row.consumed.lines:,}",

@@ -1,8 +1,9 @@
 """The demo's processes: their environment, their end, and what is said of one that does not start."""
 
 import asyncio
+import contextlib
 import os
-import subprocess
+import signal
 import sys
 from pathlib import Path
 
@@ -48,11 +49,14 @@ def test_what_was_never_started_is_stopped_all_the_same(tmp_path: Path) -> None:
 def test_a_group_ends_with_its_leader(tmp_path: Path) -> None:
     """The leader ends on the signal, its child ignores it; both are gone afterwards."""
     child = (
-        "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); sys.stdin.read()"
+        "import signal\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "print('up', flush=True)\n"
+        "while True: signal.pause()\n"
     )
     leader = (
         "import subprocess, sys\n"
-        f"child = subprocess.Popen([sys.executable, '-c', {child!r}], stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {child!r}], stdout=subprocess.PIPE)\n"
         "child.stdout.readline()\n"
         "print(child.pid, flush=True)\n"
         "sys.stdin.read()\n"
@@ -60,12 +64,19 @@ def test_a_group_ends_with_its_leader(tmp_path: Path) -> None:
     process = spawn([sys.executable, "-c", leader], tmp_path / "log", os.environ, piped=True)
     assert process.stdout is not None
     child_pid = int(process.stdout.readline())
-    end_group(process)
-    assert process.returncode is not None
-    assert asyncio.run(wait_until(lambda: is_gone(child_pid), 10))
+    try:
+        end_group(process)
+        assert process.returncode is not None
+        assert asyncio.run(wait_until(lambda: is_gone(child_pid), 5))
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child_pid, signal.SIGKILL)
 
 
 def is_gone(pid: int) -> bool:
     """A zombie that nobody has waited for counts as gone."""
-    state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
-    return state.strip() == "" or state.startswith("Z")
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
+    return stat.rpartition(")")[2].split()[0] == "Z"

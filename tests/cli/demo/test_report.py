@@ -74,6 +74,12 @@ def test_a_pipe_gets_rows_with_tabs() -> None:
     assert lines[-1].split("\t")[0] == "total"
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_file_names_are_shown_as_they_are(terminal: bool) -> None:
+    counts = {"[red]a\x1b[2J": Count(1, 1)}
+    assert "[red]a\\x1b[2J" in printed(compare(counts, counts, counts, None), terminal=terminal)
+
+
 def test_a_terminal_gets_a_table() -> None:
     text = printed(compare(RIGHT, RIGHT, RIGHT, RIGHT), terminal=True)
     assert "total" in text

@@ -314,6 +314,12 @@ def test_a_queue_id_out_of_range_is_refused(bench, client, queue_id):
     assert "10.0.0.2:40000" in answer.remark
 
 
+def test_queues_that_are_only_read_take_sends_too(client):
+    """As in Java: a topic that is made smaller is first closed for its producers, who go on for a while."""
+    put_topic(client, "T", read_queue_nums=4, write_queue_nums=2)
+    assert [one(client.send(queue_id=3)).code for _ in range(2)] == [0, 0]
+
+
 def test_a_negative_queue_id_is_any_queue(bench, client):
     put_topic(client, "T")
     answers = [one(client.send(queue_id=-1 - i)) for i in range(40)]
@@ -400,6 +406,13 @@ def test_a_message_that_does_not_want_to_wait_does_not(sync_bench, code, text):
     assert all("WAIT" not in record.properties for record in sync_bench.records("T"))
 
 
+def test_what_is_waited_for_is_the_end_of_all_that_was_sent(sync_bench, monkeypatch):
+    ends, durable = [], sync_bench.store.durable
+    monkeypatch.setattr(sync_bench.store, "durable", lambda end: ends.append(end) or durable(end))
+    sync_bench.client().tell(*[send_command(properties=WAITING) for _ in range(3)])
+    assert ends == [sync_bench.store.log_end]
+
+
 def test_without_the_property_it_waits(sync_bench):
     client = sync_bench.client()
     assert client.send(properties="UNIQ_KEY\x01U") == []
@@ -475,6 +488,12 @@ def test_a_message_retried_often_enough_is_a_dead_letter(bench, client, times_ma
     assert record.body == b"dead"
     assert "DELAY" not in record.properties
     assert bench.topics.get("%DLQ%CG").write_queue_nums == 1
+
+
+def test_a_plain_retry_is_counted_too(bench, client):
+    for times in (15, 16):
+        client.send("%RETRY%CG", reconsume_times=times)
+    assert len(bench.records("%RETRY%CG")) == len(bench.records("%DLQ%CG")) == 1
 
 
 def test_a_retry_for_an_unknown_group_is_refused(make_bench):

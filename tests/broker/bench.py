@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from random import Random
 
-import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from zope.interface import implementer
@@ -305,7 +304,3 @@ def pull_header(topic="T", **fields):
             **fields,
         }
     )
-
-
-def evolve(value, **changes):
-    return attrs.evolve(value, **changes)

@@ -159,7 +159,7 @@ class RemotingProtocol(Protocol):
                         raw = ext, opaque, flag, body, JSON
                         if (
                             len(ext) > EXT_FIELDS_MAX
-                            or not type(opaque) is type(flag) is type(fields["code"]) is int
+                            or type(opaque + flag + fields["code"]) is not int
                             or flag & ~ONEWAY_FLAG
                             or not -_OPAQUE_MASK <= opaque <= _OPAQUE_MASK
                         ):

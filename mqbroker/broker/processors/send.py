@@ -119,10 +119,10 @@ class SendProcessor:
                     or ext.get("m", "false") != "false"
                     or "DELAY\x01" in properties
                     or "TRAN_MSG\x01" in properties
-                    or "CLUSTER\x01" in properties
                 ):
                     raise ValueError
                 properties, wait = _without_wait(properties)
+                # Of two properties of one name the later counts, for Java's readers as for ours.
                 stored = f"{properties}\x02{cluster}".encode() if properties else cluster.encode()
                 message = (
                     topic,

@@ -309,12 +309,13 @@ def test_a_disconnected_client_leaves_its_groups(make):
     assert consumer_ids(client) == ["c1"]
 
 
-def test_silent_clients_are_looked_for(make):
+@pytest.mark.parametrize("kind", ["producers", "consumers"])
+def test_silent_clients_are_looked_for(make, kind):
     from tests.broker.test_client_requests import beat, consumer
 
     running = make().start()
     client = running.client()
-    beat(client, producers=["PG"], consumers=[consumer("CG", "T")])
+    beat(client, **{kind: ["PG"] if kind == "producers" else [consumer("CG", "T")]})
     for _ in range(14):
         client.ask(9999)
         running.turn(10)

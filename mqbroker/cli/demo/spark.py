@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -22,6 +23,11 @@ from mqbroker.spark.java import JavaMissing, find_java
 _LINE_BYTES_MAX = 64 * 1024 * 1024
 
 
+#: Earlier ones do not tell a Python source where its stream stands.
+PYSPARK_LEAST = (4, 2)
+_INSTALL = "Install the extra `spark` of this package, or: pip install 'pyspark>=4.2,<5' pyarrow numpy"
+
+
 class SparkFailed(MQError):
     """Spark is here and could not do its work."""
 
@@ -30,7 +36,10 @@ def what_is_missing() -> str | None:
     """What keeps Spark from running here and what to do about it, or None."""
     absent = [name for name in ("pyspark", "pyarrow", "numpy") if importlib.util.find_spec(name) is None]
     if absent:
-        return f"{' and '.join(absent)} not installed: pip install 'mqbroker[spark]'"
+        return f"{' and '.join(absent)} not installed. {_INSTALL}"
+    version = importlib.metadata.version("pyspark")
+    if tuple(map(int, version.split(".")[:2])) < PYSPARK_LEAST:
+        return f"pyspark is {version}, and streams need {'.'.join(map(str, PYSPARK_LEAST))} or later. {_INSTALL}"
     try:
         find_java()
     except JavaMissing as missing:

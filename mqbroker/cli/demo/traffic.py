@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
+from mqbroker.cli.demo.cluster import wait_until
 from mqbroker.cli.demo.corpus import Line, file_key, line_key
 from mqbroker.cli.demo.tally import Tally
 from mqbroker.client import ConsumeFrom, Message, ProducerOptions, PushOptions, ReceivedMessage
@@ -31,6 +32,7 @@ SEND_PATIENCE_S = 30.0
 _RETRY_PAUSE_S = 0.1
 _REQUEST_TIMEOUT_MS = 3000
 _ROUTE_PATIENCE_S = 10.0
+_BALANCE_PATIENCE_S = 5.0
 
 
 async def create_topic(name_server: str, brokers: Iterable[str]) -> None:
@@ -152,10 +154,11 @@ class Readers:
         ]
 
     async def start(self) -> None:
-        """Join the group. Raises MQError."""
+        """Join the group; return when each has queues, or after a while without. Raises MQError."""
         for member in self._members:
             await member.subscribe(TOPIC)
             await member.start()
+        await wait_until(lambda: all(_has_queues(member) for member in self._members), _BALANCE_PATIENCE_S)
 
     async def close(self) -> None:
         await asyncio.gather(*(member.close() for member in self._members), return_exceptions=True)
@@ -167,3 +170,7 @@ class Readers:
             self._on_progress(self.consumed.distinct)
 
         return take
+
+
+def _has_queues(member: PushConsumer) -> bool:
+    return any(queue.topic == TOPIC for queue in member.assigned)

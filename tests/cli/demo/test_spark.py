@@ -1,6 +1,7 @@
 """Spark's part: whether it can run here, and what the counting process tells."""
 
 import asyncio
+import importlib.metadata
 import importlib.util
 import json
 from pathlib import Path
@@ -16,11 +17,21 @@ from mqbroker.spark.java import JavaMissing
 def test_packages_that_are_not_installed_are_named_with_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pyspark" else find_spec("json"))
-    assert what_is_missing() == "pyspark not installed: pip install 'mqbroker[spark]'"
+    missing = what_is_missing()
+    assert missing is not None
+    assert missing.startswith("pyspark not installed. Install the extra `spark`")
+    assert "pip install 'pyspark>=4.2,<5'" in missing
+
+
+def test_a_pyspark_that_is_too_old_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "4.1.2")
+    assert (what_is_missing() or "").startswith("pyspark is 4.1.2, and streams need 4.2 or later.")
 
 
 def test_java_that_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "4.10.0.dev1")
 
     def no_java() -> int:
         raise JavaMissing("Java not found", "no `java` on the PATH", "Install it")

@@ -106,7 +106,7 @@ def _check_dense(chunk: Chunk, rows: Rows) -> None:
         at = chunk.start + (int(np.argmin(same)) if not same.all() else len(same))
         details = f"asked for {chunk.start} to {chunk.end}, {len(offsets)} messages came, and not that of {at}"
         raise DataLoss(Loss.NOT_DENSE, chunk.queue, details)
-    if not (rows.head["queue_id"] == chunk.queue.queue_id).all():
+    if not (rows.head["queue_id"] == chunk.queue.queue_id).all() or not rows.are_of(chunk.queue.topic):
         raise DataLoss(Loss.NOT_DENSE, chunk.queue, "there are messages of another queue in the answer")
 
 
@@ -151,7 +151,8 @@ class Rows:
         self.tail = _gather(self.bytes, tail_at, _TAIL)
         self.body_end = self.body_at + self.tail["body_bytes"]
         _check((self.body_end >= self.body_at) & (self.body_end + 3 <= self.end))
-        topic_end = self.body_end + 1 + self.bytes[self.body_end]
+        self.topic_at = self.body_end + 1
+        topic_end = self.topic_at + self.bytes[self.body_end]
         _check(topic_end + 2 <= self.end)
         self.properties_at = topic_end + 2
         length = self.bytes[topic_end].astype(np.int64) << 8 | self.bytes[topic_end + 1]
@@ -163,6 +164,13 @@ class Rows:
     def cut(self, first: int, end: int, inflated: dict[int, bytes]) -> Rows:
         """The rows from `first` up to `end`; `inflated` is by this object's row numbers."""
         return Rows(self.chunk, self.starts[first:end], {n - first: body for n, body in inflated.items()})
+
+    def are_of(self, topic: str) -> bool:
+        """True where every record names `topic`."""
+        name = np.frombuffer(topic.encode(), np.uint8)
+        if not (self.bytes[self.body_end] == len(name)).all():
+            return False
+        return bool((self.bytes[self.topic_at[:, None] + np.arange(len(name))] == name).all())
 
     def data(self) -> bytes:
         """The bytes of these records."""

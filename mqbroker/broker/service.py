@@ -32,6 +32,7 @@ from mqbroker.broker.processors.pull import PullProcessor
 from mqbroker.broker.processors.query import QueryProcessor
 from mqbroker.broker.processors.send import SendProcessor
 from mqbroker.broker.processors.send_back import SendBackProcessor
+from mqbroker.broker.processors.send_rules import SendRules
 from mqbroker.broker.processors.topics import TopicsProcessor
 from mqbroker.broker.registration import BrokerIdentity, Registration
 from mqbroker.broker.topics import TopicTable, system_topics
@@ -198,7 +199,8 @@ class BrokerService(Service):
         settings = self.settings
         consumers = ConsumerRegistry(clock.seconds, settings.notify_consumer_ids_changed_enable)
         producers = ProducerRegistry(clock.seconds)
-        send = SendProcessor(store, topics, groups, settings, self._store_host(), self._rng)
+        rules = SendRules(topics, groups, settings, self._rng)
+        send = SendProcessor(store, rules, settings, self._store_host())
         pull = PullProcessor(store, topics, groups, offsets, consumers, held, settings, clock)
         table.register_batch(RequestCode.SEND_MESSAGE, send.take_v1)
         table.register_batch(RequestCode.SEND_MESSAGE_V2, send.take_v2)

@@ -20,6 +20,7 @@ from mqbroker.broker.processors.pull import PullProcessor
 from mqbroker.broker.processors.query import QueryProcessor
 from mqbroker.broker.processors.send import SendProcessor
 from mqbroker.broker.processors.send_back import SendBackProcessor
+from mqbroker.broker.processors.send_rules import SendRules
 from mqbroker.broker.processors.topics import TopicsProcessor
 from mqbroker.broker.topics import TopicTable, system_topics
 from mqbroker.config import BrokerSettings, NettySettings, StoreSettings
@@ -160,7 +161,8 @@ class Bench:
 
     def _register(self):
         table, store, settings = self.table, self.store, self.settings
-        self.send = send = SendProcessor(store, self.topics, self.groups, settings, STORE_HOST, Random(1))
+        self.rules = rules = SendRules(self.topics, self.groups, settings, Random(1))
+        self.send = send = SendProcessor(store, rules, settings, STORE_HOST)
         pull = PullProcessor(
             store, self.topics, self.groups, self.offsets, self.consumers, self.held, settings, self.clock
         )

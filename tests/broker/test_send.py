@@ -105,7 +105,7 @@ def both_ways(bench, command):
     """(answer, record or None) by way of the hot path and by way of the rules, with what must differ taken out."""
     found = []
     for slow in (False, True):
-        bench.send._plain_topics.clear()
+        bench.rules.plain_topics.clear()
         if not slow:
             # What any plain send before has left.
             bench.send.take_v2([raw(send_command("Known"))], FakeConnection())
@@ -193,6 +193,29 @@ def test_both_ways_store_and_answer_the_same(module_bench, usual, odd, propertie
         assume(False)
     assert fast == slow
     assert fast_record == slow_record
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"e": "003"},  # as some producers pad it
+        {"h": "2147483647"},
+        {"f": "1"},
+        {"j": "16"},
+        {"i": "WAIT\x01true\x02TAGS\x01A\x02"},
+    ],
+)
+def test_a_plain_send_does_not_go_by_the_rules(bench, client, monkeypatch, changed):
+    client.send()
+
+    def check(*_):
+        raise AssertionError("a plain send took the long way")
+
+    monkeypatch.setattr(bench.rules, "check", check)
+    command = send_command()
+    command.ext_fields.update(changed)
+    assert one(client.ask_all(command)).code == 0
 
 
 @given(_properties)

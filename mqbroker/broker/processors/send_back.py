@@ -9,7 +9,7 @@ from __future__ import annotations
 from random import Random
 
 from mqbroker.broker.groups import GroupTable
-from mqbroker.broker.processors.send import DLQ_QUEUES, FAQ, delayed, stored_properties
+from mqbroker.broker.processors.send_rules import DLQ_QUEUES, FAQ, delayed, stored_properties
 from mqbroker.broker.topics import TopicTable
 from mqbroker.config import BrokerSettings
 from mqbroker.errors import Refused, StoreError

@@ -1,0 +1,223 @@
+"""The rules of sending: which message of which topic and queue a request becomes, or why it is refused.
+
+Every send could take this way; plain ones take the shorter one in `send`. Rules and remarks are SendMessageProcessor's
+and TopicConfigManager's of 4.9.7. It decides, and stores nothing.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+import attrs
+
+from mqbroker.broker.groups import GroupTable
+from mqbroker.broker.topics import TopicTable
+from mqbroker.config import BrokerSettings
+from mqbroker.errors import Refused
+from mqbroker.remoting.handlers import IConnection
+from mqbroker.store.commitlog import NewMessage
+from mqbroker.wire.batch import BadBatch, decode_batch
+from mqbroker.wire.codes import (
+    DLQ_PREFIX,
+    NO_SEND_TOPICS,
+    RETRY_PREFIX,
+    SCHEDULE_TOPIC,
+    Perm,
+    Prop,
+    RequestCode,
+    ResponseCode,
+    SysFlag,
+)
+from mqbroker.wire.headers import SendMessageRequestHeader, SendMessageRequestHeaderV2, decode_header
+from mqbroker.wire.names import check_topic
+from mqbroker.wire.properties import PROPERTIES_BYTES_MAX, decode_properties, reencode_properties
+
+#: Queues of a dead letter topic.
+DLQ_QUEUES = 1
+FAQ = "\nSee http://rocketmq.apache.org/docs/faq/ for further details."
+
+
+class SendRules:
+    """Checks sends against topics, groups and limits; makes topics where that is allowed."""
+
+    def __init__(self, topics: TopicTable, groups: GroupTable, settings: BrokerSettings, rng: Random) -> None:
+        self._topics = topics
+        self._groups = groups
+        self._settings = settings
+        self._rng = rng
+        # A record must fit into one segment, whatever its properties are.
+        self.body_bytes_max = min(settings.store.max_message_size, settings.store.mapped_file_size_commit_log // 2)
+        self._delay_level_max = len(settings.store.message_delay_level.split())
+        #: Topic name to (encoded name, queues, sys flag bits): topics that a plain send may go to at once.
+        self.plain_topics: dict[str, tuple[bytes, int, int]] = {}
+        topics.on_change.append(self._topic_changed)
+
+    def _topic_changed(self, name: str) -> None:
+        self.plain_topics.pop(name, None)
+
+    def check(
+        self, header: SendMessageRequestHeader, code: int, body: bytes, connection: IConnection
+    ) -> tuple[list[NewMessage], int, bool]:
+        """(messages to store, queue the answer names, whether the answer waits for the disk). Raises Refused."""
+        name, queue_id, topic_flags = self._target(header, connection)
+        is_batch = header.batch or code == RequestCode.SEND_BATCH_MESSAGE
+        if len(body) > self.body_bytes_max:
+            raise _too_large(len(body), self.body_bytes_max)
+        sys_flag = header.sys_flag | topic_flags | (SysFlag.BORN_HOST_V6 if len(connection.remote_host) == 20 else 0)
+        properties = decode_properties((header.properties or "").encode())
+        wait = properties.pop(Prop.WAIT_STORE_MSG_OK, "true").lower() != "false"
+        properties[Prop.CLUSTER] = self._settings.broker_cluster_name
+        if sys_flag & SysFlag.TRANSACTION_MASK or properties.get(Prop.TRANSACTION_PREPARED, "").lower() == "true":
+            raise Refused(
+                ResponseCode.NO_PERMISSION,
+                f"the broker[{self._settings.broker_ip1}] sending transaction message is forbidden",
+            )
+        base = _Base(header, sys_flag, connection.remote_host)
+        if is_batch:
+            return self._batch(base, name, queue_id, body, properties), queue_id, wait
+        stored_name, stored_queue = self._divert(header, properties, name, queue_id)
+        message = base.message(stored_name, stored_queue, header.flag, body, stored_properties(properties))
+        return [message], queue_id, wait
+
+    def _batch(self, base: _Base, name: str, queue_id: int, body: bytes, shared: dict[str, str]) -> list[NewMessage]:
+        """The messages of a batch; `shared`, the properties of the batch itself, are added to those of each."""
+        if name.startswith(RETRY_PREFIX):
+            raise Refused(ResponseCode.MESSAGE_ILLEGAL, "a batch may not be sent to a retry topic")
+        try:
+            entries = decode_batch(body)
+        except BadBatch as error:
+            raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: {error}") from None
+        messages = []
+        for entry in entries:
+            properties = decode_properties(entry.properties)
+            if Prop.DELAY_TIME_LEVEL in properties or Prop.DELAY_TIME_LEVEL in shared:
+                raise Refused(ResponseCode.MESSAGE_ILLEGAL, "the message is illegal: a batch cannot be delayed")
+            properties.pop(Prop.WAIT_STORE_MSG_OK, None)
+            stored = stored_properties(properties | shared)
+            messages.append(base.message(name, queue_id, entry.flag, entry.body, stored))
+        if not messages:
+            raise Refused(ResponseCode.MESSAGE_ILLEGAL, "the message is illegal: the batch is empty")
+        return messages
+
+    def _target(self, header: SendMessageRequestHeader, connection: IConnection) -> tuple[str, int, int]:
+        """(topic, queue, flags) the send goes to, by the topic's rules; the topic is made where that is allowed."""
+        settings = self._settings
+        if not settings.broker_permission & Perm.WRITE:
+            remark = f"the broker[{settings.broker_ip1}] sending message is forbidden"
+            raise Refused(ResponseCode.NO_PERMISSION, remark)
+        name = check_topic(header.topic)
+        if name in NO_SEND_TOPICS:
+            raise Refused(ResponseCode.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden.")
+        topic = self._topics.get(name)
+        if topic is None:
+            topic = self._topics.create_for_send(name, header.default_topic, header.default_topic_queue_nums)
+        if topic is None and name.startswith(RETRY_PREFIX):
+            topic = self._topics.create_internal(name, 1)
+        if topic is None:
+            raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please!{FAQ}")
+        if not topic.perm & Perm.WRITE:
+            raise Refused(ResponseCode.NO_PERMISSION, f"the topic[{name}] sending message is forbidden")
+        queues = max(topic.write_queue_nums, topic.read_queue_nums)
+        if header.queue_id >= queues:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"request queueId[{header.queue_id}] is illegal, {topic} Producer: {connection.remote_addr}",
+            )
+        flags = SysFlag.MULTI_TAGS if topic.topic_filter_type == "MULTI_TAG" else 0
+        if not name.startswith(RETRY_PREFIX):
+            self.plain_topics[name] = name.encode(), queues, flags
+        queue_id = header.queue_id if header.queue_id >= 0 else self._rng.randrange(max(1, topic.write_queue_nums))
+        return name, queue_id, flags
+
+    def _divert(
+        self, header: SendMessageRequestHeader, properties: dict[str, str], name: str, queue_id: int
+    ) -> tuple[str, int]:
+        """Where the message is stored: its topic, the dead letter topic of its group, or the schedule topic."""
+        if name.startswith(RETRY_PREFIX):
+            group_name = name.removeprefix(RETRY_PREFIX)
+            group = self._groups.find(group_name)
+            if group is None:
+                remark = f"subscription group not exist, {group_name} {FAQ}"
+                raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark)
+            times_max = group.retry_max_times
+            if header.max_reconsume_times is not None:
+                times_max = header.max_reconsume_times
+            if (header.reconsume_times or 0) >= times_max:
+                properties.pop(Prop.DELAY_TIME_LEVEL, None)
+                name = DLQ_PREFIX + group_name
+                self._topics.create_internal(name, DLQ_QUEUES)
+                queue_id = self._rng.randrange(DLQ_QUEUES)
+        return delayed(properties, name, queue_id, self._delay_level_max)
+
+
+def delayed(properties: dict[str, str], name: str, queue_id: int, level_max: int) -> tuple[str, int]:
+    """Where a message with these properties is stored; a delayed one keeps its real topic and queue in them.
+
+    Level n of `messageDelayLevel` is queue n-1 of the schedule topic.
+    """
+    text = properties.get(Prop.DELAY_TIME_LEVEL)
+    if text is None:
+        return name, queue_id
+    if not text.isdecimal() or len(text) > 9:
+        raise Refused(
+            ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: delay level {text[:20]!r} is not a number"
+        )
+    level = min(int(text), level_max)
+    if level == 0:
+        return name, queue_id
+    properties[Prop.DELAY_TIME_LEVEL] = str(level)
+    properties[Prop.REAL_TOPIC] = name
+    properties[Prop.REAL_QUEUE_ID] = str(queue_id)
+    return SCHEDULE_TOPIC, level - 1
+
+
+@attrs.frozen
+class _Base:
+    """What all messages of one send share."""
+
+    header: SendMessageRequestHeader
+    sys_flag: int
+    born_host: bytes
+
+    def message(self, topic: str, queue_id: int, flag: int, body: bytes, properties: bytes) -> NewMessage:
+        header = self.header
+        times = header.reconsume_times or 0
+        return (
+            topic.encode(),
+            queue_id,
+            flag,
+            self.sys_flag,
+            header.born_timestamp,
+            self.born_host,
+            times,
+            0,
+            body,
+            properties,
+        )
+
+
+def read_send_header(code: int, ext: dict[str, str]) -> SendMessageRequestHeader:
+    """Either form of the header; a batch comes in the short one unless its fields say otherwise."""
+    if code == RequestCode.SEND_MESSAGE_V2 or (code == RequestCode.SEND_BATCH_MESSAGE and "a" in ext):
+        v2 = decode_header(SendMessageRequestHeaderV2, ext)
+        return SendMessageRequestHeader(**attrs.asdict(v2))
+    return decode_header(SendMessageRequestHeader, ext)
+
+
+def stored_properties(properties: dict[str, str]) -> bytes:
+    """The bytes for a record. Raises Refused where there are too many."""
+    encoded = reencode_properties(properties)
+    if len(encoded) > PROPERTIES_BYTES_MAX:
+        raise Refused(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"the message is illegal, its properties are {len(encoded)} bytes, {PROPERTIES_BYTES_MAX} at most",
+        )
+    return encoded
+
+
+def _too_large(size: int, limit: int) -> Refused:
+    return Refused(
+        ResponseCode.MESSAGE_ILLEGAL,
+        f"the message is illegal, maybe msg body or properties length not matched. msg body length {size}B, "
+        f"msg body length limit {limit}B, msg properties length limit 32KB.",
+    )

@@ -255,6 +255,7 @@ class CommitLog:
     def prepare_next(self) -> None:
         """Have the next segment made when half of the current one is full, and find out whether there is room again
         after there was none."""
+        self._source.keep_ahead(self.segments[-1], self.end - self._base)
         next_base = self._base + self.segment_bytes
         if self.why_full:
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 import shutil
@@ -12,6 +13,7 @@ from zope.interface import Attribute, Interface, implementer
 
 ZEROS_BYTES = 1024 * 1024
 _ZEROS = bytes(ZEROS_BYTES)
+MADV_POPULATE_WRITE = 23
 
 
 class IMappedFile(Interface):
@@ -30,6 +32,9 @@ class IMappedFile(Interface):
 
         May run on a worker; `stop` is asked before each piece. Only for a file nobody writes to yet.
         """
+
+    def populate(offset: int, size: int) -> None:
+        """Make these pages, whose content stays, ready to be written to. May run on a worker. Raises OSError."""
 
     def clear_from(offset: int) -> None:
         """Make all bytes from `offset` on zero and unallocated. Nobody may touch the buffer meanwhile."""
@@ -145,6 +150,18 @@ class OsMappedFile:
             os.fdatasync(fd)
 
         self._with_fd(write)
+
+    def populate(self, offset: int, size: int) -> None:
+        # mmap.madvise would hold the GIL while the kernel works; a foreign function does not.
+        import ctypes
+
+        libc = ctypes.CDLL(None, use_errno=True)
+        first = ctypes.c_char.from_buffer(self.buffer, offset)
+        address = ctypes.c_void_p(ctypes.addressof(first))
+        if libc.madvise(address, ctypes.c_size_t(size), MADV_POPULATE_WRITE):
+            error = ctypes.get_errno()
+            if error != errno.EINVAL:  # a kernel before 5.14 does not know it
+                raise OSError(error, os.strerror(error), self.path)
 
     def clear_from(self, offset: int) -> None:
         def cut(fd: int) -> None:

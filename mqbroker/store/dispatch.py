@@ -143,49 +143,48 @@ class Dispatcher:
             if self._taken < begin:
                 count -= self._take_from_log(begin, count)
                 continue
-            piled = pile.popleft()
-            self._take(piled)
-            count -= len(piled[1])
+            appends, taken = _pop_adjoining(pile, count)
+            self._take(appends)
+            count -= taken
         if not pile:
             commit_log.pile_bytes = 0
             if self._taken < commit_log.end and count > 0:
                 self._take_from_log(commit_log.end, count)
         self._write_pending()
 
-    def _take(self, piled: Piled) -> None:
-        """Turn appended messages into pending entries of their queues."""
-        messages, appended, queues = piled
+    def _take(self, appends: Sequence[Piled]) -> None:
+        """Turn messages, appended one after another, into pending entries of their queues. Hot."""
         touched = self._touched
         tag_codes = self._tag_codes
-        timestamp = appended[0][3]
-        size = 0
-        for message, (physical_offset, _, size, _), queue in zip(messages, appended, queues, strict=True):
-            if message[3] & 4:  # SysFlag.TRANSACTION_PREPARED, which _ROLLBACK includes
-                continue
-            properties = message[9]
-            if queue.is_schedule:
-                code = self._tags_code(queue, properties, timestamp)
-            else:
-                at = properties.rfind(_TAGS)
-                if at < 0:
-                    code = 0
-                elif at and properties[at - 1] != 2:
+        for messages, appended, queues in appends:
+            for message, (physical_offset, _, size, timestamp), queue in zip(messages, appended, queues, strict=True):
+                if message[3] & 4:  # SysFlag.TRANSACTION_PREPARED, which _ROLLBACK includes
+                    continue
+                properties = message[9]
+                if queue.is_schedule:
                     code = self._tags_code(queue, properties, timestamp)
                 else:
-                    end = properties.find(b"\x02", at)
-                    tag = properties[at + 5 :] if end < 0 else properties[at + 5 : end]
-                    try:
-                        code = tag_codes[tag]
-                    except KeyError:
+                    at = properties.rfind(_TAGS)
+                    if at < 0:
+                        code = 0
+                    elif at and properties[at - 1] != 2:
                         code = self._tags_code(queue, properties, timestamp)
-            queue.pending += (physical_offset, size, code)
-            touched[queue] = timestamp
-        end = appended[-1][0] + appended[-1][2]
-        self._commit_log.pile_bytes -= end - appended[0][0]
-        self._taken = end
-        self.last_timestamp_ms = timestamp
+                    else:
+                        end = properties.find(b"\x02", at)
+                        tag = properties[at + 5 :] if end < 0 else properties[at + 5 : end]
+                        try:
+                            code = tag_codes[tag]
+                        except KeyError:
+                            code = self._tags_code(queue, properties, timestamp)
+                queue.pending += (physical_offset, size, code)
+                touched[queue] = timestamp
+        last = appends[-1][1][-1]
+        taken_bytes = last[0] + last[2] - self._taken
+        self._commit_log.pile_bytes -= taken_bytes
+        self._taken += taken_bytes
+        self.last_timestamp_ms = last[3]
         if self._index is not None:
-            self._keep_for_index(piled, end - appended[0][0])
+            self._keep_for_index(appends, taken_bytes)
 
     def _tags_code(self, queue: ConsumeQueue, properties: bytes, timestamp_ms: int) -> int:
         if queue.is_schedule:
@@ -284,11 +283,11 @@ class Dispatcher:
     def is_index_behind(self) -> bool:
         return self._index is not None and self._index.offset < self.offset
 
-    def _keep_for_index(self, piled: Piled, size: int) -> None:
+    def _keep_for_index(self, appends: Sequence[Piled], size: int) -> None:
         if self._to_index_bytes > PILE_BYTES_MAX:
             self._to_index.clear()
             self._to_index_bytes = 0
-        self._to_index.append(piled)
+        self._to_index += appends
         self._to_index_bytes += size
 
     def index(self, count: int) -> None:
@@ -302,10 +301,10 @@ class Dispatcher:
             if index.offset < begin:
                 count -= self._index_from_log(index, begin, count)
                 continue
-            piled = waiting.popleft()
-            index.add(*piled)
+            appends, taken = _pop_adjoining(waiting, count)
+            index.add(appends)
             self._to_index_bytes -= index.offset - begin
-            count -= len(piled[1])
+            count -= taken
         if not waiting:
             self._to_index_bytes = 0
             if index.offset < self.offset and count > 0:
@@ -331,3 +330,16 @@ class Dispatcher:
             indexed_to = item.physical_offset + item.size
         index.put(rows, end if indexed < count else indexed_to)
         return indexed
+
+
+def _pop_adjoining(pile: deque[Piled], count: int) -> tuple[list[Piled], int]:
+    """Take appends of about `count` messages off the front, none missing between them; and how many messages."""
+    appends = [pile.popleft()]
+    taken = len(appends[0][1])
+    while pile and taken < count:
+        last = appends[-1][1][-1]
+        if pile[0][1][0][0] != last[0] + last[2]:
+            break
+        appends.append(pile.popleft())
+        taken += len(appends[-1][1])
+    return appends, taken

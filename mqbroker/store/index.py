@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from operator import mul
 from struct import Struct
 
-from mqbroker.store.commitlog import Appended, NewMessage
+from mqbroker.store.commitlog import Piled
 from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.disk import IDisk, IMappedFile
 from mqbroker.store.properties import find_property
@@ -258,21 +258,22 @@ class Index:
             if _FILE_NAME.fullmatch(name) and name not in names:
                 self._disk.remove(os.path.join(self._directory, name))
 
-    def add(self, messages: Sequence[NewMessage], appended: Sequence[Appended], queues: Sequence[ConsumeQueue]) -> None:
-        """Index the keys of appended messages. Raises OSError; `offset` tells how far it came."""
+    def add(self, appends: Sequence[Piled]) -> None:
+        """Index the keys of messages, appended one after another. Raises OSError; see `offset` for how far it came."""
         hash_key = self._hasher.hash
         rows: list[IndexRow] = []
-        for message, (physical_offset, _, _, timestamp_ms), queue in zip(messages, appended, queues, strict=True):
-            properties = message[9]
-            at = properties.rfind(_UNIQ_KEY)
-            if (at and (at < 0 or properties[at - 1] != 2)) or _KEYS in properties or message[3] & 12:
-                rows += self.rows_of(queue, message[3], properties, physical_offset, timestamp_ms)
-                continue
-            end = properties.find(b"\x02", at)
-            key = properties[at + 9 :] if end < 0 else properties[at + 9 : end]
-            if key:
-                rows.append((hash_key(queue.key_hash, key), physical_offset, timestamp_ms))
-        physical_offset, _, size, _ = appended[-1]
+        for messages, appended, queues in appends:
+            for message, (physical_offset, _, _, timestamp_ms), queue in zip(messages, appended, queues, strict=True):
+                properties = message[9]
+                at = properties.rfind(_UNIQ_KEY)
+                if (at and (at < 0 or properties[at - 1] != 2)) or _KEYS in properties or message[3] & 12:
+                    rows += self.rows_of(queue, message[3], properties, physical_offset, timestamp_ms)
+                    continue
+                end = properties.find(b"\x02", at)
+                key = properties[at + 9 :] if end < 0 else properties[at + 9 : end]
+                if key:
+                    rows.append((hash_key(queue.key_hash, key), physical_offset, timestamp_ms))
+        physical_offset, _, size, _ = appends[-1][1][-1]
         self.put(rows, physical_offset + size)
 
     def rows_of(

@@ -85,12 +85,15 @@ class MessageStore:
         return stopped
 
     def _close(self) -> Deferred[None]:
-        closed = self._files.close()
+        # The worker may still be at the segments' files: they are closed after it is done.
+        return self._files.close().addBoth(lambda _: self._close_files())
+
+    def _close_files(self) -> None:
         self._commit_log.close()
         self._queues.close()
         if self._index is not None:
             self._index.close()
-        return closed.addBoth(lambda _: self._files.lock.release())
+        self._files.lock.release()
 
     # Writing
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 import contextlib
 import os
 
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from mqbroker.store.ahead import Ahead
 from mqbroker.store.disk import IDisk, IMappedFile
 from mqbroker.store.worker import IWorker
 
@@ -33,6 +34,13 @@ class SegmentSource:
         self._ready: dict[int, IMappedFile] = {}
         self._job: _Preparation | None = None
         self._has_new_name = False
+        self._written_through: set[str] = set()
+        self._ahead = Ahead(worker)
+
+    def keep_ahead(self, file: IMappedFile, at: int) -> None:
+        """Have the pages of the active segment from `at` on ready, unless it was written through."""
+        if file.path not in self._written_through:
+            self._ahead.keep(file, at)
 
     def sync_names(self) -> None:
         """Bring the names of segments to the disk, if there are new ones. For the worker. Raises OSError."""
@@ -64,6 +72,7 @@ class SegmentSource:
                 result.close()
             else:
                 self._ready[offset] = result
+                self._written_through.add(result.path)
 
     def _remove(self, offset: int) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -106,11 +115,11 @@ class SegmentSource:
             file.close()
         self._ready.clear()
         if job is None:
-            return succeed(None)
+            return self._ahead.stop()
         job.is_stopped = True
         stopped: Deferred[None] = Deferred()
         assert job.done is not None
-        job.done.addBoth(lambda _: stopped.callback(None))
+        job.done.addBoth(lambda _: self._ahead.stop().chainDeferred(stopped))
         return stopped
 
 

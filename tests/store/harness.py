@@ -65,6 +65,9 @@ class FaultyFile:
     def write_through(self, stop: Callable[[], bool]) -> None:
         self._inner.write_through(stop)
 
+    def populate(self, offset: int, size: int) -> None:
+        self._inner.populate(offset, size)
+
     def clear_from(self, offset: int) -> None:
         self._inner.clear_from(offset)
 

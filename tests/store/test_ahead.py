@@ -1,0 +1,114 @@
+"""Pages made ready ahead of the appends: which, when, and that their content stays."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from mqbroker.store.ahead import AHEAD_BYTES, PIECE_BYTES, Ahead
+from mqbroker.store.disk import OsDisk
+from tests.store.harness import SteppedWorker
+
+
+class Pages:
+    """A file that notes which of its pages were asked for."""
+
+    def __init__(self, size: int = 16 * PIECE_BYTES) -> None:
+        self.size = size
+        self.path = "pages"
+        self.done: list[tuple[int, int]] = []
+        self.syncs = 0
+        self.error: OSError | None = None
+
+    def populate(self, offset: int, size: int) -> None:
+        if self.error is not None:
+            raise self.error
+        self.done.append((offset, offset + size))
+
+    def sync(self) -> None:
+        self.syncs += 1
+
+
+@pytest.fixture
+def worker() -> SteppedWorker:
+    worker = SteppedWorker()
+    worker.at_once = False
+    return worker
+
+
+def pieces(start: int, end: int) -> list[tuple[int, int]]:
+    return [(at, at + PIECE_BYTES) for at in range(start, end, PIECE_BYTES)]
+
+
+def test_pages_ahead_are_made_ready_once_and_each_piece_is_synced(worker: SteppedWorker) -> None:
+    ahead, file = Ahead(worker), Pages()
+    ahead.keep(file, 0)
+    ahead.keep(file, 0)
+    assert len(worker.waiting) == 1
+    worker.step()
+    assert file.done == pieces(0, AHEAD_BYTES)
+    assert file.syncs == len(file.done)
+    ahead.keep(file, PIECE_BYTES - 1)
+    assert worker.waiting == []
+    ahead.keep(file, PIECE_BYTES)
+    worker.step()
+    assert file.done == pieces(0, AHEAD_BYTES + PIECE_BYTES)
+
+
+def test_a_restart_begins_at_the_piece_that_is_written_to(worker: SteppedWorker) -> None:
+    ahead, file = Ahead(worker), Pages()
+    ahead.keep(file, 5 * PIECE_BYTES + 77)
+    worker.step()
+    assert file.done == pieces(5 * PIECE_BYTES, 5 * PIECE_BYTES + AHEAD_BYTES)
+
+
+def test_it_ends_with_the_file_and_begins_anew_with_the_next(worker: SteppedWorker) -> None:
+    ahead, file = Ahead(worker), Pages(PIECE_BYTES * 3 // 2)
+    ahead.keep(file, 0)
+    worker.step()
+    assert file.done == [(0, PIECE_BYTES), (PIECE_BYTES, PIECE_BYTES * 3 // 2)]
+    ahead.keep(file, PIECE_BYTES)
+    assert worker.waiting == []
+    following = Pages()
+    ahead.keep(following, 0)
+    worker.step()
+    assert following.done == pieces(0, AHEAD_BYTES)
+
+
+def test_small_files_are_left_alone(worker: SteppedWorker) -> None:
+    Ahead(worker).keep(Pages(PIECE_BYTES - 1), 0)
+    assert worker.waiting == []
+
+
+def test_a_failure_ends_it_and_harms_nobody(worker: SteppedWorker) -> None:
+    ahead, file = Ahead(worker), Pages()
+    file.error = OSError(errno.EIO, "Input/output error")
+    ahead.keep(file, 0)
+    worker.step()
+    ahead.keep(file, 0)
+    assert worker.waiting == []
+
+
+def test_stopping_waits_for_the_worker_and_takes_up_no_more(worker: SteppedWorker) -> None:
+    ahead, file = Ahead(worker), Pages()
+    ahead.keep(file, 0)
+    stopped: list[None] = []
+    ahead.stop().addCallback(stopped.append)
+    assert stopped == []
+    worker.step()
+    assert stopped == [None]
+    assert file.done == []
+    ahead.keep(file, AHEAD_BYTES)
+    assert worker.waiting == []
+
+
+def test_the_content_of_populated_pages_stays(tmp_path: Path) -> None:
+    file = OsDisk().create_mapped(str(tmp_path / "file"), 1 << 20)
+    file.allocate(0, file.size)
+    file.buffer[5000:5004] = b"here"
+    file.populate(0, file.size)
+    assert bytes(file.view[4999:5005]) == b"\0here\0"
+    assert not any(file.view[8192:])
+    file.close()

@@ -190,6 +190,22 @@ def test_beyond_the_bound_of_the_pile_the_log_is_read(
     assert list(tree(benches[0].root / "index").values()) == list(tree(benches[1].root / "index").values())
 
 
+def test_what_the_pile_lost_between_two_appends_is_indexed_too(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def keyed(key: str) -> commitlog_module.NewMessage:
+        return message(properties=b"KEYS\x01" + key.encode())
+
+    store = bench.open()
+    store.append([keyed("before")])
+    store.dispatch_now()
+    monkeypatch.setattr(commitlog_module, "PILE_BYTES_MAX", 0)
+    store.append([keyed("lost")])
+    store.append([keyed("after")])
+    store.dispatch_now()
+    store.start()
+    bench.clock.advance(0)
+    assert [len(store.query("T", key, 9, 0, 2 * NOW_MS)) for key in ("before", "lost", "after")] == [1, 1, 1]
+
+
 def test_dispatch_waits_for_a_full_disk_and_goes_on(bench: Bench) -> None:
     store = bench.open()
     store.start()

@@ -17,6 +17,7 @@ from mqbroker.config import LogLevel
 from mqbroker.daemons.daemon import Daemon, Served, StartFailed, install_reload_signals, remove_file
 from mqbroker.daemons.logs import LineObserver
 from mqbroker.daemons.options import ConsoleOptions
+from mqbroker.daemons.reactor import install_reactor
 
 log = Logger()
 
@@ -63,7 +64,8 @@ def _write_pid(path: str | None) -> None:
 
 
 def _run(program: str, options: ConsoleOptions, make: Callable[[Any, Any], Served], observer: LineObserver) -> int:
-    # Twisted chooses its reactor on import, and nothing before needs one.
+    # Twisted chooses its reactor on import where none is installed, and nothing before needs one.
+    install_reactor()
     from twisted.internet import reactor as global_reactor
 
     reactor: Any = global_reactor

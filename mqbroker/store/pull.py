@@ -90,19 +90,27 @@ class Reader:
         if tags_codes is None and count <= _AT_ONCE_MAX:
             if count > available:
                 count = available
-            piece = self._get_row(view, at, count, bytes_limit)
-            if piece is not None:
-                return GetResult(GetStatus.FOUND, offset + count, low, high, [piece], count, is_far)
+            pieces = self._get_at_once(view, at, count, bytes_limit)
+            if pieces is not None:
+                return GetResult(GetStatus.FOUND, offset + count, low, high, pieces, count, is_far)
         return self._get_each(queue, offset, count, bytes_limit, tags_codes)
 
-    def _get_row(self, view: memoryview, at: int, count: int, bytes_limit: int) -> memoryview | None:
-        """The messages of `count` entries as one piece, where they follow one another in the log within limits."""
+    def _get_at_once(self, view: memoryview, at: int, count: int, bytes_limit: int) -> list[memoryview] | None:
+        """The messages of `count` entries, where all are whole, in one segment and within limits; None otherwise."""
         entries = entries_struct(count).unpack_from(view, at)
-        size = sum(entries[1::3])
-        first = entries[0]
-        if size != entries[-3] + entries[-2] - first or (size > bytes_limit and count > 1):
+        offsets, sizes = entries[::3], entries[1::3]
+        size = sum(sizes)
+        if size > bytes_limit and count > 1:
             return None
-        return self._log.read(first, size)
+        first = offsets[0]
+        span = offsets[-1] + sizes[-1] - first
+        if size == span:  # one after another
+            piece = self._log.read(first, size)
+            return [piece] if piece is not None else None
+        whole = self._log.read(first, span)
+        if whole is None or min(sizes) <= 0 or min(offsets) != first or max(offsets) != offsets[-1]:
+            return None
+        return [whole[offset - first : offset - first + size] for offset, size in zip(offsets, sizes, strict=True)]
 
     def _get_each(
         self,

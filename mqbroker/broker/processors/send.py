@@ -38,19 +38,21 @@ _LENGTHS = Struct(">II")
 
 
 class _Numbers(dict[str, int]):
-    """Text to number: one lookup tells that a text is one, and which. Raises ValueError for what is none in 31 bits."""
+    """Text to number: one lookup tells whether it is one, and which. Raises ValueError for what is none."""
+
+    def __init__(self, number_max: int) -> None:
+        self._max = number_max
 
     def __missing__(self, text: str) -> int:
-        if not (text.isascii() and text.isdecimal() and len(text) <= 10) or (number := int(text)) > _INT32_MAX:
+        if not (text.isascii() and text.isdecimal() and len(text) <= 19) or (number := int(text)) > self._max:
             raise ValueError(text)
-        if len(self) < _NUMBERS_MAX:
-            self[text] = number
+        if len(self) >= _NUMBERS_MAX:
+            self.clear()
+        self[text] = number
         return number
 
 
-_INT32_MAX = 2**31 - 1
 _NUMBERS_MAX = 4096
-_numbers = _Numbers()
 
 
 class SendProcessor:
@@ -72,6 +74,8 @@ class SendProcessor:
         self._msg_id_prefix = store_host.hex().upper()
         self._answer = _answer_template(settings)
         self._prefixes: dict[int, str] = {}
+        self._numbers = _Numbers(2**31 - 1)
+        self._times = _Numbers(2**63 - 1)
         self._cluster = f"{Prop.CLUSTER}\x01{settings.broker_cluster_name}"
 
     # --- the hot path
@@ -83,7 +87,8 @@ class SendProcessor:
         host_flag = SysFlag.BORN_HOST_V6 if len(born_host) == 20 else 0
         body_bytes_max = self._rules.body_bytes_max
         cluster = self._cluster
-        numbers = _numbers
+        numbers = self._numbers
+        times = self._times
         messages: list[NewMessage] = []
         pending: list[_Pending] = []
         waits = False
@@ -92,14 +97,12 @@ class SendProcessor:
             try:
                 topic, queues, topic_flags = plain_topics[ext["b"]]
                 queue_id = numbers[ext["e"]]
-                born_timestamp = ext["g"]
+                born_timestamp = times[ext["g"]]
                 properties = ext["i"]
                 if (
                     queue_id >= queues
                     or len(body) > body_bytes_max
                     or serialize_type != JSON
-                    or len(born_timestamp) > 18
-                    or not (born_timestamp.isascii() and born_timestamp.isdecimal())
                     or ext.get("m", "false") != "false"
                     or "DELAY\x01" in properties
                     or "TRAN_MSG\x01" in properties
@@ -113,7 +116,7 @@ class SendProcessor:
                     queue_id,
                     numbers[ext["h"]],
                     numbers[ext["f"]] | topic_flags | host_flag,
-                    int(born_timestamp),
+                    born_timestamp,
                     born_host,
                     numbers[ext.get("j", "0")],
                     0,

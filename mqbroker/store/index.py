@@ -34,7 +34,7 @@ _UNIQ_KEY = b"UNIQ_KEY\x01"
 _KEYS = b"KEYS\x01"
 
 #: Keys differ in their last characters (unique keys: time and counter); the hash of what comes before is kept.
-_TAIL = 12
+_TAIL = 8
 _TAIL_POWERS = tuple(31**i for i in reversed(range(_TAIL)))
 _TAIL_FACTOR = 31**_TAIL
 _HEADS_MAX = 10_000

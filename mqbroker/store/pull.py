@@ -13,6 +13,7 @@ from typing import NamedTuple
 from mqbroker.config import StoreSettings
 from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.consumequeue import BLANK_SIZE, ENTRY_BYTES, ConsumeQueue, entries_struct
+from mqbroker.wire.record import RECORD_BYTES_MIN
 
 _ENTRY = Struct(">qiq")
 #: Entries one get may look at while it filters by tags (Java: 16000 bytes of them).
@@ -108,7 +109,7 @@ class Reader:
             piece = self._log.read(first, size)
             return [piece] if piece is not None else None
         whole = self._log.read(first, span)
-        if whole is None or min(sizes) <= 0 or min(offsets) != first or max(offsets) != offsets[-1]:
+        if whole is None or min(sizes) < RECORD_BYTES_MIN or min(offsets) != first or max(offsets) != offsets[-1]:
             return None
         return [whole[offset - first : offset - first + size] for offset, size in zip(offsets, sizes, strict=True)]
 
@@ -136,7 +137,7 @@ class Reader:
             newest = physical_offset
             if tags_codes is not None and code not in tags_codes:
                 continue
-            if size == BLANK_SIZE or log.view(physical_offset) is None:
+            if size < RECORD_BYTES_MIN or log.read(physical_offset, size) is None:  # removed, a hole, or damaged
                 if not count:
                     status = GetStatus.MESSAGE_WAS_REMOVING
                 continue

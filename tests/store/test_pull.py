@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 
 import pytest
@@ -182,3 +183,25 @@ def test_reading_by_offset_of_the_log(bench: Bench) -> None:
     assert bytes(store.read_log(at, 10_000)) == store.read_record(at) + store.read_record(rows[2][0])  # type: ignore[operator]
     assert store.read_log(at, 7).nbytes == 7
     assert store.read_log(store.log_end, 7).nbytes == 0
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [(0, -5), (0, 0), (0, 90), (-1, 200), (1 << 62, 200), (-(1 << 62), 200), (0, 1 << 30), (131072, 200)],
+)
+@pytest.mark.parametrize("place", [0, 5, 19])
+def test_a_rotten_entry_is_passed_over_and_its_neighbours_are_got(
+    bench: Bench, store: MessageStore, entry: tuple[int, int], place: int
+) -> None:
+    path = bench.root / "consumequeue" / "T" / "1" / f"{0:020d}"
+    with path.open("r+b") as file:
+        file.seek(place * 20)
+        file.write(struct.pack(">qi", *entry))
+    got: list[int] = []
+    offset = 0
+    while offset < 20:
+        found = store.get("T", 1, offset, 32)
+        got += offsets(found)
+        assert found.next_offset > offset
+        offset = found.next_offset
+    assert got == [n for n in range(20) if n != place]

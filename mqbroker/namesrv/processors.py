@@ -18,7 +18,7 @@ from mqbroker.namesrv.kv import ORDER_TOPIC_NAMESPACE, KvConfig
 from mqbroker.namesrv.routes import Registered, Registration, RouteTable
 from mqbroker.remoting.handlers import HandlerTable, IConnection
 from mqbroker.wire.bodies import DataVersion, KVTable, RegisterBrokerBody, TopicConfigSerializeWrapper, TopicRouteData
-from mqbroker.wire.codes import DLQ_PREFIX, RETRY_PREFIX, RequestCode, ResponseCode
+from mqbroker.wire.codes import DLQ_PREFIX, FAQ, RETRY_PREFIX, RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import (
     AddWritePermOfBrokerRequestHeader,
@@ -45,7 +45,6 @@ from mqbroker.wire.registration import body_crc32, decode_registration
 
 log = Logger()
 
-FAQ = "\nSee http://rocketmq.apache.org/docs/faq/ for further details."
 
 #: Versions by their ordinals: registrations since then name filter servers, routes since then are strict JSON.
 V3_0_11 = 37

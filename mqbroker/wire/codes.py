@@ -252,6 +252,9 @@ class Prop:
 #: Separates keys inside the KEYS property.
 KEY_SEPARATOR: Final = " "
 
+#: Ends the remarks that 4.9.7 gives its users a page for.
+FAQ: Final = "\nSee http://rocketmq.apache.org/docs/faq/ for further details."
+
 MASTER_ID: Final = 0
 RETRY_PREFIX: Final = "%RETRY%"
 DLQ_PREFIX: Final = "%DLQ%"

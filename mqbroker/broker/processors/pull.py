@@ -24,7 +24,7 @@ from mqbroker.remoting.handlers import IConnection, RawRequest, failure_response
 from mqbroker.store.message_store import MessageStore
 from mqbroker.store.pull import GetResult, GetStatus
 from mqbroker.wire.bodies import SubscriptionData, SubscriptionGroupConfig
-from mqbroker.wire.codes import MASTER_ID, VERSION, Perm, PullSysFlag, ResponseCode
+from mqbroker.wire.codes import FAQ, MASTER_ID, VERSION, Perm, PullSysFlag, ResponseCode
 from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand, encode_command
 from mqbroker.wire.frame import JSON
 from mqbroker.wire.headers import PullMessageRequestHeader, PullMessageResponseHeader, decode_header
@@ -32,7 +32,6 @@ from mqbroker.wire.names import check_topic
 
 log = Logger()
 
-FAQ = "\nSee http://rocketmq.apache.org/docs/faq/ for further details."
 
 #: A peer may not hold a pull for longer.
 SUSPEND_MS_MAX = 600_000

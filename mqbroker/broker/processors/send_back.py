@@ -9,14 +9,14 @@ from __future__ import annotations
 from random import Random
 
 from mqbroker.broker.groups import GroupTable
-from mqbroker.broker.processors.send_rules import DLQ_QUEUES, FAQ, delayed, stored_properties
+from mqbroker.broker.processors.send_rules import DLQ_QUEUES, delayed, stored_properties
 from mqbroker.broker.topics import TopicTable
 from mqbroker.config import BrokerSettings
 from mqbroker.errors import Refused, StoreError
 from mqbroker.remoting.handlers import HandlerTable, IConnection
 from mqbroker.store.message_store import MessageStore
 from mqbroker.wire.bodies import SubscriptionGroupConfig
-from mqbroker.wire.codes import DLQ_PREFIX, RETRY_PREFIX, Perm, Prop, RequestCode, ResponseCode
+from mqbroker.wire.codes import DLQ_PREFIX, FAQ, RETRY_PREFIX, Perm, Prop, RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import ConsumerSendMsgBackRequestHeader, decode_header
 from mqbroker.wire.ids import offset_message_id

@@ -19,6 +19,7 @@ from mqbroker.store.commitlog import NewMessage
 from mqbroker.wire.batch import BadBatch, decode_batch
 from mqbroker.wire.codes import (
     DLQ_PREFIX,
+    FAQ,
     NO_SEND_TOPICS,
     RETRY_PREFIX,
     SCHEDULE_TOPIC,
@@ -34,7 +35,6 @@ from mqbroker.wire.properties import PROPERTIES_BYTES_MAX, decode_properties, re
 
 #: Queues of a dead letter topic.
 DLQ_QUEUES = 1
-FAQ = "\nSee http://rocketmq.apache.org/docs/faq/ for further details."
 
 
 class SendRules:

@@ -1,4 +1,8 @@
-"""Which queues are this member's now: the topic's queues from its route, the group's members from a broker."""
+"""Which queues are this member's now: the topic's queues from its route, the group's members from its brokers.
+
+A broker that was just started knows only the members whose heartbeat it has had; who believed it alone would take
+queues that others are consuming. So several brokers are asked, and whom any of them knows is a member. Java asks one.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,9 @@ from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import GetConsumerListByGroupRequestHeader
 
 log = logging.getLogger(__name__)
+
+#: How many brokers are asked for the members.
+BROKERS_ASKED_MAX = 3
 
 
 @attrs.frozen
@@ -50,7 +57,11 @@ class Rebalance:
         names = sorted(route.brokers)
         self._net.rng.shuffle(names)
         last: MQError = Refused(ResponseCode.SYSTEM_ERROR, f"the route of {route.topic} names no broker")
+        members: set[str] = set()
+        answered = 0
         for name in names:
+            if answered == BROKERS_ASKED_MAX:
+                break
             addr = route.any_address(name)
             if addr is None:
                 continue
@@ -58,9 +69,13 @@ class Rebalance:
             try:
                 answer = await self._net.invoke(addr, request, self._timeout_ms)
                 if answer.code == ResponseCode.SUCCESS:
-                    return GetConsumerListByGroupResponseBody.from_json(answer.body).consumer_id_list
-                last = Refused(answer.code, answer.remark or "")
+                    members.update(GetConsumerListByGroupResponseBody.from_json(answer.body).consumer_id_list)
+                    answered += 1
+                else:
+                    last = Refused(answer.code, answer.remark or "")
             except MQError as error:
                 last = error
+        if members:
+            return sorted(members)
         self._routes.doubt(route.topic)
         raise last

@@ -1,0 +1,80 @@
+"""The members of a group, from several brokers."""
+
+import asyncio
+from random import Random
+
+import pytest
+
+from mqbroker.client.rebalance import BROKERS_ASKED_MAX, Rebalance
+from mqbroker.client.routes import route_of
+from mqbroker.errors import Refused, Unreachable
+from mqbroker.wire.bodies import BrokerData, GetConsumerListByGroupResponseBody, QueueData, TopicRouteData
+from mqbroker.wire.codes import ResponseCode
+from mqbroker.wire.command import RemotingCommand
+
+
+class Brokers:
+    """A net on which each broker knows some members; None stands for a broker that is away."""
+
+    def __init__(self, known):
+        self.known = known
+        self.rng = Random(1)
+        self.asked = []
+        self.doubted = []
+
+    async def invoke(self, addr, request, timeout_ms):
+        self.asked.append(addr)
+        members = self.known[addr]
+        if members is None:
+            raise Unreachable(f"{addr} is away")
+        if not members:
+            return RemotingCommand.response(request, ResponseCode.SYSTEM_ERROR, "no consumer for this group, g")
+        return RemotingCommand.response(request, body=GetConsumerListByGroupResponseBody(members).to_json())
+
+    async def get(self, topic):
+        data = TopicRouteData(
+            queue_datas=[QueueData(addr, 2, 2, 6) for addr in self.known],
+            broker_datas=[BrokerData(addr, "c", {0: addr}) for addr in self.known],
+        )
+        return route_of(topic, data)
+
+    def doubt(self, topic):
+        self.doubted.append(topic)
+
+
+def share(brokers, me="A"):
+    return asyncio.run(Rebalance(brokers, brokers, "g", me, 3000).share("T"))
+
+
+def test_who_any_broker_knows_is_a_member():
+    brokers = Brokers({"old:1": ["A", "B"], "restarted:1": ["A"]})
+    found = share(brokers)
+    assert found.is_shared
+    assert len(found.queues) == 2
+
+
+def test_both_members_agree_while_a_broker_knows_half_of_them():
+    shares = [share(Brokers({"old:1": ["A", "B"], "restarted:1": [me]}), me).queues for me in ("A", "B")]
+    assert len(shares[0] | shares[1]) == 4
+    assert not shares[0] & shares[1]
+
+
+@pytest.mark.parametrize("other", [None, []])
+def test_a_broker_that_cannot_say_does_not_matter_while_another_can(other):
+    brokers = Brokers({"a:1": other, "b:1": ["A", "B"]})
+    assert len(share(brokers).queues) == 2
+    assert brokers.doubted == []
+
+
+@pytest.mark.parametrize(("known", "error"), [({"a:1": None}, Unreachable), ({"a:1": []}, Refused)])
+def test_nobody_who_can_say_is_an_error_and_doubts_the_route(known, error):
+    brokers = Brokers(known)
+    with pytest.raises(error):
+        share(brokers)
+    assert brokers.doubted == ["T"]
+
+
+def test_of_many_brokers_a_few_are_asked():
+    brokers = Brokers({f"b{n}:1": ["A"] for n in range(20)})
+    assert len(share(brokers).queues) == 40
+    assert len(brokers.asked) == BROKERS_ASKED_MAX

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,11 +43,12 @@ def dev(port: int, broker_port: int, data: Path, memory: bool) -> None:
     """
     if port == broker_port != 0:
         raise click.UsageError(f"--port and --broker-port are both {port}: give them different ones")
+    began = time.monotonic()
     with told():
         from mqbroker.cli.devserver import Place, serve_dev
 
         with _directory(data, memory) as directory:
-            serve_dev(Place(directory, port, broker_port, keeps=not memory))
+            serve_dev(Place(directory, port, broker_port, keeps=not memory), began)
 
 
 @contextmanager

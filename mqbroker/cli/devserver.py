@@ -26,6 +26,7 @@ from mqbroker.cli.failures import Failure
 from mqbroker.cli.names import DEFAULT_NAME_SERVER
 from mqbroker.config import BrokerSettings, LogLevel, NamesrvSettings, load_broker_settings, load_namesrv_settings
 from mqbroker.daemons.logs import LineObserver
+from mqbroker.daemons.reactor import install_reactor
 from mqbroker.errors import StoreLocked
 from mqbroker.namesrv.service import Namesrv, make_namesrv
 from mqbroker.store.lock import LockedFile, lock_file
@@ -92,12 +93,12 @@ def _texts(overrides: dict[str, object]) -> list[tuple[str, str]]:
     return [(key, str(value)) for key, value in overrides.items()]
 
 
-def serve_dev(place: Place) -> None:
-    """Serve until SIGINT, SIGTERM or SIGHUP. Raises Failure where it cannot start."""
-    began = time.monotonic()
+def serve_dev(place: Place, began: float) -> None:
+    """Serve until SIGINT, SIGTERM or SIGHUP. `began` is the monotonic time of the command. Raises Failure."""
     lock = lock_directory(place)
     try:
-        # Twisted chooses its reactor on import: not before there is something to run.
+        # Twisted chooses its reactor on import where none is installed: not before there is something to run.
+        install_reactor()
         from twisted.internet import reactor
 
         _begin_logging(place)

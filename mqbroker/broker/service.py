@@ -147,11 +147,7 @@ class BrokerService(Service):
 
     def _listen(self, table: HandlerTable, clock: IReactorTime) -> tuple[RemotingServerFactory, ListeningService]:
         server = self.settings.server
-        limits = Limits(
-            frame_bytes_max=server.frame_max_length,
-            idle_seconds=server.server_channel_max_idle_time_seconds,
-        )
-        factory = RemotingServerFactory(table, clock, limits)
+        factory = RemotingServerFactory(table, clock, Limits.of(server))
         listening = ListeningService(
             self._reactor,
             server.listen_port,

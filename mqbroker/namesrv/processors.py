@@ -59,7 +59,7 @@ class BrokerProcessor:
         self._kv = kv
         self._clock = clock
 
-    def add_to(self, table: HandlerTable) -> None:
+    def register_on(self, table: HandlerTable) -> None:
         table.register(RequestCode.REGISTER_BROKER, self.register)
         table.register(RequestCode.UNREGISTER_BROKER, self.unregister)
         table.register(RequestCode.QUERY_DATA_VERSION, self.query_data_version)
@@ -135,7 +135,7 @@ class RouteProcessor:
         self._kv = kv
         self._order_message_enable = order_message_enable
 
-    def add_to(self, table: HandlerTable) -> None:
+    def register_on(self, table: HandlerTable) -> None:
         table.register(RequestCode.GET_ROUTEINFO_BY_TOPIC, self.route)
         table.register(RequestCode.GET_BROKER_CLUSTER_INFO, self.cluster_info)
         table.register(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, self.topics)
@@ -181,7 +181,7 @@ class KvProcessor:
         self._kv = kv
         self._save = save
 
-    def add_to(self, table: HandlerTable) -> None:
+    def register_on(self, table: HandlerTable) -> None:
         table.register(RequestCode.PUT_KV_CONFIG, self.put)
         table.register(RequestCode.GET_KV_CONFIG, self.get)
         table.register(RequestCode.DELETE_KV_CONFIG, self.delete)

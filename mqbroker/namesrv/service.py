@@ -95,18 +95,17 @@ def make_namesrv(settings: NamesrvSettings, reactor: Any, worker: IWorker | None
     kv = KvConfig(kv_file.load(KvWrapper.from_json))
     routes: RouteTable[IConnection] = RouteTable()
     table = HandlerTable()
-    BrokerProcessor(routes, kv, reactor).add_to(table)
-    RouteProcessor(routes, kv, order_message_enable=settings.order_message_enable).add_to(table)
-    KvProcessor(kv, lambda: kv_file.save(kv.to_json)).add_to(table)
+    BrokerProcessor(routes, kv, reactor).register_on(table)
+    RouteProcessor(routes, kv, order_message_enable=settings.order_message_enable).register_on(table)
+    KvProcessor(kv, lambda: kv_file.save(kv.to_json)).register_on(table)
     server = settings.server
-    limits = Limits(frame_bytes_max=server.frame_max_length, idle_seconds=server.server_channel_max_idle_time_seconds)
 
     def on_event(event: ConnectionEvent, connection: RemotingProtocol) -> None:
         if event is not ConnectionEvent.CONNECT:
             for addr in routes.drop_connection(connection):
                 log.info("the connection of broker {addr} closed: it is taken out", addr=addr)
 
-    factory = RemotingServerFactory(table, reactor, limits, on_event)
+    factory = RemotingServerFactory(table, reactor, Limits.of(server), on_event)
     listening = ListeningService(
         reactor, server.listen_port, factory, backlog=server.server_socket_backlog, interface=server.bind_address
     )

@@ -203,7 +203,7 @@ class RemotingProtocol(Protocol):
     def _finish_batch(self, answers: bytes, count: int) -> None:
         self._end(count)
         if answers:
-            self.write_prompt(answers)
+            self.write(answers)
 
     def _take(self, command: RemotingCommand, write: Callable[[bytes], None]) -> None:
         if command.is_response:
@@ -222,19 +222,15 @@ class RemotingProtocol(Protocol):
     def _finish(self, answer: RemotingCommand | None, request: RemotingCommand) -> None:
         self._end(1)
         if answer is not None and not request.is_oneway:
-            self.write_prompt(encode_command(answer))
+            self.write(encode_command(answer))
 
     # --- bytes out
 
     def send(self, command: RemotingCommand) -> None:
-        self.write_prompt(encode_command(command))
+        self.write(encode_command(command))
 
     def write(self, data: bytes) -> None:
-        self.last_active = self._clock.seconds()
-        self._write(data)
-
-    def write_prompt(self, data: bytes) -> None:
-        """Like `write`, without waiting for the reactor's next turn where the socket takes it."""
+        """Send whole frames, without waiting for the reactor's next turn where the socket takes them."""
         self.last_active = self._clock.seconds()
         self._prompt_write(data)
 
@@ -254,7 +250,7 @@ class RemotingProtocol(Protocol):
         data = encode_command(command)
         timeout = self._clock.callLater(timeout_ms / 1000, self._time_out, opaque, timeout_ms, command.describe())
         self._waiting[opaque] = deferred, timeout
-        self.write_prompt(data)
+        self.write(data)
         return deferred
 
     def invoke_oneway(self, command: RemotingCommand) -> None:

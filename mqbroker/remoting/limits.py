@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import attrs
 
 from mqbroker.wire.frame import FRAME_BYTES_MAX
+
+if TYPE_CHECKING:
+    # Clients use limits without any settings file.
+    from mqbroker.config import NettySettings
 
 
 @attrs.frozen
@@ -23,3 +29,8 @@ class Limits:
     idle_seconds: float = 120.0
     frame_seconds_max: float = 30.0
     connections_max: int = 20_000
+
+    @classmethod
+    def of(cls, server: NettySettings) -> Limits:
+        """The bounds that a server's settings set."""
+        return cls(frame_bytes_max=server.frame_max_length, idle_seconds=server.server_channel_max_idle_time_seconds)

@@ -181,5 +181,5 @@ def test_a_wrapped_transport_is_never_written_around():
     end = Prompt(CLIENT, SERVER)
     protocol = RemotingProtocol(HandlerTable(), Clock(), Limits(), NoOwner())
     protocol.makeConnection(Wrapper(end))
-    protocol.write_prompt(b"secret")
+    protocol.write(b"secret")
     assert end.written == b"encrypted:secret"

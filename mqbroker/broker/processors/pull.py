@@ -19,7 +19,6 @@ from mqbroker.broker.subscriptions import parse_subscription
 from mqbroker.broker.topics import TopicTable
 from mqbroker.config import BrokerSettings
 from mqbroker.errors import MQError, Refused
-from mqbroker.remoting.connection import RemotingProtocol
 from mqbroker.remoting.handlers import IConnection, RawRequest, failure_response
 from mqbroker.store.message_store import MessageStore
 from mqbroker.store.pull import GetResult, GetStatus
@@ -31,7 +30,6 @@ from mqbroker.wire.headers import PullMessageRequestHeader, PullMessageResponseH
 from mqbroker.wire.names import check_topic
 
 log = Logger()
-
 
 #: A peer may not hold a pull for longer.
 SUSPEND_MS_MAX = 600_000
@@ -178,25 +176,17 @@ class PullProcessor:
         result = self._get(pull, offset)
         if header.sys_flag & PullSysFlag.COMMIT_OFFSET and header.commit_offset >= 0:
             self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
+        code = _code(result, offset)
         suspend = header.sys_flag & PullSysFlag.SUSPEND and not pull.flag & ONEWAY_FLAG
-        if suspend and self._may_wait(result, offset) and self._hold(pull, offset, connection):
+        if suspend and code == ResponseCode.PULL_NOT_FOUND and self._hold(pull, offset, connection):
             return b""
-        return self._frame(pull, result, offset)
+        return self._frame(pull, code, result, offset)
 
     def _get(self, pull: _Pull, offset: int) -> GetResult:
         header = pull.header
         return self._store.get(header.topic, header.queue_id, offset, header.max_msg_nums, tags_codes=pull.tags_codes)
 
-    def _may_wait(self, result: GetResult, offset: int) -> bool:
-        return self._code(result, offset) == ResponseCode.PULL_NOT_FOUND
-
-    def _code(self, result: GetResult, offset: int) -> int:
-        if result.status in (GetStatus.NO_MATCHED_LOGIC_QUEUE, GetStatus.NO_MESSAGE_IN_QUEUE):
-            return ResponseCode.PULL_OFFSET_MOVED if offset else ResponseCode.PULL_NOT_FOUND
-        return _CODES[result.status]
-
-    def _frame(self, pull: _Pull, result: GetResult, offset: int) -> bytes:
-        code = self._code(result, offset)
+    def _frame(self, pull: _Pull, code: int, result: GetResult, offset: int) -> bytes:
         if code == ResponseCode.SUCCESS and pull.serialize_type == JSON:
             text = _FOUND % (MASTER_ID, result.next_offset, result.max_offset, result.min_offset, pull.opaque)
             size = sum(map(len, result.pieces))
@@ -240,16 +230,21 @@ class PullProcessor:
         """Look again for a held pull; False where it goes on waiting, behind what it does not want."""
         try:
             result = self._get(pull, held.offset)
-            if not last and (self._may_wait(result, held.offset) or result.status is GetStatus.NO_MATCHED_MESSAGE):
+            code = _code(result, held.offset)
+            if not last and (code == ResponseCode.PULL_NOT_FOUND or result.status is GetStatus.NO_MATCHED_MESSAGE):
                 if result.status is GetStatus.NO_MATCHED_MESSAGE:
                     held.offset = result.next_offset
                 return False
-            answer = self._frame(pull, result, held.offset)
+            answer = self._frame(pull, code, result, held.offset)
         except Exception as error:
             command = RemotingCommand(0, opaque=pull.opaque, serialize_type=pull.serialize_type)
             answer = encode_command(failure_response(command, error))
-        if isinstance(held.connection, RemotingProtocol):
-            held.connection.write_prompt(answer)
-        else:
-            held.connection.write(answer)
+        held.connection.write(answer)
         return True
+
+
+def _code(result: GetResult, offset: int) -> int:
+    """What a peer that asked for `offset` is told of `result`."""
+    if result.status in (GetStatus.NO_MATCHED_LOGIC_QUEUE, GetStatus.NO_MESSAGE_IN_QUEUE):
+        return ResponseCode.PULL_OFFSET_MOVED if offset else ResponseCode.PULL_NOT_FOUND
+    return _CODES[result.status]

@@ -3,17 +3,37 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import mmap
 import os
 import shutil
 from collections.abc import Callable
 
+import attrs
 from zope.interface import Attribute, Interface, implementer
 
 ZEROS_BYTES = 1024 * 1024
 _ZEROS = bytes(ZEROS_BYTES)
+MADV_WILLNEED = 3
 MADV_POPULATE_WRITE = 23
+_FETCH_BYTES = 256 * 1024
+_PAGE_BYTES = mmap.PAGESIZE
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@attrs.frozen
+class DiskSpace:
+    """What of the disk under a path is used, and what may still be: what is kept for root counts as neither."""
+
+    used_bytes: int
+    available_bytes: int
+
+    @property
+    def used_percent(self) -> int:
+        """Rounded up, as the Java broker does before it compares with a ratio."""
+        total = self.used_bytes + self.available_bytes
+        return -(-100 * self.used_bytes // total) if total else 0
 
 
 class IMappedFile(Interface):
@@ -38,6 +58,18 @@ class IMappedFile(Interface):
 
     def clear_from(offset: int) -> None:
         """Make all bytes from `offset` on zero and unallocated. Nobody may touch the buffer meanwhile."""
+
+    def write_at(offset: int, data: memoryview) -> None:
+        """Store bytes by a write, which unlike storing into `buffer` can wait. For the worker. Raises OSError."""
+
+    def is_resident(offset: int, size: int) -> bool:
+        """Whether these bytes are in memory, so that reading them from `view` does not wait for the disk. Cheap."""
+
+    def fetch(offset: int, size: int) -> None:
+        """Read these bytes into memory. For the worker. Raises OSError where the disk cannot read them."""
+
+    def pin() -> None:
+        """Have all of it stay in memory until it is closed. For the worker. Raises OSError where that is forbidden."""
 
     def sync() -> None:
         """Return when all bytes stored so far are on the disk. May run on a worker. Raises OSError."""
@@ -77,8 +109,17 @@ class IDisk(Interface):
         With `keep_open` its descriptor stays open, so that no write error can be missed between two syncs.
         """
 
-    def open_mapped(path: str, size: int, *, keep_open: bool = False) -> IMappedFile:
-        """Map the first `size` bytes of an existing file."""
+    def open_mapped(path: str, size: int, *, keep_open: bool = False, read_only: bool = False) -> IMappedFile:
+        """Map the first `size` bytes of an existing file.
+
+        With `read_only` nothing may be stored in it, and a file that may only be read will do.
+        """
+
+    def make_buffer(size: int) -> mmap.mmap:
+        """Memory of `size` zeros that is in no file."""
+
+    def space(path: str) -> DiskSpace:
+        """The room on the disk that holds `path`."""
 
     def read(path: str) -> bytes:
         """All of a file."""
@@ -88,6 +129,9 @@ class IDisk(Interface):
 
     def remove(path: str) -> None:
         """Delete a file."""
+
+    def rename(old: str, new: str) -> None:
+        """Give a file or directory another name on the same disk, at once and instead of what had it."""
 
     def remove_tree(path: str) -> None:
         """Delete a directory with all in it."""
@@ -111,14 +155,16 @@ class IDisk(Interface):
 class OsMappedFile:
     """A file of the operating system, mapped shared."""
 
-    __slots__ = ("_fd", "buffer", "path", "size", "view")
+    __slots__ = ("_address", "_fd", "_is_read_only", "buffer", "path", "size", "view")
 
-    def __init__(self, path: str, size: int, fd: int, keep_open: bool) -> None:
+    def __init__(self, path: str, size: int, fd: int, keep_open: bool, read_only: bool = False) -> None:
         self.path = path
         self.size = size
+        self._is_read_only = read_only
+        self._address = 0
         self._fd: int | None = None
         try:
-            self.buffer = mmap.mmap(fd, size)
+            self.buffer = mmap.mmap(fd, size, access=mmap.ACCESS_READ if read_only else mmap.ACCESS_DEFAULT)
         except BaseException:
             os.close(fd)
             raise
@@ -132,7 +178,7 @@ class OsMappedFile:
         if self._fd is not None:
             act(self._fd)
             return
-        fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(self.path, (os.O_RDONLY if self._is_read_only else os.O_RDWR) | os.O_CLOEXEC)
         try:
             act(fd)
         finally:
@@ -152,16 +198,45 @@ class OsMappedFile:
         self._with_fd(write)
 
     def populate(self, offset: int, size: int) -> None:
-        # mmap.madvise would hold the GIL while the kernel works; a foreign function does not.
-        import ctypes
+        # A kernel before 5.14 does not know it, and says EINVAL.
+        _call("madvise", self._at(offset), size, MADV_POPULATE_WRITE, self.path)
 
-        libc = ctypes.CDLL(None, use_errno=True)
-        first = ctypes.c_char.from_buffer(self.buffer, offset)
-        address = ctypes.c_void_p(ctypes.addressof(first))
-        if libc.madvise(address, ctypes.c_size_t(size), MADV_POPULATE_WRITE):
-            error = ctypes.get_errno()
-            if error != errno.EINVAL:  # a kernel before 5.14 does not know it
-                raise OSError(error, os.strerror(error), self.path)
+    def write_at(self, offset: int, data: memoryview) -> None:
+        def write(fd: int) -> None:
+            done = 0
+            while done < len(data):
+                done += os.pwrite(fd, data[done:], offset + done)
+
+        self._with_fd(write)
+
+    def is_resident(self, offset: int, size: int) -> bool:
+        if self._is_read_only:
+            return False
+        first = offset - offset % _PAGE_BYTES
+        pages = -(-(offset + size - first) // _PAGE_BYTES)
+        found = ctypes.create_string_buffer(pages)
+        if _libc.mincore(ctypes.c_void_p(self._at(first)), ctypes.c_size_t(offset + size - first), found):
+            return False
+        return all(page & 1 for page in found.raw)
+
+    def fetch(self, offset: int, size: int) -> None:
+        def read(fd: int) -> None:
+            end = offset + size
+            for at in range(offset, end, _FETCH_BYTES):
+                os.pread(fd, min(_FETCH_BYTES, end - at), at)
+
+        self._with_fd(read)
+
+    def pin(self) -> None:
+        _call("madvise", self._at(0), self.size, MADV_WILLNEED, self.path)
+        if _call("mlock", self._at(0), self.size, None, self.path):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), self.path)
+
+    def _at(self, offset: int) -> int:
+        """The address of a byte of the mapping, for functions of libc: mmap.madvise would hold the GIL meanwhile."""
+        if not self._address:
+            self._address = ctypes.addressof(ctypes.c_char.from_buffer(self.buffer))
+        return self._address + offset
 
     def clear_from(self, offset: int) -> None:
         def cut(fd: int) -> None:
@@ -177,9 +252,21 @@ class OsMappedFile:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+        self._address = 0
         self.view.release()
         with contextlib.suppress(BufferError):  # someone holds a slice: unmapped when that goes
             self.buffer.close()
+
+
+def _call(name: str, address: int, size: int, advice: int | None, path: str) -> int:
+    """Call madvise or mlock without the GIL; returns 0, or EINVAL. Raises OSError on any other error."""
+    arguments = [ctypes.c_void_p(address), ctypes.c_size_t(size)]
+    if not getattr(_libc, name)(*arguments, *([] if advice is None else [advice])):
+        return 0
+    error = ctypes.get_errno()
+    if error != errno.EINVAL:
+        raise OSError(error, os.strerror(error), path)
+    return error
 
 
 @implementer(IDisk)
@@ -214,8 +301,16 @@ class OsDisk:
             raise
         return OsMappedFile(path, size, fd, keep_open)
 
-    def open_mapped(self, path: str, size: int, *, keep_open: bool = False) -> IMappedFile:
-        return OsMappedFile(path, size, os.open(path, os.O_RDWR | os.O_CLOEXEC), keep_open)
+    def open_mapped(self, path: str, size: int, *, keep_open: bool = False, read_only: bool = False) -> IMappedFile:
+        fd = os.open(path, (os.O_RDONLY if read_only else os.O_RDWR) | os.O_CLOEXEC)
+        return OsMappedFile(path, size, fd, keep_open, read_only)
+
+    def make_buffer(self, size: int) -> mmap.mmap:
+        return mmap.mmap(-1, size)
+
+    def space(self, path: str) -> DiskSpace:
+        found = os.statvfs(path)
+        return DiskSpace((found.f_blocks - found.f_bfree) * found.f_frsize, found.f_bavail * found.f_frsize)
 
     def read(self, path: str) -> bytes:
         with open(path, "rb") as file:
@@ -234,6 +329,9 @@ class OsDisk:
 
     def remove(self, path: str) -> None:
         os.unlink(path)
+
+    def rename(self, old: str, new: str) -> None:
+        os.rename(old, new)
 
     def remove_tree(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):

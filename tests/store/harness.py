@@ -19,7 +19,7 @@ from zope.interface import implementer
 from mqbroker.config import StoreSettings
 from mqbroker.store import MessageStore, open_store
 from mqbroker.store.commitlog import NewMessage
-from mqbroker.store.disk import IDisk, ILockedFile, IMappedFile, OsDisk
+from mqbroker.store.disk import DiskSpace, IDisk, ILockedFile, IMappedFile, OsDisk
 from mqbroker.store.worker import IWorker
 
 DATA = Path(__file__).parent.parent / "data"
@@ -42,6 +42,7 @@ class Faults:
     room: int | None = None  # bytes that can still be allocated
     sync_error: int | None = None  # errno
     syncs: int = 0
+    space: DiskSpace | None = None
     synced_directories: set[str] = attrs.field(factory=set)
 
 
@@ -68,6 +69,18 @@ class FaultyFile:
     def populate(self, offset: int, size: int) -> None:
         self._inner.populate(offset, size)
 
+    def write_at(self, offset: int, data: memoryview) -> None:
+        self._inner.write_at(offset, data)
+
+    def is_resident(self, offset: int, size: int) -> bool:
+        return self._inner.is_resident(offset, size)
+
+    def fetch(self, offset: int, size: int) -> None:
+        self._inner.fetch(offset, size)
+
+    def pin(self) -> None:
+        self._inner.pin()
+
     def clear_from(self, offset: int) -> None:
         self._inner.clear_from(offset)
 
@@ -92,8 +105,11 @@ class FaultyDisk(OsDisk):
     def create_mapped(self, path: str, size: int, *, keep_open: bool = False) -> IMappedFile:
         return FaultyFile(super().create_mapped(path, size, keep_open=keep_open), self.faults)
 
-    def open_mapped(self, path: str, size: int, *, keep_open: bool = False) -> IMappedFile:
-        return FaultyFile(super().open_mapped(path, size, keep_open=keep_open), self.faults)
+    def open_mapped(self, path: str, size: int, *, keep_open: bool = False, read_only: bool = False) -> IMappedFile:
+        return FaultyFile(super().open_mapped(path, size, keep_open=keep_open, read_only=read_only), self.faults)
+
+    def space(self, path: str) -> DiskSpace:
+        return self.faults.space or super().space(path)
 
     def lock(self, path: str) -> ILockedFile:
         return super().lock(path)

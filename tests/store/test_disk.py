@@ -15,7 +15,7 @@ from twisted.internet.defer import Deferred
 from twisted.python.threadpool import ThreadPool
 from zope.interface.verify import verifyObject
 
-from mqbroker.store.disk import IDisk, ILockedFile, IMappedFile, OsDisk
+from mqbroker.store.disk import DiskSpace, IDisk, ILockedFile, IMappedFile, OsDisk
 from mqbroker.store.worker import InlineWorker, IWorker, ThreadWorker
 from tests.store.harness import FaultyDisk, SteppedWorker
 
@@ -177,3 +177,77 @@ def test_the_inline_worker_answers_at_once() -> None:
     InlineWorker().run(lambda: 5).addCallback(got.append)
     InlineWorker().run(fail).addErrback(lambda failure: got.append(failure.value.errno))
     assert got == [5, errno.EIO]
+
+
+def test_what_was_dropped_from_memory_is_seen_and_fetched(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    file = OsDisk().create_mapped(str(path), 1024 * 1024, keep_open=True)
+    file.allocate(0, file.size)
+    file.buffer[:] = b"x" * file.size
+    assert file.is_resident(5000, 10_000)
+    file.sync()
+    file.close()
+    fd = os.open(path, os.O_RDONLY)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(fd)
+    file = OsDisk().open_mapped(str(path), 1024 * 1024)
+    if file.is_resident(0, file.size):
+        pytest.skip("this file system keeps all files in memory")
+    assert not file.is_resident(5000, 10_000)
+    file.fetch(5000, 10_000)
+    assert file.is_resident(5000, 10_000)
+    assert not file.is_resident(0, file.size)
+
+
+def test_bytes_written_at_an_offset_show_in_the_mapping(tmp_path: Path) -> None:
+    file = OsDisk().create_mapped(str(tmp_path / "file"), 8192)
+    file.allocate(0, 8192)
+    file.write_at(4000, memoryview(b"y" * 200))
+    assert bytes(file.view[3999:4201]) == b"\0" + b"y" * 200 + b"\0"
+
+
+def test_a_pinned_file_is_locked_in_memory(tmp_path: Path) -> None:
+    file = OsDisk().create_mapped(str(tmp_path / "file"), 65536)
+    file.allocate(0, 65536)
+    try:
+        file.pin()
+    except OSError as error:
+        if error.errno not in (errno.ENOMEM, errno.EPERM, errno.EAGAIN):
+            raise
+        pytest.skip(f"locking memory is not permitted here: {error}")
+    assert int(_status("VmLck").split()[0]) >= 64
+    file.close()
+    assert int(_status("VmLck").split()[0]) < 64
+
+
+def _status(name: str) -> str:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(line.split(":")[1].strip() for line in lines if line.startswith(name + ":"))
+
+
+def test_a_file_opened_to_be_read_cannot_be_changed(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"z" * 4096)
+    path.chmod(0o400)
+    file = OsDisk().open_mapped(str(path), 4096, read_only=True)
+    assert bytes(file.view) == b"z" * 4096
+    with pytest.raises(TypeError):
+        file.buffer[0] = 1
+    file.close()
+
+
+def test_the_room_on_a_disk_is_told_as_java_counts_it(tmp_path: Path) -> None:
+    space = OsDisk().space(str(tmp_path))
+    usage = shutil.disk_usage(tmp_path)
+    assert space.used_bytes == pytest.approx(usage.used, abs=64 * 1024 * 1024)
+    assert space.available_bytes == pytest.approx(usage.free, abs=64 * 1024 * 1024)
+    assert DiskSpace(75, 25).used_percent == 75
+    assert DiskSpace(751, 249).used_percent == 76
+    assert DiskSpace(0, 0).used_percent == 0
+
+
+def test_a_rename_takes_the_place_of_what_was_there(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("a")
+    (tmp_path / "b").write_text("b")
+    OsDisk().rename(str(tmp_path / "a"), str(tmp_path / "b"))
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"b": "a"}

@@ -82,6 +82,12 @@ class StoreUnwritable(StoreError):
     """The store takes no more messages: a full disk, a failed fsync, a read-only directory."""
 
 
+class StoreBusy(StoreError):
+    """The store takes no messages until what it has is written; nothing is wrong."""
+
+    retriable = True
+
+
 class FlushTimedOut(StoreError):
     """The disk did not confirm a flush within `syncFlushTimeout`."""
 

@@ -27,10 +27,10 @@ _JAVA = _keys(
     commercialBigCount commercialBaseCount isolateLogEnable highSpeedMode filterServerNums maxDelayTime
     serverPooledByteBufAllocatorEnable useEpollNativeSelector writeBufferHighWaterMark writeBufferLowWaterMark
     clientPooledByteBufAllocatorEnable clientCloseSocketIfTimeout clientSocketSndBufSize clientSocketRcvBufSize
-    channelNotActiveInterval commitIntervalCommitLog commitCommitLogLeastPages commitCommitLogThoroughInterval
-    destroyMapedFileIntervalForcibly redeleteHangedFileInterval putMsgIndexHightWater warmMapedFileEnable
-    flushLeastPagesWhenWarmMapedFile messageIndexSafe debugLockEnable diskFallRecorded transientStorePoolEnable
-    transientStorePoolSize fastFailIfNoBufferInStorePool isEnableBatchPush enableBatchPush storePathDLedgerCommitLog
+    channelNotActiveInterval
+    destroyMapedFileIntervalForcibly redeleteHangedFileInterval putMsgIndexHightWater
+    flushLeastPagesWhenWarmMapedFile messageIndexSafe debugLockEnable diskFallRecorded
+    isEnableBatchPush enableBatchPush storePathDLedgerCommitLog
     dLegerGroup dLegerPeers dLegerSelfId preferredLeaderId clusterTest productEnvName
     """
 )

@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from struct import Struct
 from struct import error as struct_error
 
-from mqbroker.errors import MQError, StoreUnwritable
+from mqbroker.errors import MQError, StoreBusy, StoreUnwritable
 from mqbroker.store.consumequeue import ConsumeQueue, ConsumeQueues
 from mqbroker.store.disk import IMappedFile
 from mqbroker.store.segment import SegmentSource
+from mqbroker.store.transient import TransientStore
 from mqbroker.wire.codes import SysFlag
 from mqbroker.wire.record import BLANK_BYTES_MIN, MAGIC, encode_blank
 
@@ -49,6 +50,7 @@ class CommitLog:
     :param segments: at least one; the last has blocks behind every byte and is written to from `end` on.
     :param now_ms: wall clock, milliseconds.
     :param store_host: 8 or 20 bytes, put into every record.
+    :param transient: where new messages wait before they are written to the segments; None for no such place.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class CommitLog:
         queues: ConsumeQueues,
         now_ms: Callable[[], int],
         store_host: bytes,
+        transient: TransientStore | None = None,
     ) -> None:
         self.segments = segments
         self.segment_bytes = segments[0].size
@@ -71,6 +74,13 @@ class CommitLog:
         self._queue_table = queues.by_bytes
         self._now_ms = now_ms
         self._store_host = store_host
+        self._transient = transient
+        self._uncommitted: deque[tuple[Piled, int]] = deque()
+        self._leave = self._add_to_pile
+        if transient is not None:
+            self._leave = self._leave_uncommitted
+            transient.on_commit.append(self._committed)
+            transient.on_failure = self._commit_failed
         #: Appends that were not dispatched yet, and how many bytes of the log they are.
         self.pile: deque[Piled] = deque()
         self.pile_bytes = 0
@@ -84,6 +94,9 @@ class CommitLog:
     def _activate(self) -> None:
         self._base = self.min_offset + (len(self.segments) - 1) * self.segment_bytes
         self._buffer = self.segments[-1].buffer
+        self._source.use(self.segments[-1], self.segments[-2] if len(self.segments) > 1 else None)
+        if self._transient is not None:
+            self._buffer = self._transient.begin(self.segments[-1], self._base, self.end)
 
     # Appending
 
@@ -153,7 +166,7 @@ class CommitLog:
         self._buffer[start:stop] = b"".join(parts)
         self.end = end
         self.last_timestamp_ms = now
-        self._add_to_pile((messages, appended, queues), stop - start)
+        self._leave((messages, appended, queues), stop - start)
         return appended
 
     def _add_to_pile(self, piled: Piled, size: int) -> None:
@@ -166,6 +179,21 @@ class CommitLog:
             self.pile_bytes = 0
         pile.append(piled)
         self.pile_bytes += size
+
+    def _leave_uncommitted(self, piled: Piled, size: int) -> None:
+        assert self._transient is not None
+        self._uncommitted.append((piled, size))
+        self._transient.appended(self.end, self.last_timestamp_ms)
+
+    def _committed(self) -> None:
+        end = self.readable_end
+        waiting = self._uncommitted
+        while waiting and waiting[0][0][1][0][0] < end:
+            self._add_to_pile(*waiting.popleft())
+
+    def _commit_failed(self, why: str) -> None:
+        self.why_stopped = why
+        self._uncommitted.clear()
 
     def _unusual_head(
         self, message: NewMessage, queue: ConsumeQueue, size: int, end: int, now: int
@@ -200,6 +228,8 @@ class CommitLog:
     def _append_across(self, messages: Sequence[NewMessage]) -> list[Appended]:
         """Append messages of which not all fit into the current segment."""
         groups = self._group(messages)
+        if self._transient is not None and not self._transient.has_room_for(len(groups) - 1):
+            raise StoreBusy("all buffers of the transient store pool wait to be written")
         fresh: list[IMappedFile] = []
         next_base = self._base + self.segment_bytes
         try:
@@ -248,6 +278,7 @@ class CommitLog:
     def _roll_to(self, segment: IMappedFile) -> None:
         at = self.end - self._base
         self._buffer[at : at + BLANK_BYTES_MIN] = encode_blank(self.segment_bytes - at)
+        self.end += BLANK_BYTES_MIN
         self.segments.append(segment)
         self._activate()
         self.end = self._base
@@ -268,9 +299,19 @@ class CommitLog:
 
     # Reading
 
+    @property
+    def readable_end(self) -> int:
+        """Where the log ends for readers, dispatch and flush: `end`, but for what waits in memory to be committed."""
+        return self.end if self._transient is None else self._transient.committed
+
+    @property
+    def readable_ms(self) -> int:
+        """Store timestamp of the newest message below `readable_end`, ms."""
+        return self.last_timestamp_ms if self._transient is None else self._transient.committed_ms
+
     def view(self, offset: int) -> tuple[memoryview, int] | None:
         """The segment that holds `offset`, and the position in it; None where the log has no such byte."""
-        if not self.min_offset <= offset < self.end:
+        if not self.min_offset <= offset < self.readable_end:
             return None
         index, at = divmod(offset - self.min_offset, self.segment_bytes)
         return self.segments[index].view, at
@@ -278,7 +319,7 @@ class CommitLog:
     def read(self, offset: int, size: int) -> memoryview | None:
         """`size` bytes at `offset`, all in one segment; None where the log does not hold them."""
         found = self.view(offset)
-        if found is None or size <= 0 or offset + size > self.end or found[1] + size > self.segment_bytes:
+        if found is None or size <= 0 or offset + size > self.readable_end or found[1] + size > self.segment_bytes:
             return None
         return found[0][found[1] : found[1] + size]
 

@@ -17,6 +17,7 @@ ZEROS_BYTES = 1024 * 1024
 _ZEROS = bytes(ZEROS_BYTES)
 MADV_WILLNEED = 3
 MADV_POPULATE_WRITE = 23
+MLOCK_ONFAULT = 1
 _FETCH_BYTES = 256 * 1024
 _PAGE_BYTES = mmap.PAGESIZE
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -69,7 +70,10 @@ class IMappedFile(Interface):
         """Read these bytes into memory. For the worker. Raises OSError where the disk cannot read them."""
 
     def pin() -> None:
-        """Have all of it stay in memory until it is closed. For the worker. Raises OSError where that is forbidden."""
+        """Have all of it stay in memory. For the worker. Raises OSError where that is forbidden."""
+
+    def unpin() -> None:
+        """Undo `pin`, where it was. For the worker."""
 
     def sync() -> None:
         """Return when all bytes stored so far are on the disk. May run on a worker. Raises OSError."""
@@ -117,6 +121,9 @@ class IDisk(Interface):
 
     def make_buffer(size: int) -> mmap.mmap:
         """Memory of `size` zeros that is in no file."""
+
+    def pin_buffer(buffer: mmap.mmap) -> None:
+        """Have what is written to a buffer stay in memory. Raises OSError where that is forbidden."""
 
     def space(path: str) -> DiskSpace:
         """The room on the disk that holds `path`."""
@@ -232,6 +239,9 @@ class OsMappedFile:
         if _call("mlock", self._at(0), self.size, None, self.path):
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), self.path)
 
+    def unpin(self) -> None:
+        _libc.munlock(ctypes.c_void_p(self._at(0)), ctypes.c_size_t(self.size))
+
     def _at(self, offset: int) -> int:
         """The address of a byte of the mapping, for functions of libc: mmap.madvise would hold the GIL meanwhile."""
         if not self._address:
@@ -307,6 +317,13 @@ class OsDisk:
 
     def make_buffer(self, size: int) -> mmap.mmap:
         return mmap.mmap(-1, size)
+
+    def pin_buffer(self, buffer: mmap.mmap) -> None:
+        address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+        # Only pages that are used: the buffer is as large as a segment.
+        if _libc.mlock2(ctypes.c_void_p(address), ctypes.c_size_t(len(buffer)), MLOCK_ONFAULT):
+            error = ctypes.get_errno()
+            raise OSError(error, os.strerror(error))
 
     def space(self, path: str) -> DiskSpace:
         found = os.statvfs(path)

@@ -109,7 +109,7 @@ class Dispatcher:
             self._commit_log.why_full = f"consume queue or index cannot be written: {error}"
             self._schedule(RETRY_S)
             return
-        if self.offset < self._commit_log.end or self.is_index_behind:
+        if self.offset < self._commit_log.readable_end or self.is_index_behind:
             self._schedule()
 
     def restart(self, start: int) -> None:
@@ -121,7 +121,7 @@ class Dispatcher:
 
     def catch_up(self) -> None:
         """Dispatch to the consume queues all that is in the log. Raises OSError."""
-        while self.offset < self._commit_log.end:
+        while self.offset < self._commit_log.readable_end:
             self.dispatch(TURN_MESSAGES)
 
     def index_all(self) -> None:
@@ -148,8 +148,8 @@ class Dispatcher:
             count -= taken
         if not pile:
             commit_log.pile_bytes = 0
-            if self._taken < commit_log.end and count > 0:
-                self._take_from_log(commit_log.end, count)
+            if self._taken < commit_log.readable_end and count > 0:
+                self._take_from_log(commit_log.readable_end, count)
         self._write_pending()
 
     def _take(self, appends: Sequence[Piled]) -> None:

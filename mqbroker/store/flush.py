@@ -80,9 +80,14 @@ class LogFlusher:
         self._begin()
         return waiting
 
+    def wake(self) -> None:
+        """Look again at what may be synced, if someone waits."""
+        if self._waiting:
+            self._begin()
+
     def _begin(self) -> None:
         commit_log = self._commit_log
-        end = commit_log.end
+        end = commit_log.readable_end
         if self._sync is not None or end <= self.flushed or commit_log.why_stopped:
             return
         segments = commit_log.segments_between(self.flushed, end)
@@ -94,7 +99,7 @@ class LogFlusher:
 
         self.flushes += 1
         self._sync = self._worker.run(sync)
-        self._sync.addCallbacks(self._synced, self._failed, callbackArgs=(end, commit_log.last_timestamp_ms))
+        self._sync.addCallbacks(self._synced, self._failed, callbackArgs=(end, commit_log.readable_ms))
 
     def _synced(self, _: None, end: int, timestamp_ms: int) -> None:
         self._sync = None
@@ -138,7 +143,7 @@ class LogFlusher:
         if self._tick_call is not None:
             self._tick_call.cancel()
             self._tick_call = None
-        return self.durable(self._commit_log.end)
+        return self.durable(self._commit_log.readable_end)
 
 
 def _fire(deferred: Deferred[None], result: Exception | None) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 
 import attrs
-from twisted.internet.defer import Deferred, maybeDeferred, succeed
+from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
@@ -53,6 +53,7 @@ class MessageStore:
         self._log_flusher = parts.log_flusher
         self._reader = parts.reader
         self._files = parts.files
+        self._transient = parts.transient
         self._is_stopped = False
         #: Hot: the log's own function.
         self.append: Callable[[Sequence[NewMessage]], list[Appended]] = commit_log.append
@@ -76,7 +77,8 @@ class MessageStore:
             return succeed(None)
         self._is_stopped = True
         self._dispatcher.stop()
-        stopped = maybeDeferred(self._log_flusher.stop)
+        stopped = self._transient.stop() if self._transient is not None else succeed(None)
+        stopped.addCallback(lambda _: self._log_flusher.stop())
         stopped.addCallback(lambda _: self._dispatcher.catch_up())
         stopped.addCallback(lambda _: self._dispatcher.index_all())
         stopped.addCallback(lambda _: self._files.stop())
@@ -181,7 +183,7 @@ class MessageStore:
         if found is None:
             return memoryview(b"")
         view, at = found
-        return view[at : min(at + max_bytes, len(view), at + self._commit_log.end - offset)]
+        return view[at : min(at + max_bytes, len(view), at + self._commit_log.readable_end - offset)]
 
     def query(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> list[bytes]:
         """Records of a topic by unique key or key, newest first, stored between two times."""
@@ -196,7 +198,7 @@ class MessageStore:
 
     @property
     def log_end(self) -> int:
-        return self._commit_log.end
+        return self._commit_log.readable_end
 
     @property
     def flushed(self) -> int:
@@ -217,7 +219,7 @@ class MessageStore:
     def stats(self) -> StoreStats:
         return StoreStats(
             log_min_offset=self._commit_log.min_offset,
-            log_end=self._commit_log.end,
+            log_end=self._commit_log.readable_end,
             flushed=self._log_flusher.flushed,
             dispatched=self._dispatcher.offset,
             indexed=self._index.offset if self._index is not None else 0,

@@ -10,7 +10,7 @@ import attrs
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-from mqbroker.config import StoreSettings
+from mqbroker.config import BrokerRole, FlushDiskType, StoreSettings
 from mqbroker.store.checkpoint import Checkpoint, decode_checkpoint
 from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.consumequeue import ConsumeQueues
@@ -22,6 +22,7 @@ from mqbroker.store.pull import Reader
 from mqbroker.store.recovery import Recovered, Segments, last_timestamp, load_segments, recover
 from mqbroker.store.segment import SegmentSource
 from mqbroker.store.store_files import StoreFiles, StorePaths
+from mqbroker.store.transient import PAGE_BYTES, TransientRules, TransientStore
 from mqbroker.store.worker import IWorker
 
 #: The index is synced on every so many-th flush of the consume queues: its writes are scattered.
@@ -39,6 +40,7 @@ class Parts:
     log_flusher: LogFlusher
     reader: Reader
     files: StoreFiles
+    transient: TransientStore | None
 
 
 @attrs.frozen
@@ -84,12 +86,14 @@ class Opening:
             root=paths.root, how="normally" if is_clean else "abnormally",
             end=recovered.end, start=recovered.rebuild_from,
         )  # fmt: skip
-        source = SegmentSource(disk, self.worker, paths.commit_log, settings.mapped_file_size_commit_log)
-        commit_log = self._open_log(segments, recovered, source, queues, is_clean)
-        opened.callback(commit_log.close)
-        commit_log.last_timestamp_ms = max(
-            recovered.last_timestamp_ms, last_timestamp(segments, queues, recovered.rebuild_from)
+        source = SegmentSource(
+            disk, self.worker, paths.commit_log, settings.mapped_file_size_commit_log, settings.warm_maped_file_enable
         )
+        last_ms = max(recovered.last_timestamp_ms, last_timestamp(segments, queues, recovered.rebuild_from))
+        transient = self._make_transient(recovered.end, last_ms)
+        commit_log = self._open_log(segments, recovered, source, queues, is_clean, transient)
+        opened.callback(commit_log.close)
+        commit_log.last_timestamp_ms = last_ms
         index = self._open_index(checkpoint, commit_log, is_clean, is_intact) if settings.message_index_enable else None
         if index is not None:
             opened.callback(index.close)
@@ -111,6 +115,8 @@ class Opening:
             max(segments.first_offset, durable),
         )
         flusher.flushed_ms = checkpoint.log_ms
+        if transient is not None:
+            transient.on_commit.append(flusher.wake)
         files.follow(
             lambda snapshot: CacheFlusher(
                 self.clock, self.worker, settings.flush_interval_consume_queue_ms, INDEX_EVERY, snapshot
@@ -118,8 +124,34 @@ class Opening:
             _progress_of(flusher, dispatcher, index),
         )
         return Parts(
-            commit_log, queues, index, dispatcher, flusher, Reader(commit_log, settings, disk.memory_bytes()), files
+            commit_log,
+            queues,
+            index,
+            dispatcher,
+            flusher,
+            Reader(commit_log, settings, disk.memory_bytes()),
+            files,
+            transient,
         )
+
+    def _make_transient(self, end: int, end_ms: int) -> TransientStore | None:
+        """Where messages wait before they are in a file, if that is wanted: Java's rule is that no one may count on
+        the disk."""
+        settings = self.settings
+        if (
+            not settings.transient_store_pool_enable
+            or settings.flush_disk_type is not FlushDiskType.ASYNC_FLUSH
+            or settings.broker_role is BrokerRole.SLAVE
+        ):
+            return None
+        rules = TransientRules(
+            buffers_max=settings.transient_store_pool_size,
+            fails_fast=settings.fast_fail_if_no_buffer_in_store_pool,
+            least_bytes=max(1, settings.commit_commit_log_least_pages * PAGE_BYTES),
+            interval_s=settings.commit_interval_commit_log_ms / 1000,
+            thorough_s=settings.commit_commit_log_thorough_interval_ms / 1000,
+        )
+        return TransientStore(self.disk, self.worker, self.clock, rules, end, end_ms)
 
     def _build_queues(
         self,
@@ -151,6 +183,7 @@ class Opening:
         source: SegmentSource,
         queues: ConsumeQueues,
         is_clean: bool,
+        transient: TransientStore | None,
     ) -> CommitLog:
         files = list(segments.files)
         size = segments.segment_bytes
@@ -164,7 +197,14 @@ class Opening:
                 self._keep_or_remove(files[i], segments.first_offset + i * size, source, is_clean)
             del files[active + 1 :]
         return CommitLog(
-            files, segments.first_offset, end, source, queues, lambda: int(self.clock.seconds() * 1000), self.store_host
+            files,
+            segments.first_offset,
+            end,
+            source,
+            queues,
+            lambda: int(self.clock.seconds() * 1000),
+            self.store_host,
+            transient,
         )
 
     def _end_at(self, active: IMappedFile, at: int, is_clean: bool) -> None:

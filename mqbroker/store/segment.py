@@ -8,13 +8,15 @@ from __future__ import annotations
 import contextlib
 import os
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, succeed
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from mqbroker.store.ahead import Ahead
 from mqbroker.store.disk import IDisk, IMappedFile
 from mqbroker.store.worker import IWorker
+
+log = Logger()
 
 
 def segment_path(directory: str, offset: int) -> str:
@@ -24,9 +26,9 @@ def segment_path(directory: str, offset: int) -> str:
 class SegmentSource:
     """Makes segments; the next one ahead of time, written through with zeros by the worker."""
 
-    log = Logger()
-
-    def __init__(self, disk: IDisk, worker: IWorker, directory: str, segment_bytes: int) -> None:
+    def __init__(self, disk: IDisk, worker: IWorker, directory: str, segment_bytes: int, is_warm: bool = False) -> None:
+        """`is_warm`: the segment that is appended to is kept in memory, and the next before it is needed."""
+        self._is_warm = is_warm
         self._disk = disk
         self._worker = worker
         self._directory = directory
@@ -36,11 +38,24 @@ class SegmentSource:
         self._has_new_name = False
         self._written_through: set[str] = set()
         self._ahead = Ahead(worker)
+        self._pinning: Deferred[None] = succeed(None)
 
     def keep_ahead(self, file: IMappedFile, at: int) -> None:
         """Have the pages of the active segment from `at` on ready, unless it was written through."""
         if file.path not in self._written_through:
             self._ahead.keep(file, at)
+
+    def use(self, file: IMappedFile, former: IMappedFile | None) -> None:
+        """Take note of the segment that is appended to from now on, and of the one that was until now."""
+        if not self._is_warm:
+            return
+
+        def keep() -> None:
+            if former is not None:
+                former.unpin()
+            _pin(file)
+
+        self._pinning = self._worker.run(keep)
 
     def sync_names(self) -> None:
         """Bring the names of segments to the disk, if there are new ones. For the worker. Raises OSError."""
@@ -56,7 +71,9 @@ class SegmentSource:
         """See to it that the segment at `offset` will be there when it is taken. Failing here is no error yet."""
         if self._job is not None or offset in self._ready:
             return
-        job = self._job = _Preparation(self._disk, segment_path(self._directory, offset), self._segment_bytes)
+        job = self._job = _Preparation(
+            self._disk, segment_path(self._directory, offset), self._segment_bytes, self._is_warm
+        )
         job.done = self._worker.run(job.run)
         job.done.addBoth(self._prepared, job, offset)
 
@@ -65,7 +82,7 @@ class SegmentSource:
             self._job = None
         if isinstance(result, Failure):
             if not job.is_stopped:
-                self.log.warn("segment {offset} cannot be prepared: {failure.value}", offset=offset, failure=result)
+                log.warn("segment {offset} cannot be prepared: {failure.value}", offset=offset, failure=result)
                 self._remove(offset)
         elif result is not None:
             if job.is_stopped:
@@ -115,20 +132,26 @@ class SegmentSource:
             file.close()
         self._ready.clear()
         if job is None:
-            return self._ahead.stop()
+            return self._stop_ahead()
         job.is_stopped = True
         stopped: Deferred[None] = Deferred()
         assert job.done is not None
-        job.done.addBoth(lambda _: self._ahead.stop().chainDeferred(stopped))
+        job.done.addBoth(lambda _: self._stop_ahead().chainDeferred(stopped))
+        return stopped
+
+    def _stop_ahead(self) -> Deferred[None]:
+        stopped: Deferred[None] = Deferred()
+        self._pinning.addBoth(lambda _: self._ahead.stop().chainDeferred(stopped))
         return stopped
 
 
 class _Preparation:
     """Makes one segment, on the worker."""
 
-    def __init__(self, disk: IDisk, path: str, segment_bytes: int) -> None:
+    def __init__(self, disk: IDisk, path: str, segment_bytes: int, is_warm: bool) -> None:
         self._disk = disk
         self._path = path
+        self._is_warm = is_warm
         self._segment_bytes = segment_bytes
         self.is_stopped = False
         self.done: Deferred[IMappedFile | None] | None = None
@@ -144,4 +167,13 @@ class _Preparation:
         except OSError:
             file.close()
             raise
+        if self._is_warm:
+            _pin(file)
         return file
+
+
+def _pin(file: IMappedFile) -> None:
+    try:
+        file.pin()
+    except OSError as error:
+        log.warn("{path} is not locked in memory, raise the limit (ulimit -l): {error}", path=file.path, error=error)

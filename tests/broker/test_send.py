@@ -9,6 +9,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from twisted.internet.address import IPv6Address
 
+from mqbroker.errors import StoreBusy
 from mqbroker.remoting.handlers import failure_response
 from mqbroker.wire.batch import BatchEntry, encode_batch
 from mqbroker.wire.codes import VERSION, Perm, RequestCode, ResponseCode
@@ -477,6 +478,18 @@ def test_a_failed_sync_refuses_all_who_wait_and_all_who_come(sync_bench):
         late = one(client.send(properties=properties))
         assert late.code == ResponseCode.SERVICE_NOT_AVAILABLE
     assert one(client.send(code=V1)).code == ResponseCode.SERVICE_NOT_AVAILABLE
+
+
+def test_a_full_transient_pool_asks_for_patience(bench, client, monkeypatch):
+    client.send()
+
+    def full(messages):
+        raise StoreBusy("all buffers of the transient store pool wait to be written")
+
+    monkeypatch.setattr(bench.store, "append", full)
+    answer = one(client.send())
+    assert answer.code == ResponseCode.SYSTEM_BUSY == 2
+    assert answer.remark == "[REJECTREQUEST]system busy, start flow control for a while"
 
 
 def test_a_refused_neighbour_is_not_given_an_answer_twice(sync_bench):

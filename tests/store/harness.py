@@ -81,6 +81,9 @@ class FaultyFile:
     def pin(self) -> None:
         self._inner.pin()
 
+    def unpin(self) -> None:
+        self._inner.unpin()
+
     def clear_from(self, offset: int) -> None:
         self._inner.clear_from(offset)
 

@@ -6,9 +6,10 @@ import errno
 from pathlib import Path
 
 import pytest
+from twisted.logger import capturedLogs
 
 from mqbroker.store.segment import SegmentSource, segment_path
-from tests.store.harness import FaultyDisk, SteppedWorker
+from tests.store.harness import FaultyDisk, FaultyFile, SteppedWorker, make_bench, message, stop, turns
 
 SIZE = 8192
 
@@ -96,3 +97,54 @@ def test_stopping_waits_for_the_worker(made: Made) -> None:
     again: list[None] = []
     made.source.stop().addCallback(again.append)
     assert again == [None]
+
+
+class PinnedFiles:
+    """Which files of a directory are kept in memory."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.names: set[str] = set()
+        self.error: OSError | None = None
+        pinned = self
+
+        def pin(file: FaultyFile) -> None:
+            if pinned.error is not None:
+                raise pinned.error
+            pinned.names.add(Path(file.path).name)
+
+        monkeypatch.setattr(FaultyFile, "pin", pin)
+        monkeypatch.setattr(FaultyFile, "unpin", lambda file: pinned.names.discard(Path(file.path).name))
+
+
+def test_warm_segments_are_kept_in_memory_while_they_are_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pinned = PinnedFiles(monkeypatch)
+    bench = make_bench(tmp_path / "store", mapped_file_size_commit_log=8192, warm_maped_file_enable=True)
+    store = bench.open()
+    store.start()
+    assert pinned.names == {f"{0:020d}"}
+    store.append([message(body=b"x" * 5000)])
+    turns(bench.clock, 1)
+    assert pinned.names == {f"{0:020d}", f"{8192:020d}"}
+    store.append([message(body=b"x" * 5000)])
+    assert pinned.names == {f"{8192:020d}"}
+    stop(store)
+
+
+def test_segments_are_not_kept_in_memory_unless_that_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned = PinnedFiles(monkeypatch)
+    store = make_bench(tmp_path / "store").open()
+    stop(store)
+    assert pinned.names == set()
+
+
+def test_a_limit_on_locked_memory_is_said_and_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned = PinnedFiles(monkeypatch)
+    pinned.error = OSError(errno.ENOMEM, "Cannot allocate memory")
+    bench = make_bench(tmp_path / "store", warm_maped_file_enable=True)
+    with capturedLogs() as events:
+        store = bench.open()
+    assert ["ulimit -l" in event["log_format"] for event in events if event["log_level"].name == "warn"] == [True]
+    store.append([message()])
+    stop(store)

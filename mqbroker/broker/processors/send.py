@@ -17,7 +17,7 @@ from twisted.python.failure import Failure
 
 from mqbroker.broker.processors.send_rules import SendRules, read_send_header
 from mqbroker.config import BrokerSettings
-from mqbroker.errors import FlushTimedOut, MQError, Refused, StoreError
+from mqbroker.errors import FlushTimedOut, MQError, Refused, StoreBusy, StoreError
 from mqbroker.remoting.handlers import IConnection, RawRequest, failure_response
 from mqbroker.store.commitlog import Appended, NewMessage
 from mqbroker.store.message_store import MessageStore
@@ -238,6 +238,8 @@ _UNUSUAL_FLAGS = SysFlag.TRANSACTION_MASK
 
 
 def _store_refusal(error: MQError) -> Refused:
+    if isinstance(error, StoreBusy):
+        return Refused(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, start flow control for a while")
     return Refused(ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now. {error}")
 
 

@@ -1,0 +1,213 @@
+"""The transient store pool: messages are appended to memory that is in no file, and written to the log a little later.
+
+Only what was written ("committed") is seen by readers, dispatch and flush. A process that is killed takes with it
+what was not, which is at most what came in within the commit intervals: that is what this setting trades for appends
+that never touch a page of a file. Must never know what the bytes mean.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections import deque
+from collections.abc import Callable
+
+import attrs
+from twisted.internet.defer import Deferred, succeed
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from mqbroker.store.disk import IDisk, IMappedFile
+from mqbroker.store.worker import IWorker
+
+PAGE_BYTES = 4096
+
+
+@attrs.frozen
+class TransientRules:
+    """When appended bytes are committed, and how much memory they may wait in.
+
+    At once where `least_bytes` wait; what is less waits for `interval_s`, or until `thorough_s` after the commit
+    before. With `fails_fast` messages are refused while no buffer is free; else they go into the file at once.
+    """
+
+    buffers_max: int
+    fails_fast: bool
+    least_bytes: int
+    interval_s: float
+    thorough_s: float
+
+
+class _Sheet:
+    """The part of one segment that is appended in memory; `buffer` is None where there was none left to lend."""
+
+    def __init__(self, file: IMappedFile, base: int, buffer: mmap.mmap | None) -> None:
+        self.file = file
+        self.base = base
+        self.buffer = buffer
+        #: Where its bytes end in the log, once the next sheet has begun.
+        self.end: int | None = None
+
+
+class TransientStore:
+    """The memory that the log appends to, and the commits that write it to the segments, by the worker.
+
+    :param committed: where the log ends at the beginning.
+    """
+
+    log = Logger()
+
+    def __init__(
+        self,
+        disk: IDisk,
+        worker: IWorker,
+        clock: IReactorTime,
+        rules: TransientRules,
+        committed: int,
+        committed_ms: int,
+    ) -> None:
+        self._disk = disk
+        self._worker = worker
+        self._clock = clock
+        self._rules = rules
+        self.committed = committed
+        #: Store timestamp of the newest message that is committed, ms.
+        self.committed_ms = committed_ms
+        #: Called when more is committed.
+        self.on_commit: list[Callable[[], None]] = []
+        #: Called with why when a commit failed: what waited is lost.
+        self.on_failure: Callable[[str], None] = lambda why: None
+        self._sheets: deque[_Sheet] = deque()
+        self._free: list[mmap.mmap] = []
+        self._made = 0
+        self._end = committed
+        self._end_ms = committed_ms
+        self._committed_at = clock.seconds()
+        self._running: Deferred[None] | None = None
+        self._call: IDelayedCall | None = None
+        self._is_urgent = False
+        self._has_failed = False
+
+    # Appending
+
+    def has_room_for(self, count: int) -> bool:
+        """Whether so many more segments can be begun: without a buffer only where they may be appended to in their
+        files."""
+        if not self._rules.fails_fast:
+            return True
+        free = len(self._free) + self._rules.buffers_max - self._made
+        return free + self._is_all_committed >= count
+
+    @property
+    def _is_all_committed(self) -> bool:
+        return self._running is None and self.committed == self._end
+
+    def begin(self, file: IMappedFile, base: int, end: int) -> mmap.mmap:
+        """What to append to from now on: memory for the segment `file` that starts at `base`, or the file itself
+        where all buffers wait to be committed. `end`: where the bytes of the segment before end."""
+        if self._sheets:
+            self._sheets[-1].end = end
+            if self._is_all_committed:
+                self._finish(self._sheets.pop())
+        buffer = self._lend(file.size)
+        self._sheets.append(_Sheet(file, base, buffer))
+        return buffer if buffer is not None else file.buffer
+
+    def _finish(self, sheet: _Sheet) -> None:
+        """Take the buffer back of a segment that ends here: of its bytes only the filler is not in the file."""
+        if sheet.buffer is not None and sheet.end is not None:
+            start, stop = self.committed - sheet.base, sheet.end - sheet.base
+            sheet.file.buffer[start:stop] = sheet.buffer[start:stop]
+            self._free.append(sheet.buffer)
+
+    def _lend(self, size: int) -> mmap.mmap | None:
+        if self._free:
+            return self._free.pop()
+        if self._made >= self._rules.buffers_max:
+            return None
+        buffer = self._disk.make_buffer(size)
+        self._made += 1
+        try:
+            self._disk.pin_buffer(buffer)
+        except OSError as error:
+            if self._made == 1:
+                self.log.warn("transient store pool: memory is not locked and may be swapped: {error}", error=error)
+        return buffer
+
+    def appended(self, end: int, timestamp_ms: int) -> None:
+        """Tell that the log was appended to up to `end`."""
+        self._end = end
+        self._end_ms = timestamp_ms
+        if self._running is not None or self._is_urgent or self._has_failed:
+            return
+        if end - self.committed >= self._rules.least_bytes:
+            self._is_urgent = True
+            self._schedule(0)
+        elif self._call is None:
+            since = self._clock.seconds() - self._committed_at
+            self._schedule(max(self._rules.interval_s, self._rules.thorough_s - since))
+
+    def _schedule(self, delay_s: float) -> None:
+        if self._call is not None:
+            self._call.cancel()
+        self._call = self._clock.callLater(delay_s, self._commit)
+
+    # Committing
+
+    def _commit(self) -> None:
+        self._call = None
+        self._is_urgent = False
+        end, end_ms = self._end, self._end_ms
+        pieces = [piece for sheet in self._sheets if (piece := self._piece(sheet, end)) is not None]
+
+        def write() -> None:
+            for file, at, data in pieces:
+                file.write_at(at, data)
+
+        running = self._running = self._worker.run(write)
+        running.addCallbacks(lambda _: self._done(end, end_ms), self._failed)
+
+    def _piece(self, sheet: _Sheet, end: int) -> tuple[IMappedFile, int, memoryview] | None:
+        if sheet.buffer is None:
+            return None
+        start = max(self.committed - sheet.base, 0)
+        stop = (end if sheet.end is None else sheet.end) - sheet.base
+        return (sheet.file, start, memoryview(sheet.buffer)[start:stop]) if start < stop else None
+
+    def _done(self, end: int, end_ms: int) -> None:
+        self._running = None
+        self.committed = end
+        self.committed_ms = end_ms
+        self._committed_at = self._clock.seconds()
+        while len(self._sheets) > 1 and self._sheets[1].base <= end:
+            sheet = self._sheets.popleft()
+            if sheet.buffer is not None:
+                self._free.append(sheet.buffer)
+        for told in self.on_commit:
+            told()
+        if self._end > end:
+            self.appended(self._end, self._end_ms)
+
+    def _failed(self, failure: Failure) -> None:
+        self._running = None
+        self._has_failed = True
+        why = (
+            f"messages cannot be written to the commit log, {self._end - self.committed} bytes that were acknowledged "
+            f"are lost: {failure.getErrorMessage()}; restart the broker when the disk works"
+        )
+        self.log.critical("{why}", why=why)
+        self.on_failure(why)
+
+    def stop(self) -> Deferred[None]:
+        """Commit what is left; fires when that is done or has failed."""
+        if self._call is not None:
+            self._call.cancel()
+            self._call = None
+        if self._running is None:
+            if self._has_failed or self.committed >= self._end:
+                return succeed(None)
+            self._commit()
+            return self.stop()
+        stopped: Deferred[None] = Deferred()
+        self._running.addBoth(lambda _: self.stop().chainDeferred(stopped))
+        return stopped

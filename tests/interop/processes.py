@@ -84,10 +84,14 @@ class Process:
         self._close()
         return status
 
-    def stop(self, patience_s: float = 30.0) -> int:
-        """Ask it to stop (SIGTERM) and wait; returns the exit status. Kills it, and raises, when it does not."""
+    def begin_stop(self) -> None:
+        """Ask it to stop (SIGTERM)."""
         if self.running:
             self._popen.terminate()
+
+    def stop(self, patience_s: float = 30.0) -> int:
+        """Ask it to stop (SIGTERM) and wait; returns the exit status. Kills it, and raises, when it does not."""
+        self.begin_stop()
         try:
             return self.wait(patience_s)
         except ProcessFailed:

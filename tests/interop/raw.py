@@ -1,0 +1,134 @@
+"""Requests put to a broker of either kind as they are, and what it answers: no client stands between."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from mqbroker.wire.batch import BatchEntry, encode_batch
+from mqbroker.wire.codes import PullSysFlag, RequestCode, ResponseCode
+from mqbroker.wire.command import RemotingCommand, decode_commands, encode_command
+from mqbroker.wire.frame import FrameDecoder
+from mqbroker.wire.headers import (
+    CreateTopicRequestHeader,
+    PullMessageRequestHeader,
+    SendMessageRequestHeaderV2,
+)
+from mqbroker.wire.properties import encode_properties
+from mqbroker.wire.record import Record, decode_records
+from tests.interop.processes import PATIENCE_S
+
+GROUP = "interop"
+
+
+class Line:
+    """A connection to a broker, to be used by one at a time."""
+
+    def __init__(self, addr: str) -> None:
+        host, _, port = addr.rpartition(":")
+        self._socket = socket.create_connection((host, int(port)), PATIENCE_S)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._decoder = FrameDecoder()
+        self._opaque = 0
+
+    @property
+    def addr(self) -> str:
+        """Our end."""
+        host, port = self._socket.getsockname()[:2]
+        return f"{host}:{port}"
+
+    def ask(self, requests: Sequence[RemotingCommand]) -> list[RemotingCommand]:
+        """Send all requests at once; the answers, in the order of the requests."""
+        for request in requests:
+            self._opaque += 1
+            request.opaque = self._opaque
+        self._socket.sendall(b"".join(map(encode_command, requests)))
+        answers: dict[int, RemotingCommand] = {}
+        while len(answers) < len(requests):
+            data = self._socket.recv(1 << 18)
+            assert data, "the broker closed the connection"
+            answers.update((answer.opaque, answer) for answer in decode_commands(self._decoder.feed(data)))
+        return [answers[request.opaque] for request in requests]
+
+    def ask_well(self, requests: Sequence[RemotingCommand]) -> list[RemotingCommand]:
+        """The same, where every answer must be a success."""
+        answers = self.ask(requests)
+        assert [(a.code, a.remark) for a in answers if a.code != ResponseCode.SUCCESS] == []
+        return answers
+
+    def one(self, code: int, **fields: object) -> RemotingCommand:
+        """Ask one thing by its code and header fields, as they are named on the wire."""
+        return self.ask([request(code, **fields)])[0]
+
+    def number(self, code: int, field: str, **fields: object) -> int:
+        """The number `field` in the header of the answer."""
+        return int(self.ask_well([request(code, **fields)])[0].ext_fields[field])
+
+    def max_offset(self, topic: str, queue_id: int) -> int:
+        return self.number(RequestCode.GET_MAX_OFFSET, "offset", topic=topic, queueId=queue_id)
+
+    def read(self, topic: str, queue_id: int) -> list[Record]:
+        """Every message of a queue that is there."""
+        records: list[Record] = []
+        where = {"topic": topic, "queueId": queue_id}
+        at = self.number(RequestCode.GET_MIN_OFFSET, "offset", **where)
+        end = self.max_offset(topic, queue_id)
+        while at < end:
+            [answer] = self.ask_well([pull(topic, queue_id, at)])
+            found = decode_records(answer.body)
+            assert [record.queue_offset for record in found] == list(range(at, at + len(found)))
+            records += found
+            at = int(answer.ext_fields["nextBeginOffset"])
+        return records
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def request(code: int, body: bytes = b"", **fields: object) -> RemotingCommand:
+    return RemotingCommand(code, {name: str(value) for name, value in fields.items()}, body)
+
+
+def create_topic(topic: str, queues: int) -> RemotingCommand:
+    header = CreateTopicRequestHeader(
+        topic=topic, default_topic="TBW102", read_queue_nums=queues, write_queue_nums=queues, perm=6,
+        topic_filter_type="SINGLE_TAG", topic_sys_flag=0, order=False,
+    )  # fmt: skip
+    return RemotingCommand.request(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+
+
+def send(topic: str, queue_id: int, body: bytes, properties: dict[str, str], **header: Any) -> RemotingCommand:
+    """Send one message; `header` gives other fields of the request."""
+    fields: dict[str, Any] = {
+        "producer_group": GROUP,
+        "topic": topic,
+        "default_topic": "TBW102",
+        "default_topic_queue_nums": 4,
+        "queue_id": queue_id,
+        "sys_flag": 0,
+        "born_timestamp": time.time_ns() // 1_000_000,
+        "flag": 0,
+        "properties": encode_properties(properties).decode(),
+    }
+    return RemotingCommand.request(
+        RequestCode.SEND_MESSAGE_V2, SendMessageRequestHeaderV2(**{**fields, **header}), body
+    )
+
+
+def send_batch(topic: str, queue_id: int, messages: Iterable[tuple[bytes, dict[str, str]]]) -> RemotingCommand:
+    body = encode_batch(BatchEntry(0, body, encode_properties(properties)) for body, properties in messages)
+    command = send(topic, queue_id, body, {}, batch=True)
+    command.code = RequestCode.SEND_BATCH_MESSAGE
+    return command
+
+
+def pull(topic: str, queue_id: int, offset: int, count: int = 32, tags: str = "*") -> RemotingCommand:
+    """A pull that is answered at once, whatever there is."""
+    header = PullMessageRequestHeader(
+        consumer_group=GROUP, topic=topic, queue_id=queue_id, queue_offset=offset, max_msg_nums=count,
+        sys_flag=PullSysFlag.SUBSCRIPTION, commit_offset=0, suspend_timeout_millis=0, subscription=tags,
+        sub_version=0, expression_type="TAG",
+    )  # fmt: skip
+    return RemotingCommand.request(RequestCode.PULL_MESSAGE, header)

@@ -23,6 +23,7 @@ from mqbroker.store.opening import Opening, Parts
 from mqbroker.store.pull import GetResult
 from mqbroker.store.queries import find_by_key, offset_by_time, store_timestamp_at
 from mqbroker.store.store_files import StorePaths
+from mqbroker.store.turns import ProgressLine, Steps, run_at_once, run_in_turns
 from mqbroker.store.worker import IWorker
 
 
@@ -236,11 +237,29 @@ def open_store(
     :param store_host: 8 or 20 bytes, the broker's address as records keep it.
     Raises StoreLocked, StoreDamaged, and OSError where the disk refuses; then nothing is left open.
     """
+    steps = opening_steps(settings, disk=disk, clock=clock, worker=worker, store_host=store_host)
+    return run_at_once(steps, ProgressLine(settings.store_path_root_dir, clock.seconds))
+
+
+def open_store_in_turns(
+    settings: StoreSettings, *, disk: IDisk, clock: IReactorTime, worker: IWorker, store_host: bytes
+) -> Deferred[MessageStore]:
+    """As `open_store`, but a long recovery leaves the reactor time for others. Cancelling ends it, and another start
+    does it again."""
+    steps = opening_steps(settings, disk=disk, clock=clock, worker=worker, store_host=store_host)
+    return run_in_turns(steps, clock, ProgressLine(settings.store_path_root_dir, clock.seconds))
+
+
+def opening_steps(
+    settings: StoreSettings, *, disk: IDisk, clock: IReactorTime, worker: IWorker, store_host: bytes
+) -> Steps[MessageStore]:
+    """The work of `open_store`."""
     paths = StorePaths(settings.store_path_root_dir, settings.store_path_commit_log)
     disk.make_directories(paths.root)
     lock = disk.lock(paths.lock)
     try:
-        return MessageStore(Opening(settings, paths, disk, clock, worker, store_host, lock).open())
+        parts = yield from Opening(settings, paths, disk, clock, worker, store_host, lock).steps()
+        return MessageStore(parts)
     except BaseException:
         lock.release()
         raise

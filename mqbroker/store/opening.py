@@ -15,7 +15,7 @@ from mqbroker.store.checkpoint import Checkpoint, decode_checkpoint
 from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.consumequeue import ConsumeQueues
 from mqbroker.store.disk import IDisk, ILockedFile, IMappedFile
-from mqbroker.store.dispatch import Dispatcher, parse_delay_levels
+from mqbroker.store.dispatch import TURN_MESSAGES, Dispatcher, parse_delay_levels
 from mqbroker.store.flush import CacheFlusher, LogFlusher
 from mqbroker.store.index import Index, IndexFile
 from mqbroker.store.pull import Reader
@@ -23,10 +23,13 @@ from mqbroker.store.recovery import Recovered, Segments, last_timestamp, load_se
 from mqbroker.store.segment import SegmentSource
 from mqbroker.store.store_files import StoreFiles, StorePaths
 from mqbroker.store.transient import PAGE_BYTES, TransientRules, TransientStore
+from mqbroker.store.turns import Progress, Steps
 from mqbroker.store.worker import IWorker
 
 #: The index is synced on every so many-th flush of the consume queues: its writes are scattered.
 INDEX_EVERY = 10
+#: Consume queues that are built anew are saved each so many bytes of the log: after a kill it goes on from there.
+SAVE_BYTES = 1024 * 1024 * 1024
 
 
 @attrs.frozen
@@ -57,14 +60,15 @@ class Opening:
 
     log = Logger()
 
-    def open(self) -> Parts:
-        """Open, recover and build what is missing. Raises StoreDamaged and OSError, with nothing left open."""
+    def steps(self) -> Steps[Parts]:
+        """Open, recover and build what is missing. Raises StoreDamaged and OSError; then, and where it is ended
+        early, nothing is left open."""
         with ExitStack() as opened:
-            parts = self._open(opened)
+            parts = yield from self._open(opened)
             opened.pop_all()
         return parts
 
-    def _open(self, opened: ExitStack) -> Parts:
+    def _open(self, opened: ExitStack) -> Steps[Parts]:
         settings, disk, paths = self.settings, self.disk, self.paths
         abort = disk.read(paths.abort) if disk.exists(paths.abort) else None
         is_clean = abort is None
@@ -80,12 +84,8 @@ class Opening:
         checkpoint = decode_checkpoint(disk.read(paths.checkpoint)) if disk.exists(paths.checkpoint) else Checkpoint()
         if is_clean:  # from here on files change
             disk.write(paths.abort, disk.boot_id())
-        recovered = recover(segments, queues, checkpoint, is_clean=is_clean)
-        self.log.info(
-            "{root}: last stopped {how}, the log ends at {end}, consume queues are built from {start}",
-            root=paths.root, how="normally" if is_clean else "abnormally",
-            end=recovered.end, start=recovered.rebuild_from,
-        )  # fmt: skip
+        recovered = yield from recover(segments, queues, checkpoint, is_clean=is_clean)
+        self._say_found(segments, recovered, is_clean)
         source = SegmentSource(
             disk, self.worker, paths.commit_log, settings.mapped_file_size_commit_log, settings.warm_maped_file_enable
         )
@@ -100,7 +100,7 @@ class Opening:
         files = StoreFiles(disk, paths, self.lock, source, queues, index, checkpoint)
         for damage in recovered.damages:
             files.add_damage(damage)
-        dispatcher = self._build_queues(commit_log, queues, index, recovered, files)
+        dispatcher = yield from self._build_queues(commit_log, queues, index, recovered, files)
         dispatcher.last_timestamp_ms = max(checkpoint.queues_ms, dispatcher.last_timestamp_ms)
         if not is_intact:  # not before what the machine may have lost is built anew
             disk.write(paths.abort, disk.boot_id())
@@ -134,6 +134,15 @@ class Opening:
             transient,
         )
 
+    def _say_found(self, segments: Segments, recovered: Recovered, is_clean: bool) -> None:
+        self.log.info(
+            "{root}: last stopped {how}; the log goes from {first} to {end} in {files} files, {read} bytes of it were "
+            "read back, {damages} places hold no record; consume queues are built from {start}",
+            root=self.paths.root, how="normally" if is_clean else "abnormally", first=segments.first_offset,
+            files=len(segments.files), end=recovered.end, read=recovered.read_bytes,
+            damages=len(recovered.damages), start=recovered.rebuild_from,
+        )  # fmt: skip
+
     def _make_transient(self, end: int, end_ms: int) -> TransientStore | None:
         """Where messages wait before they are in a file, if that is wanted: Java's rule is that no one may count on
         the disk."""
@@ -160,17 +169,19 @@ class Opening:
         index: Index | None,
         recovered: Recovered,
         files: StoreFiles,
-    ) -> Dispatcher:
+    ) -> Steps[Dispatcher]:
         """Dispatch what consume queues do not have yet, and number the next message of each."""
         delay_levels_ms = parse_delay_levels(self.settings.message_delay_level)
         dispatcher = Dispatcher(
             commit_log, queues, index, self.clock, delay_levels_ms, recovered.rebuild_from, files.add_damage
         )
-        dispatcher.catch_up()
+        files.forget_queues_above(dispatcher.offset)
+        yield from _catch_up(dispatcher, commit_log, files)
         if dispatcher.gaps and recovered.rebuild_from > commit_log.min_offset:
             self.log.warn("{root}: consume queues miss messages, all are built anew", root=self.paths.root)
+            files.forget_queues_above(commit_log.min_offset)
             dispatcher.restart(commit_log.min_offset)
-            dispatcher.catch_up()
+            yield from _catch_up(dispatcher, commit_log, files)
         for queue in queues:
             queue.correct_min(commit_log.min_offset)
             queue.next_offset = queue.max_offset
@@ -246,6 +257,16 @@ def _is_good_index(file: IndexFile, checkpoint: Checkpoint, log_end: int, is_int
     if checkpoint.index_offset is not None:
         return file.is_full and file.end_offset < checkpoint.index_offset
     return file.is_full and file.end_ms <= checkpoint.index_ms
+
+
+def _catch_up(dispatcher: Dispatcher, commit_log: CommitLog, files: StoreFiles) -> Steps[None]:
+    saved = dispatcher.offset
+    while dispatcher.offset < commit_log.readable_end:
+        dispatcher.dispatch(TURN_MESSAGES)
+        if dispatcher.offset - saved >= SAVE_BYTES:
+            files.save_queues(dispatcher.offset, dispatcher.last_timestamp_ms)
+            saved = dispatcher.offset
+        yield Progress("consume queues are built from the log", dispatcher.offset, commit_log.readable_end)
 
 
 def _progress_of(flusher: LogFlusher, dispatcher: Dispatcher, index: Index | None) -> Callable[[], Checkpoint]:

@@ -7,6 +7,7 @@ Must never know of sockets, clocks or turns.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Callable
@@ -19,10 +20,12 @@ from mqbroker.store.checkpoint import Checkpoint
 from mqbroker.store.consumequeue import BLANK_SIZE, ConsumeQueue, ConsumeQueues
 from mqbroker.store.disk import IDisk, IMappedFile
 from mqbroker.store.logscan import Damage, Filler, Nothing, Scanned, find_next, scan_at
+from mqbroker.store.turns import Progress, Steps
 
 _FILE_NAME = re.compile(r"\d{20}")
 #: No property holds so many zeros in a row, but every lost sector does.
 _ZEROS_OF_A_TEAR = 64
+_STEP_RECORDS = 1000
 
 
 @attrs.frozen
@@ -59,6 +62,7 @@ class Recovered:
     rebuild_from: int
     last_timestamp_ms: int
     damages: list[Damage]
+    read_bytes: int
 
 
 def load_segments(disk: IDisk, directory: str, segment_bytes: int) -> Segments:
@@ -95,14 +99,14 @@ def _load_segments(
     return Segments(files, first, segment_bytes)
 
 
-def recover(segments: Segments, queues: ConsumeQueues, checkpoint: Checkpoint, *, is_clean: bool) -> Recovered:
+def recover(segments: Segments, queues: ConsumeQueues, checkpoint: Checkpoint, *, is_clean: bool) -> Steps[Recovered]:
     """Find the end of the log and truncate consume queues to what can be relied on. Changes nothing of the log."""
     if is_clean:
         start, durable_end = _clean_start(segments, queues)
     else:
         start, durable_end = _crashed_start(segments, queues, checkpoint)
     durable_ms = checkpoint.safe_ms if not is_clean and checkpoint.log_offset is None else 0
-    recovered = _find_end(segments, start, durable_end, durable_ms)
+    recovered = yield from _find_end(segments, start, durable_end, durable_ms)
     for queue in queues:
         if not is_clean or queue.end_of_last() > recovered.rebuild_from:
             queue.truncate(recovered.rebuild_from)
@@ -164,12 +168,16 @@ def _start_by_time(segments: Segments, queue: ConsumeQueue, safe_ms: int) -> int
     return max(segments.first_offset, physical_offset + size if size != BLANK_SIZE else 0)
 
 
-def _find_end(segments: Segments, start: int, durable_end: int, durable_ms: int) -> Recovered:
+def _find_end(segments: Segments, start: int, durable_end: int, durable_ms: int) -> Steps[Recovered]:
     """Read records from `start` to the first place above the durable mark where none stands."""
     damages: list[Damage] = []
     offset = start
     timestamp = 0
-    while offset < segments.end:
+    for count in itertools.count(1):
+        if offset >= segments.end:
+            break
+        if not count % _STEP_RECORDS:
+            yield Progress("the log is read back", offset, segments.end)
         item = segments.scan_at(offset)
         is_sure = offset < durable_end or timestamp < durable_ms
         if isinstance(item, Scanned) and (is_sure or not _may_be_torn(item)):
@@ -187,7 +195,7 @@ def _find_end(segments: Segments, start: int, durable_end: int, durable_ms: int)
                 break
             damages.append(_damage(segments, offset, following, why))
             offset = following
-    return Recovered(offset, min(start, offset), timestamp, damages)
+    return Recovered(offset, min(start, offset), timestamp, damages, offset - min(start, offset))
 
 
 def _may_be_torn(item: Scanned) -> bool:

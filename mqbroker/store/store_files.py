@@ -95,6 +95,25 @@ class StoreFiles:
         if len(self.damages) < _DAMAGES_MAX and damage not in self.damages:
             self.damages.append(damage)
 
+    def forget_queues_above(self, offset: int) -> None:
+        """Note on the disk that consume queues are about to be built anew from `offset` of the log: a process that is
+        killed meanwhile leaves them shorter than the checkpoint says. Raises OSError."""
+        known = self._checkpoint
+        if known.queues_offset is not None and known.queues_offset > offset:
+            self._write_checkpoint(attrs.evolve(known, queues_offset=offset, queues_ms=0))
+
+    def save_queues(self, offset: int, timestamp_ms: int) -> None:
+        """Bring consume queues, which hold all below `offset` of the log, to the disk and say so. Raises OSError."""
+        for file in self._queues.take_unsynced():
+            file.sync()
+        for directory in self._queues.take_new_names():
+            self._disk.sync_directory(directory)
+        self._write_checkpoint(attrs.evolve(self._checkpoint, queues_offset=offset, queues_ms=timestamp_ms))
+
+    def _write_checkpoint(self, checkpoint: Checkpoint) -> None:
+        self._disk.write(self._paths.checkpoint, encode_checkpoint(checkpoint))
+        self._checkpoint = checkpoint
+
     def start(self) -> None:
         if self._flusher is not None:
             self._flusher.start()

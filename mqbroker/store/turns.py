@@ -1,0 +1,107 @@
+"""Long work of a store that is being opened: done at once, or in turns that leave the reactor time for others; and
+what is said of it meanwhile. Must never know what the work is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import NamedTuple, TypeVar
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.logger import Logger
+
+T = TypeVar("T")
+#: How long one turn takes at most, and how often progress is said.
+TURN_S = 0.05
+SAY_EVERY_S = 2.0
+_MIB = 1024 * 1024
+
+log = Logger()
+
+
+class Progress(NamedTuple):
+    """So many bytes of so many are done of what `what` names."""
+
+    what: str
+    done: int
+    total: int
+
+
+#: Work that stops now and then to say how far it is.
+Steps = Generator[Progress, None, T]
+
+
+def run_at_once(steps: Steps[T], told: Callable[[Progress], None]) -> T:
+    """Do all of it; returns what it returns, raises what it raises."""
+    while True:
+        try:
+            progress = next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        told(progress)
+
+
+def run_in_turns(steps: Steps[T], clock: IReactorTime, told: Callable[[Progress], None]) -> Deferred[T]:
+    """Do it in turns of the clock. Fires with what it returns or fails with what it raises: at once, where one turn is
+    enough. Cancelling ends it where it is, as an exception there would."""
+    call: IDelayedCall | None = None
+
+    def cancel(_: Deferred[T]) -> None:
+        if call is not None and call.active():
+            call.cancel()
+        steps.close()
+
+    done: Deferred[T] = Deferred(cancel)
+
+    def turn() -> None:
+        nonlocal call
+        end = clock.seconds() + TURN_S
+        try:
+            while True:
+                told(next(steps))
+                if clock.seconds() >= end:
+                    break
+        except StopIteration as result:
+            done.callback(result.value)
+            return
+        except Exception as error:
+            done.errback(error)
+            return
+        call = clock.callLater(0, turn)
+
+    turn()
+    return done
+
+
+class ProgressLine:
+    """Logs how far something is, every `SAY_EVERY_S` at most: what is quick is not spoken of.
+
+    :param where: what it is done to.
+    """
+
+    def __init__(self, where: str, seconds: Callable[[], float]) -> None:
+        self._where = where
+        self._seconds = seconds
+        self._what = ""
+        self._began = self._said = 0.0
+        self._began_at = 0
+
+    def __call__(self, progress: Progress) -> None:
+        now = self._seconds()
+        if progress.what != self._what:
+            self._what = progress.what
+            self._began = self._said = now
+            self._began_at = progress.done
+        elif now - self._said >= SAY_EVERY_S:
+            self._said = now
+            self._say(progress, (progress.done - self._began_at) / (now - self._began))
+
+    def _say(self, progress: Progress, rate: float) -> None:
+        left = progress.total - progress.done
+        log.info(
+            "{where}: {what}, {percent} % of {total} MiB, {rate} MiB/s, about {left} s left",
+            where=self._where, what=progress.what, percent=100 * progress.done // max(progress.total, 1),
+            total=progress.total // _MIB, rate=round(rate / _MIB, 1), left=round(left / rate) if rate > 0 else "?",
+        )  # fmt: skip

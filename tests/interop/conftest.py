@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.interop.fleet import Broker, Fleet, Namesrv
+from tests.interop import sample_store
+from tests.interop.fleet import Broker, Fleet, Kind, Namesrv
 from tests.interop.java import JavaMissing, JavaSystem, java_system
+from tests.interop.raw import Line
 
 
 @pytest.fixture(scope="session")
@@ -51,6 +53,20 @@ def java_namesrv(shared_fleet: Fleet) -> Namesrv:
 @pytest.fixture(scope="session")
 def java_broker(shared_fleet: Fleet, java_namesrv: Namesrv) -> Broker:
     return shared_fleet.broker("java", java_namesrv)
+
+
+@pytest.fixture(scope="session")
+def sample_stores(shared_fleet: Fleet, our_namesrv: Namesrv) -> dict[Kind, Broker]:
+    """The brokers that wrote a sample store each, on their way to stop: `stop` them before using their stores."""
+    made: dict[Kind, Broker] = {}
+    kinds: list[Kind] = ["java", "ours"]
+    for kind in kinds:
+        made[kind] = shared_fleet.broker(kind, our_namesrv, brokerName=f"sample-{kind}", **sample_store.SETTINGS)
+        line = Line(made[kind].addr)
+        sample_store.fill(line)
+        line.close()
+        made[kind].process.begin_stop()
+    return made
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from tests.interop.raw import Line, create_topic, send, send_batch
 SEGMENT_BYTES = 65536
 QUEUE_FILE_MESSAGES = 1000
 SETTINGS = {
+    "maxIndexNum": "700",
     "mappedFileSizeCommitLog": str(SEGMENT_BYTES),
     "mappedFileSizeConsumeQueue": str(20 * QUEUE_FILE_MESSAGES),
     # Some messages of "large" fit, not 32 of them.
@@ -74,6 +75,11 @@ def fill(line: Line) -> None:
     line.ask_well([message("keys", 0, i, KEYS=f"one-{i} shared") for i in range(120)])
     line.ask_well([message("keys", 1, i, KEYS=f"one-{i} some") for i in range(5)])
     line.ask_well([message("delayed", 0, i, DELAY="18", TAGS="A") for i in range(5)])
+    wait_all(line)
+
+
+def wait_all(line: Line) -> None:
+    """Return when all can be read."""
     for (topic, queue_id), count in COUNTS.items():
         eventually(f"all of {topic} {queue_id}", lambda t=topic, q=queue_id, c=count: line.max_offset(t, q) == c)
 

@@ -6,7 +6,6 @@ Where they differ on purpose, `DELIBERATE` says why; such a difference must be t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 
 import attrs
 import pytest
@@ -23,7 +22,6 @@ from tests.interop.sample_store import (
     SEGMENT_BYTES,
     SETTINGS,
     TOPICS,
-    fill,
     unique_key,
     without_oldest,
 )
@@ -181,39 +179,23 @@ def assert_same(differing: list[Case], *deliberate: Deliberate) -> None:
 # --- the brokers
 
 
-@pytest.fixture(scope="module")
-def stores(shared_fleet: Fleet, our_namesrv: Namesrv) -> dict[Kind, tuple[Broker, Path]]:
-    """A sample store of each kind. The Java broker stops slowly, so it is waited for when its store is wanted."""
-    made: dict[Kind, tuple[Broker, Path]] = {}
-    kinds: list[Kind] = ["java", "ours"]
-    for kind in kinds:
-        broker = shared_fleet.broker(kind, our_namesrv, brokerName=f"sample-{kind}", **SETTINGS)
-        line = Line(broker.addr)
-        fill(line)
-        line.close()
-        broker.process.begin_stop()
-        made[kind] = broker, broker.store
-    return made
-
-
 # A ratio of 0 makes messages count as far behind: other limits, and a slave is suggested.
 @pytest.fixture(scope="module", params=[("ours", "40"), ("java", "0")], ids=["written-by-ours", "written-by-java"])
 def pair(
     request: pytest.FixtureRequest,
     shared_fleet: Fleet,
     our_namesrv: Namesrv,
-    stores: dict[Kind, tuple[Broker, Path]],
+    sample_stores: dict[Kind, Broker],
 ) -> Iterator[Pair]:
     writer, ratio = request.param
-    broker, store = stores[writer]
-    broker.process.stop()
+    sample = sample_stores[writer]
+    sample.process.stop()
     lines, readers = [], []
     kinds: list[Kind] = ["ours", "java"]
     for kind in kinds:
-        copy = without_oldest(store, store.with_name(f"{store.name}-{kind}"))
-        reader = shared_fleet.broker(
-            kind, our_namesrv, copy, brokerName=broker.name, accessMessageInMemoryMaxRatio=ratio, **SETTINGS
-        )
+        copy = without_oldest(sample.store, sample.store.with_name(f"{sample.store.name}-{kind}"))
+        settings = {**SETTINGS, "accessMessageInMemoryMaxRatio": ratio}
+        reader = shared_fleet.broker(kind, our_namesrv, copy, brokerName=sample.name, **settings)
         readers.append(reader)
         lines.append(Line(reader.addr))
     yield Pair(*lines)

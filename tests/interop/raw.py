@@ -69,19 +69,28 @@ class Line:
     def max_offset(self, topic: str, queue_id: int) -> int:
         return self.number(RequestCode.GET_MAX_OFFSET, "offset", topic=topic, queueId=queue_id)
 
-    def read(self, topic: str, queue_id: int) -> list[Record]:
-        """Every message of a queue that is there."""
+    def read(self, topic: str, queue_id: int, tags: str = "*") -> list[Record]:
+        """Every message of a queue that is there, or of those with tags."""
         records: list[Record] = []
-        where = {"topic": topic, "queueId": queue_id}
-        at = self.number(RequestCode.GET_MIN_OFFSET, "offset", **where)
+        at = self.number(RequestCode.GET_MIN_OFFSET, "offset", topic=topic, queueId=queue_id)
         end = self.max_offset(topic, queue_id)
         while at < end:
-            [answer] = self.ask_well([pull(topic, queue_id, at)])
+            [answer] = self.ask([pull(topic, queue_id, at, tags=tags)])
+            assert answer.code == ResponseCode.SUCCESS or answer.remark == "NO_MATCHED_MESSAGE", answer
             found = decode_records(answer.body)
-            assert [record.queue_offset for record in found] == list(range(at, at + len(found)))
+            next_offset = int(answer.ext_fields["nextBeginOffset"])
+            if tags == "*":
+                assert [record.queue_offset for record in found] == list(range(at, next_offset))
             records += found
-            at = int(answer.ext_fields["nextBeginOffset"])
+            at = next_offset
         return records
+
+    def query(self, topic: str, key: str, count: int = 64) -> list[Record]:
+        """Messages by unique key or key, whenever they were stored; the newest where there are more."""
+        fields = {"topic": topic, "key": key, "maxNum": count, "beginTimestamp": 0, "endTimestamp": 2**63 - 1}
+        [answer] = self.ask([request(RequestCode.QUERY_MESSAGE, **fields)])
+        assert answer.code in (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND), answer
+        return sorted(decode_records(answer.body), key=lambda record: record.physical_offset)
 
     def close(self) -> None:
         self._socket.close()

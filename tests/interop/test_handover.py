@@ -1,0 +1,123 @@
+"""One store that goes from hand to hand: each broker serves what the ones before acknowledged, and goes on writing."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Literal
+
+import attrs
+
+from tests.interop.fleet import Fleet, Kind, Namesrv
+from tests.interop.processes import eventually
+from tests.interop.raw import Line, create_topic, send, send_batch
+
+How = Literal["stopped", "killed"]
+SEGMENT_BYTES = 65536
+SETTINGS = {
+    "mappedFileSizeCommitLog": str(SEGMENT_BYTES),
+    # 100 messages, and 200 keys.
+    "mappedFileSizeConsumeQueue": "2000",
+    "maxIndexNum": "200",
+    "brokerFastFailureEnable": "false",
+    "osPageCacheBusyTimeOutMills": "10000",
+}
+TURNS: list[tuple[Kind, How]] = [
+    *(("ours", "stopped"), ("java", "killed"), ("ours", "killed"), ("java", "stopped"), ("ours", "stopped"))
+]  # fmt: skip
+QUEUES = 2
+TOPIC = "relay"
+DELAYED = "delayed"
+
+
+@attrs.frozen
+class Sent:
+    """A message as it was given to a broker."""
+
+    queue_id: int
+    body: bytes
+    properties: dict[str, str]
+
+    @property
+    def tags(self) -> str:
+        return self.properties.get("TAGS", "")
+
+
+@attrs.define
+class Relay:
+    """What was acknowledged so far, and whether it is there."""
+
+    _numbers: Iterator[int] = attrs.field(factory=itertools.count)
+    sent: list[Sent] = attrs.field(factory=list)
+    delayed: set[bytes] = attrs.field(factory=set)
+
+    def write(self, line: Line) -> None:
+        """Some of every kind, enough for two segments or three."""
+        for queue in range(QUEUES):
+            self._send(line, [self._message(queue, 1000, tags="AB"[i % 2]) for i in range(60)])
+            self._send(line, [self._message(queue, 30, keys="some-key") for i in range(20)])
+            batch = [self._message(queue, 50, tags="A") for i in range(30)]
+            line.ask_well([send_batch(TOPIC, queue, ((m.body, m.properties) for m in batch))])
+            self.sent += batch
+        later = [self._message(0, 20, delay="1") for i in range(3)]
+        line.ask_well([send(DELAYED, 0, message.body, message.properties) for message in later])
+        self.delayed |= {message.body for message in later}
+
+    def check(self, line: Line) -> None:
+        """All that was acknowledged is there, once and in order, and found by tag and by key."""
+        found = [line.read(TOPIC, queue) for queue in range(QUEUES)]
+        for queue, records in enumerate(found):
+            sent = [message for message in self.sent if message.queue_id == queue]
+            assert [record.body for record in records] == [message.body for message in sent]
+            for record, message in zip(records, sent, strict=True):
+                assert message.properties.items() <= record.properties.items()
+            assert line.read(TOPIC, queue, "A") == [
+                record for record, m in zip(records, sent, strict=True) if m.tags == "A"
+            ]
+        with_key = [record for records in found for record in records if record.properties.get("KEYS")]
+        with_key.sort(key=lambda record: record.physical_offset)
+        # A get does not wait for the index.
+        eventually("the keys", lambda: not with_key or line.query(TOPIC, "some-key") == with_key[-64:], patience_s=10)
+        for record in with_key[::7]:
+            assert line.query(TOPIC, record.properties["UNIQ_KEY"]) == [record]
+
+    def wait_all(self, line: Line) -> None:
+        """Return when all can be read: dispatch may be behind."""
+        for queue in range(QUEUES):
+            count = sum(message.queue_id == queue for message in self.sent)
+            eventually(f"{count} messages", lambda q=queue, c=count: line.max_offset(TOPIC, q) >= c)
+
+    def wait_delayed(self, line: Line) -> None:
+        """Each delayed message comes; after a broker was killed it may come twice."""
+        eventually("the delayed messages", lambda: {record.body for record in line.read(DELAYED, 0)} == self.delayed)
+
+    def _message(self, queue: int, size: int, *, tags: str = "", keys: str = "", delay: str = "") -> Sent:
+        number = next(self._numbers)
+        properties = {"UNIQ_KEY": f"{number:032X}", "TAGS": tags, "KEYS": keys, "DELAY": delay, "farbe": "grün"}
+        body = f"{number} ".encode().ljust(size, b"x")
+        return Sent(queue, body, {name: value for name, value in properties.items() if value})
+
+    def _send(self, line: Line, messages: list[Sent]) -> None:
+        # One at a time: of those under way at once a Java broker may take a later one first.
+        for message in messages:
+            line.ask_well([send(TOPIC, message.queue_id, message.body, message.properties)])
+        self.sent += messages
+
+
+def test_a_store_goes_back_and_forth(fleet: Fleet, our_namesrv: Namesrv) -> None:
+    store = fleet.scratch / "store"
+    relay = Relay()
+    for kind, how in TURNS:
+        broker = fleet.broker(kind, our_namesrv, store, brokerName="relay", **SETTINGS)
+        line = Line(broker.addr)
+        if not relay.sent:
+            line.ask_well([create_topic(TOPIC, QUEUES), create_topic(DELAYED, 1)])
+        relay.wait_all(line)
+        relay.check(line)
+        relay.wait_delayed(line)
+        relay.write(line)
+        relay.wait_all(line)
+        relay.check(line)
+        line.close()
+        broker.process.stop() if how == "stopped" else broker.process.kill()
+    assert len(list((store / "commitlog").iterdir())) > 2 * len(TURNS)

@@ -116,6 +116,8 @@ class StoreSettings:
     store_path_commit_log: str = text(attrs.Factory(_commit_log_in_root, takes_self=True), parse_path, important=True)
     mapped_file_size_commit_log: int = whole(1024 * MIB, 4096)
     mapped_file_size_consume_queue: int = whole(6_000_000, 20)
+    enable_consume_queue_ext: bool = boolean(False)
+    mapped_file_size_consume_queue_ext: int = whole(48 * MIB, 1024)
     max_message_size: int = whole(4 * MIB, 1)
     flush_disk_type: FlushDiskType = choice(FlushDiskType.ASYNC_FLUSH)
     flush_interval_commit_log_ms: int = whole(500, 1, unit="ms", important=True)

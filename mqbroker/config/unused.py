@@ -43,8 +43,8 @@ _ABSENT = _keys(
     waitTimeMillsInPullQueue waitTimeMillsInHeartbeatQueue waitTimeMillsInTransactionQueue enableCalcFilterBitMap
     expectConsumerNumUseFilter maxErrorRateOfBloomFilter filterDataCleanTimeSpan filterSupportRetry
     enablePropertyFilter transactionTimeOut transactionCheckMax transactionCheckInterval storeReplyMessageEnable
-    enableDetailStat autoDeleteUnusedStats readOnlyCommitLogStorePaths enableConsumeQueueExt
-    mappedFileSizeConsumeQueueExt bitMapLengthConsumeQueueExt haSendHeartbeatInterval haHousekeepingInterval
+    enableDetailStat autoDeleteUnusedStats readOnlyCommitLogStorePaths
+    bitMapLengthConsumeQueueExt haSendHeartbeatInterval haHousekeepingInterval
     haTransferBatchSize haMasterAddress haSlaveFallbehindMax slaveTimeout flushDelayOffsetInterval offsetCheckInSlave
     osPageCacheBusyTimeOutMills enableScheduleMessageStats enableLmq enableMultiDispatch maxLmqConsumeQueueNum
     enableScheduleAsyncDeliver scheduleAsyncDeliverMaxPendingLimit scheduleAsyncDeliverMaxResendNum2Blocked

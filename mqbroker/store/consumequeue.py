@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from struct import Struct
 
 from mqbroker.errors import StoreDamaged
+from mqbroker.store.consumequeue_ext import ADDRESS_MAX, ConsumeQueueExt
 from mqbroker.store.disk import IDisk, IMappedFile
 from mqbroker.wire.codes import SCHEDULE_TOPIC
 from mqbroker.wire.javahash import java_hash
@@ -60,6 +61,7 @@ class ConsumeQueue:
         "_per_file",
         "_unsynced",
         "directory",
+        "ext",
         "is_schedule",
         "key_hash",
         "max_offset",
@@ -79,6 +81,8 @@ class ConsumeQueue:
         self._disk = disk
         self._new_names = new_names
         self.directory = directory
+        #: Where there is one, entries hold addresses of its units instead of tags codes.
+        self.ext: ConsumeQueueExt | None = None
         self.topic = topic
         self.topic_bytes = topic.encode()
         self.queue_id = queue_id
@@ -185,9 +189,14 @@ class ConsumeQueue:
         """The files written to since this was last called."""
         taken = self._unsynced
         self._unsynced = self._files[-1:]
-        return taken
+        return taken if self.ext is None else taken + self.ext.take_unsynced()
 
     # Reading
+
+    @property
+    def first_offset(self) -> int:
+        """The offset of the first entry there is, of a message or not."""
+        return self._first
 
     def locate(self, offset: int) -> tuple[memoryview, int, int]:
         """Where entry `offset` (between min and max) is: a file's bytes, the position, and how many entries follow in
@@ -200,6 +209,14 @@ class ConsumeQueue:
         view, at, _ = self.locate(offset)
         found: tuple[int, int, int] = ENTRY.unpack_from(view, at)
         return found
+
+    def tags_code(self, code: int) -> int | None:
+        """The tags code behind what an entry has in its place; None where it is the address of a unit that is not
+        there."""
+        if code > ADDRESS_MAX:
+            return code
+        unit = self.ext.find(code) if self.ext is not None else None
+        return unit.tags_code if unit is not None else None
 
     def end_of_last(self) -> int:
         """Where the newest message ends in the log; -1 where there is none known."""
@@ -240,6 +257,8 @@ class ConsumeQueue:
         if self._files:
             self.max_offset = self._first + len(self._files) * self._per_file
             self._cut_at(lambda _offset, size: size > 0)
+        if self.ext is not None:
+            self.ext.load()
 
     def truncate(self, physical_end: int) -> None:
         """Forget all entries of messages at or above `physical_end` in the log."""
@@ -255,6 +274,7 @@ class ConsumeQueue:
             gone = self._files.pop()
             gone.close()
             self._disk.remove(gone.path)
+        self._unsynced = []
         self._activate()
         self.max_offset = offset
 
@@ -265,6 +285,9 @@ class ConsumeQueue:
             self._first,
             self.max_offset,
         )
+        if self.ext is not None and self.min_offset < self.max_offset:
+            for path in self.ext.truncate_by_min(self.entry(self.min_offset)[2]):
+                self._disk.remove(path)
 
     def reset(self) -> None:
         """Delete all files: the queue is to be built anew."""
@@ -275,18 +298,24 @@ class ConsumeQueue:
         self._unsynced = []
         self._first = self._base = self._allocated = 0
         self.max_offset = self.min_offset = 0
+        if self.ext is not None:
+            self.ext.reset()
 
     def close(self) -> None:
         for file in self._files:
             file.close()
+        if self.ext is not None:
+            self.ext.close()
 
 
 class ConsumeQueues:
     """All queues, by topic (as bytes and as text) and queue id."""
 
-    def __init__(self, disk: IDisk, root: str, file_bytes: int) -> None:
+    def __init__(self, disk: IDisk, root: str, file_bytes: int, ext: tuple[str, int] | None = None) -> None:
+        """`ext`: where the extensions of all queues are and how long one file is, where they are kept."""
         self._disk = disk
         self._root = root
+        self._ext = ext
         self._file_bytes = file_bytes - file_bytes % ENTRY_BYTES
         self.by_bytes: dict[tuple[bytes, int], ConsumeQueue] = {}
         self.by_name: dict[tuple[str, int], ConsumeQueue] = {}
@@ -309,6 +338,10 @@ class ConsumeQueues:
                 raise ValueError(f"{name!r} queue {queue_id}: no name of a topic or no number of a queue")
             directory = os.path.join(self._root, name, str(queue_id))
             queue = ConsumeQueue(self._disk, directory, name, queue_id, self._file_bytes, self._new_names)
+            if self._ext is not None:
+                root, file_bytes = self._ext
+                ext_directory = os.path.join(root, name, str(queue_id))
+                queue.ext = ConsumeQueueExt(self._disk, ext_directory, file_bytes, self._new_names)
             self.by_bytes[topic, queue_id] = queue
             self.by_name[name, queue_id] = queue
         return queue

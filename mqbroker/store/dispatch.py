@@ -15,6 +15,8 @@ from twisted.logger import Logger
 
 from mqbroker.store.commitlog import PILE_BYTES_MAX, CommitLog, Piled
 from mqbroker.store.consumequeue import ConsumeQueue, ConsumeQueues
+from mqbroker.store.consumequeue_ext import ADDRESS_MAX
+from mqbroker.store.extending import extend_entries
 from mqbroker.store.index import Index, IndexRow
 from mqbroker.store.logscan import Damage, Scanned, scan
 from mqbroker.store.properties import find_property
@@ -254,7 +256,10 @@ class Dispatcher:
             queue, timestamp = touched.popitem()
             pending = queue.pending
             before = queue.max_offset
+            code = _common_code(pending) if listeners else None
             try:
+                if queue.ext is not None:
+                    extend_entries(self._commit_log, queue.ext, pending)
                 queue.write(pending)
             except OSError:
                 touched[queue] = timestamp
@@ -266,7 +271,6 @@ class Dispatcher:
             if queue.next_offset < queue.max_offset:
                 queue.next_offset = queue.max_offset
             if listeners:
-                code = pending[2] if len(set(pending[2::3])) == 1 else None
                 self._tell(queue, code, timestamp)
         self.offset = self._taken
 
@@ -330,6 +334,12 @@ class Dispatcher:
             indexed_to = item.physical_offset + item.size
         index.put(rows, end if indexed < count else indexed_to)
         return indexed
+
+
+def _common_code(pending: Sequence[int]) -> int | None:
+    """The tags code that all entries have; None where they differ, or have addresses of units already."""
+    code = pending[2]
+    return code if code > ADDRESS_MAX and len(set(pending[2::3])) == 1 else None
 
 
 def _pop_adjoining(pile: deque[Piled], count: int) -> tuple[list[Piled], int]:

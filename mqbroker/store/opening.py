@@ -16,6 +16,7 @@ from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.consumequeue import ConsumeQueues
 from mqbroker.store.disk import IDisk, ILockedFile, IMappedFile
 from mqbroker.store.dispatch import TURN_MESSAGES, Dispatcher, parse_delay_levels
+from mqbroker.store.ext_recovery import align_extensions
 from mqbroker.store.flush import CacheFlusher, LogFlusher
 from mqbroker.store.index import Index, IndexFile
 from mqbroker.store.pull import Reader
@@ -78,13 +79,21 @@ class Opening:
         segments = load_segments(disk, paths.commit_log, settings.mapped_file_size_commit_log)
         for file in segments.files:
             opened.callback(file.close)
-        queues = ConsumeQueues(disk, paths.consume_queues, settings.mapped_file_size_consume_queue)
+        ext = (paths.consume_queues_ext, settings.mapped_file_size_consume_queue_ext)
+        queues = ConsumeQueues(
+            disk,
+            paths.consume_queues,
+            settings.mapped_file_size_consume_queue,
+            ext if settings.enable_consume_queue_ext else None,
+        )
         opened.callback(queues.close)
         queues.load()
         checkpoint = decode_checkpoint(disk.read(paths.checkpoint)) if disk.exists(paths.checkpoint) else Checkpoint()
         if is_clean:  # from here on files change
             disk.write(paths.abort, disk.boot_id())
         recovered = yield from recover(segments, queues, checkpoint, is_clean=is_clean)
+        rebuild_from = align_extensions(queues, segments.first_offset, recovered.rebuild_from)
+        recovered = attrs.evolve(recovered, rebuild_from=rebuild_from)
         self._say_found(segments, recovered, is_clean)
         source = SegmentSource(
             disk, self.worker, paths.commit_log, settings.mapped_file_size_commit_log, settings.warm_maped_file_enable

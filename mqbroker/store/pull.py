@@ -13,6 +13,7 @@ from typing import NamedTuple
 from mqbroker.config import StoreSettings
 from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.consumequeue import BLANK_SIZE, ENTRY_BYTES, ConsumeQueue, entries_struct
+from mqbroker.store.consumequeue_ext import ADDRESS_MAX
 from mqbroker.wire.record import RECORD_BYTES_MIN
 
 _ENTRY = Struct(">qiq")
@@ -135,7 +136,7 @@ class Reader:
                 break
             seen += 1
             newest = physical_offset
-            if tags_codes is not None and code not in tags_codes:
+            if tags_codes is not None and code not in tags_codes and not _is_wanted(queue, code, tags_codes):
                 continue
             if size < RECORD_BYTES_MIN or log.read(physical_offset, size) is None:  # removed, a hole, or damaged
                 if not count:
@@ -162,6 +163,16 @@ class Reader:
 
 
 _LONG = Struct(">q")
+
+
+def _is_wanted(queue: ConsumeQueue, code: int, tags_codes: AbstractSet[int]) -> bool:
+    """Whether a message is wanted whose entry does not have a wanted tags code but may have the address of its unit.
+
+    Without its unit nobody knows: the consumer looks at the tag itself."""
+    if code > ADDRESS_MAX:
+        return False
+    tags_code = queue.tags_code(code)
+    return tags_code is None or tags_code in tags_codes
 
 
 def _outside(offset: int, low: int, high: int) -> GetResult:

@@ -37,6 +37,10 @@ class StorePaths:
         return os.path.join(self.root, "consumequeue")
 
     @property
+    def consume_queues_ext(self) -> str:
+        return os.path.join(self.root, "consumequeue_ext")
+
+    @property
     def index(self) -> str:
         return os.path.join(self.root, "index")
 

@@ -1,0 +1,24 @@
+"""Moving the tags codes of new queue entries into units of the extension, when that is kept.
+
+The store time of a unit is read from the record in the log. Must never know what a tags code means.
+"""
+
+from __future__ import annotations
+
+from mqbroker.store.commitlog import CommitLog
+from mqbroker.store.consumequeue_ext import ADDRESS_MAX, ConsumeQueueExt
+from mqbroker.store.queries import store_timestamp_at
+
+
+def extend_entries(log: CommitLog, ext: ConsumeQueueExt, pending: list[int]) -> None:
+    """Write a unit for each entry, given as physical offset, size, tags code, ..., and put its address in the tags
+    code's place. Those that have an address already keep it; one that has no place in the extension keeps its code.
+
+    Raises OSError; called again it goes on where it stopped.
+    """
+    for at in range(2, len(pending), 3):
+        code = pending[at]
+        if code > ADDRESS_MAX:
+            address = ext.put(code, store_timestamp_at(log, pending[at - 2]))
+            if address is not None:
+                pending[at] = address

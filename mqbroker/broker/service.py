@@ -1,8 +1,8 @@
 """A whole broker as one service: the only place that sees all its parts.
 
-Starting is a list: take the port, open the store (lock first), read the tables, build the processors over them, start
-the loops, tell the name servers. Stopping is the same list backwards, so that no acknowledged message and no committed
-offset is lost and clients hear of it first.
+Starting is a list: take the port, open the store (lock first; who connects meanwhile waits), read the tables, build the
+processors over them, start the loops, tell the name servers. Stopping is the same list backwards, so that no
+acknowledged message and no committed offset is lost and clients hear of it first.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from random import Random
 from typing import Any, cast
 
 from twisted.application.service import Service
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import LoopingCall
 from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 from twisted.python.threadpool import ThreadPool
 
 from mqbroker.broker.clients import ConsumerRegistry, ProducerRegistry
@@ -46,7 +47,7 @@ from mqbroker.remoting.server import ConnectionEvent, RemotingServerFactory
 from mqbroker.store.disk import IDisk, OsDisk
 from mqbroker.store.dispatch import parse_delay_levels
 from mqbroker.store.jsonfile import JsonFile
-from mqbroker.store.message_store import MessageStore, open_store
+from mqbroker.store.message_store import MessageStore, open_store_in_turns
 from mqbroker.store.worker import IWorker, ThreadWorker
 from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.record import encode_host
@@ -82,6 +83,7 @@ class BrokerService(Service):
         self._worker = worker
         self._connector = connector
         self._stops: list[Callable[[], Deferred[Any] | None]] = []
+        self._starting: Deferred[None] | None = None
         self._stopping: Deferred[None] | None = None
 
     @property
@@ -91,32 +93,42 @@ class BrokerService(Service):
 
     # --- start
 
-    def startService(self) -> None:
-        """Start, in order. Raises CannotListenError, StoreLocked, StoreDamaged or OSError with all undone again.
+    def startService(self) -> Deferred[None]:
+        """Start, in order. Fires when it serves: at once, unless the store has much to recover.
 
-        What of that waits for the disk is not waited for; `stopService` tells when it is over.
+        Fails with CannotListenError, StoreLocked, StoreDamaged or OSError with all undone again, and with
+        CancelledError where it is stopped meanwhile. What of undoing waits for the disk is not waited for;
+        `stopService` tells when it is over.
         """
         super().startService()  # type: ignore[no-untyped-call]
         self._stopping = None
+        starting = self._starting = Deferred.fromCoroutine(self._start_or_undo())
+        return starting
+
+    async def _start_or_undo(self) -> None:
         try:
-            self._start()
+            await self._start()
         except BaseException:
+            self._starting = None
             self.stopService()
             raise
 
-    def _start(self) -> None:
+    async def _start(self) -> None:
         clock = cast(IReactorTime, self._reactor)
         table = HandlerTable()
         factory, listening = self._listen(table, clock)
         worker = self._worker or self._make_worker()
         address = f"{self.settings.broker_ip1}:{self.port}"
-        store = open_store(
+        opening = open_store_in_turns(
             self.settings.store,
             disk=self._disk,
             clock=clock,
             worker=worker,
             store_host=self._store_host(),
         )
+        if not opening.called:
+            listening.pause()
+        store = await opening
         self._stops.append(store.stop)
         topics, groups, offsets = self._load_tables(worker, clock)
         self._stops.append(topics.persist)
@@ -138,6 +150,7 @@ class BrokerService(Service):
         # The port was taken first, so that a port in use touches nothing; it is let go before what it serves stops.
         self._stops.remove(listening.stopService)
         self._stops.append(listening.stopService)
+        listening.resume()
         held.start()
         self._stops.append(held.stop)
         self._register(address, topics, clock)
@@ -256,6 +269,10 @@ class BrokerService(Service):
         Where it stops already, or a failed start is being undone, this waits for the end of that.
         """
         super().stopService()  # type: ignore[no-untyped-call]
+        starting, self._starting = self._starting, None
+        if starting is not None and not starting.called:
+            starting.addErrback(_expect_cancelled)
+            starting.cancel()
         if self._stopping is None:
             self._stopping = Deferred.fromCoroutine(self._stop())
         done: Deferred[None] = Deferred()
@@ -269,6 +286,10 @@ class BrokerService(Service):
                 await _as_deferred(step())
             except Exception:
                 log.failure("a step of stopping failed; going on with the next")
+
+
+def _expect_cancelled(failure: Failure) -> None:
+    failure.trap(CancelledError)  # type: ignore[no-untyped-call]
 
 
 def _as_deferred(result: Deferred[Any] | None) -> Deferred[Any]:

@@ -74,6 +74,8 @@ class Daemon(Service):
                 return
             write_ports(self._options["ports-file"], served.ports())
         except Exception as error:
+            if not self.running:  # it was stopped while it started
+                return
             # A typed error is the user's to mend; another is ours, and is passed on with its traceback.
             await self.stopService()
             if not isinstance(error, MQError | OSError | CannotListenError):

@@ -30,6 +30,7 @@ class ListeningService(Service):
         self._backlog = backlog
         self._interface = interface
         self._listening: IListeningPort | None = None
+        self._is_paused = False
 
     def startService(self) -> None:
         """Listen; `port` is the real one from then on. Raises twisted's CannotListenError."""
@@ -38,6 +39,18 @@ class ListeningService(Service):
         )
         self.port = self._listening.getHost().port  # type: ignore[attr-defined]
         super().startService()  # type: ignore[no-untyped-call]
+
+    def pause(self) -> None:
+        """Accept nobody for now: who connects waits in the backlog."""
+        if self._listening is not None:
+            self._is_paused = True
+            self._listening.stopReading()  # type: ignore[attr-defined]
+
+    def resume(self) -> None:
+        """Accept again after `pause`."""
+        if self._listening is not None and self._is_paused:
+            self._is_paused = False
+            self._listening.startReading()  # type: ignore[attr-defined]
 
     def stopService(self) -> Deferred[None]:
         """Stop listening, then close every connection. Fires when they are gone."""

@@ -40,6 +40,12 @@ class Segments:
     def end(self) -> int:
         return self.first_offset + len(self.files) * self.segment_bytes
 
+    @property
+    def used_end(self) -> int:
+        """Where the last segment ends that anything was written to."""
+        used = [i for i, file in enumerate(self.files, 1) if any(file.view[:8])]
+        return self.first_offset + (used[-1] if used else 0) * self.segment_bytes
+
     def at(self, offset: int) -> tuple[IMappedFile, int] | None:
         """The segment of `offset` and the position in it."""
         if not self.first_offset <= offset < self.end:
@@ -177,7 +183,7 @@ def _find_end(segments: Segments, start: int, durable_end: int, durable_ms: int)
         if offset >= segments.end:
             break
         if not count % _STEP_RECORDS:
-            yield Progress("the log is read back", offset, segments.end)
+            yield Progress("the log is read back", offset, segments.used_end)
         item = segments.scan_at(offset)
         is_sure = offset < durable_end or timestamp < durable_ms
         if isinstance(item, Scanned) and (is_sure or not _may_be_torn(item)):

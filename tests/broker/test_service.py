@@ -5,18 +5,21 @@ The order is seen from outside: what name server, clients, files and the disk's 
 
 import json
 import os
+import shutil
 from itertools import groupby
 from random import Random
 
 import attrs
 import pytest
 from twisted.internet.error import CannotListenError
+from twisted.internet.task import Clock
 from twisted.internet.testing import MemoryReactorClock
 from twisted.python.filepath import FilePath
 
 from mqbroker.broker.service import BrokerService, make_broker
 from mqbroker.errors import StoreDamaged, StoreLocked
 from mqbroker.remoting.handlers import HandlerTable
+from mqbroker.store import open_store
 from mqbroker.store.disk import OsDisk
 from mqbroker.store.lock import lock_file
 from mqbroker.store.worker import InlineWorker
@@ -39,6 +42,12 @@ class Port:
 
     def getHost(self):
         return self._address
+
+    def stopReading(self):  # noqa: N802
+        self._reactor.heard.append("pause")
+
+    def startReading(self):  # noqa: N802
+        self._reactor.heard.append("resume")
 
     def stopListening(self):  # noqa: N802
         self._reactor.heard.append("port closed")
@@ -331,7 +340,52 @@ def test_a_delayed_message_is_delivered(make):
     assert [record.body for record in decode_records(client.pull(queue_id=1).body)] == [b"body"]
 
 
+# --- starts that take long
+
+
+@pytest.fixture
+def unindexed(make, root, monkeypatch):
+    """A broker whose store takes several turns to open."""
+    running = make()
+    store = open_store(running.settings.store, disk=OsDisk(), clock=Clock(), worker=InlineWorker(), store_host=bytes(8))
+    for _ in range(3):
+        store.append([(b"T", 0, 0, 0, 0, bytes(8), 0, 0, b"x", b"")] * 1000)
+    store.stop()
+    shutil.rmtree(root / "consumequeue")
+    monkeypatch.setattr("mqbroker.store.turns.TURN_S", -1)
+    return running
+
+
+def test_nobody_is_accepted_while_the_store_is_recovered(unindexed, reactor):
+    started = unindexed.service.startService()
+    assert not started.called
+    assert reactor.heard == ["pause"]
+    unindexed.turn()
+    assert result(started) is None
+    assert reactor.heard[:2] == ["pause", "resume"]
+    (answer,) = unindexed.client().send()
+    assert answer.code == 0
+
+
+def test_stopping_while_the_store_is_recovered_ends_that(unindexed, reactor, network, root):
+    network.servers[NAMESRV].doStop()
+    started = unindexed.service.startService()
+    stopped = unindexed.service.stopService()
+    assert result(stopped) is None
+    assert result(started) is None
+    assert reactor.heard == ["pause", "port closed"]
+    assert_undone(unindexed, reactor, root)
+
+
 # --- starts that fail
+
+
+def start_of(running):
+    """Start it, and raise what it fails with."""
+    failures = []
+    running.service.startService().addErrback(failures.append)
+    for failure in failures:
+        failure.raiseException()
 
 
 def snapshot(root):
@@ -353,7 +407,7 @@ def test_a_port_in_use_touches_nothing(make, reactor, network, root):
     reactor.taken = True
     running = make()
     with pytest.raises(CannotListenError):
-        running.service.startService()
+        start_of(running)
     assert snapshot(root) is None
     assert result(running.service.stopService()) is None
 
@@ -368,7 +422,7 @@ def test_a_locked_store_is_left_alone(make, reactor, network, root):
     before = snapshot(root)
     other = make()
     with pytest.raises(StoreLocked):
-        other.service.startService()
+        start_of(other)
     assert snapshot(root) == before
     assert_undone(other, reactor, root, locked=True)
     assert reactor.heard == ["port closed"]
@@ -382,7 +436,7 @@ def test_a_damaged_table_stops_the_start_and_frees_the_store(make, reactor, netw
     (root / "config" / name).write_text("{")
     running = make()
     with pytest.raises(StoreDamaged) as caught:
-        running.service.startService()
+        start_of(running)
     assert caught.value.path.endswith(name)
     assert_undone(running, reactor, root)
     assert (root / "config" / name).read_text() == "{"  # for whoever will repair it
@@ -396,7 +450,7 @@ def test_a_start_that_failed_and_is_stopped_at_once_ends_in_order(make, network,
     worker = HeldWorker()
     running = make(worker=worker)
     with pytest.raises(StoreDamaged):
-        running.service.startService()
+        start_of(running)
     stopped = running.service.stopService()
     running.turn()
     assert result(stopped) is waiting
@@ -411,7 +465,7 @@ def test_a_directory_that_cannot_be_made(make, tmp_path, reactor, network):
     (tmp_path / "file").write_text("")
     running = make(root=tmp_path / "file" / "store")
     with pytest.raises(OSError, match="file"):
-        running.service.startService()
+        start_of(running)
     assert result(running.service.stopService()) is None
 
 

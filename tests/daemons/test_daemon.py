@@ -20,6 +20,7 @@ class Recorded(Service):
         self._calls.append("start")
         if isinstance(self._start, Exception):
             raise self._start
+        return self._start
 
     def stopService(self):
         self._calls.append("stop")
@@ -67,6 +68,14 @@ def test_stopped_before_it_served_it_says_nothing(make_life):
     life = make_life(ready=ready).start()
     life.daemon.stopService()
     ready.callback(None)
+    assert (life.calls, life.said, life.failures) == (["start", "stop"], [], [])
+
+
+def test_stopped_while_its_start_takes_long_it_says_nothing(make_life):
+    starting = Deferred()
+    life = make_life(start=starting).start()
+    life.daemon.stopService()
+    starting.cancel()
     assert (life.calls, life.said, life.failures) == (["start", "stop"], [], [])
 
 

@@ -48,7 +48,7 @@ from mqbroker.store.disk import IDisk, OsDisk
 from mqbroker.store.dispatch import parse_delay_levels
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.message_store import MessageStore, open_store_in_turns
-from mqbroker.store.worker import IWorker, ThreadWorker
+from mqbroker.store.worker import IWorker, SerialWorker, ThreadWorker
 from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.record import encode_host
 
@@ -56,7 +56,6 @@ log = Logger()
 
 EXPIRY_CHECK_SECONDS = 10.0
 DELAY_PERSIST_SECONDS = 1.0
-FILE_RETRY_SECONDS = 5.0
 DISK_THREADS = 3
 
 
@@ -118,7 +117,7 @@ class BrokerService(Service):
         clock = cast(IReactorTime, self._reactor)
         table = HandlerTable()
         factory, listening = self._listen(table, clock)
-        worker = self._worker or self._make_worker()
+        worker, log_worker = (self._worker, self._worker) if self._worker else self._make_workers()
         address = f"{self.settings.broker_ip1}:{self.port}"
         opening = open_store_in_turns(
             self.settings.store,
@@ -126,6 +125,7 @@ class BrokerService(Service):
             clock=clock,
             worker=worker,
             store_host=self._store_host(),
+            log_worker=log_worker,
         )
         if not opening.called:
             listening.pause()
@@ -174,11 +174,15 @@ class BrokerService(Service):
         self._stops.append(listening.stopService)
         return factory, listening
 
-    def _make_worker(self) -> IWorker:
-        pool = ThreadPool(0, DISK_THREADS, "disk")
+    def _make_workers(self) -> tuple[IWorker, IWorker]:
+        """One for all that waits for the disk, and one for syncs of the log alone, which has a thread of the pool."""
+        pool = ThreadPool(0, DISK_THREADS + 1, "disk")
         pool.start()
         self._stops.append(pool.stop)
-        return ThreadWorker(deferToThreadPool, self._reactor, pool)
+        log_worker = SerialWorker(self._reactor.callFromThread)
+        pool.callInThread(log_worker.serve)
+        self._stops.append(log_worker.stop)
+        return ThreadWorker(deferToThreadPool, self._reactor, pool), log_worker
 
     def _load_tables(self, worker: IWorker, clock: IReactorTime) -> tuple[TopicTable, GroupTable, OffsetTable]:
         settings = self.settings
@@ -191,9 +195,7 @@ class BrokerService(Service):
         )
 
     def _file(self, name: str, worker: IWorker) -> JsonFile:
-        file = JsonFile(os.path.join(self.settings.store.store_path_root_dir, "config", name), worker)
-        self._every(FILE_RETRY_SECONDS, file.retry, self._reactor)
-        return file
+        return JsonFile(os.path.join(self.settings.store.store_path_root_dir, "config", name), worker)
 
     def _serve(
         self,

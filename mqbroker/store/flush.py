@@ -106,13 +106,16 @@ class LogFlusher:
         self.flushed = end
         self.flushed_ms = timestamp_ms
         waiting = self._waiting
+        served: list[Deferred[None]] = []
         while waiting and waiting[0][0] <= end:
-            _fire(waiting.popleft()[2], None)
-        if waiting:
+            served.append(waiting.popleft()[2])
+        if waiting:  # the disk works while these are answered
             self._begin()
         elif self._timeout_call is not None:
             self._timeout_call.cancel()
             self._timeout_call = None
+        for each in served:
+            _fire(each, None)
 
     def _failed(self, failure: Failure) -> None:
         self._sync = None

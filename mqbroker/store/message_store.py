@@ -242,23 +242,38 @@ def open_store(
 
 
 def open_store_in_turns(
-    settings: StoreSettings, *, disk: IDisk, clock: IReactorTime, worker: IWorker, store_host: bytes
+    settings: StoreSettings,
+    *,
+    disk: IDisk,
+    clock: IReactorTime,
+    worker: IWorker,
+    store_host: bytes,
+    log_worker: IWorker | None = None,
 ) -> Deferred[MessageStore]:
     """As `open_store`, but a long recovery leaves the reactor time for others. Cancelling ends it, and another start
-    does it again."""
-    steps = opening_steps(settings, disk=disk, clock=clock, worker=worker, store_host=store_host)
+    does it again.
+
+    :param log_worker: syncs the log, which acknowledgements wait for; `worker` where it is not given.
+    """
+    steps = opening_steps(settings, disk=disk, clock=clock, worker=worker, store_host=store_host, log_worker=log_worker)
     return run_in_turns(steps, clock, ProgressLine(settings.store_path_root_dir, clock.seconds))
 
 
 def opening_steps(
-    settings: StoreSettings, *, disk: IDisk, clock: IReactorTime, worker: IWorker, store_host: bytes
+    settings: StoreSettings,
+    *,
+    disk: IDisk,
+    clock: IReactorTime,
+    worker: IWorker,
+    store_host: bytes,
+    log_worker: IWorker | None = None,
 ) -> Steps[MessageStore]:
     """The work of `open_store`."""
     paths = StorePaths(settings.store_path_root_dir, settings.store_path_commit_log)
     disk.make_directories(paths.root)
     lock = disk.lock(paths.lock)
     try:
-        parts = yield from Opening(settings, paths, disk, clock, worker, store_host, lock).steps()
+        parts = yield from Opening(settings, paths, disk, clock, worker, log_worker or worker, store_host, lock).steps()
         return MessageStore(parts)
     except BaseException:
         lock.release()

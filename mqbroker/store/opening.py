@@ -56,6 +56,7 @@ class Opening:
     disk: IDisk
     clock: IReactorTime
     worker: IWorker
+    log_worker: IWorker
     store_host: bytes
     lock: ILockedFile
 
@@ -117,7 +118,7 @@ class Opening:
         flusher = LogFlusher(
             commit_log,
             self.clock,
-            self.worker,
+            self.log_worker,
             source.sync_names,
             settings.flush_interval_commit_log_ms,
             settings.sync_flush_timeout_ms,
@@ -205,8 +206,6 @@ class Opening:
         is_clean: bool,
         transient: TransientStore | None,
     ) -> CommitLog:
-        if segments.unfinished is not None:
-            self.disk.remove(segments.unfinished)
         files = list(segments.files)
         size = segments.segment_bytes
         end = recovered.end

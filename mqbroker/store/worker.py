@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.python.failure import Failure
 from twisted.python.threadpool import ThreadPool
 from zope.interface import Interface, implementer
 
@@ -39,6 +41,41 @@ class ThreadWorker:
 
     def run(self, function: Callable[[], T]) -> Deferred[T]:
         return self._defer_to_pool(self._reactor, self._pool, function)
+
+
+@implementer(IWorker)
+class SerialWorker:
+    """Runs one function after another, on a thread that does nothing else.
+
+    For what is waited for again and again, as a sync is: the way to a pool's thread and back takes twice the time, and
+    all the threads of a pool may be at something long.
+
+    :param call_from_thread: `reactor.callFromThread`: runs a function on the thread where results are wanted.
+    """
+
+    def __init__(self, call_from_thread: Callable[..., object]) -> None:
+        self._call_from_thread = call_from_thread
+        self._jobs: SimpleQueue[tuple[Callable[[], Any], Deferred[Any]] | None] = SimpleQueue()
+
+    def serve(self) -> None:
+        """What the thread is to run, until `stop`."""
+        while (job := self._jobs.get()) is not None:
+            function, result = job
+            try:
+                value = function()
+            except BaseException:
+                self._call_from_thread(result.errback, Failure())  # type: ignore[no-untyped-call]
+            else:
+                self._call_from_thread(result.callback, value)
+
+    def run(self, function: Callable[[], T]) -> Deferred[T]:
+        result: Deferred[T] = Deferred()
+        self._jobs.put((function, result))
+        return result
+
+    def stop(self) -> None:
+        """Let the thread go when it has done what it was given; nothing more may be given to it."""
+        self._jobs.put(None)
 
 
 @implementer(IWorker)

@@ -2,9 +2,7 @@
 
 import pytest
 
-pytest.register_assert_rewrite("tests.daemons.history")
-
-from tests.daemons.processes import Process  # noqa: E402
+from tests.daemons.processes import Process
 
 
 @pytest.fixture

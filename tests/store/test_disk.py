@@ -8,7 +8,9 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 from twisted.internet.defer import Deferred
@@ -16,7 +18,7 @@ from twisted.python.threadpool import ThreadPool
 from zope.interface.verify import verifyObject
 
 from mqbroker.store.disk import DiskSpace, IDisk, ILockedFile, IMappedFile, OsDisk
-from mqbroker.store.worker import InlineWorker, IWorker, ThreadWorker
+from mqbroker.store.worker import InlineWorker, IWorker, SerialWorker, ThreadWorker
 from tests.store.harness import FaultyDisk, SteppedWorker
 
 FULL_DISK = """
@@ -166,6 +168,31 @@ def test_the_thread_worker_runs_elsewhere_and_answers_through_the_reactor() -> N
         assert got != [threading.get_ident()]
     finally:
         pool.stop()
+
+
+def test_the_serial_worker_has_one_thread_and_answers_through_the_reactors() -> None:
+    delivered: SimpleQueue[Callable[[], object]] = SimpleQueue()
+    worker = SerialWorker(lambda function, value: delivered.put(lambda: function(value)))
+    assert verifyObject(IWorker, worker)  # type: ignore[no-untyped-call]
+    thread = threading.Thread(target=worker.serve)
+    threads: list[object] = []
+    errors: list[object] = []
+
+    def fail() -> None:
+        raise OSError(errno.EIO, "no")
+
+    worker.run(threading.get_ident).addCallback(threads.append)
+    worker.run(fail).addErrback(lambda failure: errors.append(failure.value.errno))
+    worker.run(threading.get_ident).addCallback(threads.append)
+    worker.stop()
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert (threads, errors) == ([], [])  # nothing is told on the worker's thread
+    for _ in range(3):
+        delivered.get(timeout=10)()
+    assert errors == [errno.EIO]
+    assert threads == [thread.ident, thread.ident]
 
 
 def test_the_inline_worker_answers_at_once() -> None:

@@ -9,9 +9,10 @@ import pytest
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.python.failure import Failure
 
+from mqbroker.config import StoreSettings
 from mqbroker.errors import FlushTimedOut, StoreUnwritable
-from mqbroker.store import GetStatus
-from tests.store.harness import Bench, message, stop
+from mqbroker.store import GetStatus, MessageStore, open_store_in_turns
+from tests.store.harness import SMALL, Bench, SteppedWorker, message, stop
 
 
 def results(*waiting: Deferred[None]) -> list[object]:
@@ -61,6 +62,41 @@ def test_one_sync_serves_all_who_came_before_it(bench: Bench) -> None:
     assert later == [None] * 100
     assert bench.disk.faults.syncs == 2
     assert bench.worker.waiting == []
+
+
+def test_the_next_sync_is_on_its_way_before_those_of_the_last_are_answered(bench: Bench) -> None:
+    store = bench.open()
+    bench.worker.at_once = False
+    first = store.durable(end_of(store.append([message()])))
+    on_their_way: list[int] = []
+    first.addCallback(lambda _: on_their_way.append(len(bench.worker.waiting)))
+    later = results(store.durable(end_of(store.append([message()]))))
+    bench.worker.step()
+    assert (on_their_way, later) == ([1], [])
+    bench.worker.step()
+    assert later == [None]
+
+
+def test_the_log_may_have_a_worker_of_its_own(bench: Bench) -> None:
+    """What takes long on the other must not keep those who wait for a sync."""
+    settings = StoreSettings(store_path_root_dir=str(bench.root), **{**SMALL, "message_index_enable": False})
+    bench.worker.at_once = False
+    log_worker = SteppedWorker()
+    log_worker.at_once = False
+    opened: list[MessageStore] = []
+    open_store_in_turns(
+        settings,
+        disk=bench.disk,
+        clock=bench.clock,
+        worker=bench.worker,
+        store_host=bench.store_host,
+        log_worker=log_worker,
+    ).addCallback(opened.append)
+    (store,) = bench.opened = opened
+    got = results(store.durable(end_of(store.append([message()]))))
+    assert bench.worker.waiting == []
+    log_worker.step()
+    assert got == [None]
 
 
 def test_waiting_in_any_order_of_ends(bench: Bench) -> None:

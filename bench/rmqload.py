@@ -8,6 +8,8 @@ from pathlib import Path
 import attrs
 
 DEFAULT_SOURCE = Path("../shared/tools/rmqload.c")
+#: After so long the load generator gives up, and a little later it is given up.
+LIMIT_S = 240
 
 
 class LoadFailed(Exception):
@@ -36,9 +38,14 @@ class Result:
     rate: float
     p50_us: int
     p99_us: int
+    p999_us: int
+    max_us: int
 
 
-_LINE = re.compile(r"\s(?P<rate>\d+) msg/s .* errors=(?P<errors>\d+) .* p50=(?P<p50>\d+) p99=(?P<p99>\d+) ")
+_LINE = re.compile(
+    r"\s(?P<rate>\d+) msg/s .* errors=(?P<errors>\d+) .* "
+    r"p50=(?P<p50>\d+) p99=(?P<p99>\d+) p99\.9=(?P<p999>\d+) max=(?P<max>\d+)"
+)
 
 
 def build(target_dir: Path) -> Path:
@@ -57,12 +64,16 @@ def build(target_dir: Path) -> Path:
     return program
 
 
-def run(program: Path, port: int, topic: str, shape: Shape) -> Result:
-    """Put the load on the server at `port`. Raises LoadFailed unless every request is answered well."""
-    command = [str(program), shape.mode, "-p", str(port), "-t", topic, "-q", "4", "-v"]
+def run(program: Path, port: int, topic: str, shape: Shape, limit_s: int = LIMIT_S) -> Result:
+    """Put the load on the server at `port`. Raises LoadFailed unless every request is answered well, in time."""
+    command = [str(program), shape.mode, "-p", str(port), "-t", topic, "-q", "4", "-v", "-l", str(limit_s)]
     command += ["-c", str(shape.conns), "-d", str(shape.depth), "-s", str(shape.size), "-n", str(shape.count)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s + 30, check=False)
+    except subprocess.TimeoutExpired:
+        raise LoadFailed(f"{' '.join(command)} did not end within {limit_s + 30} s") from None
     found = _LINE.search(done.stdout)
     if done.returncode != 0 or found is None or found["errors"] != "0":
         raise LoadFailed(f"{' '.join(command)}: exit {done.returncode}\n{done.stdout}{done.stderr}")
-    return Result(float(found["rate"]), int(found["p50"]), int(found["p99"]))
+    latencies_us = [int(found[name]) for name in ("p50", "p99", "p999", "max")]
+    return Result(float(found["rate"]), *latencies_us)

@@ -1,8 +1,16 @@
-"""Ours beside the Java broker, on one machine, under the same load: python -m bench.run [--quick]
+"""Ours beside the Java broker, on one machine, under the same load: python -m bench.run [--quick] [--only PARTS]
 
-Both brokers run with the same settings on fresh stores. First each takes a million messages, which also warms it up;
-then, shape by shape, they take turns, and the medians of the rounds are printed, with those of a null server: the
-ceiling that the load generator and the kernel set. Figures are worth something only when the machine does nothing else.
+Both brokers run with the same settings on fresh stores and take turns. The parts:
+
+    start    from exec to the first answer, on an empty store
+    send     messages a second and latency, asynchronous flush
+    pull     messages a second
+    sync     as send, answered when on the disk (SYNC_FLUSH)
+    restart  from exec to the first send and the first pull that are answered, after SIGKILL with a million messages
+    roll     latency of sends through ten rolls to a next segment of the log
+    memory   of ours alone, while ten million messages are sent
+
+Figures are worth something only when the machine does nothing else. Ratios are such that more is better.
 """
 
 import argparse
@@ -12,57 +20,81 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench import rmqload
-from bench.rmqload import LoadFailed, Result, Shape
-from bench.servers import Bench, Kind, Server
+from bench import memory, restart, rmqload, roll, throughput
+from bench.rmqload import LoadFailed
+from bench.servers import Bench, Kind
+from bench.table import Table, by_kind
 from tests.interop.java import JavaMissing, java_system
 from tests.interop.processes import ProcessFailed
 
-FILL = Shape("fill 16x4 128 B", "send", 16, 4, 128, 1_000_000)
-SHAPES = (
-    Shape("send 1x1 128 B", "send", 1, 1, 128, 30_000),
-    Shape("send 16x4 128 B", "send", 16, 4, 128, 200_000),
-    Shape("send 1x64 128 B", "send", 1, 64, 128, 200_000),
-    Shape("send 64x1 128 B", "send", 64, 1, 128, 200_000),
-    Shape("send 64x8 128 B", "send", 64, 8, 128, 300_000),
-    Shape("send 16x4 1 KiB", "send", 16, 4, 1024, 150_000),
-)
-PULL = Shape("pull 4x1 of 32", "pull", 4, 1, 128, 1_000_000)
-FILLED = "filled"
-
-KINDS: tuple[Kind, ...] = ("ours", "java", "echo")
-Results = dict[Kind, list[Result]]
+PARTS = ("start", "send", "pull", "sync", "restart", "roll", "memory")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
-    factor = 0.2 if options.quick else 1.0
+    factor = 0.1 if options.quick else 1.0
     rounds = options.rounds or (1 if options.quick else 3)
-    kinds: list[Kind] = [options.only] if options.only else ["ours", "java"]
+    kinds: list[Kind] = [options.kind] if options.kind else ["ours", "java"]
+    table = Table()
+    failed = False
     try:
         with tempfile.TemporaryDirectory(prefix="mqbroker-bench-", dir=options.scratch) as scratch:
-            load = rmqload.build(Path(scratch))
-            bench = Bench(Path(scratch), load, java_system() if "java" in kinds else None)
+            needs_java = "java" in kinds and options.only != ["memory"]
+            bench = Bench(Path(scratch), rmqload.build(Path(scratch)), java_system() if needs_java else None)
             print(machine(bench))
-            measure_starts(bench, kinds, rounds)
-            compare(bench, kinds, rounds, factor)
-    except (LoadFailed, JavaMissing, ProcessFailed) as failure:
+            for part in steps(bench, table, options.only, kinds, rounds, factor):
+                try:
+                    part()
+                except (LoadFailed, ProcessFailed) as failure:
+                    failed = True
+                    print(f"bench: {failure}", file=sys.stderr)
+    except (LoadFailed, JavaMissing) as failure:
         print(f"bench: {failure}", file=sys.stderr)
         return 1
-    return 0
+    table.summary()
+    return int(failed)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench.run", description="Ours beside the Java broker, under the same load.")
-    parser.add_argument("--quick", action="store_true", help="a fifth of the messages, one round")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the messages, one round")
     parser.add_argument("--rounds", type=int, help="rounds of each shape (3; 1 with --quick)")
-    parser.add_argument("--only", choices=["ours", "java"], help="measure one of the two")
+    parser.add_argument("--only", type=parts, default=list(PARTS), help=f"of {','.join(PARTS)}: what to measure")
+    parser.add_argument("--kind", choices=["ours", "java"], help="measure one of the two brokers")
     parser.add_argument("--scratch", help="directory for the stores, on the disk to be measured (default: temporary)")
     return parser.parse_args(argv)
+
+
+def parts(text: str) -> list[str]:
+    """Names of parts, with commas between. Raises ArgumentTypeError."""
+    names = text.split(",")
+    if unknown := [name for name in names if name not in PARTS]:
+        raise argparse.ArgumentTypeError(f"no part {unknown[0]!r}; there are {', '.join(PARTS)}")
+    return names
+
+
+def steps(
+    bench: Bench, table: Table, only: Sequence[str], kinds: Sequence[Kind], rounds: int, factor: float
+) -> list[Callable[[], None]]:
+    """What to do, in order. Sends and pulls share the brokers, which take long to fill."""
+    found: list[Callable[[], None]] = []
+    if "start" in only:
+        found.append(lambda: measure_starts(bench, table, kinds, rounds))
+    if "send" in only or "pull" in only:
+        sends, pulls = "send" in only, "pull" in only
+        found.append(lambda: throughput.compare(bench, table, kinds, rounds, factor, sends=sends, pulls=pulls))
+    if "sync" in only:
+        found.append(lambda: throughput.compare_sync(bench, table, kinds, rounds, factor))
+    if "restart" in only:
+        found.append(lambda: restart.compare(bench, table, kinds, rounds, factor))
+    if "roll" in only:
+        found.append(lambda: roll.compare(bench, table, kinds, is_quick=factor < 1))
+    if "memory" in only and "ours" in kinds:
+        found.append(lambda: memory.measure(bench, table, factor))
+    return found
 
 
 def machine(bench: Bench) -> str:
@@ -78,66 +110,14 @@ def machine(bench: Bench) -> str:
     return ", ".join(parts)
 
 
-def measure_starts(bench: Bench, kinds: Sequence[Kind], rounds: int) -> None:
+def measure_starts(bench: Bench, table: Table, kinds: Sequence[Kind], rounds: int) -> None:
     """Print the median time from exec to the first answer."""
     seconds: dict[Kind, list[float]] = {kind: [] for kind in kinds}
     for _ in range(rounds):
         for kind in kinds:
             seconds[kind].append(bench.start_seconds(kind))
-    print("\nexec to first answer   ", row({kind: f"{statistics.median(seconds[kind]):.2f} s" for kind in kinds}))
-
-
-def compare(bench: Bench, kinds: Sequence[Kind], rounds: int, factor: float) -> None:
-    """Fill both brokers, print their memory, then the table of shapes."""
-    with ExitStack() as running:
-        servers = [running.enter_context(bench.server(kind)) for kind in kinds]
-        echo = running.enter_context(bench.server("echo"))
-        fill = FILL.scaled(factor)
-        for server in servers:
-            rmqload.run(bench.load, server.port, FILLED, fill)
-        memory = {server.kind: server.memory_mib() for server in servers}
-        private = row({kind: f"{of[0]} MiB" for kind, of in memory.items()})
-        resident = row({kind: f"{of[1]} MiB" for kind, of in memory.items()})
-        print(f"private memory after {fill.count:,} messages   {private}   (resident, with mapped files: {resident})\n")
-        print(
-            f"{'':18}{'ours':>9} {'Java':>9} {'ratio':>6} {'null':>9} {'of null':>7}   p99 us: {'ours':>6} {'Java':>6}"
-        )
-        for shape in SHAPES:
-            print_row(shape, take_turns(bench, [*servers, echo], "bench", shape.scaled(factor), rounds))
-        print_row(PULL, take_turns(bench, servers, FILLED, PULL.scaled(factor), rounds))
-
-
-def take_turns(bench: Bench, servers: Sequence[Server], topic: str, shape: Shape, rounds: int) -> Results:
-    """Run the shape on one server after the other, `rounds` times."""
-    results: Results = {server.kind: [] for server in servers}
-    for _ in range(rounds):
-        for server in servers:
-            results[server.kind].append(rmqload.run(bench.load, server.port, topic, shape))
-    return results
-
-
-def print_row(shape: Shape, results: Results) -> None:
-    """Print a line of the table, of the medians; what was not measured is a dash."""
-    rate = {kind: statistics.median(result.rate for result in found) for kind, found in results.items()}
-    p99 = {kind: statistics.median(result.p99_us for result in found) for kind, found in results.items()}
-    ours, java, echo = (rate.get(kind) for kind in KINDS)
-    cells = [f"{shape.name:18}{number(ours):>9} {number(java):>9} {ratio(ours, java):>6} "]
-    cells += [
-        f"{number(echo):>9} {ratio(ours, echo):>7}   {'':8}{number(p99.get('ours')):>6} {number(p99.get('java')):>6}"
-    ]
-    print("".join(cells), flush=True)
-
-
-def row(values: dict[Kind, str]) -> str:
-    return ", ".join(f"{'Java' if kind == 'java' else kind} {value}" for kind, value in values.items())
-
-
-def number(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.0f}"
-
-
-def ratio(value: float | None, other: float | None) -> str:
-    return "-" if value is None or other is None else f"{value / other:.2f}"
+    medians = by_kind({kind: f"{statistics.median(seconds[kind]):.2f} s" for kind in kinds})
+    table.head(f"exec to first answer   {medians}")
 
 
 if __name__ == "__main__":

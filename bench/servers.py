@@ -1,9 +1,10 @@
 """The brokers that are compared, and the null server: how each starts, and what it costs."""
 
+import shutil
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -11,6 +12,7 @@ from typing import Literal
 import attrs
 
 from bench import rmqload
+from bench.rmqload import LoadFailed, Result, Shape
 from tests.interop.java import JavaSystem
 from tests.interop.processes import Process, ProcessFailed, free_ports
 
@@ -19,25 +21,40 @@ Kind = Literal["ours", "java", "echo"]
 # As the Java system's own start script has it, shrunk from 8 GiB to what a small machine has.
 _JVM = ("-Xms1g", "-Xmx1g", "-Xmn512m", "-XX:+UseG1GC", "-XX:MaxDirectMemorySize=1g")
 
-_ONE = rmqload.Shape("first answer", "send", 1, 1, 128, 1)
+_ONE = Shape("first answer", "send", 1, 1, 128, 1)
 
 
 @attrs.frozen
 class Server:
-    """A running server."""
+    """A running server. `store` is its directory."""
 
     kind: Kind
     port: int
+    store: Path
     process: Process
+    program: Path
 
-    def memory_mib(self) -> tuple[int, int]:
+    def load(self, topic: str, shape: Shape) -> Result:
+        """Put a load on it. Raises LoadFailed, with its last output where it is no longer there."""
+        try:
+            return rmqload.run(self.program, self.port, topic, shape)
+        except LoadFailed as failure:
+            if self.process.running:
+                raise
+            raise LoadFailed(f"{failure}\n{self.process.name} died\n{self.process.tail()}") from None
+
+    def memory_mib(self) -> tuple[float, float]:
         """(private, resident): memory that no file backs, and all that is in memory.
 
         The pages of mapped files are the page cache's: the kernel takes them back as it needs them. smaps counts them
-        as private where no other process maps them too, so they are told apart by RssAnon.
+        as private where no other process maps them too, so they are told apart by RssAnon. Raises LoadFailed.
         """
-        status = dict(line.split(":", 1) for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines())
-        private, resident = (int(status[name].split()[0]) // 1024 for name in ("RssAnon", "VmRSS"))
+        try:
+            text = Path(f"/proc/{self.process.pid}/status").read_text()
+            status = dict(line.split(":", 1) for line in text.splitlines())
+            private, resident = (int(status[name].split()[0]) / 1024 for name in ("RssAnon", "VmRSS"))
+        except (OSError, KeyError):  # it is gone, or not yet waited for
+            raise LoadFailed(f"{self.process.name} died\n{self.process.tail()}") from None
         return private, resident
 
 
@@ -46,21 +63,31 @@ class Bench:
     """Where servers are started: fresh data below `scratch`, with the same settings for both brokers."""
 
     scratch: Path
-    load: Path
+    program: Path
     java: JavaSystem | None
 
     @contextmanager
-    def server(self, kind: Kind) -> Iterator[Server]:
-        """A server with an empty store, ready to answer; it is stopped at the end."""
+    def server(self, kind: Kind, **settings: str) -> Iterator[Server]:
+        """A server with an empty store, ready to answer; at the end it is killed and its store deleted.
+
+        `settings` are keys of the brokers' files. Raises ProcessFailed where it gives no answer.
+        """
         port = free_ports()
-        command, env = self._command(kind, port)
-        process = Process(f"{kind}-{port}", command, self.scratch, env)
+        store = self.scratch / f"{kind}-{port}"
+        process = self.start(kind, port, store, settings)
+        server = Server(kind, port, store, process, self.program)
         try:
-            self._wait_answer(process, port)
-            yield Server(kind, port, process)
+            self._wait_answer(server)
+            yield server
         finally:
-            # Nobody reads these stores again.
+            # Nobody reads this store again.
             process.kill()
+            shutil.rmtree(store, ignore_errors=True)
+
+    def start(self, kind: Kind, port: int, store: Path, settings: Mapping[str, str]) -> Process:
+        """Start the program on a store directory, and wait for nothing."""
+        command, env = self._command(kind, port, store, settings)
+        return Process(f"{kind}-{port}", command, self.scratch, env)
 
     def start_seconds(self, kind: Kind) -> float:
         """From the start of the program to its first answer to a send, on an empty store."""
@@ -68,35 +95,55 @@ class Bench:
         with self.server(kind):
             return time.monotonic() - began
 
-    def _wait_answer(self, process: Process, port: int) -> None:
+    def require_room(self, needed_bytes: int) -> None:
+        """Raise LoadFailed unless the disk below `scratch` has so much room, and a tenth of itself to spare."""
+        disk = shutil.disk_usage(self.scratch)
+        room = disk.free - disk.total // 10
+        if room < needed_bytes:
+            why = f"needs {needed_bytes >> 20:,} MiB below {self.scratch}, {max(0, room) >> 20:,} MiB are to be had"
+            raise LoadFailed(f"{why} (a tenth of the disk is left free); give another directory with --scratch")
+
+    def _wait_answer(self, server: Server) -> None:
+        process = server.process
         end = time.monotonic() + 60
         while time.monotonic() < end and process.running:
             try:
-                socket.create_connection(("127.0.0.1", port), 1).close()
-                rmqload.run(self.load, port, "first", _ONE)
-            except (OSError, rmqload.LoadFailed):
+                socket.create_connection(("127.0.0.1", server.port), 1).close()
+                rmqload.run(self.program, server.port, "first", _ONE, limit_s=10)
+            except (OSError, LoadFailed):
                 time.sleep(0.002)
             else:
                 return
         raise ProcessFailed(f"{process.name} gives no answer\n{process.tail()}")
 
-    def _command(self, kind: Kind, port: int) -> tuple[list[str], dict[str, str]]:
+    def _command(
+        self, kind: Kind, port: int, store: Path, settings: Mapping[str, str]
+    ) -> tuple[list[str], dict[str, str]]:
         if kind == "echo":
-            return [str(self.load), "echo", "-p", str(port), "-l", "3600"], {}
-        conf = self._write_conf(f"{kind}-{port}", port)
+            return [str(self.program), "echo", "-p", str(port), "-l", "3600"], {}
+        conf = self._write_conf(f"{kind}-{port}", port, store, settings)
         if kind == "ours":
             return [str(Path(sys.executable).parent / "mqbroker"), "-c", str(conf)], {}
         assert self.java is not None
         main = "org.apache.rocketmq.broker.BrokerStartup"
         return self.java.command(self.scratch, main, "-c", str(conf), jvm=_JVM), {"ROCKETMQ_HOME": str(self.java.home)}
 
-    def _write_conf(self, name: str, port: int) -> Path:
+    def _write_conf(self, name: str, port: int, store: Path, settings: Mapping[str, str]) -> Path:
         conf = self.scratch / f"{name}.conf"
-        store = self.scratch / name
-        conf.write_text(
-            f"brokerClusterName=bench-cluster\nbrokerName=bench-broker\nbrokerId=0\nbrokerIP1=127.0.0.1\nbindAddress=127.0.0.1\n"
-            f"listenPort={port}\nhaListenPort={port + 1}\n"
-            f"storePathRootDir={store}\nstorePathCommitLog={store}/commitlog\n"
-            "flushDiskType=ASYNC_FLUSH\nautoCreateTopicEnable=true\ndiskMaxUsedSpaceRatio=95\n"
-        )
+        keys = {
+            "brokerClusterName": "bench-cluster",
+            "brokerName": "bench-broker",
+            "brokerId": "0",
+            "brokerIP1": "127.0.0.1",
+            "bindAddress": "127.0.0.1",
+            "listenPort": str(port),
+            "haListenPort": str(port + 1),
+            "storePathRootDir": str(store),
+            "storePathCommitLog": str(store / "commitlog"),
+            "flushDiskType": "ASYNC_FLUSH",
+            "autoCreateTopicEnable": "true",
+            "diskMaxUsedSpaceRatio": "95",
+            **settings,
+        }
+        conf.write_text("".join(f"{key}={value}\n" for key, value in keys.items()))
         return conf

@@ -88,6 +88,10 @@ class StoreBusy(StoreError):
     retriable = True
 
 
+class DiskFull(StoreUnwritable):
+    """A disk has too little room to take messages; it ends by itself when there is room again."""
+
+
 class FlushTimedOut(StoreError):
     """The disk did not confirm a flush within `syncFlushTimeout`."""
 

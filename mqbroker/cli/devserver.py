@@ -80,6 +80,8 @@ def broker_settings(place: Place, namesrv_port: int) -> BrokerSettings:
         "autoCreateSubscriptionGroup": "true",
         # Nobody waits for retention here, and a laptop's disk is often more than 75 % full.
         "diskMaxUsedSpaceRatio": 95,
+        "diskSpaceCleanForciblyRatio": 99,
+        "diskSpaceWarningLevelRatio": 99,
         **SMALL_FILES,
     }
     return load_broker_settings(overrides=_texts(overrides))

@@ -28,7 +28,7 @@ _JAVA = _keys(
     serverPooledByteBufAllocatorEnable useEpollNativeSelector writeBufferHighWaterMark writeBufferLowWaterMark
     clientPooledByteBufAllocatorEnable clientCloseSocketIfTimeout clientSocketSndBufSize clientSocketRcvBufSize
     channelNotActiveInterval
-    destroyMapedFileIntervalForcibly redeleteHangedFileInterval putMsgIndexHightWater
+    destroyMapedFileIntervalForcibly putMsgIndexHightWater
     flushLeastPagesWhenWarmMapedFile messageIndexSafe debugLockEnable diskFallRecorded
     isEnableBatchPush enableBatchPush storePathDLedgerCommitLog
     dLegerGroup dLegerPeers dLegerSelfId preferredLeaderId clusterTest productEnvName

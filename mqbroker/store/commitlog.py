@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from struct import Struct
 from struct import error as struct_error
 
-from mqbroker.errors import MQError, StoreBusy, StoreUnwritable
+from mqbroker.errors import DiskFull, MQError, StoreBusy, StoreUnwritable
 from mqbroker.store.consumequeue import ConsumeQueue, ConsumeQueues
 from mqbroker.store.disk import IMappedFile
-from mqbroker.store.segment import SegmentSource
+from mqbroker.store.segment import SegmentSource, is_full_disk
 from mqbroker.store.transient import TransientStore
 from mqbroker.wire.codes import SysFlag
 from mqbroker.wire.record import BLANK_BYTES_MIN, MAGIC, encode_blank
@@ -89,6 +89,8 @@ class CommitLog:
         #: Why nothing can be appended, for good or for now; empty where it can.
         self.why_stopped = ""
         self.why_full = ""
+        #: Why nothing is to be appended although there may be room: the disk is too full.
+        self.why_disk_full = ""
         self._activate()
 
     def _activate(self) -> None:
@@ -107,6 +109,8 @@ class CommitLog:
         """
         if self.why_stopped:
             raise StoreUnwritable(self.why_stopped)
+        if self.why_disk_full:
+            raise DiskFull(self.why_disk_full)
         if not messages:
             return []
         appended = self._append_here(messages)
@@ -238,8 +242,8 @@ class CommitLog:
         except OSError as error:
             for i, segment in enumerate(fresh):
                 self._source.adopt(next_base + i * self.segment_bytes, segment)
-            self.why_full = f"no room for the next segment of the commit log: {error}"
-            raise StoreUnwritable(self.why_full) from error
+            self.why_full = self._source.why_none(error)
+            raise (DiskFull if is_full_disk(error) else StoreUnwritable)(self.why_full) from error
         self.why_full = ""
         appended: list[Appended] = []
         for i, group in enumerate(groups):
@@ -296,6 +300,17 @@ class CommitLog:
             self.why_full = ""
         elif self.end - self._base > self.segment_bytes // 2:
             self._source.prepare(next_base)
+
+    # Forgetting
+
+    def drop_first(self) -> IMappedFile:
+        """Forget the oldest segment, which is not the last one; slices of it that readers hold stay valid.
+
+        The caller closes it.
+        """
+        assert len(self.segments) > 1
+        self.min_offset += self.segment_bytes
+        return self.segments.pop(0)
 
     # Reading
 

@@ -9,6 +9,7 @@ Must never know what a message holds, nor of time.
 from __future__ import annotations
 
 import functools
+import itertools
 import mmap
 import os
 import re
@@ -288,6 +289,23 @@ class ConsumeQueue:
         if self.ext is not None and self.min_offset < self.max_offset:
             for path in self.ext.truncate_by_min(self.entry(self.min_offset)[2]):
                 self._disk.remove(path)
+
+    @property
+    def has_old_files(self) -> bool:
+        """Whether all entries of the first file, which is not the last, are below `min_offset`."""
+        return len(self._files) > 1 and self.min_offset >= self._first + self._per_file
+
+    def removable_files(self) -> list[IMappedFile]:
+        """Files of which all entries are below `min_offset`, oldest first; not the last, nor what is to be synced."""
+        count = (self.min_offset - self._first) // self._per_file
+        old = self._files[: max(0, min(count, len(self._files) - 1))]
+        return list(itertools.takewhile(lambda file: file not in self._unsynced, old))
+
+    def drop_first_file(self) -> IMappedFile:
+        """Forget the first file; slices of it that readers hold stay valid. The caller closes it."""
+        assert self.has_old_files
+        self._first += self._per_file
+        return self._files.pop(0)
 
     def reset(self) -> None:
         """Delete all files: the queue is to be built anew."""

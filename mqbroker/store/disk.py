@@ -125,6 +125,9 @@ class IDisk(Interface):
     def pin_buffer(buffer: mmap.mmap) -> None:
         """Have what is written to a buffer stay in memory. Raises OSError where that is forbidden."""
 
+    def modified_ms(path: str) -> int:
+        """When a file was last written to: wall clock, milliseconds."""
+
     def space(path: str) -> DiskSpace:
         """The room on the disk that holds `path`."""
 
@@ -324,6 +327,9 @@ class OsDisk:
         if _libc.mlock2(ctypes.c_void_p(address), ctypes.c_size_t(len(buffer)), MLOCK_ONFAULT):
             error = ctypes.get_errno()
             raise OSError(error, os.strerror(error))
+
+    def modified_ms(self, path: str) -> int:
+        return os.stat(path).st_mtime_ns // 1_000_000
 
     def space(self, path: str) -> DiskSpace:
         found = os.statvfs(path)

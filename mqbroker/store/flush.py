@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
@@ -209,6 +210,22 @@ class CacheFlusher:
 
         running.addBoth(done)
         return running
+
+    def run_alone(self, work: Callable[[], Any]) -> Deferred[Any]:
+        """Run `work` on the worker while no sync runs, for what would disturb one: files that go."""
+        if self._running is not None:
+            later: Deferred[Any] = Deferred()
+            self._running.addBoth(lambda _: self.run_alone(work).chainDeferred(later))
+            return later
+        running = self._running = self._worker.run(work)
+        done: Deferred[Any] = Deferred()
+
+        def finished(result: Any) -> None:
+            self._running = None
+            done.callback(result)
+
+        running.addBoth(finished)
+        return done
 
     def stop(self) -> Deferred[None]:
         """Sync all that is left; fires or fails when it is done."""

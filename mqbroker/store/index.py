@@ -355,6 +355,19 @@ class Index:
         self._has_new_name = False
         return taken
 
+    def oldest_below(self, physical_min: int) -> IndexFile | None:
+        """The first file, where all its messages are below `physical_min` and it is not the last."""
+        first = self.files[0] if len(self.files) > 1 else None
+        return first if first is not None and first.end_offset < physical_min else None
+
+    def is_synced(self, file: IndexFile) -> bool:
+        return file not in self._unsynced
+
+    def drop_first_file(self) -> None:
+        """Forget the first file. The caller closes it."""
+        assert len(self.files) > 1
+        del self.files[0]
+
     def resume(self, is_clean: bool) -> None:
         """Go on after the newest entry of the files there are."""
         last = self.files[-1]

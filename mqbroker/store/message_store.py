@@ -29,7 +29,10 @@ from mqbroker.store.worker import IWorker
 
 @attrs.frozen
 class StoreStats:
-    """Offsets in bytes of the log."""
+    """Offsets in bytes of the log, times in ms, disks in percent that are used (0 where not looked at yet).
+
+    `earliest_ms`: when the oldest message of the log was stored; -1 where there is none.
+    """
 
     log_min_offset: int
     log_end: int
@@ -38,6 +41,12 @@ class StoreStats:
     indexed: int
     flushes: int
     damages: int
+    earliest_ms: int
+    deleted_segments: int
+    deleted_cache_files: int
+    log_disk_percent: int
+    queues_disk_percent: int
+    is_disk_full: bool
 
 
 class MessageStore:
@@ -55,6 +64,7 @@ class MessageStore:
         self._reader = parts.reader
         self._files = parts.files
         self._transient = parts.transient
+        self._retention = parts.retention
         self._is_stopped = False
         #: Hot: the log's own function.
         self.append: Callable[[Sequence[NewMessage]], list[Appended]] = commit_log.append
@@ -68,6 +78,7 @@ class MessageStore:
         self._dispatcher.start()
         self._log_flusher.start()
         self._files.start()
+        self._retention.start()
 
     def stop(self) -> Deferred[None]:
         """Bring everything to the disk, close it and release the lock.
@@ -78,7 +89,10 @@ class MessageStore:
             return succeed(None)
         self._is_stopped = True
         self._dispatcher.stop()
-        stopped = self._transient.stop() if self._transient is not None else succeed(None)
+        transient = self._transient
+        stopped = self._retention.stop()
+        if transient is not None:
+            stopped.addCallback(lambda _: transient.stop())
         stopped.addCallback(lambda _: self._log_flusher.stop())
         stopped.addCallback(lambda _: self._dispatcher.catch_up())
         stopped.addCallback(lambda _: self._dispatcher.index_all())
@@ -107,7 +121,8 @@ class MessageStore:
     @property
     def why_unwritable(self) -> str:
         """Why messages are refused; empty where they are not."""
-        return self._commit_log.why_stopped or self._commit_log.why_full
+        commit_log = self._commit_log
+        return commit_log.why_stopped or commit_log.why_disk_full or commit_log.why_full
 
     def durable(self, end: int) -> Deferred[None]:
         """Fires when the log is on the disk below `end`, a physical offset.
@@ -115,6 +130,10 @@ class MessageStore:
         Fails with StoreUnwritable when syncing failed, with FlushTimedOut after syncFlushTimeout.
         """
         return self._log_flusher.durable(end)
+
+    def delete_expired_files(self) -> None:
+        """Delete the files of messages older than fileReservedTime in the next turns, whatever deleteWhen says."""
+        self._retention.delete_expired()
 
     def dispatch_now(self) -> None:
         """Make what was appended so far available to `get`, without waiting for the next turn."""
@@ -218,6 +237,8 @@ class MessageStore:
 
     @property
     def stats(self) -> StoreStats:
+        retention = self._retention
+        log_percent, queues_percent, _ = retention.watch.used_percents
         return StoreStats(
             log_min_offset=self._commit_log.min_offset,
             log_end=self._commit_log.readable_end,
@@ -226,6 +247,12 @@ class MessageStore:
             indexed=self._index.offset if self._index is not None else 0,
             flushes=self._log_flusher.flushes,
             damages=len(self._files.damages),
+            earliest_ms=store_timestamp_at(self._commit_log, self._commit_log.min_offset),
+            deleted_segments=retention.segments.deleted,
+            deleted_cache_files=retention.caches.deleted,
+            log_disk_percent=log_percent,
+            queues_disk_percent=queues_percent,
+            is_disk_full=bool(self._commit_log.why_disk_full),
         )
 
 

@@ -14,13 +14,16 @@ from mqbroker.config import BrokerRole, FlushDiskType, StoreSettings
 from mqbroker.store.checkpoint import Checkpoint, decode_checkpoint
 from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.consumequeue import ConsumeQueues
+from mqbroker.store.deletion import CacheCleaner, LogCleaner, Remover
 from mqbroker.store.disk import IDisk, ILockedFile, IMappedFile
+from mqbroker.store.disk_watch import DiskWatch, RoomLimits
 from mqbroker.store.dispatch import TURN_MESSAGES, Dispatcher, parse_delay_levels
 from mqbroker.store.ext_recovery import align_extensions
 from mqbroker.store.flush import CacheFlusher, LogFlusher
 from mqbroker.store.index import Index, IndexFile
 from mqbroker.store.pull import Reader
 from mqbroker.store.recovery import Recovered, Segments, last_timestamp, load_segments, recover
+from mqbroker.store.retention import Retention, RetentionRules
 from mqbroker.store.segment import SegmentSource
 from mqbroker.store.store_files import StoreFiles, StorePaths
 from mqbroker.store.transient import PAGE_BYTES, TransientRules, TransientStore
@@ -45,6 +48,7 @@ class Parts:
     reader: Reader
     files: StoreFiles
     transient: TransientStore | None
+    retention: Retention
 
 
 @attrs.frozen
@@ -142,6 +146,25 @@ class Opening:
             Reader(commit_log, settings, disk.memory_bytes()),
             files,
             transient,
+            self._make_retention(commit_log, queues, index, files),
+        )
+
+    def _make_retention(
+        self, commit_log: CommitLog, queues: ConsumeQueues, index: Index | None, files: StoreFiles
+    ) -> Retention:
+        settings, disk, worker, paths = self.settings, self.disk, self.worker, self.paths
+
+        def safe_end() -> int:
+            return files.synced_end if index is None else min(files.synced_end, index.offset)
+
+        remover = Remover(disk, self.clock.seconds, settings.redelete_hanged_file_interval_ms / 1000)
+        watched = (paths.commit_log, paths.consume_queues, paths.index)
+        return Retention(
+            self.clock,
+            RetentionRules.of(settings),
+            DiskWatch(commit_log, disk, worker, watched, RoomLimits.of(settings)),
+            LogCleaner(commit_log, remover, disk, worker, safe_end),
+            CacheCleaner(queues, index, remover, worker, files.run_alone),
         )
 
     def _say_found(self, segments: Segments, recovered: Recovered, is_clean: bool) -> None:

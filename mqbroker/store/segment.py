@@ -6,6 +6,7 @@ Must never know what is in them.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 
 from twisted.internet.defer import Deferred, succeed
@@ -21,6 +22,11 @@ log = Logger()
 
 def segment_path(directory: str, offset: int) -> str:
     return os.path.join(directory, f"{offset:020d}")
+
+
+def is_full_disk(error: OSError) -> bool:
+    """Whether what the disk refused would work with more room."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 class SegmentSource:
@@ -110,6 +116,19 @@ class SegmentSource:
             self._remove(offset)
             raise
         return file
+
+    def why_none(self, error: OSError) -> str:
+        """Why no segment could be taken, and what to do about it."""
+        if not is_full_disk(error):
+            return f"the next segment of the commit log cannot be made in {self._directory}: {error}"
+        try:
+            free = f"{self._disk.space(self._directory).available_bytes} bytes"
+        except OSError:
+            free = "nobody knows how much"
+        return (
+            f"the broker's disk is full: {self._directory} has no room for the next segment of {self._segment_bytes} "
+            f"bytes, {free} free: make room, or let messages go sooner (fileReservedTime): {error}"
+        )
 
     def _create(self, offset: int) -> IMappedFile:
         path = segment_path(self._directory, offset)

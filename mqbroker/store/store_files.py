@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import Any
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -147,6 +148,16 @@ class StoreFiles:
             self._checkpoint = now
 
         return work, then
+
+    @property
+    def synced_end(self) -> int:
+        """All of the log below is on the disk, in the log and in consume queues, and the checkpoint says so."""
+        return min(self._checkpoint.log_offset or 0, self._checkpoint.queues_offset or 0)
+
+    def run_alone(self, work: Callable[[], Any]) -> Deferred[Any]:
+        """Run `work` on the worker while no consume queue and no index file is being synced."""
+        assert self._flusher is not None
+        return self._flusher.run_alone(work)
 
     def stop(self) -> Deferred[None]:
         """Sync what is left and note that the store was stopped; fails where that cannot be."""

@@ -22,7 +22,11 @@ from mqbroker.errors import BadSetting
 HOST = Host("/home/u", "box", "192.0.2.7")
 JAVA = json.loads((Path(__file__).parent.parent / "data" / "settings-4.9.7.json").read_text())
 PARTS = (BrokerSettings, StoreSettings, NettySettings, ClientSettings, NamesrvSettings)
-OWN = {"bindAddress", "frameMaxLength", "logLevel"}
+OWN = {
+    *("bindAddress", "frameMaxLength", "logLevel", "diskFreeBytesMin"),
+    # System properties of the Java broker.
+    *("diskSpaceCleanForciblyRatio", "diskSpaceWarningLevelRatio"),
+}
 
 
 class Loader:

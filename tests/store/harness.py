@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gzip
 import json
+import os
 import shutil
 import tarfile
 from collections.abc import Callable
@@ -42,7 +43,8 @@ class Faults:
     room: int | None = None  # bytes that can still be allocated
     sync_error: int | None = None  # errno
     syncs: int = 0
-    space: DiskSpace | None = None
+    space: DiskSpace = DiskSpace(10 * 1024**4, 90 * 1024**4)
+    unremovable: set[str] = attrs.field(factory=set)  # file names
     synced_directories: set[str] = attrs.field(factory=set)
 
 
@@ -112,7 +114,12 @@ class FaultyDisk(OsDisk):
         return FaultyFile(super().open_mapped(path, size, keep_open=keep_open, read_only=read_only), self.faults)
 
     def space(self, path: str) -> DiskSpace:
-        return self.faults.space or super().space(path)
+        return self.faults.space
+
+    def remove(self, path: str) -> None:
+        if os.path.basename(path) in self.faults.unremovable:
+            raise OSError(errno.EACCES, "Permission denied", path)
+        super().remove(path)
 
     def lock(self, path: str) -> ILockedFile:
         return super().lock(path)

@@ -31,7 +31,8 @@ from mqbroker.store.disk import OsDisk
 from mqbroker.store.worker import InlineWorker
 
 settings = StoreSettings(
-    store_path_root_dir=sys.argv[1], mapped_file_size_commit_log=1024 * 1024, max_hash_slot_num=100, max_index_num=400
+    store_path_root_dir=sys.argv[1], mapped_file_size_commit_log=1024 * 1024, max_hash_slot_num=100, max_index_num=400,
+    disk_space_warning_level_ratio=100, disk_free_bytes_min=0, clean_file_forcibly_enable=False,
 )
 clock = Clock()
 store = open_store(settings, disk=OsDisk(), clock=clock, worker=InlineWorker(), store_host=bytes(8))

@@ -1,0 +1,146 @@
+"""How full the disks of log and consume queues are, and what follows from that: whether old files must go, and whether
+messages are refused. Must never delete anything.
+
+The bounds are those of DefaultMessageStore.CleanCommitLogService of 4.9.7, where two of them are system properties. It
+forgets a full disk of consume queues when that of the log has room; here the fuller of the two decides.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Sequence
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from mqbroker.config import StoreSettings
+from mqbroker.store.commitlog import CommitLog
+from mqbroker.store.disk import DiskSpace, IDisk
+from mqbroker.store.worker import IWorker
+
+
+class Room(enum.IntEnum):
+    """How much room there is, from best to worst."""
+
+    ENOUGH = 0
+    #: Files older than fileReservedTime go at any hour.
+    SCARCE = 1
+    #: Files go whatever their age.
+    URGENT = 2
+    #: And messages are refused.
+    FULL = 3
+
+
+@attrs.frozen
+class RoomLimits:
+    """Where one sort of room ends and the next begins. A ratio must be passed, not only reached."""
+
+    scarce_percent: int
+    urgent_percent: int
+    full_percent: int
+    free_bytes_min: int
+
+    @classmethod
+    def of(cls, settings: StoreSettings) -> RoomLimits:
+        return cls(
+            settings.disk_max_used_space_ratio,
+            settings.disk_space_clean_forcibly_ratio,
+            settings.disk_space_warning_level_ratio,
+            settings.disk_free_bytes_min,
+        )
+
+    def judge(self, space: DiskSpace) -> Room:
+        percent = space.used_percent
+        if percent > self.full_percent or space.available_bytes < self.free_bytes_min:
+            return Room.FULL
+        if percent > self.urgent_percent:
+            return Room.URGENT
+        return Room.SCARCE if percent > self.scarce_percent else Room.ENOUGH
+
+    def why_full(self, path: str, space: DiskSpace) -> str:
+        """What a person has to know of a disk that is full, and can do."""
+        if space.used_percent > self.full_percent:
+            limit = f"above {self.full_percent} % (diskSpaceWarningLevelRatio)"
+        else:
+            limit = f"with less than {self.free_bytes_min} bytes free (diskFreeBytesMin)"
+        return (
+            f"{path} is on a disk of which {space.used_percent} % are used and {space.available_bytes} bytes free; "
+            f"{limit} messages are refused: make room, or let messages go sooner (fileReservedTime)"
+        )
+
+
+class DiskWatch:
+    """Looks at the disks, and stops and lets go on the log's appends.
+
+    :param paths: the directories of the log, of consume queues and of the index, in this order.
+    """
+
+    log = Logger()
+
+    def __init__(
+        self, commit_log: CommitLog, disk: IDisk, worker: IWorker, paths: Sequence[str], limits: RoomLimits
+    ) -> None:
+        self._commit_log = commit_log
+        self._disk = disk
+        self._worker = worker
+        self._paths = paths
+        self._limits = limits
+        self._is_blind = False
+        self.room = Room.ENOUGH
+        #: By path, as last seen.
+        self.spaces: dict[str, DiskSpace] = {}
+
+    @property
+    def used_percents(self) -> list[int]:
+        """Of the disk of each path, as last seen; 0 where not looked at yet."""
+        return [self.spaces[path].used_percent if path in self.spaces else 0 for path in self._paths]
+
+    def look(self) -> Deferred[Room]:
+        """Fires with how much room there is now; with what there was where the disk cannot tell."""
+
+        def spaces() -> dict[str, DiskSpace]:
+            return {path: self._space(path) for path in self._paths}
+
+        return self._worker.run(spaces).addCallbacks(self._seen, self._not_seen)
+
+    def _space(self, path: str) -> DiskSpace:
+        try:
+            return self._disk.space(path)
+        except FileNotFoundError:  # made with the first message
+            return self._disk.space(os.path.dirname(path))
+
+    def _seen(self, spaces: dict[str, DiskSpace]) -> Room:
+        self._is_blind = False
+        self.spaces = spaces
+        worst = max(self._paths, key=lambda path: self._limits.judge(spaces[path]))
+        room = self._limits.judge(spaces[worst])
+        commit_log = self._commit_log
+        if room is Room.FULL:
+            is_new = not commit_log.why_disk_full
+            ratios = [spaces[path].used_percent / 100 for path in self._paths]
+            # Ratios as the Java broker gives them in its answer to a send.
+            shown = "CL: {:5.2f} CQ: {:5.2f} INDEX: {:5.2f}".format(*ratios)
+            commit_log.why_disk_full = (
+                f"the broker's disk is full [{shown}]: {self._limits.why_full(worst, spaces[worst])}"
+            )
+            if is_new:
+                self.log.error("messages are refused: {why}", why=commit_log.why_disk_full)
+        elif commit_log.why_disk_full:
+            commit_log.why_disk_full = ""
+            self.log.info("messages are taken again: {path} has room", path=worst)
+        elif room > self.room:
+            self.log.warn(
+                "{path} is on a disk of which {percent} % are used: old messages go",
+                path=worst, percent=spaces[worst].used_percent,
+            )  # fmt: skip
+        self.room = room
+        return room
+
+    def _not_seen(self, failure: Failure) -> Room:
+        if not self._is_blind:
+            self._is_blind = True
+            self.log.error("how full the disk is cannot be found out: {why}", why=failure.getErrorMessage())
+        return self.room

@@ -256,6 +256,7 @@ class ConsumeQueue:
                 self._first = base
             self._files.append(self._disk.open_mapped(path, size))
         if self._files:
+            self.min_offset = self._first
             self.max_offset = self._first + len(self._files) * self._per_file
             self._cut_at(lambda _offset, size: size > 0)
         if self.ext is not None:
@@ -279,16 +280,18 @@ class ConsumeQueue:
         self._activate()
         self.max_offset = offset
 
-    def correct_min(self, physical_min: int) -> None:
-        """Move `min_offset` to the first message at or above `physical_min`."""
+    def correct_min(self, physical_min: int) -> list[str]:
+        """Move `min_offset` to the first message at or above `physical_min`.
+
+        Returns the paths of the extension's files that no entry needs any more: to be deleted, in this order."""
         self.min_offset = self.search(
             lambda offset, size: offset < physical_min or (not offset and size == BLANK_SIZE),
             self._first,
             self.max_offset,
         )
         if self.ext is not None and self.min_offset < self.max_offset:
-            for path in self.ext.truncate_by_min(self.entry(self.min_offset)[2]):
-                self._disk.remove(path)
+            return self.ext.truncate_by_min(self.entry(self.min_offset)[2])
+        return []
 
     @property
     def has_old_files(self) -> bool:

@@ -148,6 +148,8 @@ class CacheCleaner:
         self._remover = remover
         self._worker = worker
         self._run_alone = run_alone
+        #: Files of extensions that are forgotten and not deleted yet.
+        self._orphans: list[str] = []
         self.deleted = 0
 
     async def follow(self, minimum: int, pause: PauseFunction, interval_ms: int) -> bool:
@@ -160,14 +162,24 @@ class CacheCleaner:
             await pause(0)
             for queue in queues[start : start + QUEUES_A_TURN]:
                 if queue.min_offset < queue.max_offset and queue.entry(queue.min_offset)[0] < minimum:
-                    queue.correct_min(minimum)
+                    self._orphans += queue.correct_min(minimum)
         for start in range(0, len(queues), QUEUES_A_TURN):
             await pause(0)
             for queue in queues[start : start + QUEUES_A_TURN]:
                 if queue.removable_files():
                     is_done &= await self._clean_queue(queue)
                     await pause(interval_ms)
+        is_done &= await self._clean_orphans(pause, interval_ms)
         return await self._clean_index(minimum) and is_done
+
+    async def _clean_orphans(self, pause: PauseFunction, interval_ms: int) -> bool:
+        while self._orphans:
+            if not await self._remover.remove(self._orphans[0], self._run_alone):
+                return False
+            del self._orphans[0]
+            self.deleted += 1
+            await pause(interval_ms)
+        return True
 
     async def _clean_queue(self, queue: ConsumeQueue) -> bool:
         while files := queue.removable_files():

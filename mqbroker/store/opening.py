@@ -216,7 +216,8 @@ class Opening:
             dispatcher.restart(commit_log.min_offset)
             yield from _catch_up(dispatcher, commit_log, files)
         for queue in queues:
-            queue.correct_min(commit_log.min_offset)
+            for path in queue.correct_min(commit_log.min_offset):
+                self.disk.remove(path)
             queue.next_offset = queue.max_offset
         return dispatcher
 

@@ -56,6 +56,10 @@ def make_settings(root, *, store=None, **changes):
         "max_hash_slot_num": 100,
         "max_index_num": 400,
         "max_message_size": BODY_MAX,
+        # However full the disk is on which the tests run.
+        "disk_space_warning_level_ratio": 100,
+        "disk_free_bytes_min": 0,
+        "clean_file_forcibly_enable": False,
         **(store or {}),
     }
     return BrokerSettings(

@@ -177,15 +177,20 @@ class IndexFile:
     def _at(self, number: int) -> int:
         return self._entries_at + number * ENTRY_BYTES
 
-    def newest_entries(self) -> int:
-        """How many entries the newest message has in this file."""
+    def newest_entries(self, message_offset: int) -> int:
+        """How many entries at the end of this file are those of one message."""
         number = self.count - 1
         while number > 0:
             _, physical_offset, _, _ = _ENTRY.unpack_from(self._buffer, self._at(number))
-            if physical_offset != self.end_offset:
+            if physical_offset != message_offset:
                 break
             number -= 1
         return self.count - 1 - number
+
+    def begin_after(self, previous: IndexFile) -> None:
+        """Date the first entry, as Java does, from the end of the file before."""
+        self.begin_ms = self.end_ms = previous.end_ms
+        self.begin_offset = self.end_offset = previous.end_offset
 
     def write_header(self) -> None:
         _HEADER.pack_into(
@@ -316,6 +321,8 @@ class Index:
 
     def _add_file(self) -> None:
         self._disk.make_directories(self._directory)
+        if self.files:  # before there is another: only the last file is looked at for entries above its header
+            self.files[-1].write_header()
         ahead_ms = 0
         while True:
             path = os.path.join(self._directory, self._file_name(ahead_ms))
@@ -330,11 +337,7 @@ class Index:
             self._disk.remove(path)
             raise
         if self.files:
-            # Java dates the first entry of a file from the end of the file before.
-            previous = self.files[-1]
-            previous.write_header()
-            file.begin_ms = file.end_ms = previous.end_ms
-            file.begin_offset = file.end_offset = previous.end_offset
+            file.begin_after(self.files[-1])
         self.files.append(file)
         self._unsynced.append(file)
         self._has_new_name = True
@@ -373,9 +376,21 @@ class Index:
         last = self.files[-1]
         if not is_clean:
             last.roll_back()
+        if last.count <= 1 and len(self.files) > 1:  # killed before it had a header: nothing is in it yet
+            last.begin_after(self.files[-2])
         self._unsynced = [last]
         self.offset = last.end_offset
-        self._resumed = (last.end_offset, last.newest_entries())
+        self._resumed = (last.end_offset, self._entries_of(last.end_offset))
+
+    def _entries_of(self, message_offset: int) -> int:
+        """How many entries the newest message has: a file may have become full between two of its keys."""
+        entries = 0
+        for file in reversed(self.files):
+            found = file.newest_entries(message_offset)
+            entries += found
+            if found < file.count - 1:
+                break
+        return entries
 
     @property
     def end_ms(self) -> int:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqbroker.store.index import Index, KeyHasher, positive_hash
+from mqbroker.store.index import Index, IndexFile, KeyHasher, positive_hash
 from mqbroker.wire.javahash import java_hash
 from mqbroker.wire.record import decode_record
 from tests.store.harness import START_S, Bench, FaultyDisk, message, stop, tree
@@ -196,3 +196,55 @@ def test_files_of_other_geometry_are_built_anew(make: Callable[..., Bench]) -> N
     bench.clock.advance(0)
     assert len(store.query("T", "k3", 10, 0, 2**62)) == 1
     assert [path.stat().st_size for path in (bench.root / "index").iterdir()] == [40 + 400 + 1000]
+
+
+@pytest.mark.parametrize("point", ["create_mapped", "_add_file", "put_rows"])
+def test_a_killed_process_may_leave_the_next_file_at_any_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    """It is gone on with after the last message of the file before, and ends as if nobody had been killed."""
+    rows = [(i, 7 if i >= 16 else i // 4, 1000) for i in range(25)]
+    whole = make_index(tmp_path / "b")
+    whole.put(rows, 8)
+    whole.write_header()
+    index = make_index(tmp_path / "a")
+    index.put(rows[:16], 4)
+    index.write_header()
+    owner = {"create_mapped": FaultyDisk, "_add_file": Index, "put_rows": IndexFile}[point]
+    real = getattr(owner, point)
+
+    def killed(self: object, *arguments: object, **options: object) -> object:
+        result = real(self, *arguments, **options)
+        if len(list((tmp_path / "a").iterdir())) == 2:
+            raise KeyboardInterrupt
+        return result
+
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, point, killed)
+        with pytest.raises(KeyboardInterrupt):
+            index.put(rows[16:], 8)
+    again = make_index(tmp_path / "a")
+    again.load()
+    again.resume(is_clean=False)
+    assert again.offset == 7
+    again.put(again_rows(again, rows), 8)
+    again.write_header()
+    assert list(tree(tmp_path / "a").values()) == list(tree(tmp_path / "b").values())
+
+
+def again_rows(index: Index, rows: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """What is made of the log again from the index's offset on."""
+    offset, already = index._resumed
+    assert offset == index.offset
+    return [row for row in rows if row[1] >= offset][already:]
+
+
+def test_keys_of_the_newest_message_are_counted_over_files(tmp_path: Path) -> None:
+    rows = [(i, 7 if i >= 16 else i // 4, 1000) for i in range(25)]
+    index = make_index(tmp_path)
+    index.put(rows, 8)
+    index.write_header()
+    again = make_index(tmp_path)
+    again.load()
+    again.resume(is_clean=False)
+    assert again_rows(again, rows) == []

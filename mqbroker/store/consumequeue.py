@@ -163,7 +163,12 @@ class ConsumeQueue:
             self._first = base
         self._new_names.add(self.directory)
         path = os.path.join(self.directory, f"{base * ENTRY_BYTES:020d}")
-        self._files.append(self._disk.create_mapped(path, self._file_bytes))
+        try:
+            file = self._disk.create_mapped(path, self._file_bytes)
+        except FileExistsError:  # the empty one that `load` passes over
+            self._disk.remove(path)
+            file = self._disk.create_mapped(path, self._file_bytes)
+        self._files.append(file)
         self._activate()
 
     def _activate(self) -> None:
@@ -250,6 +255,8 @@ class ConsumeQueue:
             if self._files and base != self._first + len(self._files) * self._per_file:
                 raise StoreDamaged(path, 0, "the file before it is missing")
             size = self._disk.file_size(path)
+            if not size and name == names[-1]:  # made by a process that was killed before it gave it a size
+                break
             if size != self._file_bytes:
                 raise StoreDamaged(path, size, f"{size} bytes; mappedFileSizeConsumeQueue is {self._file_bytes}")
             if not self._files:

@@ -230,6 +230,8 @@ class Opening:
         is_clean: bool,
         transient: TransientStore | None,
     ) -> CommitLog:
+        if segments.unfinished is not None:
+            self.disk.remove(segments.unfinished)
         files = list(segments.files)
         size = segments.segment_bytes
         end = recovered.end

@@ -30,11 +30,15 @@ _STEP_RECORDS = 1000
 
 @attrs.frozen
 class Segments:
-    """The segment files as found: `files[0]` starts at `first_offset` of the log."""
+    """The segment files as found: `files[0]` starts at `first_offset` of the log.
+
+    `unfinished`: a file after them that a killed process made and did not give its size yet.
+    """
 
     files: list[IMappedFile]
     first_offset: int
     segment_bytes: int
+    unfinished: str | None = None
 
     @property
     def end(self) -> int:
@@ -90,13 +94,16 @@ def _load_segments(
 ) -> Segments:
     files: list[IMappedFile] = []
     first = 0
-    for name in disk.names(directory):
+    names = disk.names(directory)
+    for name in names:
         path = os.path.join(directory, name)
         if not _FILE_NAME.fullmatch(name) or int(name) % segment_bytes:
             raise StoreDamaged(path, 0, f"not a segment; mappedFileSizeCommitLog is {segment_bytes}")
         if files and int(name) != first + len(files) * segment_bytes:
             raise StoreDamaged(path, 0, f"segment {first + len(files) * segment_bytes:020d} before it is missing")
         size = disk.file_size(path)
+        if not size and name == names[-1]:
+            return Segments(files, first, segment_bytes, path)
         if size != segment_bytes:
             raise StoreDamaged(path, size, f"{size} bytes; mappedFileSizeCommitLog is {segment_bytes}")
         if not files:
@@ -113,6 +120,10 @@ def recover(segments: Segments, queues: ConsumeQueues, checkpoint: Checkpoint, *
         start, durable_end = _crashed_start(segments, queues, checkpoint)
     durable_ms = checkpoint.safe_ms if not is_clean and checkpoint.log_offset is None else 0
     recovered = yield from _find_end(segments, start, durable_end, durable_ms)
+    known_end = max(checkpoint.log_offset or 0, start)
+    if segments.files and recovered.end < known_end and not recovered.damages:
+        why = "the log ends here, and more was on the disk: its last segments are missing"
+        recovered.damages.append(Damage(segments.files[-1].path, recovered.end, known_end, why))
     for queue in queues:
         if not is_clean or queue.end_of_last() > recovered.rebuild_from:
             queue.truncate(recovered.rebuild_from)

@@ -267,7 +267,36 @@ def test_consume_queues_ahead_of_the_log_are_cut(bench: Bench) -> None:
         segment(bench, number).unlink()
     again = bench.open()
     assert bodies(again) == [b"%05d" % i * 2000 for i in range(24)]
+    (damage,) = again.damages
+    assert (damage.path, damage.start) == (str(segment(bench, 1)), 2 * SEGMENT)
+    assert damage.end > 3 * SEGMENT
+    assert "its last segments are missing" in damage.why
     assert again.append([message()])[0][:2] == (2 * SEGMENT, 24)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_files_that_a_killed_process_made_and_gave_no_size_are_made_again(bench: Bench, is_first: bool) -> None:
+    store = bench.open()
+    if not is_first:
+        store.append([message(body=b"x" * 1000)] * 100)
+        settle(bench, store)
+        (bench.root / "index" / "20990101000000000").write_bytes(b"")
+    image = bench.image("killed")
+    for files in (image.root / "commitlog", image.root / "consumequeue" / "T" / "0"):
+        files.mkdir(parents=True, exist_ok=True)
+        if is_first:
+            shutil.rmtree(files)
+            files.mkdir()
+        number = sum(path.stat().st_size for path in files.iterdir())
+        (files / f"{number:020d}").write_bytes(b"")
+    again = image.open()
+    again.append([message(body=b"y" * 1000)] * 101)
+    again.dispatch_now()
+    assert bodies(again) == [b"x" * 1000] * (0 if is_first else 100) + [b"y" * 1000] * 101
+    assert not again.damages
+    stop(again)
+    assert {path.stat().st_size for path in (image.root / "commitlog").iterdir()} == {SEGMENT}
+    assert {path.stat().st_size for path in (image.root / "consumequeue" / "T" / "0").iterdir()} == {2000}
 
 
 def test_without_a_log_consume_queues_are_dropped(bench: Bench) -> None:

@@ -56,6 +56,7 @@ log = Logger()
 
 EXPIRY_CHECK_SECONDS = 10.0
 DELAY_PERSIST_SECONDS = 1.0
+FILE_RETRY_SECONDS = 5.0
 DISK_THREADS = 3
 
 
@@ -195,7 +196,9 @@ class BrokerService(Service):
         )
 
     def _file(self, name: str, worker: IWorker) -> JsonFile:
-        return JsonFile(os.path.join(self.settings.store.store_path_root_dir, "config", name), worker)
+        file = JsonFile(os.path.join(self.settings.store.store_path_root_dir, "config", name), worker)
+        self._every(FILE_RETRY_SECONDS, file.retry, self._reactor)
+        return file
 
     def _serve(
         self,

@@ -136,6 +136,10 @@ class TopicTable:
         for callback in self.on_change:
             callback(name)
 
+    def saved(self) -> Deferred[bool] | None:
+        """Fires when all changes so far are on the disk, or could not be written; None where none is under way."""
+        return self._file.saved()
+
     def persist(self) -> Deferred[bool]:
         """Write the file; fires True when it is on the disk."""
         return self._file.save(lambda: self.snapshot().to_json())

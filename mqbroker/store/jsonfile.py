@@ -30,6 +30,7 @@ class JsonFile:
         self._worker = worker
         self._succeeded = True
         self._next: Callable[[], bytes] | None = None
+        self._newest: Callable[[], bytes] | None = None
         self._writing: Deferred[bool] | None = None
 
     def load(self, read: Callable[[bytes], T]) -> T | None:
@@ -59,7 +60,7 @@ class JsonFile:
 
     def save(self, content: Callable[[], bytes]) -> Deferred[bool]:
         """Write what `content` gives, on the worker. Fires True when it is on the disk, False where that failed."""
-        self._next = content
+        self._next = self._newest = content
         writing = self._writing or self._write()
         done: Deferred[bool] = Deferred()
         if writing is None:
@@ -67,6 +68,19 @@ class JsonFile:
         else:
             _follow(writing, done)
         return done
+
+    def saved(self) -> Deferred[bool] | None:
+        """As the last `save`, for others who wait for it; None where it is over."""
+        if self._writing is None:
+            return None
+        done: Deferred[bool] = Deferred()
+        _follow(self._writing, done)
+        return done
+
+    def retry(self) -> None:
+        """Save again what could not be written, if there is something: the disk may have room by now."""
+        if not self._succeeded and self._writing is None and self._newest is not None:
+            self.save(self._newest)
 
     def _write(self) -> Deferred[bool] | None:
         """Start writing what waits; None where nothing does, or where it is written already."""

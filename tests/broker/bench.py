@@ -136,11 +136,12 @@ class FakeConnection:
 class Bench:
     """Everything a BrokerService makes, within reach."""
 
-    def __init__(self, root, *, worker=None, clock=None, store=None, **changes):
+    def __init__(self, root, *, worker=None, clock=None, store=None, table_worker=None, **changes):
         self.clock = clock or Clock()
         if clock is None:
             self.clock.advance(START)
         self.worker = worker or InlineWorker()
+        self.table_worker = table_worker or InlineWorker()
         self.settings = settings = make_settings(root, store=store, **changes)
         self.store = open_store(
             settings.store, disk=OsDisk(), clock=self.clock, worker=self.worker, store_host=STORE_HOST
@@ -161,7 +162,7 @@ class Bench:
         self.held.start()
 
     def file(self, name):
-        return JsonFile(os.path.join(self.settings.store.store_path_root_dir, "config", name), InlineWorker())
+        return JsonFile(os.path.join(self.settings.store.store_path_root_dir, "config", name), self.table_worker)
 
     def _register(self):
         table, store, settings = self.table, self.store, self.settings

@@ -246,6 +246,33 @@ def test_one_bad_send_does_not_fail_its_neighbours(bench, client):
 # --- topics
 
 
+@pytest.mark.parametrize("code", [V1, V2, BATCH])
+def test_what_is_sent_to_a_new_topic_is_answered_when_the_topic_is_on_the_disk(make_bench, tmp_path, code):
+    """A message whose topic is forgotten by a broker that is killed is one that nobody finds."""
+    worker = HeldWorker()
+    bench = make_bench(table_worker=worker)
+    first, second, third = bench.client(), bench.client(), bench.client()
+    body = encode_batch([BatchEntry(0, b"x", b"")]) if code == BATCH else b"x"
+    assert first.send("New", code=code, body=body) == []
+    assert second.send("New", code=code, body=body) == []
+    assert third.send("", body=b"refused")[0].code != 0
+    assert len(bench.records("New")) == 2
+    worker.work()
+    assert one(first.heard()).code == 0
+    assert one(second.heard()).code == 0
+    assert b'"New"' in (tmp_path / "store" / "config" / "topics.json").read_bytes()
+    assert one(second.send("New", code=code, body=body)).code == 0
+
+
+def test_where_topics_cannot_be_written_a_send_is_answered_all_the_same(make_bench):
+    worker = HeldWorker()
+    client = make_bench(table_worker=worker).client()
+    assert client.send("New") == []
+    worker.fail(OSError(28, "No space left on device"))
+    assert one(client.heard()).code == 0
+    assert one(client.send("New")).code == 0
+
+
 def test_an_unknown_topic_is_made_from_the_template(bench, client):
     assert one(client.send("New", default_topic_queue_nums=5)).code == 0
     topic = bench.topics.get("New")

@@ -149,6 +149,31 @@ def test_a_failed_write_leaves_what_was_and_is_told(path, lines, monkeypatch):
     assert file.load(good) == b"good 3"
 
 
+def test_what_could_not_be_written_is_written_when_it_is_tried_again(path, monkeypatch):
+    worker = HeldWorker()
+    file = JsonFile(path, worker)
+    file.retry()
+    assert worker.jobs == []
+    file.save(lambda: b"good 1")
+    saved = fired(file.saved())
+
+    def full(fd):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        worker.work()
+    assert saved == [False]
+    assert file.saved() is None
+    assert not os.path.exists(path)
+    file.retry()
+    file.retry()
+    worker.work()
+    assert file.load(good) == b"good 1"
+    file.retry()
+    assert worker.jobs == []
+
+
 def test_one_that_waited_hears_of_the_write_that_had_its_content(path, monkeypatch):
     worker = HeldWorker()
     file = JsonFile(path, worker)

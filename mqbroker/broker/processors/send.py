@@ -3,7 +3,8 @@
 `SendProcessor.take_v2` is the hot path of the broker: all sends that one read brought become one append and one write.
 What is usual goes straight through; whatever is not - a new topic, a retry, a delay, a missing field - goes by
 `send_rules`, one message at a time, where the rules are spelled out.
-An answer SUCCESS means: appended to the log; and, under SYNC_FLUSH unless the message says WAIT=false, on the disk.
+An answer SUCCESS means: appended to the log, in a topic that is on the disk; and, under SYNC_FLUSH unless the message
+says WAIT=false, on the disk itself.
 """
 
 from __future__ import annotations
@@ -76,6 +77,8 @@ class SendProcessor:
         self._prefixes: dict[int, str] = {}
         self._numbers = _Numbers(2**31 - 1)
         self._times = _Numbers(2**63 - 1)
+        #: What the answers of this read wait for beside their messages: a topic that is new.
+        self._saved: Deferred[bool] | None = None
         self._cluster = f"{Prop.CLUSTER}\x01{settings.broker_cluster_name}"
 
     # --- the hot path
@@ -150,6 +153,13 @@ class SendProcessor:
         return self._append(messages, pending, waits)
 
     def _append(self, messages: list[NewMessage], pending: list[_Pending], waits: bool) -> bytes | Deferred[bytes]:
+        if self._saved is None:
+            return self._append_now(messages, pending, waits)
+        saved, self._saved = self._saved, None
+        answers = self._append_now(messages, pending, waits)
+        return saved.addCallback(lambda _: answers)
+
+    def _append_now(self, messages: list[NewMessage], pending: list[_Pending], waits: bool) -> bytes | Deferred[bytes]:
         if not messages:
             return self._answers([], pending)
         try:
@@ -226,6 +236,7 @@ class SendProcessor:
         except Exception as error:
             pending.append((0, 0, 0, opaque, flag, encode_command(failure_response(command, error))))
             return False
+        self._saved = self._rules.saved()
         pending.append((len(messages), len(new), queue_id, opaque, flag, None))
         messages.extend(new)
         return wait

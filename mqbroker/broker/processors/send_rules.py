@@ -9,6 +9,7 @@ from __future__ import annotations
 from random import Random
 
 import attrs
+from twisted.internet.defer import Deferred
 
 from mqbroker.broker.groups import GroupTable
 from mqbroker.broker.topics import TopicTable
@@ -51,6 +52,12 @@ class SendRules:
         #: Topic name to (encoded name, queues, sys flag bits): topics that a plain send may go to at once.
         self.plain_topics: dict[str, tuple[bytes, int, int]] = {}
         topics.on_change.append(self._topic_changed)
+
+    def saved(self) -> Deferred[bool] | None:
+        """Fires when the topics are on the disk that a check may have made; None where they are already.
+
+        A message in a topic that is forgotten is one that nobody finds."""
+        return self._topics.saved()
 
     def _topic_changed(self, name: str) -> None:
         self.plain_topics.pop(name, None)
@@ -124,7 +131,7 @@ class SendRules:
                 f"request queueId[{header.queue_id}] is illegal, {topic} Producer: {connection.remote_addr}",
             )
         flags = SysFlag.MULTI_TAGS if topic.topic_filter_type == "MULTI_TAG" else 0
-        if not name.startswith(RETRY_PREFIX):
+        if not name.startswith(RETRY_PREFIX) and self._topics.saved() is None:
             self.plain_topics[name] = name.encode(), queues, flags
         queue_id = header.queue_id if header.queue_id >= 0 else self._rng.randrange(max(1, topic.write_queue_nums))
         return name, queue_id, flags

@@ -5,6 +5,8 @@ Codes 17, 21, 29, 30, 31, 32, 200, 201, 203 and 204.
 
 from __future__ import annotations
 
+from twisted.internet.defer import Deferred
+
 from mqbroker.broker.clients import Client, ConsumerRegistry, ProducerRegistry
 from mqbroker.broker.groups import GroupTable
 from mqbroker.broker.topics import TopicTable
@@ -40,6 +42,11 @@ from mqbroker.wire.names import check_topic
 QUEUES_MAX = 65_535
 
 
+def after(saved: Deferred[bool] | None, answer: RemotingCommand) -> RemotingCommand | Deferred[RemotingCommand | None]:
+    """The answer, once what it tells of is saved."""
+    return answer if saved is None else saved.addCallback(lambda _: answer)
+
+
 class TopicsProcessor:
     """Answers from the tables and the store, and changes the tables."""
 
@@ -69,7 +76,9 @@ class TopicsProcessor:
         table.register(RequestCode.GET_CONSUMER_CONNECTION_LIST, self.consumer_connections)
         table.register(RequestCode.GET_PRODUCER_CONNECTION_LIST, self.producer_connections)
 
-    def put_topic(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
+    def put_topic(
+        self, request: RemotingCommand, connection: IConnection
+    ) -> RemotingCommand | Deferred[RemotingCommand | None]:
         header = decode_header(CreateTopicRequestHeader, request.ext_fields)
         name = check_topic(header.topic)
         if is_system_topic(name):
@@ -90,7 +99,7 @@ class TopicsProcessor:
                 header.topic_sys_flag or 0,
             )
         )
-        return RemotingCommand.response(request)
+        return after(self._topics.saved(), RemotingCommand.response(request))
 
     def all_topics(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
         return RemotingCommand.response(request, body=self._topics.snapshot().to_json())
@@ -115,13 +124,15 @@ class TopicsProcessor:
         timestamp = self._store.earliest_timestamp(header.topic, header.queue_id)
         return RemotingCommand.response(request, header=GetEarliestMsgStoretimeResponseHeader(timestamp=timestamp))
 
-    def put_group(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
+    def put_group(
+        self, request: RemotingCommand, connection: IConnection
+    ) -> RemotingCommand | Deferred[RemotingCommand | None]:
         group = SubscriptionGroupConfig.from_json(request.body)
         if not 0 <= group.retry_queue_nums <= QUEUES_MAX:
             remark = f"{group.retry_queue_nums} retry queues: it must be 0 to {QUEUES_MAX}"
             raise Refused(ResponseCode.SYSTEM_ERROR, remark)
         self._groups.put(group)
-        return RemotingCommand.response(request)
+        return after(self._groups.saved(), RemotingCommand.response(request))
 
     def all_groups(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
         return RemotingCommand.response(request, body=self._groups.snapshot().to_json())

@@ -2,7 +2,9 @@
 
 import pytest
 
-from tests.daemons.processes import Process
+pytest.register_assert_rewrite("tests.daemons.history")
+
+from tests.daemons.processes import Process  # noqa: E402
 
 
 @pytest.fixture

@@ -59,12 +59,20 @@ class Process:
         return (self.folder / "err").read_text()
 
     def wait_for_port(self):
-        def port():
-            if self._process.poll() is not None:
-                pytest.fail(f"ended with {self._process.returncode}: {self.err}")
-            return self.ports_file.exists() and json.loads(self.ports_file.read_text())["remoting"]
+        port = self.port_or_end()
+        if port is None:
+            pytest.fail(f"ended with {self._process.returncode}: {self.err}")
+        return port
 
-        return wait_for(port, "ports file")
+    def port_or_end(self):
+        """The port once it serves; None where it ended before."""
+
+        def find():
+            if self.ports_file.exists():
+                return True, json.loads(self.ports_file.read_text())["remoting"]
+            return self._process.poll() is not None and (True, None)
+
+        return wait_for(find, "ports file")[1]
 
     def wait_for_line(self, text):
         wait_for(lambda: text in self.out or text in self.err, f"{text!r} in {self.out!r}, {self.err!r}")

@@ -1,0 +1,225 @@
+"""The broker, killed by itself at one point of its work: `python -m tests.daemons.failpoint_broker POINT N [options]`.
+
+Everything is the broker's own, but that a function at the point is wrapped here, and that its Nth passage is the
+process's last act: SIGKILL, which nothing can tidy up after. `POINTS` is what there is.
+"""
+
+import os
+import signal
+import sys
+import threading
+from types import SimpleNamespace
+
+
+class Passages:
+    """Counts passages of the point over all threads; the Nth does not return."""
+
+    def __init__(self, last):
+        self._left = last
+        self._lock = threading.Lock()
+
+    def pass_one(self):
+        if self.is_last():
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def is_last(self):
+        with self._lock:
+            self._left -= 1
+            return self._left == 0
+
+
+def always(*_arguments, **_options):
+    return True
+
+
+def before(owner, name, when=always):
+    """Pass each time `owner.name` is called, where `when` is true of the arguments."""
+
+    def install(passages):
+        real = getattr(owner, name)
+
+        def wrapped(*arguments, **options):
+            if when(*arguments, **options):
+                passages.pass_one()
+            return real(*arguments, **options)
+
+        setattr(owner, name, wrapped)
+
+    return install
+
+
+def after(owner, name, when=always):
+    """Pass each time `owner.name` has returned."""
+
+    def install(passages):
+        real = getattr(owner, name)
+
+        def wrapped(*arguments, **options):
+            result = real(*arguments, **options)
+            if when(*arguments, **options):
+                passages.pass_one()
+            return result
+
+        setattr(owner, name, wrapped)
+
+    return install
+
+
+class HalfBuffer:
+    """A mapped file's bytes; of what is stored at the last passage, only the first half is."""
+
+    def __init__(self, buffer, passages):
+        self._buffer = buffer
+        self._passages = passages
+
+    def __setitem__(self, place, data):
+        if self._passages.is_last():
+            self._buffer[place.start : place.start + len(data) // 2] = bytes(data)[: len(data) // 2]
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._buffer[place] = data
+
+
+def half_stored(owner):
+    """Pass each time something is stored in the file that `owner` appends to."""
+
+    def install(passages):
+        real = owner._activate
+
+        def wrapped(self):
+            real(self)
+            self._buffer = HalfBuffer(self._buffer, passages)
+
+        owner._activate = wrapped
+
+    return install
+
+
+def half_checkpoint(passages):
+    """A checkpoint of which the timestamps are the new ones, the offsets the former."""
+    from mqbroker.store.disk import OsDisk
+
+    real = OsDisk.write
+
+    def wrapped(self, path, data):
+        if path.endswith("/checkpoint") and passages.is_last():
+            with open(path, "r+b" if os.path.exists(path) else "wb") as file:
+                file.write(data[:24])
+            os.kill(os.getpid(), signal.SIGKILL)
+        real(self, path, data)
+
+    OsDisk.write = wrapped
+
+
+def half_zeros(passages):
+    """A segment made ahead of time, of which half is written through."""
+    from mqbroker.store.disk import OsMappedFile
+
+    real = OsMappedFile.write_through
+
+    def wrapped(self, stop):
+        if passages.is_last():
+            with open(self.path, "r+b") as file:
+                file.write(bytes(self.size // 2))
+            os.kill(os.getpid(), signal.SIGKILL)
+        real(self, stop)
+
+    OsMappedFile.write_through = wrapped
+
+
+def in_json(name, place, when):
+    """Before or after a call of the os module's function `name` by the module that replaces JSON files."""
+
+    def install(passages):
+        from mqbroker.store import jsonfile
+
+        own_os = SimpleNamespace(**vars(os))
+        place(own_os, name, when)(passages)
+        jsonfile.os = own_os
+
+    return install
+
+
+def of_folder(folder):
+    """Of a mapped file: whether it is below the folder of that name."""
+    return lambda file, *_: f"/{folder}/" in file.path
+
+
+def to_path(end):
+    return lambda _disk, path, *_arguments, **_options: path.endswith(end)
+
+
+def in_path(part):
+    return lambda _disk, path, *_arguments, **_options: part in path
+
+
+def points():
+    from mqbroker.store.commitlog import CommitLog
+    from mqbroker.store.consumequeue import ConsumeQueue
+    from mqbroker.store.disk import OsDisk, OsMappedFile
+    from mqbroker.store.dispatch import Dispatcher
+    from mqbroker.store.index import Index, IndexFile
+    from mqbroker.store.opening import Opening
+    from mqbroker.store.segment import SegmentSource
+    from mqbroker.store.store_files import StoreFiles
+
+    return {
+        # append
+        "append.before": before(CommitLog, "append"),
+        "append.half": half_stored(CommitLog),
+        "append.stored": before(CommitLog, "_add_to_pile"),
+        "append.after": after(CommitLog, "append"),
+        # roll
+        "roll.before": before(CommitLog, "_roll_to"),
+        "roll.after": after(CommitLog, "_roll_to"),
+        "roll.segment_named": before(os, "ftruncate"),
+        "roll.segment_created": after(OsDisk, "create_mapped", in_path("/commitlog/")),
+        "roll.segment_allocated": after(OsMappedFile, "allocate", of_folder("commitlog")),
+        "roll.segment_half_written_through": half_zeros,
+        "roll.segment_taken": after(SegmentSource, "take"),
+        # dispatch
+        "dispatch.before_queue": before(ConsumeQueue, "write"),
+        "dispatch.half_queue": half_stored(ConsumeQueue),
+        "dispatch.after_queue": after(ConsumeQueue, "write"),
+        "dispatch.queue_file_created": after(OsDisk, "create_mapped", in_path("/consumequeue/")),
+        "dispatch.queue_file_made": after(ConsumeQueue, "_add_file"),
+        "dispatch.before_index": before(Dispatcher, "index"),
+        "dispatch.index_without_header": before(Index, "write_header"),
+        "dispatch.index_rows": after(IndexFile, "put_rows"),
+        "dispatch.index_file_created": after(OsDisk, "create_mapped", in_path("/index/")),
+        "dispatch.index_file_made": after(Index, "_add_file"),
+        # flush
+        "flush.before_log": before(OsMappedFile, "sync", of_folder("commitlog")),
+        "flush.after_log": after(OsMappedFile, "sync", of_folder("commitlog")),
+        "flush.names": after(SegmentSource, "sync_names"),
+        "flush.before_queue": before(OsMappedFile, "sync", of_folder("consumequeue")),
+        "flush.after_queue": after(OsMappedFile, "sync", of_folder("consumequeue")),
+        "flush.after_index": after(OsMappedFile, "sync", of_folder("index")),
+        # checkpoint
+        "checkpoint.before": before(OsDisk, "write", to_path("/checkpoint")),
+        "checkpoint.half": half_checkpoint,
+        "checkpoint.after": after(OsDisk, "write", to_path("/checkpoint")),
+        # tables
+        "json.before_sync": in_json("fsync", before, always),
+        "json.before_backup": in_json("replace", before, lambda _, to: to.endswith(".bak")),
+        "json.before_rename": in_json("replace", before, lambda _, to: to.endswith(".json")),
+        "json.after_rename": in_json("replace", after, lambda _, to: to.endswith(".json")),
+        # start and stop
+        "open.marked": after(OsDisk, "write", to_path("/abort")),
+        "open.before_log": before(Opening, "_open_log"),
+        "open.after_log": after(Opening, "_open_log"),
+        "open.queues_built": after(Opening, "_build_queues"),
+        "stop.before_mark": before(StoreFiles, "_note_clean_stop"),
+        "stop.after_mark": after(StoreFiles, "_note_clean_stop"),
+    }
+
+
+def main():
+    point, last, *options = sys.argv[1:]
+    points()[point](Passages(int(last)))
+    from mqbroker.daemons.broker import main as broker
+
+    broker(options)
+
+
+if __name__ == "__main__":
+    main()

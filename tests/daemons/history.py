@@ -1,0 +1,203 @@
+"""What was sent to a broker and what it acknowledged, and whether a store holds that: once, in order, nothing else."""
+
+import contextlib
+import shutil
+import socket
+import threading
+import time
+from collections import Counter
+
+from twisted.internet.task import Clock
+
+from mqbroker.config import StoreSettings
+from mqbroker.store import open_store
+from mqbroker.store.disk import OsDisk
+from mqbroker.store.worker import InlineWorker
+from mqbroker.wire.codes import RequestCode
+from mqbroker.wire.command import RemotingCommand, decode_frame, encode_command
+from mqbroker.wire.ids import parse_offset_message_id
+from mqbroker.wire.record import BLANK_MAGIC, decode_record, decode_records
+from tests.daemons.processes import DEADLINE_SECONDS, ask, receive
+
+TOPIC = "Killed"
+QUEUES = 4
+WINDOW = 8
+HOST = b"\x7f\0\0\1\0\0\x2a\x9f"
+
+
+class Sender(threading.Thread):
+    """Sends over one connection, a window of messages at a time, until that is lost or it is told to end.
+
+    `sent` are the bodies in order, with their queues; `acked` maps a body to (queue offset, physical offset); `refused`
+    maps a body to its answer where that was another.
+    """
+
+    def __init__(self, name, port, rng):
+        super().__init__(daemon=True)
+        self.label = name
+        self.sent = []
+        self.acked = {}
+        self.refused = {}
+        self.is_ended = False
+        self._connection = socket.create_connection(("127.0.0.1", port), DEADLINE_SECONDS)
+        self._rng = rng
+
+    def run(self):
+        with self._connection, contextlib.suppress(OSError, AssertionError):
+            while not self.is_ended:
+                self._send_window()
+
+    def _send_window(self):
+        first = len(self.sent)
+        frames = []
+        for n in range(first, first + self._rng.randint(1, WINDOW)):
+            queue = self._rng.randrange(QUEUES)
+            body = b"%s-%d-" % (self.label.encode(), n) + bytes(self._rng.randrange(800))
+            frames.append(encode_command(send_command(n, queue, body, f"{self.label}-{n}")))
+            self.sent.append((body, queue))
+        self._connection.sendall(b"".join(frames))
+        for _ in frames:
+            length = receive(self._connection, 4)
+            answer = decode_frame(length + receive(self._connection, int.from_bytes(length, "big")))
+            body, _ = self.sent[answer.opaque]
+            if answer.code == 0:
+                _, physical_offset = parse_offset_message_id(answer.ext_fields["msgId"])
+                self.acked[body] = int(answer.ext_fields["queueOffset"]), physical_offset
+            else:
+                self.refused[body] = answer
+
+
+def send_command(opaque, queue, body, key):
+    fields = {"a": "PG", "b": TOPIC, "c": "TBW102", "d": QUEUES, "e": queue, "f": 0, "g": 1_600_000_000_000, "h": 0}
+    properties = f"UNIQ_KEY\x01U{key}\x02KEYS\x01{key} also\x02TAGS\x01Tag{queue}\x02WAIT\x01true"
+    ext = {**{name: str(value) for name, value in fields.items()}, "i": properties}
+    return RemotingCommand(RequestCode.SEND_MESSAGE_V2, ext, body, opaque=opaque)
+
+
+def send_one(port, body, queue=0, key="one"):
+    """The answer to one send over a connection of its own."""
+    command = send_command(7, queue, body, key)
+    return ask(port, RequestCode.SEND_MESSAGE_V2, command.body, **command.ext_fields)
+
+
+def pull(port, queue, offset):
+    """The answer to one pull that is not held."""
+    return ask(
+        port, RequestCode.PULL_MESSAGE, consumerGroup="CG", topic=TOPIC, queueId=queue, queueOffset=offset,
+        maxMsgNums=32, sysFlag=4, commitOffset=0, suspendTimeoutMillis=0, subscription="*", subVersion=0,
+    )  # fmt: skip
+
+
+def pull_all(port, queue):
+    """Every record of a queue."""
+    records = []
+    while True:
+        answer = pull(port, queue, len(records))
+        if answer.code != 0:
+            assert answer.remark in ("OFFSET_OVERFLOW_ONE", "NO_MESSAGE_IN_QUEUE"), answer
+            return records
+        records += decode_records(answer.body)
+
+
+def scan_log(folder):
+    """Every record of the commit log, in order."""
+    records = []
+    for path in sorted(folder.iterdir()):
+        data, at = path.read_bytes(), 0
+        while at + 8 <= len(data):
+            size, magic = int.from_bytes(data[at : at + 4], "big"), int.from_bytes(data[at + 4 : at + 8], "big")
+            if not size or magic == BLANK_MAGIC:
+                break
+            record = decode_record(data, at)
+            assert record.physical_offset == int(path.name) + at
+            records.append(record)
+            at += size
+    return records
+
+
+def check_history(log, queues, senders):
+    """Compare the records of the log, and those of each queue, to what `senders` sent and have acknowledged."""
+    acked = {body: place for sender in senders for body, place in sender.acked.items()}
+    queue_of = {body: queue for sender in senders for body, queue in sender.sent}
+    # Once, and nothing that nobody sent.
+    counts = Counter(record.body for record in log)
+    assert {body for body in acked if counts[body] != 1} == set()
+    assert {body for body, count in counts.items() if count != 1 or body not in queue_of} == set()
+    # Where the acknowledgement said.
+    assert {record.body: (record.queue_offset, record.physical_offset) for record in log}.items() >= acked.items()
+    # The queues are the log, and dense.
+    for queue, records in queues.items():
+        assert [record.queue_offset for record in records] == list(range(len(records)))
+        assert records == [record for record in log if record.queue_id == queue]
+        assert {queue_of[record.body] for record in records} <= {queue}
+    assert sum(map(len, queues.values())) == len(log)
+    # In order: for each connection what was sent first stands first.
+    offsets = {record.body: record.physical_offset for record in log}
+    for sender in senders:
+        stored = [offsets[body] for body, _ in sender.sent if body in offsets]
+        assert stored == sorted(stored)
+        # What was not acknowledged is the end of the stream: nothing in the middle went missing.
+        if not sender.refused:
+            assert all(body in offsets for body, _ in sender.sent[: len(sender.acked)])
+
+
+def open_here(root, sizes):
+    """Open a store directory in this process: no threads, and a clock that stands still."""
+    clock = Clock()
+    clock.advance(time.time())
+    settings = StoreSettings(store_path_root_dir=str(root), **sizes)
+    store = open_store(settings, disk=OsDisk(), clock=clock, worker=InlineWorker(), store_host=HOST)
+    store.start()
+    while store.stats.indexed < store.log_end:
+        clock.advance(0)
+    return store
+
+
+def stop_here(store):
+    stopped = []
+    store.stop().addCallback(stopped.append)
+    assert stopped == [None]
+
+
+def records_of(store, queue):
+    """Every record of a queue of an open store."""
+    records = []
+    while (got := store.get(TOPIC, queue, len(records), 32)).count:
+        records += [record for piece in got.pieces for record in decode_records(bytes(piece))]
+    return records
+
+
+def check_store(root, copies, sizes, senders):
+    """Open copies of a store directory as a kill left it, made below `copies`, and check all that is promised of it."""
+    opened = copies / "opened"
+    shutil.copytree(root, opened)
+    store = open_here(opened, sizes)
+    queues = {queue: records_of(store, queue) for queue in range(QUEUES)}
+    for sender in senders:
+        for n, (body, _) in enumerate(sender.sent):
+            if body in sender.acked:
+                found = store.query(TOPIC, f"{sender.label}-{n}", 2, 0, 1 << 62)
+                assert [record.body for data in found for record in decode_records(data)] == [body]
+    assert list(store.damages) == []
+    stop_here(store)
+    check_history(scan_log(opened / "commitlog"), queues, senders)
+    check_caches(opened, copies / "rebuilt", sizes)
+    shutil.rmtree(copies)
+
+
+def check_caches(root, rebuilt, sizes):
+    """Compare consume queues and index of a stopped store to those built of its log alone."""
+    shutil.copytree(root, rebuilt)
+    for part in ("consumequeue", "index"):
+        shutil.rmtree(rebuilt / part, ignore_errors=True)
+    stop_here(open_here(rebuilt, sizes))
+    assert files(rebuilt / "consumequeue") == files(root / "consumequeue")
+    # Index files are named by the time they were made at.
+    assert list(files(rebuilt / "index").values()) == list(files(root / "index").values())
+
+
+def files(directory):
+    """The content of all files below a directory, by relative path."""
+    return {
+        str(path.relative_to(directory)): path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()
+    }

@@ -55,7 +55,8 @@ class Line:
     def ask_well(self, requests: Sequence[RemotingCommand]) -> list[RemotingCommand]:
         """The same, where every answer must be a success."""
         answers = self.ask(requests)
-        assert [(a.code, a.remark) for a in answers if a.code != ResponseCode.SUCCESS] == []
+        failed = [(answer.code, answer.remark) for answer in answers if answer.code != ResponseCode.SUCCESS]
+        assert not failed, failed[:3]
         return answers
 
     def one(self, code: int, **fields: object) -> RemotingCommand:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 import attrs
@@ -23,11 +23,17 @@ SETTINGS = {
     "osPageCacheBusyTimeOutMills": "10000",
 }
 TURNS: list[tuple[Kind, How]] = [
-    *(("ours", "stopped"), ("java", "killed"), ("ours", "killed"), ("java", "stopped"), ("ours", "stopped"))
-]  # fmt: skip
+    ("ours", "stopped"),
+    ("java", "killed"),
+    ("ours", "killed"),
+    ("java", "stopped"),
+    ("ours", "stopped"),
+]
+POOL = {"transientStorePoolEnable": "true", "transientStorePoolSize": "10"}
 QUEUES = 2
-TOPIC = "relay"
+TOPIC = "plain"
 DELAYED = "delayed"
+UNREAD = "unread"
 
 
 @attrs.frozen
@@ -50,6 +56,8 @@ class Relay:
     _numbers: Iterator[int] = attrs.field(factory=itertools.count)
     sent: list[Sent] = attrs.field(factory=list)
     delayed: set[bytes] = attrs.field(factory=set)
+    _unread: list[bytes] = attrs.field(factory=list)
+    _unread_kept: int = 0
 
     def write(self, line: Line) -> None:
         """Some of every kind, enough for two segments or three."""
@@ -81,11 +89,27 @@ class Relay:
         for record in with_key[::7]:
             assert line.query(TOPIC, record.properties["UNIQ_KEY"]) == [record]
 
+    def write_unread(self, line: Line) -> None:
+        """Messages that nobody waits for until they can be read."""
+        for _ in range(10):
+            batch = [self._message(0, 30) for _ in range(4)]
+            line.ask_well([send_batch(UNREAD, 0, ((m.body, m.properties) for m in batch))])
+            self._unread += [message.body for message in batch]
+
+    def check_unread(self, line: Line, may_lose: bool) -> None:
+        """Those are there too, up to the last; a kill may have taken the last ones along."""
+        found = [record.body for record in line.read(UNREAD, 0)]
+        assert found == self._unread[: len(found) if may_lose else None]
+        assert len(found) >= self._unread_kept
+        self._unread = found
+        self._unread_kept = len(found)
+
     def wait_all(self, line: Line) -> None:
         """Return when all can be read: dispatch may be behind."""
-        for queue in range(QUEUES):
-            count = sum(message.queue_id == queue for message in self.sent)
-            eventually(f"{count} messages", lambda q=queue, c=count: line.max_offset(TOPIC, q) >= c)
+        counts = {(TOPIC, queue): sum(message.queue_id == queue for message in self.sent) for queue in range(QUEUES)}
+        counts["SCHEDULE_TOPIC_XXXX", 0] = len(self.delayed)
+        for (topic, queue), count in counts.items():
+            eventually(f"all of {topic} {queue}", lambda t=topic, q=queue, c=count: line.max_offset(t, q) >= c)
 
     def wait_delayed(self, line: Line) -> None:
         """Each delayed message comes; after a broker was killed it may come twice."""
@@ -104,20 +128,40 @@ class Relay:
         self.sent += messages
 
 
-def test_a_store_goes_back_and_forth(fleet: Fleet, our_namesrv: Namesrv) -> None:
+def take_turns(fleet: Fleet, namesrv: Namesrv, turns: Iterable[tuple[Kind, How, dict[str, str]]]) -> None:
+    """Have one broker after the other at the store."""
     store = fleet.scratch / "store"
     relay = Relay()
-    for kind, how in TURNS:
-        broker = fleet.broker(kind, our_namesrv, store, brokerName="relay", **SETTINGS)
+    may_lose = False
+    for kind, how, settings in turns:
+        broker = fleet.broker(kind, namesrv, store, brokerName="relay", **SETTINGS, **settings)
         line = Line(broker.addr)
         if not relay.sent:
-            line.ask_well([create_topic(TOPIC, QUEUES), create_topic(DELAYED, 1)])
+            line.ask_well([create_topic(TOPIC, QUEUES), create_topic(DELAYED, 1), create_topic(UNREAD, 1)])
         relay.wait_all(line)
         relay.check(line)
         relay.wait_delayed(line)
         relay.write(line)
         relay.wait_all(line)
         relay.check(line)
+        relay.check_unread(line, may_lose)
+        relay.write_unread(line)
         line.close()
         broker.process.stop() if how == "stopped" else broker.process.kill()
-    assert len(list((store / "commitlog").iterdir())) > 2 * len(TURNS)
+        may_lose = settings == POOL and how == "killed"
+    assert len(list((store / "commitlog").iterdir())) > 10
+
+
+def test_a_store_goes_back_and_forth(fleet: Fleet, our_namesrv: Namesrv) -> None:
+    take_turns(fleet, our_namesrv, ((kind, how, {}) for kind, how in TURNS))
+
+
+def test_a_store_with_a_transient_pool_goes_back_and_forth(fleet: Fleet, our_namesrv: Namesrv) -> None:
+    turns: list[tuple[Kind, How, dict[str, str]]] = [
+        ("java", "stopped", POOL),
+        ("ours", "killed", {}),
+        ("java", "killed", POOL),
+        ("ours", "killed", POOL),
+        ("java", "killed", {}),
+    ]
+    take_turns(fleet, our_namesrv, turns)

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.interop import sample_store
-from tests.interop.fleet import Broker, Fleet, Kind, Namesrv
+from tests.interop.fleet import Broker, Fleet, Namesrv
 from tests.interop.java import JavaMissing, JavaSystem, java_system
 from tests.interop.raw import Line
+from tests.interop.sample_store import Sample, fill
 
 
 @pytest.fixture(scope="session")
@@ -56,16 +56,15 @@ def java_broker(shared_fleet: Fleet, java_namesrv: Namesrv) -> Broker:
 
 
 @pytest.fixture(scope="session")
-def sample_stores(shared_fleet: Fleet, our_namesrv: Namesrv) -> dict[Kind, Broker]:
+def sample_stores(shared_fleet: Fleet, our_namesrv: Namesrv) -> dict[Sample, Broker]:
     """The brokers that wrote a sample store each, on their way to stop: `stop` them before using their stores."""
-    made: dict[Kind, Broker] = {}
-    kinds: list[Kind] = ["java", "ours"]
-    for kind in kinds:
-        made[kind] = shared_fleet.broker(kind, our_namesrv, brokerName=f"sample-{kind}", **sample_store.SETTINGS)
-        line = Line(made[kind].addr)
-        sample_store.fill(line)
+    made: dict[Sample, Broker] = {}
+    for sample in Sample:
+        made[sample] = shared_fleet.broker(sample.writer, our_namesrv, brokerName=sample.value, **sample.settings)
+        line = Line(made[sample].addr)
+        fill(line)
         line.close()
-        made[kind].process.begin_stop()
+        made[sample].process.begin_stop()
     return made
 
 

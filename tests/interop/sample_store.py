@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shutil
 import time
+from enum import Enum
 from pathlib import Path
 
 from mqbroker.wire.command import RemotingCommand
+from tests.interop.fleet import Kind
 from tests.interop.processes import eventually
 from tests.interop.raw import Line, create_topic, send, send_batch
 
@@ -23,6 +25,25 @@ SETTINGS = {
     "brokerFastFailureEnable": "false",
     "osPageCacheBusyTimeOutMills": "10000",
 }
+FEATURES = {"enableConsumeQueueExt": "true", "mappedFileSizeConsumeQueueExt": "4096"}
+
+
+class Sample(Enum):
+    """The sample stores there are. The first one's writer stops slowly."""
+
+    JAVA_FULL = "java-full"
+    OURS = "ours"
+    OURS_FULL = "ours-full"
+
+    @property
+    def writer(self) -> Kind:
+        return "java" if self is Sample.JAVA_FULL else "ours"
+
+    @property
+    def settings(self) -> dict[str, str]:
+        return SETTINGS if self is Sample.OURS else {**SETTINGS, **FEATURES}
+
+
 #: Segments to take away, which hold all of "plain" 1 and the beginning of "plain" 0.
 OLDEST = 3
 

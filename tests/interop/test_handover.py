@@ -7,10 +7,12 @@ from collections.abc import Iterable, Iterator
 from typing import Literal
 
 import attrs
+import pytest
 
 from tests.interop.fleet import Fleet, Kind, Namesrv
 from tests.interop.processes import eventually
 from tests.interop.raw import Line, create_topic, send, send_batch
+from tests.interop.sample_store import FEATURES
 
 How = Literal["stopped", "killed"]
 SEGMENT_BYTES = 65536
@@ -152,8 +154,9 @@ def take_turns(fleet: Fleet, namesrv: Namesrv, turns: Iterable[tuple[Kind, How, 
     assert len(list((store / "commitlog").iterdir())) > 10
 
 
-def test_a_store_goes_back_and_forth(fleet: Fleet, our_namesrv: Namesrv) -> None:
-    take_turns(fleet, our_namesrv, ((kind, how, {}) for kind, how in TURNS))
+@pytest.mark.parametrize("settings", [{}, FEATURES], ids=["plain", "full"])
+def test_a_store_goes_back_and_forth(fleet: Fleet, our_namesrv: Namesrv, settings: dict[str, str]) -> None:
+    take_turns(fleet, our_namesrv, ((kind, how, settings) for kind, how in TURNS))
 
 
 def test_a_store_with_a_transient_pool_goes_back_and_forth(fleet: Fleet, our_namesrv: Namesrv) -> None:

@@ -20,8 +20,8 @@ from tests.interop.sample_store import (
     OLDEST,
     QUEUE_FILE_MESSAGES,
     SEGMENT_BYTES,
-    SETTINGS,
     TOPICS,
+    Sample,
     unique_key,
     without_oldest,
 )
@@ -180,22 +180,22 @@ def assert_same(differing: list[Case], *deliberate: Deliberate) -> None:
 
 
 # A ratio of 0 makes messages count as far behind: other limits, and a slave is suggested.
-@pytest.fixture(scope="module", params=[("ours", "40"), ("java", "0")], ids=["written-by-ours", "written-by-java"])
+@pytest.fixture(scope="module", params=[(Sample.OURS, "40"), (Sample.JAVA_FULL, "0")], ids=["ours", "java-full"])
 def pair(
     request: pytest.FixtureRequest,
     shared_fleet: Fleet,
     our_namesrv: Namesrv,
-    sample_stores: dict[Kind, Broker],
+    sample_stores: dict[Sample, Broker],
 ) -> Iterator[Pair]:
-    writer, ratio = request.param
-    sample = sample_stores[writer]
-    sample.process.stop()
+    sample, ratio = request.param
+    written = sample_stores[sample]
+    written.process.stop()
     lines, readers = [], []
     kinds: list[Kind] = ["ours", "java"]
     for kind in kinds:
-        copy = without_oldest(sample.store, sample.store.with_name(f"{sample.store.name}-{kind}"))
-        settings = {**SETTINGS, "accessMessageInMemoryMaxRatio": ratio}
-        reader = shared_fleet.broker(kind, our_namesrv, copy, brokerName=sample.name, **settings)
+        copy = without_oldest(written.store, written.store.with_name(f"{written.store.name}-{kind}"))
+        settings = {**sample.settings, "accessMessageInMemoryMaxRatio": ratio}
+        reader = shared_fleet.broker(kind, our_namesrv, copy, brokerName=written.name, **settings)
         readers.append(reader)
         lines.append(Line(reader.addr))
     yield Pair(*lines)

@@ -7,34 +7,37 @@ import pytest
 
 from tests.interop.fleet import Broker, Fleet, Kind, Namesrv
 from tests.interop.raw import Line
-from tests.interop.sample_store import SETTINGS, wait_all
-from tests.interop.test_store_both_ways import WAYS
+from tests.interop.sample_store import Sample, wait_all
 
 
 def files_below(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize(("writer", "builder"), WAYS)
+@pytest.mark.parametrize(
+    ("sample", "builder"), [(Sample.OURS, "java"), (Sample.OURS_FULL, "java"), (Sample.JAVA_FULL, "ours")]
+)
 def test_what_is_deleted_is_built_anew_by_the_other(
-    shared_fleet: Fleet, our_namesrv: Namesrv, sample_stores: dict[Kind, Broker], writer: Kind, builder: Kind
+    shared_fleet: Fleet, our_namesrv: Namesrv, sample_stores: dict[Sample, Broker], sample: Sample, builder: Kind
 ) -> None:
-    sample = sample_stores[writer]
-    sample.process.stop()
-    store = shared_fleet.scratch / f"rebuilt-by-{builder}"
-    shutil.copytree(sample.store, store)
-    shutil.rmtree(store / "consumequeue")
-    shutil.rmtree(store / "index")
-    broker = shared_fleet.broker(builder, our_namesrv, store, brokerName=sample.name, **SETTINGS)
+    written = sample_stores[sample]
+    written.process.stop()
+    store = shared_fleet.scratch / f"{sample.value}-by-{builder}"
+    shutil.copytree(written.store, store)
+    built = ["consumequeue", "consumequeue_ext"] if "enableConsumeQueueExt" in sample.settings else ["consumequeue"]
+    for name in [*built, "index"]:
+        shutil.rmtree(store / name)
+    broker = shared_fleet.broker(builder, our_namesrv, store, brokerName=written.name, **sample.settings)
     line = Line(broker.addr)
     wait_all(line)
     line.close()
     broker.process.stop() if builder == "ours" else broker.process.kill()
 
-    queues = files_below(sample.store / "consumequeue")
-    assert len(queues) == 12
-    assert files_below(store / "consumequeue") == queues
-    assert len(files_below(store / "index")) > 2
+    for name in built:
+        files = files_below(written.store / name)
+        assert len(files) >= 12
+        assert files_below(store / name) == files
     # Index files are named by the time they are made at.
-    before, after = (sorted(files_below(path / "index").items()) for path in (sample.store, store))
+    before, after = (sorted(files_below(path / "index").items()) for path in (written.store, store))
+    assert len(before) > 2
     assert [content for _, content in after] == [content for _, content in before]

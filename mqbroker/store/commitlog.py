@@ -91,6 +91,8 @@ class CommitLog:
         self.why_full = ""
         #: Why nothing is to be appended although there may be room: the disk is too full.
         self.why_disk_full = ""
+        #: Why what is appended would not enter consume queues or index; the dispatcher's.
+        self.why_behind = ""
         self._activate()
 
     def _activate(self) -> None:
@@ -111,6 +113,8 @@ class CommitLog:
             raise StoreUnwritable(self.why_stopped)
         if self.why_disk_full:
             raise DiskFull(self.why_disk_full)
+        if self.why_behind:
+            raise StoreUnwritable(self.why_behind)
         if not messages:
             return []
         appended = self._append_here(messages)

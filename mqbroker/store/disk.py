@@ -8,7 +8,7 @@ import errno
 import mmap
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import attrs
 from zope.interface import Attribute, Interface, implementer
@@ -161,6 +161,17 @@ class IDisk(Interface):
         """Physical memory of the machine: what the page cache may hold at most."""
 
 
+@contextlib.contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Have an OSError say which file it is about, as those of open() do."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = path
+        raise
+
+
 @implementer(IMappedFile)
 class OsMappedFile:
     """A file of the operating system, mapped shared."""
@@ -185,6 +196,10 @@ class OsMappedFile:
             os.close(fd)
 
     def _with_fd(self, act: Callable[[int], None]) -> None:
+        with _naming(self.path):
+            self._act(act)
+
+    def _act(self, act: Callable[[int], None]) -> None:
         if self._fd is not None:
             act(self._fd)
             return
@@ -307,7 +322,8 @@ class OsDisk:
     def create_mapped(self, path: str, size: int, *, keep_open: bool = False) -> IMappedFile:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
-            os.ftruncate(fd, size)
+            with _naming(path):
+                os.ftruncate(fd, size)
         except BaseException:
             os.close(fd)
             os.unlink(path)
@@ -343,12 +359,18 @@ class OsDisk:
         is_new = not os.path.exists(path)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            os.pwrite(fd, data, 0)
-            os.fsync(fd)
+            with _naming(path):
+                if os.pwrite(fd, data, 0) < len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.fsync(fd)
+            if is_new:
+                self.sync_directory(os.path.dirname(path))
+        except OSError:
+            if is_new:  # the next write makes it again, and then knows that its name was not synced
+                os.unlink(path)
+            raise
         finally:
             os.close(fd)
-        if is_new:
-            self.sync_directory(os.path.dirname(path))
 
     def remove(self, path: str) -> None:
         os.unlink(path)
@@ -363,7 +385,8 @@ class OsDisk:
     def sync_directory(self, path: str) -> None:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            os.fsync(fd)
+            with _naming(path):
+                os.fsync(fd)
         finally:
             os.close(fd)
 

@@ -107,10 +107,15 @@ class Dispatcher:
             self.dispatch(TURN_MESSAGES)
             self.index(TURN_MESSAGES)
         except OSError as error:
-            self.log.error("dispatch waits for the disk: {error}", error=error)
-            self._commit_log.why_full = f"consume queue or index cannot be written: {error}"
+            if not self._commit_log.why_behind:
+                self.log.error("dispatch waits for the disk, and no messages are taken: {error}", error=error)
+            # What is not in a consume queue nobody can get: no more of that.
+            self._commit_log.why_behind = f"a consume queue or the index cannot be written: {error}"
             self._schedule(RETRY_S)
             return
+        if self._commit_log.why_behind:
+            self._commit_log.why_behind = ""
+            self.log.info("dispatch goes on, messages are taken again")
         if self.offset < self._commit_log.readable_end or self.is_index_behind:
             self._schedule()
 

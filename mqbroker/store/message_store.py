@@ -122,7 +122,7 @@ class MessageStore:
     def why_unwritable(self) -> str:
         """Why messages are refused; empty where they are not."""
         commit_log = self._commit_log
-        return commit_log.why_stopped or commit_log.why_disk_full or commit_log.why_full
+        return commit_log.why_stopped or commit_log.why_disk_full or commit_log.why_behind or commit_log.why_full
 
     def durable(self, end: int) -> Deferred[None]:
         """Fires when the log is on the disk below `end`, a physical offset.

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from mqbroker.errors import StoreUnwritable
 from mqbroker.store import GetStatus, dispatch
 from mqbroker.store import commitlog as commitlog_module
 from mqbroker.store.dispatch import parse_delay_levels
@@ -217,9 +218,13 @@ def test_dispatch_waits_for_a_full_disk_and_goes_on(bench: Bench) -> None:
     assert "No space left" in store.why_unwritable
     assert told == []
     assert store.stats.dispatched == 0
-    store.append([message()])  # there is room in the log
+    for _ in range(3):  # there is room in the log, but nobody could get what it holds
+        with pytest.raises(StoreUnwritable, match=r"a consume queue or the index cannot be written: .*No space left"):
+            store.append([message()])
+        bench.clock.advance(1)
     bench.disk.faults.room = None
     bench.clock.advance(1)
+    store.append([message()])
     bench.clock.advance(1)
     assert (store.max_offset("T", 0), store.max_offset("T", 1)) == (2, 1)
     assert store.writable

@@ -162,7 +162,7 @@ class CacheFlusher:
     """Syncs consume queues, and less often the index, then writes the checkpoint.
 
     :param snapshot: called on the reactor's thread, with whether the index is meant too; returns what to do on the
-        worker, which may raise OSError, and what to do when that is done.
+        worker, and what to do with its result. An OSError that it raises is final, one that it returns is not.
     """
 
     log = Logger()
@@ -173,7 +173,7 @@ class CacheFlusher:
         worker: IWorker,
         interval_ms: int,
         index_every: int,
-        snapshot: Callable[[bool], tuple[Callable[[], None], Callable[[], None]] | None],
+        snapshot: Callable[[bool], tuple[Callable[[], OSError | None], Callable[[OSError | None], None]] | None],
     ) -> None:
         self._clock = clock
         self._worker = worker
@@ -193,7 +193,17 @@ class CacheFlusher:
             return
         self._turn += 1
         done = self._flush(self._turn % self._index_every == 0)
-        done.addErrback(lambda failure: self.log.failure("consume queues cannot be synced", failure))
+        done.addErrback(self._failed)
+
+    def _failed(self, failure: Failure) -> None:
+        if not isinstance(failure.value, OSError):
+            self.log.failure("consume queues cannot be synced", failure)
+            return
+        self.log.error(
+            "consume queues or index cannot be synced to the disk: messages are taken as before, the checkpoint stays "
+            "where it is, and the next start builds anew what it does not cover: {why}",
+            why=failure.getErrorMessage(),
+        )
 
     def _flush(self, with_index: bool) -> Deferred[None]:
         taken = self._snapshot(with_index)
@@ -202,11 +212,12 @@ class CacheFlusher:
         work, then = taken
         running = self._running = self._worker.run(work)
 
-        def done(result: Failure | None) -> Failure | None:
+        def done(result: OSError | Failure | None) -> Failure | None:
             self._running = None
-            if not isinstance(result, Failure):
-                then()
-            return result
+            if isinstance(result, Failure):
+                return result
+            then(result)
+            return None
 
         running.addBoth(done)
         return running

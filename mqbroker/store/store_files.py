@@ -22,8 +22,8 @@ from mqbroker.store.logscan import Damage
 from mqbroker.store.segment import SegmentSource
 
 _DAMAGES_MAX = 1000
-#: Whether the index is meant too -> what to do on the worker, and what when that is done; None for nothing.
-SnapshotFunction = Callable[[bool], "tuple[Callable[[], None], Callable[[], None]] | None"]
+#: Whether the index is meant too -> what to do on the worker, and what with its result; None for nothing.
+SnapshotFunction = Callable[[bool], "tuple[Callable[[], OSError | None], Callable[[OSError | None], None]] | None"]
 
 
 @attrs.frozen
@@ -123,7 +123,9 @@ class StoreFiles:
         if self._flusher is not None:
             self._flusher.start()
 
-    def _snapshot(self, with_index: bool) -> tuple[Callable[[], None], Callable[[], None]] | None:
+    def _snapshot(
+        self, with_index: bool
+    ) -> tuple[Callable[[], OSError | None], Callable[[OSError | None], None]] | None:
         now = self._progress()
         if not with_index:
             former = self._checkpoint
@@ -136,16 +138,23 @@ class StoreFiles:
             directories += self._index.take_new_names()
         self._is_broken = True  # until it is done: what was taken and not synced must never be covered
 
-        def work() -> None:
+        def work() -> OSError | None:
             for file in mapped:
                 file.sync()
             for directory in directories:
                 self._disk.sync_directory(directory)
-            self._disk.write(self._paths.checkpoint, encode_checkpoint(now))
+            try:
+                self._disk.write(self._paths.checkpoint, encode_checkpoint(now))
+            except OSError as error:  # what it covers is on the disk: this can be tried again
+                return error
+            return None
 
-        def then() -> None:
+        def then(unwritten: OSError | None) -> None:
             self._is_broken = False
-            self._checkpoint = now
+            if unwritten is None:
+                self._checkpoint = now
+            else:
+                self.log.error("the checkpoint cannot be written and is tried again: {why}", why=str(unwritten))
 
         return work, then
 

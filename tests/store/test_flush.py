@@ -12,6 +12,7 @@ from twisted.python.failure import Failure
 from mqbroker.config import StoreSettings
 from mqbroker.errors import FlushTimedOut, StoreUnwritable
 from mqbroker.store import GetStatus, MessageStore, open_store_in_turns
+from mqbroker.store.checkpoint import decode_checkpoint
 from tests.store.harness import SMALL, Bench, SteppedWorker, message, stop
 
 
@@ -211,6 +212,25 @@ def test_failed_sync_of_consume_queues_keeps_the_checkpoint_where_it_was(bench: 
     assert (bench.root / "abort").exists()
     again = bench.open()
     assert again.max_offset("T", 0) == 1
+
+
+def test_a_checkpoint_that_cannot_be_written_is_tried_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it covers is on the disk: unlike a failed sync, a full disk is not the end of checkpoints."""
+    store = bench.open()
+    store.start()
+    store.append([message()])
+
+    def full(path: str, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(bench.disk, "write", full)
+        bench.clock.pump([0.5] * 4)
+        assert not (bench.root / "checkpoint").exists()
+    bench.clock.pump([0.5] * 4)
+    assert decode_checkpoint((bench.root / "checkpoint").read_bytes()).queues_offset == store.log_end
+    stop(store)
+    assert not (bench.root / "abort").exists()
 
 
 def test_stopping_syncs_everything(bench: Bench) -> None:

@@ -12,10 +12,10 @@ def start(tmp_path):
     """Start `python` with arguments; all that were started are ended with the test."""
     processes = []
 
-    def start_process(*arguments):
+    def start_process(*arguments, **options):
         folder = tmp_path / f"process{len(processes)}"
         folder.mkdir()
-        processes.append(Process(folder, [str(argument) for argument in arguments]))
+        processes.append(Process(folder, [str(argument) for argument in arguments], **options))
         return processes[-1]
 
     yield start_process
@@ -27,10 +27,11 @@ def start(tmp_path):
 def daemon(start, tmp_path):
     """Start a daemon on the loopback and a free port, with a ports file."""
 
-    def start_daemon(name, *arguments, port=0):
+    def start_daemon(name, *arguments, port=0, **options):
         return start(
             *("-m", f"mqbroker.daemons.{name}", "-o", "bindAddress=127.0.0.1", "-o", f"listenPort={port}"),
             *("--ports-file", "ports.json", *arguments),
+            **options,
         )
 
     return start_daemon

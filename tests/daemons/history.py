@@ -101,6 +101,16 @@ def pull_all(port, queue):
 
 def scan_log(folder):
     """Every record of the commit log, in order."""
+    return [record for record, _ in _scan(folder)]
+
+
+def log_end(folder):
+    """Where the last record of the commit log ends; 0 where there is none."""
+    return max((end for _, end in _scan(folder)), default=0)
+
+
+def _scan(folder):
+    """Every record, and where it ends."""
     records = []
     for path in sorted(folder.iterdir()):
         data, at = path.read_bytes(), 0
@@ -110,8 +120,8 @@ def scan_log(folder):
                 break
             record = decode_record(data, at)
             assert record.physical_offset == int(path.name) + at
-            records.append(record)
             at += size
+            records.append((record, int(path.name) + at))
     return records
 
 

@@ -30,17 +30,17 @@ def wait_for(condition, what):
 
 
 class Process:
-    """A daemon; its output is collected in files."""
+    """A daemon; its output is collected in files. `wrapper`: a command that runs it in its own place, by exec."""
 
-    def __init__(self, folder, arguments):
+    def __init__(self, folder, arguments, *, wrapper=(), environment=None):
         self.folder = folder
         self.ports_file = folder / "ports.json"
-        environment = {key: value for key, value in os.environ.items() if not key.startswith(("ROCKETMQ", "NAMESRV"))}
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith(("ROCKETMQ", "NAMESRV"))}
         self._files = [(folder / name).open("wb") for name in ("out", "err")]
         self._process = subprocess.Popen(
-            [sys.executable, *arguments],
+            [*wrapper, sys.executable, *arguments],
             cwd=folder,
-            env={**environment, "HOME": str(folder), "PYTHONPATH": SOURCE},
+            env={**inherited, "HOME": str(folder), "PYTHONPATH": SOURCE, **(environment or {})},
             stdin=subprocess.DEVNULL,
             stdout=self._files[0],
             stderr=self._files[1],

@@ -1,0 +1,50 @@
+/* Preloaded into a daemon: fdatasync and fsync fail for the files that the file of MQBROKER_FAILING_SYNCS names.
+ *
+ * That has one line: the name of a call, and a part of the paths it fails for. None, and nothing fails. Each failure
+ * adds a line to the file of that name with .hits at its end. */
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+static int fails(const char *call, int fd)
+{
+    char name[32], part[256], link[64], path[4096], hits[4096];
+    const char *control = getenv("MQBROKER_FAILING_SYNCS");
+    FILE *file = control ? fopen(control, "re") : NULL;
+    if (!file)
+        return 0;
+    int found = fscanf(file, "%31s %255s", name, part);
+    fclose(file);
+    if (found != 2 || strcmp(name, call))
+        return 0;
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t length = readlink(link, path, sizeof path - 1);
+    if (length < 0)
+        return 0;
+    path[length] = 0;
+    if (!strstr(path, part))
+        return 0;
+    snprintf(hits, sizeof hits, "%s.hits", control);
+    file = fopen(hits, "ae");
+    if (file) {
+        fprintf(file, "%s %s\n", call, path);
+        fclose(file);
+    }
+    errno = EIO;
+    return 1;
+}
+
+int fdatasync(int fd)
+{
+    return fails("fdatasync", fd) ? -1 : (int)syscall(SYS_fdatasync, fd);
+}
+
+int fsync(int fd)
+{
+    return fails("fsync", fd) ? -1 : (int)syscall(SYS_fsync, fd);
+}

@@ -1,0 +1,206 @@
+"""A broker whose disk fails a sync: who waits is not answered that it worked, writing stops, reading goes on."""
+
+import re
+import shutil
+
+import pytest
+
+from mqbroker.store.checkpoint import decode_checkpoint
+from mqbroker.wire.codes import RequestCode, ResponseCode
+from tests.daemons.failing_syncs import BY
+from tests.daemons.history import QUEUES, TOPIC, check_caches, log_end, pull_all, send_one
+from tests.daemons.processes import ask, wait_for
+
+pytestmark = pytest.mark.daemons
+
+SIZES = {
+    "mapped_file_size_commit_log": 1024 * 1024,
+    "mapped_file_size_consume_queue": 20_000,
+    "max_hash_slot_num": 100,
+    "max_index_num": 4000,
+}
+SETTINGS = {
+    "brokerName": "broker-a",
+    "mappedFileSizeCommitLog": 1024 * 1024,
+    "mappedFileSizeConsumeQueue": 20_000,
+    "maxHashSlotNum": 100,
+    "maxIndexNum": 4000,
+    "flushIntervalCommitLog": 50,
+    "flushIntervalConsumeQueue": 50,
+    "flushConsumerOffsetInterval": 50,
+}
+
+
+@pytest.fixture(params=list(BY))
+def failing(request, tmp_path):
+    failing = BY[request.param](tmp_path)
+    yield failing
+    failing.end()
+
+
+@pytest.fixture
+def broker(daemon, tmp_path, failing):
+    def start_broker(flush):
+        settings = SETTINGS | {"storePathRootDir": tmp_path / "store", "flushDiskType": flush}
+        options = [part for key, value in settings.items() for part in ("-o", f"{key}={value}")]
+        process = daemon("broker", *options, environment=failing.environment)
+        return process, process.wait_for_port()
+
+    return start_broker
+
+
+def send_some(port, first, count):
+    """Bodies, each acknowledged."""
+    bodies = [b"%d" % n for n in range(first, first + count)]
+    for n, body in enumerate(bodies):
+        assert send_one(port, body, n % QUEUES).code == ResponseCode.SUCCESS
+    return bodies
+
+
+def stored(port):
+    return sorted((record.body for queue in range(QUEUES) for record in pull_all(port, queue)), key=int)
+
+
+def is_synced(store):
+    """Whether the checkpoint covers all that is in log and queues."""
+
+    def covers():
+        path = store / "checkpoint"
+        checkpoint = decode_checkpoint(path.read_bytes()) if path.exists() else None
+        end = log_end(store / "commitlog")
+        return checkpoint is not None and checkpoint.log_offset == checkpoint.queues_offset == end
+
+    return covers
+
+
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+def test_failing_sync_of_the_log(broker, tmp_path, failing, flush):
+    store = tmp_path / "store"
+    process, port = broker(flush)
+    acked = send_some(port, 0, 20)
+    wait_for(is_synced(store), "a checkpoint of all")
+    failing.begin(process, "fdatasync", store / "commitlog")
+    first = send_one(port, b"100")
+    if flush == "SYNC_FLUSH":
+        assert first.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    else:  # it was acknowledged before the sync
+        assert first.code == ResponseCode.SUCCESS
+        acked.append(b"100")
+    process.wait_for_line("CRITICAL")
+    assert failing.hits >= 1
+    failing.end()
+    # What the disk did not keep it will not tell again: no later sync makes it good.
+    for _ in range(3):
+        later = send_one(port, b"101")
+        assert later.code == ResponseCode.SERVICE_NOT_AVAILABLE
+        assert "the commit log cannot be synced to the disk, restart the broker: " in later.remark
+        assert f"Input/output error: '{store}/commitlog/00000000000000000000'" in later.remark
+    assert set(acked) <= set(stored(port)) <= {*acked, b"100"}
+    assert process.err.count("CRITICAL") == 1
+    assert process.stop() == 0
+    assert (store / "abort").exists()
+    process, port = broker(flush)
+    # The machine did not stop: what was in memory is still there, and is synced now.
+    acked += send_some(port, 200, 5)
+    assert set(acked) <= set(stored(port)) <= {*acked, b"100"}
+    assert process.stop() == 0
+    assert not (store / "abort").exists()
+    check_caches(store, tmp_path / "rebuilt", SIZES)
+
+
+@pytest.mark.parametrize("part", ["consumequeue", "index"])
+def test_failing_sync_of_consume_queues_or_index(broker, tmp_path, failing, part):
+    """Messages are durable without them: they are taken on, and the checkpoint stays where it is."""
+    store = tmp_path / "store"
+    process, port = broker("SYNC_FLUSH")
+    acked = send_some(port, 0, 20)
+    wait_for(is_synced(store), "a checkpoint of all")
+    wait_for(lambda: (store / "index").exists(), "an index")
+    failing.begin(process, "fdatasync", store / part)
+    acked += send_some(port, 20, 20)
+    process.wait_for_line("consume queues or index cannot be synced to the disk")
+    assert failing.hits == 1
+    failing.end()
+    checkpoint = (store / "checkpoint").read_bytes()
+    acked += send_some(port, 40, 20)
+    assert stored(port) == acked
+    assert process.stop() == 0
+    assert (store / "checkpoint").read_bytes() == checkpoint
+    assert (store / "abort").exists()
+    process, port = broker("SYNC_FLUSH")
+    assert stored(port) == acked
+    wait_for(is_synced(store), "a checkpoint of all")
+    assert process.stop() == 0
+    check_caches(store, tmp_path / "rebuilt", SIZES)
+
+
+def test_failing_sync_of_the_checkpoint(broker, tmp_path, failing):
+    """What it would cover is on the disk: it is written again."""
+    store = tmp_path / "store"
+    process, port = broker("SYNC_FLUSH")
+    acked = send_some(port, 0, 4)
+    wait_for(is_synced(store), "a checkpoint of all")
+    failing.begin(process, "fsync", store / "checkpoint")
+    acked += send_some(port, 4, 4)
+    process.wait_for_line("the checkpoint cannot be written and is tried again: ")
+    assert failing.hits >= 1
+    failing.end()
+    acked += send_some(port, 8, 4)
+    wait_for(is_synced(store), "a checkpoint of all")
+    assert stored(port) == acked
+    assert process.stop() == 0
+    assert not (store / "abort").exists()
+
+
+def test_failing_sync_of_a_table(broker, tmp_path, failing):
+    """Offsets are committed as before; the former file stays, and the new one comes when the disk works again."""
+    store = tmp_path / "store"
+    table = store / "config" / "consumerOffset.json"
+    process, port = broker("ASYNC_FLUSH")
+    send_some(port, 0, 4)
+
+    def commit(offset):
+        fields = {"consumerGroup": "CG", "topic": TOPIC, "queueId": 0, "commitOffset": offset}
+        assert ask(port, RequestCode.UPDATE_CONSUMER_OFFSET, **fields).code == ResponseCode.SUCCESS
+
+    def written():
+        return int(re.search(r"\{\"?0\"?:(\d+)", table.read_text())[1]) if table.exists() else None
+
+    commit(1)
+    wait_for(lambda: written() == 1, "offset 1 in the file")
+    (store / "config" / "consumerOffset.json.tmp").touch()  # strace takes the names of files that there are
+    failing.begin(process, "fsync", store / "config")
+    commit(2)
+    process.wait_for_line("consumerOffset.json could not be written: ")
+    assert failing.hits >= 1
+    assert written() == 1
+    failing.end()
+    wait_for(lambda: written() == 2, "offset 2 in the file")
+    assert process.stop() == 0
+    assert written() == 2
+
+
+def test_failing_sync_of_a_new_segments_name(broker, tmp_path, failing):
+    """A segment whose name may be gone holds nothing that can be acknowledged."""
+    store = tmp_path / "store"
+    process, port = broker("SYNC_FLUSH")
+    acked = send_some(port, 0, 4)
+    wait_for(is_synced(store), "a checkpoint of all")
+    failing.begin(process, "fsync", store / "commitlog")
+    answers = []
+    for n in range(100, 110):
+        answers.append(send_one(port, b"%d" % n + bytes(500_000)))
+        if answers[-1].code != ResponseCode.SUCCESS:
+            break
+    assert answers[-1].code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert "the commit log cannot be synced" in answers[-1].remark
+    assert failing.hits >= 1
+    failing.end()
+    acked += [b"%d" % (100 + n) + bytes(500_000) for n in range(len(answers) - 1)]
+    bodies = [record.body for queue in range(QUEUES) for record in pull_all(port, queue)]
+    assert set(acked) <= set(bodies)
+    assert process.stop() == 0
+    shutil.rmtree(store / "index")
+    process, port = broker("SYNC_FLUSH")
+    assert set(acked) <= {record.body for queue in range(QUEUES) for record in pull_all(port, queue)}
+    assert process.stop() == 0

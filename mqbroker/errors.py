@@ -92,6 +92,22 @@ class DiskFull(StoreUnwritable):
     """A disk has too little room to take messages; it ends by itself when there is room again."""
 
 
+class MessageRefused(StoreError):
+    """One message cannot be stored, in whatever state the store is; others can."""
+
+
+class RecordTooLarge(MessageRefused):
+    """A message that does not fit into a segment of the log."""
+
+
+class MultiDispatchRefused(MessageRefused):
+    """A message cannot stand in the queues that its property INNER_MULTI_DISPATCH names."""
+
+
+class LmqQueuesExceeded(MultiDispatchRefused):
+    """A message names new %LMQ% queues, and there are as many as `maxLmqConsumeQueueNum` allows."""
+
+
 class FlushTimedOut(StoreError):
     """The disk did not confirm a flush within `syncFlushTimeout`."""
 

@@ -14,7 +14,7 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
-from mqbroker.errors import MQError, StoreError
+from mqbroker.errors import MessageRefused, MQError, MultiDispatchRefused, StoreError
 from mqbroker.store.commitlog import NewMessage
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.message_store import MessageStore
@@ -22,7 +22,7 @@ from mqbroker.store.pull import GetResult, GetStatus
 from mqbroker.wire.bodies import Body
 from mqbroker.wire.codes import SCHEDULE_TOPIC, TRANS_HALF_TOPIC, Prop
 from mqbroker.wire.names import check_topic
-from mqbroker.wire.properties import reencode_properties
+from mqbroker.wire.properties import decode_properties, reencode_properties
 from mqbroker.wire.record import BadRecord, Record, decode_records, encode_host
 
 log = Logger()
@@ -146,16 +146,41 @@ class DelayService:
         try:
             if messages:
                 self._store.append(messages)
+        except MessageRefused:
+            return self._deliver_each(messages)
         except (StoreError, OSError) as error:
             log.warn("delayed messages wait: {why}", why=str(error))
             return False
         return True
+
+    def _deliver_each(self, messages: list[NewMessage]) -> bool:
+        """Deliver one by one: one of them the store refuses, whenever it is tried, for the queues that it names."""
+        for message in messages:
+            try:
+                try:
+                    self._store.append([message])
+                except MultiDispatchRefused as error:
+                    log.error("a delayed message for {topic} goes there only: {why}", topic=message[0], why=str(error))
+                    self._store.append([_without_names(message)])
+            except MessageRefused as error:
+                log.error("a delayed message for {topic} is left out: {why}", topic=message[0], why=str(error))
+            except (StoreError, OSError) as error:
+                log.warn("delayed messages wait: {why}", why=str(error))
+                return False
+        return True
+
+
+def _without_names(message: NewMessage) -> NewMessage:
+    properties = decode_properties(message[9])
+    properties.pop(Prop.INNER_MULTI_DISPATCH, None)
+    return (*message[:9], reencode_properties(properties))
 
 
 def _real_message(record: Record) -> NewMessage | None:
     """The message as its producer meant it; None, with a log line, where its properties do not say where to."""
     properties = dict(record.properties)
     properties.pop(Prop.DELAY_TIME_LEVEL, None)
+    properties.pop(Prop.INNER_MULTI_QUEUE_OFFSET, None)  # of where it stood while it waited
     try:
         topic = check_topic(properties.get(Prop.REAL_TOPIC, ""))
         queue_id = int(properties.get(Prop.REAL_QUEUE_ID, ""))

@@ -15,7 +15,7 @@ from mqbroker.errors import MQError
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.wire.bodies import DataVersion, SubscriptionGroupConfig, SubscriptionGroupWrapper
 from mqbroker.wire.codes import CID_RMQ_SYS_PREFIX, SELF_TEST_CONSUMER_GROUP, TOOLS_CONSUMER_GROUP
-from mqbroker.wire.names import check_group
+from mqbroker.wire.names import check_group, is_lmq
 
 log = Logger()
 
@@ -28,10 +28,14 @@ def _system_group(name: str) -> SubscriptionGroupConfig:
 
 
 class GroupTable:
-    """Group settings by name."""
+    """Group settings by name.
 
-    def __init__(self, file: JsonFile, now: Callable[[], float], auto_create: bool) -> None:
+    :param has_lmq: whether each %LMQ% name is a group, which is not in the table.
+    """
+
+    def __init__(self, file: JsonFile, now: Callable[[], float], auto_create: bool, has_lmq: bool = False) -> None:
         """Load the table. Raises StoreDamaged."""
+        self._has_lmq = has_lmq
         self._file = file
         self._now = now
         self._auto_create = auto_create
@@ -57,6 +61,8 @@ class GroupTable:
     def find(self, name: str) -> SubscriptionGroupConfig | None:
         """The group, made where it is unknown and `autoCreateSubscriptionGroup` allows; None otherwise."""
         group = self._groups.get(name)
+        if group is None and self._has_lmq and is_lmq(name):
+            return SubscriptionGroupConfig(name)
         if group is None and (self._auto_create or name.startswith(CID_RMQ_SYS_PREFIX)):
             try:
                 check_group(name)
@@ -68,7 +74,9 @@ class GroupTable:
         return group
 
     def put(self, group: SubscriptionGroupConfig) -> None:
-        """Create or replace a group."""
+        """Create or replace a group. %LMQ% groups are what they are."""
+        if self._has_lmq and is_lmq(group.group_name):
+            return
         self._groups[check_group(group.group_name)] = group
         self.data_version = self.data_version.next(self._now_ms())
         self.persist()

@@ -1,4 +1,4 @@
-"""Where each consumer group stands in each queue (config/consumerOffset.json)."""
+"""Where each consumer group stands in each queue: config/consumerOffset.json, with enableLmq lmqConsumerOffset.json."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.logger import Logger
 
 from mqbroker.store.jsonfile import JsonFile
-from mqbroker.wire.bodies import ConsumerOffsetSerializeWrapper
+from mqbroker.wire.bodies import ConsumerOffsetSerializeWrapper, LmqConsumerOffsets
+from mqbroker.wire.names import is_lmq
 
 log = Logger()
 
@@ -16,15 +17,31 @@ log = Logger()
 class OffsetTable:
     """Committed offsets, kept in memory and written when asked, where anything changed."""
 
-    def __init__(self, file: JsonFile) -> None:
-        """Load the table. Raises StoreDamaged."""
-        self._file = file
-        loaded = file.load(partial(ConsumerOffsetSerializeWrapper.from_json, dialect_bytes_max=None))
-        self._offsets: dict[str, dict[int, int]] = loaded.offset_table if loaded is not None else {}
+    def __init__(self, file: JsonFile, lmq_file: JsonFile | None = None) -> None:
+        """Load the table. Raises StoreDamaged.
+
+        :param lmq_file: where there are %LMQ% groups: it takes the place of `file`, which is read where it is missing.
+        """
+        self._file = lmq_file or file
+        self._has_lmq = lmq_file is not None
+        #: Offsets of %LMQ% groups, which read one queue of a topic.
+        self._lmq_offsets: dict[str, int] = {}
+        self._offsets: dict[str, dict[int, int]] = {}
         self._changed = False
+        with_lmq = lmq_file.load(partial(LmqConsumerOffsets.from_json, dialect_bytes_max=None)) if lmq_file else None
+        if with_lmq is not None:
+            self._offsets, self._lmq_offsets = with_lmq.offset_table, with_lmq.lmq_offset_table
+        elif (
+            loaded := file.load(partial(ConsumerOffsetSerializeWrapper.from_json, dialect_bytes_max=None))
+        ) is not None:
+            self._offsets = loaded.offset_table
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Remember that `group` goes on at `offset`. Going back is allowed (a reset does) and logged."""
+        if self._has_lmq and is_lmq(group):
+            self._lmq_offsets[f"{topic}@{group}"] = offset
+            self._changed = True
+            return
         queues = self._offsets.setdefault(f"{topic}@{group}", {})
         known = queues.get(queue_id)
         if known == offset:
@@ -37,9 +54,13 @@ class OffsetTable:
 
     def query(self, group: str, topic: str, queue_id: int) -> int | None:
         """The committed offset, None where there is none."""
+        if self._has_lmq and is_lmq(group):
+            return self._lmq_offsets.get(f"{topic}@{group}")
         return self._offsets.get(f"{topic}@{group}", {}).get(queue_id)
 
-    def snapshot(self) -> ConsumerOffsetSerializeWrapper:
+    def snapshot(self) -> ConsumerOffsetSerializeWrapper | LmqConsumerOffsets:
+        if self._has_lmq:
+            return LmqConsumerOffsets(self._lmq_offsets, self._offsets)
         return ConsumerOffsetSerializeWrapper(self._offsets)
 
     def persist(self) -> Deferred[bool]:

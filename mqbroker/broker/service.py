@@ -189,10 +189,11 @@ class BrokerService(Service):
         settings = self.settings
         topics = self._file("topics.json", worker)
         groups = self._file("subscriptionGroup.json", worker)
+        offsets = self._file("consumerOffset.json", worker)
         return (
-            TopicTable(topics, clock.seconds, system_topics(settings)),
-            GroupTable(groups, clock.seconds, settings.auto_create_subscription_group),
-            OffsetTable(self._file("consumerOffset.json", worker)),
+            TopicTable(topics, clock.seconds, system_topics(settings), settings.store.enable_lmq),
+            GroupTable(groups, clock.seconds, settings.auto_create_subscription_group, settings.store.enable_lmq),
+            OffsetTable(offsets, self._file("lmqConsumerOffset.json", worker) if settings.store.enable_lmq else None),
         )
 
     def _file(self, name: str, worker: IWorker) -> JsonFile:

@@ -25,7 +25,7 @@ from mqbroker.wire.codes import (
     SELF_TEST_TOPIC,
     Perm,
 )
-from mqbroker.wire.names import check_topic
+from mqbroker.wire.names import check_topic, is_lmq
 
 log = Logger()
 
@@ -57,10 +57,16 @@ def system_topics(settings: BrokerSettings) -> list[TopicConfig]:
 
 
 class TopicTable:
-    """Topic by name. Every change is persisted and told to `on_change`."""
+    """Topic by name. Every change is persisted and told to `on_change`.
 
-    def __init__(self, file: JsonFile, now: Callable[[], float], system: list[TopicConfig]) -> None:
+    :param has_lmq: whether each %LMQ% name is a topic of one queue, which is not in the table.
+    """
+
+    def __init__(
+        self, file: JsonFile, now: Callable[[], float], system: list[TopicConfig], has_lmq: bool = False
+    ) -> None:
         """Load the table. `now` gives seconds since the epoch. Raises StoreDamaged."""
+        self._has_lmq = has_lmq
         self.on_change: list[Callable[[str], None]] = []
         self._file = file
         self._now = now
@@ -84,7 +90,10 @@ class TopicTable:
         return int(self._now() * 1000)
 
     def get(self, name: str) -> TopicConfig | None:
-        return self._topics.get(name)
+        topic = self._topics.get(name)
+        if topic is None and self._has_lmq and is_lmq(name):
+            return TopicConfig(name, 1, 1, READ_WRITE)
+        return topic
 
     def names(self) -> list[str]:
         return list(self._topics)
@@ -94,7 +103,9 @@ class TopicTable:
         return TopicConfigSerializeWrapper(dict(self._topics), self.data_version)
 
     def put(self, topic: TopicConfig) -> None:
-        """Create or replace a topic."""
+        """Create or replace a topic. %LMQ% topics are what they are."""
+        if self._has_lmq and is_lmq(topic.topic_name):
+            return
         known = self._topics.get(topic.topic_name)
         log.info("{what} topic {topic}", what="update" if known else "create", topic=topic)
         self._topics[topic.topic_name] = topic

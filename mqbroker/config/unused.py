@@ -46,7 +46,7 @@ _ABSENT = _keys(
     enableDetailStat autoDeleteUnusedStats readOnlyCommitLogStorePaths
     bitMapLengthConsumeQueueExt haSendHeartbeatInterval haHousekeepingInterval
     haTransferBatchSize haMasterAddress haSlaveFallbehindMax slaveTimeout flushDelayOffsetInterval offsetCheckInSlave
-    osPageCacheBusyTimeOutMills enableScheduleMessageStats enableLmq enableMultiDispatch maxLmqConsumeQueueNum
+    osPageCacheBusyTimeOutMills enableScheduleMessageStats
     enableScheduleAsyncDeliver scheduleAsyncDeliverMaxPendingLimit scheduleAsyncDeliverMaxResendNum2Blocked
     rmqAddressServerDomain rmqAddressServerSubGroup
     """

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from struct import Struct
 from struct import error as struct_error
 
-from mqbroker.errors import DiskFull, MQError, StoreBusy, StoreUnwritable
+from mqbroker.errors import DiskFull, RecordTooLarge, StoreBusy, StoreUnwritable
 from mqbroker.store.consumequeue import ConsumeQueue, ConsumeQueues
 from mqbroker.store.disk import IMappedFile
 from mqbroker.store.segment import SegmentSource, is_full_disk
@@ -38,10 +38,6 @@ _AFTER_HOSTS = Struct(">iqi")
 _LONG = Struct(">q")
 _V6 = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
 _UNUSUAL = SysFlag.TRANSACTION_MASK | _V6
-
-
-class RecordTooLarge(MQError):
-    """A message that does not fit into a segment."""
 
 
 class CommitLog:
@@ -84,7 +80,7 @@ class CommitLog:
         #: Appends that were not dispatched yet, and how many bytes of the log they are.
         self.pile: deque[Piled] = deque()
         self.pile_bytes = 0
-        #: Called when the pile is no longer empty.
+        #: Called when there is something to be dispatched after there was nothing, or more often.
         self.on_pile: Callable[[], None] = lambda: None
         #: Why nothing can be appended, for good or for now; empty where it can.
         self.why_stopped = ""
@@ -104,8 +100,9 @@ class CommitLog:
 
     # Appending
 
-    def append(self, messages: Sequence[NewMessage]) -> list[Appended]:
-        """Store messages in order, all or none. `messages` must not be changed afterwards.
+    def append(self, messages: Sequence[NewMessage], *, is_piled: bool = True) -> list[Appended]:
+        """Store messages in order, all or none. `messages` must not be changed afterwards. Those that are not piled
+        are read from the log by the dispatcher.
 
         Raises StoreUnwritable; ValueError on a value that does not fit its field; RecordTooLarge.
         """
@@ -117,10 +114,26 @@ class CommitLog:
             raise StoreUnwritable(self.why_behind)
         if not messages:
             return []
+        if not is_piled:
+            return self._append_unpiled(messages)
         appended = self._append_here(messages)
         if appended is None:
             return self._append_across(messages)
         return appended
+
+    def _append_unpiled(self, messages: Sequence[NewMessage]) -> list[Appended]:
+        leave = self._leave
+        self._leave = self._leave_unpiled
+        try:
+            return self.append(messages)
+        finally:
+            self._leave = leave
+
+    def _leave_unpiled(self, piled: Piled, size: int) -> None:
+        if self._transient is not None:
+            self._transient.appended(self.end, self.last_timestamp_ms)
+        else:
+            self.on_pile()
 
     def _append_here(self, messages: Sequence[NewMessage]) -> list[Appended] | None:
         """Append to the current segment; None, and nothing done, where that is too small."""
@@ -198,6 +211,7 @@ class CommitLog:
         waiting = self._uncommitted
         while waiting and waiting[0][0][1][0][0] < end:
             self._add_to_pile(*waiting.popleft())
+        self.on_pile()  # for what is not piled
 
     def _commit_failed(self, why: str) -> None:
         self.why_stopped = why

@@ -21,6 +21,7 @@ from mqbroker.store.consumequeue_ext import ADDRESS_MAX, ConsumeQueueExt
 from mqbroker.store.disk import IDisk, IMappedFile
 from mqbroker.wire.codes import SCHEDULE_TOPIC
 from mqbroker.wire.javahash import java_hash
+from mqbroker.wire.names import LMQ_PREFIX, is_lmq
 
 ENTRY_BYTES = 20
 ENTRY = Struct(">qiq")
@@ -347,6 +348,8 @@ class ConsumeQueues:
         self._file_bytes = file_bytes - file_bytes % ENTRY_BYTES
         self.by_bytes: dict[tuple[bytes, int], ConsumeQueue] = {}
         self.by_name: dict[tuple[str, int], ConsumeQueue] = {}
+        #: How many of them are %LMQ% queues.
+        self.lmq_count = 0
         #: Queues written to since the last sync.
         self.dirty: set[ConsumeQueue] = set()
         self._new_names: set[str] = set()
@@ -361,9 +364,7 @@ class ConsumeQueues:
         """
         queue = self.by_bytes.get((topic, queue_id))
         if queue is None:
-            name = topic.decode("utf-8", "replace")
-            if not TOPIC_NAME.fullmatch(name) or not 0 <= queue_id <= 0x7FFFFFFF:
-                raise ValueError(f"{name!r} queue {queue_id}: no name of a topic or no number of a queue")
+            name = self.check(topic, queue_id)
             directory = os.path.join(self._root, name, str(queue_id))
             queue = ConsumeQueue(self._disk, directory, name, queue_id, self._file_bytes, self._new_names)
             if self._ext is not None:
@@ -372,14 +373,22 @@ class ConsumeQueues:
                 queue.ext = ConsumeQueueExt(self._disk, ext_directory, file_bytes, self._new_names)
             self.by_bytes[topic, queue_id] = queue
             self.by_name[name, queue_id] = queue
+            self.lmq_count += name.startswith(LMQ_PREFIX)
         return queue
+
+    def check(self, topic: bytes, queue_id: int) -> str:
+        """The topic as text. Raises ValueError where it cannot be one, or the number none of a queue."""
+        name = topic.decode("utf-8", "replace")
+        if not (TOPIC_NAME.fullmatch(name) or is_lmq(name)) or not 0 <= queue_id <= 0x7FFFFFFF:
+            raise ValueError(f"{name[:255]!r} queue {queue_id}: no name of a topic or no number of a queue")
+        return name
 
     def load(self) -> None:
         """Open what is on the disk. Raises StoreDamaged."""
         for topic in self._disk.names(self._root):
             path = os.path.join(self._root, topic)
             for queue_id in self._disk.names(path):
-                if not queue_id.isdecimal() or not TOPIC_NAME.fullmatch(topic):
+                if not queue_id.isdecimal() or not (TOPIC_NAME.fullmatch(topic) or is_lmq(topic)):
                     raise StoreDamaged(os.path.join(path, queue_id), 0, "not a directory of a queue")
                 self.open(topic.encode(), int(queue_id)).load()
 

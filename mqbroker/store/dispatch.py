@@ -19,6 +19,7 @@ from mqbroker.store.consumequeue_ext import ADDRESS_MAX
 from mqbroker.store.extending import extend_entries
 from mqbroker.store.index import Index, IndexRow
 from mqbroker.store.logscan import Damage, Scanned, scan
+from mqbroker.store.multi_dispatch import NAMES_MARK, MultiQueues
 from mqbroker.store.properties import find_property
 from mqbroker.wire.codes import SysFlag
 from mqbroker.wire.javahash import java_hash
@@ -62,7 +63,9 @@ class Dispatcher:
         delay_levels_ms: Sequence[int],
         start: int,
         on_damage: Callable[[Damage], None],
+        multi: MultiQueues | None = None,
     ) -> None:
+        self._multi = multi
         self._commit_log = commit_log
         self._queues = queues
         self._index = index
@@ -75,6 +78,8 @@ class Dispatcher:
         #: How often a message read from the log did not follow the one before it in its queue.
         self.gaps = 0
         self._taken = start  # as offset, but pending entries of queues count as written
+        #: Entries that stay without a unit of their queue's extension, by physical offset.
+        self._unextended: set[tuple[ConsumeQueue, int]] = set()
         self._touched: dict[ConsumeQueue, int] = {}  # queue -> store timestamp of its newest pending entry
         self._to_index: deque[Piled] = deque()
         self._to_index_bytes = 0
@@ -236,22 +241,53 @@ class Dispatcher:
         if item.sys_flag & SysFlag.TRANSACTION_PREPARED:
             return
         queue = self._queues.open(item.topic, item.queue_id)
+        code = self._tags_code(queue, item.properties, item.store_timestamp_ms)
+        if not self._enter(queue, item.queue_offset, item, code):
+            end = item.physical_offset + item.size
+            why = f"queue offset {item.queue_offset} where {queue.max_offset} follows"
+            self._on_damage(Damage(self._commit_log.path_of(end - 1), item.physical_offset, end, why))
+        elif self._multi is not None and NAMES_MARK in item.properties:
+            self._enter_named(self._multi, item, code)
+
+    def _enter(
+        self, queue: ConsumeQueue, queue_offset: int, item: Scanned, code: int, is_extended: bool = True
+    ) -> bool:
+        """Make a message read from the log a pending entry of a queue, unless it is in; False where its offset
+        cannot be true."""
         expected = queue.max_offset + len(queue.pending) // 3
-        if item.queue_offset < expected:  # written before the stop, or by a Java broker twice
-            return
-        if item.queue_offset > expected:
+        if queue_offset < expected:  # written before the stop, or by a Java broker twice
+            return True
+        if queue_offset > expected:
             self._write_pending()
             lost_bytes = item.physical_offset - max(queue.end_of_last(), 0)
-            if queue.max_offset and item.queue_offset - expected > lost_bytes // RECORD_BYTES_MIN:
-                why = f"queue offset {item.queue_offset} where {expected} follows"
-                end = item.physical_offset + item.size
-                self._on_damage(Damage(self._commit_log.path_of(end - 1), item.physical_offset, end, why))
-                return
+            if queue.max_offset and queue_offset - expected > lost_bytes // RECORD_BYTES_MIN:
+                return False
             self.gaps += 1
-            queue.skip_to(item.queue_offset)
-        code = self._tags_code(queue, item.properties, item.store_timestamp_ms)
+            queue.skip_to(queue_offset)
+        if not is_extended and queue.ext is not None:
+            self._unextended.add((queue, item.physical_offset))
         queue.pending += (item.physical_offset, item.size, code)
         self._touched[queue] = item.store_timestamp_ms
+        return True
+
+    def _enter_named(self, multi: MultiQueues, item: Scanned, code: int) -> None:
+        """As `_enter`, for the queues that the message names; of one that is named twice once."""
+        try:
+            named = multi.entered(item.properties, item.queue_id)
+        except ValueError as error:
+            self._warn_of_named(item, str(error))
+            return
+        for queue, offset in named:
+            is_possible = offset <= item.physical_offset // RECORD_BYTES_MIN
+            # Java writes these entries without a unit of the extension.
+            if not is_possible or not self._enter(queue, offset, item, code, is_extended=False):
+                self._warn_of_named(item, f"offset {offset} in {queue.topic}")
+
+    def _warn_of_named(self, item: Scanned, why: str) -> None:
+        self.log.warn(
+            "message at {offset} of the log is not put into queues that INNER_MULTI_DISPATCH names: {why}",
+            offset=item.physical_offset, why=why,
+        )  # fmt: skip
 
     def _write_pending(self) -> None:
         touched = self._touched
@@ -264,7 +300,7 @@ class Dispatcher:
             code = _common_code(pending) if listeners else None
             try:
                 if queue.ext is not None:
-                    extend_entries(self._commit_log, queue.ext, pending)
+                    extend_entries(self._commit_log, queue, queue.ext, pending, self._unextended)
                 queue.write(pending)
             except OSError:
                 touched[queue] = timestamp

@@ -6,19 +6,29 @@ The store time of a unit is read from the record in the log. Must never know wha
 from __future__ import annotations
 
 from mqbroker.store.commitlog import CommitLog
+from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.consumequeue_ext import ADDRESS_MAX, ConsumeQueueExt
 from mqbroker.store.queries import store_timestamp_at
 
 
-def extend_entries(log: CommitLog, ext: ConsumeQueueExt, pending: list[int]) -> None:
+def extend_entries(
+    log: CommitLog,
+    queue: ConsumeQueue,
+    ext: ConsumeQueueExt,
+    pending: list[int],
+    unextended: set[tuple[ConsumeQueue, int]],
+) -> None:
     """Write a unit for each entry, given as physical offset, size, tags code, ..., and put its address in the tags
-    code's place. Those that have an address already keep it; one that has no place in the extension keeps its code.
+    code's place. Those that have an address already keep it; one that has no place in the extension, or is among
+    `unextended` by its physical offset, keeps its code.
 
     Raises OSError; called again it goes on where it stopped.
     """
     for at in range(2, len(pending), 3):
         code = pending[at]
-        if code > ADDRESS_MAX:
+        if code > ADDRESS_MAX and (not unextended or (queue, pending[at - 2]) not in unextended):
             address = ext.put(code, store_timestamp_at(log, pending[at - 2]))
             if address is not None:
                 pending[at] = address
+    if unextended:
+        unextended.difference_update([(queue, physical_offset) for physical_offset in pending[::3]])

@@ -66,8 +66,8 @@ class MessageStore:
         self._transient = parts.transient
         self._retention = parts.retention
         self._is_stopped = False
-        #: Hot: the log's own function.
-        self.append: Callable[[Sequence[NewMessage]], list[Appended]] = commit_log.append
+        #: Hot: the log's own function, unless messages may name queues (see multi_dispatch).
+        self.append: Callable[[Sequence[NewMessage]], list[Appended]] = parts.append
         #: Called with topic, queue id, next offset, tags code (None for several) and store timestamp (ms) once for
         #: each queue that got messages in a turn, after they can be got.
         self.on_dispatch: list[DispatchListener] = dispatcher.listeners

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 import attrs
@@ -12,7 +12,7 @@ from twisted.logger import Logger
 
 from mqbroker.config import BrokerRole, FlushDiskType, StoreSettings
 from mqbroker.store.checkpoint import Checkpoint, decode_checkpoint
-from mqbroker.store.commitlog import CommitLog
+from mqbroker.store.commitlog import Appended, CommitLog, NewMessage
 from mqbroker.store.consumequeue import ConsumeQueues
 from mqbroker.store.deletion import CacheCleaner, LogCleaner, Remover
 from mqbroker.store.disk import IDisk, ILockedFile, IMappedFile
@@ -21,6 +21,7 @@ from mqbroker.store.dispatch import TURN_MESSAGES, Dispatcher, parse_delay_level
 from mqbroker.store.ext_recovery import align_extensions
 from mqbroker.store.flush import CacheFlusher, LogFlusher
 from mqbroker.store.index import Index, IndexFile
+from mqbroker.store.multi_dispatch import MultiAppender, MultiQueues
 from mqbroker.store.pull import Reader
 from mqbroker.store.recovery import Recovered, Segments, last_timestamp, load_segments, recover
 from mqbroker.store.retention import Retention, RetentionRules
@@ -38,8 +39,9 @@ SAVE_BYTES = 1024 * 1024 * 1024
 
 @attrs.frozen
 class Parts:
-    """What an open store is made of."""
+    """What an open store is made of. `append` is the log's, or goes before it."""
 
+    append: Callable[[Sequence[NewMessage]], list[Appended]]
     commit_log: CommitLog
     queues: ConsumeQueues
     index: Index | None
@@ -137,7 +139,9 @@ class Opening:
             ),
             _progress_of(flusher, dispatcher, index),
         )
+        multi = self._multi_queues(queues)
         return Parts(
+            commit_log.append if multi is None else MultiAppender(commit_log, multi).append,
             commit_log,
             queues,
             index,
@@ -195,6 +199,12 @@ class Opening:
         )
         return TransientStore(self.disk, self.worker, self.clock, rules, end, end_ms)
 
+    def _multi_queues(self, queues: ConsumeQueues) -> MultiQueues | None:
+        settings = self.settings
+        if not settings.enable_multi_dispatch:
+            return None
+        return MultiQueues(queues, settings.enable_lmq, settings.max_lmq_consume_queue_num)
+
     def _build_queues(
         self,
         commit_log: CommitLog,
@@ -206,7 +216,14 @@ class Opening:
         """Dispatch what consume queues do not have yet, and number the next message of each."""
         delay_levels_ms = parse_delay_levels(self.settings.message_delay_level)
         dispatcher = Dispatcher(
-            commit_log, queues, index, self.clock, delay_levels_ms, recovered.rebuild_from, files.add_damage
+            commit_log,
+            queues,
+            index,
+            self.clock,
+            delay_levels_ms,
+            recovered.rebuild_from,
+            files.add_damage,
+            self._multi_queues(queues),
         )
         files.forget_queues_above(dispatcher.offset)
         yield from _catch_up(dispatcher, commit_log, files)

@@ -293,6 +293,15 @@ class ConsumerOffsetSerializeWrapper(Body):
 
 
 @attrs.frozen
+class LmqConsumerOffsets(Body):
+    """config/lmqConsumerOffset.json, which a broker with enableLmq has instead of consumerOffset.json: offsets of
+    %LMQ% groups by "topic@group", and those of all others."""
+
+    lmq_offset_table: dict[str, int] = attrs.field(factory=dict)
+    offset_table: dict[str, dict[int, int]] = attrs.field(factory=dict)
+
+
+@attrs.frozen
 class LockBatchRequestBody(Body):
     consumer_group: str
     client_id: str

@@ -12,8 +12,20 @@ from mqbroker.wire.codes import ResponseCode
 
 TOPIC_LENGTH_MAX = 127
 GROUP_LENGTH_MAX = 255
+#: What light message queues, and the groups that read them, begin with.
+LMQ_PREFIX = "%LMQ%"
+#: What a file system takes for the name of a directory.
+LMQ_BYTES_MAX = 255
 
 _legal = re.compile(r"[%|a-zA-Z0-9_-]+").fullmatch
+_legal_lmq = re.compile(r"%LMQ%[^/,@\x00-\x1f\x7f\ud800-\udfff\ufffd]+").fullmatch
+
+
+def is_lmq(name: str) -> bool:
+    """Whether it is the name of a light message queue, or of a group that reads such.
+
+    No topic table has them, and other characters than in topics are in use (MQTT's + and #)."""
+    return name.startswith(LMQ_PREFIX) and _legal_lmq(name) is not None and len(name.encode()) <= LMQ_BYTES_MAX
 
 
 def check_topic(topic: str) -> str:

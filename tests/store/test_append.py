@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mqbroker.errors import StoreUnwritable
-from mqbroker.store.commitlog import RecordTooLarge
+from mqbroker.errors import RecordTooLarge, StoreUnwritable
 from mqbroker.wire.record import BLANK_MAGIC, Record, decode_record, encode_host, encode_record
 from tests.store.harness import BORN, HOST, START_S, Bench, message
 

@@ -23,7 +23,7 @@ from mqbroker.wire.headers import (
     UpdateConsumerOffsetRequestHeader,
     decode_header,
 )
-from mqbroker.wire.names import check_group, check_topic
+from mqbroker.wire.names import check_group, check_topic, is_lmq
 
 QUEUE_ID_MAX = 65_535
 BROKER_NAME_LENGTH_MAX = 255
@@ -65,8 +65,11 @@ class ConsumerManageProcessor:
     def update_offset(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
         """Commit an offset, for a topic there is. A queue that is no more may still be committed to."""
         header = decode_header(UpdateConsumerOffsetRequestHeader, request.ext_fields)
-        check_group(header.consumer_group)
-        topic = self._topics.get(check_topic(header.topic))
+        if not is_lmq(header.consumer_group):
+            check_group(header.consumer_group)
+        topic = self._topics.get(header.topic)
+        if topic is None:
+            check_topic(header.topic)
         if topic is None or not 0 <= header.queue_id <= QUEUE_ID_MAX or header.commit_offset < 0:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR,

@@ -18,7 +18,7 @@ from twisted.python.failure import Failure
 
 from mqbroker.broker.processors.send_rules import SendRules, read_send_header
 from mqbroker.config import BrokerSettings
-from mqbroker.errors import FlushTimedOut, MQError, Refused, StoreBusy, StoreError
+from mqbroker.errors import FlushTimedOut, MessageRefused, MQError, Refused, StoreBusy, StoreError
 from mqbroker.remoting.handlers import IConnection, RawRequest, failure_response
 from mqbroker.store.commitlog import Appended, NewMessage
 from mqbroker.store.message_store import MessageStore
@@ -164,6 +164,10 @@ class SendProcessor:
             return self._answers([], pending)
         try:
             appended = self._store.append(messages)
+        except MessageRefused:
+            messages, pending, appended = self._append_each(messages, pending)
+            if not appended:
+                return self._answers([], pending)
         except StoreError as error:
             return self._answers([], pending, refusal=_store_refusal(error))
         if not (waits and self._sync):
@@ -181,6 +185,32 @@ class SendProcessor:
         last = appended[-1]
         durable = self._store.durable(last[0] + last[2])
         return durable.addCallbacks(lambda _: self._answers(appended, pending), late)
+
+    def _append_each(
+        self, messages: list[NewMessage], pending: list[_Pending]
+    ) -> tuple[list[NewMessage], list[_Pending], list[Appended]]:
+        """Append send by send, for one of them cannot be stored: what was, what is to be answered, and where."""
+        stored: list[NewMessage] = []
+        appended: list[Appended] = []
+        answers: list[_Pending] = []
+        for first, count, queue_id, opaque, flag, ready in pending:
+            part = messages[first : first + count]
+            answer = ready
+            try:
+                if part:
+                    appended += self._store.append(part)
+            except StoreError as error:
+                refusal = failure_response(RemotingCommand(0, opaque=opaque), self._refusal(error))
+                answer = encode_command(refusal)
+                part = []
+            answers.append((len(stored), len(part), queue_id, opaque, flag, answer))
+            stored += part
+        return stored, answers, appended
+
+    def _refusal(self, error: StoreError) -> Refused:
+        if isinstance(error, MessageRefused):
+            return self._rules.refusal(error)
+        return _store_refusal(error)
 
     def _answers(
         self,

@@ -92,7 +92,7 @@ class SendBackProcessor:
             record.reconsume_times + 1,
             0,
             record.body,
-            stored_properties(properties),
+            stored_properties(properties, self._settings.store.max_message_size),
         )
         try:
             self._store.append([message])

@@ -14,7 +14,7 @@ from twisted.internet.defer import Deferred
 from mqbroker.broker.groups import GroupTable
 from mqbroker.broker.topics import TopicTable
 from mqbroker.config import BrokerSettings
-from mqbroker.errors import Refused
+from mqbroker.errors import LmqQueuesExceeded, MessageRefused, MultiDispatchRefused, Refused
 from mqbroker.remoting.handlers import IConnection
 from mqbroker.store.commitlog import NewMessage
 from mqbroker.wire.batch import BadBatch, decode_batch
@@ -34,6 +34,10 @@ from mqbroker.wire.headers import SendMessageRequestHeader, SendMessageRequestHe
 from mqbroker.wire.names import check_topic
 from mqbroker.wire.properties import PROPERTIES_BYTES_MAX, decode_properties, reencode_properties
 
+_LMQ_EXCEEDED = (
+    "[LMQ_CONSUME_QUEUE_NUM_EXCEEDED]broker config enableLmq and enableMultiDispatch, "
+    "lmq consumeQueue num exceed maxLmqConsumeQueueNum config num, default limit 2w."
+)
 #: Queues of a dead letter topic.
 DLQ_QUEUES = 1
 
@@ -59,6 +63,10 @@ class SendRules:
         A message in a topic that is forgotten is one that nobody finds."""
         return self._topics.saved()
 
+    def refusal(self, error: MessageRefused) -> Refused:
+        """What a sender is told of a message that the store refused."""
+        return message_refusal(error, self._settings.store.max_message_size)
+
     def _topic_changed(self, name: str) -> None:
         self.plain_topics.pop(name, None)
 
@@ -69,7 +77,7 @@ class SendRules:
         name, queue_id, topic_flags = self._target(header, connection)
         is_batch = header.batch or code == RequestCode.SEND_BATCH_MESSAGE
         if len(body) > self.body_bytes_max:
-            raise _too_large(len(body), self.body_bytes_max)
+            raise illegal(self.body_bytes_max, len(body))
         sys_flag = header.sys_flag | topic_flags | (SysFlag.BORN_HOST_V6 if len(connection.remote_host) == 20 else 0)
         properties = decode_properties((header.properties or "").encode())
         wait = properties.pop(Prop.WAIT_STORE_MSG_OK, "true").lower() != "false"
@@ -83,7 +91,9 @@ class SendRules:
         if is_batch:
             return self._batch(base, name, queue_id, body, properties), queue_id, wait
         stored_name, stored_queue = self._divert(header, properties, name, queue_id)
-        message = base.message(stored_name, stored_queue, header.flag, body, stored_properties(properties))
+        message = base.message(
+            stored_name, stored_queue, header.flag, body, stored_properties(properties, self.body_bytes_max)
+        )
         return [message], queue_id, wait
 
     def _batch(self, base: _Base, name: str, queue_id: int, body: bytes, shared: dict[str, str]) -> list[NewMessage]:
@@ -100,7 +110,7 @@ class SendRules:
             if Prop.DELAY_TIME_LEVEL in properties or Prop.DELAY_TIME_LEVEL in shared:
                 raise Refused(ResponseCode.MESSAGE_ILLEGAL, "the message is illegal: a batch cannot be delayed")
             properties.pop(Prop.WAIT_STORE_MSG_OK, None)
-            stored = stored_properties(properties | shared)
+            stored = stored_properties(properties | shared, self.body_bytes_max)
             messages.append(base.message(name, queue_id, entry.flag, entry.body, stored))
         if not messages:
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, "the message is illegal: the batch is empty")
@@ -211,20 +221,28 @@ def read_send_header(code: int, ext: dict[str, str]) -> SendMessageRequestHeader
     return decode_header(SendMessageRequestHeader, ext)
 
 
-def stored_properties(properties: dict[str, str]) -> bytes:
+def stored_properties(properties: dict[str, str], body_bytes_max: int) -> bytes:
     """The bytes for a record. Raises Refused where there are too many."""
     encoded = reencode_properties(properties)
     if len(encoded) > PROPERTIES_BYTES_MAX:
-        raise Refused(
-            ResponseCode.MESSAGE_ILLEGAL,
-            f"the message is illegal, its properties are {len(encoded)} bytes, {PROPERTIES_BYTES_MAX} at most",
-        )
+        raise illegal(body_bytes_max)
     return encoded
 
 
-def _too_large(size: int, limit: int) -> Refused:
+def message_refusal(error: MessageRefused, body_bytes_max: int) -> Refused:
+    """The code and remark of the Java broker for a message that its store refuses."""
+    if isinstance(error, LmqQueuesExceeded):
+        return Refused(ResponseCode.SYSTEM_ERROR, _LMQ_EXCEEDED)
+    if isinstance(error, MultiDispatchRefused):
+        return Refused(ResponseCode.SYSTEM_ERROR, f"UNKNOWN_ERROR {error}")
+    return illegal(body_bytes_max)
+
+
+def illegal(body_bytes_max: int, body_bytes: int | None = None) -> Refused:
+    """A message with more of something than may be stored; `body_bytes` where it is the body."""
+    size = "" if body_bytes is None else f"msg body length {body_bytes}B, "
     return Refused(
         ResponseCode.MESSAGE_ILLEGAL,
-        f"the message is illegal, maybe msg body or properties length not matched. msg body length {size}B, "
-        f"msg body length limit {limit}B, msg properties length limit 32KB.",
+        f"the message is illegal, maybe msg body or properties length not matched. {size}"
+        f"msg body length limit {body_bytes_max}B, msg properties length limit 32KB.",
     )

@@ -1,0 +1,145 @@
+"""Messages that stand in more queues than their own: in those that their property INNER_MULTI_DISPATCH names.
+
+Names are joined by commas. Each of these queues gives the message an offset, and the stored record keeps them, in the
+order of the names, in INNER_MULTI_QUEUE_OFFSET: dispatch makes the entries from there, so they can be made again from
+the log. A name that begins with %LMQ% means queue 0 of that name (where enableLmq is on), any other the queue of the
+message's own number. Source: MultiDispatch and ConsumeQueue of 4.9.7. Must never know who reads these queues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+from mqbroker.errors import LmqQueuesExceeded, MultiDispatchRefused
+from mqbroker.store.commitlog import Appended, CommitLog, NewMessage
+from mqbroker.store.consumequeue import ConsumeQueue, ConsumeQueues
+from mqbroker.store.properties import find_property
+from mqbroker.wire.codes import NO_SEND_TOPICS, SysFlag
+from mqbroker.wire.names import LMQ_PREFIX
+from mqbroker.wire.properties import PROPERTIES_BYTES_MAX
+
+#: The test for a message that names queues.
+NAMES_MARK = b"INNER_MULTI_DISPATCH\x01"
+_OFFSETS_MARK = b"INNER_MULTI_QUEUE_OFFSET\x01"
+_LMQ_BYTES = LMQ_PREFIX.encode()
+_REFUSED_NAMES = frozenset(name.encode() for name in NO_SEND_TOPICS)
+_OFFSET_DIGITS_MAX = 19
+
+
+@attrs.frozen
+class MultiQueues:
+    """Finds the queues that messages name.
+
+    :param lmq_queues_max: no message makes more %LMQ% queues than that.
+    """
+
+    queues: ConsumeQueues
+    enable_lmq: bool
+    lmq_queues_max: int
+
+    def names_of(self, properties: bytes, queue_id: int) -> list[tuple[bytes, int]]:
+        """Topic and queue id of each queue that is named; none where the property says nothing."""
+        text = find_property(properties, NAMES_MARK)
+        if not text.strip():
+            return []
+        names = text.rstrip(b",").split(b",") if text.strip(b",") else []
+        return [(name, 0 if self.enable_lmq and name.startswith(_LMQ_BYTES) else queue_id) for name in names]
+
+    def targets(self, properties: bytes, queue_id: int) -> list[ConsumeQueue]:
+        """The queues a new message is to stand in. Raises LmqQueuesExceeded; MultiDispatchRefused on a bad name."""
+        names = self.names_of(properties, queue_id)
+        if self.enable_lmq:
+            new = {name for name in names if name[0].startswith(_LMQ_BYTES) and name not in self.queues.by_bytes}
+            if new and self.queues.lmq_count + len(new) > self.lmq_queues_max:
+                raise LmqQueuesExceeded(f"{self.queues.lmq_count} %LMQ% queues, {len(new)} more are too many")
+        try:
+            for name, _ in names:
+                if name in _REFUSED_NAMES:
+                    raise ValueError(f"{name!r} is no queue of messages")
+                self.queues.check(name, queue_id)
+            return [self.queues.open(*name) for name in names]
+        except ValueError as error:
+            raise MultiDispatchRefused(f"INNER_MULTI_DISPATCH: {error}") from error
+
+    def entered(self, properties: bytes, queue_id: int) -> list[tuple[ConsumeQueue, int]]:
+        """The queues a stored message stands in, with its offset in each; those that cannot be are left out.
+
+        Raises ValueError where names and offsets do not belong together."""
+        names = self.names_of(properties, queue_id)
+        text = find_property(properties, _OFFSETS_MARK)
+        if not names or not text.strip():
+            return []
+        offsets = text.rstrip(b",").split(b",")
+        if len(offsets) != len(names):
+            raise ValueError(f"{len(names)} names and {len(offsets)} offsets")
+        if not all(offset.isdigit() and len(offset) <= _OFFSET_DIGITS_MAX for offset in offsets):
+            raise ValueError(f"offsets {text[:80]!r}")
+        return [(self.queues.open(*name), int(offset)) for name, offset in zip(names, offsets, strict=True)]
+
+
+class MultiAppender:
+    """Appends messages to the log, with their offsets in the queues they name."""
+
+    def __init__(self, log: CommitLog, queues: MultiQueues) -> None:
+        self._log = log
+        self._queues = queues
+
+    def append(self, messages: Sequence[NewMessage]) -> list[Appended]:
+        """As CommitLog.append. Raises MessageRefused as well, where one message names queues it cannot have; nothing
+        is stored then."""
+        for message in messages:
+            if NAMES_MARK in message[9]:
+                return self._append_marked(messages)
+        return self._log.append(messages)
+
+    def _append_marked(self, messages: Sequence[NewMessage]) -> list[Appended]:
+        appended: list[Appended] = []
+        for part in self._parts(messages):
+            appended += self._log.append(part.messages, is_piled=False)
+            for queue, next_offset in part.given.items():
+                queue.next_offset = max(queue.next_offset, next_offset)
+        return appended
+
+    def _parts(self, messages: Sequence[NewMessage]) -> list[_Part]:
+        """The messages with their offsets, in parts: the log numbers the messages of a part by itself, so none of
+        them may stand in a queue that an earlier one of the part named."""
+        parts = [_Part()]
+        following: dict[ConsumeQueue, int] = {}
+        for message in messages:
+            part = parts[-1]
+            own = self._queues.queues.open(message[0], message[1])
+            if own in part.given:
+                part = _Part()
+                parts.append(part)
+            targets = self._queues.targets(message[9], message[1]) if NAMES_MARK in message[9] else []
+            offsets = [following.get(queue, queue.next_offset) for queue in targets]
+            part.messages.append(_with_offsets(message, offsets) if targets else message)
+            if message[3] & SysFlag.TRANSACTION_PREPARED:  # nor does the log count these
+                continue
+            following[own] = following.get(own, own.next_offset) + 1
+            for queue, offset in zip(targets, offsets, strict=True):
+                following[queue] = offset + 1
+                if queue is not own:
+                    part.given[queue] = offset + 1
+        return parts
+
+
+@attrs.define
+class _Part:
+    """Messages that the log can take at once, and what the queues that they name give out next."""
+
+    messages: list[NewMessage] = attrs.field(factory=list)
+    given: dict[ConsumeQueue, int] = attrs.field(factory=dict)
+
+
+def _with_offsets(message: NewMessage, offsets: Sequence[int]) -> NewMessage:
+    """The message with its offsets in the queues it names. Of two properties of one name the later counts."""
+    properties = message[9]
+    if not properties.endswith(b"\x02"):
+        properties += b"\x02"
+    properties += _OFFSETS_MARK + ",".join(map(str, offsets)).encode()
+    if len(properties) > PROPERTIES_BYTES_MAX:
+        raise MultiDispatchRefused(f"properties of {len(properties)} bytes with the offsets of INNER_MULTI_DISPATCH")
+    return (*message[:9], properties)

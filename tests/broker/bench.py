@@ -146,11 +146,13 @@ class Bench:
         self.store = open_store(
             settings.store, disk=OsDisk(), clock=self.clock, worker=self.worker, store_host=STORE_HOST
         )
-        self.topics = TopicTable(self.file("topics.json"), self.clock.seconds, system_topics(settings))
+        lmq = settings.store.enable_lmq
+        self.topics = TopicTable(self.file("topics.json"), self.clock.seconds, system_topics(settings), lmq)
         self.groups = GroupTable(
-            self.file("subscriptionGroup.json"), self.clock.seconds, settings.auto_create_subscription_group
+            self.file("subscriptionGroup.json"), self.clock.seconds, settings.auto_create_subscription_group, lmq
         )
-        self.offsets = OffsetTable(self.file("consumerOffset.json"))
+        lmq_offsets = self.file("lmqConsumerOffset.json") if lmq else None
+        self.offsets = OffsetTable(self.file("consumerOffset.json"), lmq_offsets)
         self.held = HeldPulls(self.clock)
         self.consumers = ConsumerRegistry(self.clock.seconds, settings.notify_consumer_ids_changed_enable)
         self.producers = ProducerRegistry(self.clock.seconds)

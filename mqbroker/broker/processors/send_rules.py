@@ -31,7 +31,7 @@ from mqbroker.wire.codes import (
     SysFlag,
 )
 from mqbroker.wire.headers import SendMessageRequestHeader, SendMessageRequestHeaderV2, decode_header
-from mqbroker.wire.names import check_topic
+from mqbroker.wire.names import LMQ_PREFIX, check_topic
 from mqbroker.wire.properties import PROPERTIES_BYTES_MAX, decode_properties, reencode_properties
 
 _LMQ_EXCEEDED = (
@@ -77,7 +77,7 @@ class SendRules:
         name, queue_id, topic_flags = self._target(header, connection)
         is_batch = header.batch or code == RequestCode.SEND_BATCH_MESSAGE
         if len(body) > self.body_bytes_max:
-            raise illegal(self.body_bytes_max, len(body))
+            raise illegal(self.body_bytes_max, f"msg body length {len(body)}B, ")
         sys_flag = header.sys_flag | topic_flags | (SysFlag.BORN_HOST_V6 if len(connection.remote_host) == 20 else 0)
         properties = decode_properties((header.properties or "").encode())
         wait = properties.pop(Prop.WAIT_STORE_MSG_OK, "true").lower() != "false"
@@ -141,7 +141,7 @@ class SendRules:
                 f"request queueId[{header.queue_id}] is illegal, {topic} Producer: {connection.remote_addr}",
             )
         flags = SysFlag.MULTI_TAGS if topic.topic_filter_type == "MULTI_TAG" else 0
-        if not name.startswith(RETRY_PREFIX) and self._topics.saved() is None:
+        if not name.startswith((RETRY_PREFIX, LMQ_PREFIX)) and self._topics.saved() is None:
             self.plain_topics[name] = name.encode(), queues, flags
         queue_id = header.queue_id if header.queue_id >= 0 else self._rng.randrange(max(1, topic.write_queue_nums))
         return name, queue_id, flags
@@ -225,7 +225,7 @@ def stored_properties(properties: dict[str, str], body_bytes_max: int) -> bytes:
     """The bytes for a record. Raises Refused where there are too many."""
     encoded = reencode_properties(properties)
     if len(encoded) > PROPERTIES_BYTES_MAX:
-        raise illegal(body_bytes_max)
+        raise illegal(body_bytes_max, f"msg properties length {len(encoded)}B, ")
     return encoded
 
 
@@ -238,11 +238,10 @@ def message_refusal(error: MessageRefused, body_bytes_max: int) -> Refused:
     return illegal(body_bytes_max)
 
 
-def illegal(body_bytes_max: int, body_bytes: int | None = None) -> Refused:
-    """A message with more of something than may be stored; `body_bytes` where it is the body."""
-    size = "" if body_bytes is None else f"msg body length {body_bytes}B, "
+def illegal(body_bytes_max: int, found: str = "") -> Refused:
+    """A message with more of something than may be stored; `found` says how much, where it is known."""
     return Refused(
         ResponseCode.MESSAGE_ILLEGAL,
-        f"the message is illegal, maybe msg body or properties length not matched. {size}"
+        f"the message is illegal, maybe msg body or properties length not matched. {found}"
         f"msg body length limit {body_bytes_max}B, msg properties length limit 32KB.",
     )

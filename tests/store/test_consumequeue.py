@@ -79,11 +79,12 @@ def test_a_gap_is_filled_and_min_offset_stays(tmp_path: Path) -> None:
     assert queue.entry(5) == (500, 100, 5)
 
 
+@pytest.mark.parametrize("beyond", [0, 99])
 @pytest.mark.parametrize("keep", [0, 1, 99, 100, 101, 200, 249, 250])
-def test_truncation_leaves_nothing_above(tmp_path: Path, keep: int) -> None:
+def test_truncation_keeps_what_is_whole_below_and_nothing_above(tmp_path: Path, keep: int, beyond: int) -> None:
     queue = make(tmp_path)
     queue.write(entries(0, 250))
-    queue.truncate(keep * 100 + 99)  # the message at keep * 100 is not whole below this
+    queue.truncate(keep * 100 + beyond)  # the message at keep * 100 is not whole below this
     assert queue.max_offset == keep
     files = b"".join(tree(tmp_path).values())
     assert files == raw(0, keep).ljust(len(files), b"\0")

@@ -1,0 +1,183 @@
+"""Mistakes that message stores have made, ready to be made again: each must turn the tests red."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import attrs
+
+SOURCE = Path(__file__).parent.parent.parent / "mqbroker"
+
+
+@attrs.frozen
+class Mutation:
+    """Replace `old`, which is in `file` once, by `new`. `tests`: where the mistake must be noticed."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+    def applied_to(self, text: str) -> str:
+        """The file's text with the mistake in it. Raises ValueError where the place is not found, or not once."""
+        if text.count(self.old) != 1:
+            raise ValueError(f"{self.name}: {self.old!r} is in {self.file} {text.count(self.old)} times, not once")
+        return text.replace(self.old, self.new)
+
+
+KNOWN = [
+    Mutation(
+        "acknowledge after a failed fsync",
+        "store/flush.py",
+        "        self._fail_waiting(StoreUnwritable(why))\n",
+        "        self._synced(None, self._commit_log.readable_end, 0)\n",
+        ("tests/store/test_flush.py",),
+    ),
+    Mutation(
+        "go on writing after a failed fsync",
+        "store/flush.py",
+        "        self._commit_log.why_stopped = why\n        self._fail_waiting",
+        "        self._fail_waiting",
+        ("tests/store/test_flush.py",),
+    ),
+    Mutation(
+        "acknowledge before the fsync",
+        "store/flush.py",
+        "        if end <= self.flushed:\n            return succeed(None)\n",
+        "        if end <= self._commit_log.readable_end:\n            return succeed(None)\n",
+        ("tests/store/test_flush.py",),
+    ),
+    Mutation(
+        "acknowledge what came while the fsync ran",
+        "store/flush.py",
+        "        self.flushed = end\n        self.flushed_ms",
+        "        self.flushed = end = self._commit_log.readable_end\n        self.flushed_ms",
+        ("tests/store/test_flush.py",),
+    ),
+    Mutation(
+        "sync only the newest segment at a roll",
+        "store/flush.py",
+        "            for segment in segments:\n                segment.sync()\n            self._sync_names()",
+        "            segments[-1].sync()\n            self._sync_names()",
+        ("tests/store/test_flush.py",),
+    ),
+    Mutation(
+        "leave the name of a new segment unsynced",
+        "store/segment.py",
+        "            self._has_new_name = False\n            self._disk.sync_directory(self._directory)\n",
+        "            self._has_new_name = False\n",
+        ("tests/store/test_flush.py",),
+    ),
+    Mutation(
+        "map a segment without blocks behind it",
+        "store/segment.py",
+        "            file.allocate(0, file.size)\n        except OSError:\n            file.close()\n"
+        "            self._remove(offset)",
+        "            pass\n        except OSError:\n            file.close()\n            self._remove(offset)",
+        ("tests/store/test_append.py",),
+    ),
+    Mutation(
+        "truncate consume queues one message too far",
+        "store/consumequeue.py",
+        "offset + size % BLANK_SIZE <= physical_end)",
+        "offset + size % BLANK_SIZE < physical_end)",
+        ("tests/store/test_consumequeue.py",),
+    ),
+    Mutation(
+        "keep one consume queue entry too many",
+        "store/consumequeue.py",
+        "offset + size % BLANK_SIZE <= physical_end)",
+        "offset <= physical_end)",
+        ("tests/store/test_consumequeue.py",),
+    ),
+    Mutation(
+        "cut the log at damage below the durable mark",
+        "store/recovery.py",
+        "        is_sure = offset < durable_end or timestamp < durable_ms\n",
+        "        is_sure = False\n",
+        ("tests/store/test_recovery.py",),
+    ),
+    Mutation(
+        "take a torn record for a whole one",
+        "store/recovery.py",
+        '    return item.properties.endswith(b"\\0") or bytes(_ZEROS_OF_A_TEAR) in item.properties\n',
+        "    return False\n",
+        ("tests/store/test_recovery.py",),
+    ),
+    Mutation(
+        "take what the page cache may have lost for written",
+        "store/opening.py",
+        'is_intact = is_clean or abort == disk.boot_id() != b""\n',
+        "is_intact = True\n",
+        ("tests/store/test_recovery.py",),
+    ),
+    Mutation(
+        "take the lock after the recovery",
+        "store/message_store.py",
+        "    lock = disk.lock(paths.lock)\n    try:\n        parts = yield from Opening("
+        "settings, paths, disk, clock, worker, log_worker or worker, store_host, lock).steps()\n",
+        "    lock = None\n    try:\n        parts = yield from Opening("
+        "settings, paths, disk, clock, worker, log_worker or worker, store_host, lock).steps()\n"
+        "        parts.files.lock = lock = disk.lock(paths.lock)\n",
+        ("tests/store/test_lock.py", "tests/store/test_opening.py", "tests/store/test_recovery.py"),
+    ),
+    Mutation(
+        "write the checkpoint before what it covers",
+        "store/store_files.py",
+        "        def work() -> OSError | None:\n            for file in mapped:\n",
+        "        def work() -> OSError | None:\n"
+        "            self._disk.write(self._paths.checkpoint, encode_checkpoint(now))\n"
+        "            for file in mapped:\n",
+        ("tests/store/test_flush.py",),
+    ),
+    Mutation(
+        "let the checkpoint cover what could not be synced",
+        "store/store_files.py",
+        "        self._is_broken = True  # until",
+        "        self._is_broken = False  # until",
+        ("tests/store/test_flush.py",),
+    ),
+    Mutation(
+        "call a stop clean that was not",
+        "store/store_files.py",
+        "        if not self._is_broken:\n            self._disk.remove(self._paths.abort)",
+        "        if True:\n            self._disk.remove(self._paths.abort)",
+        ("tests/store/test_flush.py",),
+    ),
+    Mutation(
+        "believe a checkpoint while consume queues are rebuilt",
+        "store/opening.py",
+        "        files.forget_queues_above(dispatcher.offset)\n",
+        "",
+        ("tests/store/test_opening.py",),
+    ),
+    Mutation(
+        "delete a table before the new one is renamed over it",
+        "store/jsonfile.py",
+        "    os.replace(temporary, path)\n",
+        "    if os.path.exists(path):\n        os.unlink(path)\n    os.replace(temporary, path)\n",
+        ("tests/store/test_jsonfile.py",),
+    ),
+    Mutation(
+        "let store timestamps go back with the clock",
+        "store/commitlog.py",
+        "        if now < self.last_timestamp_ms:\n            now = self.last_timestamp_ms\n",
+        "",
+        ("tests/store/test_append.py",),
+    ),
+    Mutation(
+        "leave queue offsets given out by a batch that was refused",
+        "store/commitlog.py",
+        "            _take_back(messages, queues)\n            raise ValueError(",
+        "            raise ValueError(",
+        ("tests/store/test_append.py",),
+    ),
+    Mutation(
+        "show readers what is not committed",
+        "store/commitlog.py",
+        "return self.end if self._transient is None else self._transient.committed\n",
+        "return self.end\n",
+        ("tests/store/test_transient.py",),
+    ),
+]

@@ -6,10 +6,10 @@ Bytes in, values out; sizes read from the log are checked before they are used. 
 from __future__ import annotations
 
 import functools
-import zlib
 from collections.abc import Iterator
 from struct import Struct
 from typing import NamedTuple
+from zlib import crc32
 
 from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.consumequeue import TOPIC_NAME
@@ -18,8 +18,8 @@ from mqbroker.wire.codes import SysFlag
 from mqbroker.wire.record import BLANK_BYTES_MIN, BLANK_MAGIC, BORN_HOST_OFFSET, MAGIC, RECORD_BYTES_MIN
 
 _SIZE_MAGIC = Struct(">II")
-# CRC, queue id, queue offset, physical offset, sys flag, store timestamp and body size, with IPv4 hosts.
-_RECORD_V4 = Struct(">Ii4xqqi16xq20xi")
+# Size, magic, CRC, queue id, queue offset, physical offset, sys flag, store timestamp and body size, with IPv4 hosts.
+_HEAD_V4 = Struct(">IIIi4xqqi16xq20xi")
 BODY_OFFSET_V4 = 88
 _LONG = Struct(">q")
 _INT = Struct(">i")
@@ -54,8 +54,48 @@ class Nothing(NamedTuple):
 
 
 def scan_at(view: memoryview, at: int, physical_offset: int) -> Scanned | Filler | Nothing:
-    """Read what stands at `at` of a segment's bytes, which is `physical_offset` in the log."""
+    """Read what stands at `at` of a segment's bytes, which is `physical_offset` in the log. Hot in a recovery."""
     room = len(view) - at
+    if room < RECORD_BYTES_MIN:
+        return _scan_other(view, at, room)
+    (size, magic, crc, queue_id, own_offset, own_physical, sys_flag, timestamp, body_bytes) = _HEAD_V4.unpack_from(
+        view, at
+    )
+    if magic != MAGIC:
+        return _scan_other(view, at, room)
+    if not RECORD_BYTES_MIN <= size <= room:
+        return Nothing(False, f"size {size} with {room} bytes left")
+    if own_physical != physical_offset:
+        return Nothing(False, f"a record of offset {own_physical}")
+    record = view[at : at + size].tobytes()
+    place = BODY_OFFSET_V4
+    if sys_flag & _V6:
+        store_at = BORN_HOST_OFFSET + (20 if sys_flag & SysFlag.BORN_HOST_V6 else 8)
+        place = store_at + 8 + (20 if sys_flag & SysFlag.STORE_HOST_V6 else 8) + 16
+        if place > size:
+            return Nothing(False, "hosts do not fit")
+        (timestamp,) = _LONG.unpack_from(record, store_at)
+        (body_bytes,) = _INT.unpack_from(record, place - 4)
+    if not 0 <= body_bytes <= size - place - 3:
+        return Nothing(False, f"body of {body_bytes} bytes in a record of {size}")
+    topic_at = place + body_bytes
+    if body_bytes and crc32(record[place:topic_at]) & 0x7FFFFFFF != crc:
+        return Nothing(False, "body CRC differs")
+    topic_end = topic_at + 1 + record[topic_at]
+    if topic_end + 2 > size or topic_end + 2 + (record[topic_end] << 8 | record[topic_end + 1]) != size:
+        return Nothing(False, "parts do not add up to the size")
+    topic = record[topic_at + 1 : topic_end]
+    # Every message before it in its queue took its bytes of the log.
+    if not 0 <= own_offset <= physical_offset // RECORD_BYTES_MIN:
+        return Nothing(False, f"queue offset {own_offset}")
+    if queue_id < 0 or not _is_topic(topic):
+        return Nothing(False, "topic or queue cannot be one")
+    properties = record[topic_end + 2 :]
+    return Scanned(topic, queue_id, own_offset, physical_offset, size, sys_flag, timestamp, properties)
+
+
+def _scan_other(view: memoryview, at: int, room: int) -> Filler | Nothing:
+    """As `scan_at`, for where no record can stand."""
     if room < BLANK_BYTES_MIN:
         return Nothing(room <= 0 or not any(view[at:]), "less than a filler is left of the segment")
     size, magic = _SIZE_MAGIC.unpack_from(view, at)
@@ -63,40 +103,7 @@ def scan_at(view: memoryview, at: int, physical_offset: int) -> Scanned | Filler
         return Filler(room) if size == room else Nothing(False, f"filler of {size} bytes where {room} are left")
     if magic != MAGIC:
         return Nothing(not size and not magic, f"magic {magic:#x}")
-    if not RECORD_BYTES_MIN <= size <= room:
-        return Nothing(False, f"size {size} with {room} bytes left")
-    return _scan_record(view, at, size, physical_offset)
-
-
-def _scan_record(view: memoryview, at: int, size: int, physical_offset: int) -> Scanned | Nothing:
-    crc, queue_id, own_offset, own_physical, sys_flag, timestamp, body_bytes = _RECORD_V4.unpack_from(view, at + 8)
-    if own_physical != physical_offset:
-        return Nothing(False, f"a record of offset {own_physical}")
-    place = at + BODY_OFFSET_V4
-    end = at + size
-    if sys_flag & _V6:
-        store_at = at + BORN_HOST_OFFSET + (20 if sys_flag & SysFlag.BORN_HOST_V6 else 8)
-        place = store_at + 8 + (20 if sys_flag & SysFlag.STORE_HOST_V6 else 8) + 16
-        if place > end:
-            return Nothing(False, "hosts do not fit")
-        (timestamp,) = _LONG.unpack_from(view, store_at)
-        (body_bytes,) = _INT.unpack_from(view, place - 4)
-    if not 0 <= body_bytes <= end - place - 3:
-        return Nothing(False, f"body of {body_bytes} bytes in a record of {size}")
-    topic_at = place + body_bytes
-    if body_bytes and zlib.crc32(view[place:topic_at]) & 0x7FFFFFFF != crc:
-        return Nothing(False, "body CRC differs")
-    topic_end = topic_at + 1 + view[topic_at]
-    if topic_end + 2 > end or topic_end + 2 + (view[topic_end] << 8 | view[topic_end + 1]) != end:
-        return Nothing(False, "parts do not add up to the size")
-    topic = bytes(view[topic_at + 1 : topic_end])
-    # Every message before it in its queue took its bytes of the log.
-    if not 0 <= own_offset <= physical_offset // RECORD_BYTES_MIN:
-        return Nothing(False, f"queue offset {own_offset}")
-    if queue_id < 0 or not _is_topic(topic):
-        return Nothing(False, "topic or queue cannot be one")
-    properties = bytes(view[topic_end + 2 : end])
-    return Scanned(topic, queue_id, own_offset, physical_offset, size, sys_flag, timestamp, properties)
+    return Nothing(False, f"size {size} with {room} bytes left")
 
 
 @functools.lru_cache(1024)

@@ -7,7 +7,6 @@ Must never know of sockets, clocks or turns.
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from mqbroker.store.turns import Progress, Steps
 
 _FILE_NAME = re.compile(r"\d{20}")
 #: No property holds so many zeros in a row, but every lost sector does.
-_ZEROS_OF_A_TEAR = 64
+_ZEROS_OF_A_TEAR = bytes(64)
 _STEP_RECORDS = 1000
 
 
@@ -190,11 +189,11 @@ def _find_end(segments: Segments, start: int, durable_end: int, durable_ms: int)
     damages: list[Damage] = []
     offset = start
     timestamp = 0
-    for count in itertools.count(1):
-        if offset >= segments.end:
+    while offset < segments.end:
+        offset, timestamp = _pass_records(segments, offset, timestamp)
+        yield Progress("the log is read back", offset, segments.used_end)
+        if offset == segments.end:
             break
-        if not count % _STEP_RECORDS:
-            yield Progress("the log is read back", offset, segments.used_end)
         item = segments.scan_at(offset)
         is_sure = offset < durable_end or timestamp < durable_ms
         if isinstance(item, Scanned) and (is_sure or not _may_be_torn(item)):
@@ -215,9 +214,26 @@ def _find_end(segments: Segments, start: int, durable_end: int, durable_ms: int)
     return Recovered(offset, min(start, offset), timestamp, damages, offset - min(start, offset))
 
 
+def _pass_records(segments: Segments, offset: int, timestamp_ms: int) -> tuple[int, int]:
+    """Pass over whole records of one segment, one step long; where the next is, and the newest timestamp."""
+    found = segments.at(offset)
+    assert found is not None
+    view, at = found[0].view, found[1]
+    base = offset - at
+    for _ in range(_STEP_RECORDS):
+        item = scan_at(view, at, base + at)
+        if not isinstance(item, Scanned) or _may_be_torn(item):
+            break
+        if item.store_timestamp_ms > timestamp_ms:
+            timestamp_ms = item.store_timestamp_ms
+        at += item.size
+    return base + at, timestamp_ms
+
+
 def _may_be_torn(item: Scanned) -> bool:
     """Whether the end of a record, which no CRC covers, was not written: there were zeros before it."""
-    return item.properties.endswith(b"\0") or bytes(_ZEROS_OF_A_TEAR) in item.properties
+    properties = item.properties
+    return properties[-1:] == b"\0" or _ZEROS_OF_A_TEAR in properties
 
 
 def _next_record(segments: Segments, offset: int) -> int | None:

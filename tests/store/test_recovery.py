@@ -7,11 +7,13 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import attrs
 import pytest
 
 from mqbroker.errors import StoreDamaged
 from mqbroker.store import GetStatus, MessageStore
-from mqbroker.wire.record import decode_record, decode_records, encode_blank
+from mqbroker.store.checkpoint import Checkpoint, encode_checkpoint
+from mqbroker.wire.record import decode_record, decode_records, encode_blank, encode_record
 from tests.store.harness import Bench, message, stop, tree, turns
 
 SEGMENT = 131072
@@ -247,6 +249,23 @@ def test_a_kill_after_the_filler_goes_on_in_the_next_segment(bench: Bench) -> No
     assert bodies(third) == [b"first", b"second"]
     for each in (third, again):
         stop(each)
+
+
+def test_a_record_that_leaves_no_room_for_a_filler_ends_the_log_well(bench: Bench) -> None:
+    """Neither broker writes one; a Java checkpoint says that there is more of the log."""
+    store = bench.open()
+    store.append([message(body=b"first")])
+    end = store.log_end
+    image = bench.image("full")
+    first = decode_record(segment(image).read_bytes())
+    body = b"x" * (SEGMENT - end - (first.store_size - len(first.body)))
+    write(segment(image), end, encode_record(attrs.evolve(first, physical_offset=end, queue_offset=1, body=body)))
+    (image.root / "checkpoint").write_bytes(encode_checkpoint(Checkpoint(2**42, 2**42, 0)))
+    again = image.open()
+    assert (again.log_end, list(again.damages)) == (SEGMENT, [])
+    assert bodies(again) == [b"first", body]
+    assert again.append([message()])[0][:2] == (SEGMENT, 2)
+    stop(again)
 
 
 def test_a_filler_of_a_wrong_size_is_a_torn_tail(bench: Bench) -> None:

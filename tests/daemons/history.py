@@ -17,7 +17,7 @@ from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.command import RemotingCommand, decode_frame, encode_command
 from mqbroker.wire.ids import parse_offset_message_id
 from mqbroker.wire.record import BLANK_MAGIC, decode_record, decode_records
-from tests.daemons.processes import DEADLINE_SECONDS, ask, receive
+from tests.daemons.processes import DEADLINE_SECONDS, ask, ask_on, receive
 
 TOPIC = "Killed"
 QUEUES = 4
@@ -76,8 +76,14 @@ def send_command(opaque, queue, body, key):
 
 def send_one(port, body, queue=0, key="one"):
     """The answer to one send over a connection of its own."""
+    with socket.create_connection(("127.0.0.1", port), DEADLINE_SECONDS) as connection:
+        return send_on(connection, body, queue, key)
+
+
+def send_on(connection, body, queue=0, key="one"):
+    """The answer to one send over a connection that there is."""
     command = send_command(7, queue, body, key)
-    return ask(port, RequestCode.SEND_MESSAGE_V2, command.body, **command.ext_fields)
+    return ask_on(connection, RequestCode.SEND_MESSAGE_V2, command.body, **command.ext_fields)
 
 
 def pull(port, queue, offset):

@@ -30,15 +30,18 @@ def wait_for(condition, what):
 
 
 class Process:
-    """A daemon; its output is collected in files. `wrapper`: a command that runs it in its own place, by exec."""
+    """A daemon; its output is collected in files.
 
-    def __init__(self, folder, arguments, *, wrapper=(), environment=None):
+    `wrapper`: makes of the folder a command that runs another one in its own place, by exec.
+    """
+
+    def __init__(self, folder, arguments, *, wrapper=lambda folder: (), environment=None):
         self.folder = folder
         self.ports_file = folder / "ports.json"
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(("ROCKETMQ", "NAMESRV"))}
         self._files = [(folder / name).open("wb") for name in ("out", "err")]
         self._process = subprocess.Popen(
-            [*wrapper, sys.executable, *arguments],
+            [*wrapper(folder), sys.executable, *arguments],
             cwd=folder,
             env={**inherited, "HOME": str(folder), "PYTHONPATH": SOURCE, **(environment or {})},
             stdin=subprocess.DEVNULL,
@@ -98,11 +101,16 @@ class Process:
 
 def ask(port, code, body=b"", **ext_fields):
     """Send one request, and return its answer."""
-    request = RemotingCommand(code, {key: str(value) for key, value in ext_fields.items()}, body, opaque=7)
     with socket.create_connection(("127.0.0.1", port), DEADLINE_SECONDS) as connection:
-        connection.sendall(encode_command(request))
-        length = receive(connection, 4)
-        answer = decode_frame(length + receive(connection, int.from_bytes(length, "big")))
+        return ask_on(connection, code, body, **ext_fields)
+
+
+def ask_on(connection, code, body=b"", **ext_fields):
+    """As `ask`, over a connection that there is."""
+    request = RemotingCommand(code, {key: str(value) for key, value in ext_fields.items()}, body, opaque=7)
+    connection.sendall(encode_command(request))
+    length = receive(connection, 4)
+    answer = decode_frame(length + receive(connection, int.from_bytes(length, "big")))
     assert answer.is_response
     assert answer.opaque == 7
     return answer

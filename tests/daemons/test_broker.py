@@ -90,6 +90,7 @@ def test_a_port_in_use_touches_nothing(broker, tmp_path):
 def test_a_locked_store_is_one_line(broker, tmp_path):
     holder = broker()
     holder.wait_for_port()
+    wait_for((tmp_path / "store" / "checkpoint").exists, "the first checkpoint")
     before = sorted(tmp_path.glob("store/**/*"))
     second = broker()
     assert second.wait() == 1

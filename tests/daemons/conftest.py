@@ -4,7 +4,17 @@ import pytest
 
 pytest.register_assert_rewrite("tests.daemons.history")
 
+from tests.daemons.permits import skipped_reasons  # noqa: E402
 from tests.daemons.processes import Process  # noqa: E402
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Count what was not tested for want of permission: a run that skips it is not a run that passes it."""
+    reasons = skipped_reasons(terminalreporter.stats.get("skipped", []))
+    if reasons:
+        terminalreporter.section(f"{sum(reasons.values())} tests skipped: this machine does not permit their faults")
+        for reason, count in sorted(reasons.items()):
+            terminalreporter.line(f"{count:5} {reason}")
 
 
 @pytest.fixture

@@ -198,6 +198,15 @@ def points():
         "checkpoint.before": before(OsDisk, "write", to_path("/checkpoint")),
         "checkpoint.half": half_checkpoint,
         "checkpoint.after": after(OsDisk, "write", to_path("/checkpoint")),
+        # delete
+        "delete.before_segment": before(OsDisk, "remove", in_path("/commitlog/")),
+        "delete.segment_removed": after(OsDisk, "remove", in_path("/commitlog/")),
+        "delete.segment_forgotten": after(CommitLog, "drop_first"),
+        "delete.before_queue_file": before(OsDisk, "remove", in_path("/consumequeue/")),
+        "delete.queue_file_removed": after(OsDisk, "remove", in_path("/consumequeue/")),
+        "delete.queue_file_forgotten": after(ConsumeQueue, "drop_first_file"),
+        "delete.before_index_file": before(OsDisk, "remove", in_path("/index/")),
+        "delete.index_file_removed": after(OsDisk, "remove", in_path("/index/")),
         # tables
         "json.before_sync": in_json("fsync", before, always),
         "json.before_backup": in_json("replace", before, lambda _, to: to.endswith(".bak")),

@@ -26,6 +26,7 @@ from tests.daemons.history import (
     Sender,
     check_caches,
     check_history,
+    check_remaining,
     check_store,
     pull_all,
     scan_log,
@@ -63,6 +64,9 @@ PASSAGES_MAX = {
     "checkpoint": 8,
     "json": 8,
     "open": 1,
+    "delete": 8,
+    "delete.index_file_removed": 2,
+    "delete.before_index_file": 2,
     "dispatch.queue_file_created": 8,
     "dispatch.queue_file_made": 8,
     "dispatch.index_file_created": 3,
@@ -70,7 +74,16 @@ PASSAGES_MAX = {
 }
 STARTING = [point for point in points() if point.startswith("open.")]
 STOPPING = [point for point in points() if point.startswith("stop.")]
-RUNNING = [point for point in points() if point not in STARTING + STOPPING]
+DELETING = [point for point in points() if point.startswith("delete.")]
+RUNNING = [point for point in points() if point not in STARTING + STOPPING + DELETING]
+#: Segments go as soon as there is another and their messages are on the disk everywhere.
+DELETE_AT_ONCE = {
+    "fileReservedTime": 0,
+    "deleteWhen": ";".join(str(hour) for hour in range(24)),
+    "cleanResourceInterval": 10,
+    "deleteCommitLogFilesInterval": 1,
+    "deleteConsumeQueueFilesInterval": 1,
+}
 
 
 def passages_max(point):
@@ -107,9 +120,9 @@ class Committer(threading.Thread):
 def broker(start, tmp_path):
     """Start a broker with a store in `tmp_path`/store: a plain one, or one that dies at a point."""
 
-    def start_broker(flush, *point, segment_bytes=SEGMENT_BYTES):
+    def start_broker(flush, *point, segment_bytes=SEGMENT_BYTES, **changes):
         own = {"storePathRootDir": tmp_path / "store", "flushDiskType": flush, "mappedFileSizeCommitLog": segment_bytes}
-        settings = SETTINGS | own
+        settings = SETTINGS | own | changes
         module = "tests.daemons.failpoint_broker" if point else "mqbroker.daemons.broker"
         return start(
             *("-m", module, *point, "-o", "bindAddress=127.0.0.1", "-o", "listenPort=0", "--ports-file", "ports.json"),
@@ -171,6 +184,16 @@ def test_killed_at(broker, tmp_path, point, flush):
     assert all(not sender.refused for sender in senders)
     check_store(tmp_path / "store", tmp_path / "copies", sizes(segment_bytes), senders)
     check_tables(tmp_path / "store", senders, committers)
+
+
+@pytest.mark.parametrize("point", DELETING)
+def test_killed_while_it_deletes_at(broker, tmp_path, point):
+    flush = "ASYNC_FLUSH"
+    rng = Random(f"{SEED} {point}")
+    _, last = choose(point, rng)
+    senders, _ = stream_until_killed(broker(flush, point, last, **DELETE_AT_ONCE), "0", rng)
+    print(f"{sum(len(sender.acked) for sender in senders)} acknowledged")
+    check_remaining(tmp_path / "store", tmp_path / "copies", sizes(), senders)
 
 
 @pytest.mark.parametrize("flush", FLUSHES)

@@ -15,6 +15,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from struct import Struct
+from typing import NamedTuple
 
 from mqbroker.errors import StoreDamaged
 from mqbroker.store.consumequeue_ext import ADDRESS_MAX, ConsumeQueueExt
@@ -34,6 +35,9 @@ ALLOCATE_BYTES = 64 * 1024
 _CHUNK = 256
 _NO_BUFFER = mmap.mmap(-1, 1)
 _TAILS_MAX = 256
+#: In the directory of consume queues, and of extensions: what is being deleted. No topic has such a name, and the Java
+#: broker finds no queue in it.
+TRASH = ".removed"
 TOPIC_NAME = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
 _FILE_NAME = re.compile(r"\d{20}")
 
@@ -62,8 +66,10 @@ class ConsumeQueue:
         "_new_names",
         "_per_file",
         "_unsynced",
+        "begins_at",
         "directory",
         "ext",
+        "is_removed",
         "is_schedule",
         "key_hash",
         "max_offset",
@@ -77,7 +83,14 @@ class ConsumeQueue:
     )
 
     def __init__(
-        self, disk: IDisk, directory: str, topic: str, queue_id: int, file_bytes: int, new_names: set[str]
+        self,
+        disk: IDisk,
+        directory: str,
+        topic: str,
+        queue_id: int,
+        file_bytes: int,
+        new_names: set[str],
+        begins_at: int = 0,
     ) -> None:
         """`new_names` gets the directories in which a name was made, until someone syncs them."""
         self._disk = disk
@@ -91,9 +104,12 @@ class ConsumeQueue:
         self.is_schedule = topic == SCHEDULE_TOPIC
         #: Hash of "topic#", from which index keys go on.
         self.key_hash = java_hash(topic + "#")
-        self.next_offset = 0
-        self.max_offset = 0
-        self.min_offset = 0
+        #: The number of its first message: not 0 where there were others, that were removed.
+        self.begins_at = begins_at
+        self.is_removed = False
+        self.next_offset = begins_at
+        self.max_offset = begins_at
+        self.min_offset = begins_at
         self.pending: list[int] = []
         #: Properties length -> the bytes between body and properties, and the size of all but body and properties.
         self.tails: dict[int, tuple[bytes, int]] = {}
@@ -146,7 +162,9 @@ class ConsumeQueue:
 
     def _room(self) -> int:
         """Entries that can be written at `max_offset`, at least one: makes a file or allocates where there is none."""
-        if not self._files or self.max_offset >= self._base + self._per_file:
+        if not self._files:
+            self._begin(self.max_offset)
+        elif self.max_offset >= self._base + self._per_file:
             self._add_file(self.max_offset // self._per_file * self._per_file)
         start = (self.max_offset - self._base) * ENTRY_BYTES
         if start + ENTRY_BYTES > self._allocated:
@@ -155,6 +173,24 @@ class ConsumeQueue:
             self._files[-1].allocate(self._allocated, want - self._allocated)
             self._allocated = want
         return (self._allocated - start) // ENTRY_BYTES
+
+    def _begin(self, offset: int) -> None:
+        """Make the first file, for entry `offset` on. Raises OSError with nothing done."""
+        base = offset // self._per_file * self._per_file
+        self._add_file(base)
+        size = (offset - base) * ENTRY_BYTES
+        try:
+            if size:
+                self._files[-1].allocate(0, size)
+        except OSError:
+            file = self._files.pop()
+            self._unsynced.remove(file)
+            file.close()
+            self._disk.remove(file.path)
+            raise
+        self._allocated = size
+        self._buffer[:size] = ENTRY.pack(0, BLANK_SIZE, 0) * (offset - base)
+        self.min_offset = self.max_offset = offset
 
     def _add_file(self, base: int) -> None:
         if not self._files:
@@ -184,10 +220,7 @@ class ConsumeQueue:
         """Fill with blank entries up to `offset`: messages before it are gone from the log, or damaged in it."""
         blank = ENTRY.pack(max(0, self.end_of_last()), BLANK_SIZE, 0)
         if not self._files:
-            base = offset // self._per_file * self._per_file
-            self.max_offset = base
-            self._add_file(base)
-            self.min_offset = offset
+            self._begin(offset)
         while self.max_offset < offset:
             count = min(self._room(), offset - self.max_offset)
             self._store(blank * count)
@@ -227,7 +260,7 @@ class ConsumeQueue:
 
     def end_of_last(self) -> int:
         """Where the newest message ends in the log; -1 where there is none known."""
-        if self.max_offset <= self._first:
+        if not self._files or self.max_offset <= self._first:
             return -1
         physical_offset, size, _ = self.entry(self.max_offset - 1)
         return physical_offset + size if size != BLANK_SIZE else physical_offset or -1
@@ -292,6 +325,8 @@ class ConsumeQueue:
         """Move `min_offset` to the first message at or above `physical_min`.
 
         Returns the paths of the extension's files that no entry needs any more: to be deleted, in this order."""
+        if not self._files:
+            return []
         self.min_offset = self.search(
             lambda offset, size: offset < physical_min or (not offset and size == BLANK_SIZE),
             self._first,
@@ -300,6 +335,10 @@ class ConsumeQueue:
         if self.ext is not None and self.min_offset < self.max_offset:
             return self.ext.truncate_by_min(self.entry(self.min_offset)[2])
         return []
+
+    @property
+    def has_files(self) -> bool:
+        return bool(self._files)
 
     @property
     def has_old_files(self) -> bool:
@@ -326,15 +365,33 @@ class ConsumeQueue:
         self._files = []
         self._unsynced = []
         self._first = self._base = self._allocated = 0
-        self.max_offset = self.min_offset = 0
+        self.max_offset = self.min_offset = self.begins_at
         if self.ext is not None:
             self.ext.reset()
+
+    def take_files(self) -> list[IMappedFile]:
+        """Take the queue out of use: it is empty from now on. Returns its files, which the caller closes."""
+        self.is_removed = True
+        files, self._files = self._files, []
+        self._unsynced = []
+        self._first = self._base = self._allocated = 0
+        self._buffer = _NO_BUFFER
+        self.min_offset = self.max_offset = self.next_offset
+        self.pending = []
+        return files if self.ext is None else files + self.ext.take_files()
 
     def close(self) -> None:
         for file in self._files:
             file.close()
         if self.ext is not None:
             self.ext.close()
+
+
+class Removed(NamedTuple):
+    """A removed queue goes on at `next_offset`; its messages below `until` of the log do not count any more."""
+
+    next_offset: int
+    until: int
 
 
 class ConsumeQueues:
@@ -353,6 +410,29 @@ class ConsumeQueues:
         #: Queues written to since the last sync.
         self.dirty: set[ConsumeQueue] = set()
         self._new_names: set[str] = set()
+        #: What is remembered of queues that were removed, by topic and queue id.
+        self.removed: dict[tuple[str, int], Removed] = {}
+
+    @property
+    def roots(self) -> list[str]:
+        """Where the directories of topics are: of consume queues, and of their extensions where they are kept."""
+        return [self._root] if self._ext is None else [self._root, self._ext[0]]
+
+    def is_removed(self, queue: ConsumeQueue, physical_offset: int) -> bool:
+        """Whether a message of the log was removed with its queue, that may have been made again since."""
+        found = self.removed.get((queue.topic, queue.queue_id))
+        return found is not None and physical_offset < found.until
+
+    def forget(self, queue: ConsumeQueue) -> list[IMappedFile]:
+        """Take a queue out of use; its directory is the caller's to remove. Returns its files, still open."""
+        del self.by_bytes[queue.topic_bytes, queue.queue_id]
+        del self.by_name[queue.topic, queue.queue_id]
+        self.dirty.discard(queue)
+        self.lmq_count -= queue.topic.startswith(LMQ_PREFIX)
+        names = {os.path.join(root, queue.topic) for root in self.roots}
+        self._new_names.difference_update(names, {os.path.join(name, str(queue.queue_id)) for name in names})
+        self._new_names.update(name for name in names if self._disk.exists(name))
+        return queue.take_files()
 
     def __iter__(self) -> Iterator[ConsumeQueue]:
         return iter(self.by_name.values())
@@ -366,7 +446,9 @@ class ConsumeQueues:
         if queue is None:
             name = self.check(topic, queue_id)
             directory = os.path.join(self._root, name, str(queue_id))
-            queue = ConsumeQueue(self._disk, directory, name, queue_id, self._file_bytes, self._new_names)
+            removed = self.removed.get((name, queue_id))
+            begins_at = removed.next_offset if removed is not None else 0
+            queue = ConsumeQueue(self._disk, directory, name, queue_id, self._file_bytes, self._new_names, begins_at)
             if self._ext is not None:
                 root, file_bytes = self._ext
                 ext_directory = os.path.join(root, name, str(queue_id))
@@ -387,6 +469,8 @@ class ConsumeQueues:
         """Open what is on the disk. Raises StoreDamaged."""
         for topic in self._disk.names(self._root):
             path = os.path.join(self._root, topic)
+            if topic == TRASH:
+                continue
             for queue_id in self._disk.names(path):
                 if not queue_id.isdecimal() or not (TOPIC_NAME.fullmatch(topic) or is_lmq(topic)):
                     raise StoreDamaged(os.path.join(path, queue_id), 0, "not a directory of a queue")

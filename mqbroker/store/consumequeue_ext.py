@@ -263,6 +263,14 @@ class ConsumeQueueExt:
         self.end = self._first = self._base = self._allocated = 0
         self._buffer = _NO_BUFFER
 
+    def take_files(self) -> list[IMappedFile]:
+        """Be empty from now on. Returns the files, which the caller closes."""
+        files, self._files = self._files, []
+        self._unsynced = []
+        self.end = self._first = self._base = self._allocated = 0
+        self._buffer = _NO_BUFFER
+        return files
+
     def _drop(self, file: IMappedFile) -> None:
         self._let_go(file)
         self._disk.remove(file.path)

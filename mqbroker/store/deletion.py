@@ -185,8 +185,9 @@ class CacheCleaner:
         while files := queue.removable_files():
             if not await self._remover.remove(files[0].path, self._run_alone):
                 return False
-            await self._worker.run(queue.drop_first_file().close)
-            self.deleted += 1
+            if not queue.is_removed:
+                await self._worker.run(queue.drop_first_file().close)
+                self.deleted += 1
         return not queue.has_old_files
 
     async def _clean_index(self, minimum: int) -> bool:

@@ -254,6 +254,8 @@ class Dispatcher:
     ) -> bool:
         """Make a message read from the log a pending entry of a queue, unless it is in; False where its offset
         cannot be true."""
+        if self._queues.removed and self._queues.is_removed(queue, item.physical_offset):
+            return True
         expected = queue.max_offset + len(queue.pending) // 3
         if queue_offset < expected:  # written before the stop, or by a Java broker twice
             return True
@@ -295,6 +297,9 @@ class Dispatcher:
         dirty = self._queues.dirty
         while touched:
             queue, timestamp = touched.popitem()
+            if queue.is_removed:
+                queue.pending = []
+                continue
             pending = queue.pending
             before = queue.max_offset
             code = _common_code(pending) if listeners else None

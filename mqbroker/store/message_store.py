@@ -6,7 +6,7 @@ know of the network, nor of what messages mean.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from collections.abc import Set as AbstractSet
 
 import attrs
@@ -65,6 +65,7 @@ class MessageStore:
         self._files = parts.files
         self._transient = parts.transient
         self._retention = parts.retention
+        self._remover = parts.remover
         self._is_stopped = False
         #: Hot: the log's own function, unless messages may name queues (see multi_dispatch).
         self.append: Callable[[Sequence[NewMessage]], list[Appended]] = parts.append
@@ -91,6 +92,7 @@ class MessageStore:
         self._dispatcher.stop()
         transient = self._transient
         stopped = self._retention.stop()
+        stopped.addCallback(lambda _: self._remover.stop())
         if transient is not None:
             stopped.addCallback(lambda _: transient.stop())
         stopped.addCallback(lambda _: self._log_flusher.stop())
@@ -134,6 +136,22 @@ class MessageStore:
     def delete_expired_files(self) -> None:
         """Delete the files of messages older than fileReservedTime in the next turns, whatever deleteWhen says."""
         self._retention.delete_expired()
+
+    def remove_topics(self, names: Collection[str]) -> Deferred[list[str]]:
+        """Remove topics; fires with those that were there. Those of the system are left alone.
+
+        Their messages stay in the log until they age. A topic that is made again goes on with the numbers of its
+        queues. Fails with OSError where the disk refuses: topics that could not be removed are as before.
+        """
+        return self._remover.remove_topics(names)
+
+    def keep_only_topics(self, names: Collection[str]) -> Deferred[list[str]]:
+        """As `remove_topics` with all others but light queues: what cleanUnusedTopic does in Java."""
+        return self._remover.keep_only(names)
+
+    def remove_empty_queues(self) -> Deferred[list[str]]:
+        """As `remove_topics` with queues of which the log has no message any more: cleanExpiredConsumerQueue."""
+        return self._remover.remove_empty_queues()
 
     def dispatch_now(self) -> None:
         """Make what was appended so far available to `get`, without waiting for the next turn."""

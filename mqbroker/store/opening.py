@@ -24,6 +24,8 @@ from mqbroker.store.index import Index, IndexFile
 from mqbroker.store.multi_dispatch import MultiAppender, MultiQueues
 from mqbroker.store.pull import Reader
 from mqbroker.store.recovery import Recovered, Segments, last_timestamp, load_segments, recover
+from mqbroker.store.removal import TopicRemover, empty_trash, finish_removals
+from mqbroker.store.removed_queues import RemovedQueues
 from mqbroker.store.retention import Retention, RetentionRules
 from mqbroker.store.segment import SegmentSource
 from mqbroker.store.store_files import StoreFiles, StorePaths
@@ -51,6 +53,7 @@ class Parts:
     files: StoreFiles
     transient: TransientStore | None
     retention: Retention
+    remover: TopicRemover
 
 
 @attrs.frozen
@@ -94,11 +97,17 @@ class Opening:
             ext if settings.enable_consume_queue_ext else None,
         )
         opened.callback(queues.close)
+        removed = RemovedQueues(disk, paths.removed_queues, queues.removed)
+        removed.load()
+        empty_trash(disk, queues.roots)
         queues.load()
+        finish_removals(queues, removed, disk)
         checkpoint = decode_checkpoint(disk.read(paths.checkpoint)) if disk.exists(paths.checkpoint) else Checkpoint()
         if is_clean:  # from here on files change
             disk.write(paths.abort, disk.boot_id())
         recovered = yield from recover(segments, queues, checkpoint, is_clean=is_clean)
+        if removed.clamp(recovered.end):
+            removed.write(removed.encode())
         rebuild_from = align_extensions(queues, segments.first_offset, recovered.rebuild_from)
         recovered = attrs.evolve(recovered, rebuild_from=rebuild_from)
         self._say_found(segments, recovered, is_clean)
@@ -151,6 +160,9 @@ class Opening:
             files,
             transient,
             self._make_retention(commit_log, queues, index, files),
+            TopicRemover(
+                queues, removed, disk, self.worker, files.run_alone, lambda: (commit_log.min_offset, commit_log.end)
+            ),
         )
 
     def _make_retention(

@@ -42,6 +42,11 @@ class StorePaths:
         return os.path.join(self.root, "consumequeue_ext")
 
     @property
+    def removed_queues(self) -> str:
+        """Not of the Java broker, which does not mind it."""
+        return os.path.join(self.root, "removedQueues.json")
+
+    @property
     def index(self) -> str:
         return os.path.join(self.root, "index")
 

@@ -1,0 +1,195 @@
+"""Removing topics: their consume queues go, with the extensions; their messages stay in the log until they age.
+
+What is to go is noted on the disk first; then all directories get other names in one turn, nothing else happening
+meanwhile, and are deleted by the worker. A start finishes what was noted and not done. Must never know of messages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Collection, Iterable
+
+from twisted.internet.defer import Deferred, DeferredLock
+from twisted.logger import Logger
+
+from mqbroker.store.consumequeue import TRASH, ConsumeQueue, ConsumeQueues
+from mqbroker.store.deletion import RunFunction
+from mqbroker.store.disk import IDisk, IMappedFile
+from mqbroker.store.removed_queues import RemovedQueues
+from mqbroker.store.worker import IWorker
+from mqbroker.wire.codes import is_system_topic
+from mqbroker.wire.names import LMQ_PREFIX
+
+
+class TopicRemover:
+    """Removes topics and queues; one demand after another.
+
+    :param run_alone: runs on the worker while no file of theirs is being synced.
+    :param log_bounds: where the log starts and ends.
+    """
+
+    log = Logger()
+
+    def __init__(
+        self,
+        queues: ConsumeQueues,
+        removed: RemovedQueues,
+        disk: IDisk,
+        worker: IWorker,
+        run_alone: RunFunction,
+        log_bounds: Callable[[], tuple[int, int]],
+    ) -> None:
+        self._queues = queues
+        self._removed = removed
+        self._disk = disk
+        self._worker = worker
+        self._run_alone = run_alone
+        self._log_bounds = log_bounds
+        self._lock = DeferredLock()
+        self._trashed = 0
+
+    def remove_topics(self, names: Collection[str]) -> Deferred[list[str]]:
+        """Remove topics; fires with those that were there. Topics of the system are left alone.
+
+        Fails with OSError where the disk refuses: topics that could not be removed are as before.
+        """
+        return self._run(lambda queue: queue.topic in names)
+
+    def keep_only(self, names: Collection[str]) -> Deferred[list[str]]:
+        """Remove all topics but these, those of the system and light queues, as cleanUnusedTopic does in Java."""
+        return self._run(lambda queue: queue.topic not in names and not queue.topic.startswith(LMQ_PREFIX))
+
+    def remove_empty_queues(self) -> Deferred[list[str]]:
+        """Remove queues all of whose messages are gone from the log, as cleanExpiredConsumerQueue does in Java."""
+        return self._run(lambda queue: queue.has_files and queue.min_offset == queue.max_offset == queue.next_offset)
+
+    def stop(self) -> Deferred[None]:
+        """Fires when nothing is removed any more."""
+        return self._lock.run(lambda: None)
+
+    def _run(self, is_meant: Callable[[ConsumeQueue], bool]) -> Deferred[list[str]]:
+        def remove() -> Deferred[list[str]]:
+            queues = [queue for queue in self._queues if is_meant(queue) and not is_system_topic(queue.topic)]
+            return Deferred.fromCoroutine(self._remove(queues))
+
+        return self._lock.run(remove)
+
+    async def _remove(self, queues: list[ConsumeQueue]) -> list[str]:
+        if not queues:
+            return []
+        await self._note(queues)
+        # From here to the end of the second note nothing of queues is synced or saved.
+        gone, error = self._put_away(queues)
+        try:
+            await self._run_alone(self._save_work())
+        except OSError as failed:
+            error = error or failed
+        topics = sorted({queue.topic for queue in gone})
+        self.log.info("topics were removed: {topics}", topics=topics)
+        await self._empty_trash()
+        if error is not None:
+            raise error
+        return topics
+
+    async def _note(self, queues: list[ConsumeQueue]) -> None:
+        """Bring to the disk that these queues go."""
+        removed = self._removed
+        log_min, log_end = self._log_bounds()
+        removed.forget_aged(log_min, set(self._queues).difference(queues))
+        former = dict(removed.table)
+        for queue in queues:
+            removed.put(queue, log_end)
+            removed.removing.add((queue.topic, queue.queue_id))
+        try:
+            await self._run_alone(self._save_work())
+        except OSError:
+            removed.table.clear()
+            removed.table.update(former)
+            removed.removing.clear()
+            raise
+
+    def _save_work(self) -> Callable[[], None]:
+        data = self._removed.encode()
+        roots = self._queues.roots
+
+        def save() -> None:
+            for root in roots:
+                for directory in (root, os.path.join(root, TRASH)):
+                    with contextlib.suppress(FileNotFoundError):
+                        self._disk.sync_directory(directory)
+            self._removed.write(data)
+
+        return save
+
+    def _put_away(self, queues: list[ConsumeQueue]) -> tuple[list[ConsumeQueue], OSError | None]:
+        """Take queues out of use and their directories out of sight; which ones, and why not the others."""
+        gone: list[ConsumeQueue] = []
+        error: OSError | None = None
+        _, log_end = self._log_bounds()
+        for queue in queues:
+            key = queue.topic, queue.queue_id
+            try:
+                for root in reversed(self._queues.roots):  # the extension first: without it a queue is of no use
+                    self._put_in_trash(root, *key)
+            except OSError as failed:
+                self.log.error("{path} cannot be removed: {error}", path=queue.directory, error=failed)
+                self._removed.table.pop(key, None)
+                error = failed
+            else:
+                self._removed.put(queue, log_end)
+                self._close(self._queues.forget(queue))
+                gone.append(queue)
+            self._removed.removing.discard(key)
+        return gone, error
+
+    def _put_in_trash(self, root: str, topic: str, queue_id: int) -> None:
+        directory = os.path.join(root, topic, str(queue_id))
+        if self._disk.exists(directory):
+            trash = os.path.join(root, TRASH)
+            self._disk.make_directories(trash)
+            self._trashed += 1
+            self._disk.rename(directory, os.path.join(trash, str(self._trashed)))
+            if not self._disk.names(os.path.join(root, topic)):
+                self._disk.remove_tree(os.path.join(root, topic))
+
+    def _close(self, files: Iterable[IMappedFile]) -> None:
+        for file in files:
+            file.close()
+
+    async def _empty_trash(self) -> None:
+        try:
+            await self._worker.run(lambda: empty_trash(self._disk, self._queues.roots))
+        except OSError as error:
+            self.log.error("removed queues take room until the next start: {error}", error=error)
+
+
+def empty_trash(disk: IDisk, roots: Iterable[str]) -> None:
+    """Delete what was put away. Raises OSError."""
+    for root in roots:
+        trash = os.path.join(root, TRASH)
+        if disk.exists(trash):
+            disk.remove_tree(trash)
+
+
+def finish_removals(queues: ConsumeQueues, removed: RemovedQueues, disk: IDisk) -> None:
+    """Remove the queues that a process was about to remove when it ended. Raises OSError.
+
+    One that has newer messages was made again since; it stays.
+    """
+    if not removed.removing:
+        return
+    for key in removed.removing:
+        queue = queues.by_name.get(key)
+        note = removed.table.get(key)
+        if queue is None or note is None:
+            continue
+        if queue.end_of_last() > note.until:
+            del removed.table[key]
+            continue
+        for file in queues.forget(queue):
+            file.close()
+        for root in queues.roots:
+            disk.remove_tree(os.path.join(root, queue.topic, str(queue.queue_id)))
+    removed.removing.clear()
+    removed.write(removed.encode())

@@ -1,0 +1,342 @@
+"""Removing topics as a whole: what goes, what stays, what numbers go on with, and every moment it can be cut short."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from twisted.internet.defer import Deferred
+from twisted.logger import capturedLogs
+from twisted.python.failure import Failure
+
+from mqbroker.store import MessageStore
+from mqbroker.store.pull import GetStatus
+from mqbroker.wire.codes import SCHEDULE_TOPIC
+from mqbroker.wire.record import decode_record
+from tests.store.harness import Bench, message, stop, turns
+
+Make = Callable[..., Bench]
+
+
+def result(deferred: Deferred[list[str]]) -> list[str]:
+    results: list[list[str] | Failure] = []
+    deferred.addBoth(results.append)
+    [found] = results
+    if isinstance(found, Failure):
+        found.raiseException()
+    assert isinstance(found, list)
+    return found
+
+
+def filled(bench: Bench) -> MessageStore:
+    """Three messages in each of two queues of Old, Kept and a topic of the system."""
+    store = bench.open()
+    store.start()
+    for i in range(6):
+        store.append([message(topic, i % 2, b"%d" % i) for topic in ("Old", "Kept", SCHEDULE_TOPIC)])
+    turns(bench.clock, 3)
+    return store
+
+
+def bodies(store: MessageStore, topic: str = "Old", queue_id: int = 0) -> list[bytes]:
+    found = []
+    for offset in range(store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)):
+        got = store.get(topic, queue_id, offset, 1)
+        assert got.status is GetStatus.FOUND
+        assert decode_record(got.pieces[0]).queue_offset == offset
+        found.append(decode_record(got.pieces[0]).body)
+    return found
+
+
+def directories(bench: Bench, root: str = "consumequeue") -> list[str]:
+    return sorted(str(path.relative_to(bench.root / root)) for path in (bench.root / root).glob("*/*"))
+
+
+KEPT = ["Kept/0", "Kept/1", f"{SCHEDULE_TOPIC}/0", f"{SCHEDULE_TOPIC}/1"]
+
+
+def test_a_topic_goes_and_the_others_stay(bench: Bench) -> None:
+    store = filled(bench)
+    end = store.log_end
+    assert result(store.remove_topics({"Old", "Never", SCHEDULE_TOPIC})) == ["Old"]
+    assert directories(bench) == KEPT
+    assert sorted(path.name for path in (bench.root / "consumequeue").iterdir()) == ["Kept", SCHEDULE_TOPIC]
+    assert store.get("Old", 0, 0, 9).status is GetStatus.NO_MESSAGE_IN_QUEUE
+    assert (store.min_offset("Old", 0), store.max_offset("Old", 0)) == (0, 0)
+    assert bodies(store, "Kept") == [b"0", b"2", b"4"]
+    assert bodies(store, SCHEDULE_TOPIC, 1) == [b"1", b"3", b"5"]
+    assert store.log_end == end
+    assert store.read_record(0) is not None
+    assert result(store.remove_topics(["Old"])) == []
+
+
+def test_only_what_is_named_and_the_systems_is_kept(bench: Bench) -> None:
+    store = filled(bench)
+    store.append([message("%LMQ%light"), message("Other"), message("%RETRY%G")])
+    store.dispatch_now()
+    assert result(store.keep_only_topics({"Kept", "%RETRY%G"})) == ["Old", "Other"]
+    assert directories(bench) == ["%LMQ%light/0", "%RETRY%G/0", *KEPT]
+    assert store._queues.lmq_count == 1
+    assert result(store.remove_topics(["%LMQ%light"])) == ["%LMQ%light"]
+    assert store._queues.lmq_count == 0
+
+
+def test_one_that_is_made_again_goes_on_with_its_numbers(bench: Bench) -> None:
+    store = filled(bench)
+    result(store.remove_topics(["Old"]))
+    appended = store.append([message("Old", 0, b"new"), message("Old", 1, b"new"), message("Old", 7, b"new")])
+    assert [row[1] for row in appended] == [3, 3, 0]
+    turns(bench.clock, 3)
+    assert bodies(store) == [b"new"]
+    assert store.get("Old", 0, 0, 9).status is GetStatus.OFFSET_TOO_SMALL
+    assert store.get("Old", 0, 0, 9).next_offset == 3
+    stop(store)
+    assert bodies(bench.open()) == [b"new"]
+
+
+@pytest.mark.parametrize("ending", ["stopped", "killed", "machine stopped", "without queues"])
+@pytest.mark.parametrize("made_again", [None, "before", "after"])
+def test_what_was_removed_does_not_come_back(make: Make, ending: str, made_again: str | None) -> None:
+    bench = make()
+    store = filled(bench)
+    store.append([message("Old", body=b"last")])  # the newest of the log, not dispatched yet
+    result(store.remove_topics(["Old"]))
+    if made_again == "before":
+        store.append([message("Old", body=b"new")])
+        turns(bench.clock, 3)
+    if ending in ("stopped", "without queues"):
+        stop(store)
+    image = bench.image("again")
+    if ending == "machine stopped":
+        image.disk.boot = b"other boot"
+    if ending == "without queues":
+        image.disk.remove_tree(str(image.root / "consumequeue"))
+    with capturedLogs() as events:
+        again = image.open()
+    assert not [event for event in events if "miss messages" in event["log_format"]]
+    again.start()
+    if made_again == "after":
+        assert again.append([message("Old", body=b"new")])[0][1] == 4
+        turns(image.clock, 3)
+    assert bodies(again) == ([b"new"] if made_again else [])
+    assert again.max_offset("Old", 0) in ((5,) if made_again else (0, 4))
+    assert bodies(again, "Kept", 1) == [b"1", b"3", b"5"]
+    assert again.append([message("Old"), message("Old", 1)])[1][1] == 3
+    stop(again)
+
+
+@pytest.mark.parametrize("ext", [False, True])
+@pytest.mark.parametrize("made_again", [False, True])
+def test_every_moment_can_be_the_last(make: Make, ext: bool, made_again: bool) -> None:
+    """The topic is there whole, or not at all; what came after its removal is there."""
+    bench = make(enable_consume_queue_ext=ext, mapped_file_size_consume_queue_ext=4096)
+    store = filled(bench)
+    bench.worker.at_once = False
+    done: list[list[str]] = []
+    store.remove_topics(["Old"]).addCallback(done.append)
+    was_there = []
+    for step in range(20):
+        if made_again and step == 2:
+            store.append([message("Old", body=b"new")])
+            store.dispatch_now()
+        for boot in (b"first boot", b"other boot"):
+            image = bench.image(f"{step}-{boot.decode()[:5]}")
+            image.disk.boot = boot
+            opened = image.open()
+            both = bodies(opened), bodies(opened, "Old", 1)
+            new = [b"new"] if made_again and step >= 2 else []
+            lost = [b"new"] if new and boot != b"first boot" else new
+            whole = [b"0", b"2", b"4"], [b"1", b"3", b"5"]
+            assert both in ((new, []), (whole[0] + new, whole[1]), (lost, []))
+            was_there.append(both[1] != [])
+            assert bodies(opened, "Kept") == whole[0]
+            assert opened.append([message("Old")])[0][1] == 3 + len(new)
+            assert not (image.root / "consumequeue" / ".removed").exists()
+            stop(opened)
+        if not bench.worker.waiting:
+            break
+        bench.worker.step()
+    assert done == [["Old"]]
+    assert was_there == sorted(was_there, reverse=True)
+    assert was_there[0]
+    assert not was_there[-1]
+    assert directories(bench) == (sorted([*KEPT, "Old/0"]) if made_again else KEPT)
+    if ext:
+        assert directories(bench, "consumequeue_ext") == directories(bench)
+    bench.worker.at_once = True
+
+
+def test_syncs_go_on_after_a_removal(bench: Bench) -> None:
+    store = filled(bench)
+    store.append([message("Old", body=b"x"), message("New")])
+    store.dispatch_now()
+    result(store.remove_topics(["Old"]))
+    turns(bench.clock, 3)
+    store.append([message("Kept")])
+    turns(bench.clock, 3)
+    assert store._files.synced_end == store.log_end
+    stop(store)
+    assert not (bench.root / "abort").exists()
+
+
+def test_where_the_note_cannot_be_written_all_stays(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = filled(bench)
+
+    def refuse(path: str, data: bytes) -> None:
+        raise OSError(28, "No space left on device", path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(bench.disk, "write", refuse)
+        with pytest.raises(OSError, match="No space"):
+            result(store.remove_topics(["Old"]))
+    assert bodies(store) == [b"0", b"2", b"4"]
+    assert result(store.remove_topics(["Old"])) == ["Old"]
+
+
+def test_where_a_directory_cannot_be_moved_its_topic_stays(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = filled(bench)
+    rename = bench.disk.rename
+
+    def refuse(old: str, new: str) -> None:
+        if "Old" in old:
+            raise OSError(13, "Permission denied", old)
+        rename(old, new)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(bench.disk, "rename", refuse)
+        with pytest.raises(OSError, match="Permission denied"):
+            result(store.keep_only_topics([]))
+    assert bodies(store) == [b"0", b"2", b"4"]
+    assert bodies(store, "Kept") == []
+    stop(store)
+    again = bench.open()
+    assert bodies(again) == [b"0", b"2", b"4"]
+    assert again.append([message("Kept")])[0][1] == 3
+
+
+def test_stopping_waits_for_a_removal(bench: Bench) -> None:
+    store = filled(bench)
+    bench.worker.at_once = False
+    removed: list[list[str]] = []
+    stopped: list[list[str]] = []
+    store.remove_topics(["Old"]).addCallback(removed.append)
+    store.remove_topics(["Kept"]).addCallback(removed.append)
+    store.stop().addCallback(lambda _: stopped.extend(removed))
+    while bench.worker.waiting:
+        bench.worker.step()
+    assert stopped == [["Old"], ["Kept"]]
+    bench.worker.at_once = True
+    assert not (bench.root / "abort").exists()
+
+
+def test_a_queue_is_begun_in_the_middle_of_a_file_or_not_at_all(make: Make) -> None:
+    bench = make(mapped_file_size_consume_queue=2000)  # 100 entries
+    store = bench.open()
+    store.append([message("Old")] * 150)
+    store.dispatch_now()
+    result(store.remove_topics(["Old"]))
+    bench.disk.faults.room = 0
+    store.append([message("Old", body=b"new"), message("Old", body=b"newer")])
+    with pytest.raises(OSError, match="No space"):
+        store.dispatch_now()
+    assert store.max_offset("Old", 0) == 150
+    assert list((bench.root / "consumequeue" / "Old" / "0").iterdir()) == []
+    bench.disk.faults.room = None
+    store.dispatch_now()
+    assert bodies(store) == [b"new", b"newer"]
+    entries = (bench.root / "consumequeue" / "Old" / "0" / f"{2000:020d}").read_bytes()
+    blank = bytes(8) + b"\x7f\xff\xff\xff" + bytes(8)
+    assert entries[:1000] == blank * 50
+    stop(store)
+    assert bodies(bench.open()) == [b"new", b"newer"]
+
+
+def test_what_the_log_lost_was_not_removed(bench: Bench) -> None:
+    """A machine stops: what is appended where lost messages were counts."""
+    store = filled(bench)
+    turns(bench.clock, 3)
+    flushed = bench.image("flushed")
+    store.append([message("Old", body=b"lost")])
+    result(store.remove_topics(["Old"]))
+    (flushed.root / "removedQueues.json").write_bytes((bench.root / "removedQueues.json").read_bytes())
+    flushed.disk.remove_tree(str(flushed.root / "consumequeue" / "Old"))
+    again = flushed.open()
+    again.append([message("Old", body=b"new")])
+    stop(again)
+    flushed.disk.remove_tree(str(flushed.root / "consumequeue"))
+    assert bodies(flushed.open()) == [b"new"]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"[]",
+        b'{"queues": []}',
+        b'{"queues": [["../x", 0, 1, 1]], "removing": []}',
+        b'{"queues": [["Old", -1, 1, 1]], "removing": []}',
+        b'{"queues": [["Old", 0, 1e3, 1]], "removing": []}',
+        b'{"queues": [["Old", 0, 1, 99999999999999999999]], "removing": []}',
+        b'{"queues": [["Old", 0, 1]], "removing": []}',
+        b'{"queues": [], "removing": [["Old", true]]}',
+        b"\xff\xfe",
+    ],
+)
+def test_a_damaged_note_is_told_and_passed_over(bench: Bench, data: bytes) -> None:
+    stop(filled(bench))
+    (bench.root / "removedQueues.json").write_bytes(data)
+    with capturedLogs() as events:
+        store = bench.open()
+    assert len([event for event in events if "is damaged" in event["log_format"]]) == 1
+    assert bodies(store) == [b"0", b"2", b"4"]
+
+
+def test_queues_without_messages_in_the_log_go_and_keep_their_numbers(make: Make) -> None:
+    bench = make()
+    store = bench.open()
+    store.start()
+    store.append([message("Old"), message("Old"), message("Old", 1)])
+    store.append([message("Kept", body=b"x" * 60_000)] * 4)
+    store.append([message("Old", 1)])
+    turns(bench.clock, 3)
+    bench.disk.faults.space = type(bench.disk.faults.space)(86, 14)
+    turns(bench.clock, 10)
+    assert store.log_min_offset > 0
+    assert (store.min_offset("Old", 0), store.max_offset("Old", 0)) == (2, 2)
+    assert result(store.remove_empty_queues()) == ["Old"]
+    assert [path for path in directories(bench) if path.startswith("Old")] == ["Old/1"]
+    stop(store)
+    again = bench.open()
+    assert again.append([message("Old"), message("Old", 1)])[0][1] == 2
+    again.dispatch_now()
+    assert bodies(again) == [b"body"]
+
+
+def test_what_has_aged_is_forgotten(make: Make) -> None:
+    bench = make(disk_free_bytes_min=0)
+    store = bench.open()
+    store.start()
+    store.append([message("Old"), message("Gone")])
+    turns(bench.clock, 3)
+    result(store.remove_topics(["Old", "Gone"]))
+    store.append([message("Old", body=b"x" * 60_000)] * 6)
+    turns(bench.clock, 3)
+    bench.disk.faults.space = type(bench.disk.faults.space)(86, 14)
+    turns(bench.clock, 10)
+    assert store.log_min_offset > 0
+    store.append([message("Other")])
+    result(store.remove_topics(["Other"]))
+    noted = json.loads((bench.root / "removedQueues.json").read_bytes())
+    assert sorted(row[0] for row in noted["queues"]) == ["Gone", "Other"]
+    assert noted["removing"] == []
+
+
+def test_the_trash_of_a_process_that_ended_is_emptied(bench: Bench) -> None:
+    stop(filled(bench))
+    trash: Path = bench.root / "consumequeue" / ".removed" / "1"
+    trash.mkdir(parents=True)
+    (trash / f"{0:020d}").write_bytes(b"x")
+    assert bodies(bench.open()) == [b"0", b"2", b"4"]
+    assert not trash.parent.exists()

@@ -25,7 +25,12 @@ SETTINGS = {
     "brokerFastFailureEnable": "false",
     "osPageCacheBusyTimeOutMills": "10000",
 }
-FEATURES = {"enableConsumeQueueExt": "true", "mappedFileSizeConsumeQueueExt": "4096"}
+FEATURES = {
+    "enableConsumeQueueExt": "true",
+    "mappedFileSizeConsumeQueueExt": "4096",
+    "enableMultiDispatch": "true",
+    "enableLmq": "true",
+}
 
 
 class Sample(Enum):

@@ -62,7 +62,7 @@ def sample_stores(shared_fleet: Fleet, our_namesrv: Namesrv) -> dict[Sample, Bro
     for sample in Sample:
         made[sample] = shared_fleet.broker(sample.writer, our_namesrv, brokerName=sample.value, **sample.settings)
         line = Line(made[sample].addr)
-        fill(line)
+        fill(line, sample)
         line.close()
         made[sample].process.begin_stop()
     return made

@@ -45,14 +45,18 @@ class Sample(Enum):
         return "java" if self is Sample.JAVA_FULL else "ours"
 
     @property
+    def is_full(self) -> bool:
+        return self is not Sample.OURS
+
+    @property
     def settings(self) -> dict[str, str]:
-        return SETTINGS if self is Sample.OURS else {**SETTINGS, **FEATURES}
+        return {**SETTINGS, **FEATURES} if self.is_full else SETTINGS
 
 
 #: Segments to take away, which hold all of "plain" 1 and the beginning of "plain" 0.
 OLDEST = 3
 
-TOPICS = {"plain": 4, "tags": 2, "large": 1, "batch": 1, "times": 1, "keys": 2, "delayed": 1, "empty": 2}
+TOPICS = {"plain": 4, "tags": 2, "large": 1, "batch": 1, "times": 1, "keys": 2, "delayed": 1, "empty": 2, "multi": 2}
 #: Messages of each queue, for those that have any.
 COUNTS = {
     ("plain", 0): 210,
@@ -65,7 +69,12 @@ COUNTS = {
     ("times", 0): 40,
     ("keys", 0): 120,
     ("keys", 1): 5,
+    ("multi", 0): 12,
+    ("multi", 1): 6,
     ("SCHEDULE_TOPIC_XXXX", 17): 5,
+    # Where the settings ask for them.
+    ("%LMQ%one", 0): 18,
+    ("%LMQ%two", 0): 6,
 }
 
 
@@ -78,7 +87,7 @@ def message(topic: str, queue_id: int, index: int, size: int = 100, **properties
     return send(topic, queue_id, body, {"UNIQ_KEY": unique_key(topic, queue_id, index), "WAIT": "true", **properties})
 
 
-def fill(line: Line) -> None:
+def fill(line: Line, sample: Sample) -> None:
     """Write all messages; returns when they can be read."""
     line.ask_well([create_topic(topic, queues) for topic, queues in TOPICS.items()])
     # One alone, so that the log begins with a known one: of those sent at once any may come first.
@@ -100,13 +109,17 @@ def fill(line: Line) -> None:
     # More messages share a key than a query gives.
     line.ask_well([message("keys", 0, i, KEYS=f"one-{i} shared") for i in range(120)])
     line.ask_well([message("keys", 1, i, KEYS=f"one-{i} some") for i in range(5)])
+    for queue, count, topics in ((0, 12, "%LMQ%one"), (1, 6, "%LMQ%one,%LMQ%two")):
+        line.ask_well([message("multi", queue, i, TAGS="A", INNER_MULTI_DISPATCH=topics) for i in range(count)])
     line.ask_well([message("delayed", 0, i, DELAY="18", TAGS="A") for i in range(5)])
-    wait_all(line)
+    wait_all(line, sample)
 
 
-def wait_all(line: Line) -> None:
+def wait_all(line: Line, sample: Sample) -> None:
     """Return when all can be read."""
     for (topic, queue_id), count in COUNTS.items():
+        if topic.startswith("%LMQ%") and not sample.is_full:
+            continue
         eventually(f"all of {topic} {queue_id}", lambda t=topic, q=queue_id, c=count: line.max_offset(t, q) == c)
 
 

@@ -24,12 +24,12 @@ def test_what_is_deleted_is_built_anew_by_the_other(
     written.process.stop()
     store = shared_fleet.scratch / f"{sample.value}-by-{builder}"
     shutil.copytree(written.store, store)
-    built = ["consumequeue", "consumequeue_ext"] if "enableConsumeQueueExt" in sample.settings else ["consumequeue"]
+    built = ["consumequeue", "consumequeue_ext"] if sample.is_full else ["consumequeue"]
     for name in [*built, "index"]:
         shutil.rmtree(store / name)
     broker = shared_fleet.broker(builder, our_namesrv, store, brokerName=written.name, **sample.settings)
     line = Line(broker.addr)
-    wait_all(line)
+    wait_all(line, sample)
     line.close()
     broker.process.stop() if builder == "ours" else broker.process.kill()
 

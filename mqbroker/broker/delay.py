@@ -18,7 +18,7 @@ from mqbroker.errors import MessageRefused, MQError, MultiDispatchRefused, Store
 from mqbroker.store.commitlog import NewMessage
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.message_store import MessageStore
-from mqbroker.store.pull import GetResult, GetStatus
+from mqbroker.store.outcomes import GetResult, GetStatus
 from mqbroker.wire.bodies import Body
 from mqbroker.wire.codes import SCHEDULE_TOPIC, TRANS_HALF_TOPIC, Prop
 from mqbroker.wire.names import check_topic

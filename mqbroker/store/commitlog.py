@@ -349,6 +349,11 @@ class CommitLog:
         index, at = divmod(offset - self.min_offset, self.segment_bytes)
         return self.segments[index].view, at
 
+    def place(self, offset: int) -> tuple[IMappedFile, int]:
+        """The segment of an offset between min and end, and the position in it."""
+        index, at = divmod(offset - self.min_offset, self.segment_bytes)
+        return self.segments[index], at
+
     def read(self, offset: int, size: int) -> memoryview | None:
         """`size` bytes at `offset`, all in one segment; None where the log does not hold them."""
         found = self.view(offset)

@@ -53,6 +53,7 @@ class ConsumeQueue:
 
     `next_offset` is the next to be given out by the log, `max_offset` the next to be written here: between them are
     messages that wait for the dispatcher. `pending` is the dispatcher's: flat numbers of entries to write this turn.
+    `asked_below` is the reader's: entries below it may not be in memory.
     """
 
     __slots__ = (
@@ -66,6 +67,7 @@ class ConsumeQueue:
         "_new_names",
         "_per_file",
         "_unsynced",
+        "asked_below",
         "begins_at",
         "directory",
         "ext",
@@ -110,6 +112,7 @@ class ConsumeQueue:
         self.next_offset = begins_at
         self.max_offset = begins_at
         self.min_offset = begins_at
+        self.asked_below = 0
         self.pending: list[int] = []
         #: Properties length -> the bytes between body and properties, and the size of all but body and properties.
         self.tails: dict[int, tuple[bytes, int]] = {}
@@ -244,6 +247,17 @@ class ConsumeQueue:
         index, at = divmod(offset - self._first, self._per_file)
         return self._files[index].view, at * ENTRY_BYTES, min(self._per_file - at, self.max_offset - offset)
 
+    def place(self, offset: int) -> tuple[IMappedFile, int, int]:
+        """As `locate`, with the file instead of its bytes."""
+        index, at = divmod(offset - self._first, self._per_file)
+        return self._files[index], at * ENTRY_BYTES, min(self._per_file - at, self.max_offset - offset)
+
+    def file_ranges(self) -> list[tuple[int, int]]:
+        """The offsets start..end of messages that each file has, between min and max."""
+        starts = [self._first + number * self._per_file for number in range(len(self._files))]
+        ranges = [(max(start, self.min_offset), min(start + self._per_file, self.max_offset)) for start in starts]
+        return [(start, end) for start, end in ranges if start < end]
+
     def entry(self, offset: int) -> tuple[int, int, int]:
         """Physical offset, size and tags code of an entry between min and max."""
         view, at, _ = self.locate(offset)
@@ -300,6 +314,7 @@ class ConsumeQueue:
             self.min_offset = self._first
             self.max_offset = self._first + len(self._files) * self._per_file
             self._cut_at(lambda _offset, size: size > 0)
+            self.asked_below = self.max_offset
         if self.ext is not None:
             self.ext.load()
 
@@ -366,6 +381,7 @@ class ConsumeQueue:
         self._unsynced = []
         self._first = self._base = self._allocated = 0
         self.max_offset = self.min_offset = self.begins_at
+        self.asked_below = 0
         if self.ext is not None:
             self.ext.reset()
 

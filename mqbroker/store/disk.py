@@ -21,6 +21,8 @@ MLOCK_ONFAULT = 1
 _FETCH_BYTES = 256 * 1024
 _PAGE_BYTES = mmap.PAGESIZE
 _libc = ctypes.CDLL(None, use_errno=True)
+_mincore = _libc.mincore
+_mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 
 
 @attrs.frozen
@@ -67,7 +69,8 @@ class IMappedFile(Interface):
         """Whether these bytes are in memory, so that reading them from `view` does not wait for the disk. Cheap."""
 
     def fetch(offset: int, size: int) -> None:
-        """Read these bytes into memory. For the worker. Raises OSError where the disk cannot read them."""
+        """Read these bytes into memory. For the worker. Raises OSError where the disk cannot read them, or where the
+        file has become shorter, so that touching them in `view` would end the process."""
 
     def pin() -> None:
         """Have all of it stay in memory. For the worker. Raises OSError where that is forbidden."""
@@ -239,16 +242,18 @@ class OsMappedFile:
             return False
         first = offset - offset % _PAGE_BYTES
         pages = -(-(offset + size - first) // _PAGE_BYTES)
-        found = ctypes.create_string_buffer(pages)
-        if _libc.mincore(ctypes.c_void_p(self._at(first)), ctypes.c_size_t(offset + size - first), found):
+        found = bytearray(pages)
+        if _mincore(self._at(first), offset + size - first, (ctypes.c_char * pages).from_buffer(found)):
             return False
-        return all(page & 1 for page in found.raw)
+        return all(page & 1 for page in found)
 
     def fetch(self, offset: int, size: int) -> None:
         def read(fd: int) -> None:
             end = offset + size
             for at in range(offset, end, _FETCH_BYTES):
-                os.pread(fd, min(_FETCH_BYTES, end - at), at)
+                want = min(_FETCH_BYTES, end - at)
+                if len(os.pread(fd, want, at)) != want:
+                    raise OSError(errno.EIO, f"the file was cut off below byte {at + want}", self.path)
 
         self._with_fd(read)
 

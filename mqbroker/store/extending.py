@@ -8,7 +8,7 @@ from __future__ import annotations
 from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.consumequeue_ext import ADDRESS_MAX, ConsumeQueueExt
-from mqbroker.store.queries import store_timestamp_at
+from mqbroker.store.logscan import store_timestamp_at
 
 
 def extend_entries(

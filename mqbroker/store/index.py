@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from operator import mul
 from struct import Struct
 
+from mqbroker.store.cold import Pages
 from mqbroker.store.commitlog import Piled
 from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.disk import IDisk, IMappedFile
@@ -101,6 +102,7 @@ class IndexFile:
             self.count = 1
         # Blocks for header, slots and the entries there are; new entries get theirs as they come.
         self._allocated = self._entries_at + self.count * ENTRY_BYTES
+        self._is_open = True
         file.allocate(0, self._allocated)
 
     @property
@@ -197,17 +199,35 @@ class IndexFile:
             self._buffer, 0, self.begin_ms, self.end_ms, self.begin_offset, self.end_offset, self.slots_used, self.count
         )
 
+    async def _is_ready(self, pages: Pages, at: int, size: int) -> bool:
+        """Have bytes in memory; False where the file was deleted meanwhile."""
+        try:
+            await pages.ready(self.file, at, size)
+        except FileNotFoundError:
+            return False
+        return self._is_open
+
+    def forget(self) -> None:
+        """It is about to be closed: whoever waits for bytes of it finds nothing."""
+        self._is_open = False
+
     def overlaps(self, begin_ms: int, end_ms: int) -> bool:
         return begin_ms <= self.end_ms and end_ms >= self.begin_ms
 
-    def find(self, key_hash: int, begin_ms: int, end_ms: int, count: int) -> list[int]:
-        """Physical offsets of messages whose key has this hash, newest first. Times are good to the second."""
+    async def find(self, key_hash: int, begin_ms: int, end_ms: int, count: int, pages: Pages) -> list[int]:
+        """Physical offsets of messages whose key has this hash, newest first. Times are good to the second.
+
+        Raises OSError where the disk cannot read it; none is found in a file that is deleted meanwhile.
+        """
         found: list[int] = []
-        (number,) = _SLOT.unpack_from(self._buffer, HEADER_BYTES + key_hash % self._slots * SLOT_BYTES)
+        slot_at = HEADER_BYTES + key_hash % self._slots * SLOT_BYTES
+        if not await self._is_ready(pages, slot_at, SLOT_BYTES):
+            return []
+        (number,) = _SLOT.unpack_from(self._buffer, slot_at)
         while 0 < number < self.count and len(found) < count:
-            entry_hash, physical_offset, seconds, older = _ENTRY.unpack_from(
-                self._buffer, self._entries_at + number * ENTRY_BYTES
-            )
+            if not await self._is_ready(pages, self._at(number), ENTRY_BYTES):
+                return []
+            entry_hash, physical_offset, seconds, older = _ENTRY.unpack_from(self._buffer, self._at(number))
             # The first entry is the beginning, whatever it says: see `_put_first`.
             time_ms = self.begin_ms + (seconds * 1000 if number > 1 else 0)
             if entry_hash == key_hash and begin_ms <= time_ms + 999 and time_ms <= end_ms:
@@ -369,7 +389,7 @@ class Index:
     def drop_first_file(self) -> None:
         """Forget the first file. The caller closes it."""
         assert len(self.files) > 1
-        del self.files[0]
+        self.files.pop(0).forget()
 
     def resume(self, is_clean: bool) -> None:
         """Go on after the newest entry of the files there are."""
@@ -401,17 +421,18 @@ class Index:
         """Where the newest indexed message stands in the log."""
         return self.files[-1].end_offset if self.files else 0
 
-    def find(self, topic: str, key: str, begin_ms: int, end_ms: int, count: int) -> list[int]:
+    async def find(self, topic: str, key: str, begin_ms: int, end_ms: int, count: int, pages: Pages) -> list[int]:
         """Physical offsets of messages that may have this key, newest first: hashes can collide."""
         key_hash = self._hasher.hash(java_hash(topic + "#"), key.encode())
         found: list[int] = []
-        for file in reversed(self.files):
+        for file in reversed(list(self.files)):
             if file.overlaps(begin_ms, end_ms):
-                found += file.find(key_hash, begin_ms, end_ms, count - len(found))
+                found += await file.find(key_hash, begin_ms, end_ms, count - len(found), pages)
             if len(found) >= count or file.begin_ms < begin_ms:
                 break
         return found
 
     def close(self) -> None:
         for file in self.files:
+            file.forget()
             file.file.close()

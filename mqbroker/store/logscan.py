@@ -15,7 +15,14 @@ from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.consumequeue import TOPIC_NAME
 from mqbroker.store.disk import IMappedFile
 from mqbroker.wire.codes import SysFlag
-from mqbroker.wire.record import BLANK_BYTES_MIN, BLANK_MAGIC, BORN_HOST_OFFSET, MAGIC, RECORD_BYTES_MIN
+from mqbroker.wire.record import (
+    BLANK_BYTES_MIN,
+    BLANK_MAGIC,
+    BORN_HOST_OFFSET,
+    MAGIC,
+    RECORD_BYTES_MIN,
+    SYS_FLAG_OFFSET,
+)
 
 _SIZE_MAGIC = Struct(">II")
 # Size, magic, CRC, queue id, queue offset, physical offset, sys flag, store timestamp and body size, with IPv4 hosts.
@@ -152,3 +159,15 @@ def scan(log: CommitLog, start: int, end: int) -> Iterator[Scanned | Damage]:
             after = following.physical_offset if following else offset - at + log.segment_bytes
             yield Damage(segment.path, offset, min(after, end), item.why)
             offset = after
+
+
+def store_timestamp_at(log: CommitLog, physical_offset: int) -> int:
+    """When the message at `physical_offset`, which was just read or appended, was stored, ms; -1 where the log has
+    none there."""
+    found = log.view(physical_offset)
+    if found is None:
+        return -1
+    view, at = found
+    (sys_flag,) = _INT.unpack_from(view, at + SYS_FLAG_OFFSET)
+    timestamp: int = _LONG.unpack_from(view, at + (68 if sys_flag & SysFlag.BORN_HOST_V6 else 56))[0]
+    return timestamp

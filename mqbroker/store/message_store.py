@@ -7,7 +7,6 @@ know of the network, nor of what messages mean.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from collections.abc import Set as AbstractSet
 
 import attrs
 from twisted.internet.defer import Deferred, succeed
@@ -15,13 +14,13 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from mqbroker.config import StoreSettings
+from mqbroker.store.cold import TouchingPages, run_now
 from mqbroker.store.commitlog import Appended, NewMessage
 from mqbroker.store.disk import IDisk
 from mqbroker.store.dispatch import DispatchListener
-from mqbroker.store.logscan import Damage, Scanned, scan_at
+from mqbroker.store.logscan import Damage, store_timestamp_at
 from mqbroker.store.opening import Opening, Parts
-from mqbroker.store.pull import GetResult
-from mqbroker.store.queries import find_by_key, offset_by_time, store_timestamp_at
+from mqbroker.store.queries import Queries
 from mqbroker.store.store_files import StorePaths
 from mqbroker.store.turns import ProgressLine, Steps, run_at_once, run_in_turns
 from mqbroker.store.worker import IWorker
@@ -32,6 +31,7 @@ class StoreStats:
     """Offsets in bytes of the log, times in ms, disks in percent that are used (0 where not looked at yet).
 
     `earliest_ms`: when the oldest message of the log was stored; -1 where there is none.
+    `damages`: ranges of the log that hold no record. `rotten_entries`: of consume queues, which point elsewhere.
     """
 
     log_min_offset: int
@@ -47,6 +47,7 @@ class StoreStats:
     log_disk_percent: int
     queues_disk_percent: int
     is_disk_full: bool
+    rotten_entries: int
 
 
 class MessageStore:
@@ -62,6 +63,7 @@ class MessageStore:
         self._dispatcher = dispatcher
         self._log_flusher = parts.log_flusher
         self._reader = parts.reader
+        self._cold = parts.cold
         self._files = parts.files
         self._transient = parts.transient
         self._retention = parts.retention
@@ -69,6 +71,13 @@ class MessageStore:
         self._is_stopped = False
         #: Hot: the log's own function, unless messages may name queues (see multi_dispatch).
         self.append: Callable[[Sequence[NewMessage]], list[Appended]] = parts.append
+        #: Hot: the reader's own functions.
+        self.get = parts.reader.get
+        self.get_when_ready = parts.reader.get_when_ready
+        damages = parts.files.damages
+        #: Looks messages up, and never waits for the disk.
+        self.queries = Queries(commit_log, parts.queues, parts.index, damages, parts.cold)
+        self._waiting_queries = Queries(commit_log, parts.queues, parts.index, damages, TouchingPages())
         #: Called with topic, queue id, next offset, tags code (None for several) and store timestamp (ms) once for
         #: each queue that got messages in a turn, after they can be got.
         self.on_dispatch: list[DispatchListener] = dispatcher.listeners
@@ -105,7 +114,8 @@ class MessageStore:
 
     def _close(self) -> Deferred[None]:
         # The worker may still be at the segments' files: they are closed after it is done.
-        return self._files.close().addBoth(lambda _: self._close_files())
+        stopped = self._files.close().addBoth(lambda _: self._cold.stop())
+        return stopped.addBoth(lambda _: self._close_files())
 
     def _close_files(self) -> None:
         self._commit_log.close()
@@ -159,19 +169,6 @@ class MessageStore:
 
     # Reading
 
-    def get(
-        self,
-        topic: str,
-        queue_id: int,
-        offset: int,
-        max_count: int,
-        max_bytes: int | None = None,
-        tags_codes: AbstractSet[int] | None = None,
-    ) -> GetResult:
-        """Messages of a queue from `offset` on, at least one however large, filtered by tags codes where given."""
-        queue = self._queues.by_name.get((topic, queue_id))
-        return self._reader.get(queue, offset, max_count, max_bytes, tags_codes)
-
     def min_offset(self, topic: str, queue_id: int) -> int:
         queue = self._queues.by_name.get((topic, queue_id))
         return queue.min_offset if queue is not None else 0
@@ -182,38 +179,33 @@ class MessageStore:
         return queue.max_offset if queue is not None else 0
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """The offset of the message stored nearest to a time; 0 where the queue holds none."""
-        queue = self._queues.by_name.get((topic, queue_id))
-        return offset_by_time(self._commit_log, queue, timestamp_ms) if queue is not None else 0
+        """See `Queries.offset_by_time`; this and the next may wait for the disk."""
+        return run_now(self._waiting_queries.offset_by_time(topic, queue_id, timestamp_ms))
 
     def store_timestamp(self, topic: str, queue_id: int, offset: int) -> int:
-        """When the message at `offset` was stored, ms; -1 where there is none."""
-        queue = self._queues.by_name.get((topic, queue_id))
-        if queue is None or not queue.min_offset <= offset < queue.max_offset:
-            return -1
-        return store_timestamp_at(self._commit_log, queue.entry(offset)[0])
+        return run_now(self._waiting_queries.store_timestamp(topic, queue_id, offset))
 
     def earliest_timestamp(self, topic: str, queue_id: int) -> int:
-        """When the oldest message of a queue was stored, ms; -1 where there is none."""
-        return self.store_timestamp(topic, queue_id, self.min_offset(topic, queue_id))
+        return run_now(self._waiting_queries.earliest_timestamp(topic, queue_id))
 
     def physical_offset(self, topic: str, queue_id: int, offset: int) -> int:
-        """Where the message at `offset` of a queue stands in the log; -1 where there is none."""
-        queue = self._queues.by_name.get((topic, queue_id))
-        if queue is None or not queue.min_offset <= offset < queue.max_offset:
-            return -1
-        return queue.entry(offset)[0]
+        return run_now(self._waiting_queries.physical_offset(topic, queue_id, offset))
 
     def read_record(self, physical_offset: int, size: int | None = None) -> bytes | None:
-        """The record at an offset of the log, checked; None where none stands there, or one of another size."""
-        found = self._commit_log.view(physical_offset)
-        if found is None:
-            return None
-        view, at = found
-        item = scan_at(view, at, physical_offset)
-        if not isinstance(item, Scanned) or size not in (None, item.size):
-            return None
-        return bytes(view[at : at + item.size])
+        return run_now(self._waiting_queries.record(physical_offset, size))
+
+    def query(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> list[bytes]:
+        self._dispatcher.index_piled()
+        return run_now(self._waiting_queries.by_key(topic, key, max_count, begin_ms, end_ms))
+
+    async def query_when_ready(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> list[bytes]:
+        """Records of a topic by unique key or key, stored between two times: see `Queries.by_key`."""
+        self._dispatcher.index_piled()
+        return await self.queries.by_key(topic, key, max_count, begin_ms, end_ms)
+
+    async def is_far(self, topic: str, queue_id: int, offset: int) -> bool:
+        """Whether a message of a queue is so far behind that it counts as on the disk; False where there is none."""
+        return await self.queries.is_far(topic, queue_id, offset, self._reader.near_bytes)
 
     def read_log(self, offset: int, max_bytes: int) -> memoryview:
         """Bytes of the log from `offset` on, up to the end of its segment: what replication sends."""
@@ -222,13 +214,6 @@ class MessageStore:
             return memoryview(b"")
         view, at = found
         return view[at : min(at + max_bytes, len(view), at + self._commit_log.readable_end - offset)]
-
-    def query(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> list[bytes]:
-        """Records of a topic by unique key or key, newest first, stored between two times."""
-        if self._index is None:
-            return []
-        self._dispatcher.index_piled()
-        return find_by_key(self._commit_log, self._index, topic, key, max_count, begin_ms, end_ms)
 
     @property
     def log_min_offset(self) -> int:
@@ -251,7 +236,7 @@ class MessageStore:
     @property
     def damages(self) -> Sequence[Damage]:
         """Ranges of the log found to hold no record."""
-        return self._files.damages
+        return tuple(self._files.damages)
 
     @property
     def stats(self) -> StoreStats:
@@ -271,6 +256,7 @@ class MessageStore:
             log_disk_percent=log_percent,
             queues_disk_percent=queues_percent,
             is_disk_full=bool(self._commit_log.why_disk_full),
+            rotten_entries=self._reader.verifier.rotten_entries,
         )
 
 

@@ -12,8 +12,10 @@ from twisted.logger import Logger
 
 from mqbroker.config import BrokerRole, FlushDiskType, StoreSettings
 from mqbroker.store.checkpoint import Checkpoint, decode_checkpoint
+from mqbroker.store.cold import ColdReads
 from mqbroker.store.commitlog import Appended, CommitLog, NewMessage
 from mqbroker.store.consumequeue import ConsumeQueues
+from mqbroker.store.damages import Damages
 from mqbroker.store.deletion import CacheCleaner, LogCleaner, Remover
 from mqbroker.store.disk import IDisk, ILockedFile, IMappedFile
 from mqbroker.store.disk_watch import DiskWatch, RoomLimits
@@ -50,6 +52,7 @@ class Parts:
     dispatcher: Dispatcher
     log_flusher: LogFlusher
     reader: Reader
+    cold: ColdReads
     files: StoreFiles
     transient: TransientStore | None
     retention: Retention
@@ -122,9 +125,10 @@ class Opening:
         index = self._open_index(checkpoint, commit_log, is_clean, is_intact) if settings.message_index_enable else None
         if index is not None:
             opened.callback(index.close)
-        files = StoreFiles(disk, paths, self.lock, source, queues, index, checkpoint)
+        damages = Damages(commit_log.end)
+        files = StoreFiles(disk, paths, self.lock, source, queues, index, checkpoint, damages)
         for damage in recovered.damages:
-            files.add_damage(damage)
+            files.add_damage_at_open(damage)
         dispatcher = yield from self._build_queues(commit_log, queues, index, recovered, files)
         dispatcher.last_timestamp_ms = max(checkpoint.queues_ms, dispatcher.last_timestamp_ms)
         if not is_intact:  # not before what the machine may have lost is built anew
@@ -149,6 +153,7 @@ class Opening:
             _progress_of(flusher, dispatcher, index),
         )
         multi = self._multi_queues(queues)
+        cold = ColdReads(self.worker)
         return Parts(
             commit_log.append if multi is None else MultiAppender(commit_log, multi).append,
             commit_log,
@@ -156,7 +161,8 @@ class Opening:
             index,
             dispatcher,
             flusher,
-            Reader(commit_log, settings, disk.memory_bytes()),
+            Reader(commit_log, queues, settings, disk.memory_bytes(), damages, files.add_damage, cold),
+            cold,
             files,
             transient,
             self._make_retention(commit_log, queues, index, files),

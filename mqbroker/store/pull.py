@@ -1,183 +1,171 @@
 """Getting messages of a queue, which is what pulls are answered from: pieces of the log, not copied.
 
-Hot path. Must never know who asks.
+Hot path: what this process appended not long ago is in memory and as it was stored, and is answered at once; the rest
+takes a closer look, and what is not in memory is fetched first. Must never know who asks.
 """
 
 from __future__ import annotations
 
-import enum
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from struct import Struct
-from typing import NamedTuple
+
+from twisted.internet.defer import Deferred
 
 from mqbroker.config import StoreSettings
+from mqbroker.errors import StoreDamaged
+from mqbroker.store.closer_look import CloserLook
+from mqbroker.store.cold import ColdReads, Stretch, Unreadable
 from mqbroker.store.commitlog import CommitLog
-from mqbroker.store.consumequeue import BLANK_SIZE, ENTRY_BYTES, ConsumeQueue, entries_struct
-from mqbroker.store.consumequeue_ext import ADDRESS_MAX
+from mqbroker.store.consumequeue import ConsumeQueue, ConsumeQueues, entries_struct
+from mqbroker.store.damages import Damages
+from mqbroker.store.logscan import Damage
+from mqbroker.store.outcomes import Get, GetResult, GetStatus, outside
+from mqbroker.store.verifying import Verifier
 from mqbroker.wire.record import RECORD_BYTES_MIN
 
-_ENTRY = Struct(">qiq")
-#: Entries one get may look at while it filters by tags (Java: 16000 bytes of them).
-_FILTERED_MAX = 800
+_LONG = Struct(">q")
 _AT_ONCE_MAX = 64
-
-
-class GetStatus(enum.Enum):
-    """Outcomes of a get, by the names of the Java broker."""
-
-    FOUND = "FOUND"
-    NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
-    MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"
-    OFFSET_FOUND_NULL = "OFFSET_FOUND_NULL"
-    OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
-    OFFSET_OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
-    OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
-    NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE"
-    NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
-
-
-class GetResult(NamedTuple):
-    """`pieces` together are `count` records, one after another; they stay valid, and are read-only."""
-
-    status: GetStatus
-    next_offset: int
-    min_offset: int
-    max_offset: int
-    pieces: list[memoryview]
-    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
-    suggest_slave: bool
+#: How often bytes are fetched for one get before it is answered in any case.
+_FETCHES_MAX = 8
 
 
 class Reader:
     """Answers gets.
 
     :param memory_bytes: of the machine; messages further behind than a share of it count as on the disk.
+    :param report: is told of what cannot be read.
     """
 
-    def __init__(self, log: CommitLog, settings: StoreSettings, memory_bytes: int) -> None:
+    def __init__(
+        self,
+        log: CommitLog,
+        queues: ConsumeQueues,
+        settings: StoreSettings,
+        memory_bytes: int,
+        damages: Damages,
+        report: Callable[[Damage], None],
+        cold: ColdReads,
+    ) -> None:
         self._log = log
-        self._near_bytes = memory_bytes * settings.access_message_in_memory_max_ratio // 100
-        self._memory_limits = (
-            settings.max_transfer_count_on_message_in_memory,
-            settings.max_transfer_bytes_on_message_in_memory,
-        )
-        self._disk_limits = (
-            settings.max_transfer_count_on_message_in_disk,
-            settings.max_transfer_bytes_on_message_in_disk,
-        )
+        self._queues = queues.by_name
+        self._damages = damages
+        self._report = report
+        self._cold = cold
+        self.verifier = Verifier(log, report)
+        self.near_bytes = int(memory_bytes * (settings.access_message_in_memory_max_ratio / 100))
+        self._look = CloserLook(log, damages, self.verifier, settings, self.near_bytes, cold.touched)
+        self._count_limit = settings.max_transfer_count_on_message_in_memory
+        self._bytes_limit = settings.max_transfer_bytes_on_message_in_memory
 
     def get(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_count: int,
+        max_bytes: int | None = None,
+        tags_codes: AbstractSet[int] | None = None,
+    ) -> GetResult:
+        """Messages of a queue from `offset` on, at least one however large, filtered by tags codes where given.
+
+        May wait for the disk.
+        """
+        queue = self._queues.get((topic, queue_id))
+        found = self._get_at_once(queue, offset, max_count, max_bytes, tags_codes)
+        if found is None:
+            assert queue is not None
+            found = self._look.get(Get(queue, offset, max_count, max_bytes, tags_codes), None)
+        return found
+
+    def get_when_ready(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_count: int,
+        max_bytes: int | None = None,
+        tags_codes: AbstractSet[int] | None = None,
+    ) -> GetResult | Deferred[GetResult]:
+        """As `get`, but never waits for the disk: what is not in memory comes later.
+
+        Raises StoreBusy where too many wait. The Deferred fails with StoreDamaged where the consume queue cannot be
+        read, and with StoreError when the store stops.
+        """
+        queue = self._queues.get((topic, queue_id))
+        found = self._get_at_once(queue, offset, max_count, max_bytes, tags_codes)
+        if found is None:
+            assert queue is not None
+            return self._get_cold(Get(queue, offset, max_count, max_bytes, tags_codes), _FETCHES_MAX)
+        return found
+
+    def _get_at_once(
         self,
         queue: ConsumeQueue | None,
         offset: int,
         max_count: int,
         max_bytes: int | None,
         tags_codes: AbstractSet[int] | None,
-    ) -> GetResult:
-        if queue is None or queue.max_offset == 0:
-            return GetResult(GetStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0, [], 0, False)
+    ) -> GetResult | None:
+        """The answer, or None where it takes a closer look. Hot."""
+        if queue is None:
+            return outside(offset, 0, 0)
         low, high = queue.min_offset, queue.max_offset
         if not low <= offset < high:
-            return _outside(offset, low, high)
+            return outside(offset, low, high)
+        if tags_codes is not None or offset < queue.asked_below:
+            return None
         log = self._log
         view, at, available = queue.locate(offset)
         (first,) = _LONG.unpack_from(view, at)
-        is_far = log.end - first > self._near_bytes
-        count_limit, bytes_limit = self._disk_limits if is_far else self._memory_limits
-        if max_bytes is not None:
-            bytes_limit = max_bytes
-        count = min(max_count, count_limit)
+        if first < self._damages.sure_from or log.end - first > self.near_bytes:
+            return None
+        count = min(max_count, self._count_limit, available)
         if count < 1:
             count = 1
-        if tags_codes is None and count <= _AT_ONCE_MAX:
-            if count > available:
-                count = available
-            pieces = self._get_at_once(view, at, count, bytes_limit)
-            if pieces is not None:
-                return GetResult(GetStatus.FOUND, offset + count, low, high, pieces, count, is_far)
-        return self._get_each(queue, offset, count, bytes_limit, tags_codes)
-
-    def _get_at_once(self, view: memoryview, at: int, count: int, bytes_limit: int) -> list[memoryview] | None:
-        """The messages of `count` entries, where all are whole, in one segment and within limits; None otherwise."""
+        elif count > _AT_ONCE_MAX:
+            return None
         entries = entries_struct(count).unpack_from(view, at)
         offsets, sizes = entries[::3], entries[1::3]
         size = sum(sizes)
-        if size > bytes_limit and count > 1:
+        if count > 1 and size > (self._bytes_limit if max_bytes is None else max_bytes):
             return None
-        first = offsets[0]
-        span = offsets[-1] + sizes[-1] - first
+        last = offsets[-1]
+        span = last + sizes[-1] - first
+        whole = log.read(first, span)
+        if whole is None or size < count * RECORD_BYTES_MIN:
+            return None
         if size == span:  # one after another
-            piece = self._log.read(first, size)
-            return [piece] if piece is not None else None
-        whole = self._log.read(first, span)
-        if whole is None or min(sizes) < RECORD_BYTES_MIN or min(offsets) != first or max(offsets) != offsets[-1]:
+            pieces = [whole]
+        elif min(sizes) < RECORD_BYTES_MIN or min(offsets) != first or max(offsets) != last:
             return None
-        return [whole[offset - first : offset - first + size] for offset, size in zip(offsets, sizes, strict=True)]
+        else:
+            pieces = [whole[o - first : o - first + size] for o, size in zip(offsets, sizes, strict=True)]
+        return GetResult(GetStatus.FOUND, offset + count, low, high, pieces, count, False)
 
-    def _get_each(
-        self,
-        queue: ConsumeQueue,
-        offset: int,
-        max_count: int,
-        bytes_limit: int,
-        tags_codes: AbstractSet[int] | None,
-    ) -> GetResult:
+    def _get_cold(self, get: Get, tries: int) -> GetResult | Deferred[GetResult]:
+        missing: list[Stretch] = []
+        found = self._look.get(get, missing if tries else None)
+        if not missing:
+            return found
+        return self._cold.fetch(missing).addCallback(self._fetched, get, tries - 1)
+
+    def _fetched(self, unreadable: Unreadable, get: Get, tries: int) -> GetResult | Deferred[GetResult]:
+        for stretch, error in unreadable:
+            self._leave_out(stretch, error, get)
+        return self._get_cold(get, tries)
+
+    def _leave_out(self, stretch: Stretch, error: OSError, get: Get) -> None:
+        """Keep what cannot be read of the log from readers. Raises StoreDamaged where it is of the queue, which is
+        not lost but can be built again; what was deleted meanwhile is no matter."""
         log = self._log
-        view, at, available = queue.locate(offset)
-        look = min(available, max_count if tags_codes is None else max(_FILTERED_MAX, max_count))
-        status = GetStatus.NO_MATCHED_MESSAGE
-        runs: list[tuple[int, int]] = []
-        run_start = run_end = -1
-        total = count = 0
-        seen = 0
-        newest = 0
-        for physical_offset, size, code in _ENTRY.iter_unpack(view[at : at + look * ENTRY_BYTES]):
-            if count and size != BLANK_SIZE and (count >= max_count or total + size > bytes_limit):
-                break
-            seen += 1
-            newest = physical_offset
-            if tags_codes is not None and code not in tags_codes and not _is_wanted(queue, code, tags_codes):
-                continue
-            if size < RECORD_BYTES_MIN or log.read(physical_offset, size) is None:  # removed, a hole, or damaged
-                if not count:
-                    status = GetStatus.MESSAGE_WAS_REMOVING
-                continue
-            if physical_offset != run_end or (physical_offset - log.min_offset) % log.segment_bytes == 0:
-                if run_end >= 0:
-                    runs.append((run_start, run_end))
-                run_start = physical_offset
-            run_end = physical_offset + size
-            total += size
-            count += 1
-        if run_end >= 0:
-            runs.append((run_start, run_end))
-        pieces = []
-        for start, end in runs:
-            piece = log.read(start, end - start)
-            assert piece is not None
-            pieces.append(piece)
-        if count:
-            status = GetStatus.FOUND
-        is_far = log.end - newest > self._near_bytes
-        return GetResult(status, offset + seen, queue.min_offset, queue.max_offset, pieces, count, is_far)
-
-
-_LONG = Struct(">q")
-
-
-def _is_wanted(queue: ConsumeQueue, code: int, tags_codes: AbstractSet[int]) -> bool:
-    """Whether a message is wanted whose entry does not have a wanted tags code but may have the address of its unit.
-
-    Without its unit nobody knows: the consumer looks at the tag itself."""
-    if code > ADDRESS_MAX:
-        return False
-    tags_code = queue.tags_code(code)
-    return tags_code is None or tags_code in tags_codes
-
-
-def _outside(offset: int, low: int, high: int) -> GetResult:
-    if offset < low:
-        return GetResult(GetStatus.OFFSET_TOO_SMALL, low, low, high, [], 0, False)
-    if offset == high:
-        return GetResult(GetStatus.OFFSET_OVERFLOW_ONE, offset, low, high, [], 0, False)
-    return GetResult(GetStatus.OFFSET_OVERFLOW_BADLY, high, low, high, [], 0, False)
+        for number, segment in enumerate(log.segments):
+            if segment is stretch.file:
+                start = log.min_offset + number * log.segment_bytes + stretch.at
+                why = f"the disk cannot read it: {error}"
+                self._report(Damage(segment.path, start, start + stretch.size, why))
+                return
+        queue = get.queue
+        if queue.min_offset <= get.offset < queue.max_offset and queue.place(get.offset)[0] is stretch.file:
+            why = f"the disk cannot read it ({error}); stop, delete {queue.directory} and start to have it built again"
+            raise StoreDamaged(stretch.file.path, stretch.at, why)

@@ -1,68 +1,196 @@
-"""Finding messages by key and by time. Reads log, consume queues and index; must never write to them."""
+"""Finding messages by key, by time and by offset. Reads log, consume queues and index; must never write to them.
+
+What it touches it first asks `Pages` for, and looks up anew afterwards: while it waited files may have been deleted.
+"""
 
 from __future__ import annotations
 
 from struct import Struct
 
+from mqbroker.store.cold import Pages
 from mqbroker.store.commitlog import CommitLog
-from mqbroker.store.consumequeue import BLANK_SIZE, ConsumeQueue
+from mqbroker.store.consumequeue import BLANK_SIZE, ENTRY_BYTES, ConsumeQueue, ConsumeQueues
+from mqbroker.store.damages import Damages
 from mqbroker.store.index import Index
 from mqbroker.store.logscan import Scanned, scan_at
 from mqbroker.store.properties import find_property
-from mqbroker.wire.codes import SysFlag
-from mqbroker.wire.record import SYS_FLAG_OFFSET
+from mqbroker.wire.record import MAGIC, RECORD_BYTES_MIN
 
-_INT = Struct(">i")
-_LONG = Struct(">q")
+_SIZE_MAGIC = Struct(">II")
+#: No frame brings a message as large as this, so no record is: what says it is one is not read.
+_RECORD_BYTES_MAX = 64 * 1024 * 1024
+#: How many entries of no message are passed over to the next older message, when one is looked for by its time.
+_BLANKS_MAX = 1000
+#: The messages of one answer together: clients take no larger frames.
+ANSWER_BYTES_MAX = 15 * 1024 * 1024
 
 
-def store_timestamp_at(log: CommitLog, physical_offset: int) -> int:
-    """When the message at `physical_offset` was stored, ms; -1 where the log has none there."""
-    found = log.view(physical_offset)
-    if found is None:
+class Queries:
+    """Looks messages up. Methods raise OSError where the disk cannot read, and StoreBusy."""
+
+    def __init__(
+        self, log: CommitLog, queues: ConsumeQueues, index: Index | None, damages: Damages, pages: Pages
+    ) -> None:
+        self._log = log
+        self._queues = queues.by_name
+        self._index = index
+        self._damages = damages
+        self._pages = pages
+
+    # By offset
+
+    async def record(self, physical_offset: int, size: int | None = None) -> bytes | None:
+        """The record at an offset of the log, checked; None where none stands there, or one of another size."""
+        found = await self._scanned(physical_offset, size)
+        if found is None:
+            return None
+        record = self._log.read(physical_offset, found.size)
+        return bytes(record) if record is not None else None
+
+    async def _scanned(self, physical_offset: int, size: int | None = None) -> Scanned | None:
+        log = self._log
+        head = await self._bytes(physical_offset, RECORD_BYTES_MIN)
+        if head is None:
+            return None
+        real_size, magic = _SIZE_MAGIC.unpack_from(head)
+        if magic != MAGIC or size not in (None, real_size) or not RECORD_BYTES_MIN <= real_size < _RECORD_BYTES_MAX:
+            return None
+        if await self._bytes(physical_offset, real_size) is None:
+            return None
+        if self._damages.covers(physical_offset, physical_offset + real_size):
+            return None
+        view, at = log.view(physical_offset) or (memoryview(b""), 0)
+        item = scan_at(view[: at + real_size], at, physical_offset)
+        return item if isinstance(item, Scanned) else None
+
+    async def _bytes(self, physical_offset: int, size: int) -> memoryview | None:
+        """Bytes of the log, in memory; None where it does not hold them."""
+        log = self._log
+        if log.read(physical_offset, size) is None:
+            return None
+        file, at = log.place(physical_offset)
+        await self._pages.ready(file, at, size)
+        return log.read(physical_offset, size)
+
+    # By queue and offset
+
+    async def entry(self, queue: ConsumeQueue, offset: int) -> tuple[int, int, int] | None:
+        """Physical offset, size and tags code of a message of a queue; None where it has none at `offset`."""
+        if not queue.min_offset <= offset < queue.max_offset:
+            return None
+        file, at, _ = queue.place(offset)
+        await self._pages.ready(file, at, ENTRY_BYTES)
+        return queue.entry(offset) if queue.min_offset <= offset < queue.max_offset else None
+
+    async def physical_offset(self, topic: str, queue_id: int, offset: int) -> int:
+        """Where the message at `offset` of a queue stands in the log; -1 where there is none."""
+        queue = self._queues.get((topic, queue_id))
+        entry = await self.entry(queue, offset) if queue is not None else None
+        return entry[0] if entry is not None else -1
+
+    async def store_timestamp(self, topic: str, queue_id: int, offset: int) -> int:
+        """When the message at `offset` was stored, ms; -1 where there is none."""
+        queue = self._queues.get((topic, queue_id))
+        return await self._time_at(queue, offset) if queue is not None else -1
+
+    async def earliest_timestamp(self, topic: str, queue_id: int) -> int:
+        """When the oldest message of a queue was stored, ms; -1 where there is none."""
+        queue = self._queues.get((topic, queue_id))
+        return await self._time_at(queue, queue.min_offset) if queue is not None else -1
+
+    async def _time_at(self, queue: ConsumeQueue, offset: int) -> int:
+        entry = await self.entry(queue, offset)
+        if entry is None or entry[1] == BLANK_SIZE:
+            return -1
+        found = await self._scanned(entry[0], entry[1])
+        return found.store_timestamp_ms if found is not None else -1
+
+    async def is_far(self, topic: str, queue_id: int, offset: int, near_bytes: int) -> bool:
+        """Whether a message is further behind than `near_bytes`; False where there is none."""
+        at = await self.physical_offset(topic, queue_id, offset)
+        return at >= 0 and self._log.end - at > near_bytes
+
+    # By time
+
+    async def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
+        """The offset of the message stored nearest to a time, of equally near ones the older; 0 where there is none.
+
+        Where several were stored at that very time it is the one that the Java broker's search comes upon first, which
+        looks at the middle of one file of the consume queue, and of what is left again.
+        """
+        queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            return 0
+        low, high = await self._file_by_time(queue, timestamp_ms)
+        before: tuple[int, int] | None = None
+        after: tuple[int, int] | None = None
+        start = low
+        while low < high:
+            middle = (low + high - 1) // 2
+            stored_ms = await self._time_at_or_before(queue, middle, low)
+            if stored_ms == timestamp_ms:
+                return middle
+            if stored_ms > timestamp_ms:
+                high = middle
+                after = middle, stored_ms
+            else:
+                low = middle + 1
+                if stored_ms >= 0:
+                    before = middle, stored_ms
+        if before is None and start > queue.min_offset:  # between two files
+            stored_ms = await self._time_at_or_before(queue, start - 1, queue.min_offset)
+            before = (start - 1, stored_ms) if stored_ms >= 0 else None
+        if before is None:
+            return after[0] if after is not None else queue.min_offset
+        if after is None or timestamp_ms - before[1] <= after[1] - timestamp_ms:
+            return before[0]
+        return after[0]
+
+    async def _file_by_time(self, queue: ConsumeQueue, timestamp_ms: int) -> tuple[int, int]:
+        """The offsets of the first file of a queue whose last message was stored at that time or later; of the last
+        file, where there is none."""
+        low, high = 0, len(queue.file_ranges())
+        while low < high:
+            middle = (low + high) // 2
+            start, end = queue.file_ranges()[middle]
+            if await self._time_at_or_before(queue, end - 1, start) < timestamp_ms:
+                low = middle + 1
+            else:
+                high = middle
+        ranges = queue.file_ranges()
+        return ranges[min(low, len(ranges) - 1)] if ranges else (0, 0)
+
+    async def _time_at_or_before(self, queue: ConsumeQueue, offset: int, low: int) -> int:
+        """When the message at `offset` was stored, or, where it is none, the one before it; -1 where none is."""
+        for before in range(offset, max(low, offset - _BLANKS_MAX) - 1, -1):
+            stored_ms = await self._time_at(queue, before)
+            if stored_ms >= 0:
+                return stored_ms
         return -1
-    view, at = found
-    (sys_flag,) = _INT.unpack_from(view, at + SYS_FLAG_OFFSET)
-    timestamp: int = _LONG.unpack_from(view, at + (68 if sys_flag & SysFlag.BORN_HOST_V6 else 56))[0]
-    return timestamp
 
+    # By key
 
-def offset_by_time(log: CommitLog, queue: ConsumeQueue, timestamp_ms: int) -> int:
-    """The queue offset of the message stored nearest to a time: of equally near ones the older."""
-
-    def is_before(physical_offset: int, size: int) -> bool:
-        return size == BLANK_SIZE or store_timestamp_at(log, physical_offset) < timestamp_ms
-
-    low, high = queue.min_offset, queue.max_offset
-    offset = queue.search(is_before, low, high)
-    if offset == low or low == high:
-        return low
-    before = timestamp_ms - store_timestamp_at(log, queue.entry(offset - 1)[0])
-    if offset == high:
-        return offset - 1
-    after = store_timestamp_at(log, queue.entry(offset)[0]) - timestamp_ms
-    return offset if after == 0 or before > after else offset - 1
-
-
-def find_by_key(
-    log: CommitLog, index: Index, topic: str, key: str, count: int, begin_ms: int, end_ms: int
-) -> list[bytes]:
-    """Records whose unique key, or one of whose keys, is `key`, newest first."""
-    found: list[bytes] = []
-    wanted = (topic.encode(), key.encode())
-    # Other keys can share a hash: look for some more than asked for.
-    for physical_offset in index.find(topic, key, begin_ms, end_ms, 4 * count):
-        place = log.view(physical_offset)
-        if place is None:
-            continue
-        item = scan_at(place[0], place[1], physical_offset)
-        if isinstance(item, Scanned) and _has_key(item, *wanted) and begin_ms <= item.store_timestamp_ms <= end_ms:
-            record = bytes(place[0][place[1] : place[1] + item.size])
-            if record not in found:
-                found.append(record)
-        if len(found) >= count:
-            break
-    return found
+    async def by_key(self, topic: str, key: str, count: int, begin_ms: int, end_ms: int) -> list[bytes]:
+        """The newest `count` records whose unique key, or one of whose keys, is `key`, the oldest of them first."""
+        if self._index is None or count <= 0:
+            return []
+        found: list[bytes] = []
+        wanted = (topic.encode(), key.encode())
+        total = 0
+        # Other keys can share a hash: look for some more than asked for.
+        candidates = await self._index.find(topic, key, begin_ms, end_ms, 4 * count, self._pages)
+        for physical_offset in sorted(set(candidates), reverse=True):
+            item = await self._scanned(physical_offset)
+            if item is None or not _has_key(item, *wanted) or not begin_ms <= item.store_timestamp_ms <= end_ms:
+                continue
+            record = self._log.read(physical_offset, item.size)
+            total += item.size
+            if record is None or (found and total > ANSWER_BYTES_MAX):
+                break
+            found.append(bytes(record))
+            if len(found) >= count:
+                break
+        return found[::-1]
 
 
 def _has_key(item: Scanned, topic: bytes, key: bytes) -> bool:

@@ -15,13 +15,13 @@ from twisted.logger import Logger
 
 from mqbroker.store.checkpoint import Checkpoint, encode_checkpoint
 from mqbroker.store.consumequeue import ConsumeQueues
+from mqbroker.store.damages import Damages
 from mqbroker.store.disk import IDisk, ILockedFile
 from mqbroker.store.flush import CacheFlusher
 from mqbroker.store.index import Index
 from mqbroker.store.logscan import Damage
 from mqbroker.store.segment import SegmentSource
 
-_DAMAGES_MAX = 1000
 #: Whether the index is meant too -> what to do on the worker, and what with its result; None for nothing.
 SnapshotFunction = Callable[[bool], "tuple[Callable[[], OSError | None], Callable[[OSError | None], None]] | None"]
 
@@ -77,6 +77,7 @@ class StoreFiles:
         queues: ConsumeQueues,
         index: Index | None,
         checkpoint: Checkpoint,
+        damages: Damages,
     ) -> None:
         self._disk = disk
         self._paths = paths
@@ -86,7 +87,7 @@ class StoreFiles:
         self._index = index
         self._checkpoint = checkpoint
         self._is_broken = False
-        self.damages: list[Damage] = []
+        self.damages = damages
         self._flusher: CacheFlusher | None = None
         self._progress: Callable[[], Checkpoint] = lambda: checkpoint
 
@@ -98,12 +99,20 @@ class StoreFiles:
         self._flusher = flusher_of(self._snapshot)
 
     def add_damage(self, damage: Damage) -> None:
+        """Keep a range of the log from readers, and tell it once."""
+        if self.damages.add(damage):
+            self._tell(damage)
+
+    def add_damage_at_open(self, damage: Damage) -> None:
+        """As `add_damage`, for what was found before the log was opened."""
+        if self.damages.add_at_open(damage):
+            self._tell(damage)
+
+    def _tell(self, damage: Damage) -> None:
         self.log.error(
             "{path}: no record from offset {start} to {end} of the log: {why}",
             path=damage.path, start=damage.start, end=damage.end, why=damage.why,
         )  # fmt: skip
-        if len(self.damages) < _DAMAGES_MAX and damage not in self.damages:
-            self.damages.append(damage)
 
     def forget_queues_above(self, offset: int) -> None:
         """Note on the disk that consume queues are about to be built anew from `offset` of the log: a process that is

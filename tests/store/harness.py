@@ -9,6 +9,7 @@ import os
 import shutil
 import tarfile
 from collections.abc import Callable
+from mmap import PAGESIZE
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,23 @@ class Faults:
     space: DiskSpace = DiskSpace(10 * 1024**4, 90 * 1024**4)
     unremovable: set[str] = attrs.field(factory=set)  # file names
     synced_directories: set[str] = attrs.field(factory=set)
+    #: Nothing is in memory but what is fetched from now on, by path and page.
+    is_cold: bool = False
+    fetched: set[tuple[str, int]] = attrs.field(factory=set)
+    #: (path, offset, size) of each fetch.
+    fetches: list[tuple[str, int, int]] = attrs.field(factory=list)
+    #: (path, offset) of bytes that cannot be read.
+    unreadable: set[tuple[str, int]] = attrs.field(factory=set)
+
+    def evict(self) -> None:
+        """Have nothing in memory."""
+        self.is_cold = True
+        self.fetched.clear()
+        self.fetches.clear()
+
+
+def _pages(offset: int, size: int) -> range:
+    return range(offset // PAGESIZE, -(-(offset + size) // PAGESIZE))
 
 
 @implementer(IMappedFile)
@@ -75,10 +93,16 @@ class FaultyFile:
         self._inner.write_at(offset, data)
 
     def is_resident(self, offset: int, size: int) -> bool:
-        return self._inner.is_resident(offset, size)
+        if not self._faults.is_cold:
+            return True
+        return all((self.path, page) in self._faults.fetched for page in _pages(offset, size))
 
     def fetch(self, offset: int, size: int) -> None:
+        self._faults.fetches.append((self.path, offset, size))
+        if any(path == self.path and offset <= at < offset + size for path, at in self._faults.unreadable):
+            raise OSError(errno.EIO, "Input/output error", self.path)
         self._inner.fetch(offset, size)
+        self._faults.fetched.update((self.path, page) for page in _pages(offset, size))
 
     def pin(self) -> None:
         self._inner.pin()
@@ -195,6 +219,12 @@ def stop(store: MessageStore) -> None:
     stopped: list[None] = []
     store.stop().addCallback(stopped.append)
     assert stopped == [None]
+
+
+def after_restart(bench: Bench, store: MessageStore) -> MessageStore:
+    """Stop the store and open it again: what it has is from before the start."""
+    stop(store)
+    return bench.open()
 
 
 def turns(clock: Clock, seconds: float = 0.0) -> None:

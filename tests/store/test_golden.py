@@ -91,7 +91,6 @@ def test_offset_by_time_finds_the_message_of_that_time(tmp_path: Path) -> None:
         topic, queue_id, at = expected["topic"], expected["queue_id"], expected["store_timestamp"]
         found = store.offset_by_time(topic, queue_id, at)
         assert store.store_timestamp(topic, queue_id, found) == at
-        assert found <= expected["queue_offset"]
     stop(store)
 
 

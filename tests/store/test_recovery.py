@@ -160,7 +160,7 @@ def test_damage_below_the_durable_mark_is_passed_over_and_reported(bench: Bench)
     assert bodies(again) == [b"%d" % i * 50 for i in range(20) if i != 7]
     assert again.read_record(rows[7][0]) is None
     found = again.get("T", 0, 7, 1)
-    assert (found.status, found.next_offset) == (GetStatus.MESSAGE_WAS_REMOVING, 8)
+    assert (found.status, found.next_offset, found.count) == (GetStatus.FOUND, 9, 1)
     assert again.append([message()])[0][:2] == (end, 20)
     stop(again)
 

@@ -11,7 +11,7 @@ import pytest
 from mqbroker.errors import StoreBusy, StoreUnwritable
 from mqbroker.store import MessageStore
 from mqbroker.store.disk import IMappedFile
-from mqbroker.store.pull import GetStatus
+from mqbroker.store.outcomes import GetStatus
 from mqbroker.wire.record import decode_records
 from tests.store.harness import Bench, make_bench, message, stop, turns
 

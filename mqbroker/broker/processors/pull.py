@@ -21,7 +21,7 @@ from mqbroker.config import BrokerSettings
 from mqbroker.errors import MQError, Refused
 from mqbroker.remoting.handlers import IConnection, RawRequest, failure_response
 from mqbroker.store.message_store import MessageStore
-from mqbroker.store.pull import GetResult, GetStatus
+from mqbroker.store.outcomes import GetResult, GetStatus
 from mqbroker.wire.bodies import SubscriptionData, SubscriptionGroupConfig
 from mqbroker.wire.codes import FAQ, MASTER_ID, VERSION, Perm, PullSysFlag, ResponseCode
 from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand, encode_command

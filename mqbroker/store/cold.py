@@ -1,0 +1,176 @@
+"""Bytes of mapped files that are not in memory, fetched on the worker before anybody touches them.
+
+Touching a page that is on the disk stops the whole thread until it is there: the reactor's must not. Bytes that are
+read one after another are fetched some way ahead. Must never know what the bytes mean.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Coroutine, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import attrs
+from twisted.internet.defer import Deferred, succeed
+from twisted.python.failure import Failure
+
+from mqbroker.errors import StoreBusy, StoreError
+from mqbroker.store.disk import IMappedFile
+from mqbroker.store.worker import IWorker
+
+T = TypeVar("T")
+
+#: Fetches that the worker may have at a time: it has other things to do, such as syncing.
+RUNNING_MAX = 2
+#: Fetches that may wait for those; one more is refused.
+WAITING_MAX = 10_000
+#: What is read around bytes that are missing.
+AROUND_BYTES = 64 * 1024
+#: How far ahead bytes are fetched of a file that is read from front to back.
+AHEAD_BYTES = 4 * 1024 * 1024
+_STREAMS_MAX = 64
+
+
+class Stretch(NamedTuple):
+    """Some bytes of a file."""
+
+    file: IMappedFile
+    at: int
+    size: int
+
+
+#: Stretches that could not be read, and why.
+Unreadable = list[tuple[Stretch, OSError]]
+
+
+class Pages(Protocol):
+    """How one who may wait, or may not, gets at bytes of a mapped file."""
+
+    async def ready(self, file: IMappedFile, at: int, size: int) -> None:
+        """Return when the bytes can be touched. Raises OSError where the disk cannot read them, and StoreBusy."""
+
+
+class TouchingPages:
+    """For whoever may wait for the disk where it stands: tools, and tests."""
+
+    async def ready(self, file: IMappedFile, at: int, size: int) -> None:
+        """The bytes can always be touched."""
+
+
+def run_now(steps: Coroutine[Any, Any, T]) -> T:
+    """The result of what waits for nothing."""
+    try:
+        steps.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise AssertionError("it waits")
+
+
+@attrs.define
+class _Stream:
+    """A file that is read from front to back: fetched up to `end`, and on from there when `next_at` is touched."""
+
+    next_at: int
+    end: int
+
+
+class ColdReads:
+    """Fetches on the worker, a few at a time and the rest in order."""
+
+    def __init__(self, worker: IWorker) -> None:
+        self._worker = worker
+        self._running = 0
+        self._waiting: deque[tuple[Sequence[Stretch], Deferred[Unreadable]]] = deque()
+        self._streams: dict[str, _Stream] = {}
+        self._stopped: Deferred[None] | None = None
+        #: How many fetches there were.
+        self.fetches = 0
+
+    def fetch(self, stretches: Sequence[Stretch]) -> Deferred[Unreadable]:
+        """Fires when they are in memory, with those that cannot be read. Raises StoreBusy where too many wait."""
+        if self._stopped is not None:
+            raise StoreError("the store is stopping")
+        if len(self._waiting) >= WAITING_MAX:
+            raise StoreBusy(f"{WAITING_MAX} reads wait for the disk")
+        done: Deferred[Unreadable] = Deferred()
+        self._waiting.append((stretches, done))
+        self._next()
+        return done
+
+    def _next(self) -> None:
+        while self._waiting and self._running < RUNNING_MAX:
+            stretches, done = self._waiting.popleft()
+            self._run(stretches).chainDeferred(done)
+
+    def _run(self, stretches: Sequence[Stretch]) -> Deferred[Unreadable]:
+        self._running += 1
+        self.fetches += 1
+        first = stretches[0]
+        around = Stretch(first.file, first.at, min(AROUND_BYTES, first.file.size - first.at))
+        self._follow(first)
+        return self._worker.run(lambda: _fetch(around, stretches)).addBoth(self._ended)
+
+    def _ended(self, result: Unreadable | Failure) -> Unreadable | Failure:
+        self._running -= 1
+        self._next()
+        if self._stopped is not None and not self._running:
+            self._stopped.callback(None)
+        return result
+
+    # Reading ahead
+
+    def _follow(self, first: Stretch) -> None:
+        stream = self._streams.pop(first.file.path, None)
+        end = first.at + AROUND_BYTES
+        # What goes on where the last fetch ended, or a bit further, is read from front to back.
+        goes_on = stream is not None and stream.end <= first.at <= stream.end + AHEAD_BYTES
+        while len(self._streams) >= _STREAMS_MAX:
+            del self._streams[next(iter(self._streams))]
+        self._streams[first.file.path] = _Stream(first.at if goes_on else first.file.size, end)
+
+    def touched(self, file: IMappedFile, at: int) -> None:
+        """Bytes from `at` on are about to be read, which are in memory: fetch on ahead of them where it is time."""
+        stream = self._streams.get(file.path)
+        if stream is None or not stream.next_at <= at < stream.end or self._stopped is not None:
+            return
+        if self._running >= RUNNING_MAX or stream.end >= file.size:
+            return
+        ahead = Stretch(file, stream.end, min(AHEAD_BYTES, file.size - stream.end))
+        stream.next_at, stream.end = stream.end, ahead.at + ahead.size
+        self._running += 1
+        self.fetches += 1
+        self._worker.run(lambda: _fetch(ahead, ())).addBoth(self._ended)
+
+    # One by one
+
+    async def ready(self, file: IMappedFile, at: int, size: int) -> None:
+        """See `Pages`."""
+        if not file.is_resident(at, size):
+            unreadable = await self.fetch([Stretch(file, at, size)])
+            if unreadable:
+                raise unreadable[0][1]
+
+    def stop(self) -> Deferred[None]:
+        """Fires when the worker has none of these left; what waits for its turn fails with StoreError."""
+        waiting, self._waiting = self._waiting, deque()
+        stopped = self._stopped = Deferred()
+        for _, done in waiting:
+            done.errback(StoreError("the store is stopping"))
+        if not self._running:
+            return succeed(None)
+        return stopped
+
+
+def _fetch(around: Stretch, stretches: Sequence[Stretch]) -> Unreadable:
+    """On the worker: read what is wanted, and what is near it."""
+    with contextlib.suppress(OSError):  # it may be of bytes that nobody asked for
+        around.file.fetch(around.at, around.size)
+    unreadable: Unreadable = []
+    for stretch in stretches:
+        try:
+            stretch.file.fetch(stretch.at, stretch.size)
+        except OSError as error:
+            unreadable.append((stretch, error))
+    return unreadable

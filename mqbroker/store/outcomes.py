@@ -1,0 +1,62 @@
+"""What a get may come to. Only values."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Set as AbstractSet
+from typing import NamedTuple
+
+from mqbroker.store.consumequeue import ConsumeQueue
+
+
+class GetStatus(enum.Enum):
+    """Outcomes of a get, by the names of the Java broker.
+
+    Neither broker has a NO_MATCHED_LOGIC_QUEUE to tell: a queue that was never written to has no message.
+    """
+
+    FOUND = "FOUND"
+    NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
+    MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"
+    OFFSET_FOUND_NULL = "OFFSET_FOUND_NULL"
+    OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
+    OFFSET_OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
+    OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
+    NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE"
+    NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
+
+
+class GetResult(NamedTuple):
+    """`pieces` together are `count` records, one after another; they stay valid, and are read-only.
+
+    `suggest_slave`: what was looked at last is so far behind that it counts as on the disk.
+    """
+
+    status: GetStatus
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    pieces: list[memoryview]
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
+    suggest_slave: bool
+
+
+class Get(NamedTuple):
+    """What is asked for: messages of `queue` from `offset` on, all where `tags_codes` is None."""
+
+    queue: ConsumeQueue
+    offset: int
+    max_count: int
+    max_bytes: int | None
+    tags_codes: AbstractSet[int] | None
+
+
+def outside(offset: int, low: int, high: int) -> GetResult:
+    """The answer to who asks for an offset that is not within low..high, what a queue holds."""
+    if high == 0:
+        return GetResult(GetStatus.NO_MESSAGE_IN_QUEUE, 0, low, 0, [], 0, False)
+    if offset < low:
+        return GetResult(GetStatus.OFFSET_TOO_SMALL, low, low, high, [], 0, False)
+    if offset == high:
+        return GetResult(GetStatus.OFFSET_OVERFLOW_ONE, offset, low, high, [], 0, False)
+    return GetResult(GetStatus.OFFSET_OVERFLOW_BADLY, high, low, high, [], 0, False)

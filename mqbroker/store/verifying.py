@@ -1,0 +1,147 @@
+"""Checks records that were in the log when it was opened, before they are served for the first time.
+
+What this process appended is as it was stored; what lay on the disk may have rotted. A record's CRC is over its body
+only: of the rest it is checked that its parts add up and that it is where, and what, its consume queue entry says.
+Must never wait: who asks has the bytes in memory.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from struct import Struct
+
+from twisted.logger import Logger
+
+from mqbroker.store.commitlog import CommitLog
+from mqbroker.store.consumequeue import ConsumeQueue
+from mqbroker.store.logscan import BODY_OFFSET_V4, Damage, Filler, Scanned, scan_at
+from mqbroker.wire.codes import SysFlag
+from mqbroker.wire.record import BLANK_MAGIC, MAGIC
+
+#: Size, magic, CRC, queue id, queue offset, physical offset, sys flag and body size, with IPv4 hosts.
+_HEAD = Struct(">IIIi4xqqi44xi")
+_HEAD_START = Struct(">II")
+_V6 = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
+_LIGHT_QUEUE = "%LMQ%"
+
+#: One bit stands for 64 bytes of the log, in which no two records can start; 16 KiB of bits for 8 MiB.
+_CELL_BITS = 6
+_CHUNK_BITS = 23
+_CELLS_MASK = (1 << (_CHUNK_BITS - _CELL_BITS)) - 1
+_CHUNK_BYTES = (_CELLS_MASK + 1) // 8
+#: Chunks that are remembered, which is 16 MiB of memory for 8 GiB of the log; the oldest is forgotten for a new one.
+_CHUNKS_MAX = 1024
+_ROTTEN_MAX = 1000
+
+
+class Verifier:
+    """Remembers which records it found whole.
+
+    :param report: is told of each record that is not.
+    `rotten_entries`: how many consume queue entries pointed at something else than their message.
+    """
+
+    log = Logger()
+
+    def __init__(self, commit_log: CommitLog, report: Callable[[Damage], None]) -> None:
+        self._commit_log = commit_log
+        self._report = report
+        self._chunks: dict[int, bytearray] = {}
+        self._told: set[tuple[str, int, int]] = set()
+        self.rotten_entries = 0
+
+    def is_good(self, queue: ConsumeQueue, queue_offset: int, physical_offset: int, size: int) -> bool:
+        """Whether the message that an entry of `queue` says is at `physical_offset` is there, whole.
+
+        All `size` bytes must be in the log.
+        """
+        found = self._commit_log.view(physical_offset)
+        assert found is not None
+        view, at = found
+        real_size, magic, crc, queue_id, own_offset, own_physical, sys_flag, body_bytes = _HEAD.unpack_from(view, at)
+        place = at + BODY_OFFSET_V4 + body_bytes
+        end = at + size
+        name = queue.topic_bytes
+        if (
+            magic == MAGIC
+            and real_size == size
+            and own_physical == physical_offset
+            and own_offset == queue_offset
+            and queue_id == queue.queue_id
+            and not sys_flag & _V6
+            and body_bytes >= 0
+            and place + 3 + len(name) <= end
+            and view[place] == len(name)
+            and view[place + 1 : place + 1 + len(name)] == name
+        ):
+            cell = physical_offset >> _CELL_BITS & _CELLS_MASK
+            chunk = self._chunks.get(physical_offset >> _CHUNK_BITS)
+            if chunk is not None and chunk[cell >> 3] & 1 << (cell & 7):
+                return True
+            place += 1 + len(name)
+            if (
+                zlib.crc32(view[at + BODY_OFFSET_V4 : at + BODY_OFFSET_V4 + body_bytes]) & 0x7FFFFFFF == crc
+                or not body_bytes
+            ) and place + 2 + (view[place] << 8 | view[place + 1]) == end:
+                self._remember(physical_offset)
+                return True
+        return self._judge(queue, queue_offset, physical_offset, size)
+
+    def _remember(self, physical_offset: int) -> None:
+        cell = physical_offset >> _CELL_BITS & _CELLS_MASK
+        number = physical_offset >> _CHUNK_BITS
+        chunk = self._chunks.get(number)
+        if chunk is None:
+            if len(self._chunks) >= _CHUNKS_MAX:
+                del self._chunks[next(iter(self._chunks))]
+            chunk = self._chunks[number] = bytearray(_CHUNK_BYTES)
+        chunk[cell >> 3] |= 1 << (cell & 7)
+
+    def _judge(self, queue: ConsumeQueue, queue_offset: int, physical_offset: int, size: int) -> bool:
+        """An unusual record, or what is wrong: with the record, or with the entry that points here."""
+        found = self._commit_log.view(physical_offset)
+        assert found is not None
+        view, at = found
+        item = scan_at(view[: at + size], at, physical_offset)  # a rotten size must not lead to bytes on the disk
+        if isinstance(item, Scanned):
+            its_own = item.topic, item.queue_id, item.queue_offset
+            if item.size != size:
+                why = f"{size} bytes where a record of {item.size} is"
+            elif its_own == (queue.topic_bytes, queue.queue_id, queue_offset) or queue.topic.startswith(_LIGHT_QUEUE):
+                return True
+            else:
+                why = "message {2} of queue {1} of {0!r}".format(*its_own)
+        else:
+            why = "a filler" if isinstance(item, Filler) else item.why or "no record"
+            if self._is_record_place(physical_offset, size):
+                path = self._commit_log.path_of(physical_offset)
+                self._report(Damage(path, physical_offset, physical_offset + size, why))
+                return False
+        self._tell_rotten(queue, queue_offset, physical_offset, why)
+        return False
+
+    def _is_record_place(self, physical_offset: int, size: int) -> bool:
+        """Whether a record of this size was here, so that what is wrong is the record and not the entry."""
+        view, at = self._commit_log.view(physical_offset) or (memoryview(b""), 0)
+        real_size, magic, _, _, _, own_physical, _, _ = _HEAD.unpack_from(view, at)
+        if (real_size, magic, own_physical) == (size, MAGIC, physical_offset):
+            return True
+        view, at = self._commit_log.view(physical_offset + size) or (memoryview(b""), 0)
+        if len(view) - at < _HEAD.size:
+            return len(view) - at >= 8 and _HEAD_START.unpack_from(view, at) == (len(view) - at, BLANK_MAGIC)
+        after_size, magic, _, _, _, own_physical, _, _ = _HEAD.unpack_from(view, at)
+        return (magic, own_physical) == (MAGIC, physical_offset + size) or (after_size, magic) == (
+            len(view) - at,
+            BLANK_MAGIC,
+        )
+
+    def _tell_rotten(self, queue: ConsumeQueue, queue_offset: int, physical_offset: int, why: str) -> None:
+        key = (queue.topic, queue.queue_id, queue_offset)
+        if key not in self._told and len(self._told) < _ROTTEN_MAX:
+            self._told.add(key)
+            self.rotten_entries += 1
+            self.log.error(
+                "{directory}: entry {n} is passed over: it points to {offset} of the log, where is {why}",
+                directory=queue.directory, n=queue_offset, offset=physical_offset, why=why,
+            )  # fmt: skip

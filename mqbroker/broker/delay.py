@@ -8,11 +8,13 @@ nothing. Source: ScheduleMessageService of 4.9.7, which polls ten times a second
 from __future__ import annotations
 
 from functools import partial
+from typing import TypeVar
 
 import attrs
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 from mqbroker.errors import MessageRefused, MQError, MultiDispatchRefused, StoreError
 from mqbroker.store.commitlog import NewMessage
@@ -23,7 +25,9 @@ from mqbroker.wire.bodies import Body
 from mqbroker.wire.codes import SCHEDULE_TOPIC, TRANS_HALF_TOPIC, Prop
 from mqbroker.wire.names import check_topic
 from mqbroker.wire.properties import decode_properties, reencode_properties
-from mqbroker.wire.record import BadRecord, Record, decode_records, encode_host
+from mqbroker.wire.record import BadRecord, Record, decode_record, encode_host
+
+T = TypeVar("T")
 
 log = Logger()
 
@@ -54,6 +58,8 @@ class DelayService:
         loaded = file.load(partial(DelayOffsets.from_json, dialect_bytes_max=None))
         self._offsets: dict[int, int] = dict(loaded.offset_table) if loaded is not None else {}
         self._timers: dict[int, IDelayedCall] = {}
+        #: Levels whose next messages are being read from the disk.
+        self._reading: set[int] = set()
         self._running = False
         self._changed = False
 
@@ -84,7 +90,9 @@ class DelayService:
     def arrived(self, topic: str, queue_id: int) -> None:
         """A queue has new messages: where it is a level that waits for one, look at it."""
         level = queue_id + 1
-        if topic == SCHEDULE_TOPIC and self._running and level not in self._timers and level <= len(self._delays_ms):
+        if topic != SCHEDULE_TOPIC or not self._running or level > len(self._delays_ms):
+            return
+        if level not in self._timers and level not in self._reading:
             self._again(level, 0)
 
     def _again(self, level: int, seconds: float) -> None:
@@ -94,38 +102,66 @@ class DelayService:
         """Deliver what is due of one level, and set its timer for what comes next."""
         del self._timers[level]
         offset = self._offsets.get(level, 0)
-        found = self._store.get(SCHEDULE_TOPIC, level - 1, offset, TURN_MESSAGES_MAX)
+        try:
+            found = self._store.get_when_ready(SCHEDULE_TOPIC, level - 1, offset, TURN_MESSAGES_MAX)
+        except StoreError as error:
+            self._read_failed(Failure(error), level)  # type: ignore[no-untyped-call]
+            return
+        if isinstance(found, Deferred):
+            self._reading.add(level)
+            found.addBoth(self._was_read, level)
+            found.addCallbacks(self._take, self._read_failed, callbackArgs=(level, offset), errbackArgs=(level,))
+            found.addErrback(lambda failure: log.failure("delay level {delay} stopped", failure, delay=level))
+        else:
+            self._take(found, level, offset)
+
+    def _was_read(self, result: T, level: int) -> T:
+        self._reading.discard(level)
+        return result
+
+    def _read_failed(self, failure: Failure, level: int) -> None:
+        failure.trap(StoreError)  # type: ignore[no-untyped-call]
+        if self._running:
+            log.error("delay level {delay} cannot be read: {why}", delay=level, why=failure.getErrorMessage())
+            self._again(level, RETRY_SECONDS)
+
+    def _take(self, found: GetResult, level: int, offset: int) -> None:
+        if not self._running:
+            return
         if found.status is not GetStatus.FOUND:
             self._correct(level, offset, found.next_offset)
             return
-        records = self._read(level, offset, found)
-        if not records:
-            self._again(level, 0)
-            return
+        records = self._decode(level, offset, found)
         now_ms = self._clock.seconds() * 1000
         due = [record for record in records if self._due_ms(record, level) <= now_ms]
         if not self._deliver(due):
             self._again(level, RETRY_SECONDS)
             return
-        if due:
-            self._move(level, offset + len(due))
+        # Not by their number: what is damaged among them was passed over.
         if len(due) < len(records):
+            if due:
+                self._move(level, records[len(due)].queue_offset)
             self._again(level, max(0.0, self._due_ms(records[len(due)], level) - now_ms) / 1000)
         else:
+            self._move(level, records[-1].queue_offset + 1 if records else offset + 1)
             self._again(level, 0)
 
-    def _read(self, level: int, offset: int, found: GetResult) -> list[Record]:
-        """The messages at `offset`; of several one of which is damaged, the first. None where that one is: skip it."""
+    def _decode(self, level: int, offset: int, found: GetResult) -> list[Record]:
+        """The messages that were found, up to one that cannot be decoded; none, with a log line, where that is the
+        first: skip it."""
+        data = memoryview(b"".join(found.pieces))
+        records: list[Record] = []
+        at = 0
         try:
-            return decode_records(b"".join(found.pieces))
+            while at < len(data):
+                records.append(decode_record(data, at))
+                at += records[-1].store_size
         except BadRecord as error:
-            if found.count > 1:
-                return self._read(level, offset, self._store.get(SCHEDULE_TOPIC, level - 1, offset, 1))
-            log.error(
-                "delay level {delay} skips a damaged message at {n}: {why}", delay=level, n=offset, why=str(error)
-            )
-            self._move(level, found.next_offset)
-            return []
+            if not records:
+                log.error(
+                    "delay level {delay} skips a damaged message at {n}: {why}", delay=level, n=offset, why=str(error)
+                )
+        return records
 
     def _due_ms(self, record: Record, level: int) -> int:
         return record.store_timestamp + self._delays_ms[level - 1]

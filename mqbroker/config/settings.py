@@ -190,6 +190,7 @@ class BrokerSettings:
     reject_transaction_message: bool = boolean(False, important=True)
     long_polling_enable: bool = boolean(True)
     short_polling_time_ms: int = long(1000, 1, key="shortPollingTimeMills")
+    slave_read_enable: bool = boolean(False)
     notify_consumer_ids_changed_enable: bool = boolean(True)
     flush_consumer_offset_interval_ms: int = whole(5000, 1, unit="ms")
     start_accept_send_request_timestamp_ms: int = long(0, key="startAcceptSendRequestTimeStamp")

@@ -38,7 +38,7 @@ _JAVA = _keys(
 #: What belongs to functions this version does not have.
 _ABSENT = _keys(
     """
-    flushConsumerOffsetHistoryInterval fetchNamesrvAddrByAddressServer slaveReadEnable
+    flushConsumerOffsetHistoryInterval fetchNamesrvAddrByAddressServer
     disableConsumeIfConsumerReadSlowly consumerFallbehindThreshold brokerFastFailureEnable waitTimeMillsInSendQueue
     waitTimeMillsInPullQueue waitTimeMillsInHeartbeatQueue waitTimeMillsInTransactionQueue enableCalcFilterBitMap
     expectConsumerNumUseFilter maxErrorRateOfBloomFilter filterDataCleanTimeSpan filterSupportRetry

@@ -88,11 +88,14 @@ class ColdReads:
         #: How many fetches there were.
         self.fetches = 0
 
-    def fetch(self, stretches: Sequence[Stretch]) -> Deferred[Unreadable]:
-        """Fires when they are in memory, with those that cannot be read. Raises StoreBusy where too many wait."""
+    def fetch(self, stretches: Sequence[Stretch], *, goes_on: bool = False) -> Deferred[Unreadable]:
+        """Fires when they are in memory, with those that cannot be read.
+
+        Raises StoreBusy where too many wait, unless it goes on with what waited before.
+        """
         if self._stopped is not None:
             raise StoreError("the store is stopping")
-        if len(self._waiting) >= WAITING_MAX:
+        if len(self._waiting) >= WAITING_MAX and not goes_on:
             raise StoreBusy(f"{WAITING_MAX} reads wait for the disk")
         done: Deferred[Unreadable] = Deferred()
         self._waiting.append((stretches, done))
@@ -102,22 +105,22 @@ class ColdReads:
     def _next(self) -> None:
         while self._waiting and self._running < RUNNING_MAX:
             stretches, done = self._waiting.popleft()
-            self._run(stretches).chainDeferred(done)
+            first = stretches[0]
+            around = Stretch(first.file, first.at, min(AROUND_BYTES, first.file.size - first.at))
+            self._follow(first)
+            self._run(around, stretches, done)
 
-    def _run(self, stretches: Sequence[Stretch]) -> Deferred[Unreadable]:
+    def _run(self, around: Stretch, stretches: Sequence[Stretch], done: Deferred[Unreadable]) -> None:
         self._running += 1
         self.fetches += 1
-        first = stretches[0]
-        around = Stretch(first.file, first.at, min(AROUND_BYTES, first.file.size - first.at))
-        self._follow(first)
-        return self._worker.run(lambda: _fetch(around, stretches)).addBoth(self._ended)
+        self._worker.run(lambda: _fetch(around, stretches)).addBoth(self._ended, done)
 
-    def _ended(self, result: Unreadable | Failure) -> Unreadable | Failure:
+    def _ended(self, result: Unreadable | Failure, done: Deferred[Unreadable]) -> None:
         self._running -= 1
+        done.callback(result)
         self._next()
         if self._stopped is not None and not self._running:
             self._stopped.callback(None)
-        return result
 
     # Reading ahead
 
@@ -139,9 +142,7 @@ class ColdReads:
             return
         ahead = Stretch(file, stream.end, min(AHEAD_BYTES, file.size - stream.end))
         stream.next_at, stream.end = stream.end, ahead.at + ahead.size
-        self._running += 1
-        self.fetches += 1
-        self._worker.run(lambda: _fetch(ahead, ())).addBoth(self._ended)
+        self._run(ahead, (), Deferred())
 
     # One by one
 

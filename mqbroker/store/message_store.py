@@ -14,7 +14,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from mqbroker.config import StoreSettings
-from mqbroker.store.cold import TouchingPages, run_now
+from mqbroker.store.cold import Pages, TouchingPages, run_now
 from mqbroker.store.commitlog import Appended, NewMessage
 from mqbroker.store.disk import IDisk
 from mqbroker.store.dispatch import DispatchListener
@@ -74,10 +74,14 @@ class MessageStore:
         #: Hot: the reader's own functions.
         self.get = parts.reader.get
         self.get_when_ready = parts.reader.get_when_ready
-        damages = parts.files.damages
+
+        def queries_with(pages: Pages) -> Queries:
+            files = parts.files
+            return Queries(commit_log, parts.queues, parts.index, files.damages, files.add_damage, pages)
+
         #: Looks messages up, and never waits for the disk.
-        self.queries = Queries(commit_log, parts.queues, parts.index, damages, parts.cold)
-        self._waiting_queries = Queries(commit_log, parts.queues, parts.index, damages, TouchingPages())
+        self.queries = queries_with(parts.cold)
+        self._waiting_queries = queries_with(TouchingPages())
         #: Called with topic, queue id, next offset, tags code (None for several) and store timestamp (ms) once for
         #: each queue that got messages in a turn, after they can be got.
         self.on_dispatch: list[DispatchListener] = dispatcher.listeners

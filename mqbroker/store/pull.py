@@ -148,7 +148,8 @@ class Reader:
         found = self._look.get(get, missing if tries else None)
         if not missing:
             return found
-        return self._cold.fetch(missing).addCallback(self._fetched, get, tries - 1)
+        done = self._cold.fetch(missing, goes_on=tries < _FETCHES_MAX)
+        return done.addCallback(self._fetched, get, tries - 1)
 
     def _fetched(self, unreadable: Unreadable, get: Get, tries: int) -> GetResult | Deferred[GetResult]:
         for stretch, error in unreadable:

@@ -5,14 +5,16 @@ What it touches it first asks `Pages` for, and looks up anew afterwards: while i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from struct import Struct
 
+from mqbroker.errors import StoreDamaged
 from mqbroker.store.cold import Pages
 from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.consumequeue import BLANK_SIZE, ENTRY_BYTES, ConsumeQueue, ConsumeQueues
 from mqbroker.store.damages import Damages
 from mqbroker.store.index import Index
-from mqbroker.store.logscan import Scanned, scan_at
+from mqbroker.store.logscan import Damage, Scanned, scan_at
 from mqbroker.store.properties import find_property
 from mqbroker.wire.record import MAGIC, RECORD_BYTES_MIN
 
@@ -26,15 +28,26 @@ ANSWER_BYTES_MAX = 15 * 1024 * 1024
 
 
 class Queries:
-    """Looks messages up. Methods raise OSError where the disk cannot read, and StoreBusy."""
+    """Looks messages up.
+
+    Methods raise StoreDamaged where the disk cannot read consume queue or index, and StoreBusy. What it cannot read of
+    the log is reported.
+    """
 
     def __init__(
-        self, log: CommitLog, queues: ConsumeQueues, index: Index | None, damages: Damages, pages: Pages
+        self,
+        log: CommitLog,
+        queues: ConsumeQueues,
+        index: Index | None,
+        damages: Damages,
+        report: Callable[[Damage], None],
+        pages: Pages,
     ) -> None:
         self._log = log
         self._queues = queues.by_name
         self._index = index
         self._damages = damages
+        self._report = report
         self._pages = pages
 
     # By offset
@@ -69,7 +82,13 @@ class Queries:
         if log.read(physical_offset, size) is None:
             return None
         file, at = log.place(physical_offset)
-        await self._pages.ready(file, at, size)
+        try:
+            await self._pages.ready(file, at, size)
+        except OSError as error:
+            if physical_offset >= log.min_offset:
+                why = f"the disk cannot read it: {error}"
+                self._report(Damage(file.path, physical_offset, physical_offset + size, why))
+            return None
         return log.read(physical_offset, size)
 
     # By queue and offset
@@ -79,7 +98,11 @@ class Queries:
         if not queue.min_offset <= offset < queue.max_offset:
             return None
         file, at, _ = queue.place(offset)
-        await self._pages.ready(file, at, ENTRY_BYTES)
+        try:
+            await self._pages.ready(file, at, ENTRY_BYTES)
+        except OSError as error:
+            if queue.min_offset <= offset:
+                raise StoreDamaged(file.path, at, f"the disk cannot read it: {error}") from error
         return queue.entry(offset) if queue.min_offset <= offset < queue.max_offset else None
 
     async def physical_offset(self, topic: str, queue_id: int, offset: int) -> int:
@@ -178,7 +201,10 @@ class Queries:
         wanted = (topic.encode(), key.encode())
         total = 0
         # Other keys can share a hash: look for some more than asked for.
-        candidates = await self._index.find(topic, key, begin_ms, end_ms, 4 * count, self._pages)
+        try:
+            candidates = await self._index.find(topic, key, begin_ms, end_ms, 4 * count, self._pages)
+        except OSError as error:
+            raise StoreDamaged(error.filename or "the index", 0, f"the disk cannot read it: {error}") from error
         for physical_offset in sorted(set(candidates), reverse=True):
             item = await self._scanned(physical_offset)
             if item is None or not _has_key(item, *wanted) or not begin_ms <= item.store_timestamp_ms <= end_ms:

@@ -136,7 +136,7 @@ class FakeConnection:
 class Bench:
     """Everything a BrokerService makes, within reach."""
 
-    def __init__(self, root, *, worker=None, clock=None, store=None, table_worker=None, **changes):
+    def __init__(self, root, *, worker=None, clock=None, store=None, table_worker=None, disk=None, **changes):
         self.clock = clock or Clock()
         if clock is None:
             self.clock.advance(START)
@@ -144,7 +144,7 @@ class Bench:
         self.table_worker = table_worker or InlineWorker()
         self.settings = settings = make_settings(root, store=store, **changes)
         self.store = open_store(
-            settings.store, disk=OsDisk(), clock=self.clock, worker=self.worker, store_host=STORE_HOST
+            settings.store, disk=disk or OsDisk(), clock=self.clock, worker=self.worker, store_host=STORE_HOST
         )
         lmq = settings.store.enable_lmq
         self.topics = TopicTable(self.file("topics.json"), self.clock.seconds, system_topics(settings), lmq)

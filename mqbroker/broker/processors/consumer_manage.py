@@ -79,21 +79,19 @@ class ConsumerManageProcessor:
         self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
         return RemotingCommand.response(request)
 
-    def query_offset(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
+    async def query_offset(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
         """The committed offset; for a group without one 0, while the queue's first message is still recent."""
         header = decode_header(QueryConsumerOffsetRequestHeader, request.ext_fields)
         offset = self._offsets.query(header.consumer_group, header.topic, header.queue_id)
         if offset is None:
-            if self._first_message_is_gone_or_cold(header.topic, header.queue_id):
+            if await self._first_message_is_gone_or_cold(header.topic, header.queue_id):
                 remark = "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first"
                 raise Refused(ResponseCode.QUERY_NOT_FOUND, remark)
             offset = 0
         return RemotingCommand.response(request, header=QueryConsumerOffsetResponseHeader(offset=offset))
 
-    def _first_message_is_gone_or_cold(self, topic: str, queue_id: int) -> bool:
-        if self._store.min_offset(topic, queue_id) > 0:
-            return True
-        return self._store.get(topic, queue_id, 0, 1).suggest_slave
+    async def _first_message_is_gone_or_cold(self, topic: str, queue_id: int) -> bool:
+        return self._store.min_offset(topic, queue_id) > 0 or await self._store.is_far(topic, queue_id, 0)
 
     def lock(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
         """Lock queues for one client of a group; the answer lists those it holds now."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 
 import attrs
+from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
@@ -18,7 +19,7 @@ from mqbroker.broker.offsets import OffsetTable
 from mqbroker.broker.subscriptions import parse_subscription
 from mqbroker.broker.topics import TopicTable
 from mqbroker.config import BrokerSettings
-from mqbroker.errors import MQError, Refused
+from mqbroker.errors import MQError, Refused, StoreBusy
 from mqbroker.remoting.handlers import IConnection, RawRequest, failure_response
 from mqbroker.store.message_store import MessageStore
 from mqbroker.store.outcomes import GetResult, GetStatus
@@ -56,6 +57,7 @@ class _Pull:
     """A pull that passed its checks."""
 
     header: PullMessageRequestHeader
+    group: SubscriptionGroupConfig
     tags_codes: frozenset[int] | None
     opaque: int
     flag: int
@@ -85,19 +87,23 @@ class PullProcessor:
         self._settings = settings
         self._clock = clock
 
-    def take(self, requests: list[RawRequest], connection: IConnection) -> bytes:
-        """Answer a run of pulls; those that are held are answered later over `connection`."""
-        return b"".join([self._take_one(request, connection) for request in requests])
+    def take(self, requests: list[RawRequest], connection: IConnection) -> bytes | Deferred[bytes]:
+        """Answer a run of pulls; over `connection` later those that are held, and those whose messages are not in
+        memory. Of the latter the Deferred tells when all are answered."""
+        answers = [self._take_one(request, connection) for request in requests]
+        try:
+            return b"".join(answers)  # type: ignore[arg-type]  # the quickest way to know that none comes later
+        except TypeError:
+            return _answered_later(answers, connection)
 
-    def _take_one(self, request: RawRequest, connection: IConnection) -> bytes:
+    def _take_one(self, request: RawRequest, connection: IConnection) -> bytes | Deferred[bytes]:
         ext, opaque, flag, _, serialize_type = request
         try:
             header = decode_header(PullMessageRequestHeader, ext)
             pull = self._check(header, opaque, flag, serialize_type, connection)
             answer = self._answer(pull, header.queue_offset, connection)
         except Exception as error:
-            command = RemotingCommand(0, opaque=opaque, serialize_type=serialize_type)
-            answer = encode_command(failure_response(command, error))
+            answer = _failed(error, opaque, serialize_type)
         return b"" if flag & ONEWAY_FLAG else answer
 
     # --- checks
@@ -128,9 +134,9 @@ class PullProcessor:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR,
                 f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] "
-                f"topicConfig.readQueueNums:[{topic.read_queue_nums}] consumer:[{connection.remote_addr}]",
+                f"topicConfig.readQueueNums:[{topic.read_queue_nums}] consumer:[/{connection.remote_addr}]",
             )
-        return _Pull(header, self._tags_codes(header, group), opaque, flag, serialize_type)
+        return _Pull(header, group, self._tags_codes(header, group), opaque, flag, serialize_type)
 
     def _tags_codes(self, header: PullMessageRequestHeader, group: SubscriptionGroupConfig) -> frozenset[int] | None:
         """The tag hashes that are wanted, None for all messages."""
@@ -170,25 +176,47 @@ class PullProcessor:
 
     # --- answers
 
-    def _answer(self, pull: _Pull, offset: int, connection: IConnection) -> bytes:
+    def _answer(self, pull: _Pull, offset: int, connection: IConnection) -> bytes | Deferred[bytes]:
         """The answer's frame; nothing where the pull is held now."""
         header = pull.header
-        result = self._get(pull, offset)
+        result = self._store.get_when_ready(
+            header.topic, header.queue_id, offset, header.max_msg_nums, None, pull.tags_codes
+        )
         if header.sys_flag & PullSysFlag.COMMIT_OFFSET and header.commit_offset >= 0:
             self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
+        if isinstance(result, Deferred):
+            answer = result.addCallback(self._tell, pull, offset, connection)
+            return answer.addErrback(lambda failure: _failed(failure.value, pull.opaque, pull.serialize_type))
+        return self._tell(result, pull, offset, connection)
+
+    def _tell(self, result: GetResult, pull: _Pull, offset: int, connection: IConnection) -> bytes:
         code = _code(result, offset)
-        suspend = header.sys_flag & PullSysFlag.SUSPEND and not pull.flag & ONEWAY_FLAG
-        if suspend and code == ResponseCode.PULL_NOT_FOUND and self._hold(pull, offset, connection):
+        if (
+            code == ResponseCode.PULL_NOT_FOUND
+            and not connection.closed
+            and pull.header.sys_flag & PullSysFlag.SUSPEND
+            and not pull.flag & ONEWAY_FLAG
+            and self._hold(pull, offset, connection)
+        ):
             return b""
         return self._frame(pull, code, result, offset)
 
-    def _get(self, pull: _Pull, offset: int) -> GetResult:
-        header = pull.header
-        return self._store.get(header.topic, header.queue_id, offset, header.max_msg_nums, tags_codes=pull.tags_codes)
+    def _broker_id(self, pull: _Pull, result: GetResult) -> int:
+        """Whom to ask next: a slave, where messages are so far behind that the master would read them from the disk."""
+        if not self._settings.slave_read_enable:
+            return MASTER_ID
+        group = pull.group
+        return group.which_broker_when_consume_slowly if result.suggest_slave else group.broker_id
 
     def _frame(self, pull: _Pull, code: int, result: GetResult, offset: int) -> bytes:
         if code == ResponseCode.SUCCESS and pull.serialize_type == JSON:
-            text = _FOUND % (MASTER_ID, result.next_offset, result.max_offset, result.min_offset, pull.opaque)
+            text = _FOUND % (
+                self._broker_id(pull, result),
+                result.next_offset,
+                result.max_offset,
+                result.min_offset,
+                pull.opaque,
+            )
             size = sum(map(len, result.pieces))
             return b"".join([_LENGTHS.pack(4 + len(text) + size, len(text)), text.encode(), *result.pieces])
         if code == ResponseCode.PULL_OFFSET_MOVED:
@@ -202,7 +230,7 @@ class PullProcessor:
             code,
             result.status.name,
             PullMessageResponseHeader(
-                suggest_which_broker_id=MASTER_ID,
+                suggest_which_broker_id=self._broker_id(pull, result),
                 next_begin_offset=result.next_offset,
                 min_offset=result.min_offset,
                 max_offset=result.max_offset,
@@ -227,9 +255,14 @@ class PullProcessor:
         return self._held.hold(HeldPull(connection, header.topic, header.queue_id, offset, deadline, look))
 
     def _look(self, pull: _Pull, held: HeldPull, last: bool) -> bool:
-        """Look again for a held pull; False where it goes on waiting, behind what it does not want."""
+        """Look again for a held pull; False where it goes on waiting, behind what it does not want.
+
+        What it waits for was appended just now, so that it is in memory."""
+        header = pull.header
         try:
-            result = self._get(pull, held.offset)
+            result = self._store.get(
+                header.topic, header.queue_id, held.offset, header.max_msg_nums, None, pull.tags_codes
+            )
             code = _code(result, held.offset)
             if not last and (code == ResponseCode.PULL_NOT_FOUND or result.status is GetStatus.NO_MATCHED_MESSAGE):
                 if result.status is GetStatus.NO_MATCHED_MESSAGE:
@@ -237,10 +270,23 @@ class PullProcessor:
                 return False
             answer = self._frame(pull, code, result, held.offset)
         except Exception as error:
-            command = RemotingCommand(0, opaque=pull.opaque, serialize_type=pull.serialize_type)
-            answer = encode_command(failure_response(command, error))
+            answer = _failed(error, pull.opaque, pull.serialize_type)
         held.connection.write(answer)
         return True
+
+
+def _answered_later(answers: list[bytes | Deferred[bytes]], connection: IConnection) -> Deferred[bytes]:
+    """Send what there is, and each of the rest when it is there; fires with nothing when all are sent."""
+    connection.write(b"".join([answer for answer in answers if isinstance(answer, bytes)]))
+    later = [answer.addCallback(connection.write) for answer in answers if isinstance(answer, Deferred)]
+    return gatherResults(later).addCallback(lambda _: b"")
+
+
+def _failed(error: BaseException | None, opaque: int, serialize_type: int) -> bytes:
+    if isinstance(error, StoreBusy):
+        error = Refused(ResponseCode.SYSTEM_BUSY, "[OVERLOAD]system busy, start flow control for a while")
+    command = RemotingCommand(0, opaque=opaque, serialize_type=serialize_type)
+    return encode_command(failure_response(command, error))
 
 
 def _code(result: GetResult, offset: int) -> int:

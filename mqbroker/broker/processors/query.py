@@ -29,22 +29,26 @@ class QueryProcessor:
         table.register(RequestCode.QUERY_MESSAGE, self.query)
         table.register(RequestCode.VIEW_MESSAGE_BY_ID, self.view)
 
-    def query(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
+    async def query(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
         """Messages of a topic that have a key, within times of storing in ms."""
         header = decode_header(QueryMessageRequestHeader, request.ext_fields)
         by_unique_key = request.ext_fields.get(UNIQUE_MSG_QUERY_FLAG, "").lower() == "true"
         count = self._default_max if by_unique_key else max(0, min(header.max_num, MESSAGES_MAX))
-        found = self._store.query(header.topic, header.key, count, header.begin_timestamp, header.end_timestamp)
+        found = await self._store.query_when_ready(
+            header.topic, header.key, count, header.begin_timestamp, header.end_timestamp
+        )
         if not found:
-            raise Refused(ResponseCode.QUERY_NOT_FOUND, "can not find message, maybe time range not correct")
+            remark = "can not find message, maybe time range not correct"
+            none = QueryMessageResponseHeader(index_last_update_timestamp=0, index_last_update_phyoffset=0)
+            return RemotingCommand.response(request, ResponseCode.QUERY_NOT_FOUND, remark, none)
         timestamp, offset = self._store.index_end
         answer = QueryMessageResponseHeader(index_last_update_timestamp=timestamp, index_last_update_phyoffset=offset)
         return RemotingCommand.response(request, header=answer, body=b"".join(found))
 
-    def view(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
+    async def view(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
         """The record at an offset of the log."""
         header = decode_header(ViewMessageRequestHeader, request.ext_fields)
-        record = self._store.read_record(header.offset)
+        record = await self._store.queries.record(header.offset)
         if record is None:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {header.offset}")
         return RemotingCommand.response(request, body=record)

@@ -47,7 +47,7 @@ class SendBackProcessor:
     def register_on(self, table: HandlerTable) -> None:
         table.register(RequestCode.CONSUMER_SEND_MSG_BACK, self.send_back)
 
-    def send_back(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
+    async def send_back(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
         header = decode_header(ConsumerSendMsgBackRequestHeader, request.ext_fields)
         group = self._groups.find(header.group)
         if group is None:
@@ -58,7 +58,7 @@ class SendBackProcessor:
             raise Refused(ResponseCode.NO_PERMISSION, remark)
         if group.retry_queue_nums <= 0:
             return RemotingCommand.response(request)
-        data = self._store.read_record(header.offset)
+        data = await self._store.queries.record(header.offset)
         if data is None:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}")
         self._store_again(decode_record(data), header, group)

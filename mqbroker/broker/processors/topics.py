@@ -104,9 +104,9 @@ class TopicsProcessor:
     def all_topics(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
         return RemotingCommand.response(request, body=self._topics.snapshot().to_json())
 
-    def search_offset(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
+    async def search_offset(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
         header = decode_header(SearchOffsetRequestHeader, request.ext_fields)
-        offset = self._store.offset_by_time(header.topic, header.queue_id, header.timestamp)
+        offset = await self._store.queries.offset_by_time(header.topic, header.queue_id, header.timestamp)
         return RemotingCommand.response(request, header=SearchOffsetResponseHeader(offset=offset))
 
     def max_offset(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
@@ -119,9 +119,9 @@ class TopicsProcessor:
         offset = self._store.min_offset(header.topic, header.queue_id)
         return RemotingCommand.response(request, header=GetMinOffsetResponseHeader(offset=offset))
 
-    def earliest_time(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
+    async def earliest_time(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
         header = decode_header(GetEarliestMsgStoretimeRequestHeader, request.ext_fields)
-        timestamp = self._store.earliest_timestamp(header.topic, header.queue_id)
+        timestamp = await self._store.queries.earliest_timestamp(header.topic, header.queue_id)
         return RemotingCommand.response(request, header=GetEarliestMsgStoretimeResponseHeader(timestamp=timestamp))
 
     def put_group(

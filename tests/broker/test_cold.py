@@ -1,0 +1,221 @@
+"""Requests for what is not in memory: answered later, while others are answered at once; and where the disk fails."""
+
+import pytest
+
+from mqbroker.broker.delay import DelayService
+from mqbroker.store import cold
+from mqbroker.store.jsonfile import JsonFile
+from mqbroker.store.worker import InlineWorker
+from mqbroker.wire.bodies import SubscriptionGroupConfig
+from mqbroker.wire.codes import PullSysFlag, RequestCode, ResponseCode
+from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand
+from mqbroker.wire.headers import (
+    ConsumerSendMsgBackRequestHeader,
+    GetEarliestMsgStoretimeRequestHeader,
+    QueryConsumerOffsetRequestHeader,
+    QueryMessageRequestHeader,
+    SearchOffsetRequestHeader,
+    ViewMessageRequestHeader,
+)
+from mqbroker.wire.record import decode_records
+from tests.broker.bench import Bench, pull_header
+from tests.broker.test_delay import delayed_message
+from tests.store.harness import FaultyDisk, SteppedWorker
+
+PULL = RequestCode.PULL_MESSAGE
+
+
+def bodies(answer):
+    return [record.body for record in decode_records(answer.body)]
+
+
+class ColdBench(Bench):
+    """On a disk whose pages are not in memory, with a worker that waits to be told."""
+
+    def __init__(self, root, **changes):
+        self.disk = FaultyDisk()
+        super().__init__(root, worker=SteppedWorker(), disk=self.disk, **changes)
+        self.disk.faults.evict()
+        self.worker.at_once = False
+
+    def step_all(self):
+        steps = 0
+        while self.worker.waiting:
+            self.worker.step()
+            steps += 1
+        return steps
+
+    def close(self):
+        self.worker.at_once = True
+        self.step_all()
+        super().close()
+
+
+@pytest.fixture
+def cold_bench(make_bench, tmp_path):
+    """Ten messages in queue 0 of T, of which nothing is in memory."""
+    warm = make_bench()
+    client = warm.client()
+    for i in range(10):
+        client.send("T", b"%d" % i, properties=f"KEYS\x01k{i}")
+    warm.store.append([delayed_message(b"due"), delayed_message(b"due as well")])
+    warm.close()
+    bench = ColdBench(tmp_path / "store")
+    yield bench
+    bench.close()
+
+
+@pytest.fixture
+def client(cold_bench):
+    return cold_bench.client()
+
+
+def test_a_cold_pull_is_answered_when_its_messages_are_there(cold_bench, client):
+    assert client.pull("T", queue_offset=2) is None
+    opaque = client._opaque
+    cold_bench.step_all()
+    (answer,) = client.heard()
+    assert (answer.code, answer.opaque, bodies(answer)) == (0, opaque, [b"%d" % i for i in range(2, 10)])
+    assert len(cold_bench.held) == 0
+
+
+def test_answers_of_cold_pulls_keep_nobody_waiting(cold_bench, client):
+    cold_bench.worker.at_once = True
+    client.send("T", b"hot")
+    cold_bench.worker.at_once = False
+    cold_bench.disk.faults.evict()
+    client.tell(*[RemotingCommand.request(PULL, pull_header(queue_offset=offset)) for offset in (10, 0, 10, 5)])
+    hot = client.heard()
+    assert [bodies(answer) for answer in hot] == [[b"hot"], [b"hot"]]
+    cold_bench.step_all()
+    late = client.heard()
+    assert sorted(map(len, map(bodies, late))) == [6, 11]
+    assert {answer.opaque for answer in hot + late} == {2, 3, 4, 5}
+
+
+def test_who_goes_before_the_answer_harms_nobody(cold_bench, client):
+    assert client.pull("T", queue_offset=0) is None
+    connection = client.connection
+    client.link.cut()
+    cold_bench.step_all()
+    assert connection.closed
+    other = cold_bench.client()
+    assert bodies(other.pull("T", queue_offset=0)) == [b"%d" % i for i in range(10)]
+
+
+def test_a_cold_oneway_pull_is_not_answered(cold_bench, client):
+    command = RemotingCommand.request(PULL, pull_header(queue_offset=0))
+    command.flag = ONEWAY_FLAG
+    assert client.ask_all(command) == []
+    cold_bench.step_all()
+    assert client.heard() == []
+
+
+def test_a_cold_pull_that_finds_nothing_it_wants(cold_bench, client):
+    assert client.pull("T", queue_offset=0, subscription="None", sys_flag=PullSysFlag.SUBSCRIPTION) is None
+    cold_bench.step_all()
+    (answer,) = client.heard()
+    assert (answer.code, answer.remark) == (ResponseCode.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_MESSAGE")
+    assert answer.ext_fields["nextBeginOffset"] == "10"
+
+
+def test_a_cold_pull_commits_its_offset_at_once(cold_bench, client):
+    client.pull("T", queue_offset=0, sys_flag=PullSysFlag.SUBSCRIPTION | PullSysFlag.COMMIT_OFFSET, commit_offset=4)
+    assert cold_bench.offsets.query("CG", "T", 0) == 4
+
+
+def test_too_many_cold_pulls_are_told_to_come_back(cold_bench, client, monkeypatch):
+    monkeypatch.setattr(cold, "WAITING_MAX", 1)
+    answers = client.ask_all(*[RemotingCommand.request(PULL, pull_header(queue_offset=0)) for _ in range(4)])
+    assert [(answer.code, answer.remark) for answer in answers] == [
+        (ResponseCode.SYSTEM_BUSY, "[OVERLOAD]system busy, start flow control for a while")
+    ]
+    cold_bench.step_all()
+    assert [answer.code for answer in client.heard()] == [0, 0, 0]
+
+
+def test_a_queue_that_the_disk_cannot_read(cold_bench, client):
+    path = f"{cold_bench.settings.store.store_path_root_dir}/consumequeue/T/0/{0:020d}"
+    cold_bench.disk.faults.unreadable.add((path, 0))
+    assert client.pull("T", queue_offset=0) is None
+    cold_bench.step_all()
+    (answer,) = client.heard()
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert answer.remark.startswith(f"StoreDamaged: {path} is damaged at byte 0: the disk cannot read it")
+
+
+@pytest.mark.parametrize(
+    ("code", "header"),
+    [
+        (RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequestHeader(offset=0)),
+        (
+            RequestCode.QUERY_MESSAGE,
+            QueryMessageRequestHeader(topic="T", key="k3", max_num=9, begin_timestamp=0, end_timestamp=2**62),
+        ),
+        (RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, SearchOffsetRequestHeader(topic="T", queue_id=0, timestamp=0)),
+        (RequestCode.GET_EARLIEST_MSG_STORETIME, GetEarliestMsgStoretimeRequestHeader(topic="T", queue_id=0)),
+        (
+            RequestCode.QUERY_CONSUMER_OFFSET,
+            QueryConsumerOffsetRequestHeader(consumer_group="CG", topic="T", queue_id=0),
+        ),
+        (
+            RequestCode.CONSUMER_SEND_MSG_BACK,
+            ConsumerSendMsgBackRequestHeader(
+                offset=0, group="CG", delay_level=3, origin_msg_id="", origin_topic="T", unit_mode=False
+            ),
+        ),
+    ],
+)
+def test_other_requests_wait_for_the_disk_off_the_reactor(cold_bench, client, code, header):
+    cold_bench.groups.put(SubscriptionGroupConfig("CG"))
+    assert client.ask(code, header) is None
+    assert cold_bench.step_all() > 0
+    (answer,) = client.heard()
+    assert answer.code == 0
+
+
+def test_cold_delayed_messages_are_delivered(cold_bench, tmp_path):
+    cold_bench.clock.advance(5)
+    delay = DelayService(
+        cold_bench.store, JsonFile(str(tmp_path / "delayOffset.json"), InlineWorker()), cold_bench.clock, [1000]
+    )
+    delay.start()
+    cold_bench.clock.advance(0)
+    delay.arrived("SCHEDULE_TOPIC_XXXX", 0)  # more comes while it reads
+    cold_bench.clock.advance(0)
+    cold_bench.step_all()
+    cold_bench.clock.advance(0)
+    cold_bench.worker.at_once = True
+    assert {record.body for record in cold_bench.records("T", 3)} == {b"due", b"due as well"}
+    assert len(cold_bench.records("T", 3)) == 2
+    delay.stop()
+
+
+def test_a_delay_level_that_cannot_be_read_is_tried_again(cold_bench, tmp_path):
+    cold_bench.clock.advance(5)
+    path = f"{cold_bench.settings.store.store_path_root_dir}/consumequeue/SCHEDULE_TOPIC_XXXX/0/{0:020d}"
+    cold_bench.disk.faults.unreadable.add((path, 0))
+    delay = DelayService(
+        cold_bench.store, JsonFile(str(tmp_path / "delayOffset.json"), InlineWorker()), cold_bench.clock, [1000]
+    )
+    delay.start()
+    cold_bench.worker.at_once = True
+    cold_bench.clock.advance(0)
+    assert cold_bench.records("T", 3) == []
+    cold_bench.disk.faults.unreadable.clear()
+    cold_bench.clock.advance(1)
+    cold_bench.clock.advance(0)
+    assert len(cold_bench.records("T", 3)) == 2
+    delay.stop()
+
+
+def test_stopping_while_a_delay_level_is_read(cold_bench, tmp_path):
+    cold_bench.clock.advance(5)
+    delay = DelayService(
+        cold_bench.store, JsonFile(str(tmp_path / "delayOffset.json"), InlineWorker()), cold_bench.clock, [1000]
+    )
+    delay.start()
+    cold_bench.clock.advance(0)
+    delay.stop()
+    cold_bench.step_all()
+    assert cold_bench.records("T", 3) == []

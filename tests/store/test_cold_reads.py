@@ -1,0 +1,431 @@
+"""Reads of what is not in memory: fetched by the worker, never touched before; and disks that cannot read."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from twisted.internet.defer import Deferred, ensureDeferred
+
+from mqbroker.errors import StoreBusy, StoreDamaged, StoreError
+from mqbroker.store import GetResult, GetStatus, MessageStore
+from mqbroker.store import cold as module
+from mqbroker.store.cold import AHEAD_BYTES, AROUND_BYTES, ColdReads, Stretch, Unreadable
+from mqbroker.store.disk import IMappedFile, OsDisk
+from mqbroker.store.worker import InlineWorker
+from mqbroker.wire.record import decode_records
+from tests.store.harness import Bench, Faults, FaultyFile, SteppedWorker, after_restart, message
+
+T = TypeVar("T")
+
+
+def offsets(found: GetResult) -> list[int]:
+    return [record.queue_offset for piece in found.pieces for record in decode_records(piece)]
+
+
+@pytest.fixture
+def store(bench: Bench) -> MessageStore:
+    """Twenty messages each of queues 0 and 1 with tags a and b, from before the start; nothing is in memory."""
+    store = bench.open()
+    store.append(
+        [message("T", i % 2, b"%02d" % i * 500, b"KEYS\x01k%d\x02TAGS\x01%c" % (i, 97 + i // 2 % 2)) for i in range(40)]
+    )
+    store.dispatch_now()
+    store = after_restart(bench, store)
+    bench.disk.faults.evict()
+    bench.worker.at_once = False
+    return store
+
+
+def kept(answer: GetResult | Deferred[T] | Awaitable[T]) -> list[T]:
+    """Where the answer will be once it is there."""
+    results: list[T] = []
+    deferred = answer if isinstance(answer, Deferred) else ensureDeferred(answer)  # type: ignore[arg-type]
+    deferred.addCallback(results.append)
+    return results
+
+
+def step_all(bench: Bench) -> int:
+    """Let the worker do all there is; says how much that was."""
+    steps = 0
+    while bench.worker.waiting:
+        bench.worker.step()
+        steps += 1
+    return steps
+
+
+# Gets
+
+
+def test_messages_from_before_the_start_come_when_they_are_in_memory(bench: Bench, store: MessageStore) -> None:
+    results = kept(store.get_when_ready("T", 0, 3, 10))
+    assert step_all(bench) == 2  # entries, then messages
+    (found,) = results
+    assert (found.status, offsets(found), found.next_offset) == (GetStatus.FOUND, list(range(3, 13)), 13)
+    again = store.get_when_ready("T", 0, 3, 10)
+    assert isinstance(again, GetResult)
+    assert again == found
+
+
+def test_nothing_is_answered_before_it_was_fetched(bench: Bench, store: MessageStore) -> None:
+    results = kept(store.get_when_ready("T", 0, 3, 10))
+    for _ in range(2):
+        assert not results
+        bench.worker.step()
+    assert len(results) == 1
+
+
+def test_what_this_process_appended_is_not_asked_for(bench: Bench, store: MessageStore) -> None:
+    store.append([message("T", 0, b"new")] * 3)
+    store.dispatch_now()
+    found = store.get_when_ready("T", 0, 20, 32)
+    assert isinstance(found, GetResult)
+    assert offsets(found) == [20, 21, 22]
+    assert not bench.worker.waiting
+
+
+def test_what_this_process_appended_is_asked_for_when_it_is_far_behind(make: Callable[..., Bench]) -> None:
+    bench = make(access_message_in_memory_max_ratio=0)
+    store = bench.open()
+    store.append([message()] * 20)
+    store.dispatch_now()
+    bench.disk.faults.evict()
+    bench.worker.at_once = False
+    results = kept(store.get_when_ready("T", 0, 0, 32))
+    assert step_all(bench) == 2
+    assert (results[0].count, results[0].suggest_slave) == (8, True)
+    bench.disk.faults.evict()
+    results = kept(store.get_when_ready("T", 0, 8, 32))
+    assert step_all(bench) == 2
+    assert results[0].next_offset == 16
+
+
+def test_filters_fetch_only_what_they_want(bench: Bench, store: MessageStore) -> None:
+    results = kept(store.get_when_ready("T", 0, 0, 32, None, frozenset([98])))
+    step_all(bench)
+    assert offsets(results[0]) == list(range(1, 20, 2))
+    bench.disk.faults.evict()
+    nothing = kept(store.get_when_ready("T", 0, 0, 32, None, frozenset([1])))
+    assert step_all(bench) == 1
+    assert (nothing[0].status, nothing[0].next_offset) == (GetStatus.NO_MATCHED_MESSAGE, 20)
+
+
+@pytest.mark.parametrize(
+    ("queue_id", "offset", "status"),
+    [
+        (0, 20, GetStatus.OFFSET_OVERFLOW_ONE),
+        (0, 21, GetStatus.OFFSET_OVERFLOW_BADLY),
+        (0, -1, GetStatus.OFFSET_TOO_SMALL),
+        (9, 0, GetStatus.NO_MESSAGE_IN_QUEUE),
+    ],
+)
+def test_outcomes_without_messages_wait_for_nothing(
+    bench: Bench, store: MessageStore, queue_id: int, offset: int, status: GetStatus
+) -> None:
+    found = store.get_when_ready("T", queue_id, offset, 32)
+    assert isinstance(found, GetResult)
+    assert found.status is status
+    assert not bench.worker.waiting
+
+
+def test_rotten_messages_are_passed_over_when_they_are_in_memory(bench: Bench, store: MessageStore) -> None:
+    at = store.physical_offset("T", 0, 5)
+    with (bench.root / "commitlog" / f"{0:020d}").open("r+b") as file:
+        file.seek(at + 200)
+        file.write(b"?")
+    results = kept(store.get_when_ready("T", 0, 4, 3))
+    step_all(bench)
+    assert offsets(results[0]) == [4, 6, 7]
+    assert [damage.start for damage in store.damages] == [at]
+
+
+# Disks that cannot read
+
+
+def test_a_message_that_cannot_be_read_is_reported_and_the_rest_served(bench: Bench, store: MessageStore) -> None:
+    at = store.physical_offset("T", 0, 5)
+    path = str(bench.root / "commitlog" / f"{0:020d}")
+    bench.disk.faults.unreadable.add((path, at + 100))
+    results = kept(store.get_when_ready("T", 0, 3, 5))
+    step_all(bench)
+    assert offsets(results[0]) == [3, 4, 6, 7, 8]
+    (damage,) = store.damages
+    assert (damage.start, damage.end) == (at, store.physical_offset("T", 1, 5))
+    assert "the disk cannot read it" in damage.why
+    fetches = len(bench.disk.faults.fetches)
+    again = store.get_when_ready("T", 0, 3, 5)
+    assert isinstance(again, GetResult)
+    assert offsets(again) == [3, 4, 6, 7, 8]
+    assert len(bench.disk.faults.fetches) == fetches
+    assert kept(store.queries.record(at)) == [None]
+
+
+def test_a_consume_queue_that_cannot_be_read_is_told_and_nothing_passed_over(bench: Bench, store: MessageStore) -> None:
+    path = str(bench.root / "consumequeue" / "T" / "0" / f"{0:020d}")
+    bench.disk.faults.unreadable.add((path, 90))
+    answer = store.get_when_ready("T", 0, 0, 5)
+    assert isinstance(answer, Deferred)
+    failures: list[str] = []
+    answer.addErrback(lambda failure: failures.append(str(failure.trap(StoreDamaged) and failure.value)))
+    step_all(bench)
+    assert failures[0].startswith(f"{path} is damaged at byte 0: the disk cannot read it")
+    assert "delete" in failures[0]
+    bench.disk.faults.unreadable.clear()
+    results = kept(store.get_when_ready("T", 0, 0, 5))
+    step_all(bench)
+    assert offsets(results[0]) == list(range(5))
+
+
+def test_a_segment_that_was_cut_off_ends_nobody(tmp_path: Path) -> None:
+    """The real disk: touching bytes beyond the end of a mapped file would be SIGBUS."""
+    bench = Bench(tmp_path / "store", *_real())
+    store = bench.open()
+    store.append([message(body=b"x" * 5000)] * 20)
+    store.dispatch_now()
+    store = after_restart(bench, store)
+    os.truncate(tmp_path / "store" / "commitlog" / f"{0:020d}", 8192)
+    got: list[int] = []
+    offset = 0
+    while offset < 20:
+        (found,) = kept(_as_deferred(store.get_when_ready("T", 0, offset, 4)))
+        got += offsets(found)
+        offset = found.next_offset
+    assert got == [0]
+    assert len(store.damages) == 19
+    assert kept(store.queries.record(store.log_end - 5200)) == [None]
+
+
+# Deletion
+
+
+def test_a_segment_deleted_while_it_is_fetched(make: Callable[..., Bench]) -> None:
+    bench = make()
+    store = bench.open()
+    for i in range(40):
+        store.append([message("T", 0, b"%05d" % i * 1200)])
+    store.dispatch_now()
+    store = after_restart(bench, store)
+    bench.disk.faults.evict()
+    held = store.get("T", 0, 0, 2)
+    bench.worker.at_once = False
+    results = kept(store.get_when_ready("T", 0, 0, 2))
+    bench.worker.step()
+    assert not results
+    gone = store._commit_log.drop_first()
+    gone.close()
+    bench.disk.remove(gone.path)
+    step_all(bench)
+    (found,) = results
+    # The queue's minimum has not followed yet.
+    assert (found.status, found.min_offset) == (GetStatus.FOUND, 0)
+    assert offsets(found)[0] == 21
+    assert not store.damages
+    assert offsets(held) == [0, 1]
+
+
+# Queries
+
+
+def test_queries_fetch_what_they_touch(bench: Bench, store: MessageStore) -> None:
+    at = store.physical_offset("T", 0, 7)
+    record = kept(store.queries.record(at))
+    time = kept(store.queries.store_timestamp("T", 0, 7))
+    far = kept(store.is_far("T", 0, 7))
+    by_time = kept(store.queries.offset_by_time("T", 1, 0))
+    by_key = kept(store.query_when_ready("T", "k14", 9, 0, 2**62))
+    assert not record + time + far + by_time + by_key
+    assert step_all(bench) > 5
+    assert record == [store.read_record(at)]
+    assert time == [store.store_timestamp("T", 0, 7)]
+    assert far == [False]
+    assert by_time == [0]
+    assert by_key == [store.query("T", "k14", 9, 0, 2**62)]
+    assert len(by_key[0]) == 1
+
+
+def test_a_query_whose_index_is_deleted_meanwhile_finds_nothing(bench: Bench, store: MessageStore) -> None:
+    results = kept(store.query_when_ready("T", "k14", 9, 0, 2**62))
+    assert store._index is not None
+    store._index.files[0].forget()
+    step_all(bench)
+    assert results == [[]]
+    store._index.files.clear()
+
+
+def test_an_index_that_cannot_be_read_is_told(bench: Bench, store: MessageStore) -> None:
+    assert store._index is not None
+    path = store._index.files[0].file.path
+    bench.disk.faults.unreadable.update((path, at) for at in range(0, 500, 10))
+    failures: list[str] = []
+    ensureDeferred(store.query_when_ready("T", "k14", 9, 0, 2**62)).addErrback(
+        lambda failure: failures.append(str(failure.trap(StoreDamaged) and failure.value))
+    )
+    step_all(bench)
+    assert failures
+    assert failures[0].startswith(f"{path} is damaged")
+
+
+# Bounds
+
+
+def cold_file(tmp_path: Path, size: int) -> tuple[IMappedFile, Faults]:
+    faults = Faults(is_cold=True)
+    return FaultyFile(OsDisk().create_mapped(str(tmp_path / "file"), size), faults), faults
+
+
+def test_a_few_fetches_run_and_a_bounded_number_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WAITING_MAX", 3)
+    worker = SteppedWorker()
+    worker.at_once = False
+    reads = ColdReads(worker)
+    file, _ = cold_file(tmp_path, 4096)
+    done: list[Unreadable] = []
+    for _ in range(5):
+        reads.fetch([Stretch(file, 0, 10)]).addCallback(done.append)
+    assert len(worker.waiting) == 2
+    with pytest.raises(StoreBusy):
+        reads.fetch([Stretch(file, 0, 10)])
+    while worker.waiting:
+        worker.step()
+    assert done == [[]] * 5
+    reads.fetch([Stretch(file, 0, 10)]).addCallback(done.append)
+    worker.step()
+    assert len(done) == 6
+    file.close()
+
+
+def test_stopping_waits_for_what_runs_and_refuses_what_waits(tmp_path: Path) -> None:
+    worker = SteppedWorker()
+    worker.at_once = False
+    reads = ColdReads(worker)
+    file, _ = cold_file(tmp_path, 4096)
+    done: list[Unreadable] = []
+    failed: list[str] = []
+    for _ in range(3):
+        reads.fetch([Stretch(file, 0, 10)]).addCallbacks(
+            done.append, lambda failure: failed.append(failure.getErrorMessage())
+        )
+    stopped: list[None] = []
+    reads.stop().addCallback(stopped.append)
+    assert failed == ["the store is stopping"]
+    assert not stopped
+    worker.step()
+    worker.step()
+    assert (done, stopped) == ([[], []], [None])
+    with pytest.raises(StoreError):
+        reads.fetch([Stretch(file, 0, 10)])
+    file.close()
+
+
+def test_a_store_stops_after_its_reads(bench: Bench, store: MessageStore) -> None:
+    results = kept(store.get_when_ready("T", 0, 3, 10))
+    bench.worker.step()
+    reading = bench.worker.waiting.pop()
+    bench.worker.at_once = True
+    stopped: list[None] = []
+    store.stop().addCallback(stopped.append)
+    assert not stopped
+    bench.worker.waiting.append(reading)
+    bench.worker.step()
+    assert offsets(results[0]) == list(range(3, 13))
+    assert stopped == [None]
+
+
+def test_bytes_that_never_come_to_memory_are_served_all_the_same(bench: Bench, store: MessageStore) -> None:
+    """There may be file systems that cannot tell what is in memory."""
+    results = kept(store.get_when_ready("T", 0, 3, 10))
+    for _ in range(20):
+        if bench.worker.waiting:
+            bench.worker.step()
+        bench.disk.faults.fetched.clear()
+    assert offsets(results[0]) == list(range(3, 13))
+
+
+# Reading ahead
+
+
+def test_what_is_read_from_front_to_back_is_fetched_ahead(tmp_path: Path) -> None:
+    worker = SteppedWorker()
+    worker.at_once = False
+    reads = ColdReads(worker)
+    size = 40 * 1024 * 1024
+    file, faults = cold_file(tmp_path, size)
+    waits = 0
+    for at in range(0, 32 * 1024 * 1024, 8192):
+        if not file.is_resident(at, 8192):
+            waits += 1
+            reads.fetch([Stretch(file, at, 8192)])
+            worker.step()
+        reads.touched(file, at)
+        while worker.waiting:
+            worker.step()
+    assert waits == 2
+    assert max(size for _, _, size in faults.fetches) == AHEAD_BYTES
+    assert {offset for _, offset, _ in faults.fetches} > {0, AROUND_BYTES}
+    file.close()
+
+
+def test_what_is_read_here_and_there_is_not_fetched_ahead(tmp_path: Path) -> None:
+    reads = ColdReads(InlineWorker())
+    file, faults = cold_file(tmp_path, 40 * 1024 * 1024)
+    for at in (30, 20, 10, 0, 15, 5):
+        reads.fetch([Stretch(file, at << 20, 100)])
+        reads.touched(file, at << 20)
+    assert max(size for _, _, size in faults.fetches) == AROUND_BYTES
+    file.close()
+
+
+# The real disk
+
+
+def _real() -> tuple[object, object, object, dict[str, int]]:
+    from twisted.internet.task import Clock
+
+    from tests.store.harness import SMALL
+
+    clock = Clock()
+    clock.advance(1_795_255_600.5)
+    return clock, OsDisk(), InlineWorker(), {**SMALL}
+
+
+def _as_deferred(answer: GetResult | Deferred[GetResult]) -> Deferred[GetResult]:
+    if isinstance(answer, Deferred):
+        return answer
+    done: Deferred[GetResult] = Deferred()
+    done.callback(answer)
+    return done
+
+
+def test_the_real_disk_fetches_what_was_dropped_from_memory(tmp_path: Path) -> None:
+    disk = OsDisk()
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 1024 * 1024)
+    file = disk.open_mapped(str(path), 1024 * 1024)
+    with path.open("rb") as opened:
+        os.fsync(opened.fileno())
+        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if file.is_resident(512 * 1024, 4096):
+        pytest.skip("this file system keeps its files in memory")
+    file.fetch(512 * 1024, 10_000)
+    assert file.is_resident(512 * 1024, 10_000)
+    file.close()
+
+
+def test_fetching_notices_a_file_that_was_cut_off(tmp_path: Path) -> None:
+    disk = OsDisk()
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 16384)
+    file = disk.open_mapped(str(path), 16384)
+    file.sync()  # what is not on the disk yet can seem to be in memory even after that
+    os.truncate(path, 4096)
+    file.fetch(0, 4096)
+    with pytest.raises(OSError, match="cut off") as raised:
+        file.fetch(0, 4097)
+    assert raised.value.errno == errno.EIO
+    assert not file.is_resident(8192, 10)
+    assert file.is_resident(0, 10)
+    file.close()

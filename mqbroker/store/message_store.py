@@ -20,7 +20,7 @@ from mqbroker.store.disk import IDisk
 from mqbroker.store.dispatch import DispatchListener
 from mqbroker.store.logscan import Damage, store_timestamp_at
 from mqbroker.store.opening import Opening, Parts
-from mqbroker.store.queries import Queries
+from mqbroker.store.queries import ByKey, Queries
 from mqbroker.store.store_files import StorePaths
 from mqbroker.store.turns import ProgressLine, Steps, run_at_once, run_in_turns
 from mqbroker.store.worker import IWorker
@@ -200,9 +200,9 @@ class MessageStore:
 
     def query(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> list[bytes]:
         self._dispatcher.index_piled()
-        return run_now(self._waiting_queries.by_key(topic, key, max_count, begin_ms, end_ms))
+        return run_now(self._waiting_queries.by_key(topic, key, max_count, begin_ms, end_ms)).records
 
-    async def query_when_ready(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> list[bytes]:
+    async def query_when_ready(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> ByKey:
         """Records of a topic by unique key or key, stored between two times: see `Queries.by_key`."""
         self._dispatcher.index_piled()
         return await self.queries.by_key(topic, key, max_count, begin_ms, end_ms)

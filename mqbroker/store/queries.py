@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from struct import Struct
+from typing import NamedTuple
 
 from mqbroker.errors import StoreDamaged
 from mqbroker.store.cold import Pages
@@ -25,6 +26,13 @@ _RECORD_BYTES_MAX = 64 * 1024 * 1024
 _BLANKS_MAX = 1000
 #: The messages of one answer together: clients take no larger frames.
 ANSWER_BYTES_MAX = 15 * 1024 * 1024
+
+
+class ByKey(NamedTuple):
+    """Records that have a key; `candidates`: how many the index named, of which some may be gone, or have another."""
+
+    records: list[bytes]
+    candidates: int
 
 
 class Queries:
@@ -193,10 +201,10 @@ class Queries:
 
     # By key
 
-    async def by_key(self, topic: str, key: str, count: int, begin_ms: int, end_ms: int) -> list[bytes]:
+    async def by_key(self, topic: str, key: str, count: int, begin_ms: int, end_ms: int) -> ByKey:
         """The newest `count` records whose unique key, or one of whose keys, is `key`, the oldest of them first."""
         if self._index is None or count <= 0:
-            return []
+            return ByKey([], 0)
         found: list[bytes] = []
         wanted = (topic.encode(), key.encode())
         total = 0
@@ -216,7 +224,7 @@ class Queries:
             found.append(bytes(record))
             if len(found) >= count:
                 break
-        return found[::-1]
+        return ByKey(found[::-1], len(candidates))
 
 
 def _has_key(item: Scanned, topic: bytes, key: bytes) -> bool:

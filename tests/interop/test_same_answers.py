@@ -141,11 +141,6 @@ def of_an_expression_without_tags(case: Case) -> bool:
     )
 
 
-def of_messages_of_one_ms(case: Case) -> bool:
-    """Of messages stored in one ms the first is found; Java finds the one its search comes upon."""
-    return case.request.code == RequestCode.SEARCH_OFFSET_BY_TIMESTAMP and 0 <= case.ours.offset < case.java.offset
-
-
 def of_a_place_where_no_message_begins(case: Case) -> bool:
     """Only a whole record is given; Java gives what stands there, or throws. For 0 it gives the oldest message."""
     remark = f"can not find message by the offset, {case.field('offset')}"
@@ -236,16 +231,12 @@ def query(topic: str, key: str, count: int = 32, begin: int = 0, end: int = LONG
     )
 
 
-@pytest.mark.xfail(
-    strict=True, reason="several messages of a key come newest first; from Java the oldest of them first"
-)
 def test_queries_by_key(pair: Pair) -> None:
     found = pair.ask(queries(pair))
     assert sum(case.java.code == ResponseCode.SUCCESS for case in found) > 50
     assert_same([case for case in found if case.ours != case.java and case.java.code == ResponseCode.SUCCESS])
 
 
-@pytest.mark.xfail(strict=True, reason="a query that finds nothing has no header; Java's has zeros")
 def test_queries_by_key_that_find_nothing(pair: Pair) -> None:
     requests = [
         query("plain", "shared"),
@@ -322,7 +313,6 @@ def test_pulls_of_impossible_counts(pair: Pair) -> None:
     assert_same(pair.differing(requests), of_a_count_that_java_throws_at)
 
 
-@pytest.mark.xfail(strict=True, reason="a filtered get looks at 800 messages, even where more are asked for")
 def test_pulls_for_more_than_a_get_looks_at(pair: Pair) -> None:
     requests = [pull("tags", 1, 0, count, tags) for count in (801, 1000, 1100, 5000) for tags in ("A", "B", "C", "*")]
     assert_same(pair.differing(requests))
@@ -347,7 +337,6 @@ def test_pulls_of_a_topic_that_is_not_there(pair: Pair) -> None:
     assert_same(pair.differing(pull("nosuch", 0, offset) for offset in (-1, 0, 1)))
 
 
-@pytest.mark.xfail(strict=True, reason="the remark names the consumer without the slash that Java puts before it")
 def test_pulls_of_a_queue_that_its_topic_does_not_have(pair: Pair) -> None:
     assert_same(pair.differing(pull("plain", queue, 0) for queue in (-1, 4, 2**31 - 1)))
 
@@ -381,11 +370,8 @@ def test_offsets_by_time(pair: Pair) -> None:
     queues = [queue for queue in QUEUES if COUNTS.get(queue, 0) <= QUEUE_FILE_MESSAGES]
     for topic, queue in [*queues, ("plain", 4), ("nosuch", 0)]:
         times = times_in(pair, topic, queue)
-        for case in pair.differing(searches(topic, queue, times.values())):
-            # Whichever of one ms it is, it is of that.
-            assert times.get(case.ours.offset) == times.get(case.java.offset), str(case)
-            found.append(case)
-    assert_same(found, of_messages_of_one_ms, of_a_queue_that_is_all_gone)
+        found += pair.differing(searches(topic, queue, times.values()))
+    assert_same(found, of_a_queue_that_is_all_gone)
 
 
 # --- single messages

@@ -243,8 +243,8 @@ def test_queries_fetch_what_they_touch(bench: Bench, store: MessageStore) -> Non
     assert time == [store.store_timestamp("T", 0, 7)]
     assert far == [False]
     assert by_time == [0]
-    assert by_key == [store.query("T", "k14", 9, 0, 2**62)]
-    assert len(by_key[0]) == 1
+    assert by_key == [(store.query("T", "k14", 9, 0, 2**62), 1)]
+    assert len(by_key[0].records) == 1
 
 
 def test_a_query_whose_index_is_deleted_meanwhile_finds_nothing(bench: Bench, store: MessageStore) -> None:
@@ -252,7 +252,7 @@ def test_a_query_whose_index_is_deleted_meanwhile_finds_nothing(bench: Bench, st
     assert store._index is not None
     store._index.files[0].forget()
     step_all(bench)
-    assert results == [[]]
+    assert results == [([], 0)]
     store._index.files.clear()
 
 

@@ -37,13 +37,12 @@ class QueryProcessor:
         found = await self._store.query_when_ready(
             header.topic, header.key, count, header.begin_timestamp, header.end_timestamp
         )
-        if not found:
-            remark = "can not find message, maybe time range not correct"
-            none = QueryMessageResponseHeader(index_last_update_timestamp=0, index_last_update_phyoffset=0)
-            return RemotingCommand.response(request, ResponseCode.QUERY_NOT_FOUND, remark, none)
-        timestamp, offset = self._store.index_end
+        timestamp, offset = self._store.index_end if found.candidates else (0, 0)
         answer = QueryMessageResponseHeader(index_last_update_timestamp=timestamp, index_last_update_phyoffset=offset)
-        return RemotingCommand.response(request, header=answer, body=b"".join(found))
+        if not found.records:
+            remark = "can not find message, maybe time range not correct"
+            return RemotingCommand.response(request, ResponseCode.QUERY_NOT_FOUND, remark, answer)
+        return RemotingCommand.response(request, header=answer, body=b"".join(found.records))
 
     async def view(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
         """The record at an offset of the log."""

@@ -32,6 +32,7 @@ _CHUNK = 64
 #: The same for the log, in bytes.
 _BLOCK_BYTES = 64 * 1024
 _MAX_INT = 0x7FFFFFFF
+_NO_BYTES = memoryview(b"")
 
 
 @attrs.define
@@ -100,7 +101,16 @@ class CloserLook:
                 break
         if look.newest and self._is_far(look.newest):
             queue.asked_below = max(queue.asked_below, offset + look.seen)
+        if look.count == look.seen and not missing:
+            self._remember(queue, offset, offset + look.seen)
         return self._result(look)
+
+    def _remember(self, queue: ConsumeQueue, start: int, end: int) -> None:
+        """Messages of a queue were all found whole: so that the next who asks is answered at once."""
+        known_start, known_end = queue.known_good
+        if start <= known_end and known_start <= end:
+            start, end = min(start, known_start), max(end, known_end)
+        queue.known_good = start, end
 
     def _entries(self, look: _Look, start: int, count: int) -> memoryview | None:
         """Entries from `start` on; None where they are not in memory, and the get ends or waits."""
@@ -126,55 +136,90 @@ class CloserLook:
         return True
 
     def _look_at(self, look: _Look, start: int, entries: memoryview) -> None:
+        """Take what is wanted, whole and not too much. Hot where a consumer reads what is old."""
         get = look.get
-        tags_codes = get.tags_codes
-        seen = start - get.offset
+        queue, tags_codes = get.queue, get.tags_codes
+        near_from = self._log.end - self._near_bytes
+        doubtful_below = max(near_from, self._damages.sure_from)
+        count, total, runs = look.count, look.total, look.runs
+        base = room = 0
+        view = _NO_BYTES
+        queue_offset = start - 1
         for physical_offset, size, code in _ENTRY.iter_unpack(entries):
+            queue_offset += 1
             look.newest = physical_offset
             if physical_offset < look.skip_below:
-                seen += 1
                 continue
-            if look.count and self._would_be_too_much(look, physical_offset, size):
+            if count and self._would_be_too_much(get, count, total + size, physical_offset >= near_from):
                 look.is_full = True
+                queue_offset -= 1
                 break
-            seen += 1
-            if tags_codes is not None and code not in tags_codes and not _is_wanted(get.queue, code, tags_codes):
-                if not look.count:
+            if tags_codes is not None and code not in tags_codes and not _is_wanted(queue, code, tags_codes):
+                if not count:
                     look.status = GetStatus.NO_MATCHED_MESSAGE
-            elif self._is_there(look, get.offset + seen - 1, physical_offset, size):
-                self._take(look, physical_offset, size)
+                continue
+            at = physical_offset - base
+            if not 0 <= at < room:
+                base, view, room = self._segment(physical_offset)
+                at = physical_offset - base
+            is_there = size >= RECORD_BYTES_MIN and 0 <= at <= room - size
+            if is_there and physical_offset < doubtful_below:
+                is_there = self._is_good(look, queue_offset, physical_offset, view, at, size)
+            if not is_there:
+                self._pass_by(look, physical_offset)
+                continue
+            if runs and at and runs[-1][1] == physical_offset:
+                runs[-1] = (runs[-1][0], physical_offset + size)
             else:
-                if not look.count:
-                    look.status = GetStatus.MESSAGE_WAS_REMOVING
-                if 0 <= physical_offset < self._log.min_offset:  # so are the others of its segment
-                    segment_bytes = self._log.segment_bytes
-                    look.skip_below = physical_offset - physical_offset % segment_bytes + segment_bytes
-        look.seen = seen
+                runs.append((physical_offset, physical_offset + size))
+            total += size
+            count += 1
+            look.count, look.total = count, total
+        if count:
+            look.status = GetStatus.FOUND
+        look.seen = queue_offset + 1 - get.offset
 
-    def _would_be_too_much(self, look: _Look, physical_offset: int, size: int) -> bool:
-        get = look.get
-        if look.count >= get.max_count:
-            return True
-        count_limit, bytes_limit = self._disk_limits if self._is_far(physical_offset) else self._memory_limits
+    def _would_be_too_much(self, get: Get, count: int, total: int, is_near: bool) -> bool:
+        """Whether a get that has `count` messages takes none that makes it `total` bytes."""
+        count_limit, bytes_limit = self._memory_limits if is_near else self._disk_limits
         if get.max_bytes is not None:
             bytes_limit = get.max_bytes
         # The Java broker's sum is of 32 bits: a size that takes it over them is none of a message, and is passed over.
-        return bytes_limit < look.total + size <= _MAX_INT or look.count >= count_limit
+        return count >= get.max_count or count >= count_limit or bytes_limit < total <= _MAX_INT
 
-    def _is_there(self, look: _Look, queue_offset: int, physical_offset: int, size: int) -> bool:
-        """Whether the message is in the log, whole; taken for granted as long as it is not in memory."""
-        log = self._log
-        if size < RECORD_BYTES_MIN or log.read(physical_offset, size) is None:
+    def _is_good(
+        self, look: _Look, queue_offset: int, physical_offset: int, view: memoryview, at: int, size: int
+    ) -> bool:
+        """Whether a message that is far behind, or from before the start, is whole; taken for granted as long as it
+        is not in memory."""
+        damages = self._damages
+        is_own = physical_offset >= damages.sure_from
+        if not is_own and damages.covers(physical_offset, physical_offset + size):
             return False
-        is_own = physical_offset >= self._damages.sure_from
-        if not is_own and self._damages.covers(physical_offset, physical_offset + size):
-            return False
-        if look.missing is not None and (not is_own or self._is_far(physical_offset)):
-            file, at = log.place(physical_offset)
-            if not self._has(look, file, at, size):
+        if look.missing is not None:
+            known, start, end = look.in_memory
+            file = self._log.place(physical_offset)[0]
+            if not (known is file and start <= at and at + size <= end) and not self._has(look, file, at, size):
                 look.missing.append(Stretch(file, at, size))
                 return True
-        return is_own or self._verifier.is_good(look.get.queue, queue_offset, physical_offset, size)
+        return is_own or self._verifier.is_good(look.get.queue, queue_offset, physical_offset, view, at, size)
+
+    def _pass_by(self, look: _Look, physical_offset: int) -> None:
+        if not look.count:
+            look.status = GetStatus.MESSAGE_WAS_REMOVING
+        log = self._log
+        if 0 <= physical_offset < log.min_offset:  # so are the others of its segment
+            look.skip_below = physical_offset - physical_offset % log.segment_bytes + log.segment_bytes
+
+    def _segment(self, physical_offset: int) -> tuple[int, memoryview, int]:
+        """Where the segment of an offset starts in the log, its bytes, and how many of them can be read; none where
+        the log has no such byte."""
+        found = self._log.view(physical_offset)
+        if found is None:
+            return 0, _NO_BYTES, 0
+        view, at = found
+        base = physical_offset - at
+        return base, view, min(len(view), self._log.readable_end - base)
 
     def _has(self, look: _Look, file: IMappedFile, at: int, size: int) -> bool:
         """Whether bytes are in memory; asked for some more of them than these, where there will be a next time."""
@@ -189,17 +234,6 @@ class CloserLook:
             return False
         self._touched(file, at)
         return True
-
-    def _take(self, look: _Look, physical_offset: int, size: int) -> None:
-        runs = look.runs
-        end = physical_offset + size
-        if runs and runs[-1][1] == physical_offset and physical_offset % self._log.segment_bytes:
-            runs[-1] = (runs[-1][0], end)
-        else:
-            runs.append((physical_offset, end))
-        look.total += size
-        look.count += 1
-        look.status = GetStatus.FOUND
 
     def _is_far(self, physical_offset: int) -> bool:
         return self._log.end - physical_offset > self._near_bytes

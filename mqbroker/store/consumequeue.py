@@ -53,7 +53,8 @@ class ConsumeQueue:
 
     `next_offset` is the next to be given out by the log, `max_offset` the next to be written here: between them are
     messages that wait for the dispatcher. `pending` is the dispatcher's: flat numbers of entries to write this turn.
-    `asked_below` is the reader's: entries below it may not be in memory.
+    `asked_below` and `known_good` are the reader's: entries below the one may not be in memory; messages of which all
+    are whole, from and to, are the other.
     """
 
     __slots__ = (
@@ -74,6 +75,7 @@ class ConsumeQueue:
         "is_removed",
         "is_schedule",
         "key_hash",
+        "known_good",
         "max_offset",
         "min_offset",
         "next_offset",
@@ -113,6 +115,7 @@ class ConsumeQueue:
         self.max_offset = begins_at
         self.min_offset = begins_at
         self.asked_below = 0
+        self.known_good = (0, 0)
         self.pending: list[int] = []
         #: Properties length -> the bytes between body and properties, and the size of all but body and properties.
         self.tails: dict[int, tuple[bytes, int]] = {}
@@ -382,6 +385,7 @@ class ConsumeQueue:
         self._first = self._base = self._allocated = 0
         self.max_offset = self.min_offset = self.begins_at
         self.asked_below = 0
+        self.known_good = (0, 0)
         if self.ext is not None:
             self.ext.reset()
 

@@ -17,7 +17,7 @@ from mqbroker.errors import StoreDamaged
 from mqbroker.store.closer_look import CloserLook
 from mqbroker.store.cold import ColdReads, Stretch, Unreadable
 from mqbroker.store.commitlog import CommitLog
-from mqbroker.store.consumequeue import ConsumeQueue, ConsumeQueues, entries_struct
+from mqbroker.store.consumequeue import ENTRY_BYTES, ConsumeQueue, ConsumeQueues, entries_struct
 from mqbroker.store.damages import Damages
 from mqbroker.store.logscan import Damage
 from mqbroker.store.outcomes import Get, GetResult, GetStatus, outside
@@ -26,6 +26,8 @@ from mqbroker.wire.record import RECORD_BYTES_MIN
 
 _LONG = Struct(">q")
 _AT_ONCE_MAX = 64
+#: Messages that are scattered over more of the log than this are asked for one by one whether they are in memory.
+_SPAN_MAX = 1024 * 1024
 #: How often bytes are fetched for one get before it is answered in any case.
 _FETCHES_MAX = 8
 
@@ -75,7 +77,8 @@ class Reader:
         found = self._get_at_once(queue, offset, max_count, max_bytes, tags_codes)
         if found is None:
             assert queue is not None
-            found = self._look.get(Get(queue, offset, max_count, max_bytes, tags_codes), None)
+            get = Get(queue, offset, max_count, max_bytes, tags_codes)
+            found = self._get_known(get, False) or self._look.get(get, None)
         return found
 
     def get_when_ready(
@@ -96,7 +99,8 @@ class Reader:
         found = self._get_at_once(queue, offset, max_count, max_bytes, tags_codes)
         if found is None:
             assert queue is not None
-            return self._get_cold(Get(queue, offset, max_count, max_bytes, tags_codes), _FETCHES_MAX)
+            get = Get(queue, offset, max_count, max_bytes, tags_codes)
+            return self._get_known(get, True) or self._get_cold(get, _FETCHES_MAX)
         return found
 
     def _get_at_once(
@@ -125,23 +129,56 @@ class Reader:
             count = 1
         elif count > _AT_ONCE_MAX:
             return None
+        pieces = self._pieces(view, at, count, self._bytes_limit if max_bytes is None else max_bytes)
+        if pieces is None:
+            return None
+        return GetResult(GetStatus.FOUND, offset + count, low, high, pieces, count, False)
+
+    def _pieces(self, view: memoryview, at: int, count: int, bytes_limit: int) -> list[memoryview] | None:
+        """The messages of `count` entries, where all are whole, in one segment and within limits; None otherwise."""
         entries = entries_struct(count).unpack_from(view, at)
         offsets, sizes = entries[::3], entries[1::3]
         size = sum(sizes)
-        if count > 1 and size > (self._bytes_limit if max_bytes is None else max_bytes):
+        if count > 1 and size > bytes_limit:
             return None
-        last = offsets[-1]
+        first, last = offsets[0], offsets[-1]
         span = last + sizes[-1] - first
-        whole = log.read(first, span)
+        whole = self._log.read(first, span)
         if whole is None or size < count * RECORD_BYTES_MIN:
             return None
         if size == span:  # one after another
-            pieces = [whole]
-        elif min(sizes) < RECORD_BYTES_MIN or min(offsets) != first or max(offsets) != last:
+            return [whole]
+        if min(sizes) < RECORD_BYTES_MIN or min(offsets) != first or max(offsets) != last:
             return None
-        else:
-            pieces = [whole[o - first : o - first + size] for o, size in zip(offsets, sizes, strict=True)]
-        return GetResult(GetStatus.FOUND, offset + count, low, high, pieces, count, False)
+        return [whole[o - first : o - first + size] for o, size in zip(offsets, sizes, strict=True)]
+
+    def _get_known(self, get: Get, ask: bool) -> GetResult | None:
+        """The answer, where all that is asked for was found whole before; None where it takes a closer look."""
+        queue, offset, max_count, max_bytes, tags_codes = get
+        start, end = queue.known_good
+        if tags_codes is not None or not start <= offset < end:
+            return None
+        file, at, available = queue.place(offset)
+        count = max(1, min(max_count, self._count_limit, available))
+        if count > _AT_ONCE_MAX or offset + count > end:
+            return None
+        if ask and not file.is_resident(at, count * ENTRY_BYTES):
+            return None
+        log = self._log
+        first, _, _ = queue.entry(offset)
+        if first < log.min_offset or log.end - first > self.near_bytes:
+            return None
+        if ask:
+            last, size, _ = queue.entry(offset + count - 1)
+            segment, place = log.place(first)
+            span = last + size - first
+            if not 0 < span <= _SPAN_MAX or not segment.is_resident(place, min(span, segment.size - place)):
+                return None
+            self._cold.touched(segment, place)
+        pieces = self._pieces(file.view, at, count, self._bytes_limit if max_bytes is None else max_bytes)
+        if pieces is None:
+            return None
+        return GetResult(GetStatus.FOUND, offset + count, queue.min_offset, queue.max_offset, pieces, count, False)
 
     def _get_cold(self, get: Get, tries: int) -> GetResult | Deferred[GetResult]:
         missing: list[Stretch] = []

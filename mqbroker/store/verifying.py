@@ -51,18 +51,15 @@ class Verifier:
         self._told: set[tuple[str, int, int]] = set()
         self.rotten_entries = 0
 
-    def is_good(self, queue: ConsumeQueue, queue_offset: int, physical_offset: int, size: int) -> bool:
+    def is_good(
+        self, queue: ConsumeQueue, queue_offset: int, physical_offset: int, view: memoryview, at: int, size: int
+    ) -> bool:
         """Whether the message that an entry of `queue` says is at `physical_offset` is there, whole.
 
-        All `size` bytes must be in the log.
+        All its `size` bytes, which are those at `at` of `view`, must be in the log. Hot where old messages are read.
         """
-        found = self._commit_log.view(physical_offset)
-        assert found is not None
-        view, at = found
         real_size, magic, crc, queue_id, own_offset, own_physical, sys_flag, body_bytes = _HEAD.unpack_from(view, at)
-        place = at + BODY_OFFSET_V4 + body_bytes
-        end = at + size
-        name = queue.topic_bytes
+        place = BODY_OFFSET_V4 + body_bytes
         if (
             magic == MAGIC
             and real_size == size
@@ -70,22 +67,23 @@ class Verifier:
             and own_offset == queue_offset
             and queue_id == queue.queue_id
             and not sys_flag & _V6
-            and body_bytes >= 0
-            and place + 3 + len(name) <= end
-            and view[place] == len(name)
-            and view[place + 1 : place + 1 + len(name)] == name
+            and 0 <= body_bytes <= size - BODY_OFFSET_V4 - 3
         ):
             cell = physical_offset >> _CELL_BITS & _CELLS_MASK
             chunk = self._chunks.get(physical_offset >> _CHUNK_BITS)
-            if chunk is not None and chunk[cell >> 3] & 1 << (cell & 7):
-                return True
-            place += 1 + len(name)
-            if (
-                zlib.crc32(view[at + BODY_OFFSET_V4 : at + BODY_OFFSET_V4 + body_bytes]) & 0x7FFFFFFF == crc
-                or not body_bytes
-            ) and place + 2 + (view[place] << 8 | view[place + 1]) == end:
-                self._remember(physical_offset)
-                return True
+            is_known = chunk is not None and chunk[cell >> 3] & 1 << (cell & 7)
+            start = at + place if is_known else at
+            record = view[start : at + size].tobytes()  # one copy of it is cheaper than many looks through a view
+            if is_known:
+                if record.startswith(queue.topic_bytes, 1) and record[0] == len(queue.topic_bytes):
+                    return True
+            elif record.startswith(queue.topic_bytes, place + 1) and record[place] == len(queue.topic_bytes):
+                tail = place + 1 + record[place]
+                if (not body_bytes or zlib.crc32(record[BODY_OFFSET_V4:place]) & 0x7FFFFFFF == crc) and (
+                    int.from_bytes(record[tail : tail + 2], "big") == size - tail - 2
+                ):
+                    self._remember(physical_offset)
+                    return True
         return self._judge(queue, queue_offset, physical_offset, size)
 
     def _remember(self, physical_offset: int) -> None:

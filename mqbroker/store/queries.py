@@ -24,6 +24,8 @@ _SIZE_MAGIC = Struct(">II")
 _RECORD_BYTES_MAX = 64 * 1024 * 1024
 #: How many entries of no message are passed over to the next older message, when one is looked for by its time.
 _BLANKS_MAX = 1000
+#: How many messages a query by key looks at, in search of those that have the key and not only its hash.
+CANDIDATES_MAX = 2048
 #: The messages of one answer together: clients take no larger frames.
 ANSWER_BYTES_MAX = 15 * 1024 * 1024
 
@@ -208,23 +210,34 @@ class Queries:
         found: list[bytes] = []
         wanted = (topic.encode(), key.encode())
         total = 0
-        # Other keys can share a hash: look for some more than asked for.
+        seen: set[int] = set()
+        # Other keys can share a hash: look for some more than asked for, and for many more where they do.
+        limit = 4 * count
+        while True:
+            candidates = await self._candidates(self._index, topic, key, begin_ms, end_ms, limit)
+            for physical_offset in sorted(set(candidates) - seen, reverse=True):
+                item = await self._scanned(physical_offset)
+                if item is None or not _has_key(item, *wanted) or not begin_ms <= item.store_timestamp_ms <= end_ms:
+                    continue
+                record = self._log.read(physical_offset, item.size)
+                total += item.size
+                if record is None or (found and total > ANSWER_BYTES_MAX):
+                    return ByKey(found[::-1], len(candidates))
+                found.append(bytes(record))
+                if len(found) >= count:
+                    return ByKey(found[::-1], len(candidates))
+            if len(candidates) < limit or limit >= CANDIDATES_MAX:
+                return ByKey(found[::-1], len(candidates))
+            seen.update(candidates)
+            limit = min(8 * limit, CANDIDATES_MAX)
+
+    async def _candidates(
+        self, index: Index, topic: str, key: str, begin_ms: int, end_ms: int, count: int
+    ) -> list[int]:
         try:
-            candidates = await self._index.find(topic, key, begin_ms, end_ms, 4 * count, self._pages)
+            return await index.find(topic, key, begin_ms, end_ms, count, self._pages)
         except OSError as error:
             raise StoreDamaged(error.filename or "the index", 0, f"the disk cannot read it: {error}") from error
-        for physical_offset in sorted(set(candidates), reverse=True):
-            item = await self._scanned(physical_offset)
-            if item is None or not _has_key(item, *wanted) or not begin_ms <= item.store_timestamp_ms <= end_ms:
-                continue
-            record = self._log.read(physical_offset, item.size)
-            total += item.size
-            if record is None or (found and total > ANSWER_BYTES_MAX):
-                break
-            found.append(bytes(record))
-            if len(found) >= count:
-                break
-        return ByKey(found[::-1], len(candidates))
 
 
 def _has_key(item: Scanned, topic: bytes, key: bytes) -> bool:

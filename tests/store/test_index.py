@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import itertools
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mqbroker.store import MessageStore
 from mqbroker.store.cold import TouchingPages, run_now
 from mqbroker.store.index import Index, IndexFile, KeyHasher, positive_hash
 from mqbroker.wire.javahash import java_hash
@@ -250,3 +253,122 @@ def test_keys_of_the_newest_message_are_counted_over_files(tmp_path: Path) -> No
     again.load()
     again.resume(is_clean=False)
     assert again_rows(again, rows) == []
+
+
+def query(store: MessageStore, key: str, count: int = 64, begin_ms: int = 0, end_ms: int = 2**62) -> list[int]:
+    """Queue offsets of what a query finds, the newest first."""
+    return [decode_record(data).queue_offset for data in store.query("T", key, count, begin_ms, end_ms)][::-1]
+
+
+def colliding(count: int) -> list[str]:
+    """Keys of one hash: "Aa" and "BB" have the same, and so have all that are made of them."""
+    keys = ["".join(parts) for parts in itertools.product(("Aa", "BB"), repeat=7)][:count]
+    assert len({java_hash("T#" + key) for key in keys}) == 1
+    return keys
+
+
+def test_a_message_is_found_behind_any_number_of_others_with_its_hash(bench: Bench) -> None:
+    """Who gives many messages keys that share a hash must not hide those of others."""
+    keys = colliding(128)
+    store = bench.open()
+    for key in keys:
+        store.append([message(properties=b"KEYS\x01" + key.encode())])
+    store.dispatch_now()
+    for wanted in (0, 1, 64, 126, 127):
+        assert query(store, keys[wanted], count=1) == [wanted]
+        assert query(store, keys[wanted]) == [wanted]
+    store.append([message(properties=b"KEYS\x01" + keys[3].encode())])
+    store.dispatch_now()
+    assert query(store, keys[3], count=1) == [128]
+    assert query(store, keys[3]) == [128, 3]
+
+
+def test_a_query_looks_at_no_more_than_it_may(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mqbroker.store.queries.CANDIDATES_MAX", 100)
+    keys = colliding(128)
+    store = bench.open()
+    store.append([message(properties=b"KEYS\x01" + key.encode()) for key in keys])
+    store.dispatch_now()
+    assert query(store, keys[28], count=1) == [28]
+    assert query(store, keys[27], count=1) == []
+
+
+def test_keys_of_other_topics_do_not_collide_by_name(bench: Bench) -> None:
+    """Topic and key are hashed as one text: "T#x" + "y" and "T" + "x#y" differ only by where the topic ends."""
+    store = bench.open()
+    store.append([message("A", properties=b"KEYS\x01b#c"), message("Aa", properties=b"KEYS\x01k")])
+    store.append([message("BB", properties=b"KEYS\x01k")])
+    store.dispatch_now()
+    assert [decode_record(data).topic for data in store.query("Aa", "k", 9, 0, 2**62)] == ["Aa"]
+    assert [decode_record(data).topic for data in store.query("BB", "k", 9, 0, 2**62)] == ["BB"]
+    assert store.query("A#b", "c", 9, 0, 2**62) == []
+
+
+def keyed(i: int) -> bytes:
+    """A unique key and 0 to 4 keys, one of which every third message shares."""
+    keys = [f"k{i}-{n}" for n in range(i % 4)] + [f"third{i % 3}"]
+    return f"UNIQ_KEY\x01unique{i}\x02KEYS\x01{' '.join(keys)}".encode()
+
+
+def rows_of(i: int) -> int:
+    return 2 + i % 4
+
+
+@pytest.mark.parametrize("batch", [1, 7, 100])
+def test_messages_of_several_keys_over_many_files(make: Callable[..., Bench], batch: int) -> None:
+    """Files end between the keys of a message; each key is found, and a rebuild makes the same bytes."""
+    bench = make(max_index_num=50, max_hash_slot_num=7)
+    store = bench.open()
+    store.start()
+    for start in range(0, 300, batch):
+        store.append([message(properties=keyed(i)) for i in range(start, min(start + batch, 300))])
+        bench.clock.advance(0.125)
+    files = store._index.files if store._index is not None else []
+    ends = set(itertools.accumulate(file.count - 1 for file in files))
+    begins = set(itertools.accumulate(map(rows_of, range(300))))
+    assert len(files) == 22
+    assert len(ends - begins) > 10
+    for i in range(300):
+        assert query(store, f"unique{i}") == [i]
+        assert all(query(store, f"k{i}-{n}") == [i] for n in range(i % 4))
+    assert query(store, "third1", count=100) == list(range(298, -1, -3))
+    assert query(store, "third1", count=5) == [298, 295, 292, 289, 286]
+    stop(store)
+    before = list(tree(bench.root / "index").values())
+    shutil.rmtree(bench.root / "index")
+    store = bench.open()
+    store.start()
+    for _ in range(10):
+        bench.clock.advance(0.01)
+    stop(store)
+    assert list(tree(bench.root / "index").values()) == before
+
+
+def test_time_windows_over_many_files(make: Callable[..., Bench]) -> None:
+    """One message each 0.4 s, 12 in a file: any window finds what was stored in it, to the millisecond."""
+    bench = make(max_index_num=25)
+    store = bench.open()
+    store.start()
+    times = []
+    for i in range(120):
+        bench.clock.advance(0.4)
+        times.append(store.append([message(properties=b"KEYS\x01k %d" % i)])[0][3])
+    bench.clock.advance(0)
+    assert store._index is not None
+    assert len(store._index.files) == 10
+    points = [0, 1, 11, 12, 13, 23, 60, 95, 96, 118, 119]
+    for first, last in itertools.combinations_with_replacement(points, 2):
+        inside = list(range(last, first - 1, -1))
+        assert query(store, "k", 200, times[first], times[last]) == inside
+        assert query(store, "k", 200, times[first] + 1, times[last] + 1) == inside[:-1]
+        assert query(store, "k", 200, times[first] - 1, times[last] - 1) == inside[1:]
+    assert query(store, "k", 200, times[119] + 1, 2**62) == []
+    assert query(store, "k", 200, 0, times[0] - 1) == []
+
+
+def test_a_key_twice_in_a_message_finds_it_once(bench: Bench) -> None:
+    store = bench.open()
+    store.append([message(properties=b"UNIQ_KEY\x01k\x02KEYS\x01k k") for _ in range(3)])
+    store.dispatch_now()
+    assert query(store, "k") == [2, 1, 0]
+    assert query(store, "k", count=2) == [2, 1]

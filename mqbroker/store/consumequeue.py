@@ -408,7 +408,8 @@ class ConsumeQueue:
 
 
 class Removed(NamedTuple):
-    """A removed queue goes on at `next_offset`; its messages below `until` of the log do not count any more."""
+    """A removed queue, made again, begins at `next_offset`: its former messages, which the log has below `until`, are
+    then never taken for messages of the new one."""
 
     next_offset: int
     until: int
@@ -437,11 +438,6 @@ class ConsumeQueues:
     def roots(self) -> list[str]:
         """Where the directories of topics are: of consume queues, and of their extensions where they are kept."""
         return [self._root] if self._ext is None else [self._root, self._ext[0]]
-
-    def is_removed(self, queue: ConsumeQueue, physical_offset: int) -> bool:
-        """Whether a message of the log was removed with its queue, that may have been made again since."""
-        found = self.removed.get((queue.topic, queue.queue_id))
-        return found is not None and physical_offset < found.until
 
     def forget(self, queue: ConsumeQueue) -> list[IMappedFile]:
         """Take a queue out of use; its directory is the caller's to remove. Returns its files, still open."""

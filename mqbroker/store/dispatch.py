@@ -254,10 +254,8 @@ class Dispatcher:
     ) -> bool:
         """Make a message read from the log a pending entry of a queue, unless it is in; False where its offset
         cannot be true."""
-        if self._queues.removed and self._queues.is_removed(queue, item.physical_offset):
-            return True
         expected = queue.max_offset + len(queue.pending) // 3
-        if queue_offset < expected:  # written before the stop, or by a Java broker twice
+        if queue_offset < expected:  # written before the stop, or by a Java broker twice, or removed
             return True
         if queue_offset > expected:
             self._write_pending()

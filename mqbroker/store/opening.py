@@ -109,8 +109,6 @@ class Opening:
         if is_clean:  # from here on files change
             disk.write(paths.abort, disk.boot_id())
         recovered = yield from recover(segments, queues, checkpoint, is_clean=is_clean)
-        if removed.clamp(recovered.end):
-            removed.write(removed.encode())
         rebuild_from = align_extensions(queues, segments.first_offset, recovered.rebuild_from)
         recovered = attrs.evolve(recovered, rebuild_from=rebuild_from)
         self._say_found(segments, recovered, is_clean)

@@ -60,13 +60,6 @@ class RemovedQueues:
         while len(self.table) > REMOVED_MAX:
             del self.table[next(iter(self.table))]
 
-    def clamp(self, log_end: int) -> bool:
-        """What the log lost above its end was not removed; True where that changed anything."""
-        wrong = [key for key, removed in self.table.items() if removed.until > log_end]
-        for key in wrong:
-            self.table[key] = self.table[key]._replace(until=log_end)
-        return bool(wrong)
-
     def forget_aged(self, log_min: int, live: Iterable[ConsumeQueue]) -> None:
         """Forget queues that were made again, and of which the log has nothing from before."""
         for queue in live:

@@ -10,12 +10,15 @@ import pytest
 from twisted.internet.task import Clock
 from twisted.logger import capturedLogs
 
+from mqbroker.config import StoreSettings
 from mqbroker.errors import DiskFull
 from mqbroker.store import MessageStore
 from mqbroker.store.disk import DiskSpace
 from mqbroker.store.disk_watch import Room, RoomLimits
 from mqbroker.store.flush import CacheFlusher
 from mqbroker.store.pull import GetStatus
+from mqbroker.store.retention import RetentionRules
+from mqbroker.wire.javahash import java_hash
 from mqbroker.wire.record import decode_record
 from tests.store.harness import START_S, Bench, FaultyDisk, SteppedWorker, message, stop, turns
 
@@ -367,6 +370,30 @@ def test_nothing_goes_when_the_log_cannot_be_synced(make: Callable[..., Bench]) 
     assert names(bench) == ["0", "1", "2"]
 
 
+@pytest.mark.parametrize(("ago_ms", "is_expired"), [(HOUR_MS - 1, False), (HOUR_MS, True)])
+def test_the_reserved_time_ends_to_the_millisecond(ago_ms: int, is_expired: bool) -> None:
+    rules = RetentionRules.of(StoreSettings(store_path_root_dir="/d", file_reserved_time_hours=1))
+    assert rules.is_expired(5 * HOUR_MS - ago_ms, 5 * HOUR_MS) is is_expired
+
+
+def test_nothing_goes_that_is_not_in_consume_queues(make: Callable[..., Bench]) -> None:
+    bench = make(delete_when_hours=(NOW_HOUR,), file_reserved_time_hours=1, message_index_enable=False)
+    store = bench.open()
+    (bench.root / "consumequeue").write_bytes(b"in the way")
+    store.start()
+    store.append([message(body=BODY)] * 9)
+    turns(bench.clock, 3)
+    assert store.stats.flushed == store.log_end
+    age(bench, 2 * HOUR_MS)
+    a_turn(bench)
+    a_turn(bench)
+    assert names(bench)[:3] == ["0", "1", "2"]
+    (bench.root / "consumequeue").unlink()
+    a_turn(bench)
+    a_turn(bench)
+    assert names(bench)[0] == "2"
+
+
 def test_nothing_goes_that_is_not_in_the_index(make: Callable[..., Bench]) -> None:
     bench = make(delete_when_hours=(NOW_HOUR,), file_reserved_time_hours=1)
     store = bench.open()
@@ -498,6 +525,62 @@ def test_consume_queues_follow(make: Callable[..., Bench]) -> None:
     assert again.append([message()])[0][1] == 350
     again.dispatch_now()
     assert bodies(again) == [b"body"]
+
+
+def test_the_last_files_stay_though_the_log_has_none_of_their_messages(make: Callable[..., Bench]) -> None:
+    bench = make(delete_when_hours=(NOW_HOUR,), file_reserved_time_hours=1, max_index_num=100)
+    store = bench.open()
+    store.start()
+    for i in range(200):  # two whole files of its queue, three of the index
+        store.append([message(properties=b"KEYS\x01k%d" % i)])
+    store.append([message("Other", body=BODY, properties=b"")] * 9)
+    turns(bench.clock, 13)
+    age(bench, 2 * HOUR_MS)
+    a_turn(bench)
+    a_turn(bench)
+    assert names(bench) == ["2"]
+    assert [path.name for path in (bench.root / "consumequeue" / "T" / "0").iterdir()] == [f"{2000:020d}"]
+    assert len(list((bench.root / "index").iterdir())) == 1
+    assert (store.min_offset("T", 0), store.max_offset("T", 0)) == (200, 200)
+    stop(store)
+    again = bench.open()
+    assert again.append([message()])[0][1] == 200
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_extensions_follow(make: Callable[..., Bench], refused: bool) -> None:
+    bench = make(
+        delete_when_hours=(NOW_HOUR,), file_reserved_time_hours=1, enable_consume_queue_ext=True,
+        mapped_file_size_consume_queue_ext=1024,
+    )  # fmt: skip
+    store = bench.open()
+    store.start()
+    for i in range(500):
+        store.append([message(body=b"%06d" % i + b"x" * 900)])
+    turns(bench.clock, 3)
+    directory = bench.root / "consumequeue_ext" / "T" / "0"
+    files = sorted(path.name for path in directory.iterdir())
+    if refused:
+        bench.disk.faults.unremovable.add(files[1])
+    age(bench, 0)
+    age(bench, 2 * HOUR_MS, 0, 1)
+    a_turn(bench)
+    a_turn(bench)
+    left = sorted(path.name for path in directory.iterdir())
+    if refused:
+        assert left == files[1:]
+        bench.disk.faults.unremovable.clear()
+        for _ in range(13):
+            a_turn(bench)
+        left = sorted(path.name for path in directory.iterdir())
+    assert 1 < len(left) < len(files) - 3
+    assert left == files[-len(left) :]
+    low = store.min_offset("T", 0)
+    tagged = frozenset({java_hash("TagA")})
+    assert store.get("T", 0, low, 1, tags_codes=tagged).count == 1
+    assert bodies(store) == numbered(low, 500)
+    stop(store)
+    assert bodies(bench.open()) == numbered(low, 500)
 
 
 def test_index_files_follow_but_not_the_last(make: Callable[..., Bench]) -> None:

@@ -94,6 +94,7 @@ class SendProcessor:
         times = self._times
         messages: list[NewMessage] = []
         pending: list[_Pending] = []
+        unhurried: list[int] = []
         waits = False
         for request in requests:
             ext, opaque, flag, body, serialize_type = request
@@ -129,12 +130,18 @@ class SendProcessor:
                 if len(stored) > PROPERTIES_BYTES_MAX or message[3] & _UNUSUAL_FLAGS:
                     raise ValueError
             except (KeyError, ValueError, TypeError):
-                waits |= self._unusual(RequestCode.SEND_MESSAGE_V2, request, connection, messages, pending)
+                if self._unusual(RequestCode.SEND_MESSAGE_V2, request, connection, messages, pending):
+                    waits = True
+                else:
+                    unhurried.append(len(pending) - 1)
                 continue
-            waits |= wait
+            if wait:
+                waits = True
+            else:
+                unhurried.append(len(pending))
             pending.append((len(messages), 1, queue_id, opaque, flag, None))
             messages.append(message)
-        return self._append(messages, pending, waits)
+        return self._append(messages, pending, waits, unhurried, connection)
 
     def take_v1(self, requests: list[RawRequest], connection: IConnection) -> bytes | Deferred[bytes]:
         """Answer a run of SEND_MESSAGE requests, whose field names are long; few clients send them."""
@@ -147,19 +154,38 @@ class SendProcessor:
     def _take_slowly(self, code: int, requests: list[RawRequest], connection: IConnection) -> bytes | Deferred[bytes]:
         messages: list[NewMessage] = []
         pending: list[_Pending] = []
+        unhurried: list[int] = []
         waits = False
         for request in requests:
-            waits |= self._unusual(code, request, connection, messages, pending)
-        return self._append(messages, pending, waits)
+            if self._unusual(code, request, connection, messages, pending):
+                waits = True
+            else:
+                unhurried.append(len(pending) - 1)
+        return self._append(messages, pending, waits, unhurried, connection)
 
-    def _append(self, messages: list[NewMessage], pending: list[_Pending], waits: bool) -> bytes | Deferred[bytes]:
+    def _append(
+        self,
+        messages: list[NewMessage],
+        pending: list[_Pending],
+        waits: bool,
+        unhurried: list[int],
+        connection: IConnection,
+    ) -> bytes | Deferred[bytes]:
+        """Store and answer what one read brought. `unhurried`: which of `pending` do not wait for the disk."""
         if self._saved is None:
-            return self._append_now(messages, pending, waits)
+            return self._append_now(messages, pending, waits, unhurried, connection)
         saved, self._saved = self._saved, None
-        answers = self._append_now(messages, pending, waits)
+        answers = self._append_now(messages, pending, waits, [], connection)
         return saved.addCallback(lambda _: answers)
 
-    def _append_now(self, messages: list[NewMessage], pending: list[_Pending], waits: bool) -> bytes | Deferred[bytes]:
+    def _append_now(
+        self,
+        messages: list[NewMessage],
+        pending: list[_Pending],
+        waits: bool,
+        unhurried: list[int],
+        connection: IConnection,
+    ) -> bytes | Deferred[bytes]:
         if not messages:
             return self._answers([], pending)
         try:
@@ -172,6 +198,9 @@ class SendProcessor:
             return self._answers([], pending, refusal=_store_refusal(error))
         if not (waits and self._sync):
             return self._answers(appended, pending)
+        if unhurried:
+            connection.write(self._answers(appended, [pending[i] for i in unhurried]))
+            pending = [each for i, each in enumerate(pending) if i not in set(unhurried)]
 
         def late(failure: Failure) -> bytes:
             # The messages are stored; only their being on the disk is not confirmed.

@@ -25,7 +25,7 @@ from mqbroker.store.flush import CacheFlusher, LogFlusher
 from mqbroker.store.index import Index, IndexFile
 from mqbroker.store.multi_dispatch import MultiAppender, MultiQueues
 from mqbroker.store.pull import Reader
-from mqbroker.store.recovery import Recovered, Segments, last_timestamp, load_segments, recover
+from mqbroker.store.recovery import Recovered, Segments, last_timestamp, load_segments, recover, store_again
 from mqbroker.store.removal import TopicRemover, empty_trash, finish_removals
 from mqbroker.store.removed_queues import RemovedQueues
 from mqbroker.store.retention import Retention, RetentionRules
@@ -132,6 +132,10 @@ class Opening:
         if not is_intact:  # not before what the machine may have lost is built anew
             disk.write(paths.abort, disk.boot_id())
         durable = recovered.end if is_clean else min(recovered.end, checkpoint.log_offset or 0)
+        if not is_clean:
+            source.distrust_names()
+            if checkpoint.log_offset is not None:
+                store_again(segments, durable, recovered.end)
         flusher = LogFlusher(
             commit_log,
             self.clock,

@@ -22,6 +22,7 @@ from mqbroker.store.logscan import Damage, Filler, Nothing, Scanned, find_next, 
 from mqbroker.store.turns import Progress, Steps
 
 _FILE_NAME = re.compile(r"\d{20}")
+_PAGE_BYTES = 4096
 #: No property holds so many zeros in a row, but every lost sector does.
 _ZEROS_OF_A_TEAR = bytes(64)
 _STEP_RECORDS = 1000
@@ -253,6 +254,17 @@ def _damage(segments: Segments, start: int, end: int, why: str) -> Damage:
     found = segments.at(start)
     assert found is not None
     return Damage(found[0].path, start, end, why)
+
+
+def store_again(segments: Segments, start: int, end: int) -> None:
+    """Store a byte of each page of start..end of the log as it is, so that the next sync writes them all.
+
+    A sync that failed before the last stop may have left pages in memory that the kernel takes for written."""
+    for offset in range(max(segments.first_offset, start - start % _PAGE_BYTES), end, _PAGE_BYTES):
+        found = segments.at(offset)
+        if found is not None:
+            file, at = found
+            file.buffer[at] = file.buffer[at]
 
 
 def last_timestamp(segments: Segments, queues: ConsumeQueues, end: int) -> int:

@@ -6,13 +6,16 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import attrs
 import pytest
 
 from mqbroker.errors import StoreDamaged
-from mqbroker.store import GetStatus, MessageStore
+from mqbroker.store import GetStatus, MessageStore, opening
 from mqbroker.store.checkpoint import Checkpoint, encode_checkpoint
+from mqbroker.store.recovery import load_segments, store_again
 from mqbroker.wire.record import decode_record, decode_records, encode_blank, encode_record
 from tests.store.harness import Bench, message, stop, tree, turns
 
@@ -468,3 +471,39 @@ def test_a_queue_offset_that_was_given_twice_enters_its_queue_once(bench: Bench)
     again = bench.open()
     assert bodies(again) == [b"0", b"1", b"3"]
     assert again.append([message()])[0][1] == 3
+
+
+def test_what_was_not_known_to_be_on_the_disk_is_stored_again_before_it_is_synced(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sync that failed may have left pages that the kernel takes for written, and names that are not on the disk."""
+    store = bench.open()
+    settle(bench, store)
+    store.append([message(body=b"durable" * 1000)] * 30)
+    settle(bench, store)
+    durable = store.flushed
+    store.append([message(body=b"unsure" * 1000)] * 30)
+    end = store.log_end
+    image = bench.image("killed")
+    stored: list[int] = []
+
+    class Buffer(bytearray):
+        def __setitem__(self, at: Any, value: Any) -> None:
+            assert self[at] == value
+            stored.append(at)
+
+    segments = load_segments(image.disk, str(image.root / "commitlog"), SEGMENT)
+    files = [SimpleNamespace(buffer=Buffer(file.buffer)) for file in segments.files]
+    store_again(attrs.evolve(segments, files=files), durable, end)
+    assert len(stored) == end // 4096 - durable // 4096 + 1
+    assert {at % 4096 for at in stored} == {0}
+    calls: list[tuple[int, int]] = []
+    monkeypatch.setattr(opening, "store_again", lambda segments, start, end: calls.append((start, end)))
+    again = image.open()
+    assert calls == [(durable, end)]
+    again.durable(end)
+    assert str(image.root / "commitlog") in image.disk.faults.synced_directories
+    stop(again)
+    calls.clear()
+    image.open()
+    assert calls == []

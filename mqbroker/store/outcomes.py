@@ -12,7 +12,9 @@ from mqbroker.store.consumequeue import ConsumeQueue
 class GetStatus(enum.Enum):
     """Outcomes of a get, by the names of the Java broker.
 
-    Neither broker has a NO_MATCHED_LOGIC_QUEUE to tell: a queue that was never written to has no message.
+    Two are never told: a queue that was never written to has no message, so that there is no NO_MATCHED_LOGIC_QUEUE,
+    nor has the Java broker one to tell; and OFFSET_FOUND_NULL, with which that passes over the rest of a consume queue
+    file that is not there: here the store does not open without it.
     """
 
     FOUND = "FOUND"

@@ -166,13 +166,15 @@ class Reader:
             return None
         log = self._log
         first, _, _ = queue.entry(offset)
-        if first < log.min_offset or log.end - first > self.near_bytes:
+        last, size, _ = queue.entry(offset + count - 1)
+        span = last + size - first
+        if first < log.min_offset or log.end - first > self.near_bytes or not 0 < span <= _SPAN_MAX:
+            return None
+        if self._damages.covers(first, first + span):
             return None
         if ask:
-            last, size, _ = queue.entry(offset + count - 1)
             segment, place = log.place(first)
-            span = last + size - first
-            if not 0 < span <= _SPAN_MAX or not segment.is_resident(place, min(span, segment.size - place)):
+            if not segment.is_resident(place, min(span, segment.size - place)):
                 return None
             self._cold.touched(segment, place)
         pieces = self._pieces(file.view, at, count, self._bytes_limit if max_bytes is None else max_bytes)

@@ -160,19 +160,19 @@ class Queries:
         start = low
         while low < high:
             middle = (low + high - 1) // 2
-            stored_ms = await self._time_at_or_before(queue, middle, low)
-            if stored_ms == timestamp_ms:
-                return middle
-            if stored_ms > timestamp_ms:
-                high = middle
-                after = middle, stored_ms
-            else:
+            found = await self._at_or_before(queue, middle, low)
+            if found is None:
                 low = middle + 1
-                if stored_ms >= 0:
-                    before = middle, stored_ms
+            elif found[1] == timestamp_ms:
+                return found[0]
+            elif found[1] > timestamp_ms:
+                after = found
+                high = found[0]
+            else:
+                before = found
+                low = middle + 1
         if before is None and start > queue.min_offset:  # between two files
-            stored_ms = await self._time_at_or_before(queue, start - 1, queue.min_offset)
-            before = (start - 1, stored_ms) if stored_ms >= 0 else None
+            before = await self._at_or_before(queue, start - 1, queue.min_offset)
         if before is None:
             return after[0] if after is not None else queue.min_offset
         if after is None or timestamp_ms - before[1] <= after[1] - timestamp_ms:
@@ -186,20 +186,21 @@ class Queries:
         while low < high:
             middle = (low + high) // 2
             start, end = queue.file_ranges()[middle]
-            if await self._time_at_or_before(queue, end - 1, start) < timestamp_ms:
+            newest = await self._at_or_before(queue, end - 1, start)
+            if newest is None or newest[1] < timestamp_ms:
                 low = middle + 1
             else:
                 high = middle
         ranges = queue.file_ranges()
         return ranges[min(low, len(ranges) - 1)] if ranges else (0, 0)
 
-    async def _time_at_or_before(self, queue: ConsumeQueue, offset: int, low: int) -> int:
-        """When the message at `offset` was stored, or, where it is none, the one before it; -1 where none is."""
-        for before in range(offset, max(low, offset - _BLANKS_MAX) - 1, -1):
-            stored_ms = await self._time_at(queue, before)
+    async def _at_or_before(self, queue: ConsumeQueue, offset: int, low: int) -> tuple[int, int] | None:
+        """The message at `offset`, or the next older one where that is none, and when it was stored, ms."""
+        for older in range(offset, max(low, offset - _BLANKS_MAX) - 1, -1):
+            stored_ms = await self._time_at(queue, older)
             if stored_ms >= 0:
-                return stored_ms
-        return -1
+                return older, stored_ms
+        return None
 
     # By key
 

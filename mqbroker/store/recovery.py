@@ -115,7 +115,7 @@ def _load_segments(
 def recover(segments: Segments, queues: ConsumeQueues, checkpoint: Checkpoint, *, is_clean: bool) -> Steps[Recovered]:
     """Find the end of the log and truncate consume queues to what can be relied on. Changes nothing of the log."""
     if is_clean:
-        start, durable_end = _clean_start(segments, queues)
+        start, durable_end = _clean_start(segments, queues, checkpoint.log_offset or 0)
     else:
         start, durable_end = _crashed_start(segments, queues, checkpoint)
     durable_ms = checkpoint.safe_ms if not is_clean and checkpoint.log_offset is None else 0
@@ -132,12 +132,20 @@ def recover(segments: Segments, queues: ConsumeQueues, checkpoint: Checkpoint, *
     return recovered
 
 
-def _clean_start(segments: Segments, queues: ConsumeQueues) -> tuple[int, int]:
+def _clean_start(segments: Segments, queues: ConsumeQueues, durable_end: int) -> tuple[int, int]:
     start = max((queue.end_of_last() for queue in queues), default=-1)
-    newest = _before(segments, queues, start)
-    if newest is None:  # no queue, or they do not belong to this log
-        return segments.first_offset, segments.first_offset
-    return start, start
+    if _before(segments, queues, start) is not None:
+        return start, start
+    if start == durable_end and _is_rotten_before(segments, queues, start):
+        return start, start
+    return segments.first_offset, max(segments.first_offset, durable_end)  # no queue, or of another log
+
+
+def _is_rotten_before(segments: Segments, queues: ConsumeQueues, end: int) -> bool:
+    """Whether what should be the record that ends at `end` is none, but not nothing either."""
+    offsets = [queue.entry(queue.max_offset - 1)[0] for queue in queues if queue.end_of_last() == end]
+    found = [segments.scan_at(offset) for offset in offsets if end <= segments.end]
+    return any(isinstance(item, Nothing) and not item.is_empty for item in found)
 
 
 def _before(segments: Segments, queues: ConsumeQueues, end: int) -> Scanned | None:

@@ -169,6 +169,19 @@ def test_the_last_message_of_a_queue_is_damaged(bench: Bench) -> None:
     assert (found.status, found.next_offset) == (GetStatus.NO_MATCHED_MESSAGE, 11)
 
 
+def test_the_last_message_of_the_log_is_damaged_and_no_other_is_cut_away(bench: Bench) -> None:
+    store, places = fill(bench)
+    end = store.log_end
+    stop(store)
+    for at, _ in (places[3], (end - 200, 0)):  # the last is of queue 1
+        overwrite(log_file(bench), at + 100, b"?")
+    again = bench.open()
+    assert again.log_end == end
+    assert all_of(again, 0) == [0, 1, 2, 4, 5, 6, 7, 8, 9]
+    assert all_of(again, 1) == list(range(9))
+    assert again.append([message("T", 1)])[0][:2] == (end, 10)
+
+
 def test_only_a_damaged_message_is_there(bench: Bench) -> None:
     store = bench.open()
     at = store.append([message(body=b"body" * 9), message("U")])[0][0]

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from mqbroker.store import GetResult, GetStatus, MessageStore
+from mqbroker.store import GetResult, GetStatus, MessageStore, queries
+from mqbroker.store.commitlog import NewMessage
 from mqbroker.wire.javahash import java_hash
 from mqbroker.wire.record import decode_records
 from tests.store.harness import Bench, message, stop
@@ -205,3 +206,290 @@ def test_a_rotten_entry_is_passed_over_and_its_neighbours_are_got(
         assert found.next_offset > offset
         offset = found.next_offset
     assert got == [n for n in range(20) if n != place]
+
+
+# The rules of DefaultMessageStore.getMessage, one by one
+
+
+def tagged(count: int, tags: bytes = b"ab", size: int = 10) -> list[NewMessage]:
+    return [message(body=b"%d" % (n % 10) * size, properties=b"TAGS\x01%c" % tags[n % len(tags)]) for n in range(count)]
+
+
+def fill(bench: Bench, messages: list[NewMessage]) -> MessageStore:
+    store = bench.open()
+    for at in range(0, len(messages), 100):
+        store.append(messages[at : at + 100])
+    store.dispatch_now()
+    return store
+
+
+A, B, OTHER = frozenset([java_hash("a")]), frozenset([java_hash("b")]), frozenset([1])
+
+
+def test_found(store: MessageStore) -> None:
+    found = store.get("T", 0, 3, 4)
+    assert found[:4] == (GetStatus.FOUND, 7, 0, 50)
+    assert (offsets(found), found.count, found.suggest_slave) == ([3, 4, 5, 6], 4, False)
+
+
+def test_no_matched_message(store: MessageStore) -> None:
+    found = store.get("T", 1, 4, 32, tags_codes=OTHER)
+    assert found == (GetStatus.NO_MATCHED_MESSAGE, 20, 0, 20, [], 0, False)
+
+
+def test_no_message_in_queue(bench: Bench) -> None:
+    store = bench.open()
+    for offset in (-1, 0, 5):
+        assert store.get("T", 0, offset, 32) == (GetStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0, [], 0, False)
+    store.append([message()])  # not dispatched yet
+    assert store.get("T", 0, 0, 32).status is GetStatus.NO_MESSAGE_IN_QUEUE
+
+
+def test_offset_overflow_one(store: MessageStore) -> None:
+    assert store.get("T", 0, 50, 32) == (GetStatus.OFFSET_OVERFLOW_ONE, 50, 0, 50, [], 0, False)
+
+
+def test_offset_overflow_badly(store: MessageStore) -> None:
+    for offset in (51, 2**63 - 1):
+        assert store.get("T", 0, offset, 32) == (GetStatus.OFFSET_OVERFLOW_BADLY, 50, 0, 50, [], 0, False)
+
+
+def test_offset_too_small(store: MessageStore) -> None:
+    for offset in (-1, -(2**63)):
+        assert store.get("T", 0, offset, 32) == (GetStatus.OFFSET_TOO_SMALL, 0, 0, 50, [], 0, False)
+    store._queues.by_name["T", 0].min_offset = 20
+    assert store.get("T", 0, 19, 32) == (GetStatus.OFFSET_TOO_SMALL, 20, 20, 50, [], 0, False)
+    assert store.get("T", 0, 20, 1).status is GetStatus.FOUND
+
+
+def rolled(bench: Bench, first: list[NewMessage], second: list[NewMessage]) -> MessageStore:
+    """A store of which the segment with the `first` messages is deleted, and the queue's minimum has not followed."""
+    store = bench.open()
+    store.append([*first, message("Other", body=bytes(130_000))])
+    store.append(second)
+    store.dispatch_now()
+    gone = store._commit_log.drop_first()
+    gone.close()
+    bench.disk.remove(gone.path)
+    return store
+
+
+def test_message_was_removing(bench: Bench) -> None:
+    store = rolled(bench, tagged(20), tagged(1, b"c"))
+    found = store.get("T", 0, 0, 32, tags_codes=A)
+    # The entries of the deleted segment are passed over, wanted or not; the one after it is not wanted.
+    assert found == (GetStatus.NO_MATCHED_MESSAGE, 21, 0, 21, [], 0, False)
+    store._queues.by_name["T", 0].max_offset = 20
+    found = store.get("T", 0, 3, 32, tags_codes=A)
+    assert found == (GetStatus.MESSAGE_WAS_REMOVING, 20, 0, 20, [], 0, False)
+    assert store.get("T", 0, 3, 32) == (GetStatus.MESSAGE_WAS_REMOVING, 20, 0, 20, [], 0, False)
+
+
+def test_messages_behind_removed_ones_are_found_by_the_same_get(bench: Bench) -> None:
+    store = rolled(bench, tagged(50), tagged(40))
+    found = store.get("T", 0, 10, 4)
+    assert (found.status, found.next_offset, offsets(found)) == (GetStatus.FOUND, 54, [50, 51, 52, 53])
+
+
+def test_a_get_looks_at_no_more_than_800_entries_though_all_are_removed(make: Callable[..., Bench]) -> None:
+    bench = make(mapped_file_size_consume_queue=40_000)
+    store = bench.open()
+    for _ in range(9):
+        store.append([message(body=b"", properties=b"")] * 100)
+    store.append([message("Other", body=bytes(110_000))] * 2)
+    store.dispatch_now()
+    store._commit_log.drop_first().close()
+    found = store.get("T", 0, 50, 32)
+    assert (found.status, found.next_offset) == (GetStatus.MESSAGE_WAS_REMOVING, 850)
+
+
+@pytest.mark.parametrize(
+    ("max_count", "looked_at"),
+    [
+        (-(2**31), 800),
+        (-1, 800),
+        (0, 800),
+        (800, 800),
+        (801, 801),
+        (1000, 1000),
+        (2**31 - 1, 800),  # 20 times it is -20 in 32 bits
+        (2**28, 1000),  # and here 0x40000000: all there is
+    ],
+)
+def test_how_far_a_filter_looks(make: Callable[..., Bench], max_count: int, looked_at: int) -> None:
+    bench = make(mapped_file_size_consume_queue=20_000)
+    store = fill(bench, tagged(1000, size=0))
+    found = store.get("T", 0, 0, max_count, tags_codes=OTHER)
+    assert (found.status, found.next_offset) == (GetStatus.NO_MATCHED_MESSAGE, looked_at)
+
+
+def test_a_get_that_is_full_does_not_pass_over_what_is_not_wanted(bench: Bench) -> None:
+    store = fill(bench, tagged(10))
+    found = store.get("T", 0, 0, 2, tags_codes=A)
+    assert (offsets(found), found.next_offset) == ([0, 2], 3)
+    size = found.pieces[0].nbytes
+    found = store.get("T", 0, 0, 32, 2 * size, tags_codes=A)
+    assert (offsets(found), found.next_offset) == ([0, 2], 3)
+    # Nor what would not fit, though it is not wanted.
+    found = store.get("T", 0, 0, 32, 2 * size - 1, tags_codes=A)
+    assert (offsets(found), found.next_offset) == ([0], 1)
+
+
+@pytest.mark.parametrize("tags_codes", [None, A | B])
+def test_limits_in_memory(make: Callable[..., Bench], tags_codes: frozenset[int] | None) -> None:
+    bench = make(max_transfer_count_on_message_in_memory=5, max_transfer_bytes_on_message_in_memory=600)
+    store = fill(bench, tagged(20))
+    assert store.get("T", 0, 0, 32, None, tags_codes).count == 5
+    store.append([message(body=b"x" * 400, properties=b"TAGS\x01a"), *tagged(3)])
+    store.dispatch_now()
+    assert store.get("T", 0, 19, 32, None, tags_codes).count == 1
+    assert store.get("T", 0, 20, 32, None, tags_codes).count == 1
+
+
+@pytest.mark.parametrize("tags_codes", [None, A | B])
+def test_each_message_counts_as_in_memory_or_on_the_disk_by_itself(
+    make: Callable[..., Bench], tags_codes: frozenset[int] | None
+) -> None:
+    bench = make(max_transfer_count_on_message_in_memory=12, max_transfer_count_on_message_in_disk=8)
+    sized = fill(bench, tagged(1))
+    size = sized.log_end
+    near = make("near", max_transfer_count_on_message_in_memory=12, max_transfer_count_on_message_in_disk=8)
+    near.disk.memory_bytes = lambda: 25 * size  # type: ignore[method-assign]  # of which 40 % are ten messages
+    store = fill(near, tagged(40))
+    for offset, count, is_far in [
+        (0, 8, True),  # 30 is the first that is near
+        (21, 8, True),  # it ends at 29, which is far
+        (22, 12, False),  # the ninth is near, and so are the limits from there on
+        (30, 10, False),
+    ]:
+        found = store.get("T", 0, offset, 32, None, tags_codes)
+        assert (found.count, found.suggest_slave) == (count, is_far), offset
+
+
+def test_the_slave_is_suggested_by_what_was_looked_at_last(make: Callable[..., Bench]) -> None:
+    bench = make()
+    size = fill(bench, tagged(1)).log_end
+    near = make("near")
+    near.disk.memory_bytes = lambda: 25 * size  # type: ignore[method-assign]
+    store = fill(near, tagged(40))
+    assert store.get("T", 0, 29, 1).suggest_slave is False  # it looked at 30 too, and saw that it was full
+    assert store.get("T", 0, 28, 1).suggest_slave is True
+    assert store.get("T", 0, 0, 32, tags_codes=OTHER).suggest_slave is False
+
+
+@pytest.mark.parametrize("max_count", [0, -1, -(2**31)])
+def test_one_message_comes_where_none_is_asked_for(store: MessageStore, max_count: int) -> None:
+    assert offsets(store.get("T", 0, 3, max_count)) == [3]
+    assert offsets(store.get("T", 1, 3, max_count, tags_codes=A)) == [4]
+
+
+# By time
+
+
+def timed(bench: Bench, *groups: tuple[float, int]) -> tuple[MessageStore, int]:
+    """Messages, so many at each time after the first, s; and the time of the first, ms."""
+    store = bench.open()
+    start_s = bench.clock.seconds()
+    for after_s, count in groups:
+        bench.clock.advance(start_s + after_s - bench.clock.seconds())
+        store.append([message(body=b"x" * 40)] * count)
+    store.dispatch_now()
+    return store, int(start_s * 1000)
+
+
+def test_of_messages_of_one_time_the_one_that_a_search_from_the_middle_finds(bench: Bench) -> None:
+    store, first = timed(bench, (0, 3), (1, 5), (2, 1))
+    assert store.offset_by_time("T", 0, first) == 1  # 4, then 1
+    assert store.offset_by_time("T", 0, first + 1000) == 4
+    assert store.offset_by_time("T", 0, first + 2000) == 8
+
+
+@pytest.mark.parametrize(
+    ("after_ms", "offset"), [(-1, 0), (1499, 2), (1500, 2), (1501, 3), (2, 2), (3001, 5), (10**9, 5)]
+)
+def test_a_time_between_two_is_the_nearer_ones_and_of_equals_the_older(
+    bench: Bench, after_ms: int, offset: int
+) -> None:
+    store, first = timed(bench, (0, 3), (3, 3))
+    assert store.offset_by_time("T", 0, first + after_ms) == offset
+
+
+def test_times_over_several_files_of_a_queue(bench: Bench) -> None:
+    store, first = timed(bench, *[(n, 10) for n in range(25)])  # files of 100 entries
+    for n in range(25):
+        assert store.store_timestamp("T", 0, store.offset_by_time("T", 0, first + n * 1000)) == first + n * 1000
+    assert store.offset_by_time("T", 0, first + 9400) == 99
+    assert store.offset_by_time("T", 0, first + 9600) == 100
+
+
+def test_times_when_the_oldest_messages_are_gone(bench: Bench) -> None:
+    store = bench.open()
+    first = int(bench.clock.seconds() * 1000)
+    for _ in range(10):
+        store.append([message(body=b"x" * 30_000)])
+        bench.clock.advance(1)
+    store.dispatch_now()
+    queue = store._queues.by_name["T", 0]
+    store._commit_log.drop_first().close()
+    for _ in range(2):  # before the queue's minimum has followed, and after
+        assert store.offset_by_time("T", 0, 0) == 4
+        assert store.offset_by_time("T", 0, first + 6000) == 6
+        assert store.offset_by_time("T", 0, 2**62) == 9
+        queue.correct_min(store.log_min_offset)
+        assert queue.min_offset == 4
+
+
+def test_times_with_damaged_messages(bench: Bench) -> None:
+    store, first = timed(bench, *[(n, 1) for n in range(20)])
+    places = [store.physical_offset("T", 0, n) for n in range(20)]
+    stop(store)
+    with (bench.root / "commitlog" / f"{0:020d}").open("r+b") as file:
+        for n in (4, 9, 10, 19):  # 9 is looked at first
+            file.seek(places[n] + 100)
+            file.write(b"?")
+    again = bench.open()
+    for n in range(20):
+        if n not in (4, 9, 10, 19):
+            assert again.offset_by_time("T", 0, first + n * 1000) == n
+    assert again.offset_by_time("T", 0, first - 1) == 0
+    assert again.store_timestamp("T", 0, 9) == -1
+
+
+# By offset of the log
+
+
+def test_records_that_a_message_only_pretends_to_be(bench: Bench) -> None:
+    """A body that looks like a record: of its offset, or of a size that no message has."""
+    store = bench.open()
+    store.append([message(body=bytes(200))])
+    at = store.physical_offset("T", 0, 0) + 88
+    fake = bytearray(200)
+    struct.pack_into(">II", fake, 0, 0x7FFFFFF0, 0xDAA320A7)
+    struct.pack_into(">q", fake, 28, at)
+    end = store.log_end
+    store.append([message(body=bytes(fake))])
+    inner = end + 88
+    assert store.read_record(inner) is None
+    assert store.read_record(inner, 0x7FFFFFF0) is None
+    assert store.read_record(inner, 200) is None
+    for offset in (2**63 - 1, -(2**63), store.log_end - 1):
+        assert store.read_record(offset) is None
+
+
+# By key
+
+
+def test_queries_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = bench.open()
+    store.append([message(body=b"%02d" % n * 500, properties=b"KEYS\x01k") for n in range(40)])
+    store.dispatch_now()
+
+    def found(count: int) -> list[int]:
+        return [decode_records(data)[0].queue_offset for data in store.query("T", "k", count, 0, 2**62)]
+
+    assert found(3) == [37, 38, 39]
+    assert found(1000) == list(range(40))
+    monkeypatch.setattr(queries, "ANSWER_BYTES_MAX", 5000)
+    assert found(1000) == [36, 37, 38, 39]
+    monkeypatch.setattr(queries, "ANSWER_BYTES_MAX", 1)
+    assert found(1000) == [39]

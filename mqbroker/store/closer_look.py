@@ -17,7 +17,7 @@ from mqbroker.config import StoreSettings
 from mqbroker.store.cold import Stretch
 from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.consumequeue import ENTRY_BYTES, ConsumeQueue, entries_struct
-from mqbroker.store.consumequeue_ext import ADDRESS_MAX
+from mqbroker.store.consumequeue_ext import ADDRESS_MAX, UNIT_BYTES_MIN
 from mqbroker.store.damages import Damages
 from mqbroker.store.disk import IMappedFile
 from mqbroker.store.outcomes import Get, GetResult, GetStatus, outside
@@ -138,7 +138,7 @@ class CloserLook:
     def _look_at(self, look: _Look, start: int, entries: memoryview) -> None:
         """Take what is wanted, whole and not too much. Hot where a consumer reads what is old."""
         get = look.get
-        queue, tags_codes = get.queue, get.tags_codes
+        tags_codes = get.tags_codes
         near_from = self._log.end - self._near_bytes
         doubtful_below = max(near_from, self._damages.sure_from)
         count, total, runs = look.count, look.total, look.runs
@@ -154,7 +154,7 @@ class CloserLook:
                 look.is_full = True
                 queue_offset -= 1
                 break
-            if tags_codes is not None and code not in tags_codes and not _is_wanted(queue, code, tags_codes):
+            if tags_codes is not None and code not in tags_codes and not self._is_wanted(look, code, tags_codes):
                 if not count:
                     look.status = GetStatus.NO_MATCHED_MESSAGE
                 continue
@@ -178,6 +178,22 @@ class CloserLook:
         if count:
             look.status = GetStatus.FOUND
         look.seen = queue_offset + 1 - get.offset
+
+    def _is_wanted(self, look: _Look, code: int, tags_codes: AbstractSet[int]) -> bool:
+        """Whether a message is wanted whose entry does not have a wanted tags code but may have the address of its
+        unit.
+
+        Without its unit nobody knows: the consumer looks at the tag itself."""
+        queue = look.get.queue
+        if code > ADDRESS_MAX:
+            return False
+        place = queue.ext.place(code) if queue.ext is not None and look.missing is not None else None
+        if place is not None and not self._has(look, *place, UNIT_BYTES_MIN):
+            assert look.missing is not None
+            look.missing.append(Stretch(*place, UNIT_BYTES_MIN))
+            return False
+        tags_code = queue.tags_code(code)
+        return tags_code is None or tags_code in tags_codes
 
     def _would_be_too_much(self, get: Get, count: int, total: int, is_near: bool) -> bool:
         """Whether a get that has `count` messages takes none that makes it `total` bytes."""
@@ -254,16 +270,6 @@ class CloserLook:
             look.count,
             self._is_far(look.newest),
         )
-
-
-def _is_wanted(queue: ConsumeQueue, code: int, tags_codes: AbstractSet[int]) -> bool:
-    """Whether a message is wanted whose entry does not have a wanted tags code but may have the address of its unit.
-
-    Without its unit nobody knows: the consumer looks at the tag itself."""
-    if code > ADDRESS_MAX:
-        return False
-    tags_code = queue.tags_code(code)
-    return tags_code is None or tags_code in tags_codes
 
 
 def _window(max_count: int) -> int:

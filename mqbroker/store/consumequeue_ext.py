@@ -189,6 +189,14 @@ class ConsumeQueueExt:
             return None
         return ExtUnit(tags_code, store_timestamp_ms, bytes(view[at + UNIT_BYTES_MIN : at + size]))
 
+    def place(self, address: int) -> tuple[IMappedFile, int] | None:
+        """The file and position of an address; None where no unit can stand there."""
+        offset = address - _ADDRESS_MIN
+        if not is_address(address) or not self._first <= offset < self.end:
+            return None
+        index, at = divmod(offset - self._first, self._file_bytes)
+        return self._files[index], at
+
     def find(self, address: int) -> ExtUnit | None:
         """As `unit`; where there is none it is counted, and the first time told."""
         found = self.unit(address)

@@ -6,6 +6,7 @@ takes a closer look, and what is not in memory is fetched first. Must never know
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from struct import Struct
@@ -206,6 +207,8 @@ class Reader:
                 self._report(Damage(segment.path, start, start + stretch.size, why))
                 return
         queue = get.queue
-        if queue.min_offset <= get.offset < queue.max_offset and queue.place(get.offset)[0] is stretch.file:
+        is_there = queue.min_offset <= get.offset < queue.max_offset
+        is_of_unit = queue.ext is not None and stretch.file.path.startswith(queue.ext.directory + os.sep)
+        if is_there and (is_of_unit or queue.place(get.offset)[0] is stretch.file):
             why = f"the disk cannot read it ({error}); stop, delete {queue.directory} and start to have it built again"
             raise StoreDamaged(stretch.file.path, stretch.at, why)

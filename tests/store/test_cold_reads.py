@@ -71,6 +71,34 @@ def test_messages_from_before_the_start_come_when_they_are_in_memory(bench: Benc
     assert again == found
 
 
+def test_what_was_found_whole_is_fetched_again_when_it_left_memory(bench: Bench, store: MessageStore) -> None:
+    kept(store.get_when_ready("T", 0, 0, 20))
+    step_all(bench)
+    assert isinstance(store.get_when_ready("T", 0, 0, 20), GetResult)
+    log, queue = (str(bench.root / part / f"{0:020d}") for part in ("commitlog", "consumequeue/T/0"))
+    for path in (log, queue):
+        bench.disk.faults.fetched -= {(path, page) for page in range(1000)}
+        results = kept(store.get_when_ready("T", 0, 0, 20))
+        assert not results
+        step_all(bench)
+        assert offsets(results[0]) == list(range(20))
+
+
+def test_what_was_found_whole_and_cannot_be_read_any_more(bench: Bench, store: MessageStore) -> None:
+    assert store.get("T", 0, 0, 20).count == 20
+    path, at = str(bench.root / "commitlog" / f"{0:020d}"), store.physical_offset("T", 0, 5)
+    bench.disk.faults.evict()
+    bench.disk.faults.unreadable.add((path, at + 100))
+    results = kept(store.get_when_ready("T", 0, 0, 10))
+    step_all(bench)
+    assert offsets(results[0]) == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10]
+    bench.disk.faults.is_cold = False
+    for get in (store.get, store.get_when_ready):
+        found = get("T", 0, 0, 10)
+        assert isinstance(found, GetResult)
+        assert offsets(found) == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10]
+
+
 def test_nothing_is_answered_before_it_was_fetched(bench: Bench, store: MessageStore) -> None:
     results = kept(store.get_when_ready("T", 0, 3, 10))
     for _ in range(2):
@@ -112,6 +140,28 @@ def test_filters_fetch_only_what_they_want(bench: Bench, store: MessageStore) ->
     nothing = kept(store.get_when_ready("T", 0, 0, 32, None, frozenset([1])))
     assert step_all(bench) == 1
     assert (nothing[0].status, nothing[0].next_offset) == (GetStatus.NO_MATCHED_MESSAGE, 20)
+
+
+def test_units_of_the_extension_are_fetched_before_they_are_looked_at(make: Callable[..., Bench]) -> None:
+    bench = make(enable_consume_queue_ext=True)
+    store = bench.open()
+    store.append([message(properties=b"TAGS\x01%c" % (97 + n % 2)) for n in range(20)])
+    store.dispatch_now()
+    store = after_restart(bench, store)
+    bench.disk.faults.evict()
+    bench.worker.at_once = False
+    results = kept(store.get_when_ready("T", 0, 0, 32, None, frozenset([98])))
+    assert step_all(bench) == 3
+    assert offsets(results[0]) == list(range(1, 20, 2))
+    (unit_file,) = {path for path, _, _ in bench.disk.faults.fetches if "consumequeue_ext" in path}
+    bench.disk.faults.evict()
+    bench.disk.faults.unreadable.add((unit_file, 0))
+    answer = store.get_when_ready("T", 0, 0, 32, None, frozenset([98]))
+    assert isinstance(answer, Deferred)
+    failures: list[str] = []
+    answer.addErrback(lambda failure: failures.append(str(failure.trap(StoreDamaged) and failure.value)))
+    step_all(bench)
+    assert failures[0].startswith(f"{unit_file} is damaged at byte 0")
 
 
 @pytest.mark.parametrize(

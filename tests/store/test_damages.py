@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from mqbroker.store import GetStatus, MessageStore, verifying
 from mqbroker.store import damages as module
 from mqbroker.store.damages import Damages
-from mqbroker.store.logscan import Damage
+from mqbroker.store.logscan import Damage, scan_at
 from mqbroker.wire.record import decode_records
 from tests.store.harness import Bench, after_restart, message, stop
 
@@ -230,6 +230,35 @@ def test_queues_whose_directories_were_swapped_serve_nothing_of_each_other(bench
         for _ in range(2):
             found = again.get(topic, 0, 0, 32)
             assert (found.status, found.next_offset) == (GetStatus.MESSAGE_WAS_REMOVING, 2)
+
+
+def test_an_entry_that_points_to_the_same_number_of_another_topic_is_passed_over(bench: Bench) -> None:
+    store = bench.open()
+    rows = store.append([message(topic, body=b"x" * 50) for topic in ("Aa", "BB")])
+    stop(store)
+    overwrite(queue_file(bench, "Aa"), 0, struct.pack(">qi", rows[1][0], rows[1][2]))
+    again = bench.open()
+    for _ in range(2):
+        assert again.get("BB", 0, 0, 1).count == 1
+        assert again.get("Aa", 0, 0, 1).status is GetStatus.MESSAGE_WAS_REMOVING
+
+
+def test_a_rotten_size_leads_to_no_other_bytes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may be on the disk, and many."""
+    store, places = fill(bench)
+    stop(store)
+    at, size = places[5]
+    overwrite(log_file(bench), at, struct.pack(">I", 100_000))
+    again = bench.open()
+    rooms: list[int] = []
+
+    def look(view: memoryview, at: int, physical_offset: int) -> object:
+        rooms.append(len(view) - at)
+        return scan_at(view, at, physical_offset)
+
+    monkeypatch.setattr(verifying, "scan_at", look)
+    assert all_of(again, 0) == [0, 1, 2, 3, 4, 6, 7, 8, 9]
+    assert set(rooms) == {size}
 
 
 def test_a_record_is_verified_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -335,6 +335,18 @@ def test_a_get_that_is_full_does_not_pass_over_what_is_not_wanted(bench: Bench) 
     assert (offsets(found), found.next_offset) == ([0], 1)
 
 
+@pytest.mark.parametrize(("size", "got"), [(2**31 - 1, [0, 1, 3, 4]), (2**31 - 500, [0, 1])])
+def test_a_size_that_takes_the_sum_over_32_bits_is_passed_over_at_once(bench: Bench, size: int, got: list[int]) -> None:
+    """What it is of a message lost to damage; any other is too much for this get, and passed over by the next."""
+    store = fill(bench, tagged(5))
+    path = bench.root / "consumequeue" / "T" / "0" / f"{0:020d}"
+    with path.open("r+b") as file:
+        file.seek(2 * 20 + 8)
+        file.write(struct.pack(">i", size))
+    assert offsets(store.get("T", 0, 0, 32)) == got
+    assert offsets(store.get("T", 0, 2, 32)) == [3, 4]
+
+
 @pytest.mark.parametrize("tags_codes", [None, A | B])
 def test_limits_in_memory(make: Callable[..., Bench], tags_codes: frozenset[int] | None) -> None:
     bench = make(max_transfer_count_on_message_in_memory=5, max_transfer_bytes_on_message_in_memory=600)

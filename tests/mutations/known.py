@@ -101,7 +101,7 @@ KNOWN = [
     Mutation(
         "take a torn record for a whole one",
         "store/recovery.py",
-        '    return item.properties.endswith(b"\\0") or bytes(_ZEROS_OF_A_TEAR) in item.properties\n',
+        '    return properties[-1:] == b"\\0" or _ZEROS_OF_A_TEAR in properties\n',
         "    return False\n",
         ("tests/store/test_recovery.py",),
     ),

@@ -82,6 +82,8 @@ class CommitLog:
         self.pile_bytes = 0
         #: Called when there is something to be dispatched after there was nothing, or more often.
         self.on_pile: Callable[[], None] = lambda: None
+        #: Called once for each segment, when half of it is full.
+        self.on_half: Callable[[], None] = lambda: None
         #: Why nothing can be appended, for good or for now; empty where it can.
         self.why_stopped = ""
         self.why_full = ""
@@ -94,6 +96,7 @@ class CommitLog:
     def _activate(self) -> None:
         self._base = self.min_offset + (len(self.segments) - 1) * self.segment_bytes
         self._buffer = self.segments[-1].buffer
+        self._half = self._base + self.segment_bytes // 2
         self._source.use(self.segments[-1], self.segments[-2] if len(self.segments) > 1 else None)
         if self._transient is not None:
             self._buffer = self._transient.begin(self.segments[-1], self._base, self.end)
@@ -188,6 +191,9 @@ class CommitLog:
         self.end = end
         self.last_timestamp_ms = now
         self._leave((messages, appended, queues), stop - start)
+        if end > self._half:
+            self._half = self._base + self.segment_bytes
+            self.on_half()
         return appended
 
     def _add_to_pile(self, piled: Piled, size: int) -> None:

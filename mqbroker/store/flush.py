@@ -55,7 +55,13 @@ class LogFlusher:
         self._timeout_call: IDelayedCall | None = None
 
     def start(self) -> None:
+        self._commit_log.on_half = self._hasten
         self._tick_call = self._clock.callLater(self._interval_s, self._tick)
+
+    def _hasten(self) -> None:
+        """Let the next tick be now: a segment that fills fast may be full before its time."""
+        if self._tick_call is not None:
+            self._tick_call.reset(0)
 
     def _tick(self) -> None:
         self._tick_call = self._clock.callLater(self._interval_s, self._tick)

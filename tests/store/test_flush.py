@@ -133,6 +133,21 @@ def test_without_anyone_waiting_the_interval_bounds_what_is_not_synced(make: Cal
     assert store.stats.flushes == syncs  # nothing new, nothing to sync
 
 
+def test_the_next_segment_is_made_when_half_of_one_is_full_not_at_the_next_tick(bench: Bench) -> None:
+    """One that fills in less than an interval would be full before the next was there."""
+    store = bench.open()
+    store.start()
+    following = bench.root / "commitlog" / f"{SMALL['mapped_file_size_commit_log']:020d}"
+    store.append([message(body=b"x" * 60_000)])
+    bench.clock.advance(0)
+    assert not following.exists()
+    store.append([message(body=b"x" * 10_000)])
+    bench.clock.advance(0)
+    assert following.exists()
+    stop(store)
+    assert bench.clock.getDelayedCalls() == []
+
+
 def test_who_waits_too_long_is_told(make: Callable[..., Bench]) -> None:
     bench = make(sync_flush_timeout_ms=3000)
     store = bench.open()

@@ -27,7 +27,8 @@ SETTINGS = {
 }
 FEATURES = {
     "enableConsumeQueueExt": "true",
-    "mappedFileSizeConsumeQueueExt": "4096",
+    # 204 units of 20 bytes, and the 4 that stay free.
+    "mappedFileSizeConsumeQueueExt": "4084",
     "enableMultiDispatch": "true",
     "enableLmq": "true",
 }

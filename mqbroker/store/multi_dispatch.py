@@ -28,6 +28,16 @@ _REFUSED_NAMES = frozenset(name.encode() for name in NO_SEND_TOPICS)
 _OFFSET_DIGITS_MAX = 19
 
 
+def stands_in(queue: ConsumeQueue, offset: int, properties: bytes, queue_id: int) -> bool:
+    """Whether a stored message, whose own queue is number `queue_id`, says that it is at `offset` of `queue` too."""
+    is_light = not queue.queue_id and queue.topic_bytes.startswith(_LMQ_BYTES)
+    if queue.queue_id != queue_id and not is_light:
+        return False
+    names = find_property(properties, NAMES_MARK).split(b",")
+    offsets = find_property(properties, _OFFSETS_MARK).split(b",")
+    return (queue.topic_bytes, b"%d" % offset) in zip(names, offsets, strict=False)
+
+
 @attrs.frozen
 class MultiQueues:
     """Finds the queues that messages name.

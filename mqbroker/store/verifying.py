@@ -16,6 +16,7 @@ from twisted.logger import Logger
 from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.logscan import BODY_OFFSET_V4, Damage, Filler, Scanned, scan_at
+from mqbroker.store.multi_dispatch import stands_in
 from mqbroker.wire.codes import SysFlag
 from mqbroker.wire.record import BLANK_MAGIC, MAGIC
 
@@ -23,7 +24,6 @@ from mqbroker.wire.record import BLANK_MAGIC, MAGIC
 _HEAD = Struct(">IIIi4xqqi44xi")
 _HEAD_START = Struct(">II")
 _V6 = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
-_LIGHT_QUEUE = "%LMQ%"
 
 #: One bit stands for 64 bytes of the log, in which no two records can start; 16 KiB of bits for 8 MiB.
 _CELL_BITS = 6
@@ -106,7 +106,9 @@ class Verifier:
             its_own = item.topic, item.queue_id, item.queue_offset
             if item.size != size:
                 why = f"{size} bytes where a record of {item.size} is"
-            elif its_own == (queue.topic_bytes, queue.queue_id, queue_offset) or queue.topic.startswith(_LIGHT_QUEUE):
+            elif its_own == (queue.topic_bytes, queue.queue_id, queue_offset) or stands_in(
+                queue, queue_offset, item.properties, item.queue_id
+            ):
                 return True
             else:
                 why = "message {2} of queue {1} of {0!r}".format(*its_own)

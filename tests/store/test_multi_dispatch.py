@@ -16,7 +16,7 @@ from mqbroker.store.properties import find_property
 from mqbroker.wire.javahash import java_hash
 from mqbroker.wire.properties import PROPERTIES_BYTES_MAX
 from mqbroker.wire.record import Record, decode_records
-from tests.store.harness import Bench, message, stop, tree, turns
+from tests.store.harness import Bench, after_restart, message, stop, tree, turns
 
 ENTRY = Struct(">qiq")
 ON = {"enable_multi_dispatch": True, "enable_lmq": True, "max_lmq_consume_queue_num": 5}
@@ -137,6 +137,31 @@ def test_other_queues_are_those_of_the_messages_number(lmq: Bench) -> None:
     shutil.rmtree(lmq.root / "consumequeue")
     stop(lmq.open())
     assert tree(lmq.root / "consumequeue") == before
+
+
+def test_what_was_there_at_the_start_is_served_in_each_of_its_queues(lmq: Bench) -> None:
+    store = lmq.open()
+    store.append([naming("B,%LMQ%a", body=b"0"), naming("%LMQ%a", body=b"1"), naming("%LMQ%b,B", body=b"2")])
+    store = after_restart(lmq, store)
+    assert bodies(store, "B", 3) == [b"0", b"2"]
+    assert bodies(store, "%LMQ%a") == [b"0", b"1"]
+    assert bodies(store, "%LMQ%b") == [b"2"]
+
+
+@pytest.mark.parametrize(("topic", "queue_id"), [("B", 3), ("%LMQ%a", 0)])
+def test_an_entry_for_a_message_that_does_not_name_the_queue_there_is_passed_over(
+    lmq: Bench, topic: str, queue_id: int
+) -> None:
+    store = lmq.open()
+    store.append([naming(topic, body=b"0"), naming(topic, body=b"1"), naming("%LMQ%other", body=b"2")])
+    stop(store)
+    [path] = (lmq.root / "consumequeue" / topic / str(queue_id)).iterdir()
+    entries = path.read_bytes()
+    for source in (entries[20:40], tree(lmq.root / "consumequeue" / "%LMQ%other" / "0").popitem()[1][:20]):
+        path.write_bytes(source + entries[20:])
+        store = lmq.open()
+        assert bodies(store, topic, queue_id) == [b"1"]
+        stop(store)
 
 
 def test_without_enable_lmq_the_prefix_means_nothing(make: Callable[..., Bench]) -> None:

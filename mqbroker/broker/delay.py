@@ -62,6 +62,7 @@ class DelayService:
         self._reading: set[int] = set()
         self._running = False
         self._changed = False
+        self._is_refused = False
 
     def start(self) -> None:
         self._running = True
@@ -185,8 +186,11 @@ class DelayService:
         except MessageRefused:
             return self._deliver_each(messages)
         except (StoreError, OSError) as error:
-            log.warn("delayed messages wait: {why}", why=str(error))
+            if not self._is_refused:
+                log.warn("delayed messages wait: {why}", why=str(error))
+            self._is_refused = True
             return False
+        self._is_refused = False
         return True
 
     def _deliver_each(self, messages: list[NewMessage]) -> bool:

@@ -397,6 +397,7 @@ class ConsumeQueue:
         self._first = self._base = self._allocated = 0
         self._buffer = _NO_BUFFER
         self.min_offset = self.max_offset = self.next_offset
+        self.known_good = (0, 0)
         self.pending = []
         return files if self.ext is None else files + self.ext.take_files()
 

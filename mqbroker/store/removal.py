@@ -177,6 +177,7 @@ def finish_removals(queues: ConsumeQueues, removed: RemovedQueues, disk: IDisk) 
 
     One that has newer messages was made again since; it stays.
     """
+    _forget_renumbered(queues, removed)
     if not removed.removing:
         return
     for key in removed.removing:
@@ -193,3 +194,12 @@ def finish_removals(queues: ConsumeQueues, removed: RemovedQueues, disk: IDisk) 
             disk.remove_tree(os.path.join(root, queue.topic, str(queue.queue_id)))
     removed.removing.clear()
     removed.write(removed.encode())
+
+
+def _forget_renumbered(queues: ConsumeQueues, removed: RemovedQueues) -> None:
+    """Forget what is remembered of queues that a Java broker made again: it began at 0."""
+    for key, note in list(removed.table.items()):
+        queue = queues.by_name.get(key)
+        if queue is not None and queue.end_of_last() > note.until and queue.max_offset <= note.next_offset:
+            del removed.table[key]
+            queue.begins_at = 0

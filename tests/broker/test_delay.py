@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from twisted.internet.task import Clock
+from twisted.logger import capturedLogs
 
 from mqbroker.broker.delay import DelayService
 from mqbroker.errors import StoreUnwritable
@@ -131,8 +132,10 @@ def test_a_refusal_of_the_store_delays_and_loses_nothing(bench, monkeypatch):
         raise StoreUnwritable("the disk is full")
 
     monkeypatch.setattr(store, "append", refuse)
-    wait(bench.clock, 2)
+    with capturedLogs() as events:
+        wait(bench.clock, 9)
     assert delivered(store) == []
+    assert len([event for event in events if "delayed messages wait" in event["log_format"]]) == 1
     monkeypatch.setattr(store, "append", append)
     wait(bench.clock, 1.5)
     assert [record.body for record in delivered(store)] == [b"one"]

@@ -202,13 +202,6 @@ KNOWN = [
         ("tests/store/test_retention.py",),
     ),
     Mutation(
-        "delete the file that says where a queue goes on",
-        "store/consumequeue.py",
-        "min(count, len(self._files) - 1)",
-        "min(count, len(self._files))",
-        ("tests/store/test_retention.py",),
-    ),
-    Mutation(
         "stay closed after the disk has room again",
         "store/disk_watch.py",
         '            commit_log.why_disk_full = ""\n',

@@ -12,7 +12,7 @@ from twisted.logger import capturedLogs
 from twisted.python.failure import Failure
 
 from mqbroker.store import MessageStore
-from mqbroker.store.pull import GetStatus
+from mqbroker.store.outcomes import GetResult, GetStatus
 from mqbroker.wire.codes import SCHEDULE_TOPIC
 from mqbroker.wire.record import decode_record
 from tests.store.harness import Bench, message, stop, turns
@@ -350,6 +350,26 @@ def test_what_has_aged_is_forgotten(make: Make) -> None:
     assert noted["removing"] == []
 
 
+def test_one_that_a_java_broker_made_again_is_as_that_made_it(make: Make) -> None:
+    bench = make()
+    store = filled(bench)
+    result(store.remove_topics(["Old"]))
+    store.append([message("Kept", body=b"end")])
+    stop(store)
+    note = (bench.root / "removedQueues.json").read_bytes()
+    (bench.root / "removedQueues.json").unlink()  # which Java does not read
+    java = bench.open()
+    assert java.append([message("Old", body=b"java's")])[0][1] == 0
+    stop(java)
+    (bench.root / "removedQueues.json").write_bytes(note)
+    again = bench.open()
+    assert bodies(again) == [b"java's"]
+    assert again.append([message("Old"), message("Old", 1)])[0][1] == 1
+    assert ("Old", 0) not in again._queues.removed
+    again.dispatch_now()
+    assert (again.min_offset("Old", 1), again.max_offset("Old", 1)) == (3, 4)
+
+
 def test_the_trash_of_a_process_that_ended_is_emptied(bench: Bench) -> None:
     stop(filled(bench))
     trash: Path = bench.root / "consumequeue" / ".removed" / "1"
@@ -357,3 +377,24 @@ def test_the_trash_of_a_process_that_ended_is_emptied(bench: Bench) -> None:
     (trash / f"{0:020d}").write_bytes(b"x")
     assert bodies(bench.open()) == [b"0", b"2", b"4"]
     assert not trash.parent.exists()
+
+
+def test_a_get_that_waits_for_the_disk_finds_its_topic_removed(bench: Bench) -> None:
+    stop(filled(bench))
+    store = bench.open()
+    bench.disk.faults.evict()
+    bench.worker.at_once = False
+    waiting = store.get_when_ready("Old", 0, 0, 9)
+    assert isinstance(waiting, Deferred)
+    got: list[GetResult] = []
+    waiting.addCallback(got.append)
+    fetch = bench.worker.waiting.pop()
+    removed: list[list[str]] = []
+    store.remove_topics(["Old"]).addCallback(removed.append)
+    while bench.worker.waiting:
+        bench.worker.step()
+    assert (removed, got) == ([["Old"]], [])
+    bench.worker.waiting.append(fetch)
+    bench.worker.step()
+    assert [(result.status, result.next_offset) for result in got] == [(GetStatus.OFFSET_TOO_SMALL, 3)]
+    bench.worker.at_once = True

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.logger import capturedLogs
 
@@ -16,7 +17,7 @@ from mqbroker.store import MessageStore
 from mqbroker.store.disk import DiskSpace
 from mqbroker.store.disk_watch import Room, RoomLimits
 from mqbroker.store.flush import CacheFlusher
-from mqbroker.store.pull import GetStatus
+from mqbroker.store.outcomes import GetResult, GetStatus
 from mqbroker.store.retention import RetentionRules
 from mqbroker.wire.javahash import java_hash
 from mqbroker.wire.record import decode_record
@@ -423,6 +424,28 @@ def test_what_was_got_before_stays_readable(make: Callable[..., Bench]) -> None:
     assert [record.body[:6] for record in map(decode_record, before[0])] == numbered(0, 1)
     stop(store)
     assert [bytes(piece) for piece in got.pieces] == before[0]
+
+
+def test_a_get_that_waits_for_the_disk_finds_its_segment_deleted(make: Callable[..., Bench]) -> None:
+    bench = make(delete_when_hours=(NOW_HOUR,), file_reserved_time_hours=1)
+    stop(filled(bench, 3))
+    store = bench.open()
+    store.start()
+    turns(bench.clock, 3)
+    bench.disk.faults.evict()
+    bench.worker.at_once = False
+    waiting = store.get_when_ready("T", 0, 2, 1)
+    assert isinstance(waiting, Deferred)
+    got: list[GetResult] = []
+    waiting.addCallback(got.append)
+    fetch = bench.worker.waiting.pop()
+    bench.worker.at_once = True
+    age(bench, 2 * HOUR_MS)
+    a_turn(bench)
+    assert (names(bench), got) == (["2"], [])
+    fetch[1].callback(fetch[0]())
+    assert [(result.status, result.next_offset) for result in got] == [(GetStatus.OFFSET_TOO_SMALL, 8)]
+    assert list(store.damages) == []
 
 
 def test_a_file_that_cannot_be_deleted_is_tried_again_and_told_of_once(make: Callable[..., Bench]) -> None:

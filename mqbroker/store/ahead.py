@@ -51,7 +51,7 @@ class Ahead:
             if self._is_stopped:
                 return
             file.populate(offset, min(PIECE_BYTES, end - offset))
-            file.sync()
+            file.sync_apart()
 
     def _done(self, end: int) -> None:
         self._running = None

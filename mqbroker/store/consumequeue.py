@@ -201,10 +201,8 @@ class ConsumeQueue:
     def _add_file(self, base: int) -> None:
         if not self._files:
             self._disk.make_directories(self.directory)
-            topic_directory = os.path.dirname(self.directory)
-            self._new_names.update((topic_directory, os.path.dirname(topic_directory)))
             self._first = base
-        self._new_names.add(self.directory)
+        self._note_new_names()
         path = os.path.join(self.directory, f"{base * ENTRY_BYTES:020d}")
         try:
             file = self._disk.create_mapped(path, self._file_bytes)
@@ -213,6 +211,12 @@ class ConsumeQueue:
             file = self._disk.create_mapped(path, self._file_bytes)
         self._files.append(file)
         self._activate()
+
+    def _note_new_names(self) -> None:
+        directory = self.directory
+        for _ in range(4):  # of the queue, the topic, all topics, and the store
+            self._new_names.add(directory)
+            directory = os.path.dirname(directory)
 
     def _activate(self) -> None:
         # What a file already had is allocated, or a hole: allocating it again costs nothing.
@@ -295,17 +299,27 @@ class ConsumeQueue:
 
     # Loading
 
-    def load(self) -> None:
-        """Map the files there are and find the end. Raises StoreDamaged on foreign, missing or misshapen files."""
+    def load(self, is_clean: bool = True) -> bool:
+        """Map the files there are and find the end; returns whether some had to be left out.
+
+        Raises StoreDamaged on foreign, missing or misshapen files. After a crash what is missing, or has no size yet,
+        ends the queue instead, and what follows is deleted.
+        """
+        is_whole = True
         names = self._disk.names(self.directory)
         for name in names:
             path = os.path.join(self.directory, name)
             if not _FILE_NAME.fullmatch(name) or int(name) % self._file_bytes:
                 raise StoreDamaged(path, 0, "not a consume queue file of the size in mappedFileSizeConsumeQueue")
             base = int(name) // ENTRY_BYTES
+            size = self._disk.file_size(path)
+            follows = not self._files or base == self._first + len(self._files) * self._per_file
+            if not is_clean and not (is_whole and follows and size):
+                is_whole = False
+                self._remove(path)
+                continue
             if self._files and base != self._first + len(self._files) * self._per_file:
                 raise StoreDamaged(path, 0, "the file before it is missing")
-            size = self._disk.file_size(path)
             if not size and name == names[-1]:  # made by a process that was killed before it gave it a size
                 break
             if size != self._file_bytes:
@@ -320,21 +334,28 @@ class ConsumeQueue:
             self.asked_below = self.max_offset
         if self.ext is not None:
             self.ext.load()
+        return is_whole
 
     def truncate(self, physical_end: int) -> None:
         """Forget all entries of messages at or above `physical_end` in the log."""
         if self._files:
             self._cut_at(lambda offset, size: size > 0 and offset + size % BLANK_SIZE <= physical_end)
+            if not self.max_offset:
+                self.reset()
+                return
             at = (self.max_offset - self._base) * ENTRY_BYTES
             if at < self._file_bytes:
                 self._files[-1].clear_from(at)
+            # No message below is in the last file: a process that was killed may not have come to sync its name.
+            if self.max_offset <= self._base or self.entry(self.max_offset - 1)[1] == BLANK_SIZE:
+                self._note_new_names()
 
     def _cut_at(self, keep: Callable[[int, int], bool]) -> None:
         offset = self.search(keep, self._first, self._first + len(self._files) * self._per_file)
         while len(self._files) > 1 and offset <= self._first + (len(self._files) - 1) * self._per_file:
             gone = self._files.pop()
             gone.close()
-            self._disk.remove(gone.path)
+            self._remove(gone.path)
         self._unsynced = []
         self._activate()
         self.max_offset = offset
@@ -379,7 +400,7 @@ class ConsumeQueue:
         """Delete all files: the queue is to be built anew."""
         for file in self._files:
             file.close()
-            self._disk.remove(file.path)
+            self._remove(file.path)
         self._files = []
         self._unsynced = []
         self._first = self._base = self._allocated = 0
@@ -400,6 +421,10 @@ class ConsumeQueue:
         self.known_good = (0, 0)
         self.pending = []
         return files if self.ext is None else files + self.ext.take_files()
+
+    def _remove(self, path: str) -> None:
+        self._disk.remove(path)
+        self._new_names.add(self.directory)
 
     def close(self) -> None:
         for file in self._files:
@@ -430,7 +455,9 @@ class ConsumeQueues:
         #: How many of them are %LMQ% queues.
         self.lmq_count = 0
         #: Queues written to since the last sync.
-        self.dirty: set[ConsumeQueue] = set()
+        self.dirty: dict[ConsumeQueue, None] = {}
+        #: Whether files were left out when loading: what queues lack may be anywhere.
+        self.is_whole = True
         self._new_names: set[str] = set()
         #: What is remembered of queues that were removed, by topic and queue id.
         self.removed: dict[tuple[str, int], Removed] = {}
@@ -444,7 +471,7 @@ class ConsumeQueues:
         """Take a queue out of use; its directory is the caller's to remove. Returns its files, still open."""
         del self.by_bytes[queue.topic_bytes, queue.queue_id]
         del self.by_name[queue.topic, queue.queue_id]
-        self.dirty.discard(queue)
+        self.dirty.pop(queue, None)
         self.lmq_count -= queue.topic.startswith(LMQ_PREFIX)
         names = {os.path.join(root, queue.topic) for root in self.roots}
         self._new_names.difference_update(names, {os.path.join(name, str(queue.queue_id)) for name in names})
@@ -482,7 +509,7 @@ class ConsumeQueues:
             raise ValueError(f"{name[:255]!r} queue {queue_id}: no name of a topic or no number of a queue")
         return name
 
-    def load(self) -> None:
+    def load(self, is_clean: bool = True) -> None:
         """Open what is on the disk. Raises StoreDamaged."""
         for topic in self._disk.names(self._root):
             path = os.path.join(self._root, topic)
@@ -491,7 +518,7 @@ class ConsumeQueues:
             for queue_id in self._disk.names(path):
                 if not queue_id.isdecimal() or not (TOPIC_NAME.fullmatch(topic) or is_lmq(topic)):
                     raise StoreDamaged(os.path.join(path, queue_id), 0, "not a directory of a queue")
-                self.open(topic.encode(), int(queue_id)).load()
+                self.is_whole &= self.open(topic.encode(), int(queue_id)).load(is_clean)
 
     def take_unsynced(self) -> list[IMappedFile]:
         """The files of queues written to since this was last called."""

@@ -18,6 +18,8 @@ _ZEROS = bytes(ZEROS_BYTES)
 MADV_WILLNEED = 3
 MADV_POPULATE_WRITE = 23
 MLOCK_ONFAULT = 1
+#: With FALLOC_FL_KEEP_SIZE, which must go with it.
+FALLOC_FL_PUNCH_HOLE = 0x2 | 0x1
 _FETCH_BYTES = 256 * 1024
 _PAGE_BYTES = mmap.PAGESIZE
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -80,6 +82,10 @@ class IMappedFile(Interface):
 
     def sync() -> None:
         """Return when all bytes stored so far are on the disk. May run on a worker. Raises OSError."""
+
+    def sync_apart() -> None:
+        """As `sync`, but an error it meets will be met by the next `sync` as well: the kernel tells each descriptor
+        once. For the worker."""
 
     def close() -> None:
         """Let go of it; slices of `view` that others hold stay valid."""
@@ -273,13 +279,22 @@ class OsMappedFile:
 
     def clear_from(self, offset: int) -> None:
         def cut(fd: int) -> None:
-            os.ftruncate(fd, offset)
-            os.ftruncate(fd, self.size)
+            # Not by making it shorter for a moment: a process that was killed then left a file of another size.
+            if offset < self.size and not _punch_hole(fd, offset, self.size - offset):
+                os.ftruncate(fd, offset)
+                os.ftruncate(fd, self.size)
 
         self._with_fd(cut)
 
     def sync(self) -> None:
         self._with_fd(os.fdatasync)
+
+    def sync_apart(self) -> None:
+        fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            os.fdatasync(fd)
+        finally:
+            os.close(fd)
 
     def close(self) -> None:
         if self._fd is not None:
@@ -289,6 +304,16 @@ class OsMappedFile:
         self.view.release()
         with contextlib.suppress(BufferError):  # someone holds a slice: unmapped when that goes
             self.buffer.close()
+
+
+def _punch_hole(fd: int, offset: int, size: int) -> bool:
+    """Make bytes of a file zero and unallocated; False where the file system cannot."""
+    if not _libc.fallocate(fd, FALLOC_FL_PUNCH_HOLE, ctypes.c_long(offset), ctypes.c_long(size)):
+        return True
+    error = ctypes.get_errno()
+    if error in (errno.EOPNOTSUPP, errno.ENOSYS):
+        return False
+    raise OSError(error, os.strerror(error))
 
 
 def _call(name: str, address: int, size: int, advice: int | None, path: str) -> int:

@@ -310,7 +310,7 @@ class Dispatcher:
                 del pending[: 3 * (queue.max_offset - before)]
                 raise
             finally:
-                dirty.add(queue)
+                dirty[queue] = None
             queue.pending = []
             if queue.next_offset < queue.max_offset:
                 queue.next_offset = queue.max_offset

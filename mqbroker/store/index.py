@@ -282,6 +282,7 @@ class Index:
         for name in self._disk.names(self._directory):
             if _FILE_NAME.fullmatch(name) and name not in names:
                 self._disk.remove(os.path.join(self._directory, name))
+                self._has_new_name = True
 
     def add(self, appends: Sequence[Piled]) -> None:
         """Index the keys of messages, appended one after another. Raises OSError; see `offset` for how far it came."""
@@ -345,7 +346,7 @@ class Index:
             self.files[-1].write_header()
         ahead_ms = 0
         while True:
-            path = os.path.join(self._directory, self._file_name(ahead_ms))
+            path = self._path_of_next(ahead_ms)
             if not self._disk.exists(path):
                 break
             ahead_ms += 1
@@ -361,6 +362,13 @@ class Index:
         self.files.append(file)
         self._unsynced.append(file)
         self._has_new_name = True
+
+    def _path_of_next(self, ahead_ms: int) -> str:
+        name = self._file_name(ahead_ms)
+        if self.files:  # the order of names is that of files, also when the clock went back
+            newest = int(os.path.basename(self.files[-1].file.path))
+            name = max(name, f"{newest + 1 + ahead_ms:017d}")
+        return os.path.join(self._directory, name)
 
     def write_header(self) -> None:
         if self.files:
@@ -399,6 +407,9 @@ class Index:
         if last.count <= 1 and len(self.files) > 1:  # killed before it had a header: nothing is in it yet
             last.begin_after(self.files[-2])
         self._unsynced = [last]
+        if not is_clean:  # who knows what was not synced
+            self._unsynced = list(self.files)
+            self._has_new_name = True
         self.offset = last.end_offset
         self._resumed = (last.end_offset, self._entries_of(last.end_offset))
 

@@ -6,6 +6,7 @@ know of the network, nor of what messages mean.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Sequence
 
 import attrs
@@ -18,6 +19,7 @@ from mqbroker.store.cold import Pages, TouchingPages, run_now
 from mqbroker.store.commitlog import Appended, NewMessage
 from mqbroker.store.disk import IDisk
 from mqbroker.store.dispatch import DispatchListener
+from mqbroker.store.lasting import make_lasting_directories
 from mqbroker.store.logscan import Damage, store_timestamp_at
 from mqbroker.store.opening import Opening, Parts
 from mqbroker.store.queries import ByKey, Queries
@@ -199,13 +201,17 @@ class MessageStore:
         return run_now(self._waiting_queries.record(physical_offset, size))
 
     def query(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> list[bytes]:
-        self._dispatcher.index_piled()
+        self._index_piled()
         return run_now(self._waiting_queries.by_key(topic, key, max_count, begin_ms, end_ms)).records
 
     async def query_when_ready(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> ByKey:
         """Records of a topic by unique key or key, stored between two times: see `Queries.by_key`."""
-        self._dispatcher.index_piled()
+        self._index_piled()
         return await self.queries.by_key(topic, key, max_count, begin_ms, end_ms)
+
+    def _index_piled(self) -> None:
+        with contextlib.suppress(OSError):  # on a full disk what waits to be indexed is not found
+            self._dispatcher.index_piled()
 
     async def is_far(self, topic: str, queue_id: int, offset: int) -> bool:
         """Whether a message of a queue is so far behind that it counts as on the disk; False where there is none."""
@@ -305,7 +311,7 @@ def opening_steps(
 ) -> Steps[MessageStore]:
     """The work of `open_store`."""
     paths = StorePaths(settings.store_path_root_dir, settings.store_path_commit_log)
-    disk.make_directories(paths.root)
+    make_lasting_directories(disk, paths.root)
     lock = disk.lock(paths.lock)
     try:
         parts = yield from Opening(settings, paths, disk, clock, worker, log_worker or worker, store_host, lock).steps()

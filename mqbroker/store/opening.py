@@ -12,6 +12,7 @@ from twisted.logger import Logger
 
 from mqbroker.config import BrokerRole, FlushDiskType, StoreSettings
 from mqbroker.store.checkpoint import Checkpoint, decode_checkpoint
+from mqbroker.store.checkpoint_file import CheckpointFile
 from mqbroker.store.cold import ColdReads
 from mqbroker.store.commitlog import Appended, CommitLog, NewMessage
 from mqbroker.store.consumequeue import ConsumeQueues
@@ -23,6 +24,7 @@ from mqbroker.store.dispatch import TURN_MESSAGES, Dispatcher, parse_delay_level
 from mqbroker.store.ext_recovery import align_extensions
 from mqbroker.store.flush import CacheFlusher, LogFlusher
 from mqbroker.store.index import Index, IndexFile
+from mqbroker.store.lasting import make_lasting_directories, remove_unfinished_segments, store_again
 from mqbroker.store.multi_dispatch import MultiAppender, MultiQueues
 from mqbroker.store.pull import Reader
 from mqbroker.store.recovery import Recovered, Segments, last_timestamp, load_segments, recover, store_again
@@ -88,7 +90,9 @@ class Opening:
         is_clean = abort is None
         # A killed process, unlike a machine, takes nothing with it that was stored in a mapped file.
         is_intact = is_clean or abort == disk.boot_id() != b""
-        disk.make_directories(paths.commit_log)
+        checkpoint = self._read_checkpoint(abort)
+        make_lasting_directories(disk, paths.commit_log)
+        remove_unfinished_segments(disk, paths.commit_log, checkpoint.log_offset)
         segments = load_segments(disk, paths.commit_log, settings.mapped_file_size_commit_log)
         for file in segments.files:
             opened.callback(file.close)
@@ -103,28 +107,38 @@ class Opening:
         removed = RemovedQueues(disk, paths.removed_queues, queues.removed)
         removed.load()
         empty_trash(disk, queues.roots)
-        queues.load()
+        queues.load(is_clean)
         finish_removals(queues, removed, disk)
-        checkpoint = decode_checkpoint(disk.read(paths.checkpoint)) if disk.exists(paths.checkpoint) else Checkpoint()
         if is_clean:  # from here on files change
             disk.write(paths.abort, disk.boot_id())
-        recovered = yield from recover(segments, queues, checkpoint, is_clean=is_clean)
+        kept = CheckpointFile(disk, paths.checkpoint, checkpoint)
+        recovered = yield from recover(
+            segments, queues, checkpoint, is_clean=is_clean, before_cut=kept.forget_queues_above
+        )
         rebuild_from = align_extensions(queues, segments.first_offset, recovered.rebuild_from)
+        kept.forget_queues_above(rebuild_from)
         recovered = attrs.evolve(recovered, rebuild_from=rebuild_from)
         self._say_found(segments, recovered, is_clean)
         source = SegmentSource(
             disk, self.worker, paths.commit_log, settings.mapped_file_size_commit_log, settings.warm_maped_file_enable
         )
-        last_ms = max(recovered.last_timestamp_ms, last_timestamp(segments, queues, recovered.rebuild_from))
+        last_ms = max(
+            recovered.last_timestamp_ms,
+            last_timestamp(segments, queues, recovered.rebuild_from),
+            checkpoint.log_ms if checkpoint.log_offset is not None else 0,  # half messages are in no queue
+        )
         transient = self._make_transient(recovered.end, last_ms)
         commit_log = self._open_log(segments, recovered, source, queues, is_clean, transient)
         opened.callback(commit_log.close)
+        if not is_clean:
+            self._make_lasting(commit_log, checkpoint)
         commit_log.last_timestamp_ms = last_ms
         index = self._open_index(checkpoint, commit_log, is_clean, is_intact) if settings.message_index_enable else None
         if index is not None:
             opened.callback(index.close)
+            kept.forget_index_above(index.offset, index.end_ms)
         damages = Damages(commit_log.end)
-        files = StoreFiles(disk, paths, self.lock, source, queues, index, checkpoint, damages)
+        files = StoreFiles(disk, paths, self.lock, source, queues, index, kept, damages)
         for damage in recovered.damages:
             files.add_damage_at_open(damage)
         dispatcher = yield from self._build_queues(commit_log, queues, index, recovered, files)
@@ -191,6 +205,23 @@ class Opening:
             CacheCleaner(queues, index, remover, worker, files.run_alone),
         )
 
+    def _read_checkpoint(self, abort: bytes | None) -> Checkpoint:
+        disk, paths = self.disk, self.paths
+        if abort is not None:  # a process that was killed may have made names here and not synced them
+            disk.sync_directory(paths.root)
+        if disk.exists(paths.checkpoint):
+            return decode_checkpoint(disk.read(paths.checkpoint))
+        if abort:  # ours, which ended before there was a checkpoint
+            return Checkpoint(log_offset=0, queues_offset=0)
+        return Checkpoint()
+
+    def _make_lasting(self, commit_log: CommitLog, checkpoint: Checkpoint) -> None:
+        if checkpoint.log_offset is not None:
+            store_again(commit_log, checkpoint.log_offset)
+        # What was cut off could come back in another crash, behind what is appended now.
+        commit_log.segments[-1].sync()
+        self.disk.sync_directory(self.paths.commit_log)
+
     def _say_found(self, segments: Segments, recovered: Recovered, is_clean: bool) -> None:
         self.log.info(
             "{root}: last stopped {how}; the log goes from {first} to {end} in {files} files, {read} bytes of it were "
@@ -245,11 +276,10 @@ class Opening:
             files.add_damage,
             self._multi_queues(queues),
         )
-        files.forget_queues_above(dispatcher.offset)
         yield from _catch_up(dispatcher, commit_log, files)
         if dispatcher.gaps and recovered.rebuild_from > commit_log.min_offset:
             self.log.warn("{root}: consume queues miss messages, all are built anew", root=self.paths.root)
-            files.forget_queues_above(commit_log.min_offset)
+            files.checkpoint.forget_queues_above(commit_log.min_offset)
             dispatcher.restart(commit_log.min_offset)
             yield from _catch_up(dispatcher, commit_log, files)
         for queue in queues:

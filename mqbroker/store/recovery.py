@@ -112,8 +112,18 @@ def _load_segments(
     return Segments(files, first, segment_bytes)
 
 
-def recover(segments: Segments, queues: ConsumeQueues, checkpoint: Checkpoint, *, is_clean: bool) -> Steps[Recovered]:
-    """Find the end of the log and truncate consume queues to what can be relied on. Changes nothing of the log."""
+def recover(
+    segments: Segments,
+    queues: ConsumeQueues,
+    checkpoint: Checkpoint,
+    *,
+    is_clean: bool,
+    before_cut: Callable[[int], None] = lambda offset: None,
+) -> Steps[Recovered]:
+    """Find the end of the log and truncate consume queues to what can be relied on. Changes nothing of the log.
+
+    `before_cut` is told from where on before queues lose what the checkpoint may say is in them.
+    """
     if is_clean:
         start, durable_end = _clean_start(segments, queues, checkpoint.log_offset or 0)
     else:
@@ -124,6 +134,7 @@ def recover(segments: Segments, queues: ConsumeQueues, checkpoint: Checkpoint, *
     if segments.files and recovered.end < known_end and not recovered.damages:
         why = "the log ends here, and more was on the disk: its last segments are missing"
         recovered.damages.append(Damage(segments.files[-1].path, recovered.end, known_end, why))
+    before_cut(recovered.rebuild_from)
     for queue in queues:
         if not is_clean or queue.end_of_last() > recovered.rebuild_from:
             queue.truncate(recovered.rebuild_from)
@@ -135,7 +146,7 @@ def recover(segments: Segments, queues: ConsumeQueues, checkpoint: Checkpoint, *
 def _clean_start(segments: Segments, queues: ConsumeQueues, durable_end: int) -> tuple[int, int]:
     start = max((queue.end_of_last() for queue in queues), default=-1)
     if _before(segments, queues, start) is not None:
-        return start, start
+        return start, max(start, durable_end)  # half messages, which are in no queue, may follow
     if start == durable_end and _is_rotten_before(segments, queues, start):
         return start, start
     return segments.first_offset, max(segments.first_offset, durable_end)  # no queue, or of another log
@@ -165,7 +176,7 @@ def _crashed_start(segments: Segments, queues: ConsumeQueues, checkpoint: Checkp
         start = min(checkpoint.log_offset, checkpoint.queues_offset)
         at_start = segments.scan_at(start)
         is_boundary = first <= start <= segments.end and (not isinstance(at_start, Nothing) or at_start.is_empty)
-        if is_boundary and (_have_entries(queues) or start == first):
+        if is_boundary and queues.is_whole and (_have_entries(queues) or start == first):
             return start, checkpoint.log_offset
         return first, checkpoint.log_offset
     starts = [_start_by_time(segments, queue, checkpoint.safe_ms) for queue in queues]

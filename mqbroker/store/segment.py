@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from collections.abc import Callable
 
 from twisted.internet.defer import Deferred, succeed
 from twisted.logger import Logger
@@ -41,7 +42,9 @@ class SegmentSource:
         self._segment_bytes = segment_bytes
         self._ready: dict[int, IMappedFile] = {}
         self._job: _Preparation | None = None
-        self._has_new_name = False
+        # How many names were made, and how many of them synced; a process that was killed may have left some.
+        self._names_made = 1
+        self._names_synced = 0
         self._written_through: set[str] = set()
         self._ahead = Ahead(worker)
         self._pinning: Deferred[None] = succeed(None)
@@ -69,9 +72,10 @@ class SegmentSource:
 
     def sync_names(self) -> None:
         """Bring the names of segments to the disk, if there are new ones. For the worker. Raises OSError."""
-        if self._has_new_name:
-            self._has_new_name = False
+        made = self._names_made
+        if made != self._names_synced:
             self._disk.sync_directory(self._directory)
+            self._names_synced = made
 
     def adopt(self, offset: int, file: IMappedFile) -> None:
         """Keep an empty segment for when `offset` is reached."""
@@ -82,7 +86,7 @@ class SegmentSource:
         if self._job is not None or offset in self._ready:
             return
         job = self._job = _Preparation(
-            self._disk, segment_path(self._directory, offset), self._segment_bytes, self._is_warm
+            self._disk, segment_path(self._directory, offset), self._segment_bytes, self._is_warm, self.sync_names
         )
         job.done = self._worker.run(job.run)
         job.done.addBoth(self._prepared, job, offset)
@@ -111,8 +115,9 @@ class SegmentSource:
         if file is not None:
             return file
         self._abandon_job()
+        self.sync_names()  # a crash must not leave a gap between segments
+        self._names_made += 1
         file = self._create(offset)
-        self._has_new_name = True
         try:
             file.allocate(0, file.size)
         except OSError:
@@ -171,7 +176,11 @@ class SegmentSource:
 class _Preparation:
     """Makes one segment, on the worker."""
 
-    def __init__(self, disk: IDisk, path: str, segment_bytes: int, is_warm: bool) -> None:
+    def __init__(
+        self, disk: IDisk, path: str, segment_bytes: int, is_warm: bool, sync_names: Callable[[], None]
+    ) -> None:
+        """`sync_names`: brings the names of the segments before it to the disk."""
+        self._sync_names = sync_names
         self._disk = disk
         self._path = path
         self._is_warm = is_warm
@@ -182,6 +191,7 @@ class _Preparation:
     def run(self) -> IMappedFile | None:
         if self.is_stopped:
             return None
+        self._sync_names()
         file = self._disk.create_mapped(self._path, self._segment_bytes, keep_open=True)
         try:
             file.allocate(0, file.size)

@@ -5,6 +5,7 @@ Must never know what the log holds.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from mqbroker.store.checkpoint import Checkpoint, encode_checkpoint
+from mqbroker.store.checkpoint_file import CheckpointFile
 from mqbroker.store.consumequeue import ConsumeQueues
 from mqbroker.store.damages import Damages
 from mqbroker.store.disk import IDisk, ILockedFile
@@ -22,6 +24,8 @@ from mqbroker.store.index import Index
 from mqbroker.store.logscan import Damage
 from mqbroker.store.segment import SegmentSource
 
+#: Stands in the abort file instead of the boot's id where files may not be relied on though the machine still runs.
+_UNLIKE_DISK = b"?"
 #: Whether the index is meant too -> what to do on the worker, and what with its result; None for nothing.
 SnapshotFunction = Callable[[bool], "tuple[Callable[[], OSError | None], Callable[[OSError | None], None]] | None"]
 
@@ -76,7 +80,7 @@ class StoreFiles:
         source: SegmentSource,
         queues: ConsumeQueues,
         index: Index | None,
-        checkpoint: Checkpoint,
+        checkpoint: CheckpointFile,
         damages: Damages,
     ) -> None:
         self._disk = disk
@@ -85,11 +89,13 @@ class StoreFiles:
         self._source = source
         self._queues = queues
         self._index = index
-        self._checkpoint = checkpoint
+        self.checkpoint = checkpoint
         self._is_broken = False
+        # What opening cut off must be synced, though no message came.
+        self._is_saved = False
         self.damages = damages
         self._flusher: CacheFlusher | None = None
-        self._progress: Callable[[], Checkpoint] = lambda: checkpoint
+        self._progress: Callable[[], Checkpoint] = lambda: checkpoint.known
 
     def follow(
         self, flusher_of: Callable[[SnapshotFunction], CacheFlusher], progress: Callable[[], Checkpoint]
@@ -114,24 +120,13 @@ class StoreFiles:
             path=damage.path, start=damage.start, end=damage.end, why=damage.why,
         )  # fmt: skip
 
-    def forget_queues_above(self, offset: int) -> None:
-        """Note on the disk that consume queues are about to be built anew from `offset` of the log: a process that is
-        killed meanwhile leaves them shorter than the checkpoint says. Raises OSError."""
-        known = self._checkpoint
-        if known.queues_offset is not None and known.queues_offset > offset:
-            self._write_checkpoint(attrs.evolve(known, queues_offset=offset, queues_ms=0))
-
     def save_queues(self, offset: int, timestamp_ms: int) -> None:
         """Bring consume queues, which hold all below `offset` of the log, to the disk and say so. Raises OSError."""
         for file in self._queues.take_unsynced():
             file.sync()
         for directory in self._queues.take_new_names():
             self._disk.sync_directory(directory)
-        self._write_checkpoint(attrs.evolve(self._checkpoint, queues_offset=offset, queues_ms=timestamp_ms))
-
-    def _write_checkpoint(self, checkpoint: Checkpoint) -> None:
-        self._disk.write(self._paths.checkpoint, encode_checkpoint(checkpoint))
-        self._checkpoint = checkpoint
+        self.checkpoint.write(attrs.evolve(self.checkpoint.known, queues_offset=offset, queues_ms=timestamp_ms))
 
     def start(self) -> None:
         if self._flusher is not None:
@@ -142,9 +137,9 @@ class StoreFiles:
     ) -> tuple[Callable[[], OSError | None], Callable[[OSError | None], None]] | None:
         now = self._progress()
         if not with_index:
-            former = self._checkpoint
+            former = self.checkpoint.known
             now = attrs.evolve(now, index_ms=former.index_ms, index_offset=former.index_offset)
-        if self._is_broken or now == self._checkpoint:
+        if self._is_broken or (self._is_saved and now == self.checkpoint.known):
             return None
         mapped, directories = self._queues.take_unsynced(), self._queues.take_new_names()
         if with_index and self._index is not None:
@@ -153,10 +148,16 @@ class StoreFiles:
         self._is_broken = True  # until it is done: what was taken and not synced must never be covered
 
         def work() -> OSError | None:
-            for file in mapped:
-                file.sync()
-            for directory in directories:
-                self._disk.sync_directory(directory)
+            try:
+                for file in mapped:
+                    file.sync()
+                for directory in directories:
+                    self._disk.sync_directory(directory)
+            except OSError:
+                # What memory holds of these files is not what the disk does, and no later sync will change that.
+                with contextlib.suppress(OSError):
+                    self._disk.write(self._paths.abort, _UNLIKE_DISK)
+                raise
             try:
                 self._disk.write(self._paths.checkpoint, encode_checkpoint(now))
             except OSError as error:  # what it covers is on the disk: this can be tried again
@@ -166,7 +167,8 @@ class StoreFiles:
         def then(unwritten: OSError | None) -> None:
             self._is_broken = False
             if unwritten is None:
-                self._checkpoint = now
+                self._is_saved = True
+                self.checkpoint.known = now
             else:
                 self.log.error("the checkpoint cannot be written and is tried again: {why}", why=str(unwritten))
 
@@ -175,7 +177,7 @@ class StoreFiles:
     @property
     def synced_end(self) -> int:
         """All of the log below is on the disk, in the log and in consume queues, and the checkpoint says so."""
-        return min(self._checkpoint.log_offset or 0, self._checkpoint.queues_offset or 0)
+        return min(self.checkpoint.known.log_offset or 0, self.checkpoint.known.queues_offset or 0)
 
     def run_alone(self, work: Callable[[], Any]) -> Deferred[Any]:
         """Run `work` on the worker while no consume queue and no index file is being synced."""

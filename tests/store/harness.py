@@ -119,6 +119,9 @@ class FaultyFile:
             raise OSError(self._faults.sync_error, "Input/output error")
         self._inner.sync()
 
+    def sync_apart(self) -> None:
+        self.sync()
+
     def close(self) -> None:
         self._inner.close()
 

@@ -27,7 +27,7 @@ class Pages:
             raise self.error
         self.done.append((offset, offset + size))
 
-    def sync(self) -> None:
+    def sync_apart(self) -> None:
         self.syncs += 1
 
 

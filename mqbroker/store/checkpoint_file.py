@@ -1,0 +1,37 @@
+"""The checkpoint as it is on the disk, and what must be taken back of it before caches are cut. Must never know what
+is cut.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from mqbroker.store.checkpoint import Checkpoint, encode_checkpoint
+from mqbroker.store.disk import IDisk
+
+
+class CheckpointFile:
+    """The checkpoint, and the file it is kept in. All raise OSError where that cannot be written."""
+
+    def __init__(self, disk: IDisk, path: str, known: Checkpoint) -> None:
+        self._disk = disk
+        self.path = path
+        #: What the file says.
+        self.known = known
+
+    def write(self, checkpoint: Checkpoint) -> None:
+        self._disk.write(self.path, encode_checkpoint(checkpoint))
+        self.known = checkpoint
+
+    def forget_queues_above(self, offset: int) -> None:
+        """Note that consume queues are about to be built anew from `offset` of the log: an end of the process or of
+        the machine meanwhile leaves them shorter than the checkpoint says."""
+        known = self.known
+        if known.queues_offset is not None and known.queues_offset > offset:
+            self.write(attrs.evolve(known, queues_offset=offset, queues_ms=0))
+
+    def forget_index_above(self, offset: int, end_ms: int) -> None:
+        """As `forget_queues_above`, for the index, whose newest message is of `end_ms`."""
+        known = self.known
+        if known.index_offset is not None and known.index_offset > offset:
+            self.write(attrs.evolve(known, index_offset=offset, index_ms=min(known.index_ms, end_ms)))

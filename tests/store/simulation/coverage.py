@@ -1,0 +1,144 @@
+"""What is on the disk for sure, compared with what the store says is; and what is there with what a rebuild makes."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterable
+from random import Random
+from typing import TYPE_CHECKING
+
+from twisted.internet.task import Clock
+
+from mqbroker.store.checkpoint import Checkpoint
+from mqbroker.store.consumequeue import ENTRY, ENTRY_BYTES
+from tests.store.simulation.disk import SimDisk
+from tests.store.simulation.model import Entry, Model, require
+from tests.store.simulation.steps import Options
+from tests.store.simulation.worker import SimWorker
+
+if TYPE_CHECKING:
+    from tests.store.simulation.world import World
+
+_INDEX_ENDS = struct.Struct(">qqqqii")
+_TURNS = 2000
+
+
+def log_is_durable(disk: SimDisk, log_directory: str, segment_bytes: int, entries: Iterable[Entry]) -> str:
+    """Why some of these messages would not be there after a power cut; empty where all would."""
+    images: dict[int, bytes | None] = {}
+    for entry in entries:
+        base = entry.start - entry.start % segment_bytes
+        if base not in images:
+            images[base] = disk.durable_bytes(os.path.join(log_directory, f"{base:020d}"))
+        image = images[base]
+        if image is None:
+            return f"the name of segment {base} is not durable"
+        at = entry.start - base
+        if image[at : at + len(entry.record)] != entry.record and not entry.is_rotten:
+            return f"the message at {entry.start} is not durable"
+    return ""
+
+
+def checkpoint_is_true(disk: SimDisk, root: str, options: Options, checkpoint: Checkpoint, model: Model) -> str:
+    """Why a checkpoint says more than is durable; empty where it does not."""
+    log_end = checkpoint.log_offset or 0
+    covered = [entry for entry in model.entries if entry.end <= log_end]
+    problem = log_is_durable(disk, os.path.join(root, "commitlog"), options["segment_bytes"], covered)
+    if problem:
+        return f"log offset {log_end}: {problem}"
+    queues_end = checkpoint.queues_offset or 0
+    for (topic, queue_id), entries in sorted(model.queues.items()):
+        directory = os.path.join(root, "consumequeue", topic, str(queue_id))
+        problem = _queue_is_durable(disk, directory, options["queue_file_bytes"], entries, queues_end)
+        if problem:
+            return f"queues offset {queues_end}: {topic} {queue_id}: {problem}"
+    return _index_is_durable(disk, os.path.join(root, "index"), checkpoint.index_offset or 0)
+
+
+def _queue_is_durable(disk: SimDisk, directory: str, file_bytes: int, entries: list[Entry], end: int) -> str:
+    file_bytes -= file_bytes % ENTRY_BYTES
+    image: bytes | None = None
+    for offset, entry in enumerate(entries):
+        if entry.end > end:
+            break
+        base, at = divmod(offset * ENTRY_BYTES, file_bytes)
+        if not at or image is None:
+            image = disk.durable_bytes(os.path.join(directory, f"{base * file_bytes:020d}"))
+        if entry.is_rotten:  # it may have been left out when the queue was built anew
+            continue
+        if image is None:
+            return f"the name of file {base * file_bytes} is not durable"
+        if image[at : at + 12] != ENTRY.pack(entry.start, len(entry.record), 0)[:12]:
+            return f"entry {offset} is not durable"
+    return ""
+
+
+def _index_is_durable(disk: SimDisk, directory: str, end: int) -> str:
+    """Only files that are full and older than the newest, of which all must be durable that the checkpoint covers."""
+    for name in disk.names(directory)[:-1]:
+        path = os.path.join(directory, name)
+        inode = disk.inode(path)
+        if inode.size < _INDEX_ENDS.size or not 0 < _INDEX_ENDS.unpack_from(inode.memory)[3] < end:
+            continue
+        if disk.durable_bytes(path) != inode.memory[: inode.size]:
+            return f"index offset {end}: {name} is not durable"
+    return ""
+
+
+def files_below(disk: SimDisk, directory: str) -> dict[str, bytes]:
+    return {
+        os.path.relpath(path, directory): inode.memory[: inode.size]
+        for path, inode in disk.files(directory)
+        if inode.size
+    }
+
+
+def compare_with_rebuild(world: World, root: str) -> dict[str, int]:
+    """Have consume queues and index of a stopped store built anew on a copy of the disk, and compare."""
+    disk = world.disk.copied()
+    for part in ("consumequeue", "index"):
+        disk.remove_tree(os.path.join(root, part))
+    clock = Clock()
+    clock.rightNow = world.clock.rightNow + 1
+    worker = SimWorker()
+    store = world.open(disk, clock, worker)
+    rng = Random(0)
+    store.start()
+    for _ in range(_TURNS):
+        if store.stats.dispatched >= store.log_end and store.stats.indexed >= store.log_end * world.options["index"]:
+            break
+        clock.advance(0)
+        worker.step(rng)
+    damages = store.damages
+    if world.model.has_rot:
+        for entry in world.model.entries:
+            if entry.is_rotten and entry.end < world.model.end:
+                found = any(damage.start <= entry.start and entry.end <= damage.end for damage in damages)
+                what = f"record {entry.start} to {entry.end} rotted, reported are {damages}"
+                require(found, "rot is reported", what)
+    stopped: list[None] = []
+    store.stop().addCallback(stopped.append)
+    for _ in range(_TURNS):
+        worker.step(rng)
+        clock.advance(0.01)
+        if stopped:
+            break
+    require(bool(stopped), "stop comes to an end", "after a rebuild")
+    if world.model.has_rot:  # queues keep their entries of messages that rotted later; a rebuild cannot know them
+        return {"rot reported by a rebuild": len(damages)}
+    ours, theirs = (files_below(one, os.path.join(root, "consumequeue")) for one in (world.disk, disk))
+    _require_equal(ours, theirs, "consume queues equal a rebuild")
+    ours, theirs = (files_below(one, os.path.join(root, "index")) for one in (world.disk, disk))
+    # Files are named by the time they were made.
+    _require_equal(dict(enumerate(ours.values())), dict(enumerate(theirs.values())), "index equals a rebuild")
+    return {"index roll": len(ours) > 1}
+
+
+def _require_equal(ours: dict[str, bytes] | dict[int, bytes], theirs: object, invariant: str) -> None:
+    assert isinstance(theirs, dict)
+    require(list(ours) == list(theirs), invariant, f"files {list(ours)}, in a rebuild {list(theirs)}")
+    for name, data in ours.items():
+        other = theirs[name]
+        at = next((i for i, (a, b) in enumerate(zip(data, other, strict=False)) if a != b), min(len(data), len(other)))
+        require(data == other, invariant, f"{name} differs from byte {at} on")

@@ -1,0 +1,515 @@
+"""A disk in memory that does to the store's files all that disks, kernels and power cuts do.
+
+A name (made, removed or changed) is durable after its directory was synced, the bytes of a file after the file was;
+what was not synced a crash keeps or not, at random. Every act counts as an operation, at any of which the process or
+the machine may be made to end. Must never know what the files mean.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import zlib
+from collections.abc import Callable, Iterator
+from random import Random
+
+import attrs
+from zope.interface import implementer
+
+from mqbroker.errors import StoreLocked
+from mqbroker.store.disk import DiskSpace, IDisk, ILockedFile, IMappedFile
+from tests.store.simulation.inode import PAGE_BYTES, Inode, pages_of
+
+MEMORY_BYTES = 1024 * 1024 * 1024
+
+
+class Ended(BaseException):
+    """The process or the machine ended in the middle of an operation."""
+
+
+class UnallocatedStore(AssertionError):
+    """Something was stored where no block is: on a full disk the process would have died of SIGBUS."""
+
+
+@attrs.define
+class Directory:
+    """`names` as programs see them, `durable` as a power cut leaves them."""
+
+    names: dict[str, Inode | Directory] = attrs.field(factory=dict)
+    durable: dict[str, Inode | Directory] = attrs.field(factory=dict)
+
+
+@attrs.frozen(eq=False)
+class Change:
+    """Names that come and go in one act: directory, name, and what it is from now on."""
+
+    parts: tuple[tuple[Directory, str, Inode | Directory | None], ...]
+
+    def apply(self) -> None:
+        for directory, name, node in self.parts:
+            if node is None:
+                directory.durable.pop(name, None)
+            else:
+                directory.durable[name] = node
+
+
+@attrs.define
+class DiskFaults:
+    """What the disk does wrong from now on.
+
+    `room_bytes`: what can still be allocated. `fail_sync_in`: the so many-th sync from now fails, and `forgets` says
+    whether the kernel then takes what it could not write for written. `end_in`: the so many-th operation from now is
+    the last.
+    """
+
+    room_bytes: int | None = None
+    fail_sync_in: int | None = None
+    forgets: bool = True
+    sync_rng: Random = attrs.field(factory=lambda: Random(0))
+    end_in: int | None = None
+
+
+@implementer(IMappedFile)
+class SimFile:
+    """A mapping of a file. Nothing of it may be used after `close`."""
+
+    def __init__(self, disk: SimDisk, path: str, inode: Inode, size: int) -> None:
+        self._disk = disk
+        self.inode = inode
+        self.path = path
+        self.size = size
+        self.buffer = inode.memory
+        self.view = memoryview(inode.memory).toreadonly()
+        self._is_error_untold = False
+
+    def allocate(self, offset: int, size: int) -> None:
+        self._disk.act("allocate", self.path)
+        self._disk.take_blocks(self.inode, offset, size)
+
+    def write_through(self, stop: Callable[[], bool]) -> None:
+        for offset in range(0, self.size, PAGE_BYTES):
+            if stop():
+                return
+            self.write_at(offset, memoryview(bytes(min(PAGE_BYTES, self.size - offset))))
+        self.sync()
+
+    def populate(self, offset: int, size: int) -> None:
+        self._disk.act("populate", self.path)
+        self._disk.take_blocks(self.inode, offset, size)
+
+    def clear_from(self, offset: int) -> None:
+        self._disk.act("clear_from", self.path)
+        before = sum(self.inode.blocks)
+        self.inode.clear_from(offset)
+        self._disk.give_blocks(before - sum(self.inode.blocks))
+
+    def write_at(self, offset: int, data: memoryview) -> None:
+        half = len(data) // 2
+        for start, end in ((0, half), (half, len(data))):
+            self._disk.act("write_at", self.path)
+            self._disk.take_blocks(self.inode, offset + start, end - start)
+            self.inode.store(offset + start, data[start:end])
+
+    def is_resident(self, offset: int, size: int) -> bool:
+        return True
+
+    def fetch(self, offset: int, size: int) -> None:
+        self._disk.act("fetch", self.path)
+
+    def pin(self) -> None:
+        self._disk.act("pin", self.path)
+
+    def unpin(self) -> None:
+        self._disk.act("unpin", self.path)
+
+    def sync(self) -> None:
+        if self._is_error_untold:
+            self._is_error_untold = False
+            raise OSError(errno.EIO, os.strerror(errno.EIO), self.path)
+        self._disk.sync_inode(self.inode, self.path)
+
+    def sync_apart(self) -> None:
+        try:
+            self._disk.sync_inode(self.inode, self.path)
+        except OSError:
+            self._is_error_untold = True
+            raise
+
+    def close(self) -> None:
+        self.view.release()
+
+
+@implementer(ILockedFile)
+class SimLock:
+    def __init__(self, locks: dict[str, SimLock], path: str) -> None:
+        self._locks = locks
+        self._path = path
+
+    def release(self) -> None:
+        if self._locks.get(self._path) is self:
+            del self._locks[self._path]
+
+
+@implementer(IDisk)
+class SimDisk:
+    """See the module. `on_write` is told of each small file that was written and synced."""
+
+    def __init__(self) -> None:
+        self.root = Directory()
+        self.faults = DiskFaults()
+        self.is_off = False
+        #: Dates new files; what is stored in them later does not count here.
+        self.now_ms: Callable[[], int] = lambda: 0
+        self.operations = 0
+        self.trace = 0
+        self.syncs_failed = 0
+        self.refusals = 0
+        #: Where something was stored without a block, found in the middle of something else.
+        self.hazards: list[str] = []
+        self.on_write: Callable[[str], None] = lambda path: None
+        self._locks: dict[str, SimLock] = {}
+        self._changes: list[Change] = []
+        self._used_bytes = 0
+        self._boots = 1
+
+    # Acts and what goes wrong with them
+
+    def act(self, name: str, path: str) -> None:
+        """Count an operation; raises Ended where it is the one that is not done any more."""
+        if self.is_off:
+            raise Ended(f"{name} of {path} after the end")
+        self.operations += 1
+        self.trace = zlib.crc32(f"{name} {path}\n".encode(), self.trace)
+        if self.faults.end_in is not None:
+            self.faults.end_in -= 1
+            if self.faults.end_in <= 0:
+                self.is_off = True
+                raise Ended(f"in {name} of {path}")
+
+    def take_blocks(self, inode: Inode, offset: int, size: int) -> None:
+        missing = [page for page in pages_of(offset, size) if not inode.blocks[page]]
+        room = self.faults.room_bytes
+        if room is not None:
+            if len(missing) * PAGE_BYTES > room:
+                self.refusals += 1
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self.faults.room_bytes = room - len(missing) * PAGE_BYTES
+        for page in missing:
+            inode.blocks[page] = 1
+        self._used_bytes += len(missing) * PAGE_BYTES
+
+    def give_blocks(self, count: int) -> None:
+        self._used_bytes -= count * PAGE_BYTES
+        if self.faults.room_bytes is not None:
+            self.faults.room_bytes += count * PAGE_BYTES
+
+    def _fails(self) -> bool:
+        faults = self.faults
+        if faults.fail_sync_in is not None:
+            faults.fail_sync_in -= 1
+            if faults.fail_sync_in <= 0:
+                faults.fail_sync_in = None
+                self.syncs_failed += 1
+                return True
+        return False
+
+    def sync_inode(self, inode: Inode, path: str) -> None:
+        self.act("sync", path)
+        self._check_stores(inode, path)
+        if self._fails():
+            inode.fail_sync(self.faults.sync_rng, self.faults.forgets)
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        inode.sync()
+
+    def _check_stores(self, inode: Inode, path: str) -> None:
+        at = inode.unallocated_store()
+        if at is not None:
+            self.hazards.append(f"{path}: stored at {at}, where no block is")
+            raise UnallocatedStore(self.hazards[-1])
+
+    def check_all_stores(self) -> None:
+        """Raises UnallocatedStore."""
+        for path, inode in self.files():
+            self._check_stores(inode, path)
+
+    # Finding things
+
+    def _find(self, path: str) -> Inode | Directory:
+        node: Inode | Directory = self.root
+        for name in path.strip("/").split("/"):
+            if not name:
+                continue
+            if not isinstance(node, Directory):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+            if name not in node.names:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            node = node.names[name]
+        return node
+
+    def _directory(self, path: str) -> Directory:
+        node = self._find(path)
+        if not isinstance(node, Directory):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+        return node
+
+    def inode(self, path: str) -> Inode:
+        node = self._find(path)
+        if not isinstance(node, Inode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        return node
+
+    def files(self, under: str = "/") -> Iterator[tuple[str, Inode]]:
+        """All files by path, in order."""
+        for name in self.names(under):
+            path = os.path.join(under, name)
+            node = self._find(path)
+            if isinstance(node, Directory):
+                yield from self.files(path)
+            else:
+                yield path, node
+
+    def durable_bytes(self, path: str) -> bytes | None:
+        """What of a file is sure to be there after a power cut; None where not even its name is."""
+        node: Inode | Directory = self.root
+        for name in path.strip("/").split("/"):
+            if not isinstance(node, Directory) or name not in node.durable:
+                return None
+            if any(part[0] is node and part[1] == name for change in self._changes for part in change.parts):
+                return None  # it may also be gone, or be another
+            node = node.durable[name]
+        return node.durable if isinstance(node, Inode) else None
+
+    def _change(self, *parts: tuple[Directory, str, Inode | Directory | None]) -> None:
+        for directory, name, node in parts:
+            if node is None:
+                directory.names.pop(name, None)
+            else:
+                directory.names[name] = node
+        self._changes.append(Change(parts))
+
+    # IDisk
+
+    def make_directories(self, path: str) -> None:
+        node = self.root
+        for name in path.strip("/").split("/"):
+            if name not in node.names:
+                self.act("make_directory", path)
+                self._change((node, name, Directory()))
+            found = node.names[name]
+            if not isinstance(found, Directory):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+            node = found
+
+    def names(self, path: str) -> list[str]:
+        try:
+            return sorted(self._directory(path).names)
+        except FileNotFoundError:
+            return []
+
+    def is_directory(self, path: str) -> bool:
+        try:
+            return isinstance(self._find(path), Directory)
+        except OSError:
+            return False
+
+    def exists(self, path: str) -> bool:
+        try:
+            self._find(path)
+        except OSError:
+            return False
+        return True
+
+    def file_size(self, path: str) -> int:
+        return self.inode(path).size
+
+    def modified_ms(self, path: str) -> int:
+        return self.inode(path).modified_ms
+
+    def create_mapped(self, path: str, size: int, *, keep_open: bool = False) -> IMappedFile:
+        directory, name = self._directory(os.path.dirname(path)), os.path.basename(path)
+        if name in directory.names:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        self.act("create", path)
+        inode = Inode()
+        self._change((directory, name, inode))
+        self.act("set_size", path)
+        inode.set_size(size)
+        inode.modified_ms = self.now_ms()
+        return SimFile(self, path, inode, size)
+
+    def open_mapped(self, path: str, size: int, *, keep_open: bool = False, read_only: bool = False) -> IMappedFile:
+        self.act("open", path)
+        inode = self.inode(path)
+        if not 0 < size <= inode.size:
+            raise ValueError("mmap length is greater than file size")
+        return SimFile(self, path, inode, size)
+
+    def make_buffer(self, size: int) -> mmap.mmap:
+        return mmap.mmap(-1, size)
+
+    def pin_buffer(self, buffer: mmap.mmap) -> None:
+        self.act("pin_buffer", "")
+
+    def space(self, path: str) -> DiskSpace:
+        room = self.faults.room_bytes
+        return DiskSpace(self._used_bytes, 100 * MEMORY_BYTES if room is None else room)
+
+    def read(self, path: str) -> bytes:
+        self.act("read", path)
+        inode = self.inode(path)
+        return inode.memory[: inode.size] if inode.size else b""
+
+    def write(self, path: str, data: bytes) -> None:
+        is_new = not self.exists(path)
+        if is_new:
+            self.act("create", path)
+            self._change((self._directory(os.path.dirname(path)), os.path.basename(path), Inode()))
+        inode = self.inode(path)
+        try:
+            if data:
+                self.act("write", path)
+                inode.set_size(max(inode.size, len(data)))
+                self.take_blocks(inode, 0, len(data))
+                inode.store(0, data)
+            self.sync_inode(inode, path)
+            if is_new:
+                self.sync_directory(os.path.dirname(path))
+        except OSError:
+            if is_new:
+                self.remove(path)
+            raise
+        self.on_write(path)
+
+    def remove(self, path: str) -> None:
+        self.act("remove", path)
+        inode = self.inode(path)
+        self._change((self._directory(os.path.dirname(path)), os.path.basename(path), None))
+        self.give_blocks(sum(inode.blocks))
+
+    def rename(self, old: str, new: str) -> None:
+        self.act("rename", old)
+        node = self._find(old)
+        self._change(
+            (self._directory(os.path.dirname(old)), os.path.basename(old), None),
+            (self._directory(os.path.dirname(new)), os.path.basename(new), node),
+        )
+
+    def remove_tree(self, path: str) -> None:
+        for name in self.names(path):
+            below = os.path.join(path, name)
+            if self.is_directory(below):
+                self.remove_tree(below)
+            else:
+                self.remove(below)
+        if self.is_directory(path):
+            self.act("remove_directory", path)
+            self._change((self._directory(os.path.dirname(path)), os.path.basename(path), None))
+
+    def sync_directory(self, path: str) -> None:
+        self.act("sync_directory", path)
+        directory = self._directory(path)
+        if self._fails():
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        kept: list[Change] = []
+        for change in self._changes:
+            if any(part[0] is directory for part in change.parts):
+                change.apply()
+            else:
+                kept.append(change)
+        self._changes = kept
+
+    def lock(self, path: str) -> ILockedFile:
+        self.act("lock", path)
+        if path in self._locks:
+            raise StoreLocked(path, "another has it open")
+        if not self.exists(path):
+            self._change((self._directory(os.path.dirname(path)), os.path.basename(path), Inode()))
+        lock = self._locks[path] = SimLock(self._locks, path)
+        return lock
+
+    def boot_id(self) -> bytes:
+        return b"boot %d" % self._boots
+
+    def memory_bytes(self) -> int:
+        return MEMORY_BYTES
+
+    # Ends
+
+    def killed(self, rng: Random) -> SimDisk:
+        """The disk as the next process finds it."""
+        made: dict[int, Inode | Directory] = {}
+
+        def next_of(node: Inode | Directory) -> Inode | Directory:
+            if id(node) not in made:
+                if isinstance(node, Inode):
+                    made[id(node)] = node.killed(rng)
+                else:
+                    directory = made[id(node)] = Directory()
+                    for name, below in node.names.items():
+                        directory.names[name] = next_of(below)
+                    for name, below in node.durable.items():
+                        directory.durable[name] = next_of(below)
+            return made[id(node)]
+
+        disk = self._next(self._boots)
+        root = next_of(self.root)
+        assert isinstance(root, Directory)
+        disk.root = root
+        for change in self._changes:
+            parts = []
+            for directory, name, node in change.parts:
+                parent = next_of(directory)
+                assert isinstance(parent, Directory)
+                parts.append((parent, name, next_of(node) if node is not None else None))
+            disk._changes.append(Change(tuple(parts)))
+        return disk
+
+    def crashed(self, rng: Random) -> SimDisk:
+        """The disk as the next boot finds it. All that was dirty may be lost, or kept, or anything between."""
+        luck = rng.choice([0.0, 0.3, 0.5, 0.8, 1.0])
+        if rng.random() < 0.5:  # a journal: all changes of names up to one of them
+            kept = self._changes[: rng.randint(0, len(self._changes))]
+        else:
+            kept = [change for change in self._changes if rng.random() < 0.5]
+        for change in kept:
+            change.apply()
+
+        def next_of(node: Inode | Directory) -> Inode | Directory:
+            if isinstance(node, Inode):
+                return node.crashed(rng, luck)
+            directory = Directory()
+            for name in sorted(node.durable):
+                directory.names[name] = next_of(node.durable[name])
+            directory.durable = dict(directory.names)
+            return directory
+
+        disk = self._next(self._boots + 1)
+        root = next_of(self.root)
+        assert isinstance(root, Directory)
+        disk.root = root
+        return disk
+
+    def copied(self) -> SimDisk:
+        """A disk with the same files, all durable, and nothing wrong with it."""
+
+        def next_of(node: Inode | Directory) -> Inode | Directory:
+            if isinstance(node, Inode):
+                return node.copied()
+            directory = Directory({name: next_of(below) for name, below in node.names.items()})
+            directory.durable = dict(directory.names)
+            return directory
+
+        disk = SimDisk()
+        root = next_of(self.root)
+        assert isinstance(root, Directory)
+        disk.root = root
+        return disk
+
+    def _next(self, boots: int) -> SimDisk:
+        disk = SimDisk()
+        disk.faults = attrs.evolve(self.faults, end_in=None if self.is_off else self.faults.end_in)
+        disk.operations, disk.trace = self.operations, self.trace
+        disk.syncs_failed, disk.refusals = self.syncs_failed, self.refusals
+        disk._boots = boots
+        return disk

@@ -1,0 +1,124 @@
+"""What a store must hold, by its promises: the messages that were appended, and which of them may go when."""
+
+from __future__ import annotations
+
+import attrs
+
+from mqbroker.store.commitlog import NewMessage
+from mqbroker.wire.codes import SysFlag
+
+SLACK_S = 0.000_001
+
+
+class Violation(AssertionError):
+    """A promise that was broken; `invariant` names it."""
+
+    def __init__(self, invariant: str, what: str) -> None:
+        super().__init__(f"{invariant}: {what}")
+        self.invariant = invariant
+
+
+def require(holds: bool, invariant: str, what: str) -> None:
+    if not holds:
+        raise Violation(invariant, what)
+
+
+@attrs.define(eq=False)
+class Entry:
+    """An appended message. `exposed_s`: what the clock of exposure said then, see `Model.exposed_s`."""
+
+    message: NewMessage
+    record: bytes
+    start: int
+    queue_offset: int
+    store_ms: int
+    exposed_s: float
+    is_durable: bool = False
+    is_rotten: bool = False
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.record)
+
+    @property
+    def queue(self) -> tuple[str, int]:
+        return self.message[0].decode(), self.message[1]
+
+    @property
+    def is_queued(self) -> bool:
+        return not self.message[3] & SysFlag.TRANSACTION_PREPARED
+
+    @property
+    def is_indexed(self) -> bool:
+        return self.message[3] & SysFlag.TRANSACTION_MASK != SysFlag.TRANSACTION_ROLLBACK
+
+    @property
+    def keys(self) -> list[str]:
+        found = []
+        for pair in self.message[9].decode().split("\x02"):
+            name, _, value = pair.partition("\x01")
+            if name in ("UNIQ_KEY", "KEYS"):
+                found += value.split(" ")
+        return found
+
+
+@attrs.define
+class Model:
+    """`exposed_s` is a clock that stands while the disk is at work for the store: what was appended longer than the
+    flush interval ago by it must be on the disk. `unsynced_may_go` after a sync failed: what was not acknowledged as
+    durable may be lost by any end of the process."""
+
+    flush_s: float
+    entries: list[Entry] = attrs.field(factory=list)
+    queues: dict[tuple[str, int], list[Entry]] = attrs.field(factory=dict)
+    in_flight: list[NewMessage] = attrs.field(factory=list)
+    exposed_s: float = 0.0
+    unsynced_may_go: bool = False
+    has_rot: bool = False
+    last_ms: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.entries[-1].end if self.entries else 0
+
+    def add(self, entry: Entry) -> None:
+        self.entries.append(entry)
+        self.last_ms = entry.store_ms
+        if entry.is_queued:
+            self.queues.setdefault(entry.queue, []).append(entry)
+
+    def next_offsets(self, queue: tuple[str, int]) -> range:
+        """What the next offset of a queue may be: what rotted at its end may have been forgotten."""
+        entries = self.queues.get(queue, [])
+        lowest = len(entries)
+        while lowest and entries[lowest - 1].is_rotten:
+            lowest -= 1
+        return range(lowest, len(entries) + 1)
+
+    def give_up(self, entry: Entry) -> None:
+        """Forget an entry that is the newest of the log."""
+        assert self.entries[-1] is entry
+        self.entries.pop()
+        if entry.is_queued:
+            self.queues[entry.queue].pop()
+
+    def acknowledge(self, end: int) -> list[Entry]:
+        """All below `end` is durable: returns those that were not known to be."""
+        fresh = []
+        for entry in reversed(self.entries):
+            if entry.is_durable:
+                break
+            if entry.end <= end:
+                entry.is_durable = True
+                fresh.append(entry)
+        return fresh
+
+    def may_lose(self, entry: Entry, end: str) -> bool:
+        """Whether an end of the process ("stop", "kill") or of the machine ("power") may take this message away."""
+        if entry.is_rotten:
+            return True
+        if entry.is_durable:
+            return False
+        if self.unsynced_may_go:
+            return True
+        return end == "power" and self.exposed_s - entry.exposed_s <= self.flush_s + SLACK_S

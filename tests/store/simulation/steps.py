@@ -1,0 +1,106 @@
+"""What a run does, as data: options and a list of steps, both from one seed.
+
+Each kind of fault draws from a stream of its own, and a step that needs chance while it runs carries a seed of its own:
+taking one step out shifts none of the others.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+Step = list[Any]
+Options = dict[str, Any]
+
+#: Kinds of messages.
+PLAIN, IPV6, HALF, COMMIT, ROLLBACK, DELAYED, KEYLESS = range(7)
+FAULTS = ("kill", "power", "end_in", "eio", "full", "rot", "jump", "slow", "lose")
+STEPS_MIN, STEPS_MAX = 15, 50
+
+
+def options_of(seed: int) -> Options:
+    rng = Random(f"{seed} options")
+    return {
+        "segment_bytes": rng.choice([4096, 4096 + 512, 8192, 16384]),
+        "queue_file_bytes": rng.choice([200, 400, 2000, 20_000]),
+        "index": rng.random() < 0.8,
+        "slots": rng.choice([1, 7, 100]),
+        "index_entries": rng.choice([5, 30, 400]),
+        "flush_ms": rng.choice([50, 200, 500]),
+        "queue_flush_ms": rng.choice([50, 300, 1000]),
+        "flush_timeout_ms": rng.choice([1000, 5000]),
+        "ipv6_store": rng.random() < 0.2,
+        "waits": rng.choice([0.0, 0.3, 1.0]),
+        "large": rng.choice([0.05, 0.3]),
+        "worker": rng.choice([0.3, 0.6, 0.9]),
+        "faults": [fault for fault in FAULTS if rng.random() < 0.5],
+    }
+
+
+def steps_of(seed: int, options: Options) -> list[Step]:
+    rng = Random(f"{seed} steps")
+    steps = [_plain_step(rng, options) for _ in range(rng.randint(STEPS_MIN, STEPS_MAX))]
+    result: list[Step] = []
+    streams = {fault: Random(f"{seed} {fault}") for fault in FAULTS}
+    for step in steps:
+        for fault in FAULTS:
+            stream = streams[fault]
+            share, draw = stream.random(), stream.getrandbits(30)
+            if fault in options["faults"] and share < _SHARES[fault]:
+                result.append(_fault_step(fault, Random(draw)))
+        result.append(step)
+    return result
+
+
+#: How likely a fault comes before a step, in the order of FAULTS.
+_SHARES = dict(zip(FAULTS, (0.12, 0.12, 0.12, 0.06, 0.1, 0.06, 0.1, 0.1, 0.04), strict=True))
+
+
+def _plain_step(rng: Random, options: Options) -> Step:
+    draw = rng.random()
+    if draw < 0.5:
+        return ["append", rng.random() < options["waits"], _batch(rng, options)]
+    if draw < 0.75:
+        return ["advance", rng.choice([0, 1, 20, 200, 600, 3000]), options["worker"], rng.getrandbits(30)]
+    if draw < 0.82:
+        return ["work", rng.randint(1, 4), rng.getrandbits(30)]
+    if draw < 0.88:
+        return ["get", rng.getrandbits(30)]
+    if draw < 0.92:
+        return ["query", rng.getrandbits(30)]
+    if draw < 0.95:
+        return ["time", rng.getrandbits(30)]
+    return ["stop", rng.random() < 0.3, rng.getrandbits(30)]
+
+
+def _batch(rng: Random, options: Options) -> list[list[int]]:
+    """Messages as topic, queue, size of the body and kind."""
+    count = rng.choice([1, 1, 2, 5, 12])
+    large = options["segment_bytes"] - 400
+    batch = []
+    for _ in range(count):
+        size = (
+            rng.randint(large // 2, large) if rng.random() < options["large"] / count else rng.choice([0, 5, 60, 300])
+        )
+        kind = rng.choice([PLAIN, PLAIN, PLAIN, PLAIN, IPV6, HALF, COMMIT, ROLLBACK, DELAYED, KEYLESS])
+        batch.append([rng.randint(0, 1), rng.randint(0, 2), size, kind])
+    return batch
+
+
+def _fault_step(fault: str, rng: Random) -> Step:
+    seed = rng.getrandbits(30)
+    if fault in ("kill", "power"):
+        return [fault, seed]
+    if fault == "end_in":
+        return ["end_in", rng.randint(1, 30), rng.choice(["kill", "power", "power"]), seed]
+    if fault == "eio":
+        return ["eio", rng.randint(1, 6), rng.random() < 0.7, seed]
+    if fault == "full":
+        return ["full", rng.choice([0, 0, 4096, 16384])] if rng.random() < 0.6 else ["lift"]
+    if fault == "rot":
+        return ["rot", seed]
+    if fault == "lose":
+        return ["lose", rng.choice([["consumequeue"], ["index"], ["consumequeue", "index"]]), seed]
+    if fault == "jump":
+        return ["jump", rng.choice([-86400, -3600, -7, -0.4, 0.7, 60, 86400])]
+    return ["advance", 3000, 0.02, seed]

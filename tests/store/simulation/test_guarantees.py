@@ -1,0 +1,134 @@
+"""Cells of the table of guarantees that are about the disk, each as a small scenario on the simulated one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mqbroker.wire.record import decode_record
+from tests.store.simulation.inode import SECTOR_BYTES
+from tests.store.simulation.steps import PLAIN
+from tests.store.simulation.world import LOG, World
+
+FLUSH_MS = 500
+SEEDS = range(25)
+
+
+def make_world(**changes: Any) -> World:
+    options = {
+        "segment_bytes": 16384,
+        "queue_file_bytes": 2000,
+        "index": True,
+        "slots": 7,
+        "index_entries": 30,
+        "flush_ms": FLUSH_MS,
+        "queue_flush_ms": 1000,
+        "flush_timeout_ms": 5000,
+        "ipv6_store": False,
+        **changes,
+    }
+    return World(options)
+
+
+def append(world: World, waits: bool, size: int = 300) -> int:
+    """Append one message; returns its end in the log."""
+    world.do(["append", waits, [[0, 0, size, PLAIN]]])
+    return world.model.end
+
+
+def work_off(world: World) -> None:
+    while world.worker.jobs:
+        world.do(["work", 1, 0])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_power_loss_async_flush_loses_at_most_the_interval(seed: int) -> None:
+    world = make_world()
+    lasting = 0
+    for _ in range(8):
+        lasting = append(world, waits=False)
+    # A worker that is never slow: whatever was appended is synced when the interval is over.
+    world.do(["advance", FLUSH_MS, 1.0, 0])
+    work_off(world)
+    for _ in range(8):
+        append(world, waits=False)
+    appended = world.store.log_end
+    world.do(["power", seed])  # checks the rest: what is gone is a tail, and of no other message
+    assert lasting <= world.store.log_end <= appended
+    assert world.store.max_offset("A", 0) >= 8
+
+
+def test_power_loss_async_flush_may_lose_the_interval() -> None:
+    ended = []
+    for seed in SEEDS:
+        world = make_world()
+        append(world, waits=False)
+        world.do(["power", seed])
+        ended.append(world.store.log_end)
+    assert min(ended) == 0 < max(ended)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_power_loss_sync_flush_loses_nothing(seed: int) -> None:
+    world = make_world()
+    acknowledged = 0
+    for number in range(20):
+        append(world, waits=True, size=300 + 150 * number)  # over a roll
+        while not world.model.entries[-1].is_durable:
+            world.do(["work", 1, number])
+        acknowledged = world.model.end
+    append(world, waits=True)  # nobody was told that this one is stored
+    world.do(["power", seed])
+    assert world.store.log_end >= acknowledged
+    assert world.store.max_offset("A", 0) >= 20
+
+
+@pytest.mark.parametrize("lost", range(1, 8))
+def test_torn_tail_is_cut_at_the_last_whole_record(lost: int) -> None:
+    world = make_world()
+    whole = append(world, waits=True, size=1000)
+    work_off(world)
+    torn = append(world, waits=False, size=4000)
+    following = append(world, waits=False, size=50)
+    inode = world.disk.inode(f"{LOG}/{0:020d}")
+    inode.sync()  # all of it came to the disk, but for one sector of the last record but one
+    sector = -(-whole // SECTOR_BYTES) + lost - 1
+    start, end = sector * SECTOR_BYTES, (sector + 1) * SECTOR_BYTES
+    assert whole <= start
+    assert end <= torn < following
+    inode.durable = inode.durable[:start] + bytes(SECTOR_BYTES) + inode.durable[end:]
+    inode.memory[: inode.size] = inode.durable
+    world.do(["power", 0])
+    assert world.store.log_end == whole
+    assert world.store.max_offset("A", 0) == 1
+    assert not world.store.damages
+    # The place is used again, and nothing of what stood there is taken for a message.
+    append(world, waits=True)
+    work_off(world)
+    world.do(["power", 1])
+    assert world.store.max_offset("A", 0) == 2
+
+
+def test_clock_jumps_keep_store_times_in_order() -> None:
+    world = make_world()
+    times = []
+    for jump in (0, 3600, -86_400, 0.25, -7, 86_400 * 2, -0.4):
+        world.do(["jump", jump])
+        append(world, waits=False)
+        times.append(world.model.last_ms)
+        world.do(["kill", 0])
+        append(world, waits=False)
+        times.append(world.model.last_ms)
+        world.do(["stop", False, 0])
+        append(world, waits=False)
+        times.append(world.model.last_ms)
+    assert times == sorted(times)
+    stored = [decode_record(entry.record).store_timestamp for entry in world.model.entries]
+    assert stored == times
+    assert len(set(times)) == 3  # the clock was followed where it was ahead
+    world.store.dispatch_now()
+    for offset, time_ms in enumerate(times):
+        found = world.store.offset_by_time("A", 0, time_ms)
+        assert times[found] == time_ms
+        assert world.store.store_timestamp("A", 0, offset) == time_ms

@@ -1,0 +1,73 @@
+"""Runs of the store on the simulated disk, each from one seed, and those that once failed."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.store.simulation.run import SOMETIMES, describe, run_seed, run_steps
+from tests.store.simulation.shrink import shrink
+from tests.store.simulation.steps import options_of, steps_of
+
+SEEDS = 300
+BLOCK = 20
+REGRESSIONS = sorted((Path(__file__).parent / "regressions").glob("*.json"))
+
+_met: Counter[str] = Counter()
+_run: list[int] = []
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_collections() -> Iterator[None]:
+    """Each run ends with a collection, which need not look at what was there before."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
+def test_seeds(first: int) -> None:
+    for seed in range(first, first + BLOCK):
+        outcome = run_seed(seed)
+        _met.update(outcome.counts)
+        _run.append(seed)
+        if outcome.violation is not None:
+            options = options_of(seed)
+            steps = shrink(options, steps_of(seed, options), outcome.violation.invariant)
+            pytest.fail(describe(seed, outcome, options, steps), pytrace=False)
+
+
+def test_every_rare_branch_was_met() -> None:
+    if len(_run) < SEEDS:
+        pytest.skip("not all seeds were run")
+    assert [name for name in SOMETIMES if not _met[name]] == []
+
+
+@pytest.mark.parametrize("path", REGRESSIONS, ids=lambda path: path.stem)
+def test_what_once_failed(path: Path) -> None:
+    regression: dict[str, Any] = json.loads(path.read_text())
+    assert run_steps(regression["options"], regression["steps"]).violation is None
+
+
+@pytest.mark.parametrize("seed", [1, 42, 137])
+def test_a_seed_does_the_same_twice(seed: int) -> None:
+    first, second = run_seed(seed), run_seed(seed)
+    assert first.trace == second.trace
+    assert first.counts == second.counts
+
+
+def test_taking_a_fault_out_shifts_no_other_step() -> None:
+    for seed in range(50):
+        options = options_of(seed)
+        steps = steps_of(seed, options)
+        for fault in options["faults"]:
+            fewer = steps_of(seed, {**options, "faults": [other for other in options["faults"] if other != fault]})
+            kept = iter(steps)
+            assert all(step in kept for step in fewer)

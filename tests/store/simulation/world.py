@@ -1,0 +1,626 @@
+"""A store on the simulated disk, beside the model of what it must hold; steps are done to both."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from random import Random
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+
+from mqbroker.config import StoreSettings
+from mqbroker.errors import FlushTimedOut, MQError, StoreUnwritable
+from mqbroker.store import MessageStore, open_store
+from mqbroker.store.checkpoint import decode_checkpoint
+from mqbroker.store.commitlog import NewMessage
+from mqbroker.wire.codes import SCHEDULE_TOPIC, SysFlag
+from mqbroker.wire.record import MAGIC, decode_record
+from tests.store.harness import BORN, HOST, START_S
+from tests.store.simulation import coverage, steps
+from tests.store.simulation.disk import DiskFaults, Ended, SimDisk, UnallocatedStore
+from tests.store.simulation.model import Entry, Model, Violation, require
+from tests.store.simulation.steps import Options, Step
+from tests.store.simulation.worker import SimWorker
+
+ROOT = "/data/store"
+LOG = f"{ROOT}/commitlog"
+TOPICS = ("A", "B")
+V6 = bytes(range(16)) + b"\0\0\x2a\x9f"
+_DRAIN_STEPS = 2000
+_PATTERN = bytes(range(1, 256)) * 70
+
+
+class World:
+    """Does steps, and raises Violation where a promise does not hold."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.counts: Counter[str] = Counter()
+        self.disk = SimDisk()
+        self.clock = Clock()
+        self.clock.rightNow = START_S
+        self.worker = SimWorker()
+        self.model = Model(options["flush_ms"] / 1000)
+        self.violations: list[Violation] = []
+        self._written = 0
+        self._has_failed_sync = False  # in this life of the process
+        self._end = ("power", 0)
+        self._high_s = 0.0  # the clock went back from here
+        self._life = 0
+        self.store = self._open_anew("new", 0)
+
+    # Life
+
+    def settings(self) -> StoreSettings:
+        options = self.options
+        return StoreSettings(
+            store_path_root_dir=ROOT,
+            mapped_file_size_commit_log=options["segment_bytes"],
+            mapped_file_size_consume_queue=options["queue_file_bytes"],
+            message_index_enable=options["index"],
+            max_hash_slot_num=options["slots"],
+            max_index_num=options["index_entries"],
+            flush_interval_commit_log_ms=options["flush_ms"],
+            flush_interval_consume_queue_ms=options["queue_flush_ms"],
+            sync_flush_timeout_ms=options["flush_timeout_ms"],
+            clean_file_forcibly_enable=False,
+            file_reserved_time_hours=24 * 366 * 100,
+            **options.get("settings", {}),
+        )
+
+    def open(self, disk: SimDisk, clock: Clock, worker: SimWorker) -> MessageStore:
+        host = V6 if self.options["ipv6_store"] else HOST
+        return open_store(self.settings(), disk=disk, clock=clock, worker=worker, store_host=host)
+
+    def _open_anew(self, end: str, seed: int) -> MessageStore:
+        """Open the store on what an end left, however often opening ends as well."""
+        rng = Random(seed)
+        for attempt in range(20):
+            if attempt:
+                if self.disk.is_off:
+                    end = self._worse(end, self._end[0])
+                    self.disk = self.disk.crashed(rng) if self._end[0] == "power" else self.disk.killed(rng)
+                    self.counts["end while opening"] += 1
+                else:
+                    self.disk = self.disk.killed(rng)
+                    self.disk.faults = DiskFaults()
+            clock = Clock()
+            clock.rightNow = self.clock.rightNow
+            self.clock, self.worker = clock, SimWorker()
+            self.disk.on_write = self._written_file
+            self.disk.now_ms = self._now_ms
+            try:
+                store = self.open(self.disk, clock, self.worker)
+            except Ended:
+                continue
+            except OSError as error:
+                self.counts["opening refused by the disk"] += 1
+                if self.disk.faults.room_bytes is None and not self.disk.syncs_failed:
+                    raise Violation("opens again", f"after {end}: {error!r}") from error
+                if self.disk.syncs_failed:
+                    self.model.unsynced_may_go = True
+                continue
+            except MQError as error:
+                raise Violation("opens again", f"after {end}: {error!r}") from error
+            self._life += 1
+            self._has_failed_sync = False
+            self.store = store
+            store.start()
+            self._check_recovered(end)
+            return store
+        raise Violation("opens again", "not in twenty attempts")
+
+    @staticmethod
+    def _worse(one: str, other: str) -> str:
+        order = ("new", "stop", "kill", "power")
+        return max(one, other, key=order.index)
+
+    def _now_ms(self) -> int:
+        return int(self.clock.rightNow * 1000)
+
+    def _reopen(self, end: str, seed: int) -> None:
+        self.counts[f"reopened after {end}"] += 1
+        self.store = self._open_anew(end, seed)
+        self.model.unsynced_may_go = False
+
+    def end(self, end: str, seed: int) -> None:
+        """End the process or the machine, and start again."""
+        rng = Random(seed)
+        if self.worker.jobs:
+            self.counts[f"{end} while the worker was busy"] += 1
+        self.disk = self.disk.crashed(rng) if end == "power" else self.disk.killed(rng)
+        self._reopen(end, seed)
+
+    def do(self, step: Step) -> None:
+        """Do a step. Raises Violation."""
+        try:
+            getattr(self, f"_do_{step[0]}")(*step[1:])
+        except Ended:
+            pass
+        except UnallocatedStore as error:
+            raise Violation("no store where no block is", str(error)) from error
+        self._check_step()
+        while self.disk.is_off:
+            self.counts["end in the middle of an operation"] += 1
+            self.end(*self._end)
+            self._check_step()
+
+    def _check_step(self) -> None:
+        for hazard in self.disk.hazards:
+            raise Violation("no store where no block is", hazard)
+        if self.violations:
+            raise self.violations[0]
+        try:
+            self.disk.check_all_stores()
+        except UnallocatedStore as error:
+            raise Violation("no store where no block is", str(error)) from error
+
+    # Steps
+
+    def _messages(self, batch: list[list[int]]) -> list[NewMessage]:
+        return [self._message(*row) for row in batch]
+
+    def _message(self, topic: int, queue_id: int, size: int, kind: int) -> NewMessage:
+        self._written += 1
+        number = self._written
+        body = b"%d:" % number + _PATTERN[number % 251 : number % 251 + size] if size else b""
+        pairs = [f"UNIQ_KEY\x01u{number}", f"KEYS\x01k{number % 5} all", f"TAGS\x01t{number % 3}"]
+        if kind == steps.KEYLESS:
+            del pairs[:2]
+        name, sys_flag = TOPICS[topic], 0
+        if kind == steps.DELAYED:
+            name = SCHEDULE_TOPIC
+            pairs.append(f"DELAY\x01{queue_id + 1}")
+        elif kind in (steps.HALF, steps.COMMIT, steps.ROLLBACK):
+            sys_flag = {
+                steps.HALF: SysFlag.TRANSACTION_PREPARED,
+                steps.COMMIT: SysFlag.TRANSACTION_COMMIT,
+                steps.ROLLBACK: SysFlag.TRANSACTION_ROLLBACK,
+            }[kind]
+        host = V6 if kind == steps.IPV6 else BORN
+        return (
+            name.encode(), queue_id, number, sys_flag, 1795255515190, host, 0, 0, body, "\x02".join(pairs).encode(),
+        )  # fmt: skip
+
+    def _do_append(self, waits: bool, batch: list[list[int]]) -> None:
+        model = self.model
+        messages = self._messages(batch)
+        model.in_flight = messages
+        before = self.store.log_end
+        try:
+            rows = self.store.append(messages)
+        except StoreUnwritable:
+            require(
+                not self.store.writable, "refusals have a reason", "append refused, yet the store says it is writable"
+            )
+            require(self.store.log_end == before, "all or none", "a refused batch left something in the log")
+            self.counts["append refused"] += 1
+            if self.disk.refusals:
+                self.counts["disk full refused"] += 1
+            model.in_flight = []
+            return
+        model.in_flight = []
+        for message, row in zip(messages, rows, strict=True):
+            self._add(message, *row)
+        if waits:
+            self._wait(rows[-1][0] + rows[-1][2])
+
+    def _add(self, message: NewMessage, start: int, queue_offset: int, size: int, store_ms: int) -> None:
+        model = self.model
+        segment = self.options["segment_bytes"]
+        next_segment = -(-model.end // segment) * segment
+        require(
+            start in (model.end, next_segment) or model.has_rot,
+            "records follow one another",
+            f"{start} after {model.end}",
+        )
+        if start % segment == 0 and start:
+            self.counts["segment roll"] += 1
+        require(store_ms >= model.last_ms, "store times in order", f"{store_ms} after {model.last_ms}")
+        record = self.store.read_record(start, size)
+        require(record is not None, "no record altered", f"nothing to be read at {start} just after it was appended")
+        assert record is not None
+        _check_is_of(message, record)
+        entry = Entry(message, record, start, queue_offset, store_ms, model.exposed_s)
+        if entry.is_queued:
+            allowed = model.next_offsets(entry.queue)
+            what = f"{entry.queue} gave {queue_offset} where {allowed} is due"
+            require(queue_offset in allowed, "queue offsets dense and never given twice", what)
+            del model.queues.get(entry.queue, [])[queue_offset:]
+        model.add(entry)
+
+    def _wait(self, end: int) -> None:
+        life = self._life
+
+        def durable(_: None) -> None:
+            if self._life != life:
+                return
+            self.counts["acknowledged as durable"] += 1
+            fresh = self.model.acknowledge(end)
+            problem = coverage.log_is_durable(self.disk, LOG, self.options["segment_bytes"], fresh)
+            if problem:
+                self.violations.append(Violation("acknowledged is durable", problem))
+
+        def failed(failure: Any) -> None:
+            self.counts[f"wait failed: {failure.type.__name__}"] += 1
+            if failure.check(StoreUnwritable, FlushTimedOut, Ended) is None:
+                self.violations.append(Violation("waits end as promised", repr(failure.value)))
+            if failure.check(StoreUnwritable) and self._life == life:
+                self.model.unsynced_may_go = True
+
+        self.store.durable(end).addCallbacks(durable, failed)
+
+    def _do_advance(self, ms: int, share: float, seed: int) -> None:
+        rng = Random(seed)
+        clock = self.clock
+        until = clock.rightNow + ms / 1000
+        while True:
+            while rng.random() < share and self.worker.jobs:
+                self._work(rng)
+            due = min([until, *(call.getTime() for call in clock.calls)])
+            self._pass(max(clock.rightNow, due))
+            if due >= until:
+                return
+
+    def _pass(self, time_s: float) -> None:
+        clock = self.clock
+        passed = time_s - max(clock.rightNow, self._high_s)
+        if passed > 0 and self.worker.is_idle:
+            self.model.exposed_s += passed
+        clock.rightNow = time_s
+        try:
+            clock.advance(0)
+        finally:
+            self._note_syncs()
+        if self.disk.is_off:
+            raise Ended
+
+    def _work(self, rng: Random) -> None:
+        if len(self.worker.jobs) > 1:
+            self.counts["jobs of the worker overlapped"] += 1
+        try:
+            self.worker.step(rng)
+        finally:
+            self._note_syncs()
+        if self.disk.is_off:
+            raise Ended
+
+    def _note_syncs(self) -> None:
+        if self.disk.syncs_failed > self.counts["sync failed"]:
+            self.counts["sync failed"] = self.disk.syncs_failed
+            self._has_failed_sync = True
+            self.model.unsynced_may_go = True
+
+    def _do_work(self, count: int, seed: int) -> None:
+        rng = Random(seed)
+        for _ in range(count):
+            self._work(rng)
+
+    def _do_jump(self, seconds: float) -> None:
+        # Timers shift, as with a reactor that goes by the wall clock: what is due is due that much later.
+        self.counts["clock jump"] += 1
+        if seconds < 0:
+            self._high_s = max(self._high_s, self.clock.rightNow)
+        self.clock.rightNow += seconds
+
+    def _do_get(self, seed: int) -> None:
+        rng = Random(seed)
+        queues = sorted(self.model.queues)
+        if not queues:
+            return
+        topic, queue_id = rng.choice(queues)
+        low, high = self.store.min_offset(topic, queue_id), self.store.max_offset(topic, queue_id)
+        offset = rng.randint(low, max(low, high))
+        self._get(topic, queue_id, offset, rng.choice([1, 3, 32]))
+
+    def _get(self, topic: str, queue_id: int, offset: int, count: int) -> int:
+        """Get and compare; returns the next offset."""
+        entries = self.model.queues[topic, queue_id]
+        result = self.store.get(topic, queue_id, offset, count)
+        where = f"{topic} {queue_id} from {offset} ({result.status.name})"
+        data = b"".join(bytes(piece) for piece in result.pieces)
+        served = entries[offset : result.next_offset]
+        if offset < self.store.max_offset(topic, queue_id) and not any(entry.is_rotten for entry in served):
+            require(result.count > 0, "nothing lost", f"{where}: nothing is got")
+        at = count = 0
+        for entry in served:  # what rotted is served from memory until the disk is read again, or not at all
+            if data[at : at + len(entry.record)] == entry.record:
+                at += len(entry.record)
+                count += 1
+            else:
+                what = f"{where} to {result.next_offset}: not the bytes of {entry.queue_offset}"
+                require(entry.is_rotten, "no record altered", what)
+        require(at == len(data), "no record altered", f"{where}: other bytes than were appended")
+        require(result.count == count, "no record altered", f"{where}: {result.count} for {count}")
+        return result.next_offset
+
+    def _do_query(self, seed: int) -> None:
+        rng = Random(seed)
+        key = rng.choice(["all", f"k{rng.randint(0, 4)}", f"u{rng.randint(1, self._written + 1)}"])
+        self._query(rng.choice(TOPICS), key)
+
+    def _query(self, topic: str, key: str) -> None:
+        if not self.options["index"]:
+            return
+        found = self.store.query(topic, key, 100_000, 0, 2**62)
+        expected = [
+            entry
+            for entry in reversed(self.model.entries)
+            if entry.queue[0] == topic and entry.is_indexed and key in entry.keys
+        ]
+        indexed = self.store.stats.indexed
+        records = [entry.record for entry in expected]
+        for record in found:
+            require(record in records, "no record altered", f"query {topic} {key}: a record nobody appended")
+        complete = [entry.record for entry in expected if entry.end <= indexed and not entry.is_rotten]
+        missing = [record for record in complete if record not in found]
+        require(not missing, "index holds all", f"query {topic} {key}: {len(missing)} of {len(complete)} missing")
+
+    def _do_time(self, seed: int) -> None:
+        rng = Random(seed)
+        queues = sorted(self.model.queues)
+        if not queues or self.model.has_rot:
+            return
+        topic, queue_id = rng.choice(queues)
+        entries = self.model.queues[topic, queue_id][: self.store.max_offset(topic, queue_id)]
+        if entries:
+            wanted = rng.choice(entries).store_ms
+            found = self.store.offset_by_time(topic, queue_id, wanted)
+            ok = 0 <= found < len(entries) and entries[found].store_ms == wanted
+            require(ok, "offset by time", f"{topic} {queue_id} at {wanted}: {found}")
+
+    def _do_stop(self, then_power: bool, seed: int) -> None:
+        is_clean = self._stop(seed)
+        rng = Random(seed)
+        end = "stop"
+        if is_clean:
+            for entry in self.model.entries:
+                entry.is_durable = True
+        if then_power:
+            self.disk = self.disk.crashed(rng)
+            self.counts["power cut after a stop"] += 1
+            end = "power"
+        else:
+            self.disk = self.disk.killed(rng)
+        self._reopen(end if is_clean or then_power else "kill", seed)
+
+    def _stop(self, seed: int) -> bool:
+        """Stop the store; returns whether it will not have to recover."""
+        rng = Random(seed)
+        stopped: list[None] = []
+        done: Deferred[None] = self.store.stop()
+        done.addCallback(stopped.append)
+        for _ in range(_DRAIN_STEPS):
+            if stopped:
+                break
+            if self.worker.jobs:
+                self._work(rng)
+            else:
+                self._pass(self.clock.rightNow + 0.1)
+        require(bool(stopped), "stop comes to an end", "it does not fire")
+        if self.disk.is_off:
+            raise Ended
+        self._note_syncs()
+        is_clean = not self.disk.exists(os.path.join(ROOT, "abort"))
+        self.counts["clean stop" if is_clean else "stop that was not clean"] += 1
+        require(
+            is_clean or self.disk.syncs_failed > 0 or self.disk.refusals > 0 or not self.store.writable,
+            "stop is clean", "nothing failed, yet the store will recover at the next start",
+        )  # fmt: skip
+        return is_clean
+
+    def _do_kill(self, seed: int) -> None:
+        self.end("kill", seed)
+
+    def _do_power(self, seed: int) -> None:
+        self.end("power", seed)
+
+    def _do_lose(self, what: list[str], seed: int) -> None:
+        """Someone deletes caches of the log while the store is stopped."""
+        self._stop(seed)
+        self.disk.faults.fail_sync_in = self.disk.faults.end_in = None  # it is deleted whole, and not by the store
+        for name in what:
+            self.disk.remove_tree(os.path.join(ROOT, name))
+            self.disk.sync_directory(ROOT)
+            self.counts[f"{name} deleted"] += 1
+        self.disk = self.disk.killed(Random(seed))
+        self._reopen("kill", seed)
+
+    def _do_end_in(self, operations: int, end: str, seed: int) -> None:
+        self._end = (end, seed)
+        self.disk.faults.end_in = operations
+
+    def _do_eio(self, syncs: int, forgets: bool, seed: int) -> None:
+        self.disk.faults.fail_sync_in = syncs
+        self.disk.faults.forgets = forgets
+        self.disk.faults.sync_rng = Random(seed)
+
+    def _do_full(self, room_bytes: int) -> None:
+        self.disk.faults.room_bytes = room_bytes
+
+    def _do_lift(self) -> None:
+        self.disk.faults.room_bytes = None
+
+    def _do_rot(self, seed: int) -> None:
+        """Rot records that the durable checkpoint covers: nobody can tell others from what a power cut tore."""
+        rng = Random(seed)
+        data = self.disk.durable_bytes(os.path.join(ROOT, "checkpoint"))
+        covered = decode_checkpoint(data or b"").log_offset or 0
+        entries = [entry for entry in self.model.entries if entry.end <= covered and not entry.is_rotten]
+        if not entries:
+            return
+        at = rng.randrange(len(entries))
+        kind = rng.choice(["body", "magic", "size", "zeros"])
+        self.counts[f"rot of {kind}"] += 1
+        self.model.has_rot = True
+        for entry in entries[at : at + (rng.randint(1, 3) if kind == "zeros" else 1)]:
+            entry.is_rotten = True
+            self._rot(entry, kind, rng)
+
+    def _rot(self, entry: Entry, kind: str, rng: Random) -> None:
+        segment = self.options["segment_bytes"]
+        path = f"{ROOT}/commitlog/{entry.start // segment * segment:020d}"
+        at = entry.start % segment
+        body = entry.message[8]
+        record = bytearray(entry.record)
+        if kind == "zeros":
+            record[:] = bytes(len(record))
+        elif kind == "body" and body:
+            record[record.index(body) + rng.randrange(len(body))] ^= 1 << rng.randrange(8)
+        elif kind == "size":
+            record[rng.randrange(2)] ^= 1 << rng.randrange(8)
+        else:
+            record[4 + rng.randrange(4)] ^= 1 << rng.randrange(8)
+            if int.from_bytes(record[4:8], "big") == MAGIC:
+                record[4] ^= 1
+        self.disk.inode(path).rot(at, bytes(record))
+
+    # Checks
+
+    def _written_file(self, path: str) -> None:
+        if os.path.basename(path) == "checkpoint":
+            checkpoint = decode_checkpoint(self.disk.read(path))
+            problem = coverage.checkpoint_is_true(self.disk, ROOT, self.options, checkpoint, self.model)
+            if problem:
+                self.violations.append(Violation("checkpoint covers what is durable", problem))
+
+    def _check_recovered(self, end: str) -> None:
+        """What is there is what was appended, but for a tail that might be lost."""
+        model, store = self.model, self.store
+        lost = 0
+        while model.entries and not self._is_there(model.entries[-1]):
+            entry = model.entries[-1]
+            exposed = model.exposed_s - entry.exposed_s
+            what = f"after {end}: {entry.queue} {entry.queue_offset} at {entry.start}, "
+            what += f"durable: {entry.is_durable}, exposed for {exposed:.3f} s"
+            require(model.may_lose(entry, end), "nothing acknowledged lost", what)
+            if entry.is_rotten and entry.end <= store.log_end:
+                break
+            model.give_up(entry)
+            lost += 1
+        for entry in model.entries:
+            if not entry.is_rotten:
+                require(self._is_there(entry), "what is lost is a tail", f"{entry.start} is gone, later ones are there")
+        if lost:
+            self.counts["tail cut"] += 1
+        if store.damages:
+            self.counts["damage found"] += 1
+            require(model.has_rot, "damage is damage", f"nothing rotted, yet: {store.damages[0]}")
+        model.last_ms = model.entries[-1].store_ms if model.entries else 0
+        self._adopt_in_flight()
+        segment = self.options["segment_bytes"]
+        next_segment = -(-model.end // segment) * segment
+        require(
+            store.log_end in (model.end, next_segment) or model.has_rot,
+            "no record invented", f"the log ends at {store.log_end}, what was appended at {model.end}",
+        )  # fmt: skip
+        if end in ("kill", "power"):
+            self._check_nothing_above_the_end()
+        # What survived this end is what the next one finds; a process that starts has the whole interval.
+        for entry in model.entries:
+            entry.exposed_s = max(entry.exposed_s, model.exposed_s) if end != "power" else entry.exposed_s
+            if end == "power":
+                entry.is_durable = True
+        self.check_queues()
+
+    def _check_nothing_above_the_end(self) -> None:
+        """What stood above the end may one day be taken for what follows it: it is not there any more, nor would be
+        after another crash."""
+        segment = self.options["segment_bytes"]
+        base, at = divmod(self.store.log_end, segment)
+        path = f"{LOG}/{base * segment:020d}"
+        if self.disk.exists(path):
+            inode = self.disk.inode(path)
+            for image in (inode.memory[: inode.size], inode.durable):
+                what = f"{path} from {at} on"
+                require(not image[at:].strip(b"\0"), "nothing above the end of the log", what)
+
+    def _adopt_in_flight(self) -> None:
+        """An append that was cut short may have come to the log in part."""
+        model = self.model
+        for message in model.in_flight:
+            record = self.store.read_record(model.end) if self.store.log_end > model.end else None
+            if record is None:
+                break
+            _check_is_of(message, record)
+            decoded = decode_record(record)
+            model.add(Entry(message, record, model.end, decoded.queue_offset, decoded.store_timestamp, model.exposed_s))
+            self.counts["part of an append found"] += 1
+        model.in_flight = []
+
+    def _is_there(self, entry: Entry) -> bool:
+        return self.store.read_record(entry.start, len(entry.record)) == entry.record
+
+    def check_queues(self) -> None:
+        """All that was appended can be got."""
+        self.store.dispatch_now()
+        for (topic, queue_id), entries in sorted(self.model.queues.items()):
+            count = self.store.max_offset(topic, queue_id)
+            allowed = self.model.next_offsets((topic, queue_id))
+            require(count in allowed, "queues hold all", f"{topic} {queue_id} ends at {count}, not in {allowed}")
+            del entries[count:]
+            offset = 0
+            while offset < count:
+                following = self._get(topic, queue_id, offset, 32)
+                require(following > offset, "gets get on", f"{topic} {queue_id} stays at {offset}")
+                offset = following
+
+    # The end
+
+    def finish(self) -> None:
+        """Heal the disk; then everything works again, is whole, and equals a rebuild. Raises Violation."""
+        self.disk.faults = DiskFaults()
+        self._settle()
+        self._pass(max(self.clock.rightNow, self._high_s))
+        self._settle()
+        if not self.store.writable or self._has_failed_sync:
+            self._do_stop(False, 1)
+        for _ in range(2):
+            self._do_append(True, [[0, 0, 10, steps.PLAIN], [1, 1, 10, steps.PLAIN]])
+            self._settle()
+            self._check_step()
+            last = self.model.entries[-1]
+            require(last.is_durable, "works again once the disk does", "the last message was not acknowledged")
+        self._check_all()
+        require(self._stop(2), "stop is clean", "after all faults were lifted")
+        self._check_step()
+        compared = coverage.compare_with_rebuild(self, ROOT)
+        self.counts.update(compared)
+        self._reopen("stop", 3)
+        self._check_all()
+        self._stop(4)
+
+    def _settle(self) -> None:
+        rng = Random(5)
+        for _ in range(60):
+            self._do_advance(self.options["flush_ms"], 0.9, rng.getrandbits(30))
+            if self._is_settled():
+                break
+
+    def _is_settled(self) -> bool:
+        stats = self.store.stats
+        done = min(stats.flushed, stats.dispatched, stats.indexed if self.options["index"] else stats.dispatched)
+        return done >= stats.log_end and not self.worker.jobs and self.store.writable
+
+    def _check_all(self) -> None:
+        self.check_queues()
+        for topic in TOPICS:
+            for key in ("all", "k1"):
+                self._query(topic, key)
+        if self.options["index"]:
+            end, indexed = self.store.log_end, self.store.stats.indexed
+            require(indexed >= end, "index holds all", f"it is at {indexed} of {end}")
+
+
+def _check_is_of(message: NewMessage, record: bytes) -> None:
+    decoded = decode_record(record)
+    same = (
+        decoded.topic == message[0].decode()
+        and decoded.queue_id == message[1]
+        and decoded.flag == message[2]
+        and decoded.body == message[8]
+        and record.endswith(message[9])
+    )
+    require(same, "no record invented", f"another record at {decoded.physical_offset} than was appended")

@@ -183,8 +183,8 @@ KNOWN = [
     Mutation(
         "delete segments that consume queues on the disk do not cover",
         "store/store_files.py",
-        "        return min(self._checkpoint.log_offset or 0, self._checkpoint.queues_offset or 0)\n",
-        "        return self._checkpoint.log_offset or 0\n",
+        "        return min(self.checkpoint.known.log_offset or 0, self.checkpoint.known.queues_offset or 0)\n",
+        "        return self.checkpoint.known.log_offset or 0\n",
         ("tests/store/test_retention.py",),
     ),
     Mutation(

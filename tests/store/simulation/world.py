@@ -516,7 +516,7 @@ class World:
             store.log_end in (model.end, next_segment) or model.has_rot,
             "no record invented", f"the log ends at {store.log_end}, what was appended at {model.end}",
         )  # fmt: skip
-        if end in ("kill", "power"):
+        if end in ("kill", "power") and not model.has_rot:
             self._check_nothing_above_the_end()
         # What survived this end is what the next one finds; a process that starts has the whole interval.
         for entry in model.entries:

@@ -1,4 +1,4 @@
-"""Names and bytes that a process which was killed may have left in memory only, and files that it left unfinished.
+"""Names that a process which was killed may have left in memory only, and files that it left unfinished.
 
 Must never know what is in a file.
 """
@@ -11,13 +11,11 @@ import re
 
 from twisted.logger import Logger
 
-from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.disk import IDisk
 
 log = Logger()
 
 _SEGMENT_NAME = re.compile(r"\d{20}")
-_PIECE_BYTES = 1024 * 1024
 
 
 def make_lasting_directories(disk: IDisk, path: str) -> None:
@@ -48,17 +46,3 @@ def remove_unfinished_segments(disk: IDisk, directory: str, durable_end: int | N
                 log.warn("{path} was never finished: removed", path=os.path.join(directory, unfinished))
                 disk.remove(os.path.join(directory, unfinished))
         return
-
-
-def store_again(commit_log: CommitLog, start: int) -> None:
-    """Write what the log holds from `start` on once more, so that the next sync brings it to the disk. Raises OSError.
-
-    After a sync that failed the kernel takes pages for written that are not, and syncing them again does nothing.
-    """
-    offset = max(start, commit_log.min_offset)
-    while offset < commit_log.end:
-        at = (offset - commit_log.min_offset) % commit_log.segment_bytes
-        size = min(_PIECE_BYTES, commit_log.segment_bytes - at, commit_log.end - offset)
-        (file,) = commit_log.segments_between(offset, offset + size)
-        file.write_at(at, memoryview(bytes(file.view[at : at + size])))
-        offset += size

@@ -24,7 +24,7 @@ from mqbroker.store.dispatch import TURN_MESSAGES, Dispatcher, parse_delay_level
 from mqbroker.store.ext_recovery import align_extensions
 from mqbroker.store.flush import CacheFlusher, LogFlusher
 from mqbroker.store.index import Index, IndexFile
-from mqbroker.store.lasting import make_lasting_directories, remove_unfinished_segments, store_again
+from mqbroker.store.lasting import make_lasting_directories, remove_unfinished_segments
 from mqbroker.store.multi_dispatch import MultiAppender, MultiQueues
 from mqbroker.store.pull import Reader
 from mqbroker.store.recovery import Recovered, Segments, last_timestamp, load_segments, recover, store_again
@@ -131,7 +131,7 @@ class Opening:
         commit_log = self._open_log(segments, recovered, source, queues, is_clean, transient)
         opened.callback(commit_log.close)
         if not is_clean:
-            self._make_lasting(commit_log, checkpoint)
+            self._make_lasting(segments, commit_log, checkpoint)
         commit_log.last_timestamp_ms = last_ms
         index = self._open_index(checkpoint, commit_log, is_clean, is_intact) if settings.message_index_enable else None
         if index is not None:
@@ -146,10 +146,6 @@ class Opening:
         if not is_intact:  # not before what the machine may have lost is built anew
             disk.write(paths.abort, disk.boot_id())
         durable = recovered.end if is_clean else min(recovered.end, checkpoint.log_offset or 0)
-        if not is_clean:
-            source.distrust_names()
-            if checkpoint.log_offset is not None:
-                store_again(segments, durable, recovered.end)
         flusher = LogFlusher(
             commit_log,
             self.clock,
@@ -215,9 +211,9 @@ class Opening:
             return Checkpoint(log_offset=0, queues_offset=0)
         return Checkpoint()
 
-    def _make_lasting(self, commit_log: CommitLog, checkpoint: Checkpoint) -> None:
+    def _make_lasting(self, segments: Segments, commit_log: CommitLog, checkpoint: Checkpoint) -> None:
         if checkpoint.log_offset is not None:
-            store_again(commit_log, checkpoint.log_offset)
+            store_again(segments, min(checkpoint.log_offset, commit_log.end), commit_log.end)
         # What was cut off could come back in another crash, behind what is appended now.
         commit_log.segments[-1].sync()
         self.disk.sync_directory(self.paths.commit_log)

@@ -278,12 +278,13 @@ def _damage(segments: Segments, start: int, end: int, why: str) -> Damage:
 def store_again(segments: Segments, start: int, end: int) -> None:
     """Store a byte of each page of start..end of the log as it is, so that the next sync writes them all.
 
-    A sync that failed before the last stop may have left pages in memory that the kernel takes for written."""
+    A sync that failed before the last stop may have left pages in memory that the kernel takes for written. Raises
+    OSError."""
     for offset in range(max(segments.first_offset, start - start % _PAGE_BYTES), end, _PAGE_BYTES):
         found = segments.at(offset)
         if found is not None:
             file, at = found
-            file.buffer[at] = file.buffer[at]
+            file.write_at(at, memoryview(file.view[at : at + 1].tobytes()))
 
 
 def last_timestamp(segments: Segments, queues: ConsumeQueues, end: int) -> int:

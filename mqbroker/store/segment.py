@@ -66,10 +66,6 @@ class SegmentSource:
 
         self._pinning = self._worker.run(keep)
 
-    def distrust_names(self) -> None:
-        """Take it that some name is not on the disk yet: a process that was killed may not have come to that."""
-        self._has_new_name = True
-
     def sync_names(self) -> None:
         """Bring the names of segments to the disk, if there are new ones. For the worker. Raises OSError."""
         made = self._names_made

@@ -6,8 +6,6 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import attrs
 import pytest
@@ -487,13 +485,16 @@ def test_what_was_not_known_to_be_on_the_disk_is_stored_again_before_it_is_synce
     image = bench.image("killed")
     stored: list[int] = []
 
-    class Buffer(bytearray):
-        def __setitem__(self, at: Any, value: Any) -> None:
-            assert self[at] == value
+    class File:
+        def __init__(self, view: memoryview) -> None:
+            self.view = view
+
+        def write_at(self, at: int, data: memoryview) -> None:
+            assert self.view[at : at + 1] == data
             stored.append(at)
 
     segments = load_segments(image.disk, str(image.root / "commitlog"), SEGMENT)
-    files = [SimpleNamespace(buffer=Buffer(file.buffer)) for file in segments.files]
+    files = [File(file.view) for file in segments.files]
     store_again(attrs.evolve(segments, files=files), durable, end)
     assert len(stored) == end // 4096 - durable // 4096 + 1
     assert {at % 4096 for at in stored} == {0}

@@ -72,6 +72,7 @@ class ConsumeQueue:
         "begins_at",
         "directory",
         "ext",
+        "is_cut",
         "is_removed",
         "is_schedule",
         "key_hash",
@@ -117,6 +118,8 @@ class ConsumeQueue:
         self.asked_below = 0
         self.known_good = (0, 0)
         self.pending: list[int] = []
+        #: Whether entries were cut off that a crash could bring back until the next sync.
+        self.is_cut = False
         #: Properties length -> the bytes between body and properties, and the size of all but body and properties.
         self.tails: dict[int, tuple[bytes, int]] = {}
         self._file_bytes = file_bytes
@@ -339,7 +342,9 @@ class ConsumeQueue:
     def truncate(self, physical_end: int) -> None:
         """Forget all entries of messages at or above `physical_end` in the log."""
         if self._files:
+            before = self.max_offset
             self._cut_at(lambda offset, size: size > 0 and offset + size % BLANK_SIZE <= physical_end)
+            self.is_cut |= self.max_offset < before
             if not self.max_offset:
                 self.reset()
                 return
@@ -519,6 +524,13 @@ class ConsumeQueues:
                 if not queue_id.isdecimal() or not (TOPIC_NAME.fullmatch(topic) or is_lmq(topic)):
                     raise StoreDamaged(os.path.join(path, queue_id), 0, "not a directory of a queue")
                 self.is_whole &= self.open(topic.encode(), int(queue_id)).load(is_clean)
+
+    def note_cuts(self) -> None:
+        """Have what was cut off while opening synced with what is written from now on."""
+        for queue in self:
+            if queue.is_cut:
+                self.dirty[queue] = None
+                queue.is_cut = False
 
     def take_unsynced(self) -> list[IMappedFile]:
         """The files of queues written to since this was last called."""

@@ -168,7 +168,7 @@ class CloserLook:
             if not is_there:
                 self._pass_by(look, physical_offset)
                 continue
-            if runs and at and runs[-1][1] == physical_offset:
+            if runs and runs[-1][1] == physical_offset:  # a filler ends each segment
                 runs[-1] = (runs[-1][0], physical_offset + size)
             else:
                 runs.append((physical_offset, physical_offset + size))

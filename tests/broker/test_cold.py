@@ -3,6 +3,7 @@
 import pytest
 
 from mqbroker.broker.delay import DelayService
+from mqbroker.broker.processors import pull
 from mqbroker.store import cold
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.worker import InlineWorker
@@ -132,6 +133,20 @@ def test_too_many_cold_pulls_are_told_to_come_back(cold_bench, client, monkeypat
     ]
     cold_bench.step_all()
     assert [answer.code for answer in client.heard()] == [0, 0, 0]
+
+
+def test_one_connection_does_not_take_the_share_of_others(cold_bench, client, monkeypatch):
+    monkeypatch.setattr(pull, "COLD_ON_CONNECTION_MAX", 2)
+    busy = client.ask_all(*[RemotingCommand.request(PULL, pull_header(queue_offset=0)) for _ in range(3)])
+    assert [answer.code for answer in busy] == [ResponseCode.SYSTEM_BUSY]
+    other = cold_bench.client()
+    assert other.pull("T", queue_offset=0) is None
+    cold_bench.step_all()
+    assert [answer.code for answer in client.heard() + other.heard()] == [0, 0, 0]
+    cold_bench.disk.faults.evict()
+    assert client.pull("T", queue_offset=0) is None  # and there is room again
+    cold_bench.step_all()
+    assert len(client.heard()) == 1
 
 
 def test_a_queue_that_the_disk_cannot_read(cold_bench, client):

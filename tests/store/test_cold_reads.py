@@ -15,6 +15,7 @@ from mqbroker.errors import StoreBusy, StoreDamaged, StoreError
 from mqbroker.store import GetResult, GetStatus, MessageStore
 from mqbroker.store import cold as module
 from mqbroker.store.cold import AHEAD_BYTES, AROUND_BYTES, ColdReads, Stretch, Unreadable
+from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.disk import IMappedFile, OsDisk
 from mqbroker.store.worker import InlineWorker
 from mqbroker.wire.record import decode_records
@@ -69,6 +70,20 @@ def test_messages_from_before_the_start_come_when_they_are_in_memory(bench: Benc
     again = store.get_when_ready("T", 0, 3, 10)
     assert isinstance(again, GetResult)
     assert again == found
+
+
+def test_entries_from_before_the_start_are_not_touched_before_they_are_fetched(
+    bench: Bench, store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    touched: list[int] = []
+    locate = ConsumeQueue.locate
+    monkeypatch.setattr(
+        ConsumeQueue, "locate", lambda queue, offset: (touched.append(offset), locate(queue, offset))[1]
+    )
+    answer = store.get_when_ready("T", 0, 3, 10)
+    assert isinstance(answer, Deferred)
+    assert not touched
+    step_all(bench)
 
 
 def test_what_was_found_whole_is_fetched_again_when_it_left_memory(bench: Bench, store: MessageStore) -> None:
@@ -126,6 +141,7 @@ def test_what_this_process_appended_is_asked_for_when_it_is_far_behind(make: Cal
     results = kept(store.get_when_ready("T", 0, 0, 32))
     assert step_all(bench) == 2
     assert (results[0].count, results[0].suggest_slave) == (8, True)
+    assert store._queues.by_name["T", 0].asked_below == 8
     bench.disk.faults.evict()
     results = kept(store.get_when_ready("T", 0, 8, 32))
     assert step_all(bench) == 2

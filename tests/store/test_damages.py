@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 import struct
 import zlib
 from pathlib import Path
@@ -259,6 +260,25 @@ def test_a_rotten_size_leads_to_no_other_bytes(bench: Bench, monkeypatch: pytest
     monkeypatch.setattr(verifying, "scan_at", look)
     assert all_of(again, 0) == [0, 1, 2, 3, 4, 6, 7, 8, 9]
     assert set(rooms) == {size}
+
+
+def test_messages_are_verified_where_their_queue_was_built_anew(bench: Bench) -> None:
+    store, places = fill(bench)
+    stop(store)
+    shutil.rmtree(bench.root / "consumequeue")
+    again = bench.open()
+    overwrite(log_file(bench), places[5][0] + 100, b"?")
+    assert all_of(again, 0) == [0, 1, 2, 3, 4, 6, 7, 8, 9]
+
+
+def test_messages_behind_those_found_whole_are_verified(bench: Bench) -> None:
+    store, places = fill(bench)
+    stop(store)
+    overwrite(log_file(bench), places[5][0] + 120, b"?")
+    again = bench.open()
+    assert again.get("T", 0, 0, 3).count == 3
+    found = again.get("T", 0, 1, 6)
+    assert [record.queue_offset for piece in found.pieces for record in decode_records(piece)] == [1, 2, 3, 4, 6, 7]
 
 
 def test_a_record_is_verified_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ The table from what the store found to what the peer is told is PullMessageProce
 from __future__ import annotations
 
 import struct
+from typing import TypeVar
 
 import attrs
 from twisted.internet.defer import Deferred, gatherResults
@@ -30,8 +31,12 @@ from mqbroker.wire.frame import JSON
 from mqbroker.wire.headers import PullMessageRequestHeader, PullMessageResponseHeader, decode_header
 from mqbroker.wire.names import check_topic
 
+T = TypeVar("T")
+
 log = Logger()
 
+#: As many pulls of one connection may wait for the disk: others' shall not be refused for them.
+COLD_ON_CONNECTION_MAX = 1000
 #: A peer may not hold a pull for longer.
 SUSPEND_MS_MAX = 600_000
 
@@ -86,6 +91,8 @@ class PullProcessor:
         self._held = held
         self._settings = settings
         self._clock = clock
+        #: How many pulls of a connection wait for the disk.
+        self._cold: dict[IConnection, int] = {}
 
     def take(self, requests: list[RawRequest], connection: IConnection) -> bytes | Deferred[bytes]:
         """Answer a run of pulls; over `connection` later those that are held, and those whose messages are not in
@@ -179,15 +186,25 @@ class PullProcessor:
     def _answer(self, pull: _Pull, offset: int, connection: IConnection) -> bytes | Deferred[bytes]:
         """The answer's frame; nothing where the pull is held now."""
         header = pull.header
+        if self._cold and self._cold.get(connection, 0) >= COLD_ON_CONNECTION_MAX:
+            raise StoreBusy(f"{COLD_ON_CONNECTION_MAX} pulls of the connection wait for the disk")
         result = self._store.get_when_ready(
             header.topic, header.queue_id, offset, header.max_msg_nums, None, pull.tags_codes
         )
         if header.sys_flag & PullSysFlag.COMMIT_OFFSET and header.commit_offset >= 0:
             self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
         if isinstance(result, Deferred):
+            self._cold[connection] = self._cold.get(connection, 0) + 1
+            result.addBoth(self._ended, connection)
             answer = result.addCallback(self._tell, pull, offset, connection)
             return answer.addErrback(lambda failure: _failed(failure.value, pull.opaque, pull.serialize_type))
         return self._tell(result, pull, offset, connection)
+
+    def _ended(self, result: T, connection: IConnection) -> T:
+        self._cold[connection] -= 1
+        if not self._cold[connection]:
+            del self._cold[connection]
+        return result
 
     def _tell(self, result: GetResult, pull: _Pull, offset: int, connection: IConnection) -> bytes:
         code = _code(result, offset)

@@ -31,6 +31,9 @@ _WINDOW_BYTES = 16_000
 _CHUNK = 64
 #: The same for the log, in bytes.
 _BLOCK_BYTES = 64 * 1024
+#: How far behind the end of the log messages are taken to be in memory without asking, where this process appended
+#: them; less where the machine has less than a few times that.
+HOT_BYTES_MAX = 1024 * 1024 * 1024
 _MAX_INT = 0x7FFFFFFF
 _NO_BYTES = memoryview(b"")
 
@@ -72,6 +75,7 @@ class CloserLook:
         self._damages = damages
         self._verifier = verifier
         self._near_bytes = near_bytes
+        self.hot_bytes = min(near_bytes, HOT_BYTES_MAX)
         self._touched = touched
         self._memory_limits = (
             settings.max_transfer_count_on_message_in_memory,
@@ -99,7 +103,7 @@ class CloserLook:
                 self._look_at(look, start, entries)
             if look.is_full:
                 break
-        if look.newest and self._is_far(look.newest):
+        if look.newest and look.newest < self._log.end - self.hot_bytes:
             queue.asked_below = max(queue.asked_below, offset + look.seen)
         if look.count == look.seen and not missing:
             self._remember(queue, offset, offset + look.seen)
@@ -140,7 +144,7 @@ class CloserLook:
         get = look.get
         tags_codes = get.tags_codes
         near_from = self._log.end - self._near_bytes
-        doubtful_below = max(near_from, self._damages.sure_from)
+        doubtful_below = max(self._log.end - self.hot_bytes, self._damages.sure_from)
         count, total, runs = look.count, look.total, look.runs
         base = room = 0
         view = _NO_BYTES
@@ -206,8 +210,9 @@ class CloserLook:
     def _is_good(
         self, look: _Look, queue_offset: int, physical_offset: int, view: memoryview, at: int, size: int
     ) -> bool:
-        """Whether a message that is far behind, or from before the start, is whole; taken for granted as long as it
-        is not in memory."""
+        """Whether a message that is some way behind, or from before the start, is whole.
+
+        That is taken for granted as long as it is not in memory."""
         damages = self._damages
         is_own = physical_offset >= damages.sure_from
         if not is_own and damages.covers(physical_offset, physical_offset + size):

@@ -58,6 +58,7 @@ class Reader:
         self.verifier = Verifier(log, report)
         self.near_bytes = int(memory_bytes * (settings.access_message_in_memory_max_ratio / 100))
         self._look = CloserLook(log, damages, self.verifier, settings, self.near_bytes, cold.touched)
+        self._hot_bytes = self._look.hot_bytes
         self._count_limit = settings.max_transfer_count_on_message_in_memory
         self._bytes_limit = settings.max_transfer_bytes_on_message_in_memory
 
@@ -123,7 +124,7 @@ class Reader:
         log = self._log
         view, at, available = queue.locate(offset)
         (first,) = _LONG.unpack_from(view, at)
-        if first < self._damages.sure_from or log.end - first > self.near_bytes:
+        if first < self._damages.sure_from or log.end - first > self._hot_bytes:
             return None
         count = min(max_count, self._count_limit, available)
         if count < 1:
@@ -154,19 +155,20 @@ class Reader:
         return [whole[o - first : o - first + size] for o, size in zip(offsets, sizes, strict=True)]
 
     def _get_known(self, get: Get, ask: bool) -> GetResult | None:
-        """The answer, where all that is asked for was found whole before; None where it takes a closer look."""
+        """The answer, where all that is asked for was appended by this process, or found whole before, and is in
+        memory, which is looked at where `ask` is true; None where it takes a closer look."""
         queue, offset, max_count, max_bytes, tags_codes = get
-        start, end = queue.known_good
-        if tags_codes is not None or not start <= offset < end:
+        if tags_codes is not None:
             return None
         file, at, available = queue.place(offset)
         count = max(1, min(max_count, self._count_limit, available))
-        if count > _AT_ONCE_MAX or offset + count > end:
-            return None
-        if ask and not file.is_resident(at, count * ENTRY_BYTES):
+        if count > _AT_ONCE_MAX or (ask and not file.is_resident(at, count * ENTRY_BYTES)):
             return None
         log = self._log
         first, _, _ = queue.entry(offset)
+        start, end = queue.known_good
+        if first < self._damages.sure_from and not start <= offset <= offset + count <= end:
+            return None
         last, size, _ = queue.entry(offset + count - 1)
         span = last + size - first
         if first < log.min_offset or log.end - first > self.near_bytes or not 0 < span <= _SPAN_MAX:

@@ -12,7 +12,7 @@ import pytest
 from twisted.internet.defer import Deferred, ensureDeferred
 
 from mqbroker.errors import StoreBusy, StoreDamaged, StoreError
-from mqbroker.store import GetResult, GetStatus, MessageStore
+from mqbroker.store import GetResult, GetStatus, MessageStore, closer_look
 from mqbroker.store import cold as module
 from mqbroker.store.cold import AHEAD_BYTES, AROUND_BYTES, ColdReads, Stretch, Unreadable
 from mqbroker.store.consumequeue import ConsumeQueue
@@ -146,6 +146,25 @@ def test_what_this_process_appended_is_asked_for_when_it_is_far_behind(make: Cal
     results = kept(store.get_when_ready("T", 0, 8, 32))
     assert step_all(bench) == 2
     assert results[0].next_offset == 16
+
+
+def test_what_this_process_appended_is_asked_for_from_some_distance_on(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(closer_look, "HOT_BYTES_MAX", 3000)
+    store = bench.open()
+    store.append([message()] * 40)
+    store.dispatch_now()
+    bench.disk.faults.evict()
+    bench.worker.at_once = False
+    near = store.get_when_ready("T", 0, 30, 10)
+    assert isinstance(near, GetResult)
+    assert near.count == 10
+    results = kept(store.get_when_ready("T", 0, 0, 40))
+    assert step_all(bench) == 2
+    assert (results[0].count, results[0].suggest_slave) == (32, False)
+    again = store.get_when_ready("T", 0, 0, 40)
+    assert again == results[0]
 
 
 def test_filters_fetch_only_what_they_want(bench: Bench, store: MessageStore) -> None:

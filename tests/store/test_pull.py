@@ -488,6 +488,14 @@ def test_records_that_a_message_only_pretends_to_be(bench: Bench) -> None:
         assert store.read_record(offset) is None
 
 
+def test_records_larger_than_any_message_are_not_read(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = bench.open()
+    ((at, _, size, _),) = store.append([message()])
+    for limit, is_read in ((size, False), (size + 1, True)):
+        monkeypatch.setattr(queries, "_RECORD_BYTES_MAX", limit)
+        assert (store.read_record(at) is not None) is is_read
+
+
 # By key
 
 

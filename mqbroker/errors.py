@@ -78,6 +78,18 @@ class StoreLocked(StoreError):
         return f"{self.path} is locked: {self.why}"
 
 
+class StoreUnknown(StoreError):
+    """A directory that is not a store of this layout: of another system, of a newer version, or none at all."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(path, why)
+        self.path = path
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"{self.path} is not a store of 4.9: {self.why}"
+
+
 class StoreUnwritable(StoreError):
     """The store takes no more messages: a full disk, a failed fsync, a read-only directory."""
 

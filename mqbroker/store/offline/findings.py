@@ -1,0 +1,99 @@
+"""What a check has to say: findings, bounded in number, and the sums. Must never know how it is shown."""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import StrEnum
+from typing import Any
+
+import attrs
+
+#: So many findings are kept whole; the others are counted.
+FINDINGS_MAX = 1000
+
+
+class Severity(StrEnum):
+    """NOTE: nothing to do. BROKEN: something to mend, no message is lost by it. LOST: messages are."""
+
+    NOTE = "note"
+    BROKEN = "broken"
+    LOST = "lost"
+
+
+@attrs.frozen
+class Finding:
+    """One thing that is not as it should be, or worth knowing.
+
+    kind: a name for machines. offset: in the file, bytes. messages_lost: as far as they can be counted.
+    advice: what to do next; empty for notes.
+    """
+
+    severity: Severity
+    kind: str
+    path: str
+    offset: int
+    what: str
+    advice: str = ""
+    messages_lost: int = 0
+
+
+class Findings:
+    """Collects; `count` is of all, `kept` has the first of each severity."""
+
+    def __init__(self) -> None:
+        self.kept: list[Finding] = []
+        self.counts = dict.fromkeys(Severity, 0)
+        self.kinds: Counter[str] = Counter()
+        self.messages_lost = 0
+        self._kept_notes = 0
+
+    def add(self, finding: Finding) -> None:
+        self.counts[finding.severity] += 1
+        self.kinds[finding.kind] += 1
+        self.messages_lost += finding.messages_lost
+        if finding.severity is Severity.NOTE:  # must not take the place of others
+            self._kept_notes += 1
+            if self._kept_notes > FINDINGS_MAX:
+                return
+        elif len(self.kept) - min(self._kept_notes, FINDINGS_MAX) >= FINDINGS_MAX:
+            return
+        self.kept.append(finding)
+
+    def note(self, kind: str, path: str, offset: int, what: str, messages_lost: int = 0) -> None:
+        self.add(Finding(Severity.NOTE, kind, path, offset, what, messages_lost=messages_lost))
+
+    def broken(self, kind: str, path: str, offset: int, what: str, advice: str) -> None:
+        self.add(Finding(Severity.BROKEN, kind, path, offset, what, advice))
+
+    def lost(self, kind: str, path: str, offset: int, what: str, advice: str, messages_lost: int = 0) -> None:
+        self.add(Finding(Severity.LOST, kind, path, offset, what, advice, messages_lost))
+
+    @property
+    def is_clean(self) -> bool:
+        return not self.counts[Severity.BROKEN] and not self.counts[Severity.LOST]
+
+    @property
+    def left_out(self) -> int:
+        return sum(self.counts.values()) - len(self.kept)
+
+
+@attrs.define
+class Totals:
+    """The sums of a check; offsets and bytes are of the log."""
+
+    segments: int = 0
+    segment_bytes: int = 0
+    log_first: int = 0
+    log_end: int = 0
+    records: int = 0
+    record_bytes: int = 0
+    damaged_bytes: int = 0
+    fenced_bytes: int = 0
+    topics: int = 0
+    queues: int = 0
+    queue_entries: int = 0
+    index_files: int = 0
+    index_entries: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        return attrs.asdict(self)

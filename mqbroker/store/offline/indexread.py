@@ -1,0 +1,180 @@
+"""Index files read from first to last entry, each entry checked against the slots as they must have been.
+
+The layout is drawn in `mqbroker.store.index`. Must never know the log.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Generator, Iterator
+from struct import Struct
+from typing import NamedTuple
+
+import attrs
+
+from mqbroker.store.disk import IDisk
+from mqbroker.store.index import ENTRY_BYTES, HEADER_BYTES, SLOT_BYTES
+from mqbroker.store.offline.findings import Findings
+
+HEADER = Struct(">qqqqii")
+SLOT = Struct(">i")
+ENTRY = Struct(">iqii")
+_CHUNK = 1024
+_SLOTS_CHUNK = 65536
+_REBUILD = "`mq store repair` builds the index anew from the log"
+_RESIZE = "name the broker's settings with -c, or let `mq store repair` build the index anew"
+
+
+class IndexEntry(NamedTuple):
+    physical_offset: int
+    key_hash: int
+
+
+@attrs.frozen
+class IndexHeader:
+    """As in the file, unchecked."""
+
+    begin_ms: int
+    end_ms: int
+    begin_offset: int
+    end_offset: int
+    slots_used: int
+    count: int
+
+
+def read_header(view: memoryview) -> IndexHeader:
+    return IndexHeader(*HEADER.unpack_from(view))
+
+
+@attrs.frozen
+class IndexReader:
+    """Reads the files in their order; what is wrong with a file by itself is told to `findings`."""
+
+    disk: IDisk
+    paths: list[str]
+    slots: int
+    capacity: int
+    findings: Findings
+    #: Whether the store was not stopped: then the newest file may have more entries than its header says.
+    is_open_ended: bool
+
+    def entries(self) -> Generator[IndexEntry, None, None]:
+        """All entries, oldest first."""
+        size = HEADER_BYTES + self.slots * SLOT_BYTES + self.capacity * ENTRY_BYTES
+        for path in self.paths:
+            found = self.disk.file_size(path)
+            if not self.slots or found != size:
+                what = f"{found} bytes where an index file has {size if self.slots else 'none known'}"
+                self.findings.broken("index size", path, min(found, size), what, _RESIZE)
+                continue
+            file = self.disk.open_mapped(path, size, read_only=True)
+            try:
+                yield from _FileReader(self, path, file.view, path == self.paths[-1]).entries()
+            finally:
+                file.close()
+
+    def broken(self, kind: str, path: str, offset: int, what: str) -> None:
+        self.findings.broken(kind, path, offset, what, _REBUILD)
+
+
+class _FileReader:
+    def __init__(self, reader: IndexReader, path: str, view: memoryview, is_last: bool) -> None:
+        self._reader = reader
+        self._path = path
+        self._view = view
+        self._is_last = is_last
+        self._entries_at = HEADER_BYTES + reader.slots * SLOT_BYTES
+        self._bad_entries = 0
+        self._first_bad = 0
+        self._slots_used = 0
+
+    def entries(self) -> Generator[IndexEntry, None, None]:
+        """Entries out of the order of the log are left out, and told."""
+        header = read_header(self._view)
+        reader = self._reader
+        if not 0 <= header.count <= reader.capacity or not 0 <= header.slots_used <= reader.slots:
+            what = (
+                f"the header counts {header.count} entries and {header.slots_used} slots "
+                f"where {reader.capacity} and {reader.slots} are the most"
+            )
+            reader.broken("index header wrong", self._path, 32, what)
+            return
+        count = max(header.count, 1)
+        newest = array("i", bytes(4 * reader.slots))
+        last = IndexEntry(header.begin_offset, 0)
+        first: IndexEntry | None = None
+        for number, key_hash, physical_offset, seconds, older in self._rows(count):
+            entry = IndexEntry(physical_offset, key_hash)
+            first = first or entry
+            slot = key_hash % reader.slots
+            if (
+                key_hash < 0
+                or not last.physical_offset <= physical_offset <= header.end_offset
+                or seconds < 0
+                or older != newest[slot]
+            ):
+                self._add_bad(number)
+            if key_hash >= 0:
+                if not newest[slot]:
+                    self._slots_used += 1
+                newest[slot] = number
+            if last.physical_offset <= physical_offset <= header.end_offset:
+                last = entry
+                yield entry
+        self._check_header(header, first, last)
+        self._check_slots(newest, count)
+        if self._bad_entries:
+            at = self._entries_at + self._first_bad * ENTRY_BYTES
+            what = f"{self._bad_entries} entries from number {self._first_bad} on are not linked as they must be"
+            reader.broken("index entries wrong", self._path, at, what)
+
+    def _rows(self, count: int) -> Iterator[tuple[int, int, int, int, int]]:
+        """Number, hash, physical offset, seconds and next older number of each entry; number 0 is not used."""
+        for start in range(1, count, _CHUNK):
+            stop = min(count, start + _CHUNK)
+            piece = self._view[self._entries_at + start * ENTRY_BYTES : self._entries_at + stop * ENTRY_BYTES]
+            for number, (key_hash, physical_offset, seconds, older) in enumerate(ENTRY.iter_unpack(piece), start):
+                yield number, key_hash, physical_offset, seconds, older
+
+    def _add_bad(self, number: int) -> None:
+        if not self._bad_entries:
+            self._first_bad = number
+        self._bad_entries += 1
+
+    def _check_header(self, header: IndexHeader, first: IndexEntry | None, last: IndexEntry) -> None:
+        if first is None:
+            return
+        wrong = []
+        if header.begin_ms > header.end_ms or header.begin_ms < 0:
+            wrong.append(f"times from {header.begin_ms} to {header.end_ms}")
+        if (header.begin_offset, header.end_offset) != (first.physical_offset, last.physical_offset):
+            wrong.append(f"offsets from {header.begin_offset} to {header.end_offset}")
+        if header.slots_used != self._slots_used:
+            wrong.append(f"{header.slots_used} slots used where {self._slots_used} are")
+        if wrong:
+            self._reader.broken("index header wrong", self._path, 0, f"the header says {', '.join(wrong)}")
+
+    def _check_slots(self, newest: array[int], count: int) -> None:
+        """Each slot must name its newest entry. Brokers write entries before the header: the last file may be ahead."""
+        if newest.itemsize != SLOT_BYTES:  # pragma: no cover
+            raise AssertionError("an int has four bytes wherever the store runs")
+        bad = first_bad = 0
+        newest.byteswap()
+        wanted = memoryview(newest).cast("B")
+        for start in range(0, len(wanted), _SLOTS_CHUNK):
+            found = bytes(self._view[HEADER_BYTES + start : HEADER_BYTES + min(start + _SLOTS_CHUNK, len(wanted))])
+            if found == bytes(wanted[start : start + _SLOTS_CHUNK]):
+                continue
+            for at in range(0, len(found), SLOT_BYTES):
+                if found[at : at + SLOT_BYTES] != wanted[start + at : start + at + SLOT_BYTES]:
+                    first_bad = first_bad or HEADER_BYTES + start + at
+                    bad += 1
+        if bad and self._reader.is_open_ended and self._is_last and self._has_more(count):
+            what = f"{bad} slots name entries the header does not count yet; the next start takes them back"
+            self._reader.findings.note("index ahead of its header", self._path, 32, what)
+        elif bad:
+            self._reader.broken("index slots wrong", self._path, first_bad, f"{bad} slots name another entry")
+
+    def _has_more(self, count: int) -> bool:
+        at = self._entries_at + count * ENTRY_BYTES
+        return any(self._view[at : at + ENTRY_BYTES])

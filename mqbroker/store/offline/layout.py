@@ -1,0 +1,215 @@
+"""Recognising how a store directory is laid out: which files there are, and of what size, without any settings.
+
+Must never know what records and entries hold.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import Counter
+from math import gcd
+
+import attrs
+
+from mqbroker.errors import StoreUnknown
+from mqbroker.store.consumequeue import ENTRY_BYTES as QUEUE_ENTRY_BYTES
+from mqbroker.store.disk import IDisk
+from mqbroker.store.index import ENTRY_BYTES as INDEX_ENTRY_BYTES
+from mqbroker.store.index import HEADER_BYTES, SLOT_BYTES
+from mqbroker.store.layout import INDEX_NAME, SEGMENT_NAME, other_layout
+from mqbroker.store.offline.findings import Findings
+from mqbroker.store.offline.indexread import ENTRY, SLOT, read_header
+from mqbroker.wire.record import RECORD_BYTES_MIN
+
+#: What Java's files are unless the settings say otherwise.
+DEFAULT_SLOTS = 5_000_000
+#: Looking at so many queues, and files of each, tells the size of all.
+_QUEUES_TO_SIZE = 1000
+_FILES_TO_SIZE = 3
+_TRIES = 10_000
+_FOREIGN = "the broker does not start with it; `mq store repair --move-foreign` moves it away"
+_MISSIZED = "name the broker's settings with -c; if this size is wrong, restore the file from a copy"
+
+
+@attrs.frozen
+class Given:
+    """What the user says about the store; None is to be found out."""
+
+    commit_log: str | None = None
+    segment_bytes: int | None = None
+    queue_file_bytes: int | None = None
+    slots: int | None = None
+    capacity: int | None = None
+    delay_levels_ms: tuple[int, ...] | None = None
+
+
+@attrs.frozen
+class SegmentFile:
+    """A file of the log: `offset` is where it starts in the log, `size` its length, which may be wrong."""
+
+    path: str
+    offset: int
+    size: int
+
+
+@attrs.frozen
+class Layout:
+    """`segments` in order, maybe with some missing between. Sizes are 0 where they cannot be known.
+
+    foreign: paths that no store has. delay_levels_ms: None where it is not known.
+    """
+
+    root: str
+    commit_log: str
+    segments: list[SegmentFile]
+    segment_bytes: int
+    queue_file_bytes: int
+    slots: int
+    capacity: int
+    index_files: list[str]
+    foreign: list[str]
+    delay_levels_ms: tuple[int, ...] | None
+
+    @property
+    def log_first(self) -> int:
+        return self.segments[0].offset if self.segments else 0
+
+    def path(self, *names: str) -> str:
+        return os.path.join(self.root, *names)
+
+
+def read_layout(disk: IDisk, root: str, given: Given, findings: Findings) -> Layout:
+    """Raises StoreUnknown where `root` holds no store that can be read; OSError."""
+    why = other_layout(disk, root)
+    if not why and not disk.exists(root):
+        why = "there is no such directory"
+    commit_log = given.commit_log or os.path.join(root, "commitlog")
+    if not why and not disk.is_directory(commit_log):
+        why = f"there is no {commit_log}/; name the storePathRootDir, and the log with --commitlog if it is elsewhere"
+    if why:
+        raise StoreUnknown(root, why)
+    foreign: list[str] = []
+    segments, segment_bytes = _segments(disk, commit_log, given.segment_bytes, findings, foreign)
+    queue_bytes = given.queue_file_bytes or _queue_file_bytes(disk, os.path.join(root, "consumequeue"))
+    index_files, slots, capacity = _index(disk, os.path.join(root, "index"), given, findings)
+    return Layout(
+        root, commit_log, segments, segment_bytes, queue_bytes, slots, capacity, index_files, foreign,
+        given.delay_levels_ms,
+    )  # fmt: skip
+
+
+def _segments(
+    disk: IDisk, directory: str, given_bytes: int | None, findings: Findings, foreign: list[str]
+) -> tuple[list[SegmentFile], int]:
+    found: list[SegmentFile] = []
+    for name in disk.names(directory):
+        path = os.path.join(directory, name)
+        if SEGMENT_NAME.fullmatch(name) and int(name) < 1 << 63 and not disk.is_directory(path):
+            found.append(SegmentFile(path, int(name), disk.file_size(path)))
+        else:
+            foreign.append(path)
+            findings.broken("foreign file", path, 0, "not a segment of the log", _FOREIGN)
+    size = given_bytes or _segment_bytes(found)
+    segments = []
+    for file in found:
+        if size and file.offset % size:
+            foreign.append(file.path)
+            findings.broken("foreign file", file.path, 0, f"no segment of {size} bytes starts there", _FOREIGN)
+            continue
+        if file.size != size:
+            what = f"{file.size} bytes where a segment has {size or 'none known'}"
+            findings.lost("segment size", file.path, min(file.size, size), what, _MISSIZED)
+        segments.append(file)
+    for before, after in itertools.pairwise(segments):
+        if size and after.offset != before.offset + size:
+            first, last = before.offset + size, after.offset
+            what = f"segments missing before it: bytes {first} to {last} of the log"
+            findings.lost("missing segment", after.path, 0, what, MISSING_ADVICE)
+    return segments, size
+
+
+MISSING_ADVICE = (
+    "restore the missing files from a copy; without one, `mq store repair --fence` puts fillers in their place"
+)
+
+
+def _segment_bytes(files: list[SegmentFile]) -> int:
+    """The size most files have that fits their names; 0 where none does."""
+    steps = gcd(*(file.offset for file in files)) if files else 0
+    counts = Counter(file.size for file in files if file.size > RECORD_BYTES_MIN and not steps % file.size)
+    if counts:
+        return max(counts, key=lambda size: (counts[size], size))
+    # Files that stand one after another tell the size by their names.
+    return steps if len(files) > 1 and steps <= 1 << 31 else 0
+
+
+def listed(disk: IDisk, path: str) -> list[str]:
+    """Names in a directory; none where it is none."""
+    return disk.names(path) if disk.is_directory(path) else []
+
+
+def _queue_file_bytes(disk: IDisk, directory: str) -> int:
+    """The size most consume queue files have; 0 where there is none."""
+    counts: Counter[int] = Counter()
+    for topic in listed(disk, directory):
+        for queue_id in listed(disk, os.path.join(directory, topic)):
+            path = os.path.join(directory, topic, queue_id)
+            files = [os.path.join(path, name) for name in listed(disk, path) if SEGMENT_NAME.fullmatch(name)]
+            counts.update(disk.file_size(file) for file in files[:_FILES_TO_SIZE] if not disk.is_directory(file))
+        if counts.total() >= _QUEUES_TO_SIZE:
+            break
+    sizes = [size for size in counts if size and size % QUEUE_ENTRY_BYTES == 0]
+    return max(sizes, key=lambda size: (counts[size], size), default=0)
+
+
+def _index(disk: IDisk, directory: str, given: Given, findings: Findings) -> tuple[list[str], int, int]:
+    """The index files, their slots and their capacity; 0 where these cannot be known."""
+    paths = []
+    for name in listed(disk, directory):
+        path = os.path.join(directory, name)
+        if INDEX_NAME.fullmatch(name) and not disk.is_directory(path):
+            paths.append(path)
+        else:
+            findings.note("foreign file", path, 0, "not an index file; brokers pass over it")
+    sizes = Counter(disk.file_size(path) for path in paths)
+    size = max(sizes, key=lambda size: (sizes[size], size), default=0)
+    slots = given.slots or DEFAULT_SLOTS
+    capacity = given.capacity or (size - HEADER_BYTES - slots * SLOT_BYTES) // INDEX_ENTRY_BYTES
+    if not size or (capacity > 1 and size == HEADER_BYTES + slots * SLOT_BYTES + capacity * INDEX_ENTRY_BYTES):
+        return paths, slots, max(capacity, 0)
+    for path in paths:
+        if given.slots is None and disk.file_size(path) == size:
+            slots = _slots_by_content(disk, path, size)
+            if slots:
+                return paths, slots, (size - HEADER_BYTES - slots * SLOT_BYTES) // INDEX_ENTRY_BYTES
+    return paths, 0, 0
+
+
+def _slots_by_content(disk: IDisk, path: str, size: int) -> int:
+    """How many slots a file has, found by where its newest entry stands, which the header describes; 0 if nowhere."""
+    if size < HEADER_BYTES + SLOT_BYTES + 2 * INDEX_ENTRY_BYTES:
+        return 0
+    file = disk.open_mapped(path, size, read_only=True)
+    try:
+        header = read_header(file.view)
+        count = header.count
+        if not 1 < count <= size // INDEX_ENTRY_BYTES:
+            return 0
+        before = 4 + (count - 1) * INDEX_ENTRY_BYTES
+        wanted = header.end_offset.to_bytes(8, "big", signed=True)
+        at = HEADER_BYTES + SLOT_BYTES + before
+        for _ in range(_TRIES):
+            at = file.buffer.find(wanted, at)
+            if at < 0:
+                break
+            slots, rest = divmod(at - before - HEADER_BYTES, SLOT_BYTES)
+            if not rest and (size - HEADER_BYTES - slots * SLOT_BYTES) % INDEX_ENTRY_BYTES == 0:
+                key_hash, _, _, older = ENTRY.unpack_from(file.view, at - 4)
+                slot_at = HEADER_BYTES + key_hash % slots * SLOT_BYTES
+                if 0 <= older < count - 1 and SLOT.unpack_from(file.view, slot_at)[0] == count - 1:
+                    return slots
+            at += 1
+        return 0
+    finally:
+        file.close()

@@ -1,0 +1,134 @@
+"""Walking the whole log, record by record, through whatever stands in it. Must never know of queues or indexes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from mqbroker.store.disk import IDisk, IMappedFile
+from mqbroker.store.layout import MAGIC_V2
+from mqbroker.store.logscan import Damage, Filler, Scanned, find_next, scan_at
+from mqbroker.store.offline.layout import SegmentFile
+from mqbroker.wire.codes import SysFlag
+
+#: The topic of the records that stand in for damage: no message of a queue, nor in any index. See `fence`.
+FENCE_TOPIC = b"RMQ_SYS_DAMAGE"
+_CHUNK = 1024 * 1024
+_ZEROS = bytes(_CHUNK)
+_ZEROS_OF_A_TEAR = bytes(64)
+#: Bytes between two calls of `on_progress`.
+_STEP = 4 * 1024 * 1024
+
+
+class Fence(NamedTuple):
+    """Bytes start..end were damaged once, and are marked so that every broker passes over them."""
+
+    path: str
+    start: int
+    end: int
+
+
+class Tail(NamedTuple):
+    """The log ends at `start`: from there on no record stands. Bytes that are not zero reach up to `dirty_end`."""
+
+    path: str
+    start: int
+    dirty_end: int
+    why: str
+
+
+def walk(
+    disk: IDisk, segments: list[SegmentFile], segment_bytes: int, on_progress: Callable[[int], None]
+) -> Iterator[Scanned | Damage | Fence | Tail]:
+    """All that stands in the segments, in order; one Tail at the end, and more only for dirt in later segments.
+
+    `on_progress` hears how many bytes were passed since it was last called.
+    """
+    waiting: Damage | None = None  # nothing was found after it yet: it may be the tail
+    last: SegmentFile | None = None
+    for segment in segments:
+        size = min(segment.size, segment_bytes)
+        last = segment
+        if size <= 0:
+            continue
+        file = disk.open_mapped(segment.path, size, read_only=True)
+        try:
+            for item in _walk_segment(file, segment, on_progress):
+                if isinstance(item, Damage) and item.end == segment.offset + size:
+                    waiting = item if waiting is None else _joined(waiting, item)
+                    continue
+                if waiting is not None:
+                    yield waiting
+                    waiting = None
+                yield item
+        finally:
+            file.close()
+    if waiting is not None:
+        yield from _tails(disk, segments, segment_bytes, waiting)
+    elif last is not None:
+        yield Tail(last.path, last.offset + segment_bytes, last.offset + segment_bytes, "")
+
+
+def _joined(first: Damage, second: Damage) -> Damage:
+    return first._replace(end=second.end, why=first.why or second.why)
+
+
+def _walk_segment(
+    file: IMappedFile, segment: SegmentFile, on_progress: Callable[[int], None]
+) -> Iterator[Scanned | Damage | Fence]:
+    view, base = file.view, segment.offset
+    at = told = 0
+    size = len(view)
+    while at < size:
+        if at - told >= _STEP:
+            on_progress(at - told)
+            told = at
+        item = scan_at(view, at, base + at)
+        if isinstance(item, Scanned):
+            # No CRC covers what follows the body; no property holds so many zeros, but every lost sector does.
+            if _ZEROS_OF_A_TEAR in item.properties or item.properties.endswith(b"\0"):
+                yield Damage(segment.path, base + at, base + at + item.size, "zeros in the properties")
+            elif item.topic == FENCE_TOPIC and item.sys_flag & SysFlag.TRANSACTION_MASK == SysFlag.TRANSACTION_MASK:
+                yield Fence(segment.path, base + at, base + at + item.size)
+            else:
+                yield item
+            at += item.size
+        elif isinstance(item, Filler):
+            at = size
+        else:
+            why = "" if item.is_empty else item.why
+            if view[at + 4 : at + 8] == MAGIC_V2.to_bytes(4, "big"):
+                why = "a record of RocketMQ 5.x"
+            following = find_next(file, at, base)
+            end = following.physical_offset - base if following else size
+            yield Damage(segment.path, base + at, base + end, why)
+            at = end
+    on_progress(max(0, size - told))
+
+
+def _tails(disk: IDisk, segments: list[SegmentFile], segment_bytes: int, waiting: Damage) -> Iterator[Tail]:
+    """What is between the last record and the end of the last file, one Tail for each segment that is not all zeros."""
+    is_first = True
+    for segment in segments:
+        size = min(segment.size, segment_bytes)
+        if segment.offset + size <= waiting.start or size <= 0:
+            continue
+        start = max(waiting.start, segment.offset)
+        file = disk.open_mapped(segment.path, size, read_only=True)
+        try:
+            dirty_end = segment.offset + _end_of_dirt(file.view, start - segment.offset)
+        finally:
+            file.close()
+        if is_first or dirty_end > start:
+            yield Tail(segment.path, start, max(start, dirty_end), waiting.why if is_first else "no record before it")
+        is_first = False
+
+
+def _end_of_dirt(view: memoryview, at: int) -> int:
+    """Where the last byte at or after `at` ends that is not zero; `at` where all are zeros."""
+    end = at
+    for start in range(at, len(view), _CHUNK):
+        piece = bytes(view[start : start + _CHUNK])
+        if piece != _ZEROS[: len(piece)]:
+            end = start + len(piece.rstrip(b"\0"))
+    return end

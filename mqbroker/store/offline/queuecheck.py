@@ -1,0 +1,339 @@
+"""Comparing the log with its consume queues, both ways, while the log is walked: each record must stand in the entry
+its queue offset says, and no entry may be left over. State is kept for each queue, none for a message.
+
+Must never know where records come from, nor of the index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+
+from mqbroker.store.consumequeue import BLANK_SIZE, ENTRY, ENTRY_BYTES
+from mqbroker.store.logscan import Scanned
+from mqbroker.store.offline.findings import Findings
+from mqbroker.store.offline.queuefiles import FilePool, QueueFiles
+from mqbroker.store.properties import find_property
+from mqbroker.wire.codes import SCHEDULE_TOPIC
+from mqbroker.wire.javahash import java_hash
+
+#: A tags code up to this is an address in the consume queue extension: its real code stands there. Source:
+#: ConsumeQueueExt.isExtAddr.
+EXT_ADDRESS_MAX = -0x80000001
+
+_RUNS_MAX = 20
+_GAP_LOOK = 10_000
+_DIRT_LOOK_BYTES = 64 * 1024
+_TAG_CODES_MAX = 10_000
+_TAGS = b"TAGS\x01"
+_DELAY = b"DELAY\x01"
+_MULTI_DISPATCH = b"INNER_MULTI_DISPATCH\x01"
+_MULTI_OFFSET = b"INNER_MULTI_QUEUE_OFFSET\x01"
+_LMQ = b"%LMQ%"
+_SCHEDULE = SCHEDULE_TOPIC.encode()
+
+_REBUILD = "`mq store repair` builds consume queues anew from the log"
+_RESTORE = "restore the log from a copy or a slave; consumers go on with the messages after"
+#: kind of a run -> what it means for messages `first` to `last` of a queue.
+_RUN_TEXTS = {
+    "entry missing": "has no entry for messages {span}",
+    "entry wrong": "its entries of messages {span} point elsewhere",
+    "tags code wrong": "its entries of messages {span} have another tags code than the messages",
+    "queue offset wrong": "the records of messages {span} say other queue offsets",
+    "queue offset twice": "queue offsets {span} are in the log again",
+    "entry ahead": "entries {span} point beyond the end of the log",
+    "entry orphaned": "entries {span} point at no record of the queue",
+}
+
+
+class _Run:
+    """Neighbouring queue offsets with the same thing wrong."""
+
+    __slots__ = ("count", "first", "kind", "last")
+
+    def __init__(self, kind: str, offset: int) -> None:
+        self.kind = kind
+        self.first = self.last = offset
+        self.count = 1
+
+
+class _Queue:
+    """`next`: the queue offset that follows, -1 before the first record."""
+
+    __slots__ = ("files", "gaps", "is_extra", "next", "records", "runs", "runs_left_out", "topic")
+
+    def __init__(self, topic: bytes, files: QueueFiles) -> None:
+        self.topic = topic
+        self.files = files
+        self.next = -1
+        self.records = 0
+        #: first offset, count, whether the queue says so itself.
+        self.gaps: list[tuple[int, int, bool]] = []
+        self.runs: list[_Run] = []
+        self.runs_left_out = 0
+        self.is_extra = False
+
+    def add(self, kind: str, offset: int) -> None:
+        last = self.runs[-1] if self.runs else None
+        if last is not None and last.kind == kind and offset == last.last + 1:
+            last.last = offset
+            last.count += 1
+        elif len(self.runs) < _RUNS_MAX:
+            self.runs.append(_Run(kind, offset))
+        else:
+            self.runs_left_out += 1
+
+
+class QueueCheck:
+    """`take` every record, in the order of the log; then `finish`.
+
+    :param topics: names in topics.json, None where it cannot be read.
+    """
+
+    def __init__(
+        self,
+        queues: Mapping[tuple[bytes, int], QueueFiles],
+        pool: FilePool,
+        log_first: int,
+        delay_levels_ms: tuple[int, ...] | None,
+        findings: Findings,
+    ) -> None:
+        self._pool = pool
+        self._log_first = log_first
+        self._delay_levels_ms = delay_levels_ms
+        self._findings = findings
+        self._queues = {key: _Queue(key[0], files) for key, files in queues.items()}
+        self._tag_codes: dict[bytes, int] = {}
+
+    def take(self, item: Scanned) -> None:
+        """Compare one record with its entry. Hot."""
+        topic, queue_id, offset, physical_offset, size, sys_flag, timestamp_ms, properties = item
+        if sys_flag & 4:  # SysFlag.TRANSACTION_PREPARED, which _ROLLBACK includes
+            return
+        try:
+            queue = self._queues[topic, queue_id]
+        except KeyError:
+            queue = self._add_queue(topic, queue_id)
+        at = properties.rfind(_TAGS)
+        if topic == _SCHEDULE or (at > 0 and properties[at - 1] != 2):
+            code = self._unusual_code(item)
+        elif at < 0:
+            code = 0
+        else:
+            end = properties.find(b"\x02", at)
+            tag = properties[at + 5 :] if end < 0 else properties[at + 5 : end]
+            try:
+                code = self._tag_codes[tag]
+            except KeyError:
+                code = self._code_of(tag)
+        queue.records += 1
+        files = queue.files
+        if offset == queue.next and files.base <= offset < files.end:
+            found = ENTRY.unpack_from(files.view, (offset - files.base) * ENTRY_BYTES)
+            if found == (physical_offset, size, code):
+                queue.next = offset + 1
+            else:
+                self._compare(queue, offset, physical_offset, size, code, timestamp_ms)
+        else:
+            self._take_slowly(queue, offset, physical_offset, size, code, timestamp_ms)
+        if _MULTI_DISPATCH in properties:
+            self._take_extra(item, code)
+
+    def _add_queue(self, topic: bytes, queue_id: int) -> _Queue:
+        name = topic.decode("latin-1")
+        files = QueueFiles(self._pool, f"{name}/{queue_id}", "")
+        queue = self._queues[topic, queue_id] = _Queue(topic, files)
+        return queue
+
+    def _code_of(self, tag: bytes) -> int:
+        if len(self._tag_codes) >= _TAG_CODES_MAX:
+            self._tag_codes.clear()
+        code = self._tag_codes[tag] = java_hash(tag.decode("utf-8", "replace"))
+        return code
+
+    def _unusual_code(self, item: Scanned) -> int | None:
+        """None for a delayed message where it is not known how long its level is."""
+        if item.topic == _SCHEDULE:
+            try:
+                level = int(find_property(item.properties, _DELAY) or b"0")
+            except ValueError:
+                level = 0
+            if level > 0:
+                levels = self._delay_levels_ms
+                return item.store_timestamp_ms + levels[min(level, len(levels)) - 1] if levels else None
+        return self._code_of(find_property(item.properties, _TAGS))
+
+    def _take_slowly(
+        self, queue: _Queue, offset: int, physical_offset: int, size: int, code: int | None, timestamp_ms: int
+    ) -> None:
+        files = queue.files
+        if queue.next < 0:
+            queue.next = self._first_expected(queue, offset)
+        if offset > queue.next:
+            following = files.entry(queue.next)
+            own = files.entry(offset)
+            is_own = own is not None and own[:2] == (physical_offset, size)
+            if not is_own and following is not None and following[:2] == (physical_offset, size):
+                queue.add("queue offset wrong", queue.next)
+                queue.next += 1
+                return
+            self._add_gap(queue, offset)
+        elif offset < queue.next:
+            following = files.entry(queue.next)
+            if following is not None and following[:2] == (physical_offset, size):
+                queue.add("queue offset wrong", queue.next)
+                queue.next += 1
+                return
+            if offset:
+                queue.add("queue offset twice", offset)
+                return
+            self._restart(queue, physical_offset)
+        self._compare(queue, offset, physical_offset, size, code, timestamp_ms)
+
+    def _first_expected(self, queue: _Queue, offset: int) -> int:
+        """The lowest queue offset below `offset` whose entry points into the log, for there must be its record."""
+        expected = offset
+        while expected > 0:
+            entry = queue.files.entry(expected - 1)
+            if entry is None or entry[1] <= 0 or entry[1] == BLANK_SIZE or entry[0] < self._log_first:
+                break
+            expected -= 1
+        return 0 if not self._log_first else expected
+
+    def _restart(self, queue: _Queue, physical_offset: int) -> None:
+        """The topic was deleted, and made again: its queue began anew, and what stood in it before is in none."""
+        path, at = queue.files.place(0)
+        what = f"queue {queue.files.name} begins anew at {physical_offset} of the log: its topic was deleted before"
+        self._findings.note("queue began anew", path, at, what)
+        queue.runs.clear()
+        queue.gaps.clear()
+        queue.runs_left_out = 0
+        queue.next = 0
+
+    def _compare(
+        self, queue: _Queue, offset: int, physical_offset: int, size: int, code: int | None, timestamp_ms: int
+    ) -> None:
+        entry = queue.files.entry(offset)
+        if entry is None or entry[1] <= 0 or entry[1] == BLANK_SIZE:
+            queue.add("entry missing", offset)
+        elif entry[:2] != (physical_offset, size):
+            queue.add("entry wrong", offset)
+        elif entry[2] != code and entry[2] > EXT_ADDRESS_MAX and (code is not None or entry[2] < timestamp_ms):
+            queue.add("tags code wrong", offset)
+        queue.next = offset + 1
+
+    def _add_gap(self, queue: _Queue, end: int) -> None:
+        """No record has the queue offsets up to `end`."""
+        start = queue.next
+        following = queue.files.entry(end)
+        is_told = queue.files.is_there
+        for offset in range(start, min(end, start + _GAP_LOOK)):
+            entry = queue.files.entry(offset)
+            # Blank, or a second entry for the message that follows: then the queue tells that this one is lost.
+            is_told = is_told and entry is not None and (entry[1] == BLANK_SIZE or entry == following)
+        queue.gaps.append((start, end - start, is_told))
+        if len(queue.gaps) > _RUNS_MAX:  # the rest as one
+            _, count, told = queue.gaps.pop()
+            before = queue.gaps.pop()
+            queue.gaps.append((before[0], before[1] + count, before[2] and told))
+        queue.next = end
+
+    def _take_extra(self, item: Scanned, code: int | None) -> None:
+        """A message that stands in other queues too, each of which has numbered it."""
+        names = find_property(item.properties, _MULTI_DISPATCH).split(b",")
+        offsets = find_property(item.properties, _MULTI_OFFSET).split(b",")
+        if len(names) != len(offsets):
+            return
+        for name, text in zip(names, offsets, strict=True):
+            queue = self._queues.get((name, 0 if name.startswith(_LMQ) else item.queue_id))
+            if queue is None or not queue.files.is_there or not text.isdigit() or len(text) > 18:
+                continue
+            queue.is_extra = True
+            queue.records += 1
+            offset = int(text)
+            if offset == queue.next:
+                self._compare(queue, offset, item.physical_offset, item.size, code, item.store_timestamp_ms)
+            else:
+                self._take_slowly(queue, offset, item.physical_offset, item.size, code, item.store_timestamp_ms)
+
+    # The end
+
+    def finish(self, log_end: int, topics: AbstractSet[str] | None, is_open_ended: bool) -> tuple[int, int, int]:
+        """Look for entries that no record has, and tell all findings. Returns counts: topics, queues, entries.
+
+        `is_open_ended`: the store was not stopped, so that entries may be missing, or be too many, at the end.
+        """
+        names: set[bytes] = set()
+        entries = 0
+        for queue in self._queues.values():
+            names.add(queue.topic)
+            if queue.files.is_there:
+                entries += self._check_rest(queue, log_end)
+            self._tell(queue, topics, is_open_ended)
+        self._pool.close()
+        return len(names), len(self._queues), entries
+
+    def live(self) -> frozenset[tuple[bytes, int]]:
+        """The queues that have a message in the log."""
+        return frozenset(key for key, queue in self._queues.items() if queue.records)
+
+    def _check_rest(self, queue: _Queue, log_end: int) -> int:
+        """What stands in the queue after its last message. Returns how many entries were found right."""
+        files = queue.files
+        end = start = queue.next if queue.next >= 0 else files.first
+        for offset, entry in files.entries(start):
+            end = offset + 1
+            if entry[1] == BLANK_SIZE or entry[0] + entry[1] <= self._log_first:
+                continue
+            is_ahead = entry[0] + entry[1] > log_end
+            queue.add("entry ahead" if is_ahead else "entry orphaned", offset)
+        if files.dirt_after(end, _DIRT_LOOK_BYTES):
+            path, at = files.place(end)
+            self._findings.broken(
+                "entries after the end", path, at, f"queue {files.name} has bytes after its end", _REBUILD
+            )
+        return queue.records
+
+    def _tell(self, queue: _Queue, topics: AbstractSet[str] | None, is_open_ended: bool) -> None:
+        findings, files = self._findings, queue.files
+        for start, count, is_told in queue.gaps:
+            path, at = files.place(start)
+            what = f"queue {files.name}: messages {_span(start, start + count - 1)} are not in the log ({count})"
+            lost = 0 if queue.is_extra else count
+            if is_told:
+                findings.note("messages lost before", path, at, what, lost)
+            else:
+                findings.lost("messages missing", path, at, what, _RESTORE, lost)
+        if not files.is_there and queue.records:
+            self._tell_missing(queue, topics)
+            return
+        for run in queue.runs:
+            path, at = files.place(run.first)
+            text = _RUN_TEXTS[run.kind].format(span=_span(run.first, run.last))
+            what = f"queue {files.name}: {text} ({run.count})"
+            if run.kind == "entry orphaned":
+                findings.lost(run.kind, path, at, what, _RESTORE, 0 if queue.is_extra else run.count)
+            elif run.kind == "entry missing" and is_open_ended and run.last == queue.next - 1:
+                findings.note("entries behind", path, at, f"{what}; the next start builds them")
+            elif run.kind == "entry ahead" and is_open_ended:
+                findings.note("entries ahead", path, at, f"{what}; the next start cuts them")
+            elif run.kind == "entry ahead":  # it was stopped: they were in the log
+                findings.lost(run.kind, path, at, what, _RESTORE, 0 if queue.is_extra else run.count)
+            else:
+                findings.broken(run.kind, path, at, what, _REBUILD)
+        if queue.runs_left_out:
+            what = f"queue {files.name}: {queue.runs_left_out} more entries are wrong"
+            findings.broken("entry wrong", files.directory, 0, what, _REBUILD)
+
+    def _tell_missing(self, queue: _Queue, topics: AbstractSet[str] | None) -> None:
+        name = queue.files.name
+        topic = name.rpartition("/")[0]
+        what = f"{queue.records} messages of queue {name} are in no consume queue"
+        if topics is not None and topic not in topics:
+            self._findings.note("topic deleted", "", 0, f"{what}, and their topic is not in topics.json")
+        else:
+            self._findings.broken("consume queue missing", "", 0, what, _REBUILD)
+
+
+def _span(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first} to {last}"

@@ -1,0 +1,160 @@
+"""Consume queues as they lie on the disk: which files each queue has, and its entries. Must never know the log."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+
+from mqbroker.store.consumequeue import ENTRY, ENTRY_BYTES, TOPIC_NAME, entries_struct
+from mqbroker.store.disk import IDisk, IMappedFile
+from mqbroker.store.layout import SEGMENT_NAME
+from mqbroker.store.offline.findings import Findings
+from mqbroker.store.offline.layout import listed
+
+#: So many files are mapped at a time.
+_MAPPED_MAX = 512
+_CHUNK = 256
+_FOREIGN = "the broker does not start with it; `mq store repair --move-foreign` moves it away"
+_REBUILD = "`mq store repair` builds consume queues anew from the log"
+
+Entry = tuple[int, int, int]
+NO_VIEW = memoryview(b"")
+
+
+class QueueFiles:
+    """The files of one queue. `view` holds the entries from `base` up to `end`, of the file last asked for."""
+
+    __slots__ = ("_bases", "_paths", "_pool", "base", "directory", "end", "name", "view")
+
+    def __init__(self, pool: FilePool, name: str, directory: str) -> None:
+        self._pool = pool
+        self._bases: list[int] = []
+        self._paths: dict[int, str] = {}
+        self.name = name
+        self.directory = directory
+        self.view = NO_VIEW
+        self.base = self.end = 0
+
+    def add_file(self, base: int, path: str) -> None:
+        self._bases.append(base)
+        self._paths[base] = path
+
+    @property
+    def first(self) -> int:
+        """The lowest offset there is a place for."""
+        return self._bases[0] if self._bases else 0
+
+    @property
+    def is_there(self) -> bool:
+        return bool(self._bases)
+
+    def place(self, offset: int) -> tuple[str, int]:
+        """File and byte of an entry, for a report."""
+        base = offset // self._pool.per_file * self._pool.per_file if self._pool.per_file else 0
+        return self._paths.get(base, self.directory), (offset - base) * ENTRY_BYTES
+
+    def entry(self, offset: int) -> Entry | None:
+        """None where no file has it."""
+        if not self.base <= offset < self.end and not self._pool.open(self, offset, self._paths):
+            return None
+        found: Entry = ENTRY.unpack_from(self.view, (offset - self.base) * ENTRY_BYTES)
+        return found
+
+    def entries(self, start: int) -> Iterator[tuple[int, Entry]]:
+        """The entries from `start` on up to the first place that was never written, with their offsets."""
+        offset = start
+        while self.base <= offset < self.end or self._pool.open(self, offset, self._paths):
+            count = min(_CHUNK, self.end - offset)
+            flat = entries_struct(count).unpack_from(self.view, (offset - self.base) * ENTRY_BYTES)
+            for i in range(0, 3 * count, 3):
+                if flat[i + 1] <= 0:
+                    return
+                yield offset + i // 3, flat[i : i + 3]
+            offset += count
+
+    def dirt_after(self, offset: int, size: int) -> int:
+        """How many of the next `size` bytes of the file, from where entry `offset` would stand, are not zero."""
+        if self.entry(offset) is None:
+            return 0
+        at = (offset - self.base) * ENTRY_BYTES
+        piece = bytes(self.view[at : at + size])
+        return len(piece) - piece.count(0)
+
+
+class FilePool:
+    """Maps files of consume queues, a bounded number at a time."""
+
+    def __init__(self, disk: IDisk, file_bytes: int) -> None:
+        self._disk = disk
+        self._file_bytes = file_bytes
+        self.per_file = file_bytes // ENTRY_BYTES
+        self._mapped: list[tuple[QueueFiles, IMappedFile]] = []
+
+    def open(self, queue: QueueFiles, offset: int, paths: dict[int, str]) -> bool:
+        """Have the file with `offset` in the queue's view; False where there is none."""
+        if not self.per_file:
+            return False
+        base = offset // self.per_file * self.per_file
+        path = paths.get(base)
+        if path is None:
+            return False
+        if len(self._mapped) >= _MAPPED_MAX:
+            self.close()
+        file = self._disk.open_mapped(path, self.per_file * ENTRY_BYTES, read_only=True)
+        self._mapped.append((queue, file))
+        queue.view, queue.base, queue.end = file.view, base, base + self.per_file
+        return True
+
+    def close(self) -> None:
+        for queue, file in self._mapped:
+            queue.view, queue.base, queue.end = NO_VIEW, 0, 0
+            file.close()
+        self._mapped.clear()
+
+
+def load_queues(
+    disk: IDisk, root: str, pool: FilePool, file_bytes: int, findings: Findings, foreign: list[str]
+) -> dict[tuple[bytes, int], QueueFiles]:
+    """The queues there are. What is no file of a queue is a finding; its path is added to `foreign`."""
+    queues: dict[tuple[bytes, int], QueueFiles] = {}
+
+    def add_foreign(path: str, why: str) -> None:
+        foreign.append(path)
+        findings.broken("foreign file", path, 0, why, _FOREIGN)
+
+    for topic in listed(disk, root):
+        topic_path = os.path.join(root, topic)
+        if not disk.is_directory(topic_path):
+            add_foreign(topic_path, "not a directory of a topic")
+            continue
+        for queue_id in disk.names(topic_path):
+            path = os.path.join(topic_path, queue_id)
+            is_number = queue_id.isascii() and queue_id.isdecimal() and int(queue_id) <= 0x7FFFFFFF
+            if not is_number or not TOPIC_NAME.fullmatch(topic) or not disk.is_directory(path):
+                add_foreign(path, "not a directory of a queue")
+                continue
+            queue = QueueFiles(pool, f"{topic}/{queue_id}", path)
+            _load_files(disk, queue, file_bytes, findings, add_foreign)
+            queues[topic.encode(), int(queue_id)] = queue
+    return queues
+
+
+def _load_files(
+    disk: IDisk, queue: QueueFiles, file_bytes: int, findings: Findings, add_foreign: Callable[[str, str], None]
+) -> None:
+    expected = -1
+    for name in disk.names(queue.directory):
+        path = os.path.join(queue.directory, name)
+        if not SEGMENT_NAME.fullmatch(name) or disk.is_directory(path) or int(name) >= 1 << 63:
+            add_foreign(path, "not a consume queue file")
+            continue
+        size = disk.file_size(path)
+        if not file_bytes or size != file_bytes or int(name) % file_bytes:
+            what = f"{size} bytes where a consume queue file has {file_bytes or 'none known'}"
+            findings.broken("consume queue size", path, min(size, file_bytes), what, _REBUILD)
+            continue
+        base = int(name) // ENTRY_BYTES
+        if expected >= 0 and base != expected:
+            findings.broken("missing queue file", path, 0, "the file before it is missing", _REBUILD)
+        expected = base + file_bytes // ENTRY_BYTES
+        queue.add_file(base, path)

@@ -11,6 +11,7 @@ from mqbroker import __version__
 from mqbroker.cli.demo import demo
 from mqbroker.cli.dev import dev
 from mqbroker.cli.pub import pub
+from mqbroker.cli.store import store
 from mqbroker.cli.sub import sub
 
 
@@ -24,10 +25,11 @@ def cli() -> None:
     mq sub greetings -g me     in a second terminal
     mq pub greetings "hello"   in a third
     mq demo                    all of it under load: two brokers, one killed, and Spark
+    mq store check DIR         whether a broker's directory is whole, without the broker
     """
 
 
-for _command in (dev, pub, sub, demo):
+for _command in (dev, pub, sub, demo, store):
     cli.add_command(_command)
 
 

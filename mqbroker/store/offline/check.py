@@ -49,7 +49,8 @@ class Report:
 class _LogCheck:
     """Goes along the log, tells what is wrong with the log itself, and passes records on."""
 
-    def __init__(self, findings: Findings, totals: Totals) -> None:
+    def __init__(self, findings: Findings, totals: Totals, is_live: bool) -> None:
+        self._is_live = is_live
         self._findings = findings
         self._totals = totals
         self.newest_ms = 0
@@ -109,16 +110,24 @@ class _LogCheck:
             what = (
                 f"{item.dirty_end - item.start} bytes after the last record, at {item.start} of the log, are none{why}"
             )
+            if self._is_live:
+                self._findings.note("torn tail", item.path, at, f"{what}; it may just be being written")
+                return
             advice = "a torn write, most likely: the next start cuts it off, and so does `mq store repair`"
             self._findings.broken("torn tail", item.path, at, what, advice)
 
 
-def check_store(disk: IDisk, root: str, given: Given, on_progress: ProgressFunction) -> Report:
-    """Check the store at `root`. Raises StoreUnknown where there is none that can be read, and OSError."""
+def check_store(
+    disk: IDisk, root: str, given: Given, on_progress: ProgressFunction, *, is_live: bool = False
+) -> Report:
+    """Check the store at `root`; with `is_live` one to which a broker writes meanwhile.
+
+    Raises StoreUnknown where there is none that can be read, and OSError.
+    """
     findings = Findings()
     layout = read_layout(disk, root, given, findings)
     small = read_small_files(disk, layout, findings)
-    is_open_ended = not small.is_stopped
+    is_open_ended = is_live or not small.is_stopped
     totals = Totals(segments=len(layout.segments), segment_bytes=layout.segment_bytes, log_first=layout.log_first)
     totals.log_end = layout.log_first
     totals.index_files = len(layout.index_files)
@@ -131,7 +140,7 @@ def check_store(disk: IDisk, root: str, given: Given, on_progress: ProgressFunct
     files = load_queues(disk, queue_root, pool, layout.queue_file_bytes, findings, layout.foreign)
     queues = QueueCheck(files, pool, layout.log_first, layout.delay_levels_ms, findings)
     index = _index_check(disk, layout, small.checkpoint, is_open_ended, findings)
-    log = _LogCheck(findings, totals)
+    log = _LogCheck(findings, totals, is_live)
     total = sum(min(segment.size, layout.segment_bytes) for segment in layout.segments)
     done = 0
 
@@ -179,4 +188,4 @@ def _index_check(
         findings.broken("unknown sizes", directory, 0, "the index files are of an unknown shape", advice)
         return None
     reader = IndexReader(disk, layout.index_files, layout.slots, layout.capacity, findings, is_open_ended)
-    return IndexCheck(reader.entries(), directory, layout.log_first, findings)
+    return IndexCheck(reader, directory, layout.log_first, findings)

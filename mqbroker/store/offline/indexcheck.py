@@ -4,12 +4,11 @@ each, side by side, tells which keys are missing and which entries point at noth
 
 from __future__ import annotations
 
-from collections.abc import Generator
-
 from mqbroker.store.index import KeyHasher
 from mqbroker.store.logscan import Scanned
 from mqbroker.store.offline.findings import Findings
-from mqbroker.store.offline.indexread import IndexEntry
+from mqbroker.store.offline.indexread import IndexEntry, IndexReader
+from mqbroker.store.offline.smallfiles import when
 from mqbroker.store.properties import find_property
 from mqbroker.wire.codes import SysFlag
 from mqbroker.wire.javahash import java_hash
@@ -56,14 +55,13 @@ class RecordKeys:
 class IndexCheck:
     """`take` every record, in the order of the log; then `finish`."""
 
-    def __init__(
-        self, entries: Generator[IndexEntry, None, None], directory: str, log_first: int, findings: Findings
-    ) -> None:
-        self._entries = entries
+    def __init__(self, reader: IndexReader, directory: str, log_first: int, findings: Findings) -> None:
+        self._entries = reader.entries()
+        self._times = reader.times
         self._directory = directory
         self._findings = findings
         self._keys = RecordKeys()
-        self._next = next(entries, None)
+        self._next = next(self._entries, None)
         self.count = 0
         while self._next is not None and self._next.physical_offset < log_first:  # of messages deleted since
             self._advance()
@@ -71,6 +69,7 @@ class IndexCheck:
         self._missing = 0
         self._first_missing = self._last_missing = -1
         self._orphans = 0
+        self._wrong_times = 0
         self._first_orphan = -1
 
     def _advance(self) -> None:
@@ -86,14 +85,25 @@ class IndexCheck:
             self._pass(entry)
             self._advance()
             entry = self._next
+        if offset in self._times:
+            self._check_time(item)
         for key_hash in wanted:
             if entry is not None and entry[0] == offset and entry[1] == key_hash:
                 self._last_found = offset
+                seconds = entry[2]
+                if seconds >= 0 and seconds != max(0, (item.store_timestamp_ms - entry[3]) // 1000):
+                    self._wrong_times += 1
                 self._next = entry = next(self._entries, None)
                 self.count += 1
             else:
                 self._miss(offset)
         self._last_offset = offset
+
+    def _check_time(self, item: Scanned) -> None:
+        time_ms, path, at = self._times[item.physical_offset]
+        if time_ms != item.store_timestamp_ms:
+            what = f"the header says {when(time_ms)} where the message says {when(item.store_timestamp_ms)}"
+            self._findings.broken("index header wrong", path, at, what, _REBUILD)
 
     def _pass(self, entry: IndexEntry) -> None:
         # The Java broker enters the newest message again after a start.
@@ -130,6 +140,9 @@ class IndexCheck:
         if self._orphans:
             what = f"{self._orphans} entries point at no message with such a key, the first at {self._first_orphan}"
             findings.broken("index entry orphaned", self._directory, 0, what, _REBUILD)
+        if self._wrong_times:
+            what = f"{self._wrong_times} entries say another time than their messages"
+            findings.broken("index times wrong", self._directory, 0, what, _REBUILD)
         if ahead and is_open_ended:
             findings.note("index ahead", self._directory, 0, f"{ahead} entries point beyond the end of the log")
         elif ahead:

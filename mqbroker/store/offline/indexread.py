@@ -26,8 +26,12 @@ _RESIZE = "name the broker's settings with -c, or let `mq store repair` build th
 
 
 class IndexEntry(NamedTuple):
+    """`seconds` after `begin_ms` the message was stored; -1 for the first of a file, where the number is no time."""
+
     physical_offset: int
     key_hash: int
+    seconds: int
+    begin_ms: int
 
 
 @attrs.frozen
@@ -57,6 +61,8 @@ class IndexReader:
     findings: Findings
     #: Whether the store was not stopped: then the newest file may have more entries than its header says.
     is_open_ended: bool
+    #: Offset of the log -> when the message there was stored (ms), by the header of the file and byte that are named.
+    times: dict[int, tuple[int, str, int]] = attrs.field(factory=dict)
 
     def entries(self) -> Generator[IndexEntry, None, None]:
         """All entries, oldest first."""
@@ -101,10 +107,14 @@ class _FileReader:
             return
         count = max(header.count, 1)
         newest = array("i", bytes(4 * reader.slots))
-        last = IndexEntry(header.begin_offset, 0)
+        begin_ms = header.begin_ms
+        if count > 1:
+            reader.times[header.begin_offset] = (begin_ms, self._path, 0)
+            reader.times[header.end_offset] = (header.end_ms, self._path, 8)
+        last = IndexEntry(-1, 0, -1, begin_ms)
         first: IndexEntry | None = None
         for number, key_hash, physical_offset, seconds, older in self._rows(count):
-            entry = IndexEntry(physical_offset, key_hash)
+            entry = IndexEntry(physical_offset, key_hash, seconds if number > 1 else -1, begin_ms)
             first = first or entry
             slot = key_hash % reader.slots
             if (

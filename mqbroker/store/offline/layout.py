@@ -136,12 +136,12 @@ MISSING_ADVICE = (
 
 def _segment_bytes(files: list[SegmentFile]) -> int:
     """The size most files have that fits their names; 0 where none does."""
-    steps = gcd(*(file.offset for file in files)) if files else 0
-    counts = Counter(file.size for file in files if file.size > RECORD_BYTES_MIN and not steps % file.size)
+    counts = Counter(file.size for file in files if file.size > RECORD_BYTES_MIN and not file.offset % file.size)
     if counts:
         return max(counts, key=lambda size: (counts[size], size))
     # Files that stand one after another tell the size by their names.
-    return steps if len(files) > 1 and steps <= 1 << 31 else 0
+    steps = gcd(*(file.offset for file in files)) if len(files) > 1 else 0
+    return steps if steps <= 1 << 31 else 0
 
 
 def listed(disk: IDisk, path: str) -> list[str]:

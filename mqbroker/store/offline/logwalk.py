@@ -53,7 +53,7 @@ def walk(
             continue
         file = disk.open_mapped(segment.path, size, read_only=True)
         try:
-            for item in _walk_segment(file, segment, on_progress):
+            for item in walk_segment(file, segment, 0, on_progress):
                 if isinstance(item, Damage) and item.end == segment.offset + size:
                     waiting = item if waiting is None else _joined(waiting, item)
                     continue
@@ -73,11 +73,12 @@ def _joined(first: Damage, second: Damage) -> Damage:
     return first._replace(end=second.end, why=first.why or second.why)
 
 
-def _walk_segment(
-    file: IMappedFile, segment: SegmentFile, on_progress: Callable[[int], None]
+def walk_segment(
+    file: IMappedFile, segment: SegmentFile, start: int, on_progress: Callable[[int], None]
 ) -> Iterator[Scanned | Damage | Fence]:
+    """All that stands in one segment from byte `start` of it on. What holds no record goes to the end as a Damage."""
     view, base = file.view, segment.offset
-    at = told = 0
+    at = told = start
     size = len(view)
     while at < size:
         if at - told >= _STEP:

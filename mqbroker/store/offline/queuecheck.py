@@ -305,7 +305,7 @@ class QueueCheck:
             else:
                 findings.lost("messages missing", path, at, what, _RESTORE, lost)
         if not files.is_there and queue.records:
-            self._tell_missing(queue, topics)
+            self._tell_missing(queue, topics, is_open_ended)
             return
         for run in queue.runs:
             path, at = files.place(run.first)
@@ -325,12 +325,14 @@ class QueueCheck:
             what = f"queue {files.name}: {queue.runs_left_out} more entries are wrong"
             findings.broken("entry wrong", files.directory, 0, what, _REBUILD)
 
-    def _tell_missing(self, queue: _Queue, topics: AbstractSet[str] | None) -> None:
+    def _tell_missing(self, queue: _Queue, topics: AbstractSet[str] | None, is_open_ended: bool) -> None:
         name = queue.files.name
         topic = name.rpartition("/")[0]
         what = f"{queue.records} messages of queue {name} are in no consume queue"
         if topics is not None and topic not in topics:
             self._findings.note("topic deleted", "", 0, f"{what}, and their topic is not in topics.json")
+        elif is_open_ended:
+            self._findings.note("entries behind", "", 0, f"{what}; the next start builds it")
         else:
             self._findings.broken("consume queue missing", "", 0, what, _REBUILD)
 

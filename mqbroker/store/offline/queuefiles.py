@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 
-from mqbroker.store.consumequeue import ENTRY, ENTRY_BYTES, TOPIC_NAME, entries_struct
+from mqbroker.store.consumequeue import BLANK_SIZE, ENTRY, ENTRY_BYTES, TOPIC_NAME, entries_struct
 from mqbroker.store.disk import IDisk, IMappedFile
 from mqbroker.store.layout import SEGMENT_NAME
 from mqbroker.store.offline.findings import Findings
@@ -71,6 +71,26 @@ class QueueFiles:
                     return
                 yield offset + i // 3, flat[i : i + 3]
             offset += count
+
+    def bounds(self, log_first: int) -> tuple[int, int]:
+        """The lowest offset whose message may be in the log, which starts at `log_first`, and the one after the
+        highest."""
+        high = self._bases[-1] + self._pool.per_file if self._bases else 0
+        top = self._search(self.first, high, lambda entry: entry[1] > 0)
+        low = self._search(
+            self.first, top, lambda entry: entry[0] < log_first or (entry[1] == BLANK_SIZE and not entry[0])
+        )
+        return low, top
+
+    def _search(self, low: int, high: int, is_below: Callable[[Entry], bool]) -> int:
+        while low < high:
+            middle = (low + high) // 2
+            entry = self.entry(middle)
+            if entry is not None and is_below(entry):
+                low = middle + 1
+            else:
+                high = middle
+        return low
 
     def dirt_after(self, offset: int, size: int) -> int:
         """How many of the next `size` bytes of the file, from where entry `offset` would stand, are not zero."""

@@ -53,8 +53,10 @@ def read_small_files(disk: IDisk, layout: Layout, findings: Findings) -> SmallFi
     checkpoint = read_checkpoint(disk, path)
     if checkpoint is None:
         what = "there is none, or it is too short: after a crash the whole log is read"
-        advice = "nothing: the next stop of a broker writes it anew"
-        findings.broken("checkpoint", path, 0, what, advice)
+        if is_stopped:
+            findings.broken("checkpoint missing", path, 0, what, "nothing: the next broker to run writes it anew")
+        else:
+            findings.note("checkpoint missing", path, 0, what)
     return SmallFiles(is_stopped, checkpoint, _check_tables(disk, layout.path("config"), findings))
 
 

@@ -1,0 +1,51 @@
+"""How far a long reading is, on standard error: one line kept up to date on a terminal, else one now and then."""
+
+from __future__ import annotations
+
+import time
+from typing import TextIO
+
+_TERMINAL_S = 0.1
+_PLAIN_S = 5.0
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def size_text(size: float) -> str:
+    """Bytes in a unit that fits: 73.4 MiB."""
+    for unit in _UNITS:
+        if size < 1024 or unit == _UNITS[-1]:
+            break
+        size /= 1024
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+
+
+class ProgressLine:
+    """`at` may be called as often as wanted; `close` takes the line away."""
+
+    def __init__(self, what: str, stream: TextIO) -> None:
+        self._what = what
+        self._stream = stream
+        self._is_terminal = stream.isatty()
+        self._began = self._shown = time.monotonic()
+        self._is_open = False
+
+    def at(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self._shown < (_TERMINAL_S if self._is_terminal else _PLAIN_S):
+            return
+        self._shown = now
+        rate = done / max(now - self._began, 0.001)
+        percent = 100 * done // total if total else 100
+        text = f"{self._what}: {percent} %, {size_text(done)} of {size_text(total)}, {size_text(rate)}/s"
+        if self._is_terminal:
+            self._is_open = True
+            self._stream.write(f"\r\x1b[K{text}")
+        else:
+            self._stream.write(f"{text}\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        if self._is_open:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+            self._is_open = False

@@ -1,0 +1,140 @@
+"""Reading messages and the heads of files out of a store directory, for people to look at. Must never print."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import attrs
+
+from mqbroker.store.disk import IDisk
+from mqbroker.store.index import HEADER_BYTES
+from mqbroker.store.logscan import Damage, Scanned, scan_at
+from mqbroker.store.offline.findings import Findings
+from mqbroker.store.offline.indexread import IndexHeader, read_header
+from mqbroker.store.offline.layout import Layout, SegmentFile
+from mqbroker.store.offline.logwalk import walk_segment
+from mqbroker.store.offline.queuefiles import FilePool, load_queues
+from mqbroker.store.properties import find_property
+from mqbroker.wire.record import Record, decode_record
+
+_UNIQ_KEY = b"UNIQ_KEY\x01"
+_KEYS = b"KEYS\x01"
+
+
+@attrs.frozen
+class Selection:
+    """Which messages; None for all. `start` and `end` are offsets of the queue where topic and queue are both given,
+    else of the log; `end` is not part of it."""
+
+    topic: str | None = None
+    queue_id: int | None = None
+    start: int | None = None
+    end: int | None = None
+    key: str | None = None
+
+    @property
+    def is_of_queue(self) -> bool:
+        return self.topic is not None and self.queue_id is not None
+
+    def takes(self, item: Scanned) -> bool:
+        if self.topic is not None and item.topic != self.topic.encode("utf-8", "replace"):
+            return False
+        if self.queue_id is not None and item.queue_id != self.queue_id:
+            return False
+        offset = item.queue_offset if self.is_of_queue else item.physical_offset
+        if (self.start is not None and offset < self.start) or (self.end is not None and offset >= self.end):
+            return False
+        return self.key is None or self.key.encode("utf-8", "replace") in (
+            find_property(item.properties, _UNIQ_KEY),
+            *find_property(item.properties, _KEYS).split(b" "),
+        )
+
+
+def read_messages(
+    disk: IDisk, layout: Layout, selection: Selection, on_progress: Callable[[int], None]
+) -> Iterator[Record | Damage]:
+    """The messages selected, in the order of the log, and what holds none in between."""
+    start, end = _log_range(disk, layout, selection)
+    for segment in layout.segments:
+        size = min(segment.size, layout.segment_bytes)
+        if size <= 0 or segment.offset + size <= start or (end is not None and segment.offset >= end):
+            on_progress(max(size, 0))
+            continue
+        yield from _of_segment(disk, segment, size, max(start - segment.offset, 0), end, selection, on_progress)
+
+
+def _of_segment(
+    disk: IDisk,
+    segment: SegmentFile,
+    size: int,
+    at: int,
+    end: int | None,
+    selection: Selection,
+    on_progress: Callable[[int], None],
+) -> Iterator[Record | Damage]:
+    file = disk.open_mapped(segment.path, size, read_only=True)
+    try:
+        if not isinstance(scan_at(file.view, at, segment.offset + at), Scanned):
+            at = 0  # in the middle of a record
+        on_progress(at)
+        for item in walk_segment(file, segment, at, on_progress):
+            if isinstance(item, Scanned):
+                if end is not None and item.physical_offset >= end:
+                    return
+                if selection.takes(item):
+                    yield decode_record(file.view, item.physical_offset - segment.offset)
+            elif isinstance(item, Damage) and item.why:
+                yield item
+    finally:
+        file.close()
+
+
+def _log_range(disk: IDisk, layout: Layout, selection: Selection) -> tuple[int, int | None]:
+    """Where in the log the messages can be at all."""
+    start = selection.start or 0
+    if not selection.is_of_queue:
+        return start, selection.end
+    if not start:
+        return 0, None
+    pool = FilePool(disk, layout.queue_file_bytes)
+    queues = load_queues(disk, layout.path("consumequeue"), pool, layout.queue_file_bytes, Findings(), [])
+    try:
+        queue = queues.get(((selection.topic or "").encode("utf-8", "replace"), selection.queue_id or 0))
+        entry = queue.entry(start) if queue is not None else None
+        # Only a hint of where to begin: the log itself says which messages there are.
+        return (entry[0] if entry is not None and 0 < entry[1] < 0x7FFFFFFF else 0), None
+    finally:
+        pool.close()
+
+
+@attrs.frozen
+class QueueHead:
+    topic: str
+    queue_id: int
+    min_offset: int
+    max_offset: int
+
+
+def read_queues(disk: IDisk, layout: Layout, selection: Selection) -> Iterator[QueueHead]:
+    """The consume queues, by topic and queue."""
+    pool = FilePool(disk, layout.queue_file_bytes)
+    queues = load_queues(disk, layout.path("consumequeue"), pool, layout.queue_file_bytes, Findings(), [])
+    try:
+        for (topic, queue_id), queue in sorted(queues.items()):
+            name = topic.decode()
+            if selection.topic in (None, name) and selection.queue_id in (None, queue_id):
+                yield QueueHead(name, queue_id, *queue.bounds(layout.log_first))
+    finally:
+        pool.close()
+
+
+def read_index_headers(disk: IDisk, layout: Layout) -> Iterator[tuple[str, IndexHeader]]:
+    """Path and header of each index file that has one."""
+    for path in layout.index_files:
+        if disk.file_size(path) >= HEADER_BYTES:
+            file = disk.open_mapped(path, HEADER_BYTES, read_only=True)
+            try:
+                header = read_header(file.view)
+            finally:
+                file.close()
+            yield path, header

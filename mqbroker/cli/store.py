@@ -172,7 +172,6 @@ def _given(config: str | None, commit_log: str | None) -> Given:
     if config is None:
         return Given(commit_log=commit_log)
     from mqbroker.config import load_broker_settings
-    from mqbroker.store.dispatch import parse_delay_levels
 
     settings = load_broker_settings(config, warn=lambda warning: click.echo(warning, err=True)).store
     return Given(
@@ -181,5 +180,5 @@ def _given(config: str | None, commit_log: str | None) -> Given:
         queue_file_bytes=settings.mapped_file_size_consume_queue,
         slots=settings.max_hash_slot_num,
         capacity=settings.max_index_num,
-        delay_levels_ms=tuple(parse_delay_levels(settings.message_delay_level)),
+        delay_levels=settings.message_delay_level,
     )

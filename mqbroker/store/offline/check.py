@@ -11,6 +11,7 @@ import attrs
 
 from mqbroker.store.checkpoint import Checkpoint
 from mqbroker.store.disk import IDisk
+from mqbroker.store.dispatch import parse_delay_levels
 from mqbroker.store.logscan import Damage, Scanned
 from mqbroker.store.offline.findings import Findings, Totals
 from mqbroker.store.offline.indexcheck import IndexCheck
@@ -44,6 +45,7 @@ class Report:
     damages: list[Damage]
     tails: list[Tail]
     live_queues: frozenset[tuple[bytes, int]]
+    has_extra_queues: bool
 
 
 class _LogCheck:
@@ -128,6 +130,8 @@ def check_store(
     layout = read_layout(disk, root, given, findings)
     small = read_small_files(disk, layout, findings)
     is_open_ended = is_live or not small.is_stopped
+    synced_ms = small.checkpoint.safe_ms if small.checkpoint is not None else 0
+    open_from_ms = synced_ms if is_open_ended else None
     totals = Totals(segments=len(layout.segments), segment_bytes=layout.segment_bytes, log_first=layout.log_first)
     totals.log_end = layout.log_first
     totals.index_files = len(layout.index_files)
@@ -138,7 +142,8 @@ def check_store(
     pool = FilePool(disk, layout.queue_file_bytes)
     queue_root = layout.path("consumequeue")
     files = load_queues(disk, queue_root, pool, layout.queue_file_bytes, findings, layout.foreign)
-    queues = QueueCheck(files, pool, layout.log_first, layout.delay_levels_ms, findings)
+    levels_ms = parse_delay_levels(layout.delay_levels) if layout.delay_levels else []
+    queues = QueueCheck(files, pool, layout.log_first, levels_ms, findings)
     index = _index_check(disk, layout, small.checkpoint, is_open_ended, findings)
     log = _LogCheck(findings, totals, is_live)
     total = sum(min(segment.size, layout.segment_bytes) for segment in layout.segments)
@@ -155,7 +160,7 @@ def check_store(
         for item in log.records(walk(disk, layout.segments, layout.segment_bytes, passed)):
             take_queue(item)
             take_index(item)
-        totals.topics, totals.queues, totals.queue_entries = queues.finish(totals.log_end, small.topics, is_open_ended)
+        totals.topics, totals.queues, totals.queue_entries = queues.finish(totals.log_end, small.topics, open_from_ms)
         if index is not None:
             totals.index_entries = index.finish(totals.log_end, is_open_ended)
     finally:
@@ -165,7 +170,9 @@ def check_store(
     if small.checkpoint is not None:
         path = layout.path("checkpoint")
         check_checkpoint(path, small.checkpoint, log.newest_ms, totals.log_end, small.is_stopped, findings)
-    return Report(layout, small, findings, totals, log.newest_ms, log.damages, log.tails, queues.live())
+    return Report(
+        layout, small, findings, totals, log.newest_ms, log.damages, log.tails, queues.live(), queues.has_extra()
+    )
 
 
 def _ignore(item: Scanned) -> None:

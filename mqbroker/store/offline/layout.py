@@ -41,7 +41,7 @@ class Given:
     queue_file_bytes: int | None = None
     slots: int | None = None
     capacity: int | None = None
-    delay_levels_ms: tuple[int, ...] | None = None
+    delay_levels: str | None = None
 
 
 @attrs.frozen
@@ -57,7 +57,8 @@ class SegmentFile:
 class Layout:
     """`segments` in order, maybe with some missing between. Sizes are 0 where they cannot be known.
 
-    foreign: paths that no store has. delay_levels_ms: None where it is not known.
+    foreign: paths that no store has. delay_levels: as in messageDelayLevel, None where it is not known.
+    ext_file_bytes: of the extension of consume queues, 0 where there is none.
     """
 
     root: str
@@ -69,7 +70,8 @@ class Layout:
     capacity: int
     index_files: list[str]
     foreign: list[str]
-    delay_levels_ms: tuple[int, ...] | None
+    delay_levels: str | None
+    ext_file_bytes: int
 
     @property
     def log_first(self) -> int:
@@ -92,10 +94,11 @@ def read_layout(disk: IDisk, root: str, given: Given, findings: Findings) -> Lay
     foreign: list[str] = []
     segments, segment_bytes = _segments(disk, commit_log, given.segment_bytes, findings, foreign)
     queue_bytes = given.queue_file_bytes or _queue_file_bytes(disk, os.path.join(root, "consumequeue"))
+    ext_bytes = _queue_file_bytes(disk, os.path.join(root, "consumequeue_ext"), 1)
     index_files, slots, capacity = _index(disk, os.path.join(root, "index"), given, findings)
     return Layout(
         root, commit_log, segments, segment_bytes, queue_bytes, slots, capacity, index_files, foreign,
-        given.delay_levels_ms,
+        given.delay_levels, ext_bytes,
     )  # fmt: skip
 
 
@@ -110,6 +113,9 @@ def _segments(
         else:
             foreign.append(path)
             findings.broken("foreign file", path, 0, "not a segment of the log", _FOREIGN)
+    if found and not found[-1].size:
+        path = found.pop().path
+        findings.note("unfinished file", path, 0, "made by a broker that was killed; the next start takes it up")
     size = given_bytes or _segment_bytes(found)
     segments = []
     for file in found:
@@ -149,7 +155,7 @@ def listed(disk: IDisk, path: str) -> list[str]:
     return disk.names(path) if disk.is_directory(path) else []
 
 
-def _queue_file_bytes(disk: IDisk, directory: str) -> int:
+def _queue_file_bytes(disk: IDisk, directory: str, entry_bytes: int = QUEUE_ENTRY_BYTES) -> int:
     """The size most consume queue files have; 0 where there is none."""
     counts: Counter[int] = Counter()
     for topic in listed(disk, directory):
@@ -159,7 +165,7 @@ def _queue_file_bytes(disk: IDisk, directory: str) -> int:
             counts.update(disk.file_size(file) for file in files[:_FILES_TO_SIZE] if not disk.is_directory(file))
         if counts.total() >= _QUEUES_TO_SIZE:
             break
-    sizes = [size for size in counts if size and size % QUEUE_ENTRY_BYTES == 0]
+    sizes = [size for size in counts if size and size % entry_bytes == 0]
     return max(sizes, key=lambda size: (counts[size], size), default=0)
 
 

@@ -10,9 +10,12 @@ from mqbroker.store.layout import MAGIC_V2
 from mqbroker.store.logscan import Damage, Filler, Scanned, find_next, scan_at
 from mqbroker.store.offline.layout import SegmentFile
 from mqbroker.wire.codes import SysFlag
+from mqbroker.wire.record import RECORD_BYTES_MIN
 
 #: The topic of the records that stand in for damage: no message of a queue, nor in any index. See `fence`.
 FENCE_TOPIC = b"RMQ_SYS_DAMAGE"
+#: The shortest such record: with one character of the topic.
+FENCE_BYTES_MIN = RECORD_BYTES_MIN + 1
 _CHUNK = 1024 * 1024
 _ZEROS = bytes(_CHUNK)
 _ZEROS_OF_A_TEAR = bytes(64)
@@ -89,7 +92,7 @@ def walk_segment(
             # No CRC covers what follows the body; no property holds so many zeros, but every lost sector does.
             if _ZEROS_OF_A_TEAR in item.properties or item.properties.endswith(b"\0"):
                 yield Damage(segment.path, base + at, base + at + item.size, "zeros in the properties")
-            elif item.topic == FENCE_TOPIC and item.sys_flag & SysFlag.TRANSACTION_MASK == SysFlag.TRANSACTION_MASK:
+            elif item.sys_flag & SysFlag.TRANSACTION_MASK == SysFlag.TRANSACTION_ROLLBACK and _is_fence(item):
                 yield Fence(segment.path, base + at, base + at + item.size)
             else:
                 yield item
@@ -105,6 +108,10 @@ def walk_segment(
             yield Damage(segment.path, base + at, base + end, why)
             at = end
     on_progress(max(0, size - told))
+
+
+def _is_fence(item: Scanned) -> bool:
+    return item.topic == FENCE_TOPIC[: item.size - RECORD_BYTES_MIN] and not item.properties
 
 
 def _tails(disk: IDisk, segments: list[SegmentFile], segment_bytes: int, waiting: Damage) -> Iterator[Tail]:

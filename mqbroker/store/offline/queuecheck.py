@@ -6,20 +6,17 @@ Must never know where records come from, nor of the index.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from mqbroker.store.consumequeue import BLANK_SIZE, ENTRY, ENTRY_BYTES
+from mqbroker.store.consumequeue_ext import ADDRESS_MAX
 from mqbroker.store.logscan import Scanned
 from mqbroker.store.offline.findings import Findings
 from mqbroker.store.offline.queuefiles import FilePool, QueueFiles
 from mqbroker.store.properties import find_property
-from mqbroker.wire.codes import SCHEDULE_TOPIC
+from mqbroker.wire.codes import SCHEDULE_TOPIC, is_system_topic
 from mqbroker.wire.javahash import java_hash
-
-#: A tags code up to this is an address in the consume queue extension: its real code stands there. Source:
-#: ConsumeQueueExt.isExtAddr.
-EXT_ADDRESS_MAX = -0x80000001
 
 _RUNS_MAX = 20
 _GAP_LOOK = 10_000
@@ -60,13 +57,14 @@ class _Run:
 class _Queue:
     """`next`: the queue offset that follows, -1 before the first record."""
 
-    __slots__ = ("files", "gaps", "is_extra", "next", "records", "runs", "runs_left_out", "topic")
+    __slots__ = ("files", "first_ms", "gaps", "is_extra", "next", "records", "runs", "runs_left_out", "topic")
 
     def __init__(self, topic: bytes, files: QueueFiles) -> None:
         self.topic = topic
         self.files = files
         self.next = -1
         self.records = 0
+        self.first_ms = 0
         #: first offset, count, whether the queue says so itself.
         self.gaps: list[tuple[int, int, bool]] = []
         self.runs: list[_Run] = []
@@ -95,7 +93,7 @@ class QueueCheck:
         queues: Mapping[tuple[bytes, int], QueueFiles],
         pool: FilePool,
         log_first: int,
-        delay_levels_ms: tuple[int, ...] | None,
+        delay_levels_ms: Sequence[int],
         findings: Findings,
     ) -> None:
         self._pool = pool
@@ -168,6 +166,7 @@ class QueueCheck:
     ) -> None:
         files = queue.files
         if queue.next < 0:
+            queue.first_ms = timestamp_ms
             queue.next = self._first_expected(queue, offset)
         if offset > queue.next:
             following = files.entry(queue.next)
@@ -218,7 +217,7 @@ class QueueCheck:
             queue.add("entry missing", offset)
         elif entry[:2] != (physical_offset, size):
             queue.add("entry wrong", offset)
-        elif entry[2] != code and entry[2] > EXT_ADDRESS_MAX and (code is not None or entry[2] < timestamp_ms):
+        elif entry[2] != code and entry[2] > ADDRESS_MAX and (code is not None or entry[2] < timestamp_ms):
             queue.add("tags code wrong", offset)
         queue.next = offset + 1
 
@@ -258,10 +257,11 @@ class QueueCheck:
 
     # The end
 
-    def finish(self, log_end: int, topics: AbstractSet[str] | None, is_open_ended: bool) -> tuple[int, int, int]:
+    def finish(self, log_end: int, topics: AbstractSet[str] | None, open_from_ms: int | None) -> tuple[int, int, int]:
         """Look for entries that no record has, and tell all findings. Returns counts: topics, queues, entries.
 
-        `is_open_ended`: the store was not stopped, so that entries may be missing, or be too many, at the end.
+        `open_from_ms`: None where the store was stopped. Else entries may be missing, or be too many, at the end; those
+        of messages stored before this were on the disk.
         """
         names: set[bytes] = set()
         entries = 0
@@ -269,13 +269,17 @@ class QueueCheck:
             names.add(queue.topic)
             if queue.files.is_there:
                 entries += self._check_rest(queue, log_end)
-            self._tell(queue, topics, is_open_ended)
+            self._tell(queue, topics, open_from_ms)
         self._pool.close()
         return len(names), len(self._queues), entries
 
     def live(self) -> frozenset[tuple[bytes, int]]:
         """The queues that have a message in the log."""
         return frozenset(key for key, queue in self._queues.items() if queue.records)
+
+    def has_extra(self) -> bool:
+        """Whether there are queues that share messages with others."""
+        return any(queue.is_extra for queue in self._queues.values())
 
     def _check_rest(self, queue: _Queue, log_end: int) -> int:
         """What stands in the queue after its last message. Returns how many entries were found right."""
@@ -294,7 +298,7 @@ class QueueCheck:
             )
         return queue.records
 
-    def _tell(self, queue: _Queue, topics: AbstractSet[str] | None, is_open_ended: bool) -> None:
+    def _tell(self, queue: _Queue, topics: AbstractSet[str] | None, open_from_ms: int | None) -> None:
         findings, files = self._findings, queue.files
         for start, count, is_told in queue.gaps:
             path, at = files.place(start)
@@ -305,8 +309,9 @@ class QueueCheck:
             else:
                 findings.lost("messages missing", path, at, what, _RESTORE, lost)
         if not files.is_there and queue.records:
-            self._tell_missing(queue, topics, is_open_ended)
+            self._tell_missing(queue, topics, open_from_ms)
             return
+        is_open_ended = open_from_ms is not None
         for run in queue.runs:
             path, at = files.place(run.first)
             text = _RUN_TEXTS[run.kind].format(span=_span(run.first, run.last))
@@ -325,13 +330,13 @@ class QueueCheck:
             what = f"queue {files.name}: {queue.runs_left_out} more entries are wrong"
             findings.broken("entry wrong", files.directory, 0, what, _REBUILD)
 
-    def _tell_missing(self, queue: _Queue, topics: AbstractSet[str] | None, is_open_ended: bool) -> None:
+    def _tell_missing(self, queue: _Queue, topics: AbstractSet[str] | None, open_from_ms: int | None) -> None:
         name = queue.files.name
         topic = name.rpartition("/")[0]
         what = f"{queue.records} messages of queue {name} are in no consume queue"
-        if topics is not None and topic not in topics:
+        if topics is not None and topic not in topics and not is_system_topic(topic):
             self._findings.note("topic deleted", "", 0, f"{what}, and their topic is not in topics.json")
-        elif is_open_ended:
+        elif open_from_ms is not None and queue.first_ms >= open_from_ms:
             self._findings.note("entries behind", "", 0, f"{what}; the next start builds it")
         else:
             self._findings.broken("consume queue missing", "", 0, what, _REBUILD)

@@ -163,12 +163,16 @@ def _load_files(
     disk: IDisk, queue: QueueFiles, file_bytes: int, findings: Findings, add_foreign: Callable[[str, str], None]
 ) -> None:
     expected = -1
-    for name in disk.names(queue.directory):
+    names = disk.names(queue.directory)
+    for name in names:
         path = os.path.join(queue.directory, name)
         if not SEGMENT_NAME.fullmatch(name) or disk.is_directory(path) or int(name) >= 1 << 63:
             add_foreign(path, "not a consume queue file")
             continue
         size = disk.file_size(path)
+        if not size and name == names[-1]:
+            findings.note("unfinished file", path, 0, "made by a broker that was killed; the next start takes it up")
+            continue
         if not file_bytes or size != file_bytes or int(name) % file_bytes:
             what = f"{size} bytes where a consume queue file has {file_bytes or 'none known'}"
             findings.broken("consume queue size", path, min(size, file_bytes), what, _REBUILD)

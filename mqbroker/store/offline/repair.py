@@ -1,0 +1,284 @@
+"""Carrying out a plan on a store that is locked. Nothing is deleted: what is replaced or overwritten is in a directory
+of its own first. Killed at any point, the store can be opened, or repaired again.
+
+The log's end is noted in the checkpoint, and the store as not stopped, before anything else changes: then an opening
+passes over damage below that end, as this one does at last, and builds consume queues and index as every opening does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+from twisted.internet.interfaces import IReactorTime
+from zope.interface import implementer
+
+from mqbroker.config import StoreSettings
+from mqbroker.store.checkpoint import Checkpoint, encode_checkpoint
+from mqbroker.store.consumequeue import BLANK_SIZE, ENTRY, ENTRY_BYTES
+from mqbroker.store.disk import IDisk, ILockedFile, IMappedFile
+from mqbroker.store.logscan import Damage, Scanned, scan_at
+from mqbroker.store.message_store import MessageStore
+from mqbroker.store.offline.check import Report
+from mqbroker.store.offline.fence import fences
+from mqbroker.store.offline.findings import Findings
+from mqbroker.store.offline.layout import Layout, SegmentFile
+from mqbroker.store.offline.queuefiles import FilePool, QueueFiles, load_queues
+from mqbroker.store.offline.repairplan import Plan
+from mqbroker.store.opening import Opening
+from mqbroker.store.store_files import StorePaths
+from mqbroker.store.turns import Progress, run_at_once
+from mqbroker.store.worker import InlineWorker
+from mqbroker.wire.record import encode_blank
+
+_SAVE_BYTES = 16 * 1024 * 1024
+
+
+@attrs.frozen
+class Repair:
+    """One repair. `folder`: where what is replaced goes; made by it, in the store's directory.
+
+    `lock` is taken over: it is released at the end of `run`, however that comes.
+    """
+
+    disk: IDisk
+    clock: IReactorTime
+    report: Report
+    plan: Plan
+    folder: str
+    lock: ILockedFile
+
+    def run(self, on_progress: Callable[[Progress], None]) -> None:
+        """Raises OSError and StoreError; then what is left to do can be done by another repair."""
+        try:
+            self._prepare()
+            for path in self.plan.move:
+                self._move_away(path, "foreign")
+            if self.plan.opens:
+                self._note_end()
+                self._move_caches()  # first: an entry of what was damaged must not lead to the fence in its place
+                self._mend_log()
+                self._open(on_progress)
+                if self.plan.fence or self.plan.fill:
+                    self._stand_in()
+        finally:
+            self.lock.release()
+
+    @property
+    def _layout(self) -> Layout:
+        return self.report.layout
+
+    def _prepare(self) -> None:
+        if self.disk.exists(self.folder):
+            raise FileExistsError(17, "a repair of this second is there already; try again", self.folder)
+        self.disk.make_directories(self.folder)
+        self.disk.write(os.path.join(self.folder, "plan.txt"), ("\n".join(self.plan.lines()) + "\n").encode())
+        self.disk.sync_directory(self._layout.root)
+
+    def _note_end(self) -> None:
+        totals = self.report.totals
+        queues_offset = totals.log_first if self.plan.rebuild_queues else totals.log_end
+        # Times of 0 make a Java broker that comes in between read the whole log.
+        checkpoint = Checkpoint(log_offset=totals.log_end, queues_offset=queues_offset, index_offset=0)
+        path = self._layout.path("checkpoint")
+        if self.disk.exists(path):
+            self._save(path, 0, min(self.disk.file_size(path), 4096), "checkpoint")
+        self.disk.write(path, encode_checkpoint(checkpoint))
+        self.disk.write(self._layout.path("abort"), self.disk.boot_id())
+
+    # The log
+
+    def _mend_log(self) -> None:
+        for file in self.plan.extend:
+            self._extend(file)
+        for tail in self.plan.cut:
+            self._edit(tail.path, tail.start, tail.dirty_end, "cut", lambda file, at, end: file.clear_from(at))
+        for damage in self.plan.fence:
+            self._edit(damage.path, damage.start, damage.end, "fenced", self._fence_of(damage))
+        for offset in self.plan.fill:
+            self._fill(offset)
+
+    def _extend(self, file: SegmentFile) -> None:
+        """Put a copy of full size in place of a segment that is too short."""
+        name = os.path.basename(file.path)
+        path = os.path.join(self.folder, name + ".extended")
+        old = self.disk.open_mapped(file.path, file.size, read_only=True)
+        new = self.disk.create_mapped(path, self._layout.segment_bytes)
+        try:
+            new.allocate(0, file.size)
+            for at in range(0, file.size, _SAVE_BYTES):
+                piece = old.view[at : at + _SAVE_BYTES]
+                new.buffer[at : at + len(piece)] = piece
+                piece.release()
+            new.sync()
+        finally:
+            old.close()
+            new.close()
+        self._save(file.path, 0, file.size, name + ".short")
+        self.disk.rename(path, file.path)
+        self.disk.sync_directory(self._layout.commit_log)
+
+    def _edit(self, path: str, start: int, end: int, what: str, edit: Callable[[IMappedFile, int, int], None]) -> None:
+        """Save bytes start..end of the log, then have them changed."""
+        size = self._layout.segment_bytes
+        at = start % size
+        stop = at + end - start
+        self._save(path, at, stop, f"commitlog-{start}-{end}.{what}")
+        file = self.disk.open_mapped(path, size, keep_open=True)
+        try:
+            edit(file, at, stop)
+            file.sync()
+        finally:
+            file.close()
+
+    def _fence_of(self, damage: Damage) -> Callable[[IMappedFile, int, int], None]:
+        def fence(file: IMappedFile, at: int, end: int) -> None:
+            if end == file.size:
+                filler = encode_blank(end - at)
+                file.allocate(at, len(filler))
+                file.buffer[at : at + len(filler)] = filler
+                return
+            following = scan_at(file.view, end, damage.end)
+            timestamp_ms = following.store_timestamp_ms if isinstance(following, Scanned) else 0
+            file.allocate(at, end - at)
+            damaged = file.view[at:end]
+            pieces = list(fences(damaged, damage.start, timestamp_ms))
+            damaged.release()
+            for place, data in pieces:
+                file.buffer[at + place : at + place + len(data)] = data
+
+        return fence
+
+    def _fill(self, offset: int) -> None:
+        size = self._layout.segment_bytes
+        file = self.disk.create_mapped(os.path.join(self._layout.commit_log, f"{offset:020d}"), size)
+        try:
+            filler = encode_blank(size)
+            file.allocate(0, len(filler))
+            file.buffer[: len(filler)] = filler
+            file.sync()
+        finally:
+            file.close()
+        self.disk.sync_directory(self._layout.commit_log)
+
+    def _save(self, path: str, at: int, end: int, name: str) -> None:
+        """Copy bytes at..end of a file into the folder, in pieces where they are many, and sync the copy."""
+        if end <= at:
+            return
+        copy = self.disk.create_mapped(os.path.join(self.folder, name), end - at)
+        file = self.disk.open_mapped(path, end, read_only=True)
+        try:
+            copy.allocate(0, end - at)
+            for start in range(at, end, _SAVE_BYTES):
+                piece = file.view[start : min(start + _SAVE_BYTES, end)]
+                copy.buffer[start - at : start - at + len(piece)] = piece
+                piece.release()
+            copy.sync()
+        finally:
+            file.close()
+            copy.close()
+        self.disk.sync_directory(self.folder)
+
+    # Consume queues and index
+
+    def _move_caches(self) -> None:
+        if self.plan.rebuild_queues:
+            # A queue without a message in the log stays: nothing else knows its next offset.
+            for topic, queue_id in sorted(self.report.live_queues):
+                for kind in ("consumequeue", "consumequeue_ext"):
+                    path = self._layout.path(kind, topic.decode("latin-1"), str(queue_id))
+                    if self.disk.exists(path):
+                        self._move_away(path, "")
+        index = self._layout.path("index")
+        if self.plan.rebuild_index and self.disk.exists(index):
+            self._move_away(index, "")
+
+    def _move_away(self, path: str, below: str) -> None:
+        """Rename into the folder, under the same relative path."""
+        relative = os.path.relpath(path, self._layout.root)
+        if relative.startswith(os.pardir):  # the log is in a directory of its own
+            relative = os.path.join("commitlog", os.path.basename(path))
+        target = os.path.join(self.folder, below, relative)
+        self.disk.make_directories(os.path.dirname(target))
+        self.disk.rename(path, target)
+        self.disk.sync_directory(os.path.dirname(target))
+        self.disk.sync_directory(os.path.dirname(path))
+
+    def _settings(self) -> StoreSettings:
+        layout = self._layout
+        shapes: dict[str, Any] = {}
+        if layout.slots and layout.capacity:
+            shapes = {"max_hash_slot_num": layout.slots, "max_index_num": layout.capacity}
+        shapes["mapped_file_size_consume_queue"] = self.plan.queue_file_bytes
+        if layout.ext_file_bytes:
+            shapes["mapped_file_size_consume_queue_ext"] = layout.ext_file_bytes
+        if layout.delay_levels:
+            shapes["message_delay_level"] = layout.delay_levels
+        if self.report.has_extra_queues:
+            shapes |= {"enable_multi_dispatch": True, "enable_lmq": True}
+        return StoreSettings(
+            store_path_root_dir=layout.root,
+            store_path_commit_log=layout.commit_log,
+            mapped_file_size_commit_log=layout.segment_bytes,
+            message_index_enable=bool(layout.index_files) or self.plan.rebuild_index,
+            enable_consume_queue_ext=bool(layout.ext_file_bytes),
+            **shapes,
+        )
+
+    def _open(self, on_progress: Callable[[Progress], None]) -> None:
+        """Open the store, which builds what is missing, and stop it, which notes that all is there."""
+        settings = self._settings()
+        paths = StorePaths(settings.store_path_root_dir, settings.store_path_commit_log)
+        lock = _Kept()
+        opening = Opening(settings, paths, self.disk, self.clock, InlineWorker(), bytes(8), lock)
+        store = MessageStore(run_at_once(opening.steps(), on_progress))
+        store.start()
+        failed: list[object] = []
+        store.stop().addErrback(failed.append)
+        if failed or self.disk.exists(paths.abort):
+            raise OSError(5, "the store could not be stopped after its repair; see the messages above", paths.root)
+
+    def _stand_in(self) -> None:
+        """Let the entries of lost messages point to the message after each.
+
+        Java's brokers answer no pull at a blank entry; so consumers get one message twice, and go on.
+        """
+        layout = self._layout
+        pool = FilePool(self.disk, self.plan.queue_file_bytes)
+        queues = load_queues(self.disk, layout.path("consumequeue"), pool, self.plan.queue_file_bytes, Findings(), [])
+        for key in self.report.live_queues & queues.keys():
+            for offset, following in _blanks(queues[key], layout.log_first):
+                path, at = queues[key].place(offset)
+                file = self.disk.open_mapped(path, self.plan.queue_file_bytes)
+                try:
+                    file.buffer[at : at + ENTRY_BYTES] = ENTRY.pack(*following)
+                    file.sync()
+                finally:
+                    file.close()
+        pool.close()
+
+
+def _blanks(queue: QueueFiles, log_first: int) -> list[tuple[int, tuple[int, int, int]]]:
+    """Offsets of blank entries between others, with the entry that follows."""
+    found: list[tuple[int, tuple[int, int, int]]] = []
+    waiting: list[int] = []
+    is_begun = False
+    for offset, entry in queue.entries(queue.first):
+        if entry[1] == BLANK_SIZE:
+            if is_begun or (entry[0] and entry[0] >= log_first):
+                waiting.append(offset)
+            continue
+        is_begun = True
+        found += [(blank, entry) for blank in waiting]
+        waiting.clear()
+    return found
+
+
+@implementer(ILockedFile)
+class _Kept:
+    """Stands for the lock while the store is open: it is released after the last step, not by the store's stop."""
+
+    def release(self) -> None:
+        pass

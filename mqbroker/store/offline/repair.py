@@ -70,6 +70,10 @@ class Repair:
     def _layout(self) -> Layout:
         return self.report.layout
 
+    @property
+    def _has_index(self) -> bool:
+        return bool(self._layout.index_files) or self.plan.rebuild_index
+
     def _prepare(self) -> None:
         if self.disk.exists(self.folder):
             raise FileExistsError(17, "a repair of this second is there already; try again", self.folder)
@@ -80,8 +84,11 @@ class Repair:
     def _note_end(self) -> None:
         totals = self.report.totals
         queues_offset = totals.log_first if self.plan.rebuild_queues else totals.log_end
-        # Times of 0 make a Java broker that comes in between read the whole log.
-        checkpoint = Checkpoint(log_offset=totals.log_end, queues_offset=queues_offset, index_offset=0)
+        # Times of 0 make a Java broker that comes in between read the whole log. That of the index says there is one.
+        index_ms = self.report.newest_ms if self._has_index else 0
+        checkpoint = Checkpoint(
+            index_ms=index_ms, log_offset=totals.log_end, queues_offset=queues_offset, index_offset=0
+        )
         path = self._layout.path("checkpoint")
         if self.disk.exists(path):
             self._save(path, 0, min(self.disk.file_size(path), 4096), "checkpoint")
@@ -222,7 +229,7 @@ class Repair:
             store_path_root_dir=layout.root,
             store_path_commit_log=layout.commit_log,
             mapped_file_size_commit_log=layout.segment_bytes,
-            message_index_enable=bool(layout.index_files) or self.plan.rebuild_index,
+            message_index_enable=self._has_index,
             enable_consume_queue_ext=bool(layout.ext_file_bytes),
             **shapes,
         )
@@ -231,8 +238,8 @@ class Repair:
         """Open the store, which builds what is missing, and stop it, which notes that all is there."""
         settings = self._settings()
         paths = StorePaths(settings.store_path_root_dir, settings.store_path_commit_log)
-        lock = _Kept()
-        opening = Opening(settings, paths, self.disk, self.clock, InlineWorker(), bytes(8), lock)
+        lock, worker = _Kept(), InlineWorker()
+        opening = Opening(settings, paths, self.disk, self.clock, worker, worker, bytes(8), lock)
         store = MessageStore(run_at_once(opening.steps(), on_progress))
         store.start()
         failed: list[object] = []

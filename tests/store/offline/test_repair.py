@@ -58,7 +58,8 @@ def numbers(bench: Bench) -> list[int]:
     found = []
     for offset in range(store.min_offset("T", 0), store.max_offset("T", 0)):
         data = store.read_record(store.physical_offset("T", 0, offset))
-        if data is not None:  # else an entry that was not mended leads into damage
+        # A blank entry names the place where the message was; one that was not mended leads into damage.
+        if data is not None and decode_record(data).topic == "T":
             found.append(int(decode_record(data).body[:5]))
     stop(store)
     bench.opened.clear()
@@ -275,7 +276,7 @@ def test_a_repair_killed_anywhere_leaves_what_opens_and_can_be_repaired(bench: B
         root = Path(shutil.copytree(bench.root, tmp_path / f"killed{lives}"))
         try:
             repair(root, MortalDisk(lives), fence=True, move_foreign=True)
-        except Killed:
+        except (Killed, OSError):  # what stops a store that is built anew is told as an error
             copy = make_bench(Path(shutil.copytree(root, tmp_path / f"opened{lives}")))
             (copy.root / "commitlog" / "notes").unlink(missing_ok=True)
             # Message 30 has no entry until the repair comes to the consume queues.

@@ -75,7 +75,7 @@ class StoreLocked(StoreError):
         self.why = why
 
     def __str__(self) -> str:
-        return f"{self.path} is locked: {self.why}"
+        return f"{self.path} is locked: {self.why}; stop that first, or use another directory"
 
 
 class StoreUnknown(StoreError):

@@ -39,6 +39,8 @@ _TAILS_MAX = 256
 #: broker finds no queue in it.
 TRASH = ".removed"
 TOPIC_NAME = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
+_MEND = "set it as it was, or let `mq store repair` build them anew"
+_AWAY = "move it away (`mq store repair --move-foreign`)"
 _FILE_NAME = re.compile(r"\d{20}")
 
 
@@ -313,7 +315,7 @@ class ConsumeQueue:
         for name in names:
             path = os.path.join(self.directory, name)
             if not _FILE_NAME.fullmatch(name) or int(name) % self._file_bytes:
-                raise StoreDamaged(path, 0, "not a consume queue file of the size in mappedFileSizeConsumeQueue")
+                raise StoreDamaged(path, 0, f"not a consume queue file of {self._file_bytes} bytes: {_AWAY}")
             base = int(name) // ENTRY_BYTES
             size = self._disk.file_size(path)
             follows = not self._files or base == self._first + len(self._files) * self._per_file
@@ -322,11 +324,12 @@ class ConsumeQueue:
                 self._remove(path)
                 continue
             if self._files and base != self._first + len(self._files) * self._per_file:
-                raise StoreDamaged(path, 0, "the file before it is missing")
+                raise StoreDamaged(path, 0, "the file before it is missing: `mq store repair` mends it")
             if not size and name == names[-1]:  # made by a process that was killed before it gave it a size
                 break
             if size != self._file_bytes:
-                raise StoreDamaged(path, size, f"{size} bytes; mappedFileSizeConsumeQueue is {self._file_bytes}")
+                why = f"{size} bytes; mappedFileSizeConsumeQueue is {self._file_bytes}: {_MEND}"
+                raise StoreDamaged(path, size, why)
             if not self._files:
                 self._first = base
             self._files.append(self._disk.open_mapped(path, size))
@@ -520,9 +523,12 @@ class ConsumeQueues:
             path = os.path.join(self._root, topic)
             if topic == TRASH:
                 continue
+            if not self._disk.is_directory(path):
+                raise StoreDamaged(path, 0, f"not a directory of a topic: {_AWAY}")
             for queue_id in self._disk.names(path):
-                if not queue_id.isdecimal() or not (TOPIC_NAME.fullmatch(topic) or is_lmq(topic)):
-                    raise StoreDamaged(os.path.join(path, queue_id), 0, "not a directory of a queue")
+                is_queue = queue_id.isdecimal() and self._disk.is_directory(os.path.join(path, queue_id))
+                if not is_queue or not (TOPIC_NAME.fullmatch(topic) or is_lmq(topic)):
+                    raise StoreDamaged(os.path.join(path, queue_id), 0, f"not a directory of a queue: {_AWAY}")
                 self.is_whole &= self.open(topic.encode(), int(queue_id)).load(is_clean)
 
     def note_cuts(self) -> None:

@@ -260,10 +260,12 @@ class Index:
         self._has_new_name = False
 
     def load(self) -> None:
-        """Open the files there are; those of other sizes, or not from us at all, end the row and are not used."""
+        """Open the files there are; one of another size ends the row. What is none of ours is passed over."""
         for name in self._disk.names(self._directory):
             path = os.path.join(self._directory, name)
-            if not _FILE_NAME.fullmatch(name) or self._disk.file_size(path) != self._file_bytes:
+            if not _FILE_NAME.fullmatch(name):  # whoever put it there
+                continue
+            if self._disk.file_size(path) != self._file_bytes:
                 break
             file = self._disk.open_mapped(path, self._file_bytes)
             self.files.append(IndexFile(file, self._slots, self._capacity))

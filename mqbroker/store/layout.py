@@ -12,7 +12,11 @@ SEGMENT_NAME = re.compile(r"\d{20}")
 INDEX_NAME = re.compile(r"\d{17}")
 
 #: What the Java broker 4.9 and ours keep in a store directory.
-PARTS = ("commitlog", "consumequeue", "consumequeue_ext", "index", "config", "checkpoint", "abort", "lock")
+PARTS = (
+    "commitlog", "consumequeue", "consumequeue_ext", "index", "config", "checkpoint", "abort", "lock",
+    "removedQueues.json",
+)  # fmt: skip
+_DIRECTORIES = ("commitlog", "consumequeue", "consumequeue_ext", "index", "config")
 
 #: Record magic of 5.x, with two bytes for the length of the topic.
 MAGIC_V2 = 0xDAA320AB
@@ -48,6 +52,10 @@ def other_layout(disk: IDisk, root: str) -> str:
             )
         if name in _LATER:
             return f"{name} is from RocketMQ 5.x ({_LATER[name]}); use a broker of that version"
+    for name in _DIRECTORIES:
+        path = os.path.join(root, name)
+        if disk.exists(path) and not disk.is_directory(path):
+            return f"{name} is no directory; move it away, or name another directory"
     queues = os.path.join(root, "consumequeue")
     if disk.is_directory(queues) and any(_ROCKSDB.fullmatch(name) for name in disk.names(queues)):
         return "consumequeue/ is a RocksDB of RocketMQ 5.x, not files of queues; use a broker of that version"

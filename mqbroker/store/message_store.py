@@ -7,6 +7,7 @@ know of the network, nor of what messages mean.
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Callable, Collection, Sequence
 
 import attrs
@@ -15,11 +16,13 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from mqbroker.config import StoreSettings
+from mqbroker.errors import StoreUnwritable
 from mqbroker.store.cold import Pages, TouchingPages, run_now
 from mqbroker.store.commitlog import Appended, NewMessage
-from mqbroker.store.disk import IDisk
+from mqbroker.store.disk import IDisk, ILockedFile
 from mqbroker.store.dispatch import DispatchListener
 from mqbroker.store.lasting import make_lasting_directories
+from mqbroker.store.layout import refuse_other
 from mqbroker.store.logscan import Damage, store_timestamp_at
 from mqbroker.store.opening import Opening, Parts
 from mqbroker.store.queries import ByKey, Queries
@@ -276,7 +279,8 @@ def open_store(
     """Open the store directory, recover it where it was not stopped, and bring consume queues up to date.
 
     :param store_host: 8 or 20 bytes, the broker's address as records keep it.
-    Raises StoreLocked, StoreDamaged, and OSError where the disk refuses; then nothing is left open.
+    Raises StoreLocked, StoreUnknown, StoreUnwritable, StoreDamaged, and
+    OSError where the disk refuses; then nothing is left open.
     """
     steps = opening_steps(settings, disk=disk, clock=clock, worker=worker, store_host=store_host)
     return run_at_once(steps, ProgressLine(settings.store_path_root_dir, clock.seconds))
@@ -300,6 +304,19 @@ def open_store_in_turns(
     return run_in_turns(steps, clock, ProgressLine(settings.store_path_root_dir, clock.seconds))
 
 
+def _lock(disk: IDisk, paths: StorePaths) -> ILockedFile:
+    """Raises StoreLocked, StoreUnwritable where nobody can write, OSError."""
+    try:
+        make_lasting_directories(disk, paths.root)
+        return disk.lock(paths.lock)
+    except OSError as error:
+        if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
+            raise
+        why = f"{error.filename or paths.lock}: {error.strerror}"
+        what = "a broker must be able to write there: mend the mount or the rights, or set another storePathRootDir"
+        raise StoreUnwritable(f"{why}; {what}") from error
+
+
 def opening_steps(
     settings: StoreSettings,
     *,
@@ -311,8 +328,8 @@ def opening_steps(
 ) -> Steps[MessageStore]:
     """The work of `open_store`."""
     paths = StorePaths(settings.store_path_root_dir, settings.store_path_commit_log)
-    make_lasting_directories(disk, paths.root)
-    lock = disk.lock(paths.lock)
+    refuse_other(disk, paths.root)
+    lock = _lock(disk, paths)
     try:
         parts = yield from Opening(settings, paths, disk, clock, worker, log_worker or worker, store_host, lock).steps()
         return MessageStore(parts)

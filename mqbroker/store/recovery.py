@@ -14,10 +14,11 @@ from contextlib import ExitStack
 
 import attrs
 
-from mqbroker.errors import StoreDamaged
+from mqbroker.errors import StoreDamaged, StoreUnknown
 from mqbroker.store.checkpoint import Checkpoint
 from mqbroker.store.consumequeue import BLANK_SIZE, ConsumeQueue, ConsumeQueues
 from mqbroker.store.disk import IDisk, IMappedFile
+from mqbroker.store.layout import MAGIC_V2
 from mqbroker.store.logscan import Damage, Filler, Nothing, Scanned, find_next, scan_at
 from mqbroker.store.turns import Progress, Steps
 
@@ -26,6 +27,7 @@ _PAGE_BYTES = 4096
 #: No property holds so many zeros in a row, but every lost sector does.
 _ZEROS_OF_A_TEAR = bytes(64)
 _STEP_RECORDS = 1000
+_MEND = "set the size the store was made with, or move away what is none of its; `mq store check` tells more"
 
 
 @attrs.frozen
@@ -98,14 +100,15 @@ def _load_segments(
     for name in names:
         path = os.path.join(directory, name)
         if not _FILE_NAME.fullmatch(name) or int(name) % segment_bytes:
-            raise StoreDamaged(path, 0, f"not a segment; mappedFileSizeCommitLog is {segment_bytes}")
+            raise StoreDamaged(path, 0, f"not a segment; mappedFileSizeCommitLog is {segment_bytes}: {_MEND}")
         if files and int(name) != first + len(files) * segment_bytes:
-            raise StoreDamaged(path, 0, f"segment {first + len(files) * segment_bytes:020d} before it is missing")
+            why = f"segment {first + len(files) * segment_bytes:020d} before it is missing"
+            raise StoreDamaged(path, 0, f"{why}: restore it from a copy; `mq store repair` says what else can be done")
         size = disk.file_size(path)
         if not size and name == names[-1]:
             return Segments(files, first, segment_bytes, path)
         if size != segment_bytes:
-            raise StoreDamaged(path, size, f"{size} bytes; mappedFileSizeCommitLog is {segment_bytes}")
+            raise StoreDamaged(path, size, f"{size} bytes; mappedFileSizeCommitLog is {segment_bytes}: {_MEND}")
         if not files:
             first = int(name)
         files.append(open_one(path, size))
@@ -215,6 +218,8 @@ def _find_end(segments: Segments, start: int, durable_end: int, durable_ms: int)
         if offset == segments.end:
             break
         item = segments.scan_at(offset)
+        if isinstance(item, Nothing) and not item.is_empty:
+            _refuse_later(segments, offset)
         is_sure = offset < durable_end or timestamp < durable_ms
         if isinstance(item, Scanned) and (is_sure or not _may_be_torn(item)):
             timestamp = max(timestamp, item.store_timestamp_ms)
@@ -248,6 +253,15 @@ def _pass_records(segments: Segments, offset: int, timestamp_ms: int) -> tuple[i
             timestamp_ms = item.store_timestamp_ms
         at += item.size
     return base + at, timestamp_ms
+
+
+def _refuse_later(segments: Segments, offset: int) -> None:
+    """Raises StoreUnknown at a record of a later version: it must not be cut off as a torn one."""
+    found = segments.at(offset)
+    assert found is not None
+    file, at = found
+    if file.view[at + 4 : at + 8] == MAGIC_V2.to_bytes(4, "big"):
+        raise StoreUnknown(file.path, f"a record of RocketMQ 5.x stands at byte {at}; use a broker of that version")
 
 
 def _may_be_torn(item: Scanned) -> bool:

@@ -95,7 +95,9 @@ def test_a_locked_store_is_one_line(broker, tmp_path):
     second = broker()
     assert second.wait() == 1
     lock = tmp_path / "store" / "lock"
-    assert second.err == f"mqbroker: {lock} is locked: process {holder.pid} has it open\n"
+    assert second.err == (
+        f"mqbroker: {lock} is locked: process {holder.pid} has it open; stop that first, or use another directory\n"
+    )
     assert sorted(tmp_path.glob("store/**/*")) == before
     assert holder.stop() == 0
 

@@ -117,7 +117,10 @@ def test_reloading_sets_the_level(make_life):
             CannotListenError("", 9876, OSError(98, "Address already in use")),
             "cannot listen on *:9876: Address already in use; stop what has the port, or set another listenPort",
         ),
-        (StoreLocked("/d/lock", "process 5 has it open"), "/d/lock is locked: process 5 has it open"),
+        (
+            StoreLocked("/d/lock", "process 5 has it open"),
+            "/d/lock is locked: process 5 has it open; stop that first, or use another directory",
+        ),
         (OSError(13, "Permission denied", "/d"), "/d: Permission denied"),
         (OSError("two\nlines"), "two lines"),
         (OSError(), "OSError"),

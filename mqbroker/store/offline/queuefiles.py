@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 
-from mqbroker.store.consumequeue import BLANK_SIZE, ENTRY, ENTRY_BYTES, TOPIC_NAME, entries_struct
+from mqbroker.store.consumequeue import BLANK_SIZE, ENTRY, ENTRY_BYTES, TOPIC_NAME, TRASH, entries_struct
 from mqbroker.store.disk import IDisk, IMappedFile
 from mqbroker.store.layout import SEGMENT_NAME
 from mqbroker.store.offline.findings import Findings
 from mqbroker.store.offline.layout import listed
+from mqbroker.wire.names import is_lmq
 
 #: So many files are mapped at a time.
 _MAPPED_MAX = 512
@@ -144,13 +145,15 @@ def load_queues(
 
     for topic in listed(disk, root):
         topic_path = os.path.join(root, topic)
+        if topic == TRASH:  # queues that are being deleted
+            continue
         if not disk.is_directory(topic_path):
             add_foreign(topic_path, "not a directory of a topic")
             continue
         for queue_id in disk.names(topic_path):
             path = os.path.join(topic_path, queue_id)
             is_number = queue_id.isascii() and queue_id.isdecimal() and int(queue_id) <= 0x7FFFFFFF
-            if not is_number or not TOPIC_NAME.fullmatch(topic) or not disk.is_directory(path):
+            if not is_number or not (TOPIC_NAME.fullmatch(topic) or is_lmq(topic)) or not disk.is_directory(path):
                 add_foreign(path, "not a directory of a queue")
                 continue
             queue = QueueFiles(pool, f"{topic}/{queue_id}", path)

@@ -281,6 +281,8 @@ def test_a_repair_killed_anywhere_leaves_what_opens_and_can_be_repaired(bench: B
             (copy.root / "commitlog" / "notes").unlink(missing_ok=True)
             # Message 30 has no entry until the repair comes to the consume queues.
             assert set(whole) - {30} <= set(numbers(copy)) <= set(whole)
+            opened = check(copy.root, SHAPE)
+            assert not opened.totals.fenced_bytes or "messages missing" not in kinds(opened)
             repair(root, name="repair-2", fence=True, move_foreign=True)
         else:
             break

@@ -46,15 +46,15 @@ def _align(queue: ConsumeQueue, ext: ConsumeQueueExt, log_min: int) -> int | Non
     has_gap = _first_is_lost(queue, ext, log_min)
     if has_gap:
         ext.reset()
-    for physical_offset, _, code in _newest_first(queue, log_min):
+    for looked, (physical_offset, _, code) in enumerate(_newest_first(queue, log_min)):
         if is_address(code):
             if ext.unit(code) is not None:
                 if lost is None:
                     ext.truncate_by_max(code)
                 return lost
             lost = physical_offset
-        elif not ext.has_files and not has_gap:
-            break
+        elif looked >= _LOOK_ENTRIES and lost is None and not has_gap and not ext.has_files:
+            break  # never had one, as those of other queues' messages have not
     if lost is None:  # no entry has a unit
         ext.reset()
     return lost

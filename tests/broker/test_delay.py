@@ -14,7 +14,7 @@ from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.message_store import MessageStore
 from mqbroker.store.worker import InlineWorker
 from mqbroker.wire.record import Record, decode_records
-from tests.store.harness import Bench, make_bench, message, turns
+from tests.store.harness import Bench, make_bench, message, stop, turns
 
 LEVELS_MS = [1000, 5000]
 
@@ -193,3 +193,34 @@ def test_a_separator_in_a_value_comes_through(bench):
     store.append([delayed_message(b"one", real=b"KEYS\x01a\x01b\x02REAL_TOPIC\x01T\x02REAL_QID\x013")])
     wait(bench.clock, 1.5)
     assert [record.properties["KEYS"] for record in delivered(store)] == ["a\x01b"]
+
+
+def test_one_that_cannot_stand_in_the_queues_it_names_comes_to_its_own(bench):
+    """It was stored when nobody looked at the names, and is promised since."""
+    names = b"INNER_MULTI_DISPATCH\x01../x\x02"
+    good = b"INNER_MULTI_DISPATCH\x01%LMQ%a\x02"
+    real = b"REAL_TOPIC\x01T\x02REAL_QID\x013"
+    store, delay = opened(bench)
+    store.append(
+        [delayed_message(b"0"), delayed_message(b"1", real=names + real), delayed_message(b"2", real=good + real)]
+    )
+    delay.stop()
+    stop(store)
+    bench.changes |= {"enable_multi_dispatch": True, "enable_lmq": True}
+    store, _ = opened(bench)
+    wait(bench.clock, 1.1)
+    assert [record.body for record in delivered(store)] == [b"0", b"1", b"2"]
+    (named,) = delivered(store, "%LMQ%a", 0)
+    assert (named.body, dict(named.properties)["INNER_MULTI_QUEUE_OFFSET"]) == (b"2", "0")
+    assert "INNER_MULTI_DISPATCH" not in dict(delivered(store)[1].properties)
+
+
+def test_a_delayed_message_stands_in_the_queues_it_names_twice(bench):
+    """As in the Java broker: when it is stored, and when it comes."""
+    bench.changes |= {"enable_multi_dispatch": True, "enable_lmq": True}
+    store, _ = opened(bench)
+    store.append([delayed_message(b"0", real=b"INNER_MULTI_DISPATCH\x01%LMQ%a\x02REAL_TOPIC\x01T\x02REAL_QID\x013")])
+    wait(bench.clock, 1.1)
+    found = delivered(store, "%LMQ%a", 0)
+    assert [record.topic for record in found] == ["SCHEDULE_TOPIC_XXXX", "T"]
+    assert [dict(record.properties)["INNER_MULTI_QUEUE_OFFSET"] for record in found] == ["0", "1"]

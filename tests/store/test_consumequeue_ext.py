@@ -17,6 +17,7 @@ from mqbroker.errors import StoreDamaged
 from mqbroker.store import GetStatus, MessageStore
 from mqbroker.store.consumequeue_ext import (
     ADDRESS_MAX,
+    ALLOCATE_BYTES,
     OFFSET_MAX,
     ConsumeQueueExt,
     ExtUnit,
@@ -80,6 +81,26 @@ def test_a_unit_that_does_not_fit_begins_the_next_file(tmp_path: Path) -> None:
     assert list(files) == [f"{base:020d}" for base in (0, 1024, 2048)]
     assert [file[1020:] for file in files.values()] == [b"\xff\xff\0\0", b"\xff\xff\0\0", bytes(4)]
     assert [unit.tags_code for unit in map(ext.unit, addresses) if unit] == list(range(2 * PER_FILE + 1))
+
+
+@pytest.mark.parametrize(("bit_map_bytes", "place"), [(0, 1000), (1, FILE_BYTES), (4, FILE_BYTES)])
+def test_the_last_four_bytes_of_a_file_stay_free(tmp_path: Path, bit_map_bytes: int, place: int) -> None:
+    ext = make_ext(tmp_path)
+    fill(ext, 50)
+    assert ext.put(1, 2, bytes(bit_map_bytes)) == decorate(place)
+
+
+def test_the_mark_at_the_end_of_a_file_has_a_block_behind_it(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    blocks = 5 * ALLOCATE_BYTES
+    ext = ConsumeQueueExt(disk, str(tmp_path / "ext" / "T" / "0"), blocks + 10, set())
+    fill(ext, blocks // 20)
+    disk.faults.room = 0
+    with pytest.raises(OSError):
+        ext.put(1, 2)
+    assert ext.end == blocks
+    disk.faults.room = None
+    assert ext.put(1, 2) == decorate(blocks + 10)
 
 
 @pytest.mark.parametrize(("size", "fits"), [(1000, True), (1001, False), (40_000, False)])

@@ -20,7 +20,10 @@ STEPS_MIN, STEPS_MAX = 15, 50
 
 def options_of(seed: int) -> Options:
     rng = Random(f"{seed} options")
+    ext = Random(f"{seed} extensions")
+    has_ext, ext_bytes = ext.random() < 0.3, ext.choice([1024, 4096])
     return {
+        "settings": {"enable_consume_queue_ext": has_ext, "mapped_file_size_consume_queue_ext": ext_bytes},
         "segment_bytes": rng.choice([4096, 4096 + 512, 8192, 16384]),
         "queue_file_bytes": rng.choice([200, 400, 2000, 20_000]),
         "index": rng.random() < 0.8,
@@ -100,7 +103,11 @@ def _fault_step(fault: str, rng: Random) -> Step:
     if fault == "rot":
         return ["rot", seed]
     if fault == "lose":
-        return ["lose", rng.choice([["consumequeue"], ["index"], ["consumequeue", "index"]]), seed]
+        return [
+            "lose",
+            rng.choice([["consumequeue"], ["index"], ["consumequeue", "index"], ["consumequeue_ext"]]),
+            seed,
+        ]
     if fault == "jump":
         return ["jump", rng.choice([-86400, -3600, -7, -0.4, 0.7, 60, 86400])]
     return ["advance", 3000, 0.02, seed]

@@ -530,11 +530,14 @@ class ConsumeQueues:
                 if not is_queue or not (TOPIC_NAME.fullmatch(topic) or is_lmq(topic)):
                     raise StoreDamaged(os.path.join(path, queue_id), 0, f"not a directory of a queue: {_AWAY}")
                 self.is_whole &= self.open(topic.encode(), int(queue_id)).load(is_clean)
+                if not is_clean:  # what a process that was killed removed may not be gone from the disk
+                    self._new_names.add(os.path.join(path, queue_id))
 
-    def note_cuts(self) -> None:
-        """Have what was cut off while opening synced with what is written from now on."""
+    def note_cuts(self, is_clean: bool) -> None:
+        """Have what was cut off while opening, now or by a process that was killed, synced with what is written from
+        now on."""
         for queue in self:
-            if queue.is_cut:
+            if queue.is_cut or not is_clean:
                 self.dirty[queue] = None
                 queue.is_cut = False
 

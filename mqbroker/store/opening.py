@@ -117,7 +117,7 @@ class Opening:
         )
         rebuild_from = align_extensions(queues, segments.first_offset, recovered.rebuild_from)
         kept.forget_queues_above(rebuild_from)
-        queues.note_cuts()
+        queues.note_cuts(is_clean)
         recovered = attrs.evolve(recovered, rebuild_from=rebuild_from)
         self._say_found(segments, recovered, is_clean)
         source = SegmentSource(

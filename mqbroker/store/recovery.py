@@ -294,11 +294,13 @@ def store_again(segments: Segments, start: int, end: int) -> None:
 
     A sync that failed before the last stop may have left pages in memory that the kernel takes for written. Raises
     OSError."""
-    for offset in range(max(segments.first_offset, start - start % _PAGE_BYTES), end, _PAGE_BYTES):
-        found = segments.at(offset)
-        if found is not None:
-            file, at = found
+    offset = max(segments.first_offset, start)
+    while offset < end and (found := segments.at(offset)) is not None:
+        file, first = found
+        base = offset - first
+        for at in range(first - first % _PAGE_BYTES, min(segments.segment_bytes, end - base), _PAGE_BYTES):
             file.write_at(at, memoryview(file.view[at : at + 1].tobytes()))
+        offset = base + segments.segment_bytes
 
 
 def last_timestamp(segments: Segments, queues: ConsumeQueues, end: int) -> int:

@@ -342,6 +342,11 @@ class ConsumeQueue:
             self.ext.load()
         return is_whole
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether its files hold no entry."""
+        return self.max_offset <= self._first
+
     def truncate(self, physical_end: int) -> None:
         """Forget all entries of messages at or above `physical_end` in the log."""
         if self._files:

@@ -141,7 +141,9 @@ def recover(
     for queue in queues:
         if not is_clean or queue.end_of_last() > recovered.rebuild_from:
             queue.truncate(recovered.rebuild_from)
-        if not segments.files:
+        # Without its first file the next one of a queue would pass for the first that retention left.
+        is_headless = not segments.first_offset and queue.max_offset and queue.is_empty
+        if not segments.files or is_headless:
             queue.reset()
     return recovered
 

@@ -206,7 +206,7 @@ def test_a_start_on_a_full_disk(broker, disk, tmp_path, end):
     port = again.port_or_end()
     if port is None:
         assert again.wait() == 1
-        assert re.fullmatch(rf"mqbroker: {store}/\S+: No space left on device\n", _without_log_lines(again.err))
+        assert re.fullmatch(rf"mqbroker: {store}/\S+: No space left on device\n", without_log_lines(again.err))
     else:
         assert stored(port) == acked
         assert again.stop() == 0
@@ -220,7 +220,7 @@ def test_a_start_on_a_full_disk(broker, disk, tmp_path, end):
     assert not (seen / "abort").exists()
 
 
-def _without_log_lines(text):
+def without_log_lines(text):
     return "".join(line for line in text.splitlines(True) if not re.match(r"\d{4}-\d\d-\d\d ", line))
 
 
@@ -234,7 +234,7 @@ def test_files_may_not_be_as_large_as_a_segment(broker, tmp_path):
     process = broker(tmp_path / "store", limited(fsize=SEGMENT_BYTES // 2))
     assert process.wait() == 1
     segment = tmp_path / "store" / "commitlog" / f"{0:020d}"
-    assert _without_log_lines(process.err) == f"mqbroker: {segment}: File too large\n"
+    assert without_log_lines(process.err) == f"mqbroker: {segment}: File too large\n"
     assert not segment.exists()
     process = broker(tmp_path / "store", lambda _: ())
     acked = []

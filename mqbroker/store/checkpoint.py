@@ -4,8 +4,12 @@
     8   ... of the last in a synced consume queue           8 | 32  offsets of the same three 24
     16  ... of the last in a synced index                   8 | 56  CRC32 of bytes 0 to 56    4
 
-The first three are the Java broker's, which looks at nothing else and leaves the rest as it is: the CRC tells whether
-the offsets belong to the timestamps. Must never know when it is written.
+    60  number of consume queues                            8 | 68  sum of their next offsets 8
+    76  CRC32 of bytes 0 to 76                              4
+
+The first three are the Java broker's, which looks at nothing else and leaves the rest as it is: the CRCs tell whether
+the rest belongs to the timestamps. The tally of queues is there after a clean stop only. Must never know when it is
+written.
 """
 
 from __future__ import annotations
@@ -23,6 +27,8 @@ _OFFSETS = Struct(">8sqqq")
 _CRC = Struct(">I")
 _MAGIC = b"MQBcp\x00\x00\x01"
 _CRC_AT = _TIMES.size + _OFFSETS.size
+_TALLY = Struct(">qq")
+_TALLY_CRC_AT = _CRC_AT + _CRC.size + _TALLY.size
 
 
 @attrs.frozen
@@ -35,6 +41,8 @@ class Checkpoint:
     log_offset: int | None = None
     queues_offset: int | None = None
     index_offset: int | None = None
+    #: How many consume queues there are, and the sum of their next offsets.
+    tally: tuple[int, int] | None = None
 
     @property
     def safe_ms(self) -> int:
@@ -48,6 +56,9 @@ def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
         offsets = (checkpoint.log_offset, checkpoint.queues_offset, checkpoint.index_offset)
         data += _OFFSETS.pack(_MAGIC, *(-1 if offset is None else offset for offset in offsets))
         data += _CRC.pack(zlib.crc32(data))
+        if checkpoint.tally is not None:
+            data += _TALLY.pack(*checkpoint.tally)
+            data += _CRC.pack(zlib.crc32(data))
     return data.ljust(CHECKPOINT_BYTES, b"\0")
 
 
@@ -61,4 +72,8 @@ def decode_checkpoint(data: bytes) -> Checkpoint:
     magic, *offsets = _OFFSETS.unpack_from(data, _TIMES.size)
     if magic != _MAGIC:
         return Checkpoint(*times)
-    return Checkpoint(*times, *(None if offset < 0 else offset for offset in offsets))
+    found = Checkpoint(*times, *(None if offset < 0 else offset for offset in offsets))
+    has_tally = len(data) >= _TALLY_CRC_AT + _CRC.size
+    if has_tally and zlib.crc32(data[:_TALLY_CRC_AT]) == _CRC.unpack_from(data, _TALLY_CRC_AT)[0]:
+        return attrs.evolve(found, tally=_TALLY.unpack_from(data, _CRC_AT + _CRC.size))
+    return found

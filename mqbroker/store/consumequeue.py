@@ -546,6 +546,11 @@ class ConsumeQueues:
                 self.dirty[queue] = None
                 queue.is_cut = False
 
+    def tally(self) -> tuple[int, int]:
+        """How many queues have had messages, and how many in all."""
+        offsets = [queue.max_offset for queue in self if queue.max_offset]
+        return len(offsets), sum(offsets)
+
     def take_unsynced(self) -> list[IMappedFile]:
         """The files of queues written to since this was last called."""
         files = [file for queue in self.dirty for file in queue.take_unsynced()]

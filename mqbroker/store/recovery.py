@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 import attrs
+from twisted.logger import Logger
 
 from mqbroker.errors import StoreDamaged, StoreUnknown
 from mqbroker.store.checkpoint import Checkpoint
@@ -28,6 +29,8 @@ _PAGE_BYTES = 4096
 _ZEROS_OF_A_TEAR = bytes(64)
 _STEP_RECORDS = 1000
 _MEND = "set the size the store was made with, or move away what is none of its; `mq store check` tells more"
+
+log = Logger()
 
 
 @attrs.frozen
@@ -127,7 +130,11 @@ def recover(
 
     `before_cut` is told from where on before queues lose what the checkpoint may say is in them.
     """
-    if is_clean:
+    if is_clean and checkpoint.tally not in (None, queues.tally()):
+        log.warn("consume queues are not as they were when the broker was stopped: all are built anew")
+        start = segments.first_offset
+        durable_end = max(start, checkpoint.log_offset or 0)
+    elif is_clean:
         start, durable_end = _clean_start(segments, queues, checkpoint.log_offset or 0)
     else:
         start, durable_end = _crashed_start(segments, queues, checkpoint)

@@ -193,6 +193,7 @@ class StoreFiles:
 
     def _note_clean_stop(self) -> None:
         if not self._is_broken:
+            self.checkpoint.write(attrs.evolve(self.checkpoint.known, tally=self._queues.tally()))
             self._disk.remove(self._paths.abort)
             self._disk.sync_directory(self._paths.root)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mqbroker.store.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
 
-FULL = Checkpoint(11_000, 12_000, 13_000, 140, 150, 160)
+FULL = Checkpoint(11_000, 12_000, 13_000, 140, 150, 160, (3, 40))
 offsets = st.integers(0, 2**63 - 1)
 
 
@@ -20,10 +20,12 @@ def test_java_reads_the_three_times_of_a_page() -> None:
     assert struct.unpack_from(">qqq", data) == (11_000, 12_000, 13_000)
 
 
-@given(offsets, offsets, offsets, offsets, offsets, st.none() | offsets)
+@given(offsets, offsets, offsets, offsets, offsets, st.none() | offsets, st.none() | st.tuples(offsets, offsets))
 @settings(derandomize=True, database=None, deadline=None)
-def test_what_is_written_is_read(log_ms: int, queues_ms: int, index_ms: int, log: int, queues: int, index: int) -> None:
-    checkpoint = Checkpoint(log_ms, queues_ms, index_ms, log, queues, index)
+def test_what_is_written_is_read(
+    log_ms: int, queues_ms: int, index_ms: int, log: int, queues: int, index: int, tally: tuple[int, int] | None
+) -> None:
+    checkpoint = Checkpoint(log_ms, queues_ms, index_ms, log, queues, index, tally)
     assert decode_checkpoint(encode_checkpoint(checkpoint)) == checkpoint
 
 
@@ -33,6 +35,7 @@ def test_offsets_do_not_count_once_java_wrote_other_times(at: int) -> None:
     data[at] ^= 1
     found = decode_checkpoint(bytes(data))
     assert (found.log_offset, found.queues_offset, found.index_offset) == (None, None, None)
+    assert found.tally is None
     assert (found.log_ms, found.queues_ms, found.index_ms) == struct.unpack_from(">qqq", data)
 
 

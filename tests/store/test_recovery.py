@@ -9,6 +9,7 @@ from pathlib import Path
 
 import attrs
 import pytest
+from twisted.logger import capturedLogs
 
 from mqbroker.errors import StoreDamaged
 from mqbroker.store import GetStatus, MessageStore, opening
@@ -412,6 +413,29 @@ def test_the_index_outlives_a_killed_process_but_not_a_machine(bench: Bench) -> 
         assert [len(again.query("T", f"k{i}", 9, 0, 2**62)) for i in range(30)] == [1] * 30
         stop(again)
         assert ([path.name for path in (image.root / "index").iterdir()] == names) is same
+
+
+@pytest.mark.parametrize("how", ["one queue missing", "one queue short", "nothing"])
+def test_queues_that_changed_while_the_store_was_stopped_are_built_anew(bench: Bench, how: str) -> None:
+    store = bench.open()
+    for i in range(30):
+        store.append([message(queue_id=i % 3, body=b"%d" % i)])
+    stop(store)
+    before = tree(bench.root / "consumequeue")
+    queue = bench.root / "consumequeue" / "T" / "1"
+    if how == "one queue missing":
+        shutil.rmtree(queue)
+    elif how == "one queue short":
+        write(queue / f"{0:020d}", 5 * 20, bytes(1900))
+    with capturedLogs() as events:
+        again = bench.open()
+    for queue_id in range(3):
+        assert bodies(again, queue_id=queue_id) == [b"%d" % i for i in range(30) if i % 3 == queue_id]
+    assert not again.damages
+    (found,) = [event for event in events if "last stopped" in event["log_format"]]
+    assert (found["start"] == again.log_end) is (how == "nothing")
+    stop(again)
+    assert tree(bench.root / "consumequeue") == before
 
 
 @pytest.mark.parametrize("how", ["one queue missing", "one queue short"])

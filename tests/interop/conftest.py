@@ -1,6 +1,7 @@
 """Fixtures of the comparison with the Java system: fleets of daemons, and their output in the report of a failure."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -61,9 +62,8 @@ def sample_stores(shared_fleet: Fleet, our_namesrv: Namesrv) -> dict[Sample, Bro
     made: dict[Sample, Broker] = {}
     for sample in Sample:
         made[sample] = shared_fleet.broker(sample.writer, our_namesrv, brokerName=sample.value, **sample.settings)
-        line = Line(made[sample].addr)
-        fill(line, sample)
-        line.close()
+        with closing(Line(made[sample].addr)) as line:
+            fill(line, sample)
         made[sample].process.begin_stop()
     return made
 

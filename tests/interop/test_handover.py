@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from typing import Literal
 
 import attrs
@@ -154,19 +155,18 @@ def take_turns(fleet: Fleet, namesrv: Namesrv, turns: Sequence[tuple[Kind, How, 
     may_lose = False
     for kind, how, settings in turns:
         broker = fleet.broker(kind, namesrv, store, brokerName="relay", **SETTINGS, **settings)
-        line = Line(broker.addr)
-        if not relay.sent:
-            queues = {TOPIC: QUEUES, FAN: QUEUES, DELAYED: 1, UNREAD: 1}
-            line.ask_well([create_topic(topic, count) for topic, count in queues.items()])
-        relay.wait_all(line)
-        relay.check(line)
-        relay.wait_delayed(line)
-        relay.write(line)
-        relay.wait_all(line)
-        relay.check(line)
-        relay.check_unread(line, may_lose)
-        relay.write_unread(line)
-        line.close()
+        with closing(Line(broker.addr)) as line:
+            if not relay.sent:
+                queues = {TOPIC: QUEUES, FAN: QUEUES, DELAYED: 1, UNREAD: 1}
+                line.ask_well([create_topic(topic, count) for topic, count in queues.items()])
+            relay.wait_all(line)
+            relay.check(line)
+            relay.wait_delayed(line)
+            relay.write(line)
+            relay.wait_all(line)
+            relay.check(line)
+            relay.check_unread(line, may_lose)
+            relay.write_unread(line)
         broker.process.stop() if how == "stopped" else broker.process.kill()
         may_lose = settings == POOL and how == "killed"
     assert len(list((store / "commitlog").iterdir())) > 10

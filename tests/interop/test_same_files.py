@@ -1,6 +1,7 @@
 """Consume queues and index that each kind of broker makes of one log: equal byte for byte."""
 
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -28,9 +29,8 @@ def test_what_is_deleted_is_built_anew_by_the_other(
     for name in [*built, "index"]:
         shutil.rmtree(store / name)
     broker = shared_fleet.broker(builder, our_namesrv, store, brokerName=written.name, **sample.settings)
-    line = Line(broker.addr)
-    wait_all(line, sample)
-    line.close()
+    with closing(Line(broker.addr)) as line:
+        wait_all(line, sample)
     broker.process.stop() if builder == "ours" else broker.process.kill()
 
     for name in built:

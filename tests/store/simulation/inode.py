@@ -110,6 +110,7 @@ class Inode:
                 elif forgets:
                     self.forgotten[number] = self.page(number)
         self.durable = bytes(durable)
+        self._rot_durable()
 
     def rot(self, offset: int, data: bytes) -> None:
         """Bytes go bad on the disk; memory keeps the good ones as long as the process lives."""

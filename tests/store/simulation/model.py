@@ -99,8 +99,9 @@ class Model:
         """Forget an entry that is the newest of the log."""
         assert self.entries[-1] is entry
         self.entries.pop()
-        if entry.is_queued:
-            self.queues[entry.queue].pop()
+        queue = self.queues.get(entry.queue, [])
+        if queue and queue[-1] is entry:  # one that rotted may have been forgotten before
+            queue.pop()
 
     def acknowledge(self, end: int) -> list[Entry]:
         """All below `end` is durable: returns those that were not known to be."""

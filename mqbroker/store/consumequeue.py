@@ -547,8 +547,8 @@ class ConsumeQueues:
                 queue.is_cut = False
 
     def tally(self) -> tuple[int, int]:
-        """How many queues have had messages, and how many in all."""
-        offsets = [queue.max_offset for queue in self if queue.max_offset]
+        """How many queues on the disk have had messages, and how many in all."""
+        offsets = [queue.max_offset for queue in self if queue.has_files and queue.max_offset]
         return len(offsets), sum(offsets)
 
     def take_unsynced(self) -> list[IMappedFile]:

@@ -398,3 +398,14 @@ def test_a_get_that_waits_for_the_disk_finds_its_topic_removed(bench: Bench) -> 
     bench.worker.step()
     assert [(result.status, result.next_offset) for result in got] == [(GetStatus.OFFSET_TOO_SMALL, 3)]
     bench.worker.at_once = True
+
+
+def test_removed_queues_that_are_read_over_do_not_count_at_a_stop(bench: Bench) -> None:
+    store = filled(bench)
+    result(store.remove_topics(["Old"]))
+    stop(store)
+    bench.disk.remove_tree(str(bench.root / "consumequeue" / "Kept"))
+    for expected in (1, 0):  # built anew once
+        with capturedLogs() as events:
+            stop(bench.open())
+        assert len([event for event in events if "built anew" in event["log_format"]]) == expected

@@ -43,10 +43,8 @@ class RemovedQueues:
         if not self._disk.exists(self._path):
             return
         try:
-            data = json.loads(self._disk.read(self._path))
-            table = dict(map(_parse_row, data["queues"]))
-            removing = set(map(_parse_key, data["removing"]))
-        except (ValueError, KeyError, TypeError) as error:
+            table, removing = parse_removed(self._disk.read(self._path))
+        except ValueError as error:
             self.log.error("{path} is damaged, removed topics may come back: {why}", path=self._path, why=str(error))
             return
         self.table.update(table)
@@ -79,6 +77,15 @@ class RemovedQueues:
         self._disk.write(fresh, data)
         self._disk.rename(fresh, self._path)
         self._disk.sync_directory(os.path.dirname(self._path))
+
+
+def parse_removed(data: bytes) -> tuple[dict[QueueKey, Removed], set[QueueKey]]:
+    """What `encode` gave: the table, and the queues that are being removed. Raises ValueError."""
+    try:
+        content = json.loads(data)
+        return dict(map(_parse_row, content["queues"])), set(map(_parse_key, content["removing"]))
+    except (KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
 def _parse_key(row: Any) -> QueueKey:

@@ -143,7 +143,7 @@ def check_store(
     queue_root = layout.path("consumequeue")
     files = load_queues(disk, queue_root, pool, layout.queue_file_bytes, findings, layout.foreign)
     levels_ms = parse_delay_levels(layout.delay_levels) if layout.delay_levels else []
-    queues = QueueCheck(files, pool, layout.log_first, levels_ms, findings)
+    queues = QueueCheck(files, pool, layout.log_first, levels_ms, small.removed, findings)
     index = _index_check(disk, layout, small.checkpoint, is_open_ended, findings)
     log = _LogCheck(findings, totals, is_live)
     total = sum(min(segment.size, layout.segment_bytes) for segment in layout.segments)

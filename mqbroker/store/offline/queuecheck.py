@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
-from mqbroker.store.consumequeue import BLANK_SIZE, ENTRY, ENTRY_BYTES
+from mqbroker.store.consumequeue import BLANK_SIZE, ENTRY, ENTRY_BYTES, TOPIC_NAME, Removed
 from mqbroker.store.consumequeue_ext import ADDRESS_MAX
 from mqbroker.store.logscan import Scanned
 from mqbroker.store.offline.findings import Findings
 from mqbroker.store.offline.queuefiles import FilePool, QueueFiles
+from mqbroker.store.offline.queuestate import REBUILD, RUNS_MAX, QueueState, tell_queue
 from mqbroker.store.properties import find_property
-from mqbroker.wire.codes import SCHEDULE_TOPIC, is_system_topic
+from mqbroker.wire.codes import SCHEDULE_TOPIC
 from mqbroker.wire.javahash import java_hash
+from mqbroker.wire.names import is_lmq
 
-_RUNS_MAX = 20
 _GAP_LOOK = 10_000
 _DIRT_LOOK_BYTES = 64 * 1024
 _TAG_CODES_MAX = 10_000
@@ -29,63 +30,11 @@ _MULTI_OFFSET = b"INNER_MULTI_QUEUE_OFFSET\x01"
 _LMQ = b"%LMQ%"
 _SCHEDULE = SCHEDULE_TOPIC.encode()
 
-_REBUILD = "`mq store repair` builds consume queues anew from the log"
-_RESTORE = "restore the log from a copy or a slave; consumers go on with the messages after"
-#: kind of a run -> what it means for messages `first` to `last` of a queue.
-_RUN_TEXTS = {
-    "entry missing": "has no entry for messages {span}",
-    "entry wrong": "its entries of messages {span} point elsewhere",
-    "tags code wrong": "its entries of messages {span} have another tags code than the messages",
-    "queue offset wrong": "the records of messages {span} say other queue offsets",
-    "queue offset twice": "queue offsets {span} are in the log again",
-    "entry ahead": "entries {span} point beyond the end of the log",
-    "entry orphaned": "entries {span} point at no record of the queue",
-}
-
-
-class _Run:
-    """Neighbouring queue offsets with the same thing wrong."""
-
-    __slots__ = ("count", "first", "kind", "last")
-
-    def __init__(self, kind: str, offset: int) -> None:
-        self.kind = kind
-        self.first = self.last = offset
-        self.count = 1
-
-
-class _Queue:
-    """`next`: the queue offset that follows, -1 before the first record."""
-
-    __slots__ = ("files", "first_ms", "gaps", "is_extra", "next", "records", "runs", "runs_left_out", "topic")
-
-    def __init__(self, topic: bytes, files: QueueFiles) -> None:
-        self.topic = topic
-        self.files = files
-        self.next = -1
-        self.records = 0
-        self.first_ms = 0
-        #: first offset, count, whether the queue says so itself.
-        self.gaps: list[tuple[int, int, bool]] = []
-        self.runs: list[_Run] = []
-        self.runs_left_out = 0
-        self.is_extra = False
-
-    def add(self, kind: str, offset: int) -> None:
-        last = self.runs[-1] if self.runs else None
-        if last is not None and last.kind == kind and offset == last.last + 1:
-            last.last = offset
-            last.count += 1
-        elif len(self.runs) < _RUNS_MAX:
-            self.runs.append(_Run(kind, offset))
-        else:
-            self.runs_left_out += 1
-
 
 class QueueCheck:
     """`take` every record, in the order of the log; then `finish`.
 
-    :param topics: names in topics.json, None where it cannot be read.
+    :param removed: what is noted of queues that were removed.
     """
 
     def __init__(
@@ -94,13 +43,17 @@ class QueueCheck:
         pool: FilePool,
         log_first: int,
         delay_levels_ms: Sequence[int],
+        removed: Mapping[tuple[str, int], Removed],
         findings: Findings,
     ) -> None:
         self._pool = pool
         self._log_first = log_first
         self._delay_levels_ms = delay_levels_ms
+        self._removed = removed
         self._findings = findings
-        self._queues = {key: _Queue(key[0], files) for key, files in queues.items()}
+        self._queues = {
+            key: QueueState(key[0], files, removed.get((key[0].decode(), key[1]))) for key, files in queues.items()
+        }
         self._tag_codes: dict[bytes, int] = {}
 
     def take(self, item: Scanned) -> None:
@@ -137,10 +90,10 @@ class QueueCheck:
         if _MULTI_DISPATCH in properties:
             self._take_extra(item, code)
 
-    def _add_queue(self, topic: bytes, queue_id: int) -> _Queue:
-        name = topic.decode("latin-1")
+    def _add_queue(self, topic: bytes, queue_id: int) -> QueueState:
+        name = topic.decode("utf-8", "replace")
         files = QueueFiles(self._pool, f"{name}/{queue_id}", "")
-        queue = self._queues[topic, queue_id] = _Queue(topic, files)
+        queue = self._queues[topic, queue_id] = QueueState(topic, files, self._removed.get((name, queue_id)))
         return queue
 
     def _code_of(self, tag: bytes) -> int:
@@ -162,9 +115,12 @@ class QueueCheck:
         return self._code_of(find_property(item.properties, _TAGS))
 
     def _take_slowly(
-        self, queue: _Queue, offset: int, physical_offset: int, size: int, code: int | None, timestamp_ms: int
+        self, queue: QueueState, offset: int, physical_offset: int, size: int, code: int | None, timestamp_ms: int
     ) -> None:
         files = queue.files
+        if queue.is_removed(offset, physical_offset, size):
+            queue.removed_records += 1
+            return
         if queue.next < 0:
             queue.first_ms = timestamp_ms
             queue.next = self._first_expected(queue, offset)
@@ -189,17 +145,19 @@ class QueueCheck:
             self._restart(queue, physical_offset)
         self._compare(queue, offset, physical_offset, size, code, timestamp_ms)
 
-    def _first_expected(self, queue: _Queue, offset: int) -> int:
+    def _first_expected(self, queue: QueueState, offset: int) -> int:
         """The lowest queue offset below `offset` whose entry points into the log, for there must be its record."""
         expected = offset
-        while expected > 0:
+        removed = queue.removed
+        begins_at = removed.next_offset if removed is not None and offset >= removed.next_offset else 0
+        while expected > begins_at:
             entry = queue.files.entry(expected - 1)
             if entry is None or entry[1] <= 0 or entry[1] == BLANK_SIZE or entry[0] < self._log_first:
                 break
             expected -= 1
-        return 0 if not self._log_first else expected
+        return begins_at if not self._log_first else expected
 
-    def _restart(self, queue: _Queue, physical_offset: int) -> None:
+    def _restart(self, queue: QueueState, physical_offset: int) -> None:
         """The topic was deleted, and made again: its queue began anew, and what stood in it before is in none."""
         path, at = queue.files.place(0)
         what = f"queue {queue.files.name} begins anew at {physical_offset} of the log: its topic was deleted before"
@@ -210,7 +168,7 @@ class QueueCheck:
         queue.next = 0
 
     def _compare(
-        self, queue: _Queue, offset: int, physical_offset: int, size: int, code: int | None, timestamp_ms: int
+        self, queue: QueueState, offset: int, physical_offset: int, size: int, code: int | None, timestamp_ms: int
     ) -> None:
         entry = queue.files.entry(offset)
         if entry is None or entry[1] <= 0 or entry[1] == BLANK_SIZE:
@@ -221,7 +179,7 @@ class QueueCheck:
             queue.add("tags code wrong", offset)
         queue.next = offset + 1
 
-    def _add_gap(self, queue: _Queue, end: int) -> None:
+    def _add_gap(self, queue: QueueState, end: int) -> None:
         """No record has the queue offsets up to `end`."""
         start = queue.next
         following = queue.files.entry(end)
@@ -231,7 +189,7 @@ class QueueCheck:
             # Blank, or a second entry for the message that follows: then the queue tells that this one is lost.
             is_told = is_told and entry is not None and (entry[1] == BLANK_SIZE or entry == following)
         queue.gaps.append((start, end - start, is_told))
-        if len(queue.gaps) > _RUNS_MAX:  # the rest as one
+        if len(queue.gaps) > RUNS_MAX:  # the rest as one
             _, count, told = queue.gaps.pop()
             before = queue.gaps.pop()
             queue.gaps.append((before[0], before[1] + count, before[2] and told))
@@ -260,28 +218,31 @@ class QueueCheck:
     def finish(self, log_end: int, topics: AbstractSet[str] | None, open_from_ms: int | None) -> tuple[int, int, int]:
         """Look for entries that no record has, and tell all findings. Returns counts: topics, queues, entries.
 
-        `open_from_ms`: None where the store was stopped. Else entries may be missing, or be too many, at the end; those
-        of messages stored before this were on the disk.
+        `topics`: names in topics.json, None where it cannot be read. `open_from_ms`: None where the store was stopped.
+        Else entries may be missing, or be too many, at the end; those of messages stored before this were on the disk.
         """
         names: set[bytes] = set()
-        entries = 0
+        count = entries = 0
         for queue in self._queues.values():
-            names.add(queue.topic)
+            queue.records -= queue.removed_records
+            if queue.files.directory or queue.records:
+                count += 1
+                names.add(queue.topic)
             if queue.files.is_there:
                 entries += self._check_rest(queue, log_end)
-            self._tell(queue, topics, open_from_ms)
+            tell_queue(queue, self._findings, topics, open_from_ms)
         self._pool.close()
-        return len(names), len(self._queues), entries
+        return len(names), count, entries
 
     def live(self) -> frozenset[tuple[bytes, int]]:
-        """The queues that have a message in the log."""
-        return frozenset(key for key, queue in self._queues.items() if queue.records)
+        """The queues that have a message in the log, and a name that one can have."""
+        return frozenset(key for key, queue in self._queues.items() if queue.records and _is_name(key[0]))
 
     def has_extra(self) -> bool:
         """Whether there are queues that share messages with others."""
         return any(queue.is_extra for queue in self._queues.values())
 
-    def _check_rest(self, queue: _Queue, log_end: int) -> int:
+    def _check_rest(self, queue: QueueState, log_end: int) -> int:
         """What stands in the queue after its last message. Returns how many entries were found right."""
         files = queue.files
         end = start = queue.next if queue.next >= 0 else files.first
@@ -294,53 +255,11 @@ class QueueCheck:
         if files.dirt_after(end, _DIRT_LOOK_BYTES):
             path, at = files.place(end)
             self._findings.broken(
-                "entries after the end", path, at, f"queue {files.name} has bytes after its end", _REBUILD
+                "entries after the end", path, at, f"queue {files.name} has bytes after its end", REBUILD
             )
         return queue.records
 
-    def _tell(self, queue: _Queue, topics: AbstractSet[str] | None, open_from_ms: int | None) -> None:
-        findings, files = self._findings, queue.files
-        for start, count, is_told in queue.gaps:
-            path, at = files.place(start)
-            what = f"queue {files.name}: messages {_span(start, start + count - 1)} are not in the log ({count})"
-            lost = 0 if queue.is_extra else count
-            if is_told:
-                findings.note("messages lost before", path, at, what, lost)
-            else:
-                findings.lost("messages missing", path, at, what, _RESTORE, lost)
-        if not files.is_there and queue.records:
-            self._tell_missing(queue, topics, open_from_ms)
-            return
-        is_open_ended = open_from_ms is not None
-        for run in queue.runs:
-            path, at = files.place(run.first)
-            text = _RUN_TEXTS[run.kind].format(span=_span(run.first, run.last))
-            what = f"queue {files.name}: {text} ({run.count})"
-            if run.kind == "entry orphaned":
-                findings.lost(run.kind, path, at, what, _RESTORE, 0 if queue.is_extra else run.count)
-            elif run.kind == "entry missing" and is_open_ended and run.last == queue.next - 1:
-                findings.note("entries behind", path, at, f"{what}; the next start builds them")
-            elif run.kind == "entry ahead" and is_open_ended:
-                findings.note("entries ahead", path, at, f"{what}; the next start cuts them")
-            elif run.kind == "entry ahead":  # it was stopped: they were in the log
-                findings.lost(run.kind, path, at, what, _RESTORE, 0 if queue.is_extra else run.count)
-            else:
-                findings.broken(run.kind, path, at, what, _REBUILD)
-        if queue.runs_left_out:
-            what = f"queue {files.name}: {queue.runs_left_out} more entries are wrong"
-            findings.broken("entry wrong", files.directory, 0, what, _REBUILD)
 
-    def _tell_missing(self, queue: _Queue, topics: AbstractSet[str] | None, open_from_ms: int | None) -> None:
-        name = queue.files.name
-        topic = name.rpartition("/")[0]
-        what = f"{queue.records} messages of queue {name} are in no consume queue"
-        if topics is not None and topic not in topics and not is_system_topic(topic):
-            self._findings.note("topic deleted", "", 0, f"{what}, and their topic is not in topics.json")
-        elif open_from_ms is not None and queue.first_ms >= open_from_ms:
-            self._findings.note("entries behind", "", 0, f"{what}; the next start builds it")
-        else:
-            self._findings.broken("consume queue missing", "", 0, what, _REBUILD)
-
-
-def _span(first: int, last: int) -> str:
-    return str(first) if first == last else f"{first} to {last}"
+def _is_name(topic: bytes) -> bool:
+    name = topic.decode("utf-8", "replace")
+    return TOPIC_NAME.fullmatch(name) is not None or is_lmq(name)

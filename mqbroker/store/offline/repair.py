@@ -92,6 +92,9 @@ class Repair:
         path = self._layout.path("checkpoint")
         if self.disk.exists(path):
             self._save(path, 0, min(self.disk.file_size(path), 4096), "checkpoint")
+        removed = self._layout.path("removedQueues.json")  # an opening finishes removals that were begun
+        if self.disk.exists(removed) and not self.disk.is_directory(removed):
+            self._save(removed, 0, self.disk.file_size(removed), "removedQueues.json")
         self.disk.write(path, encode_checkpoint(checkpoint))
         self.disk.write(self._layout.path("abort"), self.disk.boot_id())
 

@@ -8,6 +8,7 @@ from mqbroker.store.logscan import Damage
 from mqbroker.store.offline.check import Report
 from mqbroker.store.offline.layout import SegmentFile
 from mqbroker.store.offline.logwalk import FENCE_BYTES_MIN, Tail
+from mqbroker.store.offline.smallfiles import REMOVED_UNREADABLE
 from mqbroker.wire.record import BLANK_BYTES_MIN
 
 #: mappedFileSizeConsumeQueue, where neither files nor settings say another: 300,000 entries.
@@ -90,16 +91,19 @@ def make_plan(report: Report, *, fence: bool, move_foreign: bool) -> Plan:
         if damage not in fenced:
             why = "too short for a record" if fence else "add --fence, for Java brokers to get past it"
             left.append(f"bytes {damage.start} to {damage.end} of the log hold no record: our brokers pass over; {why}")
-    cut = [tail for tail in report.tails if tail.dirty_end > tail.start]
-    has_new_gaps = bool(fenced or missing)
     has_log = bool(layout.segments)
+    rebuild_queues = has_log and bool(fenced or missing or _QUEUE_KINDS & kinds.keys())
+    if rebuild_queues and kinds[REMOVED_UNREADABLE]:
+        path = layout.path("removedQueues.json")
+        obstacles.append(f"{path} is damaged: restore it from a copy, or move it away, and removed topics come back")
+    cut = [tail for tail in report.tails if tail.dirty_end > tail.start]
     return Plan(
         move=layout.foreign if move_foreign else [],
         extend=extend,
         cut=cut,
         fence=fenced,
         fill=missing if fence else [],
-        rebuild_queues=has_log and (has_new_gaps or bool(_QUEUE_KINDS & kinds.keys())),
+        rebuild_queues=rebuild_queues,
         rebuild_index=has_log and bool(_INDEX_KINDS & kinds.keys()),
         reset_checkpoint=has_log and bool(_CHECKPOINT_KINDS & kinds.keys()),
         queue_file_bytes=layout.queue_file_bytes or QUEUE_FILE_BYTES,

@@ -1,33 +1,43 @@
-"""The small files of a store directory: checkpoint, abort file and the tables in config/. Must never change them."""
+"""The small files of a store directory: checkpoint, abort file, what is noted of removed queues, and the tables in
+config/. Must never change them.
+"""
 
 from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 import attrs
 
 from mqbroker.errors import MQError
 from mqbroker.store.checkpoint import Checkpoint, decode_checkpoint
+from mqbroker.store.consumequeue import TRASH, Removed
 from mqbroker.store.disk import IDisk
 from mqbroker.store.offline.findings import Findings
 from mqbroker.store.offline.layout import Layout, listed
+from mqbroker.store.removed_queues import QueueKey, parse_removed
 from mqbroker.wire.fastjson import loads
 
 #: A table in config/ larger than this is not read.
 TABLE_BYTES_MAX = 256 * 1024 * 1024
+#: The kind of finding where it is not known which queues were removed.
+REMOVED_UNREADABLE = "removed queues unreadable"
 _CHECKPOINT_READ_MAX = 1024 * 1024
 _YEAR_MS = 366 * 24 * 3600 * 1000
 
 
 @attrs.frozen
 class SmallFiles:
-    """is_stopped: whether there is no abort file. topics: names in topics.json, None where it cannot be read."""
+    """is_stopped: whether there is no abort file. topics: names in topics.json, None where it cannot be read.
+    removed: queues that were removed as a whole.
+    """
 
     is_stopped: bool
     checkpoint: Checkpoint | None
     topics: frozenset[str] | None
+    removed: Mapping[QueueKey, Removed]
 
 
 def when(timestamp_ms: int) -> str:
@@ -57,7 +67,36 @@ def read_small_files(disk: IDisk, layout: Layout, findings: Findings) -> SmallFi
             findings.broken("checkpoint missing", path, 0, what, "nothing: the next broker to run writes it anew")
         else:
             findings.note("checkpoint missing", path, 0, what)
-    return SmallFiles(is_stopped, checkpoint, _check_tables(disk, layout.path("config"), findings))
+    topics = _check_tables(disk, layout.path("config"), findings)
+    return SmallFiles(is_stopped, checkpoint, topics, _read_removed(disk, layout, findings))
+
+
+def _read_removed(disk: IDisk, layout: Layout, findings: Findings) -> Mapping[QueueKey, Removed]:
+    for kind in ("consumequeue", "consumequeue_ext"):
+        if listed(disk, trash := layout.path(kind, TRASH)):
+            findings.note("removal unfinished", trash, 0, "queues that were removed; the next start deletes them")
+    path = layout.path("removedQueues.json")
+    if not disk.exists(path):
+        return {}
+    why = "it is no file" if disk.is_directory(path) else ""
+    if not why and disk.file_size(path) > TABLE_BYTES_MAX:
+        why = f"{disk.file_size(path)} bytes are more than such a table has"
+    if not why:
+        try:
+            removed, removing = parse_removed(disk.read(path))
+        except ValueError as error:
+            why = f"it is damaged: {' '.join(str(error).split())[:100]}"
+        else:
+            if removing:
+                what = f"{len(removing)} queues were about to be removed; the next start removes them"
+                findings.note("removal unfinished", path, 0, what)
+            return removed
+    advice = (
+        "restore it from a copy, or move it away: then topics that were removed come back when consume queues are "
+        "built anew, and are to be removed again"
+    )
+    findings.broken(REMOVED_UNREADABLE, path, 0, f"{why}; which queues were removed is not known", advice)
+    return {}
 
 
 def check_checkpoint(

@@ -13,6 +13,7 @@ import click
 
 from mqbroker.cli.lines import visible
 from mqbroker.cli.progress import ProgressLine
+from mqbroker.store.checkpoint import Checkpoint
 from mqbroker.store.disk import OsDisk
 from mqbroker.store.logscan import Damage
 from mqbroker.store.offline.dump import Selection, read_index_headers, read_messages, read_queues
@@ -124,7 +125,7 @@ def print_heads(directory: str, given: Given, selection: Selection, what: str, a
         rows = ({"path": path, **attrs.asdict(header)} for path, header in read_index_headers(disk, layout))
     else:
         checkpoint = read_checkpoint(disk, layout.path("checkpoint"))
-        rows = iter([attrs.asdict(checkpoint)] if checkpoint is not None else [])
+        rows = iter([_checkpoint_row(checkpoint)] if checkpoint is not None else [])
     columns: list[str] | None = None
     for row in rows:
         if as_json:
@@ -134,6 +135,12 @@ def print_heads(directory: str, given: Given, selection: Selection, what: str, a
             columns = list(row)
             click.echo("\t".join(columns))
         click.echo("\t".join(_cell(name, value) for name, value in row.items()))
+
+
+def _checkpoint_row(checkpoint: Checkpoint) -> dict[str, Any]:
+    row = attrs.asdict(checkpoint)
+    row["queues_count"], row["queues_next_offsets_sum"] = row.pop("tally") or (None, None)
+    return row
 
 
 def _cell(name: str, value: Any) -> str:

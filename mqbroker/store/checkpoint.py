@@ -28,7 +28,8 @@ _CRC = Struct(">I")
 _MAGIC = b"MQBcp\x00\x00\x01"
 _CRC_AT = _TIMES.size + _OFFSETS.size
 _TALLY = Struct(">qq")
-_TALLY_CRC_AT = _CRC_AT + _CRC.size + _TALLY.size
+TALLY_AT = _CRC_AT + _CRC.size
+_TALLY_CRC_AT = TALLY_AT + _TALLY.size
 
 
 @attrs.frozen
@@ -75,5 +76,5 @@ def decode_checkpoint(data: bytes) -> Checkpoint:
     found = Checkpoint(*times, *(None if offset < 0 else offset for offset in offsets))
     has_tally = len(data) >= _TALLY_CRC_AT + _CRC.size
     if has_tally and zlib.crc32(data[:_TALLY_CRC_AT]) == _CRC.unpack_from(data, _TALLY_CRC_AT)[0]:
-        return attrs.evolve(found, tally=_TALLY.unpack_from(data, _CRC_AT + _CRC.size))
+        return attrs.evolve(found, tally=_TALLY.unpack_from(data, TALLY_AT))
     return found

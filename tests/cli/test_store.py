@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from mqbroker.cli import cli
 from mqbroker.cli.progress import ProgressLine, size_text
+from mqbroker.store.checkpoint import Checkpoint, encode_checkpoint
 from mqbroker.store.lock import lock_file, lock_holder
 from tests.store.harness import golden_messages, unpack_golden
 from tests.store.offline.stores import flip, picture
@@ -180,7 +181,13 @@ def test_queues_index_and_checkpoint_are_listed(root: Path) -> None:
     assert run("dump", root, "--queues")[1].startswith("topic\tqueue_id\tmin_offset\tmax_offset\n")
     counts = [json.loads(line)["count"] for line in run("dump", root, "--index", "--json")[1].splitlines()]
     assert counts == [400, 72]
-    assert json.loads(run("dump", root, "--checkpoint", "--json")[1])["log_ms"] > 0
+    checkpoint = json.loads(run("dump", root, "--checkpoint", "--json")[1])
+    assert checkpoint["log_ms"] > 0
+    assert (checkpoint["queues_count"], checkpoint["queues_next_offsets_sum"]) == (None, None)  # as Java's has none
+    (root / "checkpoint").write_bytes(encode_checkpoint(Checkpoint(1, 2, 3, 4, 5, 6, tally=(7, 89))))
+    names, cells = (line.split("\t") for line in run("dump", root, "--checkpoint")[1].splitlines())
+    assert names[-2:] == ["queues_count", "queues_next_offsets_sum"]
+    assert cells[-2:] == ["7", "89"]
 
 
 def test_a_reader_that_goes_away_is_no_error(root: Path) -> None:

@@ -20,7 +20,7 @@ from mqbroker.store.offline.layout import Given, Layout, read_layout
 from mqbroker.store.offline.logwalk import Fence, Tail, walk
 from mqbroker.store.offline.queuecheck import QueueCheck
 from mqbroker.store.offline.queuefiles import FilePool, load_queues
-from mqbroker.store.offline.smallfiles import SmallFiles, check_checkpoint, read_small_files, when
+from mqbroker.store.offline.smallfiles import SmallFiles, check_checkpoint, check_tally, read_small_files, when
 
 #: Bytes of the log passed, and of how many.
 ProgressFunction = Callable[[int, int], None]
@@ -170,6 +170,8 @@ def check_store(
     if small.checkpoint is not None:
         path = layout.path("checkpoint")
         check_checkpoint(path, small.checkpoint, log.newest_ms, totals.log_end, small.is_stopped, findings)
+        if not is_open_ended:
+            check_tally(path, small.checkpoint.tally, queues.tally, findings)
     return Report(
         layout, small, findings, totals, log.newest_ms, log.damages, log.tails, queues.live(), queues.has_extra()
     )

@@ -55,6 +55,8 @@ class QueueCheck:
             key: QueueState(key[0], files, removed.get((key[0].decode(), key[1]))) for key, files in queues.items()
         }
         self._tag_codes: dict[bytes, int] = {}
+        #: How many queues have had messages, and the sum of their next offsets; after `finish`.
+        self.tally = (0, 0)
 
     def take(self, item: Scanned) -> None:
         """Compare one record with its entry. Hot."""
@@ -223,6 +225,8 @@ class QueueCheck:
         """
         names: set[bytes] = set()
         count = entries = 0
+        offsets = [offset for queue in self._queues.values() if (offset := queue.files.max_offset())]
+        self.tally = len(offsets), sum(offsets)
         for queue in self._queues.values():
             queue.records -= queue.removed_records
             if queue.files.directory or queue.records:

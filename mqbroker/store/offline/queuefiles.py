@@ -76,12 +76,16 @@ class QueueFiles:
     def bounds(self, log_first: int) -> tuple[int, int]:
         """The lowest offset whose message may be in the log, which starts at `log_first`, and the one after the
         highest."""
-        high = self._bases[-1] + self._pool.per_file if self._bases else 0
-        top = self._search(self.first, high, lambda entry: entry[1] > 0)
+        top = self.max_offset()
         low = self._search(
             self.first, top, lambda entry: entry[0] < log_first or (entry[1] == BLANK_SIZE and not entry[0])
         )
         return low, top
+
+    def max_offset(self) -> int:
+        """The offset after the highest that was written, as an opening finds it."""
+        high = self._bases[-1] + self._pool.per_file if self._bases else 0
+        return self._search(self.first, high, lambda entry: entry[1] > 0)
 
     def _search(self, low: int, high: int, is_below: Callable[[Entry], bool]) -> int:
         while low < high:

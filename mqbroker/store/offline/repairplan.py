@@ -16,7 +16,7 @@ QUEUE_FILE_BYTES = 6_000_000
 #: Findings that building consume queues anew mends, and the index.
 _QUEUE_KINDS = {
     "consume queue missing", "consume queue size", "missing queue file", "entry missing", "entry wrong",
-    "tags code wrong", "entry ahead", "entry orphaned", "entries after the end", "messages missing",
+    "tags code wrong", "entry ahead", "entry orphaned", "entries after the end", "messages missing", "queues changed",
 }  # fmt: skip
 _INDEX_KINDS = {
     "index missing", "index size", "index header wrong", "index entries wrong", "index slots wrong",

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 import attrs
 
 from mqbroker.errors import MQError
-from mqbroker.store.checkpoint import Checkpoint, decode_checkpoint
+from mqbroker.store.checkpoint import TALLY_AT, Checkpoint, decode_checkpoint
 from mqbroker.store.consumequeue import TRASH, Removed
 from mqbroker.store.disk import IDisk
 from mqbroker.store.offline.findings import Findings
@@ -122,6 +122,18 @@ def check_checkpoint(
                 findings.lost("checkpoint ahead", path, 32 + 8 * at, what, advice)
             else:
                 findings.broken("checkpoint ahead", path, 32 + 8 * at, what, advice)
+
+
+def check_tally(path: str, noted: tuple[int, int] | None, found: tuple[int, int], findings: Findings) -> None:
+    """Compare what the last stop noted of the consume queues with those that are there."""
+    if noted is None or noted == found:
+        return
+    what = (
+        f"it says that {noted[0]} consume queues were left, with {noted[1]} messages up to their ends; "
+        f"there are {found[0]}, with {found[1]}"
+    )
+    advice = "the next start builds all consume queues anew from the log, and so does `mq store repair`"
+    findings.broken("queues changed", path, TALLY_AT, what, advice)
 
 
 def _check_tables(disk: IDisk, directory: str, findings: Findings) -> frozenset[str] | None:

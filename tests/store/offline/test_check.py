@@ -105,9 +105,10 @@ LOG_DAMAGED = {"damaged log": "lost", "messages missing": "lost", "index entry o
         (lambda b: flip(b.root / "consumequeue/T/0" / f"{0:020d}", 119), {"tags code wrong": "broken"}, 0),
         (lambda b: change(b.root / "consumequeue/T/0" / f"{0:020d}", 801, lambda d: b"\x01"),
          {"entries after the end": "broken"}, 0),
-        (lambda b: shutil.rmtree(b.root / "consumequeue"), {"consume queue missing": "broken"}, 0),
+        (lambda b: shutil.rmtree(b.root / "consumequeue"),
+         {"consume queue missing": "broken", "queues changed": "broken"}, 0),
         (lambda b: (b.root / "consumequeue/T/0" / f"{0:020d}").write_bytes(b"short"),
-         {"consume queue size": "broken", "consume queue missing": "broken"}, 0),
+         {"consume queue size": "broken", "consume queue missing": "broken", "queues changed": "broken"}, 0),
         (lambda b: shutil.rmtree(b.root / "index"), {"index missing": "broken"}, 0),
         (lambda b: (b.root / "checkpoint").unlink(), {"checkpoint missing": "broken"}, 0),
         (lambda b: flip(b.root / "checkpoint", 1), {"checkpoint ahead": "broken"}, 0),
@@ -194,8 +195,14 @@ def test_a_queue_whose_messages_are_all_gone_is_whole(bench: Bench) -> None:
     assert kinds(check(bench.root)) == {}
 
 
+def by_java(root: Path) -> None:
+    """Have the checkpoint say no more than what a Java broker writes."""
+    zero(root / "checkpoint", 24, 100)
+
+
 def test_a_topic_that_was_deleted_is_only_noted(bench: Bench) -> None:
     fill(bench)
+    by_java(bench.root)
     shutil.rmtree(bench.root / "consumequeue/T")
     (bench.root / "config/topics.json").write_bytes(b'{"topicConfigTable":{}}')
     assert kinds(check(bench.root)) == {"topic deleted": "note"}
@@ -216,7 +223,23 @@ def test_a_topic_made_again_after_it_was_deleted_is_only_noted(bench: Bench) -> 
         change(segment(bench.root), physical_offset + 20, lambda d, n=number: (n - 3).to_bytes(8, "big"), 8)
     queue = bench.root / "consumequeue/T/0" / f"{0:020d}"
     change(queue, 0, lambda d: data[60:100] + bytes(60), 100)
+    by_java(bench.root)
     assert kinds(check(bench.root)) == {"queue began anew": "note"}
+
+
+def test_queues_that_are_not_as_a_stop_left_them_are_told_with_what_comes_of_it(bench: Bench) -> None:
+    """Where nothing else tells: the messages of a deleted queue are gone from the log, or its topic was deleted."""
+    fill(bench)
+    shutil.rmtree(bench.root / "consumequeue/T")
+    (bench.root / "config/topics.json").write_bytes(b'{"topicConfigTable":{}}')
+    report = check(bench.root)
+    assert kinds(report) == {"topic deleted": "note", "queues changed": "broken"}
+    [found] = [finding for finding in report.findings.kept if finding.kind == "queues changed"]
+    assert (found.path, found.offset) == (str(bench.root / "checkpoint"), 60)
+    assert "1 consume queues were left, with 40 messages up to their ends; there are 0, with 0" in found.what
+    assert "the next start builds all consume queues anew" in found.advice
+    (bench.root / "abort").write_bytes(b"")  # of a store that was not stopped it says nothing
+    assert kinds(check(bench.root)) == {"topic deleted": "note", "not stopped": "note"}
 
 
 def test_what_a_killed_broker_leaves_is_noted_not_blamed(bench: Bench) -> None:

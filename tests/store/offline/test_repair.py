@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from twisted.internet.task import Clock
+from twisted.logger import capturedLogs
 from zope.interface import implementer
 
 from mqbroker.store.consumequeue import BLANK_SIZE, ENTRY
@@ -207,6 +208,25 @@ def test_a_queue_without_messages_in_the_log_keeps_its_next_offset(bench: Bench)
     again = bench.open()
     assert again.append([message("Old")])[0][1] == 7
     assert again.append([message()])[0][1] == 20
+
+
+@pytest.mark.parametrize("gone", ["Old", "T", "."])
+def test_after_a_repair_a_start_finds_the_queues_as_they_were_left(bench: Bench, gone: str) -> None:
+    store = bench.open()
+    store.append([message("Old")] * 7 + [message(body=b"%05d" % i * 2000, properties=key(i)) for i in range(20)])
+    stop(store)
+    bench.opened.clear()
+    add_tables(bench.root)
+    segment(bench.root).unlink()  # with all messages of Old
+    shutil.rmtree(bench.root / "consumequeue" / gone)
+    assert kinds(check(bench.root))["queues changed"] == "broken"
+    repair(bench.root)
+    assert kinds(check(bench.root)) == {}
+    with capturedLogs() as events:
+        again = bench.open()
+    assert not [event for event in events if "built anew" in event["log_format"]]
+    assert again.max_offset("T", 0) == 20
+    assert again.max_offset("Old", 0) == (7 if gone == "T" else 0)
 
 
 class Killed(Exception):

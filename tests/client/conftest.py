@@ -302,6 +302,7 @@ class LoopbackServer:
     def __init__(self):
         self.cluster = Cluster(Clock())
         self.connections = []
+        self._accepted = threading.Condition()
         self.before_answer = lambda request, connection: None
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.addr = f"127.0.0.1:{self._listener.getsockname()[1]}"
@@ -316,10 +317,17 @@ class LoopbackServer:
                 connection, _ = self._listener.accept()
             except OSError:
                 return
-            self.connections.append(connection)
+            with self._accepted:
+                self.connections.append(connection)
+                self._accepted.notify_all()
             thread = threading.Thread(target=self._serve, args=(connection,), daemon=True)
             self._threads.append(thread)
             thread.start()
+
+    def wait_for_connections(self, count):
+        """A client's connection may be used and closed before it is accepted here."""
+        with self._accepted:
+            assert self._accepted.wait_for(lambda: len(self.connections) >= count, 30)
 
     def _serve(self, connection):
         decoder = FrameDecoder()

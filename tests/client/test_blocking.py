@@ -81,6 +81,7 @@ def test_pulls_can_be_taken_later_or_given_up(topic):
         assert [r.next_offset for r in ahead.finish()] == [1, 2, 3]
         assert consumer.bounds([Q]) == [(0, 3)]
     # The connection with an answer still on its way was not used again.
+    topic.wait_for_connections(2)
     assert len(topic.connections) == 2
 
 

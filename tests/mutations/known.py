@@ -115,11 +115,11 @@ KNOWN = [
     Mutation(
         "take the lock after the recovery",
         "store/message_store.py",
-        "    lock = disk.lock(paths.lock)\n    try:\n        parts = yield from Opening("
+        "    lock = _lock(disk, paths)\n    try:\n        parts = yield from Opening("
         "settings, paths, disk, clock, worker, log_worker or worker, store_host, lock).steps()\n",
         "    lock = None\n    try:\n        parts = yield from Opening("
         "settings, paths, disk, clock, worker, log_worker or worker, store_host, lock).steps()\n"
-        "        parts.files.lock = lock = disk.lock(paths.lock)\n",
+        "        parts.files.lock = lock = _lock(disk, paths)\n",
         ("tests/store/test_lock.py", "tests/store/test_opening.py", "tests/store/test_recovery.py"),
     ),
     Mutation(
@@ -141,8 +141,8 @@ KNOWN = [
     Mutation(
         "call a stop clean that was not",
         "store/store_files.py",
-        "        if not self._is_broken:\n            self._disk.remove(self._paths.abort)",
-        "        if True:\n            self._disk.remove(self._paths.abort)",
+        "        if not self._is_broken:\n            self.checkpoint.write(",
+        "        if True:\n            self.checkpoint.write(",
         ("tests/store/test_flush.py",),
     ),
     Mutation(

@@ -2,15 +2,18 @@
 
 Twisted enters a context for every readable socket, so that old-style log calls know whose they are; nobody reads it
 here. Measured on two cores, without it a broker answers 7 to 20 % more sends where few are in flight on a connection.
-Under twistd the reactor is twistd's choice.
+Its time goes on when the system's clock is set back. Under twistd the reactor is twistd's choice.
 """
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from twisted.internet.error import ReactorAlreadyInstalledError
 from twisted.internet.main import installReactor
+
+from mqbroker.daemons.steady_time import SteadyTime
 
 
 def install_reactor() -> None:
@@ -37,6 +40,8 @@ def install_reactor() -> None:
                     handle(selectable, fd, event)  # type: ignore[no-untyped-call]
 
         doIteration = doPoll  # noqa: N815
+
+        seconds = SteadyTime(time.time, time.monotonic)
 
     try:
         installReactor(PlainEPollReactor())  # type: ignore[no-untyped-call]

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 from collections import Counter
+from collections.abc import Iterator
 from math import gcd
 
 import attrs
 
 from mqbroker.errors import StoreUnknown
 from mqbroker.store.consumequeue import ENTRY_BYTES as QUEUE_ENTRY_BYTES
-from mqbroker.store.disk import IDisk
+from mqbroker.store.disk import IDisk, IMappedFile
 from mqbroker.store.index import ENTRY_BYTES as INDEX_ENTRY_BYTES
 from mqbroker.store.index import HEADER_BYTES, SLOT_BYTES
 from mqbroker.store.layout import INDEX_NAME, SEGMENT_NAME, other_layout
@@ -202,20 +204,30 @@ def _slots_by_content(disk: IDisk, path: str, size: int) -> int:
         count = header.count
         if not 1 < count <= size // INDEX_ENTRY_BYTES:
             return 0
-        before = 4 + (count - 1) * INDEX_ENTRY_BYTES
-        wanted = header.end_offset.to_bytes(8, "big", signed=True)
-        at = HEADER_BYTES + SLOT_BYTES + before
-        for _ in range(_TRIES):
-            at = file.buffer.find(wanted, at)
-            if at < 0:
-                break
+        before = (count - 1) * INDEX_ENTRY_BYTES
+        for at in itertools.islice(_newest_entries(file, header.end_offset, before), _TRIES):
             slots, rest = divmod(at - before - HEADER_BYTES, SLOT_BYTES)
-            if not rest and (size - HEADER_BYTES - slots * SLOT_BYTES) % INDEX_ENTRY_BYTES == 0:
-                key_hash, _, _, older = ENTRY.unpack_from(file.view, at - 4)
+            fits = slots > 0 and not rest and (size - HEADER_BYTES - slots * SLOT_BYTES) % INDEX_ENTRY_BYTES == 0
+            if fits and at + INDEX_ENTRY_BYTES <= size:
+                key_hash, offset, _, older = ENTRY.unpack_from(file.view, at)
                 slot_at = HEADER_BYTES + key_hash % slots * SLOT_BYTES
-                if 0 <= older < count - 1 and SLOT.unpack_from(file.view, slot_at)[0] == count - 1:
+                is_newest = offset == header.end_offset and 0 <= older < count - 1
+                if is_newest and SLOT.unpack_from(file.view, slot_at)[0] == count - 1:
                     return slots
-            at += 1
         return 0
     finally:
         file.close()
+
+
+def _newest_entries(file: IMappedFile, end_offset: int, before: int) -> Iterator[int]:
+    """Places where the newest entry, which names the message at `end_offset`, may stand behind so many bytes of
+    others."""
+    if end_offset:
+        mark, shift = re.compile(re.escape(end_offset.to_bytes(8, "big", signed=True))), 4
+    else:  # zeros are everywhere: look for the hash of its key
+        mark, shift = re.compile(rb"[^\0]"), 0
+    at = HEADER_BYTES + SLOT_BYTES + before + shift
+    while (found := mark.search(file.buffer, at)) is not None:
+        start = found.start() - shift
+        yield start if shift else start - (start - HEADER_BYTES) % SLOT_BYTES
+        at = found.start() + (1 if shift else SLOT_BYTES - (found.start() - HEADER_BYTES) % SLOT_BYTES)

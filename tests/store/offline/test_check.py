@@ -11,7 +11,7 @@ import pytest
 from mqbroker.errors import StoreUnknown
 from mqbroker.store.consumequeue import ENTRY
 from mqbroker.store.offline.layout import Given
-from tests.store.harness import Bench, message, stop, unpack_golden
+from tests.store.harness import Bench, make_bench, message, stop, unpack_golden
 from tests.store.offline.stores import (
     PER_SEGMENT,
     SEGMENT,
@@ -64,6 +64,18 @@ def test_sizes_are_found_out(bench: Bench) -> None:
     fill(bench)
     layout = check(bench.root).layout
     assert (layout.segment_bytes, layout.queue_file_bytes, layout.slots, layout.capacity) == (SEGMENT, 2000, 100, 400)
+
+
+@pytest.mark.parametrize("count", [1, 2, 30])
+def test_the_index_of_a_young_store_is_recognised(tmp_path: Path, count: int) -> None:
+    bench = make_bench(tmp_path / "store", max_hash_slot_num=1000, max_index_num=4000)
+    store = bench.open()
+    store.append([message(body=b"%d" % i) for i in range(count)])
+    stop(store)
+    report = check(bench.root)
+    assert (report.layout.slots, report.layout.capacity) == (1000, 4000)
+    assert report.totals.index_entries == count
+    assert not [kind for kind in kinds(report) if "index" in kind]
 
 
 def test_a_store_in_use_is_checked_beside_its_broker(bench: Bench) -> None:

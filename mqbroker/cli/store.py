@@ -181,4 +181,6 @@ def _given(config: str | None, commit_log: str | None) -> Given:
         slots=settings.max_hash_slot_num,
         capacity=settings.max_index_num,
         delay_levels=settings.message_delay_level,
+        ext_file_bytes=settings.mapped_file_size_consume_queue_ext if settings.enable_consume_queue_ext else None,
+        multi_dispatch=settings.enable_multi_dispatch,
     )

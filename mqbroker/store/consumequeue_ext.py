@@ -66,6 +66,16 @@ class ExtUnit(NamedTuple):
         return UNIT_BYTES_MIN + len(self.bit_map)
 
 
+def parse_unit(view: memoryview, at: int, room: int) -> ExtUnit | None:
+    """The unit at `at`, of `room` bytes at most; None where no whole one stands there."""
+    if room < UNIT_BYTES_MIN:
+        return None
+    size, tags_code, store_timestamp_ms, bit_map_bytes = _UNIT.unpack_from(view, at)
+    if bit_map_bytes < 0 or size != UNIT_BYTES_MIN + bit_map_bytes or size > room or is_address(tags_code):
+        return None
+    return ExtUnit(tags_code, store_timestamp_ms, bytes(view[at + UNIT_BYTES_MIN : at + size]))
+
+
 class ConsumeQueueExt:
     """The units of one queue. `end` is where the next one goes.
 
@@ -181,13 +191,7 @@ class ConsumeQueueExt:
             return None
         index, at = divmod(offset - self._first, self._file_bytes)
         room = min(self._file_bytes - END_BYTES - at, self.end - offset)
-        if room < UNIT_BYTES_MIN:
-            return None
-        view = self._files[index].view
-        size, tags_code, store_timestamp_ms, bit_map_bytes = _UNIT.unpack_from(view, at)
-        if bit_map_bytes < 0 or size != UNIT_BYTES_MIN + bit_map_bytes or size > room or is_address(tags_code):
-            return None
-        return ExtUnit(tags_code, store_timestamp_ms, bytes(view[at + UNIT_BYTES_MIN : at + size]))
+        return parse_unit(self._files[index].view, at, room)
 
     def place(self, address: int) -> tuple[IMappedFile, int] | None:
         """The file and position of an address; None where no unit can stand there."""

@@ -13,6 +13,7 @@ from mqbroker.store.checkpoint import Checkpoint
 from mqbroker.store.disk import IDisk
 from mqbroker.store.dispatch import parse_delay_levels
 from mqbroker.store.logscan import Damage, Scanned
+from mqbroker.store.offline.extfiles import ExtPool, load_extensions
 from mqbroker.store.offline.findings import Findings, Totals
 from mqbroker.store.offline.indexcheck import IndexCheck
 from mqbroker.store.offline.indexread import IndexReader
@@ -46,6 +47,7 @@ class Report:
     tails: list[Tail]
     live_queues: frozenset[tuple[bytes, int]]
     has_extra_queues: bool
+    bad_extensions: list[str]
 
 
 class _LogCheck:
@@ -143,7 +145,10 @@ def check_store(
     queue_root = layout.path("consumequeue")
     files = load_queues(disk, queue_root, pool, layout.queue_file_bytes, findings, layout.foreign)
     levels_ms = parse_delay_levels(layout.delay_levels) if layout.delay_levels else []
-    queues = QueueCheck(files, pool, layout.log_first, levels_ms, small.removed, findings)
+    ext_pool = ExtPool(disk, layout.ext_file_bytes)
+    ext = load_extensions(disk, layout.path("consumequeue_ext"), ext_pool, files.keys(), findings, layout.foreign)
+    queues = QueueCheck(files, ext.by_queue, pool, layout.log_first, levels_ms, small.removed, findings)
+    queues.expects_named = given.multi_dispatch
     index = _index_check(disk, layout, small.checkpoint, is_open_ended, findings)
     log = _LogCheck(findings, totals, is_live)
     total = sum(min(segment.size, layout.segment_bytes) for segment in layout.segments)
@@ -165,6 +170,7 @@ def check_store(
             totals.index_entries = index.finish(totals.log_end, is_open_ended)
     finally:
         pool.close()
+        ext_pool.close()
         if index is not None:
             index.close()
     if small.checkpoint is not None:
@@ -173,8 +179,9 @@ def check_store(
         if not is_open_ended:
             check_tally(path, small.checkpoint.tally, queues.tally, findings)
     return Report(
-        layout, small, findings, totals, log.newest_ms, log.damages, log.tails, queues.live(), queues.has_extra()
-    )
+        layout, small, findings, totals, log.newest_ms, log.damages, log.tails, queues.live(), queues.has_extra(),
+        ext.bad,
+    )  # fmt: skip
 
 
 def _ignore(item: Scanned) -> None:

@@ -30,13 +30,15 @@ DEFAULT_SLOTS = 5_000_000
 _QUEUES_TO_SIZE = 1000
 _FILES_TO_SIZE = 3
 _TRIES = 10_000
-_FOREIGN = "the broker does not start with it; `mq store repair --move-foreign` moves it away"
+#: What to do about files that keep a broker from starting.
+FOREIGN_ADVICE = "the broker does not start with it; `mq store repair --move-foreign` moves it away"
 _MISSIZED = "name the broker's settings with -c; if this size is wrong, restore the file from a copy"
 
 
 @attrs.frozen
 class Given:
-    """What the user says about the store; None is to be found out."""
+    """What the user says about the store; None is to be found out. ext_file_bytes: where extensions are kept.
+    multi_dispatch: whether messages are put into the queues that INNER_MULTI_DISPATCH names."""
 
     commit_log: str | None = None
     segment_bytes: int | None = None
@@ -44,6 +46,8 @@ class Given:
     slots: int | None = None
     capacity: int | None = None
     delay_levels: str | None = None
+    ext_file_bytes: int | None = None
+    multi_dispatch: bool | None = None
 
 
 @attrs.frozen
@@ -96,7 +100,7 @@ def read_layout(disk: IDisk, root: str, given: Given, findings: Findings) -> Lay
     foreign: list[str] = []
     segments, segment_bytes = _segments(disk, commit_log, given.segment_bytes, findings, foreign)
     queue_bytes = given.queue_file_bytes or _queue_file_bytes(disk, os.path.join(root, "consumequeue"))
-    ext_bytes = _queue_file_bytes(disk, os.path.join(root, "consumequeue_ext"), 1)
+    ext_bytes = given.ext_file_bytes or _queue_file_bytes(disk, os.path.join(root, "consumequeue_ext"), 1)
     index_files, slots, capacity = _index(disk, os.path.join(root, "index"), given, findings)
     return Layout(
         root, commit_log, segments, segment_bytes, queue_bytes, slots, capacity, index_files, foreign,
@@ -114,7 +118,7 @@ def _segments(
             found.append(SegmentFile(path, int(name), disk.file_size(path)))
         else:
             foreign.append(path)
-            findings.broken("foreign file", path, 0, "not a segment of the log", _FOREIGN)
+            findings.broken("foreign file", path, 0, "not a segment of the log", FOREIGN_ADVICE)
     if found and not found[-1].size:
         path = found.pop().path
         findings.note("unfinished file", path, 0, "made by a broker that was killed; the next start takes it up")
@@ -123,7 +127,7 @@ def _segments(
     for file in found:
         if size and file.offset % size:
             foreign.append(file.path)
-            findings.broken("foreign file", file.path, 0, f"no segment of {size} bytes starts there", _FOREIGN)
+            findings.broken("foreign file", file.path, 0, f"no segment of {size} bytes starts there", FOREIGN_ADVICE)
             continue
         if file.size != size:
             what = f"{file.size} bytes where a segment has {size or 'none known'}"

@@ -12,6 +12,7 @@ from collections.abc import Set as AbstractSet
 from mqbroker.store.consumequeue import BLANK_SIZE, ENTRY, ENTRY_BYTES, TOPIC_NAME, Removed
 from mqbroker.store.consumequeue_ext import ADDRESS_MAX
 from mqbroker.store.logscan import Scanned
+from mqbroker.store.offline.extfiles import ExtFiles
 from mqbroker.store.offline.findings import Findings
 from mqbroker.store.offline.queuefiles import FilePool, QueueFiles
 from mqbroker.store.offline.queuestate import REBUILD, RUNS_MAX, QueueState, tell_queue
@@ -40,6 +41,7 @@ class QueueCheck:
     def __init__(
         self,
         queues: Mapping[tuple[bytes, int], QueueFiles],
+        extensions: Mapping[tuple[bytes, int], ExtFiles],
         pool: FilePool,
         log_first: int,
         delay_levels_ms: Sequence[int],
@@ -52,8 +54,13 @@ class QueueCheck:
         self._removed = removed
         self._findings = findings
         self._queues = {
-            key: QueueState(key[0], files, removed.get((key[0].decode(), key[1]))) for key, files in queues.items()
+            key: QueueState(key[0], files, extensions.get(key), removed.get((key[0].decode(), key[1])))
+            for key, files in queues.items()
         }
+        self._has_named = not queues or any(topic.startswith(_LMQ) for topic, _ in queues)
+        #: Whether queues that messages name must be there; None where that is to be judged by those that are.
+        self.expects_named: bool | None = None
+        self._named_absent = 0
         self._tag_codes: dict[bytes, int] = {}
         #: How many queues have had messages, and the sum of their next offsets; after `finish`.
         self.tally = (0, 0)
@@ -95,7 +102,7 @@ class QueueCheck:
     def _add_queue(self, topic: bytes, queue_id: int) -> QueueState:
         name = topic.decode("utf-8", "replace")
         files = QueueFiles(self._pool, f"{name}/{queue_id}", "")
-        queue = self._queues[topic, queue_id] = QueueState(topic, files, self._removed.get((name, queue_id)))
+        queue = self._queues[topic, queue_id] = QueueState(topic, files, None, self._removed.get((name, queue_id)))
         return queue
 
     def _code_of(self, tag: bytes) -> int:
@@ -177,7 +184,13 @@ class QueueCheck:
             queue.add("entry missing", offset)
         elif entry[:2] != (physical_offset, size):
             queue.add("entry wrong", offset)
-        elif entry[2] != code and entry[2] > ADDRESS_MAX and (code is not None or entry[2] < timestamp_ms):
+        elif entry[2] <= ADDRESS_MAX:
+            unit = queue.ext.unit(entry[2]) if queue.ext is not None else None
+            if unit is None:
+                queue.add("unit missing", offset)
+            elif unit.store_timestamp_ms != timestamp_ms or not _is_code(unit.tags_code, code, timestamp_ms):
+                queue.add("unit wrong", offset)
+        elif not _is_code(entry[2], code, timestamp_ms):
             queue.add("tags code wrong", offset)
         queue.next = offset + 1
 
@@ -199,21 +212,35 @@ class QueueCheck:
 
     def _take_extra(self, item: Scanned, code: int | None) -> None:
         """A message that stands in other queues too, each of which has numbered it."""
-        names = find_property(item.properties, _MULTI_DISPATCH).split(b",")
-        offsets = find_property(item.properties, _MULTI_OFFSET).split(b",")
+        names = find_property(item.properties, _MULTI_DISPATCH).rstrip(b",").split(b",")
+        offsets = find_property(item.properties, _MULTI_OFFSET).rstrip(b",").split(b",")
         if len(names) != len(offsets):
             return
         for name, text in zip(names, offsets, strict=True):
-            queue = self._queues.get((name, 0 if name.startswith(_LMQ) else item.queue_id))
-            if queue is None or not queue.files.is_there or not text.isdigit() or len(text) > 18:
+            if not text.isdigit() or len(text) > 18 or not _is_name(name):
+                continue
+            queue = self._named_queue(name, item.queue_id)
+            if queue is None:
+                self._named_absent += 1
+                continue
+            offset = int(text)
+            entry = queue.files.entry(offset) if offset < queue.next else None
+            if entry is not None and entry[:2] == (item.physical_offset, item.size):  # named twice, or its own queue
                 continue
             queue.is_extra = True
             queue.records += 1
-            offset = int(text)
             if offset == queue.next:
                 self._compare(queue, offset, item.physical_offset, item.size, code, item.store_timestamp_ms)
             else:
                 self._take_slowly(queue, offset, item.physical_offset, item.size, code, item.store_timestamp_ms)
+
+    def _named_queue(self, name: bytes, queue_id: int) -> QueueState | None:
+        """The queue that a message means; None where it is not there, and need not be."""
+        key = (name, 0 if name.startswith(_LMQ) else queue_id)
+        queue = self._queues.get(key) or self._queues.get((name, queue_id))
+        if queue is None and (self._has_named if self.expects_named is None else self.expects_named):
+            return self._add_queue(*key)
+        return queue
 
     # The end
 
@@ -235,6 +262,12 @@ class QueueCheck:
             if queue.files.is_there:
                 entries += self._check_rest(queue, log_end)
             tell_queue(queue, self._findings, topics, open_from_ms)
+        if self._named_absent:
+            what = (
+                f"{self._named_absent} times a message names a queue that is not there; "
+                "with -c and the broker's settings it is known whether it should be"
+            )
+            self._findings.note("named queues absent", "", 0, what)
         self._pool.close()
         return len(names), count, entries
 
@@ -267,3 +300,8 @@ class QueueCheck:
 def _is_name(topic: bytes) -> bool:
     name = topic.decode("utf-8", "replace")
     return TOPIC_NAME.fullmatch(name) is not None or is_lmq(name)
+
+
+def _is_code(found: int, code: int | None, timestamp_ms: int) -> bool:
+    """Whether a tags code is right; of a delayed message whose level is not known it is a time after its storing."""
+    return found >= timestamp_ms if code is None else found == code

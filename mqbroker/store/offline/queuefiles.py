@@ -9,13 +9,12 @@ from mqbroker.store.consumequeue import BLANK_SIZE, ENTRY, ENTRY_BYTES, TOPIC_NA
 from mqbroker.store.disk import IDisk, IMappedFile
 from mqbroker.store.layout import SEGMENT_NAME
 from mqbroker.store.offline.findings import Findings
-from mqbroker.store.offline.layout import listed
+from mqbroker.store.offline.layout import FOREIGN_ADVICE, listed
 from mqbroker.wire.names import is_lmq
 
 #: So many files are mapped at a time.
 _MAPPED_MAX = 512
 _CHUNK = 256
-_FOREIGN = "the broker does not start with it; `mq store repair --move-foreign` moves it away"
 _REBUILD = "`mq store repair` builds consume queues anew from the log"
 
 Entry = tuple[int, int, int]
@@ -145,7 +144,7 @@ def load_queues(
 
     def add_foreign(path: str, why: str) -> None:
         foreign.append(path)
-        findings.broken("foreign file", path, 0, why, _FOREIGN)
+        findings.broken("foreign file", path, 0, why, FOREIGN_ADVICE)
 
     for topic in listed(disk, root):
         topic_path = os.path.join(root, topic)

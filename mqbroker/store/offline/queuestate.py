@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 
 from mqbroker.store.consumequeue import Removed
+from mqbroker.store.offline.extfiles import ExtFiles
 from mqbroker.store.offline.findings import Findings
 from mqbroker.store.offline.queuefiles import QueueFiles
 from mqbroker.wire.codes import is_system_topic
@@ -20,6 +21,8 @@ _RESTORE = "restore the log from a copy or a slave; consumers go on with the mes
 _RUN_TEXTS = {
     "entry missing": "has no entry for messages {span}",
     "entry wrong": "its entries of messages {span} point elsewhere",
+    "unit missing": "its entries of messages {span} lead to no unit of the extension",
+    "unit wrong": "the units of messages {span} have another tags code or store time than the messages",
     "tags code wrong": "its entries of messages {span} have another tags code than the messages",
     "queue offset wrong": "the records of messages {span} say other queue offsets",
     "queue offset twice": "queue offsets {span} are in the log again",
@@ -43,13 +46,14 @@ class QueueState:
     """`next`: the queue offset that follows, -1 before the first record. `removed`: what is noted of its removal."""
 
     __slots__ = (
-        "files", "first_ms", "gaps", "is_extra", "next", "records", "removed", "removed_records", "runs",
+        "ext", "files", "first_ms", "gaps", "is_extra", "next", "records", "removed", "removed_records", "runs",
         "runs_left_out", "topic",
     )  # fmt: skip
 
-    def __init__(self, topic: bytes, files: QueueFiles, removed: Removed | None) -> None:
+    def __init__(self, topic: bytes, files: QueueFiles, ext: ExtFiles | None, removed: Removed | None) -> None:
         self.topic = topic
         self.files = files
+        self.ext = ext
         self.removed = removed
         self.removed_records = 0
         self.next = -1
@@ -112,7 +116,7 @@ def _tell_run(queue: QueueState, run: Run, findings: Findings, is_open_ended: bo
     what = f"queue {queue.files.name}: {text} ({run.count})"
     if run.kind == "entry orphaned":
         findings.lost(run.kind, path, at, what, _RESTORE, 0 if queue.is_extra else run.count)
-    elif run.kind == "entry missing" and is_open_ended and run.last == queue.next - 1:
+    elif run.kind in ("entry missing", "unit missing") and is_open_ended and run.last == queue.next - 1:
         findings.note("entries behind", path, at, f"{what}; the next start builds them")
     elif run.kind == "entry ahead" and is_open_ended:
         findings.note("entries ahead", path, at, f"{what}; the next start cuts them")

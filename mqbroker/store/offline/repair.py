@@ -201,6 +201,9 @@ class Repair:
                     path = self._layout.path(kind, topic.decode("latin-1"), str(queue_id))
                     if self.disk.exists(path):
                         self._move_away(path, "")
+            for path in self.report.bad_extensions:  # of queues without a message too: no entry needs what is in them
+                if self.disk.exists(path):
+                    self._move_away(path, "")
         index = self._layout.path("index")
         if self.plan.rebuild_index and self.disk.exists(index):
             self._move_away(index, "")

@@ -17,6 +17,7 @@ QUEUE_FILE_BYTES = 6_000_000
 _QUEUE_KINDS = {
     "consume queue missing", "consume queue size", "missing queue file", "entry missing", "entry wrong",
     "tags code wrong", "entry ahead", "entry orphaned", "entries after the end", "messages missing", "queues changed",
+    "unit missing", "unit wrong", "extension size", "missing extension file",
 }  # fmt: skip
 _INDEX_KINDS = {
     "index missing", "index size", "index header wrong", "index entries wrong", "index slots wrong",

@@ -110,6 +110,7 @@ class SimFile:
             self._disk.act("write_at", self.path)
             self._disk.take_blocks(self.inode, offset + start, end - start)
             self.inode.store(offset + start, data[start:end])
+            self.inode.modified_ms = self._disk.now_ms()
 
     def is_resident(self, offset: int, size: int) -> bool:
         return True
@@ -159,7 +160,7 @@ class SimDisk:
         self.root = Directory()
         self.faults = DiskFaults()
         self.is_off = False
-        #: Dates new files; what is stored in them later does not count here.
+        #: Dates files: when they are made, and when a sync finds something new in them.
         self.now_ms: Callable[[], int] = lambda: 0
         self.operations = 0
         self.trace = 0
@@ -168,6 +169,9 @@ class SimDisk:
         #: Where something was stored without a block, found in the middle of something else.
         self.hazards: list[str] = []
         self.on_write: Callable[[str], None] = lambda path: None
+        #: Told of each file that is about to be removed, and of each look at the room there is.
+        self.on_remove: Callable[[str], None] = lambda path: None
+        self.on_look: Callable[[DiskSpace], None] = lambda space: None
         self._locks: dict[str, SimLock] = {}
         self._changes: list[Change] = []
         self._used_bytes = 0
@@ -220,7 +224,10 @@ class SimDisk:
         if self._fails():
             inode.fail_sync(self.faults.sync_rng, self.faults.forgets)
             raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        before = inode.durable
         inode.sync()
+        if inode.durable != before:
+            inode.modified_ms = self.now_ms()
 
     def _check_stores(self, inode: Inode, path: str) -> None:
         at = inode.unallocated_store()
@@ -279,6 +286,12 @@ class SimDisk:
                 return None  # it may also be gone, or be another
             node = node.durable[name]
         return node.durable if isinstance(node, Inode) else None
+
+    def is_gone_for_good(self, path: str) -> bool:
+        """Whether no power cut brings a name back."""
+        directory, name = self._directory(os.path.dirname(path)), os.path.basename(path)
+        is_sure = all(part[:2] != (directory, name) for change in self._changes for part in change.parts)
+        return is_sure and name not in directory.durable
 
     def _change(self, *parts: tuple[Directory, str, Inode | Directory | None]) -> None:
         for directory, name, node in parts:
@@ -353,7 +366,9 @@ class SimDisk:
 
     def space(self, path: str) -> DiskSpace:
         room = self.faults.room_bytes
-        return DiskSpace(self._used_bytes, 100 * MEMORY_BYTES if room is None else room)
+        found = DiskSpace(self._used_bytes, 100 * MEMORY_BYTES if room is None else room)
+        self.on_look(found)
+        return found
 
     def read(self, path: str) -> bytes:
         self.act("read", path)
@@ -384,6 +399,7 @@ class SimDisk:
     def remove(self, path: str) -> None:
         self.act("remove", path)
         inode = self.inode(path)
+        self.on_remove(path)
         self._change((self._directory(os.path.dirname(path)), os.path.basename(path), None))
         self.give_blocks(sum(inode.blocks))
 

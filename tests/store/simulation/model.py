@@ -35,6 +35,7 @@ class Entry:
     exposed_s: float
     is_durable: bool = False
     is_rotten: bool = False
+    is_gone: bool = False  # it aged, or had to make room
 
     @property
     def end(self) -> int:
@@ -66,7 +67,10 @@ class Entry:
 class Model:
     """`exposed_s` is a clock that stands while the disk is at work for the store: what was appended longer than the
     flush interval ago by it must be on the disk. `unsynced_may_go` after a sync failed: what was not acknowledged as
-    durable may be lost by any end of the process."""
+    durable may be lost by any end of the process. The log begins at `floor`; the names of segments below `removed` were
+    removed, though that may not be on the disk. `caches_lost` once consume queues were deleted: those without a message
+    begin at 0 again.
+    """
 
     flush_s: float
     entries: list[Entry] = attrs.field(factory=list)
@@ -76,10 +80,21 @@ class Model:
     unsynced_may_go: bool = False
     has_rot: bool = False
     last_ms: int = 0
+    floor: int = 0
+    removed: int = 0
+    caches_lost: bool = False
 
     @property
     def end(self) -> int:
-        return self.entries[-1].end if self.entries else 0
+        return self.entries[-1].end if self.entries else self.floor
+
+    def let_go(self, floor: int) -> None:
+        """Forget what is below `floor`; queues keep their entries, whose places are numbers."""
+        count = next((i for i, entry in enumerate(self.entries) if entry.start >= floor), len(self.entries))
+        for entry in self.entries[:count]:
+            entry.is_gone = True
+        del self.entries[:count]
+        self.floor = floor
 
     def add(self, entry: Entry) -> None:
         self.entries.append(entry)
@@ -91,7 +106,7 @@ class Model:
         """What the next offset of a queue may be: what rotted at its end may have been forgotten."""
         entries = self.queues.get(queue, [])
         lowest = len(entries)
-        while lowest and entries[lowest - 1].is_rotten:
+        while lowest and (entries[lowest - 1].is_rotten or (entries[lowest - 1].is_gone and self.caches_lost)):
             lowest -= 1
         return range(lowest, len(entries) + 1)
 

@@ -22,9 +22,11 @@ def options_of(seed: int) -> Options:
     rng = Random(f"{seed} options")
     ext = Random(f"{seed} extensions")
     has_ext, ext_bytes = ext.random() < 0.3, ext.choice([1024, 4096])
+    ages, rules = _retention_of(Random(f"{seed} retention"))
     return {
-        "settings": {"enable_consume_queue_ext": has_ext, "mapped_file_size_consume_queue_ext": ext_bytes},
-        "segment_bytes": rng.choice([4096, 4096 + 512, 8192, 16384]),
+        "settings": {"enable_consume_queue_ext": has_ext, "mapped_file_size_consume_queue_ext": ext_bytes, **rules},
+        "ages": ages,
+        "segment_bytes": rng.choice([4096, 4096 + 512, 8192, 16384]) if not ages else 4096,
         "queue_file_bytes": rng.choice([200, 400, 2000, 20_000]),
         "index": rng.random() < 0.8,
         "slots": rng.choice([1, 7, 100]),
@@ -40,19 +42,49 @@ def options_of(seed: int) -> Options:
     }
 
 
+def _retention_of(rng: Random) -> tuple[bool, dict[str, Any]]:
+    """Whether messages age in a run, and the settings that let them go."""
+    ages = rng.random() < 0.35
+    rules = {
+        "file_reserved_time_hours": rng.choice([1, 3]),
+        "delete_when_hours": list(range(24)),
+        "clean_file_forcibly_enable": rng.random() < 0.5,
+        "clean_resource_interval_ms": rng.choice([100, 1000]),
+        "delete_commit_log_files_interval_ms": rng.choice([0, 50]),
+        "delete_consume_queue_files_interval_ms": rng.choice([0, 50]),
+        "redelete_hanged_file_interval_ms": 1000,
+        "disk_free_bytes_min": 4096,
+    }
+    return ages, rules if ages else {}
+
+
 def steps_of(seed: int, options: Options) -> list[Step]:
     rng = Random(f"{seed} steps")
     steps = [_plain_step(rng, options) for _ in range(rng.randint(STEPS_MIN, STEPS_MAX))]
     result: list[Step] = []
     streams = {fault: Random(f"{seed} {fault}") for fault in FAULTS}
+    ages = Random(f"{seed} ages")
     for step in steps:
         for fault in FAULTS:
             stream = streams[fault]
             share, draw = stream.random(), stream.getrandbits(30)
             if fault in options["faults"] and share < _SHARES[fault]:
                 result.append(_fault_step(fault, Random(draw)))
+        if options["ages"]:
+            result += _age_steps(ages)
         result.append(step)
     return result
+
+
+def _age_steps(rng: Random) -> list[Step]:
+    """Time passes, so that messages may go; at times the process or the machine ends while they do."""
+    share, ends, hours, ms = rng.random(), rng.random(), rng.choice([0.5, 1, 4, 4]), rng.choice([300, 2000, 2000])
+    how, at = rng.choice(["end_in", "end_deleting", "end_deleting"]), rng.choice([1, 1, 2, 3, 8, 20])
+    end = [how, at, rng.choice(["kill", "power"]), rng.getrandbits(30)]
+    age = ["age", hours, ms, rng.choice([0.5, 0.9]), rng.getrandbits(30)]
+    if share >= 0.35:
+        return []
+    return [end, age] if ends < 0.4 else [age]
 
 
 #: How likely a fault comes before a step, in the order of FAULTS.

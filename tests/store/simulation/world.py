@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -21,6 +22,7 @@ from tests.store.harness import BORN, HOST, START_S
 from tests.store.simulation import coverage, steps
 from tests.store.simulation.disk import DiskFaults, Ended, SimDisk, UnallocatedStore
 from tests.store.simulation.model import Entry, Model, Violation, require
+from tests.store.simulation.retention import RetentionCheck
 from tests.store.simulation.steps import Options, Step
 from tests.store.simulation.worker import SimWorker
 
@@ -47,14 +49,20 @@ class World:
         self._written = 0
         self._has_failed_sync = False  # in this life of the process
         self._end = ("power", 0)
-        self._high_s = 0.0  # the clock went back from here
+        self.high_s = 0.0  # the clock went back from here
         self._life = 0
+        self.retention = RetentionCheck(self)
         self.store = self._open_anew("new", 0)
 
     # Life
 
     def settings(self) -> StoreSettings:
         options = self.options
+        rules: dict[str, Any] = {
+            "clean_file_forcibly_enable": False,
+            "file_reserved_time_hours": 24 * 366 * 100,
+            **options.get("settings", {}),
+        }
         return StoreSettings(
             store_path_root_dir=ROOT,
             mapped_file_size_commit_log=options["segment_bytes"],
@@ -65,9 +73,7 @@ class World:
             flush_interval_commit_log_ms=options["flush_ms"],
             flush_interval_consume_queue_ms=options["queue_flush_ms"],
             sync_flush_timeout_ms=options["flush_timeout_ms"],
-            clean_file_forcibly_enable=False,
-            file_reserved_time_hours=24 * 366 * 100,
-            **options.get("settings", {}),
+            **rules,
         )
 
     def open(self, disk: SimDisk, clock: Clock, worker: SimWorker) -> MessageStore:
@@ -90,6 +96,7 @@ class World:
             clock.rightNow = self.clock.rightNow
             self.clock, self.worker = clock, SimWorker()
             self.disk.on_write = self._written_file
+            self.retention.stop()
             self.disk.now_ms = self._now_ms
             try:
                 store = self.open(self.disk, clock, self.worker)
@@ -108,6 +115,7 @@ class World:
             self._has_failed_sync = False
             self.store = store
             store.start()
+            self.retention.start()
             self._check_recovered(end)
             return store
         raise Violation("opens again", "not in twenty attempts")
@@ -128,6 +136,8 @@ class World:
     def end(self, end: str, seed: int) -> None:
         """End the process or the machine, and start again."""
         rng = Random(seed)
+        if self.model.removed > self.model.floor:
+            self.counts["kill during a deletion"] += end == "kill"
         if self.worker.jobs:
             self.counts[f"{end} while the worker was busy"] += 1
         self.disk = self.disk.crashed(rng) if end == "power" else self.disk.killed(rng)
@@ -266,7 +276,7 @@ class World:
 
     def _pass(self, time_s: float) -> None:
         clock = self.clock
-        passed = time_s - max(clock.rightNow, self._high_s)
+        passed = time_s - max(clock.rightNow, self.high_s)
         if passed > 0 and self.worker.is_idle:
             self.model.exposed_s += passed
         clock.rightNow = time_s
@@ -288,6 +298,7 @@ class World:
             raise Ended
 
     def _note_syncs(self) -> None:
+        self.retention.follow()
         if self.disk.syncs_failed > self.counts["sync failed"]:
             self.counts["sync failed"] = self.disk.syncs_failed
             self._has_failed_sync = True
@@ -302,8 +313,12 @@ class World:
         # Timers shift, as with a reactor that goes by the wall clock: what is due is due that much later.
         self.counts["clock jump"] += 1
         if seconds < 0:
-            self._high_s = max(self._high_s, self.clock.rightNow)
+            self.high_s = max(self.high_s, self.clock.rightNow)
         self.clock.rightNow += seconds
+
+    def _do_age(self, hours: float, ms: int, share: float, seed: int) -> None:
+        self.clock.rightNow += hours * 3600
+        self._do_advance(ms, share, seed)
 
     def _do_get(self, seed: int) -> None:
         rng = Random(seed)
@@ -322,7 +337,9 @@ class World:
         where = f"{topic} {queue_id} from {offset} ({result.status.name})"
         data = b"".join(bytes(piece) for piece in result.pieces)
         served = entries[offset : result.next_offset]
-        if offset < self.store.max_offset(topic, queue_id) and not any(entry.is_rotten for entry in served):
+        if offset < self.store.max_offset(topic, queue_id) and not any(
+            entry.is_rotten or entry.is_gone for entry in served
+        ):
             require(result.count > 0, "nothing lost", f"{where}: nothing is got")
         at = count = 0
         for entry in served:  # what rotted is served from memory until the disk is read again, or not at all
@@ -331,7 +348,7 @@ class World:
                 count += 1
             else:
                 what = f"{where} to {result.next_offset}: not the bytes of {entry.queue_offset}"
-                require(entry.is_rotten, "no record altered", what)
+                require(entry.is_rotten or entry.is_gone, "no record altered", what)
         require(at == len(data), "no record altered", f"{where}: other bytes than were appended")
         require(result.count == count, "no record altered", f"{where}: {result.count} for {count}")
         return result.next_offset
@@ -365,8 +382,9 @@ class World:
             return
         topic, queue_id = rng.choice(queues)
         entries = self.model.queues[topic, queue_id][: self.store.max_offset(topic, queue_id)]
-        if entries:
-            wanted = rng.choice(entries).store_ms
+        entries_live = [entry for entry in entries if not entry.is_gone]
+        if entries_live:
+            wanted = rng.choice(entries_live).store_ms
             found = self.store.offset_by_time(topic, queue_id, wanted)
             ok = 0 <= found < len(entries) and entries[found].store_ms == wanted
             require(ok, "offset by time", f"{topic} {queue_id} at {wanted}: {found}")
@@ -421,6 +439,7 @@ class World:
         """Someone deletes caches of the log while the store is stopped."""
         self._stop(seed)
         self.disk.faults.fail_sync_in = self.disk.faults.end_in = None  # it is deleted whole, and not by the store
+        self.model.caches_lost |= "consumequeue" in what
         for name in what:
             self.disk.remove_tree(os.path.join(ROOT, name))
             self.disk.sync_directory(ROOT)
@@ -431,6 +450,10 @@ class World:
     def _do_end_in(self, operations: int, end: str, seed: int) -> None:
         self._end = (end, seed)
         self.disk.faults.end_in = operations
+
+    def _do_end_deleting(self, operations: int, end: str, seed: int) -> None:
+        self._end = (end, seed)
+        self.retention.end_in = operations
 
     def _do_eio(self, syncs: int, forgets: bool, seed: int) -> None:
         self.disk.faults.fail_sync_in = syncs
@@ -449,6 +472,7 @@ class World:
         data = self.disk.durable_bytes(os.path.join(ROOT, "checkpoint"))
         covered = decode_checkpoint(data or b"").log_offset or 0
         entries = [entry for entry in self.model.entries if entry.end <= covered and not entry.is_rotten]
+        entries = [entry for entry in entries if entry.start >= self.model.removed]
         if not entries:
             return
         at = rng.randrange(len(entries))
@@ -489,6 +513,7 @@ class World:
     def _check_recovered(self, end: str) -> None:
         """What is there is what was appended, but for a tail that might be lost."""
         model, store = self.model, self.store
+        self.retention.check_recovered()
         lost = 0
         while model.entries and not self._is_there(model.entries[-1]):
             entry = model.entries[-1]
@@ -572,8 +597,9 @@ class World:
     def finish(self) -> None:
         """Heal the disk; then everything works again, is whole, and equals a rebuild. Raises Violation."""
         self.disk.faults = DiskFaults()
+        self.retention.end_in = None
         self._settle()
-        self._pass(max(self.clock.rightNow, self._high_s))
+        self._pass(max(self.clock.rightNow, self.high_s))
         self._settle()
         if not self.store.writable or self._has_failed_sync:
             self._do_stop(False, 1)
@@ -592,6 +618,15 @@ class World:
         self._check_all()
         self._stop(4)
 
+    def wait_until(self, is_done: Callable[[], bool], ms: int) -> bool:
+        """Let time pass until something is, within bounds; whether it is."""
+        rng = Random(6)
+        for _ in range(60):
+            if is_done():
+                return True
+            self._do_advance(ms, 0.9, rng.getrandbits(30))
+        return is_done()
+
     def _settle(self) -> None:
         rng = Random(5)
         for _ in range(60):
@@ -609,6 +644,7 @@ class World:
         for topic in TOPICS:
             for key in ("all", "k1"):
                 self._query(topic, key)
+        self.retention.check_minimums()
         if self.options["index"]:
             end, indexed = self.store.log_end, self.store.stats.indexed
             require(indexed >= end, "index holds all", f"it is at {indexed} of {end}")

@@ -35,6 +35,7 @@ class Entry:
     exposed_s: float
     is_durable: bool = False
     is_rotten: bool = False
+    is_committed: bool = False  # it is in the log's file, and what readers see
     is_gone: bool = False  # it aged, or had to make room
 
     @property
@@ -69,7 +70,7 @@ class Model:
     flush interval ago by it must be on the disk. `unsynced_may_go` after a sync failed: what was not acknowledged as
     durable may be lost by any end of the process. The log begins at `floor`; the names of segments below `removed` were
     removed, though that may not be on the disk. `caches_lost` once consume queues were deleted: those without a message
-    begin at 0 again.
+    begin at 0 again. What is not committed may be lost by any end, but is after `commit_s`.
     """
 
     flush_s: float
@@ -83,6 +84,7 @@ class Model:
     floor: int = 0
     removed: int = 0
     caches_lost: bool = False
+    commit_s: float = 0.0
 
     @property
     def end(self) -> int:
@@ -101,6 +103,19 @@ class Model:
         self.last_ms = entry.store_ms
         if entry.is_queued:
             self.queues.setdefault(entry.queue, []).append(entry)
+
+    def commit(self, end: int) -> None:
+        """All below `end` is in the log's file. Raises Violation where something waits too long."""
+        for entry in reversed(self.entries):
+            if entry.is_committed:
+                break
+            if entry.end <= end:
+                entry.is_committed = True
+                entry.exposed_s = self.exposed_s
+            else:
+                waited_s = self.exposed_s - entry.exposed_s
+                what = f"{entry.start} after {waited_s:.3f} s"
+                require(waited_s <= self.commit_s + SLACK_S, "what is appended is committed in time", what)
 
     def next_offsets(self, queue: tuple[str, int]) -> range:
         """What the next offset of a queue may be: what rotted at its end may have been forgotten."""
@@ -135,6 +150,6 @@ class Model:
             return True
         if entry.is_durable:
             return False
-        if self.unsynced_may_go:
+        if self.unsynced_may_go or not entry.is_committed:
             return True
         return end == "power" and self.exposed_s - entry.exposed_s <= self.flush_s + SLACK_S

@@ -47,6 +47,7 @@ SOMETIMES = (
     "segment roll",
     "sync failed",
     "tail cut",
+    "uncommitted tail lost at a kill",
     "wait failed: FlushTimedOut",
     "wait failed: StoreUnwritable",
 )

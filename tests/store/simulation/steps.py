@@ -23,6 +23,7 @@ def options_of(seed: int) -> Options:
     ext = Random(f"{seed} extensions")
     has_ext, ext_bytes = ext.random() < 0.3, ext.choice([1024, 4096])
     ages, rules = _retention_of(Random(f"{seed} retention"))
+    rules |= _transient_of(Random(f"{seed} transient"))
     return {
         "settings": {"enable_consume_queue_ext": has_ext, "mapped_file_size_consume_queue_ext": ext_bytes, **rules},
         "ages": ages,
@@ -56,6 +57,20 @@ def _retention_of(rng: Random) -> tuple[bool, dict[str, Any]]:
         "disk_free_bytes_min": 4096,
     }
     return ages, rules if ages else {}
+
+
+def _transient_of(rng: Random) -> dict[str, Any]:
+    """Settings that have messages wait in memory before they are written to the log, in a share of the runs."""
+    is_on = rng.random() < 0.25
+    rules = {
+        "transient_store_pool_enable": True,
+        "transient_store_pool_size": rng.choice([1, 2, 5]),
+        "fast_fail_if_no_buffer_in_store_pool": rng.random() < 0.3,
+        "commit_interval_commit_log_ms": rng.choice([20, 200]),
+        "commit_commit_log_thorough_interval_ms": rng.choice([20, 200, 1000]),
+        "commit_commit_log_least_pages": rng.choice([0, 1, 4]),
+    }
+    return rules if is_on else {}
 
 
 def steps_of(seed: int, options: Options) -> list[Step]:

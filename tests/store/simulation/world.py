@@ -12,7 +12,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
 from mqbroker.config import StoreSettings
-from mqbroker.errors import FlushTimedOut, MQError, StoreUnwritable
+from mqbroker.errors import FlushTimedOut, MQError, StoreBusy, StoreUnwritable
 from mqbroker.store import MessageStore, open_store
 from mqbroker.store.checkpoint import decode_checkpoint
 from mqbroker.store.commitlog import NewMessage
@@ -44,7 +44,9 @@ class World:
         self.clock = Clock()
         self.clock.rightNow = START_S
         self.worker = SimWorker()
-        self.model = Model(options["flush_ms"] / 1000)
+        settings = self.settings()
+        commit_ms = max(settings.commit_interval_commit_log_ms, settings.commit_commit_log_thorough_interval_ms)
+        self.model = Model(options["flush_ms"] / 1000, commit_s=commit_ms / 1000)
         self.violations: list[Violation] = []
         self._written = 0
         self._has_failed_sync = False  # in this life of the process
@@ -201,9 +203,12 @@ class World:
         before = self.store.log_end
         try:
             rows = self.store.append(messages)
-        except StoreUnwritable:
+        except (StoreUnwritable, StoreBusy) as error:
+            is_busy = isinstance(error, StoreBusy) and self.settings().fast_fail_if_no_buffer_in_store_pool
             require(
-                not self.store.writable, "refusals have a reason", "append refused, yet the store says it is writable"
+                is_busy or not self.store.writable,
+                "refusals have a reason",
+                "append refused, yet the store says it is writable",
             )
             require(self.store.log_end == before, "all or none", "a refused batch left something in the log")
             self.counts["append refused"] += 1
@@ -229,17 +234,29 @@ class World:
         if start % segment == 0 and start:
             self.counts["segment roll"] += 1
         require(store_ms >= model.last_ms, "store times in order", f"{store_ms} after {model.last_ms}")
-        record = self.store.read_record(start, size)
-        require(record is not None, "no record altered", f"nothing to be read at {start} just after it was appended")
-        assert record is not None
+        record = self._just_appended(start, size)
         _check_is_of(message, record)
-        entry = Entry(message, record, start, queue_offset, store_ms, model.exposed_s)
+        is_committed = start + size <= self.store.log_end
+        entry = Entry(message, record, start, queue_offset, store_ms, model.exposed_s, is_committed=is_committed)
         if entry.is_queued:
             allowed = model.next_offsets(entry.queue)
             what = f"{entry.queue} gave {queue_offset} where {allowed} is due"
             require(queue_offset in allowed, "queue offsets dense and never given twice", what)
             del model.queues.get(entry.queue, [])[queue_offset:]
         model.add(entry)
+
+    def _just_appended(self, start: int, size: int) -> bytes:
+        record = self.store.read_record(start, size)
+        if start + size <= self.store.log_end:
+            require(record is not None, "no record altered", f"nothing to be read at {start} just after an append")
+            assert record is not None
+            return record
+        require(record is None, "readers see only what is committed", f"{start} is not, and is read")
+        transient = self.store._transient
+        assert transient is not None
+        sheet = next(sheet for sheet in reversed(transient._sheets) if sheet.base <= start)
+        buffer = sheet.buffer if sheet.buffer is not None else sheet.file.buffer
+        return buffer[start - sheet.base : start - sheet.base + size]
 
     def _wait(self, end: int) -> None:
         life = self._life
@@ -299,6 +316,7 @@ class World:
 
     def _note_syncs(self) -> None:
         self.retention.follow()
+        self.model.commit(self.store.log_end)
         if self.disk.syncs_failed > self.counts["sync failed"]:
             self.counts["sync failed"] = self.disk.syncs_failed
             self._has_failed_sync = True
@@ -343,6 +361,7 @@ class World:
             require(result.count > 0, "nothing lost", f"{where}: nothing is got")
         at = count = 0
         for entry in served:  # what rotted is served from memory until the disk is read again, or not at all
+            require(entry.is_committed, "readers see only what is committed", f"{where}: {entry.start}")
             if data[at : at + len(entry.record)] == entry.record:
                 at += len(entry.record)
                 count += 1
@@ -365,7 +384,7 @@ class World:
         expected = [
             entry
             for entry in reversed(self.model.entries)
-            if entry.queue[0] == topic and entry.is_indexed and key in entry.keys
+            if entry.queue[0] == topic and entry.is_indexed and key in entry.keys and entry.is_committed
         ]
         indexed = self.store.stats.indexed
         records = [entry.record for entry in expected]
@@ -525,6 +544,7 @@ class World:
                 break
             model.give_up(entry)
             lost += 1
+            self.counts[f"uncommitted tail lost at a {end}"] += not entry.is_committed
         for entry in model.entries:
             if not entry.is_rotten:
                 require(self._is_there(entry), "what is lost is a tail", f"{entry.start} is gone, later ones are there")
@@ -545,6 +565,7 @@ class World:
             self._check_nothing_above_the_end()
         # What survived this end is what the next one finds; a process that starts has the whole interval.
         for entry in model.entries:
+            entry.is_committed = True
             entry.exposed_s = max(entry.exposed_s, model.exposed_s) if end != "power" else entry.exposed_s
             if end == "power":
                 entry.is_durable = True
@@ -637,7 +658,8 @@ class World:
     def _is_settled(self) -> bool:
         stats = self.store.stats
         done = min(stats.flushed, stats.dispatched, stats.indexed if self.options["index"] else stats.dispatched)
-        return done >= stats.log_end and not self.worker.jobs and self.store.writable
+        is_committed = not self.model.entries or self.model.entries[-1].is_committed
+        return is_committed and done >= stats.log_end and not self.worker.jobs and self.store.writable
 
     def _check_all(self) -> None:
         self.check_queues()

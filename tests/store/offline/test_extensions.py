@@ -195,6 +195,10 @@ def test_names_that_are_none_are_passed_over(bench: Bench) -> None:
     report = check(bench.root, Given(multi_dispatch=True))
     assert (b"%LMQ%ok", 0) in report.live_queues
     assert all(b"/" not in topic for topic, _ in report.live_queues)
+    assert "topic deleted" not in kinds(report)
+    assert [finding.what for finding in report.findings.kept if finding.kind == "consume queue missing"] == [
+        "1 messages of queue %LMQ%ok/0 are in no consume queue"
+    ]
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

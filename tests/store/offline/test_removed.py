@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import pytest
@@ -108,6 +109,27 @@ def test_a_removal_cut_short_is_noted_and_finished(bench: Bench) -> None:
         bench.worker.step()
     assert seen
     bench.worker.at_once = True
+
+
+def test_a_removal_that_was_only_noted_is_no_damage(bench: Bench) -> None:
+    store = filled(bench)
+    bench.worker.at_once = False
+    store.remove_topics(["Old"])
+    before = bench.image("before")
+    bench.worker.step()
+    note = (bench.root / "removedQueues.json").read_bytes()
+    bench.worker.at_once = True
+    while bench.worker.waiting:
+        bench.worker.step()
+    assert json.loads(note)["removing"] == [["Old", 0], ["Old", 1]]
+    add_tables(before.root)
+    (before.root / "removedQueues.json").write_bytes(note)  # and the new names of directories were lost
+    found = kinds(check(before.root))
+    assert found.keys() >= {"removal unfinished"}
+    assert set(found.values()) == {"note"}
+    stop(before.open())
+    assert directories(before) == [path for path in directories(bench) if not path.startswith("Old")]
+    assert check(before.root).findings.is_clean
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[" * 100_000, b'{"queues": [["Old", 0, "3", 1]], "removing": []}'])

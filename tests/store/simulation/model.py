@@ -5,7 +5,9 @@ from __future__ import annotations
 import attrs
 
 from mqbroker.store.commitlog import NewMessage
+from mqbroker.store.multi_dispatch import NAMES_MARK
 from mqbroker.wire.codes import SysFlag
+from mqbroker.wire.names import LMQ_PREFIX
 
 SLACK_S = 0.000_001
 
@@ -45,6 +47,20 @@ class Entry:
     @property
     def queue(self) -> tuple[str, int]:
         return self.message[0].decode(), self.message[1]
+
+    @property
+    def places(self) -> list[tuple[tuple[str, int], int]]:
+        """Queues and the offsets it has in them: its own, and those that it names."""
+        if not self.is_queued:
+            return []
+        found = {self.queue: self.queue_offset}
+        if NAMES_MARK in self.message[9]:
+            properties = self.record[self.record.index(self.message[9]) :]
+            pairs = dict(pair.split(b"\x01") for pair in properties.split(b"\x02"))
+            offsets = pairs[b"INNER_MULTI_QUEUE_OFFSET"].split(b",")
+            for name, offset in zip(pairs[b"INNER_MULTI_DISPATCH"].decode().split(","), offsets, strict=True):
+                found.setdefault((name, 0 if name.startswith(LMQ_PREFIX) else self.message[1]), int(offset))
+        return list(found.items())
 
     @property
     def is_queued(self) -> bool:
@@ -101,8 +117,8 @@ class Model:
     def add(self, entry: Entry) -> None:
         self.entries.append(entry)
         self.last_ms = entry.store_ms
-        if entry.is_queued:
-            self.queues.setdefault(entry.queue, []).append(entry)
+        for queue, _ in entry.places:
+            self.queues.setdefault(queue, []).append(entry)
 
     def commit(self, end: int) -> None:
         """All below `end` is in the log's file. Raises Violation where something waits too long."""
@@ -129,9 +145,10 @@ class Model:
         """Forget an entry that is the newest of the log."""
         assert self.entries[-1] is entry
         self.entries.pop()
-        queue = self.queues.get(entry.queue, [])
-        if queue and queue[-1] is entry:  # one that rotted may have been forgotten before
-            queue.pop()
+        for name, _ in entry.places:
+            queue = self.queues.get(name, [])
+            if queue and queue[-1] is entry:  # one that rotted may have been forgotten before
+                queue.pop()
 
     def acknowledge(self, end: int) -> list[Entry]:
         """All below `end` is durable: returns those that were not known to be."""

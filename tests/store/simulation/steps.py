@@ -14,6 +14,8 @@ Options = dict[str, Any]
 
 #: Kinds of messages.
 PLAIN, IPV6, HALF, COMMIT, ROLLBACK, DELAYED, KEYLESS = range(7)
+#: What a message may name in INNER_MULTI_DISPATCH; a row of a batch has a bit for each.
+NAMES = ("%LMQ%x", "%LMQ%y", "B", "C")
 FAULTS = ("kill", "power", "end_in", "eio", "full", "rot", "jump", "slow", "lose")
 STEPS_MIN, STEPS_MAX = 15, 50
 
@@ -24,9 +26,13 @@ def options_of(seed: int) -> Options:
     has_ext, ext_bytes = ext.random() < 0.3, ext.choice([1024, 4096])
     ages, rules = _retention_of(Random(f"{seed} retention"))
     rules |= _transient_of(Random(f"{seed} transient"))
+    names = Random(f"{seed} names").random() < 0.25
+    if names:
+        rules |= {"enable_lmq": True, "enable_multi_dispatch": True}
     return {
         "settings": {"enable_consume_queue_ext": has_ext, "mapped_file_size_consume_queue_ext": ext_bytes, **rules},
         "ages": ages,
+        "names": names,
         "segment_bytes": rng.choice([4096, 4096 + 512, 8192, 16384]) if not ages else 4096,
         "queue_file_bytes": rng.choice([200, 400, 2000, 20_000]),
         "index": rng.random() < 0.8,
@@ -67,7 +73,7 @@ def _transient_of(rng: Random) -> dict[str, Any]:
         "transient_store_pool_size": rng.choice([1, 2, 5]),
         "fast_fail_if_no_buffer_in_store_pool": rng.random() < 0.3,
         "commit_interval_commit_log_ms": rng.choice([20, 200]),
-        "commit_commit_log_thorough_interval_ms": rng.choice([20, 200, 1000]),
+        "commit_commit_log_thorough_interval_ms": rng.choice([20, 200, 600]),
         "commit_commit_log_least_pages": rng.choice([0, 1, 4]),
     }
     return rules if is_on else {}
@@ -78,7 +84,7 @@ def steps_of(seed: int, options: Options) -> list[Step]:
     steps = [_plain_step(rng, options) for _ in range(rng.randint(STEPS_MIN, STEPS_MAX))]
     result: list[Step] = []
     streams = {fault: Random(f"{seed} {fault}") for fault in FAULTS}
-    ages = Random(f"{seed} ages")
+    ages, names = Random(f"{seed} ages"), Random(f"{seed} names of messages")
     for step in steps:
         for fault in FAULTS:
             stream = streams[fault]
@@ -87,6 +93,8 @@ def steps_of(seed: int, options: Options) -> list[Step]:
                 result.append(_fault_step(fault, Random(draw)))
         if options["ages"]:
             result += _age_steps(ages)
+        if options["names"] and step[0] == "append":
+            step[2] = [[*row, names.choice([0, 0, 0, 0, 1, 1, 2, 3, 4, 8, 15])] for row in step[2]]
         result.append(step)
     return result
 
@@ -124,7 +132,7 @@ def _plain_step(rng: Random, options: Options) -> Step:
 
 
 def _batch(rng: Random, options: Options) -> list[list[int]]:
-    """Messages as topic, queue, size of the body and kind."""
+    """Messages as topic, queue, size of the body and kind; `steps_of` adds the names where there are any."""
     count = rng.choice([1, 1, 2, 5, 12])
     large = options["segment_bytes"] - 400
     batch = []
@@ -154,6 +162,8 @@ def _fault_step(fault: str, rng: Random) -> Step:
             "lose",
             rng.choice([["consumequeue"], ["index"], ["consumequeue", "index"], ["consumequeue_ext"]]),
             seed,
+            rng.choice([0, 0, rng.randint(1, 60)]),
+            rng.choice(["kill", "power"]),
         ]
     if fault == "jump":
         return ["jump", rng.choice([-86400, -3600, -7, -0.4, 0.7, 60, 86400])]

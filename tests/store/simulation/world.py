@@ -16,7 +16,9 @@ from mqbroker.errors import FlushTimedOut, MQError, StoreBusy, StoreUnwritable
 from mqbroker.store import MessageStore, open_store
 from mqbroker.store.checkpoint import decode_checkpoint
 from mqbroker.store.commitlog import NewMessage
+from mqbroker.store.multi_dispatch import NAMES_MARK
 from mqbroker.wire.codes import SCHEDULE_TOPIC, SysFlag
+from mqbroker.wire.names import LMQ_PREFIX
 from mqbroker.wire.record import MAGIC, decode_record
 from tests.store.harness import BORN, HOST, START_S
 from tests.store.simulation import coverage, steps
@@ -174,13 +176,16 @@ class World:
     def _messages(self, batch: list[list[int]]) -> list[NewMessage]:
         return [self._message(*row) for row in batch]
 
-    def _message(self, topic: int, queue_id: int, size: int, kind: int) -> NewMessage:
+    def _message(self, topic: int, queue_id: int, size: int, kind: int, named: int = 0) -> NewMessage:
         self._written += 1
         number = self._written
         body = b"%d:" % number + _PATTERN[number % 251 : number % 251 + size] if size else b""
         pairs = [f"UNIQ_KEY\x01u{number}", f"KEYS\x01k{number % 5} all", f"TAGS\x01t{number % 3}"]
         if kind == steps.KEYLESS:
             del pairs[:2]
+        if named:
+            names = [name for bit, name in enumerate(steps.NAMES) if named & 1 << bit]
+            pairs.append(f"INNER_MULTI_DISPATCH\x01{','.join(names)}")
         name, sys_flag = TOPICS[topic], 0
         if kind == steps.DELAYED:
             name = SCHEDULE_TOPIC
@@ -238,11 +243,11 @@ class World:
         _check_is_of(message, record)
         is_committed = start + size <= self.store.log_end
         entry = Entry(message, record, start, queue_offset, store_ms, model.exposed_s, is_committed=is_committed)
-        if entry.is_queued:
-            allowed = model.next_offsets(entry.queue)
-            what = f"{entry.queue} gave {queue_offset} where {allowed} is due"
-            require(queue_offset in allowed, "queue offsets dense and never given twice", what)
-            del model.queues.get(entry.queue, [])[queue_offset:]
+        for queue, offset in entry.places:
+            allowed = model.next_offsets(queue)
+            what = f"{queue} gave {offset} where {allowed} is due"
+            require(offset in allowed, "queue offsets dense and never given twice", what)
+            del model.queues.get(queue, [])[offset:]
         model.add(entry)
 
     def _just_appended(self, start: int, size: int) -> bytes:
@@ -454,16 +459,21 @@ class World:
     def _do_power(self, seed: int) -> None:
         self.end("power", seed)
 
-    def _do_lose(self, what: list[str], seed: int) -> None:
-        """Someone deletes caches of the log while the store is stopped."""
+    def _do_lose(self, what: list[str], seed: int, operations: int = 0, end: str = "kill") -> None:
+        """Someone deletes caches of the log while the store is stopped; the start after that may be cut short."""
         self._stop(seed)
         self.disk.faults.fail_sync_in = self.disk.faults.end_in = None  # it is deleted whole, and not by the store
-        self.model.caches_lost |= "consumequeue" in what
+        if "consumequeue" in what:
+            self.model.caches_lost = True
+            light = [entries for (name, _), entries in self.model.queues.items() if name.startswith(LMQ_PREFIX)]
+            self.counts["LMQ queue rebuilt"] += any(entries and not entries[-1].is_gone for entries in light)
         for name in what:
             self.disk.remove_tree(os.path.join(ROOT, name))
             self.disk.sync_directory(ROOT)
             self.counts[f"{name} deleted"] += 1
         self.disk = self.disk.killed(Random(seed))
+        if operations:
+            self._do_end_in(operations, end, seed)
         self._reopen("kill", seed)
 
     def _do_end_in(self, operations: int, end: str, seed: int) -> None:
@@ -679,6 +689,6 @@ def _check_is_of(message: NewMessage, record: bytes) -> None:
         and decoded.queue_id == message[1]
         and decoded.flag == message[2]
         and decoded.body == message[8]
-        and record.endswith(message[9])
+        and (record.endswith(message[9]) or (NAMES_MARK in message[9] and message[9] + b"\x02" in record))
     )
     require(same, "no record invented", f"another record at {decoded.physical_offset} than was appended")

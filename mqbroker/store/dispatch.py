@@ -307,16 +307,23 @@ class Dispatcher:
                 queue.write(pending)
             except OSError:
                 touched[queue] = timestamp
-                del pending[: 3 * (queue.max_offset - before)]
+                written = 3 * (queue.max_offset - before)
+                self._forget_unextended(queue, pending[:written])
+                del pending[:written]
                 raise
             finally:
                 dirty[queue] = None
+            self._forget_unextended(queue, pending)
             queue.pending = []
             if queue.next_offset < queue.max_offset:
                 queue.next_offset = queue.max_offset
             if listeners:
                 self._tell(queue, code, timestamp)
         self.offset = self._taken
+
+    def _forget_unextended(self, queue: ConsumeQueue, written: Sequence[int]) -> None:
+        if self._unextended:
+            self._unextended.difference_update([(queue, physical_offset) for physical_offset in written[::3]])
 
     def _tell(self, queue: ConsumeQueue, code: int | None, timestamp_ms: int) -> None:
         for listener in self.listeners:

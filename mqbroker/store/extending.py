@@ -30,5 +30,3 @@ def extend_entries(
             address = ext.put(code, store_timestamp_at(log, pending[at - 2]))
             if address is not None:
                 pending[at] = address
-    if unextended:
-        unextended.difference_update([(queue, physical_offset) for physical_offset in pending[::3]])

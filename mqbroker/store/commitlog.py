@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from struct import Struct
 from struct import error as struct_error
 
@@ -71,6 +72,7 @@ class CommitLog:
         self._now_ms = now_ms
         self._store_host = store_host
         self._transient = transient
+        self._is_reserved = False
         self._uncommitted: deque[tuple[Piled, int]] = deque()
         self._leave = self._add_to_pile
         if transient is not None:
@@ -256,19 +258,7 @@ class CommitLog:
     def _append_across(self, messages: Sequence[NewMessage]) -> list[Appended]:
         """Append messages of which not all fit into the current segment."""
         groups = self._group(messages)
-        if self._transient is not None and not self._transient.has_room_for(len(groups) - 1):
-            raise StoreBusy("all buffers of the transient store pool wait to be written")
-        fresh: list[IMappedFile] = []
-        next_base = self._base + self.segment_bytes
-        try:
-            for _ in groups[1:]:
-                fresh.append(self._source.take(next_base + len(fresh) * self.segment_bytes))
-        except OSError as error:
-            for i, segment in enumerate(fresh):
-                self._source.adopt(next_base + i * self.segment_bytes, segment)
-            self.why_full = self._source.why_none(error)
-            raise (DiskFull if is_full_disk(error) else StoreUnwritable)(self.why_full) from error
-        self.why_full = ""
+        fresh = self._take_segments(len(groups) - 1)
         appended: list[Appended] = []
         for i, group in enumerate(groups):
             if i:
@@ -278,6 +268,42 @@ class CommitLog:
                 assert part is not None
                 appended += part
         return appended
+
+    def _take_segments(self, count: int) -> list[IMappedFile]:
+        if self._transient is not None and not self._is_reserved and not self._transient.has_room_for(count):
+            raise StoreBusy("all buffers of the transient store pool wait to be written")
+        fresh: list[IMappedFile] = []
+        try:
+            for _ in range(count):
+                fresh.append(self._source.take(self._base + (len(fresh) + 1) * self.segment_bytes))
+        except OSError as error:
+            self._give_back(fresh)
+            self.why_full = self._source.why_none(error)
+            raise (DiskFull if is_full_disk(error) else StoreUnwritable)(self.why_full) from error
+        self.why_full = ""
+        return fresh
+
+    def _give_back(self, segments: Sequence[IMappedFile]) -> None:
+        for number, segment in enumerate(segments, 1):
+            self._source.adopt(self._base + number * self.segment_bytes, segment)
+
+    @contextmanager
+    def reserved(self, messages: Sequence[NewMessage]) -> Iterator[None]:
+        """Within this, messages that are appended in parts are all taken, or the first of the parts is refused.
+
+        Raises as `append`."""
+        if self.writes:
+            self._give_back(self._take_segments(len(self._group(messages)) - 1))
+            self._is_reserved = True
+        try:
+            yield
+        finally:
+            self._is_reserved = False
+
+    @property
+    def writes(self) -> bool:
+        """Whether appends are not refused before it is known what they are."""
+        return not (self.why_stopped or self.why_disk_full or self.why_behind)
 
     def _group(self, messages: Sequence[NewMessage]) -> list[list[NewMessage]]:
         """Split messages by segment, the first list for what still fits the current one.

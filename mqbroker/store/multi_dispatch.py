@@ -106,10 +106,12 @@ class MultiAppender:
 
     def _append_marked(self, messages: Sequence[NewMessage]) -> list[Appended]:
         appended: list[Appended] = []
-        for part in self._parts(messages):
-            appended += self._log.append(part.messages, is_piled=False)
-            for queue, next_offset in part.given.items():
-                queue.next_offset = max(queue.next_offset, next_offset)
+        parts = self._parts(messages)
+        with self._log.reserved([message for part in parts for message in part.messages]):
+            for part in parts:
+                appended += self._log.append(part.messages, is_piled=False)
+                for queue, next_offset in part.given.items():
+                    queue.next_offset = max(queue.next_offset, next_offset)
         return appended
 
     def _parts(self, messages: Sequence[NewMessage]) -> list[_Part]:

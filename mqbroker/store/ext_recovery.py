@@ -6,7 +6,7 @@ to be made again with the units. Must never know how either is built.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from twisted.logger import Logger
 
@@ -18,11 +18,15 @@ log = Logger()
 _LOOK_ENTRIES = 4096
 
 
-def align_extensions(queues: Iterable[ConsumeQueue], log_min: int, end: int) -> int:
+def align_extensions(
+    queues: Iterable[ConsumeQueue], log_min: int, end: int, before_cut: Callable[[int], None] = lambda offset: None
+) -> int:
     """Make extensions and queues fit each other; `log_min` is where the log starts.
 
-    Returns from where on the log must be dispatched again: `end`, or less where entries went.
+    Returns from where on the log must be dispatched again: `end`, or less where entries went. That is told to
+    `before_cut` before any goes: it must last, or nobody would know after a crash that they are missing.
     """
+    cuts: list[tuple[ConsumeQueue, ConsumeQueueExt, int]] = []
     for queue in queues:
         ext = queue.ext
         if ext is None:
@@ -33,9 +37,12 @@ def align_extensions(queues: Iterable[ConsumeQueue], log_min: int, end: int) -> 
                 "{directory}: units are missing, they and the queue's entries are built anew from {offset} of the log",
                 directory=ext.directory, offset=lost,
             )  # fmt: skip
-            queue.truncate(lost)
+            cuts.append((queue, ext, lost))
             end = min(end, lost)
-            _align(queue, ext, log_min)
+    before_cut(end)
+    for queue, ext, lost in cuts:
+        queue.truncate(lost)
+        _align(queue, ext, log_min)
     return end
 
 

@@ -115,8 +115,7 @@ class Opening:
         recovered = yield from recover(
             segments, queues, checkpoint, is_clean=is_clean, before_cut=kept.forget_queues_above
         )
-        rebuild_from = align_extensions(queues, segments.first_offset, recovered.rebuild_from)
-        kept.forget_queues_above(rebuild_from)
+        rebuild_from = align_extensions(queues, segments.first_offset, recovered.rebuild_from, kept.forget_queues_above)
         queues.note_cuts(is_clean)
         recovered = attrs.evolve(recovered, rebuild_from=rebuild_from)
         self._say_found(segments, recovered, is_clean)

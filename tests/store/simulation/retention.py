@@ -29,6 +29,8 @@ class RetentionCheck:
         self._interval_ms = settings.clean_resource_interval_ms
         #: The so many-th operation after a segment's name was removed is to be the last.
         self.end_in: int | None = None
+        #: The next sync after that is to fail.
+        self.fails = False
         self._may_force = False  # the disk was seen to be full since the last segment went
 
     def start(self) -> None:
@@ -38,8 +40,11 @@ class RetentionCheck:
 
     def stop(self) -> None:
         """What is removed now is a tail that recovery cuts."""
-        self.end_in = None
         self._world.disk.on_remove = lambda path: None
+        self.forget_faults()
+
+    def forget_faults(self) -> None:
+        self.end_in, self.fails = None, False
 
     def _looked(self, space: DiskSpace) -> None:
         self._may_force |= self._is_forced and self._limits.judge(space) >= Room.URGENT
@@ -60,6 +65,8 @@ class RetentionCheck:
         model.removed = base + self._segment_bytes
         if self.end_in is not None:
             world.disk.faults.end_in, self.end_in = self.end_in, None
+        if self.fails:
+            world.disk.faults.fail_sync_in, self.fails = 1, False
 
     def _check_age(self, base: int, path: str) -> None:
         world = self._world

@@ -107,7 +107,8 @@ def _age_steps(rng: Random) -> list[Step]:
     age = ["age", hours, ms, rng.choice([0.5, 0.9]), rng.getrandbits(30)]
     if share >= 0.35:
         return []
-    return [end, age] if ends < 0.4 else [age]
+    fails = [["fail_deleting"]] if rng.random() < 0.1 else []
+    return [*fails, end, age] if ends < 0.4 else [*fails, age]
 
 
 #: How likely a fault comes before a step, in the order of FAULTS.

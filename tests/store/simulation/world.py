@@ -484,6 +484,9 @@ class World:
         self._end = (end, seed)
         self.retention.end_in = operations
 
+    def _do_fail_deleting(self) -> None:
+        self.retention.fails = True
+
     def _do_eio(self, syncs: int, forgets: bool, seed: int) -> None:
         self.disk.faults.fail_sync_in = syncs
         self.disk.faults.forgets = forgets
@@ -628,7 +631,7 @@ class World:
     def finish(self) -> None:
         """Heal the disk; then everything works again, is whole, and equals a rebuild. Raises Violation."""
         self.disk.faults = DiskFaults()
-        self.retention.end_in = None
+        self.retention.forget_faults()
         self._settle()
         self._pass(max(self.clock.rightNow, self.high_s))
         self._settle()

@@ -205,9 +205,10 @@ class Opening:
         disk, paths = self.disk, self.paths
         if abort is not None:  # a process that was killed may have made names here and not synced them
             disk.sync_directory(paths.root)
-        if disk.exists(paths.checkpoint):
-            return decode_checkpoint(disk.read(paths.checkpoint))
-        if abort:  # ours, which ended before there was a checkpoint
+        data = disk.read(paths.checkpoint) if disk.exists(paths.checkpoint) else b""
+        if data.strip(b"\0"):
+            return decode_checkpoint(data)
+        if abort:  # ours, which ended before there was a checkpoint, or while the first was being written
             return Checkpoint(log_offset=0, queues_offset=0)
         return Checkpoint()
 

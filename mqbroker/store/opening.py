@@ -92,6 +92,7 @@ class Opening:
         is_intact = is_clean or abort == disk.boot_id() != b""
         checkpoint = self._read_checkpoint(abort)
         make_lasting_directories(disk, paths.commit_log)
+        disk.sync_directory(paths.commit_log)  # a segment that was deleted must not come back before younger ones
         remove_unfinished_segments(disk, paths.commit_log, checkpoint.log_offset)
         segments = load_segments(disk, paths.commit_log, settings.mapped_file_size_commit_log)
         for file in segments.files:

@@ -270,7 +270,7 @@ class World:
             if self._life != life:
                 return
             self.counts["acknowledged as durable"] += 1
-            fresh = self.model.acknowledge(end)
+            fresh = [entry for entry in self.model.acknowledge(end) if entry.start >= self.model.removed]
             problem = coverage.log_is_durable(self.disk, LOG, self.options["segment_bytes"], fresh)
             if problem:
                 self.violations.append(Violation("acknowledged is durable", problem))

@@ -4,8 +4,10 @@ from typing import Any, Literal
 
 import pytest
 
+from mqbroker.wire.codes import RequestCode
 from tests.interop.fleet import Broker, Fleet, Kind
-from tests.interop.processes import ProcessFailed
+from tests.interop.processes import ProcessFailed, eventually
+from tests.interop.raw import Line
 from tests.interop.traffic import Event, assert_dense, bodies, consumer, produce, pull, stop_consumer
 
 WAYS: list[tuple[Kind, Kind]] = [("ours", "java"), ("java", "ours")]
@@ -19,6 +21,21 @@ KEPT = (
 
 def end(broker: Broker, how: Literal["stopped", "killed"]) -> None:
     broker.process.stop() if how == "stopped" else broker.process.kill()
+
+
+def wait_committed(broker: Broker, group: str, topic: str, queues: int, count: int) -> None:
+    """A consumer commits one-way while it leaves: wait until the broker has all of it."""
+    line = Line(broker.addr)
+
+    def committed() -> bool:
+        answers = [
+            line.one(RequestCode.QUERY_CONSUMER_OFFSET, consumerGroup=group, topic=topic, queueId=queue_id)
+            for queue_id in range(queues)
+        ]
+        return sum(int(answer.ext_fields.get("offset", 0)) for answer in answers) == count
+
+    eventually(f"{group} has committed {count} messages", committed)
+    line.close()
 
 
 def kept(events: list[Event]) -> list[dict[str, Any]]:
@@ -65,6 +82,7 @@ def test_topics_and_the_offsets_of_groups_move_along(fleet: Fleet, topic: str, f
     process = consumer(fleet, namesrv, topic, "mover")
     process.wait_events("message", 30)
     stop_consumer(process)
+    wait_committed(broker, "mover", topic, queues=3, count=30)
     broker.process.stop()
 
     fleet.broker(second, namesrv, store, brokerName=BROKER, autoCreateTopicEnable="false")

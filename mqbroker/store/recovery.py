@@ -52,8 +52,10 @@ class Segments:
     @property
     def used_end(self) -> int:
         """Where the last segment ends that anything was written to."""
-        used = [i for i, file in enumerate(self.files, 1) if any(file.view[:8])]
-        return self.first_offset + (used[-1] if used else 0) * self.segment_bytes
+        count = len(self.files)
+        while count and not any(self.files[count - 1].view[:8]):
+            count -= 1
+        return self.first_offset + count * self.segment_bytes
 
     def at(self, offset: int) -> tuple[IMappedFile, int] | None:
         """The segment of `offset` and the position in it."""
@@ -221,9 +223,10 @@ def _find_end(segments: Segments, start: int, durable_end: int, durable_ms: int)
     damages: list[Damage] = []
     offset = start
     timestamp = 0
+    used_end = segments.used_end
     while offset < segments.end:
         offset, timestamp = _pass_records(segments, offset, timestamp)
-        yield Progress("the log is read back", offset, segments.used_end)
+        yield Progress("the log is read back", offset, used_end)
         if offset == segments.end:
             break
         item = segments.scan_at(offset)

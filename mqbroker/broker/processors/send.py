@@ -200,7 +200,8 @@ class SendProcessor:
             return self._answers(appended, pending)
         if unhurried:
             connection.write(self._answers(appended, [pending[i] for i in unhurried]))
-            pending = [each for i, each in enumerate(pending) if i not in set(unhurried)]
+            answered = set(unhurried)
+            pending = [each for i, each in enumerate(pending) if i not in answered]
 
         def late(failure: Failure) -> bytes:
             # The messages are stored; only their being on the disk is not confirmed.

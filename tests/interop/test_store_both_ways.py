@@ -1,5 +1,6 @@
 """A store directory that one kind of broker wrote, opened by the other."""
 
+from contextlib import closing
 from typing import Any, Literal
 
 import pytest
@@ -26,16 +27,21 @@ def end(broker: Broker, how: Literal["stopped", "killed"]) -> None:
 def wait_committed(broker: Broker, group: str, topic: str, queues: int, count: int) -> None:
     """A consumer commits one-way while it leaves: wait until the broker has all of it."""
     line = Line(broker.addr)
+    told: list[int] = []
 
     def committed() -> bool:
         answers = [
             line.one(RequestCode.QUERY_CONSUMER_OFFSET, consumerGroup=group, topic=topic, queueId=queue_id)
             for queue_id in range(queues)
         ]
-        return sum(int(answer.ext_fields.get("offset", 0)) for answer in answers) == count
+        told[:] = [int(answer.ext_fields.get("offset", 0)) for answer in answers]
+        return sum(told) == count
 
-    eventually(f"{group} has committed {count} messages", committed)
-    line.close()
+    with closing(line):
+        try:
+            eventually(f"{group} has committed {count} messages", committed)
+        except ProcessFailed as failed:
+            raise ProcessFailed(f"{failed}; last told: {told}") from None
 
 
 def kept(events: list[Event]) -> list[dict[str, Any]]:

@@ -47,7 +47,9 @@ from mqbroker.remoting.server import ConnectionEvent, RemotingServerFactory
 from mqbroker.store.disk import IDisk, OsDisk
 from mqbroker.store.dispatch import parse_delay_levels
 from mqbroker.store.jsonfile import JsonFile
+from mqbroker.store.kernel_queue import KernelQueue
 from mqbroker.store.message_store import MessageStore, open_store_in_turns
+from mqbroker.store.syncs import ISyncs, KernelSyncs, WorkerSyncs
 from mqbroker.store.worker import IWorker, SerialWorker, ThreadWorker
 from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.record import encode_host
@@ -118,7 +120,8 @@ class BrokerService(Service):
         clock = cast(IReactorTime, self._reactor)
         table = HandlerTable()
         factory, listening = self._listen(table, clock)
-        worker, log_worker = (self._worker, self._worker) if self._worker else self._make_workers()
+        worker = self._worker or self._make_worker()
+        log_syncs = None if self._worker else self._make_log_syncs()
         address = f"{self.settings.broker_ip1}:{self.port}"
         opening = open_store_in_turns(
             self.settings.store,
@@ -126,7 +129,7 @@ class BrokerService(Service):
             clock=clock,
             worker=worker,
             store_host=self._store_host(),
-            log_worker=log_worker,
+            log_syncs=log_syncs,
         )
         if not opening.called:
             listening.pause()
@@ -175,15 +178,31 @@ class BrokerService(Service):
         self._stops.append(listening.stopService)
         return factory, listening
 
-    def _make_workers(self) -> tuple[IWorker, IWorker]:
-        """One for all that waits for the disk, and one for syncs of the log alone, which has a thread of the pool."""
-        pool = ThreadPool(0, DISK_THREADS + 1, "disk")
-        pool.start()
-        self._stops.append(pool.stop)
-        log_worker = SerialWorker(self._reactor.callFromThread)
-        pool.callInThread(log_worker.serve)
-        self._stops.append(log_worker.stop)
-        return ThreadWorker(deferToThreadPool, self._reactor, pool), log_worker
+    def _make_worker(self) -> IWorker:
+        """For all that waits for the disk but syncs of the log."""
+        return ThreadWorker(deferToThreadPool, self._reactor, self._make_threads(DISK_THREADS))
+
+    def _make_log_syncs(self) -> ISyncs:
+        """By the kernel where it does that; a thread for nothing else does them otherwise."""
+        serial = SerialWorker(self._reactor.callFromThread)
+        self._make_threads(1).callInThread(serial.serve)
+        self._stops.append(serial.stop)
+        syncs = WorkerSyncs(serial)
+        if not self.settings.store.kernel_sync_enable:
+            return syncs
+        try:
+            queue = KernelQueue(self._reactor)
+        except OSError as error:
+            log.info("the log is synced by a thread: the kernel's queue cannot be had: {error}", error=error)
+            return syncs
+        self._stops.append(queue.stop)
+        return KernelSyncs(queue, syncs)
+
+    def _make_threads(self, count: int) -> ThreadPool:
+        threads = ThreadPool(0, count, "disk")
+        threads.start()
+        self._stops.append(threads.stop)
+        return threads
 
     def _load_tables(self, worker: IWorker, clock: IReactorTime) -> tuple[TopicTable, GroupTable, OffsetTable]:
         settings = self.settings

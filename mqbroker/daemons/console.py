@@ -14,6 +14,7 @@ from twisted.python import usage
 from twisted.python.failure import Failure
 
 from mqbroker.config import LogLevel
+from mqbroker.daemons.collector import settle_collector
 from mqbroker.daemons.daemon import Daemon, Served, StartFailed, install_reload_signals, remove_file
 from mqbroker.daemons.logs import LineObserver
 from mqbroker.daemons.options import ConsoleOptions
@@ -104,7 +105,7 @@ class _Life:
         self._stopping = False
 
     def start(self) -> None:
-        maybeDeferred(self._daemon.startService).addErrback(self._failed)
+        maybeDeferred(self._daemon.startService).addCallback(lambda _: settle_collector()).addErrback(self._failed)
 
     def _failed(self, failure: Failure) -> None:
         self.exit_code = 1

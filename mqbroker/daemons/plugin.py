@@ -11,6 +11,7 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from mqbroker.daemons.collector import settle_collector
 from mqbroker.daemons.daemon import Daemon, Served, StartFailed, install_reload_signals
 from mqbroker.daemons.options import DaemonOptions
 
@@ -37,10 +38,14 @@ class _TwistdService(Service):
         super().startService()  # type: ignore[no-untyped-call]
         install_reload_signals(self._reactor, self._daemon.reload, self._reopen())
         failed: list[Failure] = []
-        self._daemon.startService().addErrback(self._failed, failed)
+        starting = self._daemon.startService()
+        starting.addCallbacks(lambda _: self._settle(), self._failed, errbackArgs=(failed,))
         self._starting = False
         if failed:
             raise SystemExit(failed[0].getErrorMessage())
+
+    def _settle(self) -> None:
+        self._reactor.callWhenRunning(settle_collector)
 
     def _reopen(self) -> Callable[[], None] | None:
         # twistd rotates its own log file on SIGUSR1; without one it leaves the signal deadly.

@@ -41,6 +41,9 @@ PROMPT_FRAMES_MAX = 8
 
 _OPAQUE_MASK = 0x7FFFFFFF
 
+# Of a raw request what its answer needs: opaque, flag, serialize type.
+_Asked = tuple[int, int, int]
+
 
 class ConnectionOwner(StructuralType):
     """Who is told of a connection's beginning and end: a factory."""
@@ -187,23 +190,23 @@ class RemotingProtocol(Protocol):
         try:
             answers = handler(run, self)
         except Exception as error:
-            write(b"".join(_failures(run, error)))
+            write(b"".join(_failures(_asked(run), error)))
             return
         if isinstance(answers, bytes):
             if answers:
                 write(answers)
             return
         self._begin(len(run))
-
-        def failed(failure: Failure) -> bytes:
-            return b"".join(_failures(run, failure.value))
-
-        answers.addErrback(failed).addCallback(self._finish_batch, len(run))
+        # Not `run` itself: what thousands of waiting requests brought would be kept, and fall out of the caches.
+        answers.addCallbacks(self._finish_batch, self._fail_batch, (len(run),), errbackArgs=(_asked(run),))
 
     def _finish_batch(self, answers: bytes, count: int) -> None:
         self._end(count)
         if answers:
             self.write(answers)
+
+    def _fail_batch(self, failure: Failure, asked: Sequence[_Asked]) -> None:
+        self._finish_batch(b"".join(_failures(asked, failure.value)), len(asked))
 
     def _take(self, command: RemotingCommand, write: Callable[[bytes], None]) -> None:
         if command.is_response:
@@ -317,9 +320,13 @@ class RemotingProtocol(Protocol):
             transport.pauseProducing()
 
 
-def _failures(run: Sequence[RawRequest], error: BaseException | None) -> list[bytes]:
+def _asked(run: Sequence[RawRequest]) -> list[_Asked]:
+    return [(opaque, flag, serialize_type) for _, opaque, flag, _, serialize_type in run]
+
+
+def _failures(asked: Sequence[_Asked], error: BaseException | None) -> list[bytes]:
     """The answers to a run whose handling raised `error`, which is logged once for all of them."""
-    requests = [RemotingCommand(0, opaque=r[1], flag=r[2], serialize_type=r[4]) for r in run]
+    requests = [RemotingCommand(0, opaque=each[0], flag=each[1], serialize_type=each[2]) for each in asked]
     one = failure_response(requests[0], error)
     return [
         encode_command(RemotingCommand.response(request, one.code, one.remark))

@@ -15,11 +15,14 @@ from zope.interface import Attribute, Interface, implementer
 
 ZEROS_BYTES = 1024 * 1024
 _ZEROS = bytes(ZEROS_BYTES)
+MADV_NORMAL = 0
+MADV_RANDOM = 1
 MADV_WILLNEED = 3
 MADV_POPULATE_WRITE = 23
 MLOCK_ONFAULT = 1
 #: With FALLOC_FL_KEEP_SIZE, which must go with it.
 FALLOC_FL_PUNCH_HOLE = 0x2 | 0x1
+_SYNC_BYTES = 16 * ZEROS_BYTES
 _FETCH_BYTES = 256 * 1024
 _PAGE_BYTES = mmap.PAGESIZE
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -48,12 +51,13 @@ class IMappedFile(Interface):
     size: int = Attribute("its length, bytes")
     buffer: mmap.mmap = Attribute("writable; what is stored here is in the file, though not yet synced")
     view: memoryview = Attribute("the same bytes, read-only")
+    descriptor: int | None = Attribute("the file's open descriptor; None where it has none, or its syncs are not real")
 
     def allocate(offset: int, size: int) -> None:
         """Put disk blocks behind these bytes. Raises OSError (ENOSPC) with nothing harmed."""
 
     def write_through(stop: Callable[[], bool]) -> None:
-        """Write zeros over the whole file and sync it, so that later writes never wait for blocks.
+        """Have zeros written to the disk for the whole file, so that later writes never wait for blocks.
 
         May run on a worker; `stop` is asked before each piece. Only for a file nobody writes to yet.
         """
@@ -185,14 +189,14 @@ def _naming(path: str) -> Iterator[None]:
 class OsMappedFile:
     """A file of the operating system, mapped shared."""
 
-    __slots__ = ("_address", "_fd", "_is_read_only", "buffer", "path", "size", "view")
+    __slots__ = ("_address", "_is_read_only", "buffer", "descriptor", "path", "size", "view")
 
     def __init__(self, path: str, size: int, fd: int, keep_open: bool, read_only: bool = False) -> None:
         self.path = path
         self.size = size
         self._is_read_only = read_only
         self._address = 0
-        self._fd: int | None = None
+        self.descriptor: int | None = None
         try:
             self.buffer = mmap.mmap(fd, size, access=mmap.ACCESS_READ if read_only else mmap.ACCESS_DEFAULT)
         except BaseException:
@@ -200,7 +204,7 @@ class OsMappedFile:
             raise
         self.view = memoryview(self.buffer).toreadonly()
         if keep_open:
-            self._fd = fd
+            self.descriptor = fd
         else:
             os.close(fd)
 
@@ -209,8 +213,8 @@ class OsMappedFile:
             self._act(act)
 
     def _act(self, act: Callable[[int], None]) -> None:
-        if self._fd is not None:
-            act(self._fd)
+        if self.descriptor is not None:
+            act(self.descriptor)
             return
         fd = os.open(self.path, (os.O_RDONLY if self._is_read_only else os.O_RDWR) | os.O_CLOEXEC)
         try:
@@ -226,14 +230,31 @@ class OsMappedFile:
             for offset in range(0, self.size, ZEROS_BYTES):
                 if stop():
                     return
-                os.pwrite(fd, memoryview(_ZEROS)[: self.size - offset], offset)
+                size = min(ZEROS_BYTES, self.size - offset)
+                if not self._populate(offset, size):
+                    os.pwrite(fd, memoryview(_ZEROS)[:size], offset)
+                if (offset + size) % _SYNC_BYTES == 0:
+                    os.fdatasync(fd)
             os.fdatasync(fd)
 
         self._with_fd(write)
 
     def populate(self, offset: int, size: int) -> None:
-        # A kernel before 5.14 does not know it, and says EINVAL.
-        _call("madvise", self._at(offset), size, MADV_POPULATE_WRITE, self.path)
+        for at in range(offset, offset + size, ZEROS_BYTES):
+            self._populate(at, min(ZEROS_BYTES, offset + size - at))
+
+    def _populate(self, offset: int, size: int) -> bool:
+        """False with a kernel before 5.14, which does not know it.
+
+        Page by page: what writes or reads ahead do is to fill the cache by folios of up to 2 MiB, each of which is then
+        written whole at every sync of a few bytes in it.
+        """
+        at = self._at(offset)
+        _call("madvise", at, size, MADV_RANDOM, self.path)
+        try:
+            return not _call("madvise", at, size, MADV_POPULATE_WRITE, self.path)
+        finally:
+            _call("madvise", at, size, MADV_NORMAL, self.path)
 
     def write_at(self, offset: int, data: memoryview) -> None:
         def write(fd: int) -> None:
@@ -297,9 +318,9 @@ class OsMappedFile:
             os.close(fd)
 
     def close(self) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
         self._address = 0
         self.view.release()
         with contextlib.suppress(BufferError):  # someone holds a slice: unmapped when that goes

@@ -18,13 +18,15 @@ from twisted.python.failure import Failure
 
 from mqbroker.errors import FlushTimedOut, StoreUnwritable
 from mqbroker.store.commitlog import CommitLog
+from mqbroker.store.segment import SegmentSource
+from mqbroker.store.syncs import ISyncs
 from mqbroker.store.worker import IWorker
 
 
 class LogFlusher:
     """Syncs the log every `interval_ms`, and at once when someone waits; one sync serves all who wait.
 
-    `flushed`: all of the log below is on the disk. `sync_names` does that for the names of segments, on the worker.
+    `flushed`: all of the log below is on the disk. `source` brings the names of segments there.
     """
 
     log = Logger()
@@ -33,16 +35,16 @@ class LogFlusher:
         self,
         commit_log: CommitLog,
         clock: IReactorTime,
-        worker: IWorker,
-        sync_names: Callable[[], None],
+        syncs: ISyncs,
+        source: SegmentSource,
         interval_ms: int,
         timeout_ms: int,
         flushed: int,
     ) -> None:
         self._commit_log = commit_log
         self._clock = clock
-        self._worker = worker
-        self._sync_names = sync_names
+        self._syncs = syncs
+        self._source = source
         self._interval_s = interval_ms / 1000
         self._timeout_s = timeout_ms / 1000
         self.flushed = flushed
@@ -82,7 +84,7 @@ class LogFlusher:
         if self._waiting and end < self._waiting[-1][0]:
             end = self._waiting[-1][0]
         self._waiting.append((end, self._clock.seconds() + self._timeout_s, waiting))
-        if self._timeout_call is None:
+        if self._timeout_call is None:  # it stays when nobody waits any more: most of the time somebody will soon
             self._timeout_call = self._clock.callLater(self._timeout_s, self._give_up)
         self._begin()
         return waiting
@@ -98,14 +100,8 @@ class LogFlusher:
         if self._sync is not None or end <= self.flushed or commit_log.why_stopped:
             return
         segments = commit_log.segments_between(self.flushed, end)
-
-        def sync() -> None:
-            for segment in segments:
-                segment.sync()
-            self._sync_names()
-
         self.flushes += 1
-        self._sync = self._worker.run(sync)
+        self._sync = self._syncs.sync(segments, self._source.sync_names if self._source.has_new_names else None)
         self._sync.addCallbacks(self._synced, self._failed, callbackArgs=(end, commit_log.readable_ms))
 
     def _synced(self, _: None, end: int, timestamp_ms: int) -> None:
@@ -118,9 +114,6 @@ class LogFlusher:
             served.append(waiting.popleft()[2])
         if waiting:  # the disk works while these are answered
             self._begin()
-        elif self._timeout_call is not None:
-            self._timeout_call.cancel()
-            self._timeout_call = None
         for each in served:
             _fire(each, None)
 
@@ -131,10 +124,13 @@ class LogFlusher:
         self._commit_log.why_stopped = why
         self._fail_waiting(StoreUnwritable(why))
 
-    def _fail_waiting(self, error: Exception) -> None:
+    def _cancel_timeout(self) -> None:
         if self._timeout_call is not None:
             self._timeout_call.cancel()
             self._timeout_call = None
+
+    def _fail_waiting(self, error: Exception) -> None:
+        self._cancel_timeout()
         waiting, self._waiting = self._waiting, deque()
         for _, _, deferred in waiting:
             _fire(deferred, error)
@@ -153,7 +149,11 @@ class LogFlusher:
         if self._tick_call is not None:
             self._tick_call.cancel()
             self._tick_call = None
-        return self.durable(self._commit_log.readable_end)
+        return self.durable(self._commit_log.readable_end).addBoth(self._stopped)
+
+    def _stopped(self, result: Failure | None) -> Failure | None:
+        self._cancel_timeout()
+        return result
 
 
 def _fire(deferred: Deferred[None], result: Exception | None) -> None:

@@ -27,6 +27,7 @@ from mqbroker.store.logscan import Damage, store_timestamp_at
 from mqbroker.store.opening import Opening, Parts
 from mqbroker.store.queries import ByKey, Queries
 from mqbroker.store.store_files import StorePaths
+from mqbroker.store.syncs import ISyncs, WorkerSyncs
 from mqbroker.store.turns import ProgressLine, Steps, run_at_once, run_in_turns
 from mqbroker.store.worker import IWorker
 
@@ -293,14 +294,14 @@ def open_store_in_turns(
     clock: IReactorTime,
     worker: IWorker,
     store_host: bytes,
-    log_worker: IWorker | None = None,
+    log_syncs: ISyncs | None = None,
 ) -> Deferred[MessageStore]:
     """As `open_store`, but a long recovery leaves the reactor time for others. Cancelling ends it, and another start
     does it again.
 
-    :param log_worker: syncs the log, which acknowledgements wait for; `worker` where it is not given.
+    :param log_syncs: syncs the log, which acknowledgements wait for; `worker` does where it is not given.
     """
-    steps = opening_steps(settings, disk=disk, clock=clock, worker=worker, store_host=store_host, log_worker=log_worker)
+    steps = opening_steps(settings, disk=disk, clock=clock, worker=worker, store_host=store_host, log_syncs=log_syncs)
     return run_in_turns(steps, clock, ProgressLine(settings.store_path_root_dir, clock.seconds))
 
 
@@ -324,14 +325,15 @@ def opening_steps(
     clock: IReactorTime,
     worker: IWorker,
     store_host: bytes,
-    log_worker: IWorker | None = None,
+    log_syncs: ISyncs | None = None,
 ) -> Steps[MessageStore]:
     """The work of `open_store`."""
     paths = StorePaths(settings.store_path_root_dir, settings.store_path_commit_log)
     refuse_other(disk, paths.root)
+    log_syncs = log_syncs or WorkerSyncs(worker)
     lock = _lock(disk, paths)
     try:
-        parts = yield from Opening(settings, paths, disk, clock, worker, log_worker or worker, store_host, lock).steps()
+        parts = yield from Opening(settings, paths, disk, clock, worker, log_syncs, store_host, lock).steps()
         return MessageStore(parts)
     except BaseException:
         lock.release()

@@ -33,6 +33,7 @@ from mqbroker.store.removed_queues import RemovedQueues
 from mqbroker.store.retention import Retention, RetentionRules
 from mqbroker.store.segment import SegmentSource
 from mqbroker.store.store_files import StoreFiles, StorePaths
+from mqbroker.store.syncs import ISyncs
 from mqbroker.store.transient import PAGE_BYTES, TransientRules, TransientStore
 from mqbroker.store.turns import Progress, Steps
 from mqbroker.store.worker import IWorker
@@ -70,7 +71,7 @@ class Opening:
     disk: IDisk
     clock: IReactorTime
     worker: IWorker
-    log_worker: IWorker
+    log_syncs: ISyncs
     store_host: bytes
     lock: ILockedFile
 
@@ -150,8 +151,8 @@ class Opening:
         flusher = LogFlusher(
             commit_log,
             self.clock,
-            self.log_worker,
-            source.sync_names,
+            self.log_syncs,
+            source,
             settings.flush_interval_commit_log_ms,
             settings.sync_flush_timeout_ms,
             max(segments.first_offset, durable),

@@ -66,6 +66,11 @@ class SegmentSource:
 
         self._pinning = self._worker.run(keep)
 
+    @property
+    def has_new_names(self) -> bool:
+        """Whether `sync_names` has something to do."""
+        return self._names_made != self._names_synced
+
     def sync_names(self) -> None:
         """Bring the names of segments to the disk, if there are new ones. For the worker. Raises OSError."""
         made = self._names_made

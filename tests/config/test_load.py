@@ -26,6 +26,7 @@ OWN = {
     *("bindAddress", "frameMaxLength", "logLevel", "diskFreeBytesMin"),
     # System properties of the Java broker.
     *("diskSpaceCleanForciblyRatio", "diskSpaceWarningLevelRatio"),
+    "kernelSyncEnable",
 }
 
 

@@ -1,10 +1,14 @@
-/* Preloaded into a daemon: fdatasync and fsync fail for the files that the file of MQBROKER_FAILING_SYNCS names.
+/* Preloaded into a daemon: fdatasync and fsync fail for the files that the file of MQBROKER_FAILING_SYNCS names;
+ * an fdatasync by the kernel's own queue is an fdatasync too, and is told to have failed when it is over.
  *
  * That has one line: the name of a call, and a part of the paths it fails for. None, and nothing fails. Each failure
  * adds a line to the file of that name with .hits at its end. */
 
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <errno.h>
+#include <linux/aio_abi.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,6 +41,34 @@ static int fails(const char *call, int fd)
     }
     errno = EIO;
     return 1;
+}
+
+/* The request of the queue that is to fail; there is one at a time. */
+static __u64 failing_request;
+
+long syscall(long number, ...)
+{
+    static long (*next)(long, ...);
+    long arguments[6];
+    va_list list;
+    if (!next)
+        next = (long (*)(long, ...))dlsym(RTLD_NEXT, "syscall");
+    va_start(list, number);
+    for (int i = 0; i < 6; i++)
+        arguments[i] = va_arg(list, long);
+    va_end(list);
+    if (number == SYS_io_submit) {
+        struct iocb *request = ((struct iocb **)arguments[2])[0];
+        failing_request = fails("fdatasync", request->aio_fildes) ? request->aio_data : 0;
+    }
+    long result = next(number, arguments[0], arguments[1], arguments[2], arguments[3], arguments[4], arguments[5]);
+    if (number == SYS_io_getevents)
+        for (long i = 0; i < result; i++) {
+            struct io_event *event = &((struct io_event *)arguments[3])[i];
+            if (failing_request && event->data == failing_request)
+                event->res = -EIO;
+        }
+    return result;
 }
 
 int fdatasync(int fd)

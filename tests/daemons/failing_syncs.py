@@ -17,6 +17,8 @@ class Strace:
     def __init__(self, folder):
         need("failing syncs by strace", ["strace", "-f", "-o", "/dev/null", "-e", "inject=fdatasync:error=EIO", "true"])
         self.environment = {}
+        # It can tell the files of an fdatasync, not those of a request to the kernel's queue.
+        self.settings = {"kernelSyncEnable": "false"}
         self._output = folder / "strace"
         self._process = None
 
@@ -59,6 +61,7 @@ class Shim:
         need("failing syncs by a preloaded library", ["cc", "-shared", "-fPIC", "-o", str(library), str(SHIM)])
         self._control = folder / "failing"
         self._hits = folder / "failing.hits"
+        self.settings = {}
         self.environment = {"LD_PRELOAD": str(library), "MQBROKER_FAILING_SYNCS": str(self._control)}
 
     def begin(self, _process, call, directory):

@@ -133,7 +133,9 @@ def test_under_twistd(start, tmp_path):
         *("--option=listenPort=0", f"--option=storePathRootDir={tmp_path}/store", "--option=maxIndexNum=400"),
         *("--option=mappedFileSizeCommitLog=1048576", "--option=maxHashSlotNum=100"),
     )
-    process.wait_for_port()
+    port = process.wait_for_port()
+    # An answer says that the reactor runs, which twistd starts after the service, and takes signals.
+    assert ask(port, RequestCode.GET_MAX_OFFSET, topic="TBW102", queueId=0).code == ResponseCode.SUCCESS
     process.signal(signal.SIGTERM)
     assert process.wait() in (0, -signal.SIGTERM)
     assert not (tmp_path / "store" / "abort").exists()

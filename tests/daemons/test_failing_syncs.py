@@ -41,7 +41,7 @@ def failing(request, tmp_path):
 @pytest.fixture
 def broker(daemon, tmp_path, failing):
     def start_broker(flush):
-        settings = SETTINGS | {"storePathRootDir": tmp_path / "store", "flushDiskType": flush}
+        settings = SETTINGS | failing.settings | {"storePathRootDir": tmp_path / "store", "flushDiskType": flush}
         options = [part for key, value in settings.items() for part in ("-o", f"{key}={value}")]
         process = daemon("broker", *options, environment=failing.environment)
         return process, process.wait_for_port()

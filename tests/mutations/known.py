@@ -57,9 +57,9 @@ KNOWN = [
     ),
     Mutation(
         "sync only the newest segment at a roll",
-        "store/flush.py",
-        "            for segment in segments:\n                segment.sync()\n            self._sync_names()",
-        "            segments[-1].sync()\n            self._sync_names()",
+        "store/syncs.py",
+        "            for file in files:\n                file.sync()\n",
+        "            files[-1].sync()\n",
         ("tests/store/test_flush.py",),
     ),
     Mutation(
@@ -116,9 +116,9 @@ KNOWN = [
         "take the lock after the recovery",
         "store/message_store.py",
         "    lock = _lock(disk, paths)\n    try:\n        parts = yield from Opening("
-        "settings, paths, disk, clock, worker, log_worker or worker, store_host, lock).steps()\n",
+        "settings, paths, disk, clock, worker, log_syncs, store_host, lock).steps()\n",
         "    lock = None\n    try:\n        parts = yield from Opening("
-        "settings, paths, disk, clock, worker, log_worker or worker, store_host, lock).steps()\n"
+        "settings, paths, disk, clock, worker, log_syncs, store_host, lock).steps()\n"
         "        parts.files.lock = lock = _lock(disk, paths)\n",
         ("tests/store/test_lock.py", "tests/store/test_opening.py", "tests/store/test_recovery.py"),
     ),

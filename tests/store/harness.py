@@ -75,6 +75,7 @@ class FaultyFile:
         self.size = inner.size
         self.buffer = inner.buffer
         self.view = inner.view
+        self.descriptor = None  # a real one would be synced without asking for faults
 
     def allocate(self, offset: int, size: int) -> None:
         if self._faults.room is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import shutil
 import subprocess
@@ -279,3 +280,31 @@ def test_a_rename_takes_the_place_of_what_was_there(tmp_path: Path) -> None:
     (tmp_path / "b").write_text("b")
     OsDisk().rename(str(tmp_path / "a"), str(tmp_path / "b"))
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"b": "a"}
+
+
+@pytest.mark.parametrize("way", ["write_through", "populate"])
+def test_storing_a_byte_in_pages_made_ready_dirties_one_page(tmp_path: Path, way: str) -> None:
+    """A file system may cache the file by folios of many pages, which are written whole at each sync."""
+    size = 64 * 1024 * 1024
+    file = OsDisk().create_mapped(str(tmp_path / "segment"), size, keep_open=True)
+    file.allocate(0, size)
+    if way == "write_through":
+        file.write_through(lambda: False)
+    else:
+        file.populate(0, size)
+        file.sync()
+    places = range(size // 2, size, 4 * 1024 * 1024)
+    before = dirtied_bytes()
+    for place in places:
+        file.buffer[place] = 1
+    assert dirtied_bytes() - before <= len(places) * mmap.PAGESIZE
+    file.close()
+
+
+def dirtied_bytes() -> int:
+    """Of this process: what it has made differ from the disk. As proc(5) says of write_bytes."""
+    try:
+        lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
+    except OSError as error:
+        pytest.skip(f"the system does not tell: {error}")
+    return int(next(line.split()[1] for line in lines if line.startswith("write_bytes:")))

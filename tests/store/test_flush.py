@@ -13,6 +13,7 @@ from mqbroker.config import StoreSettings
 from mqbroker.errors import FlushTimedOut, StoreUnwritable
 from mqbroker.store import GetStatus, MessageStore, open_store_in_turns
 from mqbroker.store.checkpoint import decode_checkpoint
+from mqbroker.store.syncs import WorkerSyncs
 from tests.store.harness import SMALL, Bench, SteppedWorker, message, stop
 
 
@@ -91,7 +92,7 @@ def test_the_log_may_have_a_worker_of_its_own(bench: Bench) -> None:
         clock=bench.clock,
         worker=bench.worker,
         store_host=bench.store_host,
-        log_worker=log_worker,
+        log_syncs=WorkerSyncs(log_worker),
     ).addCallback(opened.append)
     (store,) = bench.opened = opened
     got = results(store.durable(end_of(store.append([message()]))))
@@ -164,6 +165,8 @@ def test_who_waits_too_long_is_told(make: Callable[..., Bench]) -> None:
     bench.worker.step()
     assert second == [None]
     assert len(first) == 1
+    bench.clock.advance(3)
+    assert (len(first), second) == (1, [None])
     assert bench.clock.getDelayedCalls() == []
     assert store.writable
 

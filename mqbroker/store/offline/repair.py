@@ -29,6 +29,7 @@ from mqbroker.store.offline.queuefiles import FilePool, QueueFiles, load_queues
 from mqbroker.store.offline.repairplan import Plan
 from mqbroker.store.opening import Opening
 from mqbroker.store.store_files import StorePaths
+from mqbroker.store.syncs import WorkerSyncs
 from mqbroker.store.turns import Progress, run_at_once
 from mqbroker.store.worker import InlineWorker
 from mqbroker.wire.record import encode_blank
@@ -245,7 +246,7 @@ class Repair:
         settings = self._settings()
         paths = StorePaths(settings.store_path_root_dir, settings.store_path_commit_log)
         lock, worker = _Kept(), InlineWorker()
-        opening = Opening(settings, paths, self.disk, self.clock, worker, worker, bytes(8), lock)
+        opening = Opening(settings, paths, self.disk, self.clock, worker, WorkerSyncs(worker), bytes(8), lock)
         store = MessageStore(run_at_once(opening.steps(), on_progress))
         store.start()
         failed: list[object] = []

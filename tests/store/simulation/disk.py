@@ -81,6 +81,7 @@ class SimFile:
         self.size = size
         self.buffer = inode.memory
         self.view = memoryview(inode.memory).toreadonly()
+        self.descriptor = None
         self._is_error_untold = False
 
     def allocate(self, offset: int, size: int) -> None:

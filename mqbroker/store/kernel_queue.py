@@ -1,0 +1,115 @@
+"""Syncs of files that the kernel does by itself, without a thread of ours: Linux's own queue of input and output.
+
+A thread that waits for a sync costs two switches and, each time it comes back, a wait for the interpreter's lock,
+which together are more than all else that a synced message takes. Here the reactor hands the request to the kernel and
+is woken by an event descriptor. Must never know what the files are.
+
+Structures and numbers are those of Linux's include/uapi/linux/aio_abi.h and its tables of system calls.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import struct
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorFDSet, IReadDescriptor
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+# data, key, rw_flags, opcode, priority, descriptor, buffer, bytes, offset, reserved, flags, event descriptor
+_IOCB = struct.Struct("<QIIHhIQQqQII")
+# data, address of the iocb, result, second result
+_IO_EVENT = struct.Struct("<QQqq")
+_IOCB_CMD_FDSYNC = 3
+_IOCB_FLAG_RESFD = 1
+#: io_setup, io_destroy, io_getevents, io_submit
+_CALLS = {"x86_64": (206, 207, 208, 209), "aarch64": (0, 1, 4, 2)}
+DEPTH = 8
+
+_syscall = ctypes.CDLL(None, use_errno=True).syscall
+_syscall.restype = ctypes.c_long
+
+
+def _call(number: int, *arguments: Any) -> int:
+    """Raises OSError."""
+    result: int = _syscall(ctypes.c_long(number), *arguments)
+    if result < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    return result
+
+
+@implementer(IReadDescriptor)
+class KernelQueue:
+    """A queue of syncs, whose ends the reactor is told of.
+
+    Making one raises OSError where the system has none, or no more of them, or does not permit them.
+    """
+
+    def __init__(self, reactor: IReactorFDSet) -> None:
+        calls = _CALLS.get(platform.machine())
+        if calls is None or not hasattr(os, "eventfd"):
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+        setup, self._destroy, self._get_events, self._submit = calls
+        context = ctypes.c_ulong(0)
+        _call(setup, ctypes.c_uint(DEPTH), ctypes.byref(context))
+        self._context = context
+        self._events = ctypes.create_string_buffer(_IO_EVENT.size * DEPTH)
+        self._no_time = (ctypes.c_long * 2)(0, 0)
+        self._waiting: dict[int, tuple[Deferred[None], str, Any]] = {}
+        self._number = 0
+        self._reactor = reactor
+        self._event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        reactor.addReader(self)
+
+    def sync(self, fd: int, path: str) -> Deferred[None]:
+        """Fires when all that was stored in the file is on the disk, as fdatasync(2) does; fails with OSError then.
+
+        Raises OSError where the request is not taken: nothing was synced then, nor tried.
+        """
+        self._number += 1
+        block = ctypes.create_string_buffer(
+            _IOCB.pack(self._number, 0, 0, _IOCB_CMD_FDSYNC, 0, fd, 0, 0, 0, 0, _IOCB_FLAG_RESFD, self._event_fd),
+            _IOCB.size,
+        )
+        _call(self._submit, self._context, ctypes.c_long(1), ctypes.byref(ctypes.c_void_p(ctypes.addressof(block))))
+        done: Deferred[None] = Deferred()
+        self._waiting[self._number] = (done, path, block)
+        return done
+
+    def fileno(self) -> int:
+        return self._event_fd
+
+    def logPrefix(self) -> str:  # noqa: N802
+        return "syncs"
+
+    def doRead(self) -> None:  # noqa: N802
+        """Something has ended: tell who waits for it."""
+        try:
+            os.eventfd_read(self._event_fd)
+        except BlockingIOError:
+            return
+        count = _call(
+            self._get_events, self._context, ctypes.c_long(0), ctypes.c_long(DEPTH), self._events, self._no_time
+        )
+        for number, _, result, _ in list(_IO_EVENT.iter_unpack(self._events.raw[: count * _IO_EVENT.size])):
+            done, path, _block = self._waiting.pop(number)
+            if result < 0:
+                done.errback(Failure(OSError(-result, os.strerror(-result), path)))  # type: ignore[no-untyped-call]
+            else:
+                done.callback(None)
+
+    def connectionLost(self, reason: Failure) -> None:
+        """The reactor has let go of it: nothing to do, `stop` does it."""
+
+    def stop(self) -> None:
+        """Let go of the kernel's queue. What still runs is waited for; nobody is told of its end."""
+        self._reactor.removeReader(self)
+        _call(self._destroy, self._context)
+        os.close(self._event_fd)
+        self._waiting.clear()

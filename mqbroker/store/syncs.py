@@ -1,0 +1,65 @@
+"""Who syncs the segments of the log that acknowledgements wait for. Must never know what is in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from twisted.internet.defer import Deferred
+from twisted.logger import Logger
+from zope.interface import Interface, implementer
+
+from mqbroker.store.disk import IMappedFile
+from mqbroker.store.kernel_queue import KernelQueue
+from mqbroker.store.worker import IWorker
+
+
+class ISyncs(Interface):
+    """Brings files to the disk."""
+
+    def sync(files: Sequence[IMappedFile], then: Callable[[], None] | None) -> Deferred[None]:
+        """Sync the files one after another, then call `then` away from the reactor's thread.
+
+        Fires on the reactor's thread; fails with the first OSError.
+        """
+
+
+@implementer(ISyncs)
+class WorkerSyncs:
+    """Syncs on a worker."""
+
+    def __init__(self, worker: IWorker) -> None:
+        self._worker = worker
+
+    def sync(self, files: Sequence[IMappedFile], then: Callable[[], None] | None) -> Deferred[None]:
+        def work() -> None:
+            for file in files:
+                file.sync()
+            if then is not None:
+                then()
+
+        return self._worker.run(work)
+
+
+@implementer(ISyncs)
+class KernelSyncs:
+    """Has the kernel sync the one file that it is about nearly always; all else is done by `others`.
+
+    So is everything once the kernel refuses a request: no sync is lost by that, as it was never begun.
+    """
+
+    log = Logger()
+
+    def __init__(self, queue: KernelQueue, others: ISyncs) -> None:
+        self._queue: KernelQueue | None = queue
+        self._others = others
+
+    def sync(self, files: Sequence[IMappedFile], then: Callable[[], None] | None) -> Deferred[None]:
+        if self._queue is not None and then is None and len(files) == 1:
+            fd = files[0].descriptor
+            if fd is not None:
+                try:
+                    return self._queue.sync(fd, files[0].path)
+                except OSError as error:
+                    self._queue = None
+                    self.log.warn("the kernel takes no more syncs, a thread does them now: {error}", error=error)
+        return self._others.sync(files, then)

@@ -1,0 +1,25 @@
+"""The garbage collector of a daemon."""
+
+import gc
+import subprocess
+import sys
+
+from mqbroker.daemons.collector import YOUNGEST
+
+# In a process of its own: what it does cannot be undone for objects that die meanwhile.
+PROGRAM = """
+import gc
+from mqbroker.daemons.collector import settle_collector
+
+cycle = []
+cycle.append(cycle)
+del cycle
+settle_collector()
+print(gc.get_freeze_count() > 1000, len(gc.get_objects()) < 100, gc.get_threshold(), gc.isenabled(), gc.collect())
+"""
+
+
+def test_what_is_there_stays_and_what_comes_is_collected():
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    thresholds = (YOUNGEST, *gc.get_threshold()[1:])
+    assert done.stdout == f"True True {thresholds} True 0\n"

@@ -1,0 +1,200 @@
+"""Syncs of the log: by the kernel's own queue, and by a worker where that is not to be had."""
+
+import errno
+import os
+import select
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from twisted.internet.defer import Deferred, succeed
+from twisted.internet.interfaces import IReadDescriptor
+from zope.interface import implementer
+from zope.interface.verify import verifyObject
+
+from mqbroker.store.disk import IMappedFile, OsDisk
+from mqbroker.store.kernel_queue import KernelQueue
+from mqbroker.store.syncs import ISyncs, KernelSyncs, WorkerSyncs
+from mqbroker.store.worker import InlineWorker
+from tests.store.harness import FaultyDisk
+
+
+class Readers:
+    """A reactor that has readers only."""
+
+    def __init__(self) -> None:
+        self.readers: list[KernelQueue] = []
+
+    def addReader(self, reader: KernelQueue) -> None:  # noqa: N802
+        self.readers.append(reader)
+
+    def removeReader(self, reader: KernelQueue) -> None:  # noqa: N802
+        self.readers.remove(reader)
+
+    def wait(self) -> None:
+        """One turn: wait for something to read."""
+        (reader,) = self.readers
+        assert select.select([reader], [], [], 10)[0] == [reader]
+        reader.doRead()
+
+
+@pytest.fixture
+def readers() -> Readers:
+    return Readers()
+
+
+@pytest.fixture
+def queue(readers: Readers) -> Iterator[KernelQueue]:
+    try:
+        queue = KernelQueue(readers)  # type: ignore[arg-type]
+    except OSError as error:
+        pytest.skip(f"this machine has no queue of the kernel's: {error}")
+    yield queue
+    if readers.readers:
+        queue.stop()
+
+
+@pytest.fixture
+def make_file(tmp_path: Path) -> Iterator[Callable[[str], IMappedFile]]:
+    made: list[IMappedFile] = []
+
+    def make(name: str) -> IMappedFile:
+        made.append(OsDisk().create_mapped(str(tmp_path / name), 8192, keep_open=True))
+        return made[-1]
+
+    yield make
+    for file in made:
+        file.close()
+
+
+def told(deferred: Deferred[None]) -> list[object]:
+    found: list[object] = []
+    deferred.addCallback(found.append).addErrback(lambda failure: found.append(failure.value))
+    return found
+
+
+def descriptor(file: IMappedFile) -> int:
+    assert file.descriptor is not None
+    return file.descriptor
+
+
+def test_a_sync_is_told_when_the_reactor_reads(
+    queue: KernelQueue, readers: Readers, make_file: Callable[[str], IMappedFile]
+) -> None:
+    assert verifyObject(IReadDescriptor, queue)  # type: ignore[no-untyped-call]
+    file = make_file("a")
+    file.buffer[:4] = b"data"
+    got = told(queue.sync(descriptor(file), file.path))
+    assert got == []
+    readers.wait()
+    assert got == [None]
+    queue.doRead()  # with nothing to read
+    assert got == [None]
+
+
+def test_many_at_once_are_each_told_once(
+    queue: KernelQueue, readers: Readers, make_file: Callable[[str], IMappedFile]
+) -> None:
+    files = [make_file(name) for name in "abc"]
+    got = [told(queue.sync(descriptor(file), file.path)) for file in files]
+    while not all(got):
+        readers.wait()
+    assert got == [[None], [None], [None]]
+
+
+def test_what_cannot_be_asked_is_raised(queue: KernelQueue) -> None:
+    read, write = os.pipe()
+    os.close(write)
+    os.close(read)
+    with pytest.raises(OSError, match="descriptor") as raised:
+        queue.sync(read, "gone")
+    assert raised.value.errno == errno.EBADF
+
+
+def test_stopping_waits_and_tells_nobody(
+    queue: KernelQueue, readers: Readers, make_file: Callable[[str], IMappedFile]
+) -> None:
+    file = make_file("a")
+    got = told(queue.sync(descriptor(file), file.path))
+    event_fd = queue.fileno()
+    queue.stop()
+    assert readers.readers == []
+    with pytest.raises(OSError, match="descriptor"):
+        os.fstat(event_fd)
+    assert got == []
+
+
+class Queue:
+    """In a kernel queue's place."""
+
+    def __init__(self) -> None:
+        self.synced: list[str] = []
+        self.error: OSError | None = None
+
+    def sync(self, fd: int, path: str) -> Deferred[None]:
+        if self.error is not None:
+            raise self.error
+        os.fstat(fd)
+        self.synced.append(path)
+        return succeed(None)
+
+
+@implementer(ISyncs)
+class Others:
+    def __init__(self) -> None:
+        self.synced: list[tuple[list[str], object]] = []
+
+    def sync(self, files: Sequence[IMappedFile], then: Callable[[], None] | None) -> Deferred[None]:
+        self.synced.append(([file.path for file in files], then))
+        return succeed(None)
+
+
+def test_the_kernel_syncs_one_open_file_and_a_worker_all_else(
+    make_file: Callable[[str], IMappedFile], tmp_path: Path
+) -> None:
+    queue, others = Queue(), Others()
+    syncs = KernelSyncs(queue, others)  # type: ignore[arg-type]
+    assert verifyObject(ISyncs, syncs)  # type: ignore[no-untyped-call]
+    one, two = make_file("a"), make_file("b")
+    closed = OsDisk().open_mapped(one.path, one.size)
+
+    def then() -> None:
+        raise AssertionError("not here")
+
+    assert told(syncs.sync([one], None)) == [None]
+    assert (queue.synced, others.synced) == ([one.path], [])
+    syncs.sync([one, two], None)
+    syncs.sync([two], then)
+    syncs.sync([closed], None)
+    closed.close()
+    assert queue.synced == [one.path]
+    assert others.synced == [([one.path, two.path], None), ([two.path], then), ([one.path], None)]
+
+
+def test_what_the_kernel_does_not_take_a_worker_does_from_then_on(make_file: Callable[[str], IMappedFile]) -> None:
+    queue, others = Queue(), Others()
+    syncs = KernelSyncs(queue, others)  # type: ignore[arg-type]
+    file = make_file("a")
+    queue.error = OSError(errno.EAGAIN, "no more")
+    assert told(syncs.sync([file], None)) == [None]
+    queue.error = None
+    assert told(syncs.sync([file], None)) == [None]
+    assert queue.synced == []
+    assert len(others.synced) == 2
+
+
+def test_a_worker_syncs_in_order_and_then_what_is_to_follow(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    faults = disk.faults
+    files = [disk.create_mapped(str(tmp_path / name), 4096) for name in "ab"]
+    done: list[int] = []
+    syncs = WorkerSyncs(InlineWorker())
+    assert verifyObject(ISyncs, syncs)  # type: ignore[no-untyped-call]
+    assert told(syncs.sync(files, lambda: done.append(faults.syncs))) == [None]
+    assert done == [2]
+    faults.sync_error = errno.EIO
+    (error,) = told(syncs.sync(files, lambda: done.append(0)))
+    assert isinstance(error, OSError)
+    assert done == [2]
+    for file in files:
+        file.close()

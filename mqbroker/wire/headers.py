@@ -602,6 +602,7 @@ class WipeWritePermOfBrokerResponseHeader(Header):
 
 _INT32 = (-(2**31), 2**31 - 1)
 _INT64 = (-(2**63), 2**63 - 1)
+_PLAIN_DIGITS = 10
 _RANGES = {"Int": _INT32, "Long": _INT64}
 _integer = re.compile(r"[+-]?[0-9]{1,20}").fullmatch
 _plans: dict[type[Header], list[tuple[str, str, str, bool]]] = {}
@@ -640,6 +641,8 @@ def decode_header(cls: type[H], ext_fields: Mapping[str, str]) -> H:
             values[name] = text
         elif kind == "bool":
             values[name] = text.lower() == "true"
+        elif len(text) < _PLAIN_DIGITS and text.isdigit() and text.isascii():  # nearly all; in no range's way
+            values[name] = int(text)
         else:
             values[name] = _decode_integer(key, text, kind)
     return cls(**values)

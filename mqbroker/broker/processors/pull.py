@@ -6,9 +6,8 @@ The table from what the store found to what the peer is told is PullMessageProce
 from __future__ import annotations
 
 import struct
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-import attrs
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
@@ -17,7 +16,7 @@ from mqbroker.broker.clients import ConsumerRegistry
 from mqbroker.broker.groups import GroupTable
 from mqbroker.broker.hold import HeldPull, HeldPulls
 from mqbroker.broker.offsets import OffsetTable
-from mqbroker.broker.subscriptions import parse_subscription
+from mqbroker.broker.subscriptions import ALL, parse_subscription
 from mqbroker.broker.topics import TopicTable
 from mqbroker.config import BrokerSettings
 from mqbroker.errors import MQError, Refused, StoreBusy
@@ -55,10 +54,10 @@ _FOUND = (
     f'"version":{VERSION}}}'
 )
 _LENGTHS = struct.Struct(">II")
+_TAG_KINDS = (None, "", "TAG")
 
 
-@attrs.frozen
-class _Pull:
+class _Pull(NamedTuple):
     """A pull that passed its checks."""
 
     header: PullMessageRequestHeader
@@ -148,6 +147,8 @@ class PullProcessor:
     def _tags_codes(self, header: PullMessageRequestHeader, group: SubscriptionGroupConfig) -> frozenset[int] | None:
         """The tag hashes that are wanted, None for all messages."""
         if header.sys_flag & PullSysFlag.SUBSCRIPTION:
+            if header.subscription == ALL and header.expression_type in _TAG_KINDS:
+                return None
             try:
                 wanted = parse_subscription(header.topic, header.subscription, header.expression_type)
             except MQError:
@@ -156,12 +157,12 @@ class PullProcessor:
                 ) from None
         else:
             wanted = self._registered(header, group)
-        if wanted.expression_type not in ("TAG", ""):
+        if wanted.expression_type not in _TAG_KINDS:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR,
                 f"The broker does not support consumer to filter message by {wanted.expression_type}",
             )
-        if wanted.sub_string == "*" or wanted.class_filter_mode:
+        if wanted.sub_string == ALL or wanted.class_filter_mode:
             return None
         return wanted.code_set
 

@@ -388,10 +388,12 @@ class CommitLog:
 
     def read(self, offset: int, size: int) -> memoryview | None:
         """`size` bytes at `offset`, all in one segment; None where the log does not hold them."""
-        found = self.view(offset)
-        if found is None or size <= 0 or offset + size > self.readable_end or found[1] + size > self.segment_bytes:
+        if not self.min_offset <= offset < offset + size <= self.readable_end:
             return None
-        return found[0][found[1] : found[1] + size]
+        index, at = divmod(offset - self.min_offset, self.segment_bytes)
+        if at + size > self.segment_bytes:
+            return None
+        return self.segments[index].view[at : at + size]
 
     def path_of(self, offset: int) -> str:
         """The file that holds the byte at `offset`."""

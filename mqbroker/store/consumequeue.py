@@ -50,6 +50,12 @@ def entries_struct(count: int) -> Struct:
     return Struct(">" + "qiq" * count)
 
 
+@functools.cache
+def places_struct(count: int) -> Struct:
+    """As `entries_struct`, without the tags codes."""
+    return Struct(">" + "qi8x" * count)
+
+
 class ConsumeQueue:
     """One queue of a topic.
 

@@ -18,7 +18,7 @@ from mqbroker.errors import StoreDamaged
 from mqbroker.store.closer_look import CloserLook
 from mqbroker.store.cold import ColdReads, Stretch, Unreadable
 from mqbroker.store.commitlog import CommitLog
-from mqbroker.store.consumequeue import ENTRY_BYTES, ConsumeQueue, ConsumeQueues, entries_struct
+from mqbroker.store.consumequeue import ENTRY_BYTES, ConsumeQueue, ConsumeQueues, places_struct
 from mqbroker.store.damages import Damages
 from mqbroker.store.logscan import Damage
 from mqbroker.store.outcomes import Get, GetResult, GetStatus, outside
@@ -138,8 +138,8 @@ class Reader:
 
     def _pieces(self, view: memoryview, at: int, count: int, bytes_limit: int) -> list[memoryview] | None:
         """The messages of `count` entries, where all are whole, in one segment and within limits; None otherwise."""
-        entries = entries_struct(count).unpack_from(view, at)
-        offsets, sizes = entries[::3], entries[1::3]
+        places = places_struct(count).unpack_from(view, at)
+        offsets, sizes = places[::2], places[1::2]
         size = sum(sizes)
         if count > 1 and size > bytes_limit:
             return None

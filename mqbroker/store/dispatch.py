@@ -64,8 +64,11 @@ class Dispatcher:
         start: int,
         on_damage: Callable[[Damage], None],
         multi: MultiQueues | None = None,
+        why_not: Callable[[OSError], str] = str,
     ) -> None:
+        """`why_not`: what a person is told of an error of the disk."""
         self._multi = multi
+        self._why_not = why_not
         self._commit_log = commit_log
         self._queues = queues
         self._index = index
@@ -115,7 +118,7 @@ class Dispatcher:
             if not self._commit_log.why_behind:
                 self.log.error("dispatch waits for the disk, and no messages are taken: {error}", error=error)
             # What is not in a consume queue nobody can get: no more of that.
-            self._commit_log.why_behind = f"a consume queue or the index cannot be written: {error}"
+            self._commit_log.why_behind = f"a consume queue or the index cannot be written: {self._why_not(error)}"
             self._schedule(RETRY_S)
             return
         if self._commit_log.why_behind:

@@ -31,7 +31,7 @@ from mqbroker.store.recovery import Recovered, Segments, last_timestamp, load_se
 from mqbroker.store.removal import TopicRemover, empty_trash, finish_removals
 from mqbroker.store.removed_queues import RemovedQueues
 from mqbroker.store.retention import Retention, RetentionRules
-from mqbroker.store.segment import SegmentSource
+from mqbroker.store.segment import SegmentSource, is_full_disk, why_full
 from mqbroker.store.store_files import StoreFiles, StorePaths
 from mqbroker.store.syncs import ISyncs
 from mqbroker.store.transient import PAGE_BYTES, TransientRules, TransientStore
@@ -274,6 +274,7 @@ class Opening:
             recovered.rebuild_from,
             files.add_damage,
             self._multi_queues(queues),
+            self._why_not_dispatched,
         )
         yield from _catch_up(dispatcher, commit_log, files)
         if dispatcher.gaps and recovered.rebuild_from > commit_log.min_offset:
@@ -286,6 +287,11 @@ class Opening:
                 self.disk.remove(path)
             queue.next_offset = queue.max_offset
         return dispatcher
+
+    def _why_not_dispatched(self, error: OSError) -> str:
+        if not is_full_disk(error):
+            return str(error)
+        return why_full(self.disk, self.paths.root, "messages cannot be got that are in no consume queue", error)
 
     def _open_log(
         self,

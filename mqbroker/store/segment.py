@@ -30,6 +30,19 @@ def is_full_disk(error: OSError) -> bool:
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
+def why_full(disk: IDisk, directory: str, what: str, error: OSError) -> str:
+    """What a person is told who must make room on the disk of `directory`, which has to be there."""
+    try:
+        space = disk.space(directory)
+        room = f"{space.used_bytes} bytes used, {space.available_bytes} free"
+    except OSError:
+        room = "nobody knows how much is free"
+    return (
+        f"the broker's disk is full [{directory}: {room}]: {what}: make room, or let messages go sooner "
+        f"(fileReservedTime): {error}"
+    )
+
+
 class SegmentSource:
     """Makes segments; the next one ahead of time, written through with zeros by the worker."""
 
@@ -131,13 +144,8 @@ class SegmentSource:
         """Why no segment could be taken, and what to do about it."""
         if not is_full_disk(error):
             return f"the next segment of the commit log cannot be made in {self._directory}: {error}"
-        try:
-            free = f"{self._disk.space(self._directory).available_bytes} bytes"
-        except OSError:
-            free = "nobody knows how much"
-        return (
-            f"the broker's disk is full: {self._directory} has no room for the next segment of {self._segment_bytes} "
-            f"bytes, {free} free: make room, or let messages go sooner (fileReservedTime): {error}"
+        return why_full(
+            self._disk, self._directory, f"there is no room for the next segment of {self._segment_bytes} bytes", error
         )
 
     def _create(self, offset: int) -> IMappedFile:

@@ -122,9 +122,11 @@ def test_no_room_for_the_next_segment(broker, disk, tmp_path, flush):
     for _ in range(2):
         refused = send_until_refused(sender(port), acked)
         assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
-        assert refused.remark.startswith("service not available now. the broker's disk is full: ")
-        assert f"{store}/commitlog has no room for the next segment of {SEGMENT_BYTES} bytes" in refused.remark
-        assert re.search(r"\d+ bytes free", refused.remark)
+        full = (
+            rf"service not available now\. the broker's disk is full \[{store}/commitlog: \d+ bytes used, \d+ free\]: "
+        )
+        assert re.match(full, refused.remark)
+        assert f"there is no room for the next segment of {SEGMENT_BYTES} bytes" in refused.remark
     disk.fill()
     # Reading and committing go on.
     commit(port, 2)
@@ -159,6 +161,7 @@ def test_no_room_for_consume_queues(broker, disk, tmp_path):
     assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
     assert "a consume queue or the index cannot be written: " in refused.remark
     assert f"{store}/consumequeue/{TOPIC}/1" in refused.remark
+    assert re.search(rf"the broker's disk is full \[{store}: \d+ bytes used, \d+ free\]", refused.remark)
     assert stored(port) == acked[:1]
     disk.free()
     process.wait_for_line("dispatch goes on, messages are taken again")

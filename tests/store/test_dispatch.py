@@ -219,7 +219,10 @@ def test_dispatch_waits_for_a_full_disk_and_goes_on(bench: Bench) -> None:
     assert told == []
     assert store.stats.dispatched == 0
     for _ in range(3):  # there is room in the log, but nobody could get what it holds
-        with pytest.raises(StoreUnwritable, match=r"a consume queue or the index cannot be written: .*No space left"):
+        with pytest.raises(
+            StoreUnwritable,
+            match=r"a consume queue or the index cannot be written: .* bytes used, \d+ free.*No space left",
+        ):
             store.append([message()])
         bench.clock.advance(1)
     bench.disk.faults.room = None

@@ -334,7 +334,9 @@ def test_without_room_for_a_segment_the_reason_is_the_disk(bench: Bench) -> None
     store = bench.open()
     bench.disk.faults.room = 0
     bench.disk.faults.space = space(60, 12_345)
-    with pytest.raises(DiskFull, match=r"the broker's disk is full: .*commitlog.* 131072 bytes, 12345 bytes free"):
+    with pytest.raises(
+        DiskFull, match=r"the broker's disk is full \[.*/commitlog: \d+ bytes used, 12345 free\]: .* 131072 bytes"
+    ):
         store.append([message(body=b"x" * 100_000)] * 2)
 
 

@@ -21,43 +21,25 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from twisted.python.threadpool import ThreadPool
 
-from mqbroker.broker.clients import ConsumerRegistry, ProducerRegistry
-from mqbroker.broker.delay import DelayService
-from mqbroker.broker.groups import GroupTable
-from mqbroker.broker.hold import HeldPulls
-from mqbroker.broker.locks import QueueLocks
-from mqbroker.broker.offsets import OffsetTable
-from mqbroker.broker.processors.client_manage import ClientManageProcessor
-from mqbroker.broker.processors.consumer_manage import ConsumerManageProcessor
-from mqbroker.broker.processors.pull import PullProcessor
-from mqbroker.broker.processors.query import QueryProcessor
-from mqbroker.broker.processors.send import SendProcessor
-from mqbroker.broker.processors.send_back import SendBackProcessor
-from mqbroker.broker.processors.send_rules import SendRules
-from mqbroker.broker.processors.topics import TopicsProcessor
+from mqbroker.broker.assembly import Assembly
 from mqbroker.broker.registration import BrokerIdentity, Registration
-from mqbroker.broker.topics import TopicTable, system_topics
+from mqbroker.broker.topics import TopicTable
 from mqbroker.config import BrokerSettings
 from mqbroker.remoting.client import Connector, RemotingClient
-from mqbroker.remoting.connection import RemotingProtocol
 from mqbroker.remoting.handlers import HandlerTable
 from mqbroker.remoting.limits import Limits
 from mqbroker.remoting.listening import ListeningService
-from mqbroker.remoting.server import ConnectionEvent, RemotingServerFactory
+from mqbroker.remoting.server import RemotingServerFactory
 from mqbroker.store.disk import IDisk, OsDisk
-from mqbroker.store.dispatch import parse_delay_levels
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.kernel_queue import KernelQueue
-from mqbroker.store.message_store import MessageStore, open_store_in_turns
+from mqbroker.store.message_store import open_store_in_turns
 from mqbroker.store.syncs import ISyncs, KernelSyncs, WorkerSyncs
 from mqbroker.store.worker import IWorker, SerialWorker, ThreadWorker
-from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.record import encode_host
 
 log = Logger()
 
-EXPIRY_CHECK_SECONDS = 10.0
-DELAY_PERSIST_SECONDS = 1.0
 FILE_RETRY_SECONDS = 5.0
 DISK_THREADS = 3
 
@@ -135,30 +117,31 @@ class BrokerService(Service):
             listening.pause()
         store = await opening
         self._stops.append(store.stop)
-        topics, groups, offsets = self._load_tables(worker, clock)
-        self._stops.append(topics.persist)
-        self._stops.append(groups.persist)
-        self._stops.append(offsets.persist)
-        held = HeldPulls(clock)
-        delay = DelayService(
+        assembly = Assembly(
+            table,
             store,
-            self._file("delayOffset.json", worker),
-            clock,
-            parse_delay_levels(self.settings.store.message_delay_level),
+            self.settings,
+            open_file=lambda name: self._file(name, worker),
+            clock=clock,
+            rng=self._rng,
+            store_host=self._store_host(),
         )
-        self._serve(table, factory, store, topics, groups, offsets, held, delay, clock)
+        self._stops.append(assembly.topics.persist)
+        self._stops.append(assembly.groups.persist)
+        self._stops.append(assembly.offsets.persist)
+        factory.on_event = assembly.connection_event
         store.start()
-        delay.start()
-        self._stops.append(delay.stop)
-        self._every(DELAY_PERSIST_SECONDS, delay.persist, clock)
-        self._every(self.settings.flush_consumer_offset_interval_ms / 1000, offsets.persist, clock)
+        assembly.delay.start()
+        self._stops.append(assembly.delay.stop)
+        for seconds, action in assembly.periodic():
+            self._every(seconds, action, clock)
         # The port was taken first, so that a port in use touches nothing; it is let go before what it serves stops.
         self._stops.remove(listening.stopService)
         self._stops.append(listening.stopService)
         listening.resume()
-        held.start()
-        self._stops.append(held.stop)
-        self._register(address, topics, clock)
+        assembly.held.start()
+        self._stops.append(assembly.held.stop)
+        self._register(address, assembly.topics, clock)
 
     def _store_host(self) -> bytes:
         return encode_host((self.settings.broker_ip1, self.port))
@@ -204,64 +187,10 @@ class BrokerService(Service):
         self._stops.append(threads.stop)
         return threads
 
-    def _load_tables(self, worker: IWorker, clock: IReactorTime) -> tuple[TopicTable, GroupTable, OffsetTable]:
-        settings = self.settings
-        topics = self._file("topics.json", worker)
-        groups = self._file("subscriptionGroup.json", worker)
-        offsets = self._file("consumerOffset.json", worker)
-        return (
-            TopicTable(topics, clock.seconds, system_topics(settings), settings.store.enable_lmq),
-            GroupTable(groups, clock.seconds, settings.auto_create_subscription_group, settings.store.enable_lmq),
-            OffsetTable(offsets, self._file("lmqConsumerOffset.json", worker) if settings.store.enable_lmq else None),
-        )
-
     def _file(self, name: str, worker: IWorker) -> JsonFile:
         file = JsonFile(os.path.join(self.settings.store.store_path_root_dir, "config", name), worker)
         self._every(FILE_RETRY_SECONDS, file.retry, self._reactor)
         return file
-
-    def _serve(
-        self,
-        table: HandlerTable,
-        factory: RemotingServerFactory,
-        store: MessageStore,
-        topics: TopicTable,
-        groups: GroupTable,
-        offsets: OffsetTable,
-        held: HeldPulls,
-        delay: DelayService,
-        clock: IReactorTime,
-    ) -> None:
-        """Build the processors, leaves first, and put them on the table."""
-        settings = self.settings
-        consumers = ConsumerRegistry(clock.seconds, settings.notify_consumer_ids_changed_enable)
-        producers = ProducerRegistry(clock.seconds)
-        rules = SendRules(topics, groups, settings, self._rng)
-        send = SendProcessor(store, rules, settings, self._store_host())
-        pull = PullProcessor(store, topics, groups, offsets, consumers, held, settings, clock)
-        table.register_batch(RequestCode.SEND_MESSAGE, send.take_v1)
-        table.register_batch(RequestCode.SEND_MESSAGE_V2, send.take_v2)
-        table.register_batch(RequestCode.SEND_BATCH_MESSAGE, send.take_batch)
-        table.register_batch(RequestCode.PULL_MESSAGE, pull.take)
-        SendBackProcessor(store, topics, groups, settings, self._rng).register_on(table)
-        ClientManageProcessor(consumers, producers, groups, topics).register_on(table)
-        ConsumerManageProcessor(consumers, offsets, QueueLocks(clock.seconds), topics, store).register_on(table)
-        TopicsProcessor(topics, groups, consumers, producers, store).register_on(table)
-        QueryProcessor(store, settings.store).register_on(table)
-
-        def arrived(topic: str, queue_id: int, next_offset: int, tags_code: int | None, timestamp: int) -> None:
-            held.arrived(topic, queue_id, next_offset)
-            delay.arrived(topic, queue_id)
-
-        def connection_event(event: ConnectionEvent, connection: RemotingProtocol) -> None:
-            if event is ConnectionEvent.CLOSE:
-                consumers.connection_closed(connection)
-                producers.connection_closed(connection)
-
-        store.on_dispatch.append(arrived)
-        factory.on_event = connection_event
-        self._every(EXPIRY_CHECK_SECONDS, consumers.expire, clock)
-        self._every(EXPIRY_CHECK_SECONDS, producers.expire, clock)
 
     def _every(self, seconds: float, action: Callable[[], object], clock: IReactorTime) -> None:
         loop = LoopingCall(action)

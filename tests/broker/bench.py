@@ -9,20 +9,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from zope.interface import implementer
 
-from mqbroker.broker.clients import ConsumerRegistry, ProducerRegistry
-from mqbroker.broker.groups import GroupTable
-from mqbroker.broker.hold import HeldPulls
-from mqbroker.broker.locks import QueueLocks
-from mqbroker.broker.offsets import OffsetTable
-from mqbroker.broker.processors.client_manage import ClientManageProcessor
-from mqbroker.broker.processors.consumer_manage import ConsumerManageProcessor
-from mqbroker.broker.processors.pull import PullProcessor
-from mqbroker.broker.processors.query import QueryProcessor
-from mqbroker.broker.processors.send import SendProcessor
-from mqbroker.broker.processors.send_back import SendBackProcessor
-from mqbroker.broker.processors.send_rules import SendRules
-from mqbroker.broker.processors.topics import TopicsProcessor
-from mqbroker.broker.topics import TopicTable, system_topics
+from mqbroker.broker.assembly import Assembly
 from mqbroker.config import BrokerSettings, NettySettings, StoreSettings
 from mqbroker.remoting.handlers import HandlerTable, IConnection
 from mqbroker.store.disk import OsDisk
@@ -146,48 +133,25 @@ class Bench:
         self.store = open_store(
             settings.store, disk=disk or OsDisk(), clock=self.clock, worker=self.worker, store_host=STORE_HOST
         )
-        lmq = settings.store.enable_lmq
-        self.topics = TopicTable(self.file("topics.json"), self.clock.seconds, system_topics(settings), lmq)
-        self.groups = GroupTable(
-            self.file("subscriptionGroup.json"), self.clock.seconds, settings.auto_create_subscription_group, lmq
-        )
-        lmq_offsets = self.file("lmqConsumerOffset.json") if lmq else None
-        self.offsets = OffsetTable(self.file("consumerOffset.json"), lmq_offsets)
-        self.held = HeldPulls(self.clock)
-        self.consumers = ConsumerRegistry(self.clock.seconds, settings.notify_consumer_ids_changed_enable)
-        self.producers = ProducerRegistry(self.clock.seconds)
         self.table = HandlerTable()
-        self._register()
-        self.store.on_dispatch.append(lambda topic, queue_id, end, code, ms: self.held.arrived(topic, queue_id, end))
-        self.factory = serve(self.clock, self.table, on_event=self._event)
+        self.parts = parts = Assembly(
+            self.table,
+            self.store,
+            settings,
+            open_file=self.file,
+            clock=self.clock,
+            rng=Random(1),
+            store_host=STORE_HOST,
+        )
+        self.topics, self.groups, self.offsets = parts.topics, parts.groups, parts.offsets
+        self.consumers, self.producers, self.held = parts.consumers, parts.producers, parts.held
+        self.rules, self.send = parts.rules, parts.send
+        self.factory = serve(self.clock, self.table, on_event=parts.connection_event)
         self.store.start()
         self.held.start()
 
     def file(self, name):
         return JsonFile(os.path.join(self.settings.store.store_path_root_dir, "config", name), self.table_worker)
-
-    def _register(self):
-        table, store, settings = self.table, self.store, self.settings
-        self.rules = rules = SendRules(self.topics, self.groups, settings, Random(1))
-        self.send = send = SendProcessor(store, rules, settings, STORE_HOST)
-        pull = PullProcessor(
-            store, self.topics, self.groups, self.offsets, self.consumers, self.held, settings, self.clock
-        )
-        table.register_batch(RequestCode.SEND_MESSAGE, send.take_v1)
-        table.register_batch(RequestCode.SEND_MESSAGE_V2, send.take_v2)
-        table.register_batch(RequestCode.SEND_BATCH_MESSAGE, send.take_batch)
-        table.register_batch(RequestCode.PULL_MESSAGE, pull.take)
-        SendBackProcessor(store, self.topics, self.groups, settings, Random(1)).register_on(table)
-        ClientManageProcessor(self.consumers, self.producers, self.groups, self.topics).register_on(table)
-        locks = QueueLocks(self.clock.seconds)
-        ConsumerManageProcessor(self.consumers, self.offsets, locks, self.topics, store).register_on(table)
-        TopicsProcessor(self.topics, self.groups, self.consumers, self.producers, store).register_on(table)
-        QueryProcessor(store, settings.store).register_on(table)
-
-    def _event(self, event, connection):
-        if event.name == "CLOSE":
-            self.consumers.connection_closed(connection)
-            self.producers.connection_closed(connection)
 
     def client(self, address=CLIENT):
         return Client(self, address)

@@ -1,0 +1,124 @@
+"""What a broker is made of above its store: tables, registries and processors, and who of them knows whom.
+
+The one place where a processor gets its collaborators and its codes. What is started and stopped, and when, is the
+service's. Must never know of sockets, ports or the reactor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from twisted.internet.interfaces import IReactorTime
+
+from mqbroker.broker.clients import ConsumerRegistry, ProducerRegistry
+from mqbroker.broker.delay import DelayService
+from mqbroker.broker.groups import GroupTable
+from mqbroker.broker.hold import HeldPulls
+from mqbroker.broker.locks import QueueLocks
+from mqbroker.broker.offsets import OffsetTable
+from mqbroker.broker.processors.client_manage import ClientManageProcessor
+from mqbroker.broker.processors.consumer_manage import ConsumerManageProcessor
+from mqbroker.broker.processors.pull import PullProcessor
+from mqbroker.broker.processors.query import QueryProcessor
+from mqbroker.broker.processors.send import SendProcessor
+from mqbroker.broker.processors.send_back import SendBackProcessor
+from mqbroker.broker.processors.send_rules import SendRules
+from mqbroker.broker.processors.topics import TopicsProcessor
+from mqbroker.broker.topics import TopicTable, system_topics
+from mqbroker.config import BrokerSettings
+from mqbroker.remoting.connection import RemotingProtocol
+from mqbroker.remoting.handlers import HandlerTable
+from mqbroker.remoting.server import ConnectionEvent
+from mqbroker.store.dispatch import parse_delay_levels
+from mqbroker.store.jsonfile import JsonFile
+from mqbroker.store.message_store import MessageStore
+from mqbroker.wire.codes import RequestCode
+
+EXPIRY_CHECK_SECONDS = 10.0
+DELAY_PERSIST_SECONDS = 1.0
+
+
+class Assembly:
+    """The parts of one broker, built over an open store and put on the table of handlers.
+
+    :param open_file: gives the table file of a name below `config/`.
+    :param store_host: the broker's address as records keep it.
+    """
+
+    def __init__(
+        self,
+        table: HandlerTable,
+        store: MessageStore,
+        settings: BrokerSettings,
+        *,
+        open_file: Callable[[str], JsonFile],
+        clock: IReactorTime,
+        rng: Random,
+        store_host: bytes,
+    ) -> None:
+        """Read the tables. Raises StoreDamaged where one cannot be read."""
+        self.table = table
+        self.store = store
+        self.settings = settings
+        self._clock = clock
+        self._rng = rng
+        self._store_host = store_host
+        lmq = settings.store.enable_lmq
+        lmq_offsets = open_file("lmqConsumerOffset.json") if lmq else None
+        self.topics = TopicTable(open_file("topics.json"), clock.seconds, system_topics(settings), lmq)
+        self.groups = GroupTable(
+            open_file("subscriptionGroup.json"), clock.seconds, settings.auto_create_subscription_group, lmq
+        )
+        self.offsets = OffsetTable(open_file("consumerOffset.json"), lmq_offsets)
+        self.consumers = ConsumerRegistry(clock.seconds, settings.notify_consumer_ids_changed_enable)
+        self.producers = ProducerRegistry(clock.seconds)
+        self.held = HeldPulls(clock)
+        self.delay = DelayService(
+            store, open_file("delayOffset.json"), clock, parse_delay_levels(settings.store.message_delay_level)
+        )
+        self._register_messages()
+        self._register_clients()
+        store.on_dispatch.append(self._arrived)
+
+    def _register_messages(self) -> None:
+        """What carries messages."""
+        table, store, settings = self.table, self.store, self.settings
+        self.rules = SendRules(self.topics, self.groups, settings, self._rng)
+        self.send = SendProcessor(store, self.rules, settings, self._store_host)
+        pull = PullProcessor(
+            store, self.topics, self.groups, self.offsets, self.consumers, self.held, settings, self._clock
+        )
+        table.register_batch(RequestCode.SEND_MESSAGE, self.send.take_v1)
+        table.register_batch(RequestCode.SEND_MESSAGE_V2, self.send.take_v2)
+        table.register_batch(RequestCode.SEND_BATCH_MESSAGE, self.send.take_batch)
+        table.register_batch(RequestCode.PULL_MESSAGE, pull.take)
+        SendBackProcessor(store, self.topics, self.groups, settings, self._rng).register_on(table)
+        QueryProcessor(store, settings.store).register_on(table)
+
+    def _register_clients(self) -> None:
+        """What clients say of themselves, and what is asked about topics and groups."""
+        table = self.table
+        ClientManageProcessor(self.consumers, self.producers, self.groups, self.topics).register_on(table)
+        locks = QueueLocks(self._clock.seconds)
+        ConsumerManageProcessor(self.consumers, self.offsets, locks, self.topics, self.store).register_on(table)
+        TopicsProcessor(self.topics, self.groups, self.consumers, self.producers, self.store).register_on(table)
+
+    def _arrived(self, topic: str, queue_id: int, next_offset: int, tags_code: int | None, timestamp: int) -> None:
+        self.held.arrived(topic, queue_id, next_offset)
+        self.delay.arrived(topic, queue_id)
+
+    def connection_event(self, event: ConnectionEvent, connection: RemotingProtocol) -> None:
+        """What the server's factory tells of its connections."""
+        if event is ConnectionEvent.CLOSE:
+            self.consumers.connection_closed(connection)
+            self.producers.connection_closed(connection)
+
+    def periodic(self) -> list[tuple[float, Callable[[], object]]]:
+        """What is to be done every so many seconds while the broker runs."""
+        return [
+            (EXPIRY_CHECK_SECONDS, self.consumers.expire),
+            (EXPIRY_CHECK_SECONDS, self.producers.expire),
+            (DELAY_PERSIST_SECONDS, self.delay.persist),
+            (self.settings.flush_consumer_offset_interval_ms / 1000, self.offsets.persist),
+        ]

@@ -18,6 +18,7 @@ from twisted.python.failure import Failure
 from zope.interface import Attribute, Interface
 
 from mqbroker.errors import MQError, Refused
+from mqbroker.wire.access import is_classified
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.command import RemotingCommand
 
@@ -66,13 +67,15 @@ class HandlerTable:
     batch: dict[int, BatchHandler] = attrs.field(factory=dict)
 
     def register(self, code: int, handler: Handler) -> None:
-        """Let `handler` answer `code`. Raises ValueError where the code has one."""
+        """Let `handler` answer `code`. Raises ValueError where the code has one, or is in no class of access."""
+        _check_classified(code)
         if code in self._handlers:
             raise ValueError(f"code {code} has a handler")
         self._handlers[int(code)] = handler
 
     def register_batch(self, code: int, handler: BatchHandler) -> None:
-        """Let `handler` answer all requests of `code` in one read at once."""
+        """Let `handler` answer all requests of `code` in one read at once. Raises ValueError as `register` does."""
+        _check_classified(code)
         if code in self.batch:
             raise ValueError(f"code {code} has a batch handler")
         self.batch[int(code)] = handler
@@ -81,6 +84,11 @@ class HandlerTable:
     def codes(self) -> frozenset[int]:
         """The codes that are answered by either kind."""
         return frozenset(self._handlers) | frozenset(self.batch)
+
+    def served_by(self, code: int) -> str:
+        """The module whose function answers `code`. Raises KeyError where none does."""
+        module: str = (self.batch.get(code) or self._handlers[code]).__module__
+        return module
 
     def handle(self, request: RemotingCommand, connection: IConnection) -> Answer:
         """Answer `request`; what goes wrong becomes an answer too, and never an exception."""
@@ -100,6 +108,11 @@ class HandlerTable:
             return failure_response(request, failure.value)
 
         return deferred.addErrback(failed)
+
+
+def _check_classified(code: int) -> None:
+    if not is_classified(code):
+        raise ValueError(f"code {code} is in no class of mqbroker.wire.access: nobody would know who may ask it")
 
 
 def failure_response(request: RemotingCommand, error: BaseException | None) -> RemotingCommand:

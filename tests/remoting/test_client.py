@@ -10,7 +10,7 @@ from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.command import RemotingCommand
 from tests.remoting.link import Network, result, serve, waiting
 
-ECHO, LATER = 1, 2
+ECHO, LATER = 10, 11
 A, B = "10.0.0.1:10911", "10.0.0.3:10911"
 
 
@@ -144,12 +144,12 @@ def test_a_lost_connection_fails_its_requests_and_the_next_connects_again(client
 
 def test_the_server_may_ask_too(clock, network):
     table = HandlerTable()
-    table.register(9, lambda request, connection: RemotingCommand.response(request, body=b"from the client"))
+    table.register(40, lambda request, connection: RemotingCommand.response(request, body=b"from the client"))
     client = RemotingClient(clock, connector=network.connector, handlers=table)
     client.invoke_oneway(A, echo(), 1000)
     network.pump()
     (connection,) = network.servers[A].connections
-    asked = connection.invoke(RemotingCommand(9), 1000)
+    asked = connection.invoke(RemotingCommand(40), 1000)
     network.pump()
     assert result(asked).body == b"from the client"
 

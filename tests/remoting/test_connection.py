@@ -19,7 +19,8 @@ from mqbroker.wire.command import ONEWAY_FLAG, RESPONSE_FLAG, RemotingCommand, e
 from mqbroker.wire.frame import JSON, ROCKETMQ, encode_frame
 from tests.remoting.link import CLIENT, End, Link, NoOwner, Peer, protocol_link, raw_link, result, serve, waiting
 
-ECHO, BATCH, OTHER_BATCH, LATER = 1, 2, 3, 4
+# Any that are classified.
+ECHO, BATCH, OTHER_BATCH, LATER = 10, 11, 12, 14
 
 
 def echo(request, connection):
@@ -601,7 +602,7 @@ def test_an_end_while_paused_is_quiet(clock):
 
 # --- hostile bytes
 
-MANY_FIELDS = {"code": 2, "opaque": 1, "flag": 0, "extFields": {str(i): "" for i in range(100_000)}}
+MANY_FIELDS = {"code": BATCH, "opaque": 1, "flag": 0, "extFields": {str(i): "" for i in range(100_000)}}
 GARBAGE = {
     "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
     "zeros": bytes(16),

@@ -9,7 +9,7 @@ from mqbroker.remoting.server import WATCH_SECONDS, ConnectionEvent
 from mqbroker.wire.command import RemotingCommand, encode_command
 from tests.remoting.link import raw_link, serve
 
-ECHO, LATER = 1, 2
+ECHO, LATER = 10, 11
 
 
 @pytest.fixture

@@ -1,0 +1,72 @@
+"""The table of docs/protocol.rst as the running tables have it; `python -m tests.protocol_page` writes it anew."""
+
+import tempfile
+from pathlib import Path
+
+from twisted.internet.testing import MemoryReactorClock
+
+from mqbroker.config import NamesrvSettings, NettySettings
+from mqbroker.namesrv.service import make_namesrv
+from mqbroker.store.worker import InlineWorker
+from mqbroker.wire.access import ACCESS, ASKED_OF_CLIENTS, UNANSWERED
+from mqbroker.wire.codes import RequestCode
+from tests.broker.bench import Bench
+
+PAGE = Path(__file__).parent.parent / "docs" / "protocol.rst"
+BEGIN, END = ".. the table begins\n\n", "\n.. the table ends\n"
+NOT_YET = "nobody yet"
+
+
+def running_tables(folder):
+    """The handler tables of a broker and of a name server whose files are in `folder`."""
+    bench = Bench(folder / "store")
+    bench.close()
+    settings = NamesrvSettings(
+        kv_config_path=str(folder / "kv.json"),
+        config_store_path=str(folder / "x"),
+        server=NettySettings(listen_port=9876, bind_address="127.0.0.1"),
+    )
+    reactor = MemoryReactorClock()
+    service = make_namesrv(settings, reactor, InlineWorker())
+    assert service.startService().called
+    table = reactor.tcpServers[0][1]._table
+    service.stopService()
+    return bench.table, table
+
+
+def who_serves(code, tables):
+    """The words of the table for `code`: modules, or why there are none."""
+    modules = [f"``{table.served_by(code)}``" for table in tables if code in table.codes]
+    if code in ASKED_OF_CLIENTS:
+        asked = "asked of clients"
+        modules.append(asked if modules or code not in ACCESS else f"{NOT_YET}; {asked}")
+    if modules:
+        return ", ".join(modules)
+    return UNANSWERED.get(code, NOT_YET)
+
+
+def rows(tables):
+    return [(str(int(code)), code.name, str(ACCESS.get(code, "")), who_serves(code, tables)) for code in RequestCode]
+
+
+def render(tables):
+    """The table in reStructuredText."""
+    lines = ["Code", "Name", "Who may ask", "Served by"], *rows(tables)
+    widths = [max(len(line[column]) for line in lines) for column in range(4)]
+    edge = "  ".join("=" * width for width in widths)
+    # A cell of a simple table's first columns must not be empty.
+    body = ["  ".join((cell or "\\").ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+            for line in lines]  # fmt: skip
+    return "\n".join([edge, body[0], edge, *body[1:], edge]) + "\n"
+
+
+def page_with(table, page):
+    """`page` with `table` in the place of its own."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}{table}{END}{after}"
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as name:
+        PAGE.write_text(page_with(render(running_tables(Path(name))), PAGE.read_text()))

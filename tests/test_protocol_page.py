@@ -1,0 +1,33 @@
+"""docs/protocol.rst has a row for each request code, and it is what the daemons' tables say."""
+
+from pathlib import Path
+
+import pytest
+
+from mqbroker.wire.codes import RequestCode
+from tests.protocol_page import BEGIN, END, PAGE, page_with, render, rows, running_tables
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    return running_tables(Path(tmp_path_factory.mktemp("tables")))
+
+
+def test_the_page_is_what_the_tables_say(tables):
+    page = PAGE.read_text()
+    assert page == page_with(render(tables), page), "write it anew: python -m tests.protocol_page"
+
+
+def test_each_code_has_one_row():
+    table = PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
+    found = [line.split()[:2] for line in table.splitlines() if line[:1].isdigit()]
+    assert found == [[str(int(code)), code.name] for code in RequestCode]
+
+
+def test_each_row_says_who_serves(tables):
+    assert [row for row in rows(tables) if not row[3]] == []
+    by_name = {row[1]: row[2:] for row in rows(tables)}
+    assert by_name["SEND_MESSAGE_V2"] == ("produce", "``mqbroker.broker.processors.send``")
+    assert by_name["REGISTER_BROKER"] == ("peer", "``mqbroker.namesrv.processors``")
+    assert by_name["NOTIFY_CONSUMER_IDS_CHANGED"] == ("", "asked of clients")
+    assert by_name["SUSPEND_CONSUMER"] == ("", "4.9 neither sends nor answers it")

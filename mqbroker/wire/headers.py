@@ -605,7 +605,9 @@ _INT64 = (-(2**63), 2**63 - 1)
 _PLAIN_DIGITS = 10
 _RANGES = {"Int": _INT32, "Long": _INT64}
 _integer = re.compile(r"[+-]?[0-9]{1,20}").fullmatch
-_plans: dict[type[Header], list[tuple[str, str, str, bool]]] = {}
+# field, name on the wire, kind, whether that is a number, whether it must be there
+_Plan = list[tuple[str, str, str, bool, bool]]
+_plans: dict[type[Header], _Plan] = {}
 
 
 def camel_case(name: str) -> str:
@@ -613,38 +615,35 @@ def camel_case(name: str) -> str:
     return first + "".join(part[:1].upper() + part[1:] for part in rest)
 
 
-def _plan(cls: type[Header]) -> list[tuple[str, str, str, bool]]:
-    """(field, name on the wire, kind, must be there) for each field of `cls`, in order."""
+def _plan(cls: type[Header]) -> _Plan:
+    """What there is to know of each field of `cls`, in order."""
     plan = _plans.get(cls)
     if plan is None:
-        plan = _plans[cls] = [
-            (
-                field.name,
-                field.metadata.get("key") or camel_case(field.name),
-                str(field.type).split(" ")[0],
-                field.default is attrs.NOTHING,
-            )
-            for field in attrs.fields(cls)  # type: ignore[arg-type]
-        ]
+        plan = _plans[cls] = []
+        for field in attrs.fields(cls):  # type: ignore[arg-type]
+            kind = str(field.type).split(" ")[0]
+            key = field.metadata.get("key") or camel_case(field.name)
+            plan.append((field.name, key, kind, kind in _RANGES, field.default is attrs.NOTHING))
     return plan
 
 
 def decode_header(cls: type[H], ext_fields: Mapping[str, str]) -> H:
     """Read a header. Raises Refused(SYSTEM_ERROR), naming the field, where one is missing or not of its type."""
     values: dict[str, Any] = {}
-    for name, key, kind, required in _plan(cls):
+    for name, key, kind, is_number, is_required in _plan(cls):
         text = ext_fields.get(key)
         if text is None:
-            if required:
+            if is_required:
                 raise Refused(ResponseCode.SYSTEM_ERROR, f"the custom field <{key}> is null")
+        elif is_number:
+            if len(text) < _PLAIN_DIGITS and text.isdigit() and text.isascii():  # nearly all; in no range's way
+                values[name] = int(text)
+            else:
+                values[name] = _decode_integer(key, text, kind)
         elif kind == "str":
             values[name] = text
-        elif kind == "bool":
-            values[name] = text.lower() == "true"
-        elif len(text) < _PLAIN_DIGITS and text.isdigit() and text.isascii():  # nearly all; in no range's way
-            values[name] = int(text)
         else:
-            values[name] = _decode_integer(key, text, kind)
+            values[name] = text.lower() == "true"
     return cls(**values)
 
 
@@ -659,7 +658,7 @@ def _decode_integer(key: str, text: str, kind: str) -> int:
 def encode_header(header: Header) -> dict[str, str]:
     """Return the extFields of `header`."""
     ext: dict[str, str] = {}
-    for name, key, kind, _ in _plan(type(header)):
+    for name, key, kind, _, _ in _plan(type(header)):
         value = getattr(header, name)
         if value is None:
             continue

@@ -2,7 +2,7 @@
 
 from mqbroker.config.conf_file import Given, read_conf
 from mqbroker.config.host import Host
-from mqbroker.config.load import load_broker_settings, load_namesrv_settings, show_settings
+from mqbroker.config.load import is_without_effect, load_broker_settings, load_namesrv_settings, show_settings
 from mqbroker.config.settings import (
     BrokerRole,
     BrokerSettings,
@@ -25,6 +25,7 @@ __all__ = [
     "NamesrvSettings",
     "NettySettings",
     "StoreSettings",
+    "is_without_effect",
     "load_broker_settings",
     "load_namesrv_settings",
     "read_conf",

@@ -90,6 +90,11 @@ def load_namesrv_settings(
     )
 
 
+def is_without_effect(key: str) -> bool:
+    """Whether it is a key of the Java system that is taken without a word and changes nothing here."""
+    return key in NO_EFFECT
+
+
 def show_settings(settings: Any, *, important_only: bool = False) -> list[str]:
     """`key=value` lines of settings and of the parts within, such as a file could hold."""
     lines = [

@@ -5,12 +5,17 @@ Source: KVConfigManager of 4.9.7; the JSON form is that of its kvConfig.json.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import attrs
 
 from mqbroker.wire.bodies import Body
 
 #: Topic to "brokerName:queues;...": which queues an ordered topic has.
 ORDER_TOPIC_NAMESPACE = "ORDER_TOPIC_CONFIG"
+
+#: Of namespaces, keys and values together. The whole file is written at each change.
+BYTES_MAX = 4 * 1024 * 1024
 
 
 @attrs.frozen
@@ -25,6 +30,10 @@ class KvConfig:
 
     def __init__(self, content: KvWrapper | None = None) -> None:
         self._table = {name: dict(keys) for name, keys in content.config_table.items()} if content else {}
+        self._size = sum(_size(name) + sum(map(_size, keys), sum(map(_size, keys.values()))) for name, keys in self)
+
+    def __iter__(self) -> Iterator[tuple[str, dict[str, str]]]:
+        return iter(self._table.items())
 
     def get(self, namespace: str, key: str) -> str | None:
         """The value; None where there is none."""
@@ -34,14 +43,33 @@ class KvConfig:
         """All of a namespace; None where it never had a key. Not to be changed."""
         return self._table.get(namespace)
 
+    def has_room_for(self, namespace: str, key: str, value: str) -> bool:
+        """Whether `put` would stay within BYTES_MAX; what makes nothing larger always does."""
+        grown = self._grown(namespace, key, value)
+        return grown <= 0 or self._size + grown <= BYTES_MAX
+
     def put(self, namespace: str, key: str, value: str) -> None:
         """Set a value."""
+        self._size += self._grown(namespace, key, value)
         self._table.setdefault(namespace, {})[key] = value
 
     def delete(self, namespace: str, key: str) -> None:
         """Take out a key, if it is there. Its namespace stays, as in Java."""
-        self._table.get(namespace, {}).pop(key, None)
+        value = self._table.get(namespace, {}).pop(key, None)
+        if value is not None:
+            self._size -= _size(key) + _size(value)
 
     def to_json(self) -> bytes:
         """What is kept on the disk."""
         return KvWrapper(self._table).to_json()
+
+    def _grown(self, namespace: str, key: str, value: str) -> int:
+        keys = self._table.get(namespace)
+        if keys is None:
+            return _size(namespace) + _size(key) + _size(value)
+        former = keys.get(key)
+        return _size(value) + (_size(key) if former is None else -_size(former))
+
+
+def _size(text: str) -> int:
+    return len(text.encode(errors="surrogatepass"))

@@ -14,11 +14,11 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from mqbroker.errors import Refused
-from mqbroker.namesrv.kv import ORDER_TOPIC_NAMESPACE, KvConfig
+from mqbroker.namesrv.kv import BYTES_MAX, ORDER_TOPIC_NAMESPACE, KvConfig
 from mqbroker.namesrv.routes import Registered, Registration, RouteTable
 from mqbroker.remoting.handlers import HandlerTable, IConnection
 from mqbroker.wire.bodies import DataVersion, KVTable, RegisterBrokerBody, TopicConfigSerializeWrapper, TopicRouteData
-from mqbroker.wire.codes import DLQ_PREFIX, FAQ, RETRY_PREFIX, RequestCode, ResponseCode
+from mqbroker.wire.codes import DLQ_PREFIX, FAQ, RETRY_PREFIX, RequestCode, ResponseCode, TopicSysFlag
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import (
     AddWritePermOfBrokerRequestHeader,
@@ -131,9 +131,9 @@ class RouteProcessor:
     """Who asks where topics and brokers are."""
 
     def __init__(self, routes: RouteTable[IConnection], kv: KvConfig, *, order_message_enable: bool) -> None:
+        self.order_message_enable = order_message_enable
         self._routes = routes
         self._kv = kv
-        self._order_message_enable = order_message_enable
 
     def register_on(self, table: HandlerTable) -> None:
         table.register(RequestCode.GET_ROUTEINFO_BY_TOPIC, self.route)
@@ -142,6 +142,9 @@ class RouteProcessor:
         table.register(RequestCode.GET_TOPICS_BY_CLUSTER, self.topics_of_cluster)
         table.register(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS, self.system_topics)
         table.register(RequestCode.DELETE_TOPIC_IN_NAMESRV, self.delete_topic)
+        table.register(RequestCode.GET_UNIT_TOPIC_LIST, self.unit_topics)
+        table.register(RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST, self.unit_sub_topics)
+        table.register(RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST, self.unit_sub_topics_of_no_unit)
 
     def route(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
         header = decode_header(GetRouteInfoRequestHeader, request.ext_fields)
@@ -149,7 +152,7 @@ class RouteProcessor:
         if route is None:
             remark = f"No topic route info in name server for the topic: {header.topic}{FAQ}"
             return RemotingCommand.response(request, ResponseCode.TOPIC_NOT_EXIST, remark)
-        if self._order_message_enable:
+        if self.order_message_enable:
             route = attrs.evolve(route, order_topic_conf=self._kv.get(ORDER_TOPIC_NAMESPACE, header.topic))
         strict = request.version >= V4_9_4 or bool(header.accept_standard_json_only)
         return RemotingCommand.response(request, body=_strict_json(route) if strict else route.to_json())
@@ -166,6 +169,19 @@ class RouteProcessor:
 
     def system_topics(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
         return RemotingCommand.response(request, body=self._routes.system_topics().to_json())
+
+    def unit_topics(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
+        return self._flagged(request, lambda flag: bool(flag & TopicSysFlag.UNIT))
+
+    def unit_sub_topics(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
+        return self._flagged(request, lambda flag: bool(flag & TopicSysFlag.UNIT_SUB))
+
+    def unit_sub_topics_of_no_unit(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
+        both = TopicSysFlag.UNIT | TopicSysFlag.UNIT_SUB
+        return self._flagged(request, lambda flag: flag & both == TopicSysFlag.UNIT_SUB)
+
+    def _flagged(self, request: RemotingCommand, is_wanted: Callable[[int], bool]) -> RemotingCommand:
+        return RemotingCommand.response(request, body=self._routes.topics_by_flag(is_wanted).to_json())
 
     def delete_topic(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
         header = decode_header(DeleteTopicFromNamesrvRequestHeader, request.ext_fields)
@@ -205,6 +221,9 @@ class KvProcessor:
 
     async def put(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
         header = decode_header(PutKVConfigRequestHeader, request.ext_fields)
+        if not self._kv.has_room_for(header.namespace, header.key, header.value):
+            remark = f"the key-value configuration is full: {BYTES_MAX} bytes of text at most"
+            raise Refused(ResponseCode.SYSTEM_ERROR, remark)
         self._kv.put(header.namespace, header.key, header.value)
         return await self._saved(request)
 

@@ -245,6 +245,16 @@ class RouteTable(Generic[C]):
         names = self._clusters.get(cluster, set())
         return TopicList(frozenset(topic for topic, queues in self._topics.items() if not names.isdisjoint(queues)))
 
+    def topics_by_flag(self, is_wanted: Callable[[int], bool]) -> TopicList:
+        """The topics whose system flag is wanted on any broker. (Java asks one broker, whichever comes first.)"""
+        return TopicList(
+            frozenset(
+                topic
+                for topic, queues in self._topics.items()
+                if any(is_wanted(queue_data.topic_sys_flag) for queue_data in queues.values())
+            )
+        )
+
     def system_topics(self) -> TopicList:
         """Each cluster's and broker's name is a topic; `broker_addr` is one broker that can tell more."""
         names = frozenset(self._clusters).union(*self._clusters.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from twisted.application.service import IService, Service
@@ -10,9 +11,12 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import LoopingCall
 from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 from twisted.python.threadpool import ThreadPool
 
 from mqbroker.config import NamesrvSettings
+from mqbroker.config.changes import rewrite_conf
+from mqbroker.namesrv.configuration import ConfigProcessor
 from mqbroker.namesrv.kv import KvConfig, KvWrapper
 from mqbroker.namesrv.processors import BrokerProcessor, KvProcessor, RouteProcessor
 from mqbroker.namesrv.routes import RouteTable
@@ -96,7 +100,17 @@ def make_namesrv(settings: NamesrvSettings, reactor: Any, worker: IWorker | None
     routes: RouteTable[IConnection] = RouteTable()
     table = HandlerTable()
     BrokerProcessor(routes, kv, reactor).register_on(table)
-    RouteProcessor(routes, kv, order_message_enable=settings.order_message_enable).register_on(table)
+    route_processor = RouteProcessor(routes, kv, order_message_enable=settings.order_message_enable)
+    route_processor.register_on(table)
+
+    def apply(changed: NamesrvSettings) -> None:
+        route_processor.order_message_enable = changed.order_message_enable
+
+    def save(changes: Mapping[str, str]) -> Deferred[bool]:
+        work = worker.run(lambda: rewrite_conf(settings.config_store_path, changes))
+        return work.addCallbacks(lambda _: True, lambda failure: _not_saved(settings.config_store_path, failure))
+
+    ConfigProcessor(settings, apply, save).register_on(table)
     KvProcessor(kv, lambda: kv_file.save(kv.to_json)).register_on(table)
     server = settings.server
 
@@ -110,3 +124,8 @@ def make_namesrv(settings: NamesrvSettings, reactor: Any, worker: IWorker | None
         reactor, server.listen_port, factory, backlog=server.server_socket_backlog, interface=server.bind_address
     )
     return Namesrv([PoolService(pool), ExpiryService(routes, reactor)], listening)
+
+
+def _not_saved(path: str, failure: Failure) -> bool:
+    log.error("{path} could not be written: {why}", path=path, why=failure.getErrorMessage())
+    return False

@@ -209,6 +209,13 @@ class Perm:
     INHERIT: Final = 1
 
 
+class TopicSysFlag:
+    """Bits of a topic's topicSysFlag: the unit it belongs to, and whether it is subscribed to from other units."""
+
+    UNIT: Final = 1
+    UNIT_SUB: Final = 2
+
+
 class Prop:
     """Keys of message properties that the system itself reads or writes."""
 

@@ -1,5 +1,6 @@
 """The key-value configuration's rules and its form on the disk."""
 
+from mqbroker.namesrv import kv as kv_module
 from mqbroker.namesrv.kv import KvConfig, KvWrapper
 
 
@@ -27,3 +28,26 @@ def test_the_form_on_the_disk_is_javas():
     again.put("N", "l", "w")
     assert again.namespace("N") == {"k": "v", "l": "w"}
     assert kv.namespace("N") == {"k": "v"}
+
+
+def test_it_is_bounded(monkeypatch):
+    monkeypatch.setattr(kv_module, "BYTES_MAX", 10)
+    kv = KvConfig(KvWrapper({"N": {"k": "four"}}))  # 6 bytes
+    assert kv.has_room_for("N", "l", "abc")
+    assert not kv.has_room_for("N", "l", "abcd")
+    assert not kv.has_room_for("M", "l", "abc")
+    assert kv.has_room_for("N", "k", "eightxxx")
+    assert not kv.has_room_for("N", "k", "ninexxxxx")
+    kv.put("N", "k", "eightxxx")
+    assert not kv.has_room_for("N", "l", "")
+    kv.delete("N", "k")
+    assert kv.has_room_for("N", "l", "eightxxx")
+    kv.put("N", "l", "\u00fc" * 4)
+    assert not kv.has_room_for("N", "m", "")
+
+
+def test_what_is_too_large_already_can_be_made_smaller(monkeypatch):
+    monkeypatch.setattr(kv_module, "BYTES_MAX", 4)
+    kv = KvConfig(KvWrapper({"N": {"k": "four"}}))
+    assert kv.has_room_for("N", "k", "for")
+    assert not kv.has_room_for("N", "k", "fives")

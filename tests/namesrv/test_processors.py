@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from mqbroker.namesrv import kv
 from mqbroker.namesrv.processors import FAQ
 from mqbroker.wire import fastjson
 from mqbroker.wire.bodies import DataVersion, RegisterBrokerBody, TopicConfig, TopicConfigSerializeWrapper
@@ -202,6 +203,28 @@ def test_lists_and_deleting(peer):
     assert peer.ask(RequestCode.DELETE_TOPIC_IN_NAMESRV, topic="T").code == ResponseCode.SUCCESS
     assert peer.ask(RequestCode.DELETE_TOPIC_IN_NAMESRV, topic="U", clusterName="C").code == ResponseCode.SUCCESS
     assert topics(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER) == []
+
+
+def test_unit_topics(peer):
+    flags = {"Plain": 0, "Unit": 1, "Sub": 2, "Both": 3}
+    table = {name: TopicConfig(name, topic_sys_flag=flag) for name, flag in flags.items()}
+    body = RegisterBrokerBody(TopicConfigSerializeWrapper(table)).to_json()
+    assert peer.ask(RequestCode.REGISTER_BROKER, body, **BROKER).code == ResponseCode.SUCCESS
+
+    def topics(code):
+        return sorted(json.loads(peer.ask(code).body)["topicList"])
+
+    assert topics(RequestCode.GET_UNIT_TOPIC_LIST) == ["Both", "Unit"]
+    assert topics(RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST) == ["Both", "Sub"]
+    assert topics(RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST) == ["Sub"]
+
+
+def test_a_full_key_value_configuration_refuses_more(peer, monkeypatch):
+    monkeypatch.setattr(kv, "BYTES_MAX", 10)
+    answer = peer.ask(RequestCode.PUT_KV_CONFIG, namespace="N", key="k", value="x" * 20)
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert answer.remark.startswith("the key-value configuration is full")
+    assert peer.ask(RequestCode.GET_KV_CONFIG, namespace="N", key="k").code == ResponseCode.QUERY_NOT_FOUND
 
 
 def test_the_key_value_configuration(peer):

@@ -1,0 +1,132 @@
+"""Settings that are changed while a daemon runs: read from a request, checked, and kept in its file.
+
+What may be changed is the caller's list; nothing else ever is. Must never know who asks, or what a change brings about.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from collections.abc import Collection, Mapping
+from typing import Any, TypeVar
+
+import attrs
+
+from mqbroker.config.fields import Setting, settings_of
+from mqbroker.errors import BadSetting
+
+T = TypeVar("T")
+
+#: All settings there are come to a tenth of it.
+CHANGES_BYTES_MAX = 64 * 1024
+
+_REQUEST = "the request"
+
+
+class NotChangeable(BadSetting):
+    """A setting that is not to be changed while a daemon runs, or none at all."""
+
+
+def read_changes(body: bytes) -> dict[str, str]:
+    """The keys and values of a request's body, which is a Java .properties text. Raises BadSetting."""
+    from javaproperties import InvalidUEscapeError, loads
+
+    if len(body) > CHANGES_BYTES_MAX:
+        raise BadSetting("settings", _REQUEST, None, f"{len(body)} bytes, {CHANGES_BYTES_MAX} at most")
+    try:
+        found = loads(body.decode())
+    except UnicodeDecodeError:
+        raise BadSetting("settings", _REQUEST, None, "they are not UTF-8 text") from None
+    except InvalidUEscapeError as error:
+        raise BadSetting("\\u", _REQUEST, None, f"{error}; write four hexadecimal digits after \\u") from None
+    return {key: value.strip() for key, value in found.items()}
+
+
+def change_settings(settings: T, changes: Mapping[str, str], allowed: Collection[str]) -> T:
+    """`settings` with the changes, all of them. Raises NotChangeable where one is not `allowed`, BadSetting
+    where a value is wrong."""
+    for key in changes:
+        if key not in allowed:
+            may_be = ", ".join(sorted(allowed))
+            why = f"it cannot be changed while the daemon runs; of those that can there are {may_be}"
+            raise NotChangeable(key, _REQUEST, None, why)
+    return _evolved(settings, changes)
+
+
+def rewrite_conf(path: str, changes: Mapping[str, str]) -> None:
+    """Put the changes into the file at `path`, made if need be; its other lines stay. Raises OSError.
+
+    A link stays a link, the file's permissions stay what they are, and at no moment is it half written.
+    """
+    path = os.path.realpath(path)
+    mode = None
+    former = ""
+    with contextlib.suppress(FileNotFoundError), open(path, encoding="iso-8859-1", newline="") as file:
+        former = file.read()
+        mode = os.fstat(file.fileno()).st_mode & 0o777
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    temporary = path + ".tmp"
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600 if mode is None else mode)
+    with open(fd, "w", encoding="iso-8859-1", newline="") as file:
+        if mode is not None:
+            os.fchmod(fd, mode)
+        file.write(conf_with(former, changes))
+        file.flush()
+        os.fsync(fd)
+    os.replace(temporary, path)
+    directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def conf_with(text: str, changes: Mapping[str, str]) -> str:
+    """A file's text with the changes: at the last line that sets a key, which is the one that counts, or at the end."""
+    from javaproperties import KeyValue, join_key_value, parse
+
+    elements = list(parse(io.StringIO(text)))
+    last = {element.key: n for n, element in enumerate(elements) if isinstance(element, KeyValue)}
+    lines = [element.source for element in elements]
+    if lines and not lines[-1].endswith(("\n", "\r")):
+        lines[-1] += "\n"
+    for key, value in changes.items():
+        line = f"{join_key_value(key, value)}\n"
+        if key in last:
+            lines[last[key]] = line
+        else:
+            lines.append(line)
+    return "".join(lines)
+
+
+def _evolved(settings: T, changes: Mapping[str, str]) -> T:
+    values: dict[str, Any] = {}
+    for part, setting in _all(settings):
+        if part is settings and setting.key in changes:
+            values[setting.field] = _value(setting, changes[setting.key])
+    for field in attrs.fields(type(settings)):  # type: ignore[arg-type]
+        part = getattr(settings, field.name)
+        if attrs.has(type(part)):
+            values[field.name] = _evolved(part, changes)
+    return attrs.evolve(settings, **values)  # type: ignore[misc]
+
+
+def _all(settings: Any) -> list[tuple[Any, Setting]]:
+    found = [(settings, setting) for setting in settings_of(type(settings))]
+    for field in attrs.fields(type(settings)):
+        part = getattr(settings, field.name)
+        if attrs.has(type(part)):
+            found += _all(part)
+    return found
+
+
+def _value(setting: Setting, text: str) -> Any:
+    try:
+        value = setting.note.parse(text)
+    except ValueError as error:
+        raise BadSetting(setting.key, _REQUEST, None, str(error)) from None
+    if setting.note.clamp is not None and not setting.note.clamp[0] <= value <= setting.note.clamp[1]:
+        low, high = setting.note.clamp
+        raise BadSetting(setting.key, _REQUEST, None, f"{value} is out of range: it goes from {low} to {high}")
+    return value

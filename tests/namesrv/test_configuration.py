@@ -1,0 +1,81 @@
+"""The name server's settings by request: shown whole, changed where that is harmless, and kept."""
+
+import json
+
+import pytest
+
+from mqbroker.config import show_settings
+from mqbroker.wire.codes import RequestCode, ResponseCode
+from tests.namesrv.test_processors import put_order, register, route
+
+
+def change(peer, text):
+    body = text if isinstance(text, bytes) else text.encode()
+    return peer.ask(RequestCode.UPDATE_NAMESRV_CONFIG, body)
+
+
+def shown(peer):
+    answer = peer.ask(RequestCode.GET_NAMESRV_CONFIG)
+    assert answer.code == ResponseCode.SUCCESS
+    return dict(line.split("=", 1) for line in answer.body.decode().splitlines())
+
+
+def test_all_settings_are_shown(system, peer):
+    assert shown(peer) == dict(line.split("=", 1) for line in show_settings(system.settings))
+    assert shown(peer)["listenPort"] == "9876"
+
+
+def test_a_change_counts_at_once_and_is_kept(system, peer, tmp_path):
+    (tmp_path / "x").write_text("# mine\norderMessageEnable=false\n")
+    put_order(peer)
+    register(peer, "T")
+    assert "orderTopicConf" not in json.loads(route(peer, "T").body)
+    assert change(peer, "orderMessageEnable=true").code == ResponseCode.SUCCESS
+    assert json.loads(route(peer, "T").body)["orderTopicConf"] == "broker-a:4"
+    assert shown(peer)["orderMessageEnable"] == "true"
+    assert (tmp_path / "x").read_text() == "# mine\norderMessageEnable=true\n"
+
+
+@pytest.mark.parametrize("key", ["kvConfigPath", "configStorePath"])
+def test_paths_are_refused_as_java_refuses_them(peer, tmp_path, key):
+    answer = change(peer, f"{key}=/tmp/elsewhere\norderMessageEnable=true")
+    assert (answer.code, answer.remark) == (ResponseCode.NO_PERMISSION, "Can not update config path")
+    assert shown(peer)["orderMessageEnable"] == "false"
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("key", ["listenPort", "bindAddress", "frameMaxLength", "logLevel", "nonsense"])
+def test_what_may_not_be_changed_is_refused(peer, tmp_path, key):
+    answer = change(peer, f"{key}=1")
+    assert answer.code == ResponseCode.NO_PERMISSION
+    assert answer.remark.startswith(f"the request: {key}: it cannot be changed while the daemon runs")
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("orderMessageEnable=maybe", "'maybe' is neither true nor false"),
+        ("a=\\uzzzz", "hexadecimal"),
+        (b"\xff", "not UTF-8"),
+        (b"x" * 100_000, "65536 at most"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(peer, body, why):
+    answer = change(peer, body)
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert why in answer.remark
+
+
+@pytest.mark.parametrize("body", ["", "serverWorkerThreads=16\nrocketmqHome=/opt\n"])
+def test_what_has_no_effect_here_changes_nothing(peer, tmp_path, body):
+    assert change(peer, body).code == ResponseCode.SUCCESS
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_file_that_cannot_be_written_is_told(peer, tmp_path):
+    (tmp_path / "x").mkdir()
+    answer = change(peer, "orderMessageEnable=true")
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert answer.remark == f"changed until the next start only: {tmp_path / 'x'} could not be written"
+    assert shown(peer)["orderMessageEnable"] == "true"

@@ -17,15 +17,21 @@ from mqbroker.broker.groups import GroupTable
 from mqbroker.broker.hold import HeldPulls
 from mqbroker.broker.locks import QueueLocks
 from mqbroker.broker.offsets import OffsetTable
+from mqbroker.broker.processors.cleaning import CleaningProcessor
 from mqbroker.broker.processors.client_manage import ClientManageProcessor
 from mqbroker.broker.processors.consumer_manage import ConsumerManageProcessor
+from mqbroker.broker.processors.group_admin import GroupAdminProcessor
+from mqbroker.broker.processors.group_offsets import GroupOffsetsProcessor
 from mqbroker.broker.processors.pull import PullProcessor
 from mqbroker.broker.processors.query import QueryProcessor
 from mqbroker.broker.processors.send import SendProcessor
 from mqbroker.broker.processors.send_back import SendBackProcessor
 from mqbroker.broker.processors.send_rules import SendRules
+from mqbroker.broker.processors.topic_view import TopicViewProcessor
 from mqbroker.broker.processors.topics import TopicsProcessor
+from mqbroker.broker.queue_views import QueueViews
 from mqbroker.broker.topics import TopicTable, system_topics
+from mqbroker.broker.walks import Walks
 from mqbroker.config import BrokerSettings
 from mqbroker.remoting.connection import RemotingProtocol
 from mqbroker.remoting.handlers import HandlerTable
@@ -79,6 +85,7 @@ class Assembly:
         )
         self._register_messages()
         self._register_clients()
+        self._register_administration()
         store.on_dispatch.append(self._arrived)
 
     def _register_messages(self) -> None:
@@ -103,6 +110,18 @@ class Assembly:
         locks = QueueLocks(self._clock.seconds)
         ConsumerManageProcessor(self.consumers, self.offsets, locks, self.topics, self.store).register_on(table)
         TopicsProcessor(self.topics, self.groups, self.consumers, self.producers, self.store).register_on(table)
+
+    def _register_administration(self) -> None:
+        """What administrators ask and want done."""
+        table, store = self.table, self.store
+        walks = Walks(self._clock)
+        views = QueueViews(store, self.offsets, self.settings.broker_name, self._clock.seconds)
+        TopicViewProcessor(self.topics, self.offsets, self.consumers, views, walks).register_on(table)
+        CleaningProcessor(self.topics, store).register_on(table)
+        GroupAdminProcessor(self.groups, self.offsets, self.producers, self.delay).register_on(table)
+        GroupOffsetsProcessor(
+            self.topics, self.offsets, self.consumers, views, walks, consume_tps=lambda group, topic: 0.0
+        ).register_on(table)
 
     def _arrived(self, topic: str, queue_id: int, next_offset: int, tags_code: int | None, timestamp: int) -> None:
         self.held.arrived(topic, queue_id, next_offset)

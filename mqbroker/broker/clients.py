@@ -67,6 +67,15 @@ class ConsumerRegistry:
     def group(self, name: str) -> ConsumerGroup | None:
         return self._groups.get(name)
 
+    def groups_subscribed(self, topic: str) -> list[str]:
+        """The groups online that subscribe to a topic."""
+        return [name for name, group in self._groups.items() if topic in group.subscriptions]
+
+    def has_left(self, group_name: str, topic: str) -> bool:
+        """Whether a group that is online and subscribes to topics does not subscribe to this one."""
+        group = self._groups.get(group_name)
+        return group is not None and bool(group.subscriptions) and topic not in group.subscriptions
+
     def register(
         self, connection: IConnection, client_id: str, language: int, version: int, data: ConsumerData, notify: bool
     ) -> None:
@@ -141,6 +150,10 @@ class ProducerRegistry:
 
     def group(self, name: str) -> dict[IConnection, Client]:
         return self._groups.get(name, {})
+
+    def groups(self) -> dict[str, dict[IConnection, Client]]:
+        """All groups with their producers; not to be changed."""
+        return self._groups
 
     def register(self, connection: IConnection, client_id: str, language: int, version: int, group_name: str) -> None:
         self._groups.setdefault(group_name, {})[connection] = Client(client_id, language, version, self._now())

@@ -77,6 +77,9 @@ class DelayService:
         self._timers.clear()
         return self.persist()
 
+    def snapshot(self) -> DelayOffsets:
+        return DelayOffsets(dict(self._offsets))
+
     def persist(self) -> Deferred[bool]:
         """Write the offsets where any moved; fires True when they are on the disk."""
         if not self._changed:

@@ -81,6 +81,13 @@ class GroupTable:
         self.data_version = self.data_version.next(self._now_ms())
         self.persist()
 
+    def remove(self, name: str) -> None:
+        """Forget a group; nothing happens where there is none."""
+        if self._groups.pop(name, None) is not None:
+            log.info("delete subscription group {name}", name=name)
+            self.data_version = self.data_version.next(self._now_ms())
+            self.persist()
+
     def snapshot(self) -> SubscriptionGroupWrapper:
         return SubscriptionGroupWrapper(dict(self._groups), self.data_version)
 

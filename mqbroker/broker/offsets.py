@@ -58,6 +58,45 @@ class OffsetTable:
             return self._lmq_offsets.get(f"{topic}@{group}")
         return self._offsets.get(f"{topic}@{group}", {}).get(queue_id)
 
+    def topics_of(self, group: str) -> list[str]:
+        """The topics in which a group has offsets."""
+        return [topic for topic, of_group in self._keys() if of_group == group]
+
+    def groups_of(self, topic: str) -> list[str]:
+        """The groups that have offsets in a topic."""
+        return [group for of_topic, group in self._keys() if of_topic == topic]
+
+    def _keys(self) -> list[tuple[str, str]]:
+        """(topic, group) of all that is kept."""
+        keys = [*self._offsets, *self._lmq_offsets]
+        return [(topic, group) for topic, at, group in (key.partition("@") for key in keys) if at]
+
+    def by_queue(self, group: str, topic: str) -> dict[int, int]:
+        """A copy of a group's offsets in a topic, by queue id."""
+        if self._has_lmq and is_lmq(group):
+            offset = self._lmq_offsets.get(f"{topic}@{group}")
+            return {} if offset is None else {0: offset}
+        return dict(self._offsets.get(f"{topic}@{group}", {}))
+
+    def clone(self, source: str, target: str, topic: str) -> None:
+        """Give `target` the offsets of `source` in a topic, in place of its own; nothing where there are none."""
+        offsets = self.by_queue(source, topic)
+        if not offsets:
+            return
+        if self._has_lmq and is_lmq(target):
+            self._lmq_offsets[f"{topic}@{target}"] = min(offsets.values())
+        else:
+            self._offsets[f"{topic}@{target}"] = offsets
+        self._changed = True
+
+    def remove_group(self, group: str) -> None:
+        """Forget all offsets of a group."""
+        for topic in self.topics_of(group):
+            self._offsets.pop(f"{topic}@{group}", None)
+            self._lmq_offsets.pop(f"{topic}@{group}", None)
+            self._changed = True
+            log.info("the offsets of {group} in {topic} are removed", group=group, topic=topic)
+
     def snapshot(self) -> ConsumerOffsetSerializeWrapper | LmqConsumerOffsets:
         if self._has_lmq:
             return LmqConsumerOffsets(self._lmq_offsets, self._offsets)

@@ -23,7 +23,9 @@ from mqbroker.wire.codes import (
     REPLY_TOPIC_POSTFIX,
     SCHEDULE_TOPIC,
     SELF_TEST_TOPIC,
+    SYSTEM_TOPICS,
     Perm,
+    is_system_topic,
 )
 from mqbroker.wire.names import check_topic, is_lmq
 
@@ -71,6 +73,8 @@ class TopicTable:
         self._file = file
         self._now = now
         self._topics = {topic.topic_name: topic for topic in system}
+        #: Names that no user may create or delete: those of every broker, and this one's own.
+        self.system_names = SYSTEM_TOPICS | self._topics.keys()
         self.data_version = DataVersion(self._now_ms(), 0)
         loaded = file.load(partial(TopicConfigSerializeWrapper.from_json, dialect_bytes_max=None))
         if loaded is not None:
@@ -97,6 +101,10 @@ class TopicTable:
 
     def names(self) -> list[str]:
         return list(self._topics)
+
+    def is_system(self, name: str) -> bool:
+        """Whether no user may create or delete it: the cluster's and the broker's own name among them."""
+        return name in self.system_names or is_system_topic(name)
 
     def snapshot(self) -> TopicConfigSerializeWrapper:
         """All topics with their data version: what is registered, persisted and shown."""

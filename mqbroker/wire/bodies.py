@@ -119,6 +119,8 @@ def _from_value(kind: Any, value: Any, where: str) -> Any:
         return kind.from_value(value)
     if kind is int and type(value) is str and _integer(value):
         return int(value)
+    if kind is float and type(value) is int:
+        return float(value)
     if kind is not Any and type(value) is not kind:
         raise BadBody(f"{where} must be {kind.__name__}, not {type(value).__name__}")
     return value

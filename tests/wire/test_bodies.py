@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqbroker.wire import bodies, fastjson
+from mqbroker.wire import admin_bodies, bodies, fastjson
+from mqbroker.wire.admin_bodies import (
+    ConsumeStats,
+    GroupList,
+    ProducerTableInfo,
+    QueryConsumeQueueResponseBody,
+    TopicStatsTable,
+)
 from mqbroker.wire.bodies import (
     BadBody,
     Body,
@@ -42,7 +49,7 @@ from mqbroker.wire.headers import camel_case
 
 CLASSES = {
     name: value
-    for name, value in vars(bodies).items()
+    for name, value in {**vars(bodies), **vars(admin_bodies)}.items()
     if isinstance(value, type) and issubclass(value, Body) and value is not Body
 }
 # (request code, side) of the golden frames whose body is of a class.
@@ -61,12 +68,17 @@ GOLDEN = {
     (106, "response"): ClusterInfo,
     (200, "request"): SubscriptionGroupConfig,
     (201, "response"): SubscriptionGroupWrapper,
+    (202, "response"): TopicStatsTable,
     (203, "response"): ConsumerConnection,
     (204, "response"): ProducerConnection,
     (206, "response"): TopicList,
+    (208, "response"): ConsumeStats,
     (224, "response"): TopicList,
+    (300, "response"): GroupList,
     (304, "response"): TopicList,
     (305, "response"): TopicList,
+    (321, "response"): QueryConsumeQueueResponseBody,
+    (328, "response"): ProducerTableInfo,
 }
 
 
@@ -77,7 +89,8 @@ def key_of(field: attrs.Attribute) -> str:
 def smallest(cls: type[Body]) -> dict[str, Any]:
     """The fields that must be there, and no other."""
     fields = [field for field in attrs.fields(cls) if field.default is attrs.NOTHING]
-    return {key_of(field): 1 if field.type == "int" else "x" for field in fields}
+    samples = {"int": 1, "MessageQueue": {"topic": "x", "brokerName": "x", "queueId": 1}}
+    return {key_of(field): samples.get(field.type, "x") for field in fields}
 
 
 def unordered(value: Any) -> Any:
@@ -125,7 +138,12 @@ def strategy_for(kind: Any) -> st.SearchStrategy:
         return st.lists(strategy_for(get_args(kind)[0]), max_size=3)
     if kind in CLASSES.values():
         return any_of(kind)
-    return {int: st.integers(-(2**63), 2**63 - 1), str: st.text(max_size=6), bool: st.booleans()}[kind]
+    return {
+        int: st.integers(-(2**63), 2**63 - 1),
+        str: st.text(max_size=6),
+        bool: st.booleans(),
+        float: st.floats(allow_nan=False, allow_infinity=False),
+    }[kind]
 
 
 def any_of(cls: type[Body]) -> st.SearchStrategy:
@@ -162,6 +180,7 @@ WRONG = {
     int: [1.5, True, "x", "", [], {}],
     str: [1, True, [], {}],
     bool: [0, 1.5, "true", [], {}],
+    float: [True, "x", [], {}],
     dict: [1, "x", True, []],
     list: [1, "x", True, {}, [{1: 1.5}], [[]]],
     frozenset: [1, "x", True, {}, [1.5], [[]]],

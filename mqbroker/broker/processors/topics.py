@@ -20,7 +20,7 @@ from mqbroker.wire.bodies import (
     SubscriptionGroupConfig,
     TopicConfig,
 )
-from mqbroker.wire.codes import LanguageCode, RequestCode, ResponseCode, is_system_topic
+from mqbroker.wire.codes import LanguageCode, RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import (
     CreateTopicRequestHeader,
@@ -81,7 +81,7 @@ class TopicsProcessor:
     ) -> RemotingCommand | Deferred[RemotingCommand | None]:
         header = decode_header(CreateTopicRequestHeader, request.ext_fields)
         name = check_topic(header.topic)
-        if is_system_topic(name):
+        if self._topics.is_system(name):
             raise Refused(ResponseCode.SYSTEM_ERROR, f"The topic[{name}] is conflict with system topic.")
         for queues in (header.read_queue_nums, header.write_queue_nums):
             if not 0 <= queues <= QUEUES_MAX:

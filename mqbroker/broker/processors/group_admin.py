@@ -1,0 +1,73 @@
+"""Groups as administrators see them: their offsets as a whole, their removal, and who produces.
+
+Codes 43, 45, 207 and 328.
+"""
+
+from __future__ import annotations
+
+from twisted.internet.defer import Deferred
+from twisted.logger import Logger
+
+from mqbroker.broker.clients import ProducerRegistry
+from mqbroker.broker.delay import DelayService
+from mqbroker.broker.groups import GroupTable
+from mqbroker.broker.offsets import OffsetTable
+from mqbroker.broker.processors.topics import after
+from mqbroker.remoting.handlers import HandlerTable, IConnection
+from mqbroker.wire.admin_bodies import ProducerInfo, ProducerTableInfo
+from mqbroker.wire.codes import LanguageCode, RequestCode
+from mqbroker.wire.command import RemotingCommand
+from mqbroker.wire.headers import DeleteSubscriptionGroupRequestHeader, decode_header
+
+log = Logger()
+
+
+class GroupAdminProcessor:
+    """Shows whole tables, and removes groups."""
+
+    def __init__(
+        self, groups: GroupTable, offsets: OffsetTable, producers: ProducerRegistry, delay: DelayService
+    ) -> None:
+        self._groups = groups
+        self._offsets = offsets
+        self._producers = producers
+        self._delay = delay
+
+    def register_on(self, table: HandlerTable) -> None:
+        table.register(RequestCode.GET_ALL_CONSUMER_OFFSET, self.all_offsets)
+        table.register(RequestCode.GET_ALL_DELAY_OFFSET, self.all_delay_offsets)
+        table.register(RequestCode.DELETE_SUBSCRIPTIONGROUP, self.delete_group)
+        table.register(RequestCode.GET_ALL_PRODUCER_INFO, self.all_producers)
+
+    def all_offsets(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
+        return RemotingCommand.response(request, body=self._offsets.snapshot().to_json())
+
+    def all_delay_offsets(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
+        return RemotingCommand.response(request, body=self._delay.snapshot().to_json())
+
+    def delete_group(
+        self, request: RemotingCommand, connection: IConnection
+    ) -> RemotingCommand | Deferred[RemotingCommand | None]:
+        """Forget a group's settings, and with removeOffset where it stands; what is not there is gone already."""
+        header = decode_header(DeleteSubscriptionGroupRequestHeader, request.ext_fields)
+        log.info("{peer} deletes group {name}", peer=connection.remote_addr, name=header.group_name)
+        self._groups.remove(header.group_name)
+        if header.remove_offset:
+            self._offsets.remove_group(header.group_name)
+        return after(self._groups.saved(), RemotingCommand.response(request))
+
+    def all_producers(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
+        producers = {
+            name: [
+                ProducerInfo(
+                    client.client_id,
+                    f"/{at.remote_addr}",  # as Java prints addresses
+                    LanguageCode(client.language).name,
+                    client.version,
+                    int(client.last_seen * 1000),
+                )
+                for at, client in clients.items()
+            ]
+            for name, clients in self._producers.groups().items()
+        }
+        return RemotingCommand.response(request, body=ProducerTableInfo(producers).to_json())

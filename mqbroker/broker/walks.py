@@ -1,0 +1,61 @@
+"""Requests that look at many queues: a few at a time, each in turns that leave the reactor time for others.
+
+Must never know what is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any, Protocol
+
+from twisted.internet.defer import Deferred, DeferredSemaphore
+from twisted.internet.interfaces import IReactorTime
+
+from mqbroker.remoting.handlers import Handler, IConnection
+from mqbroker.wire.command import RemotingCommand
+
+#: How many walks go on at a time; others wait.
+WALKS_MAX = 4
+#: How many steps are taken in one turn of the reactor: a queue takes some 30 us.
+STEPS_PER_TURN = 100
+
+
+class WalkingHandler(Protocol):
+    """A handler that takes a step of `Walks` at each queue."""
+
+    def __call__(
+        self, request: RemotingCommand, connection: IConnection
+    ) -> Coroutine[Any, Any, RemotingCommand | None]: ...
+
+
+class Walks:
+    """Hands out turns of `clock` to walks."""
+
+    def __init__(self, clock: IReactorTime) -> None:
+        self._clock = clock
+        self._slots = DeferredSemaphore(WALKS_MAX)
+        self._steps = 0
+
+    async def step(self) -> None:
+        """Count one step; every so many wait for the reactor's next turn."""
+        self._steps += 1
+        if self._steps >= STEPS_PER_TURN:
+            self._steps = 0
+            turn: Deferred[None] = Deferred()
+            self._clock.callLater(0, turn.callback, None)
+            await turn
+
+    def bounded(self, handle: WalkingHandler) -> Handler:
+        """`handle`, of which only so many go on at a time. Who is gone before its turn is not served."""
+
+        def handle_in_turn(request: RemotingCommand, connection: IConnection) -> Deferred[RemotingCommand | None]:
+            def walk() -> Deferred[RemotingCommand | None]:
+                if connection.closed:
+                    gone: Deferred[RemotingCommand | None] = Deferred()
+                    gone.callback(None)
+                    return gone
+                return Deferred.fromCoroutine(handle(request, connection))
+
+            return self._slots.run(walk)
+
+        return handle_in_turn

@@ -1,0 +1,236 @@
+"""Topics looked at, removed and cleaned: codes 202, 215, 300, 303, 305, 306, 316 and 329."""
+
+import os
+
+import pytest
+from twisted.internet.task import Clock
+
+from mqbroker.broker import walks
+from mqbroker.broker.walks import STEPS_PER_TURN, WALKS_MAX, Walks
+from mqbroker.wire.admin_bodies import (
+    GroupList,
+    QueryConsumeTimeSpanBody,
+    QueueTimeSpan,
+    TopicOffset,
+    TopicStatsTable,
+)
+from mqbroker.wire.bodies import MessageQueue, TopicList
+from mqbroker.wire.codes import RequestCode, ResponseCode
+from mqbroker.wire.command import RemotingCommand
+from mqbroker.wire.headers import (
+    DeleteTopicRequestHeader,
+    GetTopicStatsInfoRequestHeader,
+    QueryConsumeTimeSpanRequestHeader,
+    QueryTopicConsumeByWhoRequestHeader,
+)
+from tests.broker.bench import START, FakeConnection
+from tests.broker.test_client_requests import beat, commit, consumer
+from tests.broker.test_send import put_topic
+from tests.broker.test_topic_requests import create
+
+START_MS = START * 1000
+
+
+def stats(client, topic="T"):
+    return client.ask(RequestCode.GET_TOPIC_STATS_INFO, GetTopicStatsInfoRequestHeader(topic=topic))
+
+
+def spans(client, group="CG", topic="T"):
+    header = QueryConsumeTimeSpanRequestHeader(topic=topic, group=group)
+    answer = client.ask(RequestCode.QUERY_CONSUME_TIME_SPAN, header)
+    return QueryConsumeTimeSpanBody.from_json(answer.body).consume_time_span_set if answer.code == 0 else answer
+
+
+def delete(client, topic):
+    return client.ask(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequestHeader(topic=topic))
+
+
+def queue(number, topic="T"):
+    return MessageQueue(topic, "broker-a", number)
+
+
+def send_every_ten_seconds(bench, client, count=3):
+    put_topic(client, "T", write_queue_nums=2, read_queue_nums=2)
+    for _ in range(count):
+        client.send()
+        bench.turn(10)
+
+
+# --- looked at
+
+
+def test_what_the_queues_of_a_topic_hold(bench, client):
+    send_every_ten_seconds(bench, client)
+    answer = stats(client)
+    assert TopicStatsTable.from_json(answer.body).offset_table == {
+        queue(0): TopicOffset(0, 3, START_MS + 20_000),
+        queue(1): TopicOffset(0, 0, 0),
+    }
+    assert b'{{"brokerName":"broker-a","queueId":0,"topic":"T"}:{"minOffset":0,"maxOffset":3,' in answer.body
+
+
+def test_no_such_topic(client):
+    for answer in (stats(client, "None"), spans(client, topic="None")):
+        assert (answer.code, answer.remark) == (ResponseCode.TOPIC_NOT_EXIST, "topic[None] not exist")
+
+
+def test_when_messages_were_stored_and_consumed(bench, client):
+    send_every_ten_seconds(bench, client)
+    empty = QueueTimeSpan(queue(1), -1, -1, -1, 0)
+    newest = START_MS + 20_000
+    # A group without offsets is as one that begins at the oldest message.
+    assert spans(client) == [QueueTimeSpan(queue(0), START_MS, newest, START_MS, 30_000), empty]
+    for offset, consumed_ms, waits_ms in ((1, START_MS, 20_000), (2, START_MS + 10_000, 10_000), (3, newest, 0)):
+        commit(client, offset)
+        assert spans(client) == [QueueTimeSpan(queue(0), START_MS, newest, consumed_ms, waits_ms), empty]
+
+
+def test_who_consumes_a_topic(client):
+    def groups(topic):
+        header = QueryTopicConsumeByWhoRequestHeader(topic=topic)
+        return GroupList.from_json(client.ask(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, header).body).group_list
+
+    put_topic(client, "T")
+    beat(client, consumers=[consumer("online", "T"), consumer("elsewhere", "U")])
+    commit(client, group="away")
+    commit(client, group="online")
+    assert groups("T") == {"online", "away"}
+    assert groups("None") == frozenset()
+
+
+def test_the_topics_of_the_system(bench, client):
+    answer = client.ask(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
+    assert TopicList.from_json(answer.body).topic_list == {
+        "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRACE_TOPIC", "DefaultCluster_REPLY_TOPIC",
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC", "BenchmarkTest", "TRANS_CHECK_MAX_TIME_TOPIC", "OFFSET_MOVED_EVENT", "TBW102",
+        "broker-a", "SELF_TEST_TOPIC", "DefaultCluster",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["broker-a", "DefaultCluster", "DefaultCluster_REPLY_TOPIC", "TBW102", "rmq_sys_x"])
+def test_nobody_makes_or_deletes_topics_of_the_system(bench, client, name):
+    before = bench.topics.snapshot()
+    for answer in (create(client, name), delete(client, name)):
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert answer.remark == f"The topic[{name}] is conflict with system topic."
+    assert bench.topics.snapshot() == before
+
+
+# --- removed
+
+
+def queue_directories(bench):
+    return sorted(os.listdir(os.path.join(bench.settings.store.store_path_root_dir, "consumequeue")))
+
+
+def test_a_deleted_topic_is_gone(bench, client):
+    changed = []
+    bench.topics.on_change.append(changed.append)
+    client.send("T")
+    client.send("U")
+    bench.turn(1)
+    assert queue_directories(bench) == ["T", "U"]
+    assert delete(client, "T").code == 0
+    assert bench.topics.get("T") is None
+    assert changed[-1] == "T"
+    assert queue_directories(bench) == ["U"]
+    assert stats(client, "T").code == ResponseCode.TOPIC_NOT_EXIST
+    assert delete(client, "T").code == 0  # once more
+
+
+@pytest.mark.parametrize("name", ["", " ", "../x", "t" * 128])
+def test_what_is_no_topic_is_not_deleted(bench, client, name):
+    assert delete(client, name).remark.startswith("The specified topic")
+
+
+def test_a_disk_that_refuses_to_forget(bench, client, monkeypatch, logged):
+    def fail(*arguments):
+        raise OSError(5, "Input/output error", "/x")
+
+    client.send("T")
+    bench.turn(1)
+    monkeypatch.setattr(bench.store._remover, "_put_in_trash", fail)
+    answer = delete(client, "T")
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "Input/output error" in answer.remark
+    assert logged.failures == []
+
+
+def test_unused_topics_are_cleaned(bench, client):
+    for topic in ("T", "U"):
+        client.send(topic)
+    bench.turn(1)
+    bench.topics.remove("T")
+    assert client.ask(RequestCode.CLEAN_UNUSED_TOPIC).code == 0
+    assert queue_directories(bench) == ["U"]
+
+
+def test_expired_files_and_empty_queues_are_cleaned(make_bench, tmp_path):
+    root = tmp_path / "store"
+    bench = make_bench(store={"mapped_file_size_commit_log": 128 * 1024, "delete_commit_log_files_interval_ms": 0})
+    client = bench.client()
+    client.send("old")
+    bench.turn(1)
+    for _ in range(12):
+        client.send("T", body=bytes(30_000))
+        bench.turn(0.5)
+    for code in (RequestCode.DELETE_EXPIRED_COMMITLOG, RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE):
+        assert client.ask(code).code == 0
+        bench.turn(20)
+    assert (bench.store.log_min_offset, queue_directories(bench)) == (0, ["T", "old"])  # nothing is that old
+    for file in (root / "commitlog").iterdir():
+        os.utime(file, (0, 0))
+    assert client.ask(RequestCode.DELETE_EXPIRED_COMMITLOG).code == 0
+    bench.turn(20)
+    assert bench.store.log_min_offset > 0
+    assert client.ask(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE).code == 0
+    assert queue_directories(bench) == ["T"]
+
+
+# --- in turns
+
+
+def test_a_walk_leaves_the_reactor_its_turns(bench, client, monkeypatch):
+    put_topic(client, "T", write_queue_nums=3 * STEPS_PER_TURN + 1)
+    turns = []
+    call_later = bench.clock.callLater
+
+    def keep(seconds, function, *arguments):
+        if seconds == 0:
+            turns.append((function, arguments))
+            return None
+        return call_later(seconds, function, *arguments)
+
+    monkeypatch.setattr(bench.clock, "callLater", keep)
+    command = RemotingCommand.request(RequestCode.GET_TOPIC_STATS_INFO, GetTopicStatsInfoRequestHeader(topic="T"))
+    answers = []
+    bench.table.handle(command, FakeConnection()).addCallback(answers.append)
+    taken = 0
+    while turns:
+        function, arguments = turns.pop(0)
+        assert not turns
+        assert not answers
+        function(*arguments)
+        taken += 1
+    assert taken == 3
+    assert len(TopicStatsTable.from_json(answers[0].body).offset_table) == 3 * STEPS_PER_TURN + 1
+
+
+def test_few_walks_at_a_time_and_none_for_who_is_gone(monkeypatch):
+    monkeypatch.setattr(walks, "STEPS_PER_TURN", 1)
+    clock = Clock()
+    bounded = Walks(clock)
+    begun = []
+
+    async def handle(request, connection):
+        begun.append(connection)
+        await bounded.step()
+        return RemotingCommand.response(request)
+
+    connections = [FakeConnection() for _ in range(WALKS_MAX + 2)]
+    answers = [bounded.bounded(handle)(RemotingCommand(1), connection) for connection in connections]
+    assert begun == connections[:WALKS_MAX]
+    connections[WALKS_MAX].closed = True
+    clock.advance(0)
+    assert begun == [*connections[:WALKS_MAX], connections[-1]]
+    assert [answer.result is None for answer in answers] == [False] * WALKS_MAX + [True, False]

@@ -49,6 +49,14 @@ class TooManyRequests(MQError):
     retriable = True
 
 
+class BadExpression(MQError):
+    """A filter expression that cannot be read, or compares what cannot be compared; the text says where and why."""
+
+
+class NotEvaluable(MQError):
+    """A filter expression that has no value for one message: a property holds what cannot be compared."""
+
+
 class StoreError(MQError):
     """The root of what the store raises."""
 

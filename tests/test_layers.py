@@ -13,6 +13,7 @@ LEVELS = {
     "errors": 0,
     "wire": 1,
     "config": 2,
+    "filter": 2,
     "remoting": 3,
     "store": 3,
     "ha": 4,

@@ -3,7 +3,7 @@ package mqbroker.interop;
 /**
  * An unmodified RocketMQ client, driven from a test by its arguments; what happens is one JSON object a line on stdout.
  *
- * <pre>java -cp ... mqbroker.interop.Peer produce|consume|pull|offsets|createtopic --name value ...</pre>
+ * <pre>java -cp ... mqbroker.interop.Peer produce|consume|pull|offsets|createtopic|filters --name value ...</pre>
  */
 public final class Peer {
     private Peer() {
@@ -11,7 +11,7 @@ public final class Peer {
 
     public static void main(String[] args) throws Exception {
         if (args.length == 0) {
-            System.err.println("usage: Peer produce|consume|pull|offsets|createtopic [--name value ...]");
+            System.err.println("usage: Peer produce|consume|pull|offsets|createtopic|filters [--name value ...]");
             System.exit(2);
         }
         Options options = Options.parse(args);
@@ -32,6 +32,9 @@ public final class Peer {
                     break;
                 case "createtopic":
                     CreateTopic.run(options, lines);
+                    break;
+                case "filters":
+                    Filters.run(options, lines);
                     break;
                 default:
                     throw new IllegalArgumentException("unknown command " + args[0]);

@@ -1,0 +1,8 @@
+"""Filter expressions on the properties of messages, by SQL92 as the Java system's filter module knows it.
+
+compile_expression("price > 10 AND region IN ('north', 'south')").matches({"price": "12", "region": "north"})
+"""
+
+from mqbroker.filter.sql92 import EXPRESSION_LENGTH_MAX, Expression, compile_expression
+
+__all__ = ["EXPRESSION_LENGTH_MAX", "Expression", "compile_expression"]

@@ -1,0 +1,145 @@
+"""The grammar of filter expressions: that of SelectorParser of the filter module 4.9.7, which knows no arithmetic.
+
+As there, an expression ends where no more of it can be read: words that follow a whole condition are passed over,
+if they are words. Must never know what an expression is for.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from mqbroker.errors import BadExpression
+from mqbroker.filter import terms
+from mqbroker.filter.terms import Term
+
+if TYPE_CHECKING:
+    from lark import Lark, Token
+    from lark.exceptions import UnexpectedInput
+
+# Letters are ASCII's, in words of either case. What stands first in the list of priorities is never the shorter one.
+GRAMMAR = r"""
+    ?start: disjunction
+    ?disjunction: conjunction (_OR conjunction)*
+    ?conjunction: equality (_AND equality)*
+    ?equality: comparison
+        | equality "=" comparison                       -> equal
+        | equality "<>" comparison                      -> not_equal
+        | equality _IS _NULL                            -> is_null
+        | equality _IS _NOT _NULL                       -> is_not_null
+    ?comparison: unary
+        | comparison ">" unary                          -> greater
+        | comparison ">=" unary                         -> greater_or_equal
+        | comparison "<" unary                          -> less
+        | comparison "<=" unary                         -> less_or_equal
+        | comparison _BETWEEN unary _AND unary          -> between
+        | comparison _NOT _BETWEEN unary _AND unary     -> not_between
+        | comparison _IN "(" STRING ("," STRING)* ")"       -> is_in
+        | comparison _NOT _IN "(" STRING ("," STRING)* ")"  -> is_not_in
+    ?unary: primary
+        | "+" unary
+        | "-" unary     -> negated
+        | _NOT unary    -> negation
+    ?primary: STRING    -> string
+        | DECIMAL       -> decimal
+        | FLOATING      -> floating
+        | _TRUE         -> true
+        | _FALSE        -> false
+        | _NULL         -> null
+        | ID            -> named
+        | "(" disjunction ")"
+
+    %declare _NOT _AND _OR _BETWEEN _IN _TRUE _FALSE _NULL _IS
+    LINE_COMMENT.3: /--[^\n\r]*(?:\r\n|\n|\r)/
+    BLOCK_COMMENT.3: /\/\*[^*]*\*(?:\*|[^*\/][^*]*\*)*\//
+    FLOATING.2: /[0-9]+\.[0-9]*(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+/
+    DECIMAL: /0|[1-9][0-9]*[lL]?/
+    STRING: /'(?:''|[^'])*'/
+    ID: /[a-zA-Z_$][a-zA-Z0-9_$]*/
+    BLANKS: /[ \t\n\r\f]+/
+    %ignore BLANKS
+    %ignore LINE_COMMENT
+    %ignore BLOCK_COMMENT
+"""
+_WORDS = frozenset(["NOT", "AND", "OR", "BETWEEN", "IN", "TRUE", "FALSE", "NULL", "IS"])
+_ESCAPED = re.compile("''")
+
+
+def parse(text: str) -> Term:
+    """Compile an expression. Raises BadExpression."""
+    from lark.exceptions import UnexpectedCharacters, UnexpectedToken
+
+    parsing = _parser().parse_interactive(text)
+    where = len(text)
+    try:
+        parsing.exhaust_lexer()
+    except UnexpectedToken as unexpected:  # which may stand behind a whole condition
+        where = _position(unexpected)
+    except UnexpectedCharacters as unexpected:
+        raise BadExpression(_told(text, _position(unexpected))) from None
+    try:
+        term: Term = parsing.feed_eof()  # type: ignore[no-untyped-call]
+    except UnexpectedToken:
+        raise BadExpression(_told(text, where)) from None
+    return term
+
+
+def _position(unexpected: UnexpectedInput) -> int:
+    position: int | None = getattr(unexpected, "pos_in_stream", None)
+    return position or 0
+
+
+def _told(text: str, where: int) -> str:
+    if where >= len(text):
+        return "the expression ends before it is whole"
+    return f"{text[where : where + 20]!r} cannot stand at character {where + 1}"
+
+
+@functools.cache
+def _parser() -> Lark:
+    """Made when it is first needed: a broker that never filters this way does without the parser library."""
+    from lark import Lark, Transformer, v_args
+
+    actions = {name: staticmethod(action) for name, action in _ACTIONS.items()}
+    transformer = v_args(inline=True)(type("Actions", (Transformer,), actions))()
+    return Lark(GRAMMAR, parser="lalr", lexer="basic", transformer=transformer, lexer_callbacks={"ID": _word})
+
+
+def _word(token: Token) -> Token:
+    upper = token.value.upper()
+    if upper in _WORDS:
+        token.type = f"_{upper}"
+    return token
+
+
+def _text(literal: str) -> str:
+    return _ESCAPED.sub("'", literal[1:-1])
+
+
+_ACTIONS: dict[str, Callable[..., Term]] = {
+    "disjunction": lambda *parts: terms.either(parts),
+    "conjunction": lambda *parts: terms.both(parts),
+    "equal": terms.equal,
+    "not_equal": lambda left, right: terms.negation(terms.equal(left, right)),
+    "is_null": terms.is_null,
+    "is_not_null": lambda term: terms.negation(terms.is_null(term)),
+    "greater": lambda left, right: terms.ordered(left, ">", right),
+    "greater_or_equal": lambda left, right: terms.ordered(left, ">=", right),
+    "less": lambda left, right: terms.ordered(left, "<", right),
+    "less_or_equal": lambda left, right: terms.ordered(left, "<=", right),
+    "between": terms.between,
+    "not_between": terms.not_between,
+    "is_in": lambda term, *strings: terms.one_of(term, list(map(_text, strings)), True),
+    "is_not_in": lambda term, *strings: terms.one_of(term, list(map(_text, strings)), False),
+    "negated": terms.negated,
+    "negation": terms.negation,
+    "string": lambda literal: terms.constant(_text(literal)),
+    "decimal": lambda token: terms.decimal(str(token)),
+    "floating": lambda token: terms.floating(str(token)),
+    "true": lambda: terms.constant(True),
+    "false": lambda: terms.constant(False),
+    "null": lambda: terms.constant(None),
+    "named": lambda token: terms.property_named(str(token)),
+}

@@ -1,0 +1,301 @@
+"""What filter expressions are compiled to: closures over each other, each from a message's properties to a value.
+
+Checks when a term is made refuse what the Java broker refuses when it reads an expression. Logic has three values:
+None stands for null. Source: the expression package of the filter module 4.9.7. Must never know of the grammar.
+"""
+
+from __future__ import annotations
+
+import enum
+import operator
+from collections.abc import Callable, Mapping, Sequence
+
+import attrs
+
+from mqbroker.errors import BadExpression
+from mqbroker.filter.values import (
+    INTEGER_MAX,
+    LONG_MAX,
+    Long,
+    Value,
+    compare,
+    compare_doubles,
+    parse_double,
+    parse_integer,
+    parse_long,
+)
+
+Evaluate = Callable[[Mapping[str, str]], Value]
+_Order = Callable[[int, int], bool]
+
+#: How deep terms may stand in each other; a chain of ANDs or ORs is one.
+DEPTH_MAX = 100
+_DOUBLE_MIN = 5e-324
+_DOUBLE_MAX = 1.7976931348623157e308
+
+_ORDERS: dict[str, _Order] = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+
+
+class Kind(enum.Enum):
+    """What the Java broker tells apart when it reads an expression."""
+
+    CONSTANT = "a constant"
+    BOOLEAN_CONSTANT = "TRUE, FALSE or NULL"
+    PROPERTY = "a property"
+    CONDITION = "a condition"
+    NEGATED = "a negated term"
+
+
+@attrs.frozen(eq=False)
+class Term:
+    """A compiled part of an expression. `value` is a constant's, or a property's name."""
+
+    kind: Kind
+    evaluate: Evaluate
+    depth: int = 1
+    value: Value = None
+
+    @property
+    def is_constant(self) -> bool:
+        return self.kind is Kind.CONSTANT or self.kind is Kind.BOOLEAN_CONSTANT
+
+    @property
+    def is_boolean(self) -> bool:
+        return self.kind is Kind.CONDITION or self.kind is Kind.BOOLEAN_CONSTANT
+
+
+def _above(*terms: Term) -> int:
+    depth = 1 + max(term.depth for term in terms)
+    if depth > DEPTH_MAX:
+        raise BadExpression(f"terms stand in each other more than {DEPTH_MAX} deep; write it with fewer parentheses")
+    return depth
+
+
+def _condition(evaluate: Evaluate, *parts: Term) -> Term:
+    return Term(Kind.CONDITION, evaluate, _above(*parts))
+
+
+# Constants and properties
+
+
+def constant(value: Value) -> Term:
+    kind = Kind.BOOLEAN_CONSTANT if value is None or isinstance(value, bool) else Kind.CONSTANT
+    return Term(kind, lambda properties: value, value=value)
+
+
+def decimal(digits: str) -> Term:
+    """A whole number, with or without the L at its end. Raises BadExpression."""
+    text = digits.rstrip("lL")
+    number = int(text) if len(text) <= len(str(LONG_MAX)) else LONG_MAX + 1
+    if number > LONG_MAX:
+        raise BadExpression(f"{text[:40]} is above {LONG_MAX}")
+    return constant(number if number <= INTEGER_MAX else Long(number))
+
+
+def floating(text: str) -> Term:
+    """A number with a point or an exponent. Raises BadExpression: zero is refused, too."""
+    number = float(text)
+    if number > _DOUBLE_MAX:
+        raise BadExpression(f"{text[:40]} is greater than {_DOUBLE_MAX}")
+    if number < _DOUBLE_MIN:
+        raise BadExpression(f"{text[:40]} is less than {_DOUBLE_MIN}")
+    return constant(number)
+
+
+def property_named(name: str) -> Term:
+    return Term(Kind.PROPERTY, lambda properties: properties.get(name), value=name)
+
+
+# Logic
+
+
+def as_condition(term: Term) -> Term:
+    """A term where a condition is wanted: a property alone is none that is ever true. Raises BadExpression."""
+    if term.is_boolean:
+        return term
+    if term.kind is not Kind.PROPERTY:
+        raise BadExpression(f"{term.kind.value} is no condition")
+    find = term.evaluate
+    return _condition(lambda properties: None if find(properties) is None else False, term)
+
+
+def either(terms: Sequence[Term]) -> Term:
+    """`a OR b OR ...`"""
+    parts = tuple(as_condition(term) for term in terms)
+    evaluates = tuple(part.evaluate for part in parts)
+
+    def evaluate(properties: Mapping[str, str]) -> Value:
+        result: Value = False
+        for one in evaluates:
+            value = one(properties)
+            if value:
+                return True
+            if value is None:
+                result = None
+        return result
+
+    return _condition(evaluate, *parts)
+
+
+def both(terms: Sequence[Term]) -> Term:
+    """`a AND b AND ...`"""
+    parts = tuple(as_condition(term) for term in terms)
+    evaluates = tuple(part.evaluate for part in parts)
+
+    def evaluate(properties: Mapping[str, str]) -> Value:
+        result: Value = True
+        for one in evaluates:
+            value = one(properties)
+            if value is None:
+                result = None
+            elif not value:
+                return False
+        return result
+
+    return _condition(evaluate, *parts)
+
+
+def negation(term: Term) -> Term:
+    """`NOT a`"""
+    part = as_condition(term)
+    inner = part.evaluate
+
+    def evaluate(properties: Mapping[str, str]) -> Value:
+        value = inner(properties)
+        return None if value is None else not value
+
+    return _condition(evaluate, part)
+
+
+def negated(term: Term) -> Term:
+    """`-a`: null unless that is a number, which no property is."""
+    inner = term.evaluate
+
+    def evaluate(properties: Mapping[str, str]) -> Value:
+        value = inner(properties)
+        if value is None or isinstance(value, (bool, str)):
+            return None
+        return Long(-value) if isinstance(value, Long) else -value
+
+    return Term(Kind.NEGATED, evaluate, _above(term))
+
+
+# Comparisons
+
+
+def ordered(left: Term, sign: str, right: Term) -> Term:
+    """`a < b` and the like. Raises BadExpression where one of them has no order."""
+    for term in (left, right):
+        is_number = term.kind is Kind.CONSTANT and not isinstance(term.value, str)
+        if (term.is_constant or term.is_boolean) and not is_number:
+            raise BadExpression(f"{_shown(term)} cannot be compared by {sign}: only numbers can")
+    order = _ORDERS[sign]
+    special = _ordered_with_constant(left, order, right)
+    if special is not None:
+        return _condition(special, left, right)
+    evaluate_left, evaluate_right = left.evaluate, right.evaluate
+
+    def evaluate(properties: Mapping[str, str]) -> Value:
+        left_value = evaluate_left(properties)
+        if left_value is None:
+            return None
+        right_value = evaluate_right(properties)
+        if right_value is None:
+            return None
+        if isinstance(left_value, str) and isinstance(right_value, str):
+            return order(compare_doubles(parse_double(left_value), parse_double(right_value)), 0)
+        return order(compare(left_value, right_value), 0)
+
+    return _condition(evaluate, left, right)
+
+
+def _ordered_with_constant(left: Term, order: _Order, right: Term) -> Evaluate | None:
+    """The usual comparison, of a property with a number; None where it is another one."""
+    if left.kind is not Kind.PROPERTY or right.kind is not Kind.CONSTANT:
+        return None
+    find, wanted = left.evaluate, right.value
+    if isinstance(wanted, float):
+        double = wanted
+
+        def by_double(properties: Mapping[str, str]) -> Value:
+            text = find(properties)
+            return None if text is None else order(compare_doubles(parse_double(str(text)), double), 0)
+
+        return by_double
+    assert isinstance(wanted, int)
+    parse: Callable[[str], int] = parse_long if isinstance(wanted, Long) else parse_integer
+    number = wanted
+
+    def by_number(properties: Mapping[str, str]) -> Value:
+        text = find(properties)
+        return None if text is None else order(parse(str(text)), number)
+
+    return by_number
+
+
+def equal(left: Term, right: Term) -> Term:
+    """`a = b`. Raises BadExpression for what never equals anything."""
+    for term in (left, right):
+        if term.is_constant and term.value is None:
+            raise BadExpression("NULL cannot be compared; use IS NULL or IS NOT NULL")
+    if left.kind is Kind.BOOLEAN_CONSTANT and right.kind is Kind.CONSTANT:
+        raise BadExpression(f"{_shown(left)} cannot be compared with {_shown(right)}")
+    return _equal(left, right)
+
+
+def is_null(term: Term) -> Term:
+    """`a IS NULL`"""
+    return _equal(term, constant(None))
+
+
+def _equal(left: Term, right: Term) -> Term:
+    evaluate_left, evaluate_right = left.evaluate, right.evaluate
+
+    def evaluate(properties: Mapping[str, str]) -> Value:
+        left_value, right_value = evaluate_left(properties), evaluate_right(properties)
+        if left_value is None:
+            return True if right_value is None else None
+        if right_value is None:
+            return False
+        if isinstance(left_value, str) and isinstance(right_value, str):
+            return left_value == right_value
+        return compare(left_value, right_value) == 0
+
+    return _condition(evaluate, left, right)
+
+
+def between(term: Term, low: Term, high: Term) -> Term:
+    """`a BETWEEN low AND high`. Raises BadExpression where nothing can be."""
+    if low.is_constant and high.is_constant:
+        if low.value is None or high.value is None:
+            raise BadExpression("NULL cannot be a bound of BETWEEN")
+        if isinstance(low.value, (str, bool)) or isinstance(high.value, (str, bool)):
+            raise BadExpression("the bounds of BETWEEN must be numbers")
+        if compare(high.value, low.value) < 0:
+            why = f"the first bound of BETWEEN must not be above the second: {low.value} and {high.value}"
+            raise BadExpression(why)
+    return both([ordered(term, ">=", low), ordered(term, "<=", high)])
+
+
+def not_between(term: Term, low: Term, high: Term) -> Term:
+    """`a NOT BETWEEN low AND high`"""
+    return either([ordered(term, "<", low), ordered(term, ">", high)])
+
+
+def one_of(term: Term, strings: Sequence[str], is_in: bool) -> Term:
+    """`a IN ('x', 'y')`, or NOT IN. Raises BadExpression for what is no property."""
+    if term.kind is not Kind.PROPERTY:
+        raise BadExpression(f"IN takes a property on its left, not {term.kind.value}")
+    find, wanted = term.evaluate, frozenset(strings)
+
+    def evaluate(properties: Mapping[str, str]) -> Value:
+        value = find(properties)
+        return None if value is None else (value in wanted) is is_in
+
+    return _condition(evaluate, term)
+
+
+def _shown(term: Term) -> str:
+    if isinstance(term.value, str) and term.kind is Kind.CONSTANT:
+        return f"'{term.value[:80]}'"
+    return term.kind.value

@@ -1,0 +1,138 @@
+"""The values of filter expressions, and how two of them compare: by Java's types, which decide how a string is read.
+
+A value is a string (every property is one), a whole number of 32 or 64 bits, a double, a boolean, or null. Strings are
+read as what they are compared with, by the rules of Java's `valueOf`. Source: ComparisonExpression of the filter
+module 4.9.7.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from mqbroker.errors import NotEvaluable
+
+
+class Long(int):
+    """A whole number of 64 bits; an `int` is one of 32. It decides how large a number a string may hold."""
+
+
+Value = str | bool | int | float | None
+
+INTEGER_MIN, INTEGER_MAX = -(2**31), 2**31 - 1
+LONG_MIN, LONG_MAX = -(2**63), 2**63 - 1
+_DIGITS_MAX = 19
+
+_WHOLE = re.compile(r"([+-]?)(\d+)")
+_DOUBLE = re.compile(
+    r"[+-]?(?:NaN|Infinity|(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
+    r"|0[xX](?P<hex>[0-9a-fA-F]+\.?|[0-9a-fA-F]*\.[0-9a-fA-F]+)[pP][+-]?[0-9]+)[fFdD]?)"
+)
+#: What Java's String.trim takes away.
+_BLANKS = "".join(map(chr, range(0x21)))
+
+
+def _parse_whole(text: str, low: int, high: int) -> int:
+    match = _WHOLE.fullmatch(text)
+    if match is None or max(text) > "\uffff":  # Java looks at UTF-16 code units, of which none beyond is a digit
+        raise NotEvaluable(f"{text[:80]!r} is no whole number")
+    digits = match[2].lstrip("0") or "0"
+    number = int(match[1] + digits) if len(digits) <= _DIGITS_MAX else high + 1
+    if not low <= number <= high:
+        raise NotEvaluable(f"{text[:80]!r} is not within {low}..{high}")
+    return number
+
+
+def parse_integer(text: str) -> int:
+    """Read a string as Java's `Integer.valueOf`. Raises NotEvaluable."""
+    return _parse_whole(text, INTEGER_MIN, INTEGER_MAX)
+
+
+def parse_long(text: str) -> Long:
+    """Read a string as Java's `Long.valueOf`. Raises NotEvaluable."""
+    return Long(_parse_whole(text, LONG_MIN, LONG_MAX))
+
+
+def parse_double(text: str) -> float:
+    """Read a string as Java's `Double.valueOf`: blanks around are no matter, and a d or f may end it.
+
+    Raises NotEvaluable.
+    """
+    text = text.strip(_BLANKS)
+    match = _DOUBLE.fullmatch(text)
+    if match is None:
+        raise NotEvaluable(f"{text[:80]!r} is no number")
+    if match["hex"] is not None:
+        try:
+            return float.fromhex(text.rstrip("fFdD"))
+        except OverflowError:
+            return -math.inf if text[0] == "-" else math.inf
+    if text[-1] in "fFdD":
+        text = text[:-1]
+    return float(text)
+
+
+def _parse_boolean(text: str) -> bool:
+    return text.lower() == "true"
+
+
+def compare_doubles(left: float, right: float) -> int:
+    """Below, at or above 0 as `Double.compareTo`: NaN is equal to itself and above all, -0.0 is below 0.0."""
+    if left < right:
+        return -1
+    if left > right:
+        return 1
+    return _rank(left) - _rank(right)
+
+
+def _rank(number: float) -> int:
+    """The order among what `<` and `>` cannot tell apart."""
+    if number != number:
+        return 2
+    return 0 if number == 0 and math.copysign(1, number) < 0 else 1
+
+
+def compare(left: Value, right: Value) -> int:
+    """Below, at or above 0; -1 for what has no order. Neither is null.
+
+    Raises NotEvaluable where a string is not what it is compared with, and for a boolean on the left of a string,
+    which no Java broker gets over.
+    """
+    if isinstance(left, str):
+        return _compare_string(left, right)
+    if isinstance(left, bool) or isinstance(right, bool):
+        return _compare_boolean(left, right)
+    assert left is not None
+    if isinstance(right, str):
+        right = _read_as(left, right)
+    assert right is not None
+    if isinstance(left, float) or isinstance(right, float):
+        return compare_doubles(float(left), float(right))
+    return (left > right) - (left < right)
+
+
+def _compare_string(left: str, right: Value) -> int:
+    if isinstance(right, str):
+        return (left > right) - (left < right)  # only whether they are equal matters to anybody
+    if isinstance(right, bool):
+        return _parse_boolean(left) - right
+    assert right is not None
+    number = _read_as(right, left)
+    if isinstance(number, float):
+        return compare_doubles(number, right)
+    return (number > right) - (number < right)
+
+
+def _compare_boolean(left: Value, right: Value) -> int:
+    if isinstance(left, bool) and isinstance(right, bool):
+        return left - right
+    if isinstance(right, str):
+        raise NotEvaluable("a boolean on the left cannot be compared with a string on the right")
+    return -1
+
+
+def _read_as(other: int | float, text: str) -> int | float:
+    """A string as a number of the type of the other."""
+    if isinstance(other, float):
+        return parse_double(text)
+    return parse_long(text) if isinstance(other, Long) else parse_integer(text)

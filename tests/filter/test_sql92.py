@@ -1,0 +1,86 @@
+"""Bounds of expressions, what a person is told of a wrong one, and what is kept."""
+
+import pytest
+
+from mqbroker.errors import BadExpression
+from mqbroker.filter import EXPRESSION_LENGTH_MAX, compile_expression, sql92
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "the expression ends before it is whole"),
+        ("a >", "the expression ends before it is whole"),
+        ("a > 5 AND b = ? OR c", "'? OR c' cannot stand at character 15"),
+        ("a > > 5", "'> 5' cannot stand at character 5"),
+        ("(a > 5", "the expression ends before it is whole"),
+        ("a > 'x'", "'x' cannot be compared by >: only numbers can"),
+        ("a > TRUE", "TRUE, FALSE or NULL cannot be compared by >: only numbers can"),
+        ("a = NULL", "NULL cannot be compared; use IS NULL or IS NOT NULL"),
+        ("TRUE = 'x'", "TRUE, FALSE or NULL cannot be compared with 'x'"),
+        ("a BETWEEN 5 AND 1.5", "the first bound of BETWEEN must not be above the second: 5 and 1.5"),
+        ("5 IN ('x')", "IN takes a property on its left, not a constant"),
+        ("5", "a constant is no condition"),
+        ("-a", "a negated term is no condition"),
+        ("a = 9223372036854775808", "9223372036854775808 is above 9223372036854775807"),
+        ("a > 1e999", "1e999 is greater than 1.7976931348623157e+308"),
+        ("a > 0.0", "0.0 is less than 5e-324"),
+    ],
+)
+def test_what_is_wrong_is_told(text, why):
+    with pytest.raises(BadExpression) as caught:
+        compile_expression(text)
+    assert str(caught.value) == why
+
+
+def test_words_behind_a_whole_condition_are_passed_over_as_in_java():
+    assert compile_expression("a > 5 whatever").matches({"a": "6"})
+
+
+def test_the_length_is_bounded():
+    text = "a = '" + "x" * (EXPRESSION_LENGTH_MAX - 6) + "'"
+    assert len(text) == EXPRESSION_LENGTH_MAX
+    assert compile_expression(text).matches({"a": "x" * (EXPRESSION_LENGTH_MAX - 6)})
+    with pytest.raises(BadExpression, match=f"has {EXPRESSION_LENGTH_MAX + 1} characters"):
+        compile_expression(text + " ")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "innermost"), [("NOT ", "", "a = 5"), ("(", ") = TRUE", "a = 5"), ("-", "", "5")]
+)
+def test_the_depth_is_bounded(before, after, innermost):
+    def nested(depth):
+        return before * depth + innermost + after * depth + (" = a" if before == "-" else "")
+
+    compile_expression(nested(90)).evaluate({"a": "5"})
+    with pytest.raises(BadExpression, match="more than 100 deep"):
+        compile_expression(nested(110))
+
+
+def test_parentheses_that_change_nothing_and_long_chains_are_not_deep():
+    assert compile_expression("(" * 5000 + "a = 5" + ")" * 5000).matches({"a": "5"})
+    chain = " OR ".join(f"a = {number}" for number in range(1000))
+    assert compile_expression(chain).matches({"a": "999"})
+    assert not compile_expression(chain).matches({"a": "1000"})
+
+
+def test_expressions_and_refusals_are_kept_within_a_bound(monkeypatch):
+    read = []
+    monkeypatch.setattr(sql92, "parse", lambda text, parse=sql92.parse: (read.append(text), parse(text))[1])
+    sql92._compiled.cache_clear()
+    for _ in range(2):
+        compile_expression("kept = 1")
+        with pytest.raises(BadExpression):
+            compile_expression("kept =")
+    assert read == ["kept = 1", "kept ="]
+    for number in range(sql92.KEPT_MAX):
+        compile_expression(f"kept = {number} AND a = 1")
+    compile_expression("kept = 1")
+    assert read[-1] == "kept = 1"
+    sql92._compiled.cache_clear()
+
+
+def test_a_string_of_many_digits_is_no_number_and_harmless():
+    expression = compile_expression("a > 5")
+    assert not expression.matches({"a": "9" * 30_000})
+    assert expression.matches({"a": "0" * 30_000 + "6"})

@@ -24,6 +24,7 @@ from mqbroker.broker.processors.group_admin import GroupAdminProcessor
 from mqbroker.broker.processors.group_offsets import GroupOffsetsProcessor
 from mqbroker.broker.processors.pull import PullProcessor
 from mqbroker.broker.processors.query import QueryProcessor
+from mqbroker.broker.processors.reply import ReplyProcessor
 from mqbroker.broker.processors.send import SendProcessor
 from mqbroker.broker.processors.send_back import SendBackProcessor
 from mqbroker.broker.processors.send_rules import SendRules
@@ -91,7 +92,7 @@ class Assembly:
     def _register_messages(self) -> None:
         """What carries messages."""
         table, store, settings = self.table, self.store, self.settings
-        self.rules = SendRules(self.topics, self.groups, settings, self._rng)
+        self.rules = SendRules(self.topics, self.groups, settings, self._rng, self._clock.seconds)
         self.send = SendProcessor(store, self.rules, settings, self._store_host)
         pull = PullProcessor(
             store, self.topics, self.groups, self.offsets, self.consumers, self.held, settings, self._clock
@@ -101,6 +102,8 @@ class Assembly:
         table.register_batch(RequestCode.SEND_BATCH_MESSAGE, self.send.take_batch)
         table.register_batch(RequestCode.PULL_MESSAGE, pull.take)
         SendBackProcessor(store, self.topics, self.groups, settings, self._rng).register_on(table)
+        reply = ReplyProcessor(store, self.rules, self.producers, settings, self._clock, self._store_host)
+        reply.register_on(table)
         QueryProcessor(store, settings.store).register_on(table)
 
     def _register_clients(self) -> None:

@@ -147,6 +147,7 @@ class ProducerRegistry:
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._groups: dict[str, dict[IConnection, Client]] = {}
+        self._by_client_id: dict[str, IConnection] = {}
 
     def group(self, name: str) -> dict[IConnection, Client]:
         return self._groups.get(name, {})
@@ -155,13 +156,24 @@ class ProducerRegistry:
         """All groups with their producers; not to be changed."""
         return self._groups
 
+    def find(self, client_id: str) -> IConnection | None:
+        """The connection of the producer of that id; the latest, where two say they are it."""
+        return self._by_client_id.get(client_id)
+
     def register(self, connection: IConnection, client_id: str, language: int, version: int, group_name: str) -> None:
         self._groups.setdefault(group_name, {})[connection] = Client(client_id, language, version, self._now())
+        self._by_client_id[client_id] = connection
 
     def unregister(self, connection: IConnection, group_name: str) -> None:
         clients = self._groups.get(group_name)
-        if clients is not None and clients.pop(connection, None) is not None and not clients:
+        client = clients.pop(connection, None) if clients is not None else None
+        if clients is None or client is None:
+            return
+        if not clients:
             del self._groups[group_name]
+        # Its other groups bring it back with their next heartbeat, as with the Java broker.
+        if self._by_client_id.get(client.client_id) is connection:
+            del self._by_client_id[client.client_id]
 
     def connection_closed(self, connection: IConnection) -> None:
         for name in [name for name, clients in self._groups.items() if connection in clients]:

@@ -58,6 +58,17 @@ def system_topics(settings: BrokerSettings) -> list[TopicConfig]:
     return topics
 
 
+def describe_topic(topic: TopicConfig) -> str:
+    """A topic as the Java broker shows it in remarks."""
+    bits = zip("RWX", (Perm.READ, Perm.WRITE, Perm.INHERIT), strict=True)
+    perm = "".join(letter if topic.perm & bit else "-" for letter, bit in bits)
+    return (
+        f"TopicConfig [topicName={topic.topic_name}, readQueueNums={topic.read_queue_nums}, "
+        f"writeQueueNums={topic.write_queue_nums}, perm={perm}, topicFilterType={topic.topic_filter_type}, "
+        f"topicSysFlag={topic.topic_sys_flag}, order={str(topic.order).lower()}]"
+    )
+
+
 class TopicTable:
     """Topic by name. Every change is persisted and told to `on_change`.
 
@@ -124,7 +135,9 @@ class TopicTable:
         if self._topics.pop(name, None) is not None:
             self._changed(name)
 
-    def create_for_send(self, name: str, default_name: str, queues_wanted: int) -> TopicConfig | None:
+    def create_for_send(
+        self, name: str, default_name: str, queues_wanted: int, sys_flag: int = 0
+    ) -> TopicConfig | None:
         """Make a topic that was sent to, from the template topic the producer names; None where that forbids it."""
         template = self._topics.get(default_name)
         if template is None or not template.perm & Perm.INHERIT:
@@ -136,16 +149,16 @@ class TopicTable:
             read_queue_nums=queues,
             write_queue_nums=queues,
             perm=template.perm & ~Perm.INHERIT,
-            topic_sys_flag=0,
+            topic_sys_flag=sys_flag,
         )
         self.put(topic)
         return topic
 
-    def create_internal(self, name: str, queues: int) -> TopicConfig:
+    def create_internal(self, name: str, queues: int, sys_flag: int = 0) -> TopicConfig:
         """Return the retry or dead letter topic `name`, made where it is missing. Raises Refused on an illegal name."""
         topic = self._topics.get(name)
         if topic is None:
-            topic = TopicConfig(check_topic(name), queues, queues, READ_WRITE)
+            topic = TopicConfig(check_topic(name), queues, queues, READ_WRITE, topic_sys_flag=sys_flag)
             self.put(topic)
         return topic
 

@@ -188,6 +188,7 @@ class BrokerSettings:
     trace_topic_enable: bool = boolean(False, important=True)
     trace_on: bool = boolean(True)
     region_id: str = text("DefaultRegion")
+    store_reply_message_enable: bool = boolean(True)
     reject_transaction_message: bool = boolean(False, important=True)
     long_polling_enable: bool = boolean(True)
     short_polling_time_ms: int = long(1000, 1, key="shortPollingTimeMills")

@@ -2,6 +2,7 @@
 
 import json
 import struct
+from datetime import datetime
 
 import pytest
 from hypothesis import assume, example, given
@@ -12,6 +13,7 @@ from twisted.internet.address import IPv6Address
 from mqbroker.errors import StoreBusy
 from mqbroker.remoting.handlers import failure_response
 from mqbroker.wire.batch import BatchEntry, encode_batch
+from mqbroker.wire.bodies import TopicConfig
 from mqbroker.wire.codes import VERSION, Perm, RequestCode, ResponseCode
 from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand
 from mqbroker.wire.frame import ROCKETMQ, FrameDecoder
@@ -333,10 +335,43 @@ def test_permissions(bench, client, make_bench):
         ResponseCode.NO_PERMISSION,
         "the topic[ReadOnly] sending message is forbidden",
     )
-    other = make_bench("read-only", broker_permission=Perm.READ)
-    answer = one(other.client().send())
-    assert answer.code == ResponseCode.NO_PERMISSION
-    assert answer.remark == f"the broker[{HOST}] sending message is forbidden"
+
+
+def test_a_broker_that_is_being_emptied_takes_all_but_what_must_stay_in_order(make_bench):
+    bench = make_bench("read-only", broker_permission=Perm.READ)
+    client = bench.client()
+    assert one(client.send()).code == 0
+    bench.topics.put(TopicConfig("Ordered", 4, 4, order=True))
+    for _ in range(2):
+        answer = one(client.send("Ordered"))
+        assert answer.code == ResponseCode.NO_PERMISSION
+        assert answer.remark == f"the broker[{HOST}] sending message is forbidden"
+
+
+def test_sends_are_taken_from_a_moment_on(make_bench):
+    bench = make_bench("later", start_accept_send_request_timestamp_ms=START * 1000 + 1500)
+    client = bench.client()
+    until = datetime.fromtimestamp(START + 1).strftime("%Y-%m-%d %H:%M:%S") + ",500"
+    for code in (V1, V2, BATCH):
+        answer = one(client.send(code=code))
+        expected = (ResponseCode.SYSTEM_ERROR, f"broker unable to service, until {until}")
+        assert (answer.code, answer.remark) == expected
+    assert bench.topics.get("T") is None
+    bench.turn(1.5)
+    assert one(client.send()).code == 0
+
+
+def test_the_moment_may_be_one_that_no_calendar_has(make_bench):
+    client = make_bench("never", start_accept_send_request_timestamp_ms=2**63 - 1).client()
+    assert one(client.send()).remark == f"broker unable to service, until {2**63 - 1}"
+
+
+@pytest.mark.parametrize(("name", "flag"), [("T", 1), ("%RETRY%CG", 2)])
+def test_topics_of_a_unit_say_so(bench, client, name, flag):
+    client.send(name, unit_mode=True)
+    client.send("Plain")
+    assert bench.topics.get(name).topic_sys_flag == flag
+    assert bench.topics.get("Plain").topic_sys_flag == 0
 
 
 def test_a_change_of_the_topic_counts_for_the_next_send(client):
@@ -361,8 +396,10 @@ def test_a_queue_id_out_of_range_is_refused(bench, client, queue_id):
     client.send()
     answer = one(client.send(queue_id=queue_id))
     assert answer.code == ResponseCode.SYSTEM_ERROR
-    assert answer.remark.startswith(f"request queueId[{queue_id}] is illegal, ")
-    assert "10.0.0.2:40000" in answer.remark
+    assert answer.remark == (
+        f"request queueId[{queue_id}] is illegal, TopicConfig [topicName=T, readQueueNums=4, writeQueueNums=4, "
+        "perm=RW-, topicFilterType=SINGLE_TAG, topicSysFlag=0, order=false] Producer: 10.0.0.2:40000"
+    )
 
 
 def test_queues_that_are_only_read_take_sends_too(client):

@@ -6,6 +6,7 @@ from mqbroker.wire.bodies import SubscriptionGroupConfig, TopicConfig
 from mqbroker.wire.codes import Perm, RequestCode, ResponseCode
 from mqbroker.wire.headers import ConsumerSendMsgBackRequestHeader
 from mqbroker.wire.ids import offset_message_id
+from mqbroker.wire.record import decode_records
 from tests.broker.bench import HeldWorker
 
 
@@ -103,6 +104,22 @@ def test_refusals(bench, client, make_bench):
     assert send_back(closed.client(), 0).code == ResponseCode.NO_PERMISSION
     strict = make_bench("strict", auto_create_subscription_group=False)
     assert send_back(strict.client(), 0).code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+
+
+def test_a_unit_marks_its_retry_topic(bench, client):
+    record = stored(bench, client)
+    assert send_back(client, record, unit_mode=True).code == 0
+    assert bench.topics.get("%RETRY%CG").topic_sys_flag == 2
+    assert send_back(client, record, unit_mode=True, delay_level=-1).code == 0
+    assert bench.topics.get("%DLQ%CG").topic_sys_flag == 0
+
+
+def test_dead_letters_are_consumed(bench, client):
+    assert send_back(client, stored(bench, client), delay_level=-1).code == 0
+    bench.store.dispatch_now()
+    answer = client.pull("%DLQ%CG", consumer_group="Undertaker")
+    (record,) = decode_records(answer.body)
+    assert (record.body, record.reconsume_times, record.properties["RETRY_TOPIC"]) == (b"body", 1, "T")
 
 
 def test_a_group_too_long_for_a_retry_topic_is_refused(bench, client):

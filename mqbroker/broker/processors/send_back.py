@@ -9,7 +9,7 @@ from __future__ import annotations
 from random import Random
 
 from mqbroker.broker.groups import GroupTable
-from mqbroker.broker.processors.send_rules import DLQ_QUEUES, delayed, stored_properties
+from mqbroker.broker.processors.send_rules import DLQ_QUEUES, delayed, stored_properties, unit_topic_flag
 from mqbroker.broker.topics import TopicTable
 from mqbroker.config import BrokerSettings
 from mqbroker.errors import Refused, StoreError
@@ -72,13 +72,14 @@ class SendBackProcessor:
         properties.setdefault(Prop.ORIGIN_MESSAGE_ID, offset_message_id(record.store_host, record.physical_offset))
         times_max = group.retry_max_times if header.max_reconsume_times is None else header.max_reconsume_times
         if record.reconsume_times >= times_max or header.delay_level < 0:
-            name, queues = DLQ_PREFIX + group.group_name, DLQ_QUEUES
+            name, queues, unit_flag = DLQ_PREFIX + group.group_name, DLQ_QUEUES, 0
             properties.pop(Prop.DELAY_TIME_LEVEL, None)
         else:
             name, queues = RETRY_PREFIX + group.group_name, group.retry_queue_nums
+            unit_flag = unit_topic_flag(header.unit_mode, is_retry=True)
             level = header.delay_level or FIRST_RETRY_LEVEL + record.reconsume_times
             properties[Prop.DELAY_TIME_LEVEL] = str(min(level, self._delay_level_max))
-        topic = self._topics.create_internal(name, queues)
+        topic = self._topics.create_internal(name, queues, unit_flag)
         if not topic.perm & Perm.WRITE:
             raise Refused(ResponseCode.NO_PERMISSION, f"the topic[{name}] sending message is forbidden")
         stored_name, queue_id = delayed(properties, name, self._rng.randrange(queues), self._delay_level_max)

@@ -6,13 +6,15 @@ and TopicConfigManager's of 4.9.7. It decides, and stores nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import datetime
 from random import Random
 
 import attrs
 from twisted.internet.defer import Deferred
 
 from mqbroker.broker.groups import GroupTable
-from mqbroker.broker.topics import TopicTable
+from mqbroker.broker.topics import TopicTable, describe_topic
 from mqbroker.config import BrokerSettings
 from mqbroker.errors import LmqQueuesExceeded, MessageRefused, MultiDispatchRefused, Refused
 from mqbroker.remoting.handlers import IConnection
@@ -29,6 +31,7 @@ from mqbroker.wire.codes import (
     RequestCode,
     ResponseCode,
     SysFlag,
+    TopicSysFlag,
 )
 from mqbroker.wire.headers import SendMessageRequestHeader, SendMessageRequestHeaderV2, decode_header
 from mqbroker.wire.names import LMQ_PREFIX, check_topic
@@ -43,13 +46,24 @@ DLQ_QUEUES = 1
 
 
 class SendRules:
-    """Checks sends against topics, groups and limits; makes topics where that is allowed."""
+    """Checks sends against topics, groups and limits; makes topics where that is allowed.
 
-    def __init__(self, topics: TopicTable, groups: GroupTable, settings: BrokerSettings, rng: Random) -> None:
+    :param now: gives seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        topics: TopicTable,
+        groups: GroupTable,
+        settings: BrokerSettings,
+        rng: Random,
+        now: Callable[[], float],
+    ) -> None:
         self._topics = topics
         self._groups = groups
         self._settings = settings
         self._rng = rng
+        self._now = now
         # A record must fit into one segment, whatever its properties are.
         self.body_bytes_max = min(settings.store.max_message_size, settings.store.mapped_file_size_commit_log // 2)
         self._delay_level_max = len(settings.store.message_delay_level.split())
@@ -119,17 +133,24 @@ class SendRules:
     def _target(self, header: SendMessageRequestHeader, connection: IConnection) -> tuple[str, int, int]:
         """(topic, queue, flags) the send goes to, by the topic's rules; the topic is made where that is allowed."""
         settings = self._settings
-        if not settings.broker_permission & Perm.WRITE:
+        if self._now() * 1000 < settings.start_accept_send_request_timestamp_ms:
+            until = _moment(settings.start_accept_send_request_timestamp_ms)
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"broker unable to service, until {until}")
+        topic = self._topics.get(header.topic)
+        # A producer hears within half a minute that the broker takes no more. What it sends until then is lost where
+        # it does not look at answers; only what must stay in order may not come to a broker that is being emptied.
+        if not settings.broker_permission & Perm.WRITE and topic is not None and topic.order:
             remark = f"the broker[{settings.broker_ip1}] sending message is forbidden"
             raise Refused(ResponseCode.NO_PERMISSION, remark)
         name = check_topic(header.topic)
         if name in NO_SEND_TOPICS:
             raise Refused(ResponseCode.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden.")
-        topic = self._topics.get(name)
         if topic is None:
-            topic = self._topics.create_for_send(name, header.default_topic, header.default_topic_queue_nums)
-        if topic is None and name.startswith(RETRY_PREFIX):
-            topic = self._topics.create_internal(name, 1)
+            unit_flag = unit_topic_flag(header.unit_mode, name.startswith(RETRY_PREFIX))
+            queues_wanted = header.default_topic_queue_nums
+            topic = self._topics.create_for_send(name, header.default_topic, queues_wanted, unit_flag)
+            if topic is None and name.startswith(RETRY_PREFIX):
+                topic = self._topics.create_internal(name, 1, unit_flag)
         if topic is None:
             raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please!{FAQ}")
         if not topic.perm & Perm.WRITE:
@@ -138,7 +159,8 @@ class SendRules:
         if header.queue_id >= queues:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR,
-                f"request queueId[{header.queue_id}] is illegal, {topic} Producer: {connection.remote_addr}",
+                f"request queueId[{header.queue_id}] is illegal, {describe_topic(topic)} "
+                f"Producer: {connection.remote_addr}",
             )
         flags = SysFlag.MULTI_TAGS if topic.topic_filter_type == "MULTI_TAG" else 0
         if not name.startswith((RETRY_PREFIX, LMQ_PREFIX)) and self._topics.saved() is None:
@@ -213,9 +235,27 @@ class _Base:
         )
 
 
+def unit_topic_flag(unit_mode: bool, is_retry: bool) -> int:
+    """The flags of a topic that a unit's client brings about."""
+    if not unit_mode:
+        return 0
+    return TopicSysFlag.UNIT_SUB if is_retry else TopicSysFlag.UNIT
+
+
+def _moment(timestamp_ms: int) -> str:
+    """Local time as the Java broker writes it; one that no calendar has as milliseconds."""
+    try:
+        moment = datetime.fromtimestamp(timestamp_ms // 1000)
+    except (OverflowError, OSError, ValueError):
+        return str(timestamp_ms)
+    return f"{moment:%Y-%m-%d %H:%M:%S},{timestamp_ms % 1000:03d}"
+
+
 def read_send_header(code: int, ext: dict[str, str]) -> SendMessageRequestHeader:
     """Either form of the header; a batch comes in the short one unless its fields say otherwise."""
-    if code == RequestCode.SEND_MESSAGE_V2 or (code == RequestCode.SEND_BATCH_MESSAGE and "a" in ext):
+    if code in (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_REPLY_MESSAGE_V2) or (
+        code == RequestCode.SEND_BATCH_MESSAGE and "a" in ext
+    ):
         v2 = decode_header(SendMessageRequestHeaderV2, ext)
         return SendMessageRequestHeader(**attrs.asdict(v2))
     return decode_header(SendMessageRequestHeader, ext)

@@ -11,6 +11,7 @@ from random import Random
 
 from twisted.internet.interfaces import IReactorTime
 
+from mqbroker.broker.client_calls import ClientCalls
 from mqbroker.broker.clients import ConsumerRegistry, ProducerRegistry
 from mqbroker.broker.delay import DelayService
 from mqbroker.broker.groups import GroupTable
@@ -18,10 +19,12 @@ from mqbroker.broker.hold import HeldPulls
 from mqbroker.broker.locks import QueueLocks
 from mqbroker.broker.offsets import OffsetTable
 from mqbroker.broker.processors.cleaning import CleaningProcessor
+from mqbroker.broker.processors.client_calls import ClientCallProcessor
 from mqbroker.broker.processors.client_manage import ClientManageProcessor
 from mqbroker.broker.processors.consumer_manage import ConsumerManageProcessor
 from mqbroker.broker.processors.group_admin import GroupAdminProcessor
 from mqbroker.broker.processors.group_offsets import GroupOffsetsProcessor
+from mqbroker.broker.processors.offset_reset import OffsetResetProcessor
 from mqbroker.broker.processors.pull import PullProcessor
 from mqbroker.broker.processors.query import QueryProcessor
 from mqbroker.broker.processors.reply import ReplyProcessor
@@ -125,6 +128,9 @@ class Assembly:
         GroupOffsetsProcessor(
             self.topics, self.offsets, self.consumers, views, walks, consume_tps=lambda group, topic: 0.0
         ).register_on(table)
+        calls = ClientCalls()
+        ClientCallProcessor(self.consumers, calls, store, self.settings.broker_name).register_on(table)
+        OffsetResetProcessor(self.topics, self.offsets, self.consumers, views, walks, calls).register_on(table)
 
     def _arrived(self, topic: str, queue_id: int, next_offset: int, tags_code: int | None, timestamp: int) -> None:
         self.held.arrived(topic, queue_id, next_offset)

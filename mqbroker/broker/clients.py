@@ -67,6 +67,15 @@ class ConsumerRegistry:
     def group(self, name: str) -> ConsumerGroup | None:
         return self._groups.get(name)
 
+    def find(self, group_name: str, client_id: str) -> tuple[IConnection, Client] | None:
+        """The connection of one client of a group; None where it is not online."""
+        group = self._groups.get(group_name)
+        if group is not None:
+            for connection, client in group.clients.items():
+                if client.client_id == client_id:
+                    return connection, client
+        return None
+
     def groups_subscribed(self, topic: str) -> list[str]:
         """The groups online that subscribe to a topic."""
         return [name for name, group in self._groups.items() if topic in group.subscriptions]

@@ -33,6 +33,14 @@ class QueueViews:
         """The offset of the oldest message of a queue."""
         return self._store.min_offset(topic, queue_id)
 
+    def end(self, topic: str, queue_id: int) -> int:
+        """The offset the next message of a queue will have."""
+        return self._store.max_offset(topic, queue_id)
+
+    async def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
+        """The offset of the message stored nearest to a time; see `Queries.offset_by_time`."""
+        return await self._store.queries.offset_by_time(topic, queue_id, timestamp_ms)
+
     async def content(self, topic: str, queue_id: int) -> TopicOffset:
         """What a queue holds, and when its newest message was stored: 0 where it never had one."""
         end = self._store.max_offset(topic, queue_id)

@@ -6,6 +6,7 @@ Must never know what is looked at.
 from __future__ import annotations
 
 from collections.abc import Coroutine
+from functools import wraps
 from typing import Any, Protocol
 
 from twisted.internet.defer import Deferred, DeferredSemaphore
@@ -48,6 +49,7 @@ class Walks:
     def bounded(self, handle: WalkingHandler) -> Handler:
         """`handle`, of which only so many go on at a time. Who is gone before its turn is not served."""
 
+        @wraps(handle)
         def handle_in_turn(request: RemotingCommand, connection: IConnection) -> Deferred[RemotingCommand | None]:
             def walk() -> Deferred[RemotingCommand | None]:
                 if connection.closed:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.interop.fleet import Broker, Fleet, Namesrv
 from tests.interop.java import JavaMissing, JavaSystem, java_system
+from tests.interop.peers import PeerHost
 from tests.interop.raw import Line
 from tests.interop.sample_store import Sample, fill
 
@@ -20,18 +21,26 @@ def java() -> JavaSystem:
         pytest.exit(f"the interop tests need the Java system: {missing}", returncode=1)
 
 
+@pytest.fixture(scope="session")
+def host(java: JavaSystem, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PeerHost]:
+    """Where the Java clients of all tests run."""
+    host = PeerHost("peers", java, tmp_path_factory.mktemp("peers"))
+    yield host
+    host.kill()
+
+
 @pytest.fixture
-def fleet(java: JavaSystem, tmp_path: Path) -> Iterator[Fleet]:
+def fleet(java: JavaSystem, host: PeerHost, tmp_path: Path) -> Iterator[Fleet]:
     """Daemons and clients of this test alone."""
-    fleet = Fleet(tmp_path, java)
+    fleet = Fleet(tmp_path, java, host)
     yield fleet
     fleet.stop_all()
 
 
 @pytest.fixture(scope="session")
-def shared_fleet(java: JavaSystem, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def shared_fleet(java: JavaSystem, host: PeerHost, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Daemons that several tests use at once, each with topics of its own."""
-    fleet = Fleet(tmp_path_factory.mktemp("shared"), java)
+    fleet = Fleet(tmp_path_factory.mktemp("shared"), java, host)
     yield fleet
     fleet.stop_all()
 

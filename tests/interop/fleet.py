@@ -1,14 +1,15 @@
 """Real daemons of both kinds, and Java clients, on free ports: started, and stopped again, as one fleet."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeVar
 
 import attrs
 
 from tests.interop.java import JavaSystem
-from tests.interop.processes import EventProcess, Process, free_ports
+from tests.interop.peers import Peer, PeerHost
+from tests.interop.processes import Process, free_ports
 
 Kind = Literal["java", "ours"]
 P = TypeVar("P", bound=Process)
@@ -54,10 +55,12 @@ class Broker:
 
 @attrs.define
 class Fleet:
-    """Whatever is started here is stopped by `stop_all`, the newest first."""
+    """Whatever is started here is stopped by `stop_all`, the newest first. Clients run in `host`, which outlives it."""
 
     scratch: Path
     java: JavaSystem
+    host: PeerHost
+    _peers: list[Peer] = attrs.field(factory=list)
     _processes: list[Process] = attrs.field(factory=list)
 
     def namesrv(self, kind: Kind) -> Namesrv:
@@ -102,26 +105,37 @@ class Fleet:
         assert not broker.process.running
         broker.process = self._daemon(broker.kind, "broker", broker.conf)
 
-    def peer(self, command: str, namesrv: Namesrv, **options: object) -> EventProcess:
+    def peer(self, command: str, namesrv: Namesrv, **options: object) -> Peer:
         """Start a Java client; `_` in an option's name stands for `-`. See `java/src` for commands and options."""
-        name = self._name(f"peer-{command}")
         args = [command, "--namesrv", namesrv.addr]
         for key, value in options.items():
+            if key == "instance":
+                # Two clients of one instance name in one JVM would be one client.
+                value = f"{value}-{len(self._peers)}"
             args += [f"--{key.replace('_', '-')}", str(value).lower() if isinstance(value, bool) else str(value)]
-        line = self.java.command(self.scratch, "mqbroker.interop.Peer", *args)
-        return self._keep(EventProcess(name, line, self.scratch))
+        return self._start_peer(command, args)
+
+    def begin_mqadmin(self, *args: str) -> Peer:
+        """Start the Java mqadmin."""
+        return self._start_peer(f"mqadmin-{args[0]}", ["mqadmin", *args])
 
     def mqadmin(self, *args: str) -> str:
         """Run the Java mqadmin and return what it printed."""
-        main = "org.apache.rocketmq.tools.command.MQAdminStartup"
-        line = self.java.command(self.scratch, main, *args)
-        process = self._keep(Process(self._name("mqadmin"), line, self.scratch, self._java_home()))
-        process.wait()
-        return "\n".join(process.lines)
+        peer = self.begin_mqadmin(*args)
+        peer.wait()
+        return peer.text()
+
+    def _start_peer(self, name: str, args: Sequence[str]) -> Peer:
+        peer = self.host.start(name, args)
+        self._peers.append(peer)
+        return peer
 
     def stop_all(self) -> None:
         """End what still runs, the newest first: our daemons in good order; all else at once, for Java takes 10 s."""
         failures = []
+        for peer in self._peers:
+            if not peer.ended:
+                peer.close_stdin()
         for process in reversed(self._processes):
             try:
                 if process.name.startswith("ours-"):
@@ -135,7 +149,7 @@ class Fleet:
 
     def report(self) -> str:
         """The last output of each process."""
-        return "\n".join(process.tail() for process in self._processes)
+        return "\n".join(output.tail() for output in [*self._processes, *self._peers])
 
     def _daemon(self, kind: Kind, role: Literal["namesrv", "broker"], conf: Path) -> Process:
         main = _MAINS[kind, role]

@@ -39,6 +39,7 @@ class JavaSystem:
 
     java: str
     cache: Path
+    classes: Path
 
     @property
     def home(self) -> Path:
@@ -56,7 +57,7 @@ class JavaSystem:
             f"-Drocketmq.client.logRoot={scratch}/logs",
             f"-Drocketmq.home.dir={self.home}",
             "-cp",
-            f"{self.cache}/classes{os.pathsep}{self.cache}/lib/*",
+            f"{self.classes}{os.pathsep}{self.cache}/lib/*",
             main,
             *args,
         ]
@@ -67,15 +68,17 @@ def java_system() -> JavaSystem:
     java, maven = _program("java"), shutil.which("mvn")
     cache = _cache_dir()
     cache.mkdir(parents=True, exist_ok=True)
+    # Trees with other sources may use the same cache at the same time.
+    classes = cache / f"classes-{_project_hash()[:16]}"
     with (cache / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        stamp, wanted = cache / "stamp", _project_hash()
-        if not stamp.exists() or stamp.read_text() != wanted:
+        built = classes / "built"
+        if not built.exists():
             if maven is None:
                 raise JavaMissing("mvn is not on the PATH; install Maven 3.6 or later")
-            _build(maven, cache)
-            stamp.write_text(wanted)
-    return JavaSystem(java, cache)
+            _build(maven, cache, classes)
+            built.touch()
+    return JavaSystem(java, cache, classes)
 
 
 def _program(name: str) -> str:
@@ -101,9 +104,10 @@ def _project_hash() -> str:
     return digest.hexdigest()
 
 
-def _build(maven: str, cache: Path) -> None:
-    shutil.rmtree(cache / "classes", ignore_errors=True)
-    command = [maven, "-q", "-B", "-f", str(PROJECT / "pom.xml"), f"-Dcache={cache}", "compile"]
+def _build(maven: str, cache: Path, classes: Path) -> None:
+    shutil.rmtree(classes, ignore_errors=True)
+    pom, places = str(PROJECT / "pom.xml"), [f"-Dcache={cache}", f"-Dclasses={classes}"]
+    command = [maven, "-q", "-B", "-f", pom, *places, "compile"]
     result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600, check=False)
     if result.returncode != 0:
         raise JavaMissing(f"{' '.join(command)} failed:\n{result.stdout}{result.stderr}")

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +15,88 @@ from typing import Any
 PATIENCE_S = 60.0
 
 
+Event = dict[str, Any]
+
+
 class ProcessFailed(AssertionError):
     """A process ended, or did not say what it should in time; the message has its last output."""
 
 
-class Process:
+class Output:
+    """Lines that come from elsewhere, on a thread of their own, and can be waited for."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.lines: list[str] = []
+        self._changed = threading.Condition()
+        self._ended = False
+
+    @property
+    def ended(self) -> bool:
+        """There is no more to come."""
+        return self._ended
+
+    def _take(self, line: str) -> None:
+        with self._changed:
+            self.lines.append(line)
+            self._changed.notify_all()
+
+    def _end(self) -> None:
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def wait_until(self, what: str, holds: Callable[[list[str]], bool], patience_s: float = PATIENCE_S) -> None:
+        """Return once `holds(lines so far)`. Raises ProcessFailed when the output ends or `patience_s` pass before."""
+        with self._changed:
+            done = self._changed.wait_for(lambda: holds(self.lines) or self._ended, patience_s)
+            if not holds(self.lines):
+                why = "ended" if done else f"ran {patience_s:g} s"
+                raise ProcessFailed(f"{self.name} {why} without: {what}\n{self.tail()}")
+
+    def wait_line(self, text: str, patience_s: float = PATIENCE_S) -> str:
+        """Return the first line that contains `text`, waiting for it."""
+        self.wait_until(f"a line with {text!r}", lambda lines: any(text in line for line in lines), patience_s)
+        return next(line for line in self.lines if text in line)
+
+    def tail(self, count: int = 40) -> str:
+        """The last lines, cut to a readable width, for a report."""
+        return "\n".join(line[:240] for line in [f"--- {self.name}: stdout", *self.lines[-count:]])
+
+
+class EventOutput(Output):
+    """Some lines are JSON objects, each with its kind under "event"."""
+
+    def events(self, kind: str) -> list[Event]:
+        """What it printed of that kind so far."""
+        return [event for event in map(_event, list(self.lines)) if event.get("event") == kind]
+
+    def wait_events(self, kind: str, count: int = 1, patience_s: float = PATIENCE_S) -> list[Event]:
+        """Wait until `count` of that kind were printed; returns all of them."""
+        self.wait_until(f"{count} times {kind!r}", lambda _: len(self.events(kind)) >= count, patience_s)
+        return self.events(kind)
+
+    def wait(self, patience_s: float = PATIENCE_S) -> int:
+        """Wait for the end and return the exit status."""
+        raise NotImplementedError
+
+    def finish(self, patience_s: float = PATIENCE_S) -> None:
+        """Wait for its end; it must end well."""
+        if (status := self.wait(patience_s)) != 0:
+            raise ProcessFailed(f"{self.name} ended with {status}\n{self.tail()}")
+
+
+def _event(line: str) -> Event:
+    event: Event = json.loads(line) if line.startswith("{") else {}
+    return event
+
+
+class Process(Output):
     """One child. Its standard output is kept line by line, its standard error in a file below `scratch`."""
 
     def __init__(self, name: str, command: Sequence[str], scratch: Path, env: dict[str, str] | None = None) -> None:
-        self.name = name
-        self.lines: list[str] = []
+        super().__init__(name)
         self._stderr_path = scratch / f"{name}.stderr"
-        self._changed = threading.Condition()
-        self._ended = False
         with self._stderr_path.open("ab") as stderr:
             self._popen = subprocess.Popen(
                 list(command),
@@ -51,25 +120,14 @@ class Process:
     def _read(self) -> None:
         assert self._popen.stdout is not None
         for line in self._popen.stdout:
-            with self._changed:
-                self.lines.append(line.decode("utf-8", "replace").rstrip("\n"))
-                self._changed.notify_all()
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
+            self._take(line.decode("utf-8", "replace").rstrip("\n"))
+        self._end()
 
-    def wait_until(self, what: str, holds: Callable[[list[str]], bool], patience_s: float = PATIENCE_S) -> None:
-        """Return once `holds(lines so far)`. Raises ProcessFailed when the output ends or `patience_s` pass before."""
-        with self._changed:
-            done = self._changed.wait_for(lambda: holds(self.lines) or self._ended, patience_s)
-            if not holds(self.lines):
-                why = "ended" if done else f"ran {patience_s:g} s"
-                raise ProcessFailed(f"{self.name} {why} without: {what}\n{self.tail()}")
-
-    def wait_line(self, text: str, patience_s: float = PATIENCE_S) -> str:
-        """Return the first line that contains `text`, waiting for it."""
-        self.wait_until(f"a line with {text!r}", lambda lines: any(text in line for line in lines), patience_s)
-        return next(line for line in self.lines if text in line)
+    def write_line(self, line: str) -> None:
+        """Hand a line to its standard input."""
+        assert self._popen.stdin is not None
+        self._popen.stdin.write(line.encode() + b"\n")
+        self._popen.stdin.flush()
 
     def close_stdin(self) -> None:
         if self._popen.stdin is not None:
@@ -114,36 +172,12 @@ class Process:
     def tail(self, count: int = 40) -> str:
         """The last lines of both outputs, cut to a readable width, for a report."""
         stderr = self._stderr_path.read_text("utf-8", "replace").splitlines()[-count:]
-        lines = [f"--- {self.name}: stdout", *self.lines[-count:], f"--- {self.name}: stderr", *stderr]
-        return "\n".join(line[:240] for line in lines)
+        lines = [super().tail(count), f"--- {self.name}: stderr", *(line[:240] for line in stderr)]
+        return "\n".join(lines)
 
 
-class EventProcess(Process):
-    """A child that prints one JSON object a line, each with its kind under "event"."""
-
-    def events(self, kind: str) -> list[dict[str, Any]]:
-        """What it printed of that kind so far."""
-        return list(_events(self.lines, kind))
-
-    def wait_events(self, kind: str, count: int = 1, patience_s: float = PATIENCE_S) -> list[dict[str, Any]]:
-        """Wait until `count` of that kind were printed; returns all of them."""
-        self.wait_until(
-            f"{count} times {kind!r}", lambda lines: sum(1 for _ in _events(lines, kind)) >= count, patience_s
-        )
-        return self.events(kind)
-
-    def finish(self, patience_s: float = PATIENCE_S) -> None:
-        """Wait for its end; it must end well."""
-        if (status := self.wait(patience_s)) != 0:
-            raise ProcessFailed(f"{self.name} ended with {status}\n{self.tail()}")
-
-
-def _events(lines: Sequence[str], kind: str) -> Iterator[dict[str, Any]]:
-    for line in lines:
-        if line.startswith("{"):
-            event = json.loads(line)
-            if event.get("event") == kind:
-                yield event
+class EventProcess(Process, EventOutput):
+    """A child that prints events: for a peer that needs a JVM of its own."""
 
 
 def eventually(what: str, holds: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:

@@ -5,21 +5,17 @@ from pathlib import Path
 
 from tests.filter.cases import by_chance, questions
 from tests.filter.test_against_java import answer, recorded
-from tests.interop.java import JavaSystem
-from tests.interop.processes import EventProcess
+from tests.interop.peers import PeerHost
 
 #: Other ones than in the recorded table.
 SEED = 4972
 
 
-def test_expressions_have_the_same_outcomes(java: JavaSystem, tmp_path: Path) -> None:
+def test_expressions_have_the_same_outcomes(host: PeerHost, tmp_path: Path) -> None:
     asked = [*questions(), *by_chance(SEED, 5000)]
     cases, answers = tmp_path / "cases", tmp_path / "answers"
     cases.write_text("".join(json.dumps(question) + "\n" for question in asked))
-    command = java.command(
-        tmp_path, "mqbroker.interop.Peer", "filters", "--cases", str(cases), "--answers", str(answers)
-    )
-    peer = EventProcess("filters", command, tmp_path)
+    peer = host.start("filters", ["filters", "--cases", str(cases), "--answers", str(answers)])
     assert peer.wait_events("answered")[0]["count"] == len(asked)
     peer.finish()
     theirs = [json.loads(line) for line in answers.read_text().splitlines()]

@@ -168,6 +168,7 @@ def test_offsets_of_a_queue(shared_fleet: Fleet, our_namesrv: Namesrv, queues4: 
 def test_a_restarted_broker_serves_its_clients_on(fleet: Fleet, topic: str) -> None:
     namesrv = fleet.namesrv("ours")
     broker = fleet.broker("ours", namesrv)
+    fleet.peer("createtopic", namesrv, topic=topic, broker=broker.addr, queues=4).finish()
     process = consumer(fleet, namesrv, topic, "restart")
     before = produce(fleet, namesrv, topic, prefix="before", count=20)
     process.wait_events("message", 20)

@@ -1,15 +1,12 @@
 """A store directory that one kind of broker wrote, opened by the other."""
 
-from contextlib import closing
 from typing import Any, Literal
 
 import pytest
 
-from mqbroker.wire.codes import RequestCode
 from tests.interop.fleet import Broker, Fleet, Kind
-from tests.interop.processes import ProcessFailed, eventually
-from tests.interop.raw import Line
-from tests.interop.traffic import Event, assert_dense, bodies, consumer, produce, pull, stop_consumer
+from tests.interop.processes import Event, ProcessFailed
+from tests.interop.traffic import assert_dense, bodies, consumer, produce, pull, stop_consumer, wait_committed
 
 WAYS: list[tuple[Kind, Kind]] = [("ours", "java"), ("java", "ours")]
 BROKER = "travelling"
@@ -22,26 +19,6 @@ KEPT = (
 
 def end(broker: Broker, how: Literal["stopped", "killed"]) -> None:
     broker.process.stop() if how == "stopped" else broker.process.kill()
-
-
-def wait_committed(broker: Broker, group: str, topic: str, queues: int, count: int) -> None:
-    """A consumer commits one-way while it leaves: wait until the broker has all of it."""
-    line = Line(broker.addr)
-    told: list[int] = []
-
-    def committed() -> bool:
-        answers = [
-            line.one(RequestCode.QUERY_CONSUMER_OFFSET, consumerGroup=group, topic=topic, queueId=queue_id)
-            for queue_id in range(queues)
-        ]
-        told[:] = [int(answer.ext_fields.get("offset", 0)) for answer in answers]
-        return sum(told) == count
-
-    with closing(line):
-        try:
-            eventually(f"{group} has committed {count} messages", committed)
-        except ProcessFailed as failed:
-            raise ProcessFailed(f"{failed}; last told: {told}") from None
 
 
 def kept(events: list[Event]) -> list[dict[str, Any]]:

@@ -2,12 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from contextlib import closing
 
-from tests.interop.fleet import Fleet, Namesrv
-from tests.interop.processes import PATIENCE_S, EventProcess
-
-Event = dict[str, Any]
+from mqbroker.wire.codes import RequestCode
+from tests.interop.fleet import Broker, Fleet, Namesrv
+from tests.interop.peers import Peer
+from tests.interop.processes import PATIENCE_S, Event, ProcessFailed, eventually
+from tests.interop.raw import Line
 
 
 def produce(fleet: Fleet, namesrv: Namesrv, topic: str, **options: object) -> list[Event]:
@@ -27,14 +28,14 @@ def pull(fleet: Fleet, namesrv: Namesrv, topic: str, **options: object) -> list[
     return process.events("message")
 
 
-def consumer(fleet: Fleet, namesrv: Namesrv, topic: str, group: str, **options: object) -> EventProcess:
+def consumer(fleet: Fleet, namesrv: Namesrv, topic: str, group: str, **options: object) -> Peer:
     """Start a Java push consumer; returns once it has started."""
     process = fleet.peer("consume", namesrv, topic=topic, group=group, **options)
     process.wait_events("started")
     return process
 
 
-def stop_consumer(process: EventProcess) -> list[Event]:
+def stop_consumer(process: Peer) -> list[Event]:
     """Have it leave its group in good order (offsets saved); returns all it got."""
     process.close_stdin()
     process.finish()
@@ -60,15 +61,35 @@ def assert_dense(events: Iterable[Event]) -> None:
         assert offsets == list(range(len(offsets))), queue
 
 
-def assigned(process: EventProcess) -> set[str]:
+def assigned(process: Peer) -> set[str]:
     """The queues that a Java consumer has now, as "broker:queue id"."""
     return set(process.events("assigned")[-1]["queues"])
 
 
-def wait_assigned(process: EventProcess, queues: int, patience_s: float = PATIENCE_S) -> None:
+def wait_assigned(process: Peer, queues: int, patience_s: float = PATIENCE_S) -> None:
     """Wait until the consumer's last rebalance gave it so many queues."""
     process.wait_until(
         f"{queues} queues assigned",
         lambda _: any(len(event["queues"]) == queues for event in process.events("assigned")[-1:]),
         patience_s,
     )
+
+
+def wait_committed(broker: Broker, group: str, topic: str, queues: int, count: int) -> None:
+    """A consumer commits one-way while it leaves, or now and then: wait until the broker has all of it."""
+    line = Line(broker.addr)
+    told: list[int] = []
+
+    def committed() -> bool:
+        answers = [
+            line.one(RequestCode.QUERY_CONSUMER_OFFSET, consumerGroup=group, topic=topic, queueId=queue_id)
+            for queue_id in range(queues)
+        ]
+        told[:] = [int(answer.ext_fields.get("offset", 0)) for answer in answers]
+        return sum(told) == count
+
+    with closing(line):
+        try:
+            eventually(f"{group} has committed {count} messages", committed)
+        except ProcessFailed as failed:
+            raise ProcessFailed(f"{failed}; last told: {told}") from None

@@ -17,14 +17,14 @@ import org.apache.rocketmq.common.message.MessageQueue;
 import org.apache.rocketmq.common.protocol.heartbeat.MessageModel;
 
 /**
- * A push consumer, until {@code --count} messages came or stdin ends. Prints every message, and the queues it got at each rebalance
- * that changes them, so that a test can wait for a balance. The first {@code --refuse} messages are answered with "later".
+ * A push consumer, until {@code --count} messages came or it is told to end. Prints every message, and the queues it got at each
+ * rebalance that changes them, so that a test can wait for a balance. The first {@code --refuse} messages are answered with "later".
  */
 final class Consume {
     private Consume() {
     }
 
-    static void run(Options options, Lines lines) throws Exception {
+    static void run(Options options, Lines lines, CountDownLatch end) throws Exception {
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(options.required("group"));
         consumer.setNamesrvAddr(options.required("namesrv"));
         consumer.setVipChannelEnabled(options.flag("vip"));
@@ -32,12 +32,12 @@ final class Consume {
             ? ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET : ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET);
         consumer.setMessageModel(options.flag("broadcast") ? MessageModel.BROADCASTING : MessageModel.CLUSTERING);
         consumer.setInstanceName(options.text("instance", "DEFAULT"));
+        consumer.setPersistConsumerOffsetInterval(options.number("persist-ms", 5000));
         // Without it, what the listener has just taken may not be counted as consumed when the last offsets are told.
         consumer.setAwaitTerminationMillisWhenShutdown(10_000);
         consumer.setAllocateMessageQueueStrategy(new Reporting(options.required("topic"), lines));
         consumer.subscribe(options.required("topic"), options.text("tags", "*"));
         int count = options.number("count", Integer.MAX_VALUE);
-        CountDownLatch end = new CountDownLatch(1);
         AtomicInteger left = new AtomicInteger(count);
         AtomicInteger toRefuse = new AtomicInteger(options.number("refuse", 0));
         if (options.flag("orderly")) {
@@ -57,18 +57,6 @@ final class Consume {
         }
         consumer.start();
         lines.print("started", "clientId", consumer.getDefaultMQPushConsumerImpl().getmQClientFactory().getClientId());
-        Thread stdin = new Thread(() -> {
-            try {
-                while (System.in.read() >= 0) {
-                    continue;
-                }
-            } catch (java.io.IOException e) {
-                lines.print("error", "error", e.toString());
-            }
-            end.countDown();
-        });
-        stdin.setDaemon(true);
-        stdin.start();
         end.await();
         consumer.shutdown();
         lines.print("done");

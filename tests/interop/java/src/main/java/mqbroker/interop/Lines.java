@@ -10,14 +10,24 @@ import org.apache.rocketmq.common.message.MessageExt;
 /** Writes events as JSON lines; callable from any thread. */
 final class Lines {
     private final PrintStream out;
+    private final String id;
 
     Lines(PrintStream out) {
+        this(out, null);
+    }
+
+    /** With an id, every line has it. */
+    Lines(PrintStream out, String id) {
         this.out = out;
+        this.id = id;
     }
 
     /** Prints {@code {"event": event, name: value, ...}}. */
     void print(String event, Object... namesAndValues) {
         Map<String, Object> line = new LinkedHashMap<>();
+        if (id != null) {
+            line.put("id", id);
+        }
         line.put("event", event);
         for (int i = 0; i < namesAndValues.length; i += 2) {
             line.put((String) namesAndValues[i], namesAndValues[i + 1]);

@@ -15,7 +15,8 @@ import org.apache.rocketmq.common.message.Message;
  * Sends {@code --count} messages in one {@code --mode}: sync, async, oneway, batch or selector (every message to queue {@code --queue}).
  *
  * The body of message i is {@code "<prefix> i "} and then as many letters as fill {@code --size} bytes; tags cycle through {@code --tags};
- * with {@code --keys true} the key of message i is {@code "<prefix>-i"}.
+ * with {@code --keys true} the key of message i is {@code "<prefix>-i"}. With {@code --stay true} it is there until it is told to end;
+ * with {@code --trace true} it sends traces as well.
  */
 final class Produce {
     private final Options options;
@@ -34,15 +35,19 @@ final class Produce {
         this.size = options.number("size", 0);
     }
 
-    static void run(Options options, Lines lines) throws Exception {
-        DefaultMQProducer producer = new DefaultMQProducer(options.text("group", "interop_producer"));
+    static void run(Options options, Lines lines, CountDownLatch end) throws Exception {
+        DefaultMQProducer producer = new DefaultMQProducer(options.text("group", "interop_producer"), options.flag("trace"));
         producer.setNamesrvAddr(options.required("namesrv"));
         producer.setSendMsgTimeout(options.number("timeout-ms", 5000));
         producer.setVipChannelEnabled(options.flag("vip"));
+        producer.setInstanceName(options.text("instance", "DEFAULT"));
         producer.start();
-        lines.print("started");
+        lines.print("started", "clientId", producer.getDefaultMQProducerImpl().getmQClientFactory().getClientId());
         Produce produce = new Produce(options, lines);
         produce.send(producer);
+        if (options.flag("stay")) {
+            end.await();
+        }
         producer.shutdown();
         lines.print("done", "sent", produce.sent.get(), "failed", produce.failed.get());
     }

@@ -7,22 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import attrs
-import orjson
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from mqbroker.errors import Refused
+from mqbroker.namesrv.answers import RouteBodies
 from mqbroker.namesrv.kv import BYTES_MAX, ORDER_TOPIC_NAMESPACE, KvConfig
-from mqbroker.namesrv.routes import Registered, Registration, RouteTable
+from mqbroker.namesrv.routes import RouteTable
 from mqbroker.remoting.handlers import HandlerTable, IConnection
-from mqbroker.wire.bodies import DataVersion, KVTable, RegisterBrokerBody, TopicConfigSerializeWrapper, TopicRouteData
-from mqbroker.wire.codes import DLQ_PREFIX, FAQ, RETRY_PREFIX, RequestCode, ResponseCode, TopicSysFlag
+from mqbroker.wire.bodies import KVTable
+from mqbroker.wire.codes import FAQ, RequestCode, ResponseCode, TopicSysFlag
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import (
-    AddWritePermOfBrokerRequestHeader,
-    AddWritePermOfBrokerResponseHeader,
     DeleteKVConfigRequestHeader,
     DeleteTopicFromNamesrvRequestHeader,
     GetKVConfigRequestHeader,
@@ -31,100 +27,14 @@ from mqbroker.wire.headers import (
     GetRouteInfoRequestHeader,
     GetTopicsByClusterRequestHeader,
     PutKVConfigRequestHeader,
-    QueryDataVersionRequestHeader,
-    QueryDataVersionResponseHeader,
-    RegisterBrokerRequestHeader,
-    RegisterBrokerResponseHeader,
-    UnRegisterBrokerRequestHeader,
-    WipeWritePermOfBrokerRequestHeader,
-    WipeWritePermOfBrokerResponseHeader,
     decode_header,
 )
-from mqbroker.wire.names import check_group
-from mqbroker.wire.registration import body_crc32, decode_registration
 
 log = Logger()
 
 
-#: Versions by their ordinals: registrations since then name filter servers, routes since then are strict JSON.
-V3_0_11 = 37
+#: The version by its ordinal since which routes are strict JSON.
 V4_9_4 = 401
-
-
-class BrokerProcessor:
-    """Brokers that come, go and ask what is known of them."""
-
-    def __init__(self, routes: RouteTable[IConnection], kv: KvConfig, clock: IReactorTime) -> None:
-        self._routes = routes
-        self._kv = kv
-        self._clock = clock
-
-    def register_on(self, table: HandlerTable) -> None:
-        table.register(RequestCode.REGISTER_BROKER, self.register)
-        table.register(RequestCode.UNREGISTER_BROKER, self.unregister)
-        table.register(RequestCode.QUERY_DATA_VERSION, self.query_data_version)
-        table.register(RequestCode.WIPE_WRITE_PERM_OF_BROKER, self.wipe_write_permission)
-        table.register(RequestCode.ADD_WRITE_PERM_OF_BROKER, self.add_write_permission)
-
-    def register(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
-        header = decode_header(RegisterBrokerRequestHeader, request.ext_fields)
-        if header.body_crc32 and header.body_crc32 != body_crc32(request.body):
-            log.warn("registration of {addr}: the body's crc32 does not match", addr=header.broker_addr)
-            raise Refused(ResponseCode.SYSTEM_ERROR, "crc32 not match")
-        body = _registration_body(request, header.compressed)
-        registration = Registration(
-            cluster=header.cluster_name,
-            broker_name=header.broker_name,
-            broker_addr=header.broker_addr,
-            broker_id=header.broker_id,
-            ha_server_addr=header.ha_server_addr,
-            topics=_legal_topics(body.topic_config_serialize_wrapper, header.broker_addr),
-            filter_servers=body.filter_server_list if request.version >= V3_0_11 else None,
-        )
-        registered = self._routes.register(registration, connection, _now_ms(self._clock))
-        _log_registration(registration, registered)
-        order_topics = self._kv.namespace(ORDER_TOPIC_NAMESPACE)
-        return RemotingCommand.response(
-            request,
-            header=RegisterBrokerResponseHeader(
-                ha_server_addr=registered.ha_server_addr, master_addr=registered.master_addr
-            ),
-            body=KVTable(order_topics).to_json() if order_topics is not None else b"",
-        )
-
-    def unregister(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
-        header = decode_header(UnRegisterBrokerRequestHeader, request.ext_fields)
-        if self._routes.unregister(header.broker_name, header.broker_addr, header.broker_id):
-            log.info("broker unregistered, {name} {addr}", name=header.broker_name, addr=header.broker_addr)
-        return RemotingCommand.response(request)
-
-    def query_data_version(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
-        header = decode_header(QueryDataVersionRequestHeader, request.ext_fields)
-        changed = self._routes.changed(header.broker_addr, DataVersion.from_json(request.body))
-        if not changed:
-            self._routes.touch(header.broker_addr, _now_ms(self._clock))
-        known = self._routes.version_of(header.broker_addr)
-        return RemotingCommand.response(
-            request,
-            header=QueryDataVersionResponseHeader(changed=changed),
-            body=known.to_json() if known is not None else b"",
-        )
-
-    def wipe_write_permission(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
-        name = decode_header(WipeWritePermOfBrokerRequestHeader, request.ext_fields).broker_name
-        count = self._routes.wipe_write_permission(name)
-        log.info(
-            "{peer} wiped write permission of {n} topics on {name}", peer=connection.remote_addr, n=count, name=name
-        )
-        return RemotingCommand.response(request, header=WipeWritePermOfBrokerResponseHeader(wipe_topic_count=count))
-
-    def add_write_permission(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
-        name = decode_header(AddWritePermOfBrokerRequestHeader, request.ext_fields).broker_name
-        count = self._routes.add_write_permission(name)
-        log.info(
-            "{peer} gave write permission to {n} topics on {name}", peer=connection.remote_addr, n=count, name=name
-        )
-        return RemotingCommand.response(request, header=AddWritePermOfBrokerResponseHeader(add_topic_count=count))
 
 
 class RouteProcessor:
@@ -133,6 +43,7 @@ class RouteProcessor:
     def __init__(self, routes: RouteTable[IConnection], kv: KvConfig, *, order_message_enable: bool) -> None:
         self.order_message_enable = order_message_enable
         self._routes = routes
+        self._bodies = RouteBodies(routes)
         self._kv = kv
 
     def register_on(self, table: HandlerTable) -> None:
@@ -148,14 +59,13 @@ class RouteProcessor:
 
     def route(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
         header = decode_header(GetRouteInfoRequestHeader, request.ext_fields)
-        route = self._routes.route(header.topic)
-        if route is None:
+        order_conf = self._kv.get(ORDER_TOPIC_NAMESPACE, header.topic) if self.order_message_enable else None
+        strict = request.version >= V4_9_4 or bool(header.accept_standard_json_only)
+        body = self._bodies.body(header.topic, strict=strict, order_conf=order_conf)
+        if body is None:
             remark = f"No topic route info in name server for the topic: {header.topic}{FAQ}"
             return RemotingCommand.response(request, ResponseCode.TOPIC_NOT_EXIST, remark)
-        if self.order_message_enable:
-            route = attrs.evolve(route, order_topic_conf=self._kv.get(ORDER_TOPIC_NAMESPACE, header.topic))
-        strict = request.version >= V4_9_4 or bool(header.accept_standard_json_only)
-        return RemotingCommand.response(request, body=_strict_json(route) if strict else route.to_json())
+        return RemotingCommand.response(request, body=body)
 
     def cluster_info(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
         return RemotingCommand.response(request, body=self._routes.cluster_info().to_json())
@@ -237,56 +147,3 @@ class KvProcessor:
         if not await self._save():
             raise Refused(ResponseCode.SYSTEM_ERROR, "the key-value configuration could not be written to the disk")
         return RemotingCommand.response(request)
-
-
-def _now_ms(clock: IReactorTime) -> int:
-    return int(clock.seconds() * 1000)
-
-
-def _strict_json(route: TopicRouteData) -> bytes:
-    """With quoted numeric keys, sorted as in Java."""
-    return orjson.dumps(route.to_value(), option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SORT_KEYS)
-
-
-def _registration_body(request: RemotingCommand, compressed: bool) -> RegisterBrokerBody:
-    if request.version >= V3_0_11 or not request.body:
-        return decode_registration(request.body, compressed=compressed)
-    return RegisterBrokerBody(TopicConfigSerializeWrapper.from_json(request.body))
-
-
-def _legal_topics(topics: TopicConfigSerializeWrapper, broker_addr: str) -> TopicConfigSerializeWrapper:
-    """The topics without those that no client could ask for by a legal name."""
-    table = {key: topic for key, topic in topics.topic_config_table.items() if _is_legal(topic.topic_name)}
-    skipped = len(topics.topic_config_table) - len(table)
-    if not skipped:
-        return topics
-    log.warn("{addr} registers {n} topics with illegal names; they get no routes", addr=broker_addr, n=skipped)
-    return attrs.evolve(topics, topic_config_table=table)
-
-
-def _is_legal(topic: str) -> bool:
-    # Topics made for a group are as long as groups may be, and theirs is the longer limit.
-    try:
-        check_group(topic.removeprefix(RETRY_PREFIX).removeprefix(DLQ_PREFIX))
-    except Refused:
-        return False
-    return True
-
-
-def _log_registration(registration: Registration, registered: Registered) -> None:
-    if registered.is_new:
-        log.info(
-            "new broker registered, {name} {id} {addr} HAServer: {ha}",
-            name=registration.broker_name,
-            id=registration.broker_id,
-            addr=registration.broker_addr,
-            ha=registration.ha_server_addr,
-        )
-    if registered.replaced is not None:
-        log.warn(
-            "broker {name} {id} is now at {addr}, not at {former}",
-            name=registration.broker_name,
-            id=registration.broker_id,
-            addr=registration.broker_addr,
-            former=registered.replaced,
-        )

@@ -11,17 +11,17 @@ from typing import Generic, TypeVar
 
 import attrs
 
+from mqbroker.errors import Refused
+from mqbroker.namesrv.placements import Placement, Placements
 from mqbroker.wire.bodies import (
     BrokerData,
     ClusterInfo,
     DataVersion,
-    QueueData,
-    TopicConfig,
-    TopicConfigSerializeWrapper,
     TopicList,
     TopicRouteData,
 )
-from mqbroker.wire.codes import Perm
+from mqbroker.wire.codes import Perm, ResponseCode
+from mqbroker.wire.registration import BrokerTopics
 
 C = TypeVar("C")
 
@@ -30,18 +30,23 @@ MASTER_ID = 0
 #: A broker that has not registered for longer is taken out.
 EXPIRY_MS = 120_000
 
+#: Ten times the largest clusters.
+BROKERS_MAX = 10_000
+
 
 @attrs.frozen(kw_only=True)
 class Registration:
-    """What a broker says of itself. `filter_servers` of None leaves those it had."""
+    """What a broker says of itself. `has_filter_servers`: whether it names its filter servers, if only to have none.
+    `digest`: of all that it says, to know it again by; empty where it is not to be known."""
 
     cluster: str
     broker_name: str
     broker_addr: str
     broker_id: int
     ha_server_addr: str
-    topics: TopicConfigSerializeWrapper
-    filter_servers: list[str] | None = None
+    topics: BrokerTopics
+    has_filter_servers: bool = True
+    digest: bytes = b""
 
 
 @attrs.frozen
@@ -61,7 +66,7 @@ class _Life(Generic[C]):
     last_ms: int
     version: DataVersion
     connection: C
-    ha_server_addr: str
+    said: Registration
 
 
 @attrs.define
@@ -76,7 +81,9 @@ class RouteTable(Generic[C]):
     """All that the name server knows of brokers. Lives in memory only: brokers tell it anew."""
 
     def __init__(self) -> None:
-        self._topics: dict[str, dict[str, QueueData]] = {}
+        #: Goes up whenever a broker comes, goes, or changes what routes say of it.
+        self.brokers_version = 0
+        self._topics = Placements()
         self._brokers: dict[str, _BrokerSet] = {}
         self._clusters: dict[str, set[str]] = {}
         self._lives: dict[str, _Life[C]] = {}
@@ -85,38 +92,70 @@ class RouteTable(Generic[C]):
     # --- brokers come and go
 
     def register(self, registration: Registration, connection: C, now_ms: int) -> Registered:
-        """Take in a broker, or that it still lives."""
+        """Take in a broker, or that it still lives. Raises Refused where there is no room for it."""
         name, addr, broker_id = registration.broker_name, registration.broker_addr, registration.broker_id
-        self._clusters.setdefault(registration.cluster, set()).add(name)
-        brokers = self._brokers.setdefault(name, _BrokerSet(registration.cluster))
-        # An address has one id: a slave that became the master is no longer among the slaves.
-        for other_id in [key for key, value in brokers.addrs.items() if value == addr and key != broker_id]:
-            del brokers.addrs[other_id]
-        former = brokers.addrs.get(broker_id)
-        brokers.addrs[broker_id] = addr
+        is_new = addr not in self._lives
+        self._check_room(registration, is_new)
+        former = self._brokers[name].addrs.get(broker_id) if name in self._brokers else None
         # The topics of a set are what its master says they are.
         if broker_id == MASTER_ID and (former is None or self.changed(addr, registration.topics.data_version)):
-            for topic in registration.topics.topic_config_table.values():
-                self._topics.setdefault(topic.topic_name, {})[name] = _queue_data(name, topic)
-        is_new = addr not in self._lives
-        self._lives[addr] = _Life(now_ms, registration.topics.data_version, connection, registration.ha_server_addr)
-        self._set_filter_servers(addr, registration.filter_servers)
+            self._topics.put(name, registration.topics.queues)
+        brokers = self._take_address(registration)
+        said = attrs.evolve(registration, topics=attrs.evolve(registration.topics, queues={}))
+        self._lives[addr] = _Life(now_ms, registration.topics.data_version, connection, said)
+        if registration.has_filter_servers:
+            self._set_filter_servers(addr, registration.topics.filter_servers)
         replaced = former if former not in (None, addr) else None
         master_addr, ha_server_addr = self._master_of(brokers, broker_id)
         return Registered(master_addr, ha_server_addr, is_new, replaced)
 
-    def _set_filter_servers(self, addr: str, servers: list[str] | None) -> None:
+    def renew(self, addr: str, digest: bytes, connection: C, now_ms: int) -> Registered | None:
+        """Take in that a broker still lives and says what it said last, to the byte; None where it does not."""
+        life = self._lives.get(addr)
+        if life is None or not digest or life.said.digest != digest:
+            return None
+        brokers = self._brokers.get(life.said.broker_name)
+        if brokers is None or brokers.addrs.get(life.said.broker_id) != addr:
+            return None
+        self._lives[addr] = attrs.evolve(life, last_ms=now_ms, connection=connection)
+        return Registered(*self._master_of(brokers, life.said.broker_id))
+
+    def _check_room(self, registration: Registration, is_new: bool) -> None:
+        for is_one_more, table in (
+            (is_new, self._lives),
+            (registration.broker_name not in self._brokers, self._brokers),
+            (registration.cluster not in self._clusters, self._clusters),
+        ):
+            if is_one_more and len(table) >= BROKERS_MAX:
+                remark = f"the name server has no room for more than {BROKERS_MAX} brokers"
+                raise Refused(ResponseCode.SYSTEM_ERROR, remark)
+
+    def _take_address(self, registration: Registration) -> _BrokerSet:
+        """Put the address under its id, and under no other: a slave that became the master is no longer a slave."""
+        name, addr, broker_id = registration.broker_name, registration.broker_addr, registration.broker_id
+        self._clusters.setdefault(registration.cluster, set()).add(name)
+        brokers = self._brokers.setdefault(name, _BrokerSet(registration.cluster))
+        kept = {key: value for key, value in brokers.addrs.items() if value != addr} | {broker_id: addr}
+        if kept != brokers.addrs:
+            brokers.addrs = kept
+            self.brokers_version += 1
+        return brokers
+
+    def _set_filter_servers(self, addr: str, servers: list[str]) -> None:
+        if servers == self._filter_servers.get(addr, []):
+            return
+        self.brokers_version += 1
         if servers:
             self._filter_servers[addr] = servers
-        elif servers is not None:
-            self._filter_servers.pop(addr, None)
+        else:
+            del self._filter_servers[addr]
 
     def _master_of(self, brokers: _BrokerSet, broker_id: int) -> tuple[str | None, str | None]:
         master_addr = brokers.addrs.get(MASTER_ID)
         life = self._lives.get(master_addr) if master_addr is not None else None
         if broker_id == MASTER_ID or life is None:
             return None, None
-        return master_addr, life.ha_server_addr
+        return master_addr, life.said.ha_server_addr
 
     def unregister(self, broker_name: str, broker_addr: str, broker_id: int) -> bool:
         """Take out a broker; True where it was there.
@@ -144,6 +183,7 @@ class RouteTable(Generic[C]):
         return late
 
     def _drop(self, addr: str) -> None:
+        self.brokers_version += 1
         self._lives.pop(addr, None)
         self._filter_servers.pop(addr, None)
         for name, brokers in list(self._brokers.items()):
@@ -160,13 +200,7 @@ class RouteTable(Generic[C]):
             names.discard(name)
             if not names:
                 del self._clusters[cluster]
-        for topic in [topic for topic, queues in self._topics.items() if name in queues]:
-            self._forget_queues(topic, name)
-
-    def _forget_queues(self, topic: str, broker_name: str) -> None:
-        queues = self._topics.get(topic, {})
-        if queues.pop(broker_name, None) is not None and not queues:
-            del self._topics[topic]
+        self._topics.remove_broker(name)
 
     # --- versions
 
@@ -190,41 +224,36 @@ class RouteTable(Generic[C]):
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
         """Take out a topic's routes, those of one cluster only where it is named."""
         if cluster:
-            for name in self._clusters.get(cluster, ()):
-                self._forget_queues(topic, name)
+            self._topics.remove_from(topic, self._clusters.get(cluster, ()))
         else:
-            self._topics.pop(topic, None)
+            self._topics.remove(topic)
 
     def wipe_write_permission(self, broker_name: str) -> int:
         """Let nobody write to the broker's topics; return how many they are."""
-        return self._set_permissions(broker_name, lambda perm: perm & ~Perm.WRITE)
+        return self._topics.set_permission(broker_name, lambda perm: perm & ~Perm.WRITE)
 
     def add_write_permission(self, broker_name: str) -> int:
         """Let the broker's topics be read and written again; return how many they are."""
-        return self._set_permissions(broker_name, lambda _: Perm.READ | Perm.WRITE)
-
-    def _set_permissions(self, broker_name: str, change: Callable[[int], int]) -> int:
-        count = 0
-        for queues in self._topics.values():
-            queue_data = queues.get(broker_name)
-            if queue_data is not None:
-                queues[broker_name] = attrs.evolve(queue_data, perm=change(queue_data.perm))
-                count += 1
-        return count
+        return self._topics.set_permission(broker_name, lambda _: Perm.READ | Perm.WRITE)
 
     # --- questions
 
+    def placement(self, topic: str) -> Placement | None:
+        """How `topic` lies; None where no broker has it."""
+        return self._topics.get(topic)
+
     def route(self, topic: str) -> TopicRouteData | None:
         """Where `topic` is; None where no broker has it."""
-        queues = self._topics.get(topic)
-        if queues is None:
-            return None
-        broker_datas = [self._broker_data(name) for name in queues if name in self._brokers]
-        if not broker_datas:
-            return None
+        placement = self._topics.get(topic)
+        return None if placement is None else self.route_by(placement)
+
+    def route_by(self, placement: Placement) -> TopicRouteData:
+        """Where the topics are that lie like that."""
+        names = [queues.broker_name for queues in placement.queues]
+        broker_datas = [self._broker_data(name) for name in names if name in self._brokers]
         addrs = [addr for data in broker_datas for addr in data.broker_addrs.values()]
         return TopicRouteData(
-            queue_datas=list(queues.values()),
+            queue_datas=list(placement.queues),
             broker_datas=broker_datas,
             filter_server_table={a: self._filter_servers[a] for a in addrs if a in self._filter_servers},
         )
@@ -238,22 +267,28 @@ class RouteTable(Generic[C]):
 
     def topics(self) -> TopicList:
         """All topics."""
-        return TopicList(frozenset(self._topics))
+        return TopicList(self._topics.names())
 
     def topics_of_cluster(self, cluster: str) -> TopicList:
         """The topics on any broker of `cluster`; none where it is unknown."""
         names = self._clusters.get(cluster, set())
-        return TopicList(frozenset(topic for topic, queues in self._topics.items() if not names.isdisjoint(queues)))
+        return self._topics_where(lambda placement: placement.is_on(names))
 
     def topics_by_flag(self, is_wanted: Callable[[int], bool]) -> TopicList:
         """The topics whose system flag is wanted on any broker. (Java asks one broker, whichever comes first.)"""
-        return TopicList(
-            frozenset(
-                topic
-                for topic, queues in self._topics.items()
-                if any(is_wanted(queue_data.topic_sys_flag) for queue_data in queues.values())
-            )
+        return self._topics_where(
+            lambda placement: any(is_wanted(queues.topic_sys_flag) for queues in placement.queues)
         )
+
+    def _topics_where(self, is_wanted: Callable[[Placement], bool]) -> TopicList:
+        memo: dict[Placement, bool] = {}
+        found = []
+        for topic, placement in self._topics:
+            if placement not in memo:
+                memo[placement] = is_wanted(placement)
+            if memo[placement]:
+                found.append(topic)
+        return TopicList(frozenset(found))
 
     def system_topics(self) -> TopicList:
         """Each cluster's and broker's name is a topic; `broker_addr` is one broker that can tell more."""
@@ -265,7 +300,3 @@ class RouteTable(Generic[C]):
     def _broker_data(self, name: str) -> BrokerData:
         brokers = self._brokers[name]
         return BrokerData(name, brokers.cluster, dict(sorted(brokers.addrs.items())))
-
-
-def _queue_data(broker_name: str, topic: TopicConfig) -> QueueData:
-    return QueueData(broker_name, topic.read_queue_nums, topic.write_queue_nums, topic.perm, topic.topic_sys_flag)

@@ -18,7 +18,8 @@ from mqbroker.config import NamesrvSettings
 from mqbroker.config.changes import rewrite_conf
 from mqbroker.namesrv.configuration import ConfigProcessor
 from mqbroker.namesrv.kv import KvConfig, KvWrapper
-from mqbroker.namesrv.processors import BrokerProcessor, KvProcessor, RouteProcessor
+from mqbroker.namesrv.processors import KvProcessor, RouteProcessor
+from mqbroker.namesrv.registering import BrokerProcessor
 from mqbroker.namesrv.routes import RouteTable
 from mqbroker.remoting.connection import RemotingProtocol
 from mqbroker.remoting.handlers import HandlerTable, IConnection

@@ -3,17 +3,26 @@
 Compressed, it is a zlib stream of pieces with a 4-byte length before each, and a 4-byte count before the topics:
 
     data version, JSON | topics: "name readQueues writeQueues perm filterType" each | filter servers, JSON
+
+A broker may have 100,000 topics, which are 15 MB of JSON and would take a third of a second to read. So it is read in
+steps, and of each topic only what goes into routes is kept.
 """
 
 from __future__ import annotations
 
+import re
 import struct
 import zlib
+from collections.abc import Generator, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import attrs
+import orjson
 
 from mqbroker.wire import fastjson
-from mqbroker.wire.bodies import BadBody, DataVersion, RegisterBrokerBody, TopicConfig, TopicConfigSerializeWrapper
+from mqbroker.wire.bodies import BadBody, DataVersion, RegisterBrokerBody, TopicConfig
+
+T = TypeVar("T")
 
 #: 100,000 topics are some 5 MiB.
 INFLATED_BYTES_MAX = 64 * 1024 * 1024
@@ -21,7 +30,45 @@ INFLATED_BYTES_MAX = 64 * 1024 * 1024
 #: Far more than a broker can serve; each costs the reader some hundred bytes and microseconds.
 TOPICS_MAX = 200_000
 
+#: A topic's name may have 255 characters beside its prefix.
+TOPIC_BYTES_MAX = 1024
+PIECE_BYTES_MAX = 1024 * 1024
+
+#: One step reads as much JSON, or as many topics of a compressed body: a few ms.
+STEP_BYTES = 128 * 1024
+STEP_TOPICS = 1000
+_INFLATE_BYTES = 64 * 1024
+_DEFLATED_BYTES = 16 * 1024
+
 _INT = struct.Struct(">i")
+_INT32_MAX = 2**31 - 1
+
+_table = re.compile(rb'"topicConfigTable"\s*:\s*\{')
+# Topics made for a group are as long as groups may be, and theirs is the longer limit.
+_legal = re.compile(r"(?:%RETRY%)?(?:%DLQ%)?[%|a-zA-Z0-9_-]{1,255}").fullmatch
+
+
+class QueueNumbers(NamedTuple):
+    """How a topic lies on one broker."""
+
+    read_queues: int
+    write_queues: int
+    perm: int
+    topic_sys_flag: int
+
+
+@attrs.frozen
+class BrokerTopics:
+    """What a registration's body says. `illegal_count`: topics left out as no client could ask for them."""
+
+    queues: Mapping[str, QueueNumbers] = attrs.field(factory=dict)
+    data_version: DataVersion = DataVersion()
+    filter_servers: list[str] = attrs.field(factory=list)
+    illegal_count: int = 0
+
+
+#: Reading that stops now and then, for others to have their turn.
+Steps = Generator[None, None, T]
 
 
 def body_crc32(body: bytes) -> int:
@@ -40,79 +87,200 @@ def encode_registration(body: RegisterBrokerBody, *, compressed: bool) -> bytes:
     return zlib.compress(b"".join(pieces), 9)
 
 
-def decode_registration(data: bytes, *, compressed: bool) -> RegisterBrokerBody:
-    """Read the request's body; none at all is a broker without topics. Raises BadBody."""
+def decode_registration(data: bytes, *, compressed: bool) -> BrokerTopics:
+    """Read the request's body at once. Raises BadBody."""
+    steps = read_registration(data, compressed=compressed)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: BrokerTopics = end.value
+            return found
+
+
+def read_registration(data: bytes, *, compressed: bool) -> Steps[BrokerTopics]:
+    """Read the request's body in steps; none at all is a broker without topics. Raises BadBody."""
     if not data:
-        return RegisterBrokerBody()
-    if not compressed:
-        body = RegisterBrokerBody.from_json(data)
-        _checked_count(len(body.topic_config_serialize_wrapper.topic_config_table))
-        return body
-    reader = _Reader(_inflate(data))
-    version = DataVersion.from_json(reader.piece())
-    topics = [_topic(reader.piece()) for _ in range(_checked_count(reader.integer()))]
+        return BrokerTopics()
+    if compressed:
+        return (yield from _read_compressed(data))
+    if len(data) > 2 * STEP_BYTES:
+        found = yield from _read_long_json(data)
+        if found is not None:
+            return found
+    return _read_json(data, _Topics())
+
+
+def _read_json(data: bytes, topics: _Topics) -> BrokerTopics:
+    body = RegisterBrokerBody.from_json(data)
+    wrapper = body.topic_config_serialize_wrapper
+    topics.check_count(len(wrapper.topic_config_table))
+    for topic in wrapper.topic_config_table.values():
+        topics.take_config(topic)
+    return topics.done(wrapper.data_version, body.filter_server_list)
+
+
+def _read_long_json(data: bytes) -> Steps[BrokerTopics | None]:
+    """Read what peers write: topics are flat objects, with no blanks between them. None where it is otherwise."""
+    found = _table.search(data)
+    if found is None:
+        return None
+    topics = _Topics()
+    start = at = found.end()
+    end = -1
+    while end < 0:
+        cut = data.find(b'},"', at + STEP_BYTES)
+        # The brace of the last topic, and that of the table.
+        end = data.find(b"}}", at, cut + 1 if cut >= 0 else len(data))
+        cut = end if end >= 0 else cut
+        if cut < 0:
+            return None
+        try:
+            table = orjson.loads(b"{%b}}" % data[at:cut])
+        except ValueError:
+            return None
+        topics.take(table)
+        at = cut + 2
+        yield
+    return _read_json(data[:start] + data[end + 1 :], topics)
+
+
+def _read_compressed(data: bytes) -> Steps[BrokerTopics]:
+    reader = _Inflated(data)
+    version = DataVersion.from_json(reader.piece(PIECE_BYTES_MAX))
+    topics = _Topics()
+    count = reader.integer()
+    topics.check_count(count)
+    for number in range(count):
+        topics.take_text(reader.piece(TOPIC_BYTES_MAX))
+        if number % STEP_TOPICS == STEP_TOPICS - 1:
+            yield
     try:
-        servers = fastjson.loads(reader.piece())
+        servers = fastjson.loads(reader.piece(PIECE_BYTES_MAX), PIECE_BYTES_MAX)
     except fastjson.BadJson as error:
         raise BadBody(f"filter servers: {error}") from None
-    body = RegisterBrokerBody.from_value({"filterServerList": servers})
-    wrapper = TopicConfigSerializeWrapper({topic.topic_name: topic for topic in topics}, version)
-    return attrs.evolve(body, topic_config_serialize_wrapper=wrapper)
+    return topics.done(version, RegisterBrokerBody.from_value({"filterServerList": servers}).filter_server_list)
 
 
-def _checked_count(topics: int) -> int:
-    if topics > TOPICS_MAX:
-        raise BadBody(f"a registration of {topics} topics, {TOPICS_MAX} at most")
-    return topics
+class _Topics:
+    """Collects topics; those that lie alike on the broker share one value."""
+
+    def __init__(self) -> None:
+        self._queues: dict[str, QueueNumbers] = {}
+        self._illegal_count = 0
+        self._known: dict[tuple[Any, ...], QueueNumbers] = {}
+        self._known_texts: dict[bytes, QueueNumbers] = {}
+
+    def done(self, version: DataVersion, filter_servers: list[str]) -> BrokerTopics:
+        return BrokerTopics(self._queues, version, filter_servers, self._illegal_count)
+
+    def check_count(self, more: int) -> None:
+        """Raise BadBody where `more` topics are too many beside those there are."""
+        count = len(self._queues) + self._illegal_count + more
+        if not 0 <= count <= TOPICS_MAX:
+            raise BadBody(f"a registration of {count} topics, {TOPICS_MAX} at most")
+
+    def take(self, table: dict[str, Any]) -> None:
+        """Topics by name, as JSON has them."""
+        self.check_count(len(table))
+        known, queues = self._known, self._queues
+        for value in table.values():
+            try:
+                numbers = known[
+                    value["readQueueNums"], value["writeQueueNums"], value["perm"], value.get("topicSysFlag", 0)
+                ]
+                name = value["topicName"]
+                if _legal(name):
+                    queues[name] = numbers
+                    continue
+            except (KeyError, TypeError, AttributeError):
+                pass  # the first of its kind, or wrong
+            self.take_config(TopicConfig.from_value(value))
+
+    def take_config(self, topic: TopicConfig) -> None:
+        numbers = QueueNumbers(topic.read_queue_nums, topic.write_queue_nums, topic.perm, topic.topic_sys_flag)
+        if not all(0 <= number <= _INT32_MAX for number in numbers):
+            raise BadBody(f"topic {topic.topic_name[:80]!r}: queues, permission and flag cannot be {tuple(numbers)}")
+        self._put(topic.topic_name, self._known.setdefault(numbers, numbers))
+
+    def take_text(self, piece: bytes) -> None:
+        """A topic as the compressed form has it."""
+        name, _, rest = piece.partition(b" ")
+        numbers = self._known_texts.get(rest)
+        try:
+            if numbers is None:
+                read_queues, write_queues, perm, _ = rest.decode().split(" ")
+                numbers = QueueNumbers(_small(read_queues), _small(write_queues), _small(perm), 0)
+                numbers = self._known_texts[rest] = self._known.setdefault(numbers, numbers)
+            self._put(name.decode(), numbers)
+        except ValueError:
+            raise BadBody(f"{piece[:80]!r} is not a topic") from None
+
+    def _put(self, name: str, numbers: QueueNumbers) -> None:
+        if _legal(name):
+            self._queues[name] = numbers
+        else:
+            self._illegal_count += 1
+
+
+class _Inflated:
+    """Takes pieces off a zlib stream, which is inflated only as far as they need."""
+
+    def __init__(self, data: bytes) -> None:
+        self._inflater = zlib.decompressobj()
+        self._data = data
+        self._data_at = 0
+        self._buffer = b""
+        self._at = 0
+        self._taken = 0
+
+    def integer(self) -> int:
+        value: int = _INT.unpack(self._take(4))[0]
+        return value
+
+    def piece(self, size_max: int) -> bytes:
+        size = self.integer()
+        if not 0 <= size <= size_max:
+            raise BadBody(f"a piece of {size} bytes in a compressed registration, {size_max} at most")
+        return self._take(size)
+
+    def _take(self, size: int) -> bytes:
+        self._taken += size
+        if self._taken > INFLATED_BYTES_MAX:
+            raise BadBody(f"the registration inflates to more than {INFLATED_BYTES_MAX} bytes")
+        while len(self._buffer) - self._at < size:
+            more = self._more()
+            if not more:
+                raise BadBody(f"the compressed registration ends within {size} bytes at byte {self._taken - size}")
+            self._buffer = self._buffer[self._at :] + more
+            self._at = 0
+        self._at += size
+        return self._buffer[self._at - size : self._at]
+
+    def _more(self) -> bytes:
+        """Some bytes; none at the end of the stream."""
+        inflater = self._inflater
+        while not inflater.eof:
+            deflated = inflater.unconsumed_tail
+            if not deflated:
+                deflated = self._data[self._data_at : self._data_at + _DEFLATED_BYTES]
+                self._data_at += len(deflated)
+            try:
+                more = inflater.decompress(deflated, _INFLATE_BYTES)
+            except zlib.error as error:
+                raise BadBody(f"the compressed registration is no zlib stream: {error}") from None
+            if more or not deflated:
+                return more
+        return b""
 
 
 def _with_length(piece: bytes) -> bytes:
     return _INT.pack(len(piece)) + piece
 
 
-def _inflate(data: bytes) -> bytes:
-    inflater = zlib.decompressobj()
-    try:
-        inflated = inflater.decompress(data, INFLATED_BYTES_MAX)
-    except zlib.error as error:
-        raise BadBody(f"the compressed registration is no zlib stream: {error}") from None
-    if inflater.unconsumed_tail:
-        raise BadBody(f"the registration inflates to more than {INFLATED_BYTES_MAX} bytes")
-    return inflated
-
-
-class _Reader:
-    """Takes pieces off a buffer, each checked to be there whole."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._at = 0
-
-    def _take(self, size: int) -> bytes:
-        if not 0 <= size <= len(self._data) - self._at:
-            raise BadBody(f"the registration ends within {size} bytes at byte {self._at} of {len(self._data)}")
-        self._at += size
-        return self._data[self._at - size : self._at]
-
-    def integer(self) -> int:
-        value: int = _INT.unpack(self._take(4))[0]
-        return value
-
-    def piece(self) -> bytes:
-        return self._take(self.integer())
-
-
 def _topic_text(topic: TopicConfig) -> str:
     fields = (topic.topic_name, topic.read_queue_nums, topic.write_queue_nums, topic.perm, topic.topic_filter_type)
     return " ".join(map(str, fields))
-
-
-def _topic(piece: bytes) -> TopicConfig:
-    try:
-        name, read_queues, write_queues, perm, filter_type = piece.decode().split(" ")
-        return TopicConfig(name, _small(read_queues), _small(write_queues), _small(perm), filter_type)
-    except ValueError:
-        raise BadBody(f"{piece[:80]!r} is not a topic") from None
 
 
 def _small(text: str) -> int:

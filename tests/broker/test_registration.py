@@ -8,7 +8,7 @@ from mqbroker.errors import Unreachable
 from mqbroker.wire.bodies import DataVersion, TopicConfig, TopicConfigSerializeWrapper
 from mqbroker.wire.codes import Perm, RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
-from mqbroker.wire.registration import body_crc32, decode_registration
+from mqbroker.wire.registration import QueueNumbers, body_crc32, decode_registration
 from tests.broker.bench import make_settings
 
 A, B = "10.0.0.8:9876", "10.0.0.9:9876"
@@ -79,8 +79,8 @@ def test_what_is_told(make, network, compressed):
         "compressed": "true" if compressed else "false",
         "bodyCrc32": str(body_crc32(command.body)),
     }
-    body = decode_registration(command.body, compressed=compressed).topic_config_serialize_wrapper
-    assert body.topic_config_table == {"T": TopicConfig("T", 4, 4)}
+    body = decode_registration(command.body, compressed=compressed)
+    assert body.queues == {"T": QueueNumbers(4, 4, 6, 0)}
     assert body.data_version == DataVersion(7, 3)
 
 
@@ -113,7 +113,7 @@ def test_changes_of_one_turn_are_told_together(make, network, clock, topics):
     clock.advance(0)
     ((_, command, _, _),) = network.requests
     body = decode_registration(command.body, compressed=False)
-    assert set(body.topic_config_serialize_wrapper.topic_config_table) == {"T", "N0", "N1", "N2", "N3", "N4"}
+    assert set(body.queues) == {"T", "N0", "N1", "N2", "N3", "N4"}
     network.answer()
     clock.advance(0)
     assert network.told == []
@@ -169,7 +169,7 @@ def test_topics_have_at_most_the_permission_of_the_broker(make, network):
     make([A], broker_permission=Perm.READ).start()
     ((_, command, _, _),) = network.requests
     body = decode_registration(command.body, compressed=False)
-    assert body.topic_config_serialize_wrapper.topic_config_table["T"].perm == Perm.READ
+    assert body.queues["T"].perm == Perm.READ
 
 
 def test_goodbye(make, network, clock):

@@ -31,7 +31,13 @@ class Peer:
         """Send bytes; return the commands that came back."""
         self._transport.clear()
         self._protocol.dataReceived(data)
-        return decode_commands(self._decoder.feed(self._transport.value()))
+        return self.received()
+
+    def received(self):
+        """What came since this was asked, or something was sent, last."""
+        answers = decode_commands(self._decoder.feed(self._transport.value()))
+        self._transport.clear()
+        return answers
 
     def ask(self, code, body=b"", *, version=407, **ext_fields):
         request = RemotingCommand(code, {k: str(v) for k, v in ext_fields.items()}, body, opaque=7, version=version)

@@ -6,26 +6,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mqbroker.namesrv.routes import EXPIRY_MS, Registered, Registration, RouteTable
-from mqbroker.wire.bodies import BrokerData, DataVersion, QueueData, TopicConfig, TopicConfigSerializeWrapper, TopicList
+from mqbroker.wire.bodies import BrokerData, DataVersion, QueueData, TopicConfig, TopicList
 from mqbroker.wire.codes import Perm
+from mqbroker.wire.registration import BrokerTopics, QueueNumbers
 
 A, B = "127.0.0.1:10911", "127.0.0.1:11911"
 HA = "127.0.0.1:10912"
 
 
 def topics(*names, version=1, **fields):
-    return TopicConfigSerializeWrapper({name: TopicConfig(name, **fields) for name in names}, DataVersion(0, version))
+    config = attrs.evolve(TopicConfig(""), **fields)
+    numbers = QueueNumbers(config.read_queue_nums, config.write_queue_nums, config.perm, config.topic_sys_flag)
+    return BrokerTopics(dict.fromkeys(names, numbers), DataVersion(0, version))
 
 
 def registration(addr=A, *, name="broker-a", broker_id=0, cluster="C", held=None, servers=None):
+    held = held if held is not None else topics("T")
     return Registration(
         cluster=cluster,
         broker_name=name,
         broker_addr=addr,
         broker_id=broker_id,
         ha_server_addr=HA if addr == A else "",
-        topics=held if held is not None else topics("T"),
-        filter_servers=servers,
+        topics=attrs.evolve(held, filter_servers=servers or []),
+        has_filter_servers=servers is not None,
     )
 
 

@@ -4,19 +4,36 @@ import contextlib
 import struct
 import zlib
 
+import attrs
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mqbroker.wire import registration
 from mqbroker.wire.bodies import BadBody, DataVersion, RegisterBrokerBody, TopicConfig, TopicConfigSerializeWrapper
-from mqbroker.wire.registration import body_crc32, decode_registration, encode_registration
+from mqbroker.wire.registration import (
+    PIECE_BYTES_MAX,
+    STEP_BYTES,
+    TOPIC_BYTES_MAX,
+    BrokerTopics,
+    QueueNumbers,
+    body_crc32,
+    decode_registration,
+    encode_registration,
+    read_registration,
+)
 
 BODY = RegisterBrokerBody(
     TopicConfigSerializeWrapper(
         {"T": TopicConfig("T", 4, 3, 6, "SINGLE_TAG"), "%RETRY%g": TopicConfig("%RETRY%g", 1, 1, 7, "MULTI_TAG")},
         DataVersion(1795255252579, 12),
     ),
+    ["127.0.0.1:1"],
+)
+TOPICS = BrokerTopics(
+    {"T": QueueNumbers(4, 3, 6, 0), "%RETRY%g": QueueNumbers(1, 1, 7, 0)},
+    DataVersion(1795255252579, 12),
     ["127.0.0.1:1"],
 )
 # As Java's RegisterBrokerBody writes it, before the stream is compressed.
@@ -31,7 +48,7 @@ INFLATED = (
 @pytest.mark.parametrize("compressed", [False, True])
 def test_both_forms_come_back(compressed):
     data = encode_registration(BODY, compressed=compressed)
-    assert decode_registration(data, compressed=compressed) == BODY
+    assert decode_registration(data, compressed=compressed) == TOPICS
 
 
 def test_the_compressed_form_byte_by_byte():
@@ -40,7 +57,7 @@ def test_the_compressed_form_byte_by_byte():
 
 @pytest.mark.parametrize("compressed", [False, True])
 def test_no_body_is_no_topics(compressed):
-    assert decode_registration(b"", compressed=compressed) == RegisterBrokerBody()
+    assert decode_registration(b"", compressed=compressed) == BrokerTopics()
 
 
 @pytest.mark.parametrize("size", range(len(INFLATED)))
@@ -59,10 +76,130 @@ def test_what_is_no_topic_is_refused(topic):
         decode_registration(zlib.compress(pieces + b"\x00\x00\x00\x02[]"), compressed=True)
 
 
+def pieces(*parts):
+    return b"".join(part if isinstance(part, bytes) else struct.pack(">i", part) for part in parts)
+
+
+VERSION = b'{"counter":0,"timestamp":0}'
+
+
 def test_a_stream_that_inflates_without_end_is_refused(monkeypatch):
     monkeypatch.setattr(registration, "INFLATED_BYTES_MAX", 1000)
+    topic = b"T 4 3 6 SINGLE_TAG"
+    stream = pieces(len(VERSION), VERSION, 100, *(each for _ in range(100) for each in (len(topic), topic)), 2, b"[]")
     with pytest.raises(BadBody, match="inflates to more than 1000 bytes"):
-        decode_registration(zlib.compress(bytes(1001)), compressed=True)
+        decode_registration(zlib.compress(stream), compressed=True)
+
+
+@pytest.mark.parametrize(
+    ("stream", "size", "size_max"),
+    [
+        (pieces(2**31 - 1), 2**31 - 1, PIECE_BYTES_MAX),
+        (pieces(-1), -1, PIECE_BYTES_MAX),
+        (pieces(len(VERSION), VERSION, 1, TOPIC_BYTES_MAX + 1, bytes(5000)), TOPIC_BYTES_MAX + 1, TOPIC_BYTES_MAX),
+        (pieces(len(VERSION), VERSION, 0, PIECE_BYTES_MAX + 1), PIECE_BYTES_MAX + 1, PIECE_BYTES_MAX),
+    ],
+)
+def test_a_piece_that_no_broker_sends_is_refused_before_it_is_inflated(stream, size, size_max):
+    with pytest.raises(BadBody, match=f"a piece of {size} bytes in a compressed registration, {size_max} at most"):
+        decode_registration(zlib.compress(stream + bytes(10_000_000)), compressed=True)
+
+
+@pytest.mark.parametrize("count", [-1, 2**31 - 1])
+def test_a_count_that_no_broker_has_is_refused(count):
+    with pytest.raises(BadBody, match=f"a registration of {count} topics"):
+        decode_registration(zlib.compress(pieces(len(VERSION), VERSION, count)), compressed=True)
+
+
+def test_what_follows_the_stream_is_passed_over():
+    data = encode_registration(BODY, compressed=True)
+    assert decode_registration(data + b"more", compressed=True) == TOPICS
+    assert decode_registration(zlib.compress(INFLATED + b"more"), compressed=True) == TOPICS
+
+
+def long_body(count=5000, **more):
+    table = {f"topic-{n}": {"topicName": f"topic-{n}", "perm": 6 + n % 2, "order": False} for n in range(count)}
+    for topic in table.values():
+        topic |= {"readQueueNums": 4, "writeQueueNums": 3, "topicFilterType": "SINGLE_TAG", "topicSysFlag": 1, **more}
+    wrapper = {"dataVersion": {"counter": 3, "timestamp": 2}, "topicConfigTable": table}
+    return {"filterServerList": ["f:1"], "topicConfigSerializeWrapper": wrapper}
+
+
+LONG = BrokerTopics({f"topic-{n}": QueueNumbers(4, 3, 6 + n % 2, 1) for n in range(5000)}, DataVersion(2, 3), ["f:1"])
+
+
+def steps_of(data, *, compressed=False):
+    steps = read_registration(data, compressed=compressed)
+    count = 0
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return count, end.value
+        count += 1
+
+
+def test_a_long_body_is_read_in_steps():
+    data = orjson.dumps(long_body())
+    count, found = steps_of(data)
+    assert found == LONG
+    assert count == pytest.approx(len(data) / STEP_BYTES, abs=1)
+
+
+def test_a_long_compressed_body_is_read_in_steps():
+    table = {name: TopicConfig(name, 4, 3, numbers.perm) for name, numbers in LONG.queues.items()}
+    body = RegisterBrokerBody(TopicConfigSerializeWrapper(table, LONG.data_version), LONG.filter_servers)
+    count, found = steps_of(encode_registration(body, compressed=True), compressed=True)
+    without_flags = {name: numbers._replace(topic_sys_flag=0) for name, numbers in LONG.queues.items()}
+    assert found == attrs.evolve(LONG, queues=without_flags)
+    assert count == 5
+
+
+@pytest.mark.parametrize("more", [{"attributes": {}}, {"attributes": {"a": "b"}}, {"x": 'a},"b}}'}])
+def test_a_long_body_of_another_form_is_read_at_once(more):
+    body = long_body(**more)
+    assert steps_of(orjson.dumps(body))[1] == LONG
+    assert steps_of(orjson.dumps(body, option=orjson.OPT_INDENT_2)) == (0, LONG)
+
+
+def test_topics_that_lie_alike_share_one_value():
+    _, found = steps_of(orjson.dumps(long_body()))
+    assert len({id(numbers) for numbers in found.queues.values()}) == 2
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"perm": -1},
+        {"readQueueNums": 2**31},
+        {"writeQueueNums": "many"},
+        {"topicSysFlag": None, "perm": [6]},
+        {"topicName": 7},
+        {"topicName": None},
+    ],
+)
+@pytest.mark.parametrize("at", [0, 4999])
+def test_a_long_body_with_one_wrong_topic_is_refused(wrong, at):
+    body = long_body()
+    body["topicConfigSerializeWrapper"]["topicConfigTable"][f"topic-{at}"] |= wrong
+    with pytest.raises(BadBody):
+        decode_registration(orjson.dumps(body), compressed=False)
+
+
+@pytest.mark.parametrize("cut", [1, 100, 300_000])
+def test_a_long_body_that_is_cut_short_is_refused(cut):
+    with pytest.raises(BadBody):
+        decode_registration(orjson.dumps(long_body())[:-cut], compressed=False)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_illegal_names_are_counted_and_left_out(compressed):
+    names = ["T", "", "../x", "a" * 256, "%RETRY%" + "g" * 255, "%DLQ%" + "g" * 256, "a.b"]
+    table = {name: TopicConfig(name) for name in names}
+    data = encode_registration(RegisterBrokerBody(TopicConfigSerializeWrapper(table)), compressed=compressed)
+    found = decode_registration(data, compressed=compressed)
+    assert sorted(found.queues) == ["%RETRY%" + "g" * 255, "T"]
+    assert found.illegal_count == 5
 
 
 @given(st.binary(max_size=200), st.booleans())

@@ -22,6 +22,7 @@ from mqbroker.broker.processors.cleaning import CleaningProcessor
 from mqbroker.broker.processors.client_calls import ClientCallProcessor
 from mqbroker.broker.processors.client_manage import ClientManageProcessor
 from mqbroker.broker.processors.consumer_manage import ConsumerManageProcessor
+from mqbroker.broker.processors.end_transaction import EndTransactionProcessor
 from mqbroker.broker.processors.group_admin import GroupAdminProcessor
 from mqbroker.broker.processors.group_offsets import GroupOffsetsProcessor
 from mqbroker.broker.processors.offset_reset import OffsetResetProcessor
@@ -35,6 +36,8 @@ from mqbroker.broker.processors.topic_view import TopicViewProcessor
 from mqbroker.broker.processors.topics import TopicsProcessor
 from mqbroker.broker.queue_views import QueueViews
 from mqbroker.broker.topics import TopicTable, system_topics
+from mqbroker.broker.transactions.checking import Checks
+from mqbroker.broker.transactions.halves import HalfMessages
 from mqbroker.broker.walks import Walks
 from mqbroker.config import BrokerSettings
 from mqbroker.remoting.connection import RemotingProtocol
@@ -47,6 +50,7 @@ from mqbroker.wire.codes import RequestCode
 
 EXPIRY_CHECK_SECONDS = 10.0
 DELAY_PERSIST_SECONDS = 1.0
+HALVES_PROGRESS_SECONDS = 1.0
 
 
 class Assembly:
@@ -90,6 +94,7 @@ class Assembly:
         self._register_messages()
         self._register_clients()
         self._register_administration()
+        self._register_transactions()
         store.on_dispatch.append(self._arrived)
 
     def _register_messages(self) -> None:
@@ -132,6 +137,20 @@ class Assembly:
         ClientCallProcessor(self.consumers, calls, store, self.settings.broker_name).register_on(table)
         OffsetResetProcessor(self.topics, self.offsets, self.consumers, views, walks, calls).register_on(table)
 
+    def _register_transactions(self) -> None:
+        """What ends transactions, and asks about those that nobody ends."""
+        store, settings = self.store, self.settings
+        self.halves = HalfMessages(store, self.offsets, self._clock, self._store_host)
+        self.checks = Checks(
+            store,
+            self.halves,
+            settings,
+            self._clock,
+            choose=self.producers.choose,
+            make_topic=lambda name: self.topics.create_internal(name, 1),
+        )
+        EndTransactionProcessor(store, self.halves, settings.store).register_on(self.table)
+
     def _arrived(self, topic: str, queue_id: int, next_offset: int, tags_code: int | None, timestamp: int) -> None:
         self.held.arrived(topic, queue_id, next_offset)
         self.delay.arrived(topic, queue_id)
@@ -148,5 +167,6 @@ class Assembly:
             (EXPIRY_CHECK_SECONDS, self.consumers.expire),
             (EXPIRY_CHECK_SECONDS, self.producers.expire),
             (DELAY_PERSIST_SECONDS, self.delay.persist),
+            (HALVES_PROGRESS_SECONDS, self.halves.save_progress),
             (self.settings.flush_consumer_offset_interval_ms / 1000, self.offsets.persist),
         ]

@@ -157,6 +157,7 @@ class ProducerRegistry:
         self._now = now
         self._groups: dict[str, dict[IConnection, Client]] = {}
         self._by_client_id: dict[str, IConnection] = {}
+        self._chosen = 0
 
     def group(self, name: str) -> dict[IConnection, Client]:
         return self._groups.get(name, {})
@@ -168,6 +169,12 @@ class ProducerRegistry:
     def find(self, client_id: str) -> IConnection | None:
         """The connection of the producer of that id; the latest, where two say they are it."""
         return self._by_client_id.get(client_id)
+
+    def choose(self, name: str) -> IConnection | None:
+        """A connection of one producer of a group, another each time; None where there is none."""
+        connections = [connection for connection in self.group(name) if not connection.closed]
+        self._chosen += 1
+        return connections[self._chosen % len(connections)] if connections else None
 
     def register(self, connection: IConnection, client_id: str, language: int, version: int, group_name: str) -> None:
         self._groups.setdefault(group_name, {})[connection] = Client(client_id, language, version, self._now())

@@ -133,6 +133,10 @@ class BrokerService(Service):
         store.start()
         assembly.delay.start()
         self._stops.append(assembly.delay.stop)
+        assembly.halves.start()
+        self._stops.append(assembly.halves.stop)
+        assembly.checks.start()
+        self._stops.append(assembly.checks.stop)
         for seconds, action in assembly.periodic():
             self._every(seconds, action, clock)
         # The port was taken first, so that a port in use touches nothing; it is let go before what it serves stops.

@@ -42,7 +42,7 @@ _ABSENT = _keys(
     disableConsumeIfConsumerReadSlowly consumerFallbehindThreshold brokerFastFailureEnable waitTimeMillsInSendQueue
     waitTimeMillsInPullQueue waitTimeMillsInHeartbeatQueue waitTimeMillsInTransactionQueue enableCalcFilterBitMap
     expectConsumerNumUseFilter maxErrorRateOfBloomFilter filterDataCleanTimeSpan filterSupportRetry
-    enablePropertyFilter transactionTimeOut transactionCheckMax transactionCheckInterval
+    enablePropertyFilter
     enableDetailStat autoDeleteUnusedStats readOnlyCommitLogStorePaths
     bitMapLengthConsumeQueueExt haSendHeartbeatInterval haHousekeepingInterval
     haTransferBatchSize haMasterAddress haSlaveFallbehindMax slaveTimeout flushDelayOffsetInterval offsetCheckInSlave

@@ -123,7 +123,9 @@ class FakeConnection:
 class Bench:
     """Everything a BrokerService makes, within reach."""
 
-    def __init__(self, root, *, worker=None, clock=None, store=None, table_worker=None, disk=None, **changes):
+    def __init__(
+        self, root, *, worker=None, clock=None, store=None, table_worker=None, disk=None, reads_halves=True, **changes
+    ):
         self.clock = clock or Clock()
         if clock is None:
             self.clock.advance(START)
@@ -149,6 +151,8 @@ class Bench:
         self.factory = serve(self.clock, self.table, on_event=parts.connection_event)
         self.store.start()
         self.held.start()
+        if reads_halves:
+            parts.halves.start()
 
     def file(self, name):
         return JsonFile(os.path.join(self.settings.store.store_path_root_dir, "config", name), self.table_worker)
@@ -177,6 +181,8 @@ class Bench:
 
     def close(self):
         self.factory.doStop()
+        self.parts.checks.stop()
+        self.parts.halves.stop()
         self.held.stop()
         stopped = self.store.stop()
         if isinstance(self.worker, HeldWorker):

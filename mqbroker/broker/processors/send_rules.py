@@ -26,6 +26,7 @@ from mqbroker.wire.codes import (
     NO_SEND_TOPICS,
     RETRY_PREFIX,
     SCHEDULE_TOPIC,
+    TRANS_HALF_TOPIC,
     Perm,
     Prop,
     RequestCode,
@@ -96,7 +97,10 @@ class SendRules:
         properties = decode_properties((header.properties or "").encode())
         wait = properties.pop(Prop.WAIT_STORE_MSG_OK, "true").lower() != "false"
         properties[Prop.CLUSTER] = self._settings.broker_cluster_name
-        if sys_flag & SysFlag.TRANSACTION_MASK or properties.get(Prop.TRANSACTION_PREPARED, "").lower() == "true":
+        is_half = properties.get(Prop.TRANSACTION_PREPARED, "").lower() == "true"
+        if is_half and not (is_batch or self._settings.reject_transaction_message):
+            sys_flag &= ~SysFlag.TRANSACTION_MASK
+        elif is_half or sys_flag & SysFlag.TRANSACTION_MASK:
             raise Refused(
                 ResponseCode.NO_PERMISSION,
                 f"the broker[{self._settings.broker_ip1}] sending transaction message is forbidden",
@@ -105,6 +109,10 @@ class SendRules:
         if is_batch:
             return self._batch(base, name, queue_id, body, properties), queue_id, wait
         stored_name, stored_queue = self._divert(header, properties, name, queue_id)
+        if is_half:
+            stored_name, stored_queue = _half(header, properties, stored_name, stored_queue)
+        else:
+            stored_name, stored_queue = delayed(properties, stored_name, stored_queue, self._delay_level_max)
         message = base.message(
             stored_name, stored_queue, header.flag, body, stored_properties(properties, self.body_bytes_max)
         )
@@ -171,7 +179,7 @@ class SendRules:
     def _divert(
         self, header: SendMessageRequestHeader, properties: dict[str, str], name: str, queue_id: int
     ) -> tuple[str, int]:
-        """Where the message is stored: its topic, the dead letter topic of its group, or the schedule topic."""
+        """Where the message belongs: its topic, or the dead letter topic of its group."""
         if name.startswith(RETRY_PREFIX):
             group_name = name.removeprefix(RETRY_PREFIX)
             group = self._groups.find(group_name)
@@ -186,7 +194,16 @@ class SendRules:
                 name = DLQ_PREFIX + group_name
                 self._topics.create_internal(name, DLQ_QUEUES)
                 queue_id = self._rng.randrange(DLQ_QUEUES)
-        return delayed(properties, name, queue_id, self._delay_level_max)
+        return name, queue_id
+
+
+def _half(header: SendMessageRequestHeader, properties: dict[str, str], name: str, queue_id: int) -> tuple[str, int]:
+    """Where a half message is stored; it keeps its real topic and queue, and who is to be asked about it. A delayed one
+    is delayed when it is committed."""
+    properties.setdefault(Prop.PRODUCER_GROUP, header.producer_group)
+    properties[Prop.REAL_TOPIC] = name
+    properties[Prop.REAL_QUEUE_ID] = str(queue_id)
+    return TRANS_HALF_TOPIC, 0
 
 
 def delayed(properties: dict[str, str], name: str, queue_id: int, level_max: int) -> tuple[str, int]:

@@ -1,0 +1,283 @@
+"""The end of transactions: code 37, which commits a half message or rolls it back, and code 323, which has one that was
+given up asked about again.
+
+All that one read brings is one append. A half message is settled once: whoever settles it again is answered SUCCESS,
+and nothing is stored. Checks and remarks are EndTransactionProcessor's and AdminBrokerProcessor's of 4.9.7.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+
+from mqbroker.broker.processors.send_rules import message_refusal
+from mqbroker.broker.transactions.halves import HalfMessages
+from mqbroker.broker.transactions.messages import QUEUE_ID, BadHalf, committed, put_back
+from mqbroker.config import StoreSettings
+from mqbroker.errors import MessageRefused, MQError, Refused, StoreError
+from mqbroker.remoting.handlers import HandlerTable, IConnection, RawRequest, failure_response
+from mqbroker.store.commitlog import NewMessage
+from mqbroker.store.message_store import MessageStore
+from mqbroker.store.outcomes import GetResult, GetStatus
+from mqbroker.wire.codes import (
+    TRANS_CHECK_MAX_TIME_TOPIC,
+    TRANS_HALF_TOPIC,
+    Prop,
+    RequestCode,
+    ResponseCode,
+    SysFlag,
+)
+from mqbroker.wire.command import RemotingCommand, encode_command
+from mqbroker.wire.headers import (
+    EndTransactionRequestHeader,
+    ResumeCheckHalfMessageRequestHeader,
+    decode_header,
+)
+from mqbroker.wire.ids import parse_offset_message_id
+from mqbroker.wire.record import Record, decode_record
+
+#: How many bytes of half messages are gathered before they are stored.
+GATHERED_BYTES_MAX = 1024 * 1024
+
+_OUTCOMES = (SysFlag.TRANSACTION_NOT, SysFlag.TRANSACTION_COMMIT, SysFlag.TRANSACTION_ROLLBACK)
+_NOT_RESUMED = "Exception was thrown when putting message back to RMQ_SYS_TRANS_HALF_TOPIC."
+
+
+class _Ending(NamedTuple):
+    """What one request comes to: a half message settled with a message or without."""
+
+    command: RemotingCommand
+    message: NewMessage | None
+
+
+@attrs.define
+class _Run:
+    """The requests of one read, as far as they are."""
+
+    answers: list[bytes] = attrs.field(factory=list)
+    #: By the half message that is settled.
+    endings: dict[int, _Ending] = attrs.field(factory=dict)
+    gathered_bytes: int = 0
+
+    def answer(self, command: RemotingCommand, error: Exception | None = None) -> None:
+        answer = RemotingCommand.response(command) if error is None else failure_response(command, error)
+        if not command.is_oneway:
+            self.answers.append(encode_command(answer))
+
+
+class EndTransactionProcessor:
+    """Commits and rolls back."""
+
+    def __init__(self, store: MessageStore, halves: HalfMessages, settings: StoreSettings) -> None:
+        self._store = store
+        self._halves = halves
+        self._message_bytes_max = settings.max_message_size
+        self._delay_level_max = len(settings.message_delay_level.split())
+
+    def register_on(self, table: HandlerTable) -> None:
+        table.register_batch(RequestCode.END_TRANSACTION, self.take)
+        table.register(RequestCode.RESUME_CHECK_HALF_MESSAGE, self.resume)
+
+    # --- 37
+
+    def take(self, requests: list[RawRequest], connection: IConnection) -> bytes | Deferred[bytes]:
+        """Answer a run of END_TRANSACTION requests."""
+        run = _Run()
+        taken = 0
+        if self._halves.is_ready:
+            while taken < len(requests) and self._take_at_once(run, requests[taken]):
+                taken += 1
+        if taken == len(requests):
+            self._settle(run)
+            return b"".join(run.answers)
+        return Deferred.fromCoroutine(self._take_later(run, requests[taken:]))
+
+    def _take_at_once(self, run: _Run, request: RawRequest) -> bool:
+        """Take a request, unless it has to wait for the disk: then False."""
+        command = _command(request)
+        try:
+            header = _read_header(request[0])
+            if header is None:
+                run.answer(command)
+                return True
+            record = self._find_at_once(header)
+            if record is None:
+                return False
+            self._gather(run, command, header, record)
+        except Exception as error:
+            run.answer(command, _shown(error))
+        return True
+
+    async def _take_later(self, run: _Run, requests: list[RawRequest]) -> bytes:
+        await self._halves.ready()
+        for request in requests:
+            if self._take_at_once(run, request):
+                continue
+            command = _command(request)
+            try:
+                header = _read_header(request[0])
+                assert header is not None
+                self._gather(run, command, header, await self._find(header))
+            except Exception as error:
+                run.answer(command, _shown(error))
+        self._settle(run)
+        return b"".join(run.answers)
+
+    def _find_at_once(self, header: EndTransactionRequestHeader) -> Record | None:
+        """The half message, where it is in memory and what the request says of it is true; None where it takes a
+        closer look."""
+        offset = header.tran_state_table_offset
+        if offset >= self._store.max_offset(TRANS_HALF_TOPIC, QUEUE_ID):
+            self._store.dispatch_now()
+        found = self._store.get_when_ready(TRANS_HALF_TOPIC, QUEUE_ID, max(0, offset), 1)
+        if isinstance(found, Deferred):
+            found.addErrback(_ignore)  # `_find` asks for it again
+            return None
+        record = _first(found, offset)
+        return record if record is not None and _why_wrong(record, header) is None else None
+
+    async def _find(self, header: EndTransactionRequestHeader) -> Record:
+        """The half message. Raises Refused where there is none, or not such a one; StoreError."""
+        queued = self._store.get_when_ready(TRANS_HALF_TOPIC, QUEUE_ID, max(0, header.tran_state_table_offset), 1)
+        found = _first(await queued if isinstance(queued, Deferred) else queued, header.tran_state_table_offset)
+        if found is not None and _why_wrong(found, header) is None:
+            return found
+        # What is wrong is said of the message that stands in the log there, as the Java broker does.
+        data = await self._store.queries.record(header.commit_log_offset)
+        record = decode_record(data) if data is not None else None
+        if record is None or record.topic != TRANS_HALF_TOPIC:
+            raise Refused(ResponseCode.SYSTEM_ERROR, "Find prepared transaction message failed")
+        why = _why_wrong(record, header)
+        raise Refused(ResponseCode.SYSTEM_ERROR, why or "The transaction state table offset wrong")
+
+    def _gather(self, run: _Run, command: RemotingCommand, header: EndTransactionRequestHeader, record: Record) -> None:
+        """Add what the request comes to, unless the half message is settled."""
+        ledger = self._halves.ledger
+        # It may have been put back since its producer, or who was asked about it, learned where it is.
+        offset = ledger.where(record.queue_offset)
+        if ledger.is_settled(offset) or offset in run.endings:
+            run.answer(command)
+            return
+        message = None
+        if not ledger.is_possible(offset):
+            raise Refused(ResponseCode.SYSTEM_ERROR, "The transaction state table offset wrong")
+        if header.commit_or_rollback == SysFlag.TRANSACTION_COMMIT:
+            message = committed(record, self._delay_level_max)
+        run.endings[offset] = _Ending(command, message)
+        run.gathered_bytes += record.store_size
+        if run.gathered_bytes > GATHERED_BYTES_MAX:
+            self._settle(run)
+
+    def _settle(self, run: _Run) -> None:
+        """Store what was gathered, and add the answers."""
+        endings, run.endings = run.endings, {}
+        run.gathered_bytes = 0
+        # While some of the run waited for the disk, others may have settled or put back what it gathered before.
+        ledger = self._halves.ledger
+        endings = {ledger.where(offset): ending for offset, ending in endings.items()}
+        wanted = [(offset, each.message) for offset, each in endings.items() if not ledger.is_settled(offset)]
+        why: dict[int, Refused] = {}
+        try:
+            self._halves.settle(wanted)
+        except MessageRefused:
+            why = self._settle_each(wanted)
+        except (StoreError, OSError) as error:
+            why = dict.fromkeys((offset for offset, _ in wanted), _unavailable(error))
+        for offset, ending in endings.items():
+            run.answer(ending.command, why.get(offset))
+
+    def _settle_each(self, wanted: list[tuple[int, NewMessage | None]]) -> dict[int, Refused]:
+        """Settle them one by one, for one of them the store refuses; returns which were not, and why."""
+        why = {}
+        for each in wanted:
+            try:
+                self._halves.settle([each])
+            except MessageRefused as error:
+                why[each[0]] = message_refusal(error, self._message_bytes_max)
+            except (StoreError, OSError) as error:
+                why[each[0]] = _unavailable(error)
+        return why
+
+    # --- 323
+
+    async def resume(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
+        """Put a message of TRANS_CHECK_MAX_TIME_TOPIC, or a half message, back with its checks counted from 0."""
+        await self._halves.ready()
+        header = decode_header(ResumeCheckHalfMessageRequestHeader, request.ext_fields)
+        try:
+            _, physical_offset = parse_offset_message_id(header.msg_id or "")
+        except MQError:
+            raise Refused(ResponseCode.SYSTEM_ERROR, _NOT_RESUMED) from None
+        data = await self._store.queries.record(physical_offset)
+        if data is None:
+            raise Refused(ResponseCode.SYSTEM_ERROR, _NOT_RESUMED)
+        record = decode_record(data)
+        again = put_back(record, {**record.properties, Prop.TRANSACTION_CHECK_TIMES: "0"})
+        try:
+            self._put_back(record, again)
+        except (StoreError, OSError) as error:
+            remark = f"Put message back to RMQ_SYS_TRANS_HALF_TOPIC failed. {error}"
+            raise Refused(ResponseCode.SYSTEM_ERROR, remark) from None
+        return RemotingCommand.response(request)
+
+    def _put_back(self, record: Record, again: NewMessage) -> None:
+        if record.topic == TRANS_CHECK_MAX_TIME_TOPIC:
+            self._store.append([again])
+            return
+        ledger = self._halves.ledger
+        offset = ledger.where(record.queue_offset)
+        if record.topic != TRANS_HALF_TOPIC or ledger.is_settled(offset):
+            why = "it is neither a half message that is not settled nor one that was given up"
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"{_NOT_RESUMED} {why}")
+        self._halves.put_back([(offset, again)])
+
+
+def _command(request: RawRequest) -> RemotingCommand:
+    ext, opaque, flag, _, serialize_type = request
+    code = RequestCode.END_TRANSACTION
+    return RemotingCommand(code, ext, b"", opaque=opaque, flag=flag, serialize_type=serialize_type)
+
+
+def _read_header(ext: dict[str, str]) -> EndTransactionRequestHeader | None:
+    """What is wanted; None where it is nothing yet, and the producer is asked again later."""
+    header = decode_header(EndTransactionRequestHeader, ext)
+    if header.commit_or_rollback not in _OUTCOMES:
+        raise Refused(ResponseCode.SYSTEM_ERROR, "commitOrRollback field wrong")
+    return None if header.commit_or_rollback == SysFlag.TRANSACTION_NOT else header
+
+
+def _first(found: GetResult, offset: int) -> Record | None:
+    """The message at `offset`, where that was found."""
+    if found.status is not GetStatus.FOUND or not found.pieces:
+        return None
+    record = decode_record(b"".join(found.pieces))
+    return record if record.queue_offset == offset else None
+
+
+def _why_wrong(record: Record, header: EndTransactionRequestHeader) -> str | None:
+    """What of a request is not true of the half message."""
+    if record.properties.get(Prop.PRODUCER_GROUP) != header.producer_group:
+        return "The producer group wrong"
+    if record.queue_offset != header.tran_state_table_offset:
+        return "The transaction state table offset wrong"
+    if record.physical_offset != header.commit_log_offset:
+        return "The commit log offset wrong"
+    return None
+
+
+def _ignore(_: Failure) -> None:
+    """Of what fails somebody else is told."""
+
+
+def _shown(error: Exception) -> Exception:
+    """What a peer is told of what went wrong while one request was taken."""
+    if isinstance(error, BadHalf):
+        return Refused(ResponseCode.SYSTEM_ERROR, f"the half message cannot be committed: {error}")
+    return _unavailable(error) if isinstance(error, OSError) else error
+
+
+def _unavailable(error: Exception) -> Refused:
+    return Refused(ResponseCode.SERVICE_NOT_AVAILABLE, f"Service not available now. {error}")

@@ -1,0 +1,273 @@
+"""Asking producers about half messages that they did not settle in time.
+
+A round goes over the half messages that are there when it begins, some in each turn of the clock. What is asked about
+is put back at the end of the queue, with its checks counted, so that the queue moves on; what was asked about often
+enough, or is older than messages are kept, goes to TRANS_CHECK_MAX_TIME_TOPIC. Rules are those of
+TransactionalMessageServiceImpl of 4.9.7, but that what is not to be asked about yet is not counted as asked.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+
+import attrs
+from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.logger import Logger
+
+from mqbroker.broker.transactions.halves import HalfMessages
+from mqbroker.broker.transactions.messages import (
+    BadHalf,
+    check_request,
+    check_times,
+    given_up,
+    immunity_ms,
+    put_back,
+    real_place,
+)
+from mqbroker.config import BrokerSettings
+from mqbroker.errors import MessageRefused, MQError, StoreError
+from mqbroker.remoting.handlers import IConnection
+from mqbroker.store.commitlog import Appended, NewMessage
+from mqbroker.store.message_store import MessageStore
+from mqbroker.wire.codes import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, Prop
+from mqbroker.wire.record import Record
+
+log = Logger()
+
+_HOUR_MS = 3_600_000
+
+
+class Step(enum.Enum):
+    """What is to be done with a half message that is not settled."""
+
+    WAIT = "wait"
+    SPARE = "spare"
+    ASK = "ask"
+    GIVE_UP = "give up"
+
+
+@attrs.frozen
+class CheckRules:
+    """When a producer is asked, and how often."""
+
+    timeout_ms: int
+    checks_max: int
+    reserved_ms: int
+
+    @classmethod
+    def of(cls, settings: BrokerSettings) -> CheckRules:
+        reserved_ms = settings.store.file_reserved_time_hours * _HOUR_MS
+        return cls(settings.transaction_time_out_ms, settings.transaction_check_max, reserved_ms)
+
+    def step(self, record: Record, now_ms: float) -> Step:
+        """SPARE: not to be asked about yet, but those behind it may be; WAIT: nor may those."""
+        age_ms = now_ms - record.born_timestamp
+        asked = check_times(record)
+        if (asked and asked >= self.checks_max) or age_ms > self.reserved_ms:
+            return Step.GIVE_UP
+        immune_ms = immunity_ms(record)
+        if immune_ms is not None:
+            return Step.SPARE if age_ms < immune_ms else Step.ASK
+        # One whose producer's clock is ahead is asked about at once.
+        return Step.WAIT if 0 <= age_ms < self.timeout_ms else Step.ASK
+
+
+class Checks:
+    """Asks, every `transactionCheckInterval`.
+
+    :param choose: gives a connection of a producer of a group; None where there is none.
+    :param make_topic: makes a topic of one queue, where it is missing.
+    """
+
+    def __init__(
+        self,
+        store: MessageStore,
+        halves: HalfMessages,
+        settings: BrokerSettings,
+        clock: IReactorTime,
+        *,
+        choose: Callable[[str], IConnection | None],
+        make_topic: Callable[[str], object],
+    ) -> None:
+        self._store = store
+        self._halves = halves
+        self._settings = settings
+        self._clock = clock
+        self._choose = choose
+        self._make_topic = make_topic
+        self._is_running = False
+        self._call: IDelayedCall | None = None
+        self._round: Deferred[None] | None = None
+        self._sleep: Deferred[None] | None = None
+
+    def start(self) -> None:
+        self._is_running = True
+        self._later()
+
+    def stop(self) -> None:
+        """Begin no more rounds, and end the one that is under way where it is."""
+        self._is_running = False
+        if self._call is not None:
+            self._call.cancel()
+            self._call = None
+        sleep, self._sleep = self._sleep, None
+        if sleep is not None:
+            sleep.callback(None)
+
+    def _later(self) -> None:
+        if self._is_running:
+            self._call = self._clock.callLater(self._settings.transaction_check_interval_ms / 1000, self._begin)
+
+    def _begin(self) -> None:
+        self._call = None
+        self._round = ensureDeferred(self._check_all())
+        self._round.addErrback(lambda failure: log.failure("a round of checks of transactions failed", failure))
+        self._round.addCallback(lambda _: self._later())
+
+    # A round
+
+    async def _check_all(self) -> None:
+        try:
+            await self._halves.ready()
+            self._make_topic(TRANS_HALF_TOPIC)
+            await self._check(self._store.max_offset(TRANS_HALF_TOPIC, 0), CheckRules.of(self._settings))
+        except (StoreError, OSError) as error:
+            if self._is_running:
+                log.error("transactions are not checked now: {why}", why=str(error))
+        self._halves.save_progress()
+
+    async def _check(self, end: int, rules: CheckRules) -> None:
+        """Go over all half messages below `end`. Raises StoreError and OSError."""
+        ledger = self._halves.ledger
+        at = ledger.next_open(ledger.progress)
+        while at < end:
+            records, after = await self._halves.read(TRANS_HALF_TOPIC, at)
+            if after <= at or self._is_stopped():
+                return
+            self._forget_missing(at, after, records)
+            open_ones = [
+                each for each in records if each.queue_offset < end and not ledger.is_settled(each.queue_offset)
+            ]
+            if not self._deal_with(open_ones, rules):
+                return
+            at = ledger.next_open(after)
+            await self._turn()
+            if self._is_stopped():
+                return
+
+    def _is_stopped(self) -> bool:
+        return not self._is_running
+
+    def _forget_missing(self, start: int, end: int, records: list[Record]) -> None:
+        """What is not there among start..end is damaged or deleted, and nobody can settle it."""
+        for record in records:
+            self._halves.ledger.forget(start, record.queue_offset)
+            start = record.queue_offset + 1
+        self._halves.ledger.forget(start, end)
+
+    async def _turn(self) -> None:
+        """Let others have their turn."""
+        self._sleep = Deferred()
+        call = self._clock.callLater(0, self._wake)
+        await self._sleep
+        if call.active():
+            call.cancel()
+
+    def _wake(self) -> None:
+        sleep, self._sleep = self._sleep, None
+        if sleep is not None:
+            sleep.callback(None)
+
+    def _deal_with(self, records: list[Record], rules: CheckRules) -> bool:
+        """Take the steps for these; False where those behind them are too young for any."""
+        now_ms = self._clock.seconds() * 1000
+        backs: list[tuple[Record, NewMessage]] = []
+        asked: list[Record] = []
+        gone: list[tuple[int, NewMessage]] = []
+        is_over = False
+        for record in records:
+            step = rules.step(record, now_ms)
+            if step is Step.WAIT:
+                is_over = True
+                break
+            if step is Step.GIVE_UP or not _is_good(record):
+                log.error("the half message {key} is given up: nobody said what became of it", key=_key(record))
+                gone.append((record.queue_offset, given_up(record)))
+                continue
+            if step is Step.ASK:
+                record = _counted(record)
+                asked.append(record)
+            backs.append((record, put_back(record, record.properties)))
+        if gone:
+            self._give_up(gone)
+        placed = self._put_back(backs)
+        for record in asked:
+            self._ask(_placed(record, placed[record.queue_offset]))
+        return not is_over
+
+    def _give_up(self, gone: list[tuple[int, NewMessage]]) -> None:
+        self._make_topic(TRANS_CHECK_MAX_TIME_TOPIC)
+        try:
+            self._halves.settle(gone)
+        except MessageRefused:
+            for offset, new in gone:
+                try:
+                    self._halves.settle([(offset, new)])
+                except MessageRefused as error:
+                    log.error("the half message at {n} is left out: {why}", n=offset, why=str(error))
+                    self._halves.settle([(offset, None)])
+
+    def _put_back(self, backs: list[tuple[Record, NewMessage]]) -> dict[int, Appended | None]:
+        """Put half messages back; where each is then, None where it stays in its place."""
+        if not backs:
+            return {}
+        offsets = [record.queue_offset for record, _ in backs]
+        try:
+            appended = self._halves.put_back(list(zip(offsets, [new for _, new in backs], strict=True)))
+        except MessageRefused:
+            return {record.queue_offset: self._put_one_back(record, new) for record, new in backs}
+        return dict(zip(offsets, appended, strict=True))
+
+    def _put_one_back(self, record: Record, new: NewMessage) -> Appended | None:
+        try:
+            return self._halves.put_back([(record.queue_offset, new)])[0]
+        except MessageRefused as error:
+            # With one property more it may be too large.
+            log.error("the half message {key} stays where it is: {why}", key=_key(record), why=str(error))
+            return None
+
+    def _ask(self, record: Record) -> None:
+        group = record.properties.get(Prop.PRODUCER_GROUP, "")
+        connection = self._choose(group)
+        if connection is None:
+            log.warn("nobody of {group} can be asked about {key}", group=group, key=_key(record))
+            return
+        try:
+            connection.invoke_oneway(check_request(record))
+        except MQError as error:
+            log.error("{group} cannot be asked about {key}: {why}", group=group, key=_key(record), why=str(error))
+
+
+def _is_good(record: Record) -> bool:
+    try:
+        real_place(record)
+    except BadHalf:
+        return False
+    return True
+
+
+def _counted(record: Record) -> Record:
+    times = str(check_times(record) + 1)
+    return attrs.evolve(record, properties={**record.properties, Prop.TRANSACTION_CHECK_TIMES: times})
+
+
+def _placed(record: Record, appended: Appended | None) -> Record:
+    if appended is None:
+        return record
+    return attrs.evolve(record, physical_offset=appended[0], queue_offset=appended[1])
+
+
+def _key(record: Record) -> str:
+    return record.properties.get(Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX) or f"at {record.physical_offset}"

@@ -1,0 +1,265 @@
+"""Half messages and their ends: nobody sees one before it is committed, and each is settled once."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqbroker.errors import RecordTooLarge, StoreUnwritable
+from mqbroker.wire.codes import ResponseCode
+from mqbroker.wire.command import ONEWAY_FLAG
+from mqbroker.wire.record import encode_host
+from tests.broker.bench import HOST, STORE_HOST, Bench, HeldWorker
+from tests.broker.transacting import COMMIT, HALF, OP, ROLLBACK, UNKNOWN, Transactor, bodies, end_command
+
+
+@pytest.fixture
+def producer(bench):
+    bench.client().send(queue_id=1, body=b"plain")  # makes the topic
+    return Transactor(bench)
+
+
+def test_a_half_message_waits_where_the_java_broker_puts_it(bench, producer):
+    half = producer.half(b"one", properties={"TAGS": "a", "REAL_TOPIC": "liar", "REAL_QID": "77"}, flag=5)
+    (record,) = bench.records(HALF)
+    assert (record.queue_id, record.queue_offset, record.body, record.flag) == (0, 0, b"one", 5)
+    assert record.sys_flag == 0
+    assert record.properties == {
+        "UNIQ_KEY": "one", "TRAN_MSG": "true", "PGROUP": "PG", "TAGS": "a", "CLUSTER": "DefaultCluster",
+        "REAL_TOPIC": "T", "REAL_QID": "1",
+    }  # fmt: skip
+    assert (half.offset, half.physical_offset) == (0, record.physical_offset)
+    assert bodies(bench, "T", 1) == [b"plain"]
+
+
+def test_a_committed_message_comes_to_its_topic(bench, producer):
+    half = producer.half(b"one", properties={"TAGS": "a"}, flag=5)
+    assert producer.commit(half).code == ResponseCode.SUCCESS
+    record = bench.records("T", 1)[-1]
+    assert (record.body, record.flag, record.sys_flag, record.prepared_offset) == (b"one", 5, 8, half.physical_offset)
+    assert record.born_timestamp == bench.records(HALF)[0].born_timestamp
+    assert record.properties == bench.records(HALF)[0].properties
+    (entry,) = bench.records(OP)
+    assert (entry.body, entry.queue_id, entry.properties["TAGS"], entry.sys_flag) == (b"0", 0, "d", 0)
+    assert encode_host(entry.born_host) == STORE_HOST
+
+
+def test_a_rolled_back_message_comes_to_nobody(bench, producer):
+    half = producer.half(b"one")
+    assert producer.end(half, ROLLBACK).code == ResponseCode.SUCCESS
+    assert bodies(bench, "T", 1) == [b"plain"]
+    assert bodies(bench, OP) == [b"0"]
+
+
+def test_what_its_producer_does_not_know_stays(bench, producer):
+    half = producer.half(b"one")
+    assert producer.end(half, UNKNOWN).code == ResponseCode.SUCCESS
+    assert producer.end(half, UNKNOWN, from_transaction_check=True).code == ResponseCode.SUCCESS
+    assert bodies(bench, OP) == []
+    producer.commit(half)
+    assert bodies(bench, "T", 1) == [b"plain", b"one"]
+
+
+@pytest.mark.parametrize("first", [COMMIT, ROLLBACK])
+@pytest.mark.parametrize("second", [COMMIT, ROLLBACK])
+def test_the_first_end_counts(bench, producer, first, second):
+    half = producer.half(b"one")
+    producer.end(half, first)
+    assert producer.end(half, second).code == ResponseCode.SUCCESS
+    assert bodies(bench, "T", 1) == [b"plain", b"one"][: 2 if first == COMMIT else 1]
+    assert bodies(bench, OP) == [b"0"]
+
+
+def test_ends_of_one_read_are_stored_together_and_each_once(bench, producer, monkeypatch):
+    halves = [producer.half(b"%d" % n) for n in range(4)]
+    appends = []
+    append = bench.store.append
+    monkeypatch.setattr(bench.store, "append", lambda messages: appends.append(len(messages)) or append(messages))
+    ends = [COMMIT, ROLLBACK, COMMIT, COMMIT, COMMIT]
+    commands = [end_command(half, end) for half, end in zip([*halves, halves[0]], ends, strict=True)]
+    answers = producer.client.ask_all(*commands)
+    assert [answer.code for answer in answers] == [0] * 5
+    assert bodies(bench, "T", 1) == [b"plain", b"0", b"2", b"3"]
+    assert appends == [7]
+
+
+def test_a_oneway_end_is_not_answered(bench, producer):
+    half = producer.half(b"one")
+    command = end_command(half, COMMIT)
+    command.flag |= ONEWAY_FLAG
+    assert producer.client.ask_all(command) == []
+    assert bodies(bench, "T", 1) == [b"plain", b"one"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "remark"),
+    [
+        ({"producer_group": "other"}, "The producer group wrong"),
+        ({"tran_state_table_offset": 1}, "The transaction state table offset wrong"),
+        ({"tran_state_table_offset": -1}, "The transaction state table offset wrong"),
+        ({"tran_state_table_offset": 2**62}, "The transaction state table offset wrong"),
+        ({"commit_log_offset": 0}, "Find prepared transaction message failed"),  # a message, but no half one
+        ({"commit_log_offset": 7}, "Find prepared transaction message failed"),
+        ({"commit_log_offset": -1}, "Find prepared transaction message failed"),
+        ({"commit_log_offset": 2**62}, "Find prepared transaction message failed"),
+        ({"commit_or_rollback": 4}, "commitOrRollback field wrong"),
+    ],
+)
+def test_what_is_not_true_of_it_is_refused(bench, producer, fields, remark):
+    half = producer.half(b"one")
+    producer.half(b"another")
+    answer = producer.commit(half, **fields)
+    assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, remark)
+    assert bodies(bench, OP) == []
+    assert bodies(bench, "T", 1) == [b"plain"]
+
+
+def test_the_offset_of_another_half_message_in_the_log_is_refused(bench, producer):
+    half, other = producer.half(b"one"), producer.half(b"another")
+    answer = producer.commit(half, commit_log_offset=other.physical_offset)
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert bodies(bench, OP) == []
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+def test_a_record_inside_of_a_body_is_no_half_message(bench, producer, offset):
+    """Who knows where its message will stand could write one there."""
+    whole = producer.half(b"one")
+    size = bench.records(HALF)[0].store_size
+    inside = bench.store.log_end + 88
+    forged = bytearray(bench.store.read_record(whole.physical_offset))
+    forged[20:36] = offset.to_bytes(8, "big") + inside.to_bytes(8, "big")
+    producer.client.send(body=bytes(forged), queue_id=1)
+    assert len(bench.store.read_record(inside)) == size
+    answer = producer.commit(whole, tran_state_table_offset=offset, commit_log_offset=inside)
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert bodies(bench, OP) == []
+
+
+def test_a_half_message_names_its_group_where_its_producer_does_not(bench, producer):
+    producer.half(b"one", properties={"PGROUP": ""}, producer_group="of the header")
+    assert bench.records(HALF)[0].properties["PGROUP"] == "of the header"
+
+
+def test_a_delayed_one_waits_after_its_commit(bench, producer):
+    bench.parts.delay.start()
+    half = producer.half(b"one", properties={"DELAY": "99"})
+    producer.commit(half)
+    (record,) = bench.records("SCHEDULE_TOPIC_XXXX", 17)
+    assert (record.properties["DELAY"], record.properties["REAL_TOPIC"], record.sys_flag) == ("18", "T", 8)
+    assert bodies(bench, "T", 1) == [b"plain"]
+    bench.parts.delay.stop()
+
+
+def test_nothing_is_settled_that_the_store_refuses(bench, producer, monkeypatch):
+    half = producer.half(b"one")
+
+    def refuse(_messages):
+        raise StoreUnwritable("the disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(bench.store, "append", refuse)
+        answer = producer.commit(half)
+    assert (answer.code, answer.remark) == (
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        "Service not available now. the disk is full",
+    )
+    producer.commit(half)
+    assert bodies(bench, "T", 1) == [b"plain", b"one"]
+
+
+def test_one_that_the_store_refuses_holds_nobody_up(bench, producer, monkeypatch):
+    halves = [producer.half(body) for body in (b"one", b"bad", b"two")]
+    append = bench.store.append
+
+    def refuse_one(messages):
+        if any(message[8] == b"bad" for message in messages):
+            raise RecordTooLarge("too large")
+        return append(messages)
+
+    monkeypatch.setattr(bench.store, "append", refuse_one)
+    answers = producer.client.ask_all(*[end_command(half, COMMIT) for half in halves])
+    assert [answer.code for answer in answers] == [0, ResponseCode.MESSAGE_ILLEGAL, 0]
+    assert bodies(bench, "T", 1) == [b"plain", b"one", b"two"]
+    assert bodies(bench, OP) == [b"0", b"2"]
+
+
+# --- over a restart
+
+
+@pytest.fixture
+def restart(bench, tmp_path):
+    """Close the bench, and open another over its store."""
+    opened = []
+
+    def open_again(**changes):
+        (opened or [bench])[-1].close()
+        opened.append(Bench(tmp_path / "store", **changes))
+        return opened[-1]
+
+    yield open_again
+    if opened:
+        bench.close = opened[-1].close
+
+
+def test_what_was_settled_before_a_restart_is_settled_after_it(bench, producer, restart):
+    first, second = producer.half(b"first"), producer.half(b"second")
+    producer.commit(first)
+    bench = restart()
+    producer = Transactor(bench)
+    producer.commit(first)
+    producer.commit(second)
+    assert bodies(bench, "T", 1) == [b"plain", b"first", b"second"]
+    assert bench.parts.halves.ledger.progress == 2
+
+
+def test_progress_is_kept_as_the_java_broker_keeps_it(bench, producer):
+    halves = [producer.half(b"%d" % n) for n in range(4)]
+    for n in (1, 0, 3):
+        producer.commit(halves[n])
+    bench.parts.halves.save_progress()
+    bench.turn(2)
+    bench.parts.halves.save_progress()
+    assert bench.offsets.query("CID_RMQ_SYS_TRANS", HALF, 0) == 2
+    assert bench.offsets.query("CID_RMQ_SYS_TRANS", OP, 0) == 2
+
+
+def test_no_progress_is_kept_that_stands_on_what_is_not_on_the_disk(make_bench):
+    bench = make_bench(worker=HeldWorker())
+    bench.worker.work()
+    bench.client().send(queue_id=1)
+    producer = Transactor(bench)
+    producer.commit(producer.half(b"one"))
+    for _ in range(3):
+        bench.parts.halves.save_progress()
+    assert bench.offsets.query("CID_RMQ_SYS_TRANS", HALF, 0) is None
+    bench.turn(1)
+    bench.worker.work()
+    bench.parts.halves.save_progress()
+    assert bench.offsets.query("CID_RMQ_SYS_TRANS", HALF, 0) == 1
+    bench.worker.work()
+
+
+def test_ends_wait_until_it_is_known_what_is_settled(bench, producer, restart):
+    halves = [producer.half(b"%d" % n) for n in range(300)]
+    producer.client.ask_all(*[end_command(half, ROLLBACK) for half in halves[:-1]])
+    bench = restart(reads_halves=False)
+    producer = Transactor(bench)
+    assert producer.client.ask_all(*[end_command(half, COMMIT) for half in (halves[0], halves[-1])]) == []
+    bench.parts.halves.start()
+    bench.turn()
+    assert [answer.code for answer in producer.client.heard()] == [0, 0]
+    assert bodies(bench, "T", 1) == [b"plain", b"299"]
+
+
+def test_who_waits_for_that_is_told_when_the_broker_stops(bench, producer, restart):
+    half = producer.half(b"one")
+    bench = restart(reads_halves=False)
+    producer = Transactor(bench)
+    producer.client.tell(end_command(half, COMMIT))
+    bench.parts.halves.stop()
+    assert [answer.remark for answer in producer.client.heard()] == ["StoreError: the broker is stopping"]
+
+
+def test_the_store_host_is_the_brokers(bench, producer):
+    producer.commit(producer.half(b"one"))
+    assert bench.records(OP)[0].store_host == (HOST, 10911)

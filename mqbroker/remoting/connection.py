@@ -8,21 +8,23 @@ together, and all answers leave in one write.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, cast
 from typing import Protocol as StructuralType
 
 import orjson
-from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.interfaces import IAddress, IConsumer, IDelayedCall, IPushProducer, IReactorTime, ITCPTransport
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IAddress, IConsumer, IPushProducer, IReactorTime, ITCPTransport
 from twisted.internet.protocol import Protocol, connectionDone
-from twisted.logger import Logger
+from twisted.logger import Logger, LogLevel
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from mqbroker.errors import BadFrame, ConnectionClosed, MQError, RequestTimedOut
-from mqbroker.remoting.handlers import BatchHandler, HandlerTable, IConnection, RawRequest, failure_response
-from mqbroker.remoting.limits import Limits
+from mqbroker.errors import BadFrame, ConnectionClosed, MQError
+from mqbroker.remoting.complaints import Complaints
+from mqbroker.remoting.failures import OVERLOADED, Asked, asked, failures
+from mqbroker.remoting.handlers import BatchHandler, HandlerTable, IConnection, RawRequest
+from mqbroker.remoting.limits import Limits, Load
+from mqbroker.remoting.own_requests import OwnRequests
 from mqbroker.wire.command import (
     EXT_FIELDS_MAX,
     ONEWAY_FLAG,
@@ -39,10 +41,10 @@ log = Logger()
 #: Up to as many frames in one read their answers are sent at once; more are left to the reactor's next turn.
 PROMPT_FRAMES_MAX = 8
 
-_OPAQUE_MASK = 0x7FFFFFFF
+#: What is unfinished of a frame is counted only above so many bytes: most reads end in the middle of one.
+UNCOUNTED_BYTES_MAX = 16 * 1024
 
-# Of a raw request what its answer needs: opaque, flag, serialize type.
-_Asked = tuple[int, int, int]
+_OPAQUE_MASK = 0x7FFFFFFF
 
 
 class ConnectionOwner(StructuralType):
@@ -50,6 +52,9 @@ class ConnectionOwner(StructuralType):
 
     def connected(self, connection: RemotingProtocol) -> bool:
         """Return False to have it closed at once."""
+
+    load: Load
+    complaints: Complaints
 
     def disconnected(self, connection: RemotingProtocol) -> None: ...
 
@@ -67,12 +72,15 @@ class RemotingProtocol(Protocol):
         self._clock = clock
         self._limits = limits
         self._owner = owner
+        self._load = owner.load
         self._decoder = FrameDecoder(limits.frame_bytes_max)
         self._frame_begun: float | None = None
-        self._opaque = 0
-        self._waiting: dict[int, tuple[Deferred[RemotingCommand], IDelayedCall]] = {}
+        self._asked = OwnRequests(clock)
         self._in_flight = 0
+        self._unfinished = 0
         self._answers_unread = False
+        self._unread_bytes = 0
+        self._unread_since = 0.0
         self._reading = True
         self._on_closed: list[Callable[[], None]] = []
         self._prompt_write: Callable[[bytes], None] = self._discard
@@ -96,12 +104,8 @@ class RemotingProtocol(Protocol):
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self.closed = True
         self._write = self._prompt_write = self._discard
-        waiting, self._waiting = self._waiting, {}
-        for deferred, timeout in waiting.values():
-            timeout.cancel()
-            if not deferred.called:  # cancelled by one that failed before it
-                why = f"connection to {self.remote_addr} closed: {reason.getErrorMessage()}"
-                deferred.errback(ConnectionClosed(why))
+        self._count_unfinished(0)
+        self._asked.connection_lost(f"connection to {self.remote_addr} closed: {reason.getErrorMessage()}")
         self._owner.disconnected(self)
         callbacks, self._on_closed = self._on_closed, []
         for callback in callbacks:
@@ -114,8 +118,14 @@ class RemotingProtocol(Protocol):
             self._on_closed.append(callback)
 
     def close(self, why: str) -> None:
+        self._close(LogLevel.info, why)
+
+    def _close(self, level: LogLevel, why: str) -> None:
+        """Neither takes nor sends anything from now on; the transport tells of the end later."""
         if not self.closed:
-            log.info("closing {peer}: {why}", peer=self.remote_addr, why=why)
+            self.closed = True
+            self._write = self._prompt_write = self._discard
+            self._owner.complaints.say(level, "closing {peer}: {why}", peer=self.remote_addr, why=why)
             cast(ITCPTransport, self.transport).abortConnection()
 
     def overdue(self, now: float) -> str | None:
@@ -125,6 +135,8 @@ class RemotingProtocol(Protocol):
         begun = self._frame_begun
         if begun is not None and self._reading and now - begun >= self._limits.frame_seconds_max:
             return f"a frame was not whole after {self._limits.frame_seconds_max:.0f} s"
+        if self._answers_unread and now - self._unread_since >= self._limits.idle_seconds:
+            return f"it did not read its answers for {self._limits.idle_seconds:.0f} s"
         return None
 
     # --- bytes in
@@ -133,16 +145,18 @@ class RemotingProtocol(Protocol):
         self.last_active = self._clock.seconds()
         try:
             frames = self._decoder.feed(data)
-            if self._decoder.pending_bytes:
+            pending = self._decoder.pending_bytes
+            if pending:
                 if frames or self._frame_begun is None:
                     self._frame_begun = self.last_active
             else:
                 self._frame_begun = None
+            if pending > UNCOUNTED_BYTES_MAX or self._unfinished:
+                self._count_unfinished(pending)
             if frames:
                 self._receive(frames)
         except BadFrame as error:
-            log.warn("closing {peer}: {why}", peer=self.remote_addr, why=str(error))
-            cast(ITCPTransport, self.transport).abortConnection()
+            self._close(LogLevel.warn, str(error))
 
     def _receive(self, frames: Sequence[Frame]) -> None:
         """Take the frames of one read; neighbours of one code go to its batch handler together."""
@@ -187,10 +201,13 @@ class RemotingProtocol(Protocol):
     def _run_batch(self, handler: BatchHandler | None, run: list[RawRequest], write: Callable[[bytes], None]) -> None:
         if handler is None:
             return
+        if self._load.requests >= self._limits.requests_under_way_max:
+            write(failures(asked(run), OVERLOADED))
+            return
         try:
             answers = handler(run, self)
         except Exception as error:
-            write(b"".join(_failures(_asked(run), error)))
+            write(failures(asked(run), error))
             return
         if isinstance(answers, bytes):
             if answers:
@@ -198,26 +215,35 @@ class RemotingProtocol(Protocol):
             return
         self._begin(len(run))
         # Not `run` itself: what thousands of waiting requests brought would be kept, and fall out of the caches.
-        answers.addCallbacks(self._finish_batch, self._fail_batch, (len(run),), errbackArgs=(_asked(run),))
+        answers.addCallbacks(self._finish_batch, self._fail_batch, (len(run),), errbackArgs=(asked(run),))
 
     def _finish_batch(self, answers: bytes, count: int) -> None:
         self._end(count)
         if answers:
             self.write(answers)
 
-    def _fail_batch(self, failure: Failure, asked: Sequence[_Asked]) -> None:
-        self._finish_batch(b"".join(_failures(asked, failure.value)), len(asked))
+    def _fail_batch(self, failure: Failure, run: Sequence[Asked]) -> None:
+        self._finish_batch(failures(run, failure.value), len(run))
 
     def _take(self, command: RemotingCommand, write: Callable[[bytes], None]) -> None:
         if command.is_response:
-            self._settle(command)
+            if not self._asked.settle(command):
+                log.debug("{peer} answered no request of ours (opaque {n})", peer=self.remote_addr, n=command.opaque)
+            return
+        if self.closed:
+            return
+        if self._load.requests >= self._limits.requests_under_way_max:
+            write(failures([(command.opaque, command.flag, command.serialize_type)], OVERLOADED))
             return
         answer = self._table.handle(command, self)
         if answer is None:
             return
         if isinstance(answer, RemotingCommand):
             if not command.is_oneway:
-                write(encode_command(answer))
+                data = encode_command(answer)
+                write(data)
+                if self._answers_unread:
+                    self._count_unread(len(data))
             return
         self._begin(1)
         cast("Deferred[RemotingCommand | None]", answer).addCallback(self._finish, command)
@@ -236,6 +262,8 @@ class RemotingProtocol(Protocol):
         """Send whole frames, without waiting for the reactor's next turn where the socket takes them."""
         self.last_active = self._clock.seconds()
         self._prompt_write(data)
+        if self._answers_unread:
+            self._count_unread(len(data))
 
     def _discard(self, data: bytes) -> None:
         """Where bytes go that have no connection."""
@@ -244,58 +272,42 @@ class RemotingProtocol(Protocol):
 
     def invoke(self, command: RemotingCommand, timeout_ms: int) -> Deferred[RemotingCommand]:
         """Send `command` under a new opaque. Cancelling forgets the request; its answer, should it come, is dropped."""
-        self._opaque = opaque = (self._opaque + 1) & _OPAQUE_MASK
-        deferred: Deferred[RemotingCommand] = Deferred(partial(self._forget, opaque))
         if self.closed:
+            deferred: Deferred[RemotingCommand] = Deferred()
             deferred.errback(ConnectionClosed(f"connection to {self.remote_addr} is closed"))
             return deferred
-        command.opaque = opaque
+        command.opaque = self._asked.next_opaque()
         data = encode_command(command)
-        timeout = self._clock.callLater(timeout_ms / 1000, self._time_out, opaque, timeout_ms, command.describe())
-        self._waiting[opaque] = deferred, timeout
+        what = f"{command.describe()}: no answer from {self.remote_addr} in {timeout_ms} ms"
+        deferred = self._asked.wait(command.opaque, timeout_ms, what)
         self.write(data)
         return deferred
 
     def invoke_oneway(self, command: RemotingCommand) -> None:
-        self._opaque = command.opaque = (self._opaque + 1) & _OPAQUE_MASK
+        command.opaque = self._asked.next_opaque()
         command.flag |= ONEWAY_FLAG
         self.send(command)
-
-    def _settle(self, answer: RemotingCommand) -> None:
-        found = self._waiting.pop(answer.opaque, None)
-        if found is None:
-            log.debug("{peer} answered no request of ours (opaque {n})", peer=self.remote_addr, n=answer.opaque)
-            return
-        deferred, timeout = found
-        timeout.cancel()
-        deferred.callback(answer)
-
-    def _time_out(self, opaque: int, timeout_ms: int, what: str) -> None:
-        deferred, _ = self._waiting.pop(opaque)
-        deferred.errback(RequestTimedOut(f"{what}: no answer from {self.remote_addr} in {timeout_ms} ms"))
-
-    def _forget(self, opaque: int, deferred: Deferred[Any]) -> None:
-        found = self._waiting.pop(opaque, None)
-        if found is not None:
-            found[1].cancel()
-        deferred.errback(CancelledError())
 
     # --- bounds
 
     def _begin(self, count: int) -> None:
         self._in_flight += count
+        self._load.requests += count
         if self._in_flight >= self._limits.requests_in_flight_max:
             self._pace()
 
     def _end(self, count: int) -> None:
         full = self._in_flight >= self._limits.requests_in_flight_max
         self._in_flight -= count
+        self._load.requests -= count
         if full:
             self._pace()
 
     def pauseProducing(self) -> None:
         """The peer does not read its answers: read no more requests of it."""
         self._answers_unread = True
+        self._unread_bytes = 0
+        self._unread_since = self._clock.seconds()
         self._pace()
 
     def resumeProducing(self) -> None:
@@ -304,6 +316,19 @@ class RemotingProtocol(Protocol):
 
     def stopProducing(self) -> None:
         """The transport is gone; connectionLost says the rest."""
+
+    def _count_unread(self, size: int) -> None:
+        """More to be sent to a peer that does not read: what it asked before, and what we tell it unasked."""
+        self._unread_bytes += size
+        if self._unread_bytes > self._limits.unsent_bytes_max:
+            self.close(f"it does not read its answers: {self._unread_bytes} bytes of them wait")
+
+    def _count_unfinished(self, pending: int) -> None:
+        load = self._load
+        load.unfinished_bytes += pending - self._unfinished
+        self._unfinished = pending
+        if pending and load.unfinished_bytes > self._limits.unfinished_bytes_max:
+            raise BadFrame(f"{load.unfinished_bytes} bytes of unfinished frames are kept for all connections")
 
     def _pace(self) -> None:
         """Read from the peer only while it reads from us and has not too much under way."""
@@ -318,21 +343,6 @@ class RemotingProtocol(Protocol):
             transport.resumeProducing()
         else:
             transport.pauseProducing()
-
-
-def _asked(run: Sequence[RawRequest]) -> list[_Asked]:
-    return [(opaque, flag, serialize_type) for _, opaque, flag, _, serialize_type in run]
-
-
-def _failures(asked: Sequence[_Asked], error: BaseException | None) -> list[bytes]:
-    """The answers to a run whose handling raised `error`, which is logged once for all of them."""
-    requests = [RemotingCommand(0, opaque=each[0], flag=each[1], serialize_type=each[2]) for each in asked]
-    one = failure_response(requests[0], error)
-    return [
-        encode_command(RemotingCommand.response(request, one.code, one.remark))
-        for request in requests
-        if not request.is_oneway
-    ]
 
 
 def _peer(address: IAddress) -> tuple[str, bytes]:

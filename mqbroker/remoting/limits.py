@@ -1,4 +1,4 @@
-"""What one connection may ask of us. Everything here is bounded, and says what happens at its bound."""
+"""What peers may ask of us, each and all together. Everything here is bounded, and says what happens at its bound."""
 
 from __future__ import annotations
 
@@ -22,6 +22,11 @@ class Limits:
     idle_seconds: a connection with no traffic either way for so long is closed.
     frame_seconds_max: a frame that is begun must be whole by then, or its connection is closed.
     connections_max: a connection over it is closed as soon as it is accepted.
+    connections_per_address_max: the same, for those from one address.
+    requests_under_way_max: on all connections; while as many wait for their answers, others are answered SYSTEM_BUSY.
+    unfinished_bytes_max: of frames not yet whole, on all connections; whose bytes come over it is closed.
+    unsent_bytes_max: of answers that a peer does not read; its connection is closed. So it is where the peer has read
+        nothing for `idle_seconds`.
     """
 
     frame_bytes_max: int = FRAME_BYTES_MAX
@@ -29,8 +34,26 @@ class Limits:
     idle_seconds: float = 120.0
     frame_seconds_max: float = 30.0
     connections_max: int = 20_000
+    connections_per_address_max: int = 12_000
+    requests_under_way_max: int = 100_000
+    unfinished_bytes_max: int = 512 * 1024 * 1024
+    unsent_bytes_max: int = 64 * 1024 * 1024
 
     @classmethod
     def of(cls, server: NettySettings) -> Limits:
         """The bounds that a server's settings set."""
-        return cls(frame_bytes_max=server.frame_max_length, idle_seconds=server.server_channel_max_idle_time_seconds)
+        return cls(
+            frame_bytes_max=server.frame_max_length,
+            idle_seconds=server.server_channel_max_idle_time_seconds,
+            connections_max=server.connections_max,
+            connections_per_address_max=server.connections_per_address_max,
+            unsent_bytes_max=server.unsent_bytes_max,
+        )
+
+
+@attrs.define
+class Load:
+    """What all connections of one server, or one client, have under way together."""
+
+    requests: int = 0
+    unfinished_bytes: int = 0

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 
 from twisted.internet.interfaces import IAddress, IReactorTime
 from twisted.internet.protocol import ServerFactory
 from twisted.internet.task import LoopingCall
-from twisted.logger import Logger
+from twisted.logger import LogLevel
 
+from mqbroker.remoting.complaints import Complaints
 from mqbroker.remoting.connection import RemotingProtocol
 from mqbroker.remoting.handlers import HandlerTable
-from mqbroker.remoting.limits import Limits
-
-log = Logger()
+from mqbroker.remoting.limits import Limits, Load
 
 #: How often idle connections and unfinished frames are looked for.
 WATCH_SECONDS = 5.0
+CLOSINGS_LOGGED_PER_MINUTE = 20
 
 
 class ConnectionEvent(Enum):
@@ -29,11 +29,14 @@ class ConnectionEvent(Enum):
 
 
 class IdleWatch:
-    """Closes connections that are overdue, on one timer for all of them."""
+    """Closes connections that are overdue, on one timer for all of them; `complaints` are looked after on it too."""
 
-    def __init__(self, connections: set[RemotingProtocol], clock: IReactorTime) -> None:
+    def __init__(
+        self, connections: set[RemotingProtocol], clock: IReactorTime, complaints: Sequence[Complaints] = ()
+    ) -> None:
         self._connections = connections
         self._clock = clock
+        self._complaints = complaints
         self._loop = LoopingCall(self._look)
         self._loop.clock = clock
 
@@ -51,6 +54,8 @@ class IdleWatch:
             why = connection.overdue(now)
             if why is not None:
                 connection.close(why)
+        for complaints in self._complaints:
+            complaints.look()
 
 
 class RemotingServerFactory(ServerFactory):
@@ -70,8 +75,11 @@ class RemotingServerFactory(ServerFactory):
         self._clock = clock
         self._limits = limits or Limits()
         self.on_event = on_event
-        self._watch = IdleWatch(self.connections, clock)
-        self._refusing = False
+        self.load = Load()
+        self.complaints = Complaints("connections closed", clock.seconds, CLOSINGS_LOGGED_PER_MINUTE)
+        self._refusals = Complaints("connections refused", clock.seconds, 1)
+        self._watch = IdleWatch(self.connections, clock, (self.complaints, self._refusals))
+        self._from_address: dict[bytes, int] = {}
 
     def startFactory(self) -> None:
         self._watch.start()
@@ -85,12 +93,17 @@ class RemotingServerFactory(ServerFactory):
         return protocol
 
     def connected(self, connection: RemotingProtocol) -> bool:
+        address = _address(connection)
+        count = self._from_address.get(address, 0)
         if len(self.connections) >= self._limits.connections_max:
-            if not self._refusing:
-                log.warn("{n} connections are open: no more are taken", n=len(self.connections))
-            self._refusing = True
+            line = "{n} connections are open: no more are taken"
+            self._refusals.say(LogLevel.warn, line, n=len(self.connections))
             return False
-        self._refusing = False
+        if count >= self._limits.connections_per_address_max:
+            line = "{n} connections from the address of {peer} are open: no more from there are taken"
+            self._refusals.say(LogLevel.warn, line, n=count, peer=connection.remote_addr)
+            return False
+        self._from_address[address] = count + 1
         self.connections.add(connection)
         self._tell(ConnectionEvent.CONNECT, connection)
         return True
@@ -98,6 +111,10 @@ class RemotingServerFactory(ServerFactory):
     def disconnected(self, connection: RemotingProtocol) -> None:
         if connection in self.connections:
             self.connections.discard(connection)
+            address = _address(connection)
+            self._from_address[address] -= 1
+            if not self._from_address[address]:
+                del self._from_address[address]
             self._tell(ConnectionEvent.CLOSE, connection)
 
     def _tell(self, event: ConnectionEvent, connection: RemotingProtocol) -> None:
@@ -108,3 +125,8 @@ class RemotingServerFactory(ServerFactory):
         """Close every connection; their ends are told as usual."""
         for connection in list(self.connections):
             connection.close(why)
+
+
+def _address(connection: RemotingProtocol) -> bytes:
+    """Where it comes from, without the port."""
+    return connection.remote_host[:-4]

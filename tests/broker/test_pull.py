@@ -1,5 +1,6 @@
 """Pulls: what is found, what is told, what waits."""
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -456,3 +457,26 @@ def test_a_topic_with_fewer_read_queues(client):
     client.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
     assert client.pull(queue_id=1).code == ResponseCode.SYSTEM_ERROR
     assert client.pull(queue_id=0).code == ResponseCode.PULL_NOT_FOUND
+
+
+def test_many_pulls_of_one_read_are_answered_in_order(bench, client):
+    for i in range(3):
+        client.send(body=b"%d" % i, properties="")
+    bench.store.dispatch_now()
+    pulls = [RemotingCommand.request(11, pull_header("T", queue_offset=i % 3, max_msg_nums=1)) for i in range(200)]
+    answers = client.ask_all(*pulls)
+    assert [decode_records(answer.body)[0].body for answer in answers] == [b"%d" % (i % 3) for i in range(200)]
+    assert [answer.opaque for answer in answers] == [pull.opaque for pull in pulls]
+
+
+def test_a_peer_that_asks_for_more_than_it_may_have_unread_is_closed(bench):
+    client = bench.client()
+    client.send(body=bytes(60_000), properties="")
+    bench.store.dispatch_now()
+    looked = []
+    get = bench.store.get_when_ready
+    bench.store.get_when_ready = lambda *args: looked.append(args) or get(*args)
+    client.connection._limits = attrs.evolve(client.connection._limits, unsent_bytes_max=500_000)
+    client.tell(*[RemotingCommand.request(11, pull_header("T")) for _ in range(1000)])
+    assert client.peer.lost
+    assert 64 <= len(looked) <= 192

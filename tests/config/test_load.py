@@ -27,6 +27,7 @@ OWN = {
     # System properties of the Java broker.
     *("diskSpaceCleanForciblyRatio", "diskSpaceWarningLevelRatio"),
     "kernelSyncEnable",
+    *("connectionsMax", "connectionsPerAddressMax", "unsentBytesMax"),
 }
 
 

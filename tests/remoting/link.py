@@ -9,9 +9,10 @@ from twisted.internet.interfaces import IStreamClientEndpoint, ITCPTransport
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from mqbroker.remoting.complaints import Complaints
 from mqbroker.remoting.connection import RemotingProtocol
 from mqbroker.remoting.handlers import HandlerTable
-from mqbroker.remoting.limits import Limits
+from mqbroker.remoting.limits import Limits, Load
 from mqbroker.remoting.server import RemotingServerFactory
 from mqbroker.wire.command import decode_commands
 from mqbroker.wire.frame import FrameDecoder
@@ -178,6 +179,10 @@ def raw_link(factory):
 
 class NoOwner:
     """Owns a protocol that stands alone."""
+
+    def __init__(self):
+        self.load = Load()
+        self.complaints = Complaints("connections closed", lambda: 0.0, 100)
 
     def connected(self, connection):
         return True

@@ -36,6 +36,8 @@ log = Logger()
 
 #: As many pulls of one connection may wait for the disk: others' shall not be refused for them.
 COLD_ON_CONNECTION_MAX = 1000
+#: Answered before any of them is sent.
+PULLS_AT_ONCE_MAX = 64
 #: A peer may not hold a pull for longer.
 SUSPEND_MS_MAX = 600_000
 
@@ -96,11 +98,26 @@ class PullProcessor:
     def take(self, requests: list[RawRequest], connection: IConnection) -> bytes | Deferred[bytes]:
         """Answer a run of pulls; over `connection` later those that are held, and those whose messages are not in
         memory. Of the latter the Deferred tells when all are answered."""
+        if len(requests) > PULLS_AT_ONCE_MAX:
+            return self._take_in_parts(requests, connection)
         answers = [self._take_one(request, connection) for request in requests]
         try:
             return b"".join(answers)  # type: ignore[arg-type]  # the quickest way to know that none comes later
         except TypeError:
             return _answered_later(answers, connection)
+
+    def _take_in_parts(self, requests: list[RawRequest], connection: IConnection) -> Deferred[bytes]:
+        """One read may ask for a hundred times what it may have waiting unread; its connection is then closed."""
+        later = []
+        for at in range(0, len(requests), PULLS_AT_ONCE_MAX):
+            if connection.closed:
+                break
+            answers = self.take(requests[at : at + PULLS_AT_ONCE_MAX], connection)
+            if isinstance(answers, bytes):
+                connection.write(answers)
+            else:
+                later.append(answers)
+        return gatherResults(later).addCallback(lambda _: b"")
 
     def _take_one(self, request: RawRequest, connection: IConnection) -> bytes | Deferred[bytes]:
         ext, opaque, flag, _, serialize_type = request

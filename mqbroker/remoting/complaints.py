@@ -1,0 +1,47 @@
+"""Lines about peers, so many a minute: whoever makes trouble on thousands of connections must not fill the log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from twisted.logger import Logger, LogLevel
+
+log = Logger()
+
+MINUTE = 60.0
+
+
+class Complaints:
+    """Writes the first lines of each minute, and after it one that counts the rest.
+
+    :param what: what is complained of, in the plural, as the counting line names it.
+    :param now: gives seconds.
+    """
+
+    def __init__(self, what: str, now: Callable[[], float], lines_per_minute: int) -> None:
+        self._what = what
+        self._now = now
+        self._lines_max = lines_per_minute
+        self._minute = float("-inf")
+        self._lines = 0
+        self._untold = 0
+
+    def say(self, level: LogLevel, line: str, **values: Any) -> None:
+        """Write `line`, or count it."""
+        self.look()
+        if self._lines >= self._lines_max:
+            self._untold += 1
+            return
+        if not self._lines:
+            self._minute = self._now()
+        self._lines += 1
+        log.emit(level, line, **values)
+
+    def look(self) -> None:
+        """Tell of those that were only counted, where their minute is over; to be called now and then."""
+        if self._now() - self._minute < MINUTE:
+            return
+        untold, self._untold, self._lines = self._untold, 0, 0
+        if untold:
+            log.warn("{n} more {what} within a minute", n=untold, what=self._what)

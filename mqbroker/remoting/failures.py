@@ -1,0 +1,31 @@
+"""The answers to requests that failed together: those of one read, for one reason."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mqbroker.errors import Refused
+from mqbroker.remoting.handlers import RawRequest, failure_response
+from mqbroker.wire.codes import ResponseCode
+from mqbroker.wire.command import RemotingCommand, encode_command
+
+#: Of a raw request what its answer needs: opaque, flag, serialize type.
+Asked = tuple[int, int, int]
+
+#: What is answered where as much waits as may.
+OVERLOADED = Refused(ResponseCode.SYSTEM_BUSY, "[OVERLOAD]system busy, start flow control for a while")
+
+
+def asked(run: Sequence[RawRequest]) -> list[Asked]:
+    return [(opaque, flag, serialize_type) for _, opaque, flag, _, serialize_type in run]
+
+
+def failures(run: Sequence[Asked], error: BaseException | None) -> bytes:
+    """The answers to a run that failed with `error`, which is logged once for all of them."""
+    requests = [RemotingCommand(0, opaque=each[0], flag=each[1], serialize_type=each[2]) for each in run]
+    one = failure_response(requests[0], error)
+    return b"".join(
+        encode_command(RemotingCommand.response(request, one.code, one.remark))
+        for request in requests
+        if not request.is_oneway
+    )

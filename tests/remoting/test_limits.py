@@ -1,0 +1,246 @@
+"""Hostile peers: what they can make us keep, and how much they can make us write."""
+
+import pytest
+from twisted.internet.address import IPv4Address
+from twisted.internet.defer import Deferred
+from twisted.logger import LogLevel
+
+from mqbroker.config import NettySettings
+from mqbroker.remoting.complaints import Complaints
+from mqbroker.remoting.handlers import HandlerTable
+from mqbroker.remoting.limits import Limits
+from mqbroker.remoting.server import WATCH_SECONDS
+from mqbroker.wire.codes import RequestCode, ResponseCode
+from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand, encode_command
+from tests.remoting.link import Link, Peer, raw_link, serve
+
+ECHO, LATER, BATCH = RequestCode.HEART_BEAT, RequestCode.QUERY_MESSAGE, RequestCode.PULL_MESSAGE
+
+
+def request(code=ECHO, body=b"", opaque=1, flag=0, **ext):
+    return encode_command(RemotingCommand(code, ext, body, opaque=opaque, flag=flag))
+
+
+@pytest.fixture
+def held():
+    return []
+
+
+@pytest.fixture
+def table(held):
+    def hold(request, connection):
+        held.append(Deferred())
+        return held[-1]
+
+    table = HandlerTable()
+    table.register(ECHO, lambda request, connection: RemotingCommand.response(request, body=request.body))
+    table.register(LATER, hold)
+    table.register_batch(BATCH, hold)
+    return table
+
+
+def connect(factory, host="10.0.0.2", port=40000):
+    peer = Peer()
+    link = Link(peer, factory.buildProtocol(None), near_address=IPv4Address("TCP", host, port))
+    link.pump()
+    return peer, link
+
+
+def advance(clock, seconds):
+    while seconds > 0:
+        clock.advance(min(1.0, seconds))
+        seconds -= 1.0
+
+
+def test_the_settings_that_set_them():
+    server = NettySettings(connections_max=7, connections_per_address_max=3, unsent_bytes_max=100_000)
+    limits = Limits.of(server)
+    assert (limits.connections_max, limits.connections_per_address_max, limits.unsent_bytes_max) == (7, 3, 100_000)
+
+
+# --- connections
+
+
+def test_one_address_has_so_many_connections(clock, table, logged):
+    factory = serve(clock, table, Limits(connections_per_address_max=2))
+    links = [connect(factory, port=port) for port in range(1, 5)]
+    assert [peer.lost for peer, _ in links] == [False, False, True, True]
+    other, _ = connect(factory, "10.0.0.3")
+    assert not other.lost
+    assert [line for line in logged.lines if "are open" in line] == [
+        "2 connections from the address of 10.0.0.2:3 are open: no more from there are taken"
+    ]
+    links[0][1].cut()
+    again, _ = connect(factory, port=9)
+    assert not again.lost
+    for _, link in links[1:2]:
+        link.cut()
+    assert len(factory._from_address) == 2
+
+
+def test_refusals_are_told_of_once_a_minute(clock, table, logged):
+    factory = serve(clock, table, Limits(connections_max=1))
+    connect(factory)
+    for _ in range(50):
+        connect(factory)
+    assert len([line for line in logged.lines if "are open" in line]) == 1
+    advance(clock, 60 + WATCH_SECONDS)
+    assert "49 more connections refused within a minute" in logged.lines
+    connect(factory)
+    assert len([line for line in logged.lines if "are open" in line]) == 2
+
+
+def test_closings_are_logged_up_to_so_many_a_minute(clock, table, logged):
+    factory = serve(clock, table)
+    for port in range(1, 101):
+        peer, link = connect(factory, port=port)
+        peer.transport.write(b"GET / HTTP/1.1\r\n")
+        link.pump()
+        assert peer.lost
+    assert len([line for line in logged.lines if line.startswith("closing ")]) == 20
+    advance(clock, 60 + WATCH_SECONDS)
+    assert [line for line in logged.lines if "more" in line] == ["80 more connections closed within a minute"]
+    advance(clock, 60 + WATCH_SECONDS)
+    assert len([line for line in logged.lines if "more" in line]) == 1
+
+
+def test_complaints_begin_anew_each_minute(clock, logged):
+    complaints = Complaints("things", clock.seconds, 2)
+    for minute in range(2):
+        for _ in range(3):
+            complaints.say(LogLevel.warn, "in {minute}", minute=minute)
+        clock.advance(60)
+    complaints.look()
+    one = "1 more things within a minute"
+    assert logged.lines == ["in 0", "in 0", one, "in 1", "in 1", one]
+
+
+# --- what it sends
+
+
+def test_unfinished_frames_are_bounded_over_all_connections(clock, table, logged):
+    factory = serve(clock, table, Limits(unfinished_bytes_max=100_000))
+    half = request(body=bytes(60_000))[:50_000]
+    links = [connect(factory, port=port) for port in range(1, 5)]
+    for peer, link in links:
+        peer.transport.write(half)
+        link.pump()
+    assert [peer.lost for peer, _ in links] == [False, False, True, True]
+    assert factory.load.unfinished_bytes == 100_000
+    assert "closing 10.0.0.2:3: 150000 bytes of unfinished frames are kept for all connections" in logged.lines
+    first, link = links[0]
+    first.transport.write(request(body=bytes(60_000))[50_000:])
+    link.pump()
+    assert len(first.answers[0].body) == 60_000  # who was within the bound goes on
+    assert factory.load.unfinished_bytes == 50_000
+    links[1][1].cut()
+    assert factory.load.unfinished_bytes == 0
+
+
+def test_what_waits_on_all_connections_is_bounded(clock, table, held):
+    factory = serve(clock, table, Limits(requests_under_way_max=3))
+    first, second = connect(factory, port=1), connect(factory, port=2)
+    for peer, link in (first, second):
+        peer.transport.write(request(LATER) + request(BATCH, opaque=2, x=""))
+        link.pump()
+    assert len(held) == 3
+    peer, link = second
+    (busy,) = peer.answers
+    assert (busy.code, busy.opaque) == (ResponseCode.SYSTEM_BUSY, 2)
+    assert busy.remark == "[OVERLOAD]system busy, start flow control for a while"
+    peer.transport.write(request(ECHO, opaque=3) + request(BATCH, opaque=4, flag=ONEWAY_FLAG, x=""))
+    link.pump()
+    assert [(answer.opaque, answer.code) for answer in peer.answers[1:]] == [(3, ResponseCode.SYSTEM_BUSY)]
+    held[0].callback(None)
+    held[1].callback(b"")
+    peer.transport.write(request(ECHO, opaque=5))
+    link.pump()
+    assert peer.answers[-1].code == 0
+    second[1].cut()
+    held[2].callback(None)  # that its peer is gone changes nothing
+    assert factory.load.requests == 0
+
+
+# --- what it does not read
+
+
+def test_answers_that_nobody_reads_are_bounded(clock, table, held, logged):
+    factory = serve(clock, table, Limits(unsent_bytes_max=1_000_000))
+    peer, link = connect(factory)
+    link.ends[0].reading = False
+    peer.transport.write(b"".join(request(LATER, opaque=n) for n in range(30)))
+    link.pump()
+    for n, deferred in enumerate(held):
+        deferred.callback(RemotingCommand(0, body=bytes(100_000), opaque=n))
+        assert len(link.ends[1].outbox) <= 1_300_000
+    link.pump()
+    assert peer.lost
+    assert not factory.connections
+    (line,) = [line for line in logged.lines if line.startswith("closing ")]
+    assert "it does not read its answers" in line
+
+
+def test_one_read_with_answers_over_the_bound(clock, held, logged):
+    answered = []
+
+    def long_answer(request, connection):
+        answered.append(request)
+        return RemotingCommand.response(request, body=bytes(100_000))
+
+    table = HandlerTable()
+    table.register(ECHO, long_answer)
+    peer, link = connect(serve(clock, table, Limits(unsent_bytes_max=1_000_000)))
+    peer.transport.write(request() * 1000)
+    link.pump()
+    assert peer.lost
+    assert 10 <= len(answered) <= 15
+
+
+def test_what_we_tell_it_unasked_counts_too(clock, table):
+    factory = serve(clock, table, Limits(unsent_bytes_max=200_000))
+    _, link = connect(factory)
+    link.ends[0].reading = False
+    (connection,) = factory.connections
+    for _ in range(10):
+        connection.invoke_oneway(RemotingCommand(ECHO, body=bytes(60_000)))
+    assert connection.closed
+    assert len(link.ends[1].outbox) == 0
+
+
+def test_a_reader_that_catches_up_begins_anew(clock, table):
+    factory = serve(clock, table, Limits(unsent_bytes_max=200_000))
+    peer, link = connect(factory)
+    (connection,) = factory.connections
+    for _ in range(10):
+        for _ in range(4):
+            connection.invoke_oneway(RemotingCommand(ECHO, body=bytes(40_000)))
+        link.pump()
+    assert not peer.lost
+
+
+def test_who_is_told_things_and_reads_nothing_is_closed_in_time(clock, table, logged):
+    """What we send keeps no connection alive whose peer does not read it."""
+    factory = serve(clock, table)
+    peer, link = connect(factory)
+    link.ends[0].reading = False
+    (connection,) = factory.connections
+    connection.invoke_oneway(RemotingCommand(ECHO, body=bytes(100_000)))
+    for _ in range(14):
+        connection.invoke_oneway(RemotingCommand(ECHO))
+        advance(clock, 10)
+    link.pump()
+    assert peer.lost
+    assert "closing 10.0.0.2:40000: it did not read its answers for 120 s" in logged.lines
+
+
+def test_a_closed_connection_sends_and_takes_nothing(clock, table):
+    peer, link = raw_link(factory := serve(clock, table))
+    (connection,) = factory.connections
+    connection.close("enough")
+    connection.close("twice")
+    connection.write(b"x")
+    peer.transport.write(request())
+    assert len(link.ends[1].outbox) == 0
+    link.pump()
+    assert peer.lost
+    assert not factory.connections

@@ -18,6 +18,7 @@ from mqbroker.broker.groups import GroupTable
 from mqbroker.broker.hold import HeldPulls
 from mqbroker.broker.locks import QueueLocks
 from mqbroker.broker.offsets import OffsetTable
+from mqbroker.broker.processors.broker_consume_stats import BrokerConsumeStatsProcessor
 from mqbroker.broker.processors.cleaning import CleaningProcessor
 from mqbroker.broker.processors.client_calls import ClientCallProcessor
 from mqbroker.broker.processors.client_manage import ClientManageProcessor
@@ -32,9 +33,12 @@ from mqbroker.broker.processors.reply import ReplyProcessor
 from mqbroker.broker.processors.send import SendProcessor
 from mqbroker.broker.processors.send_back import SendBackProcessor
 from mqbroker.broker.processors.send_rules import SendRules
+from mqbroker.broker.processors.stats import StatsProcessor
 from mqbroker.broker.processors.topic_view import TopicViewProcessor
 from mqbroker.broker.processors.topics import TopicsProcessor
 from mqbroker.broker.queue_views import QueueViews
+from mqbroker.broker.runtime_info import RuntimeInfo
+from mqbroker.broker.stats import BrokerStats
 from mqbroker.broker.topics import TopicTable, system_topics
 from mqbroker.broker.transactions.checking import Checks
 from mqbroker.broker.transactions.halves import HalfMessages
@@ -51,6 +55,7 @@ from mqbroker.wire.codes import RequestCode
 EXPIRY_CHECK_SECONDS = 10.0
 DELAY_PERSIST_SECONDS = 1.0
 HALVES_PROGRESS_SECONDS = 1.0
+STATS_SECONDS = 1.0
 
 
 class Assembly:
@@ -88,13 +93,16 @@ class Assembly:
         self.consumers = ConsumerRegistry(clock.seconds, settings.notify_consumer_ids_changed_enable)
         self.producers = ProducerRegistry(clock.seconds)
         self.held = HeldPulls(clock)
+        self.stats = BrokerStats(store, settings, clock.seconds)
         self.delay = DelayService(
             store, open_file("delayOffset.json"), clock, parse_delay_levels(settings.store.message_delay_level)
         )
+        self.delay.on_delivered = self.stats.delivered
         self._register_messages()
         self._register_clients()
         self._register_administration()
         self._register_transactions()
+        self._register_stats()
         store.on_dispatch.append(self._arrived)
 
     def _register_messages(self) -> None:
@@ -102,14 +110,23 @@ class Assembly:
         table, store, settings = self.table, self.store, self.settings
         self.rules = SendRules(self.topics, self.groups, settings, self._rng, self._clock.seconds)
         self.send = SendProcessor(store, self.rules, settings, self._store_host)
+        self.send.on_batch = self.stats.sent_together
         pull = PullProcessor(
-            store, self.topics, self.groups, self.offsets, self.consumers, self.held, settings, self._clock
+            store,
+            self.topics,
+            self.groups,
+            self.offsets,
+            self.consumers,
+            self.held,
+            settings,
+            self._clock,
+            self.stats.gets,
         )
         table.register_batch(RequestCode.SEND_MESSAGE, self.send.take_v1)
         table.register_batch(RequestCode.SEND_MESSAGE_V2, self.send.take_v2)
         table.register_batch(RequestCode.SEND_BATCH_MESSAGE, self.send.take_batch)
         table.register_batch(RequestCode.PULL_MESSAGE, pull.take)
-        SendBackProcessor(store, self.topics, self.groups, settings, self._rng).register_on(table)
+        SendBackProcessor(store, self.topics, self.groups, settings, self._rng, self.stats.sent_back).register_on(table)
         reply = ReplyProcessor(store, self.rules, self.producers, settings, self._clock, self._store_host)
         reply.register_on(table)
         QueryProcessor(store, settings.store).register_on(table)
@@ -128,11 +145,17 @@ class Assembly:
         walks = Walks(self._clock)
         views = QueueViews(store, self.offsets, self.settings.broker_name, self._clock.seconds)
         TopicViewProcessor(self.topics, self.offsets, self.consumers, views, walks).register_on(table)
-        CleaningProcessor(self.topics, store).register_on(table)
-        GroupAdminProcessor(self.groups, self.offsets, self.producers, self.delay).register_on(table)
-        GroupOffsetsProcessor(
-            self.topics, self.offsets, self.consumers, views, walks, consume_tps=lambda group, topic: 0.0
+        CleaningProcessor(self.topics, store, self.stats.topic_removed).register_on(table)
+        GroupAdminProcessor(
+            self.groups, self.offsets, self.producers, self.delay, self.stats.group_removed
         ).register_on(table)
+        GroupOffsetsProcessor(
+            self.topics, self.offsets, self.consumers, views, walks, self.stats.group_get_tps
+        ).register_on(table)
+        BrokerConsumeStatsProcessor(
+            self.topics, self.groups, self.offsets, self.consumers, views, walks,
+            self.settings.broker_addr, self.stats.group_get_tps,
+        ).register_on(table)  # fmt: skip
         calls = ClientCalls()
         ClientCallProcessor(self.consumers, calls, store, self.settings.broker_name).register_on(table)
         OffsetResetProcessor(self.topics, self.offsets, self.consumers, views, walks, calls).register_on(table)
@@ -151,6 +174,11 @@ class Assembly:
         )
         EndTransactionProcessor(store, self.halves, settings.store).register_on(self.table)
 
+    def _register_stats(self) -> None:
+        """What is counted, and how the broker is."""
+        info = RuntimeInfo(self.store, self.stats, self.delay, self.settings, self._clock.seconds)
+        StatsProcessor(self.stats, info).register_on(self.table)
+
     def _arrived(self, topic: str, queue_id: int, next_offset: int, tags_code: int | None, timestamp: int) -> None:
         self.held.arrived(topic, queue_id, next_offset)
         self.delay.arrived(topic, queue_id)
@@ -168,5 +196,6 @@ class Assembly:
             (EXPIRY_CHECK_SECONDS, self.producers.expire),
             (DELAY_PERSIST_SECONDS, self.delay.persist),
             (HALVES_PROGRESS_SECONDS, self.halves.save_progress),
+            (STATS_SECONDS, self.stats.tick),
             (self.settings.flush_consumer_offset_interval_ms / 1000, self.offsets.persist),
         ]

@@ -7,6 +7,7 @@ nothing. Source: ScheduleMessageService of 4.9.7, which polls ten times a second
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
@@ -63,6 +64,8 @@ class DelayService:
         self._running = False
         self._changed = False
         self._is_refused = False
+        #: Called with a queue's id, how many messages left it for their topics, and of how many bytes they are there.
+        self.on_delivered: Callable[[int, int, int], None] = lambda queue_id, count, size: None
 
     def start(self) -> None:
         self._running = True
@@ -79,6 +82,13 @@ class DelayService:
 
     def snapshot(self) -> DelayOffsets:
         return DelayOffsets(dict(self._offsets))
+
+    def progress(self) -> dict[int, tuple[int, int]]:
+        """By level the next offset to deliver, and where its messages end."""
+        return {
+            level: (offset, self._store.max_offset(SCHEDULE_TOPIC, level - 1))
+            for level, offset in sorted(self._offsets.items())
+        }
 
     def persist(self) -> Deferred[bool]:
         """Write the offsets where any moved; fires True when they are on the disk."""
@@ -138,7 +148,7 @@ class DelayService:
         records = self._decode(level, offset, found)
         now_ms = self._clock.seconds() * 1000
         due = [record for record in records if self._due_ms(record, level) <= now_ms]
-        if not self._deliver(due):
+        if not self._deliver(due, level):
             self._again(level, RETRY_SECONDS)
             return
         # Not by their number: what is damaged among them was passed over.
@@ -181,13 +191,13 @@ class DelayService:
         self._offsets[level] = offset
         self._changed = True
 
-    def _deliver(self, records: list[Record]) -> bool:
+    def _deliver(self, records: list[Record], level: int) -> bool:
         messages = [message for message in map(_real_message, records) if message is not None]
         try:
             if messages:
-                self._store.append(messages)
+                self._append(messages, level)
         except MessageRefused:
-            return self._deliver_each(messages)
+            return self._deliver_each(messages, level)
         except (StoreError, OSError) as error:
             if not self._is_refused:
                 log.warn("delayed messages wait: {why}", why=str(error))
@@ -196,15 +206,19 @@ class DelayService:
         self._is_refused = False
         return True
 
-    def _deliver_each(self, messages: list[NewMessage]) -> bool:
+    def _append(self, messages: list[NewMessage], level: int) -> None:
+        appended = self._store.append(messages)
+        self.on_delivered(level - 1, len(appended), sum(size for _, _, size, _ in appended))
+
+    def _deliver_each(self, messages: list[NewMessage], level: int) -> bool:
         """Deliver one by one: one of them the store refuses, whenever it is tried, for the queues that it names."""
         for message in messages:
             try:
                 try:
-                    self._store.append([message])
+                    self._append([message], level)
                 except MultiDispatchRefused as error:
                     log.error("a delayed message for {topic} goes there only: {why}", topic=message[0], why=str(error))
-                    self._store.append([_without_names(message)])
+                    self._append([_without_names(message)], level)
             except MessageRefused as error:
                 log.error("a delayed message for {topic} is left out: {why}", topic=message[0], why=str(error))
             except (StoreError, OSError) as error:

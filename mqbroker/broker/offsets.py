@@ -62,6 +62,13 @@ class OffsetTable:
         """The topics in which a group has offsets."""
         return [topic for topic, of_group in self._keys() if of_group == group]
 
+    def topics_by_group(self) -> dict[str, list[str]]:
+        """The topics in which each group has offsets."""
+        topics: dict[str, list[str]] = {}
+        for topic, group in self._keys():
+            topics.setdefault(group, []).append(topic)
+        return topics
+
     def groups_of(self, topic: str) -> list[str]:
         """The groups that have offsets in a topic."""
         return [group for of_topic, group in self._keys() if of_topic == topic]

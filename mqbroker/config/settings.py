@@ -165,6 +165,7 @@ class StoreSettings:
     redelete_hanged_file_interval_ms: int = whole(120_000, unit="ms")
     clean_file_forcibly_enable: bool = boolean(True, important=True)
     message_delay_level: str = text("1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h", parse_delays)
+    enable_schedule_message_stats: bool = boolean(True)
     broker_role: BrokerRole = choice(BrokerRole.ASYNC_MASTER)
     duplication_enable: bool = boolean(False)
 
@@ -201,6 +202,8 @@ class BrokerSettings:
     slave_read_enable: bool = boolean(False)
     notify_consumer_ids_changed_enable: bool = boolean(True)
     flush_consumer_offset_interval_ms: int = whole(5000, 1, unit="ms")
+    enable_detail_stat: bool = boolean(True)
+    auto_delete_unused_stats: bool = boolean(False)
     start_accept_send_request_timestamp_ms: int = long(0, key="startAcceptSendRequestTimeStamp")
     register_name_server_period_ms: int = whole(30_000, unit="ms", clamp=(10_000, 60_000))
     register_broker_timeout_ms: int = whole(6000, 1, key="registerBrokerTimeoutMills")

@@ -42,11 +42,10 @@ _ABSENT = _keys(
     disableConsumeIfConsumerReadSlowly consumerFallbehindThreshold brokerFastFailureEnable waitTimeMillsInSendQueue
     waitTimeMillsInPullQueue waitTimeMillsInHeartbeatQueue waitTimeMillsInTransactionQueue enableCalcFilterBitMap
     expectConsumerNumUseFilter maxErrorRateOfBloomFilter filterDataCleanTimeSpan filterSupportRetry
-    enablePropertyFilter
-    enableDetailStat autoDeleteUnusedStats readOnlyCommitLogStorePaths
+    enablePropertyFilter readOnlyCommitLogStorePaths
     bitMapLengthConsumeQueueExt haSendHeartbeatInterval haHousekeepingInterval
     haTransferBatchSize haMasterAddress haSlaveFallbehindMax slaveTimeout flushDelayOffsetInterval offsetCheckInSlave
-    osPageCacheBusyTimeOutMills enableScheduleMessageStats
+    osPageCacheBusyTimeOutMills
     enableScheduleAsyncDeliver scheduleAsyncDeliverMaxPendingLimit scheduleAsyncDeliverMaxResendNum2Blocked
     rmqAddressServerDomain rmqAddressServerSubGroup
     """

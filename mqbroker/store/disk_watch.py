@@ -98,6 +98,11 @@ class DiskWatch:
         """Of the disk of each path, as last seen; 0 where not looked at yet."""
         return [self.spaces[path].used_percent if path in self.spaces else 0 for path in self._paths]
 
+    @property
+    def log_space(self) -> DiskSpace | None:
+        """Of the log's disk, as last seen."""
+        return self.spaces.get(self._paths[0])
+
     def look(self) -> Deferred[Room]:
         """Fires with how much room there is now; with what there was where the disk cannot tell."""
 

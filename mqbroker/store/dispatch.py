@@ -21,6 +21,7 @@ from mqbroker.store.index import Index, IndexRow
 from mqbroker.store.logscan import Damage, Scanned, scan
 from mqbroker.store.multi_dispatch import NAMES_MARK, MultiQueues
 from mqbroker.store.properties import find_property
+from mqbroker.store.statistics import StoreStatistics
 from mqbroker.wire.codes import SysFlag
 from mqbroker.wire.javahash import java_hash
 from mqbroker.wire.record import RECORD_BYTES_MIN
@@ -50,6 +51,7 @@ class Dispatcher:
     """Feeds consume queues and index.
 
     `offset`: all of the log below is in the consume queues. `on_damage` is told of bytes that hold no record.
+    `statistics` counts what is dispatched after the start.
     """
 
     log = Logger()
@@ -63,6 +65,7 @@ class Dispatcher:
         delay_levels_ms: Sequence[int],
         start: int,
         on_damage: Callable[[Damage], None],
+        statistics: StoreStatistics,
         multi: MultiQueues | None = None,
         why_not: Callable[[OSError], str] = str,
     ) -> None:
@@ -78,6 +81,9 @@ class Dispatcher:
         self.offset = start
         self.last_timestamp_ms = 0
         self.listeners: list[DispatchListener] = []
+        self._statistics = statistics
+        #: Messages and bytes that came into each queue since the start, or since someone who counts them cleared it.
+        self.entered: dict[ConsumeQueue, list[int]] = {}
         #: How often a message read from the log did not follow the one before it in its queue.
         self.gaps = 0
         self._taken = start  # as offset, but pending entries of queues count as written
@@ -94,6 +100,7 @@ class Dispatcher:
 
     def start(self) -> None:
         self._is_started = True
+        self.entered.clear()
         self._commit_log.on_pile = self._schedule
         self._schedule()
 
@@ -160,6 +167,7 @@ class Dispatcher:
                 continue
             appends, taken = _pop_adjoining(pile, count)
             self._take(appends)
+            self._statistics.put(taken, self._taken - begin, appends[0][1][0][3])
             count -= taken
         if not pile:
             commit_log.pile_bytes = 0
@@ -226,6 +234,7 @@ class Dispatcher:
 
     def _take_from_log(self, end: int, count: int) -> int:
         """As `_take`, for at most `count` messages below `end` read back from the log; says how many there were."""
+        begin = self._taken
         taken = 0
         for item in itertools.islice(scan(self._commit_log, self._taken, end), count):
             taken += 1
@@ -237,6 +246,8 @@ class Dispatcher:
                 self._taken = item.physical_offset + item.size
         if taken < count:
             self._taken = end
+        if self._is_started:
+            self._statistics.put_untimed(taken, self._taken - begin)
         return taken
 
     def _take_scanned(self, item: Scanned) -> None:
@@ -312,17 +323,27 @@ class Dispatcher:
                 touched[queue] = timestamp
                 written = 3 * (queue.max_offset - before)
                 self._forget_unextended(queue, pending[:written])
+                self._count(queue, pending[:written])
                 del pending[:written]
                 raise
             finally:
                 dirty[queue] = None
             self._forget_unextended(queue, pending)
+            self._count(queue, pending)
             queue.pending = []
             if queue.next_offset < queue.max_offset:
                 queue.next_offset = queue.max_offset
             if listeners:
                 self._tell(queue, code, timestamp)
         self.offset = self._taken
+
+    def _count(self, queue: ConsumeQueue, written: Sequence[int]) -> None:
+        try:
+            counts = self.entered[queue]
+        except KeyError:
+            counts = self.entered[queue] = [0, 0]
+        counts[0] += len(written) // 3
+        counts[1] += sum(written[1::3])
 
     def _forget_unextended(self, queue: ConsumeQueue, written: Sequence[int]) -> None:
         if self._unextended:

@@ -50,6 +50,8 @@ class LogFlusher:
         self.flushed = flushed
         self.flushed_ms = 0
         self.flushes = 0
+        #: Called with how many of those who wait were served at once, and since when (seconds) the first waited.
+        self.on_served: Callable[[int, float], None] = lambda count, since: None
         # end, when it is too late, and the waiting: in order of `end`, and so of time.
         self._waiting: deque[tuple[int, float, Deferred[None]]] = deque()
         self._sync: Deferred[None] | None = None
@@ -109,11 +111,14 @@ class LogFlusher:
         self.flushed = end
         self.flushed_ms = timestamp_ms
         waiting = self._waiting
+        since = waiting[0][1] - self._timeout_s if waiting else 0.0
         served: list[Deferred[None]] = []
         while waiting and waiting[0][0] <= end:
             served.append(waiting.popleft()[2])
         if waiting:  # the disk works while these are answered
             self._begin()
+        if served:
+            self.on_served(len(served), since)
         for each in served:
             _fire(each, None)
 

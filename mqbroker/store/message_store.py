@@ -19,7 +19,7 @@ from mqbroker.config import StoreSettings
 from mqbroker.errors import StoreUnwritable
 from mqbroker.store.cold import Pages, TouchingPages, run_now
 from mqbroker.store.commitlog import Appended, NewMessage
-from mqbroker.store.disk import IDisk, ILockedFile
+from mqbroker.store.disk import DiskSpace, IDisk, ILockedFile
 from mqbroker.store.dispatch import DispatchListener
 from mqbroker.store.lasting import make_lasting_directories
 from mqbroker.store.layout import refuse_other
@@ -36,6 +36,8 @@ from mqbroker.store.worker import IWorker
 class StoreStats:
     """Offsets in bytes of the log, times in ms, disks in percent that are used (0 where not looked at yet).
 
+    `uncommitted`: bytes of the log that are in memory only, in buffers of the transient pool of which
+    `buffers_left` are free; None where there is no pool. `log_space`: of the log's disk, None where not looked at yet.
     `earliest_ms`: when the oldest message of the log was stored; -1 where there is none.
     `damages`: ranges of the log that hold no record. `rotten_entries`: of consume queues, which point elsewhere.
     """
@@ -54,6 +56,9 @@ class StoreStats:
     queues_disk_percent: int
     is_disk_full: bool
     rotten_entries: int
+    uncommitted: int
+    buffers_left: int | None
+    log_space: DiskSpace | None
 
 
 class MessageStore:
@@ -75,6 +80,9 @@ class MessageStore:
         self._retention = parts.retention
         self._remover = parts.remover
         self._is_stopped = False
+        self.statistics = parts.statistics
+        #: Messages and bytes that came into each queue since the start; cleared by who counts them.
+        self.entered = dispatcher.entered
         #: Hot: the log's own function, unless messages may name queues (see multi_dispatch).
         self.append: Callable[[Sequence[NewMessage]], list[Appended]] = parts.append
         #: Hot: the reader's own functions.
@@ -271,6 +279,9 @@ class MessageStore:
             queues_disk_percent=queues_percent,
             is_disk_full=bool(self._commit_log.why_disk_full),
             rotten_entries=self._reader.verifier.rotten_entries,
+            uncommitted=self._commit_log.end - self._commit_log.readable_end,
+            buffers_left=self._transient.buffers_left if self._transient is not None else None,
+            log_space=retention.watch.log_space,
         )
 
 

@@ -32,6 +32,7 @@ from mqbroker.store.removal import TopicRemover, empty_trash, finish_removals
 from mqbroker.store.removed_queues import RemovedQueues
 from mqbroker.store.retention import Retention, RetentionRules
 from mqbroker.store.segment import SegmentSource, is_full_disk, why_full
+from mqbroker.store.statistics import StoreStatistics
 from mqbroker.store.store_files import StoreFiles, StorePaths
 from mqbroker.store.syncs import ISyncs
 from mqbroker.store.transient import PAGE_BYTES, TransientRules, TransientStore
@@ -54,6 +55,7 @@ class Parts:
     index: Index | None
     dispatcher: Dispatcher
     log_flusher: LogFlusher
+    statistics: StoreStatistics
     reader: Reader
     cold: ColdReads
     files: StoreFiles
@@ -143,7 +145,9 @@ class Opening:
         files = StoreFiles(disk, paths, self.lock, source, queues, index, kept, damages)
         for damage in recovered.damages:
             files.add_damage_at_open(damage)
-        dispatcher = yield from self._build_queues(commit_log, queues, index, recovered, files)
+        is_sync = settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        statistics = StoreStatistics(self.clock.seconds, is_sync)
+        dispatcher = yield from self._build_queues(commit_log, queues, index, recovered, files, statistics)
         dispatcher.last_timestamp_ms = max(checkpoint.queues_ms, dispatcher.last_timestamp_ms)
         if not is_intact:  # not before what the machine may have lost is built anew
             disk.write(paths.abort, disk.boot_id())
@@ -158,6 +162,7 @@ class Opening:
             max(segments.first_offset, durable),
         )
         flusher.flushed_ms = checkpoint.log_ms
+        flusher.on_served = statistics.durable
         if transient is not None:
             transient.on_commit.append(flusher.wake)
         files.follow(
@@ -175,6 +180,7 @@ class Opening:
             index,
             dispatcher,
             flusher,
+            statistics,
             Reader(commit_log, queues, settings, disk.memory_bytes(), damages, files.add_damage, cold),
             cold,
             files,
@@ -262,6 +268,7 @@ class Opening:
         index: Index | None,
         recovered: Recovered,
         files: StoreFiles,
+        statistics: StoreStatistics,
     ) -> Steps[Dispatcher]:
         """Dispatch what consume queues do not have yet, and number the next message of each."""
         delay_levels_ms = parse_delay_levels(self.settings.message_delay_level)
@@ -273,6 +280,7 @@ class Opening:
             delay_levels_ms,
             recovered.rebuild_from,
             files.add_damage,
+            statistics,
             self._multi_queues(queues),
             self._why_not_dispatched,
         )

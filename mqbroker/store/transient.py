@@ -95,8 +95,12 @@ class TransientStore:
         files."""
         if not self._rules.fails_fast:
             return True
-        free = len(self._free) + self._rules.buffers_max - self._made
-        return free + self._is_all_committed >= count
+        return self.buffers_left + self._is_all_committed >= count
+
+    @property
+    def buffers_left(self) -> int:
+        """How many segments could be begun without waiting for a commit."""
+        return len(self._free) + self._rules.buffers_max - self._made
 
     @property
     def _is_all_committed(self) -> bool:

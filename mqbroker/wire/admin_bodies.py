@@ -44,6 +44,15 @@ class ConsumeStats(Body):
 
 
 @attrs.frozen
+class ConsumeStatsList(Body):
+    """Of each group of a broker the offsets, topic by topic; how many messages all of them are behind."""
+
+    consume_stats_list: list[dict[str, list[ConsumeStats]]] = attrs.field(factory=list)
+    broker_addr: str | None = None
+    total_diff: int = 0
+
+
+@attrs.frozen
 class GroupList(Body):
     group_list: frozenset[str] = frozenset()
 

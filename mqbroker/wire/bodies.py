@@ -344,3 +344,21 @@ class CheckClientRequestBody(Body):
     client_id: str
     group: str
     subscription_data: SubscriptionData | None = None
+
+
+@attrs.frozen
+class BrokerStatsItem(Body):
+    """How much a count grew in a time: in all, per second, and each time something was counted."""
+
+    sum: int = 0
+    tps: float = 0.0
+    avgpt: float = 0.0
+
+
+@attrs.frozen
+class BrokerStatsData(Body):
+    """How much a count grew in the last minute, hour and day."""
+
+    stats_minute: BrokerStatsItem = BrokerStatsItem()
+    stats_hour: BrokerStatsItem = BrokerStatsItem()
+    stats_day: BrokerStatsItem = BrokerStatsItem()

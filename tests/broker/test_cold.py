@@ -4,6 +4,7 @@ import pytest
 
 from mqbroker.broker.delay import DelayService
 from mqbroker.broker.processors import pull
+from mqbroker.broker.stat_windows import Growth
 from mqbroker.store import cold
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.worker import InlineWorker
@@ -234,3 +235,17 @@ def test_stopping_while_a_delay_level_is_read(cold_bench, tmp_path):
     delay.stop()
     cold_bench.step_all()
     assert cold_bench.records("T", 3) == []
+
+
+def test_how_long_the_disk_took_is_counted_as_latency(cold_bench, client):
+    assert client.pull("T", queue_offset=2) is None
+    cold_bench.clock.advance(0.25)
+    cold_bench.step_all()
+    assert client.heard()[0].code == 0
+    assert client.pull("T", queue_offset=9).code == 0
+    stats = cold_bench.parts.stats
+    cold_bench.clock.advance(9.75)
+    stats.tick()
+    assert stats.view("GROUP_GET_LATENCY", "0@T@CG").minute == Growth(250, 25.0, 125.0)
+    assert stats.view("GROUP_GET_NUMS", "T@CG").minute.sum == 9
+    assert cold_bench.store.statistics.longest_get_ms == 250

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
@@ -20,9 +22,11 @@ log = Logger()
 class CleaningProcessor:
     """Removes what administrators want gone; answers when it is."""
 
-    def __init__(self, topics: TopicTable, store: MessageStore) -> None:
+    def __init__(self, topics: TopicTable, store: MessageStore, on_removed: Callable[[str], None]) -> None:
+        """`on_removed` is called with the name of each topic that is removed."""
         self._topics = topics
         self._store = store
+        self._on_removed = on_removed
 
     def register_on(self, table: HandlerTable) -> None:
         table.register(RequestCode.DELETE_TOPIC_IN_BROKER, self.delete_topic)
@@ -40,6 +44,7 @@ class CleaningProcessor:
         saved = self._topics.saved()
         if saved is not None:
             await saved
+        self._on_removed(name)
         return await self._removed(request, self._store.remove_topics([name]))
 
     async def clean_unused_topics(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
@@ -54,10 +59,12 @@ class CleaningProcessor:
 
     async def _removed(self, request: RemotingCommand, removal: Deferred[list[str]]) -> RemotingCommand:
         try:
-            await removal
+            removed = await removal
         except OSError as error:
             remark = f"not all files could be removed: {error}; mend the disk and do it again"
             raise Refused(ResponseCode.SYSTEM_ERROR, remark) from error
+        for topic in removed:
+            self._on_removed(topic)
         return RemotingCommand.response(request)
 
     def delete_expired_files(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:

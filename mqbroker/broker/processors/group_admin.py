@@ -5,6 +5,8 @@ Codes 43, 45, 207 and 328.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
@@ -26,12 +28,19 @@ class GroupAdminProcessor:
     """Shows whole tables, and removes groups."""
 
     def __init__(
-        self, groups: GroupTable, offsets: OffsetTable, producers: ProducerRegistry, delay: DelayService
+        self,
+        groups: GroupTable,
+        offsets: OffsetTable,
+        producers: ProducerRegistry,
+        delay: DelayService,
+        on_removed: Callable[[str], None],
     ) -> None:
+        """`on_removed` is called with the name of each group that is removed."""
         self._groups = groups
         self._offsets = offsets
         self._producers = producers
         self._delay = delay
+        self._on_removed = on_removed
 
     def register_on(self, table: HandlerTable) -> None:
         table.register(RequestCode.GET_ALL_CONSUMER_OFFSET, self.all_offsets)
@@ -54,6 +63,7 @@ class GroupAdminProcessor:
         self._groups.remove(header.group_name)
         if header.remove_offset:
             self._offsets.remove_group(header.group_name)
+        self._on_removed(header.group_name)
         return after(self._groups.saved(), RemotingCommand.response(request))
 
     def all_producers(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:

@@ -16,6 +16,7 @@ from mqbroker.broker.clients import ConsumerRegistry
 from mqbroker.broker.groups import GroupTable
 from mqbroker.broker.hold import HeldPull, HeldPulls
 from mqbroker.broker.offsets import OffsetTable
+from mqbroker.broker.stats import Gets
 from mqbroker.broker.subscriptions import ALL, parse_subscription
 from mqbroker.broker.topics import TopicTable
 from mqbroker.config import BrokerSettings
@@ -83,6 +84,7 @@ class PullProcessor:
         held: HeldPulls,
         settings: BrokerSettings,
         clock: IReactorTime,
+        gets: Gets,
     ) -> None:
         self._store = store
         self._topics = topics
@@ -92,6 +94,7 @@ class PullProcessor:
         self._held = held
         self._settings = settings
         self._clock = clock
+        self._gets = gets
         #: How many pulls of a connection wait for the disk.
         self._cold: dict[IConnection, int] = {}
 
@@ -214,7 +217,7 @@ class PullProcessor:
         if isinstance(result, Deferred):
             self._cold[connection] = self._cold.get(connection, 0) + 1
             result.addBoth(self._ended, connection)
-            answer = result.addCallback(self._tell, pull, offset, connection)
+            answer = result.addCallback(self._tell_cold, pull, offset, connection, self._clock.seconds())
             return answer.addErrback(lambda failure: _failed(failure.value, pull.opaque, pull.serialize_type))
         return self._tell(result, pull, offset, connection)
 
@@ -224,8 +227,19 @@ class PullProcessor:
             del self._cold[connection]
         return result
 
+    def _tell_cold(self, result: GetResult, pull: _Pull, offset: int, connection: IConnection, since: float) -> bytes:
+        answer = self._tell(result, pull, offset, connection)
+        header, gets = pull.header, self._gets
+        ms = int((self._clock.seconds() - since) * 1000)
+        gets.longest_ms = max(gets.longest_ms, ms)
+        if result.status is GetStatus.FOUND:
+            gets.found[header.topic, header.consumer_group, header.queue_id][3] += ms
+        return answer
+
     def _tell(self, result: GetResult, pull: _Pull, offset: int, connection: IConnection) -> bytes:
         code = _code(result, offset)
+        if code != ResponseCode.SUCCESS:
+            self._gets.missed += 1
         if (
             code == ResponseCode.PULL_NOT_FOUND
             and not connection.closed
@@ -244,6 +258,9 @@ class PullProcessor:
         return group.which_broker_when_consume_slowly if result.suggest_slave else group.broker_id
 
     def _frame(self, pull: _Pull, code: int, result: GetResult, offset: int) -> bytes:
+        size = sum(map(len, result.pieces))
+        if code == ResponseCode.SUCCESS:
+            self._count(pull.header, result.count, size)
         if code == ResponseCode.SUCCESS and pull.serialize_type == JSON:
             text = _FOUND % (
                 self._broker_id(pull, result),
@@ -252,7 +269,6 @@ class PullProcessor:
                 result.min_offset,
                 pull.opaque,
             )
-            size = sum(map(len, result.pieces))
             return b"".join([_LENGTHS.pack(4 + len(text) + size, len(text)), text.encode(), *result.pieces])
         if code == ResponseCode.PULL_OFFSET_MOVED:
             log.info(
@@ -273,6 +289,17 @@ class PullProcessor:
             b"".join(result.pieces),
         )
         return encode_command(answer)
+
+    def _count(self, header: PullMessageRequestHeader, count: int, size: int) -> None:
+        found = self._gets.found
+        key = header.topic, header.consumer_group, header.queue_id
+        try:
+            counts = found[key]
+        except KeyError:
+            counts = found[key] = [0, 0, 0, 0]
+        counts[0] += 1
+        counts[1] += count
+        counts[2] += size
 
     # --- long polling
 
@@ -299,6 +326,8 @@ class PullProcessor:
                 header.topic, header.queue_id, held.offset, header.max_msg_nums, None, pull.tags_codes
             )
             code = _code(result, held.offset)
+            if code != ResponseCode.SUCCESS:
+                self._gets.missed += 1
             if not last and (code == ResponseCode.PULL_NOT_FOUND or result.status is GetStatus.NO_MATCHED_MESSAGE):
                 if result.status is GetStatus.NO_MATCHED_MESSAGE:
                     held.offset = result.next_offset

@@ -9,7 +9,7 @@ says WAIT=false, on the disk itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from struct import Struct
 
 from twisted.internet.defer import Deferred
@@ -79,6 +79,8 @@ class SendProcessor:
         self._times = _Numbers(2**63 - 1)
         #: What the answers of this read wait for beside their messages: a topic that is new.
         self._saved: Deferred[bool] | None = None
+        #: Called with topic and number of messages of a send that brings several.
+        self.on_batch: Callable[[str, int], None] = lambda topic, count: None
         self._cluster = f"{Prop.CLUSTER}\x01{settings.broker_cluster_name}"
 
     # --- the hot path
@@ -195,6 +197,7 @@ class SendProcessor:
             if not appended:
                 return self._answers([], pending)
         except StoreError as error:
+            self._store.statistics.failed_puts += len(messages)
             return self._answers([], pending, refusal=_store_refusal(error))
         if not (waits and self._sync):
             return self._answers(appended, pending)
@@ -230,6 +233,7 @@ class SendProcessor:
                 if part:
                     appended += self._store.append(part)
             except StoreError as error:
+                self._store.statistics.failed_puts += count
                 refusal = failure_response(RemotingCommand(0, opaque=opaque), self._refusal(error))
                 answer = encode_command(refusal)
                 part = []
@@ -297,6 +301,8 @@ class SendProcessor:
             pending.append((0, 0, 0, opaque, flag, encode_command(failure_response(command, error))))
             return False
         self._saved = self._rules.saved()
+        if len(new) > 1:
+            self.on_batch(header.topic, len(new))
         pending.append((len(messages), len(new), queue_id, opaque, flag, None))
         messages.extend(new)
         return wait

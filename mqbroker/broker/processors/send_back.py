@@ -6,6 +6,7 @@ letter topic. Source of the rules: SendMessageProcessor.asyncConsumerSendMsgBack
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
 from mqbroker.broker.groups import GroupTable
@@ -36,13 +37,16 @@ class SendBackProcessor:
         groups: GroupTable,
         settings: BrokerSettings,
         rng: Random,
+        on_stored: Callable[[str, str], None],
     ) -> None:
+        """`on_stored` is called with group and topic of each message that is stored again."""
         self._store = store
         self._topics = topics
         self._groups = groups
         self._settings = settings
         self._delay_level_max = len(settings.store.message_delay_level.split())
         self._rng = rng
+        self._on_stored = on_stored
 
     def register_on(self, table: HandlerTable) -> None:
         table.register(RequestCode.CONSUMER_SEND_MSG_BACK, self.send_back)
@@ -99,3 +103,4 @@ class SendBackProcessor:
             self._store.append([message])
         except StoreError as error:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"SERVICE_NOT_AVAILABLE: {error}") from None
+        self._on_stored(header.group, properties[Prop.RETRY_TOPIC])

@@ -1,0 +1,162 @@
+"""How a broker is, as a table of texts: what GET_BROKER_RUNTIME_INFO answers.
+
+Keys and the form of values are those of AdminBrokerProcessor.prepareRuntimeInfo, of StoreStatsService and of
+DefaultMessageStore of 4.9.7, which dashboards and exporters take apart. Must never know of the network.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from decimal import Decimal
+
+from mqbroker.broker.delay import DelayService
+from mqbroker.broker.stats import BrokerStats
+from mqbroker.config import BrokerSettings
+from mqbroker.store.message_store import MessageStore
+from mqbroker.store.statistics import CLASS_NAMES
+from mqbroker.wire.codes import VERSION
+
+VERSION_NAME = "V4_9_7"
+#: Rates are told over so many seconds.
+RATE_SECONDS = (10, 60, 600)
+#: What stands in place of free buffers where there is no transient store pool.
+_NO_POOL = 2**31 - 1
+#: Java's queues before its thread pools, as large as there by default. Here requests wait in none.
+_POOLS = {
+    "sendThreadPoolQueueSize": "0",
+    "sendThreadPoolQueueCapacity": "10000",
+    "sendThreadPoolQueueHeadWaitTimeMills": "0",
+    "pullThreadPoolQueueSize": "0",
+    "pullThreadPoolQueueCapacity": "100000",
+    "pullThreadPoolQueueHeadWaitTimeMills": "0",
+    "queryThreadPoolQueueSize": "0",
+    "queryThreadPoolQueueCapacity": "20000",
+    "queryThreadPoolQueueHeadWaitTimeMills": "0",
+    "EndTransactionQueueSize": "0",
+    "EndTransactionThreadPoolQueueCapacity": "100000",
+    # Nobody waits for a lock to put messages.
+    "pageCacheLockTimeMills": "0",
+    # Java never sets it.
+    "dispatchMaxBuffer": "0",
+}
+
+
+class RuntimeInfo:
+    """Makes the table. `now` gives seconds since the epoch."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        stats: BrokerStats,
+        delay: DelayService,
+        settings: BrokerSettings,
+        now: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._stats = stats
+        self._delay = delay
+        self._settings = settings
+        self._now = now
+
+    def table(self) -> dict[str, str]:
+        self._stats.take()
+        return {
+            **_POOLS,
+            "brokerVersion": str(VERSION),
+            "brokerVersionDesc": VERSION_NAME,
+            "startAcceptSendRequestTimeStamp": str(self._settings.start_accept_send_request_timestamp_ms),
+            **self._totals(),
+            **self._times(),
+            **self._rates(),
+            **self._disk(),
+            **{
+                f"scheduleMessageOffset_{level}": f"{offset},{end}"
+                for level, (offset, end) in self._delay.progress().items()
+            },
+        }
+
+    def _totals(self) -> dict[str, str]:
+        statistics, totals = self._store.statistics, self._stats.totals
+        size = statistics.put_bytes
+        return {
+            "msgPutTotalYesterdayMorning": str(totals.put_yesterday),
+            "msgPutTotalTodayMorning": str(totals.put_today),
+            "msgPutTotalTodayNow": str(statistics.puts),
+            "msgGetTotalYesterdayMorning": str(totals.got_yesterday),
+            "msgGetTotalTodayMorning": str(totals.got_today),
+            "msgGetTotalTodayNow": str(statistics.got),
+            "putMessageTimesTotal": str(statistics.puts),
+            "putMessageFailedTimes": str(statistics.failed_puts),
+            "putMessageSizeTotal": str(size),
+            "putMessageAverageSize": java_double(size / (statistics.puts or 1)),
+        }
+
+    def _times(self) -> dict[str, str]:
+        statistics = self._store.statistics
+        seconds = max(0, int(self._now() - statistics.began))
+        minutes, hours, days = seconds // 60, seconds // 3600, seconds // 86_400
+        classes = zip(CLASS_NAMES, statistics.put_classes, strict=True)
+        return {
+            "bootTimestamp": str(int(statistics.began * 1000)),
+            "runtime": f"[ {days:,} days, {hours % 24} hours, {minutes % 60} minutes, {seconds % 60} seconds ]",
+            "earliestMessageTimeStamp": str(self._store.stats.earliest_ms),
+            "putMessageEntireTimeMax": str(statistics.longest_put_ms),
+            "getMessageEntireTimeMax": str(statistics.longest_get_ms),
+            "putMessageDistributeTime": "".join(f"{name}:{count} " for name, count in classes),
+            "putLatency99": f"{statistics.put_percentile_ms(0.99):.2f}",
+            "putLatency999": f"{statistics.put_percentile_ms(0.999):.2f}",
+        }
+
+    def _rates(self) -> dict[str, str]:
+        """Of each three numbers; a blank in place of one where the broker has not run that long."""
+        rates = [self._store.statistics.rates(seconds) for seconds in RATE_SECONDS]
+
+        def texts(name: str) -> str:
+            return " ".join(java_double(getattr(rate, name)) if rate is not None else "" for rate in rates)
+
+        return {
+            "putTps": texts("puts"),
+            "getFoundTps": texts("found"),
+            "getMissTps": texts("missed"),
+            "getTransferedTps": texts("got"),
+            # Never a blank in Java either.
+            "getTotalTps": " ".join(java_double(rate.found + rate.missed if rate else 0.0) for rate in rates),
+        }
+
+    def _disk(self) -> dict[str, str]:
+        stats, settings = self._store.stats, self._settings.store
+        log_ratio = java_double(stats.log_disk_percent / 100)
+        table = {
+            "commitLogMinOffset": str(stats.log_min_offset),
+            "commitLogMaxOffset": str(stats.log_end),
+            "dispatchBehindBytes": str(stats.log_end - stats.dispatched),
+            "remainHowManyDataToFlush": byte_count(stats.log_end - stats.flushed),
+            "remainTransientStoreBufferNumbs": str(_NO_POOL if stats.buffers_left is None else stats.buffers_left),
+            "commitLogDiskRatio": log_ratio,
+            f"commitLogDiskRatio_{settings.store_path_commit_log}": log_ratio,
+            "consumeQueueDiskRatio": java_double(stats.queues_disk_percent / 100),
+        }
+        if stats.buffers_left is not None:
+            table["remainHowManyDataToCommit"] = byte_count(stats.uncommitted)
+        if (space := stats.log_space) is not None:
+            total = byte_count(space.used_bytes + space.available_bytes)
+            table["commitLogDirCapacity"] = f"Total : {total}, Free : {byte_count(space.available_bytes)}."
+        return table
+
+
+def byte_count(size: int) -> str:
+    """`1536` -> `1.5 KiB`."""
+    unit = min(6, (max(size, 1).bit_length() - 1) // 10)
+    return f"{size / 1024**unit:.1f} {'KMGTPE'[unit - 1]}iB" if unit else f"{size} B"
+
+
+def java_double(value: float) -> str:
+    """As Java's Double.toString writes it: digits on both sides of the point, and an exponent where that is long."""
+    if value == 0 or 1e-3 <= abs(value) < 1e7:
+        return repr(float(value))
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    sign, digits, exponent = Decimal(repr(value)).normalize().as_tuple()
+    text = "".join(map(str, digits))
+    return f"{'-' if sign else ''}{text[0]}.{text[1:] or '0'}E{len(text) - 1 + int(exponent)}"

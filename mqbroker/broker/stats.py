@@ -1,0 +1,210 @@
+"""What the broker counts for those who watch it: messages put into topics, given to groups, and sent back by them.
+
+What is counted often is counted in plain dicts, once for each pull and for each queue that a turn of dispatch touched,
+and taken from there once a second. Names and keys are those of BrokerStatsManager of 4.9.7. Must never know how it is
+asked for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import attrs
+
+from mqbroker.broker.stat_windows import CountTable, Growth, Windows
+from mqbroker.config import BrokerSettings
+from mqbroker.store.message_store import MessageStore
+from mqbroker.wire.codes import SCHEDULE_TOPIC, TRANS_OP_HALF_TOPIC
+from mqbroker.wire.names import LMQ_PREFIX
+
+#: The group under which the Java broker counts the delivery of delayed messages.
+SCHEDULE_GROUP = "SCHEDULE_CONSUMER"
+
+
+@attrs.define
+class Gets:
+    """Pulls since the last second. `found`: by topic, group and queue id how many were given messages, how many
+    messages, of how many bytes, and how long they took together, ms. `missed`: how often nothing was found."""
+
+    found: dict[tuple[str, str, int], list[int]] = attrs.field(factory=dict)
+    missed: int = 0
+    longest_ms: int = 0
+
+
+@attrs.frozen
+class DayTotals:
+    """Messages put and got since the start: by the last midnight, and by that before."""
+
+    put_today: int = 0
+    got_today: int = 0
+    put_yesterday: int = 0
+    got_yesterday: int = 0
+
+
+@attrs.frozen
+class StatsView:
+    """How much a count grew in the last minute, hour and day."""
+
+    minute: Growth
+    hour: Growth
+    day: Growth
+
+
+class BrokerStats:
+    """All counts of one broker. `now` gives seconds since the epoch."""
+
+    def __init__(self, store: MessageStore, settings: BrokerSettings, now: Callable[[], float]) -> None:
+        self._store = store
+        self._now = now
+        self._cluster = settings.broker_cluster_name
+        self._has_lmq = settings.store.enable_lmq
+        self._has_details = settings.enable_detail_stat
+        self._has_schedule = settings.store.enable_schedule_message_stats
+        self._forgets = settings.auto_delete_unused_stats
+        self.gets = Gets()
+        #: How many more messages than requests sends brought, by topic.
+        self._sent_together: dict[str, int] = {}
+        #: How many messages that came into topics were not sent by producers.
+        self._not_sent = 0
+        self._windows = windows = Windows(now)
+        self._topic_puts = CountTable(windows, 2)
+        self._queue_puts = CountTable(windows, 2)
+        self._group_gets = CountTable(windows, 2)
+        self._queue_gets = CountTable(windows, 2)
+        self._latencies = CountTable(windows)
+        self._sent_back = CountTable(windows)
+        self._broker_puts = CountTable(windows)
+        self._broker_gets = CountTable(windows)
+        self._by_name = {
+            "TOPIC_PUT_NUMS": (self._topic_puts, 1),
+            "TOPIC_PUT_SIZE": (self._topic_puts, 2),
+            "GROUP_GET_NUMS": (self._group_gets, 1),
+            "GROUP_GET_SIZE": (self._group_gets, 2),
+            "GROUP_GET_LATENCY": (self._latencies, 1),
+            "SNDBCK_PUT_NUMS": (self._sent_back, 1),
+            "BROKER_PUT_NUMS": (self._broker_puts, 1),
+            "BROKER_GET_NUMS": (self._broker_gets, 1),
+            "QUEUE_PUT_NUMS": (self._queue_puts, 1),
+            "QUEUE_PUT_SIZE": (self._queue_puts, 2),
+            "QUEUE_GET_NUMS": (self._queue_gets, 1),
+            "QUEUE_GET_SIZE": (self._queue_gets, 2),
+        }
+        self.totals = DayTotals()
+        self._day = self._local_day()
+
+    # Counting
+
+    def sent_together(self, topic: str, count: int) -> None:
+        """One request brought so many messages."""
+        self._sent_together[topic] = self._sent_together.get(topic, 0) + count - 1
+
+    def sent_back(self, group: str, topic: str) -> None:
+        """A group sent a message of `topic` back, and it is stored."""
+        self._sent_back.add(f"{self._short(topic)}@{self._short(group)}", 1, 1)
+        self._not_sent += 1
+
+    def delivered(self, queue_id: int, count: int, size: int) -> None:
+        """So many delayed messages left a queue of the schedule topic."""
+        if self._has_schedule:
+            self._group_gets.add(f"{SCHEDULE_TOPIC}@{SCHEDULE_GROUP}", count, count, size)
+            if self._has_details:
+                self._queue_gets.add(f"{SCHEDULE_TOPIC}@{queue_id}@{SCHEDULE_GROUP}", count, count, size)
+        else:
+            self._not_sent += count
+
+    def _short(self, name: str) -> str:
+        """All light queues and their groups are counted as one."""
+        return LMQ_PREFIX if self._has_lmq and name.startswith(LMQ_PREFIX) else name
+
+    # Once a second
+
+    def tick(self) -> None:
+        """Take what was counted; let the windows look."""
+        self.take()
+        self._store.statistics.sample()
+        self._windows.tick()
+        if (day := self._local_day()) != self._day:
+            self._day = day
+            statistics, totals = self._store.statistics, self.totals
+            self.totals = DayTotals(statistics.puts, statistics.got, totals.put_today, totals.got_today)
+
+    def _local_day(self) -> tuple[int, int]:
+        now = time.localtime(self._now())
+        return now.tm_year, now.tm_yday
+
+    def take(self) -> None:
+        """Bring the counts up to date."""
+        self._take_puts()
+        self._take_gets()
+
+    def _take_puts(self) -> None:
+        entered = self._store.entered
+        by_topic: dict[str, list[int]] = {}
+        for queue, (count, size) in entered.items():
+            if self._has_lmq and queue.topic.startswith(LMQ_PREFIX):
+                continue
+            puts = by_topic.setdefault(queue.topic, [0, 0])
+            puts[0] += count
+            puts[1] += size
+            if queue.is_schedule and self._has_details:
+                self._queue_puts.add(f"{queue.topic}@{queue.queue_id}", count, count, size)
+        entered.clear()
+        sent = 0
+        for topic, (count, size) in by_topic.items():
+            times = max(1, count - self._sent_together.pop(topic, 0))
+            self._topic_puts.add(topic, times, count, size)
+            sent += count if topic != TRANS_OP_HALF_TOPIC else 0
+        # A message that was sent back may come into its queue in the next second.
+        not_sent = min(sent, self._not_sent)
+        self._not_sent -= not_sent
+        if sent > not_sent:
+            self._broker_puts.add(self._cluster, 0, sent - not_sent)
+
+    def _take_gets(self) -> None:
+        statistics = self._store.statistics
+        got = 0
+        for (topic, group, queue_id), (times, count, size, ms) in self.gets.found.items():
+            key = f"{self._short(topic)}@{self._short(group)}"
+            self._group_gets.add(key, times, count, size)
+            self._latencies.add(f"{queue_id}@{key}" if self._has_details else key, times, ms)
+            statistics.found += times
+            got += count
+        self.gets.found.clear()
+        statistics.missed += self.gets.missed
+        statistics.longest_get_ms = max(statistics.longest_get_ms, self.gets.longest_ms)
+        self.gets.missed = self.gets.longest_ms = 0
+        if got:
+            statistics.got += got
+            self._broker_gets.add(self._cluster, 0, got)
+
+    # Asking
+
+    def view(self, name: str, key: str) -> StatsView | None:
+        """What is known of a count; None where nothing was counted."""
+        table, amount = self._by_name.get(name, (None, 0))
+        counts = table.get(key) if table is not None else None
+        if counts is None:
+            return None
+        windows = self._windows
+        return StatsView(*(each.growth(counts, amount) for each in (windows.minute, windows.hour, windows.day)))
+
+    def group_get_tps(self, group: str, topic: str) -> float:
+        """How many messages of a topic a group was given a second in the last minute."""
+        counts = self._group_gets.get(f"{self._short(topic)}@{self._short(group)}")
+        return self._windows.minute.growth(counts, 1).tps if counts is not None else 0.0
+
+    # Forgetting
+
+    def topic_removed(self, topic: str) -> None:
+        """Forget what was counted for a topic, where autoDeleteUnusedStats says so."""
+        if self._forgets:
+            for table in (self._topic_puts, self._queue_puts, self._group_gets, self._queue_gets, self._sent_back):
+                table.remove(lambda key: key[0] == topic)
+            self._latencies.remove(lambda key: key[-2] == topic)
+
+    def group_removed(self, group: str) -> None:
+        """The same for a group."""
+        if self._forgets:
+            for table in (self._group_gets, self._queue_gets, self._latencies, self._sent_back):
+                table.remove(lambda key: key[-1] == group)

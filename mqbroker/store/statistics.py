@@ -1,0 +1,131 @@
+"""What the store did: messages put and got, how long puts took, and how many there were a second.
+
+A put takes until its message can be got, and under SYNC_FLUSH until it is on the disk. Several that end together count
+as long as the first of them. Intervals and bounds are those of StoreStatsService of 4.9.7. Must never know of topics.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+#: For how many seconds samples are kept.
+SAMPLES_MAX = 600
+#: After so long, how the times of puts are distributed begins anew; asked for is what was before.
+DISTRIBUTION_SECONDS = 60.0
+#: Below which times, ms, a put counts to each class but the last; those of at most 0 are the first.
+_CLASSES_MS = (1, 10, 50, 100, 200, 500, 1000, 2000, 3000, 4000, 5000, 10_000)
+#: As the Java broker names them.
+CLASS_NAMES = (
+    "[<=0ms]", "[0~10ms]", "[10~50ms]", "[50~100ms]", "[100~200ms]", "[200~500ms]", "[500ms~1s]", "[1~2s]", "[2~3s]",
+    "[3~4s]", "[4~5s]", "[5~10s]", "[10s~]",
+)  # fmt: skip
+#: Up to which times, ms, percentiles tell puts apart.
+_BOUNDS_MS = (
+    *range(1, 21), *range(22, 51, 2), *range(55, 101, 5), *range(110, 201, 10), *range(250, 501, 50),
+    *range(600, 1001, 100), *range(2000, 10_001, 1000),
+)  # fmt: skip
+
+
+class Sample(NamedTuple):
+    """How much there was of each at a time, in seconds: puts, gets that found messages, that found none, messages
+    got."""
+
+    time: float
+    puts: int
+    found: int
+    missed: int
+    got: int
+
+
+class StoreStatistics:
+    """Counts since the store was opened. `now` gives seconds since the epoch."""
+
+    def __init__(self, now: Callable[[], float], is_sync: bool) -> None:
+        self._now = now
+        self._is_sync = is_sync
+        self.began = now()
+        self.puts = 0
+        self.put_bytes = 0
+        self.failed_puts = 0
+        self.found = 0
+        self.missed = 0
+        self.got = 0
+        self.longest_put_ms = 0
+        self.longest_get_ms = 0
+        self._samples: deque[Sample] = deque(maxlen=SAMPLES_MAX + 1)
+        self._classes = self._last_classes = [0] * len(CLASS_NAMES)
+        self._bounds = self._last_bounds = [0] * (len(_BOUNDS_MS) + 1)
+        self._distributed_at = self.began
+        self._begin_distribution()
+
+    # Counting
+
+    def put(self, count: int, size: int, since_ms: int) -> None:
+        """So many messages of `size` bytes in all, of which the first was stored at `since_ms`, can be got. Hot."""
+        self.puts += count
+        self.put_bytes += size
+        if not self._is_sync:
+            self._took(count, int(self._now() * 1000) - since_ms)
+
+    def put_untimed(self, count: int, size: int) -> None:
+        """As `put`, where nobody knows any more when they were stored."""
+        self.puts += count
+        self.put_bytes += size
+
+    def durable(self, count: int, since: float) -> None:
+        """So many sends that waited for the disk, the first since then (seconds), wait no longer."""
+        self._took(count, int((self._now() - since) * 1000))
+
+    def _took(self, count: int, ms: int) -> None:
+        if ms <= 0:
+            self._classes[0] += count
+            self._bounds[0] += count
+            return
+        # Whole ms: what took less than 10 of them and more than 0 is the second class.
+        self._classes[bisect_right(_CLASSES_MS, ms)] += count
+        self._bounds[bisect_left(_BOUNDS_MS, ms)] += count
+        if ms > self.longest_put_ms:
+            self.longest_put_ms = ms
+
+    # Sampling
+
+    def sample(self) -> None:
+        """To be called once a second."""
+        now = self._now()
+        self._samples.append(Sample(now, self.puts, self.found, self.missed, self.got))
+        if now >= self._distributed_at + DISTRIBUTION_SECONDS:
+            self._distributed_at = now
+            self._last_classes, self._last_bounds = self._classes, self._bounds
+            self._begin_distribution()
+
+    def _begin_distribution(self) -> None:
+        self._classes = [0] * len(CLASS_NAMES)
+        self._bounds = [0] * (len(_BOUNDS_MS) + 1)
+
+    def rates(self, samples: int) -> Sample | None:
+        """How many of each there were a second over so many samples; None where there are not so many yet."""
+        if len(self._samples) <= samples:
+            return None
+        last, before = self._samples[-1], self._samples[-1 - samples]
+        seconds = last.time - before.time
+        rates = [(new - old) / seconds if seconds > 0 else 0.0 for new, old in zip(last, before, strict=True)]
+        return Sample(*rates)  # type: ignore[arg-type]
+
+    @property
+    def put_classes(self) -> Sequence[int]:
+        """How many puts of the last full minute were of each class of times."""
+        return self._last_classes
+
+    def put_percentile_ms(self, share: float) -> float:
+        """Within which time that share of the puts of the last full minute ended; between two bounds evenly."""
+        wanted = int(sum(self._last_bounds) * share)
+        low = 0
+        for high, count in zip((*_BOUNDS_MS, _BOUNDS_MS[-1]), self._last_bounds, strict=True):
+            if wanted <= count:
+                return low + (high - low) * wanted / count if count else float(low)
+            wanted -= count
+            low = high
+        return float(low)

@@ -22,7 +22,8 @@ from twisted.python.failure import Failure
 from twisted.python.threadpool import ThreadPool
 
 from mqbroker.broker.assembly import Assembly
-from mqbroker.broker.registration import BrokerIdentity, Registration
+from mqbroker.broker.registration import Registration
+from mqbroker.broker.registration_requests import BrokerIdentity
 from mqbroker.broker.topics import TopicTable
 from mqbroker.config import BrokerSettings
 from mqbroker.remoting.client import Connector, RemotingClient
@@ -207,7 +208,11 @@ class BrokerService(Service):
         if not settings.namesrv_addr:
             self.started.callback(None)
             return
-        client = RemotingClient(self._reactor, connector=self._connector)
+        client = RemotingClient(
+            self._reactor,
+            connector=self._connector,
+            on_closed=lambda address: registration.connection_closed(address),
+        )
         identity = BrokerIdentity(
             address,
             settings.broker_name,
@@ -215,7 +220,7 @@ class BrokerService(Service):
             settings.broker_id,
             f"{settings.broker_ip2}:{settings.ha_listen_port}",
         )
-        registration = Registration(client, settings.namesrv_addr, identity, topics.snapshot, settings, clock)
+        registration = Registration(client, settings.namesrv_addr, identity, topics, settings, clock)
         topics.on_change.append(registration.changed)
         self._stops.append(client.close)
         self._stops.append(registration.stop)

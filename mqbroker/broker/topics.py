@@ -135,6 +135,19 @@ class TopicTable:
         if self._topics.pop(name, None) is not None:
             self._changed(name)
 
+    def set_order_topics(self, names: frozenset[str]) -> None:
+        """Mark these topics as ordered, and no others. Name servers hear of it with what else they are told."""
+        changed = {
+            name: attrs.evolve(topic, order=name in names)
+            for name, topic in self._topics.items()
+            if topic.order is not (name in names)
+        }
+        if changed:
+            log.info("ordered topics are now: {names}", names=sorted(names & self._topics.keys()))
+            self._topics |= changed
+            self.data_version = self.data_version.next(self._now_ms())
+            self.persist()
+
     def create_for_send(
         self, name: str, default_name: str, queues_wanted: int, sys_flag: int = 0
     ) -> TopicConfig | None:

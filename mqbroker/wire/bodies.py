@@ -164,6 +164,18 @@ class TopicConfig(Body):
     topic_sys_flag: int = 0
     order: bool = False
 
+    def to_value(self) -> dict[str, Any]:
+        # Spelt out, for brokers with 100,000 of them.
+        return {
+            "topicName": self.topic_name,
+            "readQueueNums": self.read_queue_nums,
+            "writeQueueNums": self.write_queue_nums,
+            "perm": self.perm,
+            "topicFilterType": self.topic_filter_type,
+            "topicSysFlag": self.topic_sys_flag,
+            "order": self.order,
+        }
+
 
 @attrs.frozen
 class TopicConfigSerializeWrapper(Body):

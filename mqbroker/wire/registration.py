@@ -34,7 +34,7 @@ TOPICS_MAX = 200_000
 TOPIC_BYTES_MAX = 1024
 PIECE_BYTES_MAX = 1024 * 1024
 
-#: One step reads as much JSON, or as many topics of a compressed body: a few ms.
+#: One step reads as much JSON, or takes so many topics otherwise: a few ms.
 STEP_BYTES = 128 * 1024
 STEP_TOPICS = 1000
 _INFLATE_BYTES = 64 * 1024
@@ -76,15 +76,43 @@ def body_crc32(body: bytes) -> int:
     return zlib.crc32(body) & 0x7FFFFFFF
 
 
-def encode_registration(body: RegisterBrokerBody, *, compressed: bool) -> bytes:
-    """Return the request's body. The compressed form has no room for a topic's flags."""
-    if not compressed:
-        return body.to_json()
-    topics = body.topic_config_serialize_wrapper
-    pieces = [_with_length(topics.data_version.to_json()), _INT.pack(len(topics.topic_config_table))]
-    pieces += [_with_length(_topic_text(topic).encode()) for topic in topics.topic_config_table.values()]
-    pieces.append(_with_length(fastjson.dumps(body.filter_server_list)))
-    return zlib.compress(b"".join(pieces), 9)
+def encode_registration(body: RegisterBrokerBody, *, compressed: bool, permission: int | None = None) -> bytes:
+    """Return the request's body, see `write_registration`."""
+    return b"".join(write_registration(body, compressed=compressed, permission=permission))
+
+
+def write_registration(
+    body: RegisterBrokerBody, *, compressed: bool, permission: int | None = None
+) -> Generator[bytes, None, None]:
+    """Give the request's body in pieces of some hundred topics. The compressed form has no room for a topic's flags.
+
+    :param permission: of all topics in place of their own.
+    """
+    topics = list(body.topic_config_serialize_wrapper.topic_config_table.values())
+    if compressed:
+        yield from _write_compressed(body, topics, permission)
+        return
+    # As Fastjson orders it: who reads it in pieces has the version first.
+    version = body.topic_config_serialize_wrapper.data_version.to_json()
+    servers = fastjson.dumps(body.filter_server_list)
+    wrapper = b'"topicConfigSerializeWrapper":{"dataVersion":%b,"topicConfigTable":{' % version
+    yield b'{"filterServerList":%b,%b' % (servers, wrapper)
+    for at in range(0, len(topics), STEP_TOPICS):
+        table = {topic.topic_name: _topic_value(topic, permission) for topic in topics[at : at + STEP_TOPICS]}
+        yield (b"," if at else b"") + orjson.dumps(table)[1:-1]
+    yield b"}}}"
+
+
+def _write_compressed(
+    body: RegisterBrokerBody, topics: list[TopicConfig], permission: int | None
+) -> Generator[bytes, None, None]:
+    deflater = zlib.compressobj()
+    version = body.topic_config_serialize_wrapper.data_version.to_json()
+    yield deflater.compress(_with_length(version) + _INT.pack(len(topics)))
+    for at in range(0, len(topics), STEP_TOPICS):
+        pieces = [_with_length(_topic_text(topic, permission).encode()) for topic in topics[at : at + STEP_TOPICS]]
+        yield deflater.compress(b"".join(pieces))
+    yield deflater.compress(_with_length(fastjson.dumps(body.filter_server_list))) + deflater.flush()
 
 
 def decode_registration(data: bytes, *, compressed: bool) -> BrokerTopics:
@@ -278,8 +306,13 @@ def _with_length(piece: bytes) -> bytes:
     return _INT.pack(len(piece)) + piece
 
 
-def _topic_text(topic: TopicConfig) -> str:
-    fields = (topic.topic_name, topic.read_queue_nums, topic.write_queue_nums, topic.perm, topic.topic_filter_type)
+def _topic_value(topic: TopicConfig, permission: int | None) -> dict[str, Any]:
+    return topic.to_value() if permission is None else topic.to_value() | {"perm": permission}
+
+
+def _topic_text(topic: TopicConfig, permission: int | None) -> str:
+    perm = topic.perm if permission is None else permission
+    fields = (topic.topic_name, topic.read_queue_nums, topic.write_queue_nums, perm, topic.topic_filter_type)
     return " ".join(map(str, fields))
 
 

@@ -3,7 +3,10 @@
 import pytest
 from twisted.internet.defer import Deferred
 
-from mqbroker.broker.registration import BrokerIdentity, Registration
+from mqbroker.broker import registration_requests
+from mqbroker.broker.name_server import RETRY_SECONDS
+from mqbroker.broker.registration import Registration
+from mqbroker.broker.registration_requests import BrokerIdentity
 from mqbroker.errors import Unreachable
 from mqbroker.wire.bodies import DataVersion, TopicConfig, TopicConfigSerializeWrapper
 from mqbroker.wire.codes import Perm, RequestCode, ResponseCode
@@ -18,18 +21,24 @@ IDENTITY = BrokerIdentity("10.0.0.1:10911", "broker-a", "DefaultCluster", 0, "10
 class FakeClient:
     def __init__(self):
         self.requests = []
+        self.dropped = []
+
+    def drop(self, address, why):
+        self.dropped.append(address)
 
     def invoke_sync(self, address, command, timeout_ms):
         done = Deferred()
         self.requests.append((address, command, timeout_ms, done))
         return done
 
-    def answer(self, code=0, address=None):
+    def answer(self, code=0, address=None, body=b"", **fields):
         """Answer all that wait, or those to `address`."""
         waiting = [r for r in self.requests if address in (None, r[0])]
         self.requests = [r for r in self.requests if r not in waiting]
         for _, command, _, done in waiting:
-            done.callback(RemotingCommand.response(command, code, "no" if code else None))
+            answer = RemotingCommand.response(command, code, "no" if code else None, body=body)
+            answer.ext_fields |= fields
+            done.callback(answer)
 
     def fail(self, address=None):
         waiting = [r for r in self.requests if address in (None, r[0])]
@@ -47,17 +56,35 @@ def network():
     return FakeClient()
 
 
+class FakeTopics:
+    """Topics by name, with a version that a test sets; keeps what it is told of order."""
+
+    def __init__(self):
+        self.table = {"T": TopicConfig("T", 4, 4)}
+        self.version = DataVersion(7, 3)
+        self.ordered = []
+
+    def snapshot(self):
+        return TopicConfigSerializeWrapper(dict(self.table), self.version)
+
+    def put(self, name):
+        self.table[name] = TopicConfig(name)
+        self.version = DataVersion(7, self.version.counter + 1)
+
+    def set_order_topics(self, names):
+        self.ordered.append(names)
+
+
 @pytest.fixture
 def topics():
-    return {"T": TopicConfig("T", 4, 4)}
+    return FakeTopics()
 
 
 @pytest.fixture
 def make(network, topics, clock, tmp_path):
     def make(addresses=(A, B), **changes):
         settings = make_settings(tmp_path, **changes)
-        wrapper = lambda: TopicConfigSerializeWrapper(dict(topics), DataVersion(7, 3))  # noqa: E731
-        return Registration(network, addresses, IDENTITY, wrapper, settings, clock)
+        return Registration(network, addresses, IDENTITY, topics, settings, clock)
 
     return make
 
@@ -102,34 +129,237 @@ def test_it_is_told_again_each_period(make, network, clock):
     assert network.told == [(A, REGISTER), (B, REGISTER)]
 
 
-def test_changes_of_one_turn_are_told_together(make, network, clock, topics):
+def told_topics(command):
+    return set(decode_registration(command.body, compressed=command.ext_fields["compressed"] == "true").queues)
+
+
+def change(registration, topics, name):
+    topics.put(name)
+    registration.changed(name)
+
+
+def test_changes_of_one_turn_are_told_together_and_alone(make, network, clock, topics):
     registration = make([A])
     registration.start()
     network.answer()
     for n in range(5):
-        topics[f"N{n}"] = TopicConfig(f"N{n}")
-        registration.changed(f"N{n}")
+        change(registration, topics, f"N{n}")
     assert network.told == []
     clock.advance(0)
     ((_, command, _, _),) = network.requests
-    body = decode_registration(command.body, compressed=False)
-    assert set(body.queues) == {"T", "N0", "N1", "N2", "N3", "N4"}
+    found = decode_registration(command.body, compressed=False)
+    assert set(found.queues) == {"N0", "N1", "N2", "N3", "N4"}
+    assert found.data_version == topics.version
     network.answer()
     clock.advance(0)
     assert network.told == []
+
+
+def test_a_removed_topic_is_told_as_another_version(make, network, clock, topics):
+    registration = make([A])
+    registration.start()
+    network.answer()
+    change(registration, topics, "N")
+    del topics.table["N"]
+    clock.advance(0)
+    ((_, command, _, _),) = network.requests
+    found = decode_registration(command.body, compressed=False)
+    assert (dict(found.queues), found.data_version) == ({}, topics.version)
 
 
 def test_a_change_during_a_registration_is_told_after_it(make, network, clock, topics):
     registration = make([A])
     registration.start()
-    topics["New"] = TopicConfig("New")
-    registration.changed("New")
+    change(registration, topics, "New")
     clock.advance(0)
     assert len(network.requests) == 1
     network.answer()
+    ((_, command, _, _),) = network.requests
+    assert told_topics(command) == {"New"}
+
+
+def test_a_name_server_that_hangs_keeps_no_other_waiting(make, network, clock, topics):
+    registration = make()
+    started = registration.start()
+    network.answer(address=A)
+    for name in ("N", "O"):
+        change(registration, topics, name)
+        clock.advance(0)
+        ((_, command, _, _),) = [each for each in network.requests if each[0] == A]
+        assert told_topics(command) == {name}
+        network.answer(address=A)
+    assert not started.called
+    network.fail(B)
+    assert started.called
+
+
+@pytest.mark.parametrize("loss", ["failed", "closed", "refused"])
+def test_who_may_have_lost_it_is_told_all(make, network, clock, topics, loss):
+    registration = make()
+    registration.start()
+    network.answer()
+    if loss == "closed":
+        registration.connection_closed(B)
+    else:
+        change(registration, topics, "N")
+        clock.advance(0)
+        network.answer(address=A)
+        network.fail(B) if loss == "failed" else network.answer(ResponseCode.SYSTEM_ERROR, B)
+    # Soon, and not only at the next period.
+    clock.advance(RETRY_SECONDS)
+    ((address, command, _, _),) = network.requests
+    assert address == B
+    assert told_topics(command) == set(topics.table)
+    network.answer()
+    change(registration, topics, "O")
+    clock.advance(0)
+    assert [told_topics(command) for _, command, _, _ in network.requests] == [{"O"}, {"O"}]
+
+
+def test_a_change_after_a_loss_is_told_with_all(make, network, clock, topics):
+    registration = make([A])
+    registration.start()
+    network.answer()
+    registration.connection_closed(A)
+    change(registration, topics, "N")
     clock.advance(0)
     ((_, command, _, _),) = network.requests
-    assert b'"New"' in command.body
+    assert told_topics(command) == {"T", "N"}
+    network.answer()
+    clock.advance(RETRY_SECONDS)
+    assert network.told == []
+
+
+def test_a_name_server_that_stays_away_is_tried_again_and_again(make, network, clock):
+    make([A], register_name_server_period_ms=60_000).start()
+    for _ in range(5):
+        assert network.told == [(A, REGISTER)]
+        network.fail()
+        assert network.told == []
+        clock.advance(RETRY_SECONDS)
+    network.answer()
+    clock.advance(RETRY_SECONDS)
+    assert network.told == []
+
+
+QUERY = RequestCode.QUERY_DATA_VERSION
+
+
+def test_without_force_only_who_has_another_version_is_told(make, network, clock, topics):
+    make(force_register=False, register_name_server_period_ms=10_000, register_broker_timeout_ms=77).start()
+    assert network.told == [(A, REGISTER), (B, REGISTER)]
+    network.answer()
+    clock.advance(10)
+    assert network.told == [(A, QUERY), (B, QUERY)]
+    _, command, timeout_ms, _ = network.requests[0]
+    assert timeout_ms == 77
+    assert command.ext_fields == {
+        "brokerName": "broker-a",
+        "brokerAddr": "10.0.0.1:10911",
+        "clusterName": "DefaultCluster",
+        "brokerId": "0",
+    }
+    assert DataVersion.from_json(command.body) == topics.version
+    network.answer(address=A, body=topics.version.to_json(), changed="false")
+    network.answer(address=B, changed="true")
+    ((address, command, _, _),) = network.requests
+    assert (address, command.code, told_topics(command)) == (B, REGISTER, {"T"})
+
+
+@pytest.mark.parametrize(
+    ("code", "body", "fields"),
+    [
+        (0, b'{"counter":9,"timestamp":9}', {"changed": "false"}),
+        (0, b"", {}),
+        (0, b"{", {"changed": "false"}),
+        (1, b"", {}),
+    ],
+)
+def test_a_strange_answer_about_the_version_is_a_reason_to_tell_all(make, network, clock, code, body, fields):
+    make([A], force_register=False, register_name_server_period_ms=10_000).start()
+    network.answer()
+    clock.advance(10)
+    assert network.told == [(A, QUERY)]
+    network.answer(code, body=body, **fields)
+    clock.advance(RETRY_SECONDS)
+    assert network.told == [(A, REGISTER)]
+
+
+def test_without_force_a_change_meanwhile_is_told(make, network, clock, topics):
+    registration = make([A], force_register=False, register_name_server_period_ms=10_000)
+    registration.start()
+    network.answer()
+    clock.advance(10)
+    asked = topics.version
+    change(registration, topics, "N")
+    clock.advance(0)
+    network.answer(body=asked.to_json(), changed="false")
+    ((_, command, _, _),) = network.requests
+    assert (command.code, told_topics(command)) == (REGISTER, {"N"})
+
+
+def test_order_topics_are_those_of_the_first_name_server_that_answers(make, network, clock, topics):
+    make(register_name_server_period_ms=10_000).start()
+    network.answer(address=B, body=b'{"table":{"B":"broker-a:4"}}')
+    network.answer(address=A, body=b'{"table":{"T":"broker-a:4"}}')
+    clock.advance(10)
+    network.answer(address=B, body=b'{"table":{"B":"broker-a:4"}}')
+    network.answer(address=A, body=b'{"table":{}}')
+    assert topics.ordered == [{"B"}, {"T"}, frozenset()]
+
+
+def test_many_topics_are_written_once_and_in_turns(make, network, clock, topics, monkeypatch):
+    monkeypatch.setattr(registration_requests, "TURN_SECONDS", 0)
+    topics.table = {f"topic-{n}": TopicConfig(f"topic-{n}") for n in range(3500)}
+    written = []
+    write = registration_requests.write_registration
+    monkeypatch.setattr(
+        registration_requests, "write_registration", lambda *a, **k: written.append(1) or write(*a, **k)
+    )
+    make(register_name_server_period_ms=10_000).start()
+    turns = 0
+    while not network.told:
+        clock.advance(0.001)
+        turns += 1
+    assert turns > 3
+    assert sorted(network.told) == [(A, REGISTER), (B, REGISTER)]
+    assert told_topics(network.requests[1][1]) == set(topics.table)
+    network.answer()
+    clock.advance(10)
+    assert network.told == [(A, REGISTER), (B, REGISTER)]
+    assert len(written) == 1
+
+
+def test_what_no_frame_holds_is_registered_compressed(make, network, clock, topics, monkeypatch, logged):
+    monkeypatch.setattr(registration_requests, "BODY_BYTES_MAX", 1000)
+    topics.table = {f"topic-{n}": TopicConfig(f"topic-{n}") for n in range(20)}
+    make([A]).start()
+    ((_, command, _, _),) = network.requests
+    assert command.ext_fields["compressed"] == "true"
+    assert told_topics(command) == set(topics.table)
+    assert logged.lines[0].startswith("20 topics are ")
+
+
+def test_a_list_of_name_servers_can_change(make, network, clock, topics):
+    registration = make()
+    registration.start()
+    network.answer()
+    registration.use([B, "10.0.0.10:9876"])
+    assert network.told == [("10.0.0.10:9876", REGISTER)]
+    assert network.dropped == [A]
+    network.answer()
+    change(registration, topics, "N")
+    clock.advance(0)
+    assert [address for address, _ in network.told] == [B, "10.0.0.10:9876"]
+
+
+def test_another_permission_of_the_broker_is_told_of_all_topics(make, network, topics):
+    registration = make([A])
+    registration.start()
+    network.answer()
+    registration.permission_changed(Perm.READ)
+    ((_, command, _, _),) = network.requests
+    assert decode_registration(command.body, compressed=False).queues == {"T": QueueNumbers(4, 4, 4, 0)}
 
 
 def test_one_registration_at_a_time(make, network, clock):
@@ -162,7 +392,7 @@ def test_a_name_server_that_stays_away_is_one_line_and_its_return_another(make, 
 def test_an_error_code_is_no_registration(make, network, logged):
     make([A]).start()
     network.answer(ResponseCode.SYSTEM_ERROR)
-    assert logged.lines == [f"name server {A} is not told of this broker: code 1: no"]
+    assert logged.lines == [f"name server {A} is not told of this broker: CODE: 1  DESC: no"]
 
 
 def test_topics_have_at_most_the_permission_of_the_broker(make, network):
@@ -170,6 +400,22 @@ def test_topics_have_at_most_the_permission_of_the_broker(make, network):
     ((_, command, _, _),) = network.requests
     body = decode_registration(command.body, compressed=False)
     assert body.queues["T"].perm == Perm.READ
+
+
+def test_goodbye_waits_for_what_is_under_way(make, network, clock):
+    registration = make()
+    registration.start()
+    gone = registration.stop()
+    assert network.told == [(A, REGISTER), (B, REGISTER)]
+    network.answer(address=A)
+    assert network.told == [(B, REGISTER), (A, RequestCode.UNREGISTER_BROKER)]
+    clock.advance(3)  # and no longer
+    assert network.told == [(B, REGISTER), (A, RequestCode.UNREGISTER_BROKER), (B, RequestCode.UNREGISTER_BROKER)]
+    network.requests.pop(0)
+    network.answer()
+    assert gone.called
+    registration.connection_closed(A)
+    assert clock.getDelayedCalls() == []
 
 
 def test_goodbye(make, network, clock):

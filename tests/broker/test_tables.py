@@ -44,6 +44,23 @@ def written(root, name):
 # --- topics
 
 
+def test_ordered_topics_are_those_of_the_name_server(root):
+    table = topic_table(root)
+    changes = []
+    table.on_change.append(changes.append)
+    table.put(TopicConfig("T"))
+    table.put(TopicConfig("U", order=True))
+    version, heard = table.data_version, list(changes)
+    table.set_order_topics(frozenset({"T", "nowhere"}))
+    assert (table.get("T").order, table.get("U").order) == (True, False)
+    assert written(root, "topics.json")["topicConfigTable"]["T"]["order"] is True
+    assert table.data_version.counter == version.counter + 1
+    # It is told to the name servers with the next that is told: two that differ must not make a broker talk for ever.
+    assert changes == heard
+    table.set_order_topics(frozenset({"T", "nowhere"}))
+    assert table.data_version.counter == version.counter + 1
+
+
 def test_the_topics_every_broker_has(root):
     table = topic_table(root)
     assert {name: table.get(name).write_queue_nums for name in table.names()} == {

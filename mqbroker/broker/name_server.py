@@ -1,0 +1,210 @@
+"""What one broker tells one name server: all of its topics, or those that changed since it was told last.
+
+One request is under way at a time, and what comes up meanwhile is told by the next. A name server that has the topics
+of a version needs only the changes since; one that may have lost them - the connection closed, a request failed - is
+told all of them. It must never know of the other name servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from mqbroker.broker.registration_requests import RegistrationRequests
+from mqbroker.errors import MQError, Refused
+from mqbroker.remoting.client import RemotingClient
+from mqbroker.wire.bodies import DataVersion, KVTable
+from mqbroker.wire.command import RemotingCommand
+from mqbroker.wire.headers import QueryDataVersionResponseHeader, decode_header
+
+log = Logger()
+
+UNREGISTER_TIMEOUT_MS = 3_000
+
+#: A name server that is away, or closed the connection, is tried again so soon. It has taken the broker out.
+RETRY_SECONDS = 5.0
+
+
+class _Wanted(IntEnum):
+    """What is to be told beside changes."""
+
+    NOTHING = 0
+    ALL_IF_UNKNOWN = 1
+    ALL = 2
+
+
+class NameServer:
+    """Keeps one broker registered with the name server at `address`.
+
+    :param on_order_topics: is told which topics are ordered, by each answer that says so.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        client: RemotingClient,
+        requests: RegistrationRequests,
+        timeout_ms: int,
+        clock: IReactorTime,
+        on_order_topics: Callable[[NameServer, frozenset[str]], None],
+    ) -> None:
+        self.address = address
+        self.is_reachable: bool | None = None
+        self._client = client
+        self._requests = requests
+        self._timeout_ms = timeout_ms
+        self._clock = clock
+        self._on_order_topics = on_order_topics
+        self._knows: DataVersion | None = None
+        self._wanted = _Wanted.NOTHING
+        self._changes: set[str] = set()
+        self._working: Deferred[None] | None = None
+        self._retry: IDelayedCall | None = None
+        self._is_stopped = False
+
+    def tell_all(self, *, force: bool) -> Deferred[None]:
+        """Register; without `force` only where the name server says that it does not have this version of the topics.
+
+        Fires when it has answered or failed. Failures are logged, not passed on.
+        """
+        self._wanted = max(self._wanted, _Wanted.ALL if force else _Wanted.ALL_IF_UNKNOWN)
+        return self._go()
+
+    def tell_changes(self, topics: set[str]) -> None:
+        """Register what changed."""
+        self._changes |= topics
+        self._go()
+
+    def connection_closed(self) -> None:
+        """The name server took the broker out, and may have lost all it knew."""
+        self._knows = None
+        self._try_again_soon()
+
+    def stop(self) -> Deferred[None]:
+        """Tell nothing more, and wait for what is under way, for 3 s at most."""
+        self._is_stopped = True
+        if self._retry is not None and self._retry.active():
+            self._retry.cancel()
+        working = self._working
+        if working is None:
+            return _fired()
+        give_up = self._clock.callLater(UNREGISTER_TIMEOUT_MS / 1000, working.cancel)
+
+        def ended(_: None) -> None:
+            if give_up.active():
+                give_up.cancel()
+
+        return _follow(working).addCallback(ended)
+
+    async def unregister(self) -> None:
+        """Say goodbye. Failures are logged."""
+        await self.stop()
+        try:
+            await self._client.invoke_sync(self.address, self._requests.goodbye(), UNREGISTER_TIMEOUT_MS)
+        except MQError as error:
+            self._say(False, str(error))
+        else:
+            log.info("unregistered from name server {address}", address=self.address)
+
+    # --- steps
+
+    def _go(self) -> Deferred[None]:
+        if self._is_stopped:
+            return _fired()
+        if self._working is None:
+            working = self._working = Deferred.fromCoroutine(self._work())
+            working.addBoth(self._ended)
+            if working.called:
+                self._working = None
+                return working
+        return _follow(self._working)
+
+    def _ended(self, result: object) -> None:
+        self._working = None
+        if isinstance(result, Failure) and result.check(CancelledError) is None:  # type: ignore[no-untyped-call]
+            log.failure("name server {address} is not told of this broker", result, address=self.address)
+
+    async def _work(self) -> None:
+        while (self._wanted or self._changes) and not self._is_stopped:
+            wanted, self._wanted = self._wanted, _Wanted.NOTHING
+            try:
+                await self._tell(wanted)
+            except MQError as error:
+                self._knows = None
+                self._say(False, str(error))
+                self._try_again_soon()
+                return
+
+    async def _tell(self, wanted: _Wanted) -> None:
+        if wanted is _Wanted.ALL_IF_UNKNOWN and self._knows is not None and not await self._is_unknown():
+            if not self._changes:
+                return
+            wanted = _Wanted.NOTHING
+        changes, self._changes = self._changes, set()
+        known = self._knows
+        is_all = wanted is not _Wanted.NOTHING or known is None
+        command, version = await self._requests.register(None if is_all else changes)
+        if not is_all and self._knows is not known:
+            # The connection closed while the request was made: the next goes to a name server that knows nothing.
+            self._wanted = _Wanted.ALL
+            return
+        answer = await self._ask(command)
+        self._knows = version
+        self._say(True, "")
+        if answer.body:
+            self._on_order_topics(self, frozenset(KVTable.from_json(answer.body).table))
+
+    async def _is_unknown(self) -> bool:
+        """Whether the name server has another version of the topics."""
+        command, version = self._requests.query()
+        answer = await self._ask(command)
+        header = decode_header(QueryDataVersionResponseHeader, answer.ext_fields)
+        return header.changed or bool(answer.body and DataVersion.from_json(answer.body) != version)
+
+    async def _ask(self, command: RemotingCommand) -> RemotingCommand:
+        answer = await self._client.invoke_sync(self.address, command, self._timeout_ms)
+        if answer.code:
+            raise Refused(answer.code, answer.remark or "")
+        return answer
+
+    def _try_again_soon(self) -> None:
+        if self._is_stopped or (self._retry is not None and self._retry.active()):
+            return
+        self._retry = self._clock.callLater(RETRY_SECONDS, self._retried)
+
+    def _retried(self) -> None:
+        if self._knows is None:
+            self.tell_all(force=True)
+
+    def _say(self, is_reachable: bool, why: str) -> None:
+        """Log only what changed: a name server that stays away is one line."""
+        if self.is_reachable is is_reachable:
+            return
+        self.is_reachable = is_reachable
+        if is_reachable:
+            log.info("register broker to name server {address} OK", address=self.address)
+        else:
+            log.warn("name server {address} is not told of this broker: {why}", address=self.address, why=why)
+
+
+def _fired() -> Deferred[None]:
+    done: Deferred[None] = Deferred()
+    done.callback(None)
+    return done
+
+
+def _follow(working: Deferred[None]) -> Deferred[None]:
+    """Fires when `working` has ended, however that was."""
+    done: Deferred[None] = Deferred()
+
+    def pass_on(result: None) -> None:
+        done.callback(None)
+        return result
+
+    working.addCallback(pass_on)
+    return done

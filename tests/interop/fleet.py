@@ -1,5 +1,6 @@
 """Real daemons of both kinds, and Java clients, on free ports: started, and stopped again, as one fleet."""
 
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -51,6 +52,7 @@ class Broker:
     store: Path
     conf: Path
     process: Process
+    home: Path | None = None
 
 
 @attrs.define
@@ -76,8 +78,20 @@ class Fleet:
         )
         return Namesrv(f"127.0.0.1:{port}", self._daemon(kind, "namesrv", conf))
 
-    def broker(self, kind: Kind, namesrv: Namesrv, store: Path | None = None, **settings: str) -> Broker:
-        """Start a broker, on the store directory `store` where given; returns when it is ready and registered."""
+    def home(self, accounts: str) -> Path:
+        """A new ROCKETMQ_HOME whose plain_acl.yml is `accounts`."""
+        home = self.scratch / f"home-{len(list(self.scratch.glob('home-*')))}"
+        shutil.copytree(self.java.home, home)
+        (home / "conf" / "plain_acl.yml").write_text(accounts)
+        return home
+
+    def broker(
+        self, kind: Kind, namesrv: Namesrv, store: Path | None = None, home: Path | None = None, **settings: str
+    ) -> Broker:
+        """Start a broker, on the store directory `store` where given; returns when it is ready and registered.
+
+        `home` is its ROCKETMQ_HOME where it has one of its own.
+        """
         port = free_ports()
         name = settings.get("brokerName", f"broker-{port}")
         store = store or self.scratch / f"store-{port}"
@@ -98,12 +112,13 @@ class Fleet:
                 **settings,
             },
         )
-        return Broker(kind, name, f"127.0.0.1:{port}", store, conf, self._daemon(kind, "broker", conf))
+        process = self._daemon(kind, "broker", conf, home)
+        return Broker(kind, name, f"127.0.0.1:{port}", store, conf, process, home)
 
     def restart(self, broker: Broker) -> None:
         """Start a stopped or killed broker again, with its settings, port and store; returns when it is ready."""
         assert not broker.process.running
-        broker.process = self._daemon(broker.kind, "broker", broker.conf)
+        broker.process = self._daemon(broker.kind, "broker", broker.conf, broker.home)
 
     def peer(self, command: str, namesrv: Namesrv, **options: object) -> Peer:
         """Start a Java client; `_` in an option's name stands for `-`. See `java/src` for commands and options."""
@@ -117,7 +132,7 @@ class Fleet:
 
     def begin_mqadmin(self, *args: str) -> Peer:
         """Start the Java mqadmin."""
-        return self._start_peer(f"mqadmin-{args[0]}", ["mqadmin", *args])
+        return self._start_peer("-".join(["mqadmin", *args[:1]]), ["mqadmin", *args])
 
     def mqadmin(self, *args: str) -> str:
         """Run the Java mqadmin and return what it printed."""
@@ -151,18 +166,17 @@ class Fleet:
         """The last output of each process."""
         return "\n".join(output.tail() for output in [*self._processes, *self._peers])
 
-    def _daemon(self, kind: Kind, role: Literal["namesrv", "broker"], conf: Path) -> Process:
+    def _daemon(self, kind: Kind, role: Literal["namesrv", "broker"], conf: Path, home: Path | None = None) -> Process:
         main = _MAINS[kind, role]
+        home = home or self.java.home
         if kind == "java":
-            command = self.java.command(self.scratch, main, "-c", str(conf))
+            command = self.java.command(self.scratch, main, "-c", str(conf), home=home)
         else:
             command = [str(Path(sys.executable).parent / main), "-c", str(conf)]
-        process = self._keep(Process(self._name(f"{kind}-{role}"), command, self.scratch, self._java_home()))
+        env = {"ROCKETMQ_HOME": str(home)}
+        process = self._keep(Process(self._name(f"{kind}-{role}"), command, self.scratch, env))
         process.wait_line(_READY)
         return process
-
-    def _java_home(self) -> dict[str, str]:
-        return {"ROCKETMQ_HOME": str(self.java.home)}
 
     def _keep(self, process: P) -> P:
         self._processes.append(process)

@@ -45,7 +45,9 @@ class JavaSystem:
     def home(self) -> Path:
         return self.cache / "home"
 
-    def command(self, scratch: Path, main: str, *args: str, jvm: Sequence[str] = SMALL) -> list[str]:
+    def command(
+        self, scratch: Path, main: str, *args: str, jvm: Sequence[str] = SMALL, home: Path | None = None
+    ) -> list[str]:
         """The command line for class `main`; whatever it writes of its own accord goes below `scratch`."""
         return [
             self.java,
@@ -55,7 +57,7 @@ class JavaSystem:
             f"-Duser.home={scratch}",
             f"-Djava.io.tmpdir={scratch}",
             f"-Drocketmq.client.logRoot={scratch}/logs",
-            f"-Drocketmq.home.dir={self.home}",
+            f"-Drocketmq.home.dir={home or self.home}",
             "-cp",
             f"{self.classes}{os.pathsep}{self.cache}/lib/*",
             main,

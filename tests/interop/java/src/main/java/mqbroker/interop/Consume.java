@@ -2,6 +2,7 @@ package mqbroker.interop;
 
 import java.util.List;
 import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.stream.Collectors;
 import org.apache.rocketmq.client.consumer.AllocateMessageQueueStrategy;
@@ -32,7 +33,6 @@ final class Consume {
             ? ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET : ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET);
         consumer.setMessageModel(options.flag("broadcast") ? MessageModel.BROADCASTING : MessageModel.CLUSTERING);
         consumer.setInstanceName(options.text("instance", "DEFAULT"));
-        consumer.setPersistConsumerOffsetInterval(options.number("persist-ms", 5000));
         // Without it, what the listener has just taken may not be counted as consumed when the last offsets are told.
         consumer.setAwaitTerminationMillisWhenShutdown(10_000);
         consumer.setAllocateMessageQueueStrategy(new Reporting(options.required("topic"), lines));
@@ -57,7 +57,11 @@ final class Consume {
         }
         consumer.start();
         lines.print("started", "clientId", consumer.getDefaultMQPushConsumerImpl().getmQClientFactory().getClientId());
-        end.await();
+        int persistMs = options.number("persist-ms", 0);
+        while (!end.await(persistMs > 0 ? persistMs : Long.MAX_VALUE, TimeUnit.MILLISECONDS)) {
+            // The client's own timer begins after ten seconds.
+            consumer.getDefaultMQPushConsumerImpl().persistConsumerOffset();
+        }
         consumer.shutdown();
         lines.print("done");
     }

@@ -11,6 +11,8 @@ from random import Random
 
 from twisted.internet.interfaces import IReactorTime
 
+from mqbroker.access.acl_files import WATCH_SECONDS, AclFiles
+from mqbroker.access.guard import Guard
 from mqbroker.broker.client_calls import ClientCalls
 from mqbroker.broker.clients import ConsumerRegistry, ProducerRegistry
 from mqbroker.broker.delay import DelayService
@@ -18,6 +20,7 @@ from mqbroker.broker.groups import GroupTable
 from mqbroker.broker.hold import HeldPulls
 from mqbroker.broker.locks import QueueLocks
 from mqbroker.broker.offsets import OffsetTable
+from mqbroker.broker.processors.acl import AclProcessor
 from mqbroker.broker.processors.broker_consume_stats import BrokerConsumeStatsProcessor
 from mqbroker.broker.processors.cleaning import CleaningProcessor
 from mqbroker.broker.processors.client_calls import ClientCallProcessor
@@ -51,6 +54,7 @@ from mqbroker.store.dispatch import parse_delay_levels
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.message_store import MessageStore
 from mqbroker.wire.codes import RequestCode
+from mqbroker.wire.record import decode_host
 
 EXPIRY_CHECK_SECONDS = 10.0
 DELAY_PERSIST_SECONDS = 1.0
@@ -63,6 +67,7 @@ class Assembly:
 
     :param open_file: gives the table file of a name below `config/`.
     :param store_host: the broker's address as records keep it.
+    :param acl: who may do what; without, everybody may do everything.
     """
 
     def __init__(
@@ -75,6 +80,7 @@ class Assembly:
         clock: IReactorTime,
         rng: Random,
         store_host: bytes,
+        acl: AclFiles | None = None,
     ) -> None:
         """Read the tables. Raises StoreDamaged where one cannot be read."""
         self.table = table
@@ -83,6 +89,8 @@ class Assembly:
         self._clock = clock
         self._rng = rng
         self._store_host = store_host
+        self._acl = acl
+        self._register_access()
         lmq = settings.store.enable_lmq
         lmq_offsets = open_file("lmqConsumerOffset.json") if lmq else None
         self.topics = TopicTable(open_file("topics.json"), clock.seconds, system_topics(settings), lmq)
@@ -104,6 +112,15 @@ class Assembly:
         self._register_transactions()
         self._register_stats()
         store.on_dispatch.append(self._arrived)
+
+    def _register_access(self) -> None:
+        """Who may ask: comes before all that may be asked."""
+        if self._acl is not None:
+            guard = Guard(self._acl.content.accounts())
+            self._acl.on_change = guard.take
+            self.table.protect(guard)
+        host, port = decode_host(self._store_host)
+        AclProcessor(self._acl, self.settings, f"{host}:{port}").register_on(self.table)
 
     def _register_messages(self) -> None:
         """What carries messages."""
@@ -191,7 +208,9 @@ class Assembly:
 
     def periodic(self) -> list[tuple[float, Callable[[], object]]]:
         """What is to be done every so many seconds while the broker runs."""
+        watch = [(WATCH_SECONDS, self._acl.look)] if self._acl is not None else []
         return [
+            *watch,
             (EXPIRY_CHECK_SECONDS, self.consumers.expire),
             (EXPIRY_CHECK_SECONDS, self.producers.expire),
             (DELAY_PERSIST_SECONDS, self.delay.persist),

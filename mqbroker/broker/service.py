@@ -21,6 +21,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from twisted.python.threadpool import ThreadPool
 
+from mqbroker.access.acl_files import AclFiles, acl_places
 from mqbroker.broker.assembly import Assembly
 from mqbroker.broker.registration import Registration
 from mqbroker.broker.registration_requests import BrokerIdentity
@@ -82,7 +83,7 @@ class BrokerService(Service):
     def startService(self) -> Deferred[None]:
         """Start, in order. Fires when it serves: at once, unless the store has much to recover.
 
-        Fails with CannotListenError, StoreLocked, StoreDamaged or OSError with all undone again, and with
+        Fails with CannotListenError, StoreLocked, StoreDamaged, BadAcl or OSError with all undone again, and with
         CancelledError where it is stopped meanwhile. What of undoing waits for the disk is not waited for;
         `stopService` tells when it is over.
         """
@@ -104,6 +105,7 @@ class BrokerService(Service):
         table = HandlerTable()
         factory, listening = self._listen(table, clock)
         worker = self._worker or self._make_worker()
+        acl = self._read_acl(worker, clock)
         log_syncs = None if self._worker else self._make_log_syncs()
         address = f"{self.settings.broker_ip1}:{self.port}"
         opening = open_store_in_turns(
@@ -126,6 +128,7 @@ class BrokerService(Service):
             clock=clock,
             rng=self._rng,
             store_host=self._store_host(),
+            acl=acl,
         )
         self._stops.append(assembly.topics.persist)
         self._stops.append(assembly.groups.persist)
@@ -147,6 +150,11 @@ class BrokerService(Service):
         assembly.held.start()
         self._stops.append(assembly.held.stop)
         self._register(address, assembly.topics, clock)
+
+    def _read_acl(self, worker: IWorker, clock: IReactorTime) -> AclFiles | None:
+        if not self.settings.acl_enable:
+            return None
+        return AclFiles(acl_places(self.settings.rocketmq_home, self.settings.acl_plain_file), worker, clock)
 
     def _store_host(self) -> bytes:
         return encode_host((self.settings.broker_ip1, self.port))

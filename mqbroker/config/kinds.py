@@ -77,6 +77,18 @@ def parse_path(text: str) -> str:
     return os.path.abspath(os.path.expanduser(text))
 
 
+def parse_optional_path(text: str) -> str:
+    """As `parse_path`; nothing stays nothing."""
+    return parse_path(text) if text else ""
+
+
+def parse_relative_path(text: str) -> str:
+    """A path that counts from a directory given elsewhere, unless it is absolute."""
+    if not text or "\0" in text:
+        raise ValueError("it must name a file")
+    return os.path.normpath(text)
+
+
 def parse_bind_address(text: str) -> str:
     """An address of this machine as digits; empty for all."""
     if text in ("", "0.0.0.0", "::") or _is_ip(text):

@@ -64,6 +64,8 @@ def load_broker_settings(
     }
     settings = _build(BrokerSettings, given, warn, **defaults)
     _check_ports(settings, given)
+    if settings.acl_enable and not settings.rocketmq_home:
+        raise given["aclEnable"].bad("set rocketmqHome too: the accounts are in its conf/plain_acl.yml")
     # A master's id is 0 whatever the file says, as Java has it.
     return attrs.evolve(settings, broker_id=0)
 
@@ -152,9 +154,10 @@ def _from_file(path: str | None) -> list[Given]:
 
 
 def _from_environment(environ: Mapping[str, str], keys: Iterable[str]) -> list[Given]:
-    """ROCKETMQ_BROKER_NAME is brokerName; NAMESRV_ADDR is namesrvAddr, as the Java system has it."""
+    """ROCKETMQ_BROKER_NAME is brokerName; NAMESRV_ADDR and ROCKETMQ_HOME are as the Java system has them."""
     wanted = {f"{_ENVIRONMENT_PREFIX}{key.upper()}": key for key in keys}
     wanted |= {"NAMESRVADDR": "namesrvAddr"} if "namesrvAddr" in wanted.values() else {}
+    wanted |= {"ROCKETMQ_HOME": "rocketmqHome"} if "rocketmqHome" in wanted.values() else {}
     found = []
     for name, value in sorted(environ.items()):
         folded = _folded(name)

@@ -19,7 +19,9 @@ from mqbroker.config.kinds import (
     parse_host,
     parse_hours,
     parse_name,
+    parse_optional_path,
     parse_path,
+    parse_relative_path,
     show_hours,
 )
 
@@ -182,6 +184,9 @@ class BrokerSettings:
     broker_cluster_name: str = text("DefaultCluster", parse_name, important=True)
     broker_id: int = long(0)
     broker_permission: int = whole(6, 0, 7)
+    rocketmq_home: str = text("", parse_optional_path)
+    acl_enable: bool = boolean(False)
+    acl_plain_file: str = text("conf/plain_acl.yml", parse_relative_path, key="rocketmq.acl.plain.file")
     ha_listen_port: int = whole(BROKER_PORT + 1, 0, 65535)
     default_topic_queue_nums: int = whole(8, 1, 10_000)
     auto_create_topic_enable: bool = boolean(True, important=True)

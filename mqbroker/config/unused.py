@@ -23,7 +23,7 @@ _THREADS = _keys(
 #: Workings of the JVM, of Netty and of Java's memory-mapped files that have no counterpart.
 _JAVA = _keys(
     """
-    rocketmqHome messageStorePlugIn transferMsgByHeap commercialEnable commercialTimerCount commercialTransCount
+    messageStorePlugIn transferMsgByHeap commercialEnable commercialTimerCount commercialTransCount
     commercialBigCount commercialBaseCount isolateLogEnable highSpeedMode filterServerNums maxDelayTime
     serverPooledByteBufAllocatorEnable useEpollNativeSelector writeBufferHighWaterMark writeBufferLowWaterMark
     clientPooledByteBufAllocatorEnable clientCloseSocketIfTimeout clientSocketSndBufSize clientSocketRcvBufSize
@@ -56,7 +56,6 @@ NO_EFFECT = _THREADS | _JAVA | _ABSENT
 
 #: (key, value in lower case) to why it is refused: who sets it counts on a protection that would not be there.
 REFUSED = {
-    ("aclEnable", "true"): "access control is not served by this version; remove it only if the network is trusted",
     ("useTLS", "true"): "TLS is not served by this version; remove it only if the network is trusted",
     ("enableDLegerCommitLog", "true"): "DLedger replication is not served; use brokerRole=ASYNC_MASTER without it",
     ("brokerRole", "slave"): "replication is not served by this version; use brokerRole=ASYNC_MASTER",

@@ -59,26 +59,43 @@ RawRequest = tuple[dict[str, str], int, int, bytes, int]
 BatchHandler = Callable[[list[RawRequest], IConnection], "bytes | Deferred[bytes]"]
 
 
+class IGuard(Interface):
+    """Stands before handlers and lets no request to them that its sender may not make."""
+
+    def guarded(code: int, handler: Handler) -> Handler:
+        """What is called in the place of `handler`."""
+
+    def guarded_batch(code: int, handler: BatchHandler) -> BatchHandler:
+        """What is called in the place of a batch handler."""
+
+
 @attrs.define
 class HandlerTable:
-    """Code to handler, and the code to batch handler beside it."""
+    """Code to handler, and the code to batch handler beside it. Without a guard everybody may ask everything."""
 
     _handlers: dict[int, Handler] = attrs.field(factory=dict)
     batch: dict[int, BatchHandler] = attrs.field(factory=dict)
+    _guard: IGuard | None = None
+
+    def protect(self, guard: IGuard) -> None:
+        """Put `guard` before all handlers. Raises ValueError where there are some already."""
+        if self.codes:
+            raise ValueError("a guard comes before the first handler")
+        self._guard = guard
 
     def register(self, code: int, handler: Handler) -> None:
         """Let `handler` answer `code`. Raises ValueError where the code has one, or is in no class of access."""
         _check_classified(code)
         if code in self._handlers:
             raise ValueError(f"code {code} has a handler")
-        self._handlers[int(code)] = handler
+        self._handlers[int(code)] = handler if self._guard is None else self._guard.guarded(code, handler)
 
     def register_batch(self, code: int, handler: BatchHandler) -> None:
         """Let `handler` answer all requests of `code` in one read at once. Raises ValueError as `register` does."""
         _check_classified(code)
         if code in self.batch:
             raise ValueError(f"code {code} has a batch handler")
-        self.batch[int(code)] = handler
+        self.batch[int(code)] = handler if self._guard is None else self._guard.guarded_batch(code, handler)
 
     @property
     def codes(self) -> frozenset[int]:

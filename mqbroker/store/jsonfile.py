@@ -118,12 +118,17 @@ def _follow(first: Deferred[bool], then: Deferred[bool]) -> None:
     first.addCallback(pass_on)
 
 
-def replace_file(path: str, data: bytes) -> None:
-    """Make `data` the content of `path`, keeping the former as `.bak`. Raises OSError with the former untouched."""
+def replace_file(path: str, data: bytes, mode: int = 0o666) -> None:
+    """Make `data` the content of `path`, keeping the former as `.bak`. Raises OSError with the former untouched.
+
+    :param mode: the permissions of a new file, of which the umask takes away.
+    """
     directory = os.path.dirname(path)
     os.makedirs(directory, exist_ok=True)
     temporary = path + ".tmp"
-    with open(temporary, "wb") as file:
+    if mode != 0o666 and os.path.lexists(temporary):
+        os.unlink(temporary)  # left behind by one that died, perhaps with other permissions
+    with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

@@ -9,6 +9,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from zope.interface import implementer
 
+from mqbroker.access.acl_files import AclFiles, acl_places
 from mqbroker.broker.assembly import Assembly
 from mqbroker.config import BrokerSettings, NettySettings, StoreSettings
 from mqbroker.remoting.handlers import HandlerTable, IConnection
@@ -136,6 +137,8 @@ class Bench:
             settings.store, disk=disk or OsDisk(), clock=self.clock, worker=self.worker, store_host=STORE_HOST
         )
         self.table = HandlerTable()
+        places = acl_places(settings.rocketmq_home, settings.acl_plain_file)
+        self.acl = AclFiles(places, self.table_worker, self.clock) if settings.acl_enable else None
         self.parts = parts = Assembly(
             self.table,
             self.store,
@@ -144,6 +147,7 @@ class Bench:
             clock=self.clock,
             rng=Random(1),
             store_host=STORE_HOST,
+            acl=self.acl,
         )
         self.topics, self.groups, self.offsets = parts.topics, parts.groups, parts.offsets
         self.consumers, self.producers, self.held = parts.consumers, parts.producers, parts.held

@@ -26,8 +26,8 @@ OWN = {
     *("bindAddress", "frameMaxLength", "logLevel", "diskFreeBytesMin"),
     # System properties of the Java broker.
     *("diskSpaceCleanForciblyRatio", "diskSpaceWarningLevelRatio"),
-    "kernelSyncEnable",
     *("connectionsMax", "connectionsPerAddressMax", "unsentBytesMax"),
+    *("kernelSyncEnable", "rocketmq.acl.plain.file"),
 }
 
 
@@ -58,7 +58,7 @@ def test_every_key_of_java_is_known_once():
     keys = {setting.key for part in PARTS for setting in settings_of(part)}
     java = {key for part in JAVA.values() for key in part}
     assert keys - OWN <= java
-    assert java - keys - NO_EFFECT == {"aclEnable", "useTLS", "enableDLegerCommitLog"}
+    assert java - keys - NO_EFFECT == {"useTLS", "enableDLegerCommitLog"}
     assert not keys & NO_EFFECT
     assert java >= REFUSED_KEYS
 
@@ -176,7 +176,7 @@ def test_a_home_directory_is_spelt_out(broker, monkeypatch):
         ("storePathRootDir=", "it must name a file or a directory"),
         ("brokerRole=SLAVE", "replication is not served by this version; use brokerRole=ASYNC_MASTER"),
         ("brokerRole=SYNC_MASTER", "replication is not served by this version, so no slave could confirm a message"),
-        ("aclEnable=TRUE", "access control is not served by this version; remove it only if the network is trusted"),
+        ("aclEnable=TRUE", "set rocketmqHome too: the accounts are in its conf/plain_acl.yml"),
         ("useTLS=true", "TLS is not served by this version; remove it only if the network is trusted"),
         ("haListenPort=10911", "10911 is the listenPort too; leave it out for 10912"),
         ("listenPort=65535", "65535 leaves no port above it for replication; set haListenPort too"),
@@ -186,6 +186,15 @@ def test_a_wrong_value_names_key_file_line_and_what_is_right(broker, line, why):
     with pytest.raises(BadSetting) as caught:
         broker(f"# a comment\n\n{line}\n")
     assert str(caught.value).startswith(f"{broker.path}:3: {line.partition('=')[0]}: {why}")
+
+
+def test_where_accounts_are(broker):
+    settings = broker("aclEnable=true\nrocketmqHome=/opt/mq\n")
+    assert (settings.acl_enable, settings.rocketmq_home) == (True, "/opt/mq")
+    assert settings.acl_plain_file == "conf/plain_acl.yml"
+    assert broker("aclEnable=true", ROCKETMQ_HOME="/opt/other").rocketmq_home == "/opt/other"
+    assert broker("rocketmq.acl.plain.file=a/../b.yml").acl_plain_file == "b.yml"
+    assert broker("rocketmqHome=\n").rocketmq_home == ""
 
 
 def test_unknown_keys_are_warned_of(broker):

@@ -67,7 +67,7 @@ def test_what_cannot_be_read_is_refused(peer, body, why):
     assert why in answer.remark
 
 
-@pytest.mark.parametrize("body", ["", "serverWorkerThreads=16\nrocketmqHome=/opt\n"])
+@pytest.mark.parametrize("body", ["", "serverWorkerThreads=16\nserverSelectorThreads=3\n"])
 def test_what_has_no_effect_here_changes_nothing(peer, tmp_path, body):
     assert change(peer, body).code == ResponseCode.SUCCESS
     assert not (tmp_path / "x").exists()

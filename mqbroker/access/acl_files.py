@@ -1,0 +1,222 @@
+"""The ACL files of a broker: read at the start, looked at for changes, written when accounts are changed.
+
+conf/plain_acl.yml and every .yml or .yaml below conf/acl count together; an account that is in several files is that of
+the first. Source: PlainPermissionManager and AclFileWatchService of 4.9.7. All reading and writing after the start is
+done on the worker, one thing at a time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+from twisted.internet.defer import Deferred, DeferredLock
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from mqbroker.access.accounts import Account, Accounts
+from mqbroker.access.acl_edit import AccountChange, Raw, with_account, with_version, with_white, without_account
+from mqbroker.access.acl_yaml import AclFile, BadAcl, dump_acl, parse_acl
+from mqbroker.access.addresses import AddressPattern
+from mqbroker.store.jsonfile import replace_file
+from mqbroker.store.worker import IWorker
+
+log = Logger()
+
+#: As often as Java looks.
+WATCH_SECONDS = 5.0
+
+#: Whoever can read it can sign as anybody in it.
+_NEW_FILE_MODE = 0o600
+
+#: What tells that a file changed: modified time in ns, size, inode.
+_Stamp = tuple[int, int, int]
+_Stamps = Mapping[str, _Stamp]
+
+
+@attrs.frozen
+class AclPlaces:
+    """Where the files are: `plain_file`, and whatever is below `folder`."""
+
+    plain_file: str
+    folder: str
+
+    def stamps(self) -> _Stamps:
+        """The files that are there, in the order in which they count."""
+        paths = []
+        for folder, _, names in os.walk(self.folder):
+            paths += [os.path.join(folder, name) for name in names if name.endswith((".yml", ".yaml"))]
+        paths.sort()
+        if self.plain_file not in paths:
+            paths.append(self.plain_file)
+        return {path: stamp for path in paths if (stamp := _stamp(path)) is not None}
+
+
+@attrs.frozen
+class AclContent:
+    """What the files say, by path; what could not be read, with why."""
+
+    stamps: _Stamps
+    files: Mapping[str, AclFile]
+    faults: Mapping[str, str] = attrs.field(factory=dict)
+
+    def accounts(self) -> Accounts:
+        """All of it together."""
+        by_key: dict[str, Account] = {}
+        white: list[AddressPattern] = []
+        for path, file in self.files.items():
+            white += file.white
+            for account in file.accounts:
+                if account.access_key in by_key:
+                    log.warn("{path}: account {key} is there already", path=path, key=account.access_key)
+                by_key.setdefault(account.access_key, account)
+        return Accounts(by_key, tuple(white))
+
+    def file_of(self, access_key: str) -> str | None:
+        """The path of the file that has the account."""
+        for path, file in self.files.items():
+            if any(account.access_key == access_key for account in file.accounts):
+                return path
+        return None
+
+
+class AclFiles:
+    """The files, and what they say. `on_change` is given the accounts whenever they change."""
+
+    def __init__(self, places: AclPlaces, worker: IWorker, clock: IReactorTime) -> None:
+        """Read all files. Raises BadAcl with the path, and OSError."""
+        self.places = places
+        self.on_change: Callable[[Accounts], None] = lambda accounts: None
+        self._worker = worker
+        self._clock = clock
+        self._turn = DeferredLock()
+        self.content = read_acl_files(places, None)
+        for why in self.content.faults.values():
+            raise BadAcl(why)
+        if not self.content.files:
+            log.warn("{path} is not there: nobody has an account, and nobody is served", path=places.plain_file)
+
+    def look(self) -> Deferred[None]:
+        """Read the files again where they changed. Fires when that is done; never fails."""
+        return self._turn.run(self._look).addErrback(_could_not_look)
+
+    def _look(self) -> Deferred[None]:
+        former = self.content
+
+        def read() -> AclContent | None:
+            stamps = self.places.stamps()
+            return None if stamps == former.stamps else read_acl_files(self.places, former)
+
+        return self._worker.run(read).addCallback(self._take)
+
+    def _take(self, content: AclContent | None) -> None:
+        if content is None:
+            return
+        for why in set(content.faults.values()) - set(self.content.faults.values()):
+            log.error("{why}; what was read of it before goes on to count", why=why)
+        self.content = content
+        log.info("accounts were read again from {n} files", n=len(content.files))
+        self.on_change(content.accounts())
+
+    # --- changes
+
+    def put_account(self, change: AccountChange) -> Deferred[None]:
+        """Make or change an account. Fires when it is on the disk and counts; fails with BadAcl or OSError."""
+
+        def edit() -> Deferred[None]:
+            change.check()
+            path = self.content.file_of(change.access_key) or self.places.plain_file
+            return self._write(path, lambda raw: with_account(raw, change))
+
+        return self._turn.run(edit)
+
+    def delete_account(self, access_key: str) -> Deferred[None]:
+        """Take an account away; fails with BadAcl where there is none, and as `put_account` does."""
+
+        def edit() -> Deferred[None]:
+            path = self.content.file_of(access_key)
+            if path is None:
+                raise BadAcl(f"The accesskey[{access_key}] corresponding to accessConfig has been deleted failed.")
+            return self._write(path, lambda raw: without_account(raw, access_key))
+
+        return self._turn.run(edit)
+
+    def put_white(self, addresses: list[str], path: str | None) -> Deferred[None]:
+        """Replace a file's global white list; that of plain_acl.yml where no `path` is given.
+
+        Fails with BadAcl, also where `path` is not one of the files that were read, and with OSError.
+        """
+
+        def edit() -> Deferred[None]:
+            wanted = os.path.abspath(path) if path else self.places.plain_file
+            if wanted not in self.content.files and wanted != self.places.plain_file:
+                raise BadAcl(f"The globalWhiteAddresses[{','.join(addresses)}] has been updated failed.")
+            return self._write(wanted, lambda raw: with_white(raw, addresses))
+
+        return self._turn.run(edit)
+
+    def _write(self, path: str, edit: Callable[[Raw], Raw]) -> Deferred[None]:
+        now_ms = int(self._clock.seconds() * 1000)
+        former = self.content
+
+        def work() -> AclContent:
+            stamp = _stamp(path)
+            file = AclFile() if stamp is None else _read(path)
+            text = dump_acl(with_version(edit(file.raw), file.version.next(now_ms)))
+            parse_acl(text)  # what could not be read again is not written
+            mode = _NEW_FILE_MODE if stamp is None else os.stat(path).st_mode & 0o777
+            replace_file(path, text.encode(), mode)
+            return read_acl_files(self.places, former)
+
+        return self._worker.run(work).addCallback(self._take)
+
+
+def read_acl_files(places: AclPlaces, former: AclContent | None) -> AclContent:
+    """Read all files. One that cannot be read is a fault, and says what it said in `former`, if it did."""
+    stamps = places.stamps()
+    files: dict[str, AclFile] = {}
+    faults: dict[str, str] = {}
+    for path in stamps:
+        try:
+            files[path] = _read(path)
+        except BadAcl as error:
+            faults[path] = str(error)
+            if former is not None and path in former.files:
+                files[path] = former.files[path]
+    return AclContent(stamps, files, faults)
+
+
+def _read(path: str) -> AclFile:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return parse_acl(file.read())
+    except (BadAcl, UnicodeDecodeError) as error:
+        why = str(error) if isinstance(error, BadAcl) else "it is not UTF-8"
+        raise BadAcl(f"{path}: {why}") from None
+    except OSError as error:
+        raise BadAcl(f"{path}: {error.strerror}") from None
+
+
+def _stamp(path: str) -> _Stamp | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _could_not_look(failure: Failure) -> None:
+    log.failure("the ACL files could not be looked at", failure)
+
+
+def acl_places(home: str, plain_file: str) -> AclPlaces:
+    """The places below the directory `home`, as Java has them; `plain_file` is relative to it."""
+    return AclPlaces(os.path.join(home, plain_file), os.path.join(home, "conf", "acl"))
+
+
+def describe_versions(content: AclContent) -> dict[str, Any]:
+    """Path to data version, as the answer to code 52 has it."""
+    return {path: file.version.to_value() for path, file in content.files.items()}

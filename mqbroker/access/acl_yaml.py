@@ -1,0 +1,175 @@
+"""One ACL file: its text to accounts and back. No files are opened here.
+
+Source: plain_acl.yml of 4.9.7. What a person gets wrong is said with the account's place in the file, never with a
+secret. Keys that are not known are kept where a file is written anew; comments are lost, as they are in Java.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import yaml
+from twisted.logger import Logger
+
+from mqbroker.access.accounts import Account, Permission
+from mqbroker.access.addresses import AddressPattern, BadAddress, parse_pattern
+from mqbroker.errors import MQError
+from mqbroker.wire.bodies import DataVersion
+
+log = Logger()
+
+#: Both keys must be longer.
+KEY_LENGTH_MIN = 6
+
+_PERMISSIONS = {
+    "PUB": Permission.PUB,
+    "SUB": Permission.SUB,
+    "PUB|SUB": Permission.PUB | Permission.SUB,
+    "SUB|PUB": Permission.PUB | Permission.SUB,
+    "DENY": Permission.DENY,
+}
+
+
+class BadAcl(MQError):
+    """An ACL file, or a change to one, that cannot be meant so; the text names no secret."""
+
+
+@attrs.frozen
+class AclFile:
+    """What one file says. `raw` is the YAML itself, not to be changed."""
+
+    accounts: tuple[Account, ...] = ()
+    white: tuple[AddressPattern, ...] = ()
+    version: DataVersion = DataVersion()
+    raw: Mapping[str, Any] = attrs.field(factory=dict, repr=False)
+
+
+def parse_acl(text: str) -> AclFile:
+    """Read a file's text. Raises BadAcl."""
+    try:
+        raw = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise BadAcl(f"it is not YAML: {_where(error)}") from None
+    if raw is None:
+        return AclFile()
+    if not isinstance(raw, dict):
+        raise BadAcl(f"it must hold keys such as accounts, not a {type(raw).__name__}")
+    accounts = [_account(item, at) for at, item in enumerate(_list(raw, "accounts"), 1)]
+    white = tuple(_pattern(item, "globalWhiteRemoteAddresses") for item in _list(raw, "globalWhiteRemoteAddresses"))
+    return AclFile(tuple(accounts), white, _version(raw), raw)
+
+
+def dump_acl(raw: Mapping[str, Any]) -> str:
+    """The text of a file, in the form in which Java writes it."""
+    text: str = yaml.safe_dump(dict(raw), default_flow_style=False, sort_keys=False, allow_unicode=True)
+    return text
+
+
+def parse_permission(text: str | None) -> Permission:
+    """A permission as a file has it. What is unknown denies, as in Java."""
+    return _PERMISSIONS.get((text or "").strip(), Permission.DENY)
+
+
+def is_permission(text: str) -> bool:
+    return text.strip() in _PERMISSIONS
+
+
+def _where(error: Exception) -> str:
+    """The place of a YAML error, without the text there: it may be a secret."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return type(error).__name__
+    return f"{getattr(error, 'problem', None) or 'error'} in line {mark.line + 1}, column {mark.column + 1}"
+
+
+def _list(raw: Mapping[str, Any], key: str) -> list[Any]:
+    value = raw.get(key)
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise BadAcl(f"{key} must be a list, not a {type(value).__name__}")
+    return value
+
+
+def _account(item: Any, at: int) -> Account:
+    where = f"account {at}"
+    if not isinstance(item, dict):
+        raise BadAcl(f"{where} must hold keys such as accessKey, not a {type(item).__name__}")
+    access_key, secret_key = _text(item, "accessKey", where), _text(item, "secretKey", where)
+    check_keys(access_key, secret_key)
+    assert access_key is not None
+    assert secret_key is not None
+    where = f"account {access_key}"
+    return Account(
+        access_key=access_key,
+        secret_key=secret_key,
+        is_white=_pattern(_text(item, "whiteRemoteAddress", where), where),
+        admin=_boolean(item.get("admin"), where),
+        default_topic=_default(item, "defaultTopicPerm", where),
+        default_group=_default(item, "defaultGroupPerm", where),
+        topics=_permissions(item, "topicPerms", where),
+        groups=_permissions(item, "groupPerms", where),
+    )
+
+
+def check_keys(access_key: str | None, secret_key: str | None) -> None:
+    """Raise BadAcl where one is missing or too short."""
+    if len(access_key or "") <= KEY_LENGTH_MIN or len(secret_key or "") <= KEY_LENGTH_MIN:
+        raise BadAcl(f"The accessKey={access_key} and secretKey=*** cannot be null and length should longer than 6")
+
+
+def _text(item: Mapping[str, Any], key: str, where: str) -> str | None:
+    value = item.get(key)
+    if type(value) is int:
+        return str(value)
+    if value is not None and not isinstance(value, str):
+        raise BadAcl(f"{key} of {where} must be text, not a {type(value).__name__}: put it in quotes")
+    return value
+
+
+def _boolean(value: Any, where: str) -> bool:
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    if value is not None and not isinstance(value, bool):
+        raise BadAcl(f"admin of {where} must be true or false")
+    return bool(value)
+
+
+def _default(item: Mapping[str, Any], key: str, where: str) -> Permission:
+    text = _text(item, key, where)
+    if text is not None and not is_permission(text):
+        log.warn("{key} of {where} is {text!r}, which is taken as DENY", key=key, where=where, text=text)
+    return parse_permission(text)
+
+
+def _permissions(item: Mapping[str, Any], key: str, where: str) -> dict[str, Permission]:
+    found = {}
+    for entry in _list(item, key):
+        name, separator, permission = str(entry).partition("=")
+        if not separator or not name.strip() or "=" in permission or not permission.strip():
+            kind = "topic" if key == "topicPerms" else "group"
+            raise BadAcl(f"Parse resource permission failed for {kind}:{entry} of {where}: write name=PUB|SUB")
+        if not is_permission(permission):
+            log.warn("{entry} in {key} of {where} is taken as DENY", entry=str(entry), key=key, where=where)
+        found[name.strip()] = parse_permission(permission)
+    return found
+
+
+def _pattern(text: Any, where: str) -> AddressPattern:
+    try:
+        return parse_pattern("" if text is None else str(text))
+    except BadAddress as error:
+        raise BadAcl(f"{error} ({where})") from None
+
+
+def _version(raw: Mapping[str, Any]) -> DataVersion:
+    entries = _list(raw, "dataVersion")
+    first = entries[0] if entries else {}
+    if not isinstance(first, dict):
+        return DataVersion()
+    timestamp, counter = first.get("timestamp", 0), first.get("counter", 0)
+    if type(timestamp) is not int or type(counter) is not int:
+        return DataVersion()
+    return DataVersion(timestamp, counter)

@@ -1,0 +1,51 @@
+"""ACL files for tests, with made-up keys, and requests signed by them."""
+
+from mqbroker.wire.command import RemotingCommand
+from mqbroker.wire.signature import Credentials
+
+ADMIN = Credentials("the-admin", "secret-of-admin")
+ALICE = Credentials("alice-key", "secret-of-alice")
+STRANGER = Credentials("stranger", "secret-of-nobody")
+
+PLAIN = """\
+globalWhiteRemoteAddresses:
+- 10.10.103.*
+- 192.168.0.*
+
+accounts:
+- accessKey: alice-key
+  secretKey: secret-of-alice
+  whiteRemoteAddress:
+  admin: false
+  defaultTopicPerm: DENY
+  defaultGroupPerm: SUB
+  topicPerms:
+  - T=PUB|SUB
+  - OnlySub=SUB
+  - OnlyPub = PUB
+  - Closed=DENY
+  groupPerms:
+  - CG=SUB
+  - Shut=DENY
+  - PubOnly=PUB
+
+- accessKey: the-admin
+  secretKey: secret-of-admin
+  whiteRemoteAddress: 172.16.0.1
+  # everything
+  admin: true
+"""
+
+
+def write_acl(home, text=PLAIN, name="conf/plain_acl.yml"):
+    """Make `text` an ACL file below the directory `home`; gives its path."""
+    path = home / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def signed(credentials, code, fields=None, body=b"", **more):
+    command = RemotingCommand(code, dict(fields or {}), body, **more)
+    credentials.sign(command.ext_fields, body)
+    return command

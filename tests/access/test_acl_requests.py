@@ -1,0 +1,282 @@
+"""Accounts as administrators see and change them, codes 50 to 54, and files that change by themselves."""
+
+import json
+import os
+
+import pytest
+import yaml
+
+from mqbroker.access.acl_files import WATCH_SECONDS
+from mqbroker.access.acl_yaml import BadAcl
+from mqbroker.wire.codes import RequestCode, ResponseCode
+from mqbroker.wire.signature import Credentials
+from tests.access.acl import ADMIN, ALICE, PLAIN, signed, write_acl
+from tests.access.test_guard import refusal, sending
+from tests.broker.bench import START, Bench, HeldWorker
+
+PUT, DELETE = RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, RequestCode.DELETE_ACL_CONFIG
+WHITE, VERSIONS = RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, RequestCode.GET_BROKER_CLUSTER_ACL_INFO
+SHOW = RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG
+BOB = Credentials("bobs-key", "secret-of-bob")
+BOBS = {"accessKey": BOB.access_key, "secretKey": BOB.secret_key, "admin": "false", "topicPerms": "T=PUB, U=SUB"}
+
+
+def ask(bench, code, **fields):
+    (answer,) = bench.client().ask_all(signed(ADMIN, code, fields))
+    return answer
+
+
+def plain(home):
+    return yaml.safe_load((home / "conf/plain_acl.yml").read_text())
+
+
+def test_a_new_account_counts_and_is_on_the_disk(bench, home, logged):
+    assert refusal(bench, sending(BOB)) == "No acl config for bobs-key"
+    assert ask(bench, PUT, **BOBS).code == ResponseCode.SUCCESS
+    assert refusal(bench, sending(BOB)) is None
+    assert refusal(bench, sending(BOB, "U")) == "No default permission for topic:U"
+    assert plain(home)["accounts"][-1] == {
+        "accessKey": "bobs-key", "secretKey": "secret-of-bob", "admin": False, "topicPerms": ["T=PUB", "U=SUB"],
+    }  # fmt: skip
+    assert plain(home)["dataVersion"] == [{"counter": 1, "timestamp": START * 1000}]
+    assert (home / "conf/plain_acl.yml.bak").read_text() == PLAIN
+    assert [line for line in logged.lines if line.endswith("changed account bobs-key")]
+    assert "secret-of" not in "".join(logged.lines)
+
+
+def test_a_changed_account(bench, home):
+    lists = {"topicPerms": "", "groupPerms": ""}
+    fields = {"accessKey": "alice-key", "secretKey": "another-secret", "admin": "true"}
+    assert ask(bench, PUT, **fields, **lists).code == ResponseCode.SUCCESS
+    assert refusal(bench, sending(ALICE)) == "Check signature failed for accessKey=alice-key"
+    assert refusal(bench, sending(Credentials("alice-key", "another-secret"), "Anything")) is None
+
+
+def test_an_account_that_goes(bench, home):
+    assert ask(bench, DELETE, accessKey="alice-key").code == ResponseCode.SUCCESS
+    assert refusal(bench, sending(ALICE)) == "No acl config for alice-key"
+    answer = ask(bench, DELETE, accessKey="alice-key")
+    assert answer.code == ResponseCode.DELETE_ACL_CONFIG_FAILED
+    assert answer.remark == "The accesskey[alice-key] corresponding to accessConfig has been deleted failed."
+    assert len(plain(home)["accounts"]) == 1
+
+
+@pytest.mark.parametrize("path", [None, "", "plain"])
+def test_the_global_white_list(bench, home, path):
+    more = {} if path is None else {"aclFileFullPath": str(home / "conf/plain_acl.yml") if path else ""}
+    assert ask(bench, WHITE, globalWhiteAddrs="10.0.0.2, 1.2.3.*", **more).code == ResponseCode.SUCCESS
+    assert plain(home)["globalWhiteRemoteAddresses"] == ["10.0.0.2", "1.2.3.*"]
+    assert refusal(bench, sending(Credentials("nobody", "nothing"))) is None
+    assert refusal(bench, sending(BOB), host="192.168.0.1") == "No acl config for bobs-key"
+
+
+@pytest.mark.parametrize("path", ["../../etc/passwd", "/etc/passwd", "conf/plain_acl.yml.bak", "\0"])
+def test_no_other_file_is_written_to(bench, home, path):
+    before = plain(home)
+    answer = ask(bench, WHITE, globalWhiteAddrs="1.2.3.4", aclFileFullPath=path)
+    assert answer.code == ResponseCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG_FAILED
+    assert answer.remark == "The globalWhiteAddresses[1.2.3.4] has been updated failed."
+    assert plain(home) == before
+
+
+@pytest.mark.parametrize(
+    ("code", "fields", "wanted", "remark"),
+    [
+        (PUT, {"accessKey": "short"}, ResponseCode.UPDATE_AND_CREATE_ACL_CONFIG_FAILED,
+         "The accessKey=short and secretKey=*** cannot be null and length should longer than 6"),
+        (PUT, {**BOBS, "topicPerms": "T"}, ResponseCode.UPDATE_AND_CREATE_ACL_CONFIG_FAILED,
+         "Parse Resource format error for T.\nThe expected resource format is 'Res=Perm'. For example: topicA=SUB"),
+        (PUT, {**BOBS, "whiteRemoteAddress": "host"}, ResponseCode.UPDATE_AND_CREATE_ACL_CONFIG_FAILED,
+         "Netaddress examine Exception netaddress is host (account bobs-key)"),
+        (PUT, {}, ResponseCode.SYSTEM_ERROR, "the custom field <accessKey> is null"),
+        (DELETE, {}, ResponseCode.SYSTEM_ERROR, "the custom field <accessKey> is null"),
+        (WHITE, {}, ResponseCode.SYSTEM_ERROR, "the custom field <globalWhiteAddrs> is null"),
+        (WHITE, {"globalWhiteAddrs": "host"}, ResponseCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG_FAILED,
+         "Netaddress examine Exception netaddress is host (globalWhiteRemoteAddresses)"),
+    ],
+)  # fmt: skip
+def test_a_change_that_cannot_be_changes_nothing(bench, home, code, fields, wanted, remark):
+    answer = ask(bench, code, **fields)
+    assert (answer.code, answer.remark) == (wanted, remark)
+    assert (home / "conf/plain_acl.yml").read_text() == PLAIN
+
+
+def test_the_accounts_are_shown_without_secrets(bench, home):
+    write_acl(home, "accounts:\n- {accessKey: 7777777, secretKey: secret-of-seven}\n", "conf/acl/more.yaml")
+    bench.turn(WATCH_SECONDS)
+    bench.acl.look()
+    answer = ask(bench, SHOW)
+    assert b"secret" not in answer.body
+    shown = json.loads(answer.body)
+    assert shown["globalWhiteAddrs"] == ["10.10.103.*", "192.168.0.*"]
+    assert shown["plainAccessConfigs"] == [
+        {"accessKey": "7777777", "admin": False},
+        {
+            "accessKey": "alice-key", "admin": False, "defaultTopicPerm": "DENY", "defaultGroupPerm": "SUB",
+            "topicPerms": ["T=PUB|SUB", "OnlySub=SUB", "OnlyPub = PUB", "Closed=DENY"],
+            "groupPerms": ["CG=SUB", "Shut=DENY", "PubOnly=PUB"],
+        },
+        {"accessKey": "the-admin", "admin": True, "whiteRemoteAddress": "172.16.0.1"},
+    ]  # fmt: skip
+
+
+def test_versions_count_changes(bench, home):
+    path = str(home / "conf/plain_acl.yml")
+    for counter in range(3):
+        fields = ask(bench, VERSIONS).ext_fields
+        timestamp = START * 1000 if counter else 0
+        assert json.loads(fields["version"]) == {"timestamp": timestamp, "counter": counter}
+        assert json.loads(fields["allAclFileVersion"]) == {path: {"timestamp": timestamp, "counter": counter}}
+        assert (fields["brokerName"], fields["brokerAddr"], fields["clusterName"]) == (
+            "broker-a", "10.0.0.1:10911", "DefaultCluster",
+        )  # fmt: skip
+        ask(bench, WHITE, globalWhiteAddrs=f"1.1.1.{counter}")
+
+
+@pytest.mark.parametrize(
+    ("code", "wanted"),
+    [
+        (PUT, ResponseCode.UPDATE_AND_CREATE_ACL_CONFIG_FAILED),
+        (DELETE, ResponseCode.DELETE_ACL_CONFIG_FAILED),
+        (WHITE, ResponseCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG_FAILED),
+        (VERSIONS, ResponseCode.SYSTEM_ERROR),
+        (SHOW, ResponseCode.SYSTEM_ERROR),
+    ],
+)
+def test_without_access_control_it_is_said_so(tmp_path, code, wanted):
+    bench = Bench(tmp_path / "open")
+    answer = ask(bench, code, **BOBS, globalWhiteAddrs="*")
+    assert (answer.code, answer.remark) == (wanted, "this broker controls no access: set aclEnable=true")
+    bench.close()
+
+
+# --- files
+
+
+def test_a_changed_file_counts_when_it_was_looked_at(bench, home, logged):
+    write_acl(home, PLAIN.replace("secret-of-alice", "a-new-secret"))
+    assert refusal(bench, sending(ALICE)) is None
+    bench.acl.look()
+    assert refusal(bench, sending(ALICE)) == "Check signature failed for accessKey=alice-key"
+    read = [line for line in logged.lines if "read again" in line]
+    bench.acl.look()
+    assert [line for line in logged.lines if "read again" in line] == read != []
+
+
+def test_files_that_come_and_go(bench, home):
+    path = write_acl(home, f"accounts:\n- {{accessKey: {BOB.access_key}, secretKey: {BOB.secret_key}, admin: true}}\n",
+                     "conf/acl/team/bob.yml")  # fmt: skip
+    write_acl(home, "no YAML: [", "conf/acl/notes.txt")
+    bench.acl.look()
+    assert refusal(bench, sending(BOB)) is None
+    path.unlink()
+    bench.acl.look()
+    assert refusal(bench, sending(BOB)) == "No acl config for bobs-key"
+
+
+def test_a_change_goes_to_the_file_that_has_the_account(bench, home):
+    path = write_acl(home, "accounts:\n- {accessKey: bobs-key, secretKey: secret-of-none}\n", "conf/acl/bob.yml")
+    os.chmod(path, 0o640)
+    bench.acl.look()
+    assert ask(bench, PUT, **BOBS).code == ResponseCode.SUCCESS
+    assert yaml.safe_load(path.read_text())["accounts"][0]["secretKey"] == "secret-of-bob"
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert (home / "conf/plain_acl.yml").read_text() == PLAIN
+    white = ask(bench, WHITE, globalWhiteAddrs="10.0.0.2", aclFileFullPath=str(path))
+    assert white.code == ResponseCode.SUCCESS
+    assert yaml.safe_load(path.read_text())["globalWhiteRemoteAddresses"] == ["10.0.0.2"]
+
+
+def test_an_account_in_two_files_is_that_of_the_first(make_bench, home, logged):
+    write_acl(home, "accounts:\n- {accessKey: alice-key, secretKey: from-the-first, admin: true}\n", "conf/acl/a.yml")
+    bench = make_bench()
+    assert refusal(bench, sending(Credentials("alice-key", "from-the-first"))) is None
+    assert refusal(bench, sending(ALICE)) == "Check signature failed for accessKey=alice-key"
+    assert [line for line in logged.lines if "is there already" in line] == [
+        f"{home}/conf/plain_acl.yml: account alice-key is there already"
+    ]
+
+
+def test_a_file_that_went_bad_goes_on_to_count_as_it_was(bench, home, logged):
+    write_acl(home, "accounts: [")
+    for _ in range(3):
+        bench.acl.look()
+    assert refusal(bench, sending(ALICE)) is None
+    assert len([line for line in logged.lines if "goes on to count" in line]) == 1
+    write_acl(home, "")
+    bench.acl.look()
+    assert refusal(bench, sending(ALICE)) == "No acl config for alice-key"
+
+
+def test_a_change_to_a_file_that_went_bad_is_refused(bench, home):
+    write_acl(home, "accounts: [")
+    answer = ask(bench, PUT, **BOBS)
+    assert answer.code == ResponseCode.UPDATE_AND_CREATE_ACL_CONFIG_FAILED
+    assert "it is not YAML" in answer.remark
+    assert (home / "conf/plain_acl.yml").read_text() == "accounts: ["
+
+
+@pytest.mark.parametrize("text", ["accounts: [", "accounts: [{accessKey: aaaaaaa, secretKey: bad}]"])
+def test_a_broker_does_not_start_with_a_bad_file(make_bench, home, text):
+    write_acl(home, text)
+    with pytest.raises(BadAcl, match=r"conf/plain_acl\.yml: "):
+        make_bench()
+
+
+def test_without_a_file_nobody_is_served_and_it_is_said(make_bench, home, logged):
+    (home / "conf/plain_acl.yml").unlink()
+    bench = make_bench()
+    assert refusal(bench, sending(ALICE)) == "No acl config for alice-key"
+    assert [line for line in logged.lines if "nobody has an account" in line]
+    write_acl(home)
+    bench.acl.look()
+    assert refusal(bench, sending(ALICE)) is None
+
+
+def test_a_file_that_is_made_is_for_the_owner_only(make_bench, home):
+    (home / "conf/plain_acl.yml").unlink()
+    write_acl(home, PLAIN, "conf/acl/all.yml")
+    bench = make_bench()
+    assert ask(bench, PUT, **BOBS).code == ResponseCode.SUCCESS
+    assert (home / "conf/plain_acl.yml").stat().st_mode & 0o777 == 0o600
+    assert refusal(bench, sending(BOB)) is None
+
+
+def test_a_disk_that_cannot_be_written_to(bench, home, monkeypatch):
+    def full(path, data, mode):
+        raise OSError(28, "No space left on device", path)
+
+    monkeypatch.setattr("mqbroker.access.acl_files.replace_file", full)
+    answer = ask(bench, PUT, **BOBS)
+    assert answer.code == ResponseCode.UPDATE_AND_CREATE_ACL_CONFIG_FAILED
+    assert answer.remark == "the accounts could not be written: No space left on device"
+    assert refusal(bench, sending(BOB)) == "No acl config for bobs-key"
+
+
+def test_changes_at_the_same_time_come_one_after_another(make_bench, home):
+    bench = make_bench(table_worker=HeldWorker())
+    client = bench.client()
+    commands = [
+        signed(ADMIN, PUT, {**BOBS, "accessKey": f"account-{n}"}) for n in range(4)
+    ]  # fmt: skip
+    assert client.ask_all(*commands) == []
+    bench.acl.look()
+    assert len(bench.table_worker.jobs) == 1
+    bench.table_worker.work()
+    assert [answer.code for answer in client.heard()] == [0, 0, 0, 0]
+    assert [account["accessKey"] for account in plain(home)["accounts"]][2:] == [f"account-{n}" for n in range(4)]
+    assert plain(home)["dataVersion"][0]["counter"] == 4
+
+
+def test_the_watch_is_on_the_brokers_list(bench, home):
+    assert (WATCH_SECONDS, bench.acl.look) in bench.parts.periodic()
+
+
+def test_a_look_that_fails_is_logged_and_changes_nothing(make_bench, home, logged):
+    bench = make_bench(table_worker=HeldWorker())
+    looked = bench.acl.look()
+    bench.table_worker.fail(RuntimeError("oops"))
+    assert looked.called
+    assert [failure.getErrorMessage() for failure in logged.failures] == ["oops"]
+    del logged[:]
+    assert refusal(bench, signed(ALICE, RequestCode.GET_MAX_OFFSET, {"topic": "T", "queueId": "0"})) is None

@@ -9,6 +9,7 @@ Both brokers run with the same settings on fresh stores and take turns. The part
     restart  from exec to the first send and the first pull that are answered, after SIGKILL with a million messages
     roll     latency of sends through ten rolls to a next segment of the log
     memory   of ours alone, while ten million messages are sent
+    routes   a name server with 100,000 topics: their registration, memory, and answers a second
 
 Figures are worth something only when the machine does nothing else. Ratios are such that more is better.
 """
@@ -23,14 +24,14 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench import memory, restart, rmqload, roll, throughput
+from bench import memory, restart, rmqload, roll, routes, throughput
 from bench.rmqload import LoadFailed
 from bench.servers import Bench, Kind
 from bench.table import Table, by_kind
 from tests.interop.java import JavaMissing, java_system
 from tests.interop.processes import ProcessFailed
 
-PARTS = ("start", "send", "pull", "sync", "restart", "roll", "memory")
+PARTS = ("start", "send", "pull", "sync", "restart", "roll", "memory", "routes")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -94,6 +95,8 @@ def steps(
         found.append(lambda: roll.compare(bench, table, kinds, is_quick=factor < 1))
     if "memory" in only and "ours" in kinds:
         found.append(lambda: memory.measure(bench, table, factor))
+    if "routes" in only:
+        found.append(lambda: routes.compare(bench, table, kinds, rounds, factor))
     return found
 
 

@@ -19,7 +19,7 @@ from tests.interop.processes import Process, ProcessFailed, free_ports
 Kind = Literal["ours", "java", "echo"]
 
 # As the Java system's own start script has it, shrunk from 8 GiB to what a small machine has.
-_JVM = ("-Xms1g", "-Xmx1g", "-Xmn512m", "-XX:+UseG1GC", "-XX:MaxDirectMemorySize=1g")
+JVM = ("-Xms1g", "-Xmx1g", "-Xmn512m", "-XX:+UseG1GC", "-XX:MaxDirectMemorySize=1g")
 
 _ONE = Shape("first answer", "send", 1, 1, 128, 1)
 
@@ -126,7 +126,7 @@ class Bench:
             return [str(Path(sys.executable).parent / "mqbroker"), "-c", str(conf)], {}
         assert self.java is not None
         main = "org.apache.rocketmq.broker.BrokerStartup"
-        return self.java.command(self.scratch, main, "-c", str(conf), jvm=_JVM), {"ROCKETMQ_HOME": str(self.java.home)}
+        return self.java.command(self.scratch, main, "-c", str(conf), jvm=JVM), {"ROCKETMQ_HOME": str(self.java.home)}
 
     def _write_conf(self, name: str, port: int, store: Path, settings: Mapping[str, str]) -> Path:
         conf = self.scratch / f"{name}.conf"

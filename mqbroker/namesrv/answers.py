@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import attrs
 import orjson
 
@@ -9,9 +11,17 @@ from mqbroker.namesrv.placements import Placement
 from mqbroker.namesrv.routes import RouteTable
 from mqbroker.remoting.handlers import IConnection
 from mqbroker.wire.bodies import TopicRouteData
+from mqbroker.wire.codes import ResponseCode
+from mqbroker.wire.command import RESPONSE_FLAG, RemotingCommand, encode_command
 
 #: So many are kept at most, each a few hundred bytes for each broker; then all are made anew as they are asked for.
 KEPT_MAX = 4096
+
+_LENGTHS = struct.Struct(">II")
+_OPAQUE = 2**30
+_HEAD, _TAIL = (
+    encode_command(RemotingCommand(ResponseCode.SUCCESS, opaque=_OPAQUE, flag=RESPONSE_FLAG))[8:].split(b"%d" % _OPAQUE)
+)  # fmt: skip
 
 
 class RouteBodies:
@@ -22,9 +32,9 @@ class RouteBodies:
         self._kept: dict[tuple[Placement, bool], bytes] = {}
         self._brokers_version = -1
 
-    def body(self, topic: str, *, strict: bool, order_conf: str | None = None) -> bytes | None:
+    def body(self, topic: str | None, strict: bool, order_conf: str | None = None) -> bytes | None:
         """The route of `topic`, as strict JSON or in the dialect; None where no broker has it."""
-        placement = self._routes.placement(topic)
+        placement = self._routes.placement(topic) if topic is not None else None
         if placement is None:
             return None
         if order_conf is not None:
@@ -40,6 +50,12 @@ class RouteBodies:
     def _encoded(self, placement: Placement, strict: bool, order_conf: str | None) -> bytes:
         route = attrs.evolve(self._routes.route_by(placement), order_topic_conf=order_conf)
         return _strict_json(route) if strict else route.to_json()
+
+
+def success_parts(opaque: int, body: bytes) -> tuple[bytes, bytes, bytes]:
+    """The parts of a frame that answers a request with JSON headers well, and says nothing but its body."""
+    header = b"%b%d%b" % (_HEAD, opaque, _TAIL)
+    return _LENGTHS.pack(4 + len(header) + len(body), len(header)), header, body
 
 
 def _strict_json(route: TopicRouteData) -> bytes:

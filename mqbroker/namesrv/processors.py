@@ -11,13 +11,14 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from mqbroker.errors import Refused
-from mqbroker.namesrv.answers import RouteBodies
+from mqbroker.namesrv.answers import RouteBodies, success_parts
 from mqbroker.namesrv.kv import BYTES_MAX, ORDER_TOPIC_NAMESPACE, KvConfig
 from mqbroker.namesrv.routes import RouteTable
-from mqbroker.remoting.handlers import HandlerTable, IConnection
+from mqbroker.remoting.handlers import HandlerTable, IConnection, RawRequest
 from mqbroker.wire.bodies import KVTable
 from mqbroker.wire.codes import FAQ, RequestCode, ResponseCode, TopicSysFlag
-from mqbroker.wire.command import RemotingCommand
+from mqbroker.wire.command import RemotingCommand, encode_command
+from mqbroker.wire.frame import JSON
 from mqbroker.wire.headers import (
     DeleteKVConfigRequestHeader,
     DeleteTopicFromNamesrvRequestHeader,
@@ -47,7 +48,7 @@ class RouteProcessor:
         self._kv = kv
 
     def register_on(self, table: HandlerTable) -> None:
-        table.register(RequestCode.GET_ROUTEINFO_BY_TOPIC, self.route)
+        table.register_batch(RequestCode.GET_ROUTEINFO_BY_TOPIC, self.take_routes)
         table.register(RequestCode.GET_BROKER_CLUSTER_INFO, self.cluster_info)
         table.register(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, self.topics)
         table.register(RequestCode.GET_TOPICS_BY_CLUSTER, self.topics_of_cluster)
@@ -57,11 +58,41 @@ class RouteProcessor:
         table.register(RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST, self.unit_sub_topics)
         table.register(RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST, self.unit_sub_topics_of_no_unit)
 
-    def route(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
+    def take_routes(self, run: list[RawRequest], connection: IConnection) -> bytes:
+        """All questions of one read: the plain ones for topics that have routes are answered from what is kept."""
+        version = connection.peer_version if type(connection.peer_version) is int else 0
+        is_strict = version >= V4_9_4
+        body_of = None if self.order_message_enable else self._bodies.body
+        answers: list[bytes] = []
+        for ext_fields, opaque, flag, _, serialize_type in run:
+            if body_of is not None and serialize_type == JSON and not flag and (is_strict or len(ext_fields) == 1):
+                body = body_of(ext_fields.get("topic"), is_strict)
+                if body is not None:
+                    answers += success_parts(opaque, body)
+                    continue
+            request = RemotingCommand(
+                RequestCode.GET_ROUTEINFO_BY_TOPIC,
+                ext_fields,
+                opaque=opaque,
+                flag=flag,
+                version=version,
+                serialize_type=serialize_type,
+            )
+            if not request.is_oneway:
+                answers.append(encode_command(self._answered(request)))
+        return b"".join(answers)
+
+    def _answered(self, request: RemotingCommand) -> RemotingCommand:
+        try:
+            return self.route(request)
+        except Refused as refused:
+            return RemotingCommand.response(request, refused.code, refused.remark)
+
+    def route(self, request: RemotingCommand) -> RemotingCommand:
         header = decode_header(GetRouteInfoRequestHeader, request.ext_fields)
         order_conf = self._kv.get(ORDER_TOPIC_NAMESPACE, header.topic) if self.order_message_enable else None
         strict = request.version >= V4_9_4 or bool(header.accept_standard_json_only)
-        body = self._bodies.body(header.topic, strict=strict, order_conf=order_conf)
+        body = self._bodies.body(header.topic, strict, order_conf)
         if body is None:
             remark = f"No topic route info in name server for the topic: {header.topic}{FAQ}"
             return RemotingCommand.response(request, ResponseCode.TOPIC_NOT_EXIST, remark)

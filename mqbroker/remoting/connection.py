@@ -66,6 +66,7 @@ class RemotingProtocol(Protocol):
     def __init__(self, table: HandlerTable, clock: IReactorTime, limits: Limits, owner: ConnectionOwner) -> None:
         self.remote_addr = "?"
         self.remote_host = b""
+        self.peer_version = 0
         self.closed = False
         self.last_active = clock.seconds()
         self._table = table
@@ -195,6 +196,8 @@ class RemotingProtocol(Protocol):
             if chosen is not handler:
                 self._run_batch(handler, run, write)
                 run, handler = [], chosen
+                # Who sends is of one version: it is looked at once for a run.
+                self.peer_version = fields.get("version", 0) if serialize_type == JSON else command.version
             run.append(raw)
         self._run_batch(handler, run, write)
 

@@ -30,6 +30,7 @@ class IConnection(Interface):
 
     remote_addr: str = Attribute("The peer as 'address:port'.")
     remote_host: bytes = Attribute("The peer's address and port as records keep them: 8 bytes, or 20 for IPv6.")
+    peer_version: int = Attribute("For batch handlers: the version the peer's run gives, unchecked; 0 where none.")
     closed: bool = Attribute("True once the connection is gone.")
 
     def send(command: RemotingCommand) -> None:

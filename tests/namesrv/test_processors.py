@@ -2,6 +2,7 @@
 
 import json
 
+import orjson
 import pytest
 
 from mqbroker.namesrv import kv
@@ -9,7 +10,8 @@ from mqbroker.namesrv.processors import FAQ
 from mqbroker.wire import fastjson
 from mqbroker.wire.bodies import DataVersion, RegisterBrokerBody, TopicConfig, TopicConfigSerializeWrapper
 from mqbroker.wire.codes import RequestCode, ResponseCode
-from mqbroker.wire.command import decode_frame
+from mqbroker.wire.command import RemotingCommand, decode_frame, encode_command
+from mqbroker.wire.frame import encode_frame
 from mqbroker.wire.registration import body_crc32, encode_registration
 
 BROKER = {
@@ -88,6 +90,83 @@ def test_the_dialect_and_strict_json(peer):
     assert addrs % (b"", b"") in route(peer, "T", version=400).body
     assert addrs % (b'"', b'"') in route(peer, "T", version=400, acceptStandardJsonOnly="true").body
     assert addrs % (b"", b"") in peer.ask(RequestCode.GET_BROKER_CLUSTER_INFO).body
+
+
+def ask_together(peer, *asked, **more):
+    """Ask for the routes of several in one read: (ext fields, changes of the command) each."""
+    requests = [
+        RemotingCommand(RequestCode.GET_ROUTEINFO_BY_TOPIC, fields, opaque=n, **{"version": 407, **more, **changes})
+        for n, (fields, changes) in enumerate(asked)
+    ]
+    return peer.send(b"".join(map(encode_command, requests)))
+
+
+def test_questions_of_one_read_are_answered_each(peer):
+    register(peer, "T", "U")
+    answers = ask_together(
+        peer,
+        ({"topic": "T"}, {}),
+        ({"topic": "nowhere"}, {}),
+        ({}, {}),
+        ({"topic": "U"}, {"flag": 2}),
+        ({"topic": "T", "acceptStandardJsonOnly": "maybe"}, {}),
+        ({"topic": "U"}, {"serialize_type": 1}),
+        ({"topic": "T", "AccessKey": "a"}, {}),
+    )
+    assert [(answer.opaque, answer.code) for answer in answers] == [
+        (0, ResponseCode.SUCCESS),
+        (1, ResponseCode.TOPIC_NOT_EXIST),
+        (2, ResponseCode.SYSTEM_ERROR),
+        (4, ResponseCode.SUCCESS),
+        (5, ResponseCode.SUCCESS),
+        (6, ResponseCode.SUCCESS),
+    ]
+    assert answers[2].remark == "the custom field <topic> is null"
+    assert answers[4].serialize_type == 1
+    assert answers[0].body == answers[4].body == answers[5].body
+    assert all(answer.is_response and answer.version == 407 for answer in answers)
+
+
+@pytest.mark.parametrize("version", [400, 0, None])
+def test_older_peers_get_the_dialect_whatever_they_ask_together(peer, version):
+    register(peer, "T")
+    request = {"code": 105, "extFields": {"topic": "T"}, "flag": 0, "opaque": 1, "version": version}
+    strict = {**request, "extFields": {"topic": "T", "acceptStandardJsonOnly": "true"}}
+    frames = [encode_frame(0, orjson.dumps(each)) for each in (request, strict)]
+    dialect, standard = peer.send(b"".join(frames))
+    assert b'{0:"127.0.0.1:10911"}' in dialect.body
+    assert b'{"0":"127.0.0.1:10911"}' in standard.body
+
+
+def test_a_route_changes_with_topics_and_brokers(peer, system):
+    def seen():
+        found = json.loads(route(peer, "T").body)
+        addrs = {data["brokerName"]: data["brokerAddrs"] for data in found["brokerDatas"]}
+        return addrs, sorted((q["brokerName"], q["perm"]) for q in found["queueDatas"])
+
+    a, other = {"broker-a": {"0": "127.0.0.1:10911"}}, system.connect()
+    register(peer, "T")
+    assert seen() == (a, [("broker-a", 6)])
+    register(other, "T", brokerName="broker-b", brokerAddr="b:1")
+    both = a | {"broker-b": {"0": "b:1"}}
+    assert seen() == (both, [("broker-a", 6), ("broker-b", 6)])
+    peer.ask(RequestCode.WIPE_WRITE_PERM_OF_BROKER, brokerName="broker-b")
+    assert seen() == (both, [("broker-a", 6), ("broker-b", 4)])
+    register(other, brokerName="broker-b", brokerAddr="b:2", brokerId=1)
+    assert seen()[0] == a | {"broker-b": {"0": "b:1", "1": "b:2"}}
+    other.close()
+    assert seen() == (a, [("broker-a", 6)])
+
+
+def test_filter_servers_are_in_the_route_of_those_that_have_them(peer):
+    body = RegisterBrokerBody(body_of("T").topic_config_serialize_wrapper, ["f:1"])
+    assert json.loads(register_body(peer, body))["filterServerTable"] == {"127.0.0.1:10911": ["f:1"]}
+    assert json.loads(register_body(peer, body_of("T", version=2)))["filterServerTable"] == {}
+
+
+def register_body(peer, body):
+    assert peer.ask(RequestCode.REGISTER_BROKER, body.to_json(), **BROKER).code == ResponseCode.SUCCESS
+    return route(peer, "T").body
 
 
 def test_a_topic_without_a_route(peer):

@@ -16,6 +16,7 @@ from mqbroker.access.guard import Guard
 from mqbroker.broker.client_calls import ClientCalls
 from mqbroker.broker.clients import ConsumerRegistry, ProducerRegistry
 from mqbroker.broker.delay import DelayService
+from mqbroker.broker.filters import FilterTable
 from mqbroker.broker.groups import GroupTable
 from mqbroker.broker.hold import HeldPulls
 from mqbroker.broker.locks import QueueLocks
@@ -46,7 +47,9 @@ from mqbroker.broker.topics import TopicTable, system_topics
 from mqbroker.broker.transactions.checking import Checks
 from mqbroker.broker.transactions.halves import HalfMessages
 from mqbroker.broker.walks import Walks
+from mqbroker.broker.wanted import PullSubscriptions
 from mqbroker.config import BrokerSettings
+from mqbroker.filter.bloom import BloomFilter
 from mqbroker.remoting.connection import RemotingProtocol
 from mqbroker.remoting.handlers import HandlerTable
 from mqbroker.remoting.server import ConnectionEvent
@@ -58,6 +61,7 @@ from mqbroker.wire.record import decode_host
 
 EXPIRY_CHECK_SECONDS = 10.0
 DELAY_PERSIST_SECONDS = 1.0
+FILTERS_PERSIST_SECONDS = 10.0
 HALVES_PROGRESS_SECONDS = 1.0
 STATS_SECONDS = 1.0
 
@@ -100,6 +104,7 @@ class Assembly:
         self.offsets = OffsetTable(open_file("consumerOffset.json"), lmq_offsets)
         self.consumers = ConsumerRegistry(clock.seconds, settings.notify_consumer_ids_changed_enable)
         self.producers = ProducerRegistry(clock.seconds)
+        self.filters = self._open_filters(open_file("consumerFilter.json"))
         self.held = HeldPulls(clock)
         self.stats = BrokerStats(store, settings, clock.seconds)
         self.delay = DelayService(
@@ -122,6 +127,17 @@ class Assembly:
         host, port = decode_host(self._store_host)
         AclProcessor(self._acl, self.settings, f"{host}:{port}").register_on(self.table)
 
+    def _open_filters(self, file: JsonFile) -> FilterTable:
+        """What groups want by expressions, which their heartbeats tell."""
+        settings = self.settings
+        bloom = BloomFilter.for_consumers(
+            settings.expect_consumer_num_use_filter, settings.max_error_rate_of_bloom_filter
+        )
+        filters = FilterTable(file, self._clock.seconds, bloom, settings.filter_data_clean_time_span_ms)
+        self.consumers.on_subscriptions = filters.register_group
+        self.consumers.on_gone = filters.group_gone
+        return filters
+
     def _register_messages(self) -> None:
         """What carries messages."""
         table, store, settings = self.table, self.store, self.settings
@@ -133,7 +149,7 @@ class Assembly:
             self.topics,
             self.groups,
             self.offsets,
-            self.consumers,
+            PullSubscriptions(self.consumers, self.filters, settings),
             self.held,
             settings,
             self._clock,
@@ -151,7 +167,9 @@ class Assembly:
     def _register_clients(self) -> None:
         """What clients say of themselves, and what is asked about topics and groups."""
         table = self.table
-        ClientManageProcessor(self.consumers, self.producers, self.groups, self.topics).register_on(table)
+        ClientManageProcessor(
+            self.consumers, self.producers, self.groups, self.topics, self.settings.enable_property_filter
+        ).register_on(table)
         locks = QueueLocks(self._clock.seconds)
         ConsumerManageProcessor(self.consumers, self.offsets, locks, self.topics, self.store).register_on(table)
         TopicsProcessor(self.topics, self.groups, self.consumers, self.producers, self.store).register_on(table)
@@ -213,6 +231,7 @@ class Assembly:
             *watch,
             (EXPIRY_CHECK_SECONDS, self.consumers.expire),
             (EXPIRY_CHECK_SECONDS, self.producers.expire),
+            (FILTERS_PERSIST_SECONDS, self.filters.persist),
             (DELAY_PERSIST_SECONDS, self.delay.persist),
             (HALVES_PROGRESS_SECONDS, self.halves.save_progress),
             (STATS_SECONDS, self.stats.tick),

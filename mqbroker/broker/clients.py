@@ -63,6 +63,9 @@ class ConsumerRegistry:
         self._now = now
         self._notify_enabled = notify_enabled
         self._groups: dict[str, ConsumerGroup] = {}
+        #: Told of a group and what it wants at each of its heartbeats, and of a group whose last consumer is gone.
+        self.on_subscriptions: Callable[[str, Iterable[SubscriptionData]], None] = lambda group, wanted: None
+        self.on_gone: Callable[[str], None] = lambda group: None
 
     def group(self, name: str) -> ConsumerGroup | None:
         return self._groups.get(name)
@@ -103,6 +106,7 @@ class ConsumerRegistry:
         changed |= _update_subscriptions(group, data.subscription_data_set)
         if changed and notify:
             self._notify(data.group_name, group)
+        self.on_subscriptions(data.group_name, data.subscription_data_set)
 
     def unregister(self, connection: IConnection, group_name: str, notify: bool = True) -> None:
         """Take `connection` out of one group."""
@@ -113,6 +117,7 @@ class ConsumerRegistry:
         log.info("consumer {client} leaves {group}", client=client.client_id, group=group_name)
         if not group.clients:
             del self._groups[group_name]
+            self.on_gone(group_name)
         elif notify:
             self._notify(group_name, group)
 

@@ -133,6 +133,7 @@ class BrokerService(Service):
         self._stops.append(assembly.topics.persist)
         self._stops.append(assembly.groups.persist)
         self._stops.append(assembly.offsets.persist)
+        self._stops.append(assembly.filters.persist)
         factory.on_event = assembly.connection_event
         store.start()
         assembly.delay.start()

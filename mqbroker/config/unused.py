@@ -30,7 +30,7 @@ _JAVA = _keys(
     channelNotActiveInterval
     destroyMapedFileIntervalForcibly putMsgIndexHightWater
     flushLeastPagesWhenWarmMapedFile messageIndexSafe debugLockEnable diskFallRecorded
-    isEnableBatchPush enableBatchPush storePathDLedgerCommitLog
+    bitMapLengthConsumeQueueExt isEnableBatchPush enableBatchPush storePathDLedgerCommitLog
     dLegerGroup dLegerPeers dLegerSelfId preferredLeaderId clusterTest productEnvName
     """
 )
@@ -41,9 +41,7 @@ _ABSENT = _keys(
     flushConsumerOffsetHistoryInterval fetchNamesrvAddrByAddressServer
     disableConsumeIfConsumerReadSlowly consumerFallbehindThreshold brokerFastFailureEnable waitTimeMillsInSendQueue
     waitTimeMillsInPullQueue waitTimeMillsInHeartbeatQueue waitTimeMillsInTransactionQueue enableCalcFilterBitMap
-    expectConsumerNumUseFilter maxErrorRateOfBloomFilter filterDataCleanTimeSpan filterSupportRetry
-    enablePropertyFilter readOnlyCommitLogStorePaths
-    bitMapLengthConsumeQueueExt haSendHeartbeatInterval haHousekeepingInterval
+    readOnlyCommitLogStorePaths haSendHeartbeatInterval haHousekeepingInterval
     haTransferBatchSize haMasterAddress haSlaveFallbehindMax slaveTimeout flushDelayOffsetInterval offsetCheckInSlave
     osPageCacheBusyTimeOutMills
     enableScheduleAsyncDeliver scheduleAsyncDeliverMaxPendingLimit scheduleAsyncDeliverMaxResendNum2Blocked

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 
 import attrs
 
 from mqbroker.errors import BadExpression, NotEvaluable
 from mqbroker.filter.grammar import parse
-from mqbroker.filter.terms import Evaluate, as_condition
+from mqbroker.filter.terms import Evaluate, Properties, as_condition
 
 #: Characters of an expression. Reading takes time in which nobody else is served.
 EXPRESSION_LENGTH_MAX = 16_384
@@ -24,13 +23,13 @@ class Expression:
     text: str
     _evaluate: Evaluate = attrs.field(eq=False, repr=False)
 
-    def evaluate(self, properties: Mapping[str, str]) -> bool | None:
+    def evaluate(self, properties: Properties) -> bool | None:
         """True, False, or None for null. Raises NotEvaluable where a property cannot be compared as it is written."""
         value = self._evaluate(properties)
         assert value is None or isinstance(value, bool)
         return value
 
-    def matches(self, properties: Mapping[str, str]) -> bool:
+    def matches(self, properties: Properties) -> bool:
         """Whether it is true of a message; it is not where it cannot be evaluated."""
         try:
             return self._evaluate(properties) is True

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import enum
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import attrs
 
@@ -25,7 +26,14 @@ from mqbroker.filter.values import (
     parse_long,
 )
 
-Evaluate = Callable[[Mapping[str, str]], Value]
+
+class Properties(Protocol):
+    """A message's properties, by name."""
+
+    def get(self, name: str, /) -> str | None: ...
+
+
+Evaluate = Callable[[Properties], Value]
 _Order = Callable[[int, int], bool]
 
 #: How deep terms may stand in each other; a chain of ANDs or ORs is one.
@@ -124,7 +132,7 @@ def either(terms: Sequence[Term]) -> Term:
     parts = tuple(as_condition(term) for term in terms)
     evaluates = tuple(part.evaluate for part in parts)
 
-    def evaluate(properties: Mapping[str, str]) -> Value:
+    def evaluate(properties: Properties) -> Value:
         result: Value = False
         for one in evaluates:
             value = one(properties)
@@ -142,7 +150,7 @@ def both(terms: Sequence[Term]) -> Term:
     parts = tuple(as_condition(term) for term in terms)
     evaluates = tuple(part.evaluate for part in parts)
 
-    def evaluate(properties: Mapping[str, str]) -> Value:
+    def evaluate(properties: Properties) -> Value:
         result: Value = True
         for one in evaluates:
             value = one(properties)
@@ -160,7 +168,7 @@ def negation(term: Term) -> Term:
     part = as_condition(term)
     inner = part.evaluate
 
-    def evaluate(properties: Mapping[str, str]) -> Value:
+    def evaluate(properties: Properties) -> Value:
         value = inner(properties)
         return None if value is None else not value
 
@@ -171,7 +179,7 @@ def negated(term: Term) -> Term:
     """`-a`: null unless that is a number, which no property is."""
     inner = term.evaluate
 
-    def evaluate(properties: Mapping[str, str]) -> Value:
+    def evaluate(properties: Properties) -> Value:
         value = inner(properties)
         if value is None or isinstance(value, (bool, str)):
             return None
@@ -195,7 +203,7 @@ def ordered(left: Term, sign: str, right: Term) -> Term:
         return _condition(special, left, right)
     evaluate_left, evaluate_right = left.evaluate, right.evaluate
 
-    def evaluate(properties: Mapping[str, str]) -> Value:
+    def evaluate(properties: Properties) -> Value:
         left_value = evaluate_left(properties)
         if left_value is None:
             return None
@@ -217,7 +225,7 @@ def _ordered_with_constant(left: Term, order: _Order, right: Term) -> Evaluate |
     if isinstance(wanted, float):
         double = wanted
 
-        def by_double(properties: Mapping[str, str]) -> Value:
+        def by_double(properties: Properties) -> Value:
             text = find(properties)
             return None if text is None else order(compare_doubles(parse_double(str(text)), double), 0)
 
@@ -226,7 +234,7 @@ def _ordered_with_constant(left: Term, order: _Order, right: Term) -> Evaluate |
     parse: Callable[[str], int] = parse_long if isinstance(wanted, Long) else parse_integer
     number = wanted
 
-    def by_number(properties: Mapping[str, str]) -> Value:
+    def by_number(properties: Properties) -> Value:
         text = find(properties)
         return None if text is None else order(parse(str(text)), number)
 
@@ -251,7 +259,7 @@ def is_null(term: Term) -> Term:
 def _equal(left: Term, right: Term) -> Term:
     evaluate_left, evaluate_right = left.evaluate, right.evaluate
 
-    def evaluate(properties: Mapping[str, str]) -> Value:
+    def evaluate(properties: Properties) -> Value:
         left_value, right_value = evaluate_left(properties), evaluate_right(properties)
         if left_value is None:
             return True if right_value is None else None
@@ -288,7 +296,7 @@ def one_of(term: Term, strings: Sequence[str], is_in: bool) -> Term:
         raise BadExpression(f"IN takes a property on its left, not {term.kind.value}")
     find, wanted = term.evaluate, frozenset(strings)
 
-    def evaluate(properties: Mapping[str, str]) -> Value:
+    def evaluate(properties: Properties) -> Value:
         value = find(properties)
         return None if value is None else (value in wanted) is is_in
 

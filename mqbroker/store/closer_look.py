@@ -17,12 +17,13 @@ from mqbroker.config import StoreSettings
 from mqbroker.store.cold import Stretch
 from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.consumequeue import ENTRY_BYTES, ConsumeQueue, entries_struct
-from mqbroker.store.consumequeue_ext import ADDRESS_MAX, UNIT_BYTES_MIN
+from mqbroker.store.consumequeue_ext import ADDRESS_MAX, UNIT_BYTES_MIN, undecorate
 from mqbroker.store.damages import Damages
 from mqbroker.store.disk import IMappedFile
+from mqbroker.store.matching import IMatching
 from mqbroker.store.outcomes import Get, GetResult, GetStatus, outside
 from mqbroker.store.verifying import Verifier
-from mqbroker.wire.record import RECORD_BYTES_MIN
+from mqbroker.wire.record import RECORD_BYTES_MIN, property_bytes
 
 _ENTRY = Struct(">qiq")
 #: Bytes of entries one get looks at, unless more messages are asked for: it matters where most are filtered out.
@@ -34,6 +35,8 @@ _BLOCK_BYTES = 64 * 1024
 #: How far behind the end of the log messages are taken to be in memory without asking, where this process appended
 #: them; less where the machine has less than a few times that.
 HOT_BYTES_MAX = 1024 * 1024 * 1024
+#: A unit with its bit map has hardly more.
+_UNIT_BYTES = 1024
 _MAX_INT = 0x7FFFFFFF
 _NO_BYTES = memoryview(b"")
 
@@ -99,7 +102,9 @@ class CloserLook:
             entries = self._entries(look, start, min(_CHUNK, end - start))
             if entries is None:
                 break
-            if look.count or not self._pass_over(look, start, entries):
+            if get.matching is not None:
+                self._look_for_matching(look, start, entries, get.matching)
+            elif look.count or not self._pass_over(look, start, entries):
                 self._look_at(look, start, entries)
             if look.is_full:
                 break
@@ -182,6 +187,70 @@ class CloserLook:
         if count:
             look.status = GetStatus.FOUND
         look.seen = queue_offset + 1 - get.offset
+
+    def _look_for_matching(self, look: _Look, start: int, entries: memoryview, matching: IMatching) -> None:
+        """As `_look_at`, where more is asked than tags codes. It ends before one of which something is missing."""
+        get = look.get
+        for queue_offset, (physical_offset, size, code) in enumerate(_ENTRY.iter_unpack(entries), start):
+            look.newest = physical_offset
+            if physical_offset >= look.skip_below:
+                is_near = not self._is_far(physical_offset)
+                if look.count and self._would_be_too_much(get, look.count, look.total + size, is_near):
+                    look.is_full = True
+                    break
+                is_wanted = self._is_matching(look, queue_offset, physical_offset, size, code, matching)
+                if look.missing:
+                    look.is_full = True
+                    break
+                if is_wanted:
+                    self._take(look, physical_offset, size)
+            look.seen = queue_offset + 1 - get.offset
+        if look.count:
+            look.status = GetStatus.FOUND
+
+    def _is_matching(
+        self, look: _Look, queue_offset: int, physical_offset: int, size: int, code: int, matching: IMatching
+    ) -> bool:
+        """Whether a message is wanted and there. It means nothing where something is in `look.missing` then."""
+        tags_codes = look.get.tags_codes
+        look.status = GetStatus.NO_MATCHED_MESSAGE
+        if tags_codes is not None and code not in tags_codes and not self._is_wanted(look, code, tags_codes):
+            return False
+        if code <= ADDRESS_MAX and not self._may_match(look, code, matching):
+            return False
+        base, view, room = self._segment(physical_offset)
+        at = physical_offset - base
+        is_there = size >= RECORD_BYTES_MIN and 0 <= at <= room - size
+        if is_there and physical_offset < max(self._log.end - self.hot_bytes, self._damages.sure_from):
+            is_there = self._is_good(look, queue_offset, physical_offset, view, at, size)
+        if not is_there:
+            self._pass_by(look, physical_offset)
+            return False
+        return not look.missing and matching.matches(property_bytes(view, at))
+
+    def _may_match(self, look: _Look, code: int, matching: IMatching) -> bool:
+        """What the unit of a message says of it; where there is none, nobody knows."""
+        ext = look.get.queue.ext
+        if ext is None:
+            return True
+        place = ext.place(code) if look.missing is not None else None
+        if place is not None:
+            size = min(_UNIT_BYTES, ext.end - undecorate(code))
+            if not self._has(look, *place, size):
+                assert look.missing is not None
+                look.missing.append(Stretch(*place, size))
+                return False
+        unit = ext.unit(code)
+        return unit is None or matching.may_match(unit)
+
+    def _take(self, look: _Look, physical_offset: int, size: int) -> None:
+        runs = look.runs
+        if runs and runs[-1][1] == physical_offset:
+            runs[-1] = (runs[-1][0], physical_offset + size)
+        else:
+            runs.append((physical_offset, physical_offset + size))
+        look.total += size
+        look.count += 1
 
     def _is_wanted(self, look: _Look, code: int, tags_codes: AbstractSet[int]) -> bool:
         """Whether a message is wanted whose entry does not have a wanted tags code but may have the address of its

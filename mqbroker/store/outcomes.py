@@ -7,6 +7,7 @@ from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from mqbroker.store.consumequeue import ConsumeQueue
+from mqbroker.store.matching import IMatching
 
 
 class GetStatus(enum.Enum):
@@ -44,13 +45,14 @@ class GetResult(NamedTuple):
 
 
 class Get(NamedTuple):
-    """What is asked for: messages of `queue` from `offset` on, all where `tags_codes` is None."""
+    """What is asked for: messages of `queue` from `offset` on, all where `tags_codes` and `matching` are None."""
 
     queue: ConsumeQueue
     offset: int
     max_count: int
     max_bytes: int | None
     tags_codes: AbstractSet[int] | None
+    matching: IMatching | None = None
 
 
 def outside(offset: int, low: int, high: int) -> GetResult:

@@ -21,6 +21,7 @@ from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.consumequeue import ENTRY_BYTES, ConsumeQueue, ConsumeQueues, places_struct
 from mqbroker.store.damages import Damages
 from mqbroker.store.logscan import Damage
+from mqbroker.store.matching import IMatching
 from mqbroker.store.outcomes import Get, GetResult, GetStatus, outside
 from mqbroker.store.verifying import Verifier
 from mqbroker.wire.record import RECORD_BYTES_MIN
@@ -70,16 +71,18 @@ class Reader:
         max_count: int,
         max_bytes: int | None = None,
         tags_codes: AbstractSet[int] | None = None,
+        matching: IMatching | None = None,
     ) -> GetResult:
-        """Messages of a queue from `offset` on, at least one however large, filtered by tags codes where given.
+        """Messages of a queue from `offset` on, at least one however large, of those with one of `tags_codes` and of
+        those that are `matching`, where given.
 
         May wait for the disk.
         """
         queue = self._queues.get((topic, queue_id))
-        found = self._get_at_once(queue, offset, max_count, max_bytes, tags_codes)
+        found = self._get_at_once(queue, offset, max_count, max_bytes, tags_codes, matching)
         if found is None:
             assert queue is not None
-            get = Get(queue, offset, max_count, max_bytes, tags_codes)
+            get = Get(queue, offset, max_count, max_bytes, tags_codes, matching)
             found = self._get_known(get, False) or self._look.get(get, None)
         return found
 
@@ -91,6 +94,7 @@ class Reader:
         max_count: int,
         max_bytes: int | None = None,
         tags_codes: AbstractSet[int] | None = None,
+        matching: IMatching | None = None,
     ) -> GetResult | Deferred[GetResult]:
         """As `get`, but never waits for the disk: what is not in memory comes later.
 
@@ -98,10 +102,10 @@ class Reader:
         read, and with StoreError when the store stops.
         """
         queue = self._queues.get((topic, queue_id))
-        found = self._get_at_once(queue, offset, max_count, max_bytes, tags_codes)
+        found = self._get_at_once(queue, offset, max_count, max_bytes, tags_codes, matching)
         if found is None:
             assert queue is not None
-            get = Get(queue, offset, max_count, max_bytes, tags_codes)
+            get = Get(queue, offset, max_count, max_bytes, tags_codes, matching)
             return self._get_known(get, True) or self._get_cold(get, _FETCHES_MAX)
         return found
 
@@ -112,6 +116,7 @@ class Reader:
         max_count: int,
         max_bytes: int | None,
         tags_codes: AbstractSet[int] | None,
+        matching: IMatching | None,
     ) -> GetResult | None:
         """The answer, or None where it takes a closer look. Hot."""
         if queue is None:
@@ -119,7 +124,7 @@ class Reader:
         low, high = queue.min_offset, queue.max_offset
         if not low <= offset < high:
             return outside(offset, low, high)
-        if tags_codes is not None or offset < queue.asked_below:
+        if tags_codes is not None or offset < queue.asked_below or matching is not None:
             return None
         log = self._log
         view, at, available = queue.locate(offset)
@@ -157,8 +162,8 @@ class Reader:
     def _get_known(self, get: Get, ask: bool) -> GetResult | None:
         """The answer, where all that is asked for was appended by this process, or found whole before, and is in
         memory, which is looked at where `ask` is true; None where it takes a closer look."""
-        queue, offset, max_count, max_bytes, tags_codes = get
-        if tags_codes is not None:
+        queue, offset, max_count, max_bytes, tags_codes, matching = get
+        if tags_codes is not None or matching is not None:
             return None
         file, at, available = queue.place(offset)
         count = max(1, min(max_count, self._count_limit, available))
@@ -187,6 +192,12 @@ class Reader:
 
     def _get_cold(self, get: Get, tries: int) -> GetResult | Deferred[GetResult]:
         missing: list[Stretch] = []
+        if not tries and get.matching is not None:
+            # What was looked at so far is an answer, where that is something: the rest is left to the next get.
+            found = self._look.get(get, missing)
+            if not missing or found.next_offset > get.offset:
+                return found
+        missing = []
         found = self._look.get(get, missing if tries else None)
         if not missing:
             return found

@@ -50,6 +50,11 @@ _HEAD = struct.Struct(">IIIiiqqiq")
 _STORE_TIME = struct.Struct(">q")
 _TAIL = struct.Struct(">iqi")
 _BLANK = struct.Struct(">II")
+_INT = struct.Struct(">i")
+_SHORT = struct.Struct(">H")
+#: With IPv4 hosts.
+_BODY_SIZE_OFFSET = 84
+_V6 = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
 _HOST_V4 = struct.Struct(">4sI")
 _HOST_V6 = struct.Struct(">16sI")
 
@@ -167,6 +172,20 @@ def _decode(data: memoryview, check_crc: bool) -> Record:
         body_crc=crc,
         properties=decode_properties(bytes(data[topic_end + 2 :])),
     )
+
+
+def property_bytes(view: memoryview, at: int) -> bytes:
+    """The property bytes of the whole record at `at`; empty where its parts are not as they must be."""
+    try:
+        sys_flag = _INT.unpack_from(view, at + SYS_FLAG_OFFSET)[0]
+        place = at + _BODY_SIZE_OFFSET
+        if sys_flag & _V6:
+            place += 12 * (bool(sys_flag & SysFlag.BORN_HOST_V6) + bool(sys_flag & SysFlag.STORE_HOST_V6))
+        place += 4 + _INT.unpack_from(view, place)[0]
+        place += 1 + view[place]
+        return view[place + 2 : place + 2 + _SHORT.unpack_from(view, place)[0]].tobytes()
+    except (struct.error, IndexError):
+        return b""
 
 
 def decode_records(data: bytes | memoryview, *, check_crc: bool = True) -> list[Record]:

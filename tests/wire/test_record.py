@@ -29,6 +29,7 @@ from mqbroker.wire.record import (
     encode_host,
     encode_record,
     inflate_body,
+    property_bytes,
     record_body,
 )
 
@@ -453,3 +454,17 @@ def test_each_byte_of_a_record_may_be_anything(seed):
     for at in range(len(seed)):
         for byte in (0, 1, 0x7F, 0x80, 0xFF, seed[at] ^ 1, (seed[at] + 1) & 0xFF, (seed[at] - 1) & 0xFF):
             decodes_or_is_refused(changed(seed, at, bytes([byte])))
+
+
+@pytest.mark.parametrize("host", [("10.0.0.1", 1), ("::1", 1)])
+@pytest.mark.parametrize("other", [("10.0.0.1", 1), ("::1", 1)])
+def test_property_bytes_of_a_whole_record(golden_log, golden_listing, host, other):
+    record = decode_record(golden_log, golden_listing[0]["offset"])
+    data = encode_record(attrs.evolve(record, born_host=host, store_host=other, properties={"a": "1", "b": "2"}))
+    assert property_bytes(memoryview(b"xx" + data), 2) == b"a\x011\x02b\x012"
+
+
+def test_property_bytes_of_what_is_no_record():
+    assert property_bytes(memoryview(b"\xff" * 60), 0) == b""
+    assert property_bytes(memoryview(b"\x7f" * 200), 0) == b""
+    assert property_bytes(memoryview(b""), 0) == b""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import attrs
 
 from mqbroker.broker.clients import ConsumerRegistry, ProducerRegistry, check_client_id
+from mqbroker.broker.filters import TAG_KINDS, compile_kind
 from mqbroker.broker.groups import GroupTable
 from mqbroker.broker.subscriptions import parse_subscription
 from mqbroker.broker.topics import TopicTable
-from mqbroker.errors import Refused
+from mqbroker.broker.wanted import not_supported
+from mqbroker.errors import BadExpression, Refused
 from mqbroker.remoting.handlers import HandlerTable, IConnection
 from mqbroker.wire.bodies import CheckClientRequestBody, ConsumerData, HeartbeatData, SubscriptionData
 from mqbroker.wire.codes import RETRY_PREFIX, RequestCode, ResponseCode
@@ -21,12 +23,18 @@ class ClientManageProcessor:
     """Keeps the registries of clients."""
 
     def __init__(
-        self, consumers: ConsumerRegistry, producers: ProducerRegistry, groups: GroupTable, topics: TopicTable
+        self,
+        consumers: ConsumerRegistry,
+        producers: ProducerRegistry,
+        groups: GroupTable,
+        topics: TopicTable,
+        takes_expressions: bool,
     ) -> None:
         self._consumers = consumers
         self._producers = producers
         self._groups = groups
         self._topics = topics
+        self._takes_expressions = takes_expressions
 
     def register_on(self, table: HandlerTable) -> None:
         table.register(RequestCode.HEART_BEAT, self.heartbeat)
@@ -64,9 +72,14 @@ class ClientManageProcessor:
     def check_client(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
         """Whether a subscription could be served."""
         wanted = CheckClientRequestBody.from_json(request.body).subscription_data
-        if wanted is not None and wanted.expression_type not in ("TAG", ""):
-            remark = f"The broker does not support consumer to filter message by {wanted.expression_type}"
-            raise Refused(ResponseCode.SYSTEM_ERROR, remark)
+        if wanted is None or wanted.expression_type in TAG_KINDS:
+            return RemotingCommand.response(request)
+        if not self._takes_expressions:
+            raise not_supported(wanted.expression_type)
+        try:
+            compile_kind(wanted.expression_type, wanted.sub_string)
+        except BadExpression as why:
+            raise Refused(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(why)) from None
         return RemotingCommand.response(request)
 
 

@@ -12,19 +12,18 @@ from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-from mqbroker.broker.clients import ConsumerRegistry
 from mqbroker.broker.groups import GroupTable
 from mqbroker.broker.hold import HeldPull, HeldPulls
 from mqbroker.broker.offsets import OffsetTable
 from mqbroker.broker.stats import Gets
-from mqbroker.broker.subscriptions import ALL, parse_subscription
 from mqbroker.broker.topics import TopicTable
+from mqbroker.broker.wanted import PullSubscriptions, Wanted
 from mqbroker.config import BrokerSettings
-from mqbroker.errors import MQError, Refused, StoreBusy
+from mqbroker.errors import Refused, StoreBusy
 from mqbroker.remoting.handlers import IConnection, RawRequest, failure_response
 from mqbroker.store.message_store import MessageStore
 from mqbroker.store.outcomes import GetResult, GetStatus
-from mqbroker.wire.bodies import SubscriptionData, SubscriptionGroupConfig
+from mqbroker.wire.bodies import SubscriptionGroupConfig
 from mqbroker.wire.codes import FAQ, MASTER_ID, VERSION, Perm, PullSysFlag, ResponseCode
 from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand, encode_command
 from mqbroker.wire.frame import JSON
@@ -57,7 +56,6 @@ _FOUND = (
     f'"version":{VERSION}}}'
 )
 _LENGTHS = struct.Struct(">II")
-_TAG_KINDS = (None, "", "TAG")
 
 
 class _Pull(NamedTuple):
@@ -65,7 +63,7 @@ class _Pull(NamedTuple):
 
     header: PullMessageRequestHeader
     group: SubscriptionGroupConfig
-    tags_codes: frozenset[int] | None
+    wanted: Wanted
     opaque: int
     flag: int
     serialize_type: int
@@ -80,7 +78,7 @@ class PullProcessor:
         topics: TopicTable,
         groups: GroupTable,
         offsets: OffsetTable,
-        consumers: ConsumerRegistry,
+        subscriptions: PullSubscriptions,
         held: HeldPulls,
         settings: BrokerSettings,
         clock: IReactorTime,
@@ -90,7 +88,7 @@ class PullProcessor:
         self._topics = topics
         self._groups = groups
         self._offsets = offsets
-        self._consumers = consumers
+        self._subscriptions = subscriptions
         self._held = held
         self._settings = settings
         self._clock = clock
@@ -162,45 +160,7 @@ class PullProcessor:
                 f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] "
                 f"topicConfig.readQueueNums:[{topic.read_queue_nums}] consumer:[/{connection.remote_addr}]",
             )
-        return _Pull(header, group, self._tags_codes(header, group), opaque, flag, serialize_type)
-
-    def _tags_codes(self, header: PullMessageRequestHeader, group: SubscriptionGroupConfig) -> frozenset[int] | None:
-        """The tag hashes that are wanted, None for all messages."""
-        if header.sys_flag & PullSysFlag.SUBSCRIPTION:
-            if header.subscription == ALL and header.expression_type in _TAG_KINDS:
-                return None
-            try:
-                wanted = parse_subscription(header.topic, header.subscription, header.expression_type)
-            except MQError:
-                raise Refused(
-                    ResponseCode.SUBSCRIPTION_PARSE_FAILED, "parse the consumer's subscription failed"
-                ) from None
-        else:
-            wanted = self._registered(header, group)
-        if wanted.expression_type not in _TAG_KINDS:
-            raise Refused(
-                ResponseCode.SYSTEM_ERROR,
-                f"The broker does not support consumer to filter message by {wanted.expression_type}",
-            )
-        if wanted.sub_string == ALL or wanted.class_filter_mode:
-            return None
-        return wanted.code_set
-
-    def _registered(self, header: PullMessageRequestHeader, group: SubscriptionGroupConfig) -> SubscriptionData:
-        live = self._consumers.group(header.consumer_group)
-        if live is None:
-            raise Refused(ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's group info not exist{FAQ}")
-        if not group.consume_broadcast_enable and live.message_model == "BROADCASTING":
-            raise Refused(
-                ResponseCode.NO_PERMISSION,
-                f"the consumer group[{header.consumer_group}] can not consume by broadcast way",
-            )
-        wanted = live.subscriptions.get(header.topic)
-        if wanted is None:
-            raise Refused(ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's subscription not exist{FAQ}")
-        if wanted.sub_version < header.sub_version:
-            raise Refused(ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
-        return wanted
+        return _Pull(header, group, self._subscriptions.wanted(header, group), opaque, flag, serialize_type)
 
     # --- answers
 
@@ -210,7 +170,7 @@ class PullProcessor:
         if self._cold and self._cold.get(connection, 0) >= COLD_ON_CONNECTION_MAX:
             raise StoreBusy(f"{COLD_ON_CONNECTION_MAX} pulls of the connection wait for the disk")
         result = self._store.get_when_ready(
-            header.topic, header.queue_id, offset, header.max_msg_nums, None, pull.tags_codes
+            header.topic, header.queue_id, offset, header.max_msg_nums, None, *pull.wanted
         )
         if header.sys_flag & PullSysFlag.COMMIT_OFFSET and header.commit_offset >= 0:
             self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
@@ -323,7 +283,7 @@ class PullProcessor:
         header = pull.header
         try:
             result = self._store.get(
-                header.topic, header.queue_id, held.offset, header.max_msg_nums, None, pull.tags_codes
+                header.topic, header.queue_id, held.offset, header.max_msg_nums, None, *pull.wanted
             )
             code = _code(result, held.offset)
             if code != ResponseCode.SUCCESS:

@@ -1,0 +1,231 @@
+"""What consumer groups want of topics by an expression: config/consumerFilter.json.
+
+Heartbeats bring it. A filter whose group is gone is kept, dead, for `filterDataCleanTimeSpan`, since the bit maps of
+messages are computed for it meanwhile. The rules of what replaces what are ConsumerFilterManager's of 4.9.7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+
+import attrs
+from twisted.internet.defer import Deferred, succeed
+from twisted.logger import Logger
+
+from mqbroker.errors import BadExpression
+from mqbroker.filter import Expression, compile_expression
+from mqbroker.filter.bloom import BloomData, BloomFilter
+from mqbroker.store.jsonfile import JsonFile
+from mqbroker.wire.bodies import SubscriptionData
+from mqbroker.wire.filter_bodies import BloomFilterData, ConsumerFilterData, ConsumerFilters, FilterDataMapByTopic
+
+log = Logger()
+
+SQL92 = "SQL92"
+#: Expression types that mean tags joined by ||.
+TAG_KINDS = (None, "", "TAG")
+#: As many are kept: peers bring them.
+FILTERS_MAX = 10_000
+#: How long before a start those are taken to have died that were alive in the file.
+_DEAD_BEFORE_START_MS = 30_000
+
+
+def compile_kind(kind: str | None, text: str) -> Expression:
+    """Compile an expression of a type that is not tags. Raises BadExpression."""
+    if kind != SQL92:
+        raise BadExpression(f"{str(kind)[:80]!r} is no type of expressions; use {SQL92}")
+    if not text:
+        raise BadExpression("the expression is empty")
+    return compile_expression(text)
+
+
+@attrs.frozen
+class ConsumerFilter:
+    """One group's filter of one topic."""
+
+    topic: str
+    group: str
+    expression: Expression
+    client_version: int
+    born_ms: int
+    dead_ms: int
+    bloom: BloomData
+
+    @property
+    def is_dead(self) -> bool:
+        return self.dead_ms >= self.born_ms
+
+
+class FilterTable:
+    """The filters by topic and group. `now` gives seconds of the clock that messages' store times are of."""
+
+    def __init__(self, file: JsonFile, now: Callable[[], float], bloom: BloomFilter, clean_after_ms: int) -> None:
+        """Load the table. Raises StoreDamaged."""
+        self.bloom = bloom
+        self._file = file
+        self._now = now
+        self._clean_after_ms = clean_after_ms
+        self._filters: dict[str, dict[str, ConsumerFilter]] = {}
+        #: The topics of which a group has filters.
+        self._topics: dict[str, set[str]] = {}
+        self._count = 0
+        self._changed = False
+        loaded = file.load(partial(ConsumerFilters.from_json, dialect_bytes_max=None))
+        if loaded is not None:
+            self._load(loaded)
+
+    def get(self, topic: str, group: str) -> ConsumerFilter | None:
+        of_topic = self._filters.get(topic)
+        return of_topic.get(group) if of_topic is not None else None
+
+    def of_topic(self, topic: str) -> list[ConsumerFilter]:
+        """All filters of a topic, dead or alive."""
+        return list(self._filters.get(topic, {}).values())
+
+    # What clients say
+
+    def register_group(self, group: str, subscriptions: Iterable[SubscriptionData]) -> None:
+        """Take what a group wants from a heartbeat; its filters of other topics die."""
+        topics = set()
+        for wanted in subscriptions:
+            topics.add(wanted.topic)
+            if wanted.expression_type not in TAG_KINDS and wanted.sub_string:
+                self._register(group, wanted)
+        for topic in self._topics.get(group, set()) - topics:
+            self._kill(topic, group)
+
+    def group_gone(self, group: str) -> None:
+        """The last consumer of a group is gone."""
+        for topic in list(self._topics.get(group, ())):
+            self._kill(topic, group)
+
+    def _register(self, group: str, wanted: SubscriptionData) -> None:
+        topic, version = wanted.topic, wanted.sub_version
+        known = self.get(topic, group)
+        if known is not None and version <= known.client_version:
+            if version == known.client_version and known.is_dead:
+                self._put(attrs.evolve(known, dead_ms=0))
+            return
+        if known is not None and known.expression.text == wanted.sub_string and wanted.expression_type == SQL92:
+            self._put(attrs.evolve(known, client_version=version, dead_ms=0))
+            return
+        try:
+            expression = compile_kind(wanted.expression_type, wanted.sub_string)
+        except BadExpression as why:
+            log.warn("{group} wants of {topic} what cannot be read: {why}", group=group, topic=topic, why=str(why))
+            if known is not None:  # the consumer shall be told, and not be served by what it wanted before
+                self._remove(known)
+            return
+        if known is None and self._count >= FILTERS_MAX:
+            log.error("the filter of {group} for {topic} is left out: there are {max}",
+                      group=group, topic=topic, max=FILTERS_MAX)  # fmt: skip
+            return
+        log.info("{group} wants of {topic}: {text}", group=group, topic=topic, text=expression.text)
+        bloom = self.bloom.of(f"{group}#{topic}")
+        self._put(ConsumerFilter(topic, group, expression, version, self._now_ms(), 0, bloom))
+
+    def _kill(self, topic: str, group: str) -> None:
+        known = self._filters[topic][group]
+        if not known.is_dead:
+            self._put(attrs.evolve(known, dead_ms=self._now_ms()))
+
+    def _put(self, one: ConsumerFilter) -> None:
+        of_topic = self._filters.setdefault(one.topic, {})
+        self._count += one.group not in of_topic
+        of_topic[one.group] = one
+        self._topics.setdefault(one.group, set()).add(one.topic)
+        self._changed = True
+
+    def _remove(self, one: ConsumerFilter) -> None:
+        of_topic, topics = self._filters[one.topic], self._topics[one.group]
+        del of_topic[one.group]
+        if not of_topic:
+            del self._filters[one.topic]
+        topics.discard(one.topic)
+        if not topics:
+            del self._topics[one.group]
+        self._count -= 1
+        self._changed = True
+
+    def _now_ms(self) -> int:
+        return int(self._now() * 1000)
+
+    # The file
+
+    def clean(self) -> None:
+        """Forget those that are dead for long."""
+        long_ago = self._now_ms() - self._clean_after_ms
+        for one in list(self._all()):
+            if one.is_dead and one.dead_ms <= long_ago:
+                log.info("the filter of {group} for {topic} died long ago: forgotten", group=one.group, topic=one.topic)
+                self._remove(one)
+
+    def _all(self) -> Iterator[ConsumerFilter]:
+        for of_topic in self._filters.values():
+            yield from of_topic.values()
+
+    def persist(self) -> Deferred[bool]:
+        """Write the file where anything changed since; fires True when it is on the disk."""
+        self.clean()
+        if not self._changed:
+            return succeed(True)
+        self._changed = False
+        return self._file.save(lambda: self.snapshot().to_json()).addCallback(self._persisted)
+
+    def _persisted(self, succeeded: bool) -> bool:
+        self._changed |= not succeeded
+        return succeeded
+
+    def snapshot(self) -> ConsumerFilters:
+        return ConsumerFilters(
+            {
+                topic: FilterDataMapByTopic({one.group: filter_data(one) for one in of_topic.values()}, topic)
+                for topic, of_topic in self._filters.items()
+            }
+        )
+
+    def _load(self, loaded: ConsumerFilters) -> None:
+        """Take what the file has: all of it as dead, since nobody is connected, or nothing where the bit maps now have
+        another shape."""
+        found = []
+        for of_topic in loaded.filter_data_by_topic.values():
+            for data in of_topic.group_filter_data.values():
+                bits = data.bloom_filter_data
+                bloom = BloomData(tuple(bits.bit_pos), bits.bit_num) if bits is not None else None
+                if bloom is None or not self.bloom.is_valid(bloom):
+                    log.info("bit maps have another shape than in {path}: what it has is left", path=self._file.path)
+                    return
+                one = self._loaded(data, bloom)
+                if one is not None:
+                    found.append(one)
+        for one in found[:FILTERS_MAX]:
+            self._put(one)
+        self._changed = False
+
+    def _loaded(self, data: ConsumerFilterData, bloom: BloomData) -> ConsumerFilter | None:
+        try:
+            expression = compile_kind(data.expression_type, data.expression)
+        except BadExpression as why:
+            log.error("{path}: the filter of {group} for {topic} cannot be read: {why}",
+                      path=self._file.path, group=data.consumer_group, topic=data.topic, why=str(why))  # fmt: skip
+            return None
+        dead_ms = data.dead_time or max(data.born_time, self._now_ms() - _DEAD_BEFORE_START_MS)
+        return ConsumerFilter(
+            data.topic, data.consumer_group, expression, data.client_version, data.born_time, dead_ms, bloom
+        )
+
+
+def filter_data(one: ConsumerFilter) -> ConsumerFilterData:
+    """A filter as it stands in the file."""
+    return ConsumerFilterData(
+        consumer_group=one.group,
+        topic=one.topic,
+        expression=one.expression.text,
+        expression_type=SQL92,
+        born_time=one.born_ms,
+        dead_time=one.dead_ms,
+        client_version=one.client_version,
+        bloom_filter_data=BloomFilterData(list(one.bloom.positions), one.bloom.bit_count),
+        dead=one.is_dead,
+    )

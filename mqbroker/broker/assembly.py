@@ -19,6 +19,7 @@ from mqbroker.broker.delay import DelayService
 from mqbroker.broker.filters import FilterTable
 from mqbroker.broker.groups import GroupTable
 from mqbroker.broker.hold import HeldPulls
+from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.broker.locks import QueueLocks
 from mqbroker.broker.offsets import OffsetTable
 from mqbroker.broker.processors.acl import AclProcessor
@@ -26,6 +27,7 @@ from mqbroker.broker.processors.broker_consume_stats import BrokerConsumeStatsPr
 from mqbroker.broker.processors.cleaning import CleaningProcessor
 from mqbroker.broker.processors.client_calls import ClientCallProcessor
 from mqbroker.broker.processors.client_manage import ClientManageProcessor
+from mqbroker.broker.processors.configuration import ConfigurationProcessor, Save
 from mqbroker.broker.processors.consumer_manage import ConsumerManageProcessor
 from mqbroker.broker.processors.end_transaction import EndTransactionProcessor
 from mqbroker.broker.processors.group_admin import GroupAdminProcessor
@@ -72,6 +74,7 @@ class Assembly:
     :param open_file: gives the table file of a name below `config/`.
     :param store_host: the broker's address as records keep it.
     :param acl: who may do what; without, everybody may do everything.
+    :param save_settings: puts changed settings into the broker's file; None where it has none.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class Assembly:
         rng: Random,
         store_host: bytes,
         acl: AclFiles | None = None,
+        save_settings: Save | None = None,
     ) -> None:
         """Read the tables. Raises StoreDamaged where one cannot be read."""
         self.table = table
@@ -95,6 +99,7 @@ class Assembly:
         self._store_host = store_host
         self._acl = acl
         self._register_access()
+        self._save_settings = save_settings
         lmq = settings.store.enable_lmq
         lmq_offsets = open_file("lmqConsumerOffset.json") if lmq else None
         self.topics = TopicTable(open_file("topics.json"), clock.seconds, system_topics(settings), lmq)
@@ -111,6 +116,8 @@ class Assembly:
             store, open_file("delayOffset.json"), clock, parse_delay_levels(settings.store.message_delay_level)
         )
         self.delay.on_delivered = self.stats.delivered
+        self.live = LiveSettings(settings, clock.seconds)
+        self._follow_settings()
         self._register_messages()
         self._register_clients()
         self._register_administration()
@@ -138,6 +145,21 @@ class Assembly:
         self.consumers.on_gone = filters.group_gone
         return filters
 
+    def _follow_settings(self) -> None:
+        """What of the settings counts at once when it is changed; see also where processors are made."""
+        live, store = self.live, self.store
+        live.follow(self.topics.settings_changed, "autoCreateTopicEnable", "defaultTopicQueueNums")
+        live.follow(lambda _: self.topics.mark_changed(), "brokerPermission")
+        live.follow(self.groups.settings_changed, "autoCreateSubscriptionGroup")
+        live.follow(self.consumers.settings_changed, "notifyConsumerIdsChangedEnable")
+        live.follow(
+            lambda changed: store.settings_changed(changed.store),
+            *("fileReservedTime", "deleteWhen", "cleanFileForciblyEnable", "cleanResourceInterval"),
+            *("deleteCommitLogFilesInterval", "deleteConsumeQueueFilesInterval"),
+            *("diskMaxUsedSpaceRatio", "diskSpaceCleanForciblyRatio", "diskSpaceWarningLevelRatio"),
+            "diskFreeBytesMin",
+        )
+
     def _register_messages(self) -> None:
         """What carries messages."""
         table, store, settings = self.table, self.store, self.settings
@@ -155,14 +177,28 @@ class Assembly:
             self._clock,
             self.stats.gets,
         )
+        live = self.live
+        live.follow(
+            self.rules.settings_changed,
+            *("brokerPermission", "rejectTransactionMessage", "startAcceptSendRequestTimeStamp"),
+        )
+        live.follow(self.send.settings_changed, "traceOn")
+        live.follow(
+            pull.settings_changed, "brokerPermission", "longPollingEnable", "shortPollingTimeMills", "slaveReadEnable"
+        )
         table.register_batch(RequestCode.SEND_MESSAGE, self.send.take_v1)
         table.register_batch(RequestCode.SEND_MESSAGE_V2, self.send.take_v2)
         table.register_batch(RequestCode.SEND_BATCH_MESSAGE, self.send.take_batch)
         table.register_batch(RequestCode.PULL_MESSAGE, pull.take)
-        SendBackProcessor(store, self.topics, self.groups, settings, self._rng, self.stats.sent_back).register_on(table)
+        send_back = SendBackProcessor(store, self.topics, self.groups, settings, self._rng, self.stats.sent_back)
+        send_back.register_on(table)
+        live.follow(send_back.settings_changed, "brokerPermission")
         reply = ReplyProcessor(store, self.rules, self.producers, settings, self._clock, self._store_host)
         reply.register_on(table)
-        QueryProcessor(store, settings.store).register_on(table)
+        live.follow(reply.settings_changed, "storeReplyMessageEnable", "traceOn")
+        query = QueryProcessor(store, settings.store)
+        query.register_on(table)
+        live.follow(query.settings_changed, "defaultQueryMaxNum")
 
     def _register_clients(self) -> None:
         """What clients say of themselves, and what is asked about topics and groups."""
@@ -179,6 +215,7 @@ class Assembly:
         table, store = self.table, self.store
         walks = Walks(self._clock)
         views = QueueViews(store, self.offsets, self.settings.broker_name, self._clock.seconds)
+        ConfigurationProcessor(self.live, self._save_settings).register_on(table)
         TopicViewProcessor(self.topics, self.offsets, self.consumers, views, walks).register_on(table)
         CleaningProcessor(self.topics, store, self.stats.topic_removed).register_on(table)
         GroupAdminProcessor(
@@ -206,6 +243,9 @@ class Assembly:
             self._clock,
             choose=self.producers.choose,
             make_topic=lambda name: self.topics.create_internal(name, 1),
+        )
+        self.live.follow(
+            self.checks.settings_changed, "transactionTimeOut", "transactionCheckMax", "transactionCheckInterval"
         )
         EndTransactionProcessor(store, self.halves, settings.store).register_on(self.table)
 

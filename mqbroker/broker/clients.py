@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 import attrs
 from twisted.logger import Logger
 
+from mqbroker.config import BrokerSettings
 from mqbroker.errors import Refused
 from mqbroker.remoting.handlers import IConnection
 from mqbroker.wire.bodies import ConsumerData, SubscriptionData
@@ -66,6 +67,9 @@ class ConsumerRegistry:
         #: Told of a group and what it wants at each of its heartbeats, and of a group whose last consumer is gone.
         self.on_subscriptions: Callable[[str, Iterable[SubscriptionData]], None] = lambda group, wanted: None
         self.on_gone: Callable[[str], None] = lambda group: None
+
+    def settings_changed(self, settings: BrokerSettings) -> None:
+        self._notify_enabled = settings.notify_consumer_ids_changed_enable
 
     def group(self, name: str) -> ConsumerGroup | None:
         return self._groups.get(name)

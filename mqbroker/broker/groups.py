@@ -11,6 +11,7 @@ from functools import partial
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
+from mqbroker.config import BrokerSettings
 from mqbroker.errors import MQError
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.wire.bodies import DataVersion, SubscriptionGroupConfig, SubscriptionGroupWrapper
@@ -45,6 +46,9 @@ class GroupTable:
         if loaded is not None:
             self.data_version = loaded.data_version
             self._take(loaded.subscription_group_table)
+
+    def settings_changed(self, settings: BrokerSettings) -> None:
+        self._auto_create = settings.auto_create_subscription_group
 
     def _take(self, table: dict[str, SubscriptionGroupConfig]) -> None:
         for name, group in table.items():

@@ -54,6 +54,12 @@ class Registration:
         self._loop.start(self._settings.register_name_server_period_ms / 1000, now=False)
         return self._tell_all(force=True)
 
+    def settings_changed(self, settings: BrokerSettings) -> None:
+        """Register with the broker's permission where that is another now; the topics have another version already."""
+        former, self._settings = self._settings, settings
+        if settings.broker_permission != former.broker_permission and self._loop.running:
+            self.permission_changed(settings.broker_permission)
+
     def changed(self, topic: str) -> None:
         """Register a topic that changed soon: all changes of this turn together."""
         if self._loop.running:

@@ -8,7 +8,7 @@ acknowledged message and no committed offset is lost and clients hear of it firs
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any, cast
 
@@ -23,10 +23,13 @@ from twisted.python.threadpool import ThreadPool
 
 from mqbroker.access.acl_files import AclFiles, acl_places
 from mqbroker.broker.assembly import Assembly
+from mqbroker.broker.live_settings import LiveSettings
+from mqbroker.broker.processors.configuration import Save
 from mqbroker.broker.registration import Registration
 from mqbroker.broker.registration_requests import BrokerIdentity
 from mqbroker.broker.topics import TopicTable
 from mqbroker.config import BrokerSettings
+from mqbroker.config.changes import rewrite_conf
 from mqbroker.remoting.client import Connector, RemotingClient
 from mqbroker.remoting.handlers import HandlerTable
 from mqbroker.remoting.limits import Limits
@@ -129,6 +132,7 @@ class BrokerService(Service):
             rng=self._rng,
             store_host=self._store_host(),
             acl=acl,
+            save_settings=self._saver(worker),
         )
         self._stops.append(assembly.topics.persist)
         self._stops.append(assembly.groups.persist)
@@ -150,7 +154,7 @@ class BrokerService(Service):
         listening.resume()
         assembly.held.start()
         self._stops.append(assembly.held.stop)
-        self._register(address, assembly.topics, clock)
+        self._register(address, assembly.topics, assembly.live, clock)
 
     def _read_acl(self, worker: IWorker, clock: IReactorTime) -> AclFiles | None:
         if not self.settings.acl_enable:
@@ -206,13 +210,29 @@ class BrokerService(Service):
         self._every(FILE_RETRY_SECONDS, file.retry, self._reactor)
         return file
 
+    def _saver(self, worker: IWorker) -> Save | None:
+        """What puts changes into the settings' file."""
+        path = self.settings.config_path
+        if path is None:
+            return None
+
+        def failed(failure: Failure) -> bool:
+            log.error("{path} could not be written: {why}", path=path, why=failure.getErrorMessage())
+            return False
+
+        def save(changes: Mapping[str, str]) -> Deferred[bool]:
+            work = worker.run(lambda: rewrite_conf(path, changes))
+            return work.addCallbacks(lambda _: True, failed)
+
+        return save
+
     def _every(self, seconds: float, action: Callable[[], object], clock: IReactorTime) -> None:
         loop = LoopingCall(action)
         loop.clock = clock
         loop.start(seconds, now=False)
         self._stops.append(loop.stop)
 
-    def _register(self, address: str, topics: TopicTable, clock: IReactorTime) -> None:
+    def _register(self, address: str, topics: TopicTable, live: LiveSettings, clock: IReactorTime) -> None:
         settings = self.settings
         if not settings.namesrv_addr:
             self.started.callback(None)
@@ -231,6 +251,7 @@ class BrokerService(Service):
         )
         registration = Registration(client, settings.namesrv_addr, identity, topics, settings, clock)
         topics.on_change.append(registration.changed)
+        live.follow(registration.settings_changed, "brokerPermission", "forceRegister")
         self._stops.append(client.close)
         self._stops.append(registration.stop)
         told = registration.start()

@@ -52,7 +52,7 @@ def system_topics(settings: BrokerSettings) -> list[TopicConfig]:
         topic(f"{settings.broker_cluster_name}_{REPLY_TOPIC_POSTFIX}", 1),
     ]
     if settings.auto_create_topic_enable:
-        topics.append(topic(AUTO_CREATE_TOPIC, settings.default_topic_queue_nums, READ_WRITE | Perm.INHERIT))
+        topics.append(_template(settings))
     if settings.trace_topic_enable:
         topics.append(topic(settings.msg_trace_topic_name, 1))
     return topics
@@ -67,6 +67,13 @@ def describe_topic(topic: TopicConfig) -> str:
         f"writeQueueNums={topic.write_queue_nums}, perm={perm}, topicFilterType={topic.topic_filter_type}, "
         f"topicSysFlag={topic.topic_sys_flag}, order={str(topic.order).lower()}]"
     )
+
+
+def _template(settings: BrokerSettings) -> TopicConfig:
+    """The topic that those are made after which are first heard of when they are sent to."""
+    queues = settings.default_topic_queue_nums
+    perm = READ_WRITE | (Perm.INHERIT if settings.auto_create_topic_enable else 0)
+    return TopicConfig(AUTO_CREATE_TOPIC, queues, queues, perm)
 
 
 class TopicTable:
@@ -103,6 +110,17 @@ class TopicTable:
 
     def _now_ms(self) -> int:
         return int(self._now() * 1000)
+
+    def settings_changed(self, settings: BrokerSettings) -> None:
+        """Let topics be made by sending to them, or not."""
+        template = _template(settings)
+        if settings.auto_create_topic_enable or AUTO_CREATE_TOPIC in self._topics:
+            self.put(template)
+
+    def mark_changed(self) -> None:
+        """Give the table another version: what name servers know all topics with has changed."""
+        self.data_version = self.data_version.next(self._now_ms())
+        self.persist()
 
     def get(self, name: str) -> TopicConfig | None:
         topic = self._topics.get(name)

@@ -61,6 +61,7 @@ def load_broker_settings(
         "store": store,
         "server": server,
         "client": _build(ClientSettings, given, warn),
+        "config_path": os.path.abspath(path) if path is not None else None,
     }
     settings = _build(BrokerSettings, given, warn, **defaults)
     _check_ports(settings, given)

@@ -220,6 +220,8 @@ class BrokerSettings:
     compressed_register: bool = boolean(False)
     force_register: bool = boolean(True)
     log_level: LogLevel = _log_level()
+    #: The file they were read from.
+    config_path: str | None = None
     server: NettySettings = attrs.field(factory=lambda: NettySettings(listen_port=BROKER_PORT))
     client: ClientSettings = attrs.field(factory=ClientSettings)
 

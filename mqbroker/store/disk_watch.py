@@ -87,7 +87,7 @@ class DiskWatch:
         self._disk = disk
         self._worker = worker
         self._paths = paths
-        self._limits = limits
+        self.limits = limits
         self._is_blind = False
         self.room = Room.ENOUGH
         #: By path, as last seen.
@@ -120,8 +120,8 @@ class DiskWatch:
     def _seen(self, spaces: dict[str, DiskSpace]) -> Room:
         self._is_blind = False
         self.spaces = spaces
-        worst = max(self._paths, key=lambda path: self._limits.judge(spaces[path]))
-        room = self._limits.judge(spaces[worst])
+        worst = max(self._paths, key=lambda path: self.limits.judge(spaces[path]))
+        room = self.limits.judge(spaces[worst])
         commit_log = self._commit_log
         if room is Room.FULL:
             is_new = not commit_log.why_disk_full
@@ -129,7 +129,7 @@ class DiskWatch:
             # Ratios as the Java broker gives them in its answer to a send.
             shown = "CL: {:5.2f} CQ: {:5.2f} INDEX: {:5.2f}".format(*ratios)
             commit_log.why_disk_full = (
-                f"the broker's disk is full [{shown}]: {self._limits.why_full(worst, spaces[worst])}"
+                f"the broker's disk is full [{shown}]: {self.limits.why_full(worst, spaces[worst])}"
             )
             if is_new:
                 self.log.error("messages are refused: {why}", why=commit_log.why_disk_full)

@@ -161,6 +161,10 @@ class MessageStore:
         """
         return self._log_flusher.durable(end)
 
+    def settings_changed(self, settings: StoreSettings) -> None:
+        """Keep messages as long as `settings` say from now on; the rest of them counts at the next start."""
+        self._retention.settings_changed(settings)
+
     def delete_expired_files(self) -> None:
         """Delete the files of messages older than fileReservedTime in the next turns, whatever deleteWhen says."""
         self._retention.delete_expired()

@@ -18,7 +18,7 @@ from twisted.logger import Logger
 
 from mqbroker.config import StoreSettings
 from mqbroker.store.deletion import CacheCleaner, LogCleaner
-from mqbroker.store.disk_watch import DiskWatch, Room
+from mqbroker.store.disk_watch import DiskWatch, Room, RoomLimits
 
 #: How many segments go in one turn.
 SEGMENTS_A_TURN = 10
@@ -80,6 +80,11 @@ class Retention:
         self._calls: dict[Callable[[], None], IDelayedCall] = {}
         self._pausing: tuple[IDelayedCall, Deferred[None]] | None = None
         self._running: Deferred[None] = succeed(None)
+
+    def settings_changed(self, settings: StoreSettings) -> None:
+        """From the next turn on."""
+        self._rules = RetentionRules.of(settings)
+        self.watch.limits = RoomLimits.of(settings)
 
     # Turns
 

@@ -125,7 +125,17 @@ class Bench:
     """Everything a BrokerService makes, within reach."""
 
     def __init__(
-        self, root, *, worker=None, clock=None, store=None, table_worker=None, disk=None, reads_halves=True, **changes
+        self,
+        root,
+        *,
+        worker=None,
+        clock=None,
+        store=None,
+        table_worker=None,
+        disk=None,
+        reads_halves=True,
+        save_settings=None,
+        **changes,
     ):
         self.clock = clock or Clock()
         if clock is None:
@@ -148,6 +158,7 @@ class Bench:
             rng=Random(1),
             store_host=STORE_HOST,
             acl=self.acl,
+            save_settings=save_settings,
         )
         self.topics, self.groups, self.offsets = parts.topics, parts.groups, parts.offsets
         self.consumers, self.producers, self.held = parts.consumers, parts.producers, parts.held

@@ -23,7 +23,8 @@ from mqbroker.store import open_store
 from mqbroker.store.disk import OsDisk
 from mqbroker.store.lock import lock_file
 from mqbroker.store.worker import InlineWorker
-from mqbroker.wire.codes import RequestCode
+from mqbroker.wire.bodies import RegisterBrokerBody
+from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import UpdateConsumerOffsetRequestHeader
 from mqbroker.wire.record import decode_records
@@ -473,3 +474,37 @@ def test_a_port_may_be_chosen_by_the_system(make, reactor):
     made = make_broker(make().settings, reactor, Random(1))
     assert isinstance(made, BrokerService)
     assert made.port == 0
+
+
+# --- settings that are changed while it runs
+
+
+def test_changed_settings_are_put_into_its_file_and_told_to_the_name_servers(make, tmp_path, network, reactor):
+    conf = tmp_path / "broker.conf"
+    conf.write_text("# ours\nbrokerPermission = 6\nfileReservedTime=3\n")
+    told = []
+
+    def note(request, connection):
+        body = RegisterBrokerBody.from_json(request.body)
+        told.append(body.topic_config_serialize_wrapper.topic_config_table["SELF_TEST_TOPIC"].perm)
+        return RemotingCommand.response(request)
+
+    table = HandlerTable()
+    table.register(RequestCode.REGISTER_BROKER, note)
+    network.servers[NAMESRV] = serve(reactor, table)
+    running = make(config_path=str(conf)).start()
+    client = running.client()
+    answer = client.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerPermission=4\ndeleteWhen=05")
+    assert (answer.code, answer.remark) == (0, None)
+    assert conf.read_text() == "# ours\nbrokerPermission=4\nfileReservedTime=3\ndeleteWhen=05\n"
+    running.turn()
+    assert told == [6, 4]
+
+
+def test_changed_settings_that_cannot_be_kept(make, tmp_path, logged):
+    (tmp_path / "file").write_text("")
+    client = make(config_path=str(tmp_path / "file" / "broker.conf")).start().client()
+    answer = client.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerPermission=4")
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert answer.remark.startswith("changed until the next start only")
+    assert [line for line in logged.lines if "broker.conf could not be written: " in line]

@@ -96,6 +96,9 @@ class PullProcessor:
         #: How many pulls of a connection wait for the disk.
         self._cold: dict[IConnection, int] = {}
 
+    def settings_changed(self, settings: BrokerSettings) -> None:
+        self._settings = settings
+
     def take(self, requests: list[RawRequest], connection: IConnection) -> bytes | Deferred[bytes]:
         """Answer a run of pulls; over `connection` later those that are held, and those whose messages are not in
         memory. Of the latter the Deferred tells when all are answered."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mqbroker.config import StoreSettings
+from mqbroker.config import BrokerSettings, StoreSettings
 from mqbroker.errors import Refused
 from mqbroker.remoting.handlers import HandlerTable, IConnection
 from mqbroker.store.message_store import MessageStore
@@ -24,6 +24,9 @@ class QueryProcessor:
     def __init__(self, store: MessageStore, settings: StoreSettings) -> None:
         self._store = store
         self._default_max = settings.default_query_max_num
+
+    def settings_changed(self, settings: BrokerSettings) -> None:
+        self._default_max = settings.store.default_query_max_num
 
     def register_on(self, table: HandlerTable) -> None:
         table.register(RequestCode.QUERY_MESSAGE, self.query)

@@ -57,6 +57,9 @@ class ReplyProcessor:
         self._clock = clock
         self._store_host = decode_host(store_host)
 
+    def settings_changed(self, settings: BrokerSettings) -> None:
+        self._settings = settings
+
     def register_on(self, table: HandlerTable) -> None:
         table.register(RequestCode.SEND_REPLY_MESSAGE, self.reply)
         table.register(RequestCode.SEND_REPLY_MESSAGE_V2, self.reply)

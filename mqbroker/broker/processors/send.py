@@ -83,6 +83,9 @@ class SendProcessor:
         self.on_batch: Callable[[str, int], None] = lambda topic, count: None
         self._cluster = f"{Prop.CLUSTER}\x01{settings.broker_cluster_name}"
 
+    def settings_changed(self, settings: BrokerSettings) -> None:
+        self._answer = _answer_template(settings)
+
     # --- the hot path
 
     def take_v2(self, requests: list[RawRequest], connection: IConnection) -> bytes | Deferred[bytes]:

@@ -48,6 +48,9 @@ class SendBackProcessor:
         self._rng = rng
         self._on_stored = on_stored
 
+    def settings_changed(self, settings: BrokerSettings) -> None:
+        self._settings = settings
+
     def register_on(self, table: HandlerTable) -> None:
         table.register(RequestCode.CONSUMER_SEND_MSG_BACK, self.send_back)
 

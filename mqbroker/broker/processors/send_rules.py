@@ -82,6 +82,10 @@ class SendRules:
         """What a sender is told of a message that the store refused."""
         return message_refusal(error, self._settings.store.max_message_size)
 
+    def settings_changed(self, settings: BrokerSettings) -> None:
+        self._settings = settings
+        self.plain_topics.clear()
+
     def _topic_changed(self, name: str) -> None:
         self.plain_topics.pop(name, None)
 

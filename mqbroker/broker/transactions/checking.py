@@ -102,6 +102,10 @@ class Checks:
         self._round: Deferred[None] | None = None
         self._sleep: Deferred[None] | None = None
 
+    def settings_changed(self, settings: BrokerSettings) -> None:
+        """From the next round on."""
+        self._settings = settings
+
     def start(self) -> None:
         self._is_running = True
         self._later()

@@ -1,0 +1,64 @@
+"""The broker's settings as they are now, and the parts that follow when some of them are changed.
+
+What may be changed while the broker runs is what a part follows: no path, address, name, command or credential is
+among it. Must never know who changes them, or where they are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from twisted.logger import Logger
+
+from mqbroker.config import BrokerSettings, show_settings
+from mqbroker.config.changes import change_settings
+from mqbroker.wire.bodies import DataVersion
+
+log = Logger()
+
+Follower = Callable[[BrokerSettings], None]
+
+
+class LiveSettings:
+    """Settings that can be changed. `now` gives seconds since the epoch."""
+
+    def __init__(self, settings: BrokerSettings, now: Callable[[], float]) -> None:
+        self.current = settings
+        self._now = now
+        self.data_version = DataVersion(int(now() * 1000), 0)
+        self._followers: list[tuple[frozenset[str], Follower]] = []
+
+    def follow(self, follower: Follower, *keys: str) -> None:
+        """From now on `keys` may be changed, and `follower` is told when one of them is."""
+        self._followers.append((frozenset(keys), follower))
+
+    @property
+    def changeable(self) -> frozenset[str]:
+        """The keys that may be changed."""
+        return frozenset[str]().union(*(keys for keys, _ in self._followers))
+
+    def change(self, changes: Mapping[str, str]) -> None:
+        """Take all of the changes, by key. Raises NotChangeable and BadSetting with nothing changed."""
+        before = _shown(self.current)
+        settings = change_settings(self.current, changes, self.changeable)
+        after = _shown(settings)
+        self.current = settings
+        self.data_version = self.data_version.next(int(self._now() * 1000))
+        changed = {key for key in changes if before[key] != after[key]}
+        for key in sorted(changed):
+            log.info("{key} is {after} now, was {before}", key=key, before=before[key], after=after[key])
+        for keys, follower in self._followers:
+            if keys & changed:
+                follower(settings)
+
+    def adopt(self, settings: BrokerSettings) -> list[str]:
+        """Take what may be changed of settings that were read anew; returns the other keys that differ."""
+        wanted, now = _shown(settings), _shown(self.current)
+        changeable = self.changeable
+        differ = [key for key in wanted if wanted[key] != now.get(key)]
+        self.change({key: wanted[key] for key in differ if key in changeable})
+        return [key for key in differ if key not in changeable]
+
+
+def _shown(settings: BrokerSettings) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in show_settings(settings))

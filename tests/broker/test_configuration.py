@@ -1,0 +1,287 @@
+"""Settings shown and changed while the broker runs: codes 25 and 26, and who follows."""
+
+import json
+import re
+from pathlib import Path
+
+import attrs
+import pytest
+from twisted.internet.defer import Deferred, succeed
+
+from mqbroker.broker.live_settings import LiveSettings
+from mqbroker.config.java_view import _DEFAULTS, java_properties
+from mqbroker.errors import BadSetting
+from mqbroker.wire.codes import Perm, RequestCode, ResponseCode
+from mqbroker.wire.headers import ConsumerSendMsgBackRequestHeader
+from tests.broker.bench import START, make_settings
+from tests.broker.test_client_requests import OTHER, beat, consumer, pushed
+from tests.broker.test_send import one, put_topic
+
+JAVA = json.loads((Path(__file__).parent.parent / "data" / "settings-4.9.7.json").read_text())
+JAVA_PARTS = ("BrokerConfig", "MessageStoreConfig", "NettyServerConfig", "NettyClientConfig")
+
+
+def change(client, text):
+    return client.ask(RequestCode.UPDATE_BROKER_CONFIG, body=text.encode())
+
+
+def shown(client):
+    answer = client.ask(RequestCode.GET_BROKER_CONFIG)
+    assert answer.code == 0
+    return dict(line.split("=", 1) for line in answer.body.decode().splitlines())
+
+
+def version(client):
+    return json.loads(client.ask(RequestCode.GET_BROKER_CONFIG).ext_fields["version"])
+
+
+class Saved:
+    """Takes the place of the file."""
+
+    def __init__(self, result=True):
+        self.changes = []
+        self.result = result
+
+    def __call__(self, changes):
+        self.changes.append(dict(changes))
+        return succeed(self.result)
+
+
+# --- shown
+
+
+def test_all_that_java_shows_is_shown(client):
+    table = shown(client)
+    wanted = {
+        key: setting["default"]
+        for part in JAVA_PARTS
+        for key, setting in JAVA[part].items()
+        if setting["default"] is not None
+    }
+    assert wanted.keys() - table.keys() == set()
+    assert (table["brokerName"], table["listenPort"], table["fileReservedTime"]) == ("broker-a", "10911", "72")
+    # What has no effect is shown as Java has it from the start.
+    assert (table["sendMessageThreadPoolNums"], table["useReentrantLockWhenPutMessage"]) == ("2", "true")
+    assert list(table) == sorted(table)
+
+
+def test_what_has_no_effect_has_the_default_of_java():
+    for key, value in _DEFAULTS.items():
+        setting, *_ = [JAVA[part][key] for part in JAVA_PARTS if key in JAVA[part]]
+        default = setting["default"]
+        assert value == (str(default).lower() if isinstance(default, bool) else str(default)), key
+
+
+def test_no_secret_is_shown(tmp_path, monkeypatch):
+    lines = ["tlsServerKeyPassword=geheim", "aSecretKey=geheim", "listenPort=1"]
+    monkeypatch.setattr("mqbroker.config.java_view.show_settings", lambda settings: lines)
+    text = java_properties(make_settings(tmp_path))
+    assert "geheim" not in text
+    assert "\nlistenPort=1\n" in text
+
+
+# --- changed
+
+
+def test_a_change_counts_is_kept_and_is_shown(make_bench):
+    saved = Saved()
+    client = make_bench(save_settings=saved).client()
+    before = version(client)
+    answer = change(client, "fileReservedTime=49\nbrokerPermission = 4\n")
+    assert (answer.code, answer.remark) == (0, None)
+    assert saved.changes == [{"fileReservedTime": "49", "brokerPermission": "4"}]
+    table = shown(client)
+    assert (table["fileReservedTime"], table["brokerPermission"]) == ("49", "4")
+    assert version(client)["counter"] == before["counter"] + 1
+    assert before["timestamp"] == START * 1000
+
+
+@pytest.mark.parametrize("text", ["", "\n", "sendMessageThreadPoolNums=4\nmessageStorePlugIn=x"])
+def test_nothing_to_change(make_bench, text):
+    saved = Saved()
+    client = make_bench(save_settings=saved).client()
+    assert change(client, text).code == 0
+    assert saved.changes == []
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["brokerName", "brokerClusterName", "storePathRootDir", "storePathCommitLog", "listenPort", "bindAddress",
+     "namesrvAddr", "brokerIP1", "brokerIP2", "haListenPort", "brokerId", "brokerRole", "aclEnable", "flushDiskType",
+     "messageStorePlugIns", "nonsense", "config_path", "configPath", ""],
+)  # fmt: skip
+def test_paths_addresses_and_names_are_not_changed(make_bench, key):
+    saved = Saved()
+    client = make_bench(save_settings=saved).client()
+    before = shown(client)
+    answer = change(client, f"fileReservedTime=49\n{key}=1")
+    assert answer.code == ResponseCode.NO_PERMISSION
+    assert f"{key}: it cannot be changed while the daemon runs; " in answer.remark
+    assert "fileReservedTime" in answer.remark  # which can be
+    assert (shown(client), saved.changes) == (before, [])
+
+
+def test_nothing_that_may_be_changed_is_a_path_an_address_or_a_credential(bench):
+    words = ("path", "addr", "dir", "ip1", "ip2", "port", "name", "command", "home", "key", "secret", "acl", "tls")
+    assert [key for key in bench.parts.live.changeable for word in words if word in key.lower()] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["brokerPermission=8", "brokerPermission=x", "fileReservedTime=-1", "deleteWhen=25", "diskMaxUsedSpaceRatio=96",
+     "longPollingEnable=maybe", "fileReservedTime=99999999999999999999", "a=\\u12"],
+)  # fmt: skip
+def test_wrong_values_change_nothing(make_bench, logged, text):
+    saved = Saved()
+    client = make_bench(save_settings=saved).client()
+    before = shown(client)
+    answer = change(client, f"slaveReadEnable=true\n{text}")
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert text.partition("=")[0].replace("a", "") in answer.remark.replace("a", "")
+    assert (shown(client), saved.changes) == (before, [])
+    assert logged.failures == []
+
+
+def test_a_file_that_cannot_be_written(make_bench):
+    client = make_bench(save_settings=Saved(False)).client()
+    answer = change(client, "fileReservedTime=49")
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert answer.remark.startswith("changed until the next start only: ")
+    assert shown(client)["fileReservedTime"] == "49"
+
+
+def test_a_broker_without_a_file(client):
+    answer = change(client, "fileReservedTime=49")
+    assert answer.code == 0
+    assert answer.remark.startswith("changed until the next start: ")
+
+
+def test_one_change_is_written_after_the_other(make_bench):
+    writing = []
+
+    def save(changes):
+        writing.append((changes, Deferred()))
+        return writing[-1][1]
+
+    bench = make_bench(save_settings=save)
+    client, other = bench.client(), bench.client(OTHER)
+    assert change(client, "fileReservedTime=49") is None
+    assert change(other, "fileReservedTime=50") is None
+    assert [changes for changes, _ in writing] == [{"fileReservedTime": "49"}]
+    writing[0][1].callback(True)
+    assert [changes for changes, _ in writing] == [{"fileReservedTime": "49"}, {"fileReservedTime": "50"}]
+    writing[1][1].callback(True)
+    assert [one(each.heard()).code for each in (client, other)] == [0, 0]
+
+
+# --- who follows
+
+
+def test_the_brokers_permission(bench, client):
+    put_topic(client, "T")
+    client.send("T")
+    before = bench.topics.data_version.counter
+    change(client, f"brokerPermission={Perm.WRITE}")
+    assert client.pull("T").code == ResponseCode.NO_PERMISSION
+    assert bench.topics.data_version.counter == before + 1
+    change(client, f"brokerPermission={Perm.WRITE}")
+    assert bench.topics.data_version.counter == before + 1  # it is so already
+    change(client, f"brokerPermission={Perm.READ}")
+    assert client.pull("T").code == 0
+    send_back = ConsumerSendMsgBackRequestHeader(offset=0, group="CG", delay_level=0)
+    assert client.ask(RequestCode.CONSUMER_SEND_MSG_BACK, send_back).code == ResponseCode.NO_PERMISSION
+
+
+def test_topics_by_sending(bench, client):
+    assert one(client.send("before")).code == 0
+    change(client, "autoCreateTopicEnable=false")
+    assert one(client.send("T")).code == ResponseCode.TOPIC_NOT_EXIST
+    assert one(client.send("before")).code == 0
+    change(client, "autoCreateTopicEnable=true\ndefaultTopicQueueNums=2")
+    assert one(client.send("T")).code == 0
+    assert bench.topics.get("T").write_queue_nums == 2
+
+
+def test_topics_by_sending_where_they_were_not_from_the_start(make_bench):
+    client = make_bench(auto_create_topic_enable=False).client()
+    assert one(client.send("T")).code == ResponseCode.TOPIC_NOT_EXIST
+    change(client, "defaultTopicQueueNums=3")
+    assert one(client.send("T")).code == ResponseCode.TOPIC_NOT_EXIST
+    change(client, "autoCreateTopicEnable=true")
+    assert one(client.send("T")).code == 0
+
+
+def test_groups_notices_and_traces(bench, client):
+    change(client, "autoCreateSubscriptionGroup=false\nnotifyConsumerIdsChangedEnable=false\ntraceOn=false")
+    assert bench.groups.find("NEW") is None
+    beat(client, consumers=[consumer("CG", "T")])
+    beat(bench.client(OTHER), client_id="c2", consumers=[consumer("CG", "T")])
+    assert pushed(client) == []
+    assert one(client.send("T")).ext_fields["TRACE_ON"] == "false"
+
+
+def test_when_messages_are_taken(bench, client):
+    change(client, f"startAcceptSendRequestTimeStamp={(START + 3600) * 1000}")
+    answer = one(client.send("T"))
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert answer.remark.startswith("broker unable to service, until ")
+    change(client, "startAcceptSendRequestTimeStamp=0")
+    assert one(client.send("T")).code == 0
+
+
+def test_transactions(bench, client):
+    change(client, "transactionCheckMax=3\ntransactionTimeOut=7000\nrejectTransactionMessage=true")
+    assert bench.parts.checks._settings.transaction_check_max == 3
+    answer = one(client.send("T", sys_flag=4, properties="TRAN_MSG\x01true\x02PGROUP\x01PG"))
+    assert answer.code == ResponseCode.NO_PERMISSION
+    assert answer.remark.endswith("sending transaction message is forbidden")
+
+
+def test_how_long_pulls_are_held(bench, client):
+    client.send("T")
+    bench.turn(1)
+    change(client, "longPollingEnable=false\nshortPollingTimeMills=2000")
+    assert client.pull("T", queue_offset=1, sys_flag=6) is None
+    bench.turn(3)
+    assert one(client.heard()).code == ResponseCode.PULL_NOT_FOUND
+
+
+def test_how_long_messages_are_kept(bench, client):
+    retention = bench.store._retention
+    change(client, "fileReservedTime=1\ndeleteWhen=05;06\ndiskSpaceWarningLevelRatio=1\ncleanFileForciblyEnable=false")
+    assert retention._rules.reserved_ms == 3_600_000
+    assert retention._rules.hours == {5, 6}
+    bench.turn(11)
+    assert "above 1 % (diskSpaceWarningLevelRatio)" in bench.store.why_unwritable
+    change(client, "diskSpaceWarningLevelRatio=100")
+    bench.turn(11)
+    assert bench.store.why_unwritable == ""
+
+
+def test_settings_read_anew(tmp_path):
+    settings = make_settings(tmp_path)
+    live = LiveSettings(settings, lambda: 1.0)
+    told = []
+    live.follow(told.append, "brokerPermission", "fileReservedTime")
+    live.follow(lambda _: told.append("no"), "slaveReadEnable")
+    anew = attrs.evolve(
+        settings,
+        broker_name="other",
+        broker_permission=4,
+        trace_on=False,
+        store=attrs.evolve(settings.store, file_reserved_time_hours=9),
+    )
+    assert sorted(live.adopt(anew)) == ["brokerName", "traceOn"]
+    assert (live.current.broker_permission, live.current.store.file_reserved_time_hours) == (4, 9)
+    assert (live.current.broker_name, live.current.trace_on) == ("broker-a", True)
+    assert told == [live.current]
+    assert live.adopt(live.current) == []
+    with pytest.raises(BadSetting, match="traceOn"):
+        live.change({"traceOn": "false"})
+
+
+def test_the_page_names_what_may_be_changed(bench):
+    page = (Path(__file__).parent.parent.parent / "docs" / "daemons.rst").read_text()
+    paragraph = page.partition("``mqadmin updateBrokerConfig`` changes")[2].partition("Any other is refused")[0]
+    named = set(re.findall(r"``(\w+)``", paragraph))
+    assert named == bench.parts.live.changeable | {"forceRegister"}

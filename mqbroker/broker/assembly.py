@@ -236,6 +236,7 @@ class Assembly:
         """What ends transactions, and asks about those that nobody ends."""
         store, settings = self.store, self.settings
         self.halves = HalfMessages(store, self.offsets, self._clock, self._store_host)
+        self.halves.on_replaced = self.stats.stored_again
         self.checks = Checks(
             store,
             self.halves,

@@ -104,6 +104,10 @@ class BrokerStats:
         self._sent_back.add(f"{self._short(topic)}@{self._short(group)}", 1, 1)
         self._not_sent += 1
 
+    def stored_again(self, count: int) -> None:
+        """So many messages that were counted when they were sent came into other queues."""
+        self._not_sent += count
+
     def delivered(self, queue_id: int, count: int, size: int) -> None:
         """So many delayed messages left a queue of the schedule topic."""
         if self._has_schedule:
@@ -151,7 +155,10 @@ class BrokerStats:
                 self._queue_puts.add(f"{queue.topic}@{queue.queue_id}", count, count, size)
         entered.clear()
         sent = 0
+        statistics = self._store.statistics
         for topic, (count, size) in by_topic.items():
+            statistics.puts += count
+            statistics.put_bytes += size
             times = max(1, count - self._sent_together.pop(topic, 0))
             self._topic_puts.add(topic, times, count, size)
             sent += count if topic != TRANS_OP_HALF_TOPIC else 0

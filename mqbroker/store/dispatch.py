@@ -28,6 +28,8 @@ from mqbroker.wire.record import RECORD_BYTES_MIN
 
 #: Messages for which consume queues (and then index) are written in one turn.
 TURN_MESSAGES = 1000
+#: Of puts that have a turn for themselves one in so many is timed, as their places in the log will have it.
+TIMED_EVERY = 7
 #: How long after the disk refused a write the next try is.
 RETRY_S = 1.0
 _TAG_CODES_MAX = 10_000
@@ -51,7 +53,7 @@ class Dispatcher:
     """Feeds consume queues and index.
 
     `offset`: all of the log below is in the consume queues. `on_damage` is told of bytes that hold no record.
-    `statistics` counts what is dispatched after the start.
+    `statistics` is told how long puts took.
     """
 
     log = Logger()
@@ -167,7 +169,8 @@ class Dispatcher:
                 continue
             appends, taken = _pop_adjoining(pile, count)
             self._take(appends)
-            self._statistics.put(taken, self._taken - begin, appends[0][1][0][3])
+            if len(appends) > 1 or not begin % TIMED_EVERY:
+                self._statistics.put(taken, appends[0][1][0][3])
             count -= taken
         if not pile:
             commit_log.pile_bytes = 0
@@ -234,7 +237,6 @@ class Dispatcher:
 
     def _take_from_log(self, end: int, count: int) -> int:
         """As `_take`, for at most `count` messages below `end` read back from the log; says how many there were."""
-        begin = self._taken
         taken = 0
         for item in itertools.islice(scan(self._commit_log, self._taken, end), count):
             taken += 1
@@ -246,8 +248,6 @@ class Dispatcher:
                 self._taken = item.physical_offset + item.size
         if taken < count:
             self._taken = end
-        if self._is_started:
-            self._statistics.put_untimed(taken, self._taken - begin)
         return taken
 
     def _take_scanned(self, item: Scanned) -> None:
@@ -307,6 +307,7 @@ class Dispatcher:
         touched = self._touched
         listeners = self.listeners
         dirty = self._queues.dirty
+        entered = self.entered
         while touched:
             queue, timestamp = touched.popitem()
             if queue.is_removed:
@@ -323,27 +324,31 @@ class Dispatcher:
                 touched[queue] = timestamp
                 written = 3 * (queue.max_offset - before)
                 self._forget_unextended(queue, pending[:written])
-                self._count(queue, pending[:written])
+                counts = entered.setdefault(queue, [0, 0])
+                counts[0] += written // 3
+                counts[1] += sum(pending[1:written:3])
                 del pending[:written]
                 raise
             finally:
                 dirty[queue] = None
             self._forget_unextended(queue, pending)
-            self._count(queue, pending)
+            try:
+                counts = entered[queue]
+            except KeyError:
+                counts = entered[queue] = [0, 0]
+            size = len(pending)
+            if size == 3:
+                counts[0] += 1
+                counts[1] += pending[1]
+            else:
+                counts[0] += size // 3
+                counts[1] += sum(pending[1::3])
             queue.pending = []
             if queue.next_offset < queue.max_offset:
                 queue.next_offset = queue.max_offset
             if listeners:
                 self._tell(queue, code, timestamp)
         self.offset = self._taken
-
-    def _count(self, queue: ConsumeQueue, written: Sequence[int]) -> None:
-        try:
-            counts = self.entered[queue]
-        except KeyError:
-            counts = self.entered[queue] = [0, 0]
-        counts[0] += len(written) // 3
-        counts[1] += sum(written[1::3])
 
     def _forget_unextended(self, queue: ConsumeQueue, written: Sequence[int]) -> None:
         if self._unextended:

@@ -1,7 +1,8 @@
 """What the store did: messages put and got, how long puts took, and how many there were a second.
 
 A put takes until its message can be got, and under SYNC_FLUSH until it is on the disk. Several that end together count
-as long as the first of them. Intervals and bounds are those of StoreStatsService of 4.9.7. Must never know of topics.
+as long as the first of them. Puts that nobody timed had a turn of dispatch for themselves, and count as no time.
+Intervals and bounds are those of StoreStatsService of 4.9.7. Must never know of topics.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ class Sample(NamedTuple):
 
 
 class StoreStatistics:
-    """Counts since the store was opened. `now` gives seconds since the epoch."""
+    """Counts since the store was opened. `now` gives seconds since the epoch.
+
+    `puts` to `got` are counted by who counts what came into queues, and answers gets.
+    """
 
     def __init__(self, now: Callable[[], float], is_sync: bool) -> None:
         self._now = now
@@ -59,21 +63,16 @@ class StoreStatistics:
         self._classes = self._last_classes = [0] * len(CLASS_NAMES)
         self._bounds = self._last_bounds = [0] * (len(_BOUNDS_MS) + 1)
         self._distributed_at = self.began
+        self._timed = 0
         self._begin_distribution()
 
     # Counting
 
-    def put(self, count: int, size: int, since_ms: int) -> None:
-        """So many messages of `size` bytes in all, of which the first was stored at `since_ms`, can be got. Hot."""
-        self.puts += count
-        self.put_bytes += size
+    def put(self, count: int, since_ms: int) -> None:
+        """So many messages, of which the first of the last was stored at `since_ms`, can be got now."""
         if not self._is_sync:
+            self._timed += count
             self._took(count, int(self._now() * 1000) - since_ms)
-
-    def put_untimed(self, count: int, size: int) -> None:
-        """As `put`, where nobody knows any more when they were stored."""
-        self.puts += count
-        self.put_bytes += size
 
     def durable(self, count: int, since: float) -> None:
         """So many sends that waited for the disk, the first since then (seconds), wait no longer."""
@@ -95,6 +94,9 @@ class StoreStatistics:
     def sample(self) -> None:
         """To be called once a second."""
         now = self._now()
+        if not self._is_sync and self.puts > self._timed:
+            self._took(self.puts - self._timed, 0)
+            self._timed = self.puts
         self._samples.append(Sample(now, self.puts, self.found, self.missed, self.got))
         if now >= self._distributed_at + DISTRIBUTION_SECONDS:
             self._distributed_at = now

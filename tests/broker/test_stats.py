@@ -23,6 +23,7 @@ from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import GetConsumeStatsInBrokerHeader, ViewBrokerStatsDataRequestHeader
 from tests.broker.bench import START, send_command
 from tests.broker.test_send_back import send_back
+from tests.broker.transacting import HALF, OP, ROLLBACK, Transactor
 
 NONE = BrokerStatsItem()
 JAVA = json.loads((Path(__file__).parent.parent / "data" / "runtime-info-4.9.7.json").read_text())
@@ -169,6 +170,19 @@ def test_one_sent_back_before_its_message_arrives(bench, client):
     client.ask_all(*[send_command("T") for _ in range(3)])
     pass_seconds(bench, 10)
     assert last_minute(client, "BROKER_PUT_NUMS", "DefaultCluster").sum == 2
+
+
+def test_of_a_transaction_what_its_producer_sent_counts_once_for_the_broker(bench):
+    producer = Transactor(bench)
+    producer.commit(producer.half(b"one"))
+    producer.end(producer.half(b"two"), ROLLBACK)
+    producer.half(b"three")
+    pass_seconds(bench, 10)
+    assert last_minute(producer.client, "BROKER_PUT_NUMS", "DefaultCluster").sum == 3
+    assert last_minute(producer.client, "TOPIC_PUT_NUMS", HALF).sum == 3
+    assert last_minute(producer.client, "TOPIC_PUT_NUMS", OP).sum == 2
+    assert last_minute(producer.client, "TOPIC_PUT_NUMS", "T").sum == 1
+    assert info(producer.client)["msgPutTotalTodayNow"] == "6"
 
 
 def test_without_details(make_bench):
@@ -321,6 +335,11 @@ def test_what_was_done(bench, client):
     classes = "[<=0ms]:21 [0~10ms]:0 [10~50ms]:0 [50~100ms]:0 [100~200ms]:0 [200~500ms]:0 [500ms~1s]:0 [1~2s]:0 "
     assert info(client)["putMessageDistributeTime"] == classes + "[2~3s]:0 [3~4s]:0 [4~5s]:0 [5~10s]:0 [10s~]:0 "
     assert info(client)["putLatency99"] == "0.95"
+
+
+def test_how_long_it_runs(bench, client):
+    bench.clock.advance(2 * 86_400 + 3 * 3600 + 4 * 60 + 5.9)
+    assert info(client)["runtime"] == "[ 2 days, 3 hours, 4 minutes, 5 seconds ]"
 
 
 def test_the_disk(bench, client):

@@ -29,10 +29,10 @@ def pass_seconds(clock, statistics, seconds):
 def test_rates_are_known_when_it_ran_that_long(clock, statistics):
     statistics.sample()
     for _ in range(9):
-        statistics.put(10, 1000, 0)
+        statistics.puts += 10
         pass_seconds(clock, statistics, 1)
     assert statistics.rates(10) is None
-    statistics.put(20, 2000, 0)
+    statistics.puts += 20
     statistics.found += 5
     statistics.missed += 40
     statistics.got += 160
@@ -46,9 +46,9 @@ def test_rates_are_known_when_it_ran_that_long(clock, statistics):
 
 
 def test_samples_are_bounded(clock, statistics):
-    statistics.put(6000, 0, 0)
+    statistics.puts += 6000
     pass_seconds(clock, statistics, 601)
-    statistics.put(6000, 0, 0)
+    statistics.puts += 6000
     pass_seconds(clock, statistics, 600)
     assert statistics.rates(600).puts == 10.0
     pass_seconds(clock, statistics, 1)
@@ -58,7 +58,7 @@ def test_samples_are_bounded(clock, statistics):
 
 def test_samples_of_one_moment_have_no_rate(statistics):
     statistics.sample()
-    statistics.put(5, 0, 0)
+    statistics.puts += 5
     statistics.sample()
     assert statistics.rates(1).puts == 0.0
 
@@ -70,7 +70,7 @@ def test_samples_of_one_moment_have_no_rate(statistics):
 )  # fmt: skip
 def test_classes_of_times(clock, statistics, ms, place):
     now_ms = int(clock.seconds() * 1000)
-    statistics.put(3, 300, now_ms - ms)
+    statistics.put(3, now_ms - ms)
     assert list(statistics.put_classes) == [0] * 13  # of the last full minute
     pass_seconds(clock, statistics, 60)
     assert list(statistics.put_classes) == [0] * place + [3] + [0] * (12 - place)
@@ -83,9 +83,9 @@ def test_classes_of_times(clock, statistics, ms, place):
 def test_percentiles_lie_between_two_bounds(clock, statistics):
     now_ms = int(clock.seconds() * 1000)
     assert statistics.put_percentile_ms(0.99) == 0.0
-    statistics.put(90, 0, now_ms)
-    statistics.put(9, 0, now_ms - 21)
-    statistics.put(1, 0, now_ms - 60_000)
+    statistics.put(90, now_ms)
+    statistics.put(9, now_ms - 22)
+    statistics.put(1, now_ms - 60_000)
     pass_seconds(clock, statistics, 60)
     assert statistics.put_percentile_ms(0.45) == 0.5  # half of those up to 1 ms
     assert statistics.put_percentile_ms(0.93) == pytest.approx(20 + 2 * 3 / 9)
@@ -101,7 +101,7 @@ def test_a_store_counts_what_it_takes(tmp_path):
     store.append([message("U", 0, b"x")])
     bench.clock.advance(0.025)  # the turn comes late
     statistics = store.statistics
-    assert (statistics.began, statistics.puts, statistics.put_bytes) == (START_S, 3, store.log_end)
+    assert statistics.began == START_S
     assert statistics.longest_put_ms == 25
     entered = {(queue.topic, queue.queue_id): counts for queue, counts in store.entered.items()}
     size = len(store.read_record(0))
@@ -121,7 +121,7 @@ def test_what_was_there_before_the_start_does_not_count(tmp_path):
     store.start()
     turns(killed.clock)
     assert store.max_offset("T", 0) == 1
-    assert (store.statistics.puts, store.statistics.put_bytes, dict(store.entered)) == (0, 0, {})
+    assert store.entered == {}
     killed.close()
 
 
@@ -131,10 +131,35 @@ def test_what_is_read_back_from_the_log_counts_without_its_time(tmp_path):
     store.start()
     store.append([message("T", 0, b"x", b"INNER_MULTI_DISPATCH\x01%LMQ%lamp")])
     bench.clock.advance(5)
-    assert store.statistics.puts == 1
-    assert store.statistics.put_bytes == store.log_end
     assert store.statistics.longest_put_ms == 0
     assert {queue.topic for queue in store.entered} == {"T", "%LMQ%lamp"}
+    bench.close()
+
+
+def test_of_puts_that_come_one_by_one_some_are_timed_and_all_are_counted(tmp_path):
+    bench = make_bench(tmp_path)
+    store = bench.open()
+    store.start()
+
+    def put(late_s, count=1):
+        begin = store.log_end
+        for _ in range(count):
+            store.append([message("T", 0, b"x")])
+        bench.clock.advance(late_s)
+        return begin
+
+    put(0.03)
+    assert store.statistics.longest_put_ms == 30
+    put(0.04, count=2)
+    assert store.statistics.longest_put_ms == 40
+    begins = [put(0.05) for _ in range(14)]
+    timed = [begin for begin in begins if begin % 7 == 0]
+    assert len(timed) == 2
+    assert store.statistics.longest_put_ms == 50
+    store.statistics.puts += 17  # as who counts them will do
+    bench.clock.advance(60)
+    store.statistics.sample()
+    assert list(store.statistics.put_classes) == [12, 0, 3, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0]
     bench.close()
 
 

@@ -7,7 +7,7 @@ which are never ahead of what is on the disk. Must never know of producers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from twisted.internet.defer import Deferred, ensureDeferred
@@ -48,6 +48,8 @@ class HalfMessages:
         self._offsets = offsets
         self._clock = clock
         self._store_host = store_host
+        #: Called with how many messages took the place of half messages.
+        self.on_replaced: Callable[[int], None] = lambda count: None
         half = self._start_of(TRANS_HALF_TOPIC)
         op = self._start_of(TRANS_OP_HALF_TOPIC)
         self.ledger = Ledger(half, op)
@@ -176,6 +178,7 @@ class HalfMessages:
             physical, op_offset, size, _ = next(appended)
             self.ledger.settle(offset, op_offset)
             self._log_end = physical + size
+        self.on_replaced(len(messages) - len(settled))
         return placed
 
     def put_back(self, halves: Sequence[tuple[int, NewMessage]]) -> list[Appended]:

@@ -10,6 +10,7 @@ Both brokers run with the same settings on fresh stores and take turns. The part
     roll     latency of sends through ten rolls to a next segment of the log
     memory   of ours alone, while ten million messages are sent
     routes   a name server with 100,000 topics: their registration, memory, and answers a second
+    idle     memory, CPU and wake-up of a broker that holds the long polls of ten thousand consumers
 
 Figures are worth something only when the machine does nothing else. Ratios are such that more is better.
 """
@@ -24,14 +25,14 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench import memory, restart, rmqload, roll, routes, throughput
+from bench import idle, memory, restart, rmqload, roll, routes, throughput
 from bench.rmqload import LoadFailed
 from bench.servers import Bench, Kind
 from bench.table import Table, by_kind
 from tests.interop.java import JavaMissing, java_system
 from tests.interop.processes import ProcessFailed
 
-PARTS = ("start", "send", "pull", "sync", "restart", "roll", "memory", "routes")
+PARTS = ("start", "send", "pull", "sync", "restart", "roll", "memory", "routes", "idle")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             needs_java = "java" in kinds and options.only != ["memory"]
             bench = Bench(Path(scratch), rmqload.build(Path(scratch)), java_system() if needs_java else None)
             print(machine(bench))
-            for part in steps(bench, table, options.only, kinds, rounds, factor):
+            for part in steps(bench, table, options.only, kinds, rounds, factor, options.consumers):
                 try:
                     part()
                 except (LoadFailed, ProcessFailed) as failure:
@@ -65,6 +66,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="rounds of each shape (3; 1 with --quick)")
     parser.add_argument("--only", type=parts, default=list(PARTS), help=f"of {','.join(PARTS)}: what to measure")
     parser.add_argument("--kind", choices=["ours", "java"], help="measure one of the two brokers")
+    parser.add_argument("--consumers", type=int, help="how many consumers wait in idle (10,000; 1,000 with --quick)")
     parser.add_argument("--scratch", help="directory for the stores, on the disk to be measured (default: temporary)")
     return parser.parse_args(argv)
 
@@ -78,7 +80,13 @@ def parts(text: str) -> list[str]:
 
 
 def steps(
-    bench: Bench, table: Table, only: Sequence[str], kinds: Sequence[Kind], rounds: int, factor: float
+    bench: Bench,
+    table: Table,
+    only: Sequence[str],
+    kinds: Sequence[Kind],
+    rounds: int,
+    factor: float,
+    consumers: int | None,
 ) -> list[Callable[[], None]]:
     """What to do, in order. Sends and pulls share the brokers, which take long to fill."""
     found: list[Callable[[], None]] = []
@@ -97,6 +105,8 @@ def steps(
         found.append(lambda: memory.measure(bench, table, factor))
     if "routes" in only:
         found.append(lambda: routes.compare(bench, table, kinds, rounds, factor))
+    if "idle" in only:
+        found.append(lambda: idle.compare(bench, table, kinds, factor, consumers))
     return found
 
 

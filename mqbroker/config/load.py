@@ -21,7 +21,7 @@ from mqbroker.config.settings import (
     NettySettings,
     StoreSettings,
 )
-from mqbroker.config.unused import NO_EFFECT, REFUSED, REFUSED_KEYS
+from mqbroker.config.unused import NO_EFFECT, REFUSED, REFUSED_KEYS, REFUSED_OF_NAMESRV
 
 T = TypeVar("T")
 Warn = Callable[[str], None]
@@ -47,7 +47,7 @@ def load_broker_settings(
     `warn` hears of keys that are unknown. Raises BadSetting.
     """
     given = _gather(path, overrides, environ or {}, _BROKER_PARTS, warn)
-    _refuse_what_is_not_here(given)
+    _refuse_what_is_not_here(given, REFUSED)
     host = host or Host.this()
     server = _build(NettySettings, given, warn, listen_port=BROKER_PORT)
     store = _build(StoreSettings, given, warn, store_path_root_dir=os.path.join(host.home, "store"))
@@ -81,6 +81,7 @@ def load_namesrv_settings(
 ) -> NamesrvSettings:
     """The name server's settings; see `load_broker_settings`."""
     given = _gather(path, overrides, environ or {}, _NAMESRV_PARTS, warn)
+    _refuse_what_is_not_here(given, REFUSED_OF_NAMESRV)
     home = (host or Host.this()).home
     folder = os.path.join(home, "namesrv")
     return _build(
@@ -141,9 +142,9 @@ def _gather(
     return given
 
 
-def _refuse_what_is_not_here(given: Mapping[str, Given]) -> None:
+def _refuse_what_is_not_here(given: Mapping[str, Given], refused: Mapping[tuple[str, str], str]) -> None:
     for item in given.values():
-        why = REFUSED.get((item.key, item.value.lower()))
+        why = refused.get((item.key, item.value.lower()))
         if why is not None:
             raise item.bad(why)
 

@@ -62,5 +62,13 @@ REFUSED = {
     ),
 }
 
+#: The same for the name server.
+REFUSED_OF_NAMESRV = {
+    ("clusterTest", "true"): (
+        "routes of topics that are not known are not asked of another environment's name servers: remove it, and give "
+        "clients of such topics the addresses of those"
+    ),
+}
+
 #: Keys that are known only for what they refuse.
 REFUSED_KEYS = frozenset(key for key, _ in REFUSED)

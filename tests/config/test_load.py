@@ -213,6 +213,14 @@ def test_the_brokers_keys_in_a_file_of_the_name_server_are_passed_over(namesrv):
     assert settings.config_store_path == str(namesrv.path)
 
 
+def test_a_name_server_that_is_to_ask_another_environment_is_refused(namesrv, broker):
+    with pytest.raises(BadSetting, match=r":1: clusterTest: .* another environment's name servers: remove it"):
+        namesrv("clusterTest=TRUE\nproductEnvName=center\n")
+    namesrv("clusterTest=false\nproductEnvName=center\n")
+    broker("clusterTest=true\n")  # which is nothing of a broker's
+    assert namesrv.warnings == broker.warnings == []
+
+
 def test_the_last_of_a_repeated_key_counts(broker):
     assert broker("listenPort=1\nlistenPort=2\n").server.listen_port == 2
     assert broker.warnings == [f"{broker.path}:2: listenPort is given again; this one counts, not that of line 1"]

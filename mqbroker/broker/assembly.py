@@ -35,6 +35,7 @@ from mqbroker.broker.processors.group_offsets import GroupOffsetsProcessor
 from mqbroker.broker.processors.offset_reset import OffsetResetProcessor
 from mqbroker.broker.processors.pull import PullProcessor
 from mqbroker.broker.processors.query import QueryProcessor
+from mqbroker.broker.processors.queue_entries import QueueEntriesProcessor
 from mqbroker.broker.processors.reply import ReplyProcessor
 from mqbroker.broker.processors.send import SendProcessor
 from mqbroker.broker.processors.send_back import SendBackProcessor
@@ -102,13 +103,21 @@ class Assembly:
         self._save_settings = save_settings
         lmq = settings.store.enable_lmq
         lmq_offsets = open_file("lmqConsumerOffset.json") if lmq else None
-        self.topics = TopicTable(open_file("topics.json"), clock.seconds, system_topics(settings), lmq)
-        self.groups = GroupTable(
-            open_file("subscriptionGroup.json"), clock.seconds, settings.auto_create_subscription_group, lmq
+        self.topics = TopicTable(
+            open_file("topics.json"), clock.seconds, system_topics(settings), lmq, settings.topics_max
         )
-        self.offsets = OffsetTable(open_file("consumerOffset.json"), lmq_offsets)
-        self.consumers = ConsumerRegistry(clock.seconds, settings.notify_consumer_ids_changed_enable)
-        self.producers = ProducerRegistry(clock.seconds)
+        self.groups = GroupTable(
+            open_file("subscriptionGroup.json"),
+            clock.seconds,
+            settings.auto_create_subscription_group,
+            lmq,
+            settings.groups_max,
+        )
+        self.offsets = OffsetTable(open_file("consumerOffset.json"), lmq_offsets, settings.offsets_max)
+        self.consumers = ConsumerRegistry(
+            clock.seconds, settings.notify_consumer_ids_changed_enable, settings.clients_max
+        )
+        self.producers = ProducerRegistry(clock.seconds, settings.clients_max)
         self.filters = self._open_filters(open_file("consumerFilter.json"))
         self.held = HeldPulls(clock)
         self.stats = BrokerStats(store, settings, clock.seconds)
@@ -148,10 +157,12 @@ class Assembly:
     def _follow_settings(self) -> None:
         """What of the settings counts at once when it is changed; see also where processors are made."""
         live, store = self.live, self.store
-        live.follow(self.topics.settings_changed, "autoCreateTopicEnable", "defaultTopicQueueNums")
+        live.follow(self.topics.settings_changed, "autoCreateTopicEnable", "defaultTopicQueueNums", "topicsMax")
         live.follow(lambda _: self.topics.mark_changed(), "brokerPermission")
-        live.follow(self.groups.settings_changed, "autoCreateSubscriptionGroup")
-        live.follow(self.consumers.settings_changed, "notifyConsumerIdsChangedEnable")
+        live.follow(self.groups.settings_changed, "autoCreateSubscriptionGroup", "groupsMax")
+        live.follow(self.offsets.settings_changed, "offsetsMax")
+        live.follow(self.consumers.settings_changed, "notifyConsumerIdsChangedEnable", "clientsMax")
+        live.follow(self.producers.settings_changed, "clientsMax")
         live.follow(
             lambda changed: store.settings_changed(changed.store),
             *("fileReservedTime", "deleteWhen", "cleanFileForciblyEnable", "cleanResourceInterval"),
@@ -228,6 +239,7 @@ class Assembly:
             self.topics, self.groups, self.offsets, self.consumers, views, walks,
             self.settings.broker_addr, self.stats.group_get_tps,
         ).register_on(table)  # fmt: skip
+        QueueEntriesProcessor(self.consumers, self.filters, store, walks).register_on(table)
         calls = ClientCalls()
         ClientCallProcessor(self.consumers, calls, store, self.settings.broker_name).register_on(table)
         OffsetResetProcessor(self.topics, self.offsets, self.consumers, views, walks, calls).register_on(table)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 import attrs
 from twisted.logger import Logger
 
+from mqbroker.broker.quota import full
 from mqbroker.config import BrokerSettings
 from mqbroker.errors import Refused
 from mqbroker.remoting.handlers import IConnection
@@ -24,6 +25,10 @@ log = Logger()
 #: A client that sends no heartbeat for so long is forgotten.
 CLIENT_EXPIRY_SECONDS = 120.0
 CLIENT_ID_LENGTH_MAX = 255
+#: A client counts once in each of its groups.
+CLIENTS_MAX = 100_000
+#: So many subscriptions may all groups have together, for each client there may be.
+SUBSCRIPTIONS_PER_CLIENT = 10
 
 
 def check_client_id(client_id: str) -> str:
@@ -58,9 +63,16 @@ class ConsumerGroup:
 
 
 class ConsumerRegistry:
-    """Consumer groups by name. `now` gives monotonic seconds."""
+    """Consumer groups by name. `now` gives monotonic seconds.
 
-    def __init__(self, now: Callable[[], float], notify_enabled: bool) -> None:
+    :param clients_max: so many are taken, of all groups together.
+    """
+
+    def __init__(self, now: Callable[[], float], notify_enabled: bool, clients_max: int = CLIENTS_MAX) -> None:
+        self._clients_max = clients_max
+        self._count = 0
+        self._subscriptions = 0
+        self._joined: dict[IConnection, set[str]] = {}
         self._now = now
         self._notify_enabled = notify_enabled
         self._groups: dict[str, ConsumerGroup] = {}
@@ -70,6 +82,7 @@ class ConsumerRegistry:
 
     def settings_changed(self, settings: BrokerSettings) -> None:
         self._notify_enabled = settings.notify_consumer_ids_changed_enable
+        self._clients_max = settings.clients_max
 
     def group(self, name: str) -> ConsumerGroup | None:
         return self._groups.get(name)
@@ -95,8 +108,12 @@ class ConsumerRegistry:
     def register(
         self, connection: IConnection, client_id: str, language: int, version: int, data: ConsumerData, notify: bool
     ) -> None:
-        """Take one group of a heartbeat; the group's consumers are notified where it changes who they are."""
+        """Take one group of a heartbeat; the group's consumers are notified where it changes who they are.
+
+        Raises Refused where there are too many clients or subscriptions.
+        """
         group = self._groups.get(data.group_name)
+        self._check_room(group, connection, len(data.subscription_data_set))
         if group is None:
             group = ConsumerGroup(data.consume_type, data.message_model, data.consume_from_where)
             self._groups[data.group_name] = group
@@ -106,11 +123,22 @@ class ConsumerRegistry:
         changed = connection not in group.clients
         group.clients[connection] = Client(client_id, language, version, self._now())
         if changed:
+            self._count += 1
+            self._joined.setdefault(connection, set()).add(data.group_name)
             log.info("consumer {client} joins {group}", client=client_id, group=data.group_name)
+        self._subscriptions -= len(group.subscriptions)
         changed |= _update_subscriptions(group, data.subscription_data_set)
+        self._subscriptions += len(group.subscriptions)
         if changed and notify:
             self._notify(data.group_name, group)
         self.on_subscriptions(data.group_name, data.subscription_data_set)
+
+    def _check_room(self, group: ConsumerGroup | None, connection: IConnection, subscriptions: int) -> None:
+        if (group is None or connection not in group.clients) and self._count >= self._clients_max:
+            raise full("consumers", self._count, "clientsMax")
+        more = subscriptions - (len(group.subscriptions) if group is not None else 0)
+        if more > 0 and self._subscriptions + more > SUBSCRIPTIONS_PER_CLIENT * self._clients_max:
+            raise full("subscriptions", self._subscriptions, f"{SUBSCRIPTIONS_PER_CLIENT} times clientsMax")
 
     def unregister(self, connection: IConnection, group_name: str, notify: bool = True) -> None:
         """Take `connection` out of one group."""
@@ -118,8 +146,11 @@ class ConsumerRegistry:
         client = group.clients.pop(connection, None) if group is not None else None
         if group is None or client is None:
             return
+        self._count -= 1
+        _leave(self._joined, connection, group_name)
         log.info("consumer {client} leaves {group}", client=client.client_id, group=group_name)
         if not group.clients:
+            self._subscriptions -= len(group.subscriptions)
             del self._groups[group_name]
             self.on_gone(group_name)
         elif notify:
@@ -127,7 +158,7 @@ class ConsumerRegistry:
 
     def connection_closed(self, connection: IConnection) -> None:
         """Take `connection` out of all groups."""
-        for name in [name for name, group in self._groups.items() if connection in group.clients]:
+        for name in list(self._joined.get(connection, ())):
             self.unregister(connection, name)
 
     def expire(self) -> None:
@@ -160,13 +191,22 @@ def _update_subscriptions(group: ConsumerGroup, wanted: Iterable[SubscriptionDat
 
 
 class ProducerRegistry:
-    """Producers of each group by connection."""
+    """Producers of each group by connection.
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    :param clients_max: so many are taken, of all groups together.
+    """
+
+    def __init__(self, now: Callable[[], float], clients_max: int = CLIENTS_MAX) -> None:
         self._now = now
+        self._clients_max = clients_max
+        self._count = 0
+        self._joined: dict[IConnection, set[str]] = {}
         self._groups: dict[str, dict[IConnection, Client]] = {}
         self._by_client_id: dict[str, IConnection] = {}
         self._chosen = 0
+
+    def settings_changed(self, settings: BrokerSettings) -> None:
+        self._clients_max = settings.clients_max
 
     def group(self, name: str) -> dict[IConnection, Client]:
         return self._groups.get(name, {})
@@ -186,22 +226,36 @@ class ProducerRegistry:
         return connections[self._chosen % len(connections)] if connections else None
 
     def register(self, connection: IConnection, client_id: str, language: int, version: int, group_name: str) -> None:
+        """Take one group of a heartbeat. Raises Refused where there are too many clients."""
+        known = self._groups.get(group_name, {}).get(connection)
+        if known is None:
+            if self._count >= self._clients_max:
+                raise full("producers", self._count, "clientsMax")
+            self._count += 1
+            self._joined.setdefault(connection, set()).add(group_name)
+        elif known.client_id != client_id:
+            self._forget_id(known, connection)
         self._groups.setdefault(group_name, {})[connection] = Client(client_id, language, version, self._now())
         self._by_client_id[client_id] = connection
+
+    def _forget_id(self, client: Client, connection: IConnection) -> None:
+        if self._by_client_id.get(client.client_id) is connection:
+            del self._by_client_id[client.client_id]
 
     def unregister(self, connection: IConnection, group_name: str) -> None:
         clients = self._groups.get(group_name)
         client = clients.pop(connection, None) if clients is not None else None
         if clients is None or client is None:
             return
+        self._count -= 1
+        _leave(self._joined, connection, group_name)
         if not clients:
             del self._groups[group_name]
         # Its other groups bring it back with their next heartbeat, as with the Java broker.
-        if self._by_client_id.get(client.client_id) is connection:
-            del self._by_client_id[client.client_id]
+        self._forget_id(client, connection)
 
     def connection_closed(self, connection: IConnection) -> None:
-        for name in [name for name, clients in self._groups.items() if connection in clients]:
+        for name in list(self._joined.get(connection, ())):
             self.unregister(connection, name)
 
     def expire(self) -> None:
@@ -211,3 +265,10 @@ class ProducerRegistry:
                 if client.last_seen <= deadline:
                     connection.close(f"producer {client.client_id} of {name} sent no heartbeat")
                     self.unregister(connection, name)
+
+
+def _leave(joined: dict[IConnection, set[str]], connection: IConnection, group_name: str) -> None:
+    groups = joined[connection]
+    groups.discard(group_name)
+    if not groups:
+        del joined[connection]

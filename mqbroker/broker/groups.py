@@ -11,6 +11,7 @@ from functools import partial
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
+from mqbroker.broker.quota import full
 from mqbroker.config import BrokerSettings
 from mqbroker.errors import MQError
 from mqbroker.store.jsonfile import JsonFile
@@ -20,6 +21,7 @@ from mqbroker.wire.names import check_group, is_lmq
 
 log = Logger()
 
+GROUPS_MAX = 100_000
 _ONS_GROUPS = ("CID_ONSAPI_PULL", "CID_ONSAPI_PERMISSION", "CID_ONSAPI_OWNER", "CID_ONS-HTTP-PROXY")
 _SYSTEM_GROUPS = (TOOLS_CONSUMER_GROUP, "FILTERSRV_CONSUMER", SELF_TEST_CONSUMER_GROUP, *_ONS_GROUPS)
 
@@ -32,11 +34,20 @@ class GroupTable:
     """Group settings by name.
 
     :param has_lmq: whether each %LMQ% name is a group, which is not in the table.
+    :param groups_max: no more are made where there are as many; those of the file and of the system count, and stay.
     """
 
-    def __init__(self, file: JsonFile, now: Callable[[], float], auto_create: bool, has_lmq: bool = False) -> None:
+    def __init__(
+        self,
+        file: JsonFile,
+        now: Callable[[], float],
+        auto_create: bool,
+        has_lmq: bool = False,
+        groups_max: int = GROUPS_MAX,
+    ) -> None:
         """Load the table. Raises StoreDamaged."""
         self._has_lmq = has_lmq
+        self._groups_max = groups_max
         self._file = file
         self._now = now
         self._auto_create = auto_create
@@ -49,6 +60,7 @@ class GroupTable:
 
     def settings_changed(self, settings: BrokerSettings) -> None:
         self._auto_create = settings.auto_create_subscription_group
+        self._groups_max = settings.groups_max
 
     def _take(self, table: dict[str, SubscriptionGroupConfig]) -> None:
         for name, group in table.items():
@@ -62,8 +74,15 @@ class GroupTable:
     def _now_ms(self) -> int:
         return int(self._now() * 1000)
 
+    def get(self, name: str) -> SubscriptionGroupConfig | None:
+        """The group; None where there is none."""
+        return self._groups.get(name)
+
     def find(self, name: str) -> SubscriptionGroupConfig | None:
-        """The group, made where it is unknown and `autoCreateSubscriptionGroup` allows; None otherwise."""
+        """The group, made where it is unknown and `autoCreateSubscriptionGroup` allows; None otherwise.
+
+        Raises Refused where there are too many to make one more.
+        """
         group = self._groups.get(name)
         if group is None and self._has_lmq and is_lmq(name):
             return SubscriptionGroupConfig(name)
@@ -73,14 +92,16 @@ class GroupTable:
             except MQError:
                 return None
             group = SubscriptionGroupConfig(name)
-            log.info("create subscription group {name}", name=name)
             self.put(group)
+            log.info("create subscription group {name}", name=name)
         return group
 
     def put(self, group: SubscriptionGroupConfig) -> None:
-        """Create or replace a group. %LMQ% groups are what they are."""
+        """Create or replace a group. %LMQ% groups are what they are. Raises Refused where there are too many."""
         if self._has_lmq and is_lmq(group.group_name):
             return
+        if group.group_name not in self._groups and len(self._groups) >= self._groups_max:
+            raise full("subscription groups", len(self._groups), "groupsMax")
         self._groups[check_group(group.group_name)] = group
         self.data_version = self.data_version.next(self._now_ms())
         self.persist()

@@ -7,6 +7,8 @@ from functools import partial
 from twisted.internet.defer import Deferred, succeed
 from twisted.logger import Logger
 
+from mqbroker.broker.quota import full
+from mqbroker.config import BrokerSettings
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.wire.bodies import ConsumerOffsetSerializeWrapper, LmqConsumerOffsets
 from mqbroker.wire.names import is_lmq
@@ -14,12 +16,16 @@ from mqbroker.wire.names import is_lmq
 log = Logger()
 
 
+OFFSETS_MAX = 2_000_000
+
+
 class OffsetTable:
     """Committed offsets, kept in memory and written when asked, where anything changed."""
 
-    def __init__(self, file: JsonFile, lmq_file: JsonFile | None = None) -> None:
+    def __init__(self, file: JsonFile, lmq_file: JsonFile | None = None, offsets_max: int = OFFSETS_MAX) -> None:
         """Load the table. Raises StoreDamaged.
 
+        :param offsets_max: so many are kept, of all queues and groups together; those of the file count, and stay.
         :param lmq_file: where there are %LMQ% groups: it takes the place of `file`, which is read where it is missing.
         """
         self._file = lmq_file or file
@@ -28,6 +34,7 @@ class OffsetTable:
         self._lmq_offsets: dict[str, int] = {}
         self._offsets: dict[str, dict[int, int]] = {}
         self._changed = False
+        self._offsets_max = offsets_max
         with_lmq = lmq_file.load(partial(LmqConsumerOffsets.from_json, dialect_bytes_max=None)) if lmq_file else None
         if with_lmq is not None:
             self._offsets, self._lmq_offsets = with_lmq.offset_table, with_lmq.lmq_offset_table
@@ -35,22 +42,43 @@ class OffsetTable:
             loaded := file.load(partial(ConsumerOffsetSerializeWrapper.from_json, dialect_bytes_max=None))
         ) is not None:
             self._offsets = loaded.offset_table
+        self._count = sum(map(len, self._offsets.values())) + len(self._lmq_offsets)
 
-    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Remember that `group` goes on at `offset`. Going back is allowed (a reset does) and logged."""
+    def settings_changed(self, settings: BrokerSettings) -> None:
+        self._offsets_max = settings.offsets_max
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int, *, is_own: bool = False) -> None:
+        """Remember that `group` goes on at `offset`. Going back is allowed (a reset does) and logged.
+
+        Raises Refused where there are too many to keep one more, but for one of the broker itself (`is_own`).
+        """
+        key = f"{topic}@{group}"
         if self._has_lmq and is_lmq(group):
-            self._lmq_offsets[f"{topic}@{group}"] = offset
+            if key not in self._lmq_offsets:
+                self._make_room(1)
+            self._lmq_offsets[key] = offset
             self._changed = True
             return
-        queues = self._offsets.setdefault(f"{topic}@{group}", {})
-        known = queues.get(queue_id)
+        queues = self._offsets.get(key)
+        known = queues.get(queue_id) if queues is not None else None
         if known == offset:
             return
         if known is not None and offset < known:
             log.warn("{group} goes back in {topic} {queue}: {known} to {offset}",
                      group=group, topic=topic, queue=queue_id, known=known, offset=offset)  # fmt: skip
+        if known is None:
+            self._make_room(1, is_own)
+            if queues is None:
+                queues = self._offsets[key] = {}
+        assert queues is not None
         queues[queue_id] = offset
         self._changed = True
+
+    def _make_room(self, more: int, is_own: bool = False) -> None:
+        """Count offsets that are about to be kept."""
+        if more > 0 and not is_own and self._count + more > self._offsets_max:
+            raise full("committed offsets", self._count, "offsetsMax")
+        self._count += more
 
     def query(self, group: str, topic: str, queue_id: int) -> int | None:
         """The committed offset, None where there is none."""
@@ -86,11 +114,16 @@ class OffsetTable:
         return dict(self._offsets.get(f"{topic}@{group}", {}))
 
     def clone(self, source: str, target: str, topic: str) -> None:
-        """Give `target` the offsets of `source` in a topic, in place of its own; nothing where there are none."""
+        """Give `target` the offsets of `source` in a topic, in place of its own; nothing where there are none.
+
+        Raises Refused where there are too many to keep them.
+        """
         offsets = self.by_queue(source, topic)
         if not offsets:
             return
-        if self._has_lmq and is_lmq(target):
+        lmq = self._has_lmq and is_lmq(target)
+        self._make_room((1 if lmq else len(offsets)) - len(self.by_queue(target, topic)))
+        if lmq:
             self._lmq_offsets[f"{topic}@{target}"] = min(offsets.values())
         else:
             self._offsets[f"{topic}@{target}"] = offsets
@@ -99,8 +132,8 @@ class OffsetTable:
     def remove_group(self, group: str) -> None:
         """Forget all offsets of a group."""
         for topic in self.topics_of(group):
-            self._offsets.pop(f"{topic}@{group}", None)
-            self._lmq_offsets.pop(f"{topic}@{group}", None)
+            self._count -= len(self._offsets.pop(f"{topic}@{group}", ()))
+            self._count -= self._lmq_offsets.pop(f"{topic}@{group}", None) is not None
             self._changed = True
             log.info("the offsets of {group} in {topic} are removed", group=group, topic=topic)
 

@@ -12,6 +12,7 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
+from mqbroker.broker.quota import full
 from mqbroker.config import BrokerSettings
 from mqbroker.errors import MQError
 from mqbroker.store.jsonfile import JsonFile
@@ -31,6 +32,7 @@ from mqbroker.wire.names import check_topic, is_lmq
 
 log = Logger()
 
+TOPICS_MAX = 200_000
 READ_WRITE = Perm.READ | Perm.WRITE
 
 
@@ -80,13 +82,20 @@ class TopicTable:
     """Topic by name. Every change is persisted and told to `on_change`.
 
     :param has_lmq: whether each %LMQ% name is a topic of one queue, which is not in the table.
+    :param topics_max: no more are made where there are as many; those of the file and of the system count, and stay.
     """
 
     def __init__(
-        self, file: JsonFile, now: Callable[[], float], system: list[TopicConfig], has_lmq: bool = False
+        self,
+        file: JsonFile,
+        now: Callable[[], float],
+        system: list[TopicConfig],
+        has_lmq: bool = False,
+        topics_max: int = TOPICS_MAX,
     ) -> None:
         """Load the table. `now` gives seconds since the epoch. Raises StoreDamaged."""
         self._has_lmq = has_lmq
+        self._topics_max = topics_max
         self.on_change: list[Callable[[str], None]] = []
         self._file = file
         self._now = now
@@ -112,9 +121,11 @@ class TopicTable:
         return int(self._now() * 1000)
 
     def settings_changed(self, settings: BrokerSettings) -> None:
-        """Let topics be made by sending to them, or not."""
+        """Let topics be made by sending to them, or not; and so many topics."""
+        self._topics_max = settings.topics_max
         template = _template(settings)
-        if settings.auto_create_topic_enable or AUTO_CREATE_TOPIC in self._topics:
+        known = self._topics.get(AUTO_CREATE_TOPIC)
+        if known != template and (known is not None or settings.auto_create_topic_enable):
             self.put(template)
 
     def mark_changed(self) -> None:
@@ -140,10 +151,12 @@ class TopicTable:
         return TopicConfigSerializeWrapper(dict(self._topics), self.data_version)
 
     def put(self, topic: TopicConfig) -> None:
-        """Create or replace a topic. %LMQ% topics are what they are."""
+        """Create or replace a topic. %LMQ% topics are what they are. Raises Refused where there are too many."""
         if self._has_lmq and is_lmq(topic.topic_name):
             return
         known = self._topics.get(topic.topic_name)
+        if known is None and len(self._topics) >= self._topics_max and not self.is_system(topic.topic_name):
+            raise full("topics", len(self._topics), "topicsMax")
         log.info("{what} topic {topic}", what="update" if known else "create", topic=topic)
         self._topics[topic.topic_name] = topic
         self._changed(topic.topic_name)

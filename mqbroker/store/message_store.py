@@ -200,6 +200,11 @@ class MessageStore:
         queue = self._queues.by_name.get((topic, queue_id))
         return queue.max_offset if queue is not None else 0
 
+    def bounds(self, topic: str, queue_id: int) -> tuple[int, int] | None:
+        """The offsets of a queue's oldest message and of the next that can be got; None where there is no queue."""
+        queue = self._queues.by_name.get((topic, queue_id))
+        return (queue.min_offset, queue.max_offset) if queue is not None else None
+
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
         """See `Queries.offset_by_time`; this and the next may wait for the disk."""
         return run_now(self._waiting_queries.offset_by_time(topic, queue_id, timestamp_ms))

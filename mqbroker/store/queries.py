@@ -13,6 +13,7 @@ from mqbroker.errors import StoreDamaged
 from mqbroker.store.cold import Pages
 from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.consumequeue import BLANK_SIZE, ENTRY_BYTES, ConsumeQueue, ConsumeQueues
+from mqbroker.store.consumequeue_ext import UNIT_BYTES_MAX, ExtUnit, is_address
 from mqbroker.store.damages import Damages
 from mqbroker.store.index import Index
 from mqbroker.store.logscan import Damage, Scanned, scan_at
@@ -35,6 +36,16 @@ class ByKey(NamedTuple):
 
     records: list[bytes]
     candidates: int
+
+
+class QueueEntry(NamedTuple):
+    """An entry of a queue: `code` is the tags code, or where there is an extension the address of a unit."""
+
+    physical_offset: int
+    size: int
+    code: int
+    has_unit: bool
+    unit: ExtUnit | None
 
 
 class Queries:
@@ -114,6 +125,22 @@ class Queries:
             if queue.min_offset <= offset:
                 raise StoreDamaged(file.path, at, f"the disk cannot read it: {error}") from error
         return queue.entry(offset) if queue.min_offset <= offset < queue.max_offset else None
+
+    async def queue_entry(self, topic: str, queue_id: int, offset: int) -> QueueEntry | None:
+        """An entry of a queue as it is on the disk; None where there is none at `offset`."""
+        queue = self._queues.get((topic, queue_id))
+        entry = await self.entry(queue, offset) if queue is not None else None
+        if entry is None or queue is None:
+            return None
+        place = queue.ext.place(entry[2]) if queue.ext is not None else None
+        if place is not None:
+            file, at = place
+            try:
+                await self._pages.ready(file, at, min(UNIT_BYTES_MAX, len(file.view) - at))
+            except OSError as error:
+                raise StoreDamaged(file.path, at, f"the disk cannot read it: {error}") from error
+        unit = queue.ext.unit(entry[2]) if queue.ext is not None else None
+        return QueueEntry(*entry, is_address(entry[2]), unit)
 
     async def physical_offset(self, topic: str, queue_id: int, offset: int) -> int:
         """Where the message at `offset` of a queue stands in the log; -1 where there is none."""

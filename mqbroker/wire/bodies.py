@@ -305,6 +305,10 @@ class ConsumerOffsetSerializeWrapper(Body):
 
     offset_table: dict[str, dict[int, int]] = attrs.field(factory=dict)
 
+    def to_json(self) -> bytes:
+        """As of every body, in a part of the time: there may be millions, and they are written every few seconds."""
+        return b'{"offsetTable":%b}' % _offsets_json(self.offset_table)
+
 
 @attrs.frozen
 class LmqConsumerOffsets(Body):
@@ -313,6 +317,19 @@ class LmqConsumerOffsets(Body):
 
     lmq_offset_table: dict[str, int] = attrs.field(factory=dict)
     offset_table: dict[str, dict[int, int]] = attrs.field(factory=dict)
+
+    def to_json(self) -> bytes:
+        lmq = fastjson.dumps(self.lmq_offset_table)
+        return b'{"lmqOffsetTable":%b,"offsetTable":%b}' % (lmq, _offsets_json(self.offset_table))
+
+
+def _offsets_json(table: dict[str, dict[int, int]]) -> bytes:
+    """The object with its unquoted keys."""
+    dumps = fastjson.dumps
+    return b"{%b}" % b",".join(
+        b"%b:{%b}" % (dumps(name), ",".join([f"{queue}:{offset}" for queue, offset in queues.items()]).encode())
+        for name, queues in table.items()
+    )
 
 
 @attrs.frozen

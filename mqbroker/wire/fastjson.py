@@ -90,33 +90,35 @@ def _loads_dialect(text: bytes | str) -> Any:
 
 def dumps(value: Any) -> bytes:
     """Write `value`: dict, list, text, numbers, booleans and None; int and JsonKey keys in the dialect's way."""
-    try:
-        return orjson.dumps(value)
-    except TypeError:
-        parts: list[bytes] = []
-        _write(value, parts)
-        return b"".join(parts)
+    parts: list[bytes] = []
+    _write(value, parts)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _write(value: Any, parts: list[bytes]) -> None:
+    """As much at once as is strict JSON."""
+    try:
+        parts.append(orjson.dumps(value))
+        return
+    except TypeError:
+        if not isinstance(value, Mapping | list | tuple):
+            raise
     if isinstance(value, Mapping):
         parts.append(b"{")
         for count, (key, item) in enumerate(value.items()):
             if count:
                 parts.append(b",")
-            _write(key.as_dict() if isinstance(key, JsonKey) else key, parts)
+            parts.append(orjson.dumps(key.as_dict() if isinstance(key, JsonKey) else key))
             parts.append(b":")
             _write(item, parts)
         parts.append(b"}")
-    elif isinstance(value, list | tuple):
-        parts.append(b"[")
-        for count, item in enumerate(value):
-            if count:
-                parts.append(b",")
-            _write(item, parts)
-        parts.append(b"]")
-    else:
-        parts.append(orjson.dumps(value))
+        return
+    parts.append(b"[")
+    for count, item in enumerate(value):
+        if count:
+            parts.append(b",")
+        _write(item, parts)
+    parts.append(b"]")
 
 
 class _Reader:

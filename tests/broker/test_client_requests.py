@@ -63,6 +63,11 @@ def test_a_heartbeat_makes_groups_and_retry_topics(bench, client):
     assert len(bench.producers.group("PG")) == 1
 
 
+def test_a_consumer_of_a_unit_has_a_retry_topic_of_that_kind(bench, client):
+    assert beat(client, consumers=[consumer("CG", "T", unit_mode=True)]).code == 0
+    assert bench.topics.get("%RETRY%CG").topic_sys_flag == 2
+
+
 def test_a_disconnected_consumer_is_told_to_the_others(bench, client):
     second = bench.client(OTHER)
     beat(client, consumers=[consumer("CG", "T")])

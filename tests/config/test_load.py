@@ -23,6 +23,7 @@ HOST = Host("/home/u", "box", "192.0.2.7")
 JAVA = json.loads((Path(__file__).parent.parent / "data" / "settings-4.9.7.json").read_text())
 PARTS = (BrokerSettings, StoreSettings, NettySettings, ClientSettings, NamesrvSettings)
 OWN = {
+    *("topicsMax", "groupsMax", "offsetsMax", "clientsMax"),
     *("bindAddress", "frameMaxLength", "logLevel", "diskFreeBytesMin"),
     # System properties of the Java broker.
     *("diskSpaceCleanForciblyRatio", "diskSpaceWarningLevelRatio"),

@@ -18,7 +18,6 @@ from tests.interop.traffic import consumer, produce, wait_committed
 #: What waits for a request code that our daemons do not answer yet. A command that works must leave.
 WAITING: dict[str, str] = {
     "brokerConsumeStats": "317",
-    "queryCq": "321",
     "clusterList": "28",
     "brokerStatus": "28",
     "getBrokerConfig": "26",

@@ -157,6 +157,11 @@ def test_any_body_survives(body):
     assert type(body).from_json(body.to_json()) == body
 
 
+@given(st.one_of(any_of(ConsumerOffsetSerializeWrapper), any_of(bodies.LmqConsumerOffsets)))
+def test_offsets_are_written_as_any_body_is(body):
+    assert body.to_json() == fastjson.dumps(body.to_value())
+
+
 @pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
 def test_a_field_without_a_default_must_be_there(cls):
     whole = smallest(cls)

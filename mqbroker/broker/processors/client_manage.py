@@ -7,16 +7,21 @@ import attrs
 from mqbroker.broker.clients import ConsumerRegistry, ProducerRegistry, check_client_id
 from mqbroker.broker.filters import TAG_KINDS, compile_kind
 from mqbroker.broker.groups import GroupTable
-from mqbroker.broker.subscriptions import parse_subscription
+from mqbroker.broker.subscriptions import TAGS_MAX, parse_subscription
 from mqbroker.broker.topics import TopicTable
 from mqbroker.broker.wanted import not_supported
 from mqbroker.errors import BadExpression, Refused
 from mqbroker.remoting.handlers import HandlerTable, IConnection
 from mqbroker.wire.bodies import CheckClientRequestBody, ConsumerData, HeartbeatData, SubscriptionData
-from mqbroker.wire.codes import RETRY_PREFIX, RequestCode, ResponseCode
+from mqbroker.wire.codes import RETRY_PREFIX, RequestCode, ResponseCode, TopicSysFlag
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import UnregisterClientRequestHeader, decode_header
 from mqbroker.wire.names import TOPIC_LENGTH_MAX, check_group, check_topic
+
+#: Of one group in one heartbeat.
+SUBSCRIPTIONS_MAX = 10_000
+#: Of one subscription.
+EXPRESSION_LENGTH_MAX = 65_536
 
 
 class ClientManageProcessor:
@@ -52,7 +57,8 @@ class ClientManageProcessor:
             group = self._groups.find(consumer.group_name)
             retry_topic = RETRY_PREFIX + consumer.group_name
             if group is not None and len(retry_topic) <= TOPIC_LENGTH_MAX:
-                self._topics.create_internal(retry_topic, group.retry_queue_nums)
+                sys_flag = TopicSysFlag.UNIT_SUB if consumer.unit_mode else 0
+                self._topics.create_internal(retry_topic, group.retry_queue_nums, sys_flag)
             notify = group is None or group.notify_consumer_ids_changed_enable
             self._consumers.register(connection, client_id, request.language, request.version, consumer, notify)
         for producer in data.producer_data_set:
@@ -64,7 +70,7 @@ class ClientManageProcessor:
         if header.producer_group is not None:
             self._producers.unregister(connection, header.producer_group)
         if header.consumer_group is not None:
-            group = self._groups.find(header.consumer_group)
+            group = self._groups.get(header.consumer_group)
             notify = group is None or group.notify_consumer_ids_changed_enable
             self._consumers.unregister(connection, header.consumer_group, notify)
         return RemotingCommand.response(request)
@@ -86,12 +92,19 @@ class ClientManageProcessor:
 def _checked(consumer: ConsumerData) -> ConsumerData:
     """`consumer` with names checked, and with the hashes of its tags, which not every client sends."""
     check_group(consumer.group_name)
+    if len(consumer.subscription_data_set) > SUBSCRIPTIONS_MAX:
+        remark = f"{len(consumer.subscription_data_set)} subscriptions of one group: {SUBSCRIPTIONS_MAX} at most"
+        raise Refused(ResponseCode.SYSTEM_ERROR, remark)
     subscriptions = [_with_codes(subscription) for subscription in consumer.subscription_data_set]
     return attrs.evolve(consumer, subscription_data_set=subscriptions)
 
 
 def _with_codes(subscription: SubscriptionData) -> SubscriptionData:
     check_topic(subscription.topic)
+    tags = max(len(subscription.tags_set), len(subscription.code_set))
+    if tags > TAGS_MAX or len(subscription.sub_string) > EXPRESSION_LENGTH_MAX:
+        remark = f"a subscription of {tags} tags in {len(subscription.sub_string)} characters: "
+        raise Refused(ResponseCode.SYSTEM_ERROR, f"{remark}{TAGS_MAX} in {EXPRESSION_LENGTH_MAX} at most")
     if subscription.expression_type not in ("TAG", "") or subscription.code_set:
         return subscription
     parsed = parse_subscription(subscription.topic, subscription.sub_string, "TAG")

@@ -176,13 +176,19 @@ class PullProcessor:
             header.topic, header.queue_id, offset, header.max_msg_nums, None, *pull.wanted
         )
         if header.sys_flag & PullSysFlag.COMMIT_OFFSET and header.commit_offset >= 0:
-            self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
+            self._commit(header)
         if isinstance(result, Deferred):
             self._cold[connection] = self._cold.get(connection, 0) + 1
             result.addBoth(self._ended, connection)
             answer = result.addCallback(self._tell_cold, pull, offset, connection, self._clock.seconds())
             return answer.addErrback(lambda failure: _failed(failure.value, pull.opaque, pull.serialize_type))
         return self._tell(result, pull, offset, connection)
+
+    def _commit(self, header: PullMessageRequestHeader) -> None:
+        try:
+            self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
+        except Refused as error:  # who commits without pulling is told
+            log.debug("{group} pulls, and its offset is not kept: {why}", group=header.consumer_group, why=error.remark)
 
     def _ended(self, result: T, connection: IConnection) -> T:
         self._cold[connection] -= 1

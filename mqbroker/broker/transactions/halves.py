@@ -207,5 +207,5 @@ class HalfMessages:
         if (half, op) == self._saved:
             return
         self._saved = half, op
-        self._offsets.commit(GROUP, TRANS_HALF_TOPIC, QUEUE_ID, half)
-        self._offsets.commit(GROUP, TRANS_OP_HALF_TOPIC, QUEUE_ID, op)
+        self._offsets.commit(GROUP, TRANS_HALF_TOPIC, QUEUE_ID, half, is_own=True)
+        self._offsets.commit(GROUP, TRANS_OP_HALF_TOPIC, QUEUE_ID, op, is_own=True)

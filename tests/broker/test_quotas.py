@@ -1,0 +1,204 @@
+"""The tables that peers fill are bounded, and say so."""
+
+import os
+
+import pytest
+
+from mqbroker.broker.clients import SUBSCRIPTIONS_PER_CLIENT, ProducerRegistry
+from mqbroker.broker.processors import client_manage
+from mqbroker.errors import Refused
+from mqbroker.wire.bodies import ConsumerData, SubscriptionData, SubscriptionGroupConfig
+from mqbroker.wire.codes import RequestCode, ResponseCode
+from mqbroker.wire.headers import UnregisterClientRequestHeader
+from tests.broker.bench import FakeConnection
+from tests.broker.test_client_requests import OTHER, beat, commit, consumer, consumer_ids
+from tests.broker.test_configuration import change
+from tests.broker.test_group_admin import clone, delete_group
+from tests.broker.test_send import one, put_topic
+from tests.broker.test_topic_admin import delete
+from tests.broker.test_topic_requests import create
+
+SYSTEM_TOPICS = 8
+
+
+def refused(answer, what):
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert what in answer.remark, answer.remark
+    assert "or raise " in answer.remark
+
+
+# --- topics
+
+
+def test_so_many_topics(make_bench):
+    bench = make_bench(topics_max=SYSTEM_TOPICS + 2)
+    client = bench.client()
+    assert len(bench.topics.names()) == SYSTEM_TOPICS
+    assert one(client.send("A")).code == 0
+    assert create(client, "B").code == 0
+    refused(create(client, "C"), "10 topics, as many as topicsMax allows")
+    refused(one(client.send("C")), "10 topics, as many as topicsMax allows")
+    assert create(client, "B", perm=4).code == 0  # a change is none more
+    assert one(client.send("A")).code == 0
+    assert delete(client, "A").code == 0
+    assert one(client.send("C")).code == 0
+    change(client, f"topicsMax={SYSTEM_TOPICS + 3}")
+    assert one(client.send("A")).code == 0
+
+
+def test_topics_of_the_file_stay_and_those_of_the_system_are_made(make_bench):
+    bench = make_bench(topics_max=1)
+    assert len(bench.topics.names()) == SYSTEM_TOPICS
+    bench.topics.create_internal("TRANS_CHECK_MAX_TIME_TOPIC", 1)
+    client = bench.client()
+    refused(create(client, "A"), "topicsMax")
+
+
+# --- groups
+
+
+def test_so_many_groups(make_bench):
+    bench = make_bench()
+    client = bench.client()
+    known = len(bench.groups.snapshot().subscription_group_table)
+    change(client, f"groupsMax={known + 1}")
+    assert beat(client, consumers=[consumer("A", "T")]).code == 0
+    refused(beat(client, consumers=[consumer("B", "T")]), "subscription groups, as many as groupsMax allows")
+    client.send("T")
+    refused(client.pull("T", consumer_group="B"), "groupsMax")
+    group = SubscriptionGroupConfig("B").to_json()
+    refused(client.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=group), "groupsMax")
+    group = SubscriptionGroupConfig("A", consume_enable=False).to_json()
+    assert client.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=group).code == 0
+    assert delete_group(client, "A").code == 0
+    assert beat(client, consumers=[consumer("B", "T")]).code == 0
+
+
+# --- offsets
+
+
+def test_so_many_offsets(make_bench):
+    bench = make_bench(offsets_max=2)
+    client = bench.client()
+    put_topic(client, "T")
+    assert commit(client, 1).code == 0
+    assert commit(client, 1, queue_id=1).code == 0
+    refused(commit(client, 1, queue_id=2), "2 committed offsets, as many as offsetsMax allows")
+    refused(commit(client, 1, group="B"), "offsetsMax")
+    refused(clone(client, topic="T"), "offsetsMax")
+    assert bench.offsets.snapshot().offset_table == {"T@CG": {0: 1, 1: 1}}
+    assert commit(client, 2).code == 0  # a change is none more
+    assert delete_group(client, remove_offset=True).code == 0
+    assert commit(client, 1, group="B").code == 0
+    assert clone(client, "B", "C").code == 0
+    refused(commit(client, 1, group="D"), "offsetsMax")
+    assert clone(client, "B", "C").code == 0  # in place of its own
+
+
+def test_a_pull_goes_on_where_its_offset_is_not_kept(make_bench):
+    bench = make_bench(offsets_max=1)
+    client = bench.client()
+    client.send("T")
+    bench.turn(1)
+    commit(client, 1, group="B")
+    assert client.pull("T", sys_flag=5, commit_offset=1).code == 0
+    assert bench.offsets.query("CG", "T", 0) is None
+
+
+def test_the_brokers_own_offsets_are_kept_in_any_case(make_bench):
+    bench = make_bench(offsets_max=1)
+    for queue_id in range(3):
+        bench.offsets.commit("CID_RMQ_SYS_TRANS", "RMQ_SYS_TRANS_HALF_TOPIC", queue_id, 5, is_own=True)
+    assert len(bench.offsets.by_queue("CID_RMQ_SYS_TRANS", "RMQ_SYS_TRANS_HALF_TOPIC")) == 3
+
+
+def test_a_farewell_makes_no_group(bench, client):
+    before = bench.groups.snapshot()
+    header = UnregisterClientRequestHeader(client_id="c1", consumer_group="NEW")
+    assert client.ask(RequestCode.UNREGISTER_CLIENT, header).code == 0
+    assert bench.groups.snapshot() == before
+
+
+def test_offsets_of_light_queues_count(make_bench):
+    bench = make_bench(offsets_max=1, store={"enable_lmq": True, "enable_multi_dispatch": True})
+    client = bench.client()
+    assert commit(client, 1, group="%LMQ%a", topic="%LMQ%x").code == 0
+    assert commit(client, 2, group="%LMQ%a", topic="%LMQ%x").code == 0
+    refused(commit(client, 1, group="%LMQ%b", topic="%LMQ%x"), "offsetsMax")
+    assert delete_group(client, "%LMQ%a", remove_offset=True).code == 0
+    assert commit(client, 1, group="%LMQ%b", topic="%LMQ%x").code == 0
+
+
+def test_offsets_of_the_file_count(make_bench):
+    bench = make_bench()
+    client = bench.client()
+    put_topic(client, "T")
+    commit(client, 1)
+    commit(client, 1, group="B")
+    bench.offsets.persist()
+    bench.close()
+    again = make_bench(offsets_max=2)
+    client = again.client()
+    refused(commit(client, 1, group="C"), "offsetsMax")
+    assert again.offsets.query("CG", "T", 0) == 1
+    again.close()
+    os.sync()
+
+
+# --- clients
+
+
+def test_so_many_clients(make_bench):
+    bench = make_bench(clients_max=2)
+    client, other = bench.client(), bench.client(OTHER)
+    assert beat(client, producers=["P", "Q"], consumers=[consumer("A", "T"), consumer("B", "T")]).code == 0
+    refused(beat(other, client_id="c2", consumers=[consumer("A", "T")]), "2 consumers, as many as clientsMax allows")
+    refused(beat(other, client_id="c2", producers=["P"]), "2 producers, as many as clientsMax allows")
+    assert beat(client, producers=["P"], consumers=[consumer("A", "T")]).code == 0  # it is known
+    client.link.cut()
+    assert beat(other, client_id="c2", producers=["P", "R"], consumers=[consumer("A", "T")]).code == 0
+    assert consumer_ids(other, "A") == ["c2"]
+
+
+def test_so_many_subscriptions_of_all_groups(make_bench):
+    bench = make_bench(clients_max=1)
+    client = bench.client()
+    topics = [f"T{n}" for n in range(SUBSCRIPTIONS_PER_CLIENT + 1)]
+    refused(beat(client, consumers=[consumer("A", *topics)]), "10 times clientsMax")
+    assert beat(client, consumers=[consumer("A", *topics[1:])]).code == 0
+    assert beat(client, consumers=[consumer("A", *topics[:-1])]).code == 0
+    client.link.cut()
+    assert bench.consumers._subscriptions == 0
+
+
+@pytest.mark.parametrize(
+    "subscription",
+    [
+        SubscriptionData("T", "x" * (client_manage.EXPRESSION_LENGTH_MAX + 1)),
+        SubscriptionData("T", "A", frozenset(map(str, range(1025)))),
+        SubscriptionData("T", "A", frozenset("A"), frozenset(range(1025))),
+    ],
+)
+def test_how_much_one_subscription_may_say(bench, client, subscription):
+    answer = beat(client, consumers=[ConsumerData("CG", subscription_data_set=[subscription])])
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert answer.remark.startswith("a subscription of ")
+    assert bench.consumers.group("CG") is None
+
+
+def test_how_many_subscriptions_one_group_may_have(client, monkeypatch):
+    monkeypatch.setattr(client_manage, "SUBSCRIPTIONS_MAX", 2)
+    answer = beat(client, consumers=[consumer("CG", "T", "U", "V")])
+    assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "3 subscriptions of one group: 2 at most")
+
+
+def test_a_producer_that_says_it_is_another_each_time():
+    registry = ProducerRegistry(lambda: 0.0, clients_max=1)
+    connection = FakeConnection()
+    for number in range(3):
+        registry.register(connection, f"p{number}", 0, 0, "PG")
+    assert registry._by_client_id == {"p2": connection}
+    with pytest.raises(Refused, match="clientsMax"):
+        registry.register(FakeConnection(), "p2", 0, 0, "PG")
+    registry.connection_closed(connection)
+    assert (registry._by_client_id, registry._joined, registry.groups()) == ({}, {}, {})

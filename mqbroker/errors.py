@@ -49,6 +49,10 @@ class TooManyRequests(MQError):
     retriable = True
 
 
+class AlreadyStarted(MQError):
+    """A service that runs, or has not ended yet, was started."""
+
+
 class BadExpression(MQError):
     """A filter expression that cannot be read, or compares what cannot be compared; the text says where and why."""
 

@@ -1,8 +1,9 @@
 """A whole broker as one service: the only place that sees all its parts.
 
-Starting is a list: take the port, open the store (lock first; who connects meanwhile waits), read the tables, build the
-processors over them, start the loops, tell the name servers. Stopping is the same list backwards, so that no
-acknowledged message and no committed offset is lost and clients hear of it first.
+Starting is a list: take the ports, open the store (lock first; who connects meanwhile waits), read the tables, build
+the processors over them, start the loops, tell the name servers. Stopping is the same list backwards, so that no
+acknowledged message and no committed offset is lost and clients hear of it first. In between it drains: nobody new is
+let in, messages and pulls are refused so that clients try elsewhere, and what was taken is answered.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ from mqbroker.broker.registration_requests import BrokerIdentity
 from mqbroker.broker.topics import TopicTable
 from mqbroker.config import BrokerSettings
 from mqbroker.config.changes import rewrite_conf
+from mqbroker.errors import AlreadyStarted, Refused
 from mqbroker.remoting.client import Connector, RemotingClient
+from mqbroker.remoting.draining import answered
 from mqbroker.remoting.handlers import HandlerTable
 from mqbroker.remoting.limits import Limits
 from mqbroker.remoting.listening import ListeningService
@@ -41,11 +44,28 @@ from mqbroker.store.kernel_queue import KernelQueue
 from mqbroker.store.message_store import open_store_in_turns
 from mqbroker.store.syncs import ISyncs, KernelSyncs, WorkerSyncs
 from mqbroker.store.worker import IWorker, SerialWorker, ThreadWorker
+from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.record import encode_host
 
 log = Logger()
 
 FILE_RETRY_SECONDS = 5.0
+#: How long requests that were taken may go on when the broker stops.
+DRAIN_SECONDS_MAX = 5.0
+#: The port that a Java client takes with `vipChannelEnabled`, against the one it is told.
+VIP_PORT_OFFSET = -2
+#: What brings new work. Offsets, farewells and questions are taken to the end.
+WORK_CODES = (
+    RequestCode.SEND_MESSAGE,
+    RequestCode.SEND_MESSAGE_V2,
+    RequestCode.SEND_BATCH_MESSAGE,
+    RequestCode.SEND_REPLY_MESSAGE,
+    RequestCode.SEND_REPLY_MESSAGE_V2,
+    RequestCode.CONSUMER_SEND_MSG_BACK,
+    RequestCode.PULL_MESSAGE,
+)
+#: Producers try another broker, consumers come again.
+STOPPING = Refused(ResponseCode.SERVICE_NOT_AVAILABLE, "service not available now. The broker is stopping")
 DISK_THREADS = 3
 
 
@@ -67,6 +87,7 @@ class BrokerService(Service):
         self.settings = settings
         self.started: Deferred[None] = Deferred()
         self.port = 0
+        self._vip_port: int | None = None
         self._reactor = reactor
         self._disk = disk
         self._rng = rng
@@ -79,7 +100,7 @@ class BrokerService(Service):
     @property
     def ports(self) -> dict[str, int]:
         """Its real ports, once it runs."""
-        return {"remoting": self.port}
+        return {"remoting": self.port} | ({"vip": self._vip_port} if self._vip_port is not None else {})
 
     # --- start
 
@@ -88,10 +109,14 @@ class BrokerService(Service):
 
         Fails with CannotListenError, StoreLocked, StoreDamaged, BadAcl or OSError with all undone again, and with
         CancelledError where it is stopped meanwhile. What of undoing waits for the disk is not waited for;
-        `stopService` tells when it is over.
+        `stopService` tells when it is over. Raises AlreadyStarted where it runs, or has not ended yet.
         """
+        if self.running or (self._stopping is not None and not self._stopping.called):
+            raise AlreadyStarted(f"the broker {self.settings.broker_name} is started already; stop it first")
         super().startService()  # type: ignore[no-untyped-call]
         self._stopping = None
+        if self.started.called:
+            self.started = Deferred()
         starting = self._starting = Deferred.fromCoroutine(self._start_or_undo())
         return starting
 
@@ -151,9 +176,12 @@ class BrokerService(Service):
         # The port was taken first, so that a port in use touches nothing; it is let go before what it serves stops.
         self._stops.remove(listening.stopService)
         self._stops.append(listening.stopService)
+        self._stops.append(lambda: answered(factory.load, clock, DRAIN_SECONDS_MAX))
         listening.resume()
         assembly.held.start()
         self._stops.append(assembly.held.stop)
+        self._stops.append(lambda: table.refuse(WORK_CODES, STOPPING))
+        self._stops.append(listening.stop_accepting)
         self._register(address, assembly.topics, assembly.live, clock)
 
     def _read_acl(self, worker: IWorker, clock: IReactorTime) -> AclFiles | None:
@@ -173,9 +201,10 @@ class BrokerService(Service):
             factory,
             backlog=server.server_socket_backlog,
             interface=server.bind_address,
+            other_port=vip_port(self.settings),
         )
         listening.startService()
-        self.port = listening.port
+        self.port, self._vip_port = listening.port, listening.other_port
         self._stops.append(listening.stopService)
         return factory, listening
 
@@ -282,6 +311,12 @@ class BrokerService(Service):
                 await _as_deferred(step())
             except Exception:
                 log.failure("a step of stopping failed; going on with the next")
+
+
+def vip_port(settings: BrokerSettings) -> int | None:
+    """The second port, which serves the same; None where there is none."""
+    port = settings.server.listen_port + VIP_PORT_OFFSET
+    return port if settings.vip_port_enable and port > 0 else None
 
 
 def _expect_cancelled(failure: Failure) -> None:

@@ -187,6 +187,7 @@ class BrokerSettings:
     rocketmq_home: str = text("", parse_optional_path)
     acl_enable: bool = boolean(False)
     acl_plain_file: str = text("conf/plain_acl.yml", parse_relative_path, key="rocketmq.acl.plain.file")
+    vip_port_enable: bool = boolean(True)
     ha_listen_port: int = whole(BROKER_PORT + 1, 0, 65535)
     default_topic_queue_nums: int = whole(8, 1, 10_000)
     auto_create_topic_enable: bool = boolean(True, important=True)

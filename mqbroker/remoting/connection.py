@@ -129,6 +129,12 @@ class RemotingProtocol(Protocol):
             self._owner.complaints.say(level, "closing {peer}: {why}", peer=self.remote_addr, why=why)
             cast(ITCPTransport, self.transport).abortConnection()
 
+    def end(self) -> None:
+        """Close it once all that was written has left."""
+        if not self.closed:
+            cast(IConsumer, self.transport).unregisterProducer()  # one that is paused would keep it open
+            cast(ITCPTransport, self.transport).loseConnection()
+
     def overdue(self, now: float) -> str | None:
         """Why it should be closed at `now` seconds: idle, or a frame that never ends; None where it is fine."""
         if now - self.last_active >= self._limits.idle_seconds:
@@ -221,9 +227,9 @@ class RemotingProtocol(Protocol):
         answers.addCallbacks(self._finish_batch, self._fail_batch, (len(run),), errbackArgs=(asked(run),))
 
     def _finish_batch(self, answers: bytes, count: int) -> None:
-        self._end(count)
         if answers:
             self.write(answers)
+        self._end(count)
 
     def _fail_batch(self, failure: Failure, run: Sequence[Asked]) -> None:
         self._finish_batch(failures(run, failure.value), len(run))
@@ -252,9 +258,9 @@ class RemotingProtocol(Protocol):
         cast("Deferred[RemotingCommand | None]", answer).addCallback(self._finish, command)
 
     def _finish(self, answer: RemotingCommand | None, request: RemotingCommand) -> None:
-        self._end(1)
         if answer is not None and not request.is_oneway:
             self.write(encode_command(answer))
+        self._end(1)
 
     # --- bytes out
 
@@ -302,7 +308,10 @@ class RemotingProtocol(Protocol):
     def _end(self, count: int) -> None:
         full = self._in_flight >= self._limits.requests_in_flight_max
         self._in_flight -= count
-        self._load.requests -= count
+        load = self._load
+        load.requests -= count
+        if load.on_idle is not None and not load.requests:
+            load.on_idle()
         if full:
             self._pace()
 

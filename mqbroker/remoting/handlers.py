@@ -8,7 +8,7 @@ the bytes of all their answers: it is the fast way for the few codes that carry 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, cast
 
 import attrs
@@ -97,6 +97,18 @@ class HandlerTable:
         if code in self.batch:
             raise ValueError(f"code {code} has a batch handler")
         self.batch[int(code)] = handler if self._guard is None else self._guard.guarded_batch(code, handler)
+
+    def refuse(self, codes: Iterable[int], why: Refused) -> None:
+        """From now on answer those of `codes` that are served with `why`."""
+
+        def refuse(*_: Any) -> Any:
+            raise why
+
+        for code in codes:
+            if code in self._handlers:
+                self._handlers[int(code)] = refuse
+            if code in self.batch:
+                self.batch[int(code)] = refuse
 
     @property
     def codes(self) -> frozenset[int]:

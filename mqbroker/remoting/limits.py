@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import attrs
@@ -53,7 +54,11 @@ class Limits:
 
 @attrs.define
 class Load:
-    """What all connections of one server, or one client, have under way together."""
+    """What all connections of one server, or one client, have under way together.
+
+    on_idle: called when the last request under way is answered.
+    """
 
     requests: int = 0
     unfinished_bytes: int = 0
+    on_idle: Callable[[], None] | None = None

@@ -1,18 +1,30 @@
-"""The service that listens on one port while it runs."""
+"""The service that listens on its ports while it runs."""
 
 from __future__ import annotations
 
+from typing import cast
+
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred, DeferredList, maybeDeferred
-from twisted.internet.interfaces import IListeningPort, IReactorTCP
+from twisted.internet.error import CannotListenError
+from twisted.internet.interfaces import IListeningPort, IReactorTCP, IReactorTime
+from twisted.logger import Logger
 
 from mqbroker.remoting.connection import RemotingProtocol
 from mqbroker.remoting.server import RemotingServerFactory
 from mqbroker.remoting.tcp import listen
 
+log = Logger()
+
+#: How long the answers that are written already may take to leave, before connections are cut.
+LEAVING_SECONDS_MAX = 2.0
+
 
 class ListeningService(Service):
-    """Serves `factory` on `port` (0 takes a free one) of `interface` ("" is all addresses)."""
+    """Serves `factory` on `port` (0 takes a free one) of `interface` ("" is all addresses).
+
+    :param other_port: serves the same, where it can be had.
+    """
 
     def __init__(
         self,
@@ -22,48 +34,72 @@ class ListeningService(Service):
         *,
         backlog: int = 1024,
         interface: str = "",
+        other_port: int | None = None,
     ) -> None:
         self.port = port
+        self.other_port: int | None = None
         self._reactor = reactor
         self._wanted = port
         self._factory = factory
         self._backlog = backlog
         self._interface = interface
-        self._listening: IListeningPort | None = None
+        self._other_wanted = other_port
+        self._listening: list[IListeningPort] = []
         self._is_paused = False
 
     def startService(self) -> None:
         """Listen; `port` is the real one from then on. Raises twisted's CannotListenError."""
-        self._listening = listen(
-            self._reactor, self._wanted, self._factory, backlog=self._backlog, interface=self._interface
-        )
-        self.port = self._listening.getHost().port  # type: ignore[attr-defined]
+        self.port = self._listen(self._wanted)
+        if self._other_wanted is not None:
+            try:
+                self.other_port = self._listen(self._other_wanted)
+            except CannotListenError as error:
+                log.warn("port {port} is not served beside {main}: {why}",
+                         port=self._other_wanted, main=self.port, why=str(error.socketError))  # fmt: skip
         super().startService()  # type: ignore[no-untyped-call]
+
+    def _listen(self, port: int) -> int:
+        listening = listen(self._reactor, port, self._factory, backlog=self._backlog, interface=self._interface)
+        self._listening.append(listening)
+        return listening.getHost().port  # type: ignore[attr-defined, no-any-return]
 
     def pause(self) -> None:
         """Accept nobody for now: who connects waits in the backlog."""
-        if self._listening is not None:
+        if self._listening:
             self._is_paused = True
-            self._listening.stopReading()  # type: ignore[attr-defined]
+        for listening in self._listening:
+            listening.stopReading()  # type: ignore[attr-defined]
 
     def resume(self) -> None:
         """Accept again after `pause`."""
-        if self._listening is not None and self._is_paused:
+        if self._is_paused:
             self._is_paused = False
-            self._listening.startReading()  # type: ignore[attr-defined]
+            for listening in self._listening:
+                listening.startReading()  # type: ignore[attr-defined]
+
+    def stop_accepting(self) -> Deferred[None]:
+        """Stop listening; connections go on. Fires when the ports are free."""
+        listening, self._listening = self._listening, []
+        closed = DeferredList([maybeDeferred(each.stopListening) for each in listening])
+        return closed.addCallback(lambda _: None)
 
     def stopService(self) -> Deferred[None]:
-        """Stop listening, then close every connection. Fires when they are gone."""
+        """Stop listening, then end every connection once what is written has left. Fires when they are gone."""
         super().stopService()  # type: ignore[no-untyped-call]
         return Deferred.fromCoroutine(self._stop())
 
     async def _stop(self) -> None:
-        listening, self._listening = self._listening, None
-        if listening is not None:
-            await maybeDeferred(listening.stopListening)
+        await self.stop_accepting()
+        if not self._factory.connections:
+            return
         gone = DeferredList([_gone(connection) for connection in self._factory.connections])
-        self._factory.close_all("the server stops")
+        for connection in list(self._factory.connections):
+            connection.end()
+        clock = cast(IReactorTime, self._reactor)
+        cut = clock.callLater(LEAVING_SECONDS_MAX, self._factory.close_all, "it did not read the last answers")
         await gone
+        if cut.active():
+            cut.cancel()
 
 
 def _gone(connection: RemotingProtocol) -> Deferred[None]:

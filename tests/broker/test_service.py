@@ -16,8 +16,8 @@ from twisted.internet.task import Clock
 from twisted.internet.testing import MemoryReactorClock
 from twisted.python.filepath import FilePath
 
-from mqbroker.broker.service import BrokerService, make_broker
-from mqbroker.errors import StoreDamaged, StoreLocked
+from mqbroker.broker.service import BrokerService, make_broker, vip_port
+from mqbroker.errors import AlreadyStarted, StoreDamaged, StoreLocked
 from mqbroker.remoting.handlers import HandlerTable
 from mqbroker.store import open_store
 from mqbroker.store.disk import OsDisk
@@ -62,10 +62,11 @@ class Reactor(MemoryReactorClock):
         super().__init__()
         self.heard = []
         self.taken = False
+        self.taken_ports = set()
         self.advance(1_700_000_000)
 
     def listenTCP(self, port, factory, backlog=50, interface=""):
-        if self.taken:
+        if self.taken or port in self.taken_ports:
             raise CannotListenError(interface, port, OSError(98, "Address already in use"))
         made = super().listenTCP(port, factory, backlog, interface)
         factory.doStart()
@@ -115,6 +116,7 @@ class Running:
     def __init__(self, reactor, network, root, *, worker=None, namesrv=(NAMESRV,), **changes):
         self.reactor, self.network = reactor, network
         self.root = root
+        changes = {"vip_port_enable": False, **changes}
         self.settings = attrs.evolve(make_settings(root, **changes), namesrv_addr=namesrv)
         self.worker = worker or InlineWorker()
         self.service = BrokerService(
@@ -257,6 +259,8 @@ def test_nothing_is_taken_once_the_store_stops(make, reactor, root):
         running.turn()
     assert result(done) is waiting  # for the disk
     assert is_locked(root)
+    assert not client.peer.lost  # its send is still to be answered, for which there are some seconds
+    running.turn(5)
     assert client.peer.lost
     before = len(client.peer.received)
     client.tell(RemotingCommand(RequestCode.GET_ALL_TOPIC_CONFIG))
@@ -265,6 +269,130 @@ def test_nothing_is_taken_once_the_store_stops(make, reactor, root):
         worker.work()
         running.turn()
     assert not is_locked(root)
+
+
+def test_what_was_taken_is_answered_before_connections_close(make, root):
+    worker = HeldWorker()
+    running = make(worker=worker).start()
+    worker.work()
+    client, other, pulling = running.client(), running.client(), running.client()
+    assert pulling.ask(RequestCode.PULL_MESSAGE, pull_header("TBW102", sys_flag=6)) is None
+    assert client.send(body=b"taken") == []  # its topic is to be on the disk first
+    done = running.service.stopService()
+    for _ in range(5):
+        running.turn()
+    assert [answer.code for answer in pulling.heard()] == [ResponseCode.PULL_NOT_FOUND]
+    (late,) = other.send("TBW102")
+    assert late.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert late.remark == "service not available now. The broker is stopping"
+    assert pulling.pull("TBW102").code == ResponseCode.SERVICE_NOT_AVAILABLE
+    header = UpdateConsumerOffsetRequestHeader(consumer_group="CG", topic="T", queue_id=0, commit_offset=1)
+    assert other.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header).code == 0
+    assert not any(each.peer.lost for each in running.clients)
+    worker.work()
+    for _ in range(5):
+        running.turn()
+    assert [answer.code for answer in client.heard()] == [0]
+    assert all(each.peer.lost for each in running.clients)
+    while not done.called:
+        worker.work()
+        running.turn()
+    assert "T@CG" in (root / "config" / "consumerOffset.json").read_text()
+    assert [record.body for record in decode_records(make().start().client().pull().body)] == [b"taken"]
+
+
+def test_a_request_that_takes_too_long_is_given_up(make, reactor, logged):
+    worker = HeldWorker()
+    running = make(worker=worker).start()
+    worker.work()
+    running.client().send()
+    done = running.service.stopService()
+    for _ in range(5):
+        running.turn()
+    running.turn(4.5)
+    assert not running.clients[0].peer.lost
+    running.turn(1)
+    assert running.clients[0].peer.lost
+    assert "1 requests are not answered: they took too long" in logged.lines
+    while not done.called:
+        worker.work()
+        running.turn()
+
+
+def test_who_does_not_read_the_last_answers_is_cut(make, root):
+    running = make(namesrv=()).start()
+    client = running.client()
+    client.link.ends[0].reading = False
+    client.tell(RemotingCommand(RequestCode.GET_ALL_TOPIC_CONFIG))
+    done = running.service.stopService()
+    running.turn(1.5)
+    assert result(done) is waiting
+    running.turn(1)
+    assert result(done) is None
+    assert client.peer.lost
+
+
+def test_nobody_is_let_in_while_it_drains(make, reactor):
+    worker = HeldWorker()
+    running = make(worker=worker, namesrv=()).start()
+    worker.work()
+    running.client().send()
+    done = running.service.stopService()
+    assert result(done) is waiting
+    assert "port closed" in reactor.heard
+    worker.work()
+    while not done.called:
+        worker.work()
+        running.turn()
+
+
+def test_two_starts_are_one_too_many(make, reactor):
+    running = make().start()
+    with pytest.raises(AlreadyStarted, match="broker-a is started already; stop it first"):
+        running.service.startService()
+    assert running.client().send()[0].code == 0  # and it goes on
+    worker = HeldWorker()
+    other = make(root=running.root.parent / "other", worker=worker).start()
+    worker.work()
+    stopping = other.service.stopService()
+    for _ in range(5):
+        other.turn()
+    assert result(stopping) is waiting
+    with pytest.raises(AlreadyStarted):
+        other.service.startService()
+    while not stopping.called:
+        worker.work()
+        other.turn()
+    assert result(other.service.startService()) is None
+    worker.work()
+
+
+# --- the second port
+
+
+def test_the_vip_port_serves_the_same(make, reactor):
+    running = make(vip_port_enable=True).start()
+    assert [server[0] for server in reactor.tcpServers] == [10911, 10909]
+    assert running.service.ports == {"remoting": 10911, "vip": 10909}
+    assert reactor.tcpServers[0][1] is reactor.tcpServers[1][1]
+    assert running.client().send()[0].code == 0
+    running.stop()
+    assert reactor.heard.count("port closed") == 2
+
+
+def test_it_starts_without_a_vip_port_that_somebody_has(make, reactor, logged):
+    running = make(vip_port_enable=True)
+    reactor.taken_ports = {10909}
+    running.start()
+    assert running.service.ports == {"remoting": 10911}
+    assert "port 10909 is not served beside 10911: [Errno 98] Address already in use" in logged.lines
+    assert running.client().send()[0].code == 0
+
+
+@pytest.mark.parametrize(("port", "vip"), [(0, None), (1, None), (2, None), (3, 1), (10911, 10909)])
+def test_which_port_is_the_vip_port(tmp_path, port, vip):
+    settings = make_settings(tmp_path)
+    assert vip_port(attrs.evolve(settings, server=attrs.evolve(settings.server, listen_port=port))) == vip
 
 
 def test_stopping_twice_is_stopping_once(make, reactor, root):

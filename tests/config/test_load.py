@@ -27,7 +27,7 @@ OWN = {
     *("bindAddress", "frameMaxLength", "logLevel", "diskFreeBytesMin"),
     # System properties of the Java broker.
     *("diskSpaceCleanForciblyRatio", "diskSpaceWarningLevelRatio"),
-    *("connectionsMax", "connectionsPerAddressMax", "unsentBytesMax"),
+    *("connectionsMax", "connectionsPerAddressMax", "unsentBytesMax", "vipPortEnable"),
     *("kernelSyncEnable", "rocketmq.acl.plain.file"),
 }
 

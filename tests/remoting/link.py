@@ -57,8 +57,7 @@ class End:
         self.disconnecting = True
 
     def abortConnection(self):
-        if self.closing is None:
-            self.outbox.clear()
+        self.outbox.clear()
         self.closing = self.closing or Failure(ConnectionAborted())
         self.disconnecting = True
 

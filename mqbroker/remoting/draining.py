@@ -1,0 +1,32 @@
+"""Waiting until all requests that were taken are answered, for so long."""
+
+from __future__ import annotations
+
+from twisted.internet.defer import Deferred, succeed
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+
+from mqbroker.remoting.limits import Load
+
+log = Logger()
+
+
+def answered(load: Load, clock: IReactorTime, seconds_max: float) -> Deferred[None]:
+    """Fires when nothing of `load` is under way any more, or after `seconds_max`."""
+    if not load.requests:
+        return succeed(None)
+    done: Deferred[None] = Deferred()
+
+    def idle() -> None:
+        load.on_idle = None
+        timeout.cancel()
+        done.callback(None)
+
+    def too_late() -> None:
+        load.on_idle = None
+        log.warn("{n} requests are not answered: they took too long", n=load.requests)
+        done.callback(None)
+
+    load.on_idle = idle
+    timeout = clock.callLater(seconds_max, too_late)
+    return done

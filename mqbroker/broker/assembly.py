@@ -16,11 +16,15 @@ from mqbroker.access.guard import Guard
 from mqbroker.broker.client_calls import ClientCalls
 from mqbroker.broker.clients import ConsumerRegistry, ProducerRegistry
 from mqbroker.broker.delay import DelayService
+from mqbroker.broker.fall_behind import LOOK_SECONDS as FALL_BEHIND_SECONDS
+from mqbroker.broker.fall_behind import FallBehind
+from mqbroker.broker.fast_failure import FastFailure, Turns
 from mqbroker.broker.filters import FilterTable
 from mqbroker.broker.groups import GroupTable
 from mqbroker.broker.hold import HeldPulls
 from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.broker.locks import QueueLocks
+from mqbroker.broker.offset_moved import OffsetMovedEvents
 from mqbroker.broker.offsets import OffsetTable
 from mqbroker.broker.processors.acl import AclProcessor
 from mqbroker.broker.processors.broker_consume_stats import BrokerConsumeStatsProcessor
@@ -76,6 +80,7 @@ class Assembly:
     :param store_host: the broker's address as records keep it.
     :param acl: who may do what; without, everybody may do everything.
     :param save_settings: puts changed settings into the broker's file; None where it has none.
+    :param turns: knows how long requests have waited; without, none is refused for that.
     """
 
     def __init__(
@@ -90,6 +95,7 @@ class Assembly:
         store_host: bytes,
         acl: AclFiles | None = None,
         save_settings: Save | None = None,
+        turns: Turns | None = None,
     ) -> None:
         """Read the tables. Raises StoreDamaged where one cannot be read."""
         self.table = table
@@ -132,6 +138,9 @@ class Assembly:
         self._register_administration()
         self._register_transactions()
         self._register_stats()
+        self.fall_behind = FallBehind(store, self.topics, self.groups, self.offsets, self.consumers, settings)
+        if turns is not None:
+            FastFailure(turns, settings).watch(table)
         store.on_dispatch.append(self._arrived)
 
     def _register_access(self) -> None:
@@ -197,6 +206,7 @@ class Assembly:
         live.follow(
             pull.settings_changed, "brokerPermission", "longPollingEnable", "shortPollingTimeMills", "slaveReadEnable"
         )
+        pull.on_moved = OffsetMovedEvents(store, settings.broker_name, self._store_host, self._clock).tell
         table.register_batch(RequestCode.SEND_MESSAGE, self.send.take_v1)
         table.register_batch(RequestCode.SEND_MESSAGE_V2, self.send.take_v2)
         table.register_batch(RequestCode.SEND_BATCH_MESSAGE, self.send.take_batch)
@@ -288,5 +298,6 @@ class Assembly:
             (DELAY_PERSIST_SECONDS, self.delay.persist),
             (HALVES_PROGRESS_SECONDS, self.halves.save_progress),
             (STATS_SECONDS, self.stats.tick),
+            (FALL_BEHIND_SECONDS, self.fall_behind.look),
             (self.settings.flush_consumer_offset_interval_ms / 1000, self.offsets.persist),
         ]

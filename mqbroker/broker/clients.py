@@ -96,6 +96,10 @@ class ConsumerRegistry:
                     return connection, client
         return None
 
+    def names(self) -> list[str]:
+        """The groups online."""
+        return list(self._groups)
+
     def groups_subscribed(self, topic: str) -> list[str]:
         """The groups online that subscribe to a topic."""
         return [name for name, group in self._groups.items() if topic in group.subscriptions]

@@ -24,6 +24,7 @@ from twisted.python.threadpool import ThreadPool
 
 from mqbroker.access.acl_files import AclFiles, acl_places
 from mqbroker.broker.assembly import Assembly
+from mqbroker.broker.fast_failure import TickedTurns, Turns
 from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.broker.processors.configuration import Save
 from mqbroker.broker.registration import Registration
@@ -158,6 +159,7 @@ class BrokerService(Service):
             store_host=self._store_host(),
             acl=acl,
             save_settings=self._saver(worker),
+            turns=self._turns(clock),
         )
         self._stops.append(assembly.topics.persist)
         self._stops.append(assembly.groups.persist)
@@ -188,6 +190,13 @@ class BrokerService(Service):
         if not self.settings.acl_enable:
             return None
         return AclFiles(acl_places(self.settings.rocketmq_home, self.settings.acl_plain_file), worker, clock)
+
+    def _turns(self, clock: IReactorTime) -> Turns:
+        if hasattr(self._reactor, "turn_began"):
+            return cast(Turns, self._reactor)
+        turns = TickedTurns(clock.seconds)
+        self._every(TickedTurns.SECONDS, turns.tick, clock)
+        return turns
 
     def _store_host(self) -> bytes:
         return encode_host((self.settings.broker_ip1, self.port))

@@ -39,11 +39,9 @@ _JAVA = _keys(
 _ABSENT = _keys(
     """
     flushConsumerOffsetHistoryInterval fetchNamesrvAddrByAddressServer
-    disableConsumeIfConsumerReadSlowly consumerFallbehindThreshold brokerFastFailureEnable waitTimeMillsInSendQueue
-    waitTimeMillsInPullQueue waitTimeMillsInHeartbeatQueue waitTimeMillsInTransactionQueue enableCalcFilterBitMap
+    enableCalcFilterBitMap
     readOnlyCommitLogStorePaths haSendHeartbeatInterval haHousekeepingInterval
     haTransferBatchSize haMasterAddress haSlaveFallbehindMax slaveTimeout flushDelayOffsetInterval offsetCheckInSlave
-    osPageCacheBusyTimeOutMills
     enableScheduleAsyncDeliver scheduleAsyncDeliverMaxPendingLimit scheduleAsyncDeliverMaxResendNum2Blocked
     rmqAddressServerDomain rmqAddressServerSubGroup
     """

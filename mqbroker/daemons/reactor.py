@@ -26,12 +26,15 @@ def install_reactor() -> None:
     class PlainEPollReactor(EPollReactor):
         _poller: Any
         _selectables: dict[int, Any]
+        #: When it last found something ready: what is read later in the turn has waited since then.
+        turn_began = float("inf")
 
         def doPoll(self, timeout: float | None) -> None:  # noqa: N802
             try:
                 ready = self._poller.poll(-1 if timeout is None else timeout, len(self._selectables))
             except InterruptedError:
                 return
+            self.turn_began = self.seconds()
             selectables = self._selectables
             handle = self._doReadOrWrite
             for fd, event in ready:

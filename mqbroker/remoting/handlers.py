@@ -32,6 +32,7 @@ class IConnection(Interface):
     remote_host: bytes = Attribute("The peer's address and port as records keep them: 8 bytes, or 20 for IPv6.")
     peer_version: int = Attribute("For batch handlers: the version the peer's run gives, unchecked; 0 where none.")
     closed: bool = Attribute("True once the connection is gone.")
+    last_active: float = Attribute("Seconds on the clock when bytes last came, or were sent.")
 
     def send(command: RemotingCommand) -> None:
         """Send a command; nothing happens on a closed connection."""
@@ -97,6 +98,13 @@ class HandlerTable:
         if code in self.batch:
             raise ValueError(f"code {code} has a batch handler")
         self.batch[int(code)] = handler if self._guard is None else self._guard.guarded_batch(code, handler)
+
+    def wrap(self, code: int, around: Callable[[Any], Any]) -> None:
+        """Put `around(handler)` in the place of the handler of `code`, of either kind; nothing where it has none."""
+        if code in self._handlers:
+            self._handlers[int(code)] = around(self._handlers[code])
+        if code in self.batch:
+            self.batch[int(code)] = around(self.batch[code])
 
     def refuse(self, codes: Iterable[int], why: Refused) -> None:
         """From now on answer those of `codes` that are served with `why`."""

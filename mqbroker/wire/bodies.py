@@ -142,6 +142,16 @@ class MessageQueue(Body):
 
 
 @attrs.frozen
+class OffsetMovedEvent(Body):
+    """A pull that was sent to another offset: the body of a message."""
+
+    consumer_group: str
+    message_queue: MessageQueue
+    offset_request: int
+    offset_new: int
+
+
+@attrs.frozen
 class DataVersion(Body):
     """Which state a table is in: `timestamp` is ms since the epoch, `counter` goes up with each change."""
 

@@ -93,6 +93,7 @@ class FakeConnection:
         self.remote_addr = name
         self.remote_host = host
         self.closed = False
+        self.last_active = 0.0
         self.sent = []
         self.data = b""
         self.why_closed = None
@@ -121,6 +122,12 @@ class FakeConnection:
         return decode_commands(FrameDecoder().feed(self.data))
 
 
+class NoTurns:
+    """Nothing has waited, unless a test says so."""
+
+    turn_began = float("inf")
+
+
 class Bench:
     """Everything a BrokerService makes, within reach."""
 
@@ -147,6 +154,7 @@ class Bench:
             settings.store, disk=disk or OsDisk(), clock=self.clock, worker=self.worker, store_host=STORE_HOST
         )
         self.table = HandlerTable()
+        self.turns = NoTurns()
         places = acl_places(settings.rocketmq_home, settings.acl_plain_file)
         self.acl = AclFiles(places, self.table_worker, self.clock) if settings.acl_enable else None
         self.parts = parts = Assembly(
@@ -157,6 +165,7 @@ class Bench:
             clock=self.clock,
             rng=Random(1),
             store_host=STORE_HOST,
+            turns=self.turns,
             acl=self.acl,
             save_settings=save_settings,
         )

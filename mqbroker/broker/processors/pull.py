@@ -6,6 +6,7 @@ The table from what the store found to what the peer is told is PullMessageProce
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 from twisted.internet.defer import Deferred, gatherResults
@@ -93,6 +94,8 @@ class PullProcessor:
         self._settings = settings
         self._clock = clock
         self._gets = gets
+        #: Told of pulls that are sent elsewhere: group, topic, queue, the offset asked for, and where it goes on.
+        self.on_moved: Callable[[str, str, int, int, int], None] | None = None
         #: How many pulls of a connection wait for the disk.
         self._cold: dict[IConnection, int] = {}
 
@@ -240,11 +243,9 @@ class PullProcessor:
             )
             return b"".join([_LENGTHS.pack(4 + len(text) + size, len(text)), text.encode(), *result.pieces])
         if code == ResponseCode.PULL_OFFSET_MOVED:
-            log.info(
-                "{group} asked for offset {offset} of {topic} {queue} ({status}): it goes on at {next}",
-                group=pull.header.consumer_group, offset=offset, topic=pull.header.topic, queue=pull.header.queue_id,
-                status=result.status.name, next=result.next_offset,
-            )  # fmt: skip
+            header = pull.header
+            if self.on_moved is not None:
+                self.on_moved(header.consumer_group, header.topic, header.queue_id, offset, result.next_offset)
         answer = RemotingCommand.response(
             RemotingCommand(0, opaque=pull.opaque, serialize_type=pull.serialize_type),
             code,

@@ -1,0 +1,83 @@
+"""Groups that read too slowly: their consumption is switched off, where that is wanted.
+
+A group that lags by more than the memory of the machine has the broker read old messages from the disk all the time.
+Rule and setting are those of BrokerController.protectBroker of 4.9.7, which measures what was pulled last; here it is
+what the group has committed.
+"""
+
+from __future__ import annotations
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.logger import Logger
+
+from mqbroker.broker.clients import ConsumerRegistry
+from mqbroker.broker.groups import GroupTable
+from mqbroker.broker.offsets import OffsetTable
+from mqbroker.broker.topics import TopicTable
+from mqbroker.config import BrokerSettings
+from mqbroker.store.message_store import MessageStore
+
+log = Logger()
+
+#: How often it is looked, as in the Java broker.
+LOOK_SECONDS = 180.0
+
+
+class FallBehind:
+    """Looks at what the connected groups have committed."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        topics: TopicTable,
+        groups: GroupTable,
+        offsets: OffsetTable,
+        consumers: ConsumerRegistry,
+        settings: BrokerSettings,
+    ) -> None:
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self._offsets = offsets
+        self._consumers = consumers
+        self._settings = settings
+
+    def settings_changed(self, settings: BrokerSettings) -> None:
+        self._settings = settings
+
+    def look(self) -> Deferred[None] | None:
+        """Switch off the consumption of groups that are too far behind; fires when all were looked at."""
+        if not self._settings.disable_consume_if_consumer_read_slowly:
+            return None
+        looked = Deferred.fromCoroutine(self._look())
+        return looked.addErrback(lambda failure: log.failure("looking for slow consumers failed", failure))
+
+    async def _look(self) -> None:
+        for name in self._consumers.names():
+            live = self._consumers.group(name)
+            group = self._groups.find(name)
+            if live is None or group is None or not group.consume_enable:
+                continue
+            behind = await self._bytes_behind(name, list(live.subscriptions))
+            if behind > self._settings.consumer_fallbehind_threshold:
+                log.warn(
+                    "[PROTECT_BROKER] the consumer[{group}] consume slowly, {behind} bytes, disable it",
+                    group=name,
+                    behind=behind,
+                )
+                self._groups.put(attrs.evolve(group, consume_enable=False))
+
+    async def _bytes_behind(self, group: str, topics: list[str]) -> int:
+        """Of the log, between the oldest message that the group has to read and the end."""
+        behind = 0
+        for name in topics:
+            topic = self._topics.get(name)
+            for queue_id in range(topic.read_queue_nums if topic is not None else 0):
+                offset = self._offsets.query(group, name, queue_id)
+                if offset is None or offset >= self._store.max_offset(name, queue_id):
+                    continue
+                at = await self._store.queries.physical_offset(name, queue_id, offset)
+                if at >= 0:
+                    behind = max(behind, self._store.log_end - at)
+        return behind

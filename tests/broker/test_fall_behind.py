@@ -1,0 +1,74 @@
+"""Groups that read too slowly."""
+
+import pytest
+
+from mqbroker.broker.fall_behind import LOOK_SECONDS
+from mqbroker.wire.codes import ResponseCode
+from tests.broker.test_client_requests import beat, consumer
+
+
+@pytest.fixture
+def slow(make_bench):
+    """A bench whose group CG has all of T to read, 10 messages of 1000 bytes."""
+
+    def make(**changes):
+        bench = make_bench("slow", **changes)
+        client = bench.client()
+        for _ in range(10):
+            client.send(body=bytes(1000))
+        bench.store.dispatch_now()
+        beat(client, consumers=[consumer("CG", "T", "Nowhere")])
+        bench.offsets.commit("CG", "T", 0, 0)
+        return bench, client
+
+    return make
+
+
+ON = {"disable_consume_if_consumer_read_slowly": True}
+
+
+def look(bench):
+    looked = bench.parts.fall_behind.look()
+    assert looked is None or looked.called
+
+
+def test_a_group_too_far_behind_is_switched_off(slow, logged):
+    bench, client = slow(**ON, consumer_fallbehind_threshold=10_000)
+    assert client.pull().code == 0
+    look(bench)
+    answer = client.pull()
+    assert (answer.code, answer.remark) == (ResponseCode.NO_PERMISSION, "subscription group no permission, CG")
+    (line,) = [line for line in logged.lines if "PROTECT_BROKER" in line]
+    assert line == f"[PROTECT_BROKER] the consumer[CG] consume slowly, {bench.store.log_end} bytes, disable it"
+    look(bench)
+    assert len([line for line in logged.lines if "PROTECT_BROKER" in line]) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "offset"),
+    [
+        ({"consumer_fallbehind_threshold": 1}, 0),
+        ({**ON, "consumer_fallbehind_threshold": 100_000}, 0),
+        ({**ON, "consumer_fallbehind_threshold": 2000}, 9),
+        ({**ON, "consumer_fallbehind_threshold": 1}, 10),
+        ({**ON, "consumer_fallbehind_threshold": 1}, 99),
+        ({**ON, "consumer_fallbehind_threshold": 1}, -1),
+    ],
+    ids=["not wanted", "not so far", "near the end", "at the end", "beyond the end", "nowhere"],
+)
+def test_others_are_not(slow, changes, offset):
+    bench, client = slow(**changes)
+    bench.offsets.commit("CG", "T", 0, offset)
+    look(bench)
+    assert client.pull().code == 0
+
+
+def test_a_group_that_is_not_there_is_left_alone(slow):
+    bench, client = slow(**ON, consumer_fallbehind_threshold=1)
+    bench.consumers.unregister(client.connection, "CG")
+    look(bench)
+    assert client.pull().code == 0
+
+
+def test_it_is_looked_for_while_the_broker_runs(bench):
+    assert (LOOK_SECONDS, bench.parts.fall_behind.look) in bench.parts.periodic()

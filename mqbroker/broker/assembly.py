@@ -18,6 +18,7 @@ from mqbroker.broker.clients import ConsumerRegistry, ProducerRegistry
 from mqbroker.broker.delay import DelayService
 from mqbroker.broker.fall_behind import LOOK_SECONDS as FALL_BEHIND_SECONDS
 from mqbroker.broker.fall_behind import FallBehind
+from mqbroker.broker.fast_failure import KEYS as FAST_FAILURE_KEYS
 from mqbroker.broker.fast_failure import FastFailure, Turns
 from mqbroker.broker.filters import FilterTable
 from mqbroker.broker.groups import GroupTable
@@ -140,7 +141,11 @@ class Assembly:
         self._register_stats()
         self.fall_behind = FallBehind(store, self.topics, self.groups, self.offsets, self.consumers, settings)
         if turns is not None:
-            FastFailure(turns, settings).watch(table)
+            fast_failure = FastFailure(turns, settings)
+            fast_failure.watch(table)
+            self.live.follow(fast_failure.settings_changed, *FAST_FAILURE_KEYS)
+        follow = self.fall_behind.settings_changed
+        self.live.follow(follow, "disableConsumeIfConsumerReadSlowly", "consumerFallbehindThreshold")
         store.on_dispatch.append(self._arrived)
 
     def _register_access(self) -> None:
@@ -280,6 +285,12 @@ class Assembly:
     def _arrived(self, topic: str, queue_id: int, next_offset: int, tags_code: int | None, timestamp: int) -> None:
         self.held.arrived(topic, queue_id, next_offset)
         self.delay.arrived(topic, queue_id)
+
+    def adopt(self, settings: BrokerSettings) -> list[str]:
+        """Take of settings that were read anew what may change; returns the keys of the others that differ."""
+        if self._acl is not None:
+            self._acl.look()
+        return self.live.adopt(settings)
 
     def connection_event(self, event: ConnectionEvent, connection: RemotingProtocol) -> None:
         """What the server's factory tells of its connections."""

@@ -89,6 +89,7 @@ class BrokerService(Service):
         self.started: Deferred[None] = Deferred()
         self.port = 0
         self._vip_port: int | None = None
+        self._assembly: Assembly | None = None
         self._reactor = reactor
         self._disk = disk
         self._rng = rng
@@ -149,7 +150,7 @@ class BrokerService(Service):
             listening.pause()
         store = await opening
         self._stops.append(store.stop)
-        assembly = Assembly(
+        assembly = self._assembly = Assembly(
             table,
             store,
             self.settings,
@@ -294,6 +295,15 @@ class BrokerService(Service):
         self._stops.append(registration.stop)
         told = registration.start()
         told.addCallback(self.started.callback)
+
+    # --- while it runs
+
+    def adopt(self, settings: BrokerSettings) -> list[str]:
+        """Take of settings that were read anew what may change while it runs, and look at the access files; returns the
+        keys of the others that differ. Raises BadSetting with nothing changed."""
+        if self._assembly is None:
+            return []
+        return self._assembly.adopt(settings)
 
     # --- stop
 

@@ -54,7 +54,7 @@ def serve(settings: BrokerSettings, reactor: Any) -> Served:
         servers = ";".join(settings.namesrv_addr)
         return f"{line} and name server is {servers}" if servers else line
 
-    return Served(broker, lambda: broker.started, boot_line, lambda: broker.ports)
+    return Served(broker, lambda: broker.started, boot_line, lambda: broker.ports, broker.adopt)
 
 
 def makeService(options: Options) -> IService:

@@ -31,12 +31,15 @@ class Served:
 
     ready: a Deferred that fires when it serves and others can find it; asked for once it was started.
     boot_line: what is then printed. ports: what is then written to the ports file.
+    adopt: takes from settings that were read anew what may change while it runs, with all else it reads again; returns
+    the keys of the others that differ. Without it, all wait for the next start.
     """
 
     service: IService
     ready: Callable[[], Deferred[None]]
     boot_line: Callable[[], str]
     ports: Callable[[], dict[str, int]]
+    adopt: Callable[[Any], list[str]] | None = None
 
 
 class Daemon(Service):
@@ -92,18 +95,27 @@ class Daemon(Service):
         return maybeDeferred(served.service.stopService)
 
     def reload(self) -> None:
-        """Read the settings again: the log level changes now; of others it is said that they wait for a restart."""
+        """Read the settings again: the log level changes now, and what else can while it serves; of others it is said
+        that they wait for a restart."""
         try:
             settings = self._options.load_settings(lambda warning: log.warn("{warning}", warning=warning))
         except SystemExit as error:
             log.error("not reloaded: {why}", why=str(error))
             return
         changed = sorted(set(show_settings(settings)) - set(show_settings(self._settings)))
+        later = self._adopt(settings, changed)
         for line in changed:
-            when = "now" if line.startswith("logLevel=") else "after a restart"
+            key = line.partition("=")[0]
+            when = "after a restart" if key in later and key != "logLevel" else "now"
             log.info("{setting} counts {when}", setting=line, when=when)
         self._set_level(settings.log_level)
         log.info("reloaded, {n} settings differ from those of the start", n=len(changed))
+
+    def _adopt(self, settings: Any, changed: list[str]) -> set[str]:
+        """Let what is served take its new settings; returns the keys that wait for a restart."""
+        if self._served is None or self._served.adopt is None:
+            return {line.partition("=")[0] for line in changed}
+        return set(self._served.adopt(settings))
 
 
 class StartFailed(MQError):

@@ -93,6 +93,17 @@ def test_the_times_are_settings(make_bench):
     assert [send(client).code, client.pull().code, beat(client, producers=["PG"]).code] == [BUSY] * 3
 
 
+def test_they_may_be_changed_while_it_runs(bench, client):
+    client.send()
+    waited(bench, 0.25)
+    assert send(client).code == BUSY
+    bench.parts.live.change({"waitTimeMillsInSendQueue": "300"})
+    assert send(client).code == 0
+    bench.parts.live.change({"brokerFastFailureEnable": "false"})
+    waited(bench, 100)
+    assert send(client).code == 0
+
+
 def test_a_reactor_that_does_not_tell_is_watched_by_a_timer(clock):
     turns = TickedTurns(clock.seconds)
     assert clock.seconds() - turns.turn_began < 0

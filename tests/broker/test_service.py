@@ -367,6 +367,18 @@ def test_two_starts_are_one_too_many(make, reactor):
     worker.work()
 
 
+def test_settings_read_anew_count_at_once_where_they_can(make, tmp_path):
+    running = make()
+    assert running.service.adopt(running.settings) == []  # before it runs there is nothing to change
+    client = running.start().client()
+    client.send()
+    changed = attrs.evolve(running.settings, broker_permission=4, default_topic_queue_nums=3, broker_name="other")
+    assert running.service.adopt(changed) == ["brokerName"]
+    assert client.pull().code == 0
+    assert running.service.adopt(attrs.evolve(changed, broker_permission=2)) == ["brokerName"]
+    assert client.pull().code == ResponseCode.NO_PERMISSION
+
+
 # --- the second port
 
 

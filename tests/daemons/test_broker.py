@@ -114,7 +114,7 @@ def test_a_directory_that_cannot_be_made_is_one_line(broker, tmp_path):
     [
         ("flushDiskType=FAST", "'FAST' is not one of SYNC_FLUSH, ASYNC_FLUSH"),
         ("namesrvAddr=nowhere", "'nowhere' is not host:port; write for example 127.0.0.1:9876;192.168.0.1:9876"),
-        ("aclEnable=true", "access control is not served by this version; remove it only if the network is trusted"),
+        ("aclEnable=true", "set rocketmqHome too: the accounts are in its conf/plain_acl.yml"),
     ],
 )
 def test_a_wrong_setting_touches_nothing(broker, tmp_path, line, message):

@@ -9,6 +9,7 @@ from mqbroker.config import LogLevel
 from mqbroker.daemons.daemon import Daemon, Served, StartFailed, why_not_started, write_ports
 from mqbroker.daemons.namesrv import NamesrvConsoleOptions
 from mqbroker.errors import StoreLocked
+from tests.remoting.logs import log_kept
 
 
 class Recorded(Service):
@@ -29,7 +30,7 @@ class Recorded(Service):
 class Life:
     """A daemon, and what came of it."""
 
-    def __init__(self, tmp_path, *, start=None, ready=None):
+    def __init__(self, tmp_path, *, start=None, ready=None, adopt=None):
         self.calls, self.said, self.failures, self.levels = [], [], [], []
         self.conf = tmp_path / "namesrv.conf"
         self.conf.write_text("listenPort=0\n")
@@ -37,7 +38,11 @@ class Life:
         options = NamesrvConsoleOptions()
         options.parseOptions(["-c", str(self.conf), "--ports-file", str(self.ports_file)])
         served = Served(
-            Recorded(self.calls, start), lambda: ready or succeed(None), lambda: "It serves.", lambda: {"remoting": 5}
+            Recorded(self.calls, start),
+            lambda: ready or succeed(None),
+            lambda: "It serves.",
+            lambda: {"remoting": 5},
+            adopt,
         )
         self.daemon = Daemon(options, lambda settings: served, self.said.append, self.levels.append)
 
@@ -108,6 +113,26 @@ def test_reloading_sets_the_level(make_life):
     life.conf.unlink()
     life.daemon.reload()
     assert life.levels == [LogLevel.ERROR]
+
+
+def test_reloading_gives_settings_to_what_is_served(make_life):
+    adopted = []
+
+    def adopt(settings):
+        adopted.append(settings)
+        return ["listenPort", "logLevel"]
+
+    life = make_life(adopt=adopt)
+    life.conf.write_text("listenPort=5\nlogLevel=error\norderMessageEnable=true\n")
+    life.daemon.reload()
+    assert adopted == []  # nothing is served yet
+    life.start()
+    with log_kept() as logged:
+        life.daemon.reload()
+    assert [settings.order_message_enable for settings in adopted] == [True]
+    assert [line for line in logged.lines if "counts" in line] == [
+        "listenPort=5 counts after a restart", "logLevel=error counts now", "orderMessageEnable=true counts now"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,7 @@ class Assembly:
         live, store = self.live, self.store
         live.follow(self.topics.settings_changed, "autoCreateTopicEnable", "defaultTopicQueueNums", "topicsMax")
         live.follow(lambda _: self.topics.mark_changed(), "brokerPermission")
+        live.follow(self.stats.settings_changed, "autoDeleteUnusedStats", "enableScheduleMessageStats")
         live.follow(self.groups.settings_changed, "autoCreateSubscriptionGroup", "groupsMax")
         live.follow(self.offsets.settings_changed, "offsetsMax")
         live.follow(self.consumers.settings_changed, "notifyConsumerIdsChangedEnable", "clientsMax")
@@ -279,7 +280,7 @@ class Assembly:
 
     def _register_stats(self) -> None:
         """What is counted, and how the broker is."""
-        info = RuntimeInfo(self.store, self.stats, self.delay, self.settings, self._clock.seconds)
+        info = RuntimeInfo(self.store, self.stats, self.delay, lambda: self.live.current, self._clock.seconds)
         StatsProcessor(self.stats, info).register_on(self.table)
 
     def _arrived(self, topic: str, queue_id: int, next_offset: int, tags_code: int | None, timestamp: int) -> None:

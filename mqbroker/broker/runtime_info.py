@@ -43,14 +43,14 @@ _POOLS = {
 
 
 class RuntimeInfo:
-    """Makes the table. `now` gives seconds since the epoch."""
+    """Makes the table. `now` gives seconds since the epoch, `settings` those that are valid now."""
 
     def __init__(
         self,
         store: MessageStore,
         stats: BrokerStats,
         delay: DelayService,
-        settings: BrokerSettings,
+        settings: Callable[[], BrokerSettings],
         now: Callable[[], float],
     ) -> None:
         self._store = store
@@ -65,7 +65,7 @@ class RuntimeInfo:
             **_POOLS,
             "brokerVersion": str(VERSION),
             "brokerVersionDesc": VERSION_NAME,
-            "startAcceptSendRequestTimeStamp": str(self._settings.start_accept_send_request_timestamp_ms),
+            "startAcceptSendRequestTimeStamp": str(self._settings().start_accept_send_request_timestamp_ms),
             **self._totals(),
             **self._times(),
             **self._rates(),
@@ -125,7 +125,7 @@ class RuntimeInfo:
         }
 
     def _disk(self) -> dict[str, str]:
-        stats, settings = self._store.stats, self._settings.store
+        stats, settings = self._store.stats, self._settings().store
         log_ratio = java_double(stats.log_disk_percent / 100)
         table = {
             "commitLogMinOffset": str(stats.log_min_offset),

@@ -60,8 +60,7 @@ class BrokerStats:
         self._cluster = settings.broker_cluster_name
         self._has_lmq = settings.store.enable_lmq
         self._has_details = settings.enable_detail_stat
-        self._has_schedule = settings.store.enable_schedule_message_stats
-        self._forgets = settings.auto_delete_unused_stats
+        self.settings_changed(settings)
         self.gets = Gets()
         #: How many more messages than requests sends brought, by topic.
         self._sent_together: dict[str, int] = {}
@@ -92,6 +91,10 @@ class BrokerStats:
         }
         self.totals = DayTotals()
         self._day = self._local_day()
+
+    def settings_changed(self, settings: BrokerSettings) -> None:
+        self._has_schedule = settings.store.enable_schedule_message_stats
+        self._forgets = settings.auto_delete_unused_stats
 
     # Counting
 

@@ -337,6 +337,17 @@ def test_what_was_done(bench, client):
     assert info(client)["putLatency99"] == "0.95"
 
 
+def test_settings_that_change_while_it_runs(bench, client):
+    count_all(bench, client)
+    changes = b"autoDeleteUnusedStats=true\nenableScheduleMessageStats=false\nstartAcceptSendRequestTimeStamp=7"
+    assert client.ask(RequestCode.UPDATE_BROKER_CONFIG, body=changes).code == 0
+    assert info(client)["startAcceptSendRequestTimeStamp"] == "7"
+    bench.parts.stats.delivered(0, 1, 1)
+    assert not is_counted(client, "GROUP_GET_NUMS", "SCHEDULE_TOPIC_XXXX@SCHEDULE_CONSUMER")
+    bench.parts.stats.topic_removed("T")
+    assert not is_counted(client, "TOPIC_PUT_NUMS", "T")
+
+
 def test_how_long_it_runs(bench, client):
     bench.clock.advance(2 * 86_400 + 3 * 3600 + 4 * 60 + 5.9)
     assert info(client)["runtime"] == "[ 2 days, 3 hours, 4 minutes, 5 seconds ]"

@@ -19,13 +19,15 @@ def producer(bench):
 
 
 def test_a_half_message_waits_where_the_java_broker_puts_it(bench, producer):
-    half = producer.half(b"one", properties={"TAGS": "a", "REAL_TOPIC": "liar", "REAL_QID": "77"}, flag=5)
+    half = producer.half(
+        b"one", properties={"TAGS": "a", "WAIT": "true", "REAL_TOPIC": "liar", "REAL_QID": "77"}, flag=5
+    )
     (record,) = bench.records(HALF)
     assert (record.queue_id, record.queue_offset, record.body, record.flag) == (0, 0, b"one", 5)
     assert record.sys_flag == 0
     assert record.properties == {
         "UNIQ_KEY": "one", "TRAN_MSG": "true", "PGROUP": "PG", "TAGS": "a", "CLUSTER": "DefaultCluster",
-        "REAL_TOPIC": "T", "REAL_QID": "1",
+        "REAL_TOPIC": "T", "REAL_QID": "1", "WAIT": "true",
     }  # fmt: skip
     assert (half.offset, half.physical_offset) == (0, record.physical_offset)
     assert bodies(bench, "T", 1) == [b"plain"]

@@ -99,7 +99,8 @@ class SendRules:
             raise illegal(self.body_bytes_max, f"msg body length {len(body)}B, ")
         sys_flag = header.sys_flag | topic_flags | (SysFlag.BORN_HOST_V6 if len(connection.remote_host) == 20 else 0)
         properties = decode_properties((header.properties or "").encode())
-        wait = properties.pop(Prop.WAIT_STORE_MSG_OK, "true").lower() != "false"
+        waits = properties.pop(Prop.WAIT_STORE_MSG_OK, None)
+        wait = waits is None or waits.lower() != "false"
         properties[Prop.CLUSTER] = self._settings.broker_cluster_name
         is_half = properties.get(Prop.TRANSACTION_PREPARED, "").lower() == "true"
         if is_half and not (is_batch or self._settings.reject_transaction_message):
@@ -114,6 +115,8 @@ class SendRules:
             return self._batch(base, name, queue_id, body, properties), queue_id, wait
         stored_name, stored_queue = self._divert(header, properties, name, queue_id)
         if is_half:
+            if waits is not None:  # which the Java broker leaves in these alone
+                properties[Prop.WAIT_STORE_MSG_OK] = waits
             stored_name, stored_queue = _half(header, properties, stored_name, stored_queue)
         else:
             stored_name, stored_queue = delayed(properties, stored_name, stored_queue, self._delay_level_max)

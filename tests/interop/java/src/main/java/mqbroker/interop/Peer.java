@@ -62,6 +62,9 @@ public final class Peer {
                 case "createtopic":
                     CreateTopic.run(options, lines);
                     break;
+                case "transact":
+                    Transact.run(options, lines, end);
+                    break;
                 case "filters":
                     Filters.run(options, lines);
                     break;

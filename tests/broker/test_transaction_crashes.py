@@ -1,0 +1,153 @@
+"""Transactions over processes and machines that end at any step: each ends as its producer says, and is not lost.
+
+Sends are acknowledged when they are on the disk, ends are not waited for. A process that is killed leaves each
+transaction to end once; after a power cut one of which the message is on the disk and the entry that settles it is not
+ends once more.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import pytest
+from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.task import Clock
+from zope.interface import implementer
+
+from mqbroker.config import FlushDiskType
+from mqbroker.store.worker import IWorker
+from tests.broker.bench import START, Bench
+from tests.broker.transacting import COMMIT, GIVEN_UP, HALF, ROLLBACK, UNKNOWN, Transactor, answered, bodies
+from tests.store.simulation.disk import DiskFaults, Ended, SimDisk
+
+LIVES = 4
+STEPS = 25
+SETTINGS = {
+    "transaction_check_interval_ms": 10_000,
+    "transaction_check_max": 1000,
+    "store": {
+        "flush_disk_type": FlushDiskType.SYNC_FLUSH,
+        "mapped_file_size_commit_log": 16 * 1024,
+        "max_message_size": 4096,
+    },
+}
+
+
+@implementer(IWorker)
+class MortalWorker:
+    """Does everything at once; what it is at when the process ends nobody hears of."""
+
+    def run(self, function):
+        try:
+            return succeed(function())
+        except Ended:
+            return Deferred()
+        except Exception:
+            return fail()
+
+
+class World:
+    """A broker that dies again and again, and its producer, who knows how each transaction is to end."""
+
+    def __init__(self, root, seed, how):
+        self.root, self.how = root, how
+        self.rng = Random(seed)
+        self.disk = SimDisk()
+        self.sent: dict[bytes, int] = {}
+        self.acknowledged = set()
+        self.halves = []
+        self.now = START
+        self.open()
+
+    def open(self):
+        self.clock = Clock()  # nobody of the life before is on it
+        self.clock.advance(self.now)
+        self.bench = Bench(self.root / "store", disk=self.disk, clock=self.clock, worker=MortalWorker(), **SETTINGS)
+        self.disk.now_ms = lambda: int(self.clock.seconds() * 1000)
+        self.bench.parts.checks.start()
+        self.producer = Transactor(self.bench)
+        self.producer.beat()
+
+    def die(self):
+        self.now = self.clock.seconds()
+        self.disk = self.disk.crashed(self.rng) if self.how == "power" else self.disk.killed(self.rng)
+        self.disk.faults = DiskFaults()
+        self.open()
+
+    def step(self):
+        act = self.rng.choice([self.send, self.send, self.send, self.end, self.end, self.check, self.wait, self.save])
+        act()
+
+    def send(self):
+        body = b"%d " % len(self.sent) + b"x" * self.rng.randrange(300)
+        outcome = self.rng.choice([COMMIT, ROLLBACK])
+        self.sent[body] = outcome
+        half = self.producer.half(body, properties={"UNIQ_KEY": str(len(self.sent))})
+        self.acknowledged.add(body)
+        self.halves.append((half, outcome))
+        self.end_one(half, self.rng.choice([outcome, UNKNOWN]))
+
+    def end(self):
+        """Late, and maybe once more."""
+        if self.halves:
+            half, outcome = self.rng.choice(self.halves)
+            self.end_one(half, outcome)
+
+    def end_one(self, half, outcome):
+        self.producer.end(half, outcome)
+
+    def check(self):
+        self.producer.beat()
+        self.bench.turn(11)
+        for header, record in self.producer.asked():
+            if record.body in self.sent and self.rng.random() < 0.7:
+                self.producer.end(answered(header), self.sent[record.body], from_transaction_check=True)
+
+    def wait(self):
+        self.bench.turn(self.rng.choice([0, 0.5, 1]))
+
+    def save(self):
+        self.bench.parts.halves.save_progress()
+        self.bench.offsets.persist()
+
+    def live(self):
+        """Some steps, in the middle of one of which it may be over."""
+        if self.rng.random() < 0.7:
+            self.disk.faults.end_in = self.rng.randrange(1, 200)
+        try:
+            for _ in range(self.rng.randrange(STEPS)):
+                self.step()
+                if self.disk.is_off:
+                    return
+        except (Ended, ValueError, AssertionError):
+            if not self.disk.is_off:
+                raise
+
+    def settle_all(self):
+        ledger = self.bench.parts.halves.ledger
+        for _ in range(60):
+            self.check()
+            if ledger.progress == self.bench.store.max_offset(HALF, 0):
+                return
+        raise AssertionError(f"half messages stay from {ledger.progress} on")
+
+
+@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("how", ["kill", "power"])
+def test_each_transaction_ends_as_its_producer_says(tmp_path, seed, how):
+    world = World(tmp_path, seed, how)
+    world.producer.client.send(queue_id=1, body=b"plain")
+    for _ in range(LIVES):
+        world.live()
+        world.die()
+    world.settle_all()
+    found = Counter(bodies(world.bench, "T", 1))
+    for body, outcome in world.sent.items():
+        if outcome == ROLLBACK:
+            assert found[body] == 0
+        else:
+            assert found[body] >= (body in world.acknowledged)
+            assert found[body] <= (1 if how == "kill" else LIVES + 1)
+    assert bodies(world.bench, GIVEN_UP) == []
+    world.bench.close()

@@ -136,13 +136,13 @@ class EndTransactionProcessor:
         if isinstance(found, Deferred):
             found.addErrback(_ignore)  # `_find` asks for it again
             return None
-        record = _first(found, offset)
+        record = _first(found)
         return record if record is not None and _why_wrong(record, header) is None else None
 
     async def _find(self, header: EndTransactionRequestHeader) -> Record:
         """The half message. Raises Refused where there is none, or not such a one; StoreError."""
         queued = self._store.get_when_ready(TRANS_HALF_TOPIC, QUEUE_ID, max(0, header.tran_state_table_offset), 1)
-        found = _first(await queued if isinstance(queued, Deferred) else queued, header.tran_state_table_offset)
+        found = _first(await queued if isinstance(queued, Deferred) else queued)
         if found is not None and _why_wrong(found, header) is None:
             return found
         # What is wrong is said of the message that stands in the log there, as the Java broker does.
@@ -154,11 +154,11 @@ class EndTransactionProcessor:
         raise Refused(ResponseCode.SYSTEM_ERROR, why or "The transaction state table offset wrong")
 
     def _gather(self, run: _Run, command: RemotingCommand, header: EndTransactionRequestHeader, record: Record) -> None:
-        """Add what the request comes to, unless the half message is settled."""
+        """Add what the request comes to."""
         ledger = self._halves.ledger
         # It may have been put back since its producer, or who was asked about it, learned where it is.
         offset = ledger.where(record.queue_offset)
-        if ledger.is_settled(offset) or offset in run.endings:
+        if offset in run.endings:
             run.answer(command)
             return
         message = None
@@ -175,7 +175,8 @@ class EndTransactionProcessor:
         """Store what was gathered, and add the answers."""
         endings, run.endings = run.endings, {}
         run.gathered_bytes = 0
-        # While some of the run waited for the disk, others may have settled or put back what it gathered before.
+        # Others may have settled before what is to be settled now or, while some of the run waited for the disk, may have
+        # put it back.
         ledger = self._halves.ledger
         endings = {ledger.where(offset): ending for offset, ending in endings.items()}
         wanted = [(offset, each.message) for offset, each in endings.items() if not ledger.is_settled(offset)]
@@ -249,12 +250,11 @@ def _read_header(ext: dict[str, str]) -> EndTransactionRequestHeader | None:
     return None if header.commit_or_rollback == SysFlag.TRANSACTION_NOT else header
 
 
-def _first(found: GetResult, offset: int) -> Record | None:
-    """The message at `offset`, where that was found."""
+def _first(found: GetResult) -> Record | None:
+    """The message that was found, if any."""
     if found.status is not GetStatus.FOUND or not found.pieces:
         return None
-    record = decode_record(b"".join(found.pieces))
-    return record if record.queue_offset == offset else None
+    return decode_record(b"".join(found.pieces))
 
 
 def _why_wrong(record: Record, header: EndTransactionRequestHeader) -> str | None:

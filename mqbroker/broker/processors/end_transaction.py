@@ -175,31 +175,33 @@ class EndTransactionProcessor:
         """Store what was gathered, and add the answers."""
         endings, run.endings = run.endings, {}
         run.gathered_bytes = 0
-        # Others may have settled before what is to be settled now or, while some of the run waited for the disk, may have
-        # put it back.
+        # What is gathered may have been settled before, or put back while some of the run waited for the disk.
         ledger = self._halves.ledger
-        endings = {ledger.where(offset): ending for offset, ending in endings.items()}
-        wanted = [(offset, each.message) for offset, each in endings.items() if not ledger.is_settled(offset)]
+        wanted: dict[int, NewMessage | None] = {}
+        for offset, ending in endings.items():
+            now_at = ledger.where(offset)
+            if not ledger.is_settled(now_at):
+                wanted.setdefault(now_at, ending.message)
         why: dict[int, Refused] = {}
         try:
-            self._halves.settle(wanted)
+            self._halves.settle(list(wanted.items()))
         except MessageRefused:
             why = self._settle_each(wanted)
         except (StoreError, OSError) as error:
-            why = dict.fromkeys((offset for offset, _ in wanted), _unavailable(error))
+            why = dict.fromkeys(wanted, _unavailable(error))
         for offset, ending in endings.items():
-            run.answer(ending.command, why.get(offset))
+            run.answer(ending.command, why.get(ledger.where(offset)))
 
-    def _settle_each(self, wanted: list[tuple[int, NewMessage | None]]) -> dict[int, Refused]:
+    def _settle_each(self, wanted: dict[int, NewMessage | None]) -> dict[int, Refused]:
         """Settle them one by one, for one of them the store refuses; returns which were not, and why."""
         why = {}
-        for each in wanted:
+        for offset, message in wanted.items():
             try:
-                self._halves.settle([each])
+                self._halves.settle([(offset, message)])
             except MessageRefused as error:
-                why[each[0]] = message_refusal(error, self._message_bytes_max)
+                why[offset] = message_refusal(error, self._message_bytes_max)
             except (StoreError, OSError) as error:
-                why[each[0]] = _unavailable(error)
+                why[offset] = _unavailable(error)
         return why
 
     # --- 323

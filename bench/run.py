@@ -8,6 +8,8 @@ Both brokers run with the same settings on fresh stores and take turns. The part
     sync     as send, answered when on the disk (SYNC_FLUSH)
     restart  from exec to the first send and the first pull that are answered, after SIGKILL with a million messages
     roll     latency of sends through ten rolls to a next segment of the log
+    transactions  half messages and commits a second
+    delayed  taken and delivered a second, and how late those come that are due while a million wait
     memory   of ours alone, while ten million messages are sent
     routes   a name server with 100,000 topics: their registration, memory, and answers a second
     idle     memory, CPU and wake-up of a broker that holds the long polls of ten thousand consumers
@@ -25,14 +27,14 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench import idle, memory, restart, rmqload, roll, routes, throughput
+from bench import delayed, idle, memory, restart, rmqload, roll, routes, throughput, transactions
 from bench.rmqload import LoadFailed
 from bench.servers import Bench, Kind
 from bench.table import Table, by_kind
 from tests.interop.java import JavaMissing, java_system
 from tests.interop.processes import ProcessFailed
 
-PARTS = ("start", "send", "pull", "sync", "restart", "roll", "memory", "routes", "idle")
+PARTS = ("start", "send", "pull", "sync", "restart", "roll", "transactions", "delayed", "memory", "routes", "idle")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -101,6 +103,10 @@ def steps(
         found.append(lambda: restart.compare(bench, table, kinds, rounds, factor))
     if "roll" in only:
         found.append(lambda: roll.compare(bench, table, kinds, is_quick=factor < 1))
+    if "transactions" in only:
+        found.append(lambda: transactions.compare(bench, table, kinds, rounds, factor))
+    if "delayed" in only:
+        found.append(lambda: delayed.compare(bench, table, kinds, rounds, factor))
     if "memory" in only and "ours" in kinds:
         found.append(lambda: memory.measure(bench, table, factor))
     if "routes" in only:

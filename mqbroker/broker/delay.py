@@ -1,14 +1,16 @@
 """Delayed messages: level n of `messageDelayLevel` waits in queue n-1 of SCHEDULE_TOPIC_XXXX, first in, first due.
 
 When its time comes a message is stored again in its real topic and queue, which its properties keep. How far each level
-is delivered is kept in config/delayOffset.json, written once a second: a crash delivers that second again, and loses
-nothing. Source: ScheduleMessageService of 4.9.7, which polls ten times a second; here each level has one timer.
+is delivered is kept in config/delayOffset.json, written once a second and never ahead of what of the log is on the
+disk: a crash delivers the last two seconds again, and loses nothing. Source: ScheduleMessageService of 4.9.7, which
+polls ten times a second; here each level has one timer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
+from itertools import takewhile
 from typing import TypeVar
 
 import attrs
@@ -22,11 +24,12 @@ from mqbroker.store.commitlog import NewMessage
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.message_store import MessageStore
 from mqbroker.store.outcomes import GetResult, GetStatus
+from mqbroker.store.properties import find_property
 from mqbroker.wire.bodies import Body
 from mqbroker.wire.codes import SCHEDULE_TOPIC, TRANS_HALF_TOPIC, Prop
 from mqbroker.wire.names import check_topic
 from mqbroker.wire.properties import decode_properties, reencode_properties
-from mqbroker.wire.record import BadRecord, Record, decode_record, encode_host
+from mqbroker.wire.record import BadRecord, RawRecord, decode_raw
 
 T = TypeVar("T")
 
@@ -38,6 +41,12 @@ TURN_MESSAGES_MAX = 32
 RETRY_SECONDS = 1.0
 
 QUEUE_ID_MAX = 65_535
+
+_REAL_TOPIC = f"{Prop.REAL_TOPIC}\x01".encode()
+_REAL_QUEUE_ID = f"{Prop.REAL_QUEUE_ID}\x01".encode()
+_DELAY = f"{Prop.DELAY_TIME_LEVEL}\x01".encode()
+_INNER_OFFSET = Prop.INNER_MULTI_QUEUE_OFFSET.encode()
+_PAIR_END = 2
 
 
 @attrs.frozen
@@ -62,7 +71,15 @@ class DelayService:
         #: Levels whose next messages are being read from the disk.
         self._reading: set[int] = set()
         self._running = False
+        #: The offsets that may be in the file; and those that may be when the log is on the disk so far.
+        self._kept = dict(self._offsets)
+        self._candidate: tuple[dict[int, int], int] | None = None
+        self._moved = False
         self._changed = False
+        #: Where in the log ends what was delivered last.
+        self._log_end = 0
+        #: By level: messages below an offset that seem to be stored in the future are due at a time, ms.
+        self._ahead: dict[int, tuple[int, float]] = {}
         self._is_refused = False
         #: Called with a queue's id, how many messages left it for their topics, and of how many bytes they are there.
         self.on_delivered: Callable[[int, int, int], None] = lambda queue_id, count, size: None
@@ -73,12 +90,15 @@ class DelayService:
             self._again(level, 0)
 
     def stop(self) -> Deferred[bool]:
-        """Stop delivering; fires when the offsets are on the disk."""
+        """Stop delivering; fires when what was delivered and the offsets are on the disk."""
         self._running = False
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
-        return self.persist()
+        durable = self._store.durable(self._log_end)
+        # Where it cannot be written it is delivered again after the next start.
+        durable.addErrback(lambda failure: log.warn("delayed messages: {why}", why=failure.getErrorMessage()))
+        return durable.addCallback(lambda _: self.persist())
 
     def snapshot(self) -> DelayOffsets:
         return DelayOffsets(dict(self._offsets))
@@ -91,11 +111,24 @@ class DelayService:
         }
 
     def persist(self) -> Deferred[bool]:
-        """Write the offsets where any moved; fires True when they are on the disk."""
+        """Write the offsets of what is delivered and on the disk, where any moved; fires True when they are there.
+
+        What the disk does not have yet is written of the next time: after a power cut it is to be delivered again."""
+        self._keep_candidate()
+        if self._candidate is None and self._moved:
+            self._moved = False
+            self._candidate = dict(self._offsets), self._log_end
+            self._keep_candidate()
         if not self._changed:
             return succeed(True)
         self._changed = False
-        return self._file.save(lambda: DelayOffsets(self._offsets).to_json()).addCallback(self._persisted)
+        return self._file.save(lambda: DelayOffsets(self._kept).to_json()).addCallback(self._persisted)
+
+    def _keep_candidate(self) -> None:
+        if self._candidate is not None and self._candidate[1] <= self._store.flushed:
+            self._kept, _ = self._candidate
+            self._candidate = None
+            self._changed = True
 
     def _persisted(self, succeeded: bool) -> bool:
         self._changed |= not succeeded
@@ -147,7 +180,7 @@ class DelayService:
             return
         records = self._decode(level, offset, found)
         now_ms = self._clock.seconds() * 1000
-        due = [record for record in records if self._due_ms(record, level) <= now_ms]
+        due = list(takewhile(lambda record: self._due_ms(record, level, now_ms) <= now_ms, records))
         if not self._deliver(due, level):
             self._again(level, RETRY_SECONDS)
             return
@@ -155,21 +188,21 @@ class DelayService:
         if len(due) < len(records):
             if due:
                 self._move(level, records[len(due)].queue_offset)
-            self._again(level, max(0.0, self._due_ms(records[len(due)], level) - now_ms) / 1000)
+            self._again(level, max(0.0, self._due_ms(records[len(due)], level, now_ms) - now_ms) / 1000)
         else:
             self._move(level, records[-1].queue_offset + 1 if records else offset + 1)
             self._again(level, 0)
 
-    def _decode(self, level: int, offset: int, found: GetResult) -> list[Record]:
+    def _decode(self, level: int, offset: int, found: GetResult) -> list[RawRecord]:
         """The messages that were found, up to one that cannot be decoded; none, with a log line, where that is the
         first: skip it."""
         data = memoryview(b"".join(found.pieces))
-        records: list[Record] = []
+        records: list[RawRecord] = []
         at = 0
         try:
             while at < len(data):
-                records.append(decode_record(data, at))
-                at += records[-1].store_size
+                records.append(decode_raw(data, at))
+                at += records[-1].size
         except BadRecord as error:
             if not records:
                 log.error(
@@ -177,8 +210,17 @@ class DelayService:
                 )
         return records
 
-    def _due_ms(self, record: Record, level: int) -> int:
-        return record.store_timestamp + self._delays_ms[level - 1]
+    def _due_ms(self, record: RawRecord, level: int, now_ms: float) -> float:
+        """When a message is due. One whose time of storing is ahead of the clock, which was set back, waits no longer
+        than its delay from when that was seen, and so do those that were behind it then."""
+        delay_ms = self._delays_ms[level - 1]
+        if record.store_timestamp <= now_ms:
+            return record.store_timestamp + delay_ms
+        end, due_ms = self._ahead.get(level, (0, 0.0))
+        if record.queue_offset >= end or due_ms > now_ms + delay_ms:
+            end, due_ms = self._store.max_offset(SCHEDULE_TOPIC, level - 1), now_ms + delay_ms
+            self._ahead[level] = end, due_ms
+        return min(record.store_timestamp + delay_ms, due_ms)
 
     def _correct(self, level: int, offset: int, next_offset: int) -> None:
         """Nothing is at `offset`: wait there, or go on where the queue's messages are."""
@@ -189,9 +231,9 @@ class DelayService:
 
     def _move(self, level: int, offset: int) -> None:
         self._offsets[level] = offset
-        self._changed = True
+        self._moved = True
 
-    def _deliver(self, records: list[Record], level: int) -> bool:
+    def _deliver(self, records: list[RawRecord], level: int) -> bool:
         messages = [message for message in map(_real_message, records) if message is not None]
         try:
             if messages:
@@ -208,6 +250,7 @@ class DelayService:
 
     def _append(self, messages: list[NewMessage], level: int) -> None:
         appended = self._store.append(messages)
+        self._log_end = appended[-1][0] + appended[-1][2]
         self.on_delivered(level - 1, len(appended), sum(size for _, _, size, _ in appended))
 
     def _deliver_each(self, messages: list[NewMessage], level: int) -> bool:
@@ -233,28 +276,49 @@ def _without_names(message: NewMessage) -> NewMessage:
     return (*message[:9], reencode_properties(properties))
 
 
-def _real_message(record: Record) -> NewMessage | None:
+def _real_message(record: RawRecord) -> NewMessage | None:
     """The message as its producer meant it; None, with a log line, where its properties do not say where to."""
-    properties = dict(record.properties)
-    properties.pop(Prop.DELAY_TIME_LEVEL, None)
-    properties.pop(Prop.INNER_MULTI_QUEUE_OFFSET, None)  # of where it stood while it waited
+    properties = record.properties
     try:
-        topic = check_topic(properties.get(Prop.REAL_TOPIC, ""))
-        queue_id = int(properties.get(Prop.REAL_QUEUE_ID, ""))
-        if topic == TRANS_HALF_TOPIC or not 0 <= queue_id <= QUEUE_ID_MAX:
-            raise ValueError(f"queue {queue_id} of {topic}")
+        topic = _checked_topic(find_property(properties, _REAL_TOPIC))
+        number = find_property(properties, _REAL_QUEUE_ID)
+        queue_id = int(number) if number.isdigit() and len(number) <= 9 else -1
+        if not 0 <= queue_id <= QUEUE_ID_MAX:
+            raise ValueError(f"queue {number[:20]!r} of {topic!r}")
     except (MQError, ValueError) as error:
         log.error("delayed message at {n} is left out: {why}", n=record.physical_offset, why=str(error))
         return None
     return (
-        topic.encode(),
+        topic,
         queue_id,
         record.flag,
         record.sys_flag,
         record.born_timestamp,
-        encode_host(record.born_host),
+        record.born_host,
         record.reconsume_times,
         0,
         record.body,
-        reencode_properties(properties),
+        _without_delay(properties),
     )
+
+
+@lru_cache(1024)
+def _checked_topic(name: bytes) -> bytes:
+    """Raises Refused and ValueError where it is none that a message can be for."""
+    topic = check_topic(name.decode("utf-8", "replace"))
+    if topic == TRANS_HALF_TOPIC:
+        raise ValueError(f"it is for {topic}")
+    return name
+
+
+def _without_delay(properties: bytes) -> bytes:
+    """The properties without what they had for the time that the message waited."""
+    at = properties.find(_DELAY)
+    is_plain = at == 0 or (at > 0 and properties[at - 1] == _PAIR_END)
+    if is_plain and properties.find(_DELAY, at + 1) < 0 and _INNER_OFFSET not in properties:
+        end = properties.find(b"\x02", at)
+        return properties[: max(0, at - 1)] if end < 0 else properties[:at] + properties[end + 1 :]
+    found = decode_properties(properties)
+    found.pop(Prop.DELAY_TIME_LEVEL, None)
+    found.pop(Prop.INNER_MULTI_QUEUE_OFFSET, None)  # of where it stood while it waited
+    return reencode_properties(found)

@@ -17,12 +17,13 @@ import socket
 import struct
 import zlib
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import attrs
 
 from mqbroker.errors import MQError
 from mqbroker.wire.codes import SysFlag
-from mqbroker.wire.properties import PROPERTIES_BYTES_MAX, decode_properties, encode_properties
+from mqbroker.wire.properties import PROPERTIES_BYTES_MAX, decode_properties, encode_properties, reencode_properties
 
 MAGIC = 0xDAA320A7
 BLANK_MAGIC = 0xCBD43194
@@ -49,6 +50,8 @@ INFLATED_BYTES_MAX = 64 * 1024 * 1024
 _HEAD = struct.Struct(">IIIiiqqiq")
 _STORE_TIME = struct.Struct(">q")
 _TAIL = struct.Struct(">iqi")
+# All before the body, with IPv4 hosts.
+_FIXED_V4 = struct.Struct(">IIIiiqqiq8sq8siqi")
 _BLANK = struct.Struct(">II")
 _INT = struct.Struct(">i")
 _SHORT = struct.Struct(">H")
@@ -186,6 +189,56 @@ def property_bytes(view: memoryview, at: int) -> bytes:
         return view[place + 2 : place + 2 + _SHORT.unpack_from(view, place)[0]].tobytes()
     except (struct.error, IndexError):
         return b""
+
+
+class RawRecord(NamedTuple):
+    """What of a record is stored again with another: hosts and properties as they are."""
+
+    size: int
+    queue_offset: int
+    physical_offset: int
+    flag: int
+    sys_flag: int
+    born_timestamp: int
+    born_host: bytes
+    store_timestamp: int
+    reconsume_times: int
+    body: bytes
+    properties: bytes
+
+
+def decode_raw(data: memoryview, offset: int) -> RawRecord:
+    """As `decode_record`, and several times as fast: for who stores many again. Raises BadRecord."""
+    if len(data) - offset < RECORD_BYTES_MIN:
+        raise BadRecord(f"record at {offset} is cut short")
+    (size, magic, crc, _, flag, queue_offset, physical_offset, sys_flag, born_timestamp, born_host, store_timestamp,
+     _, reconsume_times, _, body_bytes) = _FIXED_V4.unpack_from(data, offset)  # fmt: skip
+    if sys_flag & _V6:
+        return _raw_of(decode_record(data, offset))
+    if magic != MAGIC or not RECORD_BYTES_MIN <= size <= len(data) - offset:
+        raise BadRecord(f"magic {magic:#x} and size {size} with {len(data) - offset} bytes at hand")
+    record = data[offset : offset + size].tobytes()
+    body_end = _FIXED_V4.size + body_bytes
+    if not _FIXED_V4.size <= body_end <= size - 3:
+        raise BadRecord(f"body of {body_bytes} bytes in a record of {size}")
+    body = record[_FIXED_V4.size : body_end]
+    if body and zlib.crc32(body) & 0x7FFFFFFF != crc:
+        raise BadRecord(f"body CRC is not {crc:#x}")
+    at = body_end + 1 + record[body_end]
+    if at + 2 > size or at + 2 + (record[at] << 8 | record[at + 1]) != size:
+        raise BadRecord(f"parts do not end where a record of {size} does")
+    return RawRecord(
+        size, queue_offset, physical_offset, flag, sys_flag, born_timestamp, born_host, store_timestamp,
+        reconsume_times, body, record[at + 2 :],
+    )  # fmt: skip
+
+
+def _raw_of(record: Record) -> RawRecord:
+    return RawRecord(
+        record.store_size, record.queue_offset, record.physical_offset, record.flag, record.sys_flag,
+        record.born_timestamp, encode_host(record.born_host), record.store_timestamp, record.reconsume_times,
+        record.body, reencode_properties(record.properties),
+    )  # fmt: skip
 
 
 def decode_records(data: bytes | memoryview, *, check_crc: bool = True) -> list[Record]:

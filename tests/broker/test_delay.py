@@ -12,7 +12,9 @@ from mqbroker.broker.delay import DelayService
 from mqbroker.errors import StoreUnwritable
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.message_store import MessageStore
+from mqbroker.store.outcomes import GetStatus
 from mqbroker.store.worker import InlineWorker
+from mqbroker.wire.properties import decode_properties
 from mqbroker.wire.record import Record, decode_records
 from tests.store.harness import Bench, make_bench, message, stop, turns
 
@@ -224,3 +226,88 @@ def test_a_delayed_message_stands_in_the_queues_it_names_twice(bench):
     found = delivered(store, "%LMQ%a", 0)
     assert [record.topic for record in found] == ["SCHEDULE_TOPIC_XXXX", "T"]
     assert [dict(record.properties)["INNER_MULTI_QUEUE_OFFSET"] for record in found] == ["0", "1"]
+
+
+def test_no_offset_is_written_of_what_is_not_on_the_disk(bench):
+    """After a power cut it is to be delivered again."""
+    worker = bench.worker
+    store, delay = opened(bench)
+    store.append([delayed_message(b"one")])
+    worker.at_once = False
+    wait(bench.clock, 1.1)
+    assert [record.body for record in delivered(store)] == [b"one"]
+    file = bench.root / "config" / "delayOffset.json"
+    for _ in range(3):
+        delay.persist()
+    assert not file.exists()
+    worker.at_once = True
+    while worker.waiting:
+        worker.step()
+    wait(bench.clock, 1)
+    delay.persist()
+    assert file.read_bytes() == b'{"offsetTable":{1:1}}'
+
+
+def test_one_that_seems_older_than_the_one_before_it_waits_for_that(bench):
+    """As a Java broker stores them whose clock was set back."""
+    store, _ = opened(bench)
+    now_ms = int(bench.clock.seconds() * 1000)
+    numbers = iter([now_ms + 900, now_ms, now_ms + 900])
+    get = store.get_when_ready
+
+    def with_other_times(*args):
+        found = get(*args)
+        if found.status is not GetStatus.FOUND:
+            return found
+        data = bytearray(b"".join(found.pieces))
+        at = 0
+        for _ in range(found.count):
+            data[at + 56 : at + 64] = times[int.from_bytes(data[at + 20 : at + 28], "big")].to_bytes(8, "big")
+            at += int.from_bytes(data[at : at + 4], "big")
+        return found._replace(pieces=[memoryview(bytes(data))])
+
+    times = list(numbers)
+    store.get_when_ready = with_other_times
+    store.append([delayed_message(body) for body in (b"0", b"1", b"2")])
+    wait(bench.clock, 1.2)
+    assert delivered(store) == []
+    wait(bench.clock, 0.8)
+    assert [record.body for record in delivered(store)] == [b"0", b"1", b"2"]
+
+
+def test_a_clock_that_was_set_back_keeps_nobody_waiting_for_what_it_was(bench):
+    store, delay = opened(bench)
+    store.append([delayed_message(b"%d" % n, 2) for n in range(3)])
+    delay.stop()
+    stop(store)
+    bench.opened.clear()
+    bench.clock.rightNow -= 3600
+    store, _ = opened(bench)
+    wait(bench.clock, 4.5)
+    store.append([delayed_message(b"later", 2)])
+    assert delivered(store) == []
+    wait(bench.clock, 1)
+    assert [record.body for record in delivered(store)] == [b"0", b"1", b"2"]
+    wait(bench.clock, 5.5)
+    assert [record.body for record in delivered(store)] == [b"0", b"1", b"2", b"later"]
+
+
+@pytest.mark.parametrize(
+    ("properties", "left"),
+    [
+        (b"DELAY\x011\x02%s\x02A\x01b", b"%s\x02A\x01b"),
+        (b"%s\x02DELAY\x011", b"%s"),
+        (b"XDELAY\x012\x02%s\x02DELAY\x011\x02A\x01b", b"XDELAY\x012\x02%s\x02A\x01b"),
+        (b"A\x01DELAY\x011\x02%s", b"A\x01DELAY\x011\x02%s"),
+        (b"DELAY\x011\x02%s\x02DELAY\x012", b"%s"),
+        (b"INNER_MULTI_QUEUE_OFFSET\x011\x02%s\x02DELAY\x012", b"%s"),
+    ],
+)
+def test_it_loses_what_it_had_for_its_wait_alone(bench, properties, left):
+    real = b"REAL_TOPIC\x01T\x02REAL_QID\x013"
+    store, _ = opened(bench)
+    store.append([message("SCHEDULE_TOPIC_XXXX", 0, b"one", properties % real)])
+    wait(bench.clock, 1.1)
+    (record,) = delivered(store)
+    assert dict(record.properties) == decode_properties(left % real)
+    assert "DELAY" not in record.properties

@@ -14,6 +14,7 @@ from mqbroker.errors import MQError
 from mqbroker.wire import record as module
 from mqbroker.wire.codes import SysFlag
 from mqbroker.wire.command import decode_frame
+from mqbroker.wire.properties import decode_properties
 from mqbroker.wire.record import (
     BLANK_MAGIC,
     INFLATED_BYTES_MAX,
@@ -23,6 +24,7 @@ from mqbroker.wire.record import (
     Record,
     body_crc,
     decode_host,
+    decode_raw,
     decode_record,
     decode_records,
     encode_blank,
@@ -468,3 +470,44 @@ def test_property_bytes_of_what_is_no_record():
     assert property_bytes(memoryview(b"\xff" * 60), 0) == b""
     assert property_bytes(memoryview(b"\x7f" * 200), 0) == b""
     assert property_bytes(memoryview(b""), 0) == b""
+
+
+def raw_or_none(data, offset=0):
+    try:
+        return decode_raw(memoryview(data), offset)
+    except BadRecord:
+        return None
+
+
+@pytest.mark.parametrize("born", [("10.0.0.1", 1), ("fe80::1", 2)])
+@pytest.mark.parametrize("store", [("10.0.0.9", 3), ("::1", 4)])
+@pytest.mark.parametrize("body", [b"", b"x" * 300])
+def test_a_raw_record_is_the_record(born, store, body):
+    record = attrs.evolve(PLAIN, born_host=born, store_host=store, body=body)
+    data = b"before" + encode_record(record) + b"after"
+    found, raw = decode_record(data, 6), decode_raw(memoryview(data), 6)
+    assert raw.size == found.store_size == len(data) - 11
+    assert raw.born_host == encode_host(born)
+    assert decode_properties(raw.properties) == found.properties
+    names = ["queue_offset", "physical_offset", "flag", "sys_flag", "born_timestamp", "store_timestamp",
+             "reconsume_times", "body"]  # fmt: skip
+    assert [getattr(raw, name) for name in names] == [getattr(found, name) for name in names]
+
+
+@given(st.integers(0, 10_000), st.integers(0, 255), st.integers(0, 400))
+def test_a_raw_record_that_is_broken_is_refused_as_the_record_is(at, byte, length):
+    """But where bytes are wrong that it does not look at."""
+    whole = encode_record(attrs.evolve(PLAIN, body=b"some body"))
+    data = bytearray(whole)
+    data[at % len(data)] = byte
+    del data[length:]
+    raw = raw_or_none(data)
+    try:
+        record = decode_record(bytes(data))
+    except BadRecord:
+        record = None
+    if record is not None:
+        assert raw is not None
+        assert (raw.size, raw.body) == (record.store_size, record.body)
+    elif raw is not None:
+        assert (raw.size, raw.body) == (len(whole), b"some body")

@@ -22,6 +22,7 @@ from mqbroker.remoting.handlers import HandlerTable, IConnection, RawRequest, fa
 from mqbroker.store.commitlog import NewMessage
 from mqbroker.store.message_store import MessageStore
 from mqbroker.store.outcomes import GetResult, GetStatus
+from mqbroker.store.properties import find_property
 from mqbroker.wire.codes import (
     TRANS_CHECK_MAX_TIME_TOPIC,
     TRANS_HALF_TOPIC,
@@ -30,26 +31,37 @@ from mqbroker.wire.codes import (
     ResponseCode,
     SysFlag,
 )
-from mqbroker.wire.command import RemotingCommand, encode_command
+from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand, encode_command
 from mqbroker.wire.headers import (
     EndTransactionRequestHeader,
     ResumeCheckHalfMessageRequestHeader,
     decode_header,
 )
 from mqbroker.wire.ids import parse_offset_message_id
-from mqbroker.wire.record import Record, decode_record
+from mqbroker.wire.record import RawRecord, Record, decode_raw, decode_record
 
 #: How many bytes of half messages are gathered before they are stored.
 GATHERED_BYTES_MAX = 1024 * 1024
 
 _OUTCOMES = (SysFlag.TRANSACTION_NOT, SysFlag.TRANSACTION_COMMIT, SysFlag.TRANSACTION_ROLLBACK)
+_PLAIN_OUTCOMES = {str(outcome): outcome for outcome in _OUTCOMES}
+_GROUP = f"{Prop.PRODUCER_GROUP}\x01".encode()
 _NOT_RESUMED = "Exception was thrown when putting message back to RMQ_SYS_TRANS_HALF_TOPIC."
+
+
+class _End(NamedTuple):
+    """What one request says."""
+
+    group: bytes
+    offset: int
+    physical_offset: int
+    outcome: int
 
 
 class _Ending(NamedTuple):
     """What one request comes to: a half message settled with a message or without."""
 
-    command: RemotingCommand
+    request: RawRequest
     message: NewMessage | None
 
 
@@ -62,9 +74,13 @@ class _Run:
     endings: dict[int, _Ending] = attrs.field(factory=dict)
     gathered_bytes: int = 0
 
-    def answer(self, command: RemotingCommand, error: Exception | None = None) -> None:
+    def answer(self, request: RawRequest, error: Exception | None = None) -> None:
+        is_oneway = request[2] & ONEWAY_FLAG
+        if is_oneway and error is None:
+            return
+        command = _command(request)
         answer = RemotingCommand.response(command) if error is None else failure_response(command, error)
-        if not command.is_oneway:
+        if not is_oneway:
             self.answers.append(encode_command(answer))
 
 
@@ -97,18 +113,17 @@ class EndTransactionProcessor:
 
     def _take_at_once(self, run: _Run, request: RawRequest) -> bool:
         """Take a request, unless it has to wait for the disk: then False."""
-        command = _command(request)
         try:
-            header = _read_header(request[0])
-            if header is None:
-                run.answer(command)
+            end = _read(request[0])
+            if end.outcome == SysFlag.TRANSACTION_NOT:  # its producer is asked again later
+                run.answer(request)
                 return True
-            record = self._find_at_once(header)
+            record = self._find_at_once(end)
             if record is None:
                 return False
-            self._gather(run, command, header, record)
+            self._gather(run, request, end, record)
         except Exception as error:
-            run.answer(command, _shown(error))
+            run.answer(request, _shown(error))
         return True
 
     async def _take_later(self, run: _Run, requests: list[RawRequest]) -> bytes:
@@ -116,58 +131,52 @@ class EndTransactionProcessor:
         for request in requests:
             if self._take_at_once(run, request):
                 continue
-            command = _command(request)
             try:
-                header = _read_header(request[0])
-                assert header is not None
-                self._gather(run, command, header, await self._find(header))
+                end = _read(request[0])
+                self._gather(run, request, end, await self._find(end))
             except Exception as error:
-                run.answer(command, _shown(error))
+                run.answer(request, _shown(error))
         self._settle(run)
         return b"".join(run.answers)
 
-    def _find_at_once(self, header: EndTransactionRequestHeader) -> Record | None:
+    def _find_at_once(self, end: _End) -> RawRecord | None:
         """The half message, where it is in memory and what the request says of it is true; None where it takes a
         closer look."""
-        offset = header.tran_state_table_offset
-        if offset >= self._store.max_offset(TRANS_HALF_TOPIC, QUEUE_ID):
+        if end.offset >= self._store.max_offset(TRANS_HALF_TOPIC, QUEUE_ID):
             self._store.dispatch_now()
-        found = self._store.get_when_ready(TRANS_HALF_TOPIC, QUEUE_ID, max(0, offset), 1)
+        found = self._store.get_when_ready(TRANS_HALF_TOPIC, QUEUE_ID, max(0, end.offset), 1)
         if isinstance(found, Deferred):
             found.addErrback(_ignore)  # `_find` asks for it again
             return None
         record = _first(found)
-        return record if record is not None and _why_wrong(record, header) is None else None
+        return record if record is not None and _why_wrong(record, end) is None else None
 
-    async def _find(self, header: EndTransactionRequestHeader) -> Record:
+    async def _find(self, end: _End) -> RawRecord:
         """The half message. Raises Refused where there is none, or not such a one; StoreError."""
-        queued = self._store.get_when_ready(TRANS_HALF_TOPIC, QUEUE_ID, max(0, header.tran_state_table_offset), 1)
+        queued = self._store.get_when_ready(TRANS_HALF_TOPIC, QUEUE_ID, max(0, end.offset), 1)
         found = _first(await queued if isinstance(queued, Deferred) else queued)
-        if found is not None and _why_wrong(found, header) is None:
+        if found is not None and _why_wrong(found, end) is None:
             return found
         # What is wrong is said of the message that stands in the log there, as the Java broker does.
-        data = await self._store.queries.record(header.commit_log_offset)
-        record = decode_record(data) if data is not None else None
-        if record is None or record.topic != TRANS_HALF_TOPIC:
+        data = await self._store.queries.record(end.physical_offset)
+        if data is None or decode_record(data).topic != TRANS_HALF_TOPIC:
             raise Refused(ResponseCode.SYSTEM_ERROR, "Find prepared transaction message failed")
-        why = _why_wrong(record, header)
+        why = _why_wrong(decode_raw(memoryview(data), 0), end)
         raise Refused(ResponseCode.SYSTEM_ERROR, why or "The transaction state table offset wrong")
 
-    def _gather(self, run: _Run, command: RemotingCommand, header: EndTransactionRequestHeader, record: Record) -> None:
+    def _gather(self, run: _Run, request: RawRequest, end: _End, record: RawRecord) -> None:
         """Add what the request comes to."""
         ledger = self._halves.ledger
         # It may have been put back since its producer, or who was asked about it, learned where it is.
         offset = ledger.where(record.queue_offset)
         if offset in run.endings:
-            run.answer(command)
+            run.answer(request)
             return
-        message = None
         if not ledger.is_possible(offset):
             raise Refused(ResponseCode.SYSTEM_ERROR, "The transaction state table offset wrong")
-        if header.commit_or_rollback == SysFlag.TRANSACTION_COMMIT:
-            message = committed(record, self._delay_level_max)
-        run.endings[offset] = _Ending(command, message)
-        run.gathered_bytes += record.store_size
+        is_committed = end.outcome == SysFlag.TRANSACTION_COMMIT
+        run.endings[offset] = _Ending(request, committed(record, self._delay_level_max) if is_committed else None)
+        run.gathered_bytes += record.size
         if run.gathered_bytes > GATHERED_BYTES_MAX:
             self._settle(run)
 
@@ -190,7 +199,7 @@ class EndTransactionProcessor:
         except (StoreError, OSError) as error:
             why = dict.fromkeys(wanted, _unavailable(error))
         for offset, ending in endings.items():
-            run.answer(ending.command, why.get(ledger.where(offset)))
+            run.answer(ending.request, why.get(ledger.where(offset)))
 
     def _settle_each(self, wanted: dict[int, NewMessage | None]) -> dict[int, Refused]:
         """Settle them one by one, for one of them the store refuses; returns which were not, and why."""
@@ -244,28 +253,43 @@ def _command(request: RawRequest) -> RemotingCommand:
     return RemotingCommand(code, ext, b"", opaque=opaque, flag=flag, serialize_type=serialize_type)
 
 
-def _read_header(ext: dict[str, str]) -> EndTransactionRequestHeader | None:
-    """What is wanted; None where it is nothing yet, and the producer is asked again later."""
+def _read(ext: dict[str, str]) -> _End:
+    """What is said. Raises Refused and MQError."""
+    outcome = _PLAIN_OUTCOMES.get(ext.get("commitOrRollback", ""))
+    offset, physical_offset = ext.get("tranStateTableOffset", ""), ext.get("commitLogOffset", "")
+    if (
+        outcome is not None
+        and offset.isdecimal()
+        and physical_offset.isdecimal()
+        and len(offset) < 19 > len(physical_offset)
+        and offset.isascii()
+        and physical_offset.isascii()
+        and "producerGroup" in ext
+        and "msgId" in ext
+        and ext.get("fromTransactionCheck", "false") in ("true", "false")
+    ):
+        return _End(ext["producerGroup"].encode(), int(offset), int(physical_offset), outcome)
     header = decode_header(EndTransactionRequestHeader, ext)
     if header.commit_or_rollback not in _OUTCOMES:
         raise Refused(ResponseCode.SYSTEM_ERROR, "commitOrRollback field wrong")
-    return None if header.commit_or_rollback == SysFlag.TRANSACTION_NOT else header
+    group = header.producer_group.encode("utf-8", "replace")
+    return _End(group, header.tran_state_table_offset, header.commit_log_offset, header.commit_or_rollback)
 
 
-def _first(found: GetResult) -> Record | None:
+def _first(found: GetResult) -> RawRecord | None:
     """The message that was found, if any."""
     if found.status is not GetStatus.FOUND or not found.pieces:
         return None
-    return decode_record(b"".join(found.pieces))
+    return decode_raw(found.pieces[0] if len(found.pieces) == 1 else memoryview(b"".join(found.pieces)), 0)
 
 
-def _why_wrong(record: Record, header: EndTransactionRequestHeader) -> str | None:
+def _why_wrong(record: RawRecord, end: _End) -> str | None:
     """What of a request is not true of the half message."""
-    if record.properties.get(Prop.PRODUCER_GROUP) != header.producer_group:
+    if find_property(record.properties, _GROUP) != end.group:
         return "The producer group wrong"
-    if record.queue_offset != header.tran_state_table_offset:
+    if record.queue_offset != end.offset:
         return "The transaction state table offset wrong"
-    if record.physical_offset != header.commit_log_offset:
+    if record.physical_offset != end.physical_offset:
         return "The commit log offset wrong"
     return None
 

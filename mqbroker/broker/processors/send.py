@@ -95,6 +95,7 @@ class SendProcessor:
         host_flag = SysFlag.BORN_HOST_V6 if len(born_host) == 20 else 0
         body_bytes_max = self._rules.body_bytes_max
         cluster = self._cluster
+        set_aside = self._rules.set_aside
         numbers = self._numbers
         times = self._times
         messages: list[NewMessage] = []
@@ -113,18 +114,23 @@ class SendProcessor:
                     or len(body) > body_bytes_max
                     or serialize_type != JSON
                     or ext.get("m", "false") != "false"
-                    or "DELAY\x01" in properties
-                    or "TRAN_MSG\x01" in properties
                 ):
                     raise ValueError
-                properties, wait = _without_wait(properties)
-                # Of two properties of one name the later counts, for Java's readers as for ours.
-                stored = f"{properties}\x02{cluster}".encode() if properties else cluster.encode()
+                sys_flag = numbers[ext["f"]]
+                stored_queue = queue_id
+                if "DELAY\x01" in properties or "TRAN_MSG\x01" in properties:
+                    topic, stored_queue, sys_flag, stored, wait = set_aside(
+                        topic, queue_id, sys_flag, properties, ext["a"]
+                    )
+                else:
+                    properties, wait = _without_wait(properties)
+                    # Of two properties of one name the later counts, for Java's readers as for ours.
+                    stored = f"{properties}\x02{cluster}".encode() if properties else cluster.encode()
                 message = (
                     topic,
-                    queue_id,
+                    stored_queue,
                     numbers[ext["h"]],
-                    numbers[ext["f"]] | topic_flags | host_flag,
+                    sys_flag | topic_flags | host_flag,
                     born_timestamp,
                     born_host,
                     numbers[ext.get("j", "0")],

@@ -117,13 +117,38 @@ class SendRules:
         if is_half:
             if waits is not None:  # which the Java broker leaves in these alone
                 properties[Prop.WAIT_STORE_MSG_OK] = waits
-            stored_name, stored_queue = _half(header, properties, stored_name, stored_queue)
+            stored_name, stored_queue = _half(header.producer_group, properties, stored_name, stored_queue)
         else:
             stored_name, stored_queue = delayed(properties, stored_name, stored_queue, self._delay_level_max)
         message = base.message(
             stored_name, stored_queue, header.flag, body, stored_properties(properties, self.body_bytes_max)
         )
         return [message], queue_id, wait
+
+    def set_aside(
+        self, name: bytes, queue_id: int, sys_flag: int, text: str, group: str
+    ) -> tuple[bytes, int, int, bytes, bool]:
+        """As `check`, for a message to a plain topic that is delayed, or half of a transaction, and else as usual.
+
+        (topic, queue, sys flag, properties, whether the answer waits). Raises ValueError where it takes `check`.
+        """
+        properties = decode_properties(text.encode())
+        waits = properties.pop(Prop.WAIT_STORE_MSG_OK, None)
+        properties[Prop.CLUSTER] = self._settings.broker_cluster_name
+        if properties.get(Prop.TRANSACTION_PREPARED, "").lower() == "true":
+            if self._settings.reject_transaction_message:
+                raise ValueError
+            sys_flag &= ~SysFlag.TRANSACTION_MASK
+            if waits is not None:
+                properties[Prop.WAIT_STORE_MSG_OK] = waits
+            stored_name, queue_id = _half(group, properties, name.decode(), queue_id)
+        else:
+            try:
+                stored_name, queue_id = delayed(properties, name.decode(), queue_id, self._delay_level_max)
+            except Refused:
+                raise ValueError from None
+        wait = waits is None or waits.lower() != "false"
+        return stored_name.encode(), queue_id, sys_flag, reencode_properties(properties), wait
 
     def _batch(self, base: _Base, name: str, queue_id: int, body: bytes, shared: dict[str, str]) -> list[NewMessage]:
         """The messages of a batch; `shared`, the properties of the batch itself, are added to those of each."""
@@ -204,10 +229,10 @@ class SendRules:
         return name, queue_id
 
 
-def _half(header: SendMessageRequestHeader, properties: dict[str, str], name: str, queue_id: int) -> tuple[str, int]:
+def _half(group: str, properties: dict[str, str], name: str, queue_id: int) -> tuple[str, int]:
     """Where a half message is stored; it keeps its real topic and queue, and who is to be asked about it. A delayed one
     is delayed when it is committed."""
-    properties.setdefault(Prop.PRODUCER_GROUP, header.producer_group)
+    properties.setdefault(Prop.PRODUCER_GROUP, group)
     properties[Prop.REAL_TOPIC] = name
     properties[Prop.REAL_QUEUE_ID] = str(queue_id)
     return TRANS_HALF_TOPIC, 0

@@ -6,11 +6,13 @@ Formats are those of TransactionalMessageBridge and EndTransactionProcessor of 4
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 import attrs
 
 from mqbroker.errors import MQError
 from mqbroker.store.commitlog import NewMessage
+from mqbroker.store.properties import find_property
 from mqbroker.wire.codes import (
     SCHEDULE_TOPIC,
     TRANS_CHECK_MAX_TIME_TOPIC,
@@ -24,8 +26,8 @@ from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import CheckTransactionStateRequestHeader
 from mqbroker.wire.ids import offset_message_id
 from mqbroker.wire.names import check_topic
-from mqbroker.wire.properties import reencode_properties
-from mqbroker.wire.record import Record, encode_host, encode_record
+from mqbroker.wire.properties import decode_properties, reencode_properties
+from mqbroker.wire.record import RawRecord, Record, encode_host, encode_record
 
 #: The one queue of half messages, of what settles them, and of those that were given up.
 QUEUE_ID = 0
@@ -34,6 +36,10 @@ _HALF = TRANS_HALF_TOPIC.encode()
 _OP = TRANS_OP_HALF_TOPIC.encode()
 _GIVEN_UP = TRANS_CHECK_MAX_TIME_TOPIC.encode()
 _SCHEDULE = SCHEDULE_TOPIC.encode()
+_REAL_TOPIC = f"{Prop.REAL_TOPIC}\x01".encode()
+_REAL_QUEUE_ID = f"{Prop.REAL_QUEUE_ID}\x01".encode()
+_DELAY = f"{Prop.DELAY_TIME_LEVEL}\x01".encode()
+_INNER_OFFSET = f"{Prop.INNER_MULTI_QUEUE_OFFSET}\x01".encode()
 #: As the Java broker writes them; it looks at the tag alone.
 _OP_PROPERTIES = b"WAIT\x01true\x02TAGS\x01d"
 OP_TAG = "d"
@@ -43,34 +49,60 @@ class BadHalf(MQError):
     """A half message that does not say where it belongs."""
 
 
-def real_place(record: Record) -> tuple[str, int]:
+def real_place(record: Record | RawRecord) -> tuple[bytes, int]:
     """Topic and queue that a half message is for. Raises BadHalf."""
-    text = record.properties.get(Prop.REAL_QUEUE_ID, "")
+    if isinstance(record, Record):
+        name = record.properties.get(Prop.REAL_TOPIC, "").encode()
+        number = record.properties.get(Prop.REAL_QUEUE_ID, "").encode()
+    else:
+        name = find_property(record.properties, _REAL_TOPIC)
+        number = find_property(record.properties, _REAL_QUEUE_ID)
+    queue_id = int(number) if number.isdigit() and len(number) <= 9 else -1
+    if not 0 <= queue_id <= _QUEUE_ID_MAX:
+        raise BadHalf(f"it is for queue {number[:20]!r}")
+    return _checked(name), queue_id
+
+
+@lru_cache(1024)
+def _checked(name: bytes) -> bytes:
+    """Raises BadHalf where it is no topic that a half message can be for."""
     try:
-        topic = check_topic(record.properties.get(Prop.REAL_TOPIC, ""))
-        queue_id = int(text) if text.isascii() and text.isdecimal() and len(text) <= 9 else -1
+        topic = check_topic(name.decode("utf-8", "replace"))
     except MQError as error:
         raise BadHalf(str(error)) from None
-    if topic == TRANS_HALF_TOPIC or not 0 <= queue_id <= _QUEUE_ID_MAX:
-        raise BadHalf(f"queue {text[:20]!r} of {topic}")
-    return topic, queue_id
+    if topic == TRANS_HALF_TOPIC:
+        raise BadHalf(f"it is for {topic}")
+    return name
 
 
-def committed(record: Record, delay_level_max: int) -> NewMessage:
+def committed(record: RawRecord, delay_level_max: int) -> NewMessage:
     """The message that a half message becomes. Raises BadHalf.
 
     It keeps all its properties, as in Java: by TRAN_MSG consumers know the id of the transaction. A delayed one waits
     its time from now on.
     """
     topic, queue_id = real_place(record)
-    sys_flag = record.sys_flag & ~SysFlag.TRANSACTION_MASK | SysFlag.TRANSACTION_COMMIT
-    properties = dict(record.properties)
-    level = min(_number(properties.get(Prop.DELAY_TIME_LEVEL, "")), delay_level_max)
-    place = topic.encode()
-    if level > 0:
-        properties[Prop.DELAY_TIME_LEVEL] = str(level)
-        place, queue_id = _SCHEDULE, level - 1
-    return _again(record, place, queue_id, properties, sys_flag, record.physical_offset)
+    properties = record.properties
+    if _DELAY in properties or _INNER_OFFSET in properties:
+        found = decode_properties(properties)
+        found.pop(Prop.INNER_MULTI_QUEUE_OFFSET, None)  # of where it stood while it waited
+        level = min(_number(found.get(Prop.DELAY_TIME_LEVEL, "")), delay_level_max)
+        if level > 0:
+            found[Prop.DELAY_TIME_LEVEL] = str(level)
+            topic, queue_id = _SCHEDULE, level - 1
+        properties = reencode_properties(found)
+    return (
+        topic,
+        queue_id,
+        record.flag,
+        record.sys_flag & ~SysFlag.TRANSACTION_MASK | SysFlag.TRANSACTION_COMMIT,
+        record.born_timestamp,
+        record.born_host,
+        record.reconsume_times,
+        record.physical_offset,
+        record.body,
+        properties,
+    )
 
 
 def op_message(offset: int, now_ms: int, store_host: bytes) -> NewMessage:
@@ -81,28 +113,26 @@ def op_message(offset: int, now_ms: int, store_host: bytes) -> NewMessage:
 def put_back(record: Record, properties: Mapping[str, str]) -> NewMessage:
     """The half message once more, with other properties; where it was before is settled by an entry of its own."""
     properties = {name: properties[name] for name in properties if name != Prop.TRANSACTION_PREPARED_QUEUE_OFFSET}
-    return _again(record, _HALF, QUEUE_ID, properties, record.sys_flag & ~SysFlag.TRANSACTION_MASK, 0)
+    return _again(record, _HALF, properties)
 
 
 def given_up(record: Record) -> NewMessage:
     """The half message, for the topic of those that nobody settled."""
-    return _again(record, _GIVEN_UP, QUEUE_ID, record.properties, record.sys_flag & ~SysFlag.TRANSACTION_MASK, 0)
+    return _again(record, _GIVEN_UP, record.properties)
 
 
-def _again(
-    record: Record, topic: bytes, queue_id: int, properties: Mapping[str, str], sys_flag: int, prepared_offset: int
-) -> NewMessage:
+def _again(record: Record, topic: bytes, properties: Mapping[str, str]) -> NewMessage:
     if Prop.INNER_MULTI_QUEUE_OFFSET in properties:  # of where it stood while it waited
         properties = {name: properties[name] for name in properties if name != Prop.INNER_MULTI_QUEUE_OFFSET}
     return (
         topic,
-        queue_id,
+        QUEUE_ID,
         record.flag,
-        sys_flag,
+        record.sys_flag & ~SysFlag.TRANSACTION_MASK,
         record.born_timestamp,
         encode_host(record.born_host),
         record.reconsume_times,
-        prepared_offset,
+        0,
         record.body,
         reencode_properties(properties),
     )
@@ -119,7 +149,7 @@ def check_request(record: Record) -> RemotingCommand:
         transaction_id=unique,
         offset_msg_id=offset_message_id(record.store_host, record.physical_offset),
     )
-    body = encode_record(attrs.evolve(record, topic=topic, queue_id=queue_id))
+    body = encode_record(attrs.evolve(record, topic=topic.decode(), queue_id=queue_id))
     return RemotingCommand.request(RequestCode.CHECK_TRANSACTION_STATE, header, body)
 
 

@@ -5,6 +5,7 @@ Both brokers run with the same settings on fresh stores and take turns. The part
     start    from exec to the first answer, on an empty store
     send     messages a second and latency, asynchronous flush
     pull     messages a second
+    filter   messages a second that pulls by tag and by SQL92 look through
     sync     as send, answered when on the disk (SYNC_FLUSH)
     restart  from exec to the first send and the first pull that are answered, after SIGKILL with a million messages
     roll     latency of sends through ten rolls to a next segment of the log
@@ -27,14 +28,29 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench import delayed, idle, memory, restart, rmqload, roll, routes, throughput, transactions
+from bench import delayed, filtered, idle, memory, restart, rmqload, roll, routes, throughput, transactions
 from bench.rmqload import LoadFailed
 from bench.servers import Bench, Kind
 from bench.table import Table, by_kind
 from tests.interop.java import JavaMissing, java_system
 from tests.interop.processes import ProcessFailed
 
-PARTS = ("start", "send", "pull", "sync", "restart", "roll", "transactions", "delayed", "memory", "routes", "idle")
+PARTS = tuple(
+    [
+        "start",
+        "send",
+        "pull",
+        "filter",
+        "sync",
+        "restart",
+        "roll",
+        "transactions",
+        "delayed",
+        "memory",
+        "routes",
+        "idle",
+    ]
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -97,6 +113,8 @@ def steps(
     if "send" in only or "pull" in only:
         sends, pulls = "send" in only, "pull" in only
         found.append(lambda: throughput.compare(bench, table, kinds, rounds, factor, sends=sends, pulls=pulls))
+    if "filter" in only:
+        found.append(lambda: filtered.compare(bench, table, kinds, rounds, factor))
     if "sync" in only:
         found.append(lambda: throughput.compare_sync(bench, table, kinds, rounds, factor))
     if "restart" in only:

@@ -13,6 +13,7 @@ from twisted.internet.interfaces import IReactorTime
 
 from mqbroker.access.acl_files import WATCH_SECONDS, AclFiles
 from mqbroker.access.guard import Guard
+from mqbroker.broker.bit_maps import BitMaps
 from mqbroker.broker.client_calls import ClientCalls
 from mqbroker.broker.clients import ConsumerRegistry, ProducerRegistry
 from mqbroker.broker.delay import DelayService
@@ -166,6 +167,8 @@ class Assembly:
         filters = FilterTable(file, self._clock.seconds, bloom, settings.filter_data_clean_time_span_ms)
         self.consumers.on_subscriptions = filters.register_group
         self.consumers.on_gone = filters.group_gone
+        if settings.enable_calc_filter_bit_map:
+            self.store.make_bit_maps(BitMaps(filters).of_topic)
         return filters
 
     def _follow_settings(self) -> None:

@@ -13,9 +13,9 @@ from mqbroker.filter import Expression
 from mqbroker.filter.bloom import BloomData
 from mqbroker.store.consumequeue_ext import ExtUnit
 from mqbroker.store.matching import IMatching
-from mqbroker.wire.properties import PropertyBytes
+from mqbroker.store.properties import find_property
 
-_RETRY_TOPIC = "RETRY_TOPIC"
+_RETRY_TOPIC = b"RETRY_TOPIC\x01"
 
 
 @implementer(IMatching)
@@ -27,7 +27,8 @@ class ExpressionMatching:
     """
 
     def __init__(self, expression: Expression, bloom: BloomData | None = None, born_ms: int = 0) -> None:
-        self._matches = expression.matches
+        #: Hot: the expression's own function.
+        self.matches: Callable[[bytes], bool] = expression.matches
         self._mask = bloom.mask if bloom is not None else 0
         self._map_bytes = bloom.bit_count // 8 if bloom is not None else 0
         self._born_ms = born_ms
@@ -41,9 +42,6 @@ class ExpressionMatching:
         if not self._mask or len(bit_map) != self._map_bytes or unit.store_timestamp_ms <= self._born_ms:
             return True
         return not self._mask & ~int.from_bytes(bit_map, "little")
-
-    def matches(self, properties: bytes) -> bool:
-        return self._matches(PropertyBytes(properties))
 
 
 @implementer(IMatching)
@@ -60,7 +58,6 @@ class RetryMatching:
         return True
 
     def matches(self, properties: bytes) -> bool:
-        found = PropertyBytes(properties)
-        topic = found.get(_RETRY_TOPIC)
-        wanted = self._find(topic) if topic is not None else None
-        return wanted is None or wanted.expression.matches(found)
+        topic = find_property(properties, _RETRY_TOPIC)
+        wanted = self._find(topic.decode("utf-8", "replace")) if topic else None
+        return wanted is None or wanted.expression.matches(properties)

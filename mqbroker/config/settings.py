@@ -220,6 +220,7 @@ class BrokerSettings:
     slave_read_enable: bool = boolean(False)
     enable_property_filter: bool = boolean(False)
     filter_support_retry: bool = boolean(False)
+    enable_calc_filter_bit_map: bool = boolean(False)
     filter_data_clean_time_span_ms: int = long(24 * 3600 * 1000, unit="ms")
     expect_consumer_num_use_filter: int = whole(32, 1, 10_000)
     max_error_rate_of_bloom_filter: int = whole(20, 1, 99)

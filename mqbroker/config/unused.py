@@ -39,7 +39,6 @@ _JAVA = _keys(
 _ABSENT = _keys(
     """
     flushConsumerOffsetHistoryInterval fetchNamesrvAddrByAddressServer
-    enableCalcFilterBitMap
     readOnlyCommitLogStorePaths haSendHeartbeatInterval haHousekeepingInterval
     haTransferBatchSize haMasterAddress haSlaveFallbehindMax slaveTimeout flushDelayOffsetInterval offsetCheckInSlave
     enableScheduleAsyncDeliver scheduleAsyncDeliverMaxPendingLimit scheduleAsyncDeliverMaxResendNum2Blocked

@@ -8,7 +8,8 @@ import attrs
 
 from mqbroker.errors import BadExpression, NotEvaluable
 from mqbroker.filter.grammar import parse
-from mqbroker.filter.terms import Evaluate, Properties, as_condition
+from mqbroker.filter.lookup import Properties
+from mqbroker.filter.terms import Evaluate, as_condition
 
 #: Characters of an expression. Reading takes time in which nobody else is served.
 EXPRESSION_LENGTH_MAX = 16_384

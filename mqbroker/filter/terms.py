@@ -9,11 +9,11 @@ from __future__ import annotations
 import enum
 import operator
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import attrs
 
 from mqbroker.errors import BadExpression
+from mqbroker.filter.lookup import Found, Properties, finder, text_of
 from mqbroker.filter.values import (
     INTEGER_MAX,
     LONG_MAX,
@@ -22,22 +22,19 @@ from mqbroker.filter.values import (
     compare,
     compare_doubles,
     parse_double,
-    parse_integer,
-    parse_long,
+    read_double,
+    read_integer,
+    read_long,
 )
 
-
-class Properties(Protocol):
-    """A message's properties, by name."""
-
-    def get(self, name: str, /) -> str | None: ...
-
-
 Evaluate = Callable[[Properties], Value]
-_Order = Callable[[int, int], bool]
+Find = Callable[[Properties], Found]
+_Order = Callable[[float, float], bool]
 
 #: How deep terms may stand in each other; a chain of ANDs or ORs is one.
 DEPTH_MAX = 100
+#: What stands for bytes that are no text, in a value that is decoded.
+_REPLACEMENT = "\ufffd"
 _DOUBLE_MIN = 5e-324
 _DOUBLE_MAX = 1.7976931348623157e308
 
@@ -56,12 +53,19 @@ class Kind(enum.Enum):
 
 @attrs.frozen(eq=False)
 class Term:
-    """A compiled part of an expression. `value` is a constant's, or a property's name."""
+    """A compiled part of an expression. `value` is a constant's or a negated number's; `find` finds a property's."""
 
     kind: Kind
     evaluate: Evaluate
     depth: int = 1
     value: Value = None
+    find: Find | None = None
+
+    @property
+    def number(self) -> int | float | None:
+        """What it is where it is a number that is written down."""
+        is_number = self.kind is Kind.CONSTANT or self.kind is Kind.NEGATED
+        return None if not is_number or isinstance(self.value, (str, bool)) else self.value
 
     @property
     def is_constant(self) -> bool:
@@ -111,7 +115,8 @@ def floating(text: str) -> Term:
 
 
 def property_named(name: str) -> Term:
-    return Term(Kind.PROPERTY, lambda properties: properties.get(name), value=name)
+    find = finder(name)
+    return Term(Kind.PROPERTY, lambda properties: text_of(find(properties)), find=find)
 
 
 # Logic
@@ -183,9 +188,14 @@ def negated(term: Term) -> Term:
         value = inner(properties)
         if value is None or isinstance(value, (bool, str)):
             return None
-        return Long(-value) if isinstance(value, Long) else -value
+        return _minus(value)
 
-    return Term(Kind.NEGATED, evaluate, _above(term))
+    value = term.number
+    return Term(Kind.NEGATED, evaluate, _above(term), None if value is None else _minus(value))
+
+
+def _minus(number: float) -> float:
+    return Long(-number) if isinstance(number, Long) else -number
 
 
 # Comparisons
@@ -198,7 +208,7 @@ def ordered(left: Term, sign: str, right: Term) -> Term:
         if (term.is_constant or term.is_boolean) and not is_number:
             raise BadExpression(f"{_shown(term)} cannot be compared by {sign}: only numbers can")
     order = _ORDERS[sign]
-    special = _ordered_with_constant(left, order, right)
+    special = _compare_with_number(left, order, right)
     if special is not None:
         return _condition(special, left, right)
     evaluate_left, evaluate_right = left.evaluate, right.evaluate
@@ -217,28 +227,38 @@ def ordered(left: Term, sign: str, right: Term) -> Term:
     return _condition(evaluate, left, right)
 
 
-def _ordered_with_constant(left: Term, order: _Order, right: Term) -> Evaluate | None:
+def _compare_with_number(left: Term, order: _Order, right: Term) -> Evaluate | None:
     """The usual comparison, of a property with a number; None where it is another one."""
-    if left.kind is not Kind.PROPERTY or right.kind is not Kind.CONSTANT:
+    find, number = left.find, right.number
+    if find is None or number is None:
         return None
-    find, wanted = left.evaluate, right.value
-    if isinstance(wanted, float):
-        double = wanted
+    if isinstance(number, float):
+        return _compare_with_double(find, order, number)
+    wanted, read = number, _reader(number)
 
-        def by_double(properties: Properties) -> Value:
-            text = find(properties)
-            return None if text is None else order(compare_doubles(parse_double(str(text)), double), 0)
+    def evaluate(properties: Properties) -> Value:
+        found = find(properties)
+        return None if found is None else order(read(found), wanted)
 
-        return by_double
-    assert isinstance(wanted, int)
-    parse: Callable[[str], int] = parse_long if isinstance(wanted, Long) else parse_integer
-    number = wanted
+    return evaluate
 
-    def by_number(properties: Properties) -> Value:
-        text = find(properties)
-        return None if text is None else order(parse(str(text)), number)
 
-    return by_number
+def _compare_with_double(find: Find, order: _Order, wanted: float) -> Evaluate:
+    def evaluate(properties: Properties) -> Value:
+        found = find(properties)
+        if found is None:
+            return None
+        value = read_double(found)
+        # NaN is above all; the other whose order is special is 0.0, which no constant is.
+        return order(value, wanted) if value == value else order(1, 0)
+
+    return evaluate
+
+
+def _reader(number: int | float) -> Callable[[bytes | str], float]:
+    if isinstance(number, float):
+        return read_double
+    return read_long if isinstance(number, Long) else read_integer
 
 
 def equal(left: Term, right: Term) -> Term:
@@ -253,10 +273,16 @@ def equal(left: Term, right: Term) -> Term:
 
 def is_null(term: Term) -> Term:
     """`a IS NULL`"""
+    find = term.find
+    if find is not None:
+        return _condition(lambda properties: find(properties) is None, term)
     return _equal(term, constant(None))
 
 
 def _equal(left: Term, right: Term) -> Term:
+    special = _compare_with_number(left, operator.eq, right) or _equal_to_string(left, right)
+    if special is not None:
+        return _condition(special, left, right)
     evaluate_left, evaluate_right = left.evaluate, right.evaluate
 
     def evaluate(properties: Properties) -> Value:
@@ -272,6 +298,20 @@ def _equal(left: Term, right: Term) -> Term:
     return _condition(evaluate, left, right)
 
 
+def _equal_to_string(left: Term, right: Term) -> Evaluate | None:
+    """The usual comparison of a property with a string; None where it is another one."""
+    find, text = left.find, right.value
+    if find is None or right.kind is not Kind.CONSTANT or not isinstance(text, str) or _REPLACEMENT in text:
+        return None
+    data = text.encode()
+
+    def evaluate(properties: Properties) -> Value:
+        found = find(properties)
+        return None if found is None else found == (data if isinstance(found, bytes) else text)
+
+    return evaluate
+
+
 def between(term: Term, low: Term, high: Term) -> Term:
     """`a BETWEEN low AND high`. Raises BadExpression where nothing can be."""
     if low.is_constant and high.is_constant:
@@ -282,7 +322,17 @@ def between(term: Term, low: Term, high: Term) -> Term:
         if compare(high.value, low.value) < 0:
             why = f"the first bound of BETWEEN must not be above the second: {low.value} and {high.value}"
             raise BadExpression(why)
-    return both([ordered(term, ">=", low), ordered(term, "<=", high)])
+    whole = both([ordered(term, ">=", low), ordered(term, "<=", high)])
+    find, least, most = term.find, low.number, high.number
+    if find is None or least is None or most is None or _reader(least) is not _reader(most):
+        return whole
+    read = _reader(least)
+
+    def evaluate(properties: Properties) -> Value:
+        found = find(properties)
+        return None if found is None else least <= read(found) <= most
+
+    return _condition(evaluate, term, low, high)
 
 
 def not_between(term: Term, low: Term, high: Term) -> Term:
@@ -292,13 +342,20 @@ def not_between(term: Term, low: Term, high: Term) -> Term:
 
 def one_of(term: Term, strings: Sequence[str], is_in: bool) -> Term:
     """`a IN ('x', 'y')`, or NOT IN. Raises BadExpression for what is no property."""
-    if term.kind is not Kind.PROPERTY:
+    find = term.find
+    if find is None:
         raise BadExpression(f"IN takes a property on its left, not {term.kind.value}")
-    find, wanted = term.evaluate, frozenset(strings)
+    texts = frozenset(strings)
+    data = frozenset(text.encode() for text in strings)
+    is_exact = _REPLACEMENT not in "".join(strings)
 
     def evaluate(properties: Properties) -> Value:
-        value = find(properties)
-        return None if value is None else (value in wanted) is is_in
+        found = find(properties)
+        if isinstance(found, bytes):
+            if is_exact:
+                return (found in data) is is_in
+            found = text_of(found)
+        return None if found is None else (found in texts) is is_in
 
     return _condition(evaluate, term)
 

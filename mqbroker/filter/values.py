@@ -22,6 +22,8 @@ Value = str | bool | int | float | None
 INTEGER_MIN, INTEGER_MAX = -(2**31), 2**31 - 1
 LONG_MIN, LONG_MAX = -(2**63), 2**63 - 1
 _DIGITS_MAX = 19
+#: Fewer digits than these are a number of 32 bits.
+_SURE_DIGITS = 10
 
 _WHOLE = re.compile(r"([+-]?)(\d+)")
 _DOUBLE = re.compile(
@@ -136,3 +138,31 @@ def _read_as(other: int | float, text: str) -> int | float:
     if isinstance(other, float):
         return parse_double(text)
     return parse_long(text) if isinstance(other, Long) else parse_integer(text)
+
+
+# Values of properties as they are written, most of them small numbers
+
+
+def read_integer(found: bytes | str) -> int:
+    """As `parse_integer`."""
+    if len(found) < _SURE_DIGITS and found.isdigit() and found.isascii():
+        return int(found)
+    return parse_integer(_text(found))
+
+
+def read_long(found: bytes | str) -> int:
+    """As `parse_long`."""
+    if len(found) < _SURE_DIGITS and found.isdigit() and found.isascii():
+        return int(found)
+    return parse_long(_text(found))
+
+
+def read_double(found: bytes | str) -> float:
+    """As `parse_double`."""
+    if len(found) < _SURE_DIGITS and found.isdigit() and found.isascii():
+        return float(found)
+    return parse_double(_text(found))
+
+
+def _text(found: bytes | str) -> str:
+    return found.decode("utf-8", "replace") if isinstance(found, bytes) else found

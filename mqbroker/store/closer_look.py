@@ -189,21 +189,36 @@ class CloserLook:
         look.seen = queue_offset + 1 - get.offset
 
     def _look_for_matching(self, look: _Look, start: int, entries: memoryview, matching: IMatching) -> None:
-        """As `_look_at`, where more is asked than tags codes. It ends before one of which something is missing."""
+        """As `_look_at`, where more is asked than tags codes. It ends before one of which something is missing. Hot."""
         get = look.get
+        near_from = self._log.end - self._near_bytes
+        sure_from = max(self._log.end - self.hot_bytes, self._damages.sure_from)
+        is_plain = get.tags_codes is None
+        matches = matching.matches
+        base = room = 0
+        view = _NO_BYTES
         for queue_offset, (physical_offset, size, code) in enumerate(_ENTRY.iter_unpack(entries), start):
             look.newest = physical_offset
-            if physical_offset >= look.skip_below:
-                is_near = not self._is_far(physical_offset)
-                if look.count and self._would_be_too_much(get, look.count, look.total + size, is_near):
-                    look.is_full = True
-                    break
+            is_near = physical_offset >= near_from
+            if look.count and self._would_be_too_much(get, look.count, look.total + size, is_near):
+                look.is_full = True
+                break
+            at = physical_offset - base
+            if not 0 <= at < room:
+                base, view, room = self._segment(physical_offset)
+                at = physical_offset - base
+            is_whole = RECORD_BYTES_MIN <= size <= room - at and physical_offset >= sure_from
+            if is_whole and is_plain and code > ADDRESS_MAX:
+                is_wanted = matches(property_bytes(view, at))
+            else:
                 is_wanted = self._is_matching(look, queue_offset, physical_offset, size, code, matching)
                 if look.missing:
                     look.is_full = True
                     break
-                if is_wanted:
-                    self._take(look, physical_offset, size)
+            if is_wanted:
+                self._take(look, physical_offset, size)
+            elif is_whole:
+                look.status = GetStatus.NO_MATCHED_MESSAGE
             look.seen = queue_offset + 1 - get.offset
         if look.count:
             look.status = GetStatus.FOUND
@@ -212,6 +227,8 @@ class CloserLook:
         self, look: _Look, queue_offset: int, physical_offset: int, size: int, code: int, matching: IMatching
     ) -> bool:
         """Whether a message is wanted and there. It means nothing where something is in `look.missing` then."""
+        if physical_offset < look.skip_below:
+            return False
         tags_codes = look.get.tags_codes
         look.status = GetStatus.NO_MATCHED_MESSAGE
         if tags_codes is not None and code not in tags_codes and not self._is_wanted(look, code, tags_codes):

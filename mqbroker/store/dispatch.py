@@ -16,7 +16,7 @@ from twisted.logger import Logger
 from mqbroker.store.commitlog import PILE_BYTES_MAX, CommitLog, Piled
 from mqbroker.store.consumequeue import ConsumeQueue, ConsumeQueues
 from mqbroker.store.consumequeue_ext import ADDRESS_MAX
-from mqbroker.store.extending import extend_entries
+from mqbroker.store.extending import BitMap, extend_entries
 from mqbroker.store.index import Index, IndexRow
 from mqbroker.store.logscan import Damage, Scanned, scan
 from mqbroker.store.multi_dispatch import NAMES_MARK, MultiQueues
@@ -83,6 +83,8 @@ class Dispatcher:
         self.offset = start
         self.last_timestamp_ms = 0
         self.listeners: list[DispatchListener] = []
+        #: Gives what makes the bit maps of a topic's messages, where units of the extension are written; None for none.
+        self.bit_maps: Callable[[str], BitMap | None] = lambda topic: None
         self._statistics = statistics
         #: Messages and bytes that came into each queue since the start, or since someone who counts them cleared it.
         self.entered: dict[ConsumeQueue, list[int]] = {}
@@ -318,7 +320,8 @@ class Dispatcher:
             code = _common_code(pending) if listeners else None
             try:
                 if queue.ext is not None:
-                    extend_entries(self._commit_log, queue, queue.ext, pending, self._unextended)
+                    bit_map = self.bit_maps(queue.topic)
+                    extend_entries(self._commit_log, queue, queue.ext, pending, self._unextended, bit_map)
                 queue.write(pending)
             except OSError:
                 touched[queue] = timestamp

@@ -1,14 +1,21 @@
 """Moving the tags codes of new queue entries into units of the extension, when that is kept.
 
-The store time of a unit is read from the record in the log. Must never know what a tags code means.
+The store time of a unit, and what its bit map is made from, are read from the record in the log. Must never know what a
+tags code or a bit map means.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.consumequeue_ext import ADDRESS_MAX, ConsumeQueueExt
 from mqbroker.store.logscan import store_timestamp_at
+from mqbroker.wire.record import property_bytes
+
+#: Makes the bit map of a message from its property bytes. Must not raise.
+BitMap = Callable[[bytes], bytes]
 
 
 def extend_entries(
@@ -17,6 +24,7 @@ def extend_entries(
     ext: ConsumeQueueExt,
     pending: list[int],
     unextended: set[tuple[ConsumeQueue, int]],
+    bit_map: BitMap | None = None,
 ) -> None:
     """Write a unit for each entry, given as physical offset, size, tags code, ..., and put its address in the tags
     code's place. Those that have an address already keep it; one that has no place in the extension, or is among
@@ -27,6 +35,12 @@ def extend_entries(
     for at in range(2, len(pending), 3):
         code = pending[at]
         if code > ADDRESS_MAX and (not unextended or (queue, pending[at - 2]) not in unextended):
-            address = ext.put(code, store_timestamp_at(log, pending[at - 2]))
+            bits = b"" if bit_map is None else bit_map(_properties_at(log, pending[at - 2]))
+            address = ext.put(code, store_timestamp_at(log, pending[at - 2]), bits)
             if address is not None:
                 pending[at] = address
+
+
+def _properties_at(log: CommitLog, physical_offset: int) -> bytes:
+    found = log.view(physical_offset)
+    return property_bytes(*found) if found is not None else b""

@@ -21,6 +21,7 @@ from mqbroker.store.cold import Pages, TouchingPages, run_now
 from mqbroker.store.commitlog import Appended, NewMessage
 from mqbroker.store.disk import DiskSpace, IDisk, ILockedFile
 from mqbroker.store.dispatch import DispatchListener
+from mqbroker.store.extending import BitMap
 from mqbroker.store.lasting import make_lasting_directories
 from mqbroker.store.layout import refuse_other
 from mqbroker.store.logscan import Damage, store_timestamp_at
@@ -99,6 +100,10 @@ class MessageStore:
         #: Called with topic, queue id, next offset, tags code (None for several) and store timestamp (ms) once for
         #: each queue that got messages in a turn, after they can be got.
         self.on_dispatch: list[DispatchListener] = dispatcher.listeners
+
+    def make_bit_maps(self, of_topic: Callable[[str], BitMap | None]) -> None:
+        """Have units of the extension written with bit maps from now on, of topics for which something makes them."""
+        self._dispatcher.bit_maps = of_topic
 
     # Life
 

@@ -42,30 +42,3 @@ def decode_properties(data: bytes) -> dict[str, str]:
         if name and separator and value:
             found[name] = value
     return found
-
-
-class PropertyBytes:
-    """Property bytes of which a few are looked up: the same values as `decode_properties` gives, found in the bytes."""
-
-    __slots__ = ("_data", "_decoded")
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._decoded: dict[str, str] | None = None
-
-    def get(self, name: str, /) -> str | None:
-        """The value of a property; None where it has none."""
-        if self._decoded is None:
-            data = self._data
-            mark = name.encode() + b"\x01"
-            at = data.rfind(mark)
-            if at < 0:
-                return None
-            if not at or data[at - 1] == 2:
-                at += len(mark)
-                end = data.find(b"\x02", at)
-                value = data[at:] if end < 0 else data[at:end]
-                if value:
-                    return value.decode("utf-8", "replace")
-            self._decoded = decode_properties(data)  # the end of a longer name, or of a value, or no value
-        return self._decoded.get(name)

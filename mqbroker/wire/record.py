@@ -54,9 +54,9 @@ _TAIL = struct.Struct(">iqi")
 _FIXED_V4 = struct.Struct(">IIIiiqqiq8sq8siqi")
 _BLANK = struct.Struct(">II")
 _INT = struct.Struct(">i")
-_SHORT = struct.Struct(">H")
-#: With IPv4 hosts.
-_BODY_SIZE_OFFSET = 84
+# Sys flag and body size, with IPv4 hosts.
+_FLAG_AND_BODY_V4 = struct.Struct(">i44xi")
+_BODY_SIZE_OFFSET_V4 = 84
 _V6 = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
 _HOST_V4 = struct.Struct(">4sI")
 _HOST_V6 = struct.Struct(">16sI")
@@ -178,15 +178,16 @@ def _decode(data: memoryview, check_crc: bool) -> Record:
 
 
 def property_bytes(view: memoryview, at: int) -> bytes:
-    """The property bytes of the whole record at `at`; empty where its parts are not as they must be."""
+    """The property bytes of the whole record at `at`; something else where its parts are not as they must be. Hot."""
     try:
-        sys_flag = _INT.unpack_from(view, at + SYS_FLAG_OFFSET)[0]
-        place = at + _BODY_SIZE_OFFSET
+        sys_flag, body_bytes = _FLAG_AND_BODY_V4.unpack_from(view, at + SYS_FLAG_OFFSET)
+        place = at + _BODY_SIZE_OFFSET_V4
         if sys_flag & _V6:
             place += 12 * (bool(sys_flag & SysFlag.BORN_HOST_V6) + bool(sys_flag & SysFlag.STORE_HOST_V6))
-        place += 4 + _INT.unpack_from(view, place)[0]
+            (body_bytes,) = _INT.unpack_from(view, place)
+        place += 4 + body_bytes
         place += 1 + view[place]
-        return view[place + 2 : place + 2 + _SHORT.unpack_from(view, place)[0]].tobytes()
+        return view[place + 2 : place + 2 + (view[place] << 8 | view[place + 1])].tobytes()
     except (struct.error, IndexError):
         return b""
 

@@ -49,7 +49,8 @@ class Line:
         while len(answers) < len(requests):
             data = self._socket.recv(1 << 18)
             assert data, "the broker closed the connection"
-            answers.update((answer.opaque, answer) for answer in decode_commands(self._decoder.feed(data)))
+            commands = decode_commands(self._decoder.feed(data))
+            answers.update((command.opaque, command) for command in commands if command.is_response)
         return [answers[request.opaque] for request in requests]
 
     def ask_well(self, requests: Sequence[RemotingCommand]) -> list[RemotingCommand]:

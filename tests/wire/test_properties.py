@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from mqbroker.errors import MQError
 from mqbroker.wire.command import decode_frame
-from mqbroker.wire.properties import PROPERTIES_BYTES_MAX, PropertyBytes, decode_properties, encode_properties
+from mqbroker.wire.properties import PROPERTIES_BYTES_MAX, decode_properties, encode_properties
 
 # What MessageDecoder.string2messageProperties of 4.9.7 makes of these.
 FROM_JAVA = [
@@ -76,17 +76,3 @@ def test_any_bytes_are_read_as_pairs_of_something(data):
         assert value
         assert "\x01" not in name
         assert "\x02" not in name + value
-
-
-@given(
-    st.lists(st.sampled_from([b"a", b"b", b"ab", b"\x01", b"\x02", b"\xff", "é".encode(), b"1"]), max_size=20),
-    st.sampled_from(["a", "b", "ab", "bb"]),
-)
-def test_a_looked_up_property_is_the_one_that_is_read(parts, name):
-    data = b"".join(parts)
-    assert PropertyBytes(data).get(name) == decode_properties(data).get(name)
-
-
-def test_properties_are_looked_up_one_after_another():
-    found = PropertyBytes(b"aa\x011\x02a\x012\x02b\x01x\x01y")
-    assert [found.get(name) for name in ("a", "aa", "b", "x", "missing", "a")] == ["2", "1", "x\x01y", None, None, "2"]

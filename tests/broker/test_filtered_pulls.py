@@ -240,10 +240,11 @@ def test_retries_of_other_topics_and_without_the_setting_are_not_filtered(make_b
     retry(client, "T", 1)
     assert bodies(client.pull(**RETRIED)) == [b"1"]
     client = make_bench("other", enable_property_filter=True, filter_support_retry=True).client()
-    beat(client, sql(), SubscriptionData("V", "*"))
-    client.send("V", b"1", properties="a\x011\x02RETRY_TOPIC\x01T")
-    assert bodies(client.pull("V")) == [b"1"]
-    assert bodies(client.pull("V", sys_flag=0, sub_version=0)) == [b"1"]
+    topic = "V" * len("%RETRY%") + "CG"
+    beat(client, sql(), SubscriptionData(topic, "*"))
+    client.send(topic, b"1", properties="a\x011\x02RETRY_TOPIC\x01T")
+    assert bodies(client.pull(topic)) == [b"1"]
+    assert bodies(client.pull(topic, sys_flag=0, sub_version=0)) == [b"1"]
 
 
 def test_retries_are_filtered_by_tags_as_well(make_bench):

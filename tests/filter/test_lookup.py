@@ -25,6 +25,7 @@ def test_properties_that_look_alike():
         None,
         None,
     ]
+    assert text_of(finder("a")(b"a\x011\x02b\x012\x02a\x01")) == "1"  # a pair without a value is none
     assert finder("a")({"a": "5"}) == "5"
     assert finder("a")({}) is None
 

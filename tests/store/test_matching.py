@@ -113,6 +113,8 @@ def test_removed_messages_are_passed_over(make: Callable[..., Bench]) -> None:
     result = found(store.get("T", 0, 0, 1, matching=Matching(*range(40))))
     assert result.status is GetStatus.FOUND
     assert offsets(result)[0] > 0
+    result = found(store.get("T", 0, 0, 1, matching=Matching()))
+    assert (result.status, result.next_offset) == (GetStatus.NO_MATCHED_MESSAGE, 40)
     first.close()
 
 

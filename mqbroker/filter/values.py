@@ -23,7 +23,7 @@ INTEGER_MIN, INTEGER_MAX = -(2**31), 2**31 - 1
 LONG_MIN, LONG_MAX = -(2**63), 2**63 - 1
 _DIGITS_MAX = 19
 #: Fewer digits than these are a number of 32 bits.
-_SURE_DIGITS = 10
+SURE_DIGITS = 10
 
 _WHOLE = re.compile(r"([+-]?)(\d+)")
 _DOUBLE = re.compile(
@@ -145,21 +145,21 @@ def _read_as(other: int | float, text: str) -> int | float:
 
 def read_integer(found: bytes | str) -> int:
     """As `parse_integer`."""
-    if len(found) < _SURE_DIGITS and found.isdigit() and found.isascii():
+    if len(found) < SURE_DIGITS and found.isdigit() and found.isascii():
         return int(found)
     return parse_integer(_text(found))
 
 
 def read_long(found: bytes | str) -> int:
     """As `parse_long`."""
-    if len(found) < _SURE_DIGITS and found.isdigit() and found.isascii():
+    if len(found) < SURE_DIGITS and found.isdigit() and found.isascii():
         return int(found)
     return parse_long(_text(found))
 
 
 def read_double(found: bytes | str) -> float:
     """As `parse_double`."""
-    if len(found) < _SURE_DIGITS and found.isdigit() and found.isascii():
+    if len(found) < SURE_DIGITS and found.isdigit() and found.isascii():
         return float(found)
     return parse_double(_text(found))
 

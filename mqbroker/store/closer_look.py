@@ -103,7 +103,8 @@ class CloserLook:
             if entries is None:
                 break
             if get.matching is not None:
-                self._look_for_matching(look, start, entries, get.matching)
+                if not self._look_quickly(look, start, entries, get.matching):
+                    self._look_for_matching(look, start, entries, get.matching)
             elif look.count or not self._pass_over(look, start, entries):
                 self._look_at(look, start, entries)
             if look.is_full:
@@ -188,37 +189,48 @@ class CloserLook:
             look.status = GetStatus.FOUND
         look.seen = queue_offset + 1 - get.offset
 
-    def _look_for_matching(self, look: _Look, start: int, entries: memoryview, matching: IMatching) -> None:
-        """As `_look_at`, where more is asked than tags codes. It ends before one of which something is missing. Hot."""
+    def _look_quickly(self, look: _Look, start: int, entries: memoryview, matching: IMatching) -> bool:
+        """As `_look_for_matching`, where all is in memory and whole, and properties decide; False, and nothing done,
+        where it is not so. Hot."""
         get = look.get
-        near_from = self._log.end - self._near_bytes
+        flat = entries_struct(len(entries) // ENTRY_BYTES).unpack(entries)
+        offsets, sizes = flat[::3], flat[1::3]
+        low, high = min(offsets), max(offsets) + max(sizes)
+        base, view, room = self._segment(low)
         sure_from = max(self._log.end - self.hot_bytes, self._damages.sure_from)
-        is_plain = get.tags_codes is None
+        is_sure = low >= sure_from and high <= base + room and min(sizes) >= RECORD_BYTES_MIN
+        if not is_sure or get.tags_codes is not None or min(flat[2::3]) <= ADDRESS_MAX or look.skip_below >= 0:
+            return False
         matches = matching.matches
-        base = room = 0
-        view = _NO_BYTES
+        count, queue_offset = look.count, start
+        for physical_offset, size in zip(offsets, sizes, strict=True):
+            if count and self._would_be_too_much(get, count, look.total + size, True):
+                look.is_full = True
+                break
+            queue_offset += 1
+            if matches(property_bytes(view, physical_offset - base, size)):
+                self._take(look, physical_offset, size)
+                count += 1
+        look.newest = offsets[min(queue_offset - start, len(offsets) - 1)]
+        look.seen = queue_offset - get.offset
+        look.status = GetStatus.FOUND if count else GetStatus.NO_MATCHED_MESSAGE
+        return True
+
+    def _look_for_matching(self, look: _Look, start: int, entries: memoryview, matching: IMatching) -> None:
+        """As `_look_at`, where more is asked than tags codes. It ends before one of which something is missing."""
+        get = look.get
         for queue_offset, (physical_offset, size, code) in enumerate(_ENTRY.iter_unpack(entries), start):
             look.newest = physical_offset
-            is_near = physical_offset >= near_from
+            is_near = not self._is_far(physical_offset)
             if look.count and self._would_be_too_much(get, look.count, look.total + size, is_near):
                 look.is_full = True
                 break
-            at = physical_offset - base
-            if not 0 <= at < room:
-                base, view, room = self._segment(physical_offset)
-                at = physical_offset - base
-            is_whole = RECORD_BYTES_MIN <= size <= room - at and physical_offset >= sure_from
-            if is_whole and is_plain and code > ADDRESS_MAX:
-                is_wanted = matches(property_bytes(view, at))
-            else:
-                is_wanted = self._is_matching(look, queue_offset, physical_offset, size, code, matching)
-                if look.missing:
-                    look.is_full = True
-                    break
+            is_wanted = self._is_matching(look, queue_offset, physical_offset, size, code, matching)
+            if look.missing:
+                look.is_full = True
+                break
             if is_wanted:
                 self._take(look, physical_offset, size)
-            elif is_whole:
-                look.status = GetStatus.NO_MATCHED_MESSAGE
             look.seen = queue_offset + 1 - get.offset
         if look.count:
             look.status = GetStatus.FOUND
@@ -243,7 +255,7 @@ class CloserLook:
         if not is_there:
             self._pass_by(look, physical_offset)
             return False
-        return not look.missing and matching.matches(property_bytes(view, at))
+        return not look.missing and matching.matches(property_bytes(view, at, size))
 
     def _may_match(self, look: _Look, code: int, matching: IMatching) -> bool:
         """What the unit of a message says of it; where there is none, nobody knows."""

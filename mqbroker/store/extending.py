@@ -35,12 +35,12 @@ def extend_entries(
     for at in range(2, len(pending), 3):
         code = pending[at]
         if code > ADDRESS_MAX and (not unextended or (queue, pending[at - 2]) not in unextended):
-            bits = b"" if bit_map is None else bit_map(_properties_at(log, pending[at - 2]))
+            bits = b"" if bit_map is None else bit_map(_properties_at(log, pending[at - 2], pending[at - 1]))
             address = ext.put(code, store_timestamp_at(log, pending[at - 2]), bits)
             if address is not None:
                 pending[at] = address
 
 
-def _properties_at(log: CommitLog, physical_offset: int) -> bytes:
+def _properties_at(log: CommitLog, physical_offset: int, size: int) -> bytes:
     found = log.view(physical_offset)
-    return property_bytes(*found) if found is not None else b""
+    return property_bytes(*found, size) if found is not None else b""

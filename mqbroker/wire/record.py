@@ -177,8 +177,11 @@ def _decode(data: memoryview, check_crc: bool) -> Record:
     )
 
 
-def property_bytes(view: memoryview, at: int) -> bytes:
-    """The property bytes of the whole record at `at`; something else where its parts are not as they must be. Hot."""
+def property_bytes(view: memoryview, at: int, size: int) -> bytes:
+    """The property bytes of the whole record of `size` bytes at `at`, which they end. Hot.
+
+    Something else where its parts are not as they must be.
+    """
     try:
         sys_flag, body_bytes = _FLAG_AND_BODY_V4.unpack_from(view, at + SYS_FLAG_OFFSET)
         place = at + _BODY_SIZE_OFFSET_V4
@@ -186,8 +189,7 @@ def property_bytes(view: memoryview, at: int) -> bytes:
             place += 12 * (bool(sys_flag & SysFlag.BORN_HOST_V6) + bool(sys_flag & SysFlag.STORE_HOST_V6))
             (body_bytes,) = _INT.unpack_from(view, place)
         place += 4 + body_bytes
-        place += 1 + view[place]
-        return view[place + 2 : place + 2 + (view[place] << 8 | view[place + 1])].tobytes()
+        return view[place + 3 + view[place] : at + size].tobytes()
     except (struct.error, IndexError):
         return b""
 

@@ -463,13 +463,13 @@ def test_each_byte_of_a_record_may_be_anything(seed):
 def test_property_bytes_of_a_whole_record(golden_log, golden_listing, host, other):
     record = decode_record(golden_log, golden_listing[0]["offset"])
     data = encode_record(attrs.evolve(record, born_host=host, store_host=other, properties={"a": "1", "b": "2"}))
-    assert property_bytes(memoryview(b"xx" + data), 2) == b"a\x011\x02b\x012"
+    assert property_bytes(memoryview(b"xx" + data + b"xx"), 2, len(data)) == b"a\x011\x02b\x012"
 
 
 def test_property_bytes_of_what_is_no_record():
-    assert property_bytes(memoryview(b"\xff" * 60), 0) == b""
-    assert property_bytes(memoryview(b"\x7f" * 200), 0) == b""
-    assert property_bytes(memoryview(b""), 0) == b""
+    assert property_bytes(memoryview(b"\xff" * 60), 0, 60) == b""
+    assert property_bytes(memoryview(b"\x7f" * 200), 0, 200) == b""
+    assert property_bytes(memoryview(b""), 0, 0) == b""
 
 
 def raw_or_none(data, offset=0):

@@ -36,9 +36,11 @@ SMALL_STORE = {
 
 @attrs.define
 class Namesrv:
-    """A running name server."""
+    """A name server that runs, or ran: `process` is its latest life."""
 
+    kind: Kind
     addr: str
+    conf: Path
     process: Process
 
 
@@ -76,7 +78,7 @@ class Fleet:
                 "configStorePath": str(self.scratch / f"namesrv-{port}.properties"),
             },
         )
-        return Namesrv(f"127.0.0.1:{port}", self._daemon(kind, "namesrv", conf))
+        return Namesrv(kind, f"127.0.0.1:{port}", conf, self._daemon(kind, "namesrv", conf))
 
     def home(self, accounts: str) -> Path:
         """A new ROCKETMQ_HOME whose plain_acl.yml is `accounts`."""
@@ -119,6 +121,11 @@ class Fleet:
         """Start a stopped or killed broker again, with its settings, port and store; returns when it is ready."""
         assert not broker.process.running
         broker.process = self._daemon(broker.kind, "broker", broker.conf, broker.home)
+
+    def restart_namesrv(self, namesrv: Namesrv) -> None:
+        """Start a stopped or killed name server again, with its settings and port; returns when it is ready."""
+        assert not namesrv.process.running
+        namesrv.process = self._daemon(namesrv.kind, "namesrv", namesrv.conf)
 
     def peer(self, command: str, namesrv: Namesrv, **options: object) -> Peer:
         """Start a Java client; `_` in an option's name stands for `-`. See `java/src` for commands and options."""

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.interop.java import JavaSystem
+from tests.interop.java import SMALL, JavaSystem
 from tests.interop.processes import PATIENCE_S, Event, EventOutput, Process
 
 
@@ -49,9 +49,9 @@ class Peer(EventOutput):
 class PeerHost(Process):
     """The JVM that the clients run in."""
 
-    def __init__(self, name: str, java: JavaSystem, scratch: Path) -> None:
+    def __init__(self, name: str, java: JavaSystem, scratch: Path, jvm: Sequence[str] = ()) -> None:
         self._peers: dict[str, Peer] = {}
-        super().__init__(name, java.command(scratch, "mqbroker.interop.Peer", "host"), scratch)
+        super().__init__(name, java.command(scratch, "mqbroker.interop.Peer", "host", jvm=(*SMALL, *jvm)), scratch)
 
     def start(self, name: str, args: Sequence[str]) -> Peer:
         """Start a client with the command line `args`; `name` is unique in this host."""

@@ -1,8 +1,15 @@
 """Our broker under the Java name server, a Java broker under ours, and both kinds of broker in one cluster."""
 
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
 import pytest
 
-from tests.interop.fleet import Fleet, Kind
+from tests.interop.fleet import Broker, Fleet, Kind
+from tests.interop.java import JavaSystem
+from tests.interop.peers import PeerHost
 from tests.interop.processes import eventually
 from tests.interop.traffic import bodies, consumer, produce, pull, stop_consumer
 
@@ -55,3 +62,53 @@ def test_a_broker_registers_with_every_name_server(fleet: Fleet, topic: str) -> 
     fleet.broker("ours", java, namesrvAddr=f"{java.addr};{ours.addr}")
     sent = produce(fleet, java, topic, count=10)
     assert bodies(pull(fleet, ours, topic)) == bodies(sent)
+
+
+@pytest.fixture
+def quick_fleet(java: JavaSystem, tmp_path: Path) -> Iterator[Fleet]:
+    """A fleet whose clients look after their queues every second, not every twenty."""
+    host = PeerHost("quick-peers", java, tmp_path, jvm=["-Drocketmq.client.rebalance.waitInterval=1000"])
+    fleet = Fleet(tmp_path, java, host)
+    yield fleet
+    fleet.stop_all()
+    host.kill()
+
+
+def test_traffic_goes_on_while_brokers_and_name_servers_restart(quick_fleet: Fleet, topic: str) -> None:
+    """Two of each, one of each Java's: whatever is acknowledged arrives, and nobody helps the clients."""
+    fleet = quick_fleet
+    namesrvs = [fleet.namesrv(kind) for kind in ("java", "ours")]
+    both = attrs.evolve(namesrvs[0], addr=";".join(namesrv.addr for namesrv in namesrvs))
+    brokers = [fleet.broker(kind, both, registerNameServerPeriod="10000") for kind in ("java", "ours")]
+    for broker in brokers:
+        fleet.peer("createtopic", both, topic=topic, broker=broker.addr, queues=2).finish()
+    taking = consumer(fleet, both, topic, "restarts", instance="restarts", poll_ms=1000)
+    sending = fleet.peer(
+        "produce", both, topic=topic, count=10**6, interval_ms=10, timeout_ms=3000, instance="restarts", poll_ms=1000
+    )
+
+    def wait_sent(*to: Broker) -> None:
+        """Wait for some more messages to each of these, sent from now on."""
+        before = len(sending.events("sent"))
+        names = {broker.name for broker in to}
+
+        def holds(_: list[str]) -> bool:
+            counts = Counter(event["broker"] for event in sending.events("sent")[before:])
+            return all(counts[name] >= 20 for name in names)
+
+        sending.wait_until(f"20 more messages to each of {names}", holds)
+
+    wait_sent(*brokers)
+    for namesrv, broker in zip(namesrvs, brokers, strict=True):
+        namesrv.process.kill()
+        wait_sent(*brokers)
+        fleet.restart_namesrv(namesrv)
+        broker.process.kill()
+        wait_sent(*(other for other in brokers if other is not broker))
+        fleet.restart(broker)
+        wait_sent(*brokers)
+    sending.close_stdin()
+    sending.finish()
+    sent = bodies(sending.events("sent"))
+    taking.wait_until("all that was acknowledged", lambda _: not sent - bodies(taking.events("message")))
+    stop_consumer(taking)

@@ -33,6 +33,8 @@ final class Consume {
             ? ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET : ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET);
         consumer.setMessageModel(options.flag("broadcast") ? MessageModel.BROADCASTING : MessageModel.CLUSTERING);
         consumer.setInstanceName(options.text("instance", "DEFAULT"));
+        consumer.setPollNameServerInterval(options.number("poll-ms", consumer.getPollNameServerInterval()));
+        consumer.setHeartbeatBrokerInterval(options.number("poll-ms", consumer.getHeartbeatBrokerInterval()));
         // Without it, what the listener has just taken may not be counted as consumed when the last offsets are told.
         consumer.setAwaitTerminationMillisWhenShutdown(10_000);
         consumer.setAllocateMessageQueueStrategy(new Reporting(options.required("topic"), lines));

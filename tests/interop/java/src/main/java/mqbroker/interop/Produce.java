@@ -15,7 +15,8 @@ import org.apache.rocketmq.common.message.Message;
  * Sends {@code --count} messages in one {@code --mode}: sync, async, oneway, batch or selector (every message to queue {@code --queue}).
  *
  * The body of message i is {@code "<prefix> i "} and then as many letters as fill {@code --size} bytes; tags cycle through {@code --tags};
- * with {@code --keys true} the key of message i is {@code "<prefix>-i"}. With {@code --stay true} it is there until it is told to end;
+ * with {@code --keys true} the key of message i is {@code "<prefix>-i"}. With {@code --interval-ms} it waits so long between synchronous
+ * sends, and ends early when it is told to. With {@code --stay true} it is there until it is told to end;
  * with {@code --trace true} it sends traces as well.
  */
 final class Produce {
@@ -41,10 +42,12 @@ final class Produce {
         producer.setSendMsgTimeout(options.number("timeout-ms", 5000));
         producer.setVipChannelEnabled(options.flag("vip"));
         producer.setInstanceName(options.text("instance", "DEFAULT"));
+        producer.setPollNameServerInterval(options.number("poll-ms", producer.getPollNameServerInterval()));
+        producer.setHeartbeatBrokerInterval(options.number("poll-ms", producer.getHeartbeatBrokerInterval()));
         producer.start();
         lines.print("started", "clientId", producer.getDefaultMQProducerImpl().getmQClientFactory().getClientId());
         Produce produce = new Produce(options, lines);
-        produce.send(producer);
+        produce.send(producer, end);
         if (options.flag("stay")) {
             end.await();
         }
@@ -52,11 +55,12 @@ final class Produce {
         lines.print("done", "sent", produce.sent.get(), "failed", produce.failed.get());
     }
 
-    private void send(DefaultMQProducer producer) throws Exception {
+    private void send(DefaultMQProducer producer, CountDownLatch end) throws Exception {
         int count = options.number("count", 1);
         switch (options.text("mode", "sync")) {
             case "sync":
-                for (int i = 0; i < count; i++) {
+                int intervalMs = options.number("interval-ms", 0);
+                for (int i = 0; i < count && !(intervalMs > 0 && end.await(intervalMs, TimeUnit.MILLISECONDS)); i++) {
                     attempt(i, message(i), m -> producer.send(m));
                 }
                 break;

@@ -75,8 +75,8 @@ def whole(
     return attrs.field(default=default, metadata={_NOTE: note})
 
 
-def long(default: int, low: int = 0, *, unit: str = "", key: str | None = None) -> int:
-    return whole(default, low, LONG_MAX, unit=unit, key=key)
+def long(default: int, low: int = 0, *, unit: str = "", key: str | None = None, important: bool = False) -> int:
+    return whole(default, low, LONG_MAX, unit=unit, key=key, important=important)
 
 
 def boolean(default: bool, *, key: str | None = None, important: bool = False) -> bool:

@@ -21,7 +21,7 @@ from mqbroker.config.settings import (
     NettySettings,
     StoreSettings,
 )
-from mqbroker.config.unused import NO_EFFECT, REFUSED, REFUSED_KEYS, REFUSED_OF_NAMESRV
+from mqbroker.config.unused import NO_EFFECT, REFUSED, REFUSED_KEYS
 
 T = TypeVar("T")
 Warn = Callable[[str], None]
@@ -47,7 +47,7 @@ def load_broker_settings(
     `warn` hears of keys that are unknown. Raises BadSetting.
     """
     given = _gather(path, overrides, environ or {}, _BROKER_PARTS, warn)
-    _refuse_what_is_not_here(given, REFUSED)
+    _refuse_what_is_not_here(given)
     host = host or Host.this()
     server = _build(NettySettings, given, warn, listen_port=BROKER_PORT)
     store = _build(StoreSettings, given, warn, store_path_root_dir=os.path.join(host.home, "store"))
@@ -81,10 +81,9 @@ def load_namesrv_settings(
 ) -> NamesrvSettings:
     """The name server's settings; see `load_broker_settings`."""
     given = _gather(path, overrides, environ or {}, _NAMESRV_PARTS, warn)
-    _refuse_what_is_not_here(given, REFUSED_OF_NAMESRV)
     home = (host or Host.this()).home
     folder = os.path.join(home, "namesrv")
-    return _build(
+    settings = _build(
         NamesrvSettings,
         given,
         warn,
@@ -92,6 +91,10 @@ def load_namesrv_settings(
         config_store_path=os.path.abspath(path) if path else os.path.join(folder, "namesrv.properties"),
         server=_build(NettySettings, given, warn, listen_port=NAMESRV_PORT),
     )
+    if settings.cluster_test and not settings.namesrv_addr:
+        why = "it needs namesrvAddr, or NAMESRV_ADDR: the name servers to ask about topics that are not here"
+        raise given["clusterTest"].bad(why)
+    return settings
 
 
 def is_without_effect(key: str) -> bool:
@@ -142,9 +145,9 @@ def _gather(
     return given
 
 
-def _refuse_what_is_not_here(given: Mapping[str, Given], refused: Mapping[tuple[str, str], str]) -> None:
+def _refuse_what_is_not_here(given: Mapping[str, Given]) -> None:
     for item in given.values():
-        why = refused.get((item.key, item.value.lower()))
+        why = REFUSED.get((item.key, item.value.lower()))
         if why is not None:
             raise item.bad(why)
 

@@ -100,11 +100,14 @@ class ClientSettings:
 
 @attrs.frozen(kw_only=True)
 class NamesrvSettings:
-    """The name server."""
+    """The name server. `namesrv_addr` is of another environment, see `cluster_test`."""
 
     kv_config_path: str = text(parse=parse_path, important=True)
     config_store_path: str = text(parse=parse_path)
     order_message_enable: bool = boolean(False)
+    cluster_test: bool = boolean(False)
+    product_env_name: str = text("center", parse_name)
+    namesrv_addr: tuple[str, ...] = text((), parse_addresses)
     log_level: LogLevel = _log_level()
     server: NettySettings = attrs.field(factory=lambda: NettySettings(listen_port=NAMESRV_PORT))
 
@@ -135,10 +138,10 @@ class StoreSettings:
     flush_interval_consume_queue_ms: int = whole(1000, 1, unit="ms")
     flush_consume_queue_least_pages: int = whole(2)
     flush_consume_queue_thorough_interval_ms: int = whole(60_000, unit="ms")
-    transient_store_pool_enable: bool = boolean(False)
+    transient_store_pool_enable: bool = boolean(False, important=True)
     transient_store_pool_size: int = whole(5, 1, 1000)
     fast_fail_if_no_buffer_in_store_pool: bool = boolean(False)
-    commit_interval_commit_log_ms: int = whole(200, 1, unit="ms")
+    commit_interval_commit_log_ms: int = whole(200, 1, unit="ms", important=True)
     commit_commit_log_least_pages: int = whole(4)
     commit_commit_log_thorough_interval_ms: int = whole(200, unit="ms")
     warm_maped_file_enable: bool = boolean(False)
@@ -182,10 +185,10 @@ class BrokerSettings:
     store: StoreSettings
     namesrv_addr: tuple[str, ...] = text((), parse_addresses, important=True)
     broker_cluster_name: str = text("DefaultCluster", parse_name, important=True)
-    broker_id: int = long(0)
+    broker_id: int = long(0, important=True)
     broker_permission: int = whole(6, 0, 7)
     rocketmq_home: str = text("", parse_optional_path)
-    acl_enable: bool = boolean(False)
+    acl_enable: bool = boolean(False, important=True)
     acl_plain_file: str = text("conf/plain_acl.yml", parse_relative_path, key="rocketmq.acl.plain.file")
     vip_port_enable: bool = boolean(True)
     ha_listen_port: int = whole(BROKER_PORT + 1, 0, 65535)
@@ -204,9 +207,9 @@ class BrokerSettings:
     region_id: str = text("DefaultRegion")
     store_reply_message_enable: bool = boolean(True)
     reject_transaction_message: bool = boolean(False, important=True)
-    transaction_time_out_ms: int = long(6000, unit="ms")
-    transaction_check_max: int = whole(15)
-    transaction_check_interval_ms: int = long(60_000, 1, unit="ms")
+    transaction_time_out_ms: int = long(6000, unit="ms", important=True)
+    transaction_check_max: int = whole(15, important=True)
+    transaction_check_interval_ms: int = long(60_000, 1, unit="ms", important=True)
     broker_fast_failure_enable: bool = boolean(True)
     wait_time_ms_in_send_queue: int = long(200, 1, key="waitTimeMillsInSendQueue")
     wait_time_ms_in_pull_queue: int = long(5000, 1, key="waitTimeMillsInPullQueue")

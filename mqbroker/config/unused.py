@@ -31,7 +31,7 @@ _JAVA = _keys(
     destroyMapedFileIntervalForcibly putMsgIndexHightWater
     flushLeastPagesWhenWarmMapedFile messageIndexSafe debugLockEnable diskFallRecorded
     bitMapLengthConsumeQueueExt isEnableBatchPush enableBatchPush storePathDLedgerCommitLog
-    dLegerGroup dLegerPeers dLegerSelfId preferredLeaderId clusterTest productEnvName
+    dLegerGroup dLegerPeers dLegerSelfId preferredLeaderId
     """
 )
 
@@ -56,14 +56,6 @@ REFUSED = {
     ("brokerRole", "slave"): "replication is not served by this version; use brokerRole=ASYNC_MASTER",
     ("brokerRole", "sync_master"): (
         "replication is not served by this version, so no slave could confirm a message; use brokerRole=ASYNC_MASTER"
-    ),
-}
-
-#: The same for the name server.
-REFUSED_OF_NAMESRV = {
-    ("clusterTest", "true"): (
-        "routes of topics that are not known are not asked of another environment's name servers: remove it, and give "
-        "clients of such topics the addresses of those"
     ),
 }
 

@@ -49,7 +49,7 @@ class RouteBodies:
 
     def _encoded(self, placement: Placement, strict: bool, order_conf: str | None) -> bytes:
         route = attrs.evolve(self._routes.route_by(placement), order_topic_conf=order_conf)
-        return _strict_json(route) if strict else route.to_json()
+        return encode_route(route, strict)
 
 
 def success_parts(opaque: int, body: bytes) -> tuple[bytes, bytes, bytes]:
@@ -58,6 +58,8 @@ def success_parts(opaque: int, body: bytes) -> tuple[bytes, bytes, bytes]:
     return _LENGTHS.pack(4 + len(header) + len(body), len(header)), header, body
 
 
-def _strict_json(route: TopicRouteData) -> bytes:
-    """With quoted numeric keys, sorted as in Java."""
+def encode_route(route: TopicRouteData, strict: bool) -> bytes:
+    """In the dialect; or as strict JSON, with quoted numeric keys, sorted as in Java."""
+    if not strict:
+        return route.to_json()
     return orjson.dumps(route.to_value(), option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SORT_KEYS)

@@ -11,8 +11,9 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from mqbroker.errors import Refused
-from mqbroker.namesrv.answers import RouteBodies, success_parts
+from mqbroker.namesrv.answers import RouteBodies, encode_route, success_parts
 from mqbroker.namesrv.kv import BYTES_MAX, ORDER_TOPIC_NAMESPACE, KvConfig
+from mqbroker.namesrv.product_env import PASSED_ON, ProductEnvironment
 from mqbroker.namesrv.routes import RouteTable
 from mqbroker.remoting.handlers import HandlerTable, IConnection, RawRequest
 from mqbroker.wire.bodies import KVTable
@@ -39,16 +40,30 @@ V4_9_4 = 401
 
 
 class RouteProcessor:
-    """Who asks where topics and brokers are."""
+    """Who asks where topics and brokers are.
 
-    def __init__(self, routes: RouteTable[IConnection], kv: KvConfig, *, order_message_enable: bool) -> None:
+    :param elsewhere: is asked about topics that no broker has here.
+    """
+
+    def __init__(
+        self,
+        routes: RouteTable[IConnection],
+        kv: KvConfig,
+        *,
+        order_message_enable: bool,
+        elsewhere: ProductEnvironment | None = None,
+    ) -> None:
+        self._elsewhere = elsewhere
         self.order_message_enable = order_message_enable
         self._routes = routes
         self._bodies = RouteBodies(routes)
         self._kv = kv
 
     def register_on(self, table: HandlerTable) -> None:
-        table.register_batch(RequestCode.GET_ROUTEINFO_BY_TOPIC, self.take_routes)
+        if self._elsewhere is None:
+            table.register_batch(RequestCode.GET_ROUTEINFO_BY_TOPIC, self.take_routes)
+        else:
+            table.register(RequestCode.GET_ROUTEINFO_BY_TOPIC, self.route_here_or_there)
         table.register(RequestCode.GET_BROKER_CLUSTER_INFO, self.cluster_info)
         table.register(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, self.topics)
         table.register(RequestCode.GET_TOPICS_BY_CLUSTER, self.topics_of_cluster)
@@ -91,12 +106,23 @@ class RouteProcessor:
     def route(self, request: RemotingCommand) -> RemotingCommand:
         header = decode_header(GetRouteInfoRequestHeader, request.ext_fields)
         order_conf = self._kv.get(ORDER_TOPIC_NAMESPACE, header.topic) if self.order_message_enable else None
-        strict = request.version >= V4_9_4 or bool(header.accept_standard_json_only)
-        body = self._bodies.body(header.topic, strict, order_conf)
+        body = self._bodies.body(header.topic, _is_strict(request, header), order_conf)
         if body is None:
             remark = f"No topic route info in name server for the topic: {header.topic}{FAQ}"
             return RemotingCommand.response(request, ResponseCode.TOPIC_NOT_EXIST, remark)
         return RemotingCommand.response(request, body=body)
+
+    async def route_here_or_there(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
+        """As a name server for cluster tests answers."""
+        answer = self.route(request)
+        is_here = answer.code != ResponseCode.TOPIC_NOT_EXIST
+        if is_here or self._elsewhere is None or PASSED_ON in request.ext_fields:
+            return answer
+        header = decode_header(GetRouteInfoRequestHeader, request.ext_fields)
+        route = await self._elsewhere.route(header.topic)
+        if route is None:
+            return answer
+        return RemotingCommand.response(request, body=encode_route(route, _is_strict(request, header)))
 
     def cluster_info(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
         return RemotingCommand.response(request, body=self._routes.cluster_info().to_json())
@@ -129,6 +155,10 @@ class RouteProcessor:
         self._routes.delete_topic(header.topic, header.cluster_name)
         log.info("{peer} deleted topic {topic}", peer=connection.remote_addr, topic=header.topic)
         return RemotingCommand.response(request)
+
+
+def _is_strict(request: RemotingCommand, header: GetRouteInfoRequestHeader) -> bool:
+    return request.version >= V4_9_4 or bool(header.accept_standard_json_only)
 
 
 class KvProcessor:

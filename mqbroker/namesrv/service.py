@@ -19,8 +19,10 @@ from mqbroker.config.changes import rewrite_conf
 from mqbroker.namesrv.configuration import ConfigProcessor
 from mqbroker.namesrv.kv import KvConfig, KvWrapper
 from mqbroker.namesrv.processors import KvProcessor, RouteProcessor
+from mqbroker.namesrv.product_env import ProductEnvironment
 from mqbroker.namesrv.registering import BrokerProcessor
 from mqbroker.namesrv.routes import RouteTable
+from mqbroker.remoting.client import Connector, RemotingClient
 from mqbroker.remoting.connection import RemotingProtocol
 from mqbroker.remoting.handlers import HandlerTable, IConnection
 from mqbroker.remoting.limits import Limits
@@ -89,7 +91,9 @@ class Namesrv(OrderedService):
         return {"remoting": self._listening.port}
 
 
-def make_namesrv(settings: NamesrvSettings, reactor: Any, worker: IWorker | None = None) -> Namesrv:
+def make_namesrv(
+    settings: NamesrvSettings, reactor: Any, worker: IWorker | None = None, connector: Connector | None = None
+) -> Namesrv:
     """A name server that serves while it runs; `worker` writes its file, a thread of its own by default.
 
     Raises StoreDamaged where kvConfig.json cannot be read. Starting fails with twisted's CannotListenError.
@@ -101,11 +105,14 @@ def make_namesrv(settings: NamesrvSettings, reactor: Any, worker: IWorker | None
     routes: RouteTable[IConnection] = RouteTable()
     table = HandlerTable()
     BrokerProcessor(routes, kv, reactor).register_on(table)
-    route_processor = RouteProcessor(routes, kv, order_message_enable=settings.order_message_enable)
+    elsewhere = _product_environment(settings, reactor, connector)
+    # A name server for cluster tests always tells of ordered topics, as in Java.
+    order_message_enable = settings.order_message_enable or settings.cluster_test
+    route_processor = RouteProcessor(routes, kv, order_message_enable=order_message_enable, elsewhere=elsewhere)
     route_processor.register_on(table)
 
     def apply(changed: NamesrvSettings) -> None:
-        route_processor.order_message_enable = changed.order_message_enable
+        route_processor.order_message_enable = changed.order_message_enable or changed.cluster_test
 
     def save(changes: Mapping[str, str]) -> Deferred[bool]:
         work = worker.run(lambda: rewrite_conf(settings.config_store_path, changes))
@@ -124,7 +131,17 @@ def make_namesrv(settings: NamesrvSettings, reactor: Any, worker: IWorker | None
     listening = ListeningService(
         reactor, server.listen_port, factory, backlog=server.server_socket_backlog, interface=server.bind_address
     )
-    return Namesrv([PoolService(pool), ExpiryService(routes, reactor)], listening)
+    others: list[IService] = [PoolService(pool), ExpiryService(routes, reactor)]
+    return Namesrv(others if elsewhere is None else [*others, elsewhere], listening)
+
+
+def _product_environment(
+    settings: NamesrvSettings, reactor: Any, connector: Connector | None
+) -> ProductEnvironment | None:
+    if not settings.cluster_test:
+        return None
+    client = RemotingClient(reactor, connector=connector)
+    return ProductEnvironment(client, settings.namesrv_addr, settings.product_env_name)
 
 
 def _not_saved(path: str, failure: Failure) -> bool:

@@ -214,14 +214,6 @@ def test_the_brokers_keys_in_a_file_of_the_name_server_are_passed_over(namesrv):
     assert settings.config_store_path == str(namesrv.path)
 
 
-def test_a_name_server_that_is_to_ask_another_environment_is_refused(namesrv, broker):
-    with pytest.raises(BadSetting, match=r":1: clusterTest: .* another environment's name servers: remove it"):
-        namesrv("clusterTest=TRUE\nproductEnvName=center\n")
-    namesrv("clusterTest=false\nproductEnvName=center\n")
-    broker("clusterTest=true\n")  # which is nothing of a broker's
-    assert namesrv.warnings == broker.warnings == []
-
-
 def test_the_last_of_a_repeated_key_counts(broker):
     assert broker("listenPort=1\nlistenPort=2\n").server.listen_port == 2
     assert broker.warnings == [f"{broker.path}:2: listenPort is given again; this one counts, not that of line 1"]
@@ -275,6 +267,38 @@ def test_what_is_out_of_javas_range_is_moved_into_it(broker):
 def test_what_is_shown_loads_as_the_same(broker):
     settings = broker("deleteWhen=04;16\nnamesrvAddr=a:1;b:2\nlogLevel=debug\nflushDiskType=SYNC_FLUSH\nlistenPort=7\n")
     assert broker("\n".join(show_settings(settings))) == settings
+
+
+def test_a_name_server_for_cluster_tests_needs_somebody_to_ask(namesrv, broker):
+    with pytest.raises(BadSetting, match=r":1: clusterTest: it needs namesrvAddr, or NAMESRV_ADDR"):
+        namesrv("clusterTest=TRUE\nproductEnvName=center\n")
+    settings = namesrv("clusterTest=true\nproductEnvName=pre\nnamesrvAddr=a:1;b:2\n")
+    assert (settings.cluster_test, settings.product_env_name, settings.namesrv_addr) == (True, "pre", ("a:1", "b:2"))
+    assert namesrv("clusterTest=true", NAMESRV_ADDR="c:3").namesrv_addr == ("c:3",)
+    namesrv("clusterTest=false\nproductEnvName=center\n")
+    broker("clusterTest=true\n")  # which is nothing of a broker's
+    assert namesrv.warnings == broker.warnings == []
+
+
+#: What the Java broker prints with -m.
+IMPORTANT = """
+    namesrvAddr brokerIP1 brokerName brokerClusterName brokerId autoCreateTopicEnable autoCreateSubscriptionGroup
+    msgTraceTopicName traceTopicEnable rejectTransactionMessage fetchNamesrvAddrByAddressServer transactionTimeOut
+    transactionCheckMax transactionCheckInterval aclEnable storePathRootDir storePathCommitLog storePathDLedgerCommitLog
+    flushIntervalCommitLog commitIntervalCommitLog flushCommitLogTimed deleteWhen fileReservedTime
+    maxTransferBytesOnMessageInMemory maxTransferCountOnMessageInMemory maxTransferBytesOnMessageInDisk
+    maxTransferCountOnMessageInDisk accessMessageInMemoryMaxRatio messageIndexEnable messageIndexSafe haMasterAddress
+    brokerRole flushDiskType cleanFileForciblyEnable transientStorePoolEnable
+"""
+
+
+def test_what_java_calls_important_is_important_here(broker):
+    settings = broker("")
+    shown = {line.partition("=")[0] for line in show_settings(settings)}
+    important = {line.partition("=")[0] for line in show_settings(settings, important_only=True)}
+    assert (
+        important & {key for part in JAVA.values() for key in part} - {"listenPort"} == set(IMPORTANT.split()) & shown
+    )
 
 
 def test_important_settings_are_fewer(broker):

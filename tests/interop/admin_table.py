@@ -75,7 +75,7 @@ OF_THE_CLIENT = "the client's objects, rates and threads"
 #: Java's settings of Netty and of its own home, and ours.
 NAMESRV_OWN = (
     "^(writeBuffer|server(Worker|Selector|Callback)|clusterTest|rocketmqHome|productEnvName|useEpoll|serverPooled"
-    "|configStorePath|connections|bindAddress|unsentBytesMax|logLevel|frameMaxLength)"
+    "|configStorePath|connections|namesrvAddr|bindAddress|unsentBytesMax|logLevel|frameMaxLength)"
 )
 #: Messages a second of the last minute, messages of the last day.
 RATES = mask(r" +[\d.]+ +[\d.]+ +\d+ +\d+$| +[\d.]+ +\d+(?= +NO_CONSUMER)")

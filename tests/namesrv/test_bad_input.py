@@ -1,0 +1,121 @@
+"""Every field of every request that a name server answers: missing, of another type, huge, or of nobody."""
+
+import attrs
+import pytest
+
+from mqbroker.wire import headers
+from mqbroker.wire.codes import RequestCode, ResponseCode
+from mqbroker.wire.headers import camel_case
+from tests.namesrv.test_processors import BROKER, register, route
+
+HEADERS = {
+    RequestCode.PUT_KV_CONFIG: headers.PutKVConfigRequestHeader,
+    RequestCode.GET_KV_CONFIG: headers.GetKVConfigRequestHeader,
+    RequestCode.DELETE_KV_CONFIG: headers.DeleteKVConfigRequestHeader,
+    RequestCode.REGISTER_BROKER: headers.RegisterBrokerRequestHeader,
+    RequestCode.UNREGISTER_BROKER: headers.UnRegisterBrokerRequestHeader,
+    RequestCode.QUERY_DATA_VERSION: headers.QueryDataVersionRequestHeader,
+    RequestCode.GET_ROUTEINFO_BY_TOPIC: headers.GetRouteInfoRequestHeader,
+    RequestCode.WIPE_WRITE_PERM_OF_BROKER: headers.WipeWritePermOfBrokerRequestHeader,
+    RequestCode.ADD_WRITE_PERM_OF_BROKER: headers.AddWritePermOfBrokerRequestHeader,
+    RequestCode.DELETE_TOPIC_IN_NAMESRV: headers.DeleteTopicFromNamesrvRequestHeader,
+    RequestCode.GET_KVLIST_BY_NAMESPACE: headers.GetKVListByNamespaceRequestHeader,
+    RequestCode.GET_TOPICS_BY_CLUSTER: headers.GetTopicsByClusterRequestHeader,
+}
+WITHOUT_HEADER = {
+    RequestCode.GET_BROKER_CLUSTER_INFO,
+    RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
+    RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS,
+    RequestCode.GET_UNIT_TOPIC_LIST,
+    RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST,
+    RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST,
+    RequestCode.GET_NAMESRV_CONFIG,
+    RequestCode.UPDATE_NAMESRV_CONFIG,
+}
+FIELDS = [
+    (
+        code,
+        field.metadata.get("key") or camel_case(field.name),
+        str(field.type).removesuffix(" | None"),
+        field.default is attrs.NOTHING,
+    )
+    for code, header in HEADERS.items()
+    for field in attrs.fields(header)
+]
+GOOD = {"Int": "0", "Long": "0", "bool": "false"}
+BAD_NUMBERS = ["", "x", "-", "1.5", "0x1", "9" * 19, "9" * 400, "-9" * 20, "\u0661", "1e3", " 1"]
+BAD_TEXTS = ["", " ", "../x", "\x00", "\ud800".encode("utf-8", "replace").decode(), "%RETRY%", "n" * 100_000]
+
+
+def good_fields(code):
+    return {key: GOOD.get(kind, "name") for of, key, kind, _ in FIELDS if of == code}
+
+
+def ask(peer, code, fields):
+    """One answer, whatever is asked, which is no traceback."""
+    answer = peer.ask(code, b'{"counter":1,"timestamp":1}' if code == RequestCode.QUERY_DATA_VERSION else b"", **fields)
+    assert "Traceback" not in (answer.remark or "")
+    return answer
+
+
+def test_every_code_is_here(system):
+    answered = system.factory._table.codes
+    assert answered == {int(code) for code in HEADERS.keys() | WITHOUT_HEADER}
+
+
+@pytest.mark.parametrize("code", HEADERS)
+def test_good_fields_are_good(peer, code):
+    answer = ask(peer, code, good_fields(code))
+    assert answer.code in (ResponseCode.SUCCESS, ResponseCode.TOPIC_NOT_EXIST, ResponseCode.QUERY_NOT_FOUND)
+
+
+@pytest.mark.parametrize(("code", "key"), [(code, key) for code, key, _, is_required in FIELDS if is_required])
+def test_a_missing_field_is_named(peer, code, key):
+    fields = {name: value for name, value in good_fields(code).items() if name != key}
+    answer = ask(peer, code, fields)
+    assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, f"the custom field <{key}> is null")
+
+
+@pytest.mark.parametrize("bad", BAD_NUMBERS)
+@pytest.mark.parametrize(("code", "key"), [(code, key) for code, key, kind, _ in FIELDS if kind in GOOD])
+def test_a_field_that_is_no_number_changes_nothing(peer, code, key, bad):
+    register(peer, "T")
+    before = peer.ask(RequestCode.GET_BROKER_CLUSTER_INFO).body
+    answer = ask(peer, code, {**good_fields(code), key: bad})
+    if answer.code:
+        assert answer.code in (ResponseCode.SYSTEM_ERROR, ResponseCode.TOPIC_NOT_EXIST)
+        assert peer.ask(RequestCode.GET_BROKER_CLUSTER_INFO).body == before
+    assert route(peer, "T").code == ResponseCode.SUCCESS
+
+
+@pytest.mark.parametrize("bad", BAD_TEXTS, ids=[ascii(text[:8]) for text in BAD_TEXTS])
+@pytest.mark.parametrize(("code", "key"), [(code, key) for code, key, kind, _ in FIELDS if kind not in GOOD])
+def test_a_text_of_nobody_is_answered(peer, code, key, bad):
+    register(peer, "T")
+    ask(peer, code, {**good_fields(code), key: bad})
+    assert route(peer, "T").code == ResponseCode.SUCCESS
+
+
+@pytest.mark.parametrize("broker_id", ["-1", "-9223372036854775808", "9223372036854775807"])
+def test_any_id_of_a_broker_comes_back(peer, broker_id):
+    register(peer, "T")
+    assert register(peer, brokerAddr="b:2", brokerId=broker_id).code == ResponseCode.SUCCESS
+    assert f'{broker_id}:"b:2"'.encode() in peer.ask(RequestCode.GET_BROKER_CLUSTER_INFO).body
+    fields = {**BROKER, "brokerAddr": "b:2", "brokerId": broker_id}
+    assert peer.ask(RequestCode.UNREGISTER_BROKER, **fields).code == ResponseCode.SUCCESS
+    assert b"b:2" not in peer.ask(RequestCode.GET_BROKER_CLUSTER_INFO).body
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b"null", b'{"counter":"x"}', b'{"counter":[]}', b"\xff", b"[" * 5000]
+)
+def test_a_version_that_is_none_is_refused(peer, body):
+    register(peer, "T")
+    answer = peer.ask(RequestCode.QUERY_DATA_VERSION, body, **BROKER)
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "Traceback" not in answer.remark
+
+
+@pytest.mark.parametrize("code", sorted(WITHOUT_HEADER - {RequestCode.UPDATE_NAMESRV_CONFIG}))
+def test_what_no_header_is_asked_for_is_passed_over(peer, code):
+    assert peer.ask(code, b"\xff{", unknown="x" * 1000).code == ResponseCode.SUCCESS

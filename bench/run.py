@@ -35,21 +35,19 @@ from bench.table import Table, by_kind
 from tests.interop.java import JavaMissing, java_system
 from tests.interop.processes import ProcessFailed
 
-PARTS = tuple(
-    [
-        "start",
-        "send",
-        "pull",
-        "filter",
-        "sync",
-        "restart",
-        "roll",
-        "transactions",
-        "delayed",
-        "memory",
-        "routes",
-        "idle",
-    ]
+PARTS = (
+    "start",
+    "send",
+    "pull",
+    "filter",
+    "sync",
+    "restart",
+    "roll",
+    "transactions",
+    "delayed",
+    "memory",
+    "routes",
+    "idle",
 )
 
 

@@ -39,6 +39,8 @@ from mqbroker.remoting.handlers import HandlerTable
 from mqbroker.remoting.limits import Limits
 from mqbroker.remoting.listening import ListeningService
 from mqbroker.remoting.server import RemotingServerFactory
+from mqbroker.remoting.tls import WATCH_SECONDS as TLS_WATCH_SECONDS
+from mqbroker.remoting.tls import ServerTls, tls_connector
 from mqbroker.store.disk import IDisk, OsDisk
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.kernel_queue import KernelQueue
@@ -109,8 +111,8 @@ class BrokerService(Service):
     def startService(self) -> Deferred[None]:
         """Start, in order. Fires when it serves: at once, unless the store has much to recover.
 
-        Fails with CannotListenError, StoreLocked, StoreDamaged, BadAcl or OSError with all undone again, and with
-        CancelledError where it is stopped meanwhile. What of undoing waits for the disk is not waited for;
+        Fails with CannotListenError, StoreLocked, StoreDamaged, BadAcl, BadTls or OSError with all undone again, and
+        with CancelledError where it is stopped meanwhile. What of undoing waits for the disk is not waited for;
         `stopService` tells when it is over. Raises AlreadyStarted where it runs, or has not ended yet.
         """
         if self.running or (self._stopping is not None and not self._stopping.called):
@@ -133,8 +135,11 @@ class BrokerService(Service):
     async def _start(self) -> None:
         clock = cast(IReactorTime, self._reactor)
         table = HandlerTable()
-        factory, listening = self._listen(table, clock)
+        tls = ServerTls(self.settings.tls, clock)
+        factory, listening = self._listen(table, clock, tls)
         worker = self._worker or self._make_worker()
+        if tls.has_files:
+            self._every(TLS_WATCH_SECONDS, lambda: tls.look(worker.run), clock)
         acl = self._read_acl(worker, clock)
         log_syncs = None if self._worker else self._make_log_syncs()
         address = f"{self.settings.broker_ip1}:{self.port}"
@@ -202,9 +207,11 @@ class BrokerService(Service):
     def _store_host(self) -> bytes:
         return encode_host((self.settings.broker_ip1, self.port))
 
-    def _listen(self, table: HandlerTable, clock: IReactorTime) -> tuple[RemotingServerFactory, ListeningService]:
+    def _listen(
+        self, table: HandlerTable, clock: IReactorTime, tls: ServerTls
+    ) -> tuple[RemotingServerFactory, ListeningService]:
         server = self.settings.server
-        factory = RemotingServerFactory(table, clock, Limits.of(server))
+        factory = RemotingServerFactory(table, clock, Limits.of(server), tls=tls)
         listening = ListeningService(
             self._reactor,
             server.listen_port,
@@ -278,7 +285,7 @@ class BrokerService(Service):
             return
         client = RemotingClient(
             self._reactor,
-            connector=self._connector,
+            connector=self._connector or self._tls_connector(),
             on_closed=lambda address: registration.connection_closed(address),
         )
         identity = BrokerIdentity(
@@ -295,6 +302,9 @@ class BrokerService(Service):
         self._stops.append(registration.stop)
         told = registration.start()
         told.addCallback(self.started.callback)
+
+    def _tls_connector(self) -> Connector | None:
+        return tls_connector(self._reactor, self.settings.tls) if self.settings.client.use_tls else None
 
     # --- while it runs
 

@@ -13,10 +13,12 @@ from mqbroker.config.settings import (
     NettySettings,
     StoreSettings,
 )
+from mqbroker.config.tls import ClientAuth, TlsMode, TlsSettings
 
 __all__ = [
     "BrokerRole",
     "BrokerSettings",
+    "ClientAuth",
     "ClientSettings",
     "FlushDiskType",
     "Given",
@@ -25,6 +27,8 @@ __all__ = [
     "NamesrvSettings",
     "NettySettings",
     "StoreSettings",
+    "TlsMode",
+    "TlsSettings",
     "is_without_effect",
     "load_broker_settings",
     "load_namesrv_settings",

@@ -21,6 +21,7 @@ from mqbroker.config.settings import (
     NettySettings,
     StoreSettings,
 )
+from mqbroker.config.tls import TlsMode, TlsSettings, with_tls_file
 from mqbroker.config.unused import NO_EFFECT, REFUSED, REFUSED_KEYS
 
 T = TypeVar("T")
@@ -28,8 +29,8 @@ Warn = Callable[[str], None]
 
 CONSUME_QUEUE_ENTRY_SIZE = 20
 _ENVIRONMENT_PREFIX = "ROCKETMQ_"
-_BROKER_PARTS: tuple[type, ...] = (BrokerSettings, NettySettings, ClientSettings, StoreSettings)
-_NAMESRV_PARTS: tuple[type, ...] = (NamesrvSettings, NettySettings)
+_BROKER_PARTS: tuple[type, ...] = (BrokerSettings, NettySettings, ClientSettings, StoreSettings, TlsSettings)
+_NAMESRV_PARTS: tuple[type, ...] = (NamesrvSettings, NettySettings, TlsSettings)
 #: One file may serve both daemons.
 _EVERYONES = {setting.key for part in (*_BROKER_PARTS, *_NAMESRV_PARTS) for setting in settings_of(part)}
 
@@ -46,10 +47,11 @@ def load_broker_settings(
 
     `warn` hears of keys that are unknown. Raises BadSetting.
     """
-    given = _gather(path, overrides, environ or {}, _BROKER_PARTS, warn)
+    given = with_tls_file(_gather(path, overrides, environ or {}, _BROKER_PARTS, warn), warn)
     _refuse_what_is_not_here(given)
     host = host or Host.this()
     server = _build(NettySettings, given, warn, listen_port=BROKER_PORT)
+    tls = _build(TlsSettings, given, warn)
     store = _build(StoreSettings, given, warn, store_path_root_dir=os.path.join(host.home, "store"))
     store = attrs.evolve(store, mapped_file_size_consume_queue=_whole_entries(store.mapped_file_size_consume_queue))
     address = host.address if server.bind_address in ("", "0.0.0.0", "::") else server.bind_address
@@ -60,8 +62,9 @@ def load_broker_settings(
         "ha_listen_port": server.listen_port + 1 if server.listen_port else 0,
         "store": store,
         "server": server,
-        "client": _build(ClientSettings, given, warn),
+        "client": _build(ClientSettings, given, warn, use_tls=_uses_tls(tls, given)),
         "config_path": os.path.abspath(path) if path is not None else None,
+        "tls": tls,
     }
     settings = _build(BrokerSettings, given, warn, **defaults)
     _check_ports(settings, given)
@@ -80,7 +83,7 @@ def load_namesrv_settings(
     host: Host | None = None,
 ) -> NamesrvSettings:
     """The name server's settings; see `load_broker_settings`."""
-    given = _gather(path, overrides, environ or {}, _NAMESRV_PARTS, warn)
+    given = with_tls_file(_gather(path, overrides, environ or {}, _NAMESRV_PARTS, warn), warn)
     home = (host or Host.this()).home
     folder = os.path.join(home, "namesrv")
     settings = _build(
@@ -90,6 +93,7 @@ def load_namesrv_settings(
         kv_config_path=os.path.join(folder, "kvConfig.json"),
         config_store_path=os.path.abspath(path) if path else os.path.join(folder, "namesrv.properties"),
         server=_build(NettySettings, given, warn, listen_port=NAMESRV_PORT),
+        tls=_build(TlsSettings, given, warn),
     )
     if settings.cluster_test and not settings.namesrv_addr:
         why = "it needs namesrvAddr, or NAMESRV_ADDR: the name servers to ask about topics that are not here"
@@ -100,6 +104,11 @@ def load_namesrv_settings(
 def is_without_effect(key: str) -> bool:
     """Whether it is a key of the Java system that is taken without a word and changes nothing here."""
     return key in NO_EFFECT
+
+
+def _uses_tls(tls: TlsSettings, given: Mapping[str, Given]) -> bool:
+    """Whether a daemon's own connections are encrypted where useTLS does not say, as Java has it."""
+    return tls.enable if "tls.enable" in given else tls.mode is TlsMode.ENFORCING
 
 
 def show_settings(settings: Any, *, important_only: bool = False) -> list[str]:

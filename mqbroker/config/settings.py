@@ -24,6 +24,7 @@ from mqbroker.config.kinds import (
     parse_relative_path,
     show_hours,
 )
+from mqbroker.config.tls import TlsSettings
 
 MIB = 1024 * 1024
 NAMESRV_PORT = 9876
@@ -92,6 +93,7 @@ class NettySettings:
 class ClientSettings:
     """The calling side: a broker towards its name servers."""
 
+    use_tls: bool = boolean(False, key="useTLS")
     client_oneway_semaphore_value: int = whole(65535, 1)
     client_async_semaphore_value: int = whole(65535, 1)
     connect_timeout_ms: int = whole(3000, 1, key="connectTimeoutMillis")
@@ -110,6 +112,7 @@ class NamesrvSettings:
     namesrv_addr: tuple[str, ...] = text((), parse_addresses)
     log_level: LogLevel = _log_level()
     server: NettySettings = attrs.field(factory=lambda: NettySettings(listen_port=NAMESRV_PORT))
+    tls: TlsSettings = attrs.field(factory=TlsSettings)
 
 
 def _commit_log_in_root(store: StoreSettings) -> str:
@@ -240,6 +243,7 @@ class BrokerSettings:
     #: The file they were read from.
     config_path: str | None = None
     server: NettySettings = attrs.field(factory=lambda: NettySettings(listen_port=BROKER_PORT))
+    tls: TlsSettings = attrs.field(factory=TlsSettings)
     client: ClientSettings = attrs.field(factory=ClientSettings)
 
     @property

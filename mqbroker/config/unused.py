@@ -51,7 +51,6 @@ NO_EFFECT = _THREADS | _JAVA | _ABSENT
 
 #: (key, value in lower case) to why it is refused: who sets it counts on a protection that would not be there.
 REFUSED = {
-    ("useTLS", "true"): "TLS is not served by this version; remove it only if the network is trusted",
     ("enableDLegerCommitLog", "true"): "DLedger replication is not served; use brokerRole=ASYNC_MASTER without it",
     ("brokerRole", "slave"): "replication is not served by this version; use brokerRole=ASYNC_MASTER",
     ("brokerRole", "sync_master"): (

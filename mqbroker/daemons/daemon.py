@@ -16,7 +16,7 @@ from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.error import CannotListenError
 from twisted.logger import Logger
 
-from mqbroker.config import LogLevel, NettySettings, show_settings
+from mqbroker.config import BrokerSettings, LogLevel, NamesrvSettings, TlsMode, show_settings
 from mqbroker.daemons.options import DaemonOptions
 from mqbroker.errors import MQError
 
@@ -67,7 +67,7 @@ class Daemon(Service):
     async def _start(self) -> None:
         for warning in self._options.warnings:
             log.warn("{warning}", warning=warning)
-        _warn_of_exposure(self._settings.server)
+        _warn_of_exposure(self._settings)
         _raise_file_limit()
         try:
             self._served = served = self._make(self._settings)
@@ -165,12 +165,15 @@ def _raise_file_limit() -> None:
         log.info("open files allowed: {hard} instead of {soft}", hard=hard, soft=soft)
 
 
-def _warn_of_exposure(server: NettySettings) -> None:
-    if server.bind_address.startswith(_LOOPBACK):
+def _warn_of_exposure(settings: BrokerSettings | NamesrvSettings) -> None:
+    server, tls = settings.server, settings.tls
+    controlled = isinstance(settings, BrokerSettings) and settings.acl_enable
+    encrypted = tls.mode is TlsMode.ENFORCING and not tls.test_mode
+    if controlled or encrypted or server.bind_address.startswith(_LOOPBACK):
         return
     log.warn(
         "SERVING {where} WITHOUT ACCESS CONTROL OR ENCRYPTION: whoever reaches port {port} can read, write and delete; "
-        "set bindAddress=127.0.0.1, or let only those in who may",
+        "set bindAddress=127.0.0.1, or let only those in who may (aclEnable, tls.server.mode)",
         where=server.bind_address or "ALL ADDRESSES",
         port=server.listen_port,
     )

@@ -29,6 +29,7 @@ from mqbroker.remoting.limits import Limits
 from mqbroker.remoting.listening import ListeningService
 from mqbroker.remoting.ordered import OrderedService
 from mqbroker.remoting.server import ConnectionEvent, RemotingServerFactory
+from mqbroker.remoting.tls import ServerTls, TlsWatch
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.worker import IWorker, ThreadWorker
 
@@ -96,7 +97,8 @@ def make_namesrv(
 ) -> Namesrv:
     """A name server that serves while it runs; `worker` writes its file, a thread of its own by default.
 
-    Raises StoreDamaged where kvConfig.json cannot be read. Starting fails with twisted's CannotListenError.
+    Raises StoreDamaged where kvConfig.json cannot be read, BadTls where certificates cannot be used. Starting fails
+    with twisted's CannotListenError.
     """
     pool = ThreadPool(0, 1, "disk")
     worker = worker or ThreadWorker(deferToThreadPool, reactor, pool)
@@ -127,11 +129,13 @@ def make_namesrv(
             for addr in routes.drop_connection(connection):
                 log.info("the connection of broker {addr} closed: it is taken out", addr=addr)
 
-    factory = RemotingServerFactory(table, reactor, Limits.of(server), on_event)
+    tls = ServerTls(settings.tls, reactor)
+    factory = RemotingServerFactory(table, reactor, Limits.of(server), on_event, tls)
     listening = ListeningService(
         reactor, server.listen_port, factory, backlog=server.server_socket_backlog, interface=server.bind_address
     )
-    others: list[IService] = [PoolService(pool), ExpiryService(routes, reactor)]
+    watches: list[IService] = [TlsWatch(tls, worker.run, reactor)] if tls.has_files else []
+    others: list[IService] = [PoolService(pool), *watches, ExpiryService(routes, reactor)]
     return Namesrv(others if elsewhere is None else [*others, elsewhere], listening)
 
 

@@ -13,7 +13,15 @@ from typing import Protocol as StructuralType
 
 import orjson
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IAddress, IConsumer, IPushProducer, IReactorTime, ITCPTransport
+from twisted.internet.interfaces import (
+    IAddress,
+    IConsumer,
+    IHandshakeListener,
+    IPushProducer,
+    IReactorTime,
+    ISSLTransport,
+    ITCPTransport,
+)
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.logger import Logger, LogLevel
 from twisted.python.failure import Failure
@@ -59,7 +67,7 @@ class ConnectionOwner(StructuralType):
     def disconnected(self, connection: RemotingProtocol) -> None: ...
 
 
-@implementer(IConnection, IPushProducer)
+@implementer(IConnection, IPushProducer, IHandshakeListener)
 class RemotingProtocol(Protocol):
     """A connection that speaks RemotingCommands. See IConnection for what handlers use of it."""
 
@@ -83,6 +91,7 @@ class RemotingProtocol(Protocol):
         self._unread_bytes = 0
         self._unread_since = 0.0
         self._reading = True
+        self._watches_writing = False
         self._on_closed: list[Callable[[], None]] = []
         self._prompt_write: Callable[[bytes], None] = self._discard
         self._write: Callable[[bytes], None] = self._discard
@@ -98,9 +107,21 @@ class RemotingProtocol(Protocol):
         self.remote_addr, self.remote_host = _peer(transport.getPeer())
         if hasattr(transport, "setTcpNoDelay"):
             transport.setTcpNoDelay(True)
-        cast(IConsumer, transport).registerProducer(self, True)
+        # A client's own handshake waits for the peer, and reading must not be paused for that.
+        if not ISSLTransport.providedBy(transport):
+            self._watch_writing()
         if not self._owner.connected(self):
             transport.abortConnection()
+
+    def handshakeCompleted(self) -> None:
+        """TLS is agreed upon, at either end."""
+        if not self._watches_writing:
+            self._watch_writing()
+
+    def _watch_writing(self) -> None:
+        """Be told from now on when the peer does not read."""
+        self._watches_writing = True
+        cast(IConsumer, self.transport).registerProducer(self, True)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self.closed = True
@@ -134,6 +155,21 @@ class RemotingProtocol(Protocol):
         if not self.closed:
             cast(IConsumer, self.transport).unregisterProducer()  # one that is paused would keep it open
             cast(ITCPTransport, self.transport).loseConnection()
+
+    def refuse(self, why: str) -> None:
+        """Close it for what the peer did, with a warning that says why."""
+        self._close(LogLevel.warn, why)
+
+    def encrypt(self, creator: object, data: bytes) -> None:
+        """Go on by TLS, `data` being the first that the peer sent of it. Only over what can, as TCP does.
+
+        :param creator: Twisted's IOpenSSLServerConnectionCreator.
+        """
+        transport = cast(Any, self.transport)
+        transport.startTLS(creator)
+        # From here on what is written goes through what encrypts, unless it is written past it to the socket.
+        self._prompt_write = transport.write
+        transport.protocol.dataReceived(data)
 
     def overdue(self, now: float) -> str | None:
         """Why it should be closed at `now` seconds: idle, or a frame that never ends; None where it is fine."""

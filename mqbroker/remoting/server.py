@@ -14,6 +14,7 @@ from mqbroker.remoting.complaints import Complaints
 from mqbroker.remoting.connection import RemotingProtocol
 from mqbroker.remoting.handlers import HandlerTable
 from mqbroker.remoting.limits import Limits, Load
+from mqbroker.remoting.tls import ServerTls
 
 #: How often idle connections and unfinished frames are looked for.
 WATCH_SECONDS = 5.0
@@ -69,12 +70,14 @@ class RemotingServerFactory(ServerFactory):
         clock: IReactorTime,
         limits: Limits | None = None,
         on_event: Callable[[ConnectionEvent, RemotingProtocol], None] | None = None,
+        tls: ServerTls | None = None,
     ) -> None:
         self.connections: set[RemotingProtocol] = set()
         self._table = table
         self._clock = clock
         self._limits = limits or Limits()
         self.on_event = on_event
+        self._tls = tls
         self.load = Load()
         self.complaints = Complaints("connections closed", clock.seconds, CLOSINGS_LOGGED_PER_MINUTE)
         self._refusals = Complaints("connections refused", clock.seconds, 1)
@@ -90,6 +93,8 @@ class RemotingServerFactory(ServerFactory):
     def buildProtocol(self, addr: IAddress | None) -> RemotingProtocol:
         protocol = RemotingProtocol(self._table, self._clock, self._limits, self)
         protocol.factory = self
+        if self._tls is not None:
+            self._tls.watch(protocol)
         return protocol
 
     def connected(self, connection: RemotingProtocol) -> bool:

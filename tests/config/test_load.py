@@ -16,12 +16,13 @@ from mqbroker.config import (
 )
 from mqbroker.config.fields import settings_of
 from mqbroker.config.settings import BrokerSettings, ClientSettings, NamesrvSettings, NettySettings, StoreSettings
+from mqbroker.config.tls import ClientAuth, TlsMode, TlsSettings
 from mqbroker.config.unused import NO_EFFECT, REFUSED_KEYS
 from mqbroker.errors import BadSetting
 
 HOST = Host("/home/u", "box", "192.0.2.7")
 JAVA = json.loads((Path(__file__).parent.parent / "data" / "settings-4.9.7.json").read_text())
-PARTS = (BrokerSettings, StoreSettings, NettySettings, ClientSettings, NamesrvSettings)
+PARTS = (BrokerSettings, StoreSettings, NettySettings, ClientSettings, NamesrvSettings, TlsSettings)
 OWN = {
     *("topicsMax", "groupsMax", "offsetsMax", "clientsMax"),
     *("bindAddress", "frameMaxLength", "logLevel", "diskFreeBytesMin"),
@@ -29,6 +30,7 @@ OWN = {
     *("diskSpaceCleanForciblyRatio", "diskSpaceWarningLevelRatio"),
     *("connectionsMax", "connectionsPerAddressMax", "unsentBytesMax", "vipPortEnable"),
     *("kernelSyncEnable", "rocketmq.acl.plain.file"),
+    *(setting.key for setting in settings_of(TlsSettings)),
 }
 
 
@@ -59,7 +61,7 @@ def test_every_key_of_java_is_known_once():
     keys = {setting.key for part in PARTS for setting in settings_of(part)}
     java = {key for part in JAVA.values() for key in part}
     assert keys - OWN <= java
-    assert java - keys - NO_EFFECT == {"useTLS", "enableDLegerCommitLog"}
+    assert java - keys - NO_EFFECT == {"enableDLegerCommitLog"}
     assert not keys & NO_EFFECT
     assert java >= REFUSED_KEYS
 
@@ -178,7 +180,9 @@ def test_a_home_directory_is_spelt_out(broker, monkeypatch):
         ("brokerRole=SLAVE", "replication is not served by this version; use brokerRole=ASYNC_MASTER"),
         ("brokerRole=SYNC_MASTER", "replication is not served by this version, so no slave could confirm a message"),
         ("aclEnable=TRUE", "set rocketmqHome too: the accounts are in its conf/plain_acl.yml"),
-        ("useTLS=true", "TLS is not served by this version; remove it only if the network is trusted"),
+        ("tls.server.mode=on", "'on' is not one of disabled, permissive, enforcing"),
+        ("tls.server.need.client.auth=x", "'x' is not one of none, optional, require"),
+        ("tls.config.file=/not/there", "there is no file /not/there"),
         ("haListenPort=10911", "10911 is the listenPort too; leave it out for 10912"),
         ("listenPort=65535", "65535 leaves no port above it for replication; set haListenPort too"),
     ],
@@ -187,6 +191,49 @@ def test_a_wrong_value_names_key_file_line_and_what_is_right(broker, line, why):
     with pytest.raises(BadSetting) as caught:
         broker(f"# a comment\n\n{line}\n")
     assert str(caught.value).startswith(f"{broker.path}:3: {line.partition('=')[0]}: {why}")
+
+
+def test_tls_as_in_java(broker, namesrv):
+    for load in (broker, namesrv):
+        tls = load("tls.config.file=\n").tls
+        assert (tls.mode, tls.test_mode, tls.server_need_client_auth) == (TlsMode.PERMISSIVE, True, ClientAuth.NONE)
+        tls = load("tls.server.mode=enforcing\ntls.server.need.client.auth=REQUIRE\ntls.server.keyPath=/k\n").tls
+        assert (tls.mode, tls.server_need_client_auth) == (TlsMode.ENFORCING, ClientAuth.REQUIRE)
+        assert tls.server_key_path == "/k"
+
+
+def test_a_file_of_tls_settings_counts_before_others(broker, tmp_path):
+    file = tmp_path / "tls.properties"
+    file.write_text("tls.test.mode.enable=false\ntls.server.keyPath=/in/file\ntls.server.mode=disabled\nx=1\n")
+    tls = broker(f"tls.config.file={file}\ntls.server.keyPath=/given\ntls.server.certPath=/c\n").tls
+    assert (tls.server_key_path, tls.server_cert_path, tls.test_mode) == ("/in/file", "/c", False)
+    assert tls.mode is TlsMode.PERMISSIVE
+    assert broker.warnings == [
+        f"{file}:3: tls.server.mode changes nothing in this file",
+        f"{file}:4: x changes nothing in this file",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "used"),
+    [
+        ("", False),
+        ("useTLS=true", True),
+        ("tls.enable=true", True),
+        ("tls.server.mode=enforcing", True),
+        ("tls.server.mode=enforcing\ntls.enable=false", False),
+        ("tls.enable=true\nuseTLS=false", False),
+    ],
+)
+def test_a_brokers_own_connections_are_encrypted(broker, text, used):
+    assert broker(text).client.use_tls == used
+
+
+def test_passwords_are_not_shown(broker):
+    lines = show_settings(broker("tls.server.keyPassword=open-sesame\ntls.client.keyPassword=open-sesame\n"))
+    assert "tls.server.keyPassword=***" in lines
+    assert "tls.client.keyPassword=***" in lines
+    assert "open-sesame" not in "".join(lines)
 
 
 def test_where_accounts_are(broker):

@@ -1,0 +1,295 @@
+"""TLS on the port that serves everything: which connections are encrypted, and by which certificate.
+
+As in the Java system, the first byte tells: a TLS handshake begins with 0x16, and no frame does, since it would be
+longer than any may be. Certificates are made and read here; what crosses the connections is not known.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import attrs
+from twisted.application.service import Service
+from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import HostnameEndpoint, wrapClientTLS
+from twisted.internet.interfaces import (
+    IOpenSSLClientConnectionCreator,
+    IOpenSSLServerConnectionCreator,
+    IReactorTime,
+    IStreamClientEndpoint,
+)
+from twisted.internet.task import LoopingCall
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from mqbroker.config import ClientAuth, TlsMode, TlsSettings
+from mqbroker.errors import MQError
+
+if TYPE_CHECKING:
+    from OpenSSL.SSL import Connection, Context
+
+    from mqbroker.remoting.connection import RemotingProtocol
+
+log = Logger()
+
+HANDSHAKE = 0x16
+#: How often the files are looked at.
+WATCH_SECONDS = 5.0
+CONNECT_TIMEOUT_SECONDS = 3
+
+_Stamp = tuple[tuple[int, int, int] | None, ...]
+
+
+class BadTls(MQError):
+    """Certificates or keys that cannot be used; the text names the file, and no secret."""
+
+
+@implementer(IOpenSSLServerConnectionCreator, IOpenSSLClientConnectionCreator)
+@attrs.frozen
+class _Creator:
+    """Gives Twisted what encrypts one connection, all by one context."""
+
+    context: Context
+
+    def serverConnectionForTLS(self, protocol: object) -> Connection:  # noqa: N802 - Twisted's name
+        return self._connection()
+
+    def clientConnectionForTLS(self, protocol: object) -> Connection:  # noqa: N802 - Twisted's name
+        return self._connection()
+
+    def _connection(self) -> Connection:
+        from OpenSSL import SSL
+
+        return SSL.Connection(self.context, None)
+
+
+class ServerTls:
+    """What a server's connections are encrypted with."""
+
+    def __init__(self, settings: TlsSettings, clock: IReactorTime) -> None:
+        """Read the files, unless in test mode. Raises BadTls where they cannot be used."""
+        self._settings = settings
+        self._clock = clock
+        self._stamp = self._look_at_files()
+        self._creator: _Creator | None = None
+        if self.has_files:
+            self._creator = _Creator(server_context(settings))
+        elif settings.mode is TlsMode.ENFORCING:
+            log.warn("tls.test.mode.enable=true: the certificate is made up, and no client can tell who it talks to")
+
+    @property
+    def has_files(self) -> bool:
+        """Whether certificates are read from files, which may change."""
+        return not self._settings.test_mode and self._settings.mode is not TlsMode.DISABLED
+
+    def watch(self, connection: RemotingProtocol) -> None:
+        """Have the first bytes of a new connection looked at before it takes them."""
+        cast(Any, connection).dataReceived = partial(self._first, connection)
+
+    def _first(self, connection: RemotingProtocol, data: bytes) -> None:
+        del cast(Any, connection).dataReceived
+        encrypted = data[0] == HANDSHAKE
+        mode = self._settings.mode
+        if encrypted and mode is TlsMode.DISABLED:
+            connection.refuse("it wants TLS, and tls.server.mode=disabled")
+        elif not encrypted and mode is TlsMode.ENFORCING:
+            connection.refuse("it does not use TLS, and tls.server.mode=enforcing")
+        elif encrypted:
+            connection.encrypt(self._current(), data)
+        else:
+            connection.dataReceived(data)
+
+    def _current(self) -> _Creator:
+        if self._creator is None:
+            self._creator = _Creator(self_signed_context(self._clock.seconds()))
+        return self._creator
+
+    def look(self, run: Callable[[Callable[[], Any]], Deferred[Any]]) -> Deferred[None]:
+        """Read the files again where they changed; connections that are open stay as they are. Never fails.
+
+        :param run: runs a function where it may wait for the disk.
+        """
+        return run(self._read_anew).addCallbacks(self._take, _not_taken)
+
+    def _read_anew(self) -> _Creator | None:
+        stamp = self._look_at_files()
+        if not self.has_files or stamp == self._stamp:
+            return None
+        self._stamp = stamp
+        return _Creator(server_context(self._settings))
+
+    def _take(self, creator: _Creator | None) -> None:
+        if creator is not None:
+            self._creator = creator
+            log.info("the certificate was read again from {path}", path=self._settings.server_cert_path)
+
+    def _look_at_files(self) -> _Stamp:
+        settings = self._settings
+        paths = (settings.server_cert_path, settings.server_key_path, settings.server_trust_cert_path)
+        return tuple(_stamp(path) for path in paths)
+
+
+class TlsWatch(Service):
+    """Looks at the files of `tls` while it runs. `run` is as in ServerTls.look."""
+
+    def __init__(self, tls: ServerTls, run: Callable[[Callable[[], Any]], Deferred[Any]], clock: IReactorTime) -> None:
+        self._loop = LoopingCall(tls.look, run)
+        self._loop.clock = clock
+
+    def startService(self) -> None:
+        self._loop.start(WATCH_SECONDS, now=False)
+
+    def stopService(self) -> None:
+        if self._loop.running:
+            self._loop.stop()
+
+
+def _not_taken(failure: Failure) -> None:
+    log.error("the certificate stays as it was: {why}", why=failure.getErrorMessage())
+
+
+def server_context(settings: TlsSettings) -> Context:
+    """A server's context from its files. Raises BadTls."""
+    from OpenSSL import SSL
+
+    if not settings.server_cert_path or not settings.server_key_path:
+        raise BadTls("tls.test.mode.enable=false wants tls.server.certPath and tls.server.keyPath")
+    context = _context(settings.server_cert_path, settings.server_key_path, settings.server_key_password)
+    if settings.server_auth_client:
+        _trust(context, settings.server_trust_cert_path)
+    asked = {
+        ClientAuth.NONE: SSL.VERIFY_NONE,
+        ClientAuth.OPTIONAL: SSL.VERIFY_PEER,
+        ClientAuth.REQUIRE: SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT,
+    }
+    checked = settings.server_auth_client
+    context.set_verify(asked[settings.server_need_client_auth], lambda *found: bool(found[-1]) or not checked)
+    # Sessions are not taken up again: which client it was would have to be kept with them.
+    context.set_session_cache_mode(SSL.SESS_CACHE_OFF)
+    context.set_options(SSL.OP_NO_TICKET)
+    context.set_session_id(b"mqbroker")
+    return context
+
+
+def client_context(settings: TlsSettings) -> Context:
+    """What a client connects with. Raises BadTls.
+
+    In test mode, or without tls.client.authServer, it takes any server for the right one, as Java's does.
+    """
+    from OpenSSL import SSL
+
+    if settings.test_mode:
+        return _context("", "", "")
+    context = _context(settings.client_cert_path, settings.client_key_path, settings.client_key_password)
+    if settings.client_auth_server:
+        _trust(context, settings.client_trust_cert_path)
+        context.set_verify(SSL.VERIFY_PEER)
+    return context
+
+
+def self_signed_context(now_seconds: float) -> Context:
+    """The context of a new key, and of a certificate for it that lasts ten years. For trials: nobody can verify it."""
+    from datetime import UTC, datetime, timedelta
+
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from OpenSSL import SSL
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "mqbroker")])
+    now = datetime.fromtimestamp(now_seconds, UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=3650))
+        .sign(key, hashes.SHA256())
+    )
+    context = SSL.Context(SSL.TLS_METHOD)
+    context.set_min_proto_version(SSL.TLS1_2_VERSION)
+    context.use_privatekey(key)
+    context.use_certificate(certificate)
+    return context
+
+
+def tls_connector(reactor: Any, settings: TlsSettings) -> Callable[[str, int], IStreamClientEndpoint]:
+    """Makes a client's connections encrypted ones. Raises BadTls."""
+    creator = _Creator(client_context(settings))
+
+    def connect(host: str, port: int) -> IStreamClientEndpoint:
+        endpoint = HostnameEndpoint(reactor, host, port, timeout=CONNECT_TIMEOUT_SECONDS)
+        return wrapClientTLS(creator, endpoint)
+
+    return connect
+
+
+def _context(cert_path: str, key_path: str, password: str) -> Context:
+    from OpenSSL import SSL
+
+    context = SSL.Context(SSL.TLS_METHOD)
+    context.set_min_proto_version(SSL.TLS1_2_VERSION)
+    if not cert_path and not key_path:
+        return context
+    if not cert_path or not key_path:
+        raise BadTls(f"{cert_path or key_path}: a certificate and its key go together, and the other is not set")
+    key = _read_key(key_path, password)
+    try:
+        with open(cert_path, "rb"):  # for a readable reason where it cannot be
+            pass
+        context.use_certificate_chain_file(cert_path)
+        context.use_privatekey(key)
+        context.check_privatekey()
+    except OSError as error:
+        raise BadTls(f"{cert_path}: {error.strerror}") from None
+    except SSL.Error as error:
+        raise BadTls(f"{cert_path}: {_reason(error)}") from None
+    return context
+
+
+def _read_key(path: str, password: str) -> Any:
+    """The private key in a PEM file. Raises BadTls."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    try:
+        with open(path, "rb") as file:
+            return load_pem_private_key(file.read(), password.encode() if password else None)
+    except OSError as error:
+        raise BadTls(f"{path}: {error.strerror}") from None
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        # The library's own words may quote what it read.
+        raise BadTls(f"{path}: no private key can be read there with the password that is set") from None
+
+
+def _trust(context: Context, path: str) -> None:
+    from OpenSSL import SSL
+
+    if not path:
+        context.set_default_verify_paths()
+        return
+    try:
+        context.load_verify_locations(path)
+    except SSL.Error as error:
+        raise BadTls(f"{path}: no certificates can be read there ({_reason(error)})") from None
+
+
+def _reason(error: Exception) -> str:
+    """OpenSSL's words: they come as a list of (library, function, reason)."""
+    found = [str(each[-1]) for each in (error.args[0] if error.args else []) if isinstance(each, tuple)]
+    return "; ".join(dict.fromkeys(found)) or "it cannot be used"
+
+
+def _stamp(path: str) -> tuple[int, int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino

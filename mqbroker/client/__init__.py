@@ -25,12 +25,14 @@ from mqbroker.client.messages import (
 )
 from mqbroker.client.options import ConsumeFrom, ProducerOptions, PullOptions, PushOptions
 from mqbroker.wire.bodies import MessageQueue
+from mqbroker.wire.signature import Credentials
 
 __all__ = [
     "BadMessage",
     "ClientClosed",
     "ConsumeFrom",
     "ConsumeResult",
+    "Credentials",
     "Message",
     "MessageQueue",
     "NameServerUnreachable",

@@ -49,13 +49,14 @@ class Producer:
     ) -> None:
         servers = parse_name_servers(name_servers)
         rng = rng or random.Random()
-        self._net = AioNet(_decline, rng)
+        options = options or ProducerOptions()
+        self._net = AioNet(_decline, rng, options.credentials)
         ip, pid = local_ip(servers), os.getpid()
         self._core = make_producer(
             self._net,
             servers,
             group,
-            options or ProducerOptions(),
+            options,
             client_id=make_client_id(ip, pid, rng),
             next_id=UniqIdSource(ip, pid, rng.getrandbits(32), self._net.now),
             live=True,
@@ -153,9 +154,10 @@ class PushConsumer:
     ) -> None:
         servers = parse_name_servers(name_servers)
         rng = rng or random.Random()
-        net = AioNet(self._answer, rng)
+        options = options or PushOptions()
+        net = AioNet(self._answer, rng, options.credentials)
         self.client_id = make_client_id(local_ip(servers), os.getpid(), rng)
-        self._core = PushConsumerCore(net, servers, group, listener, options or PushOptions(), self.client_id)
+        self._core = PushConsumerCore(net, servers, group, listener, options, self.client_id)
 
     @property
     def assigned(self) -> frozenset[MessageQueue]:
@@ -199,8 +201,9 @@ class PullConsumer:
         rng: random.Random | None = None,
     ) -> None:
         servers = parse_name_servers(name_servers)
-        net = AioNet(_decline, rng or random.Random())
-        self._core = make_pull_consumer(net, servers, group, options or PullOptions())
+        options = options or PullOptions()
+        net = AioNet(_decline, rng or random.Random(), options.credentials)
+        self._core = make_pull_consumer(net, servers, group, options)
 
     async def start(self) -> None:
         """Nothing needs to be started; it is here so that all clients are used alike."""

@@ -12,11 +12,12 @@ from typing import Any, cast
 
 import attrs
 
-from mqbroker.client.net import Lock, PeerHandler, Signal, Task
+from mqbroker.client.net import Lock, PeerHandler, Signal, Task, signed
 from mqbroker.client.options import split_address
 from mqbroker.errors import BadFrame, ConnectionClosed, MQError, RequestTimedOut, Unreachable
 from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand, decode_command, encode_command
 from mqbroker.wire.frame import FrameDecoder
+from mqbroker.wire.signature import Credentials
 
 log = logging.getLogger(__name__)
 
@@ -112,8 +113,9 @@ class _Connection(asyncio.Protocol):
 class AioNet:
     """LiveNet on the running asyncio loop."""
 
-    def __init__(self, on_request: PeerHandler, rng: random.Random) -> None:
+    def __init__(self, on_request: PeerHandler, rng: random.Random, credentials: Credentials | None = None) -> None:
         self.rng = rng
+        self._credentials = credentials
         self._on_request = on_request
         self._connections: dict[str, _Connection] = {}
         self._connecting: dict[str, asyncio.Lock] = {}
@@ -129,7 +131,7 @@ class AioNet:
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 connection = await self._connection(addr)
-                return await connection.request(command)
+                return await connection.request(signed(command, self._credentials))
         except TimeoutError:
             if connection is not None and connection.heard_at < started:
                 # Nothing at all came back: the peer may be gone without a word, and a new connection finds out.
@@ -149,7 +151,7 @@ class AioNet:
 
     async def send_oneway(self, addr: str, command: RemotingCommand) -> None:
         connection = await self._connection(addr)
-        connection.send(attrs.evolve(command, flag=command.flag | ONEWAY_FLAG))
+        connection.send(attrs.evolve(signed(command, self._credentials), flag=command.flag | ONEWAY_FLAG))
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

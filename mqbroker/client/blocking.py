@@ -31,6 +31,7 @@ from mqbroker.errors import MQError
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.ids import UniqIdSource
+from mqbroker.wire.signature import Credentials
 
 T = TypeVar("T")
 
@@ -38,8 +39,9 @@ T = TypeVar("T")
 class _PerProcess(Generic[T]):
     """A client's core with its connections, made anew in each process that uses it."""
 
-    def __init__(self, make: Callable[[BlockingNet], T]) -> None:
+    def __init__(self, make: Callable[[BlockingNet], T], credentials: Credentials | None) -> None:
         self._make = make
+        self._credentials = credentials
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._made: tuple[BlockingNet, T] | None = None
@@ -57,7 +59,7 @@ class _PerProcess(Generic[T]):
             if self._closed:
                 raise ClientClosed("this client is closed")
             if self._made is None:
-                net = BlockingNet(random.Random())
+                net = BlockingNet(random.Random(), self._credentials)
                 self._made = net, self._make(net)
             return self._made
 
@@ -88,7 +90,7 @@ class Producer:
         self._name_servers = parse_name_servers(name_servers)
         self._group = group
         self._options = options or ProducerOptions()
-        self._core = _PerProcess(self._make)
+        self._core = _PerProcess(self._make, self._options.credentials)
         self._threads: tuple[int, ThreadPoolExecutor] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -217,7 +219,7 @@ class PullConsumer:
         self._name_servers = parse_name_servers(name_servers)
         self._group = group
         self._options = options or PullOptions()
-        self._core = _PerProcess(self._make)
+        self._core = _PerProcess(self._make, self._options.credentials)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _remake, (type(self), self._name_servers, self._group, self._options)

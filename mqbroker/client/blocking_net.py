@@ -19,11 +19,12 @@ from typing import Any, TypeVar
 
 import attrs
 
-from mqbroker.client.net import Lock
+from mqbroker.client.net import Lock, signed
 from mqbroker.client.options import split_address
 from mqbroker.errors import ConnectionClosed, MQError, RequestTimedOut, Unreachable
 from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand, decode_command, encode_command
 from mqbroker.wire.frame import FrameDecoder
+from mqbroker.wire.signature import Credentials
 
 log = logging.getLogger(__name__)
 
@@ -214,8 +215,9 @@ class _ThreadLock:
 class BlockingNet:
     """Net on blocking sockets."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, credentials: Credentials | None = None) -> None:
         self.rng = rng
+        self._credentials = credentials
         self._lock = threading.Lock()
         self._idle: dict[str, list[_Connection]] = {}
         self._closed = False
@@ -236,13 +238,13 @@ class BlockingNet:
 
     def launch(self, requests: Sequence[tuple[str, RemotingCommand]], timeout_ms: int) -> Flight:
         """Send requests now and take their answers later. What fails already is an error among the answers."""
-        return Flight(self, requests, timeout_ms)
+        return Flight(self, [(addr, signed(command, self._credentials)) for addr, command in requests], timeout_ms)
 
     async def send_oneway(self, addr: str, command: RemotingCommand) -> None:
         deadline = time.monotonic() + _CONNECT_TIMEOUT_S
         connection = self.take(addr, deadline)
         try:
-            connection.send(command, deadline, ONEWAY_FLAG)
+            connection.send(signed(command, self._credentials), deadline, ONEWAY_FLAG)
         except BaseException:
             connection.close()
             raise

@@ -58,13 +58,14 @@ class Producer:
     ) -> None:
         servers = parse_name_servers(name_servers)
         rng = rng or random.Random()
-        self._net = DeferredNet(reactor, RemotingClient(reactor, connector=connector), rng)
+        options = options or ProducerOptions()
+        self._net = DeferredNet(reactor, RemotingClient(reactor, connector=connector), rng, options.credentials)
         ip, pid = local_ip(servers), os.getpid()
         self._core = make_producer(
             self._net,
             servers,
             group,
-            options or ProducerOptions(),
+            options,
             client_id=make_client_id(ip, pid, rng),
             next_id=UniqIdSource(ip, pid, rng.getrandbits(32), self._net.now),
             live=True,
@@ -157,9 +158,11 @@ class PushConsumer:
         servers = parse_name_servers(name_servers)
         rng = rng or random.Random()
         handlers = peer_table(lambda changed: self._core.ids_changed(changed))
-        net = DeferredNet(reactor, RemotingClient(reactor, handlers=handlers, connector=connector), rng)
+        options = options or PushOptions()
+        client = RemotingClient(reactor, handlers=handlers, connector=connector)
+        net = DeferredNet(reactor, client, rng, options.credentials)
         self.client_id = make_client_id(local_ip(servers), os.getpid(), rng)
-        self._core = PushConsumerCore(net, servers, group, listener, options or PushOptions(), self.client_id)
+        self._core = PushConsumerCore(net, servers, group, listener, options, self.client_id)
 
     @property
     def assigned(self) -> frozenset[MessageQueue]:
@@ -193,8 +196,10 @@ class PullConsumer:
         connector: Connector | None = None,
     ) -> None:
         servers = parse_name_servers(name_servers)
-        net = DeferredNet(reactor, RemotingClient(reactor, connector=connector), rng or random.Random())
-        self._core = make_pull_consumer(net, servers, group, options or PullOptions())
+        options = options or PullOptions()
+        client = RemotingClient(reactor, connector=connector)
+        net = DeferredNet(reactor, client, rng or random.Random(), options.credentials)
+        self._core = make_pull_consumer(net, servers, group, options)
 
     def start(self) -> Deferred[None]:
         """Nothing needs to be started; it is here so that all clients are used alike."""

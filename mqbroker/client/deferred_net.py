@@ -14,13 +14,14 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
-from mqbroker.client.net import Lock, Signal, Task
+from mqbroker.client.net import Lock, Signal, Task, signed
 from mqbroker.client.peer import IdsChanged, answer_peer
 from mqbroker.errors import MQError, RequestTimedOut
 from mqbroker.remoting.client import RemotingClient
 from mqbroker.remoting.handlers import HandlerTable, IConnection
 from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.command import RemotingCommand
+from mqbroker.wire.signature import Credentials
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +42,11 @@ def peer_table(ids_changed: IdsChanged) -> HandlerTable:
 class DeferredNet:
     """LiveNet on a reactor. The coroutines it runs await Deferreds."""
 
-    def __init__(self, reactor: Any, client: RemotingClient, rng: random.Random) -> None:
+    def __init__(
+        self, reactor: Any, client: RemotingClient, rng: random.Random, credentials: Credentials | None = None
+    ) -> None:
         self.rng = rng
+        self._credentials = credentials
         self._clock: IReactorTime = reactor
         self._client = client
         self._heard_at: dict[str, float] = {}
@@ -53,7 +57,7 @@ class DeferredNet:
     async def invoke(self, addr: str, command: RemotingCommand, timeout_ms: int) -> RemotingCommand:
         started = self.now()
         try:
-            answer = await self._client.invoke_sync(addr, command, timeout_ms)
+            answer = await self._client.invoke_sync(addr, signed(command, self._credentials), timeout_ms)
         except RequestTimedOut:
             if self._heard_at.get(addr, 0.0) < started:
                 # Nothing at all came back: the peer may be gone without a word, and a new connection finds out.
@@ -70,7 +74,7 @@ class DeferredNet:
         return [result if success else _mq_error(result) for success, result in results]
 
     async def send_oneway(self, addr: str, command: RemotingCommand) -> None:
-        await self._client.invoke_oneway(addr, command, _ONEWAY_TIMEOUT_MS)
+        await self._client.invoke_oneway(addr, signed(command, self._credentials), _ONEWAY_TIMEOUT_MS)
 
     async def sleep(self, seconds: float) -> None:
         await deferLater(self._clock, seconds)

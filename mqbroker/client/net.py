@@ -12,13 +12,25 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Protocol
 
+import attrs
+
 from mqbroker.errors import MQError
 from mqbroker.wire.command import RemotingCommand
+from mqbroker.wire.signature import Credentials
 
 log = logging.getLogger(__name__)
 
 #: Answers a request that a broker sends to this client; None answers nothing.
 PeerHandler = Callable[[RemotingCommand], RemotingCommand | None]
+
+
+def signed(command: RemotingCommand, credentials: Credentials | None) -> RemotingCommand:
+    """The command as one signed by `credentials`; itself where there are none."""
+    if credentials is None:
+        return command
+    fields = dict(command.ext_fields)
+    credentials.sign(fields, command.body)
+    return attrs.evolve(command, ext_fields=fields)
 
 
 class Lock(Protocol):

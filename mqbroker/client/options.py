@@ -9,6 +9,7 @@ import attrs
 from attrs.validators import ge, in_, le
 
 from mqbroker.errors import MQError
+from mqbroker.wire.signature import Credentials
 
 
 def parse_name_servers(addresses: str | Iterable[str]) -> tuple[str, ...]:
@@ -42,6 +43,9 @@ class ConsumeFrom(Enum):
 class ProducerOptions:
     """`retries` counts further attempts after the first; all attempts together end after `send_timeout_ms`."""
 
+    #: Who this client is to brokers that control access.
+    credentials: Credentials | None = None
+
     send_timeout_ms: int = attrs.field(default=3000, validator=ge(1))
     retries: int = attrs.field(default=2, validator=ge(0))
     compress_over_bytes: int = attrs.field(default=4096, validator=ge(1))
@@ -58,6 +62,9 @@ class ProducerOptions:
 @attrs.frozen(kw_only=True)
 class PushOptions:
     """`consume_timestamp_ms` is used with ConsumeFrom.TIMESTAMP; None is half an hour before the start."""
+
+    #: Who this client is to brokers that control access.
+    credentials: Credentials | None = None
 
     concurrency: int = attrs.field(default=20, validator=ge(1))
     consume_from: ConsumeFrom = ConsumeFrom.LAST
@@ -86,6 +93,9 @@ class PushOptions:
 @attrs.frozen(kw_only=True)
 class PullOptions:
     """`read_from` is the broker id that is asked first; another of the set is asked where it has no address."""
+
+    #: Who this client is to brokers that control access.
+    credentials: Credentials | None = None
 
     request_timeout_ms: int = 3000
     pull_timeout_ms: int = 10_000

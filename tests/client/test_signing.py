@@ -1,0 +1,102 @@
+"""Clients that have an account sign all that they ask for, on each face."""
+
+import asyncio
+import random
+
+import pytest
+from twisted.internet.defer import Deferred
+
+from mqbroker.client import Credentials, Message, MessageQueue, ProducerOptions, PullOptions, PushOptions, aio, blocking
+from mqbroker.client.deferred_net import DeferredNet
+from mqbroker.client.net import signed
+from mqbroker.wire.codes import RequestCode
+from mqbroker.wire.command import RemotingCommand
+from mqbroker.wire.signature import ACCESS_KEY, is_signed
+
+ME = Credentials("shop-orders", "a long random text")
+Q = MessageQueue("T", "a", 0)
+
+
+@pytest.fixture
+def topic(server):
+    server.cluster.add_topic("T", queues=1)
+    server.cluster.add_topic("%RETRY%g", queues=1)
+    return server
+
+
+@pytest.fixture
+def heard(topic):
+    """Every request that the server was sent."""
+    requests = []
+    handle = topic.cluster.handle
+
+    def listen(addr, request):
+        requests.append(request)
+        return handle(addr, request)
+
+    topic.cluster.handle = listen
+    return requests
+
+
+def check(heard, *codes):
+    assert set(codes) <= {request.code for request in heard}
+    for request in heard:
+        assert request.ext_fields[ACCESS_KEY] == ME.access_key
+        assert is_signed(request.ext_fields, request.body, ME.secret_key)
+
+
+def test_on_plain_sockets(topic, heard):
+    with blocking.Producer(topic.addr, "pg", options=ProducerOptions(credentials=ME)) as producer:
+        producer.send(Message("T", b"1"))
+        producer.send_batch([Message("T", b"2"), Message("T", b"3")])
+        producer.send_oneway(Message("T", b"4"))
+    with blocking.PullConsumer(topic.addr, "cg", options=PullOptions(credentials=ME)) as consumer:
+        assert consumer.pull(Q, 0).messages
+        consumer.fetch_many([(Q, 0, 1)] * 3)
+        consumer.commit(Q, 1)
+    check(heard, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.PULL_MESSAGE,
+          RequestCode.UPDATE_CONSUMER_OFFSET, RequestCode.GET_ROUTEINFO_BY_TOPIC)  # fmt: skip
+
+
+def test_on_asyncio(topic, heard):
+    async def main():
+        async with aio.Producer(topic.addr, "pg", options=ProducerOptions(credentials=ME)) as producer:
+            await producer.send(Message("T", b"1"))
+            await producer.send_oneway(Message("T", b"2"))
+        async with aio.PullConsumer(topic.addr, "cg", options=PullOptions(credentials=ME)) as consumer:
+            assert (await consumer.pull(Q, 0)).messages
+        got = asyncio.Event()
+        push = aio.PushConsumer(topic.addr, "g", lambda message: got.set(), options=PushOptions(credentials=ME))
+        await push.subscribe("T")
+        await push.start()
+        await push.close()
+
+    asyncio.run(main())
+    check(heard, RequestCode.SEND_MESSAGE_V2, RequestCode.PULL_MESSAGE, RequestCode.HEART_BEAT)
+
+
+def test_on_a_reactor(world):
+    sent = []
+
+    class Remoting:
+        def invoke_sync(self, addr, command, timeout_ms):
+            sent.append(command)
+            return Deferred()
+
+        def invoke_oneway(self, addr, command, timeout_ms):
+            sent.append(command)
+            return Deferred()
+
+    net = DeferredNet(world.clock, Remoting(), random.Random(1), ME)
+    command = RemotingCommand(RequestCode.GET_MAX_OFFSET, {"topic": "T"})
+    for coroutine in (net.invoke("a:1", command, 1000), net.send_oneway("a:1", command)):
+        coroutine.send(None)
+        coroutine.close()
+    assert len(sent) == 2
+    check(sent, RequestCode.GET_MAX_OFFSET)
+    assert command.ext_fields == {"topic": "T"}
+
+
+def test_without_an_account_nothing_is_signed():
+    command = RemotingCommand(RequestCode.GET_MAX_OFFSET, {"topic": "T"})
+    assert signed(command, None) is command

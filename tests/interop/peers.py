@@ -41,6 +41,16 @@ class Peer(EventOutput):
         status: int = self.wait_events("exit", 1, patience_s)[0]["status"]
         return status
 
+    def story(self) -> list[str]:
+        """Its events, each as it was printed but for its name; without what other code printed, and its end."""
+        aside = ("stdout", "stderr", "exit")
+        events = [json.loads(line) for line in list(self.lines)]
+        return [
+            json.dumps({name: value for name, value in event.items() if name != "id"}, ensure_ascii=False)
+            for event in events
+            if event["event"] not in aside
+        ]
+
     def text(self, stream: str = "stdout") -> str:
         """What Java code that knows nothing of events printed there."""
         return "\n".join(event["text"] for event in self.events(stream))

@@ -59,6 +59,9 @@ public final class Peer {
                 case "offsets":
                     Offsets.run(options, lines);
                     break;
+                case "mode":
+                    Mode.run(options, lines);
+                    break;
                 case "createtopic":
                     CreateTopic.run(options, lines);
                     break;

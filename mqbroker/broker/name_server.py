@@ -75,9 +75,15 @@ class NameServer:
         self._wanted = max(self._wanted, _Wanted.ALL if force else _Wanted.ALL_IF_UNKNOWN)
         return self._go()
 
-    def tell_changes(self, topics: set[str]) -> None:
+    def note_change(self, topic: str) -> None:
+        """Have it told by the next request, whatever that is made for.
+
+        The request has the version of all topics, and name servers do not look at another one of that version.
+        """
+        self._changes.add(topic)
+
+    def tell_changes(self) -> None:
         """Register what changed."""
-        self._changes |= topics
         self._go()
 
     def connection_closed(self) -> None:

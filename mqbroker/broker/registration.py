@@ -44,7 +44,7 @@ class Registration:
             clock,
             compressed=settings.compressed_register,
         )
-        self._changes: set[str] = set()
+        self._is_to_tell = False
         self._loop = LoopingCall(self._tick)
         self._loop.clock = clock
         self._servers = [self._server(address) for address in addresses]
@@ -62,10 +62,13 @@ class Registration:
 
     def changed(self, topic: str) -> None:
         """Register a topic that changed soon: all changes of this turn together."""
-        if self._loop.running:
-            if not self._changes:
-                self._clock.callLater(0, self._tell_changes)
-            self._changes.add(topic)
+        if not self._loop.running:
+            return
+        for server in self._servers:
+            server.note_change(topic)
+        if not self._is_to_tell:
+            self._is_to_tell = True
+            self._clock.callLater(0, self._tell_changes)
 
     def permission_changed(self, permission: int) -> Deferred[None]:
         """Register with another permission of the broker; the topics have another version already."""
@@ -110,10 +113,10 @@ class Registration:
         return gatherResults(told).addCallback(lambda _: None)
 
     def _tell_changes(self) -> None:
-        changes, self._changes = self._changes, set()
+        self._is_to_tell = False
         if self._loop.running:
             for server in self._servers:
-                server.tell_changes(changes)
+                server.tell_changes()
 
     def _hear_order_topics(self, speaker: NameServer, topics: frozenset[str]) -> None:
         """Take the word of the first name server that answers: two that differ would change topics to and fro."""

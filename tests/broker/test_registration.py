@@ -178,6 +178,21 @@ def test_a_change_during_a_registration_is_told_after_it(make, network, clock, t
     assert told_topics(command) == {"New"}
 
 
+def test_a_change_in_the_turn_of_an_answer_is_told_with_its_version(make, network, clock, topics):
+    registration = make([A])
+    registration.start()
+    change(registration, topics, "T2")
+    clock.advance(0)
+    # It has the version of the next request, and is not to be told of in another one of that version.
+    change(registration, topics, "T3")
+    network.answer()
+    ((_, command, _, _),) = network.requests
+    assert set(told_topics(command)) == {"T2", "T3"}
+    network.answer()
+    clock.advance(0)
+    assert network.requests == []
+
+
 def test_a_name_server_that_hangs_keeps_no_other_waiting(make, network, clock, topics):
     registration = make()
     started = registration.start()

@@ -35,9 +35,10 @@ class Body:
 
     def to_value(self) -> dict[str, Any]:
         """The JSON object as a dict, for embedding; None is left out, as Fastjson leaves it out."""
-        return {
-            key: _to_value(value) for name, key, _, _ in _plan(type(self)) if (value := getattr(self, name)) is not None
-        }
+        plan = _plan(type(self))
+        if type(self) in _flat:
+            return {key: value for name, key, _, _ in plan if (value := getattr(self, name)) is not None}
+        return {key: _to_value(value) for name, key, _, _ in plan if (value := getattr(self, name)) is not None}
 
     def to_json(self) -> bytes:
         """The body's bytes."""
@@ -69,12 +70,17 @@ class Body:
 
 
 _plans: dict[type[Body], list[tuple[str, str, Any, bool]]] = {}
+_SCALARS = (str, int, bool, float)
+#: Classes of scalars alone, of which there may be many in one body.
+_flat: set[type[Body]] = set()
 
 
 def _plan(cls: type[Body]) -> list[tuple[str, str, Any, bool]]:
     """(field, name in JSON, type, must be there) for each field of `cls`, in order."""
     if cls not in _plans:
-        _plans[cls] = _make_plan(cls)
+        plan = _plans[cls] = _make_plan(cls)
+        if all(kind in _SCALARS for _, _, kind, _ in plan):
+            _flat.add(cls)
     return _plans[cls]
 
 

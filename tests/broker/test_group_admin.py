@@ -196,6 +196,8 @@ def test_offsets_of_messages_that_are_gone_do_not_count(bench, client, monkeypat
     commit(client, 3, group="B")
     monkeypatch.setattr(bench.store, "min_offset", lambda topic, queue_id: 4)
     assert corrections(client, compare="None") == {0: 5}
+    commit(client, 4, group="B")  # the oldest message is there
+    assert corrections(client, compare="None") == {0: 4}
 
 
 def test_all_producers(bench, client):

@@ -81,6 +81,13 @@ def test_a_group_that_is_away(bench, client):
     assert read(ask(client, group="CG")).filter_data == "CG@T is not online!"
 
 
+def test_of_entries_without_units_nothing_is_said(bench, client):
+    other = bench.client(OTHER)
+    other.ask(RequestCode.HEART_BEAT, body=heartbeat(consumers=[consumer("CG", "T")]))
+    send(bench, client, "A")
+    assert [entry.eval for entry in read(ask(client, group="CG")).queue_data] == [False]  # as with Java
+
+
 def test_units_and_what_a_group_would_be_given(make_bench):
     bench = make_bench(store={"enable_consume_queue_ext": True})
     client, other = bench.client(), bench.client(OTHER)

@@ -157,6 +157,17 @@ def test_any_body_survives(body):
     assert type(body).from_json(body.to_json()) == body
 
 
+def test_what_is_of_scalars_alone_is_written_as_all_else(monkeypatch):
+    values = [
+        MessageQueue("T", "b", 1), admin_bodies.TopicOffset(1, 2, 3), SubscriptionGroupConfig("g"),
+        admin_bodies.MessageQueueForC("T", "b", 1, 2), DataVersion(1, 2),
+    ]  # fmt: skip
+    fast = [value.to_value() for value in values]
+    assert {type(value) for value in values} <= bodies._flat
+    monkeypatch.setattr(bodies, "_flat", set())
+    assert fast == [value.to_value() for value in values]
+
+
 @given(st.one_of(any_of(ConsumerOffsetSerializeWrapper), any_of(bodies.LmqConsumerOffsets)))
 def test_offsets_are_written_as_any_body_is(body):
     assert body.to_json() == fastjson.dumps(body.to_value())

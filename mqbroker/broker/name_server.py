@@ -152,13 +152,9 @@ class NameServer:
                 return
             wanted = _Wanted.NOTHING
         changes, self._changes = self._changes, set()
-        known = self._knows
-        is_all = wanted is not _Wanted.NOTHING or known is None
+        is_all = wanted is not _Wanted.NOTHING or self._knows is None
+        # Changes are written at once: they go out over the connection of the name server that knows the rest.
         command, version = await self._requests.register(None if is_all else changes)
-        if not is_all and self._knows is not known:
-            # The connection closed while the request was made: the next goes to a name server that knows nothing.
-            self._wanted = _Wanted.ALL
-            return
         answer = await self._ask(command)
         self._knows = version
         self._say(True, "")

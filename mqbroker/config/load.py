@@ -68,6 +68,7 @@ def load_broker_settings(
     }
     settings = _build(BrokerSettings, given, warn, **defaults)
     _check_ports(settings, given)
+    _check_name_servers(settings, given)
     if settings.acl_enable and not settings.rocketmq_home:
         raise given["aclEnable"].bad("set rocketmqHome too: the accounts are in its conf/plain_acl.yml")
     # A master's id is 0 whatever the file says, as Java has it.
@@ -229,3 +230,9 @@ def _check_ports(settings: BrokerSettings, given: Mapping[str, Given]) -> None:
         raise given["haListenPort"].bad(f"{port} is the listenPort too; leave it out for {port + 1}")
     if settings.ha_listen_port > 65535:
         raise given["listenPort"].bad("65535 leaves no port above it for replication; set haListenPort too")
+
+
+def _check_name_servers(settings: BrokerSettings, given: Mapping[str, Given]) -> None:
+    lookup = given.get("fetchNamesrvAddrByAddressServer")
+    if lookup is not None and lookup.value.lower() == "true" and not settings.namesrv_addr:
+        raise lookup.bad("no address server is asked, so the broker would register nowhere; set namesrvAddr")

@@ -327,6 +327,14 @@ def test_a_name_server_for_cluster_tests_needs_somebody_to_ask(namesrv, broker):
     assert namesrv.warnings == broker.warnings == []
 
 
+def test_a_broker_that_would_ask_an_address_server_needs_name_servers(broker):
+    with pytest.raises(BadSetting, match=r":1: fetchNamesrvAddrByAddressServer: .* set namesrvAddr"):
+        broker("fetchNamesrvAddrByAddressServer=true")
+    # Java looks them up only where they are not given.
+    assert broker("fetchNamesrvAddrByAddressServer=true\nnamesrvAddr=a:1").namesrv_addr == ("a:1",)
+    broker("fetchNamesrvAddrByAddressServer=false")
+
+
 #: What the Java broker prints with -m.
 IMPORTANT = """
     namesrvAddr brokerIP1 brokerName brokerClusterName brokerId autoCreateTopicEnable autoCreateSubscriptionGroup

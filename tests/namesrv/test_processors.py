@@ -152,8 +152,11 @@ def test_a_route_changes_with_topics_and_brokers(peer, system):
     assert seen() == (both, [("broker-a", 6), ("broker-b", 6)])
     peer.ask(RequestCode.WIPE_WRITE_PERM_OF_BROKER, brokerName="broker-b")
     assert seen() == (both, [("broker-a", 6), ("broker-b", 4)])
-    register(other, brokerName="broker-b", brokerAddr="b:2", brokerId=1)
+    slave = system.connect()
+    register(slave, brokerName="broker-b", brokerAddr="b:2", brokerId=1)
     assert seen()[0] == a | {"broker-b": {"0": "b:1", "1": "b:2"}}
+    slave.close()
+    assert seen()[0] == both
     other.close()
     assert seen() == (a, [("broker-a", 6)])
 

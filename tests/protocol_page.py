@@ -14,7 +14,6 @@ from tests.broker.bench import Bench
 
 PAGE = Path(__file__).parent.parent / "docs" / "protocol.rst"
 BEGIN, END = ".. the table begins\n\n", "\n.. the table ends\n"
-NOT_YET = "nobody yet"
 
 
 def running_tables(folder):
@@ -38,11 +37,8 @@ def who_serves(code, tables):
     """The words of the table for `code`: modules, or why there are none."""
     modules = [f"``{table.served_by(code)}``" for table in tables if code in table.codes]
     if code in ASKED_OF_CLIENTS:
-        asked = "asked of clients"
-        modules.append(asked if modules or code not in ACCESS else f"{NOT_YET}; {asked}")
-    if modules:
-        return ", ".join(modules)
-    return UNANSWERED.get(code, NOT_YET)
+        modules.append("asked of clients")
+    return ", ".join(modules) or UNANSWERED[code]
 
 
 def rows(tables):

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from mqbroker.wire.access import ACCESS
 from mqbroker.wire.codes import RequestCode
 from tests.protocol_page import BEGIN, END, PAGE, page_with, render, rows, running_tables
 
@@ -22,6 +23,10 @@ def test_each_code_has_one_row():
     table = PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
     found = [line.split()[:2] for line in table.splitlines() if line[:1].isdigit()]
     assert found == [[str(int(code)), code.name] for code in RequestCode]
+
+
+def test_a_daemon_serves_each_code_that_has_a_class(tables):
+    assert set(ACCESS) - {code for table in tables for code in table.codes} == set()
 
 
 def test_each_row_says_who_serves(tables):

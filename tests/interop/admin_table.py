@@ -66,7 +66,7 @@ def row(line: str, *changes: Change, why: str = "", reads: str | None = None, un
 MAPS = "a map's order"
 
 #: Runtime information, but for what must be the same.
-_CERTAIN = "brokerVersion|msgPutTotal|commitLogMinOffset|putMessageTimesTotal|earliestMessage|dispatchBehind"
+_CERTAIN = "brokerVersion|commitLogMinOffset|dispatchBehind"
 RUNTIME = mask(rf"^((?:<addr> +)?(?!{_CERTAIN})\w+?)(?:<.*?)? *:.*$", r"\1: ?")
 #: Objects of the client, and times in digits.
 OBJECTS = mask(r"@[0-9a-f]+|\$\$Lambda\S+|\b\d{14,17}\b")
@@ -77,6 +77,13 @@ NAMESRV_OWN = (
     "^(writeBuffer|server(Worker|Selector|Callback)|clusterTest|rocketmqHome|productEnvName|useEpoll|serverPooled"
     "|configStorePath|connections|namesrvAddr|bindAddress|unsentBytesMax|logLevel|frameMaxLength)"
 )
+#: Our own settings; one that Java shows as it was given (99 % is 95 %), and one as it computed it (bits of a filter).
+BROKER_OWN = (
+    "^(bindAddress|connections|diskFreeBytesMin|diskSpace|frameMaxLength|kernelSync|logLevel|rocketmq.acl|unsentBytesMax"
+    "|diskMaxUsedSpaceRatio|bitMapLengthConsumeQueueExt)"
+)
+OURS_ALONE = "what only ours has, or has settled, and " + MAPS
+SECRETS = mask(r"(secretKey +:).*", r"\1 ?")
 #: Messages a second of the last minute, messages of the last day.
 RATES = mask(r" +[\d.]+ +[\d.]+ +\d+ +\d+$| +[\d.]+ +\d+(?= +NO_CONSUMER)")
 
@@ -168,13 +175,13 @@ TABLE = [
     row("resetOffsetByTime -g {group} -t Nobody -s now"),
     # Broker and cluster
     row("clusterList", mask(r"(?<=V4_9_7).*$"), why="rates"),
-    row("clusterList -m", mask(r"\d+$"), why="what was read again after the resets"),
+    row("clusterList -m", mask(r"\d+ +\d+$"), why="traces sent late, and what was read after the resets"),
     row("brokerStatus -b {addr}", RUNTIME, why="rates, times, and sizes of pools; which keys there are counts"),
     row("brokerStatus -c Interop", RUNTIME, why="rates, times, and sizes of pools; which keys there are counts"),
     row("updateBrokerConfig -b {addr} -k fileReservedTime -v 71"),
     row("updateBrokerConfig -c Interop -k longPollingEnable -v true"),
-    row("getBrokerConfig -b {addr}", sort_lines, why=MAPS),
-    row("getBrokerConfig -c Interop", sort_lines, why=MAPS),
+    row("getBrokerConfig -b {addr}", without(BROKER_OWN), sort_lines, why=OURS_ALONE),
+    row("getBrokerConfig -c Interop", without(BROKER_OWN), sort_lines, why=OURS_ALONE),
     row("statsAll -t {topic}", RATES, why="what was sampled so far"),
     row("statsAll", RATES, sort_lines, why="what was sampled so far, and " + MAPS),
     row("statsAll -a", until("\n"), why="what was sampled so far decides which topics are active"),
@@ -195,11 +202,11 @@ TABLE = [
     row("updateAclConfig -b {addr} -a made-key -s made-secret -w 10.0.0.* -i DENY -u SUB -t T1=PUB,T2=SUB -g G1=SUB "
         "-m false", mask("@.*"), why="an object of the client"),
     row("updateAclConfig -c Interop -a other-key -s other-secret", mask("@.*"), why="an object of the client"),
-    row("getAclConfig -b {addr}"),
+    row("getAclConfig -b {addr}", SECRETS, why="ours tells no secrets"),
     row("deleteAclConfig -b {addr} -a made-key"),
     row("deleteAclConfig -b {addr} -a nobody"),
     row("updateGlobalWhiteAddr -b {addr} -g 127.0.0.1,10.1.1.*"),
-    row("getAclConfig -c Interop"),
+    row("getAclConfig -c Interop", SECRETS, why="ours tells no secrets"),
     row("clusterAclConfigVersion -c Interop"),
     # Name server
     row("updateKvConfig -s SPACE -k key -v value"),

@@ -82,9 +82,9 @@ class NameServer:
         """
         self._changes.add(topic)
 
-    def tell_changes(self) -> None:
-        """Register what changed."""
-        self._go()
+    def tell_changes(self) -> Deferred[None]:
+        """Register what changed. Fires when the name server has answered or failed."""
+        return self._go()
 
     def connection_closed(self) -> None:
         """The name server took the broker out, and may have lost all it knew."""

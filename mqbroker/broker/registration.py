@@ -20,6 +20,9 @@ from mqbroker.remoting.client import RemotingClient
 
 log = Logger()
 
+#: How long who changed a topic waits for name servers that do not answer. Clients wait for 5 s.
+TOLD_SECONDS_MAX = 3.0
+
 
 class Registration:
     """Keeps one broker registered with all `addresses`. A name server that is away is tried again and again."""
@@ -69,6 +72,19 @@ class Registration:
         if not self._is_to_tell:
             self._is_to_tell = True
             self._clock.callLater(0, self._tell_changes)
+
+    def told(self) -> Deferred[None]:
+        """Fires when all name servers were told of the changes so far, or failed, and after 3 s at the latest."""
+        heard: Deferred[None] = Deferred()
+        late = self._clock.callLater(TOLD_SECONDS_MAX, heard.callback, None)
+
+        def done(_: object) -> None:
+            if late.active():
+                late.cancel()
+                heard.callback(None)
+
+        gatherResults([server.tell_changes() for server in self._servers]).addCallback(done)
+        return heard
 
     def permission_changed(self, permission: int) -> Deferred[None]:
         """Register with another permission of the broker; the topics have another version already."""

@@ -297,6 +297,7 @@ class BrokerService(Service):
         )
         registration = Registration(client, settings.namesrv_addr, identity, topics, settings, clock)
         topics.on_change.append(registration.changed)
+        topics.told = registration.told
         live.follow(registration.settings_changed, "brokerPermission", "forceRegister")
         self._stops.append(client.close)
         self._stops.append(registration.stop)

@@ -97,6 +97,8 @@ class TopicTable:
         self._has_lmq = has_lmq
         self._topics_max = topics_max
         self.on_change: list[Callable[[str], None]] = []
+        #: Gives what fires when name servers have heard of the changes so far; None where there is nobody to hear.
+        self.told: Callable[[], Deferred[None] | None] = lambda: None
         self._file = file
         self._now = now
         self._topics = {topic.topic_name: topic for topic in system}

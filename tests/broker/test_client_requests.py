@@ -4,6 +4,7 @@ import json
 
 import pytest
 from twisted.internet.address import IPv4Address
+from twisted.internet.defer import Deferred
 
 from mqbroker.wire.bodies import (
     CheckClientRequestBody,
@@ -18,7 +19,9 @@ from mqbroker.wire.bodies import (
     SubscriptionGroupConfig,
 )
 from mqbroker.wire.codes import RequestCode, ResponseCode
+from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import (
+    CreateTopicRequestHeader,
     GetConsumerListByGroupRequestHeader,
     QueryConsumerOffsetRequestHeader,
     UnregisterClientRequestHeader,
@@ -265,3 +268,16 @@ def test_locks_leave_nothing_long_behind(client, logged, code, changes):
     answer = client.ask(code, body=json.dumps(body).encode())
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert logged.failures == []
+
+
+def test_a_topic_is_answered_for_when_name_servers_have_heard_of_it(bench, client):
+    told = Deferred()
+    bench.topics.told = lambda: told
+    header = CreateTopicRequestHeader(
+        topic="T", default_topic="TBW102", read_queue_nums=4, write_queue_nums=4, perm=6,
+        topic_filter_type="SINGLE_TAG", order=False,
+    )  # fmt: skip
+    assert client.ask_all(RemotingCommand.request(RequestCode.UPDATE_AND_CREATE_TOPIC, header)) == []
+    told.callback(None)
+    client.link.pump()
+    assert [answer.code for answer in client.heard()] == [ResponseCode.SUCCESS]

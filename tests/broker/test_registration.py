@@ -193,6 +193,37 @@ def test_a_change_in_the_turn_of_an_answer_is_told_with_its_version(make, networ
     assert network.requests == []
 
 
+def test_who_changed_a_topic_hears_when_all_were_told(make, network, clock, topics):
+    registration = make()
+    registration.start()
+    network.answer()
+    change(registration, topics, "New")
+    heard = []
+    registration.told().addCallback(heard.append)
+    assert network.told == [(A, REGISTER), (B, REGISTER)]
+    network.answer(address=A)
+    assert heard == []
+    network.fail(B)
+    assert heard == [None]
+    clock.advance(0)
+
+
+def test_nobody_waits_long_for_a_name_server_that_hangs(make, network, clock, topics):
+    registration = make()
+    registration.start()
+    network.answer()
+    change(registration, topics, "New")
+    heard = []
+    registration.told().addCallback(heard.append)
+    network.answer(address=A)
+    clock.advance(2.9)
+    assert heard == []
+    clock.advance(0.2)
+    assert heard == [None]
+    network.answer()
+    assert heard == [None]
+
+
 def test_a_name_server_that_hangs_keeps_no_other_waiting(make, network, clock, topics):
     registration = make()
     started = registration.start()

@@ -5,6 +5,8 @@ Codes 17, 21, 29, 30, 31, 32, 200, 201, 203 and 204.
 
 from __future__ import annotations
 
+from typing import Any
+
 from twisted.internet.defer import Deferred
 
 from mqbroker.broker.clients import Client, ConsumerRegistry, ProducerRegistry
@@ -42,7 +44,7 @@ from mqbroker.wire.names import check_topic
 QUEUES_MAX = 65_535
 
 
-def after(saved: Deferred[bool] | None, answer: RemotingCommand) -> RemotingCommand | Deferred[RemotingCommand | None]:
+def after(saved: Deferred[Any] | None, answer: RemotingCommand) -> RemotingCommand | Deferred[RemotingCommand | None]:
     """The answer, once what it tells of is saved."""
     return answer if saved is None else saved.addCallback(lambda _: answer)
 
@@ -99,7 +101,10 @@ class TopicsProcessor:
                 header.topic_sys_flag or 0,
             )
         )
-        return after(self._topics.saved(), RemotingCommand.response(request))
+        answer = after(self._topics.saved(), RemotingCommand.response(request))
+        # Who has the answer asks for the topic's route next.
+        told = self._topics.told()
+        return answer if told is None else told.addCallback(lambda _: answer)
 
     def all_topics(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
         return RemotingCommand.response(request, body=self._topics.snapshot().to_json())

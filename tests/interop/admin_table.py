@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 import attrs
 
+from tests.config.test_load import OWN
+
 Change = Callable[[str], str]
 
 
@@ -72,16 +74,14 @@ RUNTIME = mask(rf"^((?:<addr> +)?(?!{_CERTAIN})\w+?)(?:<.*?)? *:.*$", r"\1: ?")
 OBJECTS = mask(r"@[0-9a-f]+|\$\$Lambda\S+|\b\d{14,17}\b")
 RUNNING = (OBJECTS, until("#Consumer RT&TPS#"))
 OF_THE_CLIENT = "the client's objects, rates and threads"
+_OURS = "|".join(map(re.escape, sorted(OWN)))
 #: Java's settings of Netty and of its own home, and ours.
 NAMESRV_OWN = (
     "^(writeBuffer|server(Worker|Selector|Callback)|clusterTest|rocketmqHome|productEnvName|useEpoll|serverPooled"
-    "|configStorePath|connections|namesrvAddr|bindAddress|unsentBytesMax|logLevel|frameMaxLength)"
+    rf"|configStorePath|namesrvAddr|{_OURS})"
 )
 #: Our own settings; one that Java shows as it was given (99 % is 95 %), and one as it computed it (bits of a filter).
-BROKER_OWN = (
-    "^(bindAddress|connections|diskFreeBytesMin|diskSpace|frameMaxLength|kernelSync|logLevel|rocketmq.acl|unsentBytesMax"
-    "|diskMaxUsedSpaceRatio|bitMapLengthConsumeQueueExt)"
-)
+BROKER_OWN = rf"^({_OURS}|diskMaxUsedSpaceRatio|bitMapLengthConsumeQueueExt)\b"
 OURS_ALONE = "what only ours has, or has settled, and " + MAPS
 SECRETS = mask(r"(secretKey +:).*", r"\1 ?")
 #: Messages a second of the last minute, messages of the last day.

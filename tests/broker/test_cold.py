@@ -22,6 +22,8 @@ from mqbroker.wire.headers import (
 from mqbroker.wire.record import decode_records
 from tests.broker.bench import Bench, pull_header
 from tests.broker.test_delay import delayed_message
+from tests.broker.transacting import COMMIT, Transactor, end_command
+from tests.broker.transacting import bodies as transacted
 from tests.store.harness import FaultyDisk, SteppedWorker
 
 PULL = RequestCode.PULL_MESSAGE
@@ -249,3 +251,22 @@ def test_how_long_the_disk_took_is_counted_as_latency(cold_bench, client):
     assert stats.view("GROUP_GET_LATENCY", "0@T@CG").minute == Growth(250, 25.0, 125.0)
     assert stats.view("GROUP_GET_NUMS", "T@CG").minute.sum == 9
     assert cold_bench.store.statistics.longest_get_ms == 250
+
+
+def test_half_messages_that_are_not_in_memory_are_ended_once(make_bench, tmp_path):
+    warm = make_bench()
+    warm.client().send(queue_id=1, body=b"plain")
+    producer = Transactor(warm)
+    halves = [producer.half(b"%d" % n) for n in range(3)]
+    warm.close()
+    bench = ColdBench(tmp_path / "store")
+    bench.step_all()
+    producer = Transactor(bench)
+    commands = [end_command(half, COMMIT) for half in (*halves, halves[0])]
+    assert producer.client.ask_all(*commands[:3]) == []
+    assert producer.client.ask_all(commands[3]) == []
+    bench.step_all()
+    assert [answer.code for answer in producer.client.heard()] == [0] * 4
+    bench.worker.at_once = True
+    assert transacted(bench, "T", 1) == [b"plain", b"0", b"1", b"2"]
+    bench.close()

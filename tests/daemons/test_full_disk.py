@@ -178,6 +178,7 @@ def test_messages_are_refused_before_the_disk_is_full(broker, disk):
     acked = []
     for _ in range(QUEUES):
         wait_until_taken(port, acked)
+    wait_for(lambda: stored(port) == acked, "files of all queues")
     disk.fill(spare=2 * 1024 * 1024)
     process.wait_for_line("messages are refused: ")
     refused = send_one(port, body_of(len(acked)))

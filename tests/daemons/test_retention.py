@@ -93,7 +93,10 @@ def test_producers_and_consumers_do_not_notice(daemon, tmp_path):
         assert int(answer.ext_fields["offset"]) > 0
     assert broker.stop() == 0
     first = first_segment() * SEGMENT_BYTES
-    kept = {record.body: (record.queue_offset, record.physical_offset) for record in scan_log(log)}
+    # Beside them are the broker's own, which tell of offsets that it moved.
+    kept = {
+        record.body: (record.queue_offset, record.physical_offset) for record in scan_log(log) if record.topic == TOPIC
+    }
     assert kept == {body: place for body, place in acked.items() if place[1] >= first}
     entries = [int(path.name) // 20 for path in (tmp_path / "store" / "consumequeue" / TOPIC / "0").iterdir()]
     assert min(entries) > 0

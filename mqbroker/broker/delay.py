@@ -14,7 +14,7 @@ from itertools import takewhile
 from typing import TypeVar
 
 import attrs
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -75,7 +75,6 @@ class DelayService:
         self._kept = dict(self._offsets)
         self._candidate: tuple[dict[int, int], int] | None = None
         self._moved = False
-        self._changed = False
         #: Where in the log ends what was delivered last.
         self._log_end = 0
         #: By level: messages below an offset that seem to be stored in the future are due at a time, ms.
@@ -119,20 +118,13 @@ class DelayService:
             self._moved = False
             self._candidate = dict(self._offsets), self._log_end
             self._keep_candidate()
-        if not self._changed:
-            return succeed(True)
-        self._changed = False
-        return self._file.save(lambda: DelayOffsets(self._kept).to_json()).addCallback(self._persisted)
+        return self._file.save_changes(lambda: DelayOffsets(self._kept).to_json())
 
     def _keep_candidate(self) -> None:
         if self._candidate is not None and self._candidate[1] <= self._store.flushed:
             self._kept, _ = self._candidate
             self._candidate = None
-            self._changed = True
-
-    def _persisted(self, succeeded: bool) -> bool:
-        self._changed |= not succeeded
-        return succeeded
+            self._file.is_behind = True
 
     def arrived(self, topic: str, queue_id: int) -> None:
         """A queue has new messages: where it is a level that waits for one, look at it."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import attrs
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from mqbroker.errors import BadExpression
@@ -70,7 +70,6 @@ class FilterTable:
         #: The topics of which a group has filters.
         self._topics: dict[str, set[str]] = {}
         self._count = 0
-        self._changed = False
         loaded = file.load(partial(ConsumerFilters.from_json, dialect_bytes_max=None))
         if loaded is not None:
             self._load(loaded)
@@ -135,7 +134,7 @@ class FilterTable:
         self._count += one.group not in of_topic
         of_topic[one.group] = one
         self._topics.setdefault(one.group, set()).add(one.topic)
-        self._changed = True
+        self._file.is_behind = True
 
     def _remove(self, one: ConsumerFilter) -> None:
         of_topic, topics = self._filters[one.topic], self._topics[one.group]
@@ -146,7 +145,7 @@ class FilterTable:
         if not topics:
             del self._topics[one.group]
         self._count -= 1
-        self._changed = True
+        self._file.is_behind = True
 
     def _now_ms(self) -> int:
         return int(self._now() * 1000)
@@ -168,14 +167,7 @@ class FilterTable:
     def persist(self) -> Deferred[bool]:
         """Write the file where anything changed since; fires True when it is on the disk."""
         self.clean()
-        if not self._changed:
-            return succeed(True)
-        self._changed = False
-        return self._file.save(lambda: self.snapshot().to_json()).addCallback(self._persisted)
-
-    def _persisted(self, succeeded: bool) -> bool:
-        self._changed |= not succeeded
-        return succeeded
+        return self._file.save_changes(lambda: self.snapshot().to_json())
 
     def snapshot(self) -> ConsumerFilters:
         return ConsumerFilters(
@@ -201,7 +193,7 @@ class FilterTable:
                     found.append(one)
         for one in found[:FILTERS_MAX]:
             self._put(one)
-        self._changed = False
+        self._file.is_behind = False
 
     def _loaded(self, data: ConsumerFilterData, bloom: BloomData) -> ConsumerFilter | None:
         try:

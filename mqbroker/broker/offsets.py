@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from mqbroker.broker.quota import full
@@ -33,7 +33,6 @@ class OffsetTable:
         #: Offsets of %LMQ% groups, which read one queue of a topic.
         self._lmq_offsets: dict[str, int] = {}
         self._offsets: dict[str, dict[int, int]] = {}
-        self._changed = False
         self._offsets_max = offsets_max
         with_lmq = lmq_file.load(partial(LmqConsumerOffsets.from_json, dialect_bytes_max=None)) if lmq_file else None
         if with_lmq is not None:
@@ -57,7 +56,7 @@ class OffsetTable:
             if key not in self._lmq_offsets:
                 self._make_room(1)
             self._lmq_offsets[key] = offset
-            self._changed = True
+            self._file.is_behind = True
             return
         queues = self._offsets.get(key)
         known = queues.get(queue_id) if queues is not None else None
@@ -72,7 +71,7 @@ class OffsetTable:
                 queues = self._offsets[key] = {}
         assert queues is not None
         queues[queue_id] = offset
-        self._changed = True
+        self._file.is_behind = True
 
     def _make_room(self, more: int, is_own: bool = False) -> None:
         """Count offsets that are about to be kept."""
@@ -127,14 +126,14 @@ class OffsetTable:
             self._lmq_offsets[f"{topic}@{target}"] = min(offsets.values())
         else:
             self._offsets[f"{topic}@{target}"] = offsets
-        self._changed = True
+        self._file.is_behind = True
 
     def remove_group(self, group: str) -> None:
         """Forget all offsets of a group."""
         for topic in self.topics_of(group):
             self._count -= len(self._offsets.pop(f"{topic}@{group}", ()))
             self._count -= self._lmq_offsets.pop(f"{topic}@{group}", None) is not None
-            self._changed = True
+            self._file.is_behind = True
             log.info("the offsets of {group} in {topic} are removed", group=group, topic=topic)
 
     def snapshot(self) -> ConsumerOffsetSerializeWrapper | LmqConsumerOffsets:
@@ -144,11 +143,4 @@ class OffsetTable:
 
     def persist(self) -> Deferred[bool]:
         """Write the file where anything changed since; fires True when it is on the disk."""
-        if not self._changed:
-            return succeed(True)
-        self._changed = False
-        return self._file.save(lambda: self.snapshot().to_json()).addCallback(self._persisted)
-
-    def _persisted(self, succeeded: bool) -> bool:
-        self._changed |= not succeeded
-        return succeeded
+        return self._file.save_changes(lambda: self.snapshot().to_json())

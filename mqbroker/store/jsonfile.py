@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from typing import TypeVar
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, succeed
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -32,6 +32,8 @@ class JsonFile:
         self._next: Callable[[], bytes] | None = None
         self._newest: Callable[[], bytes] | None = None
         self._writing: Deferred[bool] | None = None
+        #: For tables that are saved now and then: set where the table has changed since; see `save_changes`.
+        self.is_behind = False
 
     def load(self, read: Callable[[bytes], T]) -> T | None:
         """Return `read` of the content, of the `.bak` where that fails, None where neither is there.
@@ -68,6 +70,17 @@ class JsonFile:
         else:
             _follow(writing, done)
         return done
+
+    def save_changes(self, content: Callable[[], bytes]) -> Deferred[bool]:
+        """As `save`, but only where `is_behind`, which it is again where that fails."""
+        if not self.is_behind:
+            return succeed(True)
+        self.is_behind = False
+        return self.save(content).addCallback(self._saved_changes)
+
+    def _saved_changes(self, succeeded: bool) -> bool:
+        self.is_behind |= not succeeded
+        return succeeded
 
     def saved(self) -> Deferred[bool] | None:
         """As the last `save`, for others who wait for it; None where it is over."""

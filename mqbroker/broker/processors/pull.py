@@ -21,6 +21,7 @@ from mqbroker.broker.topics import TopicTable
 from mqbroker.broker.wanted import PullSubscriptions, Wanted
 from mqbroker.config import BrokerSettings
 from mqbroker.errors import Refused, StoreBusy
+from mqbroker.remoting.failures import OVERLOADED
 from mqbroker.remoting.handlers import IConnection, RawRequest, failure_response
 from mqbroker.store.message_store import MessageStore
 from mqbroker.store.outcomes import GetResult, GetStatus
@@ -318,7 +319,7 @@ def _answered_later(answers: list[bytes | Deferred[bytes]], connection: IConnect
 
 def _failed(error: BaseException | None, opaque: int, serialize_type: int) -> bytes:
     if isinstance(error, StoreBusy):
-        error = Refused(ResponseCode.SYSTEM_BUSY, "[OVERLOAD]system busy, start flow control for a while")
+        error = OVERLOADED
     command = RemotingCommand(0, opaque=opaque, serialize_type=serialize_type)
     return encode_command(failure_response(command, error))
 

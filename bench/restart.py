@@ -2,7 +2,7 @@
 
 A store is written under load and its broker killed at once (SIGKILL) when the last send is answered. Each start works
 on a copy of that, all of it written to the disk before. Then the brokers change stores: each opens the other's, and
-finds little of what it would have noted itself. Ours reads all of it back then, twice.
+finds little of what it would have noted itself: ours reads all of the log then.
 """
 
 import os

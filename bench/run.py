@@ -9,7 +9,7 @@ Both brokers run with the same settings on fresh stores and take turns. The part
     sync     as send, answered when on the disk (SYNC_FLUSH)
     restart  from exec to the first send and the first pull that are answered, after SIGKILL with a million messages
     roll     latency of sends through ten rolls to a next segment of the log
-    transactions  half messages and commits a second
+    transactions  half messages and commits a second, of the first 100,000 and the next
     delayed  taken and delivered a second, and how late those come that are due while a million wait
     memory   of ours alone, while ten million messages are sent
     routes   a name server with 100,000 topics: their registration, memory, and answers a second

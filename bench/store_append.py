@@ -17,7 +17,7 @@ from twisted.internet.task import Clock
 from mqbroker.config import StoreSettings
 from mqbroker.store import MessageStore, open_store
 from mqbroker.store.commitlog import NewMessage
-from mqbroker.store.disk import OsDisk
+from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.worker import InlineWorker
 
 HOST = b"\x7f\0\0\1\0\0\x2a\x9f"
@@ -70,7 +70,7 @@ def run(directory: str, count: int, body_bytes: int) -> None:
             for each in batches:
                 store.append(each)
                 store.dispatch_now()
-                store._dispatcher.index(1000)
+                store._dispatcher.index_piled()
 
         # A part, so that the pile's bound is not reached, and dispatch is not from the log.
         part = batches[: 40_000 // batch]

@@ -53,6 +53,10 @@ class AlreadyStarted(MQError):
     """A service that runs, or has not ended yet, was started."""
 
 
+class BadTls(MQError):
+    """Certificates or keys that cannot be used; the text names the file, and no secret."""
+
+
 class BadExpression(MQError):
     """A filter expression that cannot be read, or compares what cannot be compared; the text says where and why."""
 

@@ -21,6 +21,8 @@ from mqbroker.access.accounts import Account, Accounts
 from mqbroker.access.acl_edit import AccountChange, Raw, with_account, with_version, with_white, without_account
 from mqbroker.access.acl_yaml import AclFile, BadAcl, dump_acl, parse_acl
 from mqbroker.access.addresses import AddressPattern
+from mqbroker.config.rights import others_can_read
+from mqbroker.config.stamps import FileStamp, file_stamp
 from mqbroker.store.jsonfile import replace_file
 from mqbroker.store.worker import IWorker
 
@@ -33,8 +35,7 @@ WATCH_SECONDS = 5.0
 _NEW_FILE_MODE = 0o600
 
 #: What tells that a file changed: modified time in ns, size, inode.
-_Stamp = tuple[int, int, int]
-_Stamps = Mapping[str, _Stamp]
+_Stamps = Mapping[str, FileStamp]
 
 
 @attrs.frozen
@@ -52,7 +53,7 @@ class AclPlaces:
         paths.sort()
         if self.plain_file not in paths:
             paths.append(self.plain_file)
-        return {path: stamp for path in paths if (stamp := _stamp(path)) is not None}
+        return {path: stamp for path in paths if (stamp := file_stamp(path)) is not None}
 
 
 @attrs.frozen
@@ -93,11 +94,8 @@ class AclFiles:
         self._worker = worker
         self._clock = clock
         self._turn = DeferredLock()
-        self.content = read_acl_files(places, None)
-        for why in self.content.faults.values():
-            raise BadAcl(why)
-        if not self.content.files:
-            log.warn("{path} is not there: nobody has an account, and nobody is served", path=places.plain_file)
+        self.content = read_at_start(places)
+        _say_what_was_found(self.content, places.plain_file)
 
     def look(self) -> Deferred[None]:
         """Read the files again where they changed. Fires when that is done; never fails."""
@@ -163,7 +161,7 @@ class AclFiles:
         former = self.content
 
         def work() -> AclContent:
-            stamp = _stamp(path)
+            stamp = file_stamp(path)
             file = AclFile() if stamp is None else _read(path)
             text = dump_acl(with_version(edit(file.raw), file.version.next(now_ms)))
             parse_acl(text)  # what could not be read again is not written
@@ -200,12 +198,36 @@ def _read(path: str) -> AclFile:
         raise BadAcl(f"{path}: {error.strerror}") from None
 
 
-def _stamp(path: str) -> _Stamp | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+def read_at_start(places: AclPlaces) -> AclContent:
+    """Read all files, each of which must be right. Raises BadAcl with the path."""
+    content = read_acl_files(places, None)
+    for why in content.faults.values():
+        raise BadAcl(why)
+    return content
+
+
+def warnings_of(content: AclContent, plain_file: str) -> list[str]:
+    """What an administrator should know of files that can be read."""
+    warnings = []
+    if not content.files:
+        warnings.append(f"{plain_file} is not there: nobody has an account, and nobody is served")
+    elif not any(file.accounts for file in content.files.values()):
+        warnings.append(f"no file of accounts has one, {plain_file} neither: nobody can sign a request")
+    for path in content.files:
+        if others_can_read(path):
+            warnings.append(f"{path} can be read by others, who can sign as anybody in it: chmod 600 {path}")
+    return warnings
+
+
+def _say_what_was_found(content: AclContent, plain_file: str) -> None:
+    accounts = [account for file in content.files.values() for account in file.accounts]
+    if accounts:
+        log.info(
+            "access control is on: {n} accounts, {admins} of them administrators, in {files}",
+            n=len(accounts), admins=sum(account.admin for account in accounts), files=", ".join(content.files),
+        )  # fmt: skip
+    for warning in warnings_of(content, plain_file):
+        log.warn("{warning}", warning=warning)
 
 
 def _could_not_look(failure: Failure) -> None:

@@ -6,7 +6,7 @@ secret. Keys that are not known are kept where a file is written anew; comments 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -22,6 +22,15 @@ log = Logger()
 
 #: Both keys must be longer.
 KEY_LENGTH_MIN = 6
+
+#: In the sample file that comes with every Java broker, and so known to everybody.
+_WELL_KNOWN_SECRET = "12345678"
+
+_FILE_KEYS = ("globalWhiteRemoteAddresses", "accounts", "dataVersion")
+_ACCOUNT_KEYS = (
+    *("accessKey", "secretKey", "whiteRemoteAddress", "admin"),
+    *("defaultTopicPerm", "defaultGroupPerm", "topicPerms", "groupPerms"),
+)
 
 _PERMISSIONS = {
     "PUB": Permission.PUB,
@@ -56,6 +65,7 @@ def parse_acl(text: str) -> AclFile:
         return AclFile()
     if not isinstance(raw, dict):
         raise BadAcl(f"it must hold keys such as accounts, not a {type(raw).__name__}")
+    _warn_of_others(raw, _FILE_KEYS, "the file")
     accounts = [_account(item, at) for at, item in enumerate(_list(raw, "accounts"), 1)]
     white = tuple(_pattern(item, "globalWhiteRemoteAddresses") for item in _list(raw, "globalWhiteRemoteAddresses"))
     return AclFile(tuple(accounts), white, _version(raw), raw)
@@ -102,6 +112,7 @@ def _account(item: Any, at: int) -> Account:
     assert access_key is not None
     assert secret_key is not None
     where = f"account {access_key}"
+    _warn_of_others(item, _ACCOUNT_KEYS, where)
     return Account(
         access_key=access_key,
         secret_key=secret_key,
@@ -115,9 +126,17 @@ def _account(item: Any, at: int) -> Account:
 
 
 def check_keys(access_key: str | None, secret_key: str | None) -> None:
-    """Raise BadAcl where one is missing or too short."""
+    """Raise BadAcl where one is missing or too short, or no secret at all."""
     if len(access_key or "") <= KEY_LENGTH_MIN or len(secret_key or "") <= KEY_LENGTH_MIN:
         raise BadAcl(f"The accessKey={access_key} and secretKey=*** cannot be null and length should longer than 6")
+    if secret_key == _WELL_KNOWN_SECRET:
+        why = "its secretKey is that of the sample file which comes with the Java broker, so everybody knows it"
+        raise BadAcl(f"account {access_key}: {why}; give it a long random one")
+
+
+def _warn_of_others(item: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    for key in item.keys() - set(known):
+        log.warn("{key!r} in {where} changes nothing; right are {known}", key=key, where=where, known=", ".join(known))
 
 
 def _text(item: Mapping[str, Any], key: str, where: str) -> str | None:

@@ -13,6 +13,7 @@ from twisted.internet.interfaces import IReactorTime
 
 from mqbroker.access.acl_files import WATCH_SECONDS, AclFiles
 from mqbroker.access.guard import Guard
+from mqbroker.broker.allowance import ReadingAllowance
 from mqbroker.broker.bit_maps import BitMaps
 from mqbroker.broker.client_calls import ClientCalls
 from mqbroker.broker.clients import ConsumerRegistry, ProducerRegistry
@@ -47,6 +48,7 @@ from mqbroker.broker.processors.send import SendProcessor
 from mqbroker.broker.processors.send_back import SendBackProcessor
 from mqbroker.broker.processors.send_rules import SendRules
 from mqbroker.broker.processors.stats import StatsProcessor
+from mqbroker.broker.processors.tables import TablesProcessor
 from mqbroker.broker.processors.topic_view import TopicViewProcessor
 from mqbroker.broker.processors.topics import TopicsProcessor
 from mqbroker.broker.queue_views import QueueViews
@@ -62,9 +64,9 @@ from mqbroker.filter.bloom import BloomFilter
 from mqbroker.remoting.connection import RemotingProtocol
 from mqbroker.remoting.handlers import HandlerTable
 from mqbroker.remoting.server import ConnectionEvent
-from mqbroker.store.dispatch import parse_delay_levels
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.message_store import MessageStore
+from mqbroker.store.tags_codes import parse_delay_levels
 from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.record import decode_host
 
@@ -126,8 +128,9 @@ class Assembly:
             clock.seconds, settings.notify_consumer_ids_changed_enable, settings.clients_max
         )
         self.producers = ProducerRegistry(clock.seconds, settings.clients_max)
+        self._allowance = ReadingAllowance(clock.seconds)
         self.filters = self._open_filters(open_file("consumerFilter.json"))
-        self.held = HeldPulls(clock)
+        self.held = HeldPulls(clock, settings.held_pulls_max)
         self.stats = BrokerStats(store, settings, clock.seconds)
         self.delay = DelayService(
             store, open_file("delayOffset.json"), clock, parse_delay_levels(settings.store.message_delay_level)
@@ -165,7 +168,9 @@ class Assembly:
             settings.expect_consumer_num_use_filter, settings.max_error_rate_of_bloom_filter
         )
         filters = FilterTable(file, self._clock.seconds, bloom, settings.filter_data_clean_time_span_ms)
-        self.consumers.on_subscriptions = filters.register_group
+        self.consumers.on_subscriptions = lambda connection, group, wanted: filters.register_group(
+            group, wanted, self._allowance.of(connection)
+        )
         self.consumers.on_gone = filters.group_gone
         if settings.enable_calc_filter_bit_map:
             self.store.make_bit_maps(BitMaps(filters).of_topic)
@@ -181,12 +186,15 @@ class Assembly:
         live.follow(self.offsets.settings_changed, "offsetsMax")
         live.follow(self.consumers.settings_changed, "notifyConsumerIdsChangedEnable", "clientsMax")
         live.follow(self.producers.settings_changed, "clientsMax")
+        live.follow(self.held.settings_changed, "heldPullsMax")
         live.follow(
             lambda changed: store.settings_changed(changed.store),
             *("fileReservedTime", "deleteWhen", "cleanFileForciblyEnable", "cleanResourceInterval"),
             *("deleteCommitLogFilesInterval", "deleteConsumeQueueFilesInterval"),
             *("diskMaxUsedSpaceRatio", "diskSpaceCleanForciblyRatio", "diskSpaceWarningLevelRatio"),
             "diskFreeBytesMin",
+            *("maxTransferBytesOnMessageInMemory", "maxTransferCountOnMessageInMemory"),
+            *("maxTransferBytesOnMessageInDisk", "maxTransferCountOnMessageInDisk"),
         )
 
     def _register_messages(self) -> None:
@@ -195,12 +203,13 @@ class Assembly:
         self.rules = SendRules(self.topics, self.groups, settings, self._rng, self._clock.seconds)
         self.send = SendProcessor(store, self.rules, settings, self._store_host)
         self.send.on_batch = self.stats.sent_together
+        self.subscriptions = PullSubscriptions(self.consumers, self.filters, self._allowance, settings)
         pull = PullProcessor(
             store,
             self.topics,
             self.groups,
             self.offsets,
-            PullSubscriptions(self.consumers, self.filters, settings),
+            self.subscriptions,
             self.held,
             settings,
             self._clock,
@@ -215,6 +224,7 @@ class Assembly:
         live.follow(
             pull.settings_changed, "brokerPermission", "longPollingEnable", "shortPollingTimeMills", "slaveReadEnable"
         )
+        live.follow(self.subscriptions.settings_changed, "enablePropertyFilter", "filterSupportRetry")
         pull.on_moved = OffsetMovedEvents(store, settings.broker_name, self._store_host, self._clock).tell
         table.register_batch(RequestCode.SEND_MESSAGE, self.send.take_v1)
         table.register_batch(RequestCode.SEND_MESSAGE_V2, self.send.take_v2)
@@ -233,9 +243,11 @@ class Assembly:
     def _register_clients(self) -> None:
         """What clients say of themselves, and what is asked about topics and groups."""
         table = self.table
-        ClientManageProcessor(
-            self.consumers, self.producers, self.groups, self.topics, self.settings.enable_property_filter
-        ).register_on(table)
+        clients = ClientManageProcessor(
+            self.consumers, self.producers, self.groups, self.topics, self._allowance, self.settings
+        )
+        clients.register_on(table)
+        self.live.follow(clients.settings_changed, "enablePropertyFilter")
         locks = QueueLocks(self._clock.seconds)
         ConsumerManageProcessor(self.consumers, self.offsets, locks, self.topics, self.store).register_on(table)
         TopicsProcessor(self.topics, self.groups, self.consumers, self.producers, self.store).register_on(table)
@@ -248,9 +260,8 @@ class Assembly:
         ConfigurationProcessor(self.live, self._save_settings).register_on(table)
         TopicViewProcessor(self.topics, self.offsets, self.consumers, views, walks).register_on(table)
         CleaningProcessor(self.topics, store, self.stats.topic_removed).register_on(table)
-        GroupAdminProcessor(
-            self.groups, self.offsets, self.producers, self.delay, self.stats.group_removed
-        ).register_on(table)
+        GroupAdminProcessor(self.groups, self.offsets, self.producers, self.stats.group_removed).register_on(table)
+        TablesProcessor(self.topics, self.groups, self.offsets, self.delay, walks).register_on(table)
         GroupOffsetsProcessor(
             self.topics, self.offsets, self.consumers, views, walks, self.stats.group_get_tps
         ).register_on(table)
@@ -314,5 +325,4 @@ class Assembly:
             (HALVES_PROGRESS_SECONDS, self.halves.save_progress),
             (STATS_SECONDS, self.stats.tick),
             (FALL_BEHIND_SECONDS, self.fall_behind.look),
-            (self.settings.flush_consumer_offset_interval_ms / 1000, self.offsets.persist),
         ]

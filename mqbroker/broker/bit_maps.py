@@ -20,13 +20,13 @@ class BitMaps:
         filters = self._filters.of_topic(topic)
         if not filters:
             return None
-        masks = [(one.expression.matches, one.bloom.mask) for one in filters]
+        masks = [(one.expression.pick, one.bloom.mask) for one in filters]
         written = self._filters.bloom.bit_map
 
         def bit_map(properties: bytes) -> bytes:
-            bits = 0
-            for matches, mask in masks:
-                if matches(properties):
+            bits, messages = 0, (properties,)
+            for pick, mask in masks:
+                if pick(messages, 1):
                     bits |= mask
             return written(bits)
 

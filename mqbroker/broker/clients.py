@@ -76,8 +76,11 @@ class ConsumerRegistry:
         self._now = now
         self._notify_enabled = notify_enabled
         self._groups: dict[str, ConsumerGroup] = {}
-        #: Told of a group and what it wants at each of its heartbeats, and of a group whose last consumer is gone.
-        self.on_subscriptions: Callable[[str, Iterable[SubscriptionData]], None] = lambda group, wanted: None
+        #: Told at each heartbeat who sent it, of a group and of what it wants.
+        self.on_subscriptions: Callable[[IConnection, str, Iterable[SubscriptionData]], None] = (
+            lambda connection, group, wanted: None
+        )
+        #: Told of a group whose last consumer is gone.
         self.on_gone: Callable[[str], None] = lambda group: None
 
     def settings_changed(self, settings: BrokerSettings) -> None:
@@ -135,7 +138,7 @@ class ConsumerRegistry:
         self._subscriptions += len(group.subscriptions)
         if changed and notify:
             self._notify(data.group_name, group)
-        self.on_subscriptions(data.group_name, data.subscription_data_set)
+        self.on_subscriptions(connection, data.group_name, data.subscription_data_set)
 
     def _check_room(self, group: ConsumerGroup | None, connection: IConnection, subscriptions: int) -> None:
         if (group is None or connection not in group.clients) and self._count >= self._clients_max:

@@ -25,7 +25,7 @@ from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.message_store import MessageStore
 from mqbroker.store.outcomes import GetResult, GetStatus
 from mqbroker.store.properties import find_property
-from mqbroker.wire.bodies import Body
+from mqbroker.wire.body import Body
 from mqbroker.wire.codes import SCHEDULE_TOPIC, TRANS_HALF_TOPIC, Prop
 from mqbroker.wire.names import check_topic
 from mqbroker.wire.properties import decode_properties, reencode_properties

@@ -13,7 +13,8 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from mqbroker.errors import BadExpression
+from mqbroker.broker.allowance import Charge
+from mqbroker.errors import BadExpression, Refused
 from mqbroker.filter import Expression, compile_expression
 from mqbroker.filter.bloom import BloomData, BloomFilter
 from mqbroker.store.jsonfile import JsonFile
@@ -27,22 +28,30 @@ SQL92 = "SQL92"
 TAG_KINDS = (None, "", "TAG")
 #: As many are kept: peers bring them.
 FILTERS_MAX = 10_000
+#: Characters of the file's expressions that are read at a start, some 4 us each; the others are when they are needed.
+CHARACTERS_AT_START = 262_144
 #: How long before a start those are taken to have died that were alive in the file.
 _DEAD_BEFORE_START_MS = 30_000
 
 
-def compile_kind(kind: str | None, text: str) -> Expression:
-    """Compile an expression of a type that is not tags. Raises BadExpression."""
+def compile_kind(kind: str | None, text: str, charge: Charge | None = None) -> Expression:
+    """Compile an expression of a type that is not tags. Raises BadExpression, and what `charge` does."""
     if kind != SQL92:
         raise BadExpression(f"{str(kind)[:80]!r} is no type of expressions; use {SQL92}")
     if not text:
         raise BadExpression("the expression is empty")
-    return compile_expression(text)
+    return compile_expression(text, charge)
+
+
+def _unread(text: str) -> Expression:
+    """An expression that was not read yet: any message may be what it wants."""
+    return Expression(text, lambda properties: True, lambda messages, most: list(range(min(most, len(messages)))))
 
 
 @attrs.frozen
 class ConsumerFilter:
-    """One group's filter of one topic."""
+    """One group's filter of one topic. `is_read`: whether the expression is what its text says, and no stand-in that
+    is true of all messages."""
 
     topic: str
     group: str
@@ -51,6 +60,7 @@ class ConsumerFilter:
     born_ms: int
     dead_ms: int
     bloom: BloomData
+    is_read: bool = True
 
     @property
     def is_dead(self) -> bool:
@@ -70,27 +80,44 @@ class FilterTable:
         #: The topics of which a group has filters.
         self._topics: dict[str, set[str]] = {}
         self._count = 0
+        self._left_at_start = CHARACTERS_AT_START
         loaded = file.load(partial(ConsumerFilters.from_json, dialect_bytes_max=None))
         if loaded is not None:
             self._load(loaded)
 
-    def get(self, topic: str, group: str) -> ConsumerFilter | None:
+    def get(self, topic: str, group: str, charge: Charge | None = None) -> ConsumerFilter | None:
+        """The filter, read; where that is still to be done, raises what `charge` does."""
+        known = self._known(topic, group)
+        return known if known is None or known.is_read else self._read(known, charge)
+
+    def _known(self, topic: str, group: str) -> ConsumerFilter | None:
         of_topic = self._filters.get(topic)
         return of_topic.get(group) if of_topic is not None else None
 
     def of_topic(self, topic: str) -> list[ConsumerFilter]:
-        """All filters of a topic, dead or alive."""
+        """All filters of a topic, dead or alive, read or not."""
         return list(self._filters.get(topic, {}).values())
 
     # What clients say
 
-    def register_group(self, group: str, subscriptions: Iterable[SubscriptionData]) -> None:
-        """Take what a group wants from a heartbeat; its filters of other topics die."""
+    def register_group(
+        self, group: str, subscriptions: Iterable[SubscriptionData], charge: Charge | None = None
+    ) -> None:
+        """Take what a group wants from a heartbeat; its filters of other topics die. What `charge` refuses is left to
+        the heartbeats to come."""
         topics = set()
+        refusals = []
         for wanted in subscriptions:
             topics.add(wanted.topic)
             if wanted.expression_type not in TAG_KINDS and wanted.sub_string:
-                self._register(group, wanted)
+                try:
+                    self._register(group, wanted, charge)
+                except Refused as why:
+                    refusals.append(why.remark)
+        if refusals:
+            log.warn(
+                "{n} expressions of {group} are left for later: {why}", n=len(refusals), group=group, why=refusals[0]
+            )
         for topic in self._topics.get(group, set()) - topics:
             self._kill(topic, group)
 
@@ -99,9 +126,9 @@ class FilterTable:
         for topic in list(self._topics.get(group, ())):
             self._kill(topic, group)
 
-    def _register(self, group: str, wanted: SubscriptionData) -> None:
+    def _register(self, group: str, wanted: SubscriptionData, charge: Charge | None) -> None:
         topic, version = wanted.topic, wanted.sub_version
-        known = self.get(topic, group)
+        known = self._known(topic, group)
         if known is not None and version <= known.client_version:
             if version == known.client_version and known.is_dead:
                 self._put(attrs.evolve(known, dead_ms=0))
@@ -110,7 +137,7 @@ class FilterTable:
             self._put(attrs.evolve(known, client_version=version, dead_ms=0))
             return
         try:
-            expression = compile_kind(wanted.expression_type, wanted.sub_string)
+            expression = compile_kind(wanted.expression_type, wanted.sub_string, charge)
         except BadExpression as why:
             log.warn("{group} wants of {topic} what cannot be read: {why}", group=group, topic=topic, why=str(why))
             if known is not None:  # the consumer shall be told, and not be served by what it wanted before
@@ -180,7 +207,7 @@ class FilterTable:
     def _load(self, loaded: ConsumerFilters) -> None:
         """Take what the file has: all of it as dead, since nobody is connected, or nothing where the bit maps now have
         another shape."""
-        found = []
+        found: list[ConsumerFilter] = []
         for of_topic in loaded.filter_data_by_topic.values():
             for data in of_topic.group_filter_data.values():
                 bits = data.bloom_filter_data
@@ -188,24 +215,51 @@ class FilterTable:
                 if bloom is None or not self.bloom.is_valid(bloom):
                     log.info("bit maps have another shape than in {path}: what it has is left", path=self._file.path)
                     return
-                one = self._loaded(data, bloom)
+                one = self._loaded(data, bloom) if len(found) < FILTERS_MAX else None
                 if one is not None:
                     found.append(one)
-        for one in found[:FILTERS_MAX]:
+        for one in found:
             self._put(one)
         self._file.is_behind = False
 
     def _loaded(self, data: ConsumerFilterData, bloom: BloomData) -> ConsumerFilter | None:
+        is_read = True
         try:
-            expression = compile_kind(data.expression_type, data.expression)
+            expression = compile_kind(data.expression_type, data.expression, self._charge_start)
+        except _TooManyForAStart:
+            is_read, expression = False, _unread(data.expression)
         except BadExpression as why:
-            log.error("{path}: the filter of {group} for {topic} cannot be read: {why}",
-                      path=self._file.path, group=data.consumer_group, topic=data.topic, why=str(why))  # fmt: skip
+            self._say_unreadable(data.topic, data.consumer_group, why)
             return None
         dead_ms = data.dead_time or max(data.born_time, self._now_ms() - _DEAD_BEFORE_START_MS)
         return ConsumerFilter(
-            data.topic, data.consumer_group, expression, data.client_version, data.born_time, dead_ms, bloom
+            data.topic, data.consumer_group, expression, data.client_version, data.born_time, dead_ms, bloom, is_read
         )
+
+    def _charge_start(self, characters: int) -> None:
+        if characters > self._left_at_start:
+            raise _TooManyForAStart
+        self._left_at_start -= characters
+
+    def _read(self, one: ConsumerFilter, charge: Charge | None) -> ConsumerFilter | None:
+        """Read the expression of one that the file had; None where that cannot be, and it is left out from now on."""
+        try:
+            expression = compile_kind(SQL92, one.expression.text, charge)
+        except BadExpression as why:
+            self._say_unreadable(one.topic, one.group, why)
+            self._remove(one)
+            return None
+        read = attrs.evolve(one, expression=expression, is_read=True)
+        self._filters[one.topic][one.group] = read
+        return read
+
+    def _say_unreadable(self, topic: str, group: str, why: BadExpression) -> None:
+        log.error("{path}: the filter of {group} for {topic} cannot be read: {why}",
+                  path=self._file.path, group=group, topic=topic, why=str(why))  # fmt: skip
+
+
+class _TooManyForAStart(Exception):
+    """An expression that a start takes no time to read."""
 
 
 def filter_data(one: ConsumerFilter) -> ConsumerFilterData:

@@ -11,20 +11,26 @@ from collections.abc import Callable
 import attrs
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import LoopingCall
+from twisted.logger import LogLevel
 
+from mqbroker.config import BrokerSettings
+from mqbroker.remoting.complaints import Complaints
 from mqbroker.remoting.handlers import IConnection
 
 #: How often waiters whose time is up are looked for.
 SWEEP_SECONDS = 0.5
-#: As many pulls as one connection may have waiting.
+#: As many pulls as one connection, and all together, may have waiting; by their weights.
 HELD_ON_CONNECTION_MAX = 10_000
+HELD_MAX = 200_000
+#: Of what a pull brings to say which messages it wants: so much of it weighs as a pull without.
+BYTES_PER_WEIGHT = 64
 
 
 @attrs.define(eq=False)
 class HeldPull:
     """One waiting pull. `look(held, last)` answers it and returns True, or moves `offset` on and returns False.
 
-    `last` is True when its time is up: then it must answer.
+    `last` is True when its time is up: then it must answer. `weight` is 1 where it keeps no more than usual.
     """
 
     connection: IConnection
@@ -33,13 +39,20 @@ class HeldPull:
     offset: int
     deadline: float
     look: Callable[[HeldPull, bool], bool]
+    weight: int = 1
 
 
 class HeldPulls:
-    """All waiting pulls, by queue."""
+    """All waiting pulls, by queue.
 
-    def __init__(self, clock: IReactorTime) -> None:
+    :param held_max: no more are held, by their weights; those there are go on waiting.
+    """
+
+    def __init__(self, clock: IReactorTime, held_max: int = HELD_MAX) -> None:
         self._clock = clock
+        self._held_max = held_max
+        self._weight = 0
+        self._complaints = Complaints("pulls not held", clock.seconds, 1)
         self._held: dict[tuple[str, int], list[HeldPull]] = {}
         self._counts: dict[IConnection, int] = {}
         self._sweep = LoopingCall(self.sweep)
@@ -59,12 +72,22 @@ class HeldPulls:
     def __len__(self) -> int:
         return sum(map(len, self._held.values()))
 
+    def settings_changed(self, settings: BrokerSettings) -> None:
+        self._held_max = settings.held_pulls_max
+
     def hold(self, held: HeldPull) -> bool:
-        """Let it wait; False, and nothing done, where its connection has too many that do."""
-        count = self._counts.get(held.connection, 0)
-        if count >= HELD_ON_CONNECTION_MAX:
+        """Let it wait; False, with nothing done but a line in the log, where too many do already."""
+        weight = self._counts.get(held.connection, 0) + held.weight
+        if weight > HELD_ON_CONNECTION_MAX:
+            line = "{n} pulls of {peer} wait: no more of its are held"
+            self._complaints.say(LogLevel.warn, line, n=HELD_ON_CONNECTION_MAX, peer=held.connection.remote_addr)
             return False
-        self._counts[held.connection] = count + 1
+        if self._weight + held.weight > self._held_max:
+            line = "{n} pulls wait, as many as heldPullsMax allows: others are answered at once that there is nothing"
+            self._complaints.say(LogLevel.warn, line, n=self._held_max)
+            return False
+        self._counts[held.connection] = weight
+        self._weight += held.weight
         self._held.setdefault((held.topic, held.queue_id), []).append(held)
         return True
 
@@ -87,6 +110,7 @@ class HeldPulls:
                     self._held[key] = staying
                 else:
                     del self._held[key]
+        self._complaints.look()
 
     def _is_over(self, held: HeldPull, now: float) -> bool:
         return (held.deadline <= now or held.connection.closed) and self._ends(held, True)
@@ -95,7 +119,8 @@ class HeldPulls:
         """Let it look again, where anybody is there to answer; True where it waits no longer."""
         if not held.connection.closed and not held.look(held, last):
             return False
-        self._counts[held.connection] -= 1
+        self._weight -= held.weight
+        self._counts[held.connection] -= held.weight
         if not self._counts[held.connection]:
             del self._counts[held.connection]
         return True

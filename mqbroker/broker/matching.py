@@ -4,11 +4,13 @@ it out, then by its properties. The rules are those of ExpressionMessageFilter a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import islice
 
 from zope.interface import implementer
 
 from mqbroker.broker.filters import ConsumerFilter
+from mqbroker.errors import Refused
 from mqbroker.filter import Expression
 from mqbroker.filter.bloom import BloomData
 from mqbroker.store.consumequeue_ext import ExtUnit
@@ -16,6 +18,9 @@ from mqbroker.store.matching import IMatching
 from mqbroker.store.properties import find_property
 
 _RETRY_TOPIC = b"RETRY_TOPIC\x01"
+#: Terms that one get asks of messages, some 15 ms; and messages, where each may be asked those of another expression.
+TERMS_AT_ONCE = 20_000
+_RETRIES_AT_ONCE = 100
 
 
 @implementer(IMatching)
@@ -28,7 +33,8 @@ class ExpressionMatching:
 
     def __init__(self, expression: Expression, bloom: BloomData | None = None, born_ms: int = 0) -> None:
         #: Hot: the expression's own function.
-        self.matches: Callable[[bytes], bool] = expression.matches
+        self.pick: Callable[[Sequence[bytes], int], list[int]] = expression.pick
+        self.most_at_once = max(1, TERMS_AT_ONCE // expression.size)
         self._mask = bloom.mask if bloom is not None else 0
         self._map_bytes = bloom.bit_count // 8 if bloom is not None else 0
         self._born_ms = born_ms
@@ -48,16 +54,25 @@ class ExpressionMatching:
 class RetryMatching:
     """For a group's retry topic: by what it wants of the topic that a message was first in, where that is filtered.
 
-    :param find: the group's filter of a topic.
+    :param find: the group's filter of a topic. Where it raises Refused, since it would take too long, a message of that
+        topic is wanted, as it was when it came first.
     """
 
     def __init__(self, find: Callable[[str], ConsumerFilter | None]) -> None:
         self._find = find
+        self.most_at_once = _RETRIES_AT_ONCE
 
     def may_match(self, unit: ExtUnit) -> bool:
         return True
 
-    def matches(self, properties: bytes) -> bool:
+    def pick(self, messages: Sequence[bytes], most: int) -> list[int]:
+        wanted = (place for place, properties in enumerate(messages) if self._is_wanted(properties))
+        return list(islice(wanted, most))
+
+    def _is_wanted(self, properties: bytes) -> bool:
         topic = find_property(properties, _RETRY_TOPIC)
-        wanted = self._find(topic.decode("utf-8", "replace")) if topic else None
-        return wanted is None or wanted.expression.matches(properties)
+        try:
+            wanted = self._find(topic.decode("utf-8", "replace")) if topic else None
+        except Refused:
+            return True
+        return wanted is None or bool(wanted.expression.pick((properties,), 1))

@@ -16,7 +16,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from mqbroker.broker.registration_requests import RegistrationRequests
-from mqbroker.errors import MQError, Refused
+from mqbroker.errors import ConnectionClosed, MQError, Refused
 from mqbroker.remoting.client import RemotingClient
 from mqbroker.wire.bodies import DataVersion, KVTable
 from mqbroker.wire.command import RemotingCommand
@@ -28,6 +28,10 @@ UNREGISTER_TIMEOUT_MS = 3_000
 
 #: A name server that is away, or closed the connection, is tried again so soon. It has taken the broker out.
 RETRY_SECONDS = 5.0
+
+
+#: Where a name server closes the connection and has never answered.
+LOST_AT_ONCE_HINT = "look whether both sides use TLS (useTLS here, tls.server.mode there)"
 
 
 class _Wanted(IntEnum):
@@ -142,7 +146,7 @@ class NameServer:
                 await self._tell(wanted)
             except MQError as error:
                 self._knows = None
-                self._say(False, str(error))
+                self._say(False, self._why(error))
                 self._try_again_soon()
                 return
 
@@ -182,6 +186,12 @@ class NameServer:
     def _retried(self) -> None:
         if self._knows is None:
             self.tell_all(force=True)
+
+    def _why(self, error: MQError) -> str:
+        if isinstance(error, ConnectionClosed) and self.is_reachable is None:
+            why = str(error).rstrip(".")
+            return f"{why}; {LOST_AT_ONCE_HINT}"
+        return str(error)
 
     def _say(self, is_reachable: bool, why: str) -> None:
         """Log only what changed: a name server that stays away is one line."""

@@ -143,4 +143,4 @@ class OffsetTable:
 
     def persist(self) -> Deferred[bool]:
         """Write the file where anything changed since; fires True when it is on the disk."""
-        return self._file.save_changes(lambda: self.snapshot().to_json())
+        return self._file.save_changes(lambda: self.snapshot().json_pieces())

@@ -15,9 +15,8 @@ from mqbroker.broker.stats import BrokerStats
 from mqbroker.config import BrokerSettings
 from mqbroker.store.message_store import MessageStore
 from mqbroker.store.statistics import CLASS_NAMES
-from mqbroker.wire.codes import VERSION
+from mqbroker.wire.codes import VERSION, VERSION_NAME
 
-VERSION_NAME = "V4_9_7"
 #: Rates are told over so many seconds.
 RATE_SECONDS = (10, 60, 600)
 #: What stands in place of free buffers where there is no transient store pool.
@@ -140,8 +139,8 @@ class RuntimeInfo:
         if stats.buffers_left is not None:
             table["remainHowManyDataToCommit"] = byte_count(stats.uncommitted)
         if (space := stats.log_space) is not None:
-            total = byte_count(space.used_bytes + space.available_bytes)
-            table["commitLogDirCapacity"] = f"Total : {total}, Free : {byte_count(space.available_bytes)}."
+            size, free = byte_count(space.size_bytes), byte_count(space.available_bytes)
+            table["commitLogDirCapacity"] = f"Total : {size}, Free : {free}."
         return table
 
 

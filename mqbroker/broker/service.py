@@ -9,7 +9,9 @@ let in, messages and pulls are refused so that clients try elsewhere, and what w
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from random import Random
 from typing import Any, cast
 
@@ -32,7 +34,7 @@ from mqbroker.broker.registration_requests import BrokerIdentity
 from mqbroker.broker.topics import TopicTable
 from mqbroker.config import BrokerSettings
 from mqbroker.config.changes import rewrite_conf
-from mqbroker.errors import AlreadyStarted, Refused
+from mqbroker.errors import AlreadyStarted, Refused, StoreUnwritable
 from mqbroker.remoting.client import Connector, RemotingClient
 from mqbroker.remoting.draining import answered
 from mqbroker.remoting.handlers import HandlerTable
@@ -41,10 +43,11 @@ from mqbroker.remoting.listening import ListeningService
 from mqbroker.remoting.server import RemotingServerFactory
 from mqbroker.remoting.tls import WATCH_SECONDS as TLS_WATCH_SECONDS
 from mqbroker.remoting.tls import ServerTls, tls_connector
-from mqbroker.store.disk import IDisk, OsDisk
+from mqbroker.store.disk import IDisk
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.kernel_queue import KernelQueue
 from mqbroker.store.message_store import open_store_in_turns
+from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.syncs import ISyncs, KernelSyncs, WorkerSyncs
 from mqbroker.store.worker import IWorker, SerialWorker, ThreadWorker
 from mqbroker.wire.codes import RequestCode, ResponseCode
@@ -86,12 +89,15 @@ class BrokerService(Service):
         rng: Random,
         worker: IWorker | None = None,
         connector: Connector | None = None,
+        files_max: int = sys.maxsize,
     ) -> None:
         self.settings = settings
+        self._files_max = files_max
         self.started: Deferred[None] = Deferred()
         self.port = 0
         self._vip_port: int | None = None
         self._assembly: Assembly | None = None
+        self._look_at_tls: Callable[[], object] = lambda: None
         self._reactor = reactor
         self._disk = disk
         self._rng = rng
@@ -139,7 +145,8 @@ class BrokerService(Service):
         factory, listening = self._listen(table, clock, tls)
         worker = self._worker or self._make_worker()
         if tls.has_files:
-            self._every(TLS_WATCH_SECONDS, lambda: tls.look(worker.run), clock)
+            self._look_at_tls = partial(tls.look, worker.run)
+            self._every(TLS_WATCH_SECONDS, self._look_at_tls, clock)
         acl = self._read_acl(worker, clock)
         log_syncs = None if self._worker else self._make_log_syncs()
         address = f"{self.settings.broker_ip1}:{self.port}"
@@ -181,6 +188,7 @@ class BrokerService(Service):
         self._stops.append(assembly.checks.stop)
         for seconds, action in assembly.periodic():
             self._every(seconds, action, clock)
+        self._save_offsets(assembly, clock)
         # The port was taken first, so that a port in use touches nothing; it is let go before what it serves stops.
         self._stops.remove(listening.stopService)
         self._stops.append(listening.stopService)
@@ -211,7 +219,7 @@ class BrokerService(Service):
         self, table: HandlerTable, clock: IReactorTime, tls: ServerTls
     ) -> tuple[RemotingServerFactory, ListeningService]:
         server = self.settings.server
-        factory = RemotingServerFactory(table, clock, Limits.of(server), tls=tls)
+        factory = RemotingServerFactory(table, clock, Limits.of(server, self._files_max), tls=tls)
         listening = ListeningService(
             self._reactor,
             server.listen_port,
@@ -238,7 +246,7 @@ class BrokerService(Service):
         if not self.settings.store.kernel_sync_enable:
             return syncs
         try:
-            queue = KernelQueue(self._reactor)
+            queue = KernelQueue(self._reactor, self._reactor.seconds, getattr(self._reactor, "expect", _expect_nothing))
         except OSError as error:
             log.info("the log is synced by a thread: the kernel's queue cannot be had: {error}", error=error)
             return syncs
@@ -252,7 +260,12 @@ class BrokerService(Service):
         return threads
 
     def _file(self, name: str, worker: IWorker) -> JsonFile:
-        file = JsonFile(os.path.join(self.settings.store.store_path_root_dir, "config", name), worker)
+        folder = os.path.join(self.settings.store.store_path_root_dir, "config")
+        if os.path.isdir(folder) and not os.access(folder, os.W_OK | os.X_OK):
+            why = "the tables of topics, groups and offsets are kept there, and this process may not write there"
+            raise StoreUnwritable(f"{folder}: {why}; mend its rights, or set another storePathRootDir")
+        path = os.path.join(folder, name)
+        file = JsonFile(path, worker, lambda act: self._reactor.callLater(0, act))
         self._every(FILE_RETRY_SECONDS, file.retry, self._reactor)
         return file
 
@@ -272,11 +285,21 @@ class BrokerService(Service):
 
         return save
 
-    def _every(self, seconds: float, action: Callable[[], object], clock: IReactorTime) -> None:
+    def _save_offsets(self, assembly: Assembly, clock: IReactorTime) -> None:
+        saving = self._every(self.settings.flush_consumer_offset_interval_ms / 1000, assembly.offsets.persist, clock)
+
+        def follow(settings: BrokerSettings) -> None:
+            saving.stop()
+            saving.start(settings.flush_consumer_offset_interval_ms / 1000, now=False)
+
+        assembly.live.follow(follow, "flushConsumerOffsetInterval")
+
+    def _every(self, seconds: float, action: Callable[[], object], clock: IReactorTime) -> LoopingCall:
         loop = LoopingCall(action)
         loop.clock = clock
         loop.start(seconds, now=False)
         self._stops.append(loop.stop)
+        return loop
 
     def _register(self, address: str, topics: TopicTable, live: LiveSettings, clock: IReactorTime) -> None:
         settings = self.settings
@@ -310,10 +333,11 @@ class BrokerService(Service):
     # --- while it runs
 
     def adopt(self, settings: BrokerSettings) -> list[str]:
-        """Take of settings that were read anew what may change while it runs, and look at the access files; returns the
-        keys of the others that differ. Raises BadSetting with nothing changed."""
+        """Take of settings that were read anew what may change while it runs, and look at the files of accounts and
+        certificates; returns the keys of the others that differ. Raises BadSetting with no setting changed."""
         if self._assembly is None:
             return []
+        self._look_at_tls()
         return self._assembly.adopt(settings)
 
     # --- stop
@@ -349,6 +373,10 @@ def vip_port(settings: BrokerSettings) -> int | None:
     return port if settings.vip_port_enable and port > 0 else None
 
 
+def _expect_nothing(seconds: float) -> None:
+    """Of a reactor that always waits asleep."""
+
+
 def _expect_cancelled(failure: Failure) -> None:
     failure.trap(CancelledError)  # type: ignore[no-untyped-call]
 
@@ -361,6 +389,7 @@ def _as_deferred(result: Deferred[Any] | None) -> Deferred[Any]:
     return done
 
 
-def make_broker(settings: BrokerSettings, reactor: Any, rng: Random) -> BrokerService:
-    """The broker that `settings` describe, on the real disk. `rng` chooses queues where producers do not."""
-    return BrokerService(settings, reactor, disk=OsDisk(), rng=rng)
+def make_broker(settings: BrokerSettings, reactor: Any, rng: Random, files_max: int = sys.maxsize) -> BrokerService:
+    """The broker that `settings` describe, on the real disk. `rng` chooses queues where producers do not; with
+    `files_max` open files no connection is taken."""
+    return BrokerService(settings, reactor, disk=OsDisk(), rng=rng, files_max=files_max)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from mqbroker.errors import MQError
 from mqbroker.wire.bodies import SubscriptionData
 from mqbroker.wire.javahash import java_hash
 
 ALL = "*"
 TAGS_MAX = 1024
+_KEPT_LENGTH_MAX = 256
 
 
 def parse_subscription(topic: str, expression: str | None, kind: str | None) -> SubscriptionData:
@@ -20,7 +23,16 @@ def parse_subscription(topic: str, expression: str | None, kind: str | None) -> 
     text = (expression or "").strip()
     if text in ("", ALL):
         return SubscriptionData(topic, ALL)
+    tags, codes = _tags(text) if len(text) <= _KEPT_LENGTH_MAX else _read_tags(text)
+    return SubscriptionData(topic, text, tags, codes)
+
+
+def _read_tags(text: str) -> tuple[frozenset[str], frozenset[int]]:
     tags = frozenset(tag.strip() for tag in text.split("||")) - {""}
     if not tags or len(tags) > TAGS_MAX:
         raise MQError(f"{text[:80]!r} must name 1 to {TAGS_MAX} tags, joined by ||")
-    return SubscriptionData(topic, text, tags, frozenset(java_hash(tag) for tag in tags))
+    return tags, frozenset(java_hash(tag) for tag in tags)
+
+
+#: Of those that pulls bring along again and again.
+_tags = lru_cache(maxsize=1024)(_read_tags)

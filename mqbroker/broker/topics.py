@@ -220,4 +220,4 @@ class TopicTable:
 
     def persist(self) -> Deferred[bool]:
         """Write the file; fires True when it is on the disk."""
-        return self._file.save(lambda: self.snapshot().to_json())
+        return self._file.save(lambda: self.snapshot().json_pieces())

@@ -13,12 +13,15 @@ from twisted.internet.defer import Deferred, DeferredSemaphore
 from twisted.internet.interfaces import IReactorTime
 
 from mqbroker.remoting.handlers import Handler, IConnection
+from mqbroker.wire.body import Body
 from mqbroker.wire.command import RemotingCommand
 
 #: How many walks go on at a time; others wait.
 WALKS_MAX = 4
 #: How many steps are taken in one turn of the reactor: a queue takes some 30 us.
 STEPS_PER_TURN = 100
+#: How many pieces of a body are a step.
+PIECES_PER_STEP = 10
 
 
 class WalkingHandler(Protocol):
@@ -45,6 +48,15 @@ class Walks:
             turn: Deferred[None] = Deferred()
             self._clock.callLater(0, turn.callback, None)
             await turn
+
+    async def written(self, body: Body) -> bytes:
+        """The body's bytes. Nothing that it is of may change until they are there."""
+        parts = []
+        for number, piece in enumerate(body.json_pieces(), 1):
+            parts.append(piece)
+            if number % PIECES_PER_STEP == 0:
+                await self.step()
+        return b"".join(parts)
 
     def bounded(self, handle: WalkingHandler) -> Handler:
         """`handle`, of which only so many go on at a time. Who is gone before its turn is not served."""

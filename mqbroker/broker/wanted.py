@@ -10,12 +10,14 @@ from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import NamedTuple
 
+from mqbroker.broker.allowance import ReadingAllowance
 from mqbroker.broker.clients import ConsumerRegistry
 from mqbroker.broker.filters import TAG_KINDS, FilterTable, compile_kind
 from mqbroker.broker.matching import ExpressionMatching, RetryMatching
 from mqbroker.broker.subscriptions import ALL, parse_subscription
 from mqbroker.config import BrokerSettings
 from mqbroker.errors import BadExpression, MQError, Refused
+from mqbroker.remoting.handlers import IConnection
 from mqbroker.store.matching import IMatching
 from mqbroker.wire.bodies import SubscriptionData, SubscriptionGroupConfig
 from mqbroker.wire.codes import FAQ, RETRY_PREFIX, PullSysFlag, ResponseCode
@@ -34,44 +36,58 @@ EVERYTHING = Wanted(None, None)
 
 def not_supported(kind: str | None) -> Refused:
     """What a consumer is told whose expressions this broker does not take."""
-    remark = f"The broker does not support consumer to filter message by {kind}"
+    remark = f"The broker does not support consumer to filter message by {str(kind)[:80]}"
     return Refused(ResponseCode.SYSTEM_ERROR, remark)
 
 
 class PullSubscriptions:
     """Finds out what pulls want."""
 
-    def __init__(self, consumers: ConsumerRegistry, filters: FilterTable, settings: BrokerSettings) -> None:
+    def __init__(
+        self,
+        consumers: ConsumerRegistry,
+        filters: FilterTable,
+        allowance: ReadingAllowance,
+        settings: BrokerSettings,
+    ) -> None:
         self._consumers = consumers
         self._filters = filters
+        self._allowance = allowance
+        self.settings_changed(settings)
+
+    def settings_changed(self, settings: BrokerSettings) -> None:
+        """Go by these from now on."""
         self._takes_expressions = settings.enable_property_filter
         self._filters_retries = settings.filter_support_retry
 
-    def wanted(self, header: PullMessageRequestHeader, group: SubscriptionGroupConfig) -> Wanted:
+    def wanted(
+        self, header: PullMessageRequestHeader, group: SubscriptionGroupConfig, connection: IConnection
+    ) -> Wanted:
         """What a pull of an existing group wants. Raises Refused."""
         if header.sys_flag & PullSysFlag.SUBSCRIPTION:
             if header.expression_type not in TAG_KINDS:
-                return Wanted(None, self._brought(header))
+                return Wanted(None, self._brought(header, connection))
             if header.subscription == ALL:
-                return Wanted(None, self._retries(header)) if self._filters_retries else EVERYTHING
+                return Wanted(None, self._retries(header, connection)) if self._filters_retries else EVERYTHING
             subscription = _parsed(header)
         else:
             subscription = self._registered(header, group)
             if subscription.expression_type not in TAG_KINDS:
                 return Wanted(None, self._filter(header, subscription))
-        matching = self._retries(header) if self._filters_retries else None
+        matching = self._retries(header, connection) if self._filters_retries else None
         if subscription.sub_string == ALL or subscription.class_filter_mode:
             return Wanted(None, matching)
         return Wanted(subscription.code_set, matching)
 
-    def _brought(self, header: PullMessageRequestHeader) -> IMatching:
+    def _brought(self, header: PullMessageRequestHeader, connection: IConnection) -> IMatching:
         """What an expression in the pull itself wants."""
         if not header.subscription:
             raise _not_parsed()
         if not self._takes_expressions:
             raise not_supported(header.expression_type)
         try:
-            return ExpressionMatching(compile_kind(header.expression_type, header.subscription))
+            charge = self._allowance.of(connection)
+            return ExpressionMatching(compile_kind(header.expression_type, header.subscription, charge))
         except BadExpression:
             raise _not_parsed() from None
 
@@ -104,11 +120,12 @@ class PullSubscriptions:
             raise not_supported(subscription.expression_type)
         return None if subscription.class_filter_mode else ExpressionMatching.of(found)
 
-    def _retries(self, header: PullMessageRequestHeader) -> IMatching | None:
+    def _retries(self, header: PullMessageRequestHeader, connection: IConnection) -> IMatching | None:
         """With filterSupportRetry: what the group of a retry topic wants of the topics behind it."""
         if not header.topic.startswith(RETRY_PREFIX):
             return None
-        return RetryMatching(partial(self._filters.get, group=header.topic[len(RETRY_PREFIX) :]))
+        group, charge = header.topic[len(RETRY_PREFIX) :], self._allowance.of(connection)
+        return RetryMatching(partial(self._filters.get, group=group, charge=charge))
 
 
 def _parsed(header: PullMessageRequestHeader) -> SubscriptionData:

@@ -12,6 +12,11 @@ from mqbroker.errors import MQError
 FAILED = 1
 INTERRUPTED = 130
 
+ACCOUNT_HINT = (
+    "The account is that of --account-file, or of MQ_ACCESS_KEY and MQ_SECRET_KEY; the broker's plain_acl.yml says what"
+    " it may do"
+)
+
 
 class Failure(click.ClickException):
     """Ends the command with `message` on standard error."""
@@ -43,16 +48,23 @@ def told() -> Iterator[None]:
 def failure_of(error: MQError) -> Failure:
     """The error with what to do next, where it does not say so itself."""
     # Late: `mq --help` needs no client.
-    from mqbroker.client.errors import NameServerUnreachable, SendFailed
+    from mqbroker.client.errors import NameServerUnreachable, SendFailed, TlsFailed, is_about_account
     from mqbroker.errors import Refused, Unreachable
 
     text = str(error) or type(error).__name__
     if isinstance(error, NameServerUnreachable):
         return NobodyAnswers(f"{text}. `mq dev` starts one here; -n HOST:PORT or NAMESRV_ADDR names another")
-    if isinstance(error, SendFailed) and all(isinstance(cause, Unreachable) for _, _, cause in error.attempts):
-        return NobodyAnswers(text)
+    if isinstance(error, SendFailed):
+        causes = [cause for _, _, cause in error.attempts]
+        for cause in causes:
+            if isinstance(cause, TlsFailed) or is_about_account(cause):
+                return failure_of(cause)  # it says what to do
+        return (NobodyAnswers if all(isinstance(cause, Unreachable) for cause in causes) else Failure)(text)
+    if isinstance(error, TlsFailed):
+        return Failure(text)
     if isinstance(error, Unreachable):
         return NobodyAnswers(f"{text}. Check that it runs and can be reached from here")
     if isinstance(error, Refused):
-        return Failure(f"the broker refuses: {text}")
+        hint = f". {ACCOUNT_HINT}" if is_about_account(error) else ""
+        return Failure(f"the broker refuses: {text}{hint}")
     return Failure(text)

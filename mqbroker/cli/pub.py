@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from mqbroker.cli.failures import FAILED, told
-from mqbroker.cli.names import name_server_option, topic_argument
+from mqbroker.cli.names import topic_argument
+from mqbroker.cli.servers import Servers, server_options
 
 if TYPE_CHECKING:
     from mqbroker.client import SendResult
@@ -29,8 +30,8 @@ READ_BYTES = 64 * 1024
 @click.argument("text", required=False)
 @click.option("--tag", help="The messages' tag, by which consumers choose.")
 @click.option("--key", "keys", multiple=True, help="A key by which the messages are found; may be given several times.")
-@name_server_option
-def pub(topic: str, text: str | None, tag: str | None, keys: tuple[str, ...], namesrv: str) -> None:
+@server_options
+def pub(topic: str, text: str | None, tag: str | None, keys: tuple[str, ...], servers: Servers) -> None:
     """Send TEXT to TOPIC, or with - each line of the standard input as one message.
 
     Prints a line for each message stored: its id, broker, queue and offset.
@@ -38,9 +39,11 @@ def pub(topic: str, text: str | None, tag: str | None, keys: tuple[str, ...], na
     if text is None and sys.stdin.isatty():
         raise click.UsageError("nothing to send: give a TEXT, or - for the lines of the standard input")
     with told():
+        from mqbroker.client import ProducerOptions
         from mqbroker.client.blocking import Producer
 
-        with Producer(namesrv, PRODUCER_GROUP) as producer:
+        options = ProducerOptions(credentials=servers.credentials, tls=servers.tls)
+        with Producer(servers.name_servers, PRODUCER_GROUP, options=options) as producer:
             sender = Sender(producer, topic, tag, keys)
             if text is not None and text != "-":
                 sender.send([text.encode(errors="surrogateescape")])

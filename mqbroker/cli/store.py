@@ -50,9 +50,9 @@ def check(directory: str, config: str | None, commitlog: str | None, live: bool,
     """
     with told():
         from mqbroker.cli.storetext import report_as_dict, report_lines
-        from mqbroker.store.disk import OsDisk
         from mqbroker.store.lock import lock_holder
         from mqbroker.store.offline.check import check_store
+        from mqbroker.store.os_disk import OsDisk
 
         given = _given(config, commitlog)
         holder = lock_holder(os.path.join(directory, "lock")) if os.path.isdir(directory) else ""

@@ -14,12 +14,12 @@ import click
 from mqbroker.cli.lines import visible
 from mqbroker.cli.progress import ProgressLine
 from mqbroker.store.checkpoint import Checkpoint
-from mqbroker.store.disk import OsDisk
 from mqbroker.store.logscan import Damage
 from mqbroker.store.offline.dump import Selection, read_index_headers, read_messages, read_queues
 from mqbroker.store.offline.findings import Findings
 from mqbroker.store.offline.layout import Given, Layout, read_layout
 from mqbroker.store.offline.smallfiles import read_checkpoint, when
+from mqbroker.store.os_disk import OsDisk
 from mqbroker.wire.record import BadRecord, Record, record_body
 
 _BODY_CHARACTERS = 80
@@ -39,12 +39,16 @@ def print_messages(
         if progress is not None:
             progress.at(done, total)
 
+    found = False
     try:
         for record in islice(_whole(read_messages(disk, layout, selection, passed)), count):
+            found = True
             click.echo(json.dumps(as_dict(record), ensure_ascii=True) if as_json else line_of(record))
     finally:
         if progress is not None:
             progress.close()
+    if not found:
+        click.echo("no such message is there; --queues lists the topics and the offsets of their queues", err=True)
 
 
 def _layout(disk: OsDisk, directory: str, given: Given) -> Layout:

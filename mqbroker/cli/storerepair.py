@@ -16,13 +16,13 @@ from mqbroker.cli.failures import Failure
 from mqbroker.cli.lines import visible
 from mqbroker.cli.progress import ProgressLine
 from mqbroker.cli.storetext import report_as_dict, summary_lines
-from mqbroker.store.disk import OsDisk
 from mqbroker.store.layout import other_layout
 from mqbroker.store.lock import lock_holder
 from mqbroker.store.offline.check import Report, check_store
 from mqbroker.store.offline.layout import Given
 from mqbroker.store.offline.repair import Repair
 from mqbroker.store.offline.repairplan import Plan, make_plan
+from mqbroker.store.os_disk import OsDisk
 
 
 def run_repair(directory: str, given: Given, *, write: bool, fence: bool, move_foreign: bool, as_json: bool) -> bool:

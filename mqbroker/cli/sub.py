@@ -5,7 +5,8 @@ from __future__ import annotations
 import click
 
 from mqbroker.cli.failures import INTERRUPTED, told
-from mqbroker.cli.names import group_option, name_server_option, tags_option, topic_argument
+from mqbroker.cli.names import group_option, tags_option, topic_argument
+from mqbroker.cli.servers import Servers, server_options
 
 
 @click.command()
@@ -21,8 +22,8 @@ from mqbroker.cli.names import group_option, name_server_option, tags_option, to
     help="Where a group that is new begins. Brokers of 4.9 let it begin with the first where that is still recent.",
 )
 @click.option("--count", type=click.IntRange(1), help="End after this many messages.")
-@name_server_option
-def sub(topic: str, group: str, tags: str, consume_from: str, count: int | None, namesrv: str) -> None:
+@server_options
+def sub(topic: str, group: str, tags: str, consume_from: str, count: int | None, servers: Servers) -> None:
     """Print the messages of TOPIC as a member of GROUP, until Ctrl-C.
 
     Into a pipe goes the body of each, one a line.
@@ -30,6 +31,6 @@ def sub(topic: str, group: str, tags: str, consume_from: str, count: int | None,
     with told():
         from mqbroker.cli.subscriber import print_messages
 
-        whole = print_messages(topic, group, tags, namesrv, from_first=consume_from == "first", count=count)
+        whole = print_messages(topic, group, tags, servers, from_first=consume_from == "first", count=count)
     if not whole:
         raise SystemExit(INTERRUPTED)

@@ -14,23 +14,25 @@ from typing import IO
 import click
 
 from mqbroker.cli.lines import plain_line, terminal_line
+from mqbroker.cli.servers import Servers
 from mqbroker.client import ConsumeFrom, PushOptions, ReceivedMessage
 from mqbroker.client.aio import PushConsumer
 
 
-def print_messages(
-    topic: str, group: str, tags: str, name_servers: str, *, from_first: bool, count: int | None
-) -> bool:
+def print_messages(topic: str, group: str, tags: str, servers: Servers, *, from_first: bool, count: int | None) -> bool:
     """Print until a signal, or `count` messages; False where a signal came before these. Raises MQError."""
     logging.basicConfig(format="mq: %(message)s", level=logging.WARNING)
     printer = Printer(sys.stdout.buffer, count, coloured=sys.stdout.isatty())
-    consumer = PushConsumer(name_servers, group, printer.take, options=_options(from_first=from_first))
+    options = _options(servers, from_first=from_first)
+    consumer = PushConsumer(servers.name_servers, group, printer.take, options=options)
     asyncio.run(_consume(consumer, printer, topic, tags, group))
     return count is None or printer.printed == count or printer.reader_left
 
 
-def _options(*, from_first: bool) -> PushOptions:
+def _options(servers: Servers, *, from_first: bool) -> PushOptions:
     return PushOptions(
+        credentials=servers.credentials,
+        tls=servers.tls,
         # One at a time: each queue's messages are printed in their order.
         concurrency=1,
         consume_from=ConsumeFrom.FIRST if from_first else ConsumeFrom.LAST,

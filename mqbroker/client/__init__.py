@@ -11,6 +11,7 @@ from mqbroker.client.errors import (
     NoBrokerForTopic,
     RetryLater,
     SendFailed,
+    TlsFailed,
     TopicNotFound,
 )
 from mqbroker.client.messages import (
@@ -24,12 +25,14 @@ from mqbroker.client.messages import (
     SendStatus,
 )
 from mqbroker.client.options import ConsumeFrom, ProducerOptions, PullOptions, PushOptions
+from mqbroker.client.tls import ClientTls
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.signature import Credentials
 
 __all__ = [
     "BadMessage",
     "ClientClosed",
+    "ClientTls",
     "ConsumeFrom",
     "ConsumeResult",
     "Credentials",
@@ -48,5 +51,6 @@ __all__ = [
     "SendFailed",
     "SendResult",
     "SendStatus",
+    "TlsFailed",
     "TopicNotFound",
 ]

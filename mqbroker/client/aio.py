@@ -21,19 +21,15 @@ from mqbroker.client.identity import local_ip, make_client_id
 from mqbroker.client.messages import Message, PullResult, RawPull, SendResult
 from mqbroker.client.net import Task
 from mqbroker.client.options import ProducerOptions, PullOptions, PushOptions, parse_name_servers
-from mqbroker.client.peer import answer_peer
+from mqbroker.client.peer import MemberPeer, decline, pull_peer
 from mqbroker.client.producer import Selector, make_producer
 from mqbroker.client.pull_consumer import make_pull_consumer
 from mqbroker.client.push_consumer import PushConsumerCore
+from mqbroker.client.stacks import thread_stacks
 from mqbroker.client.subscription import ALL
 from mqbroker.errors import MQError
 from mqbroker.wire.bodies import MessageQueue
-from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.ids import UniqIdSource
-
-
-def _decline(request: RemotingCommand) -> RemotingCommand | None:
-    return answer_peer(request, None)
 
 
 class Producer:
@@ -50,7 +46,7 @@ class Producer:
         servers = parse_name_servers(name_servers)
         rng = rng or random.Random()
         options = options or ProducerOptions()
-        self._net = AioNet(_decline, rng, options.credentials)
+        self._net = AioNet(decline, rng, options.credentials, options.tls)
         ip, pid = local_ip(servers), os.getpid()
         self._core = make_producer(
             self._net,
@@ -155,7 +151,7 @@ class PushConsumer:
         servers = parse_name_servers(name_servers)
         rng = rng or random.Random()
         options = options or PushOptions()
-        net = AioNet(self._answer, rng, options.credentials)
+        net = AioNet(MemberPeer(lambda: self._core, thread_stacks).answer, rng, options.credentials, options.tls)
         self.client_id = make_client_id(local_ip(servers), os.getpid(), rng)
         self._core = PushConsumerCore(net, servers, group, listener, options, self.client_id)
 
@@ -185,9 +181,6 @@ class PushConsumer:
     ) -> None:
         await self.close()
 
-    def _answer(self, request: RemotingCommand) -> RemotingCommand | None:
-        return answer_peer(request, self._core.ids_changed)
-
 
 class PullConsumer:
     """Reads queues at offsets that the caller keeps; `group` names the committed offsets."""
@@ -202,7 +195,7 @@ class PullConsumer:
     ) -> None:
         servers = parse_name_servers(name_servers)
         options = options or PullOptions()
-        net = AioNet(_decline, rng or random.Random(), options.credentials)
+        net = AioNet(pull_peer(group), rng or random.Random(), options.credentials, options.tls)
         self._core = make_pull_consumer(net, servers, group, options)
 
     async def start(self) -> None:

@@ -6,14 +6,16 @@ import asyncio
 import itertools
 import logging
 import random
+import ssl
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, cast
 
 import attrs
 
 from mqbroker.client.net import Lock, PeerHandler, Signal, Task, signed
 from mqbroker.client.options import split_address
+from mqbroker.client.tls import ClientTls, Contexts, is_alert, lost_before_any_answer, ssl_context, ssl_failed
 from mqbroker.errors import BadFrame, ConnectionClosed, MQError, RequestTimedOut, Unreachable
 from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand, decode_command, encode_command
 from mqbroker.wire.frame import FrameDecoder
@@ -22,14 +24,22 @@ from mqbroker.wire.signature import Credentials
 log = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT_S = 3.0
+_GOODBYE_S = 1.0
+#: As many requests of a peer may wait for their answers on one connection; more are not heard.
+UNANSWERED_MAX = 64
 
 
 class _Connection(asyncio.Protocol):
     """Frames on one transport; each request waits for the answer with its opaque."""
 
-    def __init__(self, addr: str, on_request: PeerHandler) -> None:
+    def __init__(
+        self, addr: str, answer: Callable[[RemotingCommand, _Connection], None], tls: ClientTls | None
+    ) -> None:
         self._addr = addr
-        self._on_request = on_request
+        self._tls = tls
+        self._answer = answer
+        #: Requests of the peer whose answers are not made yet, or do not fit into the socket's buffer.
+        self.unanswered = 0
         self._decoder = FrameDecoder()
         self._opaques = itertools.count(1)
         self._pending: dict[int, asyncio.Future[RemotingCommand]] = {}
@@ -37,6 +47,7 @@ class _Connection(asyncio.Protocol):
         self._unwritten: list[bytes] = []
         self._writable = asyncio.Event()
         self._writable.set()
+        self._lost = asyncio.Event()
         self.is_open = False
         self.heard_at = 0.0
 
@@ -64,15 +75,22 @@ class _Connection(asyncio.Protocol):
                 if waiter is not None and not waiter.done():
                     waiter.set_result(command)
             else:
-                self._answer(command)
+                self._answer(command, self)
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_open = False
+        self._lost.set()
         self._writable.set()
         pending, self._pending = self._pending, {}
         for waiter in pending.values():
             if not waiter.done():
-                waiter.set_exception(ConnectionClosed(f"the connection to {self._addr} was lost: {error or 'closed'}"))
+                waiter.set_exception(self._why_lost(error))
+
+    def _why_lost(self, error: Exception | None) -> MQError:
+        if self._tls is not None and isinstance(error, OSError) and is_alert(error):
+            return ssl_failed(self._addr, self._tls, error)
+        text = f"the connection to {self._addr} was lost: {error or 'closed'}"
+        return ConnectionClosed(text) if self.heard_at else lost_before_any_answer(text, self._tls)
 
     def send(self, command: RemotingCommand) -> None:
         """Write at the end of this turn of the loop, with whatever else is sent in it."""
@@ -80,9 +98,13 @@ class _Connection(asyncio.Protocol):
             asyncio.get_running_loop().call_soon(self._write)
         self._unwritten.append(encode_command(command))
 
-    async def request(self, command: RemotingCommand) -> RemotingCommand:
+    async def writable(self) -> bool:
+        """Wait until what was sent is with the socket; False where the connection has ended."""
         await self._writable.wait()
-        if not self.is_open:
+        return self.is_open
+
+    async def request(self, command: RemotingCommand) -> RemotingCommand:
+        if not await self.writable():
             raise ConnectionClosed(f"the connection to {self._addr} is closed")
         opaque = next(self._opaques) & 0x7FFFFFFF
         waiter: asyncio.Future[RemotingCommand] = asyncio.get_running_loop().create_future()
@@ -104,17 +126,30 @@ class _Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
-    def _answer(self, request: RemotingCommand) -> None:
-        answer = self._on_request(request)
-        if answer is not None and not request.is_oneway:
-            self.send(answer)
+    async def ended(self) -> None:
+        """Wait for the end of a connection that was closed; TLS says goodbye first, and waits for the peer's."""
+        try:
+            async with asyncio.timeout(_GOODBYE_S):
+                await self._lost.wait()
+        except TimeoutError:
+            if self._transport is not None:
+                self._transport.abort()
+            await self._lost.wait()
 
 
 class AioNet:
     """LiveNet on the running asyncio loop."""
 
-    def __init__(self, on_request: PeerHandler, rng: random.Random, credentials: Credentials | None = None) -> None:
+    def __init__(
+        self,
+        on_request: PeerHandler,
+        rng: random.Random,
+        credentials: Credentials | None = None,
+        tls: ClientTls | None = None,
+    ) -> None:
+        """Raises BadTls where files of `tls` cannot be used."""
         self.rng = rng
+        self._tls = None if tls is None else Contexts(tls, ssl_context)
         self._credentials = credentials
         self._on_request = on_request
         self._connections: dict[str, _Connection] = {}
@@ -177,13 +212,28 @@ class AioNet:
         await asyncio.gather(*tasks, return_exceptions=True)
         for connection in self._connections.values():
             connection.close()
-        # Transports tell their protocols that they are closed on the loop's next turn.
-        await asyncio.sleep(0)
+        # Plain ones tell of their end on the loop's next turn.
+        await asyncio.gather(*(connection.ended() for connection in self._connections.values()))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("a task of the client failed", exc_info=task.exception())
+
+    def _answer(self, request: RemotingCommand, connection: _Connection) -> None:
+        if connection.unanswered >= UNANSWERED_MAX:
+            log.debug("%s: %d requests of the broker are not answered yet", request.describe(), connection.unanswered)
+        elif not self._closed:
+            connection.unanswered += 1
+            self.spawn(self._answer_later(request, connection))
+
+    async def _answer_later(self, request: RemotingCommand, connection: _Connection) -> None:
+        try:
+            answer = await self._on_request(request)
+            if answer is not None and not request.is_oneway and await connection.writable():
+                connection.send(answer)
+        finally:
+            connection.unanswered -= 1
 
     def _is_closed(self) -> bool:
         return self._closed
@@ -204,9 +254,19 @@ class AioNet:
             raise ConnectionClosed("the client is closed")
         loop = asyncio.get_running_loop()
         host, port = split_address(addr)
+        tls = None if self._tls is None else self._tls.tls
+        encrypted: dict[str, Any] = {}
+        if self._tls is not None:
+            encrypted = {"ssl": self._tls.current(), "server_hostname": self._tls.tls.name_of(host)}
         try:
             async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-                _, connection = await loop.create_connection(lambda: _Connection(addr, self._on_request), host, port)
+                _, connection = await loop.create_connection(
+                    lambda: _Connection(addr, self._answer, tls), host, port, **encrypted
+                )
+        except (ssl.SSLError, ConnectionResetError, ConnectionAbortedError) as error:
+            if tls is None:
+                raise Unreachable(f"connect to {addr} failed: {error}") from error
+            raise ssl_failed(addr, tls, error) from error
         except OSError as error:  # TimeoutError is one, with no text
             raise Unreachable(f"connect to {addr} failed: {str(error) or 'timed out'}") from error
         if self._is_closed():

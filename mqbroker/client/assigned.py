@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Sequence
 
 from mqbroker.client.messages import PullStatus, RawPull, ReceivedMessage
 from mqbroker.client.net import LiveNet
@@ -11,6 +11,7 @@ from mqbroker.client.options import PushOptions
 from mqbroker.client.process_queue import ProcessQueue
 from mqbroker.client.pulling import read_messages
 from mqbroker.errors import MQError, Unreachable
+from mqbroker.wire.admin_bodies import ProcessQueueInfo
 from mqbroker.wire.bodies import MessageQueue, SubscriptionData
 from mqbroker.wire.codes import MASTER_ID
 
@@ -24,7 +25,10 @@ Pull = Callable[[MessageQueue, int, int], Awaitable[RawPull]]
 
 
 class AssignedQueue:
-    """Pulls `queue` from `find_start()` on until it is stopped or dropped, and delivers what matches."""
+    """Pulls `queue` from `find_start()` on until it is stopped or dropped, and delivers what matches.
+
+    `promised` is an offset to commit until a broker has confirmed where the queue starts: an administrator's.
+    """
 
     def __init__(
         self,
@@ -36,7 +40,8 @@ class AssignedQueue:
         pause_s: float,
         find_start: Callable[[MessageQueue], Awaitable[int]],
         pull: Pull,
-        deliver: Callable[[AssignedQueue, Iterable[ReceivedMessage]], None],
+        deliver: Callable[[AssignedQueue, Sequence[ReceivedMessage]], None],
+        promised: int | None = None,
     ) -> None:
         self.queue = queue
         self.dropped = False
@@ -50,7 +55,9 @@ class AssignedQueue:
         self._process_queue: ProcessQueue | None = None
         self._answered = False
         self._failed_before = False
+        self._promised = promised
         self._pause_s = pause_s
+        self._pulled_at = self._consumed_at = net.now()
         self._stopped = False
         self._room = net.signal()
         self._task = net.spawn(self._run())
@@ -58,12 +65,29 @@ class AssignedQueue:
     @property
     def committable(self) -> int | None:
         """The offset to commit, or None as long as the broker has not confirmed where this queue starts."""
-        return self._process_queue.committable if self._process_queue is not None and self._answered else None
+        return self._process_queue.committable if self._process_queue is not None and self._answered else self._promised
+
+    def info(self) -> ProcessQueueInfo:
+        """What an administrator is told of it."""
+        held = self._process_queue
+        first, last = (0, 0) if held is None else held.span
+        committable = self.committable
+        return ProcessQueueInfo(
+            commit_offset=-1 if committable is None else committable,
+            cached_msg_min_offset=first,
+            cached_msg_max_offset=last,
+            cached_msg_count=0 if held is None else len(held),
+            cached_msg_size_in_mi_b=0 if held is None else held.held_bytes // (1024 * 1024),
+            droped=self.dropped,
+            last_pull_timestamp=int(self._pulled_at * 1000),
+            last_consume_timestamp=int(self._consumed_at * 1000),
+        )
 
     def done(self, message: ReceivedMessage) -> None:
         """The message is consumed, or the broker has it back."""
         if self._process_queue is not None:
             self._process_queue.done(message)
+            self._consumed_at = self._net.now()
             if not self._process_queue.is_full:
                 self._room.set()
 
@@ -75,6 +99,8 @@ class AssignedQueue:
     def drop(self) -> None:
         """Stop, and let nothing count any more: another member goes on from the committed offset."""
         self.dropped = True
+        # A listener may be with one of the messages for ever; it shall not keep the others.
+        self._process_queue = None
         self.stop()
 
     def _is_stopped(self) -> bool:
@@ -118,6 +144,7 @@ class AssignedQueue:
         elif held.is_full:
             await self._room.wait()
         else:
+            self._pulled_at = self._net.now()
             pulled = await self._pull(self.queue, held.next_offset, self._broker_id)
             if not self._is_stopped():
                 self._take(held, pulled)

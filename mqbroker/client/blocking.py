@@ -31,7 +31,6 @@ from mqbroker.errors import MQError
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.ids import UniqIdSource
-from mqbroker.wire.signature import Credentials
 
 T = TypeVar("T")
 
@@ -39,9 +38,9 @@ T = TypeVar("T")
 class _PerProcess(Generic[T]):
     """A client's core with its connections, made anew in each process that uses it."""
 
-    def __init__(self, make: Callable[[BlockingNet], T], credentials: Credentials | None) -> None:
+    def __init__(self, make: Callable[[BlockingNet], T], options: ProducerOptions | PullOptions) -> None:
         self._make = make
-        self._credentials = credentials
+        self._options = options
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._made: tuple[BlockingNet, T] | None = None
@@ -59,7 +58,7 @@ class _PerProcess(Generic[T]):
             if self._closed:
                 raise ClientClosed("this client is closed")
             if self._made is None:
-                net = BlockingNet(random.Random(), self._credentials)
+                net = BlockingNet(random.Random(), self._options.credentials, self._options.tls)
                 self._made = net, self._make(net)
             return self._made
 
@@ -90,7 +89,7 @@ class Producer:
         self._name_servers = parse_name_servers(name_servers)
         self._group = group
         self._options = options or ProducerOptions()
-        self._core = _PerProcess(self._make, self._options.credentials)
+        self._core = _PerProcess(self._make, self._options)
         self._threads: tuple[int, ThreadPoolExecutor] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -219,7 +218,7 @@ class PullConsumer:
         self._name_servers = parse_name_servers(name_servers)
         self._group = group
         self._options = options or PullOptions()
-        self._core = _PerProcess(self._make, self._options.credentials)
+        self._core = _PerProcess(self._make, self._options)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _remake, (type(self), self._name_servers, self._group, self._options)

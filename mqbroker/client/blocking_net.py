@@ -11,6 +11,7 @@ import logging
 import random
 import select
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -21,6 +22,7 @@ import attrs
 
 from mqbroker.client.net import Lock, signed
 from mqbroker.client.options import split_address
+from mqbroker.client.tls import ClientTls, Contexts, is_alert, lost_before_any_answer, ssl_context, ssl_failed
 from mqbroker.errors import ConnectionClosed, MQError, RequestTimedOut, Unreachable
 from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand, decode_command, encode_command
 from mqbroker.wire.frame import FrameDecoder
@@ -52,8 +54,10 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
 class _Connection:
     """One socket, used by one thread at a time."""
 
-    def __init__(self, addr: str, timeout_s: float) -> None:
+    def __init__(self, addr: str, timeout_s: float, tls: Contexts[ssl.SSLContext] | None) -> None:
         self._addr = addr
+        self._tls = None if tls is None else tls.tls
+        self._heard = False
         self._decoder = FrameDecoder()
         self._opaques = itertools.count(1)
         self._answers: dict[int, RemotingCommand] = {}
@@ -63,6 +67,8 @@ class _Connection:
         except OSError as error:
             raise Unreachable(f"connect to {addr} failed: {error}") from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls is not None:
+            self._socket = _encrypted(self._socket, addr, tls)
 
     def send(self, command: RemotingCommand, deadline: float, flag: int = 0) -> int:
         """Send a request and return its opaque."""
@@ -76,7 +82,8 @@ class _Connection:
         while opaque not in self._answers:
             data = self._within(deadline, command, lambda: self._socket.recv(_READ_BYTES))
             if not data:
-                raise ConnectionClosed(f"{self._addr} closed the connection before it answered")
+                raise self._lost(f"{self._addr} closed the connection before it answered")
+            self._heard = True
             self._take(data)
         return self._answers.pop(opaque)
 
@@ -86,13 +93,37 @@ class _Connection:
             return False
         try:
             if select.select([self._socket], [], [], 0)[0]:
-                return bool(self._socket.recv(1, socket.MSG_PEEK))
+                return self._is_quiet() if self._tls else bool(self._socket.recv(1, socket.MSG_PEEK))
         except (OSError, ValueError):
             return False
         return True
 
+    def _is_quiet(self) -> bool:
+        """Take what TLS itself has to say; False where there is an end, or data that nobody asked for."""
+        self._socket.settimeout(0)
+        try:
+            self._socket.recv(1)
+        except ssl.SSLWantReadError:
+            return True
+        return False
+
     def close(self) -> None:
         self._socket.close()
+
+    def _lost(self, text: str) -> ConnectionClosed:
+        return ConnectionClosed(text) if self._heard else lost_before_any_answer(text, self._tls)
+
+    def _refusal(self, error: OSError) -> MQError | None:
+        """What the server said when it ended an encrypted connection; a send may find it ended before that is read."""
+        if self._tls is None:
+            return None
+        try:
+            if not is_alert(error) and not self._heard:
+                self._socket.settimeout(0)
+                self._socket.recv(1)
+        except (OSError, ValueError) as found:
+            error = found if isinstance(found, OSError) else error
+        return ssl_failed(self._addr, self._tls, error) if is_alert(error) else None
 
     def _take(self, data: bytes) -> None:
         for frame in self._decoder.feed(data):
@@ -111,7 +142,22 @@ class _Connection:
         except TimeoutError:
             raise RequestTimedOut(f"{command.describe()}: no answer from {self._addr} in time") from None
         except OSError as error:
-            raise ConnectionClosed(f"the connection to {self._addr} was lost: {error}") from error
+            raise self._refusal(error) or self._lost(f"the connection to {self._addr} was lost: {error}") from error
+
+
+def _encrypted(plain: socket.socket, addr: str, tls: Contexts[ssl.SSLContext]) -> socket.socket:
+    """Shake hands over `plain`, within the time that it has. Raises TlsFailed, Unreachable or BadTls."""
+    try:
+        return tls.current().wrap_socket(plain, server_hostname=tls.tls.name_of(split_address(addr)[0]))
+    except TimeoutError as error:
+        plain.close()
+        raise Unreachable(f"connect to {addr} failed: no TLS handshake in time") from error
+    except OSError as error:
+        plain.close()
+        raise ssl_failed(addr, tls.tls, error) from error
+    except BaseException:
+        plain.close()
+        raise
 
 
 class _Pipeline:
@@ -215,8 +261,12 @@ class _ThreadLock:
 class BlockingNet:
     """Net on blocking sockets."""
 
-    def __init__(self, rng: random.Random, credentials: Credentials | None = None) -> None:
+    def __init__(
+        self, rng: random.Random, credentials: Credentials | None = None, tls: ClientTls | None = None
+    ) -> None:
+        """Raises BadTls where files of `tls` cannot be used."""
         self.rng = rng
+        self._tls = None if tls is None else Contexts(tls, ssl_context)
         self._credentials = credentials
         self._lock = threading.Lock()
         self._idle: dict[str, list[_Connection]] = {}
@@ -278,7 +328,7 @@ class BlockingNet:
                 if connection.is_usable(time.monotonic()):
                     return connection
                 connection.close()
-        return _Connection(addr, max(0.001, deadline - time.monotonic()))
+        return _Connection(addr, max(0.001, deadline - time.monotonic()), self._tls)
 
     def give_back(self, addr: str, connection: _Connection) -> None:
         """Keep a connection on which no answer is outstanding."""

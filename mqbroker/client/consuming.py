@@ -1,19 +1,27 @@
-"""Handing messages to the listener, a bounded number at a time, and dealing with what it says."""
+"""Handing messages to the listener, a bounded number at a time, and dealing with what it says.
+
+What an administrator wants consumed goes to the same listener, beside the queues and without a word to them.
+"""
 
 from __future__ import annotations
 
 import inspect
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Protocol
 
 import attrs
 
+from mqbroker.client.direct import DirectConsumption
 from mqbroker.client.errors import RetryLater
 from mqbroker.client.messages import ConsumeResult, ReceivedMessage
-from mqbroker.client.net import LiveNet
-from mqbroker.errors import MQError
+from mqbroker.client.meters import Meters
+from mqbroker.client.net import LiveNet, Signal
+from mqbroker.errors import MQError, Refused
+from mqbroker.wire.admin_bodies import ConsumeMessageDirectlyResult
+from mqbroker.wire.bodies import MessageQueue
+from mqbroker.wire.codes import ResponseCode
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +35,7 @@ SendBack = Callable[[ReceivedMessage, int], Awaitable[None]]
 class Owner(Protocol):
     """Whose message it is: one assigned queue."""
 
+    queue: MessageQueue
     #: True once the queue belongs to another member: what the listener says no longer counts.
     dropped: bool
 
@@ -37,15 +46,27 @@ class Consuming:
     """Runs `listener` for at most `concurrency` messages at once, in the order they came."""
 
     def __init__(
-        self, net: LiveNet, listener: Listener, send_back: SendBack, *, concurrency: int, local_retry_s: float
+        self,
+        net: LiveNet,
+        listener: Listener,
+        send_back: SendBack,
+        meters: Meters,
+        *,
+        concurrency: int,
+        local_retry_s: float,
     ) -> None:
         self._net = net
         self._listener = listener
         self._send_back = send_back
+        self._meters = meters
         self._concurrency = concurrency
         self._local_retry_s = local_retry_s
         self._waiting: deque[tuple[Owner, ReceivedMessage]] = deque()
         self._running = 0
+        #: How many of them are of which queue.
+        self._busy: Counter[MessageQueue] = Counter()
+        self._waiting_for: list[tuple[MessageQueue, Signal]] = []
+        self._direct = DirectConsumption(self._ask, net.now)
         self._starting = False
         self._closed = False
         self._idle = net.signal()
@@ -55,11 +76,43 @@ class Consuming:
         self._waiting.extend((owner, message) for message in messages)
         self._start_some()
 
+    def forget_dropped(self) -> None:
+        """Let go of messages whose queues were dropped; else they are skipped when it is their turn."""
+        self._waiting = deque(item for item in self._waiting if not item[0].dropped)
+
+    async def ended(self, queue: MessageQueue, timeout_s: float) -> bool:
+        """Return True when the listener is with no message of `queue`, False where it still is after that time."""
+        if not self._busy[queue]:
+            return True
+        waiter = queue, self._net.signal()
+        self._waiting_for.append(waiter)
+        try:
+            return await waiter[1].wait(timeout_s)
+        finally:
+            self._waiting_for.remove(waiter)
+
+    async def consume_directly(self, message: ReceivedMessage) -> ConsumeMessageDirectlyResult:
+        """Hand `message` to the listener at once, and tell what comes of it. Raises Refused."""
+        if self._closed:
+            raise Refused(ResponseCode.SYSTEM_ERROR, "this consumer is closing and takes no more messages")
+        try:
+            return await self._direct.consume(message)
+        finally:
+            self._tell_idle()
+
     async def close(self, timeout_s: float) -> bool:
         """Start nothing more; return True when all that runs has ended, False where it has not in time."""
         self._closed = True
         self._waiting.clear()
-        return self._running == 0 or await self._idle.wait(timeout_s)
+        return self._is_idle or await self._idle.wait(timeout_s)
+
+    @property
+    def _is_idle(self) -> bool:
+        return self._running == 0 and self._direct.running == 0
+
+    def _tell_idle(self) -> None:
+        if self._closed and self._is_idle:
+            self._idle.set()
 
     def _start_some(self) -> None:
         # A listener that never suspends ends inside spawn(), and its end comes back here: let the first call go on.
@@ -71,6 +124,7 @@ class Consuming:
                 owner, message = self._waiting.popleft()
                 if not owner.dropped:
                     self._running += 1
+                    self._busy[owner.queue] += 1
                     self._net.spawn(self._run(owner, message))
         finally:
             self._starting = False
@@ -80,9 +134,17 @@ class Consuming:
             await self._consume(owner, message)
         finally:
             self._running -= 1
+            self._no_longer_with(owner.queue)
             self._start_some()
-            if self._closed and self._running == 0:
-                self._idle.set()
+            self._tell_idle()
+
+    def _no_longer_with(self, queue: MessageQueue) -> None:
+        self._busy[queue] -= 1
+        if not self._busy[queue]:
+            del self._busy[queue]
+            for waited_for, signal in self._waiting_for:
+                if waited_for == queue:
+                    signal.set()
 
     async def _consume(self, owner: Owner, message: ReceivedMessage) -> None:
         delay_level = await self._call(message)
@@ -98,6 +160,18 @@ class Consuming:
         owner.done(message)
 
     async def _call(self, message: ReceivedMessage) -> int | None:
+        """As `_ask`, with 0 where the listener fails."""
+        began = self._net.now()
+        delay_level: int | None = 0
+        try:
+            delay_level = await self._ask(message)
+        except Exception:
+            log.exception("the listener failed on message %s of %s", message.msg_id, message.queue)
+        took_ms = max(0.0, self._net.now() - began) * 1000
+        self._meters.of(message.queue.topic).consumed(took_ms, delay_level is None)
+        return delay_level
+
+    async def _ask(self, message: ReceivedMessage) -> int | None:
         """Return None where the listener is content, else the delay level to send the message back with."""
         try:
             verdict = self._listener(message)
@@ -105,9 +179,6 @@ class Consuming:
                 verdict = await verdict
         except RetryLater as later:
             return later.delay_level
-        except Exception:
-            log.exception("the listener failed on message %s of %s", message.msg_id, message.queue)
-            return 0
         return 0 if verdict is False or verdict is ConsumeResult.RETRY else None
 
     async def _again(self, owner: Owner, message: ReceivedMessage) -> None:

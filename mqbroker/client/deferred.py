@@ -24,10 +24,13 @@ from mqbroker.client.identity import local_ip, make_client_id
 from mqbroker.client.messages import Message, PullResult, RawPull, SendResult
 from mqbroker.client.net import Task
 from mqbroker.client.options import ProducerOptions, PullOptions, PushOptions, parse_name_servers
+from mqbroker.client.peer import MemberPeer, pull_peer
 from mqbroker.client.producer import Selector, make_producer
 from mqbroker.client.pull_consumer import make_pull_consumer
 from mqbroker.client.push_consumer import PushConsumerCore
+from mqbroker.client.stacks import thread_stacks
 from mqbroker.client.subscription import ALL
+from mqbroker.client.tls import ClientTls
 from mqbroker.errors import MQError
 from mqbroker.remoting.client import Connector, RemotingClient
 from mqbroker.wire.bodies import MessageQueue
@@ -43,7 +46,8 @@ def _run(work: Coroutine[Any, Any, T]) -> Deferred[T]:
 class Producer:
     """Sends messages for `group`. `name_servers` is "host:port;host:port" or a list.
 
-    `connector(host, port)` makes the endpoint of a connection, TCP where it is None.
+    `connector(host, port)` makes the endpoint of a connection; where it is None, that is TCP, encrypted by
+    `options.tls`.
     """
 
     def __init__(
@@ -59,7 +63,9 @@ class Producer:
         servers = parse_name_servers(name_servers)
         rng = rng or random.Random()
         options = options or ProducerOptions()
-        self._net = DeferredNet(reactor, RemotingClient(reactor, connector=connector), rng, options.credentials)
+        connector = _connector(reactor, connector, options.tls)
+        client = RemotingClient(reactor, connector=connector)
+        self._net = DeferredNet(reactor, client, rng, options.credentials, connector)
         ip, pid = local_ip(servers), os.getpid()
         self._core = make_producer(
             self._net,
@@ -157,10 +163,11 @@ class PushConsumer:
     ) -> None:
         servers = parse_name_servers(name_servers)
         rng = rng or random.Random()
-        handlers = peer_table(lambda changed: self._core.ids_changed(changed))
+        handlers = peer_table(MemberPeer(lambda: self._core, thread_stacks).answer)
         options = options or PushOptions()
+        connector = _connector(reactor, connector, options.tls)
         client = RemotingClient(reactor, handlers=handlers, connector=connector)
-        net = DeferredNet(reactor, client, rng, options.credentials)
+        net = DeferredNet(reactor, client, rng, options.credentials, connector)
         self.client_id = make_client_id(local_ip(servers), os.getpid(), rng)
         self._core = PushConsumerCore(net, servers, group, listener, options, self.client_id)
 
@@ -197,8 +204,9 @@ class PullConsumer:
     ) -> None:
         servers = parse_name_servers(name_servers)
         options = options or PullOptions()
-        client = RemotingClient(reactor, connector=connector)
-        net = DeferredNet(reactor, client, rng or random.Random(), options.credentials)
+        connector = _connector(reactor, connector, options.tls)
+        client = RemotingClient(reactor, handlers=peer_table(pull_peer(group)), connector=connector)
+        net = DeferredNet(reactor, client, rng or random.Random(), options.credentials, connector)
         self._core = make_pull_consumer(net, servers, group, options)
 
     def start(self) -> Deferred[None]:
@@ -254,6 +262,16 @@ class PullConsumer:
     def close(self) -> Deferred[None]:
         """Close the connections."""
         return _run(self._core.close())
+
+
+def _connector(reactor: Any, given: Connector | None, tls: ClientTls | None) -> Connector | None:
+    """Raises BadTls."""
+    if given is not None or tls is None:
+        return given
+    # What encrypts is read where it is wanted.
+    from mqbroker.client.deferred_tls import TlsConnector
+
+    return TlsConnector(reactor, tls)
 
 
 async def _nothing() -> None: ...

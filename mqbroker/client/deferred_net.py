@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, cast
 
@@ -14,12 +14,12 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
-from mqbroker.client.net import Lock, Signal, Task, signed
-from mqbroker.client.peer import IdsChanged, answer_peer
-from mqbroker.errors import MQError, RequestTimedOut
-from mqbroker.remoting.client import RemotingClient
+from mqbroker.client.net import Lock, PeerHandler, Signal, Task, signed
+from mqbroker.client.peer import MemberPeer
+from mqbroker.client.tls import lost_before_any_answer
+from mqbroker.errors import ConnectionClosed, MQError, RequestTimedOut
+from mqbroker.remoting.client import Connector, RemotingClient
 from mqbroker.remoting.handlers import HandlerTable, IConnection
-from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.signature import Credentials
 
@@ -28,14 +28,15 @@ log = logging.getLogger(__name__)
 _ONEWAY_TIMEOUT_MS = 3000
 
 
-def peer_table(ids_changed: IdsChanged) -> HandlerTable:
+def peer_table(answer: PeerHandler) -> HandlerTable:
     """What brokers may ask of a consumer; the table itself declines the rest."""
 
-    def handle(request: RemotingCommand, connection: IConnection) -> RemotingCommand | None:
-        return answer_peer(request, ids_changed)
+    def handle(request: RemotingCommand, connection: IConnection) -> Awaitable[RemotingCommand | None]:
+        return answer(request)
 
     table = HandlerTable()
-    table.register(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, handle)
+    for code in MemberPeer.CODES:
+        table.register(code, handle)
     return table
 
 
@@ -43,8 +44,15 @@ class DeferredNet:
     """LiveNet on a reactor. The coroutines it runs await Deferreds."""
 
     def __init__(
-        self, reactor: Any, client: RemotingClient, rng: random.Random, credentials: Credentials | None = None
+        self,
+        reactor: Any,
+        client: RemotingClient,
+        rng: random.Random,
+        credentials: Credentials | None = None,
+        connector: Connector | None = None,
     ) -> None:
+        """`connector` is the client's; it may know more of why a connection was lost."""
+        self._connector = connector
         self.rng = rng
         self._credentials = credentials
         self._clock: IReactorTime = reactor
@@ -63,8 +71,18 @@ class DeferredNet:
                 # Nothing at all came back: the peer may be gone without a word, and a new connection finds out.
                 self._client.drop(addr, "no answer came over it in time")
             raise
+        except ConnectionClosed as error:
+            raise self._why_lost(addr, error) from error
         self._heard_at[addr] = self.now()
         return answer
+
+    def _why_lost(self, addr: str, error: ConnectionClosed) -> MQError:
+        refusals: dict[str, MQError] = getattr(self._connector, "refusals", {})
+        if addr in refusals:
+            return refusals.pop(addr)
+        if addr in self._heard_at or self._client.is_closed:
+            return error
+        return lost_before_any_answer(str(error), getattr(self._connector, "tls", None))
 
     async def invoke_many(
         self, requests: Sequence[tuple[str, RemotingCommand]], timeout_ms: int

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mqbroker.errors import MQError
+from mqbroker.errors import MQError, Refused, Unreachable
+
+#: Begins what brokers of either kind say where an account lacks something.
+_ACL_REMARK = "AclException: "
 
 
 class ClientError(MQError):
@@ -32,6 +35,26 @@ class NameServerUnreachable(ClientError):
 
     def describe(self) -> str:
         return "No name server answers: " + "; ".join(f"{addr}: {why}" for addr, why in self.tried)
+
+
+class TlsFailed(ClientError, Unreachable):
+    """A server was reached, and no encrypted connection came about that could be trusted."""
+
+    retriable = False
+
+    def __init__(self, addr: str, why: str, hint: str) -> None:
+        super().__init__(addr, why, hint)
+        self.addr = addr
+        self.why = why
+        self.hint = hint
+
+    def describe(self) -> str:
+        return f"no encrypted connection to {self.addr}: {self.why}"
+
+
+def is_about_account(error: BaseException) -> bool:
+    """Whether a broker refused a request because of the account that signed it, or did not."""
+    return isinstance(error, Refused) and _ACL_REMARK in error.remark
 
 
 class TopicNotFound(ClientError):

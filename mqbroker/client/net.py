@@ -21,7 +21,7 @@ from mqbroker.wire.signature import Credentials
 log = logging.getLogger(__name__)
 
 #: Answers a request that a broker sends to this client; None answers nothing.
-PeerHandler = Callable[[RemotingCommand], RemotingCommand | None]
+PeerHandler = Callable[[RemotingCommand], Coroutine[Any, Any, RemotingCommand | None]]
 
 
 def signed(command: RemotingCommand, credentials: Credentials | None) -> RemotingCommand:

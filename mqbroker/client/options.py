@@ -8,6 +8,7 @@ from enum import Enum
 import attrs
 from attrs.validators import ge, in_, le
 
+from mqbroker.client.tls import ClientTls
 from mqbroker.errors import MQError
 from mqbroker.wire.signature import Credentials
 
@@ -45,6 +46,8 @@ class ProducerOptions:
 
     #: Who this client is to brokers that control access.
     credentials: Credentials | None = None
+    #: Encrypts all connections; None leaves them plain.
+    tls: ClientTls | None = None
 
     send_timeout_ms: int = attrs.field(default=3000, validator=ge(1))
     retries: int = attrs.field(default=2, validator=ge(0))
@@ -65,6 +68,8 @@ class PushOptions:
 
     #: Who this client is to brokers that control access.
     credentials: Credentials | None = None
+    #: Encrypts all connections; None leaves them plain.
+    tls: ClientTls | None = None
 
     concurrency: int = attrs.field(default=20, validator=ge(1))
     consume_from: ConsumeFrom = ConsumeFrom.LAST
@@ -96,6 +101,8 @@ class PullOptions:
 
     #: Who this client is to brokers that control access.
     credentials: Credentials | None = None
+    #: Encrypts all connections; None leaves them plain.
+    tls: ClientTls | None = None
 
     request_timeout_ms: int = 3000
     pull_timeout_ms: int = 10_000

@@ -1,27 +1,187 @@
-"""What a client answers to its brokers' requests: it hears that group members changed, and declines the rest."""
+"""What a client answers to its brokers' requests. Nothing that a peer sends comes out of here as an exception.
+
+A member of a group hears that members changed, and answers what an administrator asks through a broker; whoever is none
+declines. Must never know how requests come and answers go.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
 
-from mqbroker.errors import Refused
+import attrs
+
+from mqbroker.client.messages import ReceivedMessage
+from mqbroker.client.net import PeerHandler
+from mqbroker.errors import MQError, Refused
+from mqbroker.wire.admin_bodies import (
+    ConsumeMessageDirectlyResult,
+    ConsumerRunningInfo,
+    GetConsumerStatusBody,
+    ResetOffsetBody,
+    ResetOffsetBodyForC,
+)
+from mqbroker.wire.bodies import MessageQueue
+from mqbroker.wire.body import BadBody
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
-from mqbroker.wire.headers import NotifyConsumerIdsChangedRequestHeader, decode_header
+from mqbroker.wire.headers import (
+    ConsumeMessageDirectlyResultRequestHeader,
+    GetConsumerRunningInfoRequestHeader,
+    GetConsumerStatusRequestHeader,
+    NotifyConsumerIdsChangedRequestHeader,
+    ResetOffsetRequestHeader,
+    decode_header,
+)
+from mqbroker.wire.record import decode_record
 
-#: Called with the name of a group whose members changed.
-IdsChanged = Callable[[str], None]
+log = logging.getLogger(__name__)
 
 
-def answer_peer(request: RemotingCommand, ids_changed: IdsChanged | None) -> RemotingCommand | None:
-    """Return the answer to `request`, or None where it wants none."""
-    if request.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED and ids_changed is not None:
-        try:
-            ids_changed(decode_header(NotifyConsumerIdsChangedRequestHeader, request.ext_fields).consumer_group)
-        except Refused as refused:
-            return None if request.is_oneway else RemotingCommand.response(request, refused.code, refused.remark)
-        return None
-    if request.is_oneway:
-        return None
+class Member(Protocol):
+    """A group's member, as brokers may ask it."""
+
+    @property
+    def group(self) -> str: ...
+
+    def ids_changed(self, group: str) -> None: ...
+
+    def running_info(self) -> ConsumerRunningInfo: ...
+
+    def positions(self, topic: str) -> dict[MessageQueue, int]: ...
+
+    def reset(self, topic: str, offsets: Mapping[MessageQueue, int]) -> None: ...
+
+    async def consume_directly(self, message: ReceivedMessage) -> ConsumeMessageDirectlyResult: ...
+
+
+async def decline(request: RemotingCommand) -> RemotingCommand | None:
+    """The answer of a producer."""
     remark = f" request type {request.code} not supported"
-    return RemotingCommand.response(request, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
+    return _answer(request, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
+
+
+def pull_peer(group: str) -> PeerHandler:
+    """The answers of a consumer of `group` that pulls."""
+    remark = (
+        f"The Consumer Group <{group}> has neither a listener nor queues of its own in this client: it pulls, and its "
+        "program decides what and from where"
+    )
+
+    async def answer(request: RemotingCommand) -> RemotingCommand | None:
+        if request.code in MemberPeer.CODES:
+            return _answer(request, ResponseCode.SYSTEM_ERROR, remark)
+        return await decline(request)
+
+    return answer
+
+
+class MemberPeer:
+    """The answers of a group's member.
+
+    :param member: gives it; it may not be there yet while its client is put together.
+    :param stacks: gives the stacks of the threads of this process.
+    """
+
+    CODES: Final = frozenset(
+        {
+            RequestCode.NOTIFY_CONSUMER_IDS_CHANGED,
+            RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
+            RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT,
+            RequestCode.GET_CONSUMER_RUNNING_INFO,
+            RequestCode.CONSUME_MESSAGE_DIRECTLY,
+        }
+    )
+
+    def __init__(self, member: Callable[[], Member], stacks: Callable[[], str]) -> None:
+        self._member = member
+        self._stacks = stacks
+
+    async def answer(self, request: RemotingCommand) -> RemotingCommand | None:
+        """The answer to `request`, or None where it wants none."""
+        try:
+            if request.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
+                return self._ids_changed(request)
+            if request.code == RequestCode.RESET_CONSUMER_CLIENT_OFFSET:
+                return self._reset(request)
+            if request.code == RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT:
+                return self._positions(request)
+            if request.code == RequestCode.GET_CONSUMER_RUNNING_INFO:
+                return self._running_info(request)
+            if request.code == RequestCode.CONSUME_MESSAGE_DIRECTLY:
+                return await self._consume_directly(request)
+        except Refused as refused:
+            log.info("%s refused: %s", request.describe(), refused)
+            return _answer(request, refused.code, refused.remark)
+        except MQError as error:
+            log.info("%s refused: %s", request.describe(), error)
+            return _answer(request, ResponseCode.SYSTEM_ERROR, str(error))
+        except Exception:
+            log.exception("%s failed", request.describe())
+            return _answer(request, ResponseCode.SYSTEM_ERROR, "the consumer failed on it; its log says more")
+        return await decline(request)
+
+    def _member_of(self, group: str) -> Member:
+        member = self._member()
+        if group != member.group:
+            remark = f"The Consumer Group <{group}> not exist in this consumer"
+            raise Refused(ResponseCode.SYSTEM_ERROR, remark)
+        return member
+
+    def _ids_changed(self, request: RemotingCommand) -> RemotingCommand | None:
+        header = decode_header(NotifyConsumerIdsChangedRequestHeader, request.ext_fields)
+        self._member().ids_changed(header.consumer_group)
+        return _answer(request)
+
+    def _reset(self, request: RemotingCommand) -> RemotingCommand | None:
+        header = decode_header(ResetOffsetRequestHeader, request.ext_fields)
+        member = self._member_of(header.group)
+        offsets = _offsets(request.body)
+        log.info("offsets of %s in topic %s are reset to time %d", header.group, header.topic, header.timestamp)
+        member.reset(header.topic, offsets)
+        return _answer(request)
+
+    def _positions(self, request: RemotingCommand) -> RemotingCommand | None:
+        header = decode_header(GetConsumerStatusRequestHeader, request.ext_fields)
+        table = self._member_of(header.group).positions(header.topic)
+        return _answer(request, body=GetConsumerStatusBody(message_queue_table=table).to_json())
+
+    def _running_info(self, request: RemotingCommand) -> RemotingCommand | None:
+        header = decode_header(GetConsumerRunningInfoRequestHeader, request.ext_fields)
+        info = self._member_of(header.consumer_group).running_info()
+        if header.jstack_enable:
+            info = attrs.evolve(info, jstack=self._stacks())
+        return _answer(request, body=info.to_json())
+
+    async def _consume_directly(self, request: RemotingCommand) -> RemotingCommand | None:
+        header = decode_header(ConsumeMessageDirectlyResultRequestHeader, request.ext_fields)
+        member = self._member_of(header.consumer_group)
+        record = decode_record(request.body)
+        if record.store_size != len(request.body):
+            raise Refused(ResponseCode.SYSTEM_ERROR, "the body is not one message alone")
+        result = await member.consume_directly(ReceivedMessage.of_record(record, header.broker_name or ""))
+        return _answer(request, body=result.to_json())
+
+
+def _offsets(body: bytes) -> dict[MessageQueue, int]:
+    """The table of a reset, in either of its forms. Raises BadBody, or Refused on an offset that cannot be."""
+    try:
+        offsets = ResetOffsetBody.from_json(body).offset_table
+    except BadBody as bad:
+        # mqadmin can ask for the form that clients in C++ read, whoever the consumers are.
+        try:
+            told = ResetOffsetBodyForC.from_json(body).offset_table
+        except BadBody:
+            raise bad from None
+        offsets = {MessageQueue(entry.topic, entry.broker_name, entry.queue_id): entry.offset for entry in told}
+    for queue, offset in offsets.items():
+        if offset < 0:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"offset {offset} of {queue} is below 0")
+    return offsets
+
+
+def _answer(
+    request: RemotingCommand, code: int = ResponseCode.SUCCESS, remark: str | None = None, body: bytes = b""
+) -> RemotingCommand | None:
+    return None if request.is_oneway else RemotingCommand.response(request, code, remark, body=body)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from mqbroker.client.errors import is_about_account
 from mqbroker.client.net import Net
 from mqbroker.client.routes import Routes
 from mqbroker.errors import MQError, Refused
@@ -41,10 +42,19 @@ class Presence:
 
     async def beat(self) -> None:
         """Tell every broker: masters, and slaves too where this client consumes. Failures are logged."""
+        await self._beat()
+
+    async def begin(self) -> None:
+        """As `beat`. Raises Refused where all brokers refuse the account: nothing can come of it."""
+        failures = await self._beat()
+        if failures and all(is_about_account(error) for error in failures.values()) and not self._told_at:
+            raise next(iter(failures.values()))
+
+    async def _beat(self) -> dict[str, MQError]:
         addresses = self._addresses()
         for gone in self._told_at.keys() - set(addresses):
             del self._told_at[gone]
-        await self._tell(addresses)
+        return await self._tell(addresses)
 
     async def beat_to(self, addr: str) -> None:
         """Tell one broker at once: it has said that it does not know this client."""
@@ -91,7 +101,9 @@ class Presence:
         }
         return sorted(found)
 
-    async def _tell(self, addresses: list[str]) -> None:
+    async def _tell(self, addresses: list[str]) -> dict[str, MQError]:
+        """Returns what failed, by address."""
+        failures: dict[str, MQError] = {}
         for addr in addresses:
             self._told_at[addr] = self._net.now()
         body = self._data().to_json()
@@ -101,4 +113,6 @@ class Presence:
                 continue
             self._told_at.pop(addr, None)
             why = answer if isinstance(answer, MQError) else Refused(answer.code, answer.remark or "")
+            failures[addr] = why
             log.warning("heartbeat to %s failed: %s", addr, why)
+        return failures

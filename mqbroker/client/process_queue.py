@@ -34,6 +34,15 @@ class ProcessQueue:
             return self.next_offset
         return min(next(iter(self._held)), self.next_offset)
 
+    @property
+    def span(self) -> tuple[int, int]:
+        """The first and the last offset of what is held; zeros where nothing is."""
+        return (next(iter(self._held)), next(reversed(self._held))) if self._held else (0, 0)
+
+    @property
+    def held_bytes(self) -> int:
+        return self._held_bytes
+
     def add(self, messages: Iterable[ReceivedMessage], next_offset: int) -> None:
         """Take in what a pull brought; the next one starts at `next_offset`."""
         for message in messages:

@@ -6,11 +6,14 @@ At least once: a message comes again where a member died, was slow to leave a qu
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 from mqbroker.client.assigned import AssignedQueue
 from mqbroker.client.consuming import Consuming, Listener
 from mqbroker.client.errors import ClientClosed, TopicNotFound
-from mqbroker.client.messages import RawPull, ReceivedMessage
+from mqbroker.client.messages import PullStatus, RawPull, ReceivedMessage
+from mqbroker.client.meters import Meters
 from mqbroker.client.net import LiveNet, Task, every
 from mqbroker.client.offsets import Offsets
 from mqbroker.client.options import PushOptions
@@ -18,8 +21,10 @@ from mqbroker.client.presence import Presence
 from mqbroker.client.pulling import pull_request, read_pull_answer
 from mqbroker.client.rebalance import Rebalance, Share
 from mqbroker.client.routes import Routes
+from mqbroker.client.running_info import About, positions, running_info
 from mqbroker.client.subscription import ALL, subscribe_to
 from mqbroker.errors import MQError, Refused, Unreachable
+from mqbroker.wire.admin_bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo
 from mqbroker.wire.bodies import ConsumerData, MessageQueue, SubscriptionData
 from mqbroker.wire.codes import RETRY_PREFIX, RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
@@ -34,6 +39,9 @@ _HEARTBEAT_HELPS = frozenset({ResponseCode.SUBSCRIPTION_NOT_EXIST, ResponseCode.
 #: The first pause before balancing again where something was not settled; it doubles up to the regular period.
 _UNSETTLED_PAUSE_S = 1.0
 
+#: How long a queue whose offset is reset waits for listeners that are with its messages; as Java's consumers wait.
+RESET_WAIT_S = 10.0
+
 _HALF_AN_HOUR_MS = 30 * 60 * 1000
 
 
@@ -45,6 +53,8 @@ class PushConsumerCore:
     ) -> None:
         self._net = net
         self._group = check_group(group)
+        self._about = About(group, name_servers, options, int(net.now() * 1000))
+        self._meters = Meters(net.now)
         self._options = options
         timeout_ms = options.request_timeout_ms
         self._routes = Routes(net, name_servers, age_s=None, timeout_ms=timeout_ms)
@@ -55,6 +65,7 @@ class PushConsumerCore:
             net,
             listener,
             self._send_back,
+            self._meters,
             concurrency=options.concurrency,
             local_retry_s=options.local_retry_s,
         )
@@ -81,7 +92,10 @@ class PushConsumerCore:
             self._wake.set()
 
     async def start(self) -> None:
-        """Join the group. Raises NameServerUnreachable; a topic that does not exist yet is waited for."""
+        """Join the group. A topic that does not exist yet is waited for.
+
+        Raises NameServerUnreachable, and Refused where all brokers refuse the account.
+        """
         if self._started or self._closed:
             raise ClientClosed("a push consumer is started once")
         self._started = True
@@ -91,7 +105,7 @@ class PushConsumerCore:
             except TopicNotFound as error:
                 if not topic.startswith(RETRY_PREFIX):
                     log.warning("waiting for the topic: %s", error)
-        await self._presence.beat()
+        await self._presence.begin()
         settled = await self._balance()
         options = self._options
         self._loops = [
@@ -123,6 +137,38 @@ class PushConsumerCore:
         """A broker says that members of `group` came or went."""
         if group == self._group:
             self._wake.set()
+
+    @property
+    def group(self) -> str:
+        return self._group
+
+    def running_info(self) -> ConsumerRunningInfo:
+        """What an administrator is told of this member."""
+        return running_info(self._about, self._subscriptions.values(), self._assigned, self._meters)
+
+    def positions(self, topic: str) -> dict[MessageQueue, int]:
+        """The offsets that would be committed now, of one topic, or of all where `topic` is empty."""
+        return positions(topic, self._assigned)
+
+    async def consume_directly(self, message: ReceivedMessage) -> ConsumeMessageDirectlyResult:
+        """Hand `message` to the listener for an administrator; no offset moves. Raises Refused."""
+        return await self._consuming.consume_directly(message)
+
+    def reset(self, topic: str, offsets: Mapping[MessageQueue, int]) -> None:
+        """Go on at `offsets` in those of these queues of `topic` that this member has. Raises Refused.
+
+        At once nothing counts any more that was pulled before; each queue then commits its new offset, waits until the
+        listener is with none of its former messages, for RESET_WAIT_S at most, and is pulled from there.
+        """
+        if self._closed:
+            raise Refused(ResponseCode.SYSTEM_ERROR, "this consumer is closing and commits what it has consumed")
+        moved = [queue for queue in self._assigned if queue.topic == topic and queue in offsets]
+        for queue in moved:
+            self._assigned[queue].drop()
+        self._consuming.forget_dropped()
+        for queue in moved:
+            log.info("%s goes on at offset %d of %s", self._group, offsets[queue], queue)
+            self._take(queue, promised=offsets[queue])
 
     def _now_ms(self) -> int:
         return int(self._net.now() * 1000)
@@ -166,16 +212,24 @@ class PushConsumerCore:
             await self._release(queue)
         for queue in sorted(share.queues.difference(self._assigned)):
             log.info("%s takes %s", self._group, queue)
-            self._assigned[queue] = AssignedQueue(
-                self._net,
-                queue,
-                self._subscriptions[topic],
-                self._options,
-                pause_s=self._options.takeover_pause_s if share.is_shared else 0.0,
-                find_start=self._find_start,
-                pull=self._pull,
-                deliver=self._consuming.put,
-            )
+            self._take(queue, pause_s=self._options.takeover_pause_s if share.is_shared else 0.0)
+
+    def _take(self, queue: MessageQueue, *, pause_s: float = 0.0, promised: int | None = None) -> None:
+        self._assigned[queue] = AssignedQueue(
+            self._net,
+            queue,
+            self._subscriptions[queue.topic],
+            self._options,
+            pause_s=pause_s,
+            find_start=self._find_start if promised is None else partial(self._start_over, offset=promised),
+            pull=self._pull,
+            deliver=self._deliver,
+            promised=promised,
+        )
+
+    def _deliver(self, assigned: AssignedQueue, messages: Sequence[ReceivedMessage]) -> None:
+        self._meters.of(assigned.queue.topic).delivered(len(messages))
+        self._consuming.put(assigned, messages)
 
     async def _release(self, queue: MessageQueue) -> None:
         log.info("%s gives up %s", self._group, queue)
@@ -188,6 +242,15 @@ class PushConsumerCore:
     async def _find_start(self, queue: MessageQueue) -> int:
         return await self._offsets.start(queue, self._options.consume_from, self._timestamp_ms)
 
+    async def _start_over(self, queue: MessageQueue, *, offset: int) -> int:
+        try:
+            await self._offsets.commit(queue, offset)
+        except MQError as error:
+            log.warning("offset %d of %s not committed yet: %s", offset, queue, error)
+        if not await self._consuming.ended(queue, RESET_WAIT_S):
+            log.warning("%s goes on while the listener still is with messages from before its reset", queue)
+        return offset
+
     async def _pull(self, queue: MessageQueue, offset: int, broker_id: int) -> RawPull:
         request = pull_request(
             queue,
@@ -198,8 +261,9 @@ class PushConsumerCore:
             suspend_ms=self._options.suspend_ms,
         )
         addr = await self._routes.address(queue, broker_id)
+        began = self._net.now()
         try:
-            return read_pull_answer(await self._net.invoke(addr, request, self._options.pull_timeout_ms))
+            pulled = read_pull_answer(await self._net.invoke(addr, request, self._options.pull_timeout_ms))
         except Refused as refused:
             if refused.code in _HEARTBEAT_HELPS:
                 await self._presence.beat_to(addr)
@@ -207,6 +271,9 @@ class PushConsumerCore:
         except Unreachable:
             self._routes.doubt(queue.topic)
             raise
+        if pulled.status is PullStatus.FOUND:
+            self._meters.of(queue.topic).pulled(max(0.0, self._net.now() - began) * 1000)
+        return pulled
 
     async def _send_back(self, message: ReceivedMessage, delay_level: int) -> None:
         header = ConsumerSendMsgBackRequestHeader(
@@ -229,5 +296,8 @@ class PushConsumerCore:
         return {queue: offset for queue, offset in offsets.items() if offset is not None}
 
     async def _commit_oneway(self) -> None:
-        for queue, offset in self._committable().items():
-            await self._offsets.commit_oneway(queue, offset)
+        for queue in list(self._assigned):
+            # Looked up when it is its turn: the queue may be gone by then, or set back.
+            assigned = self._assigned.get(queue)
+            if assigned is not None and (offset := assigned.committable) is not None:
+                await self._offsets.commit_oneway(queue, offset)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 import attrs
 
 from mqbroker.client.allocation import sorted_queues
-from mqbroker.client.errors import NameServerUnreachable, NoBrokerForTopic, TopicNotFound
+from mqbroker.client.errors import NameServerUnreachable, NoBrokerForTopic, TlsFailed, TopicNotFound
 from mqbroker.client.net import Lock, Net
 from mqbroker.errors import MQError, Refused
 from mqbroker.wire.bodies import BrokerData, MessageQueue, QueueData, TopicRouteData
@@ -208,6 +208,7 @@ class Routes:
         """Ask the name servers in turn; None where those that answer do not know the topic."""
         tried: list[tuple[str, str]] = []
         unknown = False
+        failures: list[MQError] = []
         for n in range(len(self._name_servers)):
             index = (self._first + n) % len(self._name_servers)
             request = RemotingCommand.request(
@@ -217,6 +218,7 @@ class Routes:
                 answer = await self._net.invoke(self._name_servers[index], request, self._timeout_ms)
                 data = _read_answer(answer)
             except MQError as error:
+                failures.append(error)
                 tried.append((self._name_servers[index], f"{type(error).__name__}: {error}"))
                 continue
             if data is not None:
@@ -225,6 +227,8 @@ class Routes:
             unknown = True
         if unknown:
             return None
+        if all(isinstance(error, TlsFailed) for error in failures):
+            raise failures[0]  # they do answer, and it says what to do
         raise NameServerUnreachable(tuple(tried))
 
 

@@ -98,7 +98,8 @@ def parse_bind_address(text: str) -> str:
 
 def parse_host(text: str) -> str:
     """An address or a host name that other machines can reach."""
-    if not (_is_ip(text) or re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252})", text)):
+    is_name = re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252})", text) and not re.fullmatch(r"[\d.]+", text)
+    if not (_is_ip(text) or is_name):
         raise ValueError(f"{text!r} is neither an address such as 192.168.0.1 nor a host name")
     return text
 

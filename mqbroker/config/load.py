@@ -51,7 +51,7 @@ def load_broker_settings(
     _refuse_what_is_not_here(given)
     host = host or Host.this()
     server = _build(NettySettings, given, warn, listen_port=BROKER_PORT)
-    tls = _build(TlsSettings, given, warn)
+    tls = _build_tls(given, warn)
     store = _build(StoreSettings, given, warn, store_path_root_dir=os.path.join(host.home, "store"))
     store = attrs.evolve(store, mapped_file_size_consume_queue=_whole_entries(store.mapped_file_size_consume_queue))
     address = host.address if server.bind_address in ("", "0.0.0.0", "::") else server.bind_address
@@ -94,7 +94,7 @@ def load_namesrv_settings(
         kv_config_path=os.path.join(folder, "kvConfig.json"),
         config_store_path=os.path.abspath(path) if path else os.path.join(folder, "namesrv.properties"),
         server=_build(NettySettings, given, warn, listen_port=NAMESRV_PORT),
-        tls=_build(TlsSettings, given, warn),
+        tls=_build_tls(given, warn),
     )
     if settings.cluster_test and not settings.namesrv_addr:
         why = "it needs namesrvAddr, or NAMESRV_ADDR: the name servers to ask about topics that are not here"
@@ -146,7 +146,7 @@ def _gather(
     for item in _from_environment(environ, own):
         former = given.get(item.key)
         if former is not None and former.value != item.value:
-            warn(f"{item.where} sets {item.key}={item.value} in place of {former.value!r}, {former.where}")
+            warn(f"{item.where} sets {item.key}{_difference(item, former)}, {former.where}")
         given[item.key] = item
     for key, value in overrides:
         given[key] = item = Given(key, value.strip(), "command line")
@@ -181,6 +181,11 @@ def _from_environment(environ: Mapping[str, str], keys: Iterable[str]) -> list[G
     return found
 
 
+def _difference(item: Given, former: Given) -> str:
+    is_secret = "password" in item.key.lower()
+    return " in place of another" if is_secret else f"={item.value} in place of {former.value!r}"
+
+
 def _folded(name: str) -> str:
     if name.startswith(_ENVIRONMENT_PREFIX):
         return _ENVIRONMENT_PREFIX + name.removeprefix(_ENVIRONMENT_PREFIX).replace("_", "")
@@ -200,6 +205,15 @@ def _build(cls: type[T], given: Mapping[str, Given], warn: Warn, **values: Any) 
         if item is not None:
             values[setting.field] = _value(setting, item, warn)
     return cls(**values)
+
+
+def _build_tls(given: Mapping[str, Given], warn: Warn) -> TlsSettings:
+    tls = _build(TlsSettings, given, warn)
+    is_complete = tls.server_cert_path and tls.server_key_path
+    if tls.mode is not TlsMode.DISABLED and not tls.test_mode and not is_complete:
+        why = "set tls.server.certPath and tls.server.keyPath too, or tls.server.mode=disabled for no encryption"
+        raise given["tls.test.mode.enable"].bad(why)
+    return tls
 
 
 def _value(setting: Setting, item: Given, warn: Warn) -> Any:

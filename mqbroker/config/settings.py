@@ -201,6 +201,7 @@ class BrokerSettings:
     groups_max: int = whole(100_000, 1)
     offsets_max: int = whole(2_000_000, 1)
     clients_max: int = whole(100_000, 1)
+    held_pulls_max: int = whole(200_000)
     cluster_topic_enable: bool = boolean(True)
     broker_topic_enable: bool = boolean(True)
     auto_create_subscription_group: bool = boolean(True, important=True)

@@ -79,6 +79,11 @@ class TlsSettings:
     #: Whether this daemon's own connections are encrypted; where it is not given, they are if the server enforces it.
     enable: bool = boolean(False, key="tls.enable")
 
+    @property
+    def has_server_files(self) -> bool:
+        """Whether the server's certificate is read from files."""
+        return not self.test_mode and self.mode is not TlsMode.DISABLED
+
 
 def with_tls_file(given: Mapping[str, Given], warn: Callable[[str], None]) -> dict[str, Given]:
     """`given` with what the file of tls.config.file says, where there is one. Raises BadSetting."""

@@ -9,6 +9,7 @@ from twisted.application.service import IService
 
 from mqbroker.config import BrokerSettings, load_broker_settings
 from mqbroker.daemons.daemon import Served
+from mqbroker.daemons.open_files import files_for_connections
 from mqbroker.daemons.options import ConsoleOptions, DaemonOptions
 
 
@@ -45,7 +46,7 @@ def serve(settings: BrokerSettings, reactor: Any) -> Served:
 
     from mqbroker.broker.service import make_broker
 
-    broker = make_broker(settings, reactor, Random())
+    broker = make_broker(settings, reactor, Random(), files_for_connections())
 
     def boot_line() -> str:
         line = (

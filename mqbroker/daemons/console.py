@@ -26,7 +26,8 @@ log = Logger()
 def run_console(
     program: str, options: ConsoleOptions, make: Callable[[Any, Any], Served], argv: list[str] | None = None
 ) -> int:
-    """Parse `argv`, run until a signal ends it, and return the exit code: 0 after an ordered stop."""
+    """Parse `argv`, run until a signal ends it, and return the exit code: 0 after an ordered stop in which all was kept
+    that was to be kept."""
     try:
         options.parseOptions(sys.argv[1:] if argv is None else argv)  # type: ignore[no-untyped-call]
         observer = _begin_logging(options)
@@ -81,7 +82,7 @@ def _run(program: str, options: ConsoleOptions, make: Callable[[Any, Any], Serve
             log.error("the log file cannot be opened anew: {why}", why=str(error))
 
     daemon = Daemon(options, lambda settings: make(settings, reactor), _say, set_level)
-    life = _Life(program, daemon, reactor)
+    life = _Life(program, daemon, reactor, lambda: observer.errors)
     install_reload_signals(reactor, daemon.reload, reopen)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: reactor.callFromThread(life.stop, signal.Signals(number).name))
@@ -97,8 +98,10 @@ def _say(line: str) -> None:
 class _Life:
     """From the reactor's start to its stop."""
 
-    def __init__(self, program: str, daemon: Daemon, reactor: Any) -> None:
+    def __init__(self, program: str, daemon: Daemon, reactor: Any, errors: Callable[[], int]) -> None:
+        """`errors`: how many were logged."""
         self.exit_code = 0
+        self._errors = errors
         self._program = program
         self._daemon = daemon
         self._reactor = reactor
@@ -126,15 +129,19 @@ class _Life:
         if self._stopping:
             return
         self._stopping = True
+        before = self._errors()
         stopped = maybeDeferred(self._daemon.stopService)
         stopped.addErrback(self._stop_failed)
-        stopped.addCallback(self._stopped)
+        stopped.addCallback(lambda _: self._stopped(self._errors() > before))
 
     def _stop_failed(self, failure: Failure) -> None:
         self.exit_code = 1
         log.failure("{program} did not stop cleanly", failure, program=self._program)
 
-    def _stopped(self, _: None) -> None:
-        if not self.exit_code:
+    def _stopped(self, has_errors: bool) -> None:
+        if has_errors:
+            self.exit_code = 1
+            log.warn("{program} stopped, but not in order: the errors above say why", program=self._program)
+        elif not self.exit_code:
             log.info("{program} stopped", program=self._program)
         self._reactor.stop()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
-import resource
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -17,12 +17,21 @@ from twisted.internet.error import CannotListenError
 from twisted.logger import Logger
 
 from mqbroker.config import BrokerSettings, LogLevel, NamesrvSettings, TlsMode, show_settings
+from mqbroker.daemons.open_files import raise_file_limit, warn_of_few_files
 from mqbroker.daemons.options import DaemonOptions
 from mqbroker.errors import MQError
 
 log = Logger()
 
 _LOOPBACK = ("127.", "::1", "localhost")
+
+#: What to do where a port cannot be listened on.
+_LISTEN_HINTS = {
+    errno.EADDRINUSE: "stop what has the port, or set another listenPort",
+    errno.EADDRNOTAVAIL: "no network card of this machine has that address; set another bindAddress",
+    errno.EACCES: "only root may use ports below 1024; set a higher listenPort",
+}
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 @attrs.frozen
@@ -68,7 +77,7 @@ class Daemon(Service):
         for warning in self._options.warnings:
             log.warn("{warning}", warning=warning)
         _warn_of_exposure(self._settings)
-        _raise_file_limit()
+        raise_file_limit()
         try:
             self._served = served = self._make(self._settings)
             await maybeDeferred(served.service.startService)
@@ -84,6 +93,7 @@ class Daemon(Service):
             if not isinstance(error, MQError | OSError | CannotListenError):
                 raise
             raise StartFailed(why_not_started(error)) from error
+        warn_of_few_files(self._settings.server)
         self._say(served.boot_line())
 
     def stopService(self) -> Deferred[None]:
@@ -127,9 +137,13 @@ def why_not_started(error: BaseException) -> str:
     if isinstance(error, CannotListenError):
         where = f"{error.interface or '*'}:{error.port}"
         why = getattr(error.socketError, "strerror", None) or error.socketError
-        return f"cannot listen on {where}: {why}; stop what has the port, or set another listenPort"
+        hint = _LISTEN_HINTS.get(getattr(error.socketError, "errno", 0), "set another bindAddress or listenPort")
+        return f"cannot listen on {where}: {why}; {hint}"
     if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
+        line = f"{error.filename}: {error.strerror}"
+        if error.errno in _FORBIDDEN:
+            line += f"; this process runs as user {os.geteuid()}: mend the mount or the rights, or name another place"
+        return line
     return " ".join(str(error).split()) or type(error).__name__
 
 
@@ -155,14 +169,6 @@ def remove_file(path: str | None) -> None:
     if path is not None:
         with contextlib.suppress(OSError):
             os.unlink(path)
-
-
-def _raise_file_limit() -> None:
-    """Allow as many open files as the system lets us: each connection is one, and each mapped file of the store."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        log.info("open files allowed: {hard} instead of {soft}", hard=hard, soft=soft)
 
 
 def _warn_of_exposure(settings: BrokerSettings | NamesrvSettings) -> None:

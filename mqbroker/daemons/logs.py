@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from datetime import UTC, datetime
-from typing import IO, Any
+from typing import Any, Protocol
 
 from twisted.internet.error import CannotListenError
 from twisted.logger import ILogObserver, LogEvent, formatEvent
@@ -26,6 +27,8 @@ EXPECTED = (MQError, CannotListenError, ConnectionError)
 _RANKS = {EventLevel.debug: 0, EventLevel.info: 1, EventLevel.warn: 2, EventLevel.error: 3, EventLevel.critical: 4}
 _LEAST = {LogLevel.DEBUG: 0, LogLevel.INFO: 1, LogLevel.WARN: 2, LogLevel.ERROR: 3}
 _PLAIN = (str, int, float, bool, type(None))
+#: Breaks a line, commands a terminal, or cannot be written: peers choose some of what is logged.
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 def text_line(event: LogEvent) -> str:
@@ -57,21 +60,31 @@ def json_line(event: LogEvent) -> str:
 FORMATS = {"text": text_line, "json": json_line}
 
 
+class Stream(Protocol):
+    """What lines are written to."""
+
+    def write(self, text: str, /) -> object: ...
+    def flush(self) -> object: ...
+    def close(self) -> object: ...
+
+
 @implementer(ILogObserver)
 class LineObserver:
     """Writes events of at least `level` as lines to a stream, or to the file at `path`, which can be opened anew."""
 
-    def __init__(
-        self, log_format: str, level: LogLevel, stream: IO[str] | None = None, path: str | None = None
-    ) -> None:
+    def __init__(self, log_format: str, level: LogLevel, stream: Stream | None = None, path: str | None = None) -> None:
         """Raises OSError where the file cannot be opened."""
         self.level = level
+        #: How many errors it was told of, written or not.
+        self.errors = 0
         self._line = FORMATS[log_format]
         self._path = path
         self._stream = open(path, "a", encoding="utf-8") if path is not None else stream  # noqa: SIM115
 
     def __call__(self, event: LogEvent) -> None:
-        if _rank(event) < _LEAST[self.level] or self._stream is None:
+        rank = _rank(event)
+        self.errors += rank >= _LEAST[LogLevel.ERROR]
+        if rank < _LEAST[self.level] or self._stream is None:
             return
         # A full disk or a closed pipe must not stop a daemon.
         with contextlib.suppress(OSError, ValueError):
@@ -98,8 +111,10 @@ class LineObserver:
 
 def _rank(event: LogEvent) -> int:
     rank = _RANKS.get(event.get("log_level"), 1)
-    # Twisted tells of every port it opens and closes; we say what they are for.
-    return 0 if rank == 1 and _logger(event).startswith(("log_legacy", "twisted.")) else rank
+    # Twisted tells of every port it opens and closes; we say what they are for. That twistd starts and ends is of use.
+    logger = _logger(event)
+    is_noise = logger.startswith(("log_legacy", "twisted.")) and not logger.startswith("twisted.scripts.")
+    return 0 if rank == 1 and is_noise else rank
 
 
 def _level(event: LogEvent) -> str:
@@ -133,6 +148,10 @@ def _traceback(event: LogEvent) -> str:
 
 
 def _one_line(text: str) -> str:
-    return (
-        text.replace("\\", "\\\\").replace("\r", "\\r").replace("\n", "\\n") if "\n" in text or "\r" in text else text
-    )
+    if _UNPRINTABLE.search(text) is None:
+        return text
+    return _UNPRINTABLE.sub(_escaped, text.replace("\\", "\\\\"))
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return found[0].encode("unicode_escape").decode("ascii")

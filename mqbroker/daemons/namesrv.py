@@ -10,6 +10,7 @@ from twisted.internet.defer import Deferred, succeed
 
 from mqbroker.config import NamesrvSettings, load_namesrv_settings
 from mqbroker.daemons.daemon import Served
+from mqbroker.daemons.open_files import files_for_connections
 from mqbroker.daemons.options import ConsoleOptions, DaemonOptions
 
 BOOT_LINE = "The Name Server boot success. serializeType=JSON"
@@ -34,12 +35,12 @@ def serve(settings: NamesrvSettings, reactor: Any) -> Served:
     # Late, so that a wrong setting is told before all this is read.
     from mqbroker.namesrv.service import make_namesrv
 
-    namesrv = make_namesrv(settings, reactor)
+    namesrv = make_namesrv(settings, reactor, files_max=files_for_connections())
 
     def ready() -> Deferred[None]:
         return succeed(None)
 
-    return Served(namesrv, ready, lambda: BOOT_LINE, lambda: namesrv.ports)
+    return Served(namesrv, ready, lambda: BOOT_LINE, lambda: namesrv.ports, namesrv.adopt)
 
 
 def makeService(options: Options) -> IService:

@@ -13,7 +13,7 @@ from twisted.python import usage
 
 from mqbroker import __version__
 from mqbroker.config import LogLevel, show_settings
-from mqbroker.errors import BadSetting
+from mqbroker.errors import BadSetting, MQError
 
 
 class DaemonOptions(usage.Options):
@@ -28,11 +28,12 @@ class DaemonOptions(usage.Options):
     optFlags = [
         ["printConfigItem", "p", "Print all settings and exit"],
         ["printImportantConfig", "m", "Print the important settings and exit"],
-        ["check", None, "Check the settings and exit"],
+        ["check", None, "Check the settings, with the certificates and accounts they name, and exit"],
     ]
     optParameters = [
         ["config", "c", None, "File of settings, in the syntax and with the keys of the Java system"],
         ["ports-file", None, None, "Write the ports as JSON to this file once they serve"],
+        ["log-format", None, "text", "text, or json for one JSON object on each line"],
     ]
 
     def __init__(self) -> None:
@@ -64,16 +65,29 @@ class DaemonOptions(usage.Options):
             raise usage.UsageError(f"{rest[0]!r} is not expected; files are named by -c, settings by -o key=value")
 
     def postOptions(self) -> None:
+        if self["log-format"] not in ("text", "json"):
+            raise usage.UsageError(f"--log-format {self['log-format']}: text or json")
         self.settings = self.load_settings(self.warnings.append)
+        for name in ("config", "ports-file"):  # twistd's --rundir may take the process elsewhere
+            if self[name] is not None:
+                self[name] = os.path.abspath(self[name])
         if self["printConfigItem"] or self["printImportantConfig"]:
             important_only = not self["printConfigItem"]
-            print("\n".join(show_settings(self.settings, important_only=important_only)))  # noqa: T201
+            _print("\n".join(show_settings(self.settings, important_only=important_only)))
             raise SystemExit(0)
         if self["check"]:
-            for warning in self.warnings:
+            for warning in self.warnings + self._check_files():
                 print(f"warning: {warning}")  # noqa: T201
             print("the settings are good")  # noqa: T201
             raise SystemExit(0)
+
+    def _check_files(self) -> list[str]:
+        from mqbroker.daemons.checks import check_files
+
+        try:
+            return check_files(self.settings)
+        except MQError as error:
+            raise SystemExit(str(error)) from None
 
     def load_settings(self, warn: Callable[[str], None]) -> Any:
         """The settings as file, environment and options give them now. SystemExit where one is wrong."""
@@ -83,19 +97,25 @@ class DaemonOptions(usage.Options):
             raise SystemExit(str(error)) from None
 
 
+def _print(text: str) -> None:
+    """Print, to a pipe that may end before the text does."""
+    try:
+        print(text, flush=True)  # noqa: T201
+    except BrokenPipeError:
+        # Python would tell of it once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
 class ConsoleOptions(DaemonOptions):
     """What a console script takes beside: under twistd these things are twistd's own."""
 
     optParameters = [
-        ["log-format", None, "text", "text, or json for one JSON object on each line"],
         ["log-level", None, None, "debug, info, warn or error, in place of the setting logLevel"],
         ["log-file", None, None, "Write the log to this file, not to standard error; SIGUSR1 opens it anew"],
         ["pid-file", None, None, "Write the process id to this file"],
     ]
 
     def postOptions(self) -> None:
-        if self["log-format"] not in ("text", "json"):
-            raise usage.UsageError(f"--log-format {self['log-format']}: text or json")
         if self["log-level"] not in (None, *LogLevel):
             raise usage.UsageError(f"--log-level {self['log-level']}: one of {', '.join(LogLevel)}")
         super().postOptions()

@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 #: After it was set back, time runs so much slower until the system's clock has come up with it.
 SLOWED_BY = 0.02
+#: How often the system's clock is looked at: it is read several times in each turn of the reactor.
+LOOK_SECONDS = 0.01
 
 
 class SteadyTime:
@@ -24,12 +26,18 @@ class SteadyTime:
         self._monotonic = monotonic
         self._last = monotonic()
         self._ahead = wall() - self._last
+        self._fresh_until = self._last
 
     def __call__(self) -> float:
         now = self._monotonic()
+        if now >= self._fresh_until:
+            self._look(now)
+        return now + self._ahead
+
+    def _look(self, now: float) -> None:
         ahead = self._wall() - now
         if ahead < self._ahead:
             ahead = max(ahead, self._ahead - SLOWED_BY * (now - self._last))
         self._ahead = ahead
         self._last = now
-        return now + ahead
+        self._fresh_until = now + LOOK_SECONDS

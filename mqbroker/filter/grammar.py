@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mqbroker.errors import BadExpression
-from mqbroker.filter import terms
+from mqbroker.filter import comparisons, terms
 from mqbroker.filter.terms import Term
 
 if TYPE_CHECKING:
@@ -121,18 +121,18 @@ def _text(literal: str) -> str:
 _ACTIONS: dict[str, Callable[..., Term]] = {
     "disjunction": lambda *parts: terms.either(parts),
     "conjunction": lambda *parts: terms.both(parts),
-    "equal": terms.equal,
-    "not_equal": lambda left, right: terms.negation(terms.equal(left, right)),
-    "is_null": terms.is_null,
-    "is_not_null": lambda term: terms.negation(terms.is_null(term)),
-    "greater": lambda left, right: terms.ordered(left, ">", right),
-    "greater_or_equal": lambda left, right: terms.ordered(left, ">=", right),
-    "less": lambda left, right: terms.ordered(left, "<", right),
-    "less_or_equal": lambda left, right: terms.ordered(left, "<=", right),
-    "between": terms.between,
-    "not_between": terms.not_between,
-    "is_in": lambda term, *strings: terms.one_of(term, list(map(_text, strings)), True),
-    "is_not_in": lambda term, *strings: terms.one_of(term, list(map(_text, strings)), False),
+    "equal": comparisons.equal,
+    "not_equal": lambda left, right: terms.negation(comparisons.equal(left, right)),
+    "is_null": comparisons.is_null,
+    "is_not_null": lambda term: terms.negation(comparisons.is_null(term)),
+    "greater": lambda left, right: comparisons.ordered(left, ">", right),
+    "greater_or_equal": lambda left, right: comparisons.ordered(left, ">=", right),
+    "less": lambda left, right: comparisons.ordered(left, "<", right),
+    "less_or_equal": lambda left, right: comparisons.ordered(left, "<=", right),
+    "between": comparisons.between,
+    "not_between": comparisons.not_between,
+    "is_in": lambda term, *strings: comparisons.one_of(term, list(map(_text, strings)), True),
+    "is_not_in": lambda term, *strings: comparisons.one_of(term, list(map(_text, strings)), False),
     "negated": terms.negated,
     "negation": terms.negation,
     "string": lambda literal: terms.constant(_text(literal)),

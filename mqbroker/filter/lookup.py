@@ -10,7 +10,8 @@ from typing import Protocol
 
 from mqbroker.wire.properties import decode_properties
 
-_PAIR_END = 2
+#: What stands between a name and its value, and behind that where another pair follows.
+VALUE_BEGIN, PAIR_END = b"\x01", b"\x02"
 
 
 class Named(Protocol):
@@ -26,7 +27,7 @@ Found = bytes | str | None
 
 def finder(name: str) -> Callable[[Properties], Found]:
     """What finds a property: the value that `decode_properties` would give, None where there is none. Hot."""
-    mark = name.encode() + b"\x01"
+    mark = name.encode() + VALUE_BEGIN
     mark_bytes = len(mark)
 
     def find(properties: Properties) -> Found:
@@ -35,12 +36,13 @@ def finder(name: str) -> Callable[[Properties], Found]:
         at = properties.rfind(mark)
         if at < 0:
             return None
-        if not at or properties[at - 1] == _PAIR_END:
-            end = properties.find(b"\x02", at)
+        if not at or properties[at - 1] == PAIR_END[0]:
+            end = properties.find(PAIR_END, at)
             value = properties[at + mark_bytes :] if end < 0 else properties[at + mark_bytes : end]
             if value:
                 return value
-        return decode_properties(properties).get(name)  # the end of a longer name, or of a value, or no value
+        text = decode_properties(properties).get(name)  # the end of a longer name, or of a value, or no value
+        return None if text is None else text.encode()
 
     return find
 

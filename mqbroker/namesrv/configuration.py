@@ -47,6 +47,16 @@ class ConfigProcessor:
         table.register(RequestCode.GET_NAMESRV_CONFIG, self.show)
         table.register(RequestCode.UPDATE_NAMESRV_CONFIG, self.change)
 
+    def adopt(self, settings: NamesrvSettings) -> list[str]:
+        """Take what may be changed of settings that were read anew; returns the other keys that differ."""
+        wanted, now = _shown(settings), _shown(self._settings)
+        differ = [key for key in wanted if wanted[key] != now[key]]
+        changes = {key: wanted[key] for key in differ if key in CHANGEABLE}
+        if changes:
+            self._settings = change_settings(self._settings, changes, CHANGEABLE)
+            self._apply(self._settings)
+        return [key for key in differ if key not in CHANGEABLE]
+
     def show(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
         lines = show_settings(self._settings)
         return RemotingCommand.response(request, body="".join(f"{line}\n" for line in lines).encode())
@@ -71,3 +81,7 @@ class ConfigProcessor:
             path = self._settings.config_store_path
             remark = f"changed until the next start only: {path} could not be written"
             raise Refused(ResponseCode.SYSTEM_ERROR, remark)
+
+
+def _shown(settings: NamesrvSettings) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in show_settings(settings))

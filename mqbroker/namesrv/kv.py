@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import attrs
 
-from mqbroker.wire.bodies import Body
+from mqbroker.wire.body import Body
 
 #: Topic to "brokerName:queues;...": which queues an ordered topic has.
 ORDER_TOPIC_NAMESPACE = "ORDER_TOPIC_CONFIG"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from twisted.application.service import IService, Service
@@ -76,9 +78,18 @@ class PoolService(Service):
 class Namesrv(OrderedService):
     """The name server as a service. `ports` holds its real port once it runs."""
 
-    def __init__(self, others: list[IService], listening: ListeningService) -> None:
+    def __init__(
+        self,
+        others: list[IService],
+        listening: ListeningService,
+        look: Callable[[], object],
+        adopt: Callable[[NamesrvSettings], list[str]],
+    ) -> None:
+        """`look` looks at the files of certificates; `adopt` takes settings, and returns the keys of the others."""
         super().__init__([*others, listening])
         self._listening = listening
+        self._look = look
+        self._adopt = adopt
 
     def startService(self) -> Deferred[None]:
         return super().startService().addCallback(self._say_so)
@@ -87,15 +98,27 @@ class Namesrv(OrderedService):
         if self.running:
             log.info("The Name Server boot success. port {port}", port=self._listening.port)
 
+    def adopt(self, settings: NamesrvSettings) -> list[str]:
+        """Take of settings that were read anew what may change while it runs, and look at the files of certificates;
+        returns the keys of the others that differ."""
+        if self.running:
+            self._look()
+        return self._adopt(settings)
+
     @property
     def ports(self) -> dict[str, int]:
         return {"remoting": self._listening.port}
 
 
 def make_namesrv(
-    settings: NamesrvSettings, reactor: Any, worker: IWorker | None = None, connector: Connector | None = None
+    settings: NamesrvSettings,
+    reactor: Any,
+    worker: IWorker | None = None,
+    connector: Connector | None = None,
+    files_max: int = sys.maxsize,
 ) -> Namesrv:
-    """A name server that serves while it runs; `worker` writes its file, a thread of its own by default.
+    """A name server that serves while it runs; `worker` writes its file, a thread of its own by default. With
+    `files_max` open files no connection is taken.
 
     Raises StoreDamaged where kvConfig.json cannot be read, BadTls where certificates cannot be used. Starting fails
     with twisted's CannotListenError.
@@ -120,7 +143,8 @@ def make_namesrv(
         work = worker.run(lambda: rewrite_conf(settings.config_store_path, changes))
         return work.addCallbacks(lambda _: True, lambda failure: _not_saved(settings.config_store_path, failure))
 
-    ConfigProcessor(settings, apply, save).register_on(table)
+    configuration = ConfigProcessor(settings, apply, save)
+    configuration.register_on(table)
     KvProcessor(kv, lambda: kv_file.save(kv.to_json)).register_on(table)
     server = settings.server
 
@@ -130,13 +154,14 @@ def make_namesrv(
                 log.info("the connection of broker {addr} closed: it is taken out", addr=addr)
 
     tls = ServerTls(settings.tls, reactor)
-    factory = RemotingServerFactory(table, reactor, Limits.of(server), on_event, tls)
+    factory = RemotingServerFactory(table, reactor, Limits.of(server, files_max), on_event, tls)
     listening = ListeningService(
         reactor, server.listen_port, factory, backlog=server.server_socket_backlog, interface=server.bind_address
     )
     watches: list[IService] = [TlsWatch(tls, worker.run, reactor)] if tls.has_files else []
     others: list[IService] = [PoolService(pool), *watches, ExpiryService(routes, reactor)]
-    return Namesrv(others if elsewhere is None else [*others, elsewhere], listening)
+    others += [] if elsewhere is None else [elsewhere]
+    return Namesrv(others, listening, partial(tls.look, worker.run), configuration.adopt)
 
 
 def _product_environment(

@@ -68,6 +68,10 @@ class RemotingClient:
         """The addresses there is a connection to."""
         return list(self._connections)
 
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
     def invoke_sync(self, address: str, command: RemotingCommand, timeout_ms: int) -> Deferred[RemotingCommand]:
         """Fire with the answer, after waiting for a permit where too many requests are in flight.
 
@@ -162,9 +166,11 @@ class RemotingClient:
 
     def _unmade(self, failure: Failure, address: str) -> None:
         _, waiters = self._connecting.pop(address)
-        error = ConnectionClosed("the client is closing") if self._closed else (
-            Unreachable(f"connect to {address} failed: {failure.getErrorMessage()}")
-        )  # fmt: skip
+        error: MQError = Unreachable(f"connect to {address} failed: {failure.getErrorMessage()}")
+        if self._closed:
+            error = ConnectionClosed("the client is closing")
+        elif isinstance(failure.value, MQError):  # a connector's own, which says more
+            error = failure.value
         for waiter in waiters:
             if not waiter.called:
                 waiter.errback(error)

@@ -24,6 +24,9 @@ from mqbroker.wire.command import RemotingCommand
 
 log = Logger()
 
+#: All that a peer is told of an error that is a mistake of ours.
+UNFORESEEN = "the request failed, for a reason that nobody foresaw: it is in the log of who answers this"
+
 
 class IConnection(Interface):
     """One peer, as handlers see it."""
@@ -157,6 +160,7 @@ def failure_response(request: RemotingCommand, error: BaseException | None) -> R
     """The answer to a request whose handling raised `error`; what we did not foresee is logged with its traceback."""
     if isinstance(error, Refused):
         return RemotingCommand.response(request, error.code, error.remark)
-    if not isinstance(error, MQError):
-        log.failure("{request} failed", Failure(error), request=request.describe())  # type: ignore[no-untyped-call]
-    return RemotingCommand.response(request, ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
+    if isinstance(error, MQError):
+        return RemotingCommand.response(request, ResponseCode.SYSTEM_ERROR, str(error))
+    log.failure("{request} failed", Failure(error), request=request.describe())  # type: ignore[no-untyped-call]
+    return RemotingCommand.response(request, ResponseCode.SYSTEM_ERROR, UNFORESEEN)

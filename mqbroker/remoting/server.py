@@ -104,6 +104,10 @@ class RemotingServerFactory(ServerFactory):
             line = "{n} connections are open: no more are taken"
             self._refusals.say(LogLevel.warn, line, n=len(self.connections))
             return False
+        if _file_number(connection) >= self._limits.files_max:
+            line = "{n} connections are open, and no more files may be: no more are taken; raise ulimit -n"
+            self._refusals.say(LogLevel.warn, line, n=len(self.connections))
+            return False
         if count >= self._limits.connections_per_address_max:
             line = "{n} connections from the address of {peer} are open: no more from there are taken"
             self._refusals.say(LogLevel.warn, line, n=count, peer=connection.remote_addr)
@@ -135,3 +139,9 @@ class RemotingServerFactory(ServerFactory):
 def _address(connection: RemotingProtocol) -> bytes:
     """Where it comes from, without the port."""
     return connection.remote_host[:-4]
+
+
+def _file_number(connection: RemotingProtocol) -> int:
+    """Of its socket; -1 where it has none. The system gives the lowest there is: as many files are open, or more."""
+    number = getattr(connection.transport, "fileno", None)
+    return -1 if number is None else int(number())

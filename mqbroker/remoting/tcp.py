@@ -5,12 +5,17 @@ Measured on two cores it gives a fifth more answers a second where few are in fl
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from twisted.internet import tcp
 from twisted.internet.base import ReactorBase
 from twisted.internet.interfaces import IListeningPort, IReactorTCP
 from twisted.internet.protocol import ServerFactory
+from twisted.logger import ILogObserver, LogEvent, Logger, LogLevel
+from zope.interface import implementer
+
+from mqbroker.remoting.complaints import Complaints
 
 
 class PromptServer(tcp.Server):
@@ -32,10 +37,42 @@ class PromptServer(tcp.Server):
         self.write(data)  # type: ignore[no-untyped-call]
 
 
+#: As many connections are accepted in one turn of the reactor.
+ACCEPTS_MAX = 32
+
+
+@implementer(ILogObserver)
+class _FewLines:
+    """Hears what Twisted's port says of each connection that it could not accept, and writes a line a minute of it.
+
+    Where no more files may be open a port lets go of one that it keeps for that, accepts who waits and closes them.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._complaints = Complaints("connections not accepted", now, 1)
+
+    def __call__(self, event: LogEvent) -> None:
+        if "address" in event:
+            line = "a connection is closed at once: no more files may be open; raise ulimit -n"
+            self._complaints.say(LogLevel.warn, line)
+        elif "acceptError" in event:
+            line = "connections wait to be accepted: {error}"
+            self._complaints.say(LogLevel.warn, line, error=event["acceptError"])
+
+
 class PromptPort(tcp.Port):
     """A listening port whose connections are PromptServers."""
 
     transport = PromptServer
+
+    def __init__(self, port: int, factory: ServerFactory, backlog: int, interface: str, reactor: Any) -> None:
+        super().__init__(port, factory, backlog, interface, reactor)
+        self._logger = Logger("mqbroker.remoting.tcp", observer=_FewLines(reactor.seconds))
+
+    def doRead(self) -> None:  # noqa: N802
+        """Accept who waits, but not all in one turn: those that are refused keep their files open until the next."""
+        self.numberAccepts = min(self.numberAccepts, ACCEPTS_MAX)
+        super().doRead()  # type: ignore[no-untyped-call]
 
 
 def listen(
@@ -44,6 +81,6 @@ def listen(
     """Listen on `port` (0 takes a free one). Raises twisted's CannotListenError."""
     if not isinstance(reactor, ReactorBase):
         return reactor.listenTCP(port, factory, backlog, interface)
-    listening: Any = PromptPort(port, factory, backlog, interface, reactor)
+    listening = PromptPort(port, factory, backlog, interface, reactor)
     listening.startListening()
-    return listening  # type: ignore[no-any-return]
+    return listening

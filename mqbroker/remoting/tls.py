@@ -6,7 +6,6 @@ longer than any may be. Certificates are made and read here; what crosses the co
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -27,7 +26,8 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from mqbroker.config import ClientAuth, TlsMode, TlsSettings
-from mqbroker.errors import MQError
+from mqbroker.config.stamps import StampedFiles
+from mqbroker.errors import BadTls
 
 if TYPE_CHECKING:
     from OpenSSL.SSL import Connection, Context
@@ -40,12 +40,6 @@ HANDSHAKE = 0x16
 #: How often the files are looked at.
 WATCH_SECONDS = 5.0
 CONNECT_TIMEOUT_SECONDS = 3
-
-_Stamp = tuple[tuple[int, int, int] | None, ...]
-
-
-class BadTls(MQError):
-    """Certificates or keys that cannot be used; the text names the file, and no secret."""
 
 
 @implementer(IOpenSSLServerConnectionCreator, IOpenSSLClientConnectionCreator)
@@ -74,7 +68,7 @@ class ServerTls:
         """Read the files, unless in test mode. Raises BadTls where they cannot be used."""
         self._settings = settings
         self._clock = clock
-        self._stamp = self._look_at_files()
+        self._files = StampedFiles(settings.server_cert_path, settings.server_key_path, settings.server_trust_cert_path)
         self._creator: _Creator | None = None
         if self.has_files:
             self._creator = _Creator(server_context(settings))
@@ -84,7 +78,7 @@ class ServerTls:
     @property
     def has_files(self) -> bool:
         """Whether certificates are read from files, which may change."""
-        return not self._settings.test_mode and self._settings.mode is not TlsMode.DISABLED
+        return self._settings.has_server_files
 
     def watch(self, connection: RemotingProtocol) -> None:
         """Have the first bytes of a new connection looked at before it takes them."""
@@ -116,21 +110,14 @@ class ServerTls:
         return run(self._read_anew).addCallbacks(self._take, _not_taken)
 
     def _read_anew(self) -> _Creator | None:
-        stamp = self._look_at_files()
-        if not self.has_files or stamp == self._stamp:
+        if not self.has_files or not self._files.have_changed():
             return None
-        self._stamp = stamp
         return _Creator(server_context(self._settings))
 
     def _take(self, creator: _Creator | None) -> None:
         if creator is not None:
             self._creator = creator
             log.info("the certificate was read again from {path}", path=self._settings.server_cert_path)
-
-    def _look_at_files(self) -> _Stamp:
-        settings = self._settings
-        paths = (settings.server_cert_path, settings.server_key_path, settings.server_trust_cert_path)
-        return tuple(_stamp(path) for path in paths)
 
 
 class TlsWatch(Service):
@@ -221,14 +208,31 @@ def self_signed_context(now_seconds: float) -> Context:
 
 
 def tls_connector(reactor: Any, settings: TlsSettings) -> Callable[[str, int], IStreamClientEndpoint]:
-    """Makes a client's connections encrypted ones. Raises BadTls."""
-    creator = _Creator(client_context(settings))
+    """Makes a client's connections encrypted ones, by the files as they are when one is made. Raises BadTls."""
+    files = _ClientFiles(settings)
 
     def connect(host: str, port: int) -> IStreamClientEndpoint:
         endpoint = HostnameEndpoint(reactor, host, port, timeout=CONNECT_TIMEOUT_SECONDS)
-        return wrapClientTLS(creator, endpoint)
+        return wrapClientTLS(files.current(), endpoint)
 
     return connect
+
+
+class _ClientFiles:
+    """What a client encrypts with; where its files can no longer be used, the former go on."""
+
+    def __init__(self, settings: TlsSettings) -> None:
+        self._settings = settings
+        self._files = StampedFiles(settings.client_cert_path, settings.client_key_path, settings.client_trust_cert_path)
+        self._creator = _Creator(client_context(settings))
+
+    def current(self) -> _Creator:
+        if self._files.have_changed():
+            try:
+                self._creator = _Creator(client_context(self._settings))
+            except BadTls as error:
+                log.error("the client's certificate stays as it was: {why}", why=str(error))
+        return self._creator
 
 
 def _context(cert_path: str, key_path: str, password: str) -> Context:
@@ -250,7 +254,8 @@ def _context(cert_path: str, key_path: str, password: str) -> Context:
     except OSError as error:
         raise BadTls(f"{cert_path}: {error.strerror}") from None
     except SSL.Error as error:
-        raise BadTls(f"{cert_path}: {_reason(error)}") from None
+        what = f"it must hold a certificate chain in PEM, the first of it that of the key in {key_path}"
+        raise BadTls(f"{cert_path}: {_reason(error)}; {what}") from None
     return context
 
 
@@ -285,11 +290,3 @@ def _reason(error: Exception) -> str:
     """OpenSSL's words: they come as a list of (library, function, reason)."""
     found = [str(each[-1]) for each in (error.args[0] if error.args else []) if isinstance(each, tuple)]
     return "; ".join(dict.fromkeys(found)) or "it cannot be used"
-
-
-def _stamp(path: str) -> tuple[int, int, int] | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino

@@ -1,6 +1,7 @@
-"""The options of the data source: their names, defaults and checks. No I/O.
+"""The options of the data source: their names, defaults and checks. No I/O, but that an account may stand in a file.
 
-Spark gives names in lower case; messages name them as the documentation does.
+Spark gives names in lower case; messages name them as the documentation does. Those that hold a secret have names that
+Spark's own redaction covers.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ from collections.abc import Mapping
 
 import attrs
 
+from mqbroker.client.account_file import BadAccount, read_account
 from mqbroker.client.options import parse_name_servers
-from mqbroker.errors import MQError, Refused
+from mqbroker.client.tls import ClientTls
+from mqbroker.errors import BadTls, MQError, Refused
 from mqbroker.spark.errors import BadOption
 from mqbroker.spark.offsets import EARLIEST, LATEST, OffsetSpec, parse_offsets
 from mqbroker.wire.names import check_group, check_topic
+from mqbroker.wire.signature import Credentials
 
 #: Names the reads in the broker's statistics. It joins no balance and commits nothing, so all queries may share it.
 DEFAULT_GROUP = "spark-rocketmq"
@@ -28,6 +32,17 @@ NAMES = (
     "consumerGroup",
     "pullBatchSize",
     "retryTimeoutMs",
+    "accountFile",
+    "accessKey",
+    "secretKey",
+    "securityToken",
+    "tls",
+    "tlsCa",
+    "tlsServerName",
+    "tlsInsecure",
+    "tlsCert",
+    "tlsKey",
+    "tlsKeyPassword",
 )
 _BY_LOWER = {name.lower(): name for name in NAMES}
 
@@ -47,6 +62,8 @@ class SourceOptions:
     group: str
     pull_batch: int
     retry_timeout_ms: int
+    credentials: Credentials | None
+    tls: ClientTls | None
 
 
 def parse_options(given: Mapping[str, str], *, streaming: bool | None) -> SourceOptions:
@@ -72,6 +89,8 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None) -> Source
         group=_group(options.get("consumerGroup", DEFAULT_GROUP)),
         pull_batch=_number(options, "pullBatchSize", 32, 1, 1024),
         retry_timeout_ms=_number(options, "retryTimeoutMs", 60_000, 0, 24 * 3600 * 1000),
+        credentials=_credentials(options),
+        tls=_tls(options),
     )
 
 
@@ -114,6 +133,46 @@ def _group(text: str) -> str:
         return check_group(text)
     except Refused as refused:
         raise BadOption("consumerGroup", f"{text!r}: {refused.remark}") from None
+
+
+def _credentials(options: Mapping[str, str]) -> Credentials | None:
+    path = options.get("accountFile")
+    if path:
+        try:
+            return read_account(path)
+        except BadAccount as error:
+            raise BadOption("accountFile", str(error)) from None
+    access_key, secret_key = options.get("accessKey"), options.get("secretKey")
+    if not access_key and not secret_key:
+        return None
+    if not access_key or not secret_key:
+        missing = "secretKey" if access_key else "accessKey"
+        raise BadOption(missing, "is required: an account has both accessKey and secretKey")
+    return Credentials(access_key, secret_key, options.get("securityToken") or None)
+
+
+def _tls(options: Mapping[str, str]) -> ClientTls | None:
+    texts = {
+        "ca_file": options.get("tlsCa"),
+        "server_name": options.get("tlsServerName"),
+        "cert_file": options.get("tlsCert"),
+        "key_file": options.get("tlsKey"),
+        "key_password": options.get("tlsKeyPassword"),
+    }
+    insecure = _flag(options, "tlsInsecure")
+    if not (_flag(options, "tls") or insecure or any(texts.values())):
+        return None
+    try:
+        return ClientTls(insecure=insecure, **{name: text or None for name, text in texts.items()})
+    except BadTls as error:
+        raise BadOption("tls", str(error)) from None
+
+
+def _flag(options: Mapping[str, str], name: str) -> bool:
+    text = options.get(name, "false").lower()
+    if text not in ("true", "false"):
+        raise BadOption(name, f"{text[:80]!r} is neither true nor false")
+    return text == "true"
 
 
 def _offsets(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from mqbroker.client.errors import TopicNotFound
+from mqbroker.client.errors import TopicNotFound, is_about_account
 from mqbroker.errors import MQError, Refused
 from mqbroker.spark.errors import NotReadable
 from mqbroker.spark.offsets import Bounds, describe
@@ -25,14 +25,15 @@ class QueueSource(Protocol):
 def look(source: QueueSource, topics: Sequence[str], patience: Patience, *, wait_for_topics: bool = True) -> Sighting:
     """Ask once, waiting only where a topic has no queue at all. Raises TopicNotFound or NameServerUnreachable.
 
-    A queue whose broker does not answer, or refuses, has no bounds in the result.
+    A queue whose broker does not answer, or refuses, has no bounds in the result; where it refuses the account, its
+    Refused is raised.
     """
     queues = [queue for topic in topics for queue in _queues(source, topic, patience, wait_for_topics)]
     bounds = {}
     for queue, found in zip(queues, source.bounds(queues), strict=True):
         if not isinstance(found, MQError):
             bounds[queue] = Bounds(*found)
-        elif not (found.retriable or isinstance(found, Refused)):
+        elif is_about_account(found) or not (found.retriable or isinstance(found, Refused)):
             raise found
     return Sighting(frozenset(queues), bounds)
 

@@ -23,6 +23,17 @@ class CheckpointFile:
         self._disk.write(self.path, encode_checkpoint(checkpoint))
         self.known = checkpoint
 
+    def forget_log_above(self, offset: int) -> None:
+        """Note that the log ends at `offset`, so that what is appended there does not pass for synced after a kill."""
+        known = self.known
+        if known.log_offset is not None and known.log_offset > offset:
+            self.write(attrs.evolve(known, log_offset=offset))
+
+    def note_queues(self, offset: int, timestamp_ms: int) -> None:
+        """Note that consume queues have all below `offset` of the log, the newest message of `timestamp_ms`, on the
+        disk."""
+        self.write(attrs.evolve(self.known, queues_offset=offset, queues_ms=timestamp_ms))
+
     def forget_queues_above(self, offset: int) -> None:
         """Note that consume queues are about to be built anew from `offset` of the log: an end of the process or of
         the machine meanwhile leaves them shorter than the checkpoint says."""

@@ -1,4 +1,4 @@
-"""Gets that take a closer look: filtered, far behind, of messages from before the start, or with something amiss.
+"""Gets that take a closer look: far behind, of messages from before the start, or with something amiss.
 
 One entry of the consume queue after another, by the rules of DefaultMessageStore.getMessage of 4.9.7: what counts as
 full, how far a get looks, and where the next one goes on. Messages that were removed, are damaged or are none are
@@ -22,6 +22,7 @@ from mqbroker.store.damages import Damages
 from mqbroker.store.disk import IMappedFile
 from mqbroker.store.matching import IMatching
 from mqbroker.store.outcomes import Get, GetResult, GetStatus, outside
+from mqbroker.store.picking import Picking
 from mqbroker.store.verifying import Verifier
 from mqbroker.wire.record import RECORD_BYTES_MIN, property_bytes
 
@@ -80,10 +81,15 @@ class CloserLook:
         self._near_bytes = near_bytes
         self.hot_bytes = min(near_bytes, HOT_BYTES_MAX)
         self._touched = touched
+        self.settings_changed(settings)
+
+    def settings_changed(self, settings: StoreSettings) -> None:
+        """Give as much at a time as `settings` say from now on."""
         self._memory_limits = (
             settings.max_transfer_count_on_message_in_memory,
             settings.max_transfer_bytes_on_message_in_memory,
         )
+        self._picking = Picking(self._log, self._damages, self.hot_bytes, self._memory_limits)
         self._disk_limits = (
             settings.max_transfer_count_on_message_in_disk,
             settings.max_transfer_bytes_on_message_in_disk,
@@ -95,16 +101,22 @@ class CloserLook:
         queue, offset = get.queue, get.offset
         if not queue.min_offset <= offset < queue.max_offset:
             return outside(offset, queue.min_offset, queue.max_offset)
+        window = _window(get.max_count)
+        if get.matching is not None:
+            window = min(window, get.matching.most_at_once)
+        if get.tags_codes is not None or get.matching is not None:
+            found = self._picking.get(get, window)
+            if found is not None:
+                return found
         look = _Look(get, missing)
         _, _, available = queue.place(offset)
-        end = offset + min(available, _window(get.max_count))
+        end = offset + min(available, window)
         for start in range(offset, end, _CHUNK):
             entries = self._entries(look, start, min(_CHUNK, end - start))
             if entries is None:
                 break
             if get.matching is not None:
-                if not self._look_quickly(look, start, entries, get.matching):
-                    self._look_for_matching(look, start, entries, get.matching)
+                self._look_for_matching(look, start, entries, get.matching)
             elif look.count or not self._pass_over(look, start, entries):
                 self._look_at(look, start, entries)
             if look.is_full:
@@ -189,33 +201,6 @@ class CloserLook:
             look.status = GetStatus.FOUND
         look.seen = queue_offset + 1 - get.offset
 
-    def _look_quickly(self, look: _Look, start: int, entries: memoryview, matching: IMatching) -> bool:
-        """As `_look_for_matching`, where all is in memory and whole, and properties decide; False, and nothing done,
-        where it is not so. Hot."""
-        get = look.get
-        flat = entries_struct(len(entries) // ENTRY_BYTES).unpack(entries)
-        offsets, sizes = flat[::3], flat[1::3]
-        low, high = min(offsets), max(offsets) + max(sizes)
-        base, view, room = self._segment(low)
-        sure_from = max(self._log.end - self.hot_bytes, self._damages.sure_from)
-        is_sure = low >= sure_from and high <= base + room and min(sizes) >= RECORD_BYTES_MIN
-        if not is_sure or get.tags_codes is not None or min(flat[2::3]) <= ADDRESS_MAX or look.skip_below >= 0:
-            return False
-        matches = matching.matches
-        count, queue_offset = look.count, start
-        for physical_offset, size in zip(offsets, sizes, strict=True):
-            if count and self._would_be_too_much(get, count, look.total + size, True):
-                look.is_full = True
-                break
-            queue_offset += 1
-            if matches(property_bytes(view, physical_offset - base, size)):
-                self._take(look, physical_offset, size)
-                count += 1
-        look.newest = offsets[min(queue_offset - start, len(offsets) - 1)]
-        look.seen = queue_offset - get.offset
-        look.status = GetStatus.FOUND if count else GetStatus.NO_MATCHED_MESSAGE
-        return True
-
     def _look_for_matching(self, look: _Look, start: int, entries: memoryview, matching: IMatching) -> None:
         """As `_look_at`, where more is asked than tags codes. It ends before one of which something is missing."""
         get = look.get
@@ -255,7 +240,7 @@ class CloserLook:
         if not is_there:
             self._pass_by(look, physical_offset)
             return False
-        return not look.missing and matching.matches(property_bytes(view, at, size))
+        return not look.missing and bool(matching.pick((property_bytes(view, at, size),), 1))
 
     def _may_match(self, look: _Look, code: int, matching: IMatching) -> bool:
         """What the unit of a message says of it; where there is none, nobody knows."""

@@ -13,13 +13,20 @@ from contextlib import contextmanager
 from struct import Struct
 from struct import error as struct_error
 
+from zope.interface import implementer
+
 from mqbroker.errors import DiskFull, RecordTooLarge, StoreBusy, StoreUnwritable
-from mqbroker.store.consumequeue import ConsumeQueue, ConsumeQueues
+from mqbroker.store.consumequeue import ConsumeQueue
+from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.disk import IMappedFile
+from mqbroker.store.logview import ILogView
 from mqbroker.store.segment import SegmentSource, is_full_disk
 from mqbroker.store.transient import TransientStore
 from mqbroker.wire.codes import SysFlag
 from mqbroker.wire.record import BLANK_BYTES_MIN, MAGIC, encode_blank
+
+#: Bytes of the log, one after another; they stay valid, and are read-only.
+Pieces = Sequence[bytes] | Sequence[memoryview]
 
 #: topic, queue id, flag, sys flag, born timestamp (ms), born host (8 or 20 bytes), reconsume times, prepared offset,
 #: body, properties.
@@ -32,15 +39,21 @@ Piled = tuple[Sequence[NewMessage], list[Appended], list[ConsumeQueue]]
 #: Bytes of messages that may wait for the dispatcher in memory; it reads those beyond from the log.
 PILE_BYTES_MAX = 16 * 1024 * 1024
 
+#: The next segment is made when that part of one is full. With half there was too little time where segments are small
+#: and the disk is busy: every second one was made by who needed it.
+NEXT_WANTED_PART = 4
+
 _HEAD = Struct(">IIIiiqqiq8sq8siqi")
 # What _HEAD is without hosts, for those of which one or both are IPv6.
 _BEFORE_HOSTS = Struct(">IIIiiqqiq")
 _AFTER_HOSTS = Struct(">iqi")
 _LONG = Struct(">q")
 _V6 = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
-_UNUSUAL = SysFlag.TRANSACTION_MASK | _V6
+#: Of these heads are not as long, or there is no place in a queue.
+_UNUSUAL = SysFlag.TRANSACTION_PREPARED | _V6
 
 
+@implementer(ILogView)
 class CommitLog:
     """The log, open for appending at `end`.
 
@@ -84,8 +97,8 @@ class CommitLog:
         self.pile_bytes = 0
         #: Called when there is something to be dispatched after there was nothing, or more often.
         self.on_pile: Callable[[], None] = lambda: None
-        #: Called once for each segment, when half of it is full.
-        self.on_half: Callable[[], None] = lambda: None
+        #: Called once for each segment, when the next is to be made.
+        self.on_next_wanted: Callable[[], None] = lambda: None
         #: Why nothing can be appended, for good or for now; empty where it can.
         self.why_stopped = ""
         self.why_full = ""
@@ -98,7 +111,7 @@ class CommitLog:
     def _activate(self) -> None:
         self._base = self.min_offset + (len(self.segments) - 1) * self.segment_bytes
         self._buffer = self.segments[-1].buffer
-        self._half = self._base + self.segment_bytes // 2
+        self._next_wanted_at = self._base + self.segment_bytes // NEXT_WANTED_PART
         self._source.use(self.segments[-1], self.segments[-2] if len(self.segments) > 1 else None)
         if self._transient is not None:
             self._buffer = self._transient.begin(self.segments[-1], self._base, self.end)
@@ -193,9 +206,9 @@ class CommitLog:
         self.end = end
         self.last_timestamp_ms = now
         self._leave((messages, appended, queues), stop - start)
-        if end > self._half:
-            self._half = self._base + self.segment_bytes
-            self.on_half()
+        if end > self._next_wanted_at:
+            self._next_wanted_at = self._base + self.segment_bytes
+            self.on_next_wanted()
         return appended
 
     def _add_to_pile(self, piled: Piled, size: int) -> None:
@@ -338,8 +351,8 @@ class CommitLog:
         self.end = self._base
 
     def prepare_next(self) -> None:
-        """Have the next segment made when half of the current one is full, and find out whether there is room again
-        after there was none."""
+        """Have the next segment made when it is wanted, and find out whether there is room again after there was
+        none."""
         self._source.keep_ahead(self.segments[-1], self.end - self._base)
         next_base = self._base + self.segment_bytes
         if self.why_full:
@@ -348,7 +361,7 @@ class CommitLog:
             except OSError:
                 return
             self.why_full = ""
-        elif self.end - self._base > self.segment_bytes // 2:
+        elif self.end - self._base > self.segment_bytes // NEXT_WANTED_PART:
             self._source.prepare(next_base)
 
     # Forgetting
@@ -394,6 +407,23 @@ class CommitLog:
         if at + size > self.segment_bytes:
             return None
         return self.segments[index].view[at : at + size]
+
+    def read_each(self, offsets: Sequence[int], sizes: Sequence[int], *, copy: bool) -> Pieces | None:
+        """The bytes at each of `offsets`, of which the first is the lowest and the last the highest; None where the log
+        does not hold them all in one segment."""
+        first, end = offsets[0], offsets[-1] + sizes[-1]
+        if not self.min_offset <= first < end <= self.readable_end:
+            return None
+        index, at = divmod(first - self.min_offset, self.segment_bytes)
+        if at + end - first > self.segment_bytes:
+            return None
+        base = first - at
+        segment = self.segments[index]
+        if copy:
+            buffer = segment.buffer
+            return [buffer[offset - base : offset - base + size] for offset, size in zip(offsets, sizes, strict=True)]
+        view = segment.view
+        return [view[offset - base : offset - base + size] for offset, size in zip(offsets, sizes, strict=True)]
 
     def path_of(self, offset: int) -> str:
         """The file that holds the byte at `offset`."""

@@ -13,19 +13,18 @@ import itertools
 import mmap
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from struct import Struct
-from typing import NamedTuple
 
 from mqbroker.errors import StoreDamaged
 from mqbroker.store.consumequeue_ext import ADDRESS_MAX, ConsumeQueueExt
 from mqbroker.store.disk import IDisk, IMappedFile
 from mqbroker.wire.codes import SCHEDULE_TOPIC
 from mqbroker.wire.javahash import java_hash
-from mqbroker.wire.names import LMQ_PREFIX, is_lmq
 
 ENTRY_BYTES = 20
 ENTRY = Struct(">qiq")
+_SPAN = Struct(">qi")
 #: The size in entries that stand for no message: those before the first of a queue that does not start at a file's
 #: beginning have offset 0, as Java writes them; those of messages lost to damage keep the order of offsets.
 BLANK_SIZE = 0x7FFFFFFF
@@ -35,12 +34,9 @@ ALLOCATE_BYTES = 64 * 1024
 _CHUNK = 256
 _NO_BUFFER = mmap.mmap(-1, 1)
 _TAILS_MAX = 256
-#: In the directory of consume queues, and of extensions: what is being deleted. No topic has such a name, and the Java
-#: broker finds no queue in it.
-TRASH = ".removed"
-TOPIC_NAME = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
 _MEND = "set it as it was, or let `mq store repair` build them anew"
-_AWAY = "move it away (`mq store repair --move-foreign`)"
+#: What to do with what is no file or directory of a queue.
+MOVE_AWAY = "move it away (`mq store repair --move-foreign`)"
 _FILE_NAME = re.compile(r"\d{20}")
 
 
@@ -282,6 +278,12 @@ class ConsumeQueue:
         found: tuple[int, int, int] = ENTRY.unpack_from(view, at)
         return found
 
+    def span(self, offset: int) -> tuple[int, int]:
+        """Physical offset and size of the message of an entry between min and max. Hot."""
+        index, at = divmod(offset - self._first, self._per_file)
+        found: tuple[int, int] = _SPAN.unpack_from(self._files[index].view, at * ENTRY_BYTES)
+        return found
+
     def tags_code(self, code: int) -> int | None:
         """The tags code behind what an entry has in its place; None where it is the address of a unit that is not
         there."""
@@ -321,7 +323,7 @@ class ConsumeQueue:
         for name in names:
             path = os.path.join(self.directory, name)
             if not _FILE_NAME.fullmatch(name) or int(name) % self._file_bytes:
-                raise StoreDamaged(path, 0, f"not a consume queue file of {self._file_bytes} bytes: {_AWAY}")
+                raise StoreDamaged(path, 0, f"not a consume queue file of {self._file_bytes} bytes: {MOVE_AWAY}")
             base = int(name) // ENTRY_BYTES
             size = self._disk.file_size(path)
             follows = not self._files or base == self._first + len(self._files) * self._per_file
@@ -450,125 +452,3 @@ class ConsumeQueue:
             file.close()
         if self.ext is not None:
             self.ext.close()
-
-
-class Removed(NamedTuple):
-    """A removed queue, made again, begins at `next_offset`: its former messages, which the log has below `until`, are
-    then never taken for messages of the new one."""
-
-    next_offset: int
-    until: int
-
-
-class ConsumeQueues:
-    """All queues, by topic (as bytes and as text) and queue id."""
-
-    def __init__(self, disk: IDisk, root: str, file_bytes: int, ext: tuple[str, int] | None = None) -> None:
-        """`ext`: where the extensions of all queues are and how long one file is, where they are kept."""
-        self._disk = disk
-        self._root = root
-        self._ext = ext
-        self._file_bytes = file_bytes - file_bytes % ENTRY_BYTES
-        self.by_bytes: dict[tuple[bytes, int], ConsumeQueue] = {}
-        self.by_name: dict[tuple[str, int], ConsumeQueue] = {}
-        #: How many of them are %LMQ% queues.
-        self.lmq_count = 0
-        #: Queues written to since the last sync.
-        self.dirty: dict[ConsumeQueue, None] = {}
-        #: Whether files were left out when loading: what queues lack may be anywhere.
-        self.is_whole = True
-        self._new_names: set[str] = set()
-        #: What is remembered of queues that were removed, by topic and queue id.
-        self.removed: dict[tuple[str, int], Removed] = {}
-
-    @property
-    def roots(self) -> list[str]:
-        """Where the directories of topics are: of consume queues, and of their extensions where they are kept."""
-        return [self._root] if self._ext is None else [self._root, self._ext[0]]
-
-    def forget(self, queue: ConsumeQueue) -> list[IMappedFile]:
-        """Take a queue out of use; its directory is the caller's to remove. Returns its files, still open."""
-        del self.by_bytes[queue.topic_bytes, queue.queue_id]
-        del self.by_name[queue.topic, queue.queue_id]
-        self.dirty.pop(queue, None)
-        self.lmq_count -= queue.topic.startswith(LMQ_PREFIX)
-        names = {os.path.join(root, queue.topic) for root in self.roots}
-        self._new_names.difference_update(names, {os.path.join(name, str(queue.queue_id)) for name in names})
-        self._new_names.update(name for name in names if self._disk.exists(name))
-        return queue.take_files()
-
-    def __iter__(self) -> Iterator[ConsumeQueue]:
-        return iter(self.by_name.values())
-
-    def open(self, topic: bytes, queue_id: int) -> ConsumeQueue:
-        """The queue, made where it is new; nothing is put on the disk before its first message.
-
-        Raises ValueError where the topic cannot be one: its name becomes a directory's.
-        """
-        queue = self.by_bytes.get((topic, queue_id))
-        if queue is None:
-            name = self.check(topic, queue_id)
-            directory = os.path.join(self._root, name, str(queue_id))
-            removed = self.removed.get((name, queue_id))
-            begins_at = removed.next_offset if removed is not None else 0
-            queue = ConsumeQueue(self._disk, directory, name, queue_id, self._file_bytes, self._new_names, begins_at)
-            if self._ext is not None:
-                root, file_bytes = self._ext
-                ext_directory = os.path.join(root, name, str(queue_id))
-                queue.ext = ConsumeQueueExt(self._disk, ext_directory, file_bytes, self._new_names)
-            self.by_bytes[topic, queue_id] = queue
-            self.by_name[name, queue_id] = queue
-            self.lmq_count += name.startswith(LMQ_PREFIX)
-        return queue
-
-    def check(self, topic: bytes, queue_id: int) -> str:
-        """The topic as text. Raises ValueError where it cannot be one, or the number none of a queue."""
-        name = topic.decode("utf-8", "replace")
-        if not (TOPIC_NAME.fullmatch(name) or is_lmq(name)) or not 0 <= queue_id <= 0x7FFFFFFF:
-            raise ValueError(f"{name[:255]!r} queue {queue_id}: no name of a topic or no number of a queue")
-        return name
-
-    def load(self, is_clean: bool = True) -> None:
-        """Open what is on the disk. Raises StoreDamaged."""
-        for topic in self._disk.names(self._root):
-            path = os.path.join(self._root, topic)
-            if topic == TRASH:
-                continue
-            if not self._disk.is_directory(path):
-                raise StoreDamaged(path, 0, f"not a directory of a topic: {_AWAY}")
-            for queue_id in self._disk.names(path):
-                is_queue = queue_id.isdecimal() and self._disk.is_directory(os.path.join(path, queue_id))
-                if not is_queue or not (TOPIC_NAME.fullmatch(topic) or is_lmq(topic)):
-                    raise StoreDamaged(os.path.join(path, queue_id), 0, f"not a directory of a queue: {_AWAY}")
-                self.is_whole &= self.open(topic.encode(), int(queue_id)).load(is_clean)
-                if not is_clean:  # what a process that was killed removed may not be gone from the disk
-                    self._new_names.add(os.path.join(path, queue_id))
-
-    def note_cuts(self, is_clean: bool) -> None:
-        """Have what was cut off while opening, now or by a process that was killed, synced with what is written from
-        now on."""
-        for queue in self:
-            if queue.is_cut or not is_clean:
-                self.dirty[queue] = None
-                queue.is_cut = False
-
-    def tally(self) -> tuple[int, int]:
-        """How many queues on the disk have had messages, and how many in all."""
-        offsets = [queue.max_offset for queue in self if queue.has_files and queue.max_offset]
-        return len(offsets), sum(offsets)
-
-    def take_unsynced(self) -> list[IMappedFile]:
-        """The files of queues written to since this was last called."""
-        files = [file for queue in self.dirty for file in queue.take_unsynced()]
-        self.dirty.clear()
-        return files
-
-    def take_new_names(self) -> list[str]:
-        """The directories in which files were made since this was last called."""
-        taken = sorted(self._new_names)
-        self._new_names.clear()
-        return taken
-
-    def close(self) -> None:
-        for queue in self:
-            queue.close()

@@ -17,7 +17,8 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from mqbroker.store.commitlog import CommitLog
-from mqbroker.store.consumequeue import ConsumeQueue, ConsumeQueues
+from mqbroker.store.consumequeue import ConsumeQueue
+from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.disk import IDisk, IMappedFile
 from mqbroker.store.index import Index
 from mqbroker.store.worker import IWorker

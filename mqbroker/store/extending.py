@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.consumequeue_ext import ADDRESS_MAX, ConsumeQueueExt
 from mqbroker.store.logscan import store_timestamp_at
+from mqbroker.store.logview import ILogView
 from mqbroker.wire.record import property_bytes
 
 #: Makes the bit map of a message from its property bytes. Must not raise.
@@ -19,7 +19,7 @@ BitMap = Callable[[bytes], bytes]
 
 
 def extend_entries(
-    log: CommitLog,
+    log: ILogView,
     queue: ConsumeQueue,
     ext: ConsumeQueueExt,
     pending: list[int],
@@ -41,6 +41,6 @@ def extend_entries(
                 pending[at] = address
 
 
-def _properties_at(log: CommitLog, physical_offset: int, size: int) -> bytes:
+def _properties_at(log: ILogView, physical_offset: int, size: int) -> bytes:
     found = log.view(physical_offset)
     return property_bytes(*found, size) if found is not None else b""

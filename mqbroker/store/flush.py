@@ -7,6 +7,7 @@ sends fail and nothing more is appended. Must never know what the bytes are.
 
 from __future__ import annotations
 
+import errno
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,9 @@ from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.segment import SegmentSource
 from mqbroker.store.syncs import ISyncs
 from mqbroker.store.worker import IWorker
+
+#: Nothing could be opened: too many files are, of this process or of all.
+_NO_FILE_LEFT = (errno.EMFILE, errno.ENFILE)
 
 
 class LogFlusher:
@@ -56,10 +60,12 @@ class LogFlusher:
         self._waiting: deque[tuple[int, float, Deferred[None]]] = deque()
         self._sync: Deferred[None] | None = None
         self._tick_call: IDelayedCall | None = None
+        #: Whether it was said that no more files may be open.
+        self._is_short = False
         self._timeout_call: IDelayedCall | None = None
 
     def start(self) -> None:
-        self._commit_log.on_half = self._hasten
+        self._commit_log.on_next_wanted = self._hasten
         self._tick_call = self._clock.callLater(self._interval_s, self._tick)
 
     def _hasten(self) -> None:
@@ -108,6 +114,7 @@ class LogFlusher:
 
     def _synced(self, _: None, end: int, timestamp_ms: int) -> None:
         self._sync = None
+        self._is_short = False
         self.flushed = end
         self.flushed_ms = timestamp_ms
         waiting = self._waiting
@@ -124,9 +131,20 @@ class LogFlusher:
 
     def _failed(self, failure: Failure) -> None:
         self._sync = None
+        if isinstance(failure.value, OSError) and failure.value.errno in _NO_FILE_LEFT:
+            self._not_begun(failure.value)
+            return
         why = f"the commit log cannot be synced to the disk, restart the broker: {failure.getErrorMessage()}"
         self.log.critical("{why}", why=why)
         self._commit_log.why_stopped = why
+        self._fail_waiting(StoreUnwritable(why))
+
+    def _not_begun(self, error: OSError) -> None:
+        """What was to be synced could not be opened for it: no sync failed, and the next tick tries again."""
+        why = f"the commit log cannot be synced to the disk now; raise the limit of open files (ulimit -n): {error}"
+        if not self._is_short:
+            self._is_short = True
+            self.log.error("{why}", why=why)
         self._fail_waiting(StoreUnwritable(why))
 
     def _cancel_timeout(self) -> None:

@@ -1,10 +1,6 @@
-"""The index: from a message's keys to where it stands in the log. Hash tables in files, a cache of the log.
+"""The index: from a message's keys to where it stands in the log. A row of files, a cache of the log.
 
-    header 40 bytes:  begin and end store timestamp, begin and end physical offset (8 each), slots used, count (4 each)
-    slots   4 bytes:  number of the newest entry whose key has this slot, 0 for none
-    entries 20 bytes: hash 4, physical offset 8, seconds since begin 4, number of the next older entry of the slot 4
-
-A key is hashed as "topic#key". Entry 0 is not used, and the count starts at 1. Must never read the log.
+A key is hashed as "topic#key". Must never read the log.
 """
 
 from __future__ import annotations
@@ -12,45 +8,33 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
-from operator import mul
-from struct import Struct
 
 from mqbroker.store.cold import Pages
 from mqbroker.store.commitlog import Piled
 from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.disk import IDisk, IMappedFile
+from mqbroker.store.index_file import ENTRY_BYTES, HEADER_BYTES, SLOT_BYTES, IndexFile, IndexRow
 from mqbroker.store.properties import find_property
 from mqbroker.wire.codes import SysFlag
 from mqbroker.wire.javahash import java_hash
 
-HEADER_BYTES = 40
-SLOT_BYTES = 4
-ENTRY_BYTES = 20
-_HEADER = Struct(">qqqqii")
-_SLOT = Struct(">i")
-_ENTRY = Struct(">iqii")
-_ALLOCATE_BYTES = 1024 * 1024
 _MAX_INT = 0x7FFFFFFF
 _UNIQ_KEY = b"UNIQ_KEY\x01"
 _KEYS = b"KEYS\x01"
 
-#: Keys differ in their last characters (unique keys: time and counter); the hash of what comes before is kept.
-_TAIL = 8
-_TAIL_POWERS = tuple(31**i for i in reversed(range(_TAIL)))
+#: Keys differ in their last characters (unique keys: the counter); the hash of what comes before is kept.
+_TAIL = 4
 _TAIL_FACTOR = 31**_TAIL
+_PAIR_FACTOR = 31**2
 _HEADS_MAX = 10_000
+_PAIRS_MAX = 4096
 _FILE_NAME = re.compile(r"\d{17}")
-
-#: Hash of "topic#key", physical offset, store timestamp (ms).
-IndexRow = tuple[int, int, int]
 
 
 def positive_hash(value: int) -> int:
     """What the index keeps of a 32-bit hash: its absolute value, and 0 for the one that has none."""
     value &= 0xFFFFFFFF
-    if value >= 0x80000000:
-        value = 0x100000000 - value
-    return value if value <= _MAX_INT else 0
+    return value if value <= _MAX_INT else -value & _MAX_INT
 
 
 class KeyHasher:
@@ -59,24 +43,17 @@ class KeyHasher:
     def __init__(self) -> None:
         #: First part of an ASCII key -> what to multiply the topic's hash by, and what to add.
         self.heads: dict[bytes, tuple[int, int]] = {}
+        #: Two characters of the ASCII keys that were hashed -> their hash.
+        self.pairs: dict[bytes, int] = {}
 
     def hash(self, topic_hash: int, key: bytes) -> int:
-        tail = key[-_TAIL:]
-        if len(tail) < _TAIL or not key.isascii():
+        if len(key) < _TAIL or not key.isascii():
             text = key.decode("utf-8", "replace")
             units = len(text.encode("utf-16-be", "surrogatepass")) // 2
             return positive_hash(topic_hash * pow(31, units, 1 << 32) + java_hash(text))
-        head = key[:-_TAIL]
-        try:
-            factor, add = self.heads[head]
-        except KeyError:
-            factor, add = self._keep(head)
-        value: int = (topic_hash * factor + add + sum(map(mul, tail, _TAIL_POWERS))) & 0xFFFFFFFF
-        if value >= 0x80000000:
-            value = 0x100000000 - value
-            if value > _MAX_INT:
-                return 0
-        return value
+        factor, add = self.heads.get(key[:-4]) or self._keep(key[:-4])
+        tail = self._pair(key[-4:-2]) * _PAIR_FACTOR + self._pair(key[-2:])
+        return positive_hash(topic_hash * factor + add + tail)
 
     def _keep(self, head: bytes) -> tuple[int, int]:
         if len(self.heads) >= _HEADS_MAX:
@@ -86,156 +63,11 @@ class KeyHasher:
         self.heads[head] = (factor, add)
         return factor, add
 
-
-class IndexFile:
-    """One index file. The header in the file is brought up to date by `write_header` only."""
-
-    def __init__(self, file: IMappedFile, slots: int, capacity: int) -> None:
-        self.file = file
-        self._buffer = file.buffer
-        self._slots = slots
-        self._capacity = capacity
-        self._entries_at = HEADER_BYTES + slots * SLOT_BYTES
-        header: tuple[int, int, int, int, int, int] = _HEADER.unpack_from(file.view)
-        self.begin_ms, self.end_ms, self.begin_offset, self.end_offset, self.slots_used, self.count = header
-        if not 0 < self.count <= capacity:
-            self.count = 1
-        # Blocks for header, slots and the entries there are; new entries get theirs as they come.
-        self._allocated = self._entries_at + self.count * ENTRY_BYTES
-        self._is_open = True
-        file.allocate(0, self._allocated)
-
-    @property
-    def is_full(self) -> bool:
-        return self.count >= self._capacity
-
-    def put_rows(self, rows: Sequence[IndexRow], start: int) -> int:
-        """Add entries for rows from `start` on; returns the first that the file has no place for.
-
-        Raises OSError with none added. Hot.
-        """
-        number = self.count
-        stop = start + min(len(rows) - start, self._capacity - number)
-        at = self._entries_at + number * ENTRY_BYTES
-        self._allocate(at + (stop - start) * ENTRY_BYTES)
-        if number <= 1 and stop > start:
-            self._put_first(rows[start])
-            start, number, at = start + 1, number + 1, at + ENTRY_BYTES
-        buffer = self._buffer
-        slots = self._slots
-        begin = self.begin_ms
-        read_slot, write_slot, write_entry = _SLOT.unpack_from, _SLOT.pack_into, _ENTRY.pack_into
-        seconds = former_ms = 0
-        for key_hash, physical_offset, timestamp_ms in rows[start:stop]:
-            if timestamp_ms != former_ms:
-                seconds = min((timestamp_ms - begin) // 1000, _MAX_INT) if timestamp_ms > begin else 0
-                former_ms = timestamp_ms
-            slot_at = HEADER_BYTES + key_hash % slots * SLOT_BYTES
-            (older,) = read_slot(buffer, slot_at)
-            if not 0 < older <= number:
-                older = 0
-                self.slots_used += 1
-            write_entry(buffer, at, key_hash, physical_offset, seconds, older)
-            write_slot(buffer, slot_at, number)
-            number += 1
-            at += ENTRY_BYTES
-        if stop > start:
-            _, self.end_offset, self.end_ms = rows[stop - 1]
-        self.count = number
-        return stop
-
-    def _put_first(self, row: IndexRow) -> None:
-        """Add the first entry, which gives the file its beginning."""
-        key_hash, physical_offset, timestamp_ms = row
-        # Java counts the seconds of this one from what the file had for its beginning before.
-        seconds = (timestamp_ms - self.begin_ms) // 1000 if 0 < self.begin_ms < timestamp_ms else 0
-        _ENTRY.pack_into(
-            self._buffer, self._entries_at + ENTRY_BYTES, key_hash, physical_offset, min(seconds, _MAX_INT), 0
-        )
-        _SLOT.pack_into(self._buffer, HEADER_BYTES + key_hash % self._slots * SLOT_BYTES, 1)
-        self.slots_used += 1
-        self.begin_offset = self.end_offset = physical_offset
-        self.begin_ms = self.end_ms = timestamp_ms
-        self.count = 2
-
-    def _allocate(self, end: int) -> None:
-        if end > self._allocated:
-            want = min(self.file.size, max(end, self._allocated + _ALLOCATE_BYTES))
-            self.file.allocate(self._allocated, want - self._allocated)
-            self._allocated = want
-
-    def roll_back(self) -> None:
-        """Undo entries made after the header was last written, by a process that was killed before it came to it."""
-        number = self.count
-        while number < self._capacity and any(self.file.view[self._at(number) : self._at(number + 1)]):
-            number += 1
-        for undone in range(number - 1, self.count - 1, -1):
-            key_hash, _, _, older = _ENTRY.unpack_from(self._buffer, self._at(undone))
-            slot_at = HEADER_BYTES + key_hash % self._slots * SLOT_BYTES
-            if _SLOT.unpack_from(self._buffer, slot_at)[0] == undone:
-                _SLOT.pack_into(self._buffer, slot_at, older)
-            self._buffer[self._at(undone) : self._at(undone + 1)] = bytes(ENTRY_BYTES)
-
-    def _at(self, number: int) -> int:
-        return self._entries_at + number * ENTRY_BYTES
-
-    def newest_entries(self, message_offset: int) -> int:
-        """How many entries at the end of this file are those of one message."""
-        number = self.count - 1
-        while number > 0:
-            _, physical_offset, _, _ = _ENTRY.unpack_from(self._buffer, self._at(number))
-            if physical_offset != message_offset:
-                break
-            number -= 1
-        return self.count - 1 - number
-
-    def begin_after(self, previous: IndexFile) -> None:
-        """Date the first entry, as Java does, from the end of the file before."""
-        self.begin_ms = self.end_ms = previous.end_ms
-        self.begin_offset = self.end_offset = previous.end_offset
-
-    def write_header(self) -> None:
-        _HEADER.pack_into(
-            self._buffer, 0, self.begin_ms, self.end_ms, self.begin_offset, self.end_offset, self.slots_used, self.count
-        )
-
-    async def _is_ready(self, pages: Pages, at: int, size: int) -> bool:
-        """Have bytes in memory; False where the file was deleted meanwhile."""
-        try:
-            await pages.ready(self.file, at, size)
-        except FileNotFoundError:
-            return False
-        return self._is_open
-
-    def forget(self) -> None:
-        """It is about to be closed: whoever waits for bytes of it finds nothing."""
-        self._is_open = False
-
-    def overlaps(self, begin_ms: int, end_ms: int) -> bool:
-        return begin_ms <= self.end_ms and end_ms >= self.begin_ms
-
-    async def find(self, key_hash: int, begin_ms: int, end_ms: int, count: int, pages: Pages) -> list[int]:
-        """Physical offsets of messages whose key has this hash, newest first. Times are good to the second.
-
-        Raises OSError where the disk cannot read it; none is found in a file that is deleted meanwhile.
-        """
-        found: list[int] = []
-        slot_at = HEADER_BYTES + key_hash % self._slots * SLOT_BYTES
-        if not await self._is_ready(pages, slot_at, SLOT_BYTES):
-            return []
-        (number,) = _SLOT.unpack_from(self._buffer, slot_at)
-        while 0 < number < self.count and len(found) < count:
-            if not await self._is_ready(pages, self._at(number), ENTRY_BYTES):
-                return []
-            entry_hash, physical_offset, seconds, older = _ENTRY.unpack_from(self._buffer, self._at(number))
-            # The first entry is the beginning, whatever it says: see `_put_first`.
-            time_ms = self.begin_ms + (seconds * 1000 if number > 1 else 0)
-            if entry_hash == key_hash and begin_ms <= time_ms + 999 and time_ms <= end_ms:
-                found.append(physical_offset)
-            if time_ms + 999 < begin_ms or older >= number:
-                break
-            number = older
-        return found
+    def _pair(self, pair: bytes) -> int:
+        value = 31 * pair[0] + pair[1]
+        if len(self.pairs) < _PAIRS_MAX:
+            self.pairs[pair] = value
+        return value
 
 
 class Index:
@@ -290,27 +122,35 @@ class Index:
         """Index the keys of messages, appended one after another. Raises OSError; see `offset` for how far it came."""
         hasher = self._hasher
         heads = hasher.heads
-        powers = _TAIL_POWERS
+        pairs = hasher.pairs
         rows: list[IndexRow] = []
+        keyless: bytes | None = None
         for messages, appended, queues in appends:
             for message, (physical_offset, _, _, timestamp_ms), queue in zip(messages, appended, queues, strict=True):
                 properties = message[9]
+                if properties is keyless:  # of each of the entries that settle half messages
+                    continue
                 at = properties.rfind(_UNIQ_KEY)
-                if (at and (at < 0 or properties[at - 1] != 2)) or _KEYS in properties or message[3] & 12:
+                keys_at = properties.rfind(_KEYS)  # several times as quick as `in`
+                if (at and (at < 0 or properties[at - 1] != 2)) or keys_at >= 0 or message[3] & 4:
+                    if at < 0 > keys_at:
+                        keyless = properties
+                        continue
                     rows += self.rows_of(queue, message[3], properties, physical_offset, timestamp_ms)
                     continue
                 end = properties.find(b"\x02", at)
                 key = properties[at + 9 :] if end < 0 else properties[at + 9 : end]
-                # What KeyHasher.hash does, for keys whose head it knows: half of the time spent here went into calls.
-                tail = key[-_TAIL:]
-                known = heads.get(key[:-_TAIL])
-                if known is None or len(tail) < _TAIL or not tail.isascii():
+                # What KeyHasher.hash does, for keys whose parts it knows: half of the time spent here went into calls.
+                try:
+                    factor, add = heads[key[:-4]]
+                    value = queue.key_hash * factor + add + pairs[key[-4:-2]] * _PAIR_FACTOR + pairs[key[-2:]]
+                except KeyError:
                     if key:
                         rows.append((hasher.hash(queue.key_hash, key), physical_offset, timestamp_ms))
                     continue
-                value = (queue.key_hash * known[0] + known[1] + sum(map(mul, tail, powers))) & 0xFFFFFFFF
-                if value > _MAX_INT:
-                    value = positive_hash(value)
+                value &= 0xFFFFFFFF
+                if value > _MAX_INT:  # as positive_hash
+                    value = -value & _MAX_INT
                 rows.append((value, physical_offset, timestamp_ms))
         physical_offset, _, size, _ = appends[-1][1][-1]
         self.put(rows, physical_offset + size)

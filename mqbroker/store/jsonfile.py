@@ -7,7 +7,8 @@ read where the file itself is missing or damaged. Java deletes before it renames
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import TypeVar
 
 from twisted.internet.defer import Deferred, succeed
@@ -21,16 +22,25 @@ log = Logger()
 
 T = TypeVar("T")
 
+#: How many pieces of a content are gathered in one turn of the reactor.
+PIECES_PER_TURN = 1000
+#: Gives a content, whole or in pieces; in pieces it may still be read in later turns.
+Content = Callable[[], bytes | Iterator[bytes]]
+
 
 class JsonFile:
-    """One file. `save` may be called as often as wanted: while one write is under way, only the last content waits."""
+    """One file. `save` may be called as often as wanted: while one write is under way, only the last content waits.
 
-    def __init__(self, path: str, worker: IWorker) -> None:
+    :param turn: calls what it is given in the reactor's next turn; without it a content in pieces is gathered at once.
+    """
+
+    def __init__(self, path: str, worker: IWorker, turn: Callable[[Callable[[], None]], object] | None = None) -> None:
         self.path = path
         self._worker = worker
+        self._turn = turn
         self._succeeded = True
-        self._next: Callable[[], bytes] | None = None
-        self._newest: Callable[[], bytes] | None = None
+        self._next: Content | None = None
+        self._newest: Content | None = None
         self._writing: Deferred[bool] | None = None
         #: For tables that are saved now and then: set where the table has changed since; see `save_changes`.
         self.is_behind = False
@@ -60,7 +70,7 @@ class JsonFile:
             raise damage
         return None
 
-    def save(self, content: Callable[[], bytes]) -> Deferred[bool]:
+    def save(self, content: Content) -> Deferred[bool]:
         """Write what `content` gives, on the worker. Fires True when it is on the disk, False where that failed."""
         self._next = self._newest = content
         writing = self._writing or self._write()
@@ -71,7 +81,7 @@ class JsonFile:
             _follow(writing, done)
         return done
 
-    def save_changes(self, content: Callable[[], bytes]) -> Deferred[bool]:
+    def save_changes(self, content: Content) -> Deferred[bool]:
         """As `save`, but only where `is_behind`, which it is again where that fails."""
         if not self.is_behind:
             return succeed(True)
@@ -103,9 +113,28 @@ class JsonFile:
         data = content()
         finished: Deferred[bool] = Deferred()
         self._writing = finished
-        work = self._worker.run(lambda: replace_file(self.path, data))
-        work.addCallbacks(lambda _: True, self._failed).addCallback(self._written, finished)
+        if isinstance(data, bytes):
+            self._replace([data], finished)
+        else:
+            self._gather(data, [], finished)
         return self._writing
+
+    def _gather(self, pieces: Iterator[bytes], parts: list[bytes], finished: Deferred[bool]) -> None:
+        """Take some more of the pieces; write them when all are there."""
+        before = len(parts)
+        try:
+            parts += pieces if self._turn is None else islice(pieces, PIECES_PER_TURN)
+        except Exception:
+            self._written(self._failed(Failure()), finished)  # type: ignore[no-untyped-call]
+            return
+        if self._turn is None or len(parts) < before + PIECES_PER_TURN:
+            self._replace(parts, finished)
+        else:
+            self._turn(lambda: self._gather(pieces, parts, finished))
+
+    def _replace(self, pieces: list[bytes], finished: Deferred[bool]) -> None:
+        work = self._worker.run(lambda: replace_file(self.path, pieces))
+        work.addCallbacks(lambda _: True, self._failed).addCallback(self._written, finished)
 
     def _failed(self, failure: Failure) -> bool:
         log.error("{path} could not be written: {why}", path=self.path, why=failure.getErrorMessage())
@@ -131,8 +160,10 @@ def _follow(first: Deferred[bool], then: Deferred[bool]) -> None:
     first.addCallback(pass_on)
 
 
-def replace_file(path: str, data: bytes, mode: int = 0o666) -> None:
-    """Make `data` the content of `path`, keeping the former as `.bak`. Raises OSError with the former untouched.
+def replace_file(path: str, data: bytes | list[bytes], mode: int = 0o666) -> None:
+    """Make `data`, or all pieces of it, the content of `path`, keeping the former as `.bak`.
+
+    Raises OSError with the former untouched.
 
     :param mode: the permissions of a new file, of which the umask takes away.
     """
@@ -142,7 +173,7 @@ def replace_file(path: str, data: bytes, mode: int = 0o666) -> None:
     if mode != 0o666 and os.path.lexists(temporary):
         os.unlink(temporary)  # left behind by one that died, perhaps with other permissions
     with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-        file.write(data)
+        file.writelines([data] if isinstance(data, bytes) else data)
         file.flush()
         os.fsync(file.fileno())
     backup = path + ".bak"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections.abc import Sequence
 
 from twisted.logger import Logger
 
@@ -32,17 +33,27 @@ def make_lasting_directories(disk: IDisk, path: str) -> None:
             disk.sync_directory(os.path.dirname(directory) or ".")
 
 
+def remove_last_first(disk: IDisk, paths: Sequence[str]) -> None:
+    """Delete files of a row, each for good before the one in front of it: whenever that ends, those that are left have
+    no gap. Raises OSError."""
+    for path in reversed(paths):
+        disk.remove(path)
+        disk.sync_directory(os.path.dirname(path))
+
+
 def remove_unfinished_segments(disk: IDisk, directory: str, durable_end: int | None) -> None:
     """Delete a segment that got a name but no size, and what follows it: nothing of that was ever acknowledged.
+
+    Nothing where there is anything but segments. Raises OSError.
 
     :param durable_end: below it all of the log was synced; None where that is not known: then the last alone may go.
     """
     names = disk.names(directory)
-    for i, name in enumerate(names):
-        if not _SEGMENT_NAME.fullmatch(name) or disk.file_size(os.path.join(directory, name)):
-            continue
-        if int(name) >= (durable_end if durable_end is not None else int(names[-1])):
-            for unfinished in reversed(names[i:]):
-                log.warn("{path} was never finished: removed", path=os.path.join(directory, unfinished))
-                disk.remove(os.path.join(directory, unfinished))
+    if not all(_SEGMENT_NAME.fullmatch(name) for name in names):
         return
+    paths = [os.path.join(directory, name) for name in names]
+    first = next((i for i, path in enumerate(paths) if not disk.file_size(path)), len(names))
+    if first < len(names) and int(names[first]) >= (durable_end if durable_end is not None else int(names[-1])):
+        for path in paths[first:]:
+            log.warn("{path} was never finished: removed", path=path)
+        remove_last_first(disk, paths[first:])

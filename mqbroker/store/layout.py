@@ -34,6 +34,9 @@ _LATER = {
     "consumequeue_rocksdb": "its consume queues in RocksDB",
     "tieredStore": "its tiered store",
 }
+#: Files of the log, queues and index, and tables of config/.
+_INNER = re.compile(f"{SEGMENT_NAME.pattern}|{INDEX_NAME.pattern}")
+_TABLES = ("topics.json", "consumerOffset.json", "subscriptionGroup.json", "delayOffset.json")
 _ROCKSDB = re.compile(r"CURRENT|MANIFEST-\d+|\d+\.sst")
 
 
@@ -73,9 +76,17 @@ def strangers(disk: IDisk, root: str) -> list[str]:
     return [name for name in names if name != "lost+found" and disk.is_directory(os.path.join(root, name))]
 
 
+def _inner_file(disk: IDisk, root: str) -> str:
+    """The name of a file that stands deeper in a store, such as a segment; empty where there is none."""
+    inner = (name for name in disk.names(root) if name in _TABLES or _INNER.fullmatch(name))
+    return next(inner, "")
+
+
 def refuse_other(disk: IDisk, root: str) -> None:
     """Raises StoreUnknown where a broker must not make or open a store."""
     why = other_layout(disk, root)
+    if not why and not is_store(disk, root) and (inner := _inner_file(disk, root)):
+        why = f"{inner} belongs into a directory of a store; set storePathRootDir to the one that holds commitlog/"
     if not why and not is_store(disk, root) and (found := strangers(disk, root)):
         shown = ", ".join(f"{name}/" for name in found[:3])
         why = (

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 import attrs
 from twisted.internet.defer import Deferred, succeed
@@ -20,8 +21,9 @@ from mqbroker.errors import StoreUnwritable
 from mqbroker.store.cold import Pages, TouchingPages, run_now
 from mqbroker.store.commitlog import Appended, NewMessage
 from mqbroker.store.disk import DiskSpace, IDisk, ILockedFile
-from mqbroker.store.dispatch import DispatchListener
+from mqbroker.store.entering import DispatchListener
 from mqbroker.store.extending import BitMap
+from mqbroker.store.hot_records import HotRecord, hot_records
 from mqbroker.store.lasting import make_lasting_directories
 from mqbroker.store.layout import refuse_other
 from mqbroker.store.logscan import Damage, store_timestamp_at
@@ -72,6 +74,7 @@ class MessageStore:
         self._commit_log = commit_log
         self._queues = parts.queues
         self._index = parts.index
+        self._entering = parts.entering
         self._dispatcher = dispatcher
         self._log_flusher = parts.log_flusher
         self._reader = parts.reader
@@ -83,12 +86,14 @@ class MessageStore:
         self._is_stopped = False
         self.statistics = parts.statistics
         #: Messages and bytes that came into each queue since the start; cleared by who counts them.
-        self.entered = dispatcher.entered
+        self.entered = parts.entering.entered
         #: Hot: the log's own function, unless messages may name queues (see multi_dispatch).
         self.append: Callable[[Sequence[NewMessage]], list[Appended]] = parts.append
         #: Hot: the reader's own functions.
         self.get = parts.reader.get
         self.get_when_ready = parts.reader.get_when_ready
+
+        self._hot_records = partial(hot_records, commit_log, parts.queues, parts.files.damages, parts.reader.near_bytes)
 
         def queries_with(pages: Pages) -> Queries:
             files = parts.files
@@ -99,11 +104,11 @@ class MessageStore:
         self._waiting_queries = queries_with(TouchingPages())
         #: Called with topic, queue id, next offset, tags code (None for several) and store timestamp (ms) once for
         #: each queue that got messages in a turn, after they can be got.
-        self.on_dispatch: list[DispatchListener] = dispatcher.listeners
+        self.on_dispatch: list[DispatchListener] = parts.entering.listeners
 
     def make_bit_maps(self, of_topic: Callable[[str], BitMap | None]) -> None:
         """Have units of the extension written with bit maps from now on, of topics for which something makes them."""
-        self._dispatcher.bit_maps = of_topic
+        self._entering.bit_maps = of_topic
 
     # Life
 
@@ -167,8 +172,10 @@ class MessageStore:
         return self._log_flusher.durable(end)
 
     def settings_changed(self, settings: StoreSettings) -> None:
-        """Keep messages as long as `settings` say from now on; the rest of them counts at the next start."""
+        """Keep messages as long, and give as many at a time, as `settings` say from now on; the rest of them counts at
+        the next start."""
         self._retention.settings_changed(settings)
+        self._reader.settings_changed(settings)
 
     def delete_expired_files(self) -> None:
         """Delete the files of messages older than fileReservedTime in the next turns, whatever deleteWhen says."""
@@ -189,6 +196,10 @@ class MessageStore:
     def remove_empty_queues(self) -> Deferred[list[str]]:
         """As `remove_topics` with queues of which the log has no message any more: cleanExpiredConsumerQueue."""
         return self._remover.remove_empty_queues()
+
+    def hot_records(self, topic: str, queue_id: int) -> HotRecord:
+        """What finds the newest messages of a queue, one at a time, and never waits. See `store.hot_records`."""
+        return self._hot_records(topic, queue_id)
 
     def dispatch_now(self) -> None:
         """Make what was appended so far available to `get`, without waiting for the next turn."""

@@ -2,7 +2,8 @@
 
 Names are joined by commas. Each of these queues gives the message an offset, and the stored record keeps them, in the
 order of the names, in INNER_MULTI_QUEUE_OFFSET: dispatch makes the entries from there, so they can be made again from
-the log. A name that begins with %LMQ% means queue 0 of that name (where enableLmq is on), any other the queue of the
+the log. The half message of a transaction, and one that nobody settled, stand in none: what it becomes does, when it is
+committed. A name that begins with %LMQ% means queue 0 of that name (where enableLmq is on), any other the queue of the
 message's own number. Source: MultiDispatch and ConsumeQueue of 4.9.7. Must never know who reads these queues.
 """
 
@@ -14,17 +15,19 @@ import attrs
 
 from mqbroker.errors import LmqQueuesExceeded, MultiDispatchRefused
 from mqbroker.store.commitlog import Appended, CommitLog, NewMessage
-from mqbroker.store.consumequeue import ConsumeQueue, ConsumeQueues
+from mqbroker.store.consumequeue import ConsumeQueue
+from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.properties import find_property
-from mqbroker.wire.codes import NO_SEND_TOPICS, SysFlag
+from mqbroker.wire.codes import NO_SEND_TOPICS, TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, Prop, SysFlag
 from mqbroker.wire.names import LMQ_PREFIX
-from mqbroker.wire.properties import PROPERTIES_BYTES_MAX
+from mqbroker.wire.properties import PROPERTIES_BYTES_MAX, decode_properties, reencode_properties
 
 #: The test for a message that names queues.
 NAMES_MARK = b"INNER_MULTI_DISPATCH\x01"
 _OFFSETS_MARK = b"INNER_MULTI_QUEUE_OFFSET\x01"
 _LMQ_BYTES = LMQ_PREFIX.encode()
 _REFUSED_NAMES = frozenset(name.encode() for name in NO_SEND_TOPICS)
+_WAITING_TOPICS = frozenset((TRANS_HALF_TOPIC.encode(), TRANS_CHECK_MAX_TIME_TOPIC.encode()))
 _OFFSET_DIGITS_MAX = 19
 
 
@@ -127,7 +130,10 @@ class MultiAppender:
                 parts.append(part)
             targets = self._queues.targets(message[9], message[1]) if NAMES_MARK in message[9] else []
             offsets = [following.get(queue, queue.next_offset) for queue in targets]
-            part.messages.append(_with_offsets(message, offsets) if targets else message)
+            stored = _with_offsets(message, offsets) if targets else message
+            if message[0] in _WAITING_TOPICS:
+                targets, offsets, stored = [], [], _without_offsets(message)
+            part.messages.append(stored)
             if message[3] & SysFlag.TRANSACTION_PREPARED:  # nor does the log count these
                 continue
             following[own] = following.get(own, own.next_offset) + 1
@@ -155,3 +161,13 @@ def _with_offsets(message: NewMessage, offsets: Sequence[int]) -> NewMessage:
     if len(properties) > PROPERTIES_BYTES_MAX:
         raise MultiDispatchRefused(f"properties of {len(properties)} bytes with the offsets of INNER_MULTI_DISPATCH")
     return (*message[:9], properties)
+
+
+def _without_offsets(message: NewMessage) -> NewMessage:
+    """The message without offsets that its sender gave it."""
+    properties = message[9]
+    if _OFFSETS_MARK not in properties:
+        return message
+    found = decode_properties(properties)
+    found.pop(Prop.INNER_MULTI_QUEUE_OFFSET, None)
+    return (*message[:9], reencode_properties(found))

@@ -11,23 +11,37 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from mqbroker.config import BrokerRole, FlushDiskType, StoreSettings
+from mqbroker.store.building import QueueBuilder
 from mqbroker.store.checkpoint import Checkpoint, decode_checkpoint
 from mqbroker.store.checkpoint_file import CheckpointFile
 from mqbroker.store.cold import ColdReads
 from mqbroker.store.commitlog import Appended, CommitLog, NewMessage
-from mqbroker.store.consumequeue import ConsumeQueues
+from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.damages import Damages
 from mqbroker.store.deletion import CacheCleaner, LogCleaner, Remover
 from mqbroker.store.disk import IDisk, ILockedFile, IMappedFile
 from mqbroker.store.disk_watch import DiskWatch, RoomLimits
-from mqbroker.store.dispatch import TURN_MESSAGES, Dispatcher, parse_delay_levels
+from mqbroker.store.dispatch import Dispatcher
+from mqbroker.store.entering import Entering
 from mqbroker.store.ext_recovery import align_extensions
 from mqbroker.store.flush import CacheFlusher, LogFlusher
-from mqbroker.store.index import Index, IndexFile
-from mqbroker.store.lasting import make_lasting_directories, remove_unfinished_segments
+from mqbroker.store.index import Index
+from mqbroker.store.index_file import IndexFile
+from mqbroker.store.lasting import make_lasting_directories, remove_last_first, remove_unfinished_segments
+from mqbroker.store.logscan import Damage
 from mqbroker.store.multi_dispatch import MultiAppender, MultiQueues
 from mqbroker.store.pull import Reader
-from mqbroker.store.recovery import Recovered, Segments, last_timestamp, load_segments, recover, store_again
+from mqbroker.store.recovery import (
+    Recovered,
+    Segments,
+    cut_queues,
+    find_start,
+    last_timestamp,
+    load_segments,
+    read_back,
+    refuse_later,
+    store_again,
+)
 from mqbroker.store.removal import TopicRemover, empty_trash, finish_removals
 from mqbroker.store.removed_queues import RemovedQueues
 from mqbroker.store.retention import Retention, RetentionRules
@@ -35,14 +49,13 @@ from mqbroker.store.segment import SegmentSource, is_full_disk, why_full
 from mqbroker.store.statistics import StoreStatistics
 from mqbroker.store.store_files import StoreFiles, StorePaths
 from mqbroker.store.syncs import ISyncs
+from mqbroker.store.tags_codes import TagsCodes, parse_delay_levels
 from mqbroker.store.transient import PAGE_BYTES, TransientRules, TransientStore
-from mqbroker.store.turns import Progress, Steps
+from mqbroker.store.turns import Steps
 from mqbroker.store.worker import IWorker
 
 #: The index is synced on every so many-th flush of the consume queues: its writes are scattered.
 INDEX_EVERY = 10
-#: Consume queues that are built anew are saved each so many bytes of the log: after a kill it goes on from there.
-SAVE_BYTES = 1024 * 1024 * 1024
 
 
 @attrs.frozen
@@ -53,6 +66,7 @@ class Parts:
     commit_log: CommitLog
     queues: ConsumeQueues
     index: Index | None
+    entering: Entering
     dispatcher: Dispatcher
     log_flusher: LogFlusher
     statistics: StoreStatistics
@@ -116,19 +130,27 @@ class Opening:
         if is_clean:  # from here on files change
             disk.write(paths.abort, disk.boot_id())
         kept = CheckpointFile(disk, paths.checkpoint, checkpoint)
-        recovered = yield from recover(
-            segments, queues, checkpoint, is_clean=is_clean, before_cut=kept.forget_queues_above
-        )
-        rebuild_from = align_extensions(queues, segments.first_offset, recovered.rebuild_from, kept.forget_queues_above)
+        refuse_later(segments, queues)
+        start = find_start(segments, queues, checkpoint, is_clean)
+        kept.forget_queues_above(start.offset)
+        cut_queues(segments, queues, start.offset, is_clean)
+        rebuild_from = align_extensions(queues, segments.first_offset, start.offset, kept.forget_queues_above)
         queues.note_cuts(is_clean)
-        recovered = attrs.evolve(recovered, rebuild_from=rebuild_from)
-        self._say_found(segments, recovered, is_clean)
+        known_ms = last_timestamp(segments, queues, rebuild_from)
+        misplaced: list[Damage] = []
+        tags_codes = TagsCodes(parse_delay_levels(settings.message_delay_level))
+        entering = Entering(segments, queues, tags_codes, misplaced.append, self._multi_queues(queues))
+        builder = QueueBuilder(entering, queues, kept, disk, rebuild_from)
+        # What queues miss of the log below, they must get first.
+        is_taken = rebuild_from == start.offset
+        recovered = yield from read_back(segments, start, builder.take if is_taken else lambda run: None)
+        self._say_found(segments, recovered, rebuild_from, is_clean)
         source = SegmentSource(
             disk, self.worker, paths.commit_log, settings.mapped_file_size_commit_log, settings.warm_maped_file_enable
         )
         last_ms = max(
             recovered.last_timestamp_ms,
-            last_timestamp(segments, queues, recovered.rebuild_from),
+            known_ms,
             checkpoint.log_ms if checkpoint.log_offset is not None else 0,  # half messages are in no queue
         )
         transient = self._make_transient(recovered.end, last_ms)
@@ -136,6 +158,7 @@ class Opening:
         opened.callback(commit_log.close)
         if not is_clean:
             self._make_lasting(segments, commit_log, checkpoint)
+        kept.forget_log_above(recovered.end)
         commit_log.last_timestamp_ms = last_ms
         index = self._open_index(checkpoint, commit_log, is_clean, is_intact) if settings.message_index_enable else None
         if index is not None:
@@ -143,12 +166,24 @@ class Opening:
             kept.forget_index_above(index.offset, index.end_ms)
         damages = Damages(commit_log.end)
         files = StoreFiles(disk, paths, self.lock, source, queues, index, kept, damages)
-        for damage in recovered.damages:
+        for damage in recovered.damages + misplaced:
             files.add_damage_at_open(damage)
+        entering.log_view, entering.on_damage = commit_log, files.add_damage
         is_sync = settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
         statistics = StoreStatistics(self.clock.seconds, is_sync)
-        dispatcher = yield from self._build_queues(commit_log, queues, index, recovered, files, statistics)
-        dispatcher.last_timestamp_ms = max(checkpoint.queues_ms, dispatcher.last_timestamp_ms)
+        dispatcher = Dispatcher(
+            commit_log,
+            queues,
+            index,
+            entering,
+            self.clock,
+            recovered.end if is_taken else rebuild_from,
+            files.add_damage,
+            statistics,
+            self._why_not_dispatched,
+        )
+        yield from self._build_queues(builder, dispatcher, commit_log, rebuild_from)
+        entering.last_timestamp_ms = max(checkpoint.queues_ms, entering.last_timestamp_ms)
         if not is_intact:  # not before what the machine may have lost is built anew
             disk.write(paths.abort, disk.boot_id())
         durable = recovered.end if is_clean else min(recovered.end, checkpoint.log_offset or 0)
@@ -169,7 +204,7 @@ class Opening:
             lambda snapshot: CacheFlusher(
                 self.clock, self.worker, settings.flush_interval_consume_queue_ms, INDEX_EVERY, snapshot
             ),
-            _progress_of(flusher, dispatcher, index),
+            _progress_of(flusher, dispatcher, entering, index),
         )
         multi = self._multi_queues(queues)
         cold = ColdReads(self.worker)
@@ -178,6 +213,7 @@ class Opening:
             commit_log,
             queues,
             index,
+            entering,
             dispatcher,
             flusher,
             statistics,
@@ -227,13 +263,16 @@ class Opening:
         commit_log.segments[-1].sync()
         self.disk.sync_directory(self.paths.commit_log)
 
-    def _say_found(self, segments: Segments, recovered: Recovered, is_clean: bool) -> None:
+    def _say_found(self, segments: Segments, recovered: Recovered, rebuild_from: int, is_clean: bool) -> None:
+        if is_clean and not segments.files and segments.unfinished is None:
+            self.log.info("{root}: there is no log yet, and one is begun", root=self.paths.root)
+            return
         self.log.info(
             "{root}: last stopped {how}; the log goes from {first} to {end} in {files} files, {read} bytes of it were "
             "read back, {damages} places hold no record; consume queues are built from {start}",
             root=self.paths.root, how="normally" if is_clean else "abnormally", first=segments.first_offset,
             files=len(segments.files), end=recovered.end, read=recovered.read_bytes,
-            damages=len(recovered.damages), start=recovered.rebuild_from,
+            damages=len(recovered.damages), start=rebuild_from,
         )  # fmt: skip
 
     def _make_transient(self, end: int, end_ms: int) -> TransientStore | None:
@@ -262,39 +301,19 @@ class Opening:
         return MultiQueues(queues, settings.enable_lmq, settings.max_lmq_consume_queue_num)
 
     def _build_queues(
-        self,
-        commit_log: CommitLog,
-        queues: ConsumeQueues,
-        index: Index | None,
-        recovered: Recovered,
-        files: StoreFiles,
-        statistics: StoreStatistics,
-    ) -> Steps[Dispatcher]:
+        self, builder: QueueBuilder, dispatcher: Dispatcher, commit_log: CommitLog, rebuild_from: int
+    ) -> Steps[None]:
         """Dispatch what consume queues do not have yet, and number the next message of each."""
-        delay_levels_ms = parse_delay_levels(self.settings.message_delay_level)
-        dispatcher = Dispatcher(
-            commit_log,
-            queues,
-            index,
-            self.clock,
-            delay_levels_ms,
-            recovered.rebuild_from,
-            files.add_damage,
-            statistics,
-            self._multi_queues(queues),
-            self._why_not_dispatched,
-        )
-        yield from _catch_up(dispatcher, commit_log, files)
-        if dispatcher.gaps and recovered.rebuild_from > commit_log.min_offset:
+        yield from builder.catch_up(dispatcher, commit_log)
+        if builder.entering.gaps and rebuild_from > commit_log.min_offset:
             self.log.warn("{root}: consume queues miss messages, all are built anew", root=self.paths.root)
-            files.checkpoint.forget_queues_above(commit_log.min_offset)
+            builder.checkpoint.forget_queues_above(commit_log.min_offset)
             dispatcher.restart(commit_log.min_offset)
-            yield from _catch_up(dispatcher, commit_log, files)
-        for queue in queues:
+            yield from builder.catch_up(dispatcher, commit_log)
+        for queue in builder.queues:
             for path in queue.correct_min(commit_log.min_offset):
                 self.disk.remove(path)
             queue.next_offset = queue.max_offset
-        return dispatcher
 
     def _why_not_dispatched(self, error: OSError) -> str:
         if not is_full_disk(error):
@@ -320,8 +339,7 @@ class Opening:
         else:
             active = (end - segments.first_offset) // size
             self._end_at(files[active], (end - segments.first_offset) % size, is_clean)
-            for i in range(active + 1, len(files)):
-                self._keep_or_remove(files[i], segments.first_offset + i * size, source, is_clean)
+            self._close_later(files[active + 1 :], segments.first_offset + (active + 1) * size, source, is_clean)
             del files[active + 1 :]
         return CommitLog(
             files,
@@ -340,13 +358,15 @@ class Opening:
             active.clear_from(at)
         active.allocate(0, active.size)
 
-    def _keep_or_remove(self, file: IMappedFile, offset: int, source: SegmentSource, is_clean: bool) -> None:
-        if is_clean and not any(file.view[:64]):
-            file.allocate(0, file.size)
-            source.adopt(offset, file)
-        else:
+    def _close_later(self, files: Sequence[IMappedFile], offset: int, source: SegmentSource, is_clean: bool) -> None:
+        """Remove the segments from `offset` on, which is above the end of the log; one that was made ahead is kept."""
+        is_ahead = is_clean and len(files) > 0 and not any(files[0].view[:64])
+        for file in files[is_ahead:]:
             file.close()
-            self.disk.remove(file.path)
+        remove_last_first(self.disk, [file.path for file in files[is_ahead:]])
+        if is_ahead:
+            files[0].allocate(0, files[0].size)
+            source.adopt(offset, files[0])
 
     def _open_index(self, checkpoint: Checkpoint, commit_log: CommitLog, is_clean: bool, is_intact: bool) -> Index:
         settings = self.settings
@@ -375,21 +395,13 @@ def _is_good_index(file: IndexFile, checkpoint: Checkpoint, log_end: int, is_int
     return file.is_full and file.end_ms <= checkpoint.index_ms
 
 
-def _catch_up(dispatcher: Dispatcher, commit_log: CommitLog, files: StoreFiles) -> Steps[None]:
-    saved = dispatcher.offset
-    while dispatcher.offset < commit_log.readable_end:
-        dispatcher.dispatch(TURN_MESSAGES)
-        if dispatcher.offset - saved >= SAVE_BYTES:
-            files.save_queues(dispatcher.offset, dispatcher.last_timestamp_ms)
-            saved = dispatcher.offset
-        yield Progress("consume queues are built from the log", dispatcher.offset, commit_log.readable_end)
-
-
-def _progress_of(flusher: LogFlusher, dispatcher: Dispatcher, index: Index | None) -> Callable[[], Checkpoint]:
+def _progress_of(
+    flusher: LogFlusher, dispatcher: Dispatcher, entering: Entering, index: Index | None
+) -> Callable[[], Checkpoint]:
     def progress() -> Checkpoint:
         return Checkpoint(
             log_ms=flusher.flushed_ms,
-            queues_ms=dispatcher.last_timestamp_ms,
+            queues_ms=entering.last_timestamp_ms,
             index_ms=index.end_ms if index is not None else 0,
             log_offset=flusher.flushed,
             queues_offset=dispatcher.offset,

@@ -6,6 +6,7 @@ import enum
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
+from mqbroker.store.commitlog import Pieces
 from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.matching import IMatching
 
@@ -30,7 +31,7 @@ class GetStatus(enum.Enum):
 
 
 class GetResult(NamedTuple):
-    """`pieces` together are `count` records, one after another; they stay valid, and are read-only.
+    """`pieces` together are `count` records.
 
     `suggest_slave`: what was looked at last is so far behind that it counts as on the disk.
     """
@@ -39,7 +40,7 @@ class GetResult(NamedTuple):
     next_offset: int
     min_offset: int
     max_offset: int
-    pieces: list[memoryview]
+    pieces: Pieces
     count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
     suggest_slave: bool
 

@@ -1,4 +1,4 @@
-"""Getting messages of a queue, which is what pulls are answered from: pieces of the log, not copied.
+"""Getting messages of a queue, which is what pulls are answered from: pieces of the log, small ones of them copied.
 
 Hot path: what this process appended not long ago is in memory and as it was stored, and is answered at once; the rest
 takes a closer look, and what is not in memory is fetched first. Must never know who asks.
@@ -17,8 +17,9 @@ from mqbroker.config import StoreSettings
 from mqbroker.errors import StoreDamaged
 from mqbroker.store.closer_look import CloserLook
 from mqbroker.store.cold import ColdReads, Stretch, Unreadable
-from mqbroker.store.commitlog import CommitLog
-from mqbroker.store.consumequeue import ENTRY_BYTES, ConsumeQueue, ConsumeQueues, places_struct
+from mqbroker.store.commitlog import CommitLog, Pieces
+from mqbroker.store.consumequeue import ENTRY_BYTES, ConsumeQueue, places_struct
+from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.damages import Damages
 from mqbroker.store.logscan import Damage
 from mqbroker.store.matching import IMatching
@@ -32,6 +33,8 @@ _AT_ONCE_MAX = 64
 _SPAN_MAX = 1024 * 1024
 #: How often bytes are fetched for one get before it is answered in any case.
 _FETCHES_MAX = 8
+#: Scattered messages of this size on average are copied: up to there that costs less than a view of each.
+_COPIED_BYTES_MAX = 512
 
 
 class Reader:
@@ -60,8 +63,13 @@ class Reader:
         self.near_bytes = int(memory_bytes * (settings.access_message_in_memory_max_ratio / 100))
         self._look = CloserLook(log, damages, self.verifier, settings, self.near_bytes, cold.touched)
         self._hot_bytes = self._look.hot_bytes
+        self.settings_changed(settings)
+
+    def settings_changed(self, settings: StoreSettings) -> None:
+        """Give as much at a time as `settings` say from now on."""
         self._count_limit = settings.max_transfer_count_on_message_in_memory
         self._bytes_limit = settings.max_transfer_bytes_on_message_in_memory
+        self._look.settings_changed(settings)
 
     def get(
         self,
@@ -141,23 +149,23 @@ class Reader:
             return None
         return GetResult(GetStatus.FOUND, offset + count, low, high, pieces, count, False)
 
-    def _pieces(self, view: memoryview, at: int, count: int, bytes_limit: int) -> list[memoryview] | None:
+    def _pieces(self, view: memoryview, at: int, count: int, bytes_limit: int) -> Pieces | None:
         """The messages of `count` entries, where all are whole, in one segment and within limits; None otherwise."""
         places = places_struct(count).unpack_from(view, at)
         offsets, sizes = places[::2], places[1::2]
         size = sum(sizes)
-        if count > 1 and size > bytes_limit:
+        if (count > 1 and size > bytes_limit) or size < count * RECORD_BYTES_MIN:
             return None
         first, last = offsets[0], offsets[-1]
         span = last + sizes[-1] - first
-        whole = self._log.read(first, span)
-        if whole is None or size < count * RECORD_BYTES_MIN:
-            return None
         if size == span:  # one after another
-            return [whole]
-        if min(sizes) < RECORD_BYTES_MIN or min(offsets) != first or max(offsets) != last:
+            whole = self._log.read(first, span)
+            return None if whole is None else [whole]
+        # Nearly in order as they are, sorting them takes half as long as to look for least and greatest.
+        in_order = sorted(offsets)
+        if min(sizes) < RECORD_BYTES_MIN or in_order[0] != first or in_order[-1] != last:
             return None
-        return [whole[o - first : o - first + size] for o, size in zip(offsets, sizes, strict=True)]
+        return self._log.read_each(offsets, sizes, copy=size <= count * _COPIED_BYTES_MAX)
 
     def _get_known(self, get: Get, ask: bool) -> GetResult | None:
         """The answer, where all that is asked for was appended by this process, or found whole before, and is in

@@ -12,8 +12,9 @@ from typing import NamedTuple
 from mqbroker.errors import StoreDamaged
 from mqbroker.store.cold import Pages
 from mqbroker.store.commitlog import CommitLog
-from mqbroker.store.consumequeue import BLANK_SIZE, ENTRY_BYTES, ConsumeQueue, ConsumeQueues
+from mqbroker.store.consumequeue import BLANK_SIZE, ENTRY_BYTES, ConsumeQueue
 from mqbroker.store.consumequeue_ext import UNIT_BYTES_MAX, ExtUnit, is_address
+from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.damages import Damages
 from mqbroker.store.index import Index
 from mqbroker.store.logscan import Damage, Scanned, scan_at

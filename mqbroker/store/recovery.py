@@ -14,25 +14,26 @@ from contextlib import ExitStack
 
 import attrs
 from twisted.logger import Logger
+from zope.interface import implementer
 
 from mqbroker.errors import StoreDamaged, StoreUnknown
 from mqbroker.store.checkpoint import Checkpoint
-from mqbroker.store.consumequeue import BLANK_SIZE, ConsumeQueue, ConsumeQueues
+from mqbroker.store.consumequeue import BLANK_SIZE, ConsumeQueue
+from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.disk import IDisk, IMappedFile
 from mqbroker.store.layout import MAGIC_V2
-from mqbroker.store.logscan import Damage, Filler, Nothing, Scanned, find_next, scan_at
+from mqbroker.store.logscan import Damage, Filler, Nothing, Run, Scanned, find_next, may_be_torn, scan_at, scan_run
+from mqbroker.store.logview import ILogView
 from mqbroker.store.turns import Progress, Steps
 
 _FILE_NAME = re.compile(r"\d{20}")
 _PAGE_BYTES = 4096
-#: No property holds so many zeros in a row, but every lost sector does.
-_ZEROS_OF_A_TEAR = bytes(64)
-_STEP_RECORDS = 1000
 _MEND = "set the size the store was made with, or move away what is none of its; `mq store check` tells more"
 
 log = Logger()
 
 
+@implementer(ILogView)
 @attrs.frozen
 class Segments:
     """The segment files as found: `files[0]` starts at `first_offset` of the log.
@@ -61,22 +62,44 @@ class Segments:
         """The segment of `offset` and the position in it."""
         if not self.first_offset <= offset < self.end:
             return None
+        return self.place(offset)
+
+    def place(self, offset: int) -> tuple[IMappedFile, int]:
+        """As `at`, of an offset between the first and the end."""
         index, at = divmod(offset - self.first_offset, self.segment_bytes)
         return self.files[index], at
 
     def scan_at(self, offset: int) -> Scanned | Filler | Nothing:
-        found = self.at(offset)
+        found = self.view(offset)
         if found is None:
             return Nothing(True, "outside of the log")
-        return scan_at(found[0].view, found[1], offset)
+        return scan_at(*found, offset)
+
+    def view(self, offset: int) -> tuple[memoryview, int] | None:
+        """As `at`, with the segment's bytes."""
+        found = self.at(offset)
+        return (found[0].view, found[1]) if found is not None else None
+
+    def path_of(self, offset: int) -> str:
+        """The file that holds the byte at `offset`."""
+        return self.place(offset)[0].path
+
+
+@attrs.frozen
+class Start:
+    """Where the log is read from: a place where a record begins, or the log ends. Consume queues can be relied on
+    below. What is below `durable_end`, or was stored before `durable_ms`, was on the disk once."""
+
+    offset: int
+    durable_end: int
+    durable_ms: int = 0
 
 
 @attrs.frozen
 class Recovered:
-    """`end`: of the log. `rebuild_from`: consume queues hold all below and nothing above."""
+    """`end`: of the log. `read_bytes` of it were read."""
 
     end: int
-    rebuild_from: int
     last_timestamp_ms: int
     damages: list[Damage]
     read_bytes: int
@@ -120,41 +143,43 @@ def _load_segments(
     return Segments(files, first, segment_bytes)
 
 
-def recover(
-    segments: Segments,
-    queues: ConsumeQueues,
-    checkpoint: Checkpoint,
-    *,
-    is_clean: bool,
-    before_cut: Callable[[int], None] = lambda offset: None,
-) -> Steps[Recovered]:
-    """Find the end of the log and truncate consume queues to what can be relied on. Changes nothing of the log.
-
-    `before_cut` is told from where on before queues lose what the checkpoint may say is in them.
-    """
+def find_start(segments: Segments, queues: ConsumeQueues, checkpoint: Checkpoint, is_clean: bool) -> Start:
+    """Where to read the log from. Changes nothing."""
     if is_clean and checkpoint.tally not in (None, queues.tally()):
         log.warn("consume queues are not as they were when the broker was stopped: all are built anew")
-        start = segments.first_offset
-        durable_end = max(start, checkpoint.log_offset or 0)
-    elif is_clean:
-        start, durable_end = _clean_start(segments, queues, checkpoint.log_offset or 0)
-    else:
-        start, durable_end = _crashed_start(segments, queues, checkpoint)
-    durable_ms = checkpoint.safe_ms if not is_clean and checkpoint.log_offset is None else 0
-    recovered = yield from _find_end(segments, start, durable_end, durable_ms)
-    known_end = max(checkpoint.log_offset or 0, start)
-    if segments.files and recovered.end < known_end and not recovered.damages:
-        why = "the log ends here, and more was on the disk: its last segments are missing"
-        recovered.damages.append(Damage(segments.files[-1].path, recovered.end, known_end, why))
-    before_cut(recovered.rebuild_from)
+        return Start(segments.first_offset, max(segments.first_offset, checkpoint.log_offset or 0))
+    if is_clean:
+        return Start(*_clean_start(segments, queues, checkpoint.log_offset or 0))
+    durable_ms = checkpoint.safe_ms if checkpoint.log_offset is None else 0
+    return Start(*_crashed_start(segments, queues, checkpoint), durable_ms)
+
+
+def refuse_later(segments: Segments, queues: ConsumeQueues) -> None:
+    """Raises StoreUnknown where a record of a later version follows those that consume queues have, before anything is
+    changed. One that is in a queue has a topic for which `ConsumeQueues.load` refuses the store."""
+    offset = max((queue.end_of_last() for queue in queues), default=-1)
+    while (found := segments.at(offset)) is not None:
+        file, at = found
+        run = scan_run(file, at, offset - at, file.size)
+        if run.rows:
+            offset = run.end
+            continue
+        item = scan_at(file.view, at, offset)
+        if not isinstance(item, Filler):
+            _refuse(file, at)
+            return
+        offset += item.size
+
+
+def cut_queues(segments: Segments, queues: ConsumeQueues, start: int, is_clean: bool) -> None:
+    """Have nothing in consume queues of what is in the log from `start` on."""
     for queue in queues:
-        if not is_clean or queue.end_of_last() > recovered.rebuild_from:
-            queue.truncate(recovered.rebuild_from)
+        if not is_clean or queue.end_of_last() > start:
+            queue.truncate(start)
         # Without its first file the next one of a queue would pass for the first that retention left.
         is_headless = not segments.first_offset and queue.max_offset and queue.is_empty
         if not segments.files or is_headless:
             queue.reset()
-    return recovered
 
 
 def _clean_start(segments: Segments, queues: ConsumeQueues, durable_end: int) -> tuple[int, int]:
@@ -218,68 +243,71 @@ def _start_by_time(segments: Segments, queue: ConsumeQueue, safe_ms: int) -> int
     return max(segments.first_offset, physical_offset + size if size != BLANK_SIZE else 0)
 
 
-def _find_end(segments: Segments, start: int, durable_end: int, durable_ms: int) -> Steps[Recovered]:
-    """Read records from `start` to the first place above the durable mark where none stands."""
+def read_back(segments: Segments, start: Start, take: Callable[[Run], None]) -> Steps[Recovered]:
+    """Read records from the start to the first place above what was on the disk where none stands: there the log ends.
+    Changes nothing of it. `take` gets them all in their order; none that the log will not have."""
     damages: list[Damage] = []
-    offset = start
+    offset = start.offset
     timestamp = 0
     used_end = segments.used_end
     while offset < segments.end:
-        offset, timestamp = _pass_records(segments, offset, timestamp)
         yield Progress("the log is read back", offset, used_end)
-        if offset == segments.end:
-            break
-        item = segments.scan_at(offset)
-        if isinstance(item, Nothing) and not item.is_empty:
-            _refuse_later(segments, offset)
-        is_sure = offset < durable_end or timestamp < durable_ms
-        if isinstance(item, Scanned) and (is_sure or not _may_be_torn(item)):
-            timestamp = max(timestamp, item.store_timestamp_ms)
-            offset += item.size
-        elif isinstance(item, Filler):
-            offset += item.size
-        elif not is_sure:
-            break
-        else:
-            why = item.why if isinstance(item, Nothing) else ""
-            following = _next_record(segments, offset)
-            if following is None:
-                damages.append(_damage(segments, offset, max(offset, durable_end), f"the log ends here: {why}"))
-                break
-            damages.append(_damage(segments, offset, following, why))
-            offset = following
-    return Recovered(offset, min(start, offset), timestamp, damages, offset - min(start, offset))
+        file, at = segments.place(offset)
+        run = scan_run(file, at, offset - at, file.size)
+        if not run.rows:
+            item = scan_at(file.view, at, offset)
+            is_sure = offset < start.durable_end or timestamp < start.durable_ms
+            passed = _pass_one(file, at, offset, item, is_sure)
+            if passed is None:
+                if not is_sure:
+                    break
+                damage, following = _pass_damage(segments, offset, item, start.durable_end)
+                damages.append(damage)
+                if following is None:
+                    break
+                offset = following
+                continue
+            run = passed
+        take(run)
+        offset = run.end
+        timestamp = max(timestamp, run.newest_ms)
+    if segments.files and offset < start.durable_end and not damages:
+        why = "the log ends here, and more was on the disk: its last segments are missing"
+        damages.append(Damage(segments.files[-1].path, offset, start.durable_end, why))
+    return Recovered(offset, timestamp, damages, offset - start.offset)
 
 
-def _pass_records(segments: Segments, offset: int, timestamp_ms: int) -> tuple[int, int]:
-    """Pass over whole records of one segment, one step long; where the next is, and the newest timestamp."""
-    found = segments.at(offset)
-    assert found is not None
-    view, at = found[0].view, found[1]
-    base = offset - at
-    for _ in range(_STEP_RECORDS):
-        item = scan_at(view, at, base + at)
-        if not isinstance(item, Scanned) or _may_be_torn(item):
-            break
-        if item.store_timestamp_ms > timestamp_ms:
-            timestamp_ms = item.store_timestamp_ms
-        at += item.size
-    return base + at, timestamp_ms
+def _pass_one(file: IMappedFile, at: int, offset: int, item: Scanned | Filler | Nothing, is_sure: bool) -> Run | None:
+    """What was found at `at` of a segment as a run, if the log goes on behind it; `is_sure` where it must."""
+    if isinstance(item, Filler):
+        return Run([], offset + item.size, 0)
+    if isinstance(item, Nothing):
+        _refuse(file, at)
+        return None
+    if not is_sure and may_be_torn(item):
+        return None
+    return Run([item], offset + item.size, item.store_timestamp_ms)
 
 
-def _refuse_later(segments: Segments, offset: int) -> None:
+def _refuse(file: IMappedFile, at: int) -> None:
     """Raises StoreUnknown at a record of a later version: it must not be cut off as a torn one."""
-    found = segments.at(offset)
-    assert found is not None
-    file, at = found
     if file.view[at + 4 : at + 8] == MAGIC_V2.to_bytes(4, "big"):
         raise StoreUnknown(file.path, f"a record of RocketMQ 5.x stands at byte {at}; use a broker of that version")
 
 
-def _may_be_torn(item: Scanned) -> bool:
-    """Whether the end of a record, which no CRC covers, was not written: there were zeros before it."""
-    properties = item.properties
-    return properties[-1:] == b"\0" or _ZEROS_OF_A_TEAR in properties
+def _pass_damage(
+    segments: Segments, offset: int, item: Scanned | Filler | Nothing, durable_end: int
+) -> tuple[Damage, int | None]:
+    """The damage at `offset`, where no record stands though one must; and where the log goes on, if it does."""
+    path = segments.path_of(offset)
+    why = item.why if isinstance(item, Nothing) else ""
+    following = _next_record(segments, offset)
+    if offset < durable_end and (following is None or following > durable_end):
+        # What was appended above the mark begins at it, if it is there: one that stands alone is a torn tail's.
+        return Damage(path, offset, durable_end, why), min(durable_end, segments.end)
+    if following is None:
+        return Damage(path, offset, offset, f"the log ends here: {why}"), None
+    return Damage(path, offset, following, why), following
 
 
 def _next_record(segments: Segments, offset: int) -> int | None:
@@ -293,12 +321,6 @@ def _next_record(segments: Segments, offset: int) -> int | None:
             return following.physical_offset
         at += segments.segment_bytes - place
     return None
-
-
-def _damage(segments: Segments, start: int, end: int, why: str) -> Damage:
-    found = segments.at(start)
-    assert found is not None
-    return Damage(found[0].path, start, end, why)
 
 
 def store_again(segments: Segments, start: int, end: int) -> None:

@@ -13,7 +13,8 @@ from collections.abc import Callable, Collection, Iterable
 from twisted.internet.defer import Deferred, DeferredLock
 from twisted.logger import Logger
 
-from mqbroker.store.consumequeue import TRASH, ConsumeQueue, ConsumeQueues
+from mqbroker.store.consumequeue import ConsumeQueue
+from mqbroker.store.consumequeues import TRASH, ConsumeQueues
 from mqbroker.store.deletion import RunFunction
 from mqbroker.store.disk import IDisk, IMappedFile
 from mqbroker.store.removed_queues import RemovedQueues

@@ -15,7 +15,8 @@ from typing import Any
 
 from twisted.logger import Logger
 
-from mqbroker.store.consumequeue import TOPIC_NAME, ConsumeQueue, Removed
+from mqbroker.store.consumequeue import ConsumeQueue
+from mqbroker.store.consumequeues import TOPIC_NAME, Removed
 from mqbroker.store.disk import IDisk
 
 #: How many are remembered; the oldest are forgotten first.

@@ -109,12 +109,12 @@ class SegmentSource:
         if self._job is job:
             self._job = None
         if isinstance(result, Failure):
-            if not job.is_stopped:
+            if not job.is_stopped():
                 log.warn("segment {offset} cannot be prepared: {failure.value}", offset=offset, failure=result)
                 self._remove(offset)
         elif result is not None:
-            if job.is_stopped:
-                result.close()
+            if job.is_stopped():
+                self._worker.run(result.close)  # all its pages are let go with it
             else:
                 self._ready[offset] = result
                 self._written_through.add(result.path)
@@ -159,7 +159,7 @@ class SegmentSource:
 
     def _abandon_job(self) -> None:
         if self._job is not None:
-            self._job.is_stopped = True
+            self._job.stop()
             self._job = None
 
     def stop(self) -> Deferred[None]:
@@ -170,7 +170,7 @@ class SegmentSource:
         self._ready.clear()
         if job is None:
             return self._stop_ahead()
-        job.is_stopped = True
+        job.stop()
         stopped: Deferred[None] = Deferred()
         assert job.done is not None
         job.done.addBoth(lambda _: self._stop_ahead().chainDeferred(stopped))
@@ -194,21 +194,31 @@ class _Preparation:
         self._path = path
         self._is_warm = is_warm
         self._segment_bytes = segment_bytes
-        self.is_stopped = False
+        self._is_stopped = False
         self.done: Deferred[IMappedFile | None] | None = None
 
+    def stop(self) -> None:
+        """It is not wanted any more."""
+        self._is_stopped = True
+
+    def is_stopped(self) -> bool:
+        return self._is_stopped
+
     def run(self) -> IMappedFile | None:
-        if self.is_stopped:
+        if self.is_stopped():
             return None
         self._sync_names()
         file = self._disk.create_mapped(self._path, self._segment_bytes, keep_open=True)
         try:
             file.allocate(0, file.size)
-            file.write_through(lambda: self.is_stopped)
+            file.write_through(self.is_stopped)
             self._disk.sync_directory(os.path.dirname(self._path))
         except OSError:
             file.close()
             raise
+        if self.is_stopped():
+            file.close()
+            return None
         if self._is_warm:
             _pin(file)
         return file

@@ -16,7 +16,7 @@ from twisted.logger import Logger
 
 from mqbroker.store.checkpoint import Checkpoint, encode_checkpoint
 from mqbroker.store.checkpoint_file import CheckpointFile
-from mqbroker.store.consumequeue import ConsumeQueues
+from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.damages import Damages
 from mqbroker.store.disk import IDisk, ILockedFile
 from mqbroker.store.flush import CacheFlusher
@@ -119,14 +119,6 @@ class StoreFiles:
             "{path}: no record from offset {start} to {end} of the log: {why}",
             path=damage.path, start=damage.start, end=damage.end, why=damage.why,
         )  # fmt: skip
-
-    def save_queues(self, offset: int, timestamp_ms: int) -> None:
-        """Bring consume queues, which hold all below `offset` of the log, to the disk and say so. Raises OSError."""
-        for file in self._queues.take_unsynced():
-            file.sync()
-        for directory in self._queues.take_new_names():
-            self._disk.sync_directory(directory)
-        self.checkpoint.write(attrs.evolve(self.checkpoint.known, queues_offset=offset, queues_ms=timestamp_ms))
 
     def start(self) -> None:
         if self._flusher is not None:

@@ -1,14 +1,14 @@
 """The JSON bodies of administration: where topics and groups stand, and what is asked of consumers through the broker.
 
-Read and written as those of `mqbroker.wire.bodies`. Source of names and types: common/admin and common/protocol/body
-of 4.9.7.
+Source of names and types: common/admin and common/protocol/body of 4.9.7.
 """
 
 from __future__ import annotations
 
 import attrs
 
-from mqbroker.wire.bodies import Body, MessageQueue, SubscriptionData
+from mqbroker.wire.bodies import MessageQueue, SubscriptionData
+from mqbroker.wire.body import Body, Int
 from mqbroker.wire.headers import wire
 
 
@@ -106,6 +106,64 @@ class GetConsumerStatusBody(Body):
 
     message_queue_table: dict[MessageQueue, int] = attrs.field(factory=dict)
     consumer_table: dict[str, dict[MessageQueue, int]] = attrs.field(factory=dict)
+
+
+@attrs.frozen
+class ProcessQueueInfo(Body):
+    """One queue of a consumer: what is to be committed, what it holds that is not consumed. Times in ms.
+
+    `commit_offset` is -1 where it is not known yet. "transaction" is what ordered consumption holds, "droped" the
+    protocol's spelling.
+    """
+
+    commit_offset: int = -1
+    cached_msg_min_offset: int = 0
+    cached_msg_max_offset: int = 0
+    cached_msg_count: Int = 0
+    cached_msg_size_in_mi_b: Int = wire("cachedMsgSizeInMiB", default=0)
+    transaction_msg_min_offset: int = 0
+    transaction_msg_max_offset: int = 0
+    transaction_msg_count: Int = 0
+    locked: bool = False
+    try_unlock_times: int = 0
+    last_lock_timestamp: int = 0
+    droped: bool = False
+    last_pull_timestamp: int = 0
+    last_consume_timestamp: int = 0
+
+
+@attrs.frozen
+class ConsumeStatus(Body):
+    """How a consumer gets on with one topic: times in ms, messages per second, failures within the hour."""
+
+    pull_rt: float = wire("pullRT", default=0.0)
+    pull_tps: float = wire("pullTPS", default=0.0)
+    consume_rt: float = wire("consumeRT", default=0.0)
+    consume_ok_tps: float = wire("consumeOKTPS", default=0.0)
+    consume_failed_tps: float = wire("consumeFailedTPS", default=0.0)
+    consume_failed_msgs: int = 0
+
+
+@attrs.frozen
+class ConsumerRunningInfo(Body):
+    """What one consumer tells of itself. `jstack` is the stacks of its threads, one below the other."""
+
+    properties: dict[str, str] = attrs.field(factory=dict)
+    subscription_set: list[SubscriptionData] = attrs.field(factory=list)
+    mq_table: dict[MessageQueue, ProcessQueueInfo] = attrs.field(factory=dict)
+    status_table: dict[str, ConsumeStatus] = attrs.field(factory=dict)
+    jstack: str | None = None
+
+
+@attrs.frozen
+class ConsumeMessageDirectlyResult(Body):
+    """What a listener made of one message: `consume_result` is a name of Java's CMResult."""
+
+    order: bool = False
+    auto_commit: bool = True
+    consume_result: str | None = None
+    remark: str | None = None
+    spent_time_mills: int = 0
 
 
 @attrs.frozen

@@ -1,141 +1,18 @@
-"""The JSON bodies of requests and responses, as frozen values that check what they are read from.
+"""The JSON bodies of requests and responses, but for those of administration (`admin_bodies`).
 
-A field's name in JSON is its camelCase form unless `wire(...)` says otherwise; unknown fields are skipped, as Fastjson
-skips them. Reading raises BadBody where a field is missing without a default or is of another type.
 Source of names and types: the classes of common/protocol in 4.9.7.
 """
 
 from __future__ import annotations
 
-import re
-import types
-import typing
-from collections.abc import Mapping
-from typing import Any, Self, get_args, get_origin
+from collections.abc import Iterator
+from typing import Any, Self
 
 import attrs
 
-from mqbroker.errors import MQError
 from mqbroker.wire import fastjson
-from mqbroker.wire.headers import camel_case, wire
-
-_integer = re.compile(r"-?[0-9]{1,20}").fullmatch
-
-
-#: A peer's body that is not strict JSON may be as long; the reading takes half a second then.
-DIALECT_BYTES_MAX = 1024 * 1024
-
-
-class BadBody(MQError):
-    """A body that is not what its request or response must carry."""
-
-
-class Body:
-    """What all bodies are: values with a JSON form."""
-
-    def to_value(self) -> dict[str, Any]:
-        """The JSON object as a dict, for embedding; None is left out, as Fastjson leaves it out."""
-        plan = _plan(type(self))
-        if type(self) in _flat:
-            return {key: value for name, key, _, _ in plan if (value := getattr(self, name)) is not None}
-        return {key: _to_value(value) for name, key, _, _ in plan if (value := getattr(self, name)) is not None}
-
-    def to_json(self) -> bytes:
-        """The body's bytes."""
-        return fastjson.dumps(self.to_value())
-
-    @classmethod
-    def from_value(cls, value: Any) -> Self:
-        """Build from a decoded JSON object. Raises BadBody."""
-        if isinstance(value, fastjson.JsonKey):
-            value = value.as_dict()
-        if not isinstance(value, Mapping):
-            raise BadBody(f"{cls.__name__} must be an object, not {type(value).__name__}")
-        found: dict[str, Any] = {}
-        for name, key, kind, required in _plan(cls):
-            item = value.get(key)
-            if item is not None:
-                found[name] = _from_value(kind, item, f"{cls.__name__}.{key}")
-            elif required:
-                raise BadBody(f"{cls.__name__}.{key} is missing")
-        return cls(**found)
-
-    @classmethod
-    def from_json(cls, data: bytes, dialect_bytes_max: int | None = DIALECT_BYTES_MAX) -> Self:
-        """Read a body. Raises BadBody. None takes any length, for files of one's own."""
-        try:
-            return cls.from_value(fastjson.loads(data, dialect_bytes_max))
-        except fastjson.BadJson as error:
-            raise BadBody(f"{cls.__name__}: {error}") from None
-
-
-_plans: dict[type[Body], list[tuple[str, str, Any, bool]]] = {}
-_SCALARS = (str, int, bool, float)
-#: Classes of scalars alone, of which there may be many in one body.
-_flat: set[type[Body]] = set()
-
-
-def _plan(cls: type[Body]) -> list[tuple[str, str, Any, bool]]:
-    """(field, name in JSON, type, must be there) for each field of `cls`, in order."""
-    if cls not in _plans:
-        plan = _plans[cls] = _make_plan(cls)
-        if all(kind in _SCALARS for _, _, kind, _ in plan):
-            _flat.add(cls)
-    return _plans[cls]
-
-
-def _make_plan(cls: type[Body]) -> list[tuple[str, str, Any, bool]]:
-    hints = typing.get_type_hints(cls)
-    fields = attrs.fields(cls)  # type: ignore[arg-type]
-    return [
-        (f.name, f.metadata.get("key") or camel_case(f.name), hints[f.name], f.default is attrs.NOTHING) for f in fields
-    ]
-
-
-def _to_value(value: Any) -> Any:
-    if isinstance(value, Body):
-        return value.to_value()
-    if isinstance(value, Mapping):
-        return {_to_key(key): _to_value(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_to_value(item) for item in value]
-    if isinstance(value, set | frozenset):
-        return [_to_value(item) for item in sorted(value)]
-    return value
-
-
-def _to_key(key: Any) -> Any:
-    return fastjson.JsonKey.of(key.to_value()) if isinstance(key, Body) else key
-
-
-def _from_value(kind: Any, value: Any, where: str) -> Any:
-    origin = get_origin(kind)
-    if origin in (types.UnionType, typing.Union):
-        return _from_value(get_args(kind)[0], value, where)
-    if origin is dict:
-        key_kind, item_kind = get_args(kind)
-        if not isinstance(value, Mapping):
-            raise BadBody(f"{where} must be an object")
-        return {_from_key(key_kind, k, where): _from_value(item_kind, v, where) for k, v in value.items()}
-    if origin in (list, frozenset, tuple):
-        if not isinstance(value, list):
-            raise BadBody(f"{where} must be an array")
-        return origin(_from_value(get_args(kind)[0], item, where) for item in value)
-    if isinstance(kind, type) and issubclass(kind, Body):
-        return kind.from_value(value)
-    if kind is int and type(value) is str and _integer(value):
-        return int(value)
-    if kind is float and type(value) is int:
-        return float(value)
-    if kind is not Any and type(value) is not kind:
-        raise BadBody(f"{where} must be {kind.__name__}, not {type(value).__name__}")
-    return value
-
-
-def _from_key(kind: Any, key: Any, where: str) -> Any:
-    if kind is str:
-        return str(key)
-    return _from_value(kind, key, where)
+from mqbroker.wire.body import BadBody, Body, Int
+from mqbroker.wire.headers import wire
 
 
 @attrs.frozen(order=True)
@@ -144,7 +21,7 @@ class MessageQueue(Body):
 
     topic: str
     broker_name: str
-    queue_id: int
+    queue_id: Int
 
 
 @attrs.frozen
@@ -173,11 +50,11 @@ class TopicConfig(Body):
     """A topic on one broker."""
 
     topic_name: str
-    read_queue_nums: int = 16
-    write_queue_nums: int = 16
-    perm: int = 6
+    read_queue_nums: Int = 16
+    write_queue_nums: Int = 16
+    perm: Int = 6
     topic_filter_type: str = "SINGLE_TAG"
-    topic_sys_flag: int = 0
+    topic_sys_flag: Int = 0
     order: bool = False
 
     def to_value(self) -> dict[str, Any]:
@@ -212,10 +89,10 @@ class QueueData(Body):
     """A topic's queues on one broker."""
 
     broker_name: str
-    read_queue_nums: int = 0
-    write_queue_nums: int = 0
-    perm: int = 0
-    topic_sys_flag: int = 0
+    read_queue_nums: Int = 0
+    write_queue_nums: Int = 0
+    perm: Int = 0
+    topic_sys_flag: Int = 0
 
 
 @attrs.frozen
@@ -259,7 +136,7 @@ class SubscriptionData(Body):
     topic: str
     sub_string: str = "*"
     tags_set: frozenset[str] = frozenset()
-    code_set: frozenset[int] = frozenset()
+    code_set: frozenset[Int] = frozenset()
     sub_version: int = 0
     expression_type: str = "TAG"
     class_filter_mode: bool = False
@@ -270,14 +147,37 @@ class ProducerData(Body):
     group_name: str
 
 
+#: What Java has as enumerations, in their order: clients in C++ send the numbers.
+_CONSUMER_WORDS = {
+    "consumeType": ("CONSUME_ACTIVELY", "CONSUME_PASSIVELY"),
+    "messageModel": ("BROADCASTING", "CLUSTERING"),
+    "consumeFromWhere": (
+        "CONSUME_FROM_LAST_OFFSET", "CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST",
+        "CONSUME_FROM_MIN_OFFSET", "CONSUME_FROM_MAX_OFFSET", "CONSUME_FROM_FIRST_OFFSET", "CONSUME_FROM_TIMESTAMP",
+    ),
+}  # fmt: skip
+
+
 @attrs.frozen
 class ConsumerData(Body):
+    """One group of a client that consumes."""
+
     group_name: str
     consume_type: str = "CONSUME_PASSIVELY"
     message_model: str = "CLUSTERING"
     consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
     subscription_data_set: list[SubscriptionData] = attrs.field(factory=list)
     unit_mode: bool = False
+
+    @classmethod
+    def from_value(cls, value: Any) -> Self:
+        if isinstance(value, dict):
+            numbers = {key: item for key in _CONSUMER_WORDS if type(item := value.get(key)) is int}
+            for key, number in numbers.items():
+                if not 0 <= number < len(_CONSUMER_WORDS[key]):
+                    raise BadBody(f"ConsumerData.{key} must be a word or the number of one, not {number}")
+            value = value | {key: _CONSUMER_WORDS[key][number] for key, number in numbers.items()}
+        return super().from_value(value)
 
 
 @attrs.frozen
@@ -300,8 +200,8 @@ class SubscriptionGroupConfig(Body):
     consume_enable: bool = True
     consume_from_min_enable: bool = True
     consume_broadcast_enable: bool = True
-    retry_queue_nums: int = 1
-    retry_max_times: int = 16
+    retry_queue_nums: Int = 1
+    retry_max_times: Int = 16
     broker_id: int = 0
     which_broker_when_consume_slowly: int = 1
     notify_consumer_ids_changed_enable: bool = True
@@ -323,7 +223,14 @@ class ConsumerOffsetSerializeWrapper(Body):
 
     def to_json(self) -> bytes:
         """As of every body, in a part of the time: there may be millions, and they are written every few seconds."""
-        return b'{"offsetTable":%b}' % _offsets_json(self.offset_table)
+        return b"".join(self.json_pieces())
+
+    def json_pieces(self) -> Iterator[bytes]:
+        """As of every body, but the table, which may have millions, may go on changing: what is there at first is
+        written as it is when its turn has come."""
+        yield b'{"offsetTable":'
+        yield from _offsets_json(self.offset_table)
+        yield b"}"
 
 
 @attrs.frozen
@@ -335,17 +242,25 @@ class LmqConsumerOffsets(Body):
     offset_table: dict[str, dict[int, int]] = attrs.field(factory=dict)
 
     def to_json(self) -> bytes:
-        lmq = fastjson.dumps(self.lmq_offset_table)
-        return b'{"lmqOffsetTable":%b,"offsetTable":%b}' % (lmq, _offsets_json(self.offset_table))
+        return b"".join(self.json_pieces())
+
+    def json_pieces(self) -> Iterator[bytes]:
+        """As those of ConsumerOffsetSerializeWrapper."""
+        yield b'{"lmqOffsetTable":%b,"offsetTable":' % fastjson.dumps(self.lmq_offset_table)
+        yield from _offsets_json(self.offset_table)
+        yield b"}"
 
 
-def _offsets_json(table: dict[str, dict[int, int]]) -> bytes:
-    """The object with its unquoted keys."""
+def _offsets_json(table: dict[str, dict[int, int]]) -> Iterator[bytes]:
+    """The object with its unquoted keys, in pieces of one "topic@group" each."""
     dumps = fastjson.dumps
-    return b"{%b}" % b",".join(
-        b"%b:{%b}" % (dumps(name), ",".join([f"{queue}:{offset}" for queue, offset in queues.items()]).encode())
-        for name, queues in table.items()
-    )
+    before = b""
+    yield b"{"
+    for name, queues in list(table.items()):
+        offsets = ",".join([f"{queue}:{offset}" for queue, offset in queues.items()])
+        yield b"%b%b:{%b}" % (before, dumps(name), offsets.encode())
+        before = b","
+    yield b"}"
 
 
 @attrs.frozen
@@ -365,7 +280,7 @@ class Connection(Body):
     client_id: str
     client_addr: str
     language: str
-    version: int
+    version: Int
 
 
 @attrs.frozen

@@ -7,6 +7,8 @@ from typing import Final
 
 #: What 4.9.7 puts in the `version` field of a command (the ordinal of V4_9_7 in its version list).
 VERSION: Final = 407
+#: What its tools call that version.
+VERSION_NAME: Final = "V4_9_7"
 
 
 class RequestCode(IntEnum):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from mqbroker.wire.bodies import Body
+from mqbroker.wire.body import Body
 
 
 @attrs.frozen

@@ -16,8 +16,8 @@ from __future__ import annotations
 import socket
 import struct
 import zlib
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import attrs
 
@@ -55,8 +55,10 @@ _FIXED_V4 = struct.Struct(">IIIiiqqiq8sq8siqi")
 _BLANK = struct.Struct(">II")
 _INT = struct.Struct(">i")
 # Sys flag and body size, with IPv4 hosts.
-_FLAG_AND_BODY_V4 = struct.Struct(">i44xi")
+_FLAG_AND_BODY_V4 = struct.Struct(">36xi44xi")
 _BODY_SIZE_OFFSET_V4 = 84
+# Where a body of no bytes ends.
+_BODY_END_V4 = 88
 _V6 = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
 _HOST_V4 = struct.Struct(">4sI")
 _HOST_V6 = struct.Struct(">16sI")
@@ -183,7 +185,7 @@ def property_bytes(view: memoryview, at: int, size: int) -> bytes:
     Something else where its parts are not as they must be.
     """
     try:
-        sys_flag, body_bytes = _FLAG_AND_BODY_V4.unpack_from(view, at + SYS_FLAG_OFFSET)
+        sys_flag, body_bytes = _FLAG_AND_BODY_V4.unpack_from(view, at)
         place = at + _BODY_SIZE_OFFSET_V4
         if sys_flag & _V6:
             place += 12 * (bool(sys_flag & SysFlag.BORN_HOST_V6) + bool(sys_flag & SysFlag.STORE_HOST_V6))
@@ -192,6 +194,29 @@ def property_bytes(view: memoryview, at: int, size: int) -> bytes:
         return view[place + 3 + view[place] : at + size].tobytes()
     except (struct.error, IndexError):
         return b""
+
+
+def properties_of(buffer: Any, base: int, offsets: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
+    """`property_bytes` of the records of some `sizes` at `offsets` less `base`. Hot.
+
+    `buffer`: bytes, or a map of a file, of which they are had in half the time that a view takes.
+    """
+    unpack = _FLAG_AND_BODY_V4.unpack_from
+    body_end, is_v6 = _BODY_END_V4, _V6  # which are quicker to come by than globals
+    found: list[bytes] = []
+    add = found.append
+    for offset, size in zip(offsets, sizes, strict=True):
+        at = offset - base
+        try:
+            sys_flag, body_bytes = unpack(buffer, at)
+            if sys_flag & is_v6:
+                add(property_bytes(memoryview(buffer), at, size))
+            else:
+                place = at + body_end + body_bytes
+                add(buffer[place + 3 + buffer[place] : at + size])
+        except (struct.error, IndexError):
+            add(b"")
+    return found
 
 
 class RawRecord(NamedTuple):

@@ -20,7 +20,8 @@ import attrs
 import orjson
 
 from mqbroker.wire import fastjson
-from mqbroker.wire.bodies import BadBody, DataVersion, RegisterBrokerBody, TopicConfig
+from mqbroker.wire.bodies import DataVersion, RegisterBrokerBody, TopicConfig
+from mqbroker.wire.body import BadBody
 
 T = TypeVar("T")
 

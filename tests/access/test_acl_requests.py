@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 
 import pytest
 import yaml
@@ -13,6 +14,7 @@ from mqbroker.wire.signature import Credentials
 from tests.access.acl import ADMIN, ALICE, PLAIN, signed, write_acl
 from tests.access.test_guard import refusal, sending
 from tests.broker.bench import START, Bench, HeldWorker
+from tests.broker.every_request import fields_of, text_for, wrong_values
 
 PUT, DELETE = RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, RequestCode.DELETE_ACL_CONFIG
 WHITE, VERSIONS = RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, RequestCode.GET_BROKER_CLUSTER_ACL_INFO
@@ -233,6 +235,30 @@ def test_without_a_file_nobody_is_served_and_it_is_said(make_bench, home, logged
     assert refusal(bench, sending(ALICE)) is None
 
 
+@pytest.mark.parametrize("text", ["", "accounts: []", "globalWhiteRemoteAddresses: [10.1.*.*]"])
+def test_a_file_without_accounts_is_told_of(make_bench, home, logged, text):
+    path = write_acl(home, text)
+    make_bench()
+    assert f"no file of accounts has one, {path} neither: nobody can sign a request" in logged.lines
+
+
+def test_who_has_access_is_told_at_the_start_without_secrets(make_bench, home, logged):
+    path = home / "conf" / "plain_acl.yml"
+    path.chmod(0o600)
+    make_bench()
+    assert f"access control is on: 2 accounts, 1 of them administrators, in {path}" in logged.lines
+    assert not [line for line in logged.lines if "secret-of" in line or "can be read by others" in line]
+
+
+def test_a_file_that_others_can_read_is_told_of(make_bench, home, logged):
+    path = home / "conf" / "plain_acl.yml"
+    path.chmod(0o640)
+    make_bench()
+    assert [line for line in logged.lines if "can be read by others" in line] == [
+        f"{path} can be read by others, who can sign as anybody in it: chmod 600 {path}"
+    ]
+
+
 def test_a_file_that_is_made_is_for_the_owner_only(make_bench, home):
     (home / "conf/plain_acl.yml").unlink()
     write_acl(home, PLAIN, "conf/acl/all.yml")
@@ -280,3 +306,30 @@ def test_a_look_that_fails_is_logged_and_changes_nothing(make_bench, home, logge
     assert [failure.getErrorMessage() for failure in logged.failures] == ["oops"]
     del logged[:]
     assert refusal(bench, signed(ALICE, RequestCode.GET_MAX_OFFSET, {"topic": "T", "queueId": "0"})) is None
+
+
+FAILED = {
+    PUT: ResponseCode.UPDATE_AND_CREATE_ACL_CONFIG_FAILED,
+    DELETE: ResponseCode.DELETE_ACL_CONFIG_FAILED,
+    WHITE: ResponseCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG_FAILED,
+}
+
+
+@pytest.mark.parametrize(
+    "field", [field for code in FAILED for field in fields_of(code)], ids=lambda field: f"{field.code:d}-{field.key}"
+)
+def test_a_wrong_field(bench, home, logged, field):
+    good = {PUT: BOBS, DELETE: {"accessKey": "bobs-key"}, WHITE: {"globalWhiteAddrs": "10.9.9.9"}}[field.code]
+    for how, text in wrong_values(field):
+        if text is None:
+            continue
+        before = (home / "conf/plain_acl.yml").read_text()
+        answer = ask(bench, field.code, **{**good, field.key: text_for(field, how, text)})
+        assert answer.code in (ResponseCode.SUCCESS, FAILED[field.code]), how
+        if answer.code:
+            assert answer.remark
+            assert not re.search(r"Traceback|Error\b", answer.remark), answer.remark
+            assert (home / "conf/plain_acl.yml").read_text() == before, how
+        assert ask(bench, VERSIONS).code == ResponseCode.SUCCESS
+        assert refusal(bench, sending(ALICE)) is None
+    assert logged.failures == []

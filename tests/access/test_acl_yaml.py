@@ -93,6 +93,24 @@ def test_keys_that_are_numbers_and_permissions_that_are_unknown():
     ]
 
 
+@pytest.mark.parametrize("secret", ["12345678", "'12345678'"])
+def test_the_secret_that_everybody_knows_is_none(secret):
+    with pytest.raises(BadAcl, match="account RocketMQ: its secretKey is that of the sample file"):
+        parse_acl(f"accounts:\n- accessKey: RocketMQ\n  secretKey: {secret}\n")
+    with pytest.raises(BadAcl, match="give it a long random one"):
+        AccountChange("RocketMQ", "12345678").check()
+
+
+def test_words_that_nobody_knows_are_told_of():
+    with log_kept() as logged:
+        parse_acl("acounts: []\n" + ACCOUNT + "  topicPerm: [T=SUB]\n")
+        parse_acl(PLAIN + "dataVersion: []\n")
+    assert [line.partition(";")[0] for line in logged.lines] == [
+        "'acounts' in the file changes nothing",
+        "'topicPerm' in account somebody changes nothing",
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "version"),
     [

@@ -13,9 +13,9 @@ from mqbroker.access.acl_files import AclFiles, acl_places
 from mqbroker.broker.assembly import Assembly
 from mqbroker.config import BrokerSettings, NettySettings, StoreSettings
 from mqbroker.remoting.handlers import HandlerTable, IConnection
-from mqbroker.store.disk import OsDisk
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.message_store import open_store
+from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.worker import InlineWorker, IWorker
 from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.command import RemotingCommand, decode_commands, encode_command

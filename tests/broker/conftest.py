@@ -46,3 +46,10 @@ def bench(make_bench):
 @pytest.fixture
 def client(bench):
     return bench.client()
+
+
+@pytest.fixture(scope="module")
+def module_bench(tmp_path_factory):
+    bench = Bench(tmp_path_factory.mktemp("send"), store={"mapped_file_size_commit_log": 64 * 1024 * 1024})
+    yield bench
+    bench.close()

@@ -4,7 +4,7 @@ import pytest
 
 from mqbroker.broker.bit_maps import BitMaps
 from mqbroker.broker.matching import ExpressionMatching
-from mqbroker.filter import Expression, compile_expression
+from mqbroker.filter import compile_expression
 from mqbroker.filter.bloom import BloomData
 from mqbroker.store.consumequeue_ext import ExtUnit
 from tests.broker.bench import START
@@ -83,8 +83,16 @@ def test_pulls_look_at_the_properties_only_where_the_bits_allow_it(bench, client
     put(client, 3, 7)
     bench.store.dispatch_now()
     asked = []
-    matches = Expression.matches
-    monkeypatch.setattr(Expression, "matches", lambda *args: (asked.append(args[1][2:3]), matches(*args))[1])
+    made = ExpressionMatching.__init__
+
+    def make(matching, expression, *more):
+        made(matching, expression, *more)
+        matching.pick = lambda messages, most: (
+            asked.extend(message[2:3] for message in messages),
+            expression.pick(messages, most),
+        )[1]
+
+    monkeypatch.setattr(ExpressionMatching, "__init__", make)
     assert bodies(client.pull(sys_flag=0)) == [b"9", b"8", b"7"]
     assert asked == [b"1", b"9", b"8", b"3", b"7"]  # 2 was ruled out by its bits
     asked.clear()

@@ -27,7 +27,7 @@ from mqbroker.wire.headers import (
     UnregisterClientRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
-from tests.broker.test_send import put_topic
+from tests.broker.sending import put_topic
 
 OTHER = IPv4Address("TCP", "10.0.0.3", 5)
 

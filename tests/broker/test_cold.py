@@ -5,6 +5,7 @@ import pytest
 from mqbroker.broker.delay import DelayService
 from mqbroker.broker.processors import pull
 from mqbroker.broker.stat_windows import Growth
+from mqbroker.broker.transactions.messages import put_back
 from mqbroker.store import cold
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.worker import InlineWorker
@@ -22,7 +23,7 @@ from mqbroker.wire.headers import (
 from mqbroker.wire.record import decode_records
 from tests.broker.bench import Bench, pull_header
 from tests.broker.test_delay import delayed_message
-from tests.broker.transacting import COMMIT, Transactor, end_command
+from tests.broker.transacting import COMMIT, HALF, Transactor, end_command
 from tests.broker.transacting import bodies as transacted
 from tests.store.harness import FaultyDisk, SteppedWorker
 
@@ -159,7 +160,7 @@ def test_a_queue_that_the_disk_cannot_read(cold_bench, client):
     cold_bench.step_all()
     (answer,) = client.heard()
     assert answer.code == ResponseCode.SYSTEM_ERROR
-    assert answer.remark.startswith(f"StoreDamaged: {path} is damaged at byte 0: the disk cannot read it")
+    assert answer.remark.startswith(f"{path} is damaged at byte 0: the disk cannot read it")
 
 
 @pytest.mark.parametrize(
@@ -269,4 +270,32 @@ def test_half_messages_that_are_not_in_memory_are_ended_once(make_bench, tmp_pat
     assert [answer.code for answer in producer.client.heard()] == [0] * 4
     bench.worker.at_once = True
     assert transacted(bench, "T", 1) == [b"plain", b"0", b"1", b"2"]
+    bench.close()
+
+
+@pytest.mark.parametrize("how", ["committed", "put back"])
+def test_what_others_settle_while_a_run_waits_is_not_stored_again(make_bench, tmp_path, how):
+    warm = make_bench()
+    warm.client().send(queue_id=1, body=b"plain")
+    cold_half = Transactor(warm).half(b"cold")
+    warm.close()
+    bench = ColdBench(tmp_path / "store")
+    bench.step_all()
+    bench.worker.at_once = True
+    producer, other = Transactor(bench), Transactor(bench)
+    half = producer.half(b"one")
+    bench.worker.at_once = False
+    bench.disk.faults.evict()
+    assert producer.client.ask_all(*[end_command(each, COMMIT) for each in (half, cold_half)]) == []
+    if how == "committed":
+        assert other.commit(half).code == ResponseCode.SUCCESS
+    else:
+        (record,) = [each for each in bench.records(HALF) if each.body == b"one"]
+        bench.parts.halves.put_back({half.offset: put_back(record, record.properties)})
+    bench.step_all()
+    assert [answer.code for answer in producer.client.heard()] == [0, 0]
+    bench.worker.at_once = True
+    assert sorted(transacted(bench, "T", 1)) == [b"cold", b"one", b"plain"]
+    ledger = bench.parts.halves.ledger
+    assert ledger.next_open(0) == bench.store.max_offset(HALF, 0)
     bench.close()

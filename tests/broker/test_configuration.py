@@ -11,11 +11,13 @@ from twisted.internet.defer import Deferred, succeed
 from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.config.java_view import _DEFAULTS, java_properties
 from mqbroker.errors import BadSetting
+from mqbroker.wire.bodies import CheckClientRequestBody, SubscriptionData
 from mqbroker.wire.codes import Perm, RequestCode, ResponseCode
 from mqbroker.wire.headers import ConsumerSendMsgBackRequestHeader
+from mqbroker.wire.record import decode_records
 from tests.broker.bench import START, make_settings
+from tests.broker.sending import one, put_topic
 from tests.broker.test_client_requests import OTHER, beat, consumer, pushed
-from tests.broker.test_send import one, put_topic
 
 JAVA = json.loads((Path(__file__).parent.parent / "data" / "settings-4.9.7.json").read_text())
 JAVA_PARTS = ("BrokerConfig", "MessageStoreConfig", "NettyServerConfig", "NettyClientConfig")
@@ -122,8 +124,12 @@ def test_paths_addresses_and_names_are_not_changed(make_bench, key):
 
 
 def test_nothing_that_may_be_changed_is_a_path_an_address_or_a_credential(bench):
-    words = ("path", "addr", "dir", "ip1", "ip2", "port", "name", "command", "home", "key", "secret", "acl", "tls")
-    assert [key for key in bench.parts.live.changeable for word in words if word in key.lower()] == []
+    words = {"path", "addr", "dir", "ip1", "ip2", "port", "name", "command", "home", "key", "secret", "acl", "tls"}
+    assert [
+        key
+        for key in bench.parts.live.changeable
+        if words & {word.lower() for word in re.findall("[A-Z]{2,}[0-9]*|[A-Z]?[a-z0-9]+", key)}
+    ] == []
 
 
 @pytest.mark.parametrize(
@@ -140,6 +146,16 @@ def test_wrong_values_change_nothing(make_bench, logged, text):
     assert text.partition("=")[0].replace("a", "") in answer.remark.replace("a", "")
     assert (shown(client), saved.changes) == (before, [])
     assert logged.failures == []
+    assert not [line for line in logged.lines if "changed settings" in line]
+
+
+def test_who_changed_what_is_logged(make_bench, logged):
+    client = make_bench(save_settings=Saved()).client()
+    change(client, "fileReservedTime=49\nsendMessageThreadPoolNums=7")
+    change(client, "sendMessageThreadPoolNums=7")
+    assert [line for line in logged.lines if "settings" in line] == [
+        "10.0.0.2:40000 changed settings: fileReservedTime"
+    ]
 
 
 def test_a_file_that_cannot_be_written(make_bench):
@@ -246,6 +262,44 @@ def test_how_long_pulls_are_held(bench, client):
     assert one(client.heard()).code == ResponseCode.PULL_NOT_FOUND
 
 
+def test_expressions_are_taken_from_now_on(bench, client):
+    client.send("T")
+    bench.turn(1)
+    brought = {"sys_flag": 4, "subscription": "TRUE", "expression_type": "SQL92"}
+    check = CheckClientRequestBody("c", "CG", SubscriptionData("T", "a > 5", expression_type="SQL92")).to_json()
+    refused = "The broker does not support consumer to filter message by SQL92"
+    for enabled in (False, True, False):
+        change(client, f"enablePropertyFilter={str(enabled).lower()}")
+        answers = [client.pull("T", **brought), client.ask(RequestCode.CHECK_CLIENT_CONFIG, body=check)]
+        assert [answer.code == 0 for answer in answers] == [enabled] * 2
+        assert [answer.remark == refused for answer in answers] == [not enabled] * 2
+
+
+def test_retries_are_filtered_from_now_on(bench):
+    assert not bench.parts.subscriptions._filters_retries
+    change(bench.client(), "filterSupportRetry=true")
+    assert bench.parts.subscriptions._filters_retries
+
+
+def test_how_much_is_given_at_a_time(bench, client):
+    for _ in range(40):
+        client.send("T", queue_id=0)
+    bench.turn(1)
+
+    def count():
+        return len(decode_records(client.pull("T", max_msg_nums=100).body))
+
+    assert count() == 32
+    change(client, "maxTransferCountOnMessageInMemory=5")
+    assert count() == 5
+    change(client, "maxTransferCountOnMessageInMemory=100\nmaxTransferBytesOnMessageInMemory=1")
+    assert count() == 1
+    look = bench.store._reader._look
+    change(client, "maxTransferCountOnMessageInDisk=3\nmaxTransferBytesOnMessageInDisk=4")
+    assert look._disk_limits == (3, 4)
+    assert look._memory_limits == (100, 1)
+
+
 def test_how_long_messages_are_kept(bench, client):
     retention = bench.store._retention
     # No disk on which the tests may run has so much room.
@@ -285,4 +339,4 @@ def test_the_page_names_what_may_be_changed(bench):
     page = (Path(__file__).parent.parent.parent / "docs" / "daemons.rst").read_text()
     paragraph = page.partition("``mqadmin updateBrokerConfig`` changes")[2].partition("Any other is refused")[0]
     named = set(re.findall(r"``(\w+)``", paragraph))
-    assert named == bench.parts.live.changeable | {"forceRegister"}
+    assert named == bench.parts.live.changeable | {"flushConsumerOffsetInterval", "forceRegister"}

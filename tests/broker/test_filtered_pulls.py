@@ -57,6 +57,15 @@ def test_what_matches_is_counted_and_what_does_not_is_passed_over(client):
     assert (bodies(answer), offsets(answer)[0]) == ([b"3", b"3"], 40)
 
 
+def test_of_a_large_expression_fewer_messages_are_looked_at(client):
+    put(client, *range(30))
+    text = " OR ".join(f"a={number % 7}" for number in range(2000))
+    answer = pull(client, text)
+    assert (bodies(answer), offsets(answer)) == ([b"%d" % number for number in range(7)], (10, 0, 30))
+    answer = pull(client, text, queue_offset=10)
+    assert (answer.code, offsets(answer)[0]) == (ResponseCode.PULL_RETRY_IMMEDIATELY, 20)
+
+
 def test_a_message_that_cannot_be_evaluated_does_not_match(client):
     client.send(properties="a\x01x")
     put(client, 7)

@@ -2,13 +2,16 @@
 
 import json
 import os
+from collections import OrderedDict
 
 import pytest
 from twisted.internet.task import Clock
 
 from mqbroker.broker import filters as module
 from mqbroker.broker.filters import FilterTable
+from mqbroker.filter import sql92
 from mqbroker.filter.bloom import BloomFilter
+from mqbroker.filter.grammar import parse
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.worker import InlineWorker
 from mqbroker.wire.bodies import SubscriptionData
@@ -218,3 +221,54 @@ def test_what_the_file_has_that_cannot_be_read_is_left_and_told(table, path, clo
     assert table.get("U", "CG") is None
     assert seen(table)[0] == "a > 5"
     assert any("cannot be read" in event["log_format"] for event in logged)
+
+
+def test_a_start_reads_so_much_of_the_file_and_leaves_the_rest_until_it_is_needed(table, path, clock, monkeypatch):
+    texts = [f"a > {number}" for number in range(10, 15)]
+    for number, text in enumerate(texts):
+        table.register_group(f"G{number}", [sql(text)])
+    table.persist()
+    monkeypatch.setattr(module, "CHARACTERS_AT_START", 3 * 6 - 1)
+    monkeypatch.setattr(sql92, "_kept", OrderedDict())
+    parsed = []
+    monkeypatch.setattr(sql92, "parse", lambda text: parsed.append(text) or parse(text))
+    table = open_table(path, clock)
+    assert parsed == texts[:2]
+    unread = table.of_topic("T")[4]
+    assert unread.expression.pick([b"a\x011", b"", b"a\x0199"], 2) == [0, 1]  # any may be what it wants
+    table.register_group("G4", [sql(texts[4])])  # known for the same by its text
+    assert parsed == texts[:2]
+    assert not table.get("T", "G4").is_dead
+    assert table.get("T", "G4").expression.pick([b"a\x011", b"", b"a\x0199"], 2) == [2]
+    assert parsed == [*texts[:2], texts[4]]
+    assert table.of_topic("T")[4] is table.get("T", "G4")
+    assert [one.expression.text for one in table.of_topic("T")] == texts
+
+
+def test_what_is_needed_and_cannot_be_read_is_left_out(table, path, clock, monkeypatch, logged):
+    table.register_group("CG", [sql(), sql(topic="U")])
+    table.persist()
+    with open(path, "rb") as file:
+        data = json.load(file)
+    data["filterDataByTopic"]["U"]["groupFilterData"]["CG"]["expression"] = "a >"
+    with open(path, "w") as file:
+        json.dump(data, file)
+    monkeypatch.setattr(module, "CHARACTERS_AT_START", 0)
+    monkeypatch.setattr(sql92, "_kept", OrderedDict())
+    table = open_table(path, clock)
+    assert len(table.of_topic("U")) == 1
+    assert table.get("U", "CG") is None
+    assert table.of_topic("U") == []
+    assert any("cannot be read" in event["log_format"] for event in logged)
+    assert seen(table)[0] == "a > 5"
+
+
+def test_no_more_of_the_file_are_looked_at_than_are_kept(table, path, clock, monkeypatch):
+    for number in range(5):
+        table.register_group(f"G{number}", [sql(f"b > {number}")])
+    table.persist()
+    monkeypatch.setattr(module, "FILTERS_MAX", 2)
+    monkeypatch.setattr(sql92, "_kept", OrderedDict())
+    monkeypatch.setattr(sql92, "parse", lambda text: parsed.append(text) or parse(text))
+    parsed = []
+    assert len(open_table(path, clock).of_topic("T")) == len(parsed) == 2

@@ -3,9 +3,9 @@
 import pytest
 
 from mqbroker.wire.codes import RequestCode, ResponseCode
+from tests.broker.sending import one
 from tests.broker.test_client_requests import commit
 from tests.broker.test_pull import bodies
-from tests.broker.test_send import one
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from mqbroker.wire.headers import (
     QueryCorrectionOffsetHeader,
 )
 from tests.broker.bench import START
+from tests.broker.sending import put_topic
 from tests.broker.test_client_requests import beat, commit, consumer
-from tests.broker.test_send import put_topic
 
 NONE_TO_CORRECT = 2**63 - 1
 

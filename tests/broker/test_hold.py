@@ -4,7 +4,8 @@ import pytest
 
 from mqbroker.broker import hold as module
 from mqbroker.broker.hold import HeldPull, HeldPulls
-from tests.broker.bench import FakeConnection
+from mqbroker.wire.codes import RequestCode, ResponseCode
+from tests.broker.bench import FakeConnection, pull_header
 
 
 class Look:
@@ -31,6 +32,7 @@ def held(clock):
     held.stop()
     assert len(held) == 0
     assert held._counts == {}
+    assert held._weight == 0
 
 
 @pytest.fixture
@@ -116,3 +118,58 @@ def test_each_connection_has_its_share(held, clock, look, monkeypatch):
     wait(held, clock, look)  # another's
     held.arrived("T", 1, 9)
     assert held.hold(refused)
+
+
+def test_all_connections_together_have_so_many(clock, look, logged):
+    held = HeldPulls(clock, held_max=3)
+    held.start()
+    for queue_id in range(3):
+        wait(held, clock, look, connection=FakeConnection(), queue_id=queue_id)
+    for _ in range(5):
+        assert not held.hold(HeldPull(FakeConnection(), "T", 7, 5, clock.seconds() + 10, look))
+    told = [line for line in logged.lines if "heldPullsMax" in line]
+    assert told == ["3 pulls wait, as many as heldPullsMax allows: others are answered at once that there is nothing"]
+    held.arrived("T", 1, 9)
+    wait(held, clock, look, queue_id=1)
+    clock.pump([0.5] * 121)
+    assert logged.lines[-1] == "4 more pulls not held within a minute"
+    assert len(held) == 0
+    held.stop()
+
+
+def test_what_keeps_more_counts_for_more(clock, look):
+    held = HeldPulls(clock, held_max=100)
+    heavy = HeldPull(FakeConnection(), "T", 0, 5, clock.seconds() + 10, look, weight=99)
+    assert held.hold(heavy)
+    wait(held, clock, look)
+    more = HeldPull(FakeConnection(), "T", 0, 5, clock.seconds() + 10, look)
+    assert not held.hold(more)
+    heavy.connection.closed = True
+    held.sweep()
+    assert held.hold(more)
+
+
+class TestOfABroker:
+    def test_one_too_many_is_told_that_there_is_nothing(self, make_bench):
+        bench = make_bench(held_pulls_max=1)
+        clients = [bench.client(), bench.client()]
+        clients[0].send()
+        suspending = {"sys_flag": 6, "queue_offset": 1}
+        assert clients[0].pull(**suspending) is None
+        answer = clients[1].pull(**suspending)
+        assert (answer.code, answer.remark) == (ResponseCode.PULL_NOT_FOUND, "OFFSET_OVERFLOW_ONE")
+        assert clients[1].ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"heldPullsMax=2").code == ResponseCode.SUCCESS
+        assert clients[1].pull(**suspending) is None
+        bench.client().send()
+        assert [answer.remark for client in clients for answer in client.heard()] == ["FOUND"] * 2
+
+    def test_long_texts_count(self, make_bench):
+        bench = make_bench(held_pulls_max=2000)
+        client = bench.client()
+        client.send()
+        command = pull_header(sys_flag=6, queue_offset=1, subscription="t" * 100_000)
+        assert client.ask(RequestCode.PULL_MESSAGE, command) is None
+        assert client.ask(RequestCode.PULL_MESSAGE, command).code == ResponseCode.PULL_NOT_FOUND
+        command = pull_header(sys_flag=6, queue_offset=1, bname="n" * 100_000)
+        assert client.ask(RequestCode.PULL_MESSAGE, command).code == ResponseCode.PULL_NOT_FOUND
+        assert client.pull(sys_flag=6, queue_offset=1) is None

@@ -12,8 +12,8 @@ from mqbroker.wire.command import RESPONSE_FLAG, RemotingCommand, encode_command
 from mqbroker.wire.headers import GetConsumerStatusRequestHeader, ResetOffsetRequestHeader
 from mqbroker.wire.versions import V3_0_7_SNAPSHOT, V3_1_8_SNAPSHOT, old_version_name
 from tests.broker.bench import START
+from tests.broker.sending import put_topic
 from tests.broker.test_client_requests import OTHER, commit, consumer, heartbeat, pushed
-from tests.broker.test_send import put_topic
 
 START_MS = START * 1000
 THIRD = IPv4Address("TCP", "10.0.0.4", 6)

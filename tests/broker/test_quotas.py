@@ -11,10 +11,10 @@ from mqbroker.wire.bodies import ConsumerData, SubscriptionData, SubscriptionGro
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.headers import UnregisterClientRequestHeader
 from tests.broker.bench import FakeConnection
+from tests.broker.sending import one, put_topic
 from tests.broker.test_client_requests import OTHER, beat, commit, consumer, consumer_ids
 from tests.broker.test_configuration import change
 from tests.broker.test_group_admin import clone, delete_group
-from tests.broker.test_send import one, put_topic
 from tests.broker.test_topic_admin import delete
 from tests.broker.test_topic_requests import create
 

@@ -7,7 +7,7 @@ from mqbroker.broker import registration_requests
 from mqbroker.broker.name_server import RETRY_SECONDS
 from mqbroker.broker.registration import Registration
 from mqbroker.broker.registration_requests import BrokerIdentity
-from mqbroker.errors import Unreachable
+from mqbroker.errors import ConnectionClosed, Unreachable
 from mqbroker.wire.bodies import DataVersion, TopicConfig, TopicConfigSerializeWrapper
 from mqbroker.wire.codes import Perm, RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
@@ -40,11 +40,11 @@ class FakeClient:
             answer.ext_fields |= fields
             done.callback(answer)
 
-    def fail(self, address=None):
+    def fail(self, address=None, error=None):
         waiting = [r for r in self.requests if address in (None, r[0])]
         self.requests = [r for r in self.requests if r not in waiting]
         for _, _, _, done in waiting:
-            done.errback(Unreachable("connection refused"))
+            done.errback(error or Unreachable("connection refused"))
 
     @property
     def told(self):
@@ -432,6 +432,21 @@ def test_a_name_server_that_stays_away_is_one_line_and_its_return_another(make, 
         f"register broker to name server {A} OK",
         f"name server {B} is not told of this broker: connection refused",
         f"register broker to name server {B} OK",
+    ]
+
+
+def test_a_name_server_that_closes_before_any_answer_may_want_tls(make, network, clock, logged):
+    make([A], register_name_server_period_ms=10_000).start()
+    network.fail(error=ConnectionClosed("reset."))
+    clock.advance(10)
+    network.answer()
+    clock.advance(10)
+    network.fail(error=ConnectionClosed("reset"))
+    assert logged.lines == [
+        f"name server {A} is not told of this broker: reset; "
+        "look whether both sides use TLS (useTLS here, tls.server.mode there)",
+        f"register broker to name server {A} OK",
+        f"name server {A} is not told of this broker: reset",
     ]
 
 

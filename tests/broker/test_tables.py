@@ -9,9 +9,9 @@ from mqbroker.broker.groups import GroupTable
 from mqbroker.broker.offsets import OffsetTable
 from mqbroker.broker.topics import TopicTable, system_topics
 from mqbroker.errors import Refused, StoreDamaged
-from mqbroker.store.jsonfile import JsonFile
+from mqbroker.store.jsonfile import PIECES_PER_TURN, JsonFile
 from mqbroker.store.worker import InlineWorker
-from mqbroker.wire.bodies import SubscriptionGroupConfig, TopicConfig
+from mqbroker.wire.bodies import ConsumerOffsetSerializeWrapper, SubscriptionGroupConfig, TopicConfig
 from mqbroker.wire.codes import Perm
 from tests.broker.bench import START, HeldWorker, make_settings
 
@@ -265,3 +265,30 @@ def test_going_back_is_done_and_said(root, logged):
     table.commit("CG", "T", 0, 2)
     assert table.query("CG", "T", 0) == 2
     assert "CG goes back in T 0: 5 to 2" in logged.lines
+
+
+def committed(root):
+    return ConsumerOffsetSerializeWrapper.from_json((root / "consumerOffset.json").read_bytes()).offset_table
+
+
+def test_many_offsets_are_written_in_turns_while_they_change(root):
+    turns = []
+    table = OffsetTable(JsonFile(str(root / "consumerOffset.json"), InlineWorker(), turns.append))
+    count = 2 * PIECES_PER_TURN
+    for number in range(count):
+        table.commit(f"G{number}", "T", 0, number)
+    table.persist()
+    assert not (root / "consumerOffset.json").exists()
+    table.commit("another", "T", 0, 1)
+    table.commit("one more", "T", 0, 1)
+    table.remove_group(f"G{count - 1}")
+    table.commit(f"G{count - 2}", "T", 0, 10**6)
+    while turns:
+        turns.pop(0)()
+    first = committed(root)
+    assert len(first) == count
+    assert first[f"T@G{count - 2}"] == {0: 10**6}
+    table.persist()
+    while turns:
+        turns.pop(0)()
+    assert committed(root).keys() == first.keys() - {f"T@G{count - 1}"} | {"T@another", "T@one more"}

@@ -3,10 +3,11 @@
 import os
 
 import pytest
+from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
 from mqbroker.broker import walks
-from mqbroker.broker.walks import STEPS_PER_TURN, WALKS_MAX, Walks
+from mqbroker.broker.walks import PIECES_PER_STEP, STEPS_PER_TURN, WALKS_MAX, Walks
 from mqbroker.wire.admin_bodies import (
     GroupList,
     QueryConsumeTimeSpanBody,
@@ -24,8 +25,8 @@ from mqbroker.wire.headers import (
     QueryTopicConsumeByWhoRequestHeader,
 )
 from tests.broker.bench import START, FakeConnection
+from tests.broker.sending import put_topic
 from tests.broker.test_client_requests import beat, commit, consumer
-from tests.broker.test_send import put_topic
 from tests.broker.test_topic_requests import create
 
 START_MS = START * 1000
@@ -234,3 +235,34 @@ def test_few_walks_at_a_time_and_none_for_who_is_gone(monkeypatch):
     clock.advance(0)
     assert begun == [*connections[:WALKS_MAX], connections[-1]]
     assert [answer.result is None for answer in answers] == [False] * WALKS_MAX + [True, False]
+
+
+class Turns(Clock):
+    """Counts what waits for its next turn."""
+
+    turns = 0
+
+    def callLater(self, delay, *args, **more):
+        self.turns += 1
+        return super().callLater(delay, *args, **more)
+
+
+def test_a_long_body_is_written_in_turns():
+    clock = Turns()
+    body = TopicStatsTable({queue(number): TopicOffset(number, 2**40, START_MS) for number in range(5000)})
+    writing = Deferred.fromCoroutine(Walks(clock).written(body))
+    assert not writing.called
+    clock.advance(0)
+    assert clock.turns == 5000 // (STEPS_PER_TURN * PIECES_PER_STEP)
+    assert writing.result == body.to_json()
+
+
+def test_a_topic_of_as_many_queues_as_may_be(make_bench):
+    clock = Turns()
+    clock.advance(START)
+    client = make_bench(clock=clock).client()
+    put_topic(client, "T", write_queue_nums=65_535, read_queue_nums=65_535)
+    before = clock.turns
+    answer = stats(client)
+    assert clock.turns - before >= 65_535 // STEPS_PER_TURN + 65_535 // (STEPS_PER_TURN * PIECES_PER_STEP)
+    assert answer.body.count(b"maxOffset") == 65_535

@@ -27,8 +27,8 @@ from mqbroker.wire.headers import (
 )
 from mqbroker.wire.record import decode_records
 from tests.broker.bench import START
+from tests.broker.sending import one
 from tests.broker.test_client_requests import beat, consumer
-from tests.broker.test_send import one
 
 
 def create(client, name="T", **fields):
@@ -160,6 +160,17 @@ def test_messages_by_key(bench, client):
     assert [record.body for record in decode_records(query(client, "k1").body)] == [b"1"]
     assert [record.body for record in decode_records(query(client, "U2", unique=True).body)] == [b"2"]
     assert len(decode_records(query(client, count=2).body)) == 2
+
+
+@pytest.mark.parametrize(
+    ("setting", "unique", "count"), [("max_msgs_num_batch", False, 2), ("max_msgs_num_batch", True, 2),
+    ("default_query_max_num", True, 2), ("default_query_max_num", False, 3)],
+)  # fmt: skip
+def test_how_many_messages_by_key_there_are_at_a_time(make_bench, setting, unique, count):
+    client = make_bench(store={setting: 2}).client()
+    for _ in range(3):
+        client.send(properties="KEYS\x01k")
+    assert len(decode_records(query(client, unique=unique).body)) == count
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,17 @@ from zope.interface import implementer
 from mqbroker.config import FlushDiskType
 from mqbroker.store.worker import IWorker
 from tests.broker.bench import START, Bench
-from tests.broker.transacting import COMMIT, GIVEN_UP, HALF, ROLLBACK, UNKNOWN, Transactor, answered, bodies
+from tests.broker.transacting import (
+    COMMIT,
+    GIVEN_UP,
+    HALF,
+    ROLLBACK,
+    UNKNOWN,
+    Transactor,
+    answered,
+    bodies,
+    end_command,
+)
 from tests.store.simulation.disk import DiskFaults, Ended, SimDisk
 
 LIVES = 4
@@ -76,7 +86,8 @@ class World:
         self.open()
 
     def step(self):
-        act = self.rng.choice([self.send, self.send, self.send, self.end, self.end, self.check, self.wait, self.save])
+        sends, ends = [self.send] * 4, [self.end, self.end_some, self.end_some]
+        act = self.rng.choice([*sends, *ends, self.check, self.wait, self.save])
         act()
 
     def send(self):
@@ -93,6 +104,12 @@ class World:
         if self.halves:
             half, outcome = self.rng.choice(self.halves)
             self.end_one(half, outcome)
+
+    def end_some(self):
+        """In one read, some of them twice."""
+        if self.halves:
+            chosen = self.rng.choices(self.halves[-8:], k=self.rng.randrange(2, 12))
+            self.producer.client.ask_all(*[end_command(half, outcome) for half, outcome in chosen])
 
     def end_one(self, half, outcome):
         self.producer.end(half, outcome)

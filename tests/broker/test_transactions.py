@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mqbroker.broker.processors import end_transaction
 from mqbroker.errors import RecordTooLarge, StoreUnwritable
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.command import ONEWAY_FLAG
@@ -82,6 +83,78 @@ def test_ends_of_one_read_are_stored_together_and_each_once(bench, producer, mon
     assert [answer.code for answer in answers] == [0] * 5
     assert bodies(bench, "T", 1) == [b"plain", b"0", b"2", b"3"]
     assert appends == [7]
+    ledger = bench.parts.halves.ledger
+    assert (ledger.progress, ledger.op_progress, ledger.next_op) == (4, 4, 4)
+
+
+def test_ends_as_most_are_take_no_closer_look(bench, producer, monkeypatch):
+    halves = [producer.half(b"%d" % n) for n in range(4)]
+    looks = []
+    get = bench.store.get_when_ready
+    monkeypatch.setattr(bench.store, "get_when_ready", lambda *args: looks.append(args[2]) or get(*args))
+    ends = [end_command(half, end) for half, end in zip(halves, [COMMIT, ROLLBACK] * 2, strict=True)]
+    assert [answer.code for answer in producer.client.ask_all(*ends)] == [0] * 4
+    assert looks == []
+    producer.commit(halves[1])
+    assert looks == [1]
+    assert bodies(bench, "T", 1) == [b"plain", b"0", b"2"]
+
+
+@pytest.mark.parametrize("first", [COMMIT, ROLLBACK])
+@pytest.mark.parametrize("unusual", [0, 1, None])
+def test_of_two_ends_in_one_read_the_first_counts(bench, producer, first, unusual):
+    half = producer.half(b"one")
+    commands = [end_command(half, end) for end in (first, COMMIT + ROLLBACK - first)]
+    if unusual is not None:
+        commands[unusual].ext_fields["tranStateTableOffset"] = "+0"  # a number all the same
+    answers = producer.client.ask_all(*commands)
+    assert [answer.code for answer in answers] == [0, 0]
+    assert bodies(bench, "T", 1) == [b"plain", b"one"][: 2 if first == COMMIT else 1]
+    assert bodies(bench, OP) == [b"0"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"commitOrRollback": None},
+        {"commitOrRollback": "eight"},
+        {"tranStateTableOffset": None},
+        {"tranStateTableOffset": ""},
+        {"tranStateTableOffset": "0_1"},
+        {"tranStateTableOffset": " 1"},
+        {"tranStateTableOffset": "\u0661"},  # a one, of other digits
+        {"commitLogOffset": None},
+        {"commitLogOffset": "\u00b2"},
+        {"commitLogOffset": "9" * 5000},
+        {"producerGroup": None},
+        {"producerGroup": "\u00e9"},
+        {"msgId": None},
+    ],
+)
+def test_one_that_cannot_be_read_is_refused_and_holds_nobody_up(bench, producer, fields):
+    halves = [producer.half(b"%d" % n) for n in range(3)]
+    commands = [end_command(half, COMMIT) for half in halves]
+    for name, value in fields.items():
+        del commands[1].ext_fields[name]
+        if value is not None:
+            commands[1].ext_fields[name] = value
+    answers = producer.client.ask_all(*commands)
+    assert {answer.opaque: answer.code for answer in answers} == {
+        command.opaque: int(command is commands[1]) for command in commands
+    }
+    assert bodies(bench, "T", 1) == [b"plain", b"0", b"2"]
+
+
+def test_what_one_read_brings_is_stored_in_bounded_parts(bench, producer, monkeypatch):
+    monkeypatch.setattr(end_transaction, "GATHERED_BYTES_MAX", 1000)
+    halves = [producer.half(b"%d" % n * 300) for n in range(9)]
+    appends = []
+    append = bench.store.append
+    monkeypatch.setattr(bench.store, "append", lambda messages: appends.append(len(messages)) or append(messages))
+    answers = producer.client.ask_all(*[end_command(half, COMMIT) for half in halves])
+    assert [answer.code for answer in answers] == [0] * 9
+    assert appends == [4, 4, 4, 4, 2]
+    assert bodies(bench, "T", 1) == [b"plain", *[b"%d" % n * 300 for n in range(9)]]
 
 
 def test_a_oneway_end_is_not_answered(bench, producer):
@@ -160,11 +233,10 @@ def test_nothing_is_settled_that_the_store_refuses(bench, producer, monkeypatch)
 
     with monkeypatch.context() as patched:
         patched.setattr(bench.store, "append", refuse)
-        answer = producer.commit(half)
-    assert (answer.code, answer.remark) == (
-        ResponseCode.SERVICE_NOT_AVAILABLE,
-        "Service not available now. the disk is full",
-    )
+        answers = producer.client.ask_all(*[end_command(half, end) for end in (COMMIT, ROLLBACK)])
+    assert [(answer.code, answer.remark) for answer in answers] == [
+        (ResponseCode.SERVICE_NOT_AVAILABLE, "Service not available now. the disk is full")
+    ] * 2
     producer.commit(half)
     assert bodies(bench, "T", 1) == [b"plain", b"one"]
 
@@ -259,7 +331,7 @@ def test_who_waits_for_that_is_told_when_the_broker_stops(bench, producer, resta
     producer = Transactor(bench)
     producer.client.tell(end_command(half, COMMIT))
     bench.parts.halves.stop()
-    assert [answer.remark for answer in producer.client.heard()] == ["StoreError: the broker is stopping"]
+    assert [answer.remark for answer in producer.client.heard()] == ["the broker is stopping"]
 
 
 def test_the_store_host_is_the_brokers(bench, producer):

@@ -149,6 +149,10 @@ def test_messages_are_chosen(root: Path) -> None:
     found = run("dump", root, "--topic", topic, "--queue", 0, "--from", 10, "--to", 13)[1]
     assert [line.split("\t")[3] for line in found.splitlines()] == ["10", "11", "12"]
     assert len(run("dump", root, "--max", 7)[1].splitlines()) == 7
+    assert run("dump", root, "--topic", "NOSUCH")[1:] == (
+        "",
+        "no such message is there; --queues lists the topics and the offsets of their queues\n",
+    )
     messages = golden_messages()
     start, end = messages[50]["offset"] + 1, messages[60]["offset"]
     found = run("dump", root, "--from", start, "--to", end)[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import random
 import socket
 import threading
@@ -14,7 +15,7 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.task import Clock
 
 from mqbroker.client.deferred_net import DeferredNet
-from mqbroker.errors import ConnectionClosed, RequestTimedOut, Unreachable
+from mqbroker.errors import BadFrame, ConnectionClosed, RequestTimedOut, Unreachable
 from mqbroker.wire import headers as h
 from mqbroker.wire.batch import decode_batch
 from mqbroker.wire.bodies import (
@@ -287,6 +288,14 @@ def world():
 
 
 @pytest.fixture
+def one_queue(world):
+    """Topic T with one queue on broker a, and the group's retry topic."""
+    world.cluster.add_topic("T", queues=1, brokers=["a"])
+    world.cluster.add_topic("%RETRY%g", queues=1, brokers=["a"])
+    return world
+
+
+@pytest.fixture
 def name_server():
     return NAME_SERVER
 
@@ -299,9 +308,10 @@ def silent():
 class LoopbackServer:
     """The cluster behind one real socket on loopback; a thread serves each connection."""
 
-    def __init__(self):
+    def __init__(self, tls=None):
         self.cluster = Cluster(Clock())
         self.connections = []
+        self._tls = tls
         self._accepted = threading.Condition()
         self.before_answer = lambda request, connection: None
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -331,6 +341,15 @@ class LoopbackServer:
 
     def _serve(self, connection):
         decoder = FrameDecoder()
+        if self._tls is not None:
+            encrypted = self._tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+            try:
+                encrypted.do_handshake()
+            except OSError:
+                self._part(socket.socket(fileno=encrypted.detach()))
+                return
+            self.connections[self.connections.index(connection)] = encrypted
+            connection = encrypted
         with connection:
             while True:
                 try:
@@ -339,8 +358,16 @@ class LoopbackServer:
                         return
                     for request in decode_commands(decoder.feed(data)):
                         self._answer(request, connection)
-                except OSError:
+                except (OSError, BadFrame):
                     return
+
+    @staticmethod
+    def _part(connection):
+        """Let the other side read what it was told."""
+        with connection, contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(65536):
+                pass
 
     def _answer(self, request, connection):
         with self._lock:
@@ -350,7 +377,23 @@ class LoopbackServer:
         if not request.is_oneway:
             connection.sendall(encode_command(attrs.evolve(result, opaque=request.opaque)))
 
+    def ask_client(self, requests):
+        """Send requests over the newest connection; a queue that their answers come into."""
+        answers = queue.SimpleQueue()
+
+        def keep(command, connection):
+            if command.is_response:
+                answers.put(command)
+            return SILENT if command.is_response else None
+
+        self.before_answer = keep
+        asked = [attrs.evolve(request, opaque=1000 + n) for n, request in enumerate(requests)]
+        self.connections[-1].sendall(b"".join(map(encode_command, asked)))
+        return answers
+
     def close(self):
+        if self._listener.fileno() == -1:
+            return
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         for connection in self.connections:

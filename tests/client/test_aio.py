@@ -1,12 +1,16 @@
 import asyncio
+import random
 
 import pytest
 
 from mqbroker.client import ClientClosed, Message, MessageQueue, PullOptions, PushOptions, SendFailed
 from mqbroker.client.aio import Producer, PullConsumer, PushConsumer
+from mqbroker.client.aio_net import UNANSWERED_MAX, AioNet
 from mqbroker.client.options import ConsumeFrom, ProducerOptions
 from mqbroker.errors import ConnectionClosed, RequestTimedOut, Unreachable
-from mqbroker.wire.codes import RequestCode
+from mqbroker.wire.admin_bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo, GetConsumerStatusBody
+from mqbroker.wire.bodies import HeartbeatData
+from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand, encode_command
 
 Q = MessageQueue("T", "a", 0)
@@ -120,3 +124,109 @@ def test_a_connection_from_which_nothing_came_in_time_is_replaced(topic, silent)
 
     asyncio.run(main())
     assert len(topic.connections) == 2
+
+
+def ask(code, body=b"", **fields):
+    return RemotingCommand(code, {"consumerGroup": "g", "group": "g", "topic": "T", "clientId": "c", **fields}, body)
+
+
+async def taken(answers, count):
+    found = [await asyncio.to_thread(answers.get, timeout=10) for _ in range(count)]
+    return sorted(found, key=lambda answer: answer.opaque)
+
+
+def test_a_broker_may_ask_a_push_consumer(topic):
+    for n in range(3):
+        topic.cluster.store(Q, b"%d" % n)
+    got = []
+
+    async def main():
+        done = asyncio.Event()
+
+        async def listener(message):
+            await asyncio.sleep(0)
+            got.append(message.body)
+            if len(got) == 3:
+                done.set()
+
+        options = PushOptions(consume_from=ConsumeFrom.FIRST, suspend_ms=0)
+        async with PushConsumer(topic.addr, "g", listener, options=options) as consumer:
+            await consumer.subscribe("T")
+            await asyncio.wait_for(done.wait(), 10)
+            answers = topic.ask_client(
+                [
+                    ask(RequestCode.GET_CONSUMER_RUNNING_INFO, jstackEnable="true"),
+                    ask(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT),
+                    ask(RequestCode.CONSUME_MESSAGE_DIRECTLY, topic.cluster.logs[Q][1], brokerName="a"),
+                    ask(RequestCode.CONSUME_MESSAGE_DIRECTLY, b"nonsense"),
+                    ask(39),
+                ]
+            )
+            info, status, directly, bad, unknown = await taken(answers, 5)
+        assert "test_aio.py" in ConsumerRunningInfo.from_json(info.body).jstack
+        assert Q in GetConsumerStatusBody.from_json(status.body).message_queue_table
+        assert ConsumeMessageDirectlyResult.from_json(directly.body).consume_result == "CR_SUCCESS"
+        assert (bad.code, unknown.code) == (ResponseCode.SYSTEM_ERROR, ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
+
+    asyncio.run(main())
+    assert got == [b"0", b"1", b"2", b"1"]
+    assert topic.cluster.offsets["g", Q] == 3
+
+
+def test_a_broker_that_asks_without_an_end_is_heard_only_so_often(server):
+    async def main():
+        gate = asyncio.Event()
+
+        async def answer(request):
+            await gate.wait()
+            return RemotingCommand.response(request)
+
+        net = AioNet(answer, random.Random(1))
+        heartbeat = RemotingCommand.request(RequestCode.HEART_BEAT, body=HeartbeatData("me").to_json())
+        await net.invoke(server.addr, heartbeat, 5000)
+        answers = server.ask_client([ask(307)] * (UNANSWERED_MAX + 20))
+        # What is answered comes behind what was asked before it.
+        await net.invoke(server.addr, heartbeat, 5000)
+        gate.set()
+        found = await taken(answers, UNANSWERED_MAX)
+        assert [found[0].opaque, found[-1].opaque] == [1000, 1000 + UNANSWERED_MAX - 1]
+        again = server.ask_client([ask(307)])
+        assert (await taken(again, 1))[0].opaque == 1000
+        await net.close()
+        assert answers.empty()
+
+    asyncio.run(main())
+
+
+def test_answers_wait_for_a_broker_that_does_not_read(server):
+    async def main():
+        async def answer(request):
+            return RemotingCommand.response(request)
+
+        net = AioNet(answer, random.Random(1))
+        heartbeat = RemotingCommand.request(RequestCode.HEART_BEAT, body=HeartbeatData("me").to_json())
+        await net.invoke(server.addr, heartbeat, 5000)
+        (connection,) = net._connections.values()
+        connection.pause_writing()
+        answers = server.ask_client([ask(307)])
+        while not connection.unanswered:  # noqa: ASYNC110 - nobody tells that bytes came
+            await asyncio.sleep(0)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert connection.unanswered == 1
+        connection.resume_writing()
+        assert [answer.opaque for answer in await taken(answers, 1)] == [1000]
+        assert connection.unanswered == 0
+        await net.close()
+
+    asyncio.run(main())
+
+
+def test_a_consumer_that_pulls_refuses_over_its_connection(topic):
+    async def main():
+        async with PullConsumer(topic.addr, "g") as consumer:
+            await consumer.queues("T")
+            (answer,) = await taken(topic.ask_client([ask(RequestCode.CONSUME_MESSAGE_DIRECTLY)]), 1)
+            assert (answer.code, "<g> has neither" in answer.remark) == (ResponseCode.SYSTEM_ERROR, True)
+
+    asyncio.run(main())

@@ -12,6 +12,7 @@ from mqbroker.client import BadMessage, ClientClosed, Message, MessageQueue, Pro
 from mqbroker.client.blocking import Producer, PullConsumer, PushConsumer
 from mqbroker.client.options import ConsumeFrom
 from mqbroker.errors import ConnectionClosed, RequestTimedOut
+from mqbroker.wire.admin_bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo
 from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.command import RemotingCommand, encode_command
 
@@ -219,3 +220,30 @@ def test_the_push_consumer_calls_its_listener_on_threads(topic):
     assert topic.cluster.offsets["g", Q] == 50
     assert topic.cluster.members["g"] == []
     consumer.close()
+
+
+def test_a_message_by_hand_is_consumed_on_a_listeners_thread(topic):
+    topic.cluster.store(Q, b"0")
+    topic.cluster.add_topic("%RETRY%g", queues=1)
+    got, done, leave = [], threading.Event(), threading.Event()
+
+    def listener(message):
+        got.append((message.body, threading.current_thread().name))
+        done.set()
+        assert leave.wait(10)
+
+    options = PushOptions(consume_from=ConsumeFrom.FIRST, suspend_ms=0, concurrency=2)
+    consumer = PushConsumer(topic.addr, "g", listener, options=options)
+    consumer.subscribe("T")
+    with consumer:
+        assert done.wait(10)
+        fields = {"consumerGroup": "g", "clientId": "c"}
+        (record,) = topic.cluster.logs[Q]
+        answers = topic.ask_client([RemotingCommand(307, fields | {"jstackEnable": "true"})])
+        assert "wait(threading.py:" in ConsumerRunningInfo.from_json(answers.get(timeout=10).body).jstack
+        leave.set()
+        answers = topic.ask_client([RemotingCommand(309, fields, record)])
+        result = ConsumeMessageDirectlyResult.from_json(answers.get(timeout=10).body)
+    assert (result.consume_result, [body for body, _ in got]) == ("CR_SUCCESS", [b"0", b"0"])
+    assert all(name.startswith("mq-listen") for _, name in got)
+    assert topic.cluster.offsets["g", Q] == 1

@@ -5,10 +5,9 @@ import random
 import pytest
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
-from twisted.internet.testing import StringTransport
 
 from mqbroker.client import ClientClosed, Message, MessageQueue, deferred
-from mqbroker.client.deferred_net import DeferredNet, peer_table
+from mqbroker.client.deferred_net import DeferredNet
 from mqbroker.client.net import every
 from mqbroker.errors import Unreachable
 from mqbroker.wire.command import RemotingCommand
@@ -118,13 +117,6 @@ def test_every_goes_on_after_an_error(clock, net):
     assert calls == [5, 10, 15]
     task.cancel()
     assert not clock.getDelayedCalls()
-
-
-def test_brokers_requests_reach_the_consumer():
-    heard = []
-    table = peer_table(heard.append)
-    table.handle(RemotingCommand(40, {"consumerGroup": "g"}), StringTransport())
-    assert heard == ["g"]
 
 
 def test_a_producer_that_is_not_started_says_so(clock):

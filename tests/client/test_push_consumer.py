@@ -1,49 +1,14 @@
 import pytest
 from twisted.internet.defer import Deferred
 
-from mqbroker.client import ConsumeFrom, ConsumeResult, NameServerUnreachable, PushOptions, RetryLater
+from mqbroker.client import ConsumeFrom, ConsumeResult, NameServerUnreachable, RetryLater
 from mqbroker.client.errors import ClientClosed
-from mqbroker.client.push_consumer import PushConsumerCore
-from mqbroker.errors import Unreachable
+from mqbroker.errors import Refused, Unreachable
 from mqbroker.wire.bodies import HeartbeatData, MessageQueue
 from mqbroker.wire.codes import RequestCode, ResponseCode
+from tests.client.member import RETRY, A, B, Member, Q
 
-A, B = "10.0.0.2:10911", "10.0.0.3:10911"
 PULL = RequestCode.PULL_MESSAGE
-Q = MessageQueue("T", "a", 0)
-RETRY = MessageQueue("%RETRY%g", "a", 0)
-
-
-class Member:
-    """A push consumer with a listener that notes what it gets."""
-
-    def __init__(self, world, name_server, me="me", listener=None, **options):
-        self.world = world
-        self.got = []
-        self.listener = listener
-        options.setdefault("consume_from", ConsumeFrom.FIRST)
-        self.core = PushConsumerCore(world.net(), (name_server,), "g", self.listen, PushOptions(**options), me)
-
-    def listen(self, message):
-        self.got.append(message)
-        return self.listener(message) if self.listener else None
-
-    @property
-    def bodies(self):
-        return [message.body for message in self.got]
-
-    def start(self, expression="*", topic="T"):
-        self.world.result(self.core.subscribe(topic, expression))
-        self.world.result(self.core.start())
-        return self
-
-
-@pytest.fixture
-def one_queue(world):
-    """Topic T with one queue on broker a, and the group's retry topic."""
-    world.cluster.add_topic("T", queues=1, brokers=["a"])
-    world.cluster.add_topic("%RETRY%g", queues=1, brokers=["a"])
-    return world
 
 
 def committed(world, queue=Q):
@@ -73,6 +38,36 @@ def test_the_heartbeat_carries_both_subscriptions(one_queue, name_server):
     subscription = next(s for s in data.subscription_data_set if s.topic == "T")
     assert int(pull.ext_fields["subVersion"]) == subscription.sub_version
     assert (pull.ext_fields["sysFlag"], pull.ext_fields["suspendTimeoutMillis"]) == ("2", "15000")
+
+
+def test_an_account_that_all_brokers_refuse_ends_the_start(world, name_server):
+    world.cluster.add_topic("T", queues=1)
+    refusal = (ResponseCode.SYSTEM_ERROR, "org.apache.rocketmq.acl.common.AclException: No accessKey is configured")
+    world.cluster.refuse[A, RequestCode.HEART_BEAT] = world.cluster.refuse[B, RequestCode.HEART_BEAT] = refusal
+    with pytest.raises(Refused, match="No accessKey is configured"):
+        Member(world, name_server).start()
+
+
+@pytest.mark.parametrize("remark", ["AclException: No accessKey is configured", "busy"])
+def test_where_one_broker_takes_the_account_it_starts(world, name_server, remark):
+    world.cluster.add_topic("T", queues=1)
+    world.cluster.refuse[A, RequestCode.HEART_BEAT] = (ResponseCode.SYSTEM_ERROR, remark)
+    member = Member(world, name_server).start()
+    assert MessageQueue("T", "b", 0) in member.core.assigned
+
+
+def test_an_account_that_one_broker_refuses_while_another_is_busy_may_do(world, name_server):
+    world.cluster.add_topic("T", queues=1)
+    world.cluster.refuse[A, RequestCode.HEART_BEAT] = (ResponseCode.SYSTEM_ERROR, "AclException: no")
+    world.cluster.refuse[B, RequestCode.HEART_BEAT] = (ResponseCode.SYSTEM_ERROR, "busy")
+    Member(world, name_server).start()
+
+
+def test_brokers_that_are_only_busy_do_not_end_the_start(world, name_server):
+    world.cluster.add_topic("T", queues=1)
+    for addr in (A, B):
+        world.cluster.refuse[addr, RequestCode.HEART_BEAT] = (ResponseCode.SYSTEM_ERROR, "busy")
+    Member(world, name_server).start()
 
 
 def test_tags_are_compared_exactly_and_what_is_left_out_counts_as_consumed(one_queue, name_server):

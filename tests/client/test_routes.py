@@ -1,7 +1,10 @@
 import pytest
+from twisted.internet.defer import fail
 
 from mqbroker.client import NameServerUnreachable, NoBrokerForTopic, TopicNotFound
+from mqbroker.client.errors import TlsFailed
 from mqbroker.client.routes import Routes
+from mqbroker.errors import Unreachable
 from mqbroker.wire.bodies import MessageQueue, QueueData
 from mqbroker.wire.codes import RequestCode, ResponseCode
 
@@ -107,6 +110,15 @@ def test_the_former_route_serves_while_name_servers_are_away(world, name_server)
     del world.cluster.topics["T"]
     world.clock.advance(31)
     assert world.result(routes.get("T")) == good
+
+
+@pytest.mark.parametrize(("other", "raised"), [(TlsFailed, TlsFailed), (Unreachable, NameServerUnreachable)])
+def test_name_servers_that_are_there_but_not_trusted_say_so_themselves(world, name_server, other, raised):
+    errors = [TlsFailed(name_server, "why", "what to do"), other("10.0.0.9:9876", "why", "what to do")]
+    world.cluster.handle = lambda addr, request: fail(errors[addr != name_server])
+    with pytest.raises(raised) as caught:
+        world.result(make(world, name_server, "10.0.0.9:9876").get("T"))
+    assert "what to do" in str(caught.value)
 
 
 def test_thousands_who_wait_share_one_answer(world, name_server, silent):

@@ -10,14 +10,11 @@ from mqbroker.client.allocation import allocate_averagely
 from mqbroker.client.identity import local_ip, make_client_id
 from mqbroker.client.messages import ReceivedMessage
 from mqbroker.client.options import ProducerOptions, parse_name_servers
-from mqbroker.client.peer import answer_peer
 from mqbroker.client.process_queue import ProcessQueue
 from mqbroker.client.send import Rotation, prepare, prepare_batch, queue_for_key, send_request
 from mqbroker.client.subscription import matches, subscribe_to
 from mqbroker.errors import MQError, Refused, Unreachable
 from mqbroker.wire.batch import decode_batch
-from mqbroker.wire.codes import RequestCode, ResponseCode
-from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand
 from mqbroker.wire.properties import decode_properties
 from mqbroker.wire.record import Record, inflate_body
 
@@ -252,14 +249,3 @@ def test_errors_say_what_to_do_and_can_be_pickled():
     assert "mqadmin updateTopic -t T" in str(errors[0])
     assert "n:1: refused" in str(errors[1])
     assert "a at x:1: Unreachable: gone" in str(errors[2])
-
-
-def test_a_peer_hears_of_ids_and_declines_the_rest():
-    heard = []
-    notify = RemotingCommand(40, {"consumerGroup": "g"}, flag=ONEWAY_FLAG)
-    assert answer_peer(notify, heard.append) is None
-    assert heard == ["g"]
-    answer = answer_peer(RemotingCommand(RequestCode.GET_CONSUMER_RUNNING_INFO, opaque=9), heard.append)
-    assert (answer.code, answer.opaque) == (ResponseCode.REQUEST_CODE_NOT_SUPPORTED, 9)
-    assert answer_peer(RemotingCommand(39, flag=ONEWAY_FLAG), None) is None
-    assert answer_peer(RemotingCommand(40), heard.append).code == ResponseCode.SYSTEM_ERROR

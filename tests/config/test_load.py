@@ -24,7 +24,7 @@ HOST = Host("/home/u", "box", "192.0.2.7")
 JAVA = json.loads((Path(__file__).parent.parent / "data" / "settings-4.9.7.json").read_text())
 PARTS = (BrokerSettings, StoreSettings, NettySettings, ClientSettings, NamesrvSettings, TlsSettings)
 OWN = {
-    *("topicsMax", "groupsMax", "offsetsMax", "clientsMax"),
+    *("topicsMax", "groupsMax", "offsetsMax", "clientsMax", "heldPullsMax"),
     *("bindAddress", "frameMaxLength", "logLevel", "diskFreeBytesMin"),
     # System properties of the Java broker.
     *("diskSpaceCleanForciblyRatio", "diskSpaceWarningLevelRatio"),
@@ -167,6 +167,7 @@ def test_a_home_directory_is_spelt_out(broker, monkeypatch):
         ("logLevel=loud", "'loud' is not one of debug, info, warn, error"),
         ("brokerName=a b", "'a b' is not a name: 1 to 255 letters, digits and any of . _ - % |"),
         ("brokerName=", "'' is not a name: 1 to 255 letters, digits and any of . _ - % |"),
+        ("brokerIP1=999.1.1.1", "'999.1.1.1' is neither an address such as 192.168.0.1 nor a host name"),
         ("brokerIP1=a b", "'a b' is neither an address such as 192.168.0.1 nor a host name"),
         ("bindAddress=localhost", "'localhost' is not an address: write one such as 127.0.0.1, or nothing for all"),
         ("namesrvAddr=a", "'a' is not host:port; write for example 127.0.0.1:9876;192.168.0.1:9876"),
@@ -275,6 +276,32 @@ def test_the_environment_counts_more_than_the_file_and_options_more_than_both(br
         f"environment variable NAMESRV_ADDR sets namesrvAddr=b:2 in place of 'a:1', {broker.path}:1",
         f"environment variable ROCKETMQ_BROKER_NAME sets brokerName=e in place of 'f', {broker.path}:2",
         f"environment variable ROCKETMQ_LISTEN_PORT sets listenPort=2 in place of '1', {broker.path}:3",
+    ]
+
+
+@pytest.mark.parametrize(
+    "others", ["", "tls.server.certPath=/c\n", "tls.server.mode=enforcing\ntls.server.keyPath=/k\n"]
+)
+def test_without_test_mode_a_server_has_certificate_and_key(broker, namesrv, others):
+    for load in (broker, namesrv):
+        with pytest.raises(
+            BadSetting, match=r":1: tls\.test\.mode\.enable: set tls\.server\.certPath and tls\.server\.key"
+        ):
+            load(f"tls.test.mode.enable=false\n{others}")
+
+
+@pytest.mark.parametrize("others", ["tls.server.mode=disabled\n", "tls.server.certPath=/c\ntls.server.keyPath=/k\n"])
+def test_a_server_that_has_them_or_does_not_encrypt(broker, namesrv, others):
+    for load in (broker, namesrv):
+        assert not load(f"tls.test.mode.enable=false\n{others}").tls.test_mode
+
+
+def test_no_secret_is_repeated(broker):
+    key = "tls.server.keyPassword"
+    settings = broker(f"{key}=of-the-file\n", **{"ROCKETMQ_TLS.SERVER.KEYPASSWORD": "of-the-environment"})
+    assert settings.tls.server_key_password == "of-the-environment"
+    assert broker.warnings == [
+        f"environment variable ROCKETMQ_TLS.SERVER.KEYPASSWORD sets {key} in place of another, {broker.path}:1"
     ]
 
 

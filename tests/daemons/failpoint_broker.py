@@ -96,7 +96,7 @@ def half_stored(owner):
 
 def half_checkpoint(passages):
     """A checkpoint of which the timestamps are the new ones, the offsets the former."""
-    from mqbroker.store.disk import OsDisk
+    from mqbroker.store.os_disk import OsDisk
 
     real = OsDisk.write
 
@@ -112,7 +112,7 @@ def half_checkpoint(passages):
 
 def half_zeros(passages):
     """A segment made ahead of time, of which half is written through."""
-    from mqbroker.store.disk import OsMappedFile
+    from mqbroker.store.os_disk import OsMappedFile
 
     real = OsMappedFile.write_through
 
@@ -155,10 +155,11 @@ def in_path(part):
 def points():
     from mqbroker.store.commitlog import CommitLog
     from mqbroker.store.consumequeue import ConsumeQueue
-    from mqbroker.store.disk import OsDisk, OsMappedFile
-    from mqbroker.store.dispatch import Dispatcher
-    from mqbroker.store.index import Index, IndexFile
+    from mqbroker.store.index import Index
+    from mqbroker.store.index_file import IndexFile
+    from mqbroker.store.indexing import Indexing
     from mqbroker.store.opening import Opening
+    from mqbroker.store.os_disk import OsDisk, OsMappedFile
     from mqbroker.store.segment import SegmentSource
     from mqbroker.store.store_files import StoreFiles
 
@@ -182,7 +183,7 @@ def points():
         "dispatch.after_queue": after(ConsumeQueue, "write"),
         "dispatch.queue_file_created": after(OsDisk, "create_mapped", in_path("/consumequeue/")),
         "dispatch.queue_file_made": after(ConsumeQueue, "_add_file"),
-        "dispatch.before_index": before(Dispatcher, "index"),
+        "dispatch.before_index": before(Indexing, "index"),
         "dispatch.index_without_header": before(Index, "write_header"),
         "dispatch.index_rows": after(IndexFile, "put_rows"),
         "dispatch.index_file_created": after(OsDisk, "create_mapped", in_path("/index/")),

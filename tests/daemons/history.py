@@ -11,7 +11,7 @@ from twisted.internet.task import Clock
 
 from mqbroker.config import StoreSettings
 from mqbroker.store import open_store
-from mqbroker.store.disk import OsDisk
+from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.worker import InlineWorker
 from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.command import RemotingCommand, decode_frame, encode_command

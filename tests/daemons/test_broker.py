@@ -75,6 +75,16 @@ def test_it_lives_through_signals_and_starts_again(broker, tmp_path):
     assert again.stop() == 0
 
 
+def test_a_stop_in_which_not_all_is_kept_ends_with_1(broker, tmp_path):
+    process = broker()
+    process.wait_for_port()
+    config = tmp_path / "store" / "config"
+    config.write_bytes(b"where the directory of the tables belongs")
+    assert process.stop() == 1
+    assert f"{config}/topics.json could not be written" in process.err
+    assert "mqbroker stopped, but not in order: the errors above say why" in process.err
+
+
 def test_a_port_in_use_touches_nothing(broker, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -124,6 +134,20 @@ def test_a_wrong_setting_touches_nothing(broker, tmp_path, line, message):
     assert process.wait() == 1
     assert process.err == f"mqbroker: {conf}:2: {line.partition('=')[0]}: {message}\n"
     assert not (tmp_path / "store").exists()
+
+
+def test_a_locked_store_ends_twistd_with_1(start, broker, tmp_path):
+    holder = broker()
+    holder.wait_for_port()
+    twistd = "import sys; from twisted.scripts.twistd import run; sys.argv[0] = 'twistd'; run()"
+    process = start(
+        *("-c", twistd, "-n", "--pidfile=pid", "mqbroker", "--option=bindAddress=127.0.0.1", "--option=listenPort=0"),
+        f"--option=storePathRootDir={tmp_path}/store",
+    )
+    assert process.wait() == 1
+    assert process.out.count(f"cannot start: {tmp_path}/store/lock is locked: process {holder.pid} has it open") == 1
+    assert "Traceback" not in process.out + process.err
+    assert not (process.folder / "pid").exists()
 
 
 def test_under_twistd(start, tmp_path):

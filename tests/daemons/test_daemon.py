@@ -1,5 +1,7 @@
 """One daemon's life, without a process: a service that records what is done with it."""
 
+import os
+
 import pytest
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred, succeed
@@ -146,7 +148,25 @@ def test_reloading_gives_settings_to_what_is_served(make_life):
             StoreLocked("/d/lock", "process 5 has it open"),
             "/d/lock is locked: process 5 has it open; stop that first, or use another directory",
         ),
-        (OSError(13, "Permission denied", "/d"), "/d: Permission denied"),
+        (
+            CannotListenError("192.0.2.1", 9876, OSError(99, "Cannot assign requested address")),
+            "cannot listen on 192.0.2.1:9876: Cannot assign requested address; no network card of this machine "
+            "has that address; set another bindAddress",
+        ),
+        (
+            CannotListenError("", 80, OSError(13, "Permission denied")),
+            "cannot listen on *:80: Permission denied; only root may use ports below 1024; set a higher listenPort",
+        ),
+        (
+            CannotListenError("", 80, "no luck"),
+            "cannot listen on *:80: no luck; set another bindAddress or listenPort",
+        ),
+        (
+            OSError(13, "Permission denied", "/d"),
+            f"/d: Permission denied; this process runs as user {os.geteuid()}: mend the mount or the rights, or name "
+            "another place",
+        ),
+        (OSError(20, "Not a directory", "/d"), "/d: Not a directory"),
         (OSError("two\nlines"), "two lines"),
         (OSError(), "OSError"),
     ],

@@ -97,7 +97,7 @@ def test_failing_sync_of_the_log(broker, tmp_path, failing, flush):
         assert f"Input/output error: '{store}/commitlog/00000000000000000000'" in later.remark
     assert set(acked) <= set(stored(port)) <= {*acked, b"100"}
     assert process.err.count("CRITICAL") == 1
-    assert process.stop() == 0
+    assert process.stop() == 1
     assert (store / "abort").exists()
     process, port = broker(flush)
     # The machine did not stop: what was in memory is still there, and is synced now.
@@ -199,7 +199,7 @@ def test_failing_sync_of_a_new_segments_name(broker, tmp_path, failing):
     acked += [b"%d" % (100 + n) + bytes(500_000) for n in range(len(answers) - 1)]
     bodies = [record.body for queue in range(QUEUES) for record in pull_all(port, queue)]
     assert set(acked) <= set(bodies)
-    assert process.stop() == 0
+    assert process.stop() == 1
     shutil.rmtree(store / "index")
     process, port = broker("SYNC_FLUSH")
     assert set(acked) <= {record.body for queue in range(QUEUES) for record in pull_all(port, queue)}

@@ -55,6 +55,8 @@ SETTINGS = {
     "flushIntervalCommitLog": 20,
     "flushIntervalConsumeQueue": 20,
     "flushConsumerOffsetInterval": 20,
+    # Where the disk is busy a turn with a roll in it takes a quarter of a second, and the sends behind it are refused.
+    "brokerFastFailureEnable": "false",
 }
 #: How often at most a point is passed before the last time; others up to 60.
 PASSAGES_MAX = {
@@ -181,15 +183,15 @@ def test_killed_at(broker, tmp_path, point, flush):
     segment_bytes, last = choose(point, rng)
     senders, committers = stream_until_killed(broker(flush, point, last, segment_bytes=segment_bytes), "0", rng)
     print(f"{sum(len(sender.acked) for sender in senders)} acknowledged")
-    assert all(not sender.refused for sender in senders)
+    assert {answer.remark for sender in senders for answer in sender.refused.values()} == set()
     check_store(tmp_path / "store", tmp_path / "copies", sizes(segment_bytes), senders)
     check_tables(tmp_path / "store", senders, committers)
 
 
+@pytest.mark.parametrize("flush", FLUSHES)
 @pytest.mark.parametrize("point", DELETING)
-def test_killed_while_it_deletes_at(broker, tmp_path, point):
-    flush = "ASYNC_FLUSH"
-    rng = Random(f"{SEED} {point}")
+def test_killed_while_it_deletes_at(broker, tmp_path, point, flush):
+    rng = Random(f"{SEED} {point} {flush}")
     _, last = choose(point, rng)
     senders, _ = stream_until_killed(broker(flush, point, last, **DELETE_AT_ONCE), "0", rng)
     print(f"{sum(len(sender.acked) for sender in senders)} acknowledged")

@@ -17,7 +17,8 @@ pytestmark = pytest.mark.daemons
 
 ROUNDS = 5
 SENDERS = 3
-SEGMENT_BYTES = 512 * 1024
+# Less than the fewest messages take at which all rounds together may kill.
+SEGMENT_BYTES = 256 * 1024
 
 
 @pytest.fixture

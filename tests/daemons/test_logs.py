@@ -57,6 +57,14 @@ def test_a_message_cannot_forge_lines(stream):
     assert stream.getvalue().endswith("a\\n2026-01-01 ERROR [b] c\\r\n")
 
 
+def test_a_message_cannot_command_a_terminal_nor_keep_its_line_from_being_written(tmp_path):
+    path = tmp_path / "log"
+    observer = LineObserver("text", LogLevel.INFO, path=str(path))
+    logger_to(observer).info("{x}", x="\x1b[2J\x9b \u2028 \ud800 é 消息 \\")
+    observer.close()
+    assert path.read_text().endswith(" \\x1b[2J\\x9b \\u2028 \\ud800 é 消息 \\\\\n")
+
+
 @pytest.mark.parametrize("error", [Unreachable("peer\nis away"), CannotListenError("", 1, OSError(98, "in use"))])
 def test_what_was_foreseen_is_one_line(stream, error):
     logger_to(LineObserver("text", LogLevel.INFO, stream)).failure("no luck", failure_of(error))

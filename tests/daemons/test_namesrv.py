@@ -1,8 +1,11 @@
 """mqnamesrv as a process: starting, signals, bad input."""
 
 import json
+import os
 import signal
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -54,9 +57,10 @@ def test_a_reload_says_what_changed_and_changes_the_log_level(daemon, tmp_path):
     conf.write_text("bindAddress=127.0.0.1\n")
     namesrv = daemon("namesrv", "-c", conf)
     namesrv.wait_for_port()
-    conf.write_text("orderMessageEnable=true\nlogLevel=warn\n")
+    conf.write_text("orderMessageEnable=true\nconnectionsMax=7\nlogLevel=warn\n")
     namesrv.signal(signal.SIGHUP)
-    namesrv.wait_for_line("orderMessageEnable=true counts after a restart")
+    namesrv.wait_for_line("orderMessageEnable=true counts now")
+    namesrv.wait_for_line("connectionsMax=7 counts after a restart")
     namesrv.wait_for_line("logLevel=warn counts now")
     conf.write_text("logLevel=loud\n")
     namesrv.signal(signal.SIGHUP)
@@ -157,6 +161,15 @@ def test_settings_are_printed(daemon):
     assert "serverSocketBacklog" not in important.out
 
 
+def test_settings_are_printed_to_who_reads_no_more(tmp_path):
+    reads, writes = os.pipe()
+    os.close(reads)
+    command = [sys.executable, "-m", "mqbroker.daemons.namesrv", "-p"]
+    found = subprocess.run(command, stdout=writes, stderr=subprocess.PIPE, cwd=tmp_path, check=False)
+    os.close(writes)
+    assert (found.returncode, found.stderr) == (0, b"")
+
+
 def test_logs_are_json_where_wanted(daemon, tmp_path):
     conf = tmp_path / "namesrv.conf"
     conf.write_text("listenPrt=1\n")
@@ -188,10 +201,11 @@ def test_the_process_id_is_written(daemon):
 class TestTwistd:
     """The same under twistd."""
 
-    def start(self, start, *arguments, port=0):
+    def start(self, start, *arguments, port=0, twistds=("-n", "--pidfile=")):
         twistd = "import sys; from twisted.scripts.twistd import run; sys.argv[0] = 'twistd'; run()"
         return start(
-            *("-c", twistd, "-n", "--pidfile=", "namesrv", "--ports-file=ports.json", "--option=bindAddress=127.0.0.1"),
+            *("-c", twistd, *twistds, "namesrv", "--ports-file=ports.json"),
+            "--option=bindAddress=127.0.0.1",
             *(f"--option=listenPort={port}", *arguments),
         )
 
@@ -214,6 +228,31 @@ class TestTwistd:
         assert "cannot listen on 127.0.0.1" in namesrv.out
         assert "Traceback" not in namesrv.out + namesrv.err
 
+    def test_a_port_in_use_ends_it_in_the_background_too(self, start):
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            namesrv = self.start(start, port=taken.getsockname()[1], twistds=("-l", "log", "--pidfile=pid"))
+            assert namesrv.wait() == 1
+        assert namesrv.err.startswith("An error has occurred: b'mqbroker.daemons.daemon.StartFailed: cannot listen on")
+        # What was asked to run in the background tells its parent first, and cleans up after that.
+        wait_for(lambda: not (namesrv.folder / "pid").exists(), "end of the daemon")
+        log = (namesrv.folder / "log").read_text()
+        assert log.count("cannot start: cannot listen on 127.0.0.1") == 1
+        assert "Traceback" not in log
+
+    def test_it_serves_in_the_background(self, start):
+        foreground = self.start(start, twistds=("-l", "log", "--pidfile=pid"))
+        assert foreground.wait() == 0
+        pid = int((foreground.folder / "pid").read_text())
+        try:
+            port = foreground.wait_for_port()
+            assert ask(port, RequestCode.GET_BROKER_CLUSTER_INFO).code == ResponseCode.SUCCESS
+        finally:
+            os.kill(pid, signal.SIGTERM)
+        wait_for(lambda: not (foreground.folder / "pid").exists(), "end of the daemon")
+        # Its log ends after that.
+        wait_for(lambda: "Server Shut Down." in (foreground.folder / "log").read_text(), "end of its log")
+        assert foreground.out + foreground.err == ""
+
     def test_a_wrong_setting_ends_it(self, start):
         namesrv = self.start(start, "--option=listenPort=x")
         assert namesrv.wait() == 1
@@ -223,3 +262,44 @@ class TestTwistd:
         namesrv = self.start(start, "--version")
         assert namesrv.wait() == 0
         assert namesrv.out.startswith("mqbroker ")
+
+    def test_logs_are_json_where_wanted(self, start):
+        namesrv = self.start(start, "--log-format=json")
+        namesrv.wait_for_port()
+        wait_for(lambda: "boot success" in namesrv.out, "the line that it has started")
+        namesrv.signal(signal.SIGTERM)
+        namesrv.wait()
+        events = [json.loads(line) for line in namesrv.out.splitlines()]
+        assert "The Name Server boot success. serializeType=JSON" in [event["msg"] for event in events]
+
+    def test_the_log_level_counts_and_is_read_again(self, start, tmp_path):
+        conf = tmp_path / "namesrv.conf"
+        conf.write_text("logLevel=error\n")
+        namesrv = self.start(start, "-c", conf, twistds=("-n", "--pidfile=", "-l", "log"))
+        namesrv.wait_for_port()
+        log = namesrv.folder / "log"
+        assert log.read_text() == ""
+        conf.write_text("logLevel=info\n")
+        namesrv.signal(signal.SIGHUP)
+        wait_for(lambda: "reloaded, 1 settings differ" in log.read_text(), "reload")
+        namesrv.signal(signal.SIGUSR1)
+        wait_for((namesrv.folder / "log.1").exists, "rotated log")
+        namesrv.signal(signal.SIGTERM)
+        namesrv.wait()
+        assert "Server Shut Down." in log.read_text()
+        assert namesrv.out == ""
+
+    def test_settings_are_read_again_from_another_directory(self, start, tmp_path):
+        (tmp_path / "my.conf").write_text("")
+        namesrv = self.start(start, "-c", "../my.conf", twistds=("-n", "--pidfile=", "--rundir=/"))
+        namesrv.wait_for_port()
+        (tmp_path / "my.conf").write_text("orderMessageEnable=true\n")
+        namesrv.signal(signal.SIGHUP)
+        namesrv.wait_for_line("orderMessageEnable=true counts now")
+        namesrv.signal(signal.SIGTERM)
+        namesrv.wait()
+
+    def test_a_log_that_cannot_be_written_is_one_line(self, start):
+        namesrv = self.start(start, twistds=("-n", "--pidfile=", "-l", "nowhere/log"))
+        assert namesrv.wait() == 1
+        assert namesrv.err == "nowhere/log: the log cannot be written there: No such file or directory\n"

@@ -28,6 +28,8 @@ SETTINGS = {
     "deleteCommitLogFilesInterval": 1,
     "deleteConsumeQueueFilesInterval": 1,
     "flushIntervalConsumeQueue": 50,
+    # What waits for a busy disk waits, and is not refused.
+    "brokerFastFailureEnable": "false",
 }
 
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from mqbroker.daemons.steady_time import SLOWED_BY, SteadyTime
+from mqbroker.daemons.steady_time import LOOK_SECONDS, SLOWED_BY, SteadyTime
 
 
 class Clocks:
@@ -34,6 +34,15 @@ def test_it_is_the_time_of_day(clocks):
 def test_a_clock_set_forward_is_followed_at_once(clocks):
     clocks.wall += 3600
     assert clocks.go_on(1) == pytest.approx(1_700_003_601)
+
+
+def test_the_clock_is_looked_at_anew_after_a_while():
+    looks = []
+    clocks = Clocks()
+    clocks.time = SteadyTime(lambda: looks.append(clocks.monotonic) or clocks.wall, lambda: clocks.monotonic)
+    for _ in range(101):
+        clocks.go_on(LOOK_SECONDS / 10)
+    assert 1 + 9 <= len(looks) <= 1 + 11
 
 
 def test_a_clock_set_back_does_not_stop_time_and_is_met_in_the_end(clocks):

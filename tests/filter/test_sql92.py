@@ -67,7 +67,7 @@ def test_parentheses_that_change_nothing_and_long_chains_are_not_deep():
 def test_expressions_and_refusals_are_kept_within_a_bound(monkeypatch):
     read = []
     monkeypatch.setattr(sql92, "parse", lambda text, parse=sql92.parse: (read.append(text), parse(text))[1])
-    sql92._compiled.cache_clear()
+    sql92._kept.clear()
     for _ in range(2):
         compile_expression("kept = 1")
         with pytest.raises(BadExpression):
@@ -77,7 +77,26 @@ def test_expressions_and_refusals_are_kept_within_a_bound(monkeypatch):
         compile_expression(f"kept = {number} AND a = 1")
     compile_expression("kept = 1")
     assert read[-1] == "kept = 1"
-    sql92._compiled.cache_clear()
+    sql92._kept.clear()
+
+
+def test_what_has_to_be_read_is_charged():
+    charged = []
+    sql92._kept.clear()
+    for _ in range(2):
+        compile_expression("charged = 1", charged.append)
+        with pytest.raises(BadExpression):
+            compile_expression("charged =", charged.append)
+    assert charged == [len("charged = 1"), len("charged =")]
+
+
+def test_what_a_charge_refuses_is_not_read_and_not_kept():
+    def refuse(characters):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        compile_expression("refused = 1", refuse)
+    assert compile_expression("refused = 1").matches({"refused": "1"})
 
 
 def test_a_string_of_many_digits_is_no_number_and_harmless():

@@ -18,6 +18,12 @@ def sort_lines(text: str) -> str:
     return "\n".join(sorted(text.splitlines()))
 
 
+def sort_entries(text: str) -> str:
+    """For JSON of a hash map whose values are flat: its entries in order, each whole, then what stands around them."""
+    entry = r'"[^"]+":\{[^{}]*\}'
+    return "\n".join([*sorted(re.findall(entry, text)), re.sub(entry, "", text)])
+
+
 def mask(pattern: str, by: str = "?") -> Change:
     """For values that cannot be the same."""
     return lambda text: re.sub(pattern, by, text, flags=re.MULTILINE)
@@ -167,9 +173,12 @@ TABLE = [
     row("sendMessage -t {topic} -p traced -b broker-a -i 1 -m true"),
     row("sendMsgStatus -b broker-a -s 100 -c 2", mask(r"queue(Id|Offset)=\d+"), why="any queue"),
     row("checkMsgSendRT -t {topic} -a 4 -s 10", mask(r"(true|false)\s+\d+$", r"\1"), mask(r"[\d.]+$"), why="times"),
-    row("clusterRT -a 2 -s 10 -i 1 -c Interop", mask(r"\d+\.\d\d"), why="times", until=2),
-    row("clusterRT -a 2 -s 10 -i 1 -p true -m room", mask(r"\|\d+$"), why="times", until=1),
-    # Online groups are reset last: their consumer starts over
+    row("clusterRT -a 2 -s 10 -i 60 -c Interop", mask(r"\d+\.\d\d"), why="times", until=2),
+    row("clusterRT -a 2 -s 10 -i 60 -p true -m room", mask(r"\|\d+$"), why="times", until=1),
+    row("statsAll -t {topic}", RATES, why="what was sampled so far"),
+    row("statsAll", RATES, sort_lines, why="what was sampled so far, and " + MAPS),
+    row("statsAll -a", until("\n"), why="what was sampled so far decides which topics are active"),
+    # Online groups are reset last: their consumer starts over, sooner or later
     row("resetOffsetByTime -g {group} -t {topic} -s 1000", sort_lines, why=MAPS),
     row("skipAccumulatedMessage -g {group} -t {topic}", sort_lines, why=MAPS),
     row("resetOffsetByTime -g {group} -t Nobody -s now"),
@@ -182,9 +191,6 @@ TABLE = [
     row("updateBrokerConfig -c Interop -k longPollingEnable -v true"),
     row("getBrokerConfig -b {addr}", without(BROKER_OWN), sort_lines, why=OURS_ALONE),
     row("getBrokerConfig -c Interop", without(BROKER_OWN), sort_lines, why=OURS_ALONE),
-    row("statsAll -t {topic}", RATES, why="what was sampled so far"),
-    row("statsAll", RATES, sort_lines, why="what was sampled so far, and " + MAPS),
-    row("statsAll -a", until("\n"), why="what was sampled so far decides which topics are active"),
     row("cleanExpiredCQ -b {addr}"),
     row("cleanExpiredCQ -c Interop"),
     row("deleteExpiredCommitLog -b {addr}"),
@@ -192,7 +198,7 @@ TABLE = [
     row("cleanUnusedTopic -b {addr}"),
     row("cleanUnusedTopic -c Interop"),
     row("exportMetadata -c Interop -f {scratch}", reads="metadata.json"),
-    row("exportMetadata -b {addr} -t -s -f {scratch}", reads="topic.json"),
+    row("exportMetadata -b {addr} -t -s -f {scratch}", sort_entries, why=MAPS, reads="topic.json"),
     row("exportMetadata -b {addr} -g -f {scratch}", reads="subscriptionGroup.json"),
     row("exportConfigs -c Interop -f {scratch}", reads="configs.json"),
     row("exportMetrics -c Interop -f {scratch}",

@@ -79,8 +79,10 @@ def sample_stores(shared_fleet: Fleet, our_namesrv: Namesrv) -> dict[Sample, Bro
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
-    """A topic name of this test alone."""
-    return "".join(c if c.isalnum() else "-" for c in request.node.name)[:100]
+    """A topic name of this test alone, and of this run of it where it is run again."""
+    run = getattr(request.node, "execution_count", 1)
+    name = "".join(c if c.isalnum() else "-" for c in request.node.name)[:100]
+    return name if run == 1 else f"{name}-{run}"
 
 
 @pytest.hookimpl(wrapper=True)

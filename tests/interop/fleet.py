@@ -8,7 +8,7 @@ from typing import Literal, TypeVar
 
 import attrs
 
-from tests.interop.java import JavaSystem
+from tests.interop.java import SMALL, JavaSystem
 from tests.interop.peers import Peer, PeerHost
 from tests.interop.processes import Process, free_ports
 
@@ -24,13 +24,16 @@ _MAINS = {
     ("ours", "broker"): "mqbroker",
 }
 
-# Small files start fast and roll over within a test. Both kinds read the same keys.
+# Small files start fast and roll over within a test, and who waits for a busy disk waits and is not refused. Both kinds
+# read the same keys.
 SMALL_STORE = {
     "mappedFileSizeCommitLog": "4194304",
     "mappedFileSizeConsumeQueue": "20000",
     "maxHashSlotNum": "1000",
     "maxIndexNum": "4000",
     "diskMaxUsedSpaceRatio": "99",
+    "brokerFastFailureEnable": "false",
+    "osPageCacheBusyTimeOutMills": "10000",
 }
 
 
@@ -59,11 +62,15 @@ class Broker:
 
 @attrs.define
 class Fleet:
-    """Whatever is started here is stopped by `stop_all`, the newest first. Clients run in `host`, which outlives it."""
+    """Whatever is started here is stopped by `stop_all`, the newest first. Clients run in `host`, which outlives it.
+
+    With `tls`, a file that both kinds read, all daemons take only encrypted connections, and make such.
+    """
 
     scratch: Path
     java: JavaSystem
     host: PeerHost
+    tls: Path | None = None
     _peers: list[Peer] = attrs.field(factory=list)
     _processes: list[Process] = attrs.field(factory=list)
 
@@ -177,13 +184,22 @@ class Fleet:
         main = _MAINS[kind, role]
         home = home or self.java.home
         if kind == "java":
-            command = self.java.command(self.scratch, main, "-c", str(conf), home=home)
+            jvm = [*SMALL, *(f"-D{key}={value}" for key, value in self._tls_settings().items())]
+            command = self.java.command(self.scratch, main, "-c", str(conf), home=home, jvm=jvm)
         else:
-            command = [str(Path(sys.executable).parent / main), "-c", str(conf)]
+            given = [f"{key}={value}" for key, value in self._tls_settings().items()]
+            options = [part for setting in given for part in ("-o", setting)]
+            command = [str(Path(sys.executable).parent / main), "-c", str(conf), *options]
         env = {"ROCKETMQ_HOME": str(home)}
         process = self._keep(Process(self._name(f"{kind}-{role}"), command, self.scratch, env))
         process.wait_line(_READY)
         return process
+
+    def _tls_settings(self) -> dict[str, str]:
+        """Settings of ours, and system properties of Java."""
+        if self.tls is None:
+            return {}
+        return {"tls.server.mode": "enforcing", "tls.enable": "true", "tls.config.file": str(self.tls)}
 
     def _keep(self, process: P) -> P:
         self._processes.append(process)

@@ -1,7 +1,9 @@
 """Child processes whose output is waited for: never a sleep, and only what was started here is ever stopped."""
 
+import itertools
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -13,6 +15,8 @@ from typing import Any
 
 # Nothing here takes that long on two busy cores; a test that gets here has failed.
 PATIENCE_S = 60.0
+_PORTS_FIRST, _PORTS_COUNT = 12_002, 4_000
+_counted = itertools.count(secrets.randbelow(_PORTS_COUNT))
 
 
 Event = dict[str, Any]
@@ -192,11 +196,13 @@ def eventually(what: str, holds: Callable[[], Any], patience_s: float = PATIENCE
 
 
 def free_ports() -> int:
-    """A port p with p - 2, p and p + 1 free: the Java broker takes all three (VIP channel, main, replication)."""
-    for _ in range(100):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
+    """A port p with p - 2, p and p + 1 free: the Java broker takes all three (VIP channel, main, replication).
+
+    They are below those that Linux gives to connections, so that none takes one of them before a daemon does, or while
+    it is being restarted; and processes that look for some begin at different ones.
+    """
+    for _ in range(1000):
+        port = _PORTS_FIRST + 4 * (next(_counted) % _PORTS_COUNT)
         if all(_is_free(p) for p in (port - 2, port, port + 1)):
             return port
     raise ProcessFailed("no three free ports found")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from mqbroker.wire.batch import BatchEntry, encode_batch
@@ -24,9 +24,10 @@ GROUP = "interop"
 
 
 class Line:
-    """A connection to a broker, to be used by one at a time."""
+    """A connection to a broker, to be used by one at a time. What the broker asks is answered by `answer`."""
 
-    def __init__(self, addr: str) -> None:
+    def __init__(self, addr: str, answer: Callable[[RemotingCommand], RemotingCommand] | None = None) -> None:
+        self._answer = answer
         host, _, port = addr.rpartition(":")
         self._socket = socket.create_connection((host, int(port)), PATIENCE_S)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -48,9 +49,12 @@ class Line:
         answers: dict[int, RemotingCommand] = {}
         while len(answers) < len(requests):
             data = self._socket.recv(1 << 18)
-            assert data, "the broker closed the connection"
-            commands = decode_commands(self._decoder.feed(data))
-            answers.update((command.opaque, command) for command in commands if command.is_response)
+            assert data, f"the broker closed the connection for {requests[:3]}"
+            for command in decode_commands(self._decoder.feed(data)):
+                if command.is_response:
+                    answers[command.opaque] = command
+                elif self._answer is not None and not command.is_oneway:
+                    self._socket.sendall(encode_command(self._answer(command)))
         return [answers[request.opaque] for request in requests]
 
     def ask_well(self, requests: Sequence[RemotingCommand]) -> list[RemotingCommand]:

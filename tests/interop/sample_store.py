@@ -22,8 +22,6 @@ SETTINGS = {
     "maxTransferBytesOnMessageInMemory": "30000",
     "maxTransferBytesOnMessageInDisk": "12000",
     # A Java broker refuses what waits for 200 ms on a busy machine.
-    "brokerFastFailureEnable": "false",
-    "osPageCacheBusyTimeOutMills": "10000",
 }
 FEATURES = {
     "enableConsumeQueueExt": "true",

@@ -11,7 +11,7 @@ from twisted.internet.task import Clock
 
 from mqbroker.config import StoreSettings
 from mqbroker.store import open_store
-from mqbroker.store.disk import OsDisk
+from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.worker import InlineWorker
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
@@ -29,8 +29,6 @@ SETTINGS = {
     "mappedFileSizeCommitLog": str(SEGMENT_BYTES),
     "mappedFileSizeConsumeQueue": "2000",
     "maxIndexNum": "700",
-    "brokerFastFailureEnable": "false",
-    "osPageCacheBusyTimeOutMills": "10000",
 }
 GROUP = "%LMQ%client"
 COMMITTED = 17

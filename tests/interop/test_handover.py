@@ -22,8 +22,6 @@ SETTINGS = {
     # 100 messages, and 200 keys.
     "mappedFileSizeConsumeQueue": "2000",
     "maxIndexNum": "200",
-    "brokerFastFailureEnable": "false",
-    "osPageCacheBusyTimeOutMills": "10000",
 }
 TURNS: list[tuple[Kind, How]] = [
     ("ours", "stopped"),

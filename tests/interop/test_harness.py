@@ -15,7 +15,7 @@ def test_every_mode_of_sending_is_read_back(
 ) -> None:
     shared_fleet.peer("createtopic", java_namesrv, topic=topic, broker=java_broker.addr, queues=4).finish()
     sent = produce(shared_fleet, java_namesrv, topic, mode=mode, count=50)
-    found = pull(shared_fleet, java_namesrv, topic)
+    found = pull(shared_fleet, java_namesrv, topic, count=len(sent))
     assert bodies(found) == bodies(sent)
     assert_dense(found)
     if mode in ("sync", "async", "selector"):

@@ -15,6 +15,7 @@ from tests.interop.traffic import (
     pull,
     stop_consumer,
     wait_assigned,
+    wait_committed,
 )
 
 COMPRESSED = 0x1
@@ -50,7 +51,7 @@ def queues4(shared_fleet: Fleet, namesrv: Namesrv, broker: Broker, topic: str) -
 @pytest.mark.parametrize("mode", ["sync", "async", "oneway", "batch", "selector"])
 def test_every_mode_of_sending(shared_fleet: Fleet, namesrv: Namesrv, queues4: str, mode: str) -> None:
     sent = produce(shared_fleet, namesrv, queues4, mode=mode, count=60, keys=True, tags="A,B")
-    found = pull(shared_fleet, namesrv, queues4)
+    found = pull(shared_fleet, namesrv, queues4, count=len(sent))
     assert bodies(found) == bodies(sent)
     assert_dense(found)
     by_body = {event["sha256"]: event for event in found}
@@ -71,7 +72,7 @@ def test_the_selector_puts_all_into_one_queue(shared_fleet: Fleet, namesrv: Name
 
 def test_a_topic_that_nobody_created(shared_fleet: Fleet, namesrv: Namesrv, topic: str) -> None:
     sent = produce(shared_fleet, namesrv, topic, count=10)
-    assert bodies(pull(shared_fleet, namesrv, topic)) == bodies(sent)
+    assert bodies(pull(shared_fleet, namesrv, topic, count=10)) == bodies(sent)
 
 
 def test_large_bodies_travel_compressed(shared_fleet: Fleet, namesrv: Namesrv, queues4: str) -> None:
@@ -130,11 +131,13 @@ def test_broadcast_reaches_every_consumer(shared_fleet: Fleet, namesrv: Namesrv,
         assert bodies(stop_consumer(process)) == bodies(sent)
 
 
-def test_two_consumers_share_the_queues_and_one_takes_over(shared_fleet: Fleet, namesrv: Namesrv, queues4: str) -> None:
+def test_two_consumers_share_the_queues_and_one_takes_over(
+    shared_fleet: Fleet, namesrv: Namesrv, broker: Broker, queues4: str
+) -> None:
     group = f"{queues4}-group"
-    one = consumer(shared_fleet, namesrv, queues4, group, instance="one")
+    one = consumer(shared_fleet, namesrv, queues4, group, instance="one", persist_ms=100)
     wait_assigned(one, queues=4)
-    two = consumer(shared_fleet, namesrv, queues4, group, instance="two")
+    two = consumer(shared_fleet, namesrv, queues4, group, instance="two", persist_ms=100)
     # The broker tells the first of the second at once; without that it would find out only after 20 s.
     wait_assigned(one, queues=2, patience_s=15)
     wait_assigned(two, queues=2, patience_s=15)
@@ -143,6 +146,7 @@ def test_two_consumers_share_the_queues_and_one_takes_over(shared_fleet: Fleet, 
     sent = produce(shared_fleet, namesrv, queues4, count=40)
     one.wait_events("message", 20)
     two.wait_events("message", 20)
+    wait_committed(broker, group, queues4, queues=4, count=40)
     found_by_two = stop_consumer(two)
     wait_assigned(one, queues=4, patience_s=15)
     later = produce(shared_fleet, namesrv, queues4, prefix="later", count=8)
@@ -150,24 +154,28 @@ def test_two_consumers_share_the_queues_and_one_takes_over(shared_fleet: Fleet, 
     assert bodies(stop_consumer(one)) + bodies(found_by_two) == bodies(sent) + bodies(later)
 
 
-def test_a_consumer_that_comes_back_goes_on_where_it_was(shared_fleet: Fleet, namesrv: Namesrv, queues4: str) -> None:
+def test_a_consumer_that_comes_back_goes_on_where_it_was(
+    shared_fleet: Fleet, namesrv: Namesrv, broker: Broker, queues4: str
+) -> None:
     group = f"{queues4}-group"
     produce(shared_fleet, namesrv, queues4, count=20)
     first = consumer(shared_fleet, namesrv, queues4, group)
     first.wait_events("message", 20)
     stop_consumer(first)
+    wait_committed(broker, group, queues4, queues=4, count=20)
     later = produce(shared_fleet, namesrv, queues4, prefix="later", count=20)
     second = consumer(shared_fleet, namesrv, queues4, group)
     second.wait_events("message", 20)
     assert bodies(stop_consumer(second)) == bodies(later)
 
 
-def test_offsets_of_a_queue(shared_fleet: Fleet, namesrv: Namesrv, queues4: str) -> None:
+def test_offsets_of_a_queue(shared_fleet: Fleet, namesrv: Namesrv, broker: Broker, queues4: str) -> None:
     group = f"{queues4}-group"
     produce(shared_fleet, namesrv, queues4, count=20)
     reader = consumer(shared_fleet, namesrv, queues4, group)
     reader.wait_events("message", 20)
     found = stop_consumer(reader)
+    wait_committed(broker, group, queues4, queues=4, count=20)
     middle = sorted(event["storeTimestamp"] for event in found)[10]
     process = shared_fleet.peer("offsets", namesrv, topic=queues4, group=group, time=middle)
     process.finish()

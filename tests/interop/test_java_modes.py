@@ -21,6 +21,7 @@ MODES: dict[str, dict[str, object]] = {
     "lite-assign": {"queues": 2},
     "lite-subscribe": {"queues": 2},
     "query": {},
+    "sql": {},
 }
 
 TOPIC = "Mode-{}"

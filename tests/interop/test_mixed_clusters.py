@@ -45,7 +45,7 @@ def test_both_kinds_of_broker_in_one_cluster(fleet: Fleet, topic: str, namesrv_k
         fleet.peer("createtopic", namesrv, topic=topic, broker=broker.addr, queues=2).finish()
     sent = produce(fleet, namesrv, topic, count=40)
     assert {event["broker"] for event in sent} == {broker.name for broker in brokers}
-    assert bodies(pull(fleet, namesrv, topic)) == bodies(sent)
+    assert bodies(pull(fleet, namesrv, topic, count=len(sent))) == bodies(sent)
 
     one = consumer(fleet, namesrv, topic, "both", instance="one")
     one.wait_events("message", 40)
@@ -61,7 +61,7 @@ def test_a_broker_registers_with_every_name_server(fleet: Fleet, topic: str) -> 
     java, ours = fleet.namesrv("java"), fleet.namesrv("ours")
     fleet.broker("ours", java, namesrvAddr=f"{java.addr};{ours.addr}")
     sent = produce(fleet, java, topic, count=10)
-    assert bodies(pull(fleet, ours, topic)) == bodies(sent)
+    assert bodies(pull(fleet, ours, topic, count=10)) == bodies(sent)
 
 
 @pytest.fixture

@@ -35,6 +35,7 @@ from tests.interop.traffic import (
     pull,
     stop_consumer,
     wait_assigned,
+    wait_committed,
 )
 
 FROM_FIRST = PushOptions(consume_from=ConsumeFrom.FIRST)
@@ -94,10 +95,7 @@ def test_every_way_of_sending_is_read_by_java(shared_fleet: Fleet, java_namesrv:
         assert {future.result(PATIENCE_S).status for future in futures} == {SendStatus.SEND_OK}
         producer.send_batch([message(b"batch %d" % i, tags="T") for i in range(10)])
 
-    found = eventually(
-        "the one-way message is there",
-        lambda: (events := pull(shared_fleet, java_namesrv, queues4)) and len(events) >= len(sent) and events,
-    )
+    found = pull(shared_fleet, java_namesrv, queues4, count=len(sent))
     assert bodies(found) == hashes(sent)
     assert_dense(found)
     by_body = {event["sha256"]: event for event in found}
@@ -113,7 +111,7 @@ def test_a_topic_that_nobody_created(
 ) -> None:
     with blocking.Producer(java_namesrv.addr, "ours") as producer:
         producer.send(Message(topic, b"first"))
-    assert bodies(pull(shared_fleet, java_namesrv, topic)) == hashes([b"first"])
+    assert bodies(pull(shared_fleet, java_namesrv, topic, count=1)) == hashes([b"first"])
 
 
 def test_the_pull_consumer_reads_what_java_sent(shared_fleet: Fleet, java_namesrv: Namesrv, queues4: str) -> None:
@@ -178,9 +176,11 @@ def test_a_message_refused_by_the_listener_comes_again(
     assert refused == [again.msg_id]
 
 
-def test_one_group_of_ours_and_java_shares_the_queues(shared_fleet: Fleet, java_namesrv: Namesrv, queues4: str) -> None:
+def test_one_group_of_ours_and_java_shares_the_queues(
+    shared_fleet: Fleet, java_namesrv: Namesrv, java_broker: Broker, queues4: str
+) -> None:
     group = f"{queues4}-group"
-    theirs = consumer(shared_fleet, java_namesrv, queues4, group)
+    theirs = consumer(shared_fleet, java_namesrv, queues4, group, persist_ms=100)
     wait_assigned(theirs, queues=4)
     inbox = Inbox()
     with blocking.PushConsumer(java_namesrv.addr, group, inbox, options=FROM_FIRST) as member:
@@ -197,6 +197,7 @@ def test_one_group_of_ours_and_java_shares_the_queues(shared_fleet: Fleet, java_
         sent = produce(shared_fleet, java_namesrv, queues4, count=40)
         theirs.wait_events("message", 20)
         inbox.wait(20)
+        wait_committed(java_broker, group, queues4, queues=4, count=40)
         found_by_theirs = stop_consumer(theirs)
         eventually("all queues are ours", lambda: len(mine()) == 4, patience_s=15)
         later = produce(shared_fleet, java_namesrv, queues4, prefix="later", count=8)
@@ -216,7 +217,7 @@ def test_asyncio_face(shared_fleet: Fleet, java_namesrv: Namesrv, queues4: str) 
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
     sent = [b"%d" % i for i in range(50)]
-    assert hashes_of(inbox.messages) == hashes(sent) == bodies(pull(shared_fleet, java_namesrv, queues4))
+    assert hashes_of(inbox.messages) == hashes(sent) == bodies(pull(shared_fleet, java_namesrv, queues4, count=50))
 
 
 @pytest_twisted.inlineCallbacks

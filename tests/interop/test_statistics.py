@@ -40,42 +40,48 @@ def traffic(line: Line, topic: str, group: str) -> dict[str, int]:
     return {topic: sum(r.store_size for r in records), retry: sum(r.store_size for r in line.read(retry, 0))}
 
 
-def last_minute(line: Line, name: str, key: str) -> BrokerStatsItem | None:
-    """None where nothing is counted, or not looked at yet."""
+def last_minute(line: Line, name: str, key: str, total: int) -> BrokerStatsItem | None:
+    """None where not all is counted yet: samples are taken every 10 s."""
     answer = line.one(RequestCode.VIEW_BROKER_STATS_DATA, statsName=name, statsKey=key)
     if answer.code != ResponseCode.SUCCESS:
         assert answer.remark == f"The stats <{name}> <{key}> not exist"
         return None
     item = BrokerStatsData.from_json(answer.body).stats_minute
-    return item if item.sum else None
+    assert item.sum <= total, (name, key, item)
+    return item if item.sum == total else None
 
 
 def test_the_same_traffic_gives_the_same_statistics(lines: list[Line], topic: str) -> None:
     group = f"G-{topic}"
-    keys = [
-        *((name, of) for name in ("TOPIC_PUT_NUMS", "TOPIC_PUT_SIZE") for of in (topic, f"%RETRY%{group}")),
-        *((name, f"{topic}@{GROUP}") for name in ("GROUP_GET_NUMS", "GROUP_GET_SIZE")),
-        ("SNDBCK_PUT_NUMS", f"{topic}@{group}"),
-    ]
-    sizes = [traffic(line, topic, group) for line in lines]
-    for name, key in keys:
+    retry = f"%RETRY%{group}"
+    stored = [traffic(line, topic, group) for line in lines]
+    # The same messages are not of one size: Java leaves the property DELAY in them.
+    in_topic, in_retry = ([sizes[name] for sizes in stored] for name in (topic, retry))
+    for name, key, totals in (
+        ("TOPIC_PUT_NUMS", topic, [18, 18]),
+        ("TOPIC_PUT_NUMS", retry, [1, 1]),
+        ("GROUP_GET_NUMS", f"{topic}@{GROUP}", [18, 18]),
+        ("SNDBCK_PUT_NUMS", f"{topic}@{group}", [1, 1]),
+        ("TOPIC_PUT_SIZE", topic, in_topic),
+        ("TOPIC_PUT_SIZE", retry, in_retry),
+        ("GROUP_GET_SIZE", f"{topic}@{GROUP}", in_topic),
+    ):
         java, ours = (
-            eventually(f"{name} of {key} is counted", partial(last_minute, line, name, key)) for line in lines
+            eventually(f"{name} of {key} is {total}", partial(last_minute, line, name, key, total))
+            for line, total in zip(lines, totals, strict=True)
         )
-        if name.endswith("SIZE"):  # the same messages are not of one size: Java leaves the property DELAY in them
-            stored = [each[key.partition("@")[0]] for each in sizes]
-            assert [java.sum, ours.sum] == stored, (name, key)
-        else:
-            assert (ours.sum, ours.avgpt) == (java.sum, java.avgpt), (name, key)
+        if name.endswith("NUMS"):
+            assert ours.avgpt == java.avgpt, (name, key)
 
 
 def form(text: str) -> str:
     """A value with each number in it as 0, or as 0.0 where it has a point.
 
-    Rates of the last ten seconds, minute and ten minutes count as one: a broker that is young does not have them all.
+    Rates of the last ten seconds, minute and ten minutes count as one: of a broker that is young there is nothing but
+    the space before those that it does not have.
     """
     numbers = re.sub(r"\d+(\.\d+)?(E-?\d+)?", lambda found: "0.0" if found[1] else "0", text)
-    return re.sub(r"^0\.0( 0\.0){0,2}$", "0.0", numbers)
+    return re.sub(r"^0\.0( (0\.0)?){0,2}$", "0.0", numbers)
 
 
 def runtime_info(line: Line) -> dict[str, str]:
@@ -101,4 +107,5 @@ def test_runtime_information_has_the_same_keys_and_forms(lines: list[Line]) -> N
     assert {key for key in ours if form(ours[key]) != form(java[key])} <= DIFFERENT
     fixed = {key for key in ours if key.startswith("brokerVersion") or key.endswith(("Capacity", "Numbs"))}
     assert len(fixed) == 8
-    assert {key for key in fixed if ours[key] != java[key]} <= {"commitLogDirCapacity"}
+    # What is free of a disk changes while one looks; its size does not.
+    assert {key for key in fixed if ours[key].partition(",")[0] != java[key].partition(",")[0]} == set()

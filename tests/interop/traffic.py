@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import closing
 
+from mqbroker.wire import fastjson
 from mqbroker.wire.codes import RequestCode
 from tests.interop.fleet import Broker, Fleet, Namesrv
 from tests.interop.peers import Peer
@@ -12,8 +13,9 @@ from tests.interop.raw import Line
 
 
 def produce(fleet: Fleet, namesrv: Namesrv, topic: str, **options: object) -> list[Event]:
-    """Send with the Java producer; every message must be accepted. Returns its "sent" events by their index."""
-    process = fleet.peer("produce", namesrv, topic=topic, **options)
+    """Send with the Java producer; every message must be accepted. Returns its "sent" events by their index, when all
+    can be read but what was sent one-way."""
+    process = fleet.peer("produce", namesrv, topic=topic, readable=True, **options)
     process.finish()
     assert process.events("failed") == []
     sent = sorted(process.events("sent"), key=lambda event: event["index"])
@@ -22,7 +24,7 @@ def produce(fleet: Fleet, namesrv: Namesrv, topic: str, **options: object) -> li
 
 
 def pull(fleet: Fleet, namesrv: Namesrv, topic: str, **options: object) -> list[Event]:
-    """Read the whole topic with the Java pull consumer."""
+    """Read the whole topic with the Java pull consumer; with `count`, as soon as that many are there."""
     process = fleet.peer("pull", namesrv, topic=topic, **options)
     process.finish()
     return process.events("message")
@@ -76,17 +78,17 @@ def wait_assigned(process: Peer, queues: int, patience_s: float = PATIENCE_S) ->
 
 
 def wait_committed(broker: Broker, group: str, topic: str, queues: int, count: int) -> None:
-    """A consumer commits one-way while it leaves, or now and then: wait until the broker has all of it."""
+    """Wait until the broker has all of a consumer's offsets, of queues without messages too.
+
+    Its pulls bring those of what it consumed; those of all queues come one-way, now and then and while it leaves."""
     line = Line(broker.addr)
-    told: list[int] = []
+    told: dict[int, int] = {}
 
     def committed() -> bool:
-        answers = [
-            line.one(RequestCode.QUERY_CONSUMER_OFFSET, consumerGroup=group, topic=topic, queueId=queue_id)
-            for queue_id in range(queues)
-        ]
-        told[:] = [int(answer.ext_fields.get("offset", 0)) for answer in answers]
-        return sum(told) == count
+        nonlocal told
+        table = fastjson.loads(line.one(RequestCode.GET_ALL_CONSUMER_OFFSET).body)["offsetTable"]
+        told = table.get(f"{topic}@{group}", {})
+        return len(told) == queues and sum(told.values()) == count
 
     with closing(line):
         try:

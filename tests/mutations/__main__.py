@@ -61,6 +61,9 @@ def is_noticed(mutation: Mutation) -> bool:
 def main() -> int:
     wanted = " ".join(sys.argv[1:])
     chosen = [mutation for mutation in KNOWN if wanted in mutation.name]
+    if not chosen:
+        print(f"no known mistake has {wanted!r} in its name:", *(mutation.name for mutation in KNOWN), sep="\n  ")
+        return 2
     passed, first = run_tests(dict.fromkeys(test for mutation in chosen for test in mutation.tests), None)
     if not passed:
         print(f"without any mistake the tests fail: {first}")
@@ -68,7 +71,7 @@ def main() -> int:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         noticed = sum(pool.map(is_noticed, chosen))
     print(f"{noticed} of {len(chosen)} mistakes noticed")
-    return 0 if noticed == len(chosen) > 0 else 1
+    return 0 if noticed == len(chosen) else 1
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import json
 
+import attrs
 import pytest
 
 from mqbroker.config import show_settings
@@ -79,3 +80,16 @@ def test_a_file_that_cannot_be_written_is_told(peer, tmp_path):
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert answer.remark == f"changed until the next start only: {tmp_path / 'x'} could not be written"
     assert shown(peer)["orderMessageEnable"] == "true"
+
+
+def test_settings_read_anew(system, peer):
+    put_order(peer)
+    register(peer, "T")
+    wanted = attrs.evolve(
+        system.settings, order_message_enable=True, product_env_name="p", config_store_path="/elsewhere"
+    )
+    assert sorted(system.service.adopt(wanted)) == ["configStorePath", "productEnvName"]
+    assert json.loads(route(peer, "T").body)["orderTopicConf"] == "broker-a:4"
+    assert shown(peer)["configStorePath"] == system.settings.config_store_path
+    assert system.service.adopt(system.settings) == []
+    assert "orderTopicConf" not in json.loads(route(peer, "T").body)

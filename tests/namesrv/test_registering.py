@@ -146,7 +146,7 @@ def test_a_wrong_long_registration_is_refused_and_the_next_is_taken(system, brok
     broker.send(request(RequestCode.REGISTER_BROKER, b"x" * 300_000))
     ((answer,), _) = wait(system, broker)
     assert answer.code == ResponseCode.SYSTEM_ERROR
-    assert answer.remark.startswith("BadBody: ")
+    assert answer.remark.startswith("RegisterBrokerBody")
     assert register(broker, "T").code == ResponseCode.SUCCESS
 
 

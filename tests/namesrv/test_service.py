@@ -4,9 +4,13 @@ import json
 
 import pytest
 
+from mqbroker.config import TlsSettings
+from mqbroker.daemons import namesrv as daemon
 from mqbroker.errors import StoreDamaged
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from tests.namesrv.test_processors import register, route
+from tests.remoting.certificates import Authority
+from tests.remoting.logs import log_kept
 
 
 def test_a_closed_connection_takes_its_broker_out(system):
@@ -88,3 +92,18 @@ def test_stopping_closes_its_connections(system):
     assert not stopped.called
     peer.close()
     assert stopped.called
+
+
+def test_certificates_are_looked_at_when_settings_are_read_anew(start_system, monkeypatch, tmp_path):
+    authority = Authority(tmp_path)
+    cert, key = authority.issue("server")
+    tls = TlsSettings(test_mode=False, server_cert_path=cert, server_key_path=key)
+    system = start_system(tls=tls)
+    monkeypatch.setattr("mqbroker.namesrv.service.make_namesrv", lambda settings, reactor, files_max: system.service)
+    served = daemon.serve(system.settings, system.reactor)
+    with log_kept() as logged:
+        later = served.adopt(system.settings)
+        authority.issue("server")
+        served.adopt(system.settings)
+    assert [line for line in logged.lines if "read again" in line] == [f"the certificate was read again from {cert}"]
+    assert later == []

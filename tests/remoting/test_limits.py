@@ -12,7 +12,7 @@ from mqbroker.remoting.limits import Limits
 from mqbroker.remoting.server import WATCH_SECONDS
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand, encode_command
-from tests.remoting.link import Link, Peer, raw_link, serve
+from tests.remoting.link import End, Link, Peer, raw_link, serve
 
 ECHO, LATER, BATCH = RequestCode.HEART_BEAT, RequestCode.QUERY_MESSAGE, RequestCode.PULL_MESSAGE
 
@@ -56,9 +56,26 @@ def test_the_settings_that_set_them():
     server = NettySettings(connections_max=7, connections_per_address_max=3, unsent_bytes_max=100_000)
     limits = Limits.of(server)
     assert (limits.connections_max, limits.connections_per_address_max, limits.unsent_bytes_max) == (7, 3, 100_000)
+    assert Limits.of(server, 900).files_max == 900
 
 
 # --- connections
+
+
+def test_connections_leave_files_to_others(clock, table, logged, monkeypatch):
+    numbers = [7, 9, 10, 11, 8]
+    monkeypatch.setattr(End, "fileno", lambda end: end.number, raising=False)
+    monkeypatch.setattr(End, "number", property(lambda end: numbers[0]), raising=False)
+    factory = serve(clock, table, Limits(files_max=10))
+    lost = []
+    while numbers:
+        peer, _ = connect(factory, port=len(numbers))
+        lost.append(peer.lost)
+        numbers.pop(0)
+    assert lost == [False, False, True, True, False]
+    assert [line for line in logged.lines if "are open" in line] == [
+        "2 connections are open, and no more files may be: no more are taken; raise ulimit -n"
+    ]
 
 
 def test_one_address_has_so_many_connections(clock, table, logged):

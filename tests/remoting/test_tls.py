@@ -11,11 +11,12 @@ from twisted.python.failure import Failure
 from zope.interface import classImplements
 
 from mqbroker.config import ClientAuth, TlsMode, TlsSettings
+from mqbroker.errors import BadTls
 from mqbroker.remoting.handlers import HandlerTable
 from mqbroker.remoting.limits import Limits
 from mqbroker.remoting.server import RemotingServerFactory
 from mqbroker.remoting.tcp import PromptServer
-from mqbroker.remoting.tls import BadTls, ServerTls, TlsWatch, tls_connector
+from mqbroker.remoting.tls import ServerTls, TlsWatch, tls_connector
 from mqbroker.wire.command import RemotingCommand, decode_commands, encode_command
 from mqbroker.wire.frame import FrameDecoder
 from tests.remoting.certificates import Authority
@@ -313,6 +314,8 @@ def test_a_key_with_a_password(clock, connect, authority):
         ({"server_cert_path": ""}, "wants tls.server.certPath and tls.server.keyPath"),
         ({"server_cert_path": "/not/there"}, "/not/there: No such file or directory"),
         ({"server_key_path": "AUTHORITY"}, "authority.pem: "),
+        ({"server_cert_path": "AUTHORITY"}, "in PEM, the first of it that of the key in "),
+        ({"server_cert_path": "/dev/null"}, "/dev/null: "),
         ({"server_key_password": "wrong"}, "locked-key.pem: "),
         ({"server_auth_client": True, "server_trust_cert_path": "/not/there"}, "/not/there: no certificates"),
     ],
@@ -347,3 +350,22 @@ def test_a_client_reads_on_while_its_handshake_waits(clock):
     protocol.handshakeCompleted()
     protocol.handshakeCompleted()
     assert transport.producer is protocol
+
+
+def test_a_client_goes_by_the_files_as_they_are_when_it_connects(monkeypatch, authority, tmp_path, logged):
+    made = []
+    monkeypatch.setattr("mqbroker.remoting.tls.wrapClientTLS", lambda creator, endpoint: made.append(creator))
+    monkeypatch.setattr("mqbroker.remoting.tls.HostnameEndpoint", lambda *where, timeout: where)
+    cert, key = authority.issue("client")
+    settings = TlsSettings(test_mode=False, client_cert_path=cert, client_key_path=key)
+    connect = tls_connector(None, settings)
+    connect("127.0.0.1", 1)
+    connect("127.0.0.1", 1)
+    authority.issue("client")
+    connect("127.0.0.1", 1)
+    assert [creator is made[0] for creator in made] == [True, True, False]
+    (tmp_path / "client-key.pem").write_text("none")
+    connect("127.0.0.1", 1)
+    connect("127.0.0.1", 1)
+    assert made[2] is made[3] is made[4]
+    assert len([line for line in logged.lines if "the client's certificate stays as it was" in line]) == 1

@@ -13,6 +13,7 @@ from hypothesis import example, given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from mqbroker.spark import decode  # noqa: E402
+from mqbroker.spark import rows as rows_module  # noqa: E402
 from mqbroker.spark.decode import decode_chunk  # noqa: E402
 from mqbroker.spark.decode_plain import plain_batch  # noqa: E402
 from mqbroker.spark.errors import DataLoss  # noqa: E402
@@ -125,7 +126,7 @@ def test_odd_property_bytes_are_read_alike(raws: list[bytes]) -> None:
     assert rows(chunk) == expected(chunk)
     with pytest.MonkeyPatch.context() as patch:
         # As where there are many names.
-        patch.setattr(decode, "_COUNT_ROOM", 0)
+        patch.setattr(rows_module, "_COUNT_ROOM", 0)
         assert rows(chunk) == expected(chunk)
 
 

@@ -1,7 +1,10 @@
 """Options: what they become, and that each mistake is named with what would be right."""
 
+from pathlib import Path
+
 import pytest
 
+from mqbroker.client import ClientTls, Credentials
 from mqbroker.spark.errors import BadOption
 from mqbroker.spark.offsets import EARLIEST, LATEST
 from mqbroker.spark.options import parse_options
@@ -42,6 +45,34 @@ def test_all_options_in_the_case_that_spark_gives_them() -> None:
     assert options.starting.default == EARLIEST
     assert (options.max_offsets_per_trigger, options.group) == (500, "readers")
     assert (options.pull_batch, options.retry_timeout_ms) == (64, 0)
+
+
+def test_without_more_there_is_neither_account_nor_encryption() -> None:
+    options = parse_options(GOOD, streaming=False)
+    assert (options.credentials, options.tls) == (None, None)
+
+
+def test_accounts(tmp_path: Path) -> None:
+    given = {"accesskey": "alice", "secretkey": "a secret"}
+    assert parse_options(GOOD | given, streaming=False).credentials == Credentials("alice", "a secret")
+    token = parse_options(GOOD | given | {"securitytoken": "t"}, streaming=False).credentials
+    assert token == Credentials("alice", "a secret", "t")
+    path = tmp_path / "account.yml"
+    path.write_text("accessKey: bob\nsecretKey: another\n")
+    from_file = parse_options(GOOD | given | {"accountFile": str(path)}, streaming=False)
+    assert from_file.credentials == Credentials("bob", "another")
+    assert "another" not in repr(from_file)
+
+
+def test_encryption() -> None:
+    def tls(**given: str) -> ClientTls | None:
+        return parse_options(GOOD | given, streaming=False).tls
+
+    assert tls(tls="true") == tls(tls="True") == ClientTls()
+    assert tls(tls="false") is None
+    assert tls(tlsInsecure="true") == ClientTls(insecure=True)
+    whole = tls(tlsCa="/ca", tlsServerName="mq", tlsCert="/cert", tlsKey="/key", tlsKeyPassword="p")
+    assert whole == ClientTls(ca_file="/ca", server_name="mq", cert_file="/cert", key_file="/key", key_password="p")
 
 
 def test_offsets_of_queues() -> None:
@@ -87,6 +118,12 @@ def test_offsets_of_queues() -> None:
         ({"startingOffsets": '{"orders":{"b":{"0":true}}}'}, True, "is not an integer"),
         ({"startingOffsets": '{"orders":{"b":{"0":-3}}}'}, True, "an offset is 0 or more, -2 for earliest or -1"),
         ({"startingOffsets": '{"bills":{"b":{"0":1}}}'}, True, "topic 'bills' is not among those read: orders"),
+        ({"accessKey": "a"}, False, "option secretKey: is required: an account has both"),
+        ({"secretKey": "a"}, False, "option accessKey: is required: an account has both"),
+        ({"accountFile": "/not/there"}, False, "option accountFile: /not/there: No such file"),
+        ({"tls": "yes"}, False, "option tls: 'yes' is neither true nor false"),
+        ({"tlsInsecure": "true", "tlsCa": "/ca"}, False, "option tls: an insecure connection checks nothing"),
+        ({"tlsKey": "/key"}, False, "option tls: /key: a key goes with its certificate"),
         ({"endingOffsets": "earliest"}, False, "option endingOffsets: 'earliest' is not 'latest', or JSON"),
         ({"endingOffsets": '{"orders":{"b":{"0":-2}}}'}, False, "an offset is 0 or more, -1 for latest$"),
     ],

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from mqbroker.client.errors import TopicNotFound
-from mqbroker.errors import MQError
+from mqbroker.errors import MQError, Refused
 from mqbroker.spark.errors import NotReadable
 from mqbroker.spark.offsets import Bounds
 from mqbroker.spark.pulling import Patience
@@ -92,8 +92,12 @@ def test_an_error_that_waiting_cannot_help_is_raised() -> None:
         def bounds(self, queues: Sequence[MessageQueue]) -> list[tuple[int, int] | MQError]:
             return [MQError("broken")]
 
+    class Guarded(FakeLog):
+        def bounds(self, queues: Sequence[MessageQueue]) -> list[tuple[int, int] | MQError]:
+            return [Refused(1, "AclException: this account is broken")]
+
     time = FakeTime()
-    for broken in (Broken(), BrokenBounds()):
+    for broken in (Broken(), BrokenBounds(), Guarded()):
         broken.add(A0, 5)
         with pytest.raises(MQError, match="broken"):
             look(broken, ["orders"], patience(time))

@@ -20,7 +20,7 @@ from mqbroker.client import Message, SendFailed
 from mqbroker.client.blocking import Producer, PullConsumer
 from mqbroker.spark.java import JavaMissing, find_java
 from mqbroker.wire.bodies import MessageQueue
-from tests.daemons.processes import DEADLINE_SECONDS, Process, wait_for
+from tests.daemons.processes import PATIENCE_SECONDS, Process, wait_for
 from tests.spark.session import SOURCE, session_environment, start_session
 
 pytestmark = [pytest.mark.spark, pytest.mark.daemons]
@@ -211,7 +211,7 @@ def run_available(spark: Any, cluster: Cluster, tmp_path: Path) -> Callable[...,
         messages = stream(spark, cluster, topic, **options).load()
         writer = messages.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
         query = writer.trigger(availableNow=True).start(str(tmp_path / "sink"))
-        assert query.awaitTermination(DEADLINE_SECONDS)
+        assert query.awaitTermination(PATIENCE_SECONDS)
         return list(query.recentProgress)
 
     return run
@@ -270,12 +270,12 @@ def test_a_stream_outlives_its_broker(spark: Any, cluster: Cluster) -> None:
     query = messages.writeStream.format("memory").queryName("outlive").start()
     try:
         seen = spark.table("outlive")
-        wait_for(lambda: seen.count() == 20, "the messages before the kill")
+        wait_for(lambda: seen.count() == 20, "the messages before the kill", PATIENCE_SECONDS)
         # SIGKILL, as `end` does it: the broker cannot say good-bye.
         cluster.broker.end()
         cluster.restart_broker()
         sent |= set(publish(cluster, "Outlive", 20, 20))
-        wait_for(lambda: query.exception() or seen.count() >= 40, "the messages after the restart")
+        wait_for(lambda: query.exception() or seen.count() >= 40, "the messages after the restart", PATIENCE_SECONDS)
         assert query.exception() is None
         assert rows_of(seen) == sorted(sent)
     finally:
@@ -303,7 +303,9 @@ def kill_in_batch(driver: "subprocess.Popen[bytes]", checkpoint: Path, batch: in
     """Kill the driver, its JVM too, as soon as `batch` is written down: most likely before it is done."""
     try:
         wait_for(
-            lambda: driver.poll() is not None or (checkpoint / "offsets" / str(batch)).exists(), f"batch {batch} begins"
+            lambda: driver.poll() is not None or (checkpoint / "offsets" / str(batch)).exists(),
+            f"batch {batch} begins",
+            PATIENCE_SECONDS,
         )
         assert driver.poll() is None, "the driver ended by itself"
     finally:

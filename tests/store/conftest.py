@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,3 +30,13 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
 @pytest.fixture
 def bench(make: Callable[..., Bench]) -> Bench:
     return make()
+
+
+@pytest.fixture
+def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Hours of the day are those of UTC."""
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()

@@ -21,7 +21,8 @@ from zope.interface import implementer
 from mqbroker.config import StoreSettings
 from mqbroker.store import MessageStore, open_store
 from mqbroker.store.commitlog import NewMessage
-from mqbroker.store.disk import DiskSpace, IDisk, ILockedFile, IMappedFile, OsDisk
+from mqbroker.store.disk import DiskSpace, IDisk, ILockedFile, IMappedFile
+from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.worker import IWorker
 
 DATA = Path(__file__).parent.parent / "data"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mqbroker.store.ahead import AHEAD_BYTES, PIECE_BYTES, Ahead
-from mqbroker.store.disk import OsDisk
+from mqbroker.store.os_disk import OsDisk
 from tests.store.harness import SteppedWorker
 
 

@@ -9,11 +9,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import attrs
 import pytest
 
 from mqbroker.errors import MQError, StoreDamaged, StoreError, StoreLocked, StoreUnknown, StoreUnwritable
-from mqbroker.store.disk import OsDisk
 from mqbroker.store.lock import lock_file
+from mqbroker.store.os_disk import OsDisk
 from tests.store.harness import SMALL, Bench, message, stop, turns
 from tests.store.offline.stores import check, picture
 
@@ -90,6 +91,22 @@ def test_a_directory_of_something_else_is_not_made_a_store(bench: Bench) -> None
     with pytest.raises(StoreUnknown, match=r"holds Documents/ and nothing of a store; set storePathRootDir"):
         bench.open()
     assert picture(bench.root) == before
+
+
+@pytest.mark.parametrize(
+    ("inner", "name"),
+    [
+        ("commitlog", f"{0:020d}"), ("consumequeue/T/0", f"{0:020d}"), ("index", r"\d{17}"), ("config", "topics.json"),
+    ],
+)  # fmt: skip
+def test_a_directory_within_a_store_is_not_made_one(bench: Bench, inner: str, name: str) -> None:
+    fill(bench)
+    (bench.root / "config").mkdir(exist_ok=True)
+    (bench.root / "config" / "topics.json").write_text("{}")
+    before = unchanged(bench.root)
+    with pytest.raises(StoreUnknown, match=f"{name} belongs into a directory of a store; set storePathRootDir to the"):
+        attrs.evolve(bench, root=bench.root / inner).open()
+    assert unchanged(bench.root) == before
 
 
 @pytest.mark.parametrize("name", [".hidden", "lost+found"])

@@ -16,7 +16,8 @@ from mqbroker.store import GetResult, GetStatus, MessageStore, closer_look
 from mqbroker.store import cold as module
 from mqbroker.store.cold import AHEAD_BYTES, AROUND_BYTES, ColdReads, Stretch, Unreadable
 from mqbroker.store.consumequeue import ConsumeQueue
-from mqbroker.store.disk import IMappedFile, OsDisk
+from mqbroker.store.disk import IMappedFile
+from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.worker import InlineWorker
 from mqbroker.wire.record import decode_records
 from tests.store.harness import Bench, Faults, FaultyFile, SteppedWorker, after_restart, message

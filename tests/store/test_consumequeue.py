@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from mqbroker.errors import StoreDamaged
-from mqbroker.store.consumequeue import ENTRY, ConsumeQueue, ConsumeQueues
+from mqbroker.store.consumequeue import ENTRY, ConsumeQueue
+from mqbroker.store.consumequeues import ConsumeQueues
 from tests.store.harness import FaultyDisk, tree
 
 FILE = 2000  # 100 entries

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import mmap
 import os
 import shutil
@@ -18,7 +19,8 @@ from twisted.internet.defer import Deferred
 from twisted.python.threadpool import ThreadPool
 from zope.interface.verify import verifyObject
 
-from mqbroker.store.disk import DiskSpace, IDisk, ILockedFile, IMappedFile, OsDisk
+from mqbroker.store.disk import DiskSpace, IDisk, ILockedFile, IMappedFile
+from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.worker import InlineWorker, IWorker, SerialWorker, ThreadWorker
 from tests.store.harness import FaultyDisk, SteppedWorker
 
@@ -28,7 +30,7 @@ from twisted.internet.task import Clock
 from mqbroker.config import StoreSettings
 from mqbroker.errors import StoreUnwritable
 from mqbroker.store import open_store
-from mqbroker.store.disk import OsDisk
+from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.worker import InlineWorker
 
 settings = StoreSettings(
@@ -96,6 +98,84 @@ def test_bytes_stored_are_in_the_file_for_others(tmp_path: Path, keep_open: bool
     assert disk.file_size(str(path)) == 4096
 
 
+@pytest.fixture(params=["past the cache", "through the cache"])
+def way_of_zeros(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """As file systems do it that can write past the cache, and as those that cannot."""
+    if request.param == "through the cache":
+        refuse_direct(monkeypatch, errno.EINVAL)
+    way: str = request.param
+    return way
+
+
+def refuse_direct(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    control = fcntl.fcntl
+
+    def refuse(fd: int, command: int, argument: int = 0) -> int:
+        if command == fcntl.F_SETFL and argument & os.O_DIRECT:
+            raise OSError(number, os.strerror(number))
+        return control(fd, command, argument)
+
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
+
+
+@pytest.mark.usefixtures("way_of_zeros")
+def test_writing_through_leaves_zeros_on_the_disk_and_in_memory(tmp_path: Path) -> None:
+    size = 3 * 1024 * 1024 + 8192  # no multiple of a piece
+    file = OsDisk().create_mapped(str(tmp_path / "file"), size, keep_open=True)
+    file.allocate(0, size)
+    file.write_through(lambda: False)
+    assert file.is_resident(0, size)
+    assert bytes(file.view) == bytes(size)
+    assert file.descriptor is not None
+    assert not fcntl.fcntl(file.descriptor, fcntl.F_GETFL) & os.O_DIRECT
+    file.buffer[size - 1] = 7
+    file.sync()
+    assert (tmp_path / "file").read_bytes() == bytes(size - 1) + b"\x07"
+    file.close()
+
+
+@pytest.mark.usefixtures("way_of_zeros")
+def test_zeros_go_to_the_file_that_was_made_not_to_another_of_its_name(tmp_path: Path) -> None:
+    """Who needs a segment before it is ready makes another in its place."""
+    file = OsDisk().create_mapped(str(tmp_path / "file"), 8192, keep_open=True)
+    (tmp_path / "file").unlink()
+    (tmp_path / "file").write_bytes(b"x" * 8192)
+    file.write_through(lambda: False)
+    assert (tmp_path / "file").read_bytes() == b"x" * 8192
+    file.close()
+
+
+def test_pages_are_in_memory_though_the_file_system_takes_no_advice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = 2 * 1024 * 1024
+    monkeypatch.setattr(os, "posix_fadvise", lambda *_: None)
+    file = OsDisk().create_mapped(str(tmp_path / "file"), size, keep_open=True)
+    file.allocate(0, size)
+    file.write_through(lambda: False)
+    assert file.is_resident(0, size)
+    file.close()
+
+
+@pytest.mark.parametrize("size", [512 * 1024 + 100, 100])
+def test_a_file_that_is_no_multiple_of_blocks_is_written_through(tmp_path: Path, size: int) -> None:
+    file = OsDisk().create_mapped(str(tmp_path / "file"), size, keep_open=True)
+    file.write_through(lambda: False)
+    assert (tmp_path / "file").read_bytes() == bytes(size)
+    assert (tmp_path / "file").stat().st_blocks * 512 >= size
+    file.close()
+
+
+def test_an_error_of_writing_through_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = OsDisk().create_mapped(str(tmp_path / "file"), 8192, keep_open=True)
+    refuse_direct(monkeypatch, errno.EIO)
+    with pytest.raises(OSError, match="file") as raised:
+        file.write_through(lambda: False)
+    assert raised.value.errno == errno.EIO
+    file.close()
+
+
+@pytest.mark.usefixtures("way_of_zeros")
 def test_writing_through_stops_when_told(tmp_path: Path) -> None:
     file = OsDisk().create_mapped(str(tmp_path / "file"), 5 * 1024 * 1024, keep_open=True)
     asked: list[None] = []
@@ -244,14 +324,16 @@ def test_a_pinned_file_is_locked_in_memory(tmp_path: Path) -> None:
         if error.errno not in (errno.ENOMEM, errno.EPERM, errno.EAGAIN):
             raise
         pytest.skip(f"locking memory is not permitted here: {error}")
-    assert int(_status("VmLck").split()[0]) >= 64
+    assert _locked_kib(file.path) == 64
+    file.unpin()
+    assert _locked_kib(file.path) == 0
     file.close()
-    assert int(_status("VmLck").split()[0]) < 64
 
 
-def _status(name: str) -> str:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(line.split(":")[1].strip() for line in lines if line.startswith(name + ":"))
+def _locked_kib(path: str) -> int:
+    """Of the mappings of one file: others of this process may be locked as well."""
+    _, _, entry = Path("/proc/self/smaps").read_text().partition(f" {path}\n")
+    return int(entry.partition("Locked:")[2].split()[0])
 
 
 def test_a_file_opened_to_be_read_cannot_be_changed(tmp_path: Path) -> None:
@@ -282,6 +364,7 @@ def test_a_rename_takes_the_place_of_what_was_there(tmp_path: Path) -> None:
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"b": "a"}
 
 
+@pytest.mark.usefixtures("way_of_zeros")
 @pytest.mark.parametrize("way", ["write_through", "populate"])
 def test_storing_a_byte_in_pages_made_ready_dirties_one_page(tmp_path: Path, way: str) -> None:
     """A file system may cache the file by folios of many pages, which are written whole at each sync."""

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from mqbroker.errors import StoreUnwritable
-from mqbroker.store import GetStatus, dispatch
+from mqbroker.store import GetStatus, dispatch, indexing
 from mqbroker.store import commitlog as commitlog_module
-from mqbroker.store.dispatch import parse_delay_levels
+from mqbroker.store.tags_codes import parse_delay_levels
 from mqbroker.wire.javahash import java_hash
 from tests.store.harness import START_S, Bench, message, stop, tree
 
@@ -151,7 +151,30 @@ def test_halves_and_rollbacks_enter_no_queue(bench: Bench, sys_flag: int) -> Non
     assert store.max_offset("T", 0) == 2
 
 
-def test_a_turn_is_bounded_and_others_get_theirs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("pile_bytes_max", "dispatched"),
+    [
+        (commitlog_module.PILE_BYTES_MAX, 40),
+        (0, 10),  # all but the last append are read from the log
+    ],
+)
+def test_a_turn_takes_all_that_is_piled_and_little_else(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, pile_bytes_max: int, dispatched: int
+) -> None:
+    monkeypatch.setattr(dispatch, "TURN_MESSAGES", 10)
+    monkeypatch.setattr(commitlog_module, "PILE_BYTES_MAX", pile_bytes_max)
+    store = bench.open()
+    store.start()
+    for _ in range(5):
+        store.append([message()] * 8)
+    after_one = []
+    bench.clock.callLater(0, lambda: after_one.append((store.max_offset("T", 0), store.stats.indexed)))
+    bench.clock.advance(0)
+    assert after_one == [(dispatched, store.log_end // 40 * dispatched)]
+    assert store.max_offset("T", 0) == 40
+
+
+def test_what_is_piled_is_taken_in_parts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "TURN_MESSAGES", 10)
     store = bench.open()
     store.start()
@@ -175,7 +198,7 @@ def test_beyond_the_bound_of_the_pile_the_log_is_read(
     for bench in benches:
         if bench is benches[1]:
             monkeypatch.setattr(commitlog_module, "PILE_BYTES_MAX", 3000)
-            monkeypatch.setattr(dispatch, "PILE_BYTES_MAX", 3000)
+            monkeypatch.setattr(indexing, "PILE_BYTES_MAX", 3000)
         store = bench.open()
         store.start()
         for i, batch in enumerate(batches):

@@ -134,15 +134,15 @@ def test_without_anyone_waiting_the_interval_bounds_what_is_not_synced(make: Cal
     assert store.stats.flushes == syncs  # nothing new, nothing to sync
 
 
-def test_the_next_segment_is_made_when_half_of_one_is_full_not_at_the_next_tick(bench: Bench) -> None:
+def test_the_next_segment_is_made_when_a_quarter_of_one_is_full_not_at_the_next_tick(bench: Bench) -> None:
     """One that fills in less than an interval would be full before the next was there."""
     store = bench.open()
     store.start()
     following = bench.root / "commitlog" / f"{SMALL['mapped_file_size_commit_log']:020d}"
-    store.append([message(body=b"x" * 60_000)])
+    store.append([message(body=b"x" * 32_000)])
     bench.clock.advance(0)
     assert not following.exists()
-    store.append([message(body=b"x" * 10_000)])
+    store.append([message(body=b"x" * 2000)])
     bench.clock.advance(0)
     assert following.exists()
     stop(store)
@@ -212,6 +212,26 @@ def test_a_failed_sync_fails_all_who_wait_and_stops_writes_for_good(bench: Bench
     stop(store)
     # It was no clean stop, and the checkpoint covers nothing.
     assert (bench.root / "abort").exists()
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_a_sync_for_which_no_file_could_be_opened_is_tried_again(bench: Bench, number: int) -> None:
+    store = bench.open()
+    store.start()
+    bench.worker.at_once = False
+    end = end_of(store.append([message()]))
+    got = results(store.durable(end))
+    bench.disk.faults.sync_error = number
+    bench.worker.step()
+    assert isinstance(got[0], StoreUnwritable)
+    assert "limit of open files" in str(got[0])
+    assert store.writable
+    bench.disk.faults.sync_error = None
+    bench.worker.at_once = True
+    end = end_of(store.append([message()]))
+    bench.clock.advance(5)
+    assert store.flushed == end
+    stop(store)
 
 
 def test_failed_sync_of_consume_queues_keeps_the_checkpoint_where_it_was(bench: Bench) -> None:

@@ -7,14 +7,16 @@ import itertools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mqbroker.store import MessageStore
 from mqbroker.store.cold import TouchingPages, run_now
-from mqbroker.store.index import Index, IndexFile, KeyHasher, positive_hash
+from mqbroker.store.index import Index, KeyHasher, positive_hash
+from mqbroker.store.index_file import IndexFile
 from mqbroker.wire.javahash import java_hash
 from mqbroker.wire.record import decode_record
 from tests.store.harness import START_S, Bench, FaultyDisk, message, stop, tree
@@ -29,6 +31,44 @@ def test_hashes_are_those_of_topic_and_key(keys: list[str], topic: str) -> None:
     for key in keys + keys:
         expected = abs(java_hash(f"{topic}#{key}"))
         assert hasher.hash(java_hash(topic + "#"), key.encode()) == (0 if expected == 2**31 else expected)
+
+
+def test_what_is_kept_of_keys_is_bounded() -> None:
+    hasher = KeyHasher()
+    for n in range(20_000):
+        hasher.hash(0, b"%06d-head-tail" % n)
+        hasher.hash(0, bytes(33 + (n // 90**i) % 90 for i in range(4)))
+    assert len(hasher.heads) <= 10_000
+    assert len(hasher.pairs) == 4096
+
+
+class _Queue(NamedTuple):
+    key_hash: int
+
+
+NO_KEYS = b"WAIT\x01true"
+unique_keys = st.one_of(
+    st.integers(0, 40).map("7F00000119{:06X}".format),  # so that parts of them come again
+    st.text(alphabet="09AZaz\xe9\u4e2d", max_size=6),
+)
+
+
+@given(st.lists(st.one_of(st.none(), unique_keys), min_size=1, max_size=30), st.integers(1, 5))
+@example(["0jdpgE3", "0jdpgE3"], 1)  # -2**31 with the topic
+@settings(derandomize=True, database=None, deadline=None, max_examples=300)
+def test_unique_keys_of_messages_are_hashed_as_any_key(keys: list[str | None], size: int) -> None:
+    """Also where parts of a key are known, and after messages that have none."""
+    index = Index(FaultyDisk(), "nowhere", 10, 20, str)
+    rows: list[tuple[int, int, int]] = []
+    index.put = lambda found, end: rows.extend(found)  # type: ignore[method-assign]
+    queue = _Queue(java_hash("T#"))
+    properties = [NO_KEYS if key is None else f"A\x01b\x02UNIQ_KEY\x01{key}\x02WAIT\x01true".encode() for key in keys]
+    messages = [(b"T", 0, 0, 0, 0, b"", 0, 0, b"", each) for each in properties]
+    places = [(n * 100, n, 100, NOW_MS) for n in range(len(keys))]
+    for at in range(0, len(keys), size):
+        part = slice(at, at + size)
+        index.add([(messages[part], places[part], [queue] * len(places[part]))])  # type: ignore[arg-type, list-item]
+    assert rows == [(positive_hash(java_hash(f"T#{key}")), n * 100, NOW_MS) for n, key in enumerate(keys) if key]
 
 
 @pytest.mark.parametrize(

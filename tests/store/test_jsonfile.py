@@ -7,7 +7,7 @@ from twisted.internet.defer import Deferred
 from twisted.logger import formatEvent, globalLogPublisher
 
 from mqbroker.errors import MQError, StoreDamaged
-from mqbroker.store.jsonfile import JsonFile, replace_file
+from mqbroker.store.jsonfile import PIECES_PER_TURN, JsonFile, replace_file
 from mqbroker.store.worker import InlineWorker
 
 
@@ -229,3 +229,66 @@ def test_killed_at_any_step_the_file_is_whole(path, monkeypatch, step, count, af
     assert read(path + ".bak") in (b"good 1", b"good 2")
     replace_file(path, b"good 4")  # and what the dead one left is in nobody's way
     assert (read(path), read(path + ".bak")[:4]) == (b"good 4", b"good")
+
+
+class Turns(list):
+    """What waits for the reactor's next turn."""
+
+    def go_round(self):
+        self.pop(0)()
+
+
+def test_a_content_in_pieces_is_gathered_in_turns(path):
+    turns = Turns()
+    file = JsonFile(path, InlineWorker(), turns.append)
+    taken = []
+
+    def pieces(name):
+        for number in range(2 * PIECES_PER_TURN + 1):
+            taken.append(number)
+            yield f"{name}{number};".encode()
+
+    done = fired(file.save(lambda: pieces("a")))
+    assert len(taken) == PIECES_PER_TURN
+    later = fired(file.save(lambda: pieces("b")))  # once the first is written
+    turns.go_round()
+    assert len(taken) == 2 * PIECES_PER_TURN
+    assert not os.path.exists(path)
+    saved = fired(file.saved())
+    turns.go_round()
+    assert read(path) == b"".join(f"a{n};".encode() for n in range(2 * PIECES_PER_TURN + 1))
+    assert (done, later, saved) == ([], [], [])
+    while turns:
+        turns.go_round()
+    assert read(path).startswith(b"b0;b1;")
+    assert read(path + ".bak").startswith(b"a0;a1;")
+    assert (done, later, saved) == ([True], [True], [True])
+
+
+def test_few_pieces_take_no_turn(path):
+    turns = Turns()
+    file = JsonFile(path, InlineWorker(), turns.append)
+    assert fired(file.save(lambda: iter([b"good", b" 1"]))) == [True]
+    assert not turns
+    assert read(path) == b"good 1"
+
+
+@pytest.mark.parametrize("at", [0, 10, PIECES_PER_TURN + 10])
+def test_pieces_that_cannot_be_made_leave_the_file_as_it_was(path, lines, at):
+    turns = Turns()
+    file = JsonFile(path, InlineWorker(), turns.append)
+    file.save(lambda: b"good 1")
+
+    def pieces():
+        for number in range(2 * PIECES_PER_TURN):
+            if number == at:
+                raise RuntimeError("changed meanwhile")
+            yield b"x"
+
+    done = fired(file.save(pieces))
+    while turns:
+        turns.go_round()
+    assert done == [False]
+    assert read(path) == b"good 1"
+    assert any("changed meanwhile" in line for line in lines())
+    assert fired(file.save(lambda: b"good 2")) == [True]

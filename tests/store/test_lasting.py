@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mqbroker.store import disk as disk_module
-from mqbroker.store.disk import OsDisk
-from mqbroker.store.lasting import make_lasting_directories, remove_unfinished_segments
+from mqbroker.store import os_disk
+from mqbroker.store.lasting import make_lasting_directories, remove_last_first, remove_unfinished_segments
+from mqbroker.store.os_disk import OsDisk
 from tests.store.harness import FaultyDisk
 
 SIZE = 4096
@@ -76,10 +77,45 @@ def test_foreign_files_are_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "notes").exists()
 
 
+def test_with_a_foreign_file_nothing_is_removed(tmp_path: Path) -> None:
+    make_segments(tmp_path, [SIZE, 0, SIZE])
+    (tmp_path / "notes").write_bytes(b"mine")
+    remove_unfinished_segments(OsDisk(), str(tmp_path), 0)
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+class Dying(OsDisk):
+    """Removes `lives` files, and forgets removals that were not synced when it ends."""
+
+    def __init__(self, lives: int) -> None:
+        self.lives = lives
+        self.unsynced: list[str] = []
+
+    def remove(self, path: str) -> None:
+        if not self.lives:
+            raise SystemExit
+        self.lives -= 1
+        assert not self.unsynced, "two removals at once may come to the disk in any order"
+        self.unsynced.append(path)
+        super().remove(path)
+
+    def sync_directory(self, path: str) -> None:
+        self.unsynced.clear()
+        super().sync_directory(path)
+
+
+@pytest.mark.parametrize("lives", [0, 1, 2, 3])
+def test_whenever_a_removal_ends_there_is_no_gap(tmp_path: Path, lives: int) -> None:
+    make_segments(tmp_path, [SIZE, SIZE, SIZE, SIZE])
+    with contextlib.suppress(SystemExit):
+        remove_last_first(Dying(lives), [str(tmp_path / f"{i * SIZE:020d}") for i in (1, 2, 3)])
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{i * SIZE:020d}" for i in range(4 - lives)]
+
+
 @pytest.mark.parametrize("has_holes", [True, False])
 def test_clearing_the_end_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_holes: bool) -> None:
     shortened: list[int] = []
-    real = disk_module.os.ftruncate
+    real = os_disk.os.ftruncate
 
     def watch(fd: int, size: int) -> None:
         shortened.append(size)
@@ -87,9 +123,9 @@ def test_clearing_the_end_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     file = OsDisk().create_mapped(str(tmp_path / "file"), 3 * SIZE)
     file.buffer[:] = b"x" * (3 * SIZE)
-    monkeypatch.setattr(disk_module.os, "ftruncate", watch)
+    monkeypatch.setattr(os_disk.os, "ftruncate", watch)
     if not has_holes:
-        monkeypatch.setattr(disk_module, "_punch_hole", lambda *_: False)
+        monkeypatch.setattr(os_disk, "_punch_hole", lambda *_: False)
     file.clear_from(SIZE + 100)
     assert file.buffer[:] == b"x" * (SIZE + 100) + bytes(2 * SIZE - 100)
     assert shortened == ([] if has_holes else [SIZE + 100, 3 * SIZE])
@@ -99,7 +135,7 @@ def test_clearing_the_end_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_syncing_apart_uses_a_descriptor_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Any] = []
-    monkeypatch.setattr(disk_module.os, "fdatasync", synced.append)
+    monkeypatch.setattr(os_disk.os, "fdatasync", synced.append)
     file = OsDisk().create_mapped(str(tmp_path / "file"), SIZE, keep_open=True)
     file.sync()
     file.sync()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from twisted.internet.defer import Deferred
@@ -26,15 +26,22 @@ class Matching:
     def __init__(self, *numbers: int, units: Callable[[ExtUnit], bool] = lambda unit: True) -> None:
         self.wanted = {b"%03d" % number for number in numbers}
         self.units = units
+        self.most_at_once = 800
         self.asked: list[int] = []
 
     def may_match(self, unit: ExtUnit) -> bool:
         return self.units(unit)
 
-    def matches(self, properties: bytes) -> bool:
-        number = properties.partition(b"N\x01")[2][:3]
-        self.asked.append(int(number))
-        return number in self.wanted
+    def pick(self, messages: Sequence[bytes], most: int) -> list[int]:
+        picked: list[int] = []
+        for place, properties in enumerate(messages):
+            number = properties.partition(b"N\x01")[2][:3]
+            self.asked.append(int(number or b"-1"))
+            if number in self.wanted:
+                picked.append(place)
+            if len(picked) == most:
+                break
+        return picked
 
 
 def fill(store: MessageStore, count: int, size: int = 10) -> None:
@@ -94,6 +101,21 @@ def test_a_get_looks_at_so_many_at_most(bench: Bench) -> None:
     while result.status is not GetStatus.FOUND:
         result = found(store.get_when_ready("T", 0, result.next_offset, 32, matching=Matching(900)))
     assert offsets(result) == [900]
+
+
+def test_a_get_looks_at_no_more_than_the_matching_says(bench: Bench) -> None:
+    store = bench.open()
+    fill(store, 40)
+    matching = Matching(3, 20)
+    matching.most_at_once = 7
+    seen = 0
+    for expected in ([3], [], [20]):
+        result = found(store.get_when_ready("T", 0, seen, 32, matching=matching))
+        seen += 7
+        assert (offsets(result), result.next_offset) == (expected, seen)
+    store = after_restart(bench, store)
+    result = found(store.get("T", 0, 14, 32, matching=matching))
+    assert (offsets(result), result.next_offset) == ([20], 21)
 
 
 def test_tags_are_looked_at_first(store: MessageStore) -> None:

@@ -198,6 +198,26 @@ def test_halves_of_transactions_are_not_counted(lmq: Bench) -> None:
     assert (store.max_offset("%LMQ%a", 0), store.max_offset("T", 3)) == (1, 1)
 
 
+@pytest.mark.parametrize("topic", ["RMQ_SYS_TRANS_HALF_TOPIC", "TRANS_CHECK_MAX_TIME_TOPIC"])
+@pytest.mark.parametrize("more", ["", "\x02INNER_MULTI_QUEUE_OFFSET\x010\x02"])
+def test_what_waits_to_be_committed_stands_in_its_own_queue_only(lmq: Bench, topic: str, more: str) -> None:
+    """With the Java broker half messages, which are stored without the flag of one, stand in the queues they name."""
+    store = lmq.open()
+    store.append([naming("%LMQ%a,other", topic, 0, more=more), naming("%LMQ%a"), naming("%LMQ%a", topic, 0, more=more)])
+    store.dispatch_now()
+    assert [record.topic for record in records(store, "%LMQ%a")] == ["T"]
+    waiting = records(store, topic)
+    assert [record.properties.get("INNER_MULTI_QUEUE_OFFSET") for record in waiting] == [None, None]
+    assert waiting[0].properties["INNER_MULTI_DISPATCH"] == "%LMQ%a,other"
+    assert store.max_offset("other", 0) == 0
+    stop(store)
+    shutil.rmtree(lmq.root / "consumequeue")
+    again = lmq.open()
+    assert [record.topic for record in records(again, "%LMQ%a")] == ["T"]
+    with pytest.raises(MultiDispatchRefused):  # nor could it be committed
+        again.append([naming("../a", topic, 0)])
+
+
 @pytest.mark.parametrize("room", [0, 1])
 def test_properties_must_hold_the_offsets_too(lmq: Bench, room: int) -> None:
     store = lmq.open()

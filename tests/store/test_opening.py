@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
-from twisted.logger import capturedLogs
+from twisted.logger import capturedLogs, formatEvent
 
 from mqbroker.config import StoreSettings
 from mqbroker.errors import StoreDamaged
@@ -97,7 +97,7 @@ def test_progress_is_said_now_and_then(unindexed: Bench) -> None:
             clock.step()
     said = [event for event in events if event["log_format"].startswith("{where}")]
     whats = [event["what"] for event in said]
-    assert list(dict.fromkeys(whats)) == ["the log is read back", "consume queues are built from the log"]
+    assert list(dict.fromkeys(whats)) == ["the log is read back"]  # and not once more for the queues
     percents = [event["percent"] for event in said if event["what"] == whats[0]]
     assert percents == sorted(percents)
     assert 0 < percents[0] < percents[-1] <= 100
@@ -112,6 +112,12 @@ def test_what_was_found_is_reported(unindexed: Bench) -> None:
     assert found["how"] == "normally"
     assert found["start"] == 0
     assert found["files"] * SMALL["mapped_file_size_commit_log"] >= found["end"] == found["read"] > 0
+
+
+def test_of_a_new_store_it_is_said_that_it_is_new(tmp_path: Path) -> None:
+    with capturedLogs() as events:
+        stop(make_bench(tmp_path / "new").open())
+    assert [formatEvent(event) for event in events] == [f"{tmp_path}/new: there is no log yet, and one is begun"]
 
 
 def test_cancelling_ends_it_and_lets_go_of_the_directory(unindexed: Bench) -> None:
@@ -141,7 +147,7 @@ def test_a_failure_in_a_later_turn_fails_it_and_lets_go_of_the_directory(unindex
 def test_a_kill_while_queues_are_built_loses_none_of_them(
     unindexed: Bench, monkeypatch: pytest.MonkeyPatch, is_lucky: bool
 ) -> None:
-    monkeypatch.setattr("mqbroker.store.opening.SAVE_BYTES", 200_000 if is_lucky else 2**40)
+    monkeypatch.setattr("mqbroker.store.building.SAVE_BYTES", 200_000 if is_lucky else 2**40)
     clock = slow_clock(unindexed)
     opening = begin(unindexed, clock)
     while not list((unindexed.root / "consumequeue").glob("*/*/*")):

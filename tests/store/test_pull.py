@@ -60,6 +60,17 @@ def test_scattered_messages_are_a_piece_each(store: MessageStore) -> None:
     assert offsets(found) == list(range(3, 13))
 
 
+def test_large_scattered_messages_are_pieces_of_the_log_itself(bench: Bench) -> None:
+    store = bench.open()
+    bodies = [bytes([65 + i]) * 2000 for i in range(12)]
+    store.append([message("T", 1 + i % 2, body) for i, body in enumerate(bodies)])
+    store.dispatch_now()
+    found = store.get("T", 1, 1, 4)
+    records = [record for piece in found.pieces for record in decode_records(piece)]
+    assert [record.body for record in records] == bodies[2:10:2]
+    assert all(isinstance(piece, memoryview) for piece in found.pieces)
+
+
 @pytest.mark.parametrize("queue_id", [0, 1])
 @pytest.mark.parametrize(("max_count", "count"), [(0, 1), (1, 1), (2, 2), (32, 20), (1000, 20)])
 def test_counts(store: MessageStore, queue_id: int, max_count: int, count: int) -> None:

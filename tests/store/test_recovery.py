@@ -145,6 +145,31 @@ def test_what_stood_above_the_cut_does_not_come_back(bench: Bench) -> None:
         stop(each)
 
 
+@pytest.mark.parametrize("removals", [0, 1, 2])
+def test_an_end_while_segments_above_a_cut_are_removed_leaves_no_gap(bench: Bench, removals: int) -> None:
+    store = bench.open()
+    store.append([message(body=b"%05d" % i * 2000) for i in range(40)])  # 12 in a segment
+    image = bench.image("torn")
+    write(segment(image), 0, bytes(SEGMENT))
+
+    class Dying(type(image.disk)):  # type: ignore[misc]
+        left = removals
+
+        def remove(self, path: str) -> None:
+            if "commitlog" in path:
+                if not self.left:
+                    raise RuntimeError("killed")
+                self.left -= 1
+            super().remove(path)
+
+    image.disk = Dying()
+    with pytest.raises(RuntimeError, match="killed"):
+        image.open()
+    again = image.image("again").open()
+    assert again.log_end == 0
+    stop(again)
+
+
 def test_damage_below_the_durable_mark_is_passed_over_and_reported(bench: Bench) -> None:
     store = bench.open()
     rows = store.append([message(body=b"%d" % i * 50) for i in range(20)])
@@ -164,6 +189,51 @@ def test_damage_below_the_durable_mark_is_passed_over_and_reported(bench: Bench)
     found = again.get("T", 0, 7, 1)
     assert (found.status, found.next_offset, found.count) == (GetStatus.FOUND, 9, 1)
     assert again.append([message()])[0][:2] == (end, 20)
+    stop(again)
+
+
+def test_damage_up_to_the_durable_mark_is_kept_and_the_log_goes_on_behind_it(bench: Bench) -> None:
+    """Slaves have what is damaged here, at its place: nothing else may ever stand there."""
+    store = bench.open()
+    rows = store.append([message(body=b"%d" % i * 50) for i in range(5)])
+    settle(bench, store)
+    end = store.log_end
+    image = bench.image("rotten")
+    image.disk.boot = b"another boot"
+    write(segment(image), rows[4][0], b"\xff" * 150)
+    shutil.rmtree(image.root / "consumequeue")
+    again = image.open()
+    assert again.log_end == end
+    assert [damage[1:3] for damage in again.damages] == [(rows[4][0], end)]
+    assert segment(image).read_bytes()[rows[4][0] :][:150] == b"\xff" * 150
+    assert again.append([message(body=b"new")])[0][0] == end
+    again.dispatch_now()
+    assert bodies(again)[-1] == b"new"
+    after = image.image("after").open()
+    assert after.read_record(end) is not None
+    for each in (again, after):
+        stop(each)
+
+
+@pytest.mark.parametrize("survivor", [2, 3])
+def test_what_stands_alone_above_the_durable_mark_behind_damage_is_a_torn_tail(bench: Bench, survivor: int) -> None:
+    """The last synced record rotted, and of those behind it, which were not synced, a power cut left a later one."""
+    store = bench.open()
+    store.append([message(body=b"0"), message(body=b"1" * 200)])
+    settle(bench, store)
+    end = store.log_end
+    rows = store.append([message(body=b"2" * 200), message(body=b"3" * 200)])
+    image = bench.image("torn")
+    image.disk.boot = b"another boot"
+    path = segment(image)
+    write(path, end - 330, b"\xff" * 50)
+    shutil.rmtree(image.root / "consumequeue")
+    if survivor == 3:
+        write(path, end, bytes(rows[1][0] - end))
+    again = image.open()
+    assert again.log_end == (end if survivor == 3 else rows[1][0] + rows[1][2])
+    assert bodies(again) == ([b"0"] if survivor == 3 else [b"0", b"2" * 200, b"3" * 200])
+    assert [damage.end for damage in again.damages] == [end]
     stop(again)
 
 
@@ -293,6 +363,8 @@ def test_consume_queues_ahead_of_the_log_are_cut(bench: Bench) -> None:
     assert damage.end > 3 * SEGMENT
     assert "its last segments are missing" in damage.why
     assert again.append([message()])[0][:2] == (2 * SEGMENT, 24)
+    after_kill = bench.image("killed").open()
+    assert after_kill.flushed <= 2 * SEGMENT < after_kill.log_end, "what is new does not pass for synced"
 
 
 @pytest.mark.parametrize("is_first", [True, False])
@@ -493,6 +565,26 @@ def test_a_queue_offset_that_was_given_twice_enters_its_queue_once(bench: Bench)
     again = bench.open()
     assert bodies(again) == [b"0", b"1", b"3"]
     assert again.append([message()])[0][1] == 3
+
+
+@pytest.mark.parametrize("is_gap", [False, True])
+def test_a_queue_offset_that_cannot_be_is_damage(bench: Bench, is_gap: bool) -> None:
+    """Also where a queue that is gone has all queues built anew, once the end of the log is known."""
+    store = bench.open()
+    rows = store.append([message(body=b"%d" % i * 1000) for i in range(10)])
+    store.append([message(queue_id=1)])
+    if is_gap:
+        settle(bench, store)
+    store.append([message(queue_id=1)])
+    image = bench.image("killed")
+    if is_gap:
+        shutil.rmtree(image.root / "consumequeue" / "T" / "1")
+    bad, after = rows[5][0], rows[6][0]
+    write(segment(image), bad + 20, (50).to_bytes(8, "big"))
+    again = image.open()
+    assert [damage[:3] for damage in again.damages] == [(str(segment(image)), bad, after)]
+    assert bodies(again) == [b"%d" % i * 1000 for i in range(10) if i != 5]
+    assert len(bodies(again, queue_id=1)) == 2
 
 
 def test_what_was_not_known_to_be_on_the_disk_is_stored_again_before_it_is_synced(

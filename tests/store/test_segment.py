@@ -55,6 +55,30 @@ def test_a_segment_needed_before_it_is_ready_is_made_at_once(made: Made) -> None
     assert made.names() == [f"{SIZE:020d}", f"{2 * SIZE:020d}"]
 
 
+@pytest.mark.parametrize("when", ["while it is written", "when it is whole"])
+def test_a_segment_made_in_vain_is_let_go_of_by_the_worker(
+    made: Made, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """The reactor would be busy for long with giving back the pages of a large one."""
+    closed: list[str] = []
+    close = FaultyFile.close
+    monkeypatch.setattr(FaultyFile, "close", lambda file: closed.append(file.path) or close(file))
+    made.source.prepare(SIZE)
+    function, result = made.worker.waiting.pop()
+    if when == "when it is whole":
+        file = function()
+        made.source.take(SIZE)
+        result.callback(file)
+        assert closed == []
+        made.worker.step()
+    else:
+        write = FaultyFile.write_through
+        monkeypatch.setattr(FaultyFile, "write_through", lambda *args: made.source.take(SIZE) and write(*args))
+        result.callback(function())
+        assert made.worker.waiting == []
+    assert closed == [segment_path(str(made.root), SIZE)]
+
+
 def test_a_half_made_segment_is_replaced_and_its_maker_writes_elsewhere(made: Made) -> None:
     made.source.prepare(SIZE)
     function, result = made.worker.waiting.pop()

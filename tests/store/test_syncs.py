@@ -12,8 +12,9 @@ from twisted.internet.interfaces import IReadDescriptor
 from zope.interface import implementer
 from zope.interface.verify import verifyObject
 
-from mqbroker.store.disk import IMappedFile, OsDisk
-from mqbroker.store.kernel_queue import KernelQueue
+from mqbroker.store.disk import IMappedFile
+from mqbroker.store.kernel_queue import QUICK_SECONDS, KernelQueue
+from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.syncs import ISyncs, KernelSyncs, WorkerSyncs
 from mqbroker.store.worker import InlineWorker
 from tests.store.harness import FaultyDisk
@@ -46,7 +47,7 @@ def readers() -> Readers:
 @pytest.fixture
 def queue(readers: Readers) -> Iterator[KernelQueue]:
     try:
-        queue = KernelQueue(readers)  # type: ignore[arg-type]
+        queue = KernelQueue(readers, lambda: 0.0)  # type: ignore[arg-type]
     except OSError as error:
         pytest.skip(f"this machine has no queue of the kernel's: {error}")
     yield queue
@@ -122,6 +123,25 @@ def test_stopping_waits_and_tells_nobody(
     with pytest.raises(OSError, match="descriptor"):
         os.fstat(event_fd)
     assert got == []
+
+
+def test_the_next_end_is_expected_where_the_last_sync_was_quick(
+    readers: Readers, make_file: Callable[[str], IMappedFile]
+) -> None:
+    time = 100.0
+    expected: list[float] = []
+    try:
+        queue = KernelQueue(readers, lambda: time, expected.append)  # type: ignore[arg-type]
+    except OSError as error:
+        pytest.skip(f"this machine has no queue of the kernel's: {error}")
+    file = make_file("a")
+    for seconds, told_before in [(0.001, 1), (QUICK_SECONDS / 2, 1), (0.005, 2), (0.005, 2), (QUICK_SECONDS / 2, 2)]:
+        got = told(queue.sync(descriptor(file), file.path))
+        assert expected == [QUICK_SECONDS] * told_before
+        time += seconds
+        readers.wait()
+        assert got == [None]
+    queue.stop()
 
 
 class Queue:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mqbroker.wire import admin_bodies, bodies, fastjson
+from mqbroker.wire import body as body_module
 from mqbroker.wire.admin_bodies import (
     ConsumeStats,
     GroupList,
@@ -19,12 +20,11 @@ from mqbroker.wire.admin_bodies import (
     TopicStatsTable,
 )
 from mqbroker.wire.bodies import (
-    BadBody,
-    Body,
     BrokerData,
     CheckClientRequestBody,
     ClusterInfo,
     ConsumerConnection,
+    ConsumerData,
     ConsumerOffsetSerializeWrapper,
     DataVersion,
     GetConsumerListByGroupResponseBody,
@@ -44,6 +44,7 @@ from mqbroker.wire.bodies import (
     TopicList,
     TopicRouteData,
 )
+from mqbroker.wire.body import BadBody, Body, Int
 from mqbroker.wire.command import decode_frame
 from mqbroker.wire.headers import camel_case
 
@@ -89,7 +90,7 @@ def key_of(field: attrs.Attribute) -> str:
 def smallest(cls: type[Body]) -> dict[str, Any]:
     """The fields that must be there, and no other."""
     fields = [field for field in attrs.fields(cls) if field.default is attrs.NOTHING]
-    samples = {"int": 1, "MessageQueue": {"topic": "x", "brokerName": "x", "queueId": 1}}
+    samples = {"int": 1, "Int": 1, "MessageQueue": {"topic": "x", "brokerName": "x", "queueId": 1}}
     return {key_of(field): samples.get(field.type, "x") for field in fields}
 
 
@@ -140,6 +141,7 @@ def strategy_for(kind: Any) -> st.SearchStrategy:
         return any_of(kind)
     return {
         int: st.integers(-(2**63), 2**63 - 1),
+        Int: st.integers(-(2**31), 2**31 - 1),
         str: st.text(max_size=6),
         bool: st.booleans(),
         float: st.floats(allow_nan=False, allow_infinity=False),
@@ -147,7 +149,7 @@ def strategy_for(kind: Any) -> st.SearchStrategy:
 
 
 def any_of(cls: type[Body]) -> st.SearchStrategy:
-    hints = typing.get_type_hints(cls)
+    hints = typing.get_type_hints(cls, include_extras=True)
     return st.builds(cls, **{field.name: strategy_for(hints[field.name]) for field in attrs.fields(cls)})
 
 
@@ -163,9 +165,15 @@ def test_what_is_of_scalars_alone_is_written_as_all_else(monkeypatch):
         admin_bodies.MessageQueueForC("T", "b", 1, 2), DataVersion(1, 2),
     ]  # fmt: skip
     fast = [value.to_value() for value in values]
-    assert {type(value) for value in values} <= bodies._flat
-    monkeypatch.setattr(bodies, "_flat", set())
+    assert {type(value) for value in values} <= body_module._flat
+    monkeypatch.setattr(body_module, "_flat", set())
     assert fast == [value.to_value() for value in values]
+
+
+@settings(max_examples=500)
+@given(st.sampled_from(list(CLASSES.values())).flatmap(any_of))
+def test_a_body_in_pieces_is_the_same(body):
+    assert b"".join(body.json_pieces()) == body.to_json()
 
 
 @given(st.one_of(any_of(ConsumerOffsetSerializeWrapper), any_of(bodies.LmqConsumerOffsets)))
@@ -213,8 +221,35 @@ def test_a_field_of_another_type_is_refused(cls):
         kind = get_args(kind)[0] if get_origin(kind) in (types.UnionType, typing.Union) else kind
         kind = Body if kind in CLASSES.values() else get_origin(kind) or kind
         for wrong in WRONG[kind]:
+            if (cls, wrong) == (ConsumerData, 1) and key_of(field) in bodies._CONSUMER_WORDS:
+                continue
             with pytest.raises(BadBody, match=r"( must be | is missing)"):
                 cls.from_value({**whole, key_of(field): wrong})
+
+
+def test_how_a_group_consumes_may_be_said_by_numbers():
+    data = {"groupName": "G", "consumeType": 0, "messageModel": 0, "consumeFromWhere": 4}
+    found = ConsumerData.from_value(data)
+    assert found == ConsumerData("G", "CONSUME_ACTIVELY", "BROADCASTING", "CONSUME_FROM_FIRST_OFFSET")
+    for key in ("consumeType", "messageModel", "consumeFromWhere"):
+        for number in (-1, 6, 2**70):
+            with pytest.raises(BadBody, match=f"ConsumerData.{key} must be a word or the number of one"):
+                ConsumerData.from_value({**data, key: number})
+
+
+@pytest.mark.parametrize(("key", "bits"), [("queueId", 32), ("counter", 64)])
+def test_numbers_are_no_larger_than_java_reads(key, bits):
+    def read(number):
+        if key == "counter":
+            return DataVersion.from_value({key: number}).counter
+        return MessageQueue.from_value({"topic": "T", "brokerName": "b", key: number}).queue_id
+
+    most = 2 ** (bits - 1)
+    for number in (most - 1, -most):
+        assert read(number) == read(str(number)) == number
+    for number in (most, -most - 1, 10**30):
+        with pytest.raises(BadBody, match=f"{key} must be a {bits}-bit integer|{key} must be int"):
+            read(number)
 
 
 @pytest.mark.parametrize(

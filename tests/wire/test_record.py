@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import struct
 import tracemalloc
 import zlib
@@ -31,6 +32,7 @@ from mqbroker.wire.record import (
     encode_host,
     encode_record,
     inflate_body,
+    properties_of,
     property_bytes,
     record_body,
 )
@@ -464,6 +466,20 @@ def test_property_bytes_of_a_whole_record(golden_log, golden_listing, host, othe
     record = decode_record(golden_log, golden_listing[0]["offset"])
     data = encode_record(attrs.evolve(record, born_host=host, store_host=other, properties={"a": "1", "b": "2"}))
     assert property_bytes(memoryview(b"xx" + data + b"xx"), 2, len(data)) == b"a\x011\x02b\x012"
+
+
+def test_property_bytes_of_many_records(golden_log, golden_listing):
+    records = [golden_log[row["offset"] : row["offset"] + row["size"]] for row in golden_listing]
+    records += [JAVA_V6_BORN, JAVA_V6_BOTH, b"\xff" * 100, b"\x7f" * 200, b"", b"x" * 40]
+    offsets = [sum(map(len, records[:i])) for i in range(len(records))]
+    with mmap.mmap(-1, 300 + offsets[-1]) as buffer:
+        buffer[200 : 200 + offsets[-1] + 40] = b"".join(records)
+        found = properties_of(buffer, 1000, [1200 + offset for offset in offsets], list(map(len, records)))
+        view = memoryview(bytes(buffer))
+    assert found == [
+        property_bytes(view, 200 + offset, len(data)) for offset, data in zip(offsets, records, strict=True)
+    ]
+    assert found[0]
 
 
 def test_property_bytes_of_what_is_no_record():

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqbroker.wire import registration
-from mqbroker.wire.bodies import BadBody, DataVersion, RegisterBrokerBody, TopicConfig, TopicConfigSerializeWrapper
+from mqbroker.wire.bodies import DataVersion, RegisterBrokerBody, TopicConfig, TopicConfigSerializeWrapper
+from mqbroker.wire.body import BadBody
 from mqbroker.wire.registration import (
     PIECE_BYTES_MAX,
     STEP_BYTES,

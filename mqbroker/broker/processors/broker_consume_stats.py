@@ -66,7 +66,8 @@ class BrokerConsumeStatsProcessor:
                 stats.append(await self._stats_of(group, topic))
                 behind += sum(each.broker_offset - each.consumer_offset for each in stats[-1].offset_table.values())
             found.append({group: stats})
-        return RemotingCommand.response(request, body=ConsumeStatsList(found, self._broker_addr, behind).to_json())
+        body = await self._walks.written(ConsumeStatsList(found, self._broker_addr, behind))
+        return RemotingCommand.response(request, body=body)
 
     async def _stats_of(self, group: str, topic: TopicConfig) -> ConsumeStats:
         table = {}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import attrs
 
+from mqbroker.broker.allowance import ReadingAllowance
 from mqbroker.broker.clients import ConsumerRegistry, ProducerRegistry, check_client_id
 from mqbroker.broker.filters import TAG_KINDS, compile_kind
 from mqbroker.broker.groups import GroupTable
 from mqbroker.broker.subscriptions import TAGS_MAX, parse_subscription
 from mqbroker.broker.topics import TopicTable
 from mqbroker.broker.wanted import not_supported
+from mqbroker.config import BrokerSettings
 from mqbroker.errors import BadExpression, Refused
 from mqbroker.remoting.handlers import HandlerTable, IConnection
 from mqbroker.wire.bodies import CheckClientRequestBody, ConsumerData, HeartbeatData, SubscriptionData
@@ -22,6 +24,8 @@ from mqbroker.wire.names import TOPIC_LENGTH_MAX, check_group, check_topic
 SUBSCRIPTIONS_MAX = 10_000
 #: Of one subscription.
 EXPRESSION_LENGTH_MAX = 65_536
+#: Of what says how a group consumes, and in which language its expressions are.
+WORD_LENGTH_MAX = 64
 
 
 class ClientManageProcessor:
@@ -33,13 +37,19 @@ class ClientManageProcessor:
         producers: ProducerRegistry,
         groups: GroupTable,
         topics: TopicTable,
-        takes_expressions: bool,
+        allowance: ReadingAllowance,
+        settings: BrokerSettings,
     ) -> None:
         self._consumers = consumers
         self._producers = producers
         self._groups = groups
         self._topics = topics
-        self._takes_expressions = takes_expressions
+        self._allowance = allowance
+        self.settings_changed(settings)
+
+    def settings_changed(self, settings: BrokerSettings) -> None:
+        """Go by these from now on."""
+        self._takes_expressions = settings.enable_property_filter
 
     def register_on(self, table: HandlerTable) -> None:
         table.register(RequestCode.HEART_BEAT, self.heartbeat)
@@ -83,7 +93,7 @@ class ClientManageProcessor:
         if not self._takes_expressions:
             raise not_supported(wanted.expression_type)
         try:
-            compile_kind(wanted.expression_type, wanted.sub_string)
+            compile_kind(wanted.expression_type, wanted.sub_string, self._allowance.of(connection))
         except BadExpression as why:
             raise Refused(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(why)) from None
         return RemotingCommand.response(request)
@@ -95,17 +105,26 @@ def _checked(consumer: ConsumerData) -> ConsumerData:
     if len(consumer.subscription_data_set) > SUBSCRIPTIONS_MAX:
         remark = f"{len(consumer.subscription_data_set)} subscriptions of one group: {SUBSCRIPTIONS_MAX} at most"
         raise Refused(ResponseCode.SYSTEM_ERROR, remark)
+    for word in (consumer.consume_type, consumer.message_model, consumer.consume_from_where):
+        _check_word(word)
     subscriptions = [_with_codes(subscription) for subscription in consumer.subscription_data_set]
     return attrs.evolve(consumer, subscription_data_set=subscriptions)
 
 
 def _with_codes(subscription: SubscriptionData) -> SubscriptionData:
     check_topic(subscription.topic)
+    _check_word(subscription.expression_type)
     tags = max(len(subscription.tags_set), len(subscription.code_set))
-    if tags > TAGS_MAX or len(subscription.sub_string) > EXPRESSION_LENGTH_MAX:
-        remark = f"a subscription of {tags} tags in {len(subscription.sub_string)} characters: "
+    length = max(len(subscription.sub_string), sum(map(len, subscription.tags_set)))
+    if tags > TAGS_MAX or length > EXPRESSION_LENGTH_MAX:
+        remark = f"a subscription of {tags} tags in {length} characters: "
         raise Refused(ResponseCode.SYSTEM_ERROR, f"{remark}{TAGS_MAX} in {EXPRESSION_LENGTH_MAX} at most")
     if subscription.expression_type not in ("TAG", "") or subscription.code_set:
         return subscription
     parsed = parse_subscription(subscription.topic, subscription.sub_string, "TAG")
     return attrs.evolve(subscription, sub_string=parsed.sub_string, tags_set=parsed.tags_set, code_set=parsed.code_set)
+
+
+def _check_word(word: str) -> None:
+    if len(word) > WORD_LENGTH_MAX:
+        raise Refused(ResponseCode.SYSTEM_ERROR, f"{word[:WORD_LENGTH_MAX]!r} and so on is no word of the protocol's")

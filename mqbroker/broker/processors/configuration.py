@@ -57,7 +57,6 @@ class ConfigurationProcessor:
         try:
             changes = read_changes(request.body)
             changes = {key: value for key, value in changes.items() if not is_without_effect(key)}
-            log.info("{peer} changes settings: {keys}", peer=connection.remote_addr, keys=", ".join(changes))
             self._live.change(changes)
         except NotChangeable as error:
             raise Refused(ResponseCode.NO_PERMISSION, str(error)) from error
@@ -65,6 +64,7 @@ class ConfigurationProcessor:
             raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from error
         if not changes:
             return RemotingCommand.response(request)
+        log.info("{peer} changed settings: {keys}", peer=connection.remote_addr, keys=", ".join(changes))
         if self._save is None:
             remark = "changed until the next start: the broker was started without a settings file"
             return RemotingCommand.response(request, remark=remark)

@@ -112,6 +112,8 @@ def _checked(body: bytes) -> LockBatchRequestBody:
     check_client_id(wanted.client_id)
     for queue in wanted.mq_set:
         check_topic(queue.topic)
+        if not 0 <= queue.queue_id <= QUEUE_ID_MAX:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"no topic has a queue {queue.queue_id}")
         if len(queue.broker_name) > BROKER_NAME_LENGTH_MAX:
             raise Refused(ResponseCode.SYSTEM_ERROR, "the broker name is too long")
     return wanted

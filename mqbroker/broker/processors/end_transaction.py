@@ -16,6 +16,7 @@ from twisted.python.failure import Failure
 from mqbroker.broker.processors.send_rules import message_refusal
 from mqbroker.broker.transactions.halves import HalfMessages
 from mqbroker.broker.transactions.messages import QUEUE_ID, BadHalf, committed, put_back
+from mqbroker.broker.transactions.plain import PlainHalves
 from mqbroker.config import StoreSettings
 from mqbroker.errors import MessageRefused, MQError, Refused, StoreError
 from mqbroker.remoting.handlers import HandlerTable, IConnection, RawRequest, failure_response
@@ -44,7 +45,8 @@ from mqbroker.wire.record import RawRecord, Record, decode_raw, decode_record
 GATHERED_BYTES_MAX = 1024 * 1024
 
 _OUTCOMES = (SysFlag.TRANSACTION_NOT, SysFlag.TRANSACTION_COMMIT, SysFlag.TRANSACTION_ROLLBACK)
-_PLAIN_OUTCOMES = {str(outcome): outcome for outcome in _OUTCOMES}
+#: Of those that settle a half message, whether it is committed.
+_SETTLING = {str(SysFlag.TRANSACTION_COMMIT): True, str(SysFlag.TRANSACTION_ROLLBACK): False}
 _GROUP = f"{Prop.PRODUCER_GROUP}\x01".encode()
 _NOT_RESUMED = "Exception was thrown when putting message back to RMQ_SYS_TRANS_HALF_TOPIC."
 
@@ -58,21 +60,18 @@ class _End(NamedTuple):
     outcome: int
 
 
-class _Ending(NamedTuple):
-    """What one request comes to: a half message settled with a message or without."""
-
-    request: RawRequest
-    message: NewMessage | None
-
-
 @attrs.define
 class _Run:
     """The requests of one read, as far as they are."""
 
     answers: list[bytes] = attrs.field(factory=list)
-    #: By the half message that is settled.
-    endings: dict[int, _Ending] = attrs.field(factory=dict)
+    #: Half messages that are to be settled, each with the message that takes its place, if any.
+    endings: dict[int, NewMessage | None] = attrs.field(factory=dict)
+    #: Who is to be answered when they are, with the half message of each.
+    asked: list[tuple[RawRequest, int]] = attrs.field(factory=list)
     gathered_bytes: int = 0
+    #: Others may have settled half messages since they were gathered, or put them back.
+    has_waited: bool = False
 
     def answer(self, request: RawRequest, error: Exception | None = None) -> None:
         is_oneway = request[2] & ONEWAY_FLAG
@@ -90,6 +89,8 @@ class EndTransactionProcessor:
     def __init__(self, store: MessageStore, halves: HalfMessages, settings: StoreSettings) -> None:
         self._store = store
         self._halves = halves
+        self._record_at = store.hot_records(TRANS_HALF_TOPIC, QUEUE_ID)
+        self._plain = PlainHalves()
         self._message_bytes_max = settings.max_message_size
         self._delay_level_max = len(settings.message_delay_level.split())
 
@@ -102,14 +103,43 @@ class EndTransactionProcessor:
     def take(self, requests: list[RawRequest], connection: IConnection) -> bytes | Deferred[bytes]:
         """Answer a run of END_TRANSACTION requests."""
         run = _Run()
-        taken = 0
-        if self._halves.is_ready:
-            while taken < len(requests) and self._take_at_once(run, requests[taken]):
-                taken += 1
+        taken = self._take_plain(run, requests) if self._halves.is_ready else 0
         if taken == len(requests):
             self._settle(run)
             return b"".join(run.answers)
         return Deferred.fromCoroutine(self._take_later(run, requests[taken:]))
+
+    def _take_plain(self, run: _Run, requests: list[RawRequest]) -> int:
+        """Take requests up to one that has to wait for the disk; returns how many those are. Hot: an end as most are,
+        of a half message as most are, is looked at here alone."""
+        record_at = self._record_at
+        committed_from = self._plain.committed
+        is_open = self._halves.ledger.is_open
+        for taken, request in enumerate(requests):
+            ext, _, flag, _, _ = request
+            try:
+                is_committed = _SETTLING[ext["commitOrRollback"]]
+                group, _ = ext["producerGroup"], ext["msgId"]
+                digits = ext["tranStateTableOffset"] + ext["commitLogOffset"]
+                if not (digits.isdecimal() and digits.isascii()):
+                    raise ValueError
+                offset, physical_offset = int(ext["tranStateTableOffset"]), int(ext["commitLogOffset"])
+                record = record_at(offset, physical_offset)
+                if record is None or offset in run.endings or not is_open(offset):
+                    raise ValueError
+                message = committed_from(record, offset, physical_offset, group)
+            except (KeyError, ValueError):
+                # What is wrong, or only unusual, is found out by a closer look.
+                if not self._take_at_once(run, request):
+                    return taken
+                continue
+            run.endings[offset] = message if is_committed else None
+            if not flag & ONEWAY_FLAG:
+                run.asked.append((request, offset))
+            run.gathered_bytes += len(record)
+            if run.gathered_bytes > GATHERED_BYTES_MAX:
+                self._settle(run)
+        return len(requests)
 
     def _take_at_once(self, run: _Run, request: RawRequest) -> bool:
         """Take a request, unless it has to wait for the disk: then False."""
@@ -127,6 +157,7 @@ class EndTransactionProcessor:
         return True
 
     async def _take_later(self, run: _Run, requests: list[RawRequest]) -> bytes:
+        run.has_waited = True
         await self._halves.ready()
         for request in requests:
             if self._take_at_once(run, request):
@@ -169,44 +200,52 @@ class EndTransactionProcessor:
         ledger = self._halves.ledger
         # It may have been put back since its producer, or who was asked about it, learned where it is.
         offset = ledger.where(record.queue_offset)
-        if offset in run.endings:
-            run.answer(request)
+        if offset in run.endings or ledger.is_settled(offset):
+            run.asked.append((request, offset))
             return
         if not ledger.is_possible(offset):
             raise Refused(ResponseCode.SYSTEM_ERROR, "The transaction state table offset wrong")
         is_committed = end.outcome == SysFlag.TRANSACTION_COMMIT
-        run.endings[offset] = _Ending(request, committed(record, self._delay_level_max) if is_committed else None)
+        run.endings[offset] = committed(record, self._delay_level_max) if is_committed else None
+        run.asked.append((request, offset))
         run.gathered_bytes += record.size
         if run.gathered_bytes > GATHERED_BYTES_MAX:
             self._settle(run)
 
     def _settle(self, run: _Run) -> None:
         """Store what was gathered, and add the answers."""
-        endings, run.endings = run.endings, {}
+        wanted, run.endings = run.endings, {}
+        asked, run.asked = run.asked, []
         run.gathered_bytes = 0
-        # What is gathered may have been settled before, or put back while some of the run waited for the disk.
-        ledger = self._halves.ledger
-        wanted: dict[int, NewMessage | None] = {}
-        for offset, ending in endings.items():
-            now_at = ledger.where(offset)
-            if not ledger.is_settled(now_at):
-                wanted.setdefault(now_at, ending.message)
+        if run.has_waited:
+            wanted = self._still_open(wanted)
         why: dict[int, Refused] = {}
         try:
-            self._halves.settle(list(wanted.items()))
+            self._halves.settle(wanted)
         except MessageRefused:
             why = self._settle_each(wanted)
         except (StoreError, OSError) as error:
             why = dict.fromkeys(wanted, _unavailable(error))
-        for offset, ending in endings.items():
-            run.answer(ending.request, why.get(ledger.where(offset)))
+        where = self._halves.ledger.where
+        for request, offset in asked:
+            run.answer(request, why.get(where(offset)))
+
+    def _still_open(self, endings: dict[int, NewMessage | None]) -> dict[int, NewMessage | None]:
+        """Without what others settled meanwhile; what was put back by where it is now."""
+        ledger = self._halves.ledger
+        wanted: dict[int, NewMessage | None] = {}
+        for offset, message in endings.items():
+            now_at = ledger.where(offset)
+            if not ledger.is_settled(now_at):
+                wanted.setdefault(now_at, message)
+        return wanted
 
     def _settle_each(self, wanted: dict[int, NewMessage | None]) -> dict[int, Refused]:
         """Settle them one by one, for one of them the store refuses; returns which were not, and why."""
         why = {}
         for offset, message in wanted.items():
             try:
-                self._halves.settle([(offset, message)])
+                self._halves.settle({offset: message})
             except MessageRefused as error:
                 why[offset] = message_refusal(error, self._message_bytes_max)
             except (StoreError, OSError) as error:
@@ -244,7 +283,7 @@ class EndTransactionProcessor:
         if record.topic != TRANS_HALF_TOPIC or ledger.is_settled(offset):
             why = "it is neither a half message that is not settled nor one that was given up"
             raise Refused(ResponseCode.SYSTEM_ERROR, f"{_NOT_RESUMED} {why}")
-        self._halves.put_back([(offset, again)])
+        self._halves.put_back({offset: again})
 
 
 def _command(request: RawRequest) -> RemotingCommand:
@@ -255,20 +294,6 @@ def _command(request: RawRequest) -> RemotingCommand:
 
 def _read(ext: dict[str, str]) -> _End:
     """What is said. Raises Refused and MQError."""
-    outcome = _PLAIN_OUTCOMES.get(ext.get("commitOrRollback", ""))
-    offset, physical_offset = ext.get("tranStateTableOffset", ""), ext.get("commitLogOffset", "")
-    if (
-        outcome is not None
-        and offset.isdecimal()
-        and physical_offset.isdecimal()
-        and len(offset) < 19 > len(physical_offset)
-        and offset.isascii()
-        and physical_offset.isascii()
-        and "producerGroup" in ext
-        and "msgId" in ext
-        and ext.get("fromTransactionCheck", "false") in ("true", "false")
-    ):
-        return _End(ext["producerGroup"].encode(), int(offset), int(physical_offset), outcome)
     header = decode_header(EndTransactionRequestHeader, ext)
     if header.commit_or_rollback not in _OUTCOMES:
         raise Refused(ResponseCode.SYSTEM_ERROR, "commitOrRollback field wrong")
@@ -280,7 +305,7 @@ def _first(found: GetResult) -> RawRecord | None:
     """The message that was found, if any."""
     if found.status is not GetStatus.FOUND or not found.pieces:
         return None
-    return decode_raw(found.pieces[0] if len(found.pieces) == 1 else memoryview(b"".join(found.pieces)), 0)
+    return decode_raw(memoryview(found.pieces[0] if len(found.pieces) == 1 else b"".join(found.pieces)), 0)
 
 
 def _why_wrong(record: RawRecord, end: _End) -> str | None:

@@ -1,7 +1,4 @@
-"""Groups as administrators see them: their offsets as a whole, their removal, and who produces.
-
-Codes 43, 45, 207 and 328.
-"""
+"""Groups as administrators see them: their removal, and who produces: codes 207 and 328."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from mqbroker.broker.clients import ProducerRegistry
-from mqbroker.broker.delay import DelayService
 from mqbroker.broker.groups import GroupTable
 from mqbroker.broker.offsets import OffsetTable
 from mqbroker.broker.processors.topics import after
@@ -25,34 +21,24 @@ log = Logger()
 
 
 class GroupAdminProcessor:
-    """Shows whole tables, and removes groups."""
+    """Removes groups, and shows producers."""
 
     def __init__(
         self,
         groups: GroupTable,
         offsets: OffsetTable,
         producers: ProducerRegistry,
-        delay: DelayService,
         on_removed: Callable[[str], None],
     ) -> None:
         """`on_removed` is called with the name of each group that is removed."""
         self._groups = groups
         self._offsets = offsets
         self._producers = producers
-        self._delay = delay
         self._on_removed = on_removed
 
     def register_on(self, table: HandlerTable) -> None:
-        table.register(RequestCode.GET_ALL_CONSUMER_OFFSET, self.all_offsets)
-        table.register(RequestCode.GET_ALL_DELAY_OFFSET, self.all_delay_offsets)
         table.register(RequestCode.DELETE_SUBSCRIPTIONGROUP, self.delete_group)
         table.register(RequestCode.GET_ALL_PRODUCER_INFO, self.all_producers)
-
-    def all_offsets(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
-        return RemotingCommand.response(request, body=self._offsets.snapshot().to_json())
-
-    def all_delay_offsets(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
-        return RemotingCommand.response(request, body=self._delay.snapshot().to_json())
 
     def delete_group(
         self, request: RemotingCommand, connection: IConnection

@@ -71,7 +71,7 @@ class GroupOffsetsProcessor:
                 await self._walks.step()
                 table[self._views.name(name, queue_id)] = await self._views.progress(group, name, queue_id)
             tps += self._consume_tps(group, name)
-        return RemotingCommand.response(request, body=ConsumeStats(table, tps).to_json())
+        return RemotingCommand.response(request, body=await self._walks.written(ConsumeStats(table, tps)))
 
     def _topics_meant(self, topic: str | None, group: str) -> list[str]:
         return [topic] if topic and not topic.isspace() else self._offsets.topics_of(group)
@@ -92,7 +92,7 @@ class GroupOffsetsProcessor:
         for queue_id, offset in self._offsets.by_queue(header.compare_group, header.topic).items():
             if least.get(queue_id, LONG_MAX) > offset:
                 least[queue_id] = LONG_MAX
-        return RemotingCommand.response(request, body=QueryCorrectionOffsetBody(least).to_json())
+        return RemotingCommand.response(request, body=await self._walks.written(QueryCorrectionOffsetBody(least)))
 
     def clone_offsets(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
         """Let one group stand where another does, in one topic or in all that it has offsets in."""

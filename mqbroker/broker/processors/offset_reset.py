@@ -71,11 +71,11 @@ class OffsetResetProcessor:
         told = ResetOffsetRequestHeader(
             topic=header.topic, group=header.group, timestamp=header.timestamp, is_force=False
         )
-        body = _for_c(table) if request.language == LanguageCode.CPP else ResetOffsetBody(table)
-        data = body.to_json()
+        written = await self._walks.written(ResetOffsetBody(table))
+        data = await self._walks.written(_for_c(table)) if request.language == LanguageCode.CPP else written
         for consumer in list(group.clients):
             consumer.invoke_oneway(RemotingCommand.request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, told, data))
-        return RemotingCommand.response(request, body=ResetOffsetBody(table).to_json())
+        return RemotingCommand.response(request, body=written)
 
     async def _table(self, header: ResetOffsetRequestHeader) -> dict[MessageQueue, int]:
         topic = self._topics.get(header.topic)

@@ -14,7 +14,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from mqbroker.broker.groups import GroupTable
-from mqbroker.broker.hold import HeldPull, HeldPulls
+from mqbroker.broker.hold import BYTES_PER_WEIGHT, HeldPull, HeldPulls
 from mqbroker.broker.offsets import OffsetTable
 from mqbroker.broker.stats import Gets
 from mqbroker.broker.topics import TopicTable
@@ -30,7 +30,6 @@ from mqbroker.wire.codes import FAQ, MASTER_ID, VERSION, Perm, PullSysFlag, Resp
 from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand, encode_command
 from mqbroker.wire.frame import JSON
 from mqbroker.wire.headers import PullMessageRequestHeader, PullMessageResponseHeader, decode_header
-from mqbroker.wire.names import check_topic
 
 T = TypeVar("T")
 
@@ -38,13 +37,12 @@ log = Logger()
 
 #: As many pulls of one connection may wait for the disk: others' shall not be refused for them.
 COLD_ON_CONNECTION_MAX = 1000
-#: Answered before any of them is sent.
-PULLS_AT_ONCE_MAX = 64
+#: Answered before any of them is sent: of one peer that asks for a thousand and reads nothing, these are in memory.
+PULLS_AT_ONCE_MAX = 8
 #: A peer may not hold a pull for longer.
 SUSPEND_MS_MAX = 600_000
 
 _CODES = {
-    GetStatus.FOUND: ResponseCode.SUCCESS,
     GetStatus.MESSAGE_WAS_REMOVING: ResponseCode.PULL_RETRY_IMMEDIATELY,
     GetStatus.NO_MATCHED_MESSAGE: ResponseCode.PULL_RETRY_IMMEDIATELY,
     GetStatus.OFFSET_FOUND_NULL: ResponseCode.PULL_NOT_FOUND,
@@ -108,6 +106,8 @@ class PullProcessor:
         memory. Of the latter the Deferred tells when all are answered."""
         if len(requests) > PULLS_AT_ONCE_MAX:
             return self._take_in_parts(requests, connection)
+        if len(requests) == 1:
+            return self._take_one(requests[0], connection)
         answers = [self._take_one(request, connection) for request in requests]
         try:
             return b"".join(answers)  # type: ignore[arg-type]  # the quickest way to know that none comes later
@@ -156,8 +156,7 @@ class PullProcessor:
             raise Refused(ResponseCode.NO_PERMISSION, remark)
         topic = self._topics.get(header.topic)
         if topic is None:
-            check_topic(header.topic)
-            remark = f"topic[{header.topic}] not exist, apply first please! {FAQ}"
+            remark = f"topic[{header.topic[:255]}] not exist, apply first please! {FAQ}"
             raise Refused(ResponseCode.TOPIC_NOT_EXIST, remark)
         if not topic.perm & Perm.READ:
             raise Refused(ResponseCode.NO_PERMISSION, f"the topic[{header.topic}] pulling message is forbidden")
@@ -167,7 +166,7 @@ class PullProcessor:
                 f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] "
                 f"topicConfig.readQueueNums:[{topic.read_queue_nums}] consumer:[/{connection.remote_addr}]",
             )
-        return _Pull(header, group, self._subscriptions.wanted(header, group), opaque, flag, serialize_type)
+        return _Pull(header, group, self._subscriptions.wanted(header, group, connection), opaque, flag, serialize_type)
 
     # --- answers
 
@@ -210,9 +209,10 @@ class PullProcessor:
         return answer
 
     def _tell(self, result: GetResult, pull: _Pull, offset: int, connection: IConnection) -> bytes:
+        if result.status is GetStatus.FOUND:
+            return self._found(pull, result)
         code = _code(result, offset)
-        if code != ResponseCode.SUCCESS:
-            self._gets.missed += 1
+        self._gets.missed += 1
         if (
             code == ResponseCode.PULL_NOT_FOUND
             and not connection.closed
@@ -221,7 +221,7 @@ class PullProcessor:
             and self._hold(pull, offset, connection)
         ):
             return b""
-        return self._frame(pull, code, result, offset)
+        return self._not_found(pull, code, result, offset)
 
     def _broker_id(self, pull: _Pull, result: GetResult) -> int:
         """Whom to ask next: a slave, where messages are so far behind that the master would read them from the disk."""
@@ -230,23 +230,28 @@ class PullProcessor:
         group = pull.group
         return group.which_broker_when_consume_slowly if result.suggest_slave else group.broker_id
 
-    def _frame(self, pull: _Pull, code: int, result: GetResult, offset: int) -> bytes:
+    def _found(self, pull: _Pull, result: GetResult) -> bytes:
+        """The answer's frame where there are messages. Hot."""
         size = sum(map(len, result.pieces))
-        if code == ResponseCode.SUCCESS:
-            self._count(pull.header, result.count, size)
-        if code == ResponseCode.SUCCESS and pull.serialize_type == JSON:
-            text = _FOUND % (
-                self._broker_id(pull, result),
-                result.next_offset,
-                result.max_offset,
-                result.min_offset,
-                pull.opaque,
-            )
-            return b"".join([_LENGTHS.pack(4 + len(text) + size, len(text)), text.encode(), *result.pieces])
-        if code == ResponseCode.PULL_OFFSET_MOVED:
+        self._count(pull.header, result.count, size)
+        if pull.serialize_type != JSON:
+            return self._frame(pull, ResponseCode.SUCCESS, result)
+        text = _FOUND % (
+            self._broker_id(pull, result),
+            result.next_offset,
+            result.max_offset,
+            result.min_offset,
+            pull.opaque,
+        )
+        return b"".join((_LENGTHS.pack(4 + len(text) + size, len(text)), text.encode(), *result.pieces))
+
+    def _not_found(self, pull: _Pull, code: int, result: GetResult, offset: int) -> bytes:
+        if code == ResponseCode.PULL_OFFSET_MOVED and self.on_moved is not None:
             header = pull.header
-            if self.on_moved is not None:
-                self.on_moved(header.consumer_group, header.topic, header.queue_id, offset, result.next_offset)
+            self.on_moved(header.consumer_group, header.topic, header.queue_id, offset, result.next_offset)
+        return self._frame(pull, code, result)
+
+    def _frame(self, pull: _Pull, code: int, result: GetResult) -> bytes:
         answer = RemotingCommand.response(
             RemotingCommand(0, opaque=pull.opaque, serialize_type=pull.serialize_type),
             code,
@@ -281,11 +286,12 @@ class PullProcessor:
         )  # fmt: skip
         wait_ms = max(0, min(wait_ms, SUSPEND_MS_MAX))
         deadline = self._clock.seconds() + wait_ms / 1000
+        weight = 1 + (len(header.subscription or "") + len(header.bname or "")) // BYTES_PER_WEIGHT
 
         def look(held: HeldPull, last: bool) -> bool:
             return self._look(pull, held, last)
 
-        return self._held.hold(HeldPull(connection, header.topic, header.queue_id, offset, deadline, look))
+        return self._held.hold(HeldPull(connection, header.topic, header.queue_id, offset, deadline, look, weight))
 
     def _look(self, pull: _Pull, held: HeldPull, last: bool) -> bool:
         """Look again for a held pull; False where it goes on waiting, behind what it does not want.
@@ -296,14 +302,16 @@ class PullProcessor:
             result = self._store.get(
                 header.topic, header.queue_id, held.offset, header.max_msg_nums, None, *pull.wanted
             )
-            code = _code(result, held.offset)
-            if code != ResponseCode.SUCCESS:
+            if result.status is GetStatus.FOUND:
+                answer = self._found(pull, result)
+            else:
                 self._gets.missed += 1
-            if not last and (code == ResponseCode.PULL_NOT_FOUND or result.status is GetStatus.NO_MATCHED_MESSAGE):
-                if result.status is GetStatus.NO_MATCHED_MESSAGE:
-                    held.offset = result.next_offset
-                return False
-            answer = self._frame(pull, code, result, held.offset)
+                code = _code(result, held.offset)
+                if not last and (code == ResponseCode.PULL_NOT_FOUND or result.status is GetStatus.NO_MATCHED_MESSAGE):
+                    if result.status is GetStatus.NO_MATCHED_MESSAGE:
+                        held.offset = result.next_offset
+                    return False
+                answer = self._not_found(pull, code, result, held.offset)
         except Exception as error:
             answer = _failed(error, pull.opaque, pull.serialize_type)
         held.connection.write(answer)
@@ -325,7 +333,7 @@ def _failed(error: BaseException | None, opaque: int, serialize_type: int) -> by
 
 
 def _code(result: GetResult, offset: int) -> int:
-    """What a peer that asked for `offset` is told of `result`."""
+    """What a peer that asked for `offset` is told of `result`, which found nothing."""
     if result.status in (GetStatus.NO_MATCHED_LOGIC_QUEUE, GetStatus.NO_MESSAGE_IN_QUEUE):
         return ResponseCode.PULL_OFFSET_MOVED if offset else ResponseCode.PULL_NOT_FOUND
     return _CODES[result.status]

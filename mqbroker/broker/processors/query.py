@@ -15,8 +15,6 @@ from mqbroker.wire.headers import (
     decode_header,
 )
 
-MESSAGES_MAX = 64
-
 
 class QueryProcessor:
     """Looks messages up in the store."""
@@ -24,6 +22,7 @@ class QueryProcessor:
     def __init__(self, store: MessageStore, settings: StoreSettings) -> None:
         self._store = store
         self._default_max = settings.default_query_max_num
+        self._max = settings.max_msgs_num_batch
 
     def settings_changed(self, settings: BrokerSettings) -> None:
         self._default_max = settings.store.default_query_max_num
@@ -36,7 +35,8 @@ class QueryProcessor:
         """Messages of a topic that have a key, within times of storing in ms."""
         header = decode_header(QueryMessageRequestHeader, request.ext_fields)
         by_unique_key = request.ext_fields.get(UNIQUE_MSG_QUERY_FLAG, "").lower() == "true"
-        count = self._default_max if by_unique_key else max(0, min(header.max_num, MESSAGES_MAX))
+        wanted = self._default_max if by_unique_key else header.max_num
+        count = max(0, min(wanted, self._max))
         found = await self._store.query_when_ready(
             header.topic, header.key, count, header.begin_timestamp, header.end_timestamp
         )

@@ -75,7 +75,7 @@ class QueueEntriesProcessor:
                     break
                 shown.append(_shown(entry, is_given))
         body = QueryConsumeQueueResponseBody(subscription, filter_text, shown, end, start)
-        return RemotingCommand.response(request, remark=remark, body=body.to_json())
+        return RemotingCommand.response(request, remark=remark, body=await self._walks.written(body))
 
     def _filter(self, group: str | None, topic: str) -> tuple[SubscriptionData | None, str | None, Passes | None]:
         if group is None:

@@ -303,7 +303,7 @@ def _moment(timestamp_ms: int) -> str:
 def read_send_header(code: int, ext: dict[str, str]) -> SendMessageRequestHeader:
     """Either form of the header; a batch comes in the short one unless its fields say otherwise."""
     if code in (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_REPLY_MESSAGE_V2) or (
-        code == RequestCode.SEND_BATCH_MESSAGE and "a" in ext
+        code == RequestCode.SEND_BATCH_MESSAGE and "producerGroup" not in ext
     ):
         v2 = decode_header(SendMessageRequestHeaderV2, ext)
         return SendMessageRequestHeader(**attrs.asdict(v2))

@@ -62,7 +62,7 @@ class TopicViewProcessor:
             await self._walks.step()
             queue = self._views.name(topic.topic_name, queue_id)
             table[queue] = await self._views.content(topic.topic_name, queue_id)
-        return RemotingCommand.response(request, body=TopicStatsTable(table).to_json())
+        return RemotingCommand.response(request, body=await self._walks.written(TopicStatsTable(table)))
 
     async def time_spans(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
         """When each queue's oldest, newest and last consumed messages were stored, and how long the next waits."""
@@ -72,7 +72,7 @@ class TopicViewProcessor:
         for queue_id in range(topic.write_queue_nums):
             await self._walks.step()
             spans.append(await self._views.span(header.group, topic.topic_name, queue_id))
-        return RemotingCommand.response(request, body=QueryConsumeTimeSpanBody(spans).to_json())
+        return RemotingCommand.response(request, body=await self._walks.written(QueryConsumeTimeSpanBody(spans)))
 
     def consumed_by(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
         """The groups that subscribe to a topic now, and those that have offsets in it."""

@@ -1,6 +1,6 @@
 """Topics, their queues' offsets, and groups, as clients and administrators ask for them.
 
-Codes 17, 21, 29, 30, 31, 32, 200, 201, 203 and 204.
+Codes 17, 29, 30, 31, 32, 200, 203 and 204.
 """
 
 from __future__ import annotations
@@ -68,13 +68,11 @@ class TopicsProcessor:
 
     def register_on(self, table: HandlerTable) -> None:
         table.register(RequestCode.UPDATE_AND_CREATE_TOPIC, self.put_topic)
-        table.register(RequestCode.GET_ALL_TOPIC_CONFIG, self.all_topics)
         table.register(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, self.search_offset)
         table.register(RequestCode.GET_MAX_OFFSET, self.max_offset)
         table.register(RequestCode.GET_MIN_OFFSET, self.min_offset)
         table.register(RequestCode.GET_EARLIEST_MSG_STORETIME, self.earliest_time)
         table.register(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, self.put_group)
-        table.register(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, self.all_groups)
         table.register(RequestCode.GET_CONSUMER_CONNECTION_LIST, self.consumer_connections)
         table.register(RequestCode.GET_PRODUCER_CONNECTION_LIST, self.producer_connections)
 
@@ -88,9 +86,11 @@ class TopicsProcessor:
         for queues in (header.read_queue_nums, header.write_queue_nums):
             if not 0 <= queues <= QUEUES_MAX:
                 raise Refused(ResponseCode.SYSTEM_ERROR, f"{queues} queues: it must be 0 to {QUEUES_MAX}")
-        if header.topic_filter_type not in ("SINGLE_TAG", "MULTI_TAG") or not 0 <= header.perm <= 15:
-            remark = f"topicFilterType {header.topic_filter_type[:40]!r} or perm {header.perm} is not known"
+        if header.topic_filter_type not in ("SINGLE_TAG", "MULTI_TAG"):
+            remark = f"topicFilterType = [{header.topic_filter_type[:40]}] value invalid"
             raise Refused(ResponseCode.SYSTEM_ERROR, remark)
+        if not 0 <= header.perm <= 15:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"the permission {header.perm} is not known: it must be 0 to 15")
         self._topics.put(
             TopicConfig(
                 name,
@@ -105,9 +105,6 @@ class TopicsProcessor:
         # Who has the answer asks for the topic's route next.
         told = self._topics.told()
         return answer if told is None else told.addCallback(lambda _: answer)
-
-    def all_topics(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
-        return RemotingCommand.response(request, body=self._topics.snapshot().to_json())
 
     async def search_offset(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
         header = decode_header(SearchOffsetRequestHeader, request.ext_fields)
@@ -138,9 +135,6 @@ class TopicsProcessor:
             raise Refused(ResponseCode.SYSTEM_ERROR, remark)
         self._groups.put(group)
         return after(self._groups.saved(), RemotingCommand.response(request))
-
-    def all_groups(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
-        return RemotingCommand.response(request, body=self._groups.snapshot().to_json())
 
     def consumer_connections(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
         header = decode_header(GetConsumerConnectionListRequestHeader, request.ext_fields)

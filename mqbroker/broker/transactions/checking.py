@@ -189,7 +189,7 @@ class Checks:
         now_ms = self._clock.seconds() * 1000
         backs: list[tuple[Record, NewMessage]] = []
         asked: list[Record] = []
-        gone: list[tuple[int, NewMessage]] = []
+        gone: dict[int, NewMessage] = {}
         is_over = False
         for record in records:
             step = rules.step(record, now_ms)
@@ -198,7 +198,7 @@ class Checks:
                 break
             if step is Step.GIVE_UP or not _is_good(record):
                 log.error("the half message {key} is given up: nobody said what became of it", key=_key(record))
-                gone.append((record.queue_offset, given_up(record)))
+                gone[record.queue_offset] = given_up(record)
                 continue
             if step is Step.ASK:
                 record = _counted(record)
@@ -211,32 +211,31 @@ class Checks:
             self._ask(_placed(record, placed[record.queue_offset]))
         return not is_over
 
-    def _give_up(self, gone: list[tuple[int, NewMessage]]) -> None:
+    def _give_up(self, gone: dict[int, NewMessage]) -> None:
         self._make_topic(TRANS_CHECK_MAX_TIME_TOPIC)
         try:
             self._halves.settle(gone)
         except MessageRefused:
-            for offset, new in gone:
+            for offset, new in gone.items():
                 try:
-                    self._halves.settle([(offset, new)])
+                    self._halves.settle({offset: new})
                 except MessageRefused as error:
                     log.error("the half message at {n} is left out: {why}", n=offset, why=str(error))
-                    self._halves.settle([(offset, None)])
+                    self._halves.settle({offset: None})
 
     def _put_back(self, backs: list[tuple[Record, NewMessage]]) -> dict[int, Appended | None]:
         """Put half messages back; where each is then, None where it stays in its place."""
         if not backs:
             return {}
-        offsets = [record.queue_offset for record, _ in backs]
         try:
-            appended = self._halves.put_back(list(zip(offsets, [new for _, new in backs], strict=True)))
+            appended = self._halves.put_back({record.queue_offset: new for record, new in backs})
         except MessageRefused:
             return {record.queue_offset: self._put_one_back(record, new) for record, new in backs}
-        return dict(zip(offsets, appended, strict=True))
+        return {record.queue_offset: placed for (record, _), placed in zip(backs, appended, strict=True)}
 
     def _put_one_back(self, record: Record, new: NewMessage) -> Appended | None:
         try:
-            return self._halves.put_back([(record.queue_offset, new)])[0]
+            return self._halves.put_back({record.queue_offset: new})[0]
         except MessageRefused as error:
             # With one property more it may be too large.
             log.error("the half message {key} stays where it is: {why}", key=_key(record), why=str(error))

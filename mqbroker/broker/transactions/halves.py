@@ -7,7 +7,7 @@ which are never ahead of what is on the disk. Must never know of producers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from twisted.internet.defer import Deferred, ensureDeferred
@@ -16,7 +16,7 @@ from twisted.logger import Logger
 
 from mqbroker.broker.offsets import OffsetTable
 from mqbroker.broker.transactions.ledger import Ledger
-from mqbroker.broker.transactions.messages import QUEUE_ID, op_message, settled_by
+from mqbroker.broker.transactions.messages import QUEUE_ID, settled_by, settling
 from mqbroker.errors import StoreError
 from mqbroker.store.commitlog import Appended, NewMessage
 from mqbroker.store.message_store import MessageStore
@@ -158,33 +158,26 @@ class HalfMessages:
 
     # Settling
 
-    def settle(self, settled: Sequence[tuple[int, NewMessage | None]]) -> list[Appended | None]:
-        """Settle half messages, each with the message that takes its place, if any; where those were stored.
+    def settle(self, settled: Mapping[int, NewMessage | None]) -> list[Appended]:
+        """Settle half messages, each with the message that takes its place, if any; where that and what settles it
+        were stored.
 
         All or none of it is stored, and what takes its place before what settles it. Raises StoreError and OSError.
         """
         if not settled:
             return []
-        now_ms = int(self._clock.seconds() * 1000)
-        messages: list[NewMessage] = []
-        for offset, message in settled:
-            if message is not None:
-                messages.append(message)
-            messages.append(op_message(offset, now_ms, self._store_host))
-        appended = iter(self._store.append(messages))
-        placed: list[Appended | None] = []
-        for offset, message in settled:
-            placed.append(next(appended) if message is not None else None)
-            physical, op_offset, size, _ = next(appended)
-            self.ledger.settle(offset, op_offset)
-            self._log_end = physical + size
+        messages = settling(settled.items(), int(self._clock.seconds() * 1000), self._store_host)
+        appended = self._store.append(messages)
+        physical, last_op, size, _ = appended[-1]
+        self.ledger.settle_all(list(settled), last_op + 1 - len(settled))
+        self._log_end = physical + size
         self.on_replaced(len(messages) - len(settled))
-        return placed
+        return appended
 
-    def put_back(self, halves: Sequence[tuple[int, NewMessage]]) -> list[Appended]:
+    def put_back(self, halves: Mapping[int, NewMessage]) -> list[Appended]:
         """Settle half messages, each with another in its place; where those are. Raises StoreError and OSError."""
-        appended = [placed for placed in self.settle(halves) if placed is not None]
-        for (offset, _), placed in zip(halves, appended, strict=True):
+        appended = self.settle(halves)[::2]
+        for offset, placed in zip(halves, appended, strict=True):
             self.ledger.move(offset, placed[1])
         return appended
 

@@ -5,7 +5,7 @@ Formats are those of TransactionalMessageBridge and EndTransactionProcessor of 4
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 import attrs
@@ -51,12 +51,18 @@ class BadHalf(MQError):
 
 def real_place(record: Record | RawRecord) -> tuple[bytes, int]:
     """Topic and queue that a half message is for. Raises BadHalf."""
-    if isinstance(record, Record):
-        name = record.properties.get(Prop.REAL_TOPIC, "").encode()
-        number = record.properties.get(Prop.REAL_QUEUE_ID, "").encode()
-    else:
-        name = find_property(record.properties, _REAL_TOPIC)
-        number = find_property(record.properties, _REAL_QUEUE_ID)
+    if isinstance(record, RawRecord):
+        return place_of(record.properties)
+    name = record.properties.get(Prop.REAL_TOPIC, "").encode()
+    return _place(name, record.properties.get(Prop.REAL_QUEUE_ID, "").encode())
+
+
+def place_of(properties: bytes) -> tuple[bytes, int]:
+    """As `real_place`, from the properties as they are stored."""
+    return _place(find_property(properties, _REAL_TOPIC), find_property(properties, _REAL_QUEUE_ID))
+
+
+def _place(name: bytes, number: bytes) -> tuple[bytes, int]:
     queue_id = int(number) if number.isdigit() and len(number) <= 9 else -1
     if not 0 <= queue_id <= _QUEUE_ID_MAX:
         raise BadHalf(f"it is for queue {number[:20]!r}")
@@ -105,9 +111,15 @@ def committed(record: RawRecord, delay_level_max: int) -> NewMessage:
     )
 
 
-def op_message(offset: int, now_ms: int, store_host: bytes) -> NewMessage:
-    """What settles the half message at `offset` of its queue."""
-    return _OP, QUEUE_ID, 0, 0, now_ms, store_host, 0, 0, b"%d" % offset, _OP_PROPERTIES
+def settling(settled: Iterable[tuple[int, NewMessage | None]], now_ms: int, store_host: bytes) -> list[NewMessage]:
+    """What is stored where half messages at offsets of their queue are settled: for each the message that takes its
+    place, if any, and after it the entry that says so. Hot."""
+    messages: list[NewMessage] = []
+    for offset, message in settled:
+        if message is not None:
+            messages.append(message)
+        messages.append((_OP, QUEUE_ID, 0, 0, now_ms, store_host, 0, 0, b"%d" % offset, _OP_PROPERTIES))
+    return messages
 
 
 def put_back(record: Record, properties: Mapping[str, str]) -> NewMessage:

@@ -14,6 +14,7 @@ from mqbroker.cli.demo.tally import Tally
 from mqbroker.client import ConsumeFrom, Message, ProducerOptions, PushOptions, ReceivedMessage
 from mqbroker.client.aio import Producer, PushConsumer
 from mqbroker.client.aio_net import AioNet
+from mqbroker.client.peer import decline
 from mqbroker.errors import MQError, Refused
 from mqbroker.wire.bodies import TopicRouteData
 from mqbroker.wire.codes import Perm, RequestCode, ResponseCode
@@ -37,7 +38,7 @@ _BALANCE_PATIENCE_S = 5.0
 
 async def create_topic(name_server: str, brokers: Iterable[str]) -> None:
     """Create the topic at each of `brokers` (addresses); return when the name server knows all. Raises MQError."""
-    net = AioNet(lambda request: None, random.Random())
+    net = AioNet(decline, random.Random())
     header = CreateTopicRequestHeader(
         topic=TOPIC,
         default_topic="TBW102",

@@ -11,17 +11,18 @@ import attrs
 
 from mqbroker.store.checkpoint import Checkpoint
 from mqbroker.store.disk import IDisk
-from mqbroker.store.dispatch import parse_delay_levels
 from mqbroker.store.logscan import Damage, Scanned
-from mqbroker.store.offline.extfiles import ExtPool, load_extensions
+from mqbroker.store.offline.extfiles import load_extensions
+from mqbroker.store.offline.filepool import FilePool
 from mqbroker.store.offline.findings import Findings, Totals
 from mqbroker.store.offline.indexcheck import IndexCheck
 from mqbroker.store.offline.indexread import IndexReader
 from mqbroker.store.offline.layout import Given, Layout, read_layout
 from mqbroker.store.offline.logwalk import Fence, Tail, walk
 from mqbroker.store.offline.queuecheck import QueueCheck
-from mqbroker.store.offline.queuefiles import FilePool, load_queues
+from mqbroker.store.offline.queuefiles import load_queues
 from mqbroker.store.offline.smallfiles import SmallFiles, check_checkpoint, check_tally, read_small_files, when
+from mqbroker.store.tags_codes import parse_delay_levels
 
 #: Bytes of the log passed, and of how many.
 ProgressFunction = Callable[[int, int], None]
@@ -143,9 +144,9 @@ def check_store(
         )
     pool = FilePool(disk, layout.queue_file_bytes)
     queue_root = layout.path("consumequeue")
-    files = load_queues(disk, queue_root, pool, layout.queue_file_bytes, findings, layout.foreign)
+    files = load_queues(disk, queue_root, pool, findings, layout.foreign)
     levels_ms = parse_delay_levels(layout.delay_levels) if layout.delay_levels else []
-    ext_pool = ExtPool(disk, layout.ext_file_bytes)
+    ext_pool = FilePool(disk, layout.ext_file_bytes)
     ext = load_extensions(disk, layout.path("consumequeue_ext"), ext_pool, files.keys(), findings, layout.foreign)
     queues = QueueCheck(files, ext.by_queue, pool, layout.log_first, levels_ms, small.removed, findings)
     queues.expects_named = given.multi_dispatch

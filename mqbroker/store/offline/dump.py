@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 import attrs
 
 from mqbroker.store.disk import IDisk
-from mqbroker.store.index import HEADER_BYTES
+from mqbroker.store.index_file import HEADER_BYTES
 from mqbroker.store.logscan import Damage, Scanned, scan_at
+from mqbroker.store.offline.filepool import FilePool
 from mqbroker.store.offline.findings import Findings
 from mqbroker.store.offline.indexread import IndexHeader, read_header
 from mqbroker.store.offline.layout import Layout, SegmentFile
 from mqbroker.store.offline.logwalk import walk_segment
-from mqbroker.store.offline.queuefiles import FilePool, load_queues
+from mqbroker.store.offline.queuefiles import load_queues
 from mqbroker.store.properties import find_property
 from mqbroker.wire.record import Record, decode_record
 
@@ -97,7 +98,7 @@ def _log_range(disk: IDisk, layout: Layout, selection: Selection) -> tuple[int, 
     if not start:
         return 0, None
     pool = FilePool(disk, layout.queue_file_bytes)
-    queues = load_queues(disk, layout.path("consumequeue"), pool, layout.queue_file_bytes, Findings(), [])
+    queues = load_queues(disk, layout.path("consumequeue"), pool, Findings(), [])
     try:
         queue = queues.get(((selection.topic or "").encode("utf-8", "replace"), selection.queue_id or 0))
         entry = queue.entry(start) if queue is not None else None
@@ -118,7 +119,7 @@ class QueueHead:
 def read_queues(disk: IDisk, layout: Layout, selection: Selection) -> Iterator[QueueHead]:
     """The consume queues, by topic and queue."""
     pool = FilePool(disk, layout.queue_file_bytes)
-    queues = load_queues(disk, layout.path("consumequeue"), pool, layout.queue_file_bytes, Findings(), [])
+    queues = load_queues(disk, layout.path("consumequeue"), pool, Findings(), [])
     try:
         for (topic, queue_id), queue in sorted(queues.items()):
             name = topic.decode()

@@ -9,16 +9,14 @@ from collections.abc import Collection
 
 import attrs
 
-from mqbroker.store.consumequeue import TRASH
 from mqbroker.store.consumequeue_ext import END_BYTES, ExtUnit, is_address, parse_unit, undecorate
-from mqbroker.store.disk import IDisk, IMappedFile
+from mqbroker.store.consumequeues import TRASH
+from mqbroker.store.disk import IDisk
 from mqbroker.store.layout import SEGMENT_NAME
+from mqbroker.store.offline.filepool import NO_VIEW, FilePool
 from mqbroker.store.offline.findings import Findings
 from mqbroker.store.offline.layout import FOREIGN_ADVICE, listed
-from mqbroker.store.offline.queuefiles import NO_VIEW
 
-#: So many files are mapped at a time.
-_MAPPED_MAX = 512
 _REBUILD = "`mq store repair` builds it anew with its consume queue from the log"
 
 QueueKey = tuple[bytes, int]
@@ -29,7 +27,7 @@ class ExtFiles:
 
     __slots__ = ("_pool", "base", "paths", "view")
 
-    def __init__(self, pool: ExtPool) -> None:
+    def __init__(self, pool: FilePool) -> None:
         self._pool = pool
         self.paths: dict[int, str] = {}
         self.view = NO_VIEW
@@ -42,36 +40,22 @@ class ExtFiles:
             return None
         base, at = divmod(undecorate(address), file_bytes)
         base *= file_bytes
-        if base != self.base and not self._pool.open(self, base):
+        if base != self.base and not self._open(base):
             return None
         return parse_unit(self.view, at, file_bytes - END_BYTES - at)
 
-
-class ExtPool:
-    """Maps files of extensions, a bounded number at a time."""
-
-    def __init__(self, disk: IDisk, file_bytes: int) -> None:
-        self._disk = disk
-        self.file_bytes = file_bytes
-        self._mapped: list[tuple[ExtFiles, IMappedFile]] = []
-
-    def open(self, ext: ExtFiles, base: int) -> bool:
-        """Have the file at `base` in the extension's view; False where there is none."""
-        path = ext.paths.get(base)
+    def _open(self, base: int) -> bool:
+        """Have the file at `base` in the view; False where there is none."""
+        path = self.paths.get(base)
         if path is None:
             return False
-        if len(self._mapped) >= _MAPPED_MAX:
-            self.close()
-        file = self._disk.open_mapped(path, self.file_bytes, read_only=True)
-        self._mapped.append((ext, file))
-        ext.view, ext.base = file.view, base
+        self.view = self._pool.open(path, self._forget)
+        self.base = base
         return True
 
-    def close(self) -> None:
-        for ext, file in self._mapped:
-            ext.view, ext.base = NO_VIEW, -1
-            file.close()
-        self._mapped.clear()
+    def _forget(self) -> None:
+        self.view = NO_VIEW
+        self.base = -1
 
 
 @attrs.frozen
@@ -83,7 +67,7 @@ class Extensions:
 
 
 def load_extensions(
-    disk: IDisk, root: str, pool: ExtPool, queues: Collection[QueueKey], findings: Findings, foreign: list[str]
+    disk: IDisk, root: str, pool: FilePool, queues: Collection[QueueKey], findings: Findings, foreign: list[str]
 ) -> Extensions:
     """The extensions of `queues`. What is no file of one is a finding; its path is added to `foreign` where an opening
     comes upon it."""

@@ -1,6 +1,6 @@
 """Index files read from first to last entry, each entry checked against the slots as they must have been.
 
-The layout is drawn in `mqbroker.store.index`. Must never know the log.
+The layout is drawn in `mqbroker.store.index_file`. Must never know the log.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import attrs
 
 from mqbroker.store.disk import IDisk
-from mqbroker.store.index import ENTRY_BYTES, HEADER_BYTES, SLOT_BYTES
+from mqbroker.store.index_file import ENTRY_BYTES, HEADER_BYTES, SLOT_BYTES
 from mqbroker.store.offline.findings import Findings
 
 HEADER = Struct(">qqqqii")

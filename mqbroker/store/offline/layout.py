@@ -17,8 +17,8 @@ import attrs
 from mqbroker.errors import StoreUnknown
 from mqbroker.store.consumequeue import ENTRY_BYTES as QUEUE_ENTRY_BYTES
 from mqbroker.store.disk import IDisk, IMappedFile
-from mqbroker.store.index import ENTRY_BYTES as INDEX_ENTRY_BYTES
-from mqbroker.store.index import HEADER_BYTES, SLOT_BYTES
+from mqbroker.store.index_file import ENTRY_BYTES as INDEX_ENTRY_BYTES
+from mqbroker.store.index_file import HEADER_BYTES, SLOT_BYTES
 from mqbroker.store.layout import INDEX_NAME, SEGMENT_NAME, other_layout
 from mqbroker.store.offline.findings import Findings
 from mqbroker.store.offline.indexread import ENTRY, SLOT, read_header

@@ -9,23 +9,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
-from mqbroker.store.consumequeue import BLANK_SIZE, ENTRY, ENTRY_BYTES, TOPIC_NAME, Removed
+from mqbroker.store.consumequeue import BLANK_SIZE, ENTRY, ENTRY_BYTES
 from mqbroker.store.consumequeue_ext import ADDRESS_MAX
+from mqbroker.store.consumequeues import TOPIC_NAME, Removed
 from mqbroker.store.logscan import Scanned
 from mqbroker.store.offline.extfiles import ExtFiles
+from mqbroker.store.offline.filepool import FilePool
 from mqbroker.store.offline.findings import Findings
-from mqbroker.store.offline.queuefiles import FilePool, QueueFiles
+from mqbroker.store.offline.queuefiles import QueueFiles
 from mqbroker.store.offline.queuestate import REBUILD, RUNS_MAX, QueueState, tell_queue
 from mqbroker.store.properties import find_property
+from mqbroker.store.tags_codes import TagsCodes, delay_level
 from mqbroker.wire.codes import SCHEDULE_TOPIC
-from mqbroker.wire.javahash import java_hash
 from mqbroker.wire.names import is_lmq
 
 _GAP_LOOK = 10_000
 _DIRT_LOOK_BYTES = 64 * 1024
-_TAG_CODES_MAX = 10_000
 _TAGS = b"TAGS\x01"
-_DELAY = b"DELAY\x01"
 _MULTI_DISPATCH = b"INNER_MULTI_DISPATCH\x01"
 _MULTI_OFFSET = b"INNER_MULTI_QUEUE_OFFSET\x01"
 _LMQ = b"%LMQ%"
@@ -50,7 +50,7 @@ class QueueCheck:
     ) -> None:
         self._pool = pool
         self._log_first = log_first
-        self._delay_levels_ms = delay_levels_ms
+        self._knows_levels = bool(delay_levels_ms)
         self._removed = removed
         self._findings = findings
         self._queues = {
@@ -61,7 +61,8 @@ class QueueCheck:
         #: Whether queues that messages name must be there; None where that is to be judged by those that are.
         self.expects_named: bool | None = None
         self._named_absent = 0
-        self._tag_codes: dict[bytes, int] = {}
+        self._tags_codes = TagsCodes(delay_levels_ms)
+        self._code_of_tag = self._tags_codes.of_tag
         #: How many queues have had messages, and the sum of their next offsets; after `finish`.
         self.tally = (0, 0)
 
@@ -76,16 +77,16 @@ class QueueCheck:
             queue = self._add_queue(topic, queue_id)
         at = properties.rfind(_TAGS)
         if topic == _SCHEDULE or (at > 0 and properties[at - 1] != 2):
-            code = self._unusual_code(item)
+            code = self._code(item)
         elif at < 0:
             code = 0
         else:
             end = properties.find(b"\x02", at)
             tag = properties[at + 5 :] if end < 0 else properties[at + 5 : end]
             try:
-                code = self._tag_codes[tag]
+                code = self._code_of_tag[tag]
             except KeyError:
-                code = self._code_of(tag)
+                code = self._code(item)
         queue.records += 1
         files = queue.files
         if offset == queue.next and files.base <= offset < files.end:
@@ -105,23 +106,12 @@ class QueueCheck:
         queue = self._queues[topic, queue_id] = QueueState(topic, files, None, self._removed.get((name, queue_id)))
         return queue
 
-    def _code_of(self, tag: bytes) -> int:
-        if len(self._tag_codes) >= _TAG_CODES_MAX:
-            self._tag_codes.clear()
-        code = self._tag_codes[tag] = java_hash(tag.decode("utf-8", "replace"))
-        return code
-
-    def _unusual_code(self, item: Scanned) -> int | None:
+    def _code(self, item: Scanned) -> int | None:
         """None for a delayed message where it is not known how long its level is."""
-        if item.topic == _SCHEDULE:
-            try:
-                level = int(find_property(item.properties, _DELAY) or b"0")
-            except ValueError:
-                level = 0
-            if level > 0:
-                levels = self._delay_levels_ms
-                return item.store_timestamp_ms + levels[min(level, len(levels)) - 1] if levels else None
-        return self._code_of(find_property(item.properties, _TAGS))
+        is_schedule = item.topic == _SCHEDULE
+        if is_schedule and not self._knows_levels and delay_level(item.properties) > 0:
+            return None
+        return self._tags_codes.of(is_schedule, item.properties, item.store_timestamp_ms)
 
     def _take_slowly(
         self, queue: QueueState, offset: int, physical_offset: int, size: int, code: int | None, timestamp_ms: int

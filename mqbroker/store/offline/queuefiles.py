@@ -5,29 +5,29 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 
-from mqbroker.store.consumequeue import BLANK_SIZE, ENTRY, ENTRY_BYTES, TOPIC_NAME, TRASH, entries_struct
-from mqbroker.store.disk import IDisk, IMappedFile
+from mqbroker.store.consumequeue import BLANK_SIZE, ENTRY, ENTRY_BYTES, entries_struct
+from mqbroker.store.consumequeues import TOPIC_NAME, TRASH
+from mqbroker.store.disk import IDisk
 from mqbroker.store.layout import SEGMENT_NAME
+from mqbroker.store.offline.filepool import NO_VIEW, FilePool
 from mqbroker.store.offline.findings import Findings
 from mqbroker.store.offline.layout import FOREIGN_ADVICE, listed
 from mqbroker.wire.names import is_lmq
 
-#: So many files are mapped at a time.
-_MAPPED_MAX = 512
 _CHUNK = 256
 _REBUILD = "`mq store repair` builds consume queues anew from the log"
 
 Entry = tuple[int, int, int]
-NO_VIEW = memoryview(b"")
 
 
 class QueueFiles:
     """The files of one queue. `view` holds the entries from `base` up to `end`, of the file last asked for."""
 
-    __slots__ = ("_bases", "_paths", "_pool", "base", "directory", "end", "name", "view")
+    __slots__ = ("_bases", "_paths", "_per_file", "_pool", "base", "directory", "end", "name", "view")
 
     def __init__(self, pool: FilePool, name: str, directory: str) -> None:
         self._pool = pool
+        self._per_file = pool.file_bytes // ENTRY_BYTES
         self._bases: list[int] = []
         self._paths: dict[int, str] = {}
         self.name = name
@@ -50,12 +50,12 @@ class QueueFiles:
 
     def place(self, offset: int) -> tuple[str, int]:
         """File and byte of an entry, for a report."""
-        base = offset // self._pool.per_file * self._pool.per_file if self._pool.per_file else 0
+        base = offset // self._per_file * self._per_file if self._per_file else 0
         return self._paths.get(base, self.directory), (offset - base) * ENTRY_BYTES
 
     def entry(self, offset: int) -> Entry | None:
         """None where no file has it."""
-        if not self.base <= offset < self.end and not self._pool.open(self, offset, self._paths):
+        if not self.base <= offset < self.end and not self._open(offset):
             return None
         found: Entry = ENTRY.unpack_from(self.view, (offset - self.base) * ENTRY_BYTES)
         return found
@@ -63,7 +63,7 @@ class QueueFiles:
     def entries(self, start: int) -> Iterator[tuple[int, Entry]]:
         """The entries from `start` on up to the first place that was never written, with their offsets."""
         offset = start
-        while self.base <= offset < self.end or self._pool.open(self, offset, self._paths):
+        while self.base <= offset < self.end or self._open(offset):
             count = min(_CHUNK, self.end - offset)
             flat = entries_struct(count).unpack_from(self.view, (offset - self.base) * ENTRY_BYTES)
             for i in range(0, 3 * count, 3):
@@ -83,7 +83,7 @@ class QueueFiles:
 
     def max_offset(self) -> int:
         """The offset after the highest that was written, as an opening finds it."""
-        high = self._bases[-1] + self._pool.per_file if self._bases else 0
+        high = self._bases[-1] + self._per_file if self._bases else 0
         return self._search(self.first, high, lambda entry: entry[1] > 0)
 
     def _search(self, low: int, high: int, is_below: Callable[[Entry], bool]) -> int:
@@ -96,6 +96,22 @@ class QueueFiles:
                 high = middle
         return low
 
+    def _open(self, offset: int) -> bool:
+        """Have the file with `offset` in the view; False where there is none."""
+        if not self._per_file:
+            return False
+        base = offset // self._per_file * self._per_file
+        path = self._paths.get(base)
+        if path is None:
+            return False
+        self.view = self._pool.open(path, self._forget)
+        self.base, self.end = base, base + self._per_file
+        return True
+
+    def _forget(self) -> None:
+        self.view = NO_VIEW
+        self.base = self.end = 0
+
     def dirt_after(self, offset: int, size: int) -> int:
         """How many of the next `size` bytes of the file, from where entry `offset` would stand, are not zero."""
         if self.entry(offset) is None:
@@ -105,39 +121,8 @@ class QueueFiles:
         return len(piece) - piece.count(0)
 
 
-class FilePool:
-    """Maps files of consume queues, a bounded number at a time."""
-
-    def __init__(self, disk: IDisk, file_bytes: int) -> None:
-        self._disk = disk
-        self._file_bytes = file_bytes
-        self.per_file = file_bytes // ENTRY_BYTES
-        self._mapped: list[tuple[QueueFiles, IMappedFile]] = []
-
-    def open(self, queue: QueueFiles, offset: int, paths: dict[int, str]) -> bool:
-        """Have the file with `offset` in the queue's view; False where there is none."""
-        if not self.per_file:
-            return False
-        base = offset // self.per_file * self.per_file
-        path = paths.get(base)
-        if path is None:
-            return False
-        if len(self._mapped) >= _MAPPED_MAX:
-            self.close()
-        file = self._disk.open_mapped(path, self.per_file * ENTRY_BYTES, read_only=True)
-        self._mapped.append((queue, file))
-        queue.view, queue.base, queue.end = file.view, base, base + self.per_file
-        return True
-
-    def close(self) -> None:
-        for queue, file in self._mapped:
-            queue.view, queue.base, queue.end = NO_VIEW, 0, 0
-            file.close()
-        self._mapped.clear()
-
-
 def load_queues(
-    disk: IDisk, root: str, pool: FilePool, file_bytes: int, findings: Findings, foreign: list[str]
+    disk: IDisk, root: str, pool: FilePool, findings: Findings, foreign: list[str]
 ) -> dict[tuple[bytes, int], QueueFiles]:
     """The queues there are. What is no file of a queue is a finding; its path is added to `foreign`."""
     queues: dict[tuple[bytes, int], QueueFiles] = {}
@@ -160,7 +145,7 @@ def load_queues(
                 add_foreign(path, "not a directory of a queue")
                 continue
             queue = QueueFiles(pool, f"{topic}/{queue_id}", path)
-            _load_files(disk, queue, file_bytes, findings, add_foreign)
+            _load_files(disk, queue, pool.file_bytes, findings, add_foreign)
             queues[topic.encode(), int(queue_id)] = queue
     return queues
 

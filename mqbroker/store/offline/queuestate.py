@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 
-from mqbroker.store.consumequeue import Removed
+from mqbroker.store.consumequeues import Removed
 from mqbroker.store.offline.extfiles import ExtFiles
 from mqbroker.store.offline.findings import Findings
 from mqbroker.store.offline.queuefiles import QueueFiles

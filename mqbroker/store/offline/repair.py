@@ -23,9 +23,10 @@ from mqbroker.store.logscan import Damage, Scanned, scan_at
 from mqbroker.store.message_store import MessageStore
 from mqbroker.store.offline.check import Report
 from mqbroker.store.offline.fence import fences
+from mqbroker.store.offline.filepool import FilePool
 from mqbroker.store.offline.findings import Findings
 from mqbroker.store.offline.layout import Layout, SegmentFile
-from mqbroker.store.offline.queuefiles import FilePool, QueueFiles, load_queues
+from mqbroker.store.offline.queuefiles import QueueFiles, load_queues
 from mqbroker.store.offline.repairplan import Plan
 from mqbroker.store.opening import Opening
 from mqbroker.store.store_files import StorePaths
@@ -261,7 +262,7 @@ class Repair:
         """
         layout = self._layout
         pool = FilePool(self.disk, self.plan.queue_file_bytes)
-        queues = load_queues(self.disk, layout.path("consumequeue"), pool, self.plan.queue_file_bytes, Findings(), [])
+        queues = load_queues(self.disk, layout.path("consumequeue"), pool, Findings(), [])
         for key in self.report.live_queues & queues.keys():
             for offset, following in _blanks(queues[key], layout.log_first):
                 path, at = queues[key].place(offset)

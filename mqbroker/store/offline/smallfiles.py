@@ -13,7 +13,7 @@ import attrs
 
 from mqbroker.errors import MQError
 from mqbroker.store.checkpoint import TALLY_AT, Checkpoint, decode_checkpoint
-from mqbroker.store.consumequeue import TRASH, Removed
+from mqbroker.store.consumequeues import TRASH, Removed
 from mqbroker.store.disk import IDisk
 from mqbroker.store.offline.findings import Findings
 from mqbroker.store.offline.layout import Layout, listed

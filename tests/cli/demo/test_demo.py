@@ -9,12 +9,9 @@ from pathlib import Path
 import pytest
 
 from mqbroker.cli.demo.spark import what_is_missing
-from tests.daemons.processes import Process, wait_for
+from tests.daemons.processes import PATIENCE_SECONDS, Process, wait_for
 
 pytestmark = pytest.mark.daemons
-
-#: Java alone may take a third of that on a busy machine.
-SPARK_PATIENCE_S = 150
 
 
 @pytest.fixture
@@ -55,7 +52,7 @@ def assert_all_ended(output: str) -> None:
 
 def test_nothing_is_lost_when_a_broker_is_killed(start: Callable[..., Process]) -> None:
     demo = start("--no-spark")
-    assert demo.wait() == 0, demo.out + demo.err
+    assert demo.wait(PATIENCE_SECONDS) == 0, demo.out + demo.err
     assert total(demo.out) == ["total", "901", "901", "901", "-", "3,001", "3,001", "-", "equal"]
     assert "killed broker-b" in demo.out
     assert "broker-b is back on" in demo.out
@@ -80,7 +77,7 @@ def test_an_interruption_ends_all_that_was_started(start: Callable[..., Process]
 def test_spark_counts_the_same(start: Callable[..., Process]) -> None:
     demo = start()
     try:
-        demo._process.wait(SPARK_PATIENCE_S)
+        demo.wait(PATIENCE_SECONDS)
     finally:
         if demo._process.poll() is None:
             demo.signal(signal.SIGTERM)

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mqbroker.store.disk import OsDisk
 from mqbroker.store.offline.check import Report, check_store
 from mqbroker.store.offline.layout import Given
+from mqbroker.store.os_disk import OsDisk
 from tests.store.harness import SMALL, Bench, message, stop
 
 SEGMENT = SMALL["mapped_file_size_commit_log"]

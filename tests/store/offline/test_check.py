@@ -315,8 +315,8 @@ def test_an_empty_store_is_whole(tmp_path: Path) -> None:
 
 
 def test_progress_reaches_the_end(bench: Bench) -> None:
-    from mqbroker.store.disk import OsDisk
     from mqbroker.store.offline.check import check_store
+    from mqbroker.store.os_disk import OsDisk
 
     fill(bench)
     heard: list[tuple[int, int]] = []

@@ -96,6 +96,9 @@ final class Mode {
                 case "query":
                     PullModes.query(mode);
                     break;
+                case "sql":
+                    SqlModes.sql(mode);
+                    break;
                 default:
                     throw new IllegalArgumentException("--mode " + options.required("mode"));
             }
@@ -112,15 +115,16 @@ final class Mode {
         config.setWriteQueueNums(queues);
         config.setPerm(6);
         admin.createAndUpdateTopicConfig(broker, config);
-        for (long end = System.currentTimeMillis() + 20_000; System.currentTimeMillis() < end; Thread.sleep(5)) {
-            try {
-                admin.examineTopicRouteInfo(name);
-                return;
-            } catch (MQClientException e) {
-                continue;
-            }
+        Until.holds("a route to " + name, () -> hasRoute(name));
+    }
+
+    private boolean hasRoute(String name) throws Exception {
+        try {
+            admin.examineTopicRouteInfo(name);
+            return true;
+        } catch (MQClientException e) {
+            return false;
         }
-        throw new IllegalStateException("no route to " + name);
     }
 
     Message message(String body) {
@@ -137,9 +141,7 @@ final class Mode {
     /** Sends it to the queue, and waits until it can be read: the Java broker answers before that. */
     SendResult send(int queue, Message message) throws Exception {
         SendResult result = producer.send(message, (queues, m, arg) -> queues.get((Integer) arg), queue);
-        while (admin.maxOffset(result.getMessageQueue()) <= result.getQueueOffset()) {
-            Thread.sleep(5);
-        }
+        Until.holds(result + " can be read", () -> admin.maxOffset(result.getMessageQueue()) > result.getQueueOffset());
         return result;
     }
 

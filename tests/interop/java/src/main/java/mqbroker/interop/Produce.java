@@ -3,6 +3,8 @@ package mqbroker.interop;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Map;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
@@ -10,6 +12,7 @@ import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendCallback;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.common.message.MessageQueue;
 
 /**
  * Sends {@code --count} messages in one {@code --mode}: sync, async, oneway, batch or selector (every message to queue {@code --queue}).
@@ -17,7 +20,8 @@ import org.apache.rocketmq.common.message.Message;
  * The body of message i is {@code "<prefix> i "} and then as many letters as fill {@code --size} bytes; tags cycle through {@code --tags};
  * with {@code --keys true} the key of message i is {@code "<prefix>-i"}. With {@code --interval-ms} it waits so long between synchronous
  * sends, and ends early when it is told to. With {@code --stay true} it is there until it is told to end;
- * with {@code --trace true} it sends traces as well.
+ * with {@code --trace true} it sends traces as well; with {@code --readable true} it ends when all can be read that was answered,
+ * for the Java broker answers before that.
  */
 final class Produce {
     private final Options options;
@@ -27,6 +31,8 @@ final class Produce {
     private final int size;
     private final AtomicInteger sent = new AtomicInteger();
     private final AtomicInteger failed = new AtomicInteger();
+    /** How far each queue has to be readable. */
+    private final Map<MessageQueue, Long> ends = new ConcurrentHashMap<>();
 
     private Produce(Options options, Lines lines) {
         this.options = options;
@@ -48,6 +54,9 @@ final class Produce {
         lines.print("started", "clientId", producer.getDefaultMQProducerImpl().getmQClientFactory().getClientId());
         Produce produce = new Produce(options, lines);
         produce.send(producer, end);
+        if (options.flag("readable")) {
+            Until.holds("queues can be read up to " + produce.ends, () -> produce.isReadable(producer));
+        }
         if (options.flag("stay")) {
             end.await();
         }
@@ -86,6 +95,15 @@ final class Produce {
             default:
                 throw new IllegalArgumentException("--mode " + options.text("mode", ""));
         }
+    }
+
+    private boolean isReadable(DefaultMQProducer producer) throws Exception {
+        for (Map.Entry<MessageQueue, Long> end : ends.entrySet()) {
+            if (producer.maxOffset(end.getKey()) < end.getValue()) {
+                return false;
+            }
+        }
+        return true;
     }
 
     private interface Send {
@@ -134,6 +152,9 @@ final class Produce {
             for (int i = 0; i < batch.size(); i++) {
                 report(first + i, batch.get(i), result);
             }
+            if (!batch.isEmpty()) {
+                ends.merge(result.getMessageQueue(), result.getQueueOffset() + batch.size(), Math::max);
+            }
         }
     }
 
@@ -156,6 +177,7 @@ final class Produce {
         if (result == null) {
             lines.print("sent", "index", i, "sha256", sha256);
         } else {
+            ends.merge(result.getMessageQueue(), result.getQueueOffset() + 1, Math::max);
             lines.print("sent", "index", i, "sha256", sha256, "status", result.getSendStatus().name(), "msgId", result.getMsgId(),
                 "offsetMsgId", result.getOffsetMsgId(), "broker", result.getMessageQueue().getBrokerName(),
                 "queueId", result.getMessageQueue().getQueueId(), "queueOffset", result.getQueueOffset());

@@ -4,10 +4,14 @@ import java.util.Collection;
 import java.util.Set;
 import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
 import org.apache.rocketmq.client.consumer.PullResult;
+import org.apache.rocketmq.client.exception.MQClientException;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
 
-/** Reads every queue of {@code --topic} from its first to its last message, by pulls that do not wait; {@code --tags} filters. */
+/**
+ * Reads every queue of {@code --topic} from its first to its last message, by pulls that do not wait; {@code --tags} filters. With
+ * {@code --count} it begins when there are as many, of whatever tags: the Java broker answers who sends before that.
+ */
 final class Pull {
     private Pull() {
     }
@@ -18,7 +22,10 @@ final class Pull {
         consumer.setNamesrvAddr(options.required("namesrv"));
         consumer.start();
         String tags = options.text("tags", "*");
-        Set<MessageQueue> queues = consumer.fetchSubscribeMessageQueues(options.required("topic"));
+        String topic = options.required("topic");
+        int wanted = options.number("count", 0);
+        Until.holds(wanted + " messages in " + topic, () -> wanted == 0 || count(consumer, topic) >= wanted);
+        Set<MessageQueue> queues = consumer.fetchSubscribeMessageQueues(topic);
         int count = 0;
         for (MessageQueue queue : queues) {
             long offset = consumer.minOffset(queue);
@@ -40,5 +47,19 @@ final class Pull {
         }
         consumer.shutdown();
         lines.print("done", "queues", queues.size(), "count", count);
+    }
+
+    @SuppressWarnings("deprecation")
+    private static long count(DefaultMQPullConsumer consumer, String topic) throws Exception {
+        long count = 0;
+        try {
+            for (MessageQueue queue : consumer.fetchSubscribeMessageQueues(topic)) {
+                count += consumer.maxOffset(queue) - consumer.minOffset(queue);
+            }
+        } catch (MQClientException e) {
+            // A topic that was made by sending to it has a route a moment later.
+            return 0;
+        }
+        return count;
     }
 }

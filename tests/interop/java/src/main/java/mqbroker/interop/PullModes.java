@@ -180,14 +180,14 @@ final class PullModes {
         mode.lines.print("by key", "key", key, "max", max, "found", found);
     }
 
-    private static void tell(Mode mode, String what, PullResult result) {
+    static void tell(Mode mode, String what, PullResult result) {
         List<MessageExt> found = result.getMsgFoundList();
         mode.lines.print("pull", "what", what, "status", result.getPullStatus().name(), "next", result.getNextBeginOffset(),
             "min", result.getMinOffset(), "max", result.getMaxOffset(), "found", found == null ? "" : Mode.texts(found));
     }
 
     /** So many messages, sorted by their texts; fewer where no more come. */
-    private static List<String> poll(DefaultLitePullConsumer consumer, int count) {
+    static List<String> poll(DefaultLitePullConsumer consumer, int count) {
         List<String> came = new ArrayList<>();
         for (long end = System.currentTimeMillis() + 40_000; came.size() < count && System.currentTimeMillis() < end;) {
             Collection<MessageExt> messages = consumer.poll(1000);

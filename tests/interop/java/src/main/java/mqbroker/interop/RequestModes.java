@@ -29,7 +29,7 @@ final class RequestModes {
                 try {
                     byte[] body = ("reply to " + Mode.text(message)).getBytes(StandardCharsets.UTF_8);
                     Message reply = MessageUtil.createReplyMessage(message, body);
-                    replied.add(mode.producer.send(reply, 3000).getSendStatus().name());
+                    replied.add(mode.producer.send(reply, 20_000).getSendStatus().name());
                 } catch (Exception e) {
                     replied.add(e.toString());
                 }
@@ -65,7 +65,7 @@ final class RequestModes {
         // The time of a request has that of finding the way in it.
         mode.send(0, "before");
         try {
-            mode.tell("reply", (MessageExt) mode.producer.request(mode.message("one"), 2000));
+            mode.tell("reply", (MessageExt) mode.producer.request(mode.message("one"), 5000));
         } catch (RequestTimeoutException e) {
             mode.lines.print("unanswered", "why", e.getErrorMessage().replaceAll("[0-9]+ ms", "? ms"));
         }

@@ -1,0 +1,141 @@
+"""The options of all commands that talk to servers: where these are, who asks, and how it is encrypted.
+
+A secret is never an argument, which others see in the list of processes: it stands in a file or in the environment.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mqbroker.cli.names import name_server_option
+
+if TYPE_CHECKING:
+    from mqbroker.client import ClientTls, Credentials
+
+ACCESS_KEY, SECRET_KEY, SECURITY_TOKEN = "MQ_ACCESS_KEY", "MQ_SECRET_KEY", "MQ_SECURITY_TOKEN"
+TLS_KEY_PASSWORD = "MQ_TLS_KEY_PASSWORD"
+
+_FILE = click.Path(exists=True, dir_okay=False)
+
+
+class Servers:
+    """What a client needs to know of name servers and brokers."""
+
+    def __init__(self, name_servers: str, credentials: Credentials | None, tls: ClientTls | None) -> None:
+        self.name_servers = name_servers
+        self.credentials = credentials
+        self.tls = tls
+
+
+def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options; the command gets what they say as `servers`."""
+
+    @name_server_option
+    @click.option(
+        "--account-file",
+        type=_FILE,
+        envvar="MQ_ACCOUNT_FILE",
+        show_envvar=True,
+        help="A YAML file with accessKey and secretKey, where brokers want an account; else MQ_ACCESS_KEY and"
+        " MQ_SECRET_KEY of the environment count.",
+    )
+    @click.option(
+        "--tls",
+        is_flag=True,
+        envvar="MQ_TLS",
+        show_envvar=True,
+        help="Encrypt connections, to servers whose certificates are trusted; the other TLS options do so too.",
+    )
+    @click.option(
+        "--tls-ca",
+        type=_FILE,
+        envvar="MQ_TLS_CA",
+        show_envvar=True,
+        help="The authorities that may sign servers' certificates (PEM), in place of the system's.",
+    )
+    @click.option(
+        "--tls-cert",
+        type=_FILE,
+        envvar="MQ_TLS_CERT",
+        show_envvar=True,
+        help="The certificate (PEM) to show to servers that want one.",
+    )
+    @click.option(
+        "--tls-key",
+        type=_FILE,
+        envvar="MQ_TLS_KEY",
+        show_envvar=True,
+        help="Its key, where it is not in the same file; its password is MQ_TLS_KEY_PASSWORD of the environment.",
+    )
+    @click.option(
+        "--tls-server-name",
+        metavar="NAME",
+        envvar="MQ_TLS_SERVER_NAME",
+        show_envvar=True,
+        help="What servers' certificates must be for, in place of the addresses that they are reached by.",
+    )
+    @click.option("--tls-insecure", is_flag=True, help="Encrypt, and take any server for the right one. For trials.")
+    @wraps(command)
+    def with_servers(
+        namesrv: str,
+        account_file: str | None,
+        tls: bool,
+        tls_ca: str | None,
+        tls_cert: str | None,
+        tls_key: str | None,
+        tls_server_name: str | None,
+        tls_insecure: bool,
+        **rest: Any,
+    ) -> Any:
+        files = {"ca_file": tls_ca, "cert_file": tls_cert, "key_file": tls_key}
+        given = {**files, "server_name": tls_server_name, "insecure": tls_insecure}
+        is_encrypted = tls or any(given.values())
+        servers = Servers(
+            namesrv, account(account_file, os.environ), encryption(given, os.environ) if is_encrypted else None
+        )
+        return command(servers=servers, **rest)
+
+    return with_servers
+
+
+def account(path: str | None, environment: Mapping[str, str]) -> Credentials | None:
+    """The account in the file at `path`, else that of the environment. Raises BadParameter or UsageError."""
+    from mqbroker.client import Credentials
+
+    if path is not None:
+        return _account_in(path)
+    access_key, secret_key = environment.get(ACCESS_KEY), environment.get(SECRET_KEY)
+    if not access_key and not secret_key:
+        return None
+    if not access_key or not secret_key:
+        here, missing = (ACCESS_KEY, SECRET_KEY) if access_key else (SECRET_KEY, ACCESS_KEY)
+        raise click.UsageError(f"{here} is set in the environment and {missing} is not: an account needs both")
+    return Credentials(access_key, secret_key, environment.get(SECURITY_TOKEN) or None)
+
+
+def _account_in(path: str) -> Credentials:
+    from mqbroker.client.account_file import BadAccount, read_account
+    from mqbroker.config.rights import others_can_read
+
+    if others_can_read(path):
+        click.echo(f"mq: others can read the secret in {path}: `chmod 600 {path}` keeps it yours", err=True)
+    try:
+        return read_account(path)
+    except BadAccount as error:
+        raise click.BadParameter(str(error), param_hint="'--account-file'") from None
+
+
+def encryption(given: Mapping[str, Any], environment: Mapping[str, str]) -> ClientTls:
+    """How to encrypt. Raises UsageError where options contradict each other."""
+    from mqbroker.client import ClientTls
+
+    if given["insecure"] and (given["ca_file"] or given["server_name"]):
+        raise click.UsageError("--tls-insecure checks nothing: leave out --tls-ca and --tls-server-name, or it")
+    if given["key_file"] and not given["cert_file"]:
+        raise click.UsageError("--tls-key is the key of a certificate: give that by --tls-cert")
+    return ClientTls(**given, key_password=environment.get(TLS_KEY_PASSWORD) or None)

@@ -1,0 +1,210 @@
+"""TLS of the Twisted face: endpoints whose connections count as made when the server has shown who it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from ipaddress import ip_address
+from typing import Any, cast
+
+import attrs
+from OpenSSL import SSL
+from service_identity.exceptions import CertificateError, VerificationError
+from service_identity.pyopenssl import verify_hostname, verify_ip_address
+from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import HostnameEndpoint, wrapClientTLS
+from twisted.internet.interfaces import (
+    IAddress,
+    IHandshakeListener,
+    IOpenSSLClientConnectionCreator,
+    IProtocolFactory,
+    IReactorTime,
+    IStreamClientEndpoint,
+    ITCPTransport,
+)
+from twisted.internet.protocol import Factory, Protocol, connectionDone
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from mqbroker.client.errors import TlsFailed
+from mqbroker.client.tls import OTHER_NAME, ClientTls, Contexts, not_trusted, tls_failed
+from mqbroker.config import TlsSettings
+from mqbroker.remoting.tls import client_context
+
+_TIMEOUT_SECONDS = 3
+
+_CONTROL_FLOW = (SSL.WantReadError, SSL.ZeroReturnError, SSL.SysCallError)
+
+
+class TlsConnector:
+    """Makes the endpoints of connections by `tls`.
+
+    `refusals` has, by address, why a connection ended on which the server found fault with the client's certificate.
+    """
+
+    def __init__(self, reactor: Any, tls: ClientTls) -> None:
+        """Raises BadTls where files cannot be used; so does a call, later on."""
+        self.tls = tls
+        self.refusals: dict[str, TlsFailed] = {}
+        self._reactor = reactor
+        self._contexts = Contexts(tls, _context)
+
+    def __call__(self, host: str, port: int) -> IStreamClientEndpoint:
+        tcp = HostnameEndpoint(self._reactor, host, port, timeout=_TIMEOUT_SECONDS)
+        server = _Server(host, port, self.tls, self.refusals)
+        return _TlsEndpoint(tcp, self._contexts.current(), server, self._reactor)
+
+
+@attrs.frozen
+class _Server:
+    """The server that is meant, and how it shows that it is the one."""
+
+    host: str
+    port: int
+    tls: ClientTls
+    refusals: dict[str, TlsFailed]
+
+    @property
+    def addr(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def check_name(self, connection: SSL.Connection) -> None:
+        """Raise TlsFailed where its certificate is for another."""
+        if self.tls.insecure:
+            return
+        name = self.tls.name_of(self.host)
+        try:
+            (verify_ip_address if _is_ip(name) else verify_hostname)(connection, name)
+        except (VerificationError, CertificateError):
+            raise not_trusted(self.addr, self.tls, OTHER_NAME) from None
+
+    def note_refusal(self, reason: Failure) -> None:
+        """With TLS 1.3 a server looks at the client's certificate when the handshake is over for the client."""
+        words = _words(reason.value)
+        if words:
+            self.refusals[self.addr] = tls_failed(self.addr, self.tls, words)
+
+    def why(self, reason: Failure, verify_code: int) -> TlsFailed:
+        """What the end of a handshake means; `verify_code` is OpenSSL's, and 0 for a certificate that passed."""
+        if verify_code:
+            return not_trusted(self.addr, self.tls, verify_code)
+        return tls_failed(self.addr, self.tls, _words(reason.value))
+
+
+@implementer(IOpenSSLClientConnectionCreator)
+@attrs.frozen
+class _Creator:
+    context: SSL.Context
+    server: _Server
+
+    def clientConnectionForTLS(self, protocol: object) -> SSL.Connection:  # noqa: N802 - Twisted's name
+        connection = SSL.Connection(self.context, None)
+        name = self.server.tls.name_of(self.server.host)
+        if not _is_ip(name):
+            connection.set_tlsext_host_name(name.encode("idna"))
+        return connection
+
+
+@implementer(IStreamClientEndpoint)
+@attrs.frozen
+class _TlsEndpoint:
+    tcp: IStreamClientEndpoint
+    context: SSL.Context
+    server: _Server
+    clock: IReactorTime
+
+    def connect(self, protocolFactory: IProtocolFactory) -> Deferred[Any]:  # noqa: N803 - Twisted's name
+        handshakes = _Handshakes(protocolFactory, self.server)
+        made = wrapClientTLS(_Creator(self.context, self.server), self.tcp).connect(handshakes)
+        made.addCallback(lambda handshake: cast(_Handshake, handshake).done)
+        return made.addTimeout(_TIMEOUT_SECONDS, self.clock)
+
+
+class _Handshakes(Factory):
+    noisy = False
+
+    def __init__(self, factory: IProtocolFactory, server: _Server) -> None:
+        self._factory = factory
+        self._server = server
+
+    def buildProtocol(self, addr: IAddress | None) -> Protocol:
+        return _Handshake(partial(self._factory.buildProtocol, cast(Any, addr)), self._server)
+
+
+@implementer(IHandshakeListener)
+class _Handshake(Protocol):
+    """Stands on a new connection until the server has shown who it is; `done` then fires with what it was made for."""
+
+    def __init__(self, make: Callable[[], Any], server: _Server) -> None:
+        self.done: Deferred[Any] = Deferred(lambda _: self._abort())
+        self.verify_code = 0
+        self._make = make
+        self._server = server
+
+    def handshakeCompleted(self) -> None:
+        transport = cast(Any, self.transport)
+        if self.done.called:
+            return
+        try:
+            self._server.check_name(transport.getHandle())
+        except TlsFailed as error:
+            self.done.errback(error)
+            self._abort()
+            return
+        inner = self._make()
+        # What encrypts talks to the inner one from now on; nothing of this stays between them.
+        transport.wrappedProtocol = inner
+        inner.connectionLost = partial(self._lost_later, inner.connectionLost)
+        inner.makeConnection(transport)
+        inner.handshakeCompleted()
+        self.done.callback(inner)
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        if not self.done.called:
+            self.done.errback(self._server.why(reason, self.verify_code))
+
+    def _lost_later(self, tell: Callable[[Failure], None], reason: Failure = connectionDone) -> None:
+        self._server.note_refusal(reason)
+        tell(reason)
+
+    def _abort(self) -> None:
+        cast(ITCPTransport, self.transport).abortConnection()
+
+
+def _context(tls: ClientTls) -> SSL.Context:
+    settings = TlsSettings(
+        test_mode=False,
+        client_cert_path=tls.cert_file or "",
+        client_key_path=tls.key_file or tls.cert_file or "",
+        client_key_password=tls.key_password or "",
+        client_auth_server=not tls.insecure,
+        client_trust_cert_path=tls.ca_file or "",
+    )
+    context = client_context(settings)
+    if not tls.insecure:
+        context.set_verify(SSL.VERIFY_PEER, _note)
+    return context
+
+
+def _note(connection: SSL.Connection, _: object, verify_code: int, __: int, is_good: int) -> bool:
+    """Keep why a certificate does not pass: the error that follows does not say."""
+    if not is_good:
+        # Twisted leaves here what encrypts, and that has what stands on it.
+        cast(Any, connection.get_app_data()).wrappedProtocol.verify_code = verify_code
+    return bool(is_good)
+
+
+def _words(error: BaseException | None) -> str:
+    """OpenSSL's own, in small letters; none for a connection that ended in another way."""
+    if not isinstance(error, SSL.Error) or isinstance(error, _CONTROL_FLOW):
+        return ""
+    found = [str(each[-1]) for each in (error.args[0] if error.args else []) if isinstance(each, tuple)]
+    return "; ".join(found).lower()
+
+
+def _is_ip(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True

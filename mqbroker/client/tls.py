@@ -1,0 +1,182 @@
+"""TLS at the client's end: which server is the right one, who the client is to it, and what went wrong.
+
+The standard library's TLS, for the faces on asyncio and on plain sockets; `deferred_tls` is Twisted's. Nothing here
+connects.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import attrs
+
+from mqbroker.client.errors import TlsFailed
+from mqbroker.config.stamps import StampedFiles
+from mqbroker.errors import BadTls, ConnectionClosed
+
+C = TypeVar("C")
+
+#: X509_V_ERR_* of OpenSSL.
+_NOT_YET_VALID, _EXPIRED = 9, 10
+OTHER_NAME, _OTHER_ADDRESS = 62, 64
+_UNTRUSTED = {
+    18: "it is signed by itself",
+    19: "its chain ends with an authority that is not among the trusted ones",
+    20: "its authority is not among the trusted ones",
+    21: "its authority is not among the trusted ones",
+}
+
+
+@attrs.frozen(kw_only=True)
+class ClientTls:
+    """How a client encrypts its connections to name servers and brokers. Files are PEM.
+
+    The server's certificate must be signed by an authority in `ca_file`, or by one that the system trusts, and be for
+    the name or address by which the server is reached, or for `server_name`. With `insecure` nothing is checked: the
+    connection is encrypted, maybe to somebody in between. `cert_file`, with `key_file` unless the key stands in it
+    too, is shown to servers that ask. Raises BadTls where these contradict each other.
+    """
+
+    ca_file: str | None = None
+    server_name: str | None = None
+    insecure: bool = False
+    cert_file: str | None = None
+    key_file: str | None = None
+    key_password: str | None = attrs.field(default=None, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        if self.insecure and (self.ca_file or self.server_name):
+            raise BadTls("an insecure connection checks nothing: leave out ca_file and server_name, or insecure")
+        if self.key_file and not self.cert_file:
+            raise BadTls(f"{self.key_file}: a key goes with its certificate, and cert_file is not set")
+
+    def name_of(self, host: str) -> str:
+        """What the certificate of the server at `host` must be for."""
+        return self.server_name or host
+
+
+class Contexts(Generic[C]):
+    """The context of connections by `tls`, made again when its files have changed."""
+
+    def __init__(self, tls: ClientTls, make: Callable[[ClientTls], C]) -> None:
+        """Raises BadTls where the files cannot be used."""
+        self.tls = tls
+        self._make = make
+        self._files = StampedFiles(tls.ca_file, tls.cert_file, tls.key_file)
+        self._context: C | None = make(tls)
+
+    def current(self) -> C:
+        """Raises BadTls."""
+        context = self._context
+        if self._files.have_changed() or context is None:
+            self._context = None  # as long as none can be made
+            context = self._context = self._make(self.tls)
+        return context
+
+
+def ssl_context(tls: ClientTls) -> ssl.SSLContext:
+    """The standard library's context. Raises BadTls."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if tls.insecure:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    elif tls.ca_file:
+        _check_readable(tls.ca_file)
+        try:
+            context.load_verify_locations(tls.ca_file)
+        except ssl.SSLError:
+            raise BadTls(f"{tls.ca_file}: no certificates can be read there; it must be a PEM file") from None
+    else:
+        context.load_default_certs()
+    if tls.cert_file:
+        _show_certificate(context, tls, tls.cert_file)
+    return context
+
+
+def _show_certificate(context: ssl.SSLContext, tls: ClientTls, cert_file: str) -> None:
+    for path in (cert_file, tls.key_file):
+        _check_readable(path or cert_file)
+    try:
+        # Without a function, a key with a password would have OpenSSL ask for it on the terminal.
+        context.load_cert_chain(cert_file, tls.key_file, lambda: tls.key_password or "")
+    except (ssl.SSLError, ValueError):
+        # The library's own words may quote what it read.
+        raise BadTls(
+            f"{tls.key_file or cert_file}: no private key of the certificate in {cert_file} can be read there with the"
+            " password that is set; both must be PEM and belong together"
+        ) from None
+
+
+def _check_readable(path: str) -> None:
+    try:
+        with open(path, "rb"):
+            pass
+    except OSError as error:
+        raise BadTls(f"{path}: {error.strerror}") from None
+
+
+# --- what went wrong
+
+
+def is_alert(error: OSError) -> bool:
+    """Whether it is what the other side says where it ends a connection."""
+    return isinstance(error, ssl.SSLError) and "ALERT" in (error.reason or "")
+
+
+def ssl_failed(addr: str, tls: ClientTls, error: OSError) -> TlsFailed:
+    """What an error of the standard library means, in a handshake or after it."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return not_trusted(addr, tls, error.verify_code)
+    if isinstance(error, ssl.SSLError):
+        return tls_failed(addr, tls, (error.reason or "").replace("_", " ").lower())
+    return tls_failed(addr, tls, "")
+
+
+def tls_failed(addr: str, tls: ClientTls, reason: str) -> TlsFailed:
+    """What OpenSSL's `reason`, in small letters, means; it is empty where the server closed the connection."""
+    _, is_alert, alert = reason.partition("alert ")
+    if not is_alert:
+        return TlsFailed(
+            addr,
+            "it does not speak TLS" + (f" ({reason})" if reason else ": it closed the connection"),
+            "Leave TLS out, or have the server take it (tls.server.mode=permissive or enforcing)",
+        )
+    if tls.cert_file:
+        return TlsFailed(
+            addr, f"it refuses this client's certificate ({alert})", "Show one whose authority the server trusts"
+        )
+    return TlsFailed(
+        addr,
+        f"it wants a certificate of the client ({alert})",
+        "Show one: cert_file and key_file of ClientTls, --tls-cert and --tls-key of mq",
+    )
+
+
+def not_trusted(addr: str, tls: ClientTls, verify_code: int) -> TlsFailed:
+    """The server's certificate did not pass, for one of OpenSSL's reasons."""
+    if verify_code in (OTHER_NAME, _OTHER_ADDRESS):
+        return TlsFailed(
+            addr,
+            f"its certificate is not for {tls.name_of(addr.rpartition(':')[0].strip('[]'))}",
+            "Connect by a name that it is for, or say which: server_name of ClientTls, --tls-server-name of mq",
+        )
+    if verify_code in (_NOT_YET_VALID, _EXPIRED):
+        why = "has expired" if verify_code == _EXPIRED else "is not valid yet"
+        return TlsFailed(addr, f"its certificate {why}", "Renew it, or check the clocks")
+    return TlsFailed(
+        addr,
+        f"its certificate is not trusted: {_UNTRUSTED.get(verify_code, f'OpenSSL gives reason {verify_code}')}",
+        "Name a file with its authority: ca_file of ClientTls, --tls-ca of mq",
+    )
+
+
+def lost_before_any_answer(text: str, tls: ClientTls | None) -> ConnectionClosed:
+    """The error of a connection that was made, and lost before its peer said anything."""
+    if tls is None:
+        return ConnectionClosed(f"{text}; it may take only encrypted ones (ClientTls, --tls of mq)")
+    if tls.cert_file is None:
+        return ConnectionClosed(f"{text}; it may want a certificate of the client")
+    return ConnectionClosed(text)

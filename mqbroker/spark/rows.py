@@ -1,0 +1,206 @@
+"""Where the parts of thousands of records are in a piece of the commit log, and the properties they have.
+
+Runs in Spark's Python workers; knows nothing of PySpark, nor which columns are wanted.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from mqbroker.spark.pulling import Chunk
+from mqbroker.wire.codes import SysFlag
+from mqbroker.wire.record import BORN_HOST_OFFSET, MAGIC, BadRecord
+
+_COUNT_ROOM = 1 << 20
+
+Ints = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
+
+# Size to born timestamp, and reconsume times to body length, as the record has them.
+_HEAD = np.dtype(
+    [
+        ("size", ">i4"),
+        ("magic", ">u4"),
+        ("crc", ">u4"),
+        ("queue_id", ">i4"),
+        ("flag", ">i4"),
+        ("queue_offset", ">i8"),
+        ("physical_offset", ">i8"),
+        ("sys_flag", ">i4"),
+        ("born", ">i8"),
+    ]
+)
+_TAIL = np.dtype([("reconsume", ">i4"), ("prepared", ">i8"), ("body_bytes", ">i4")])
+
+
+class NotPlain(Exception):
+    """Properties that are not UTF-8: only the record by record decoder replaces what is wrong in them."""
+
+
+class Rows:
+    """Records of a chunk: where their parts are, and their fixed fields. `inflated` has bodies by row."""
+
+    def __init__(self, chunk: Chunk, starts: list[int], inflated: dict[int, bytes] | None = None) -> None:
+        self.chunk = chunk
+        self.starts = starts
+        self.inflated = inflated or {}
+        self.bytes: Bytes = np.frombuffer(chunk.records, np.uint8)
+        self.at: Ints = np.array(starts, np.int64)
+        self.head = gather(self.bytes, self.at, _HEAD)
+        if not (self.head["magic"] == MAGIC).all():
+            raise BadRecord(f"magic is not {MAGIC:#x} in every record")
+        sys_flag = self.head["sys_flag"]
+        born_bytes = np.where(sys_flag & SysFlag.BORN_HOST_V6, 20, 8)
+        self.store_bytes = np.where(sys_flag & SysFlag.STORE_HOST_V6, 20, 8)
+        self.any_v6 = bool((sys_flag & (SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)).any())
+        self.end = self.at + self.head["size"]
+        self.born_at = self.at + BORN_HOST_OFFSET
+        self.store_time_at = self.born_at + born_bytes
+        self.store_at = self.store_time_at + 8
+        tail_at = self.store_at + self.store_bytes
+        self.body_at = tail_at + _TAIL.itemsize
+        _check(self.body_at + 3 <= self.end)
+        self.tail = gather(self.bytes, tail_at, _TAIL)
+        self.body_end = self.body_at + self.tail["body_bytes"]
+        _check((self.body_end >= self.body_at) & (self.body_end + 3 <= self.end))
+        self.topic_at = self.body_end + 1
+        topic_end = self.topic_at + self.bytes[self.body_end]
+        _check(topic_end + 2 <= self.end)
+        self.properties_at = topic_end + 2
+        length = self.bytes[topic_end].astype(np.int64) << 8 | self.bytes[topic_end + 1]
+        _check(self.properties_at + length == self.end)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def cut(self, first: int, end: int, inflated: dict[int, bytes]) -> Rows:
+        """The rows from `first` up to `end`; `inflated` is by this object's row numbers."""
+        return Rows(self.chunk, self.starts[first:end], {n - first: body for n, body in inflated.items()})
+
+    def are_of(self, topic: str) -> bool:
+        """True where every record names `topic`."""
+        name = np.frombuffer(topic.encode(), np.uint8)
+        if not (self.bytes[self.body_end] == len(name)).all():
+            return False
+        return bool((self.bytes[self.topic_at[:, None] + np.arange(len(name))] == name).all())
+
+    def data(self) -> bytes:
+        """The bytes of these records."""
+        return self.chunk.records[self.starts[0] : int(self.end[-1])]
+
+    def raw_body(self, n: int) -> bytes:
+        """The body of row `n` as it is stored."""
+        return self.chunk.records[int(self.body_at[n]) : int(self.body_end[n])]
+
+    @cached_property
+    def pairs(self) -> Pairs:
+        return read_pairs(self)
+
+
+def _check(holds: npt.NDArray[np.bool_]) -> None:
+    if not holds.all():
+        raise BadRecord(f"the parts of record {int(np.argmin(holds))} of the answer do not fill its size")
+
+
+def gather(data: Bytes, at: Ints, dtype: Any) -> Any:
+    """The fields of `dtype` at each of the places `at`."""
+    return data[at[:, None] + np.arange(dtype.itemsize)].view(dtype)[:, 0]
+
+
+def slices(data: Any, starts: Ints, ends: Ints, kind: Any) -> Any:
+    """An Arrow array of the bytes from `starts` to `ends`, which ascend and do not overlap."""
+    count = len(starts)
+    if not count:
+        return pa.array([], kind)
+    offsets = np.empty(2 * count, np.int32)
+    offsets[0::2] = starts
+    offsets[1::2] = ends
+    view = pa.Array.from_buffers(kind, 2 * count - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+    return view.take(pa.array(np.arange(0, 2 * count, 2)))
+
+
+class Pairs:
+    """Property names and values of all rows, and the row of each pair.
+
+    Where a row has a name twice its last value counts: Java's brokers write some properties of a batch again.
+    """
+
+    def __init__(self, row: Ints, names: Any, values: Any, count: int) -> None:
+        self.row = row
+        self.names = names
+        self.values = values
+        self._count = count
+        encoded = names.dictionary_encode()
+        self._codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+        self._code_of = {name: n for n, name in enumerate(encoded.dictionary.to_pylist())}
+        marks = row * max(1, len(self._code_of)) + self._codes
+        if _any_twice(marks, count * len(self._code_of)):
+            self._drop_repeated(marks)
+
+    def _drop_repeated(self, marks: Ints) -> None:
+        """Keep the first of the pairs with one mark, with the value of the last."""
+        order = np.argsort(marks, kind="stable")
+        differs = np.diff(marks[order]) != 0
+        first, last = order[np.append(True, differs)], order[np.append(differs, True)]
+        in_place = np.argsort(first)
+        first, last = first[in_place], last[in_place]
+        self.row = self.row[first]
+        self.names = self.names.take(pa.array(first))
+        self.values = self.values.take(pa.array(last))
+        self._codes = self._codes[first]
+
+    def offsets(self) -> Any:
+        """Where the pairs of each row start, and where the last ends."""
+        ends = np.cumsum(np.bincount(self.row, minlength=self._count))
+        return pa.array(np.concatenate(([0], ends)).astype(np.int32))
+
+    def rows_with(self, name: str) -> tuple[Ints, Any]:
+        """The rows that have property `name`, and its values there."""
+        found = np.flatnonzero(self._codes == self._code_of.get(name, -1))
+        return self.row[found], self.values.take(pa.array(found))
+
+    def column(self, name: str) -> Any:
+        """The values of property `name`, null where a row has none."""
+        if name not in self._code_of:
+            return pa.nulls(self._count, pa.string())
+        found = np.flatnonzero(self._codes == self._code_of[name])
+        indices = np.full(self._count, -1, np.int64)
+        indices[self.row[found]] = found
+        return self.values.take(pa.array(indices, mask=indices < 0))
+
+
+def _any_twice(marks: Ints, room: int) -> bool:
+    """True where a number below `room` is there twice. Counting beats sorting where there is little room."""
+    if room <= _COUNT_ROOM:
+        return bool(np.bincount(marks).max(initial=0) > 1)
+    return len(np.unique(marks)) < len(marks)
+
+
+def read_pairs(rows: Rows) -> Pairs:
+    """Find all pairs: `\\x02` ends one, the first `\\x01` in it divides it. Raises NotPlain on odd bytes."""
+    packed = slices(rows.chunk.records, rows.properties_at, rows.end, pa.binary())
+    _, offsets_buffer, data_buffer = packed.buffers()
+    offsets = np.frombuffer(offsets_buffer, np.int32, len(rows) + 1).astype(np.int64)
+    data = np.frombuffer(data_buffer, np.uint8, int(offsets[-1])) if data_buffer else np.empty(0, np.uint8)
+    breaks = np.flatnonzero(data == 2)
+    dividers = np.append(np.flatnonzero(data == 1), len(data))
+    starts = np.sort(np.concatenate((offsets[:-1], breaks + 1)))
+    ends = np.sort(np.concatenate((breaks, offsets[1:])))
+    per_row = 1 + np.diff(np.searchsorted(breaks, offsets))
+    row = np.repeat(np.arange(len(rows)), per_row)
+    divider = dividers[np.searchsorted(dividers[:-1], starts)]
+    whole = (divider > starts) & (divider + 1 < ends)
+    starts, divider, ends, row = starts[whole], divider[whole], ends[whole], row[whole]
+    names = slices(data, starts, divider, pa.string())
+    values = slices(data, divider + 1, ends, pa.string())
+    try:
+        names.validate(full=True)
+        values.validate(full=True)
+    except pa.ArrowInvalid:
+        raise NotPlain from None
+    return Pairs(row, names, values, len(rows))

@@ -1,0 +1,144 @@
+"""The consume queues of a store: a directory for each topic, and one in it for each queue.
+
+Must never know what an entry says.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from mqbroker.errors import StoreDamaged
+from mqbroker.store.consumequeue import ENTRY_BYTES, MOVE_AWAY, ConsumeQueue
+from mqbroker.store.consumequeue_ext import ConsumeQueueExt
+from mqbroker.store.disk import IDisk, IMappedFile
+from mqbroker.wire.names import LMQ_PREFIX, is_lmq
+
+#: In the directory of consume queues, and of extensions: what is being deleted. No topic has such a name, and the Java
+#: broker finds no queue in it.
+TRASH = ".removed"
+TOPIC_NAME = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
+
+
+class Removed(NamedTuple):
+    """A removed queue, made again, begins at `next_offset`: its former messages, which the log has below `until`, are
+    then never taken for messages of the new one."""
+
+    next_offset: int
+    until: int
+
+
+class ConsumeQueues:
+    """All queues, by topic (as bytes and as text) and queue id."""
+
+    def __init__(self, disk: IDisk, root: str, file_bytes: int, ext: tuple[str, int] | None = None) -> None:
+        """`ext`: where the extensions of all queues are and how long one file is, where they are kept."""
+        self._disk = disk
+        self._root = root
+        self._ext = ext
+        self._file_bytes = file_bytes - file_bytes % ENTRY_BYTES
+        self.by_bytes: dict[tuple[bytes, int], ConsumeQueue] = {}
+        self.by_name: dict[tuple[str, int], ConsumeQueue] = {}
+        #: How many of them are %LMQ% queues.
+        self.lmq_count = 0
+        #: Queues written to since the last sync.
+        self.dirty: dict[ConsumeQueue, None] = {}
+        #: Whether files were left out when loading: what queues lack may be anywhere.
+        self.is_whole = True
+        self._new_names: set[str] = set()
+        #: What is remembered of queues that were removed, by topic and queue id.
+        self.removed: dict[tuple[str, int], Removed] = {}
+
+    @property
+    def roots(self) -> list[str]:
+        """Where the directories of topics are: of consume queues, and of their extensions where they are kept."""
+        return [self._root] if self._ext is None else [self._root, self._ext[0]]
+
+    def forget(self, queue: ConsumeQueue) -> list[IMappedFile]:
+        """Take a queue out of use; its directory is the caller's to remove. Returns its files, still open."""
+        del self.by_bytes[queue.topic_bytes, queue.queue_id]
+        del self.by_name[queue.topic, queue.queue_id]
+        self.dirty.pop(queue, None)
+        self.lmq_count -= queue.topic.startswith(LMQ_PREFIX)
+        names = {os.path.join(root, queue.topic) for root in self.roots}
+        self._new_names.difference_update(names, {os.path.join(name, str(queue.queue_id)) for name in names})
+        self._new_names.update(name for name in names if self._disk.exists(name))
+        return queue.take_files()
+
+    def __iter__(self) -> Iterator[ConsumeQueue]:
+        return iter(self.by_name.values())
+
+    def open(self, topic: bytes, queue_id: int) -> ConsumeQueue:
+        """The queue, made where it is new; nothing is put on the disk before its first message.
+
+        Raises ValueError where the topic cannot be one: its name becomes a directory's.
+        """
+        queue = self.by_bytes.get((topic, queue_id))
+        if queue is None:
+            name = self.check(topic, queue_id)
+            directory = os.path.join(self._root, name, str(queue_id))
+            removed = self.removed.get((name, queue_id))
+            begins_at = removed.next_offset if removed is not None else 0
+            queue = ConsumeQueue(self._disk, directory, name, queue_id, self._file_bytes, self._new_names, begins_at)
+            if self._ext is not None:
+                root, file_bytes = self._ext
+                ext_directory = os.path.join(root, name, str(queue_id))
+                queue.ext = ConsumeQueueExt(self._disk, ext_directory, file_bytes, self._new_names)
+            self.by_bytes[topic, queue_id] = queue
+            self.by_name[name, queue_id] = queue
+            self.lmq_count += name.startswith(LMQ_PREFIX)
+        return queue
+
+    def check(self, topic: bytes, queue_id: int) -> str:
+        """The topic as text. Raises ValueError where it cannot be one, or the number none of a queue."""
+        name = topic.decode("utf-8", "replace")
+        if not (TOPIC_NAME.fullmatch(name) or is_lmq(name)) or not 0 <= queue_id <= 0x7FFFFFFF:
+            raise ValueError(f"{name[:255]!r} queue {queue_id}: no name of a topic or no number of a queue")
+        return name
+
+    def load(self, is_clean: bool = True) -> None:
+        """Open what is on the disk. Raises StoreDamaged."""
+        for topic in self._disk.names(self._root):
+            path = os.path.join(self._root, topic)
+            if topic == TRASH:
+                continue
+            if not self._disk.is_directory(path):
+                raise StoreDamaged(path, 0, f"not a directory of a topic: {MOVE_AWAY}")
+            for queue_id in self._disk.names(path):
+                is_queue = queue_id.isdecimal() and self._disk.is_directory(os.path.join(path, queue_id))
+                if not is_queue or not (TOPIC_NAME.fullmatch(topic) or is_lmq(topic)):
+                    raise StoreDamaged(os.path.join(path, queue_id), 0, f"not a directory of a queue: {MOVE_AWAY}")
+                self.is_whole &= self.open(topic.encode(), int(queue_id)).load(is_clean)
+                if not is_clean:  # what a process that was killed removed may not be gone from the disk
+                    self._new_names.add(os.path.join(path, queue_id))
+
+    def note_cuts(self, is_clean: bool) -> None:
+        """Have what was cut off while opening, now or by a process that was killed, synced with what is written from
+        now on."""
+        for queue in self:
+            if queue.is_cut or not is_clean:
+                self.dirty[queue] = None
+                queue.is_cut = False
+
+    def tally(self) -> tuple[int, int]:
+        """How many queues on the disk have had messages, and how many in all."""
+        offsets = [queue.max_offset for queue in self if queue.has_files and queue.max_offset]
+        return len(offsets), sum(offsets)
+
+    def take_unsynced(self) -> list[IMappedFile]:
+        """The files of queues written to since this was last called."""
+        files = [file for queue in self.dirty for file in queue.take_unsynced()]
+        self.dirty.clear()
+        return files
+
+    def take_new_names(self) -> list[str]:
+        """The directories in which files were made since this was last called."""
+        taken = sorted(self._new_names)
+        self._new_names.clear()
+        return taken
+
+    def close(self) -> None:
+        for queue in self:
+            queue.close()

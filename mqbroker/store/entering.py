@@ -1,0 +1,257 @@
+"""The way of messages into consume queues: first they are pending entries of their queues, then these are written.
+
+Messages come in the order of the log, just appended or read back from it. Must never know which of them are to come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import attrs
+from twisted.logger import Logger
+
+from mqbroker.store.commitlog import Piled
+from mqbroker.store.consumequeue import ConsumeQueue
+from mqbroker.store.consumequeue_ext import ADDRESS_MAX
+from mqbroker.store.consumequeues import ConsumeQueues
+from mqbroker.store.extending import BitMap, extend_entries
+from mqbroker.store.logscan import Damage, Run, Scanned
+from mqbroker.store.logview import ILogView
+from mqbroker.store.multi_dispatch import NAMES_MARK, MultiQueues
+from mqbroker.store.tags_codes import TagsCodes
+from mqbroker.wire.record import RECORD_BYTES_MIN
+
+_TAGS = b"TAGS\x01"
+
+#: topic, queue id, next queue offset, tags code (None where messages with several came), store timestamp (ms).
+DispatchListener = Callable[[str, int, int, "int | None", int], None]
+
+
+@attrs.define
+class _Place:
+    """Where the next message of a queue enters, while a run of them is read."""
+
+    queue: ConsumeQueue
+    next_offset: int
+    pending: list[int]
+
+
+def _place_in(queue: ConsumeQueue) -> _Place:
+    return _Place(queue, queue.max_offset + len(queue.pending) // 3, queue.pending)
+
+
+class Entering:
+    """Makes the entries. `log_view` is where messages are that have to be looked at again."""
+
+    log = Logger()
+
+    def __init__(
+        self,
+        log_view: ILogView,
+        queues: ConsumeQueues,
+        tags_codes: TagsCodes,
+        on_damage: Callable[[Damage], None],
+        multi: MultiQueues | None = None,
+    ) -> None:
+        """`on_damage` is told of records with a queue offset that cannot be."""
+        self.log_view = log_view
+        self.on_damage = on_damage
+        self._queues = queues
+        self._tags_codes = tags_codes
+        self._multi = multi
+        #: Store timestamp of the newest message that was taken.
+        self.last_timestamp_ms = 0
+        #: How often a message read from the log did not follow the one before it in its queue.
+        self.gaps = 0
+        #: Messages and bytes that came into each queue since the start, or since someone who counts them cleared it.
+        self.entered: dict[ConsumeQueue, list[int]] = {}
+        self.listeners: list[DispatchListener] = []
+        #: Gives what makes the bit maps of a topic's messages, where units of the extension are written; None for none.
+        self.bit_maps: Callable[[str], BitMap | None] = lambda topic: None
+        #: Queues with pending entries, and the store timestamp of the newest.
+        self.touched: dict[ConsumeQueue, int] = {}
+        # Entries that stay without a unit of their queue's extension, by physical offset.
+        self._unextended: set[tuple[ConsumeQueue, int]] = set()
+
+    def take(self, appends: Sequence[Piled]) -> None:
+        """Turn messages, appended one after another, into pending entries of their queues. Hot."""
+        touched = self.touched
+        tags_code = self._tags_codes.of
+        code_of_tag = self._tags_codes.of_tag
+        for messages, appended, queues in appends:
+            for message, (physical_offset, _, size, timestamp), queue in zip(messages, appended, queues, strict=True):
+                if message[3] & 4:  # SysFlag.TRANSACTION_PREPARED, which _ROLLBACK includes
+                    continue
+                properties = message[9]
+                if queue.is_schedule:
+                    code = tags_code(True, properties, timestamp)
+                else:
+                    at = properties.rfind(_TAGS)
+                    if at < 0:
+                        code = 0
+                    elif at and properties[at - 1] != 2:
+                        code = tags_code(False, properties, timestamp)
+                    else:
+                        end = properties.find(b"\x02", at)
+                        tag = properties[at + 5 :] if end < 0 else properties[at + 5 : end]
+                        try:
+                            code = code_of_tag[tag]
+                        except KeyError:
+                            code = tags_code(False, properties, timestamp)
+                queue.pending += (physical_offset, size, code)
+                touched[queue] = timestamp
+        self.last_timestamp_ms = appends[-1][1][-1][3]
+
+    def take_run(self, run: Run) -> None:
+        """As `take`, for messages read back from the log. Those that are in their queues already are passed over. Hot
+        in a recovery. Raises OSError: called again with the same it goes on."""
+        touched = self.touched
+        multi = self._multi
+        tags_code = self._tags_codes.of
+        code_of_tag = self._tags_codes.of_tag
+        places: dict[tuple[bytes, int], _Place] = {}
+        for row in run.rows:
+            topic, queue_id, queue_offset, physical_offset, size, sys_flag, timestamp, properties = row
+            if sys_flag & 4:  # SysFlag.TRANSACTION_PREPARED
+                continue
+            place = places.get((topic, queue_id))
+            if place is None:
+                place = places[topic, queue_id] = _place_in(self._queues.open(topic, queue_id))
+            if queue_offset != place.next_offset or (multi is not None and NAMES_MARK in properties):
+                self._take_scanned(Scanned._make(row))
+                places.clear()  # more may have entered queues, or been written
+                continue
+            at = properties.rfind(_TAGS)
+            if place.queue.is_schedule:
+                code = tags_code(True, properties, timestamp)
+            elif at < 0:
+                code = 0
+            elif at and properties[at - 1] != 2:
+                code = tags_code(False, properties, timestamp)
+            else:
+                end = properties.find(b"\x02", at)
+                tag = properties[at + 5 :] if end < 0 else properties[at + 5 : end]
+                try:
+                    code = code_of_tag[tag]
+                except KeyError:
+                    code = tags_code(False, properties, timestamp)
+            place.pending += (physical_offset, size, code)
+            place.next_offset = queue_offset + 1
+            touched[place.queue] = timestamp
+        self.last_timestamp_ms = max(self.last_timestamp_ms, run.newest_ms)
+
+    def _take_scanned(self, item: Scanned) -> None:
+        queue = self._queues.open(item.topic, item.queue_id)
+        code = self._tags_codes.of(queue.is_schedule, item.properties, item.store_timestamp_ms)
+        if not self._enter(queue, item.queue_offset, item, code):
+            end = item.physical_offset + item.size
+            why = f"queue offset {item.queue_offset} where {queue.max_offset} follows"
+            self.on_damage(Damage(self.log_view.path_of(end - 1), item.physical_offset, end, why))
+        elif self._multi is not None and NAMES_MARK in item.properties:
+            self._enter_named(self._multi, item, code)
+
+    def _enter(
+        self, queue: ConsumeQueue, queue_offset: int, item: Scanned, code: int, is_extended: bool = True
+    ) -> bool:
+        """Make a message read from the log a pending entry of a queue, unless it is in; False where its offset
+        cannot be true."""
+        expected = queue.max_offset + len(queue.pending) // 3
+        if queue_offset < expected:  # written before the stop, or by a Java broker twice, or removed
+            return True
+        if queue_offset > expected:
+            self.write()
+            lost_bytes = item.physical_offset - max(queue.end_of_last(), 0)
+            if queue.max_offset and queue_offset - expected > lost_bytes // RECORD_BYTES_MIN:
+                return False
+            self.gaps += 1
+            queue.skip_to(queue_offset)
+        if not is_extended and queue.ext is not None:
+            self._unextended.add((queue, item.physical_offset))
+        queue.pending += (item.physical_offset, item.size, code)
+        self.touched[queue] = item.store_timestamp_ms
+        return True
+
+    def _enter_named(self, multi: MultiQueues, item: Scanned, code: int) -> None:
+        """As `_enter`, for the queues that the message names; of one that is named twice once."""
+        try:
+            named = multi.entered(item.properties, item.queue_id)
+        except ValueError as error:
+            self._warn_of_named(item, str(error))
+            return
+        for queue, offset in named:
+            is_possible = offset <= item.physical_offset // RECORD_BYTES_MIN
+            # Java writes these entries without a unit of the extension.
+            if not is_possible or not self._enter(queue, offset, item, code, is_extended=False):
+                self._warn_of_named(item, f"offset {offset} in {queue.topic}")
+
+    def _warn_of_named(self, item: Scanned, why: str) -> None:
+        self.log.warn(
+            "message at {offset} of the log is not put into queues that INNER_MULTI_DISPATCH names: {why}",
+            offset=item.physical_offset, why=why,
+        )  # fmt: skip
+
+    def write(self) -> None:
+        """Write the pending entries and tell the listeners. Raises OSError: what was not written waits, and is written
+        by the next call."""
+        touched = self.touched
+        listeners = self.listeners
+        dirty = self._queues.dirty
+        entered = self.entered
+        while touched:
+            queue, timestamp = touched.popitem()
+            if queue.is_removed:
+                queue.pending = []
+                continue
+            pending = queue.pending
+            before = queue.max_offset
+            code = _common_code(pending) if listeners else None
+            try:
+                if queue.ext is not None:
+                    bit_map = self.bit_maps(queue.topic)
+                    extend_entries(self.log_view, queue, queue.ext, pending, self._unextended, bit_map)
+                queue.write(pending)
+            except OSError:
+                touched[queue] = timestamp
+                written = 3 * (queue.max_offset - before)
+                self._forget_unextended(queue, pending[:written])
+                counts = entered.setdefault(queue, [0, 0])
+                counts[0] += written // 3
+                counts[1] += sum(pending[1:written:3])
+                del pending[:written]
+                raise
+            finally:
+                dirty[queue] = None
+            self._forget_unextended(queue, pending)
+            try:
+                counts = entered[queue]
+            except KeyError:
+                counts = entered[queue] = [0, 0]
+            size = len(pending)
+            if size == 3:
+                counts[0] += 1
+                counts[1] += pending[1]
+            else:
+                counts[0] += size // 3
+                counts[1] += sum(pending[1::3])
+            queue.pending = []
+            if queue.next_offset < queue.max_offset:
+                queue.next_offset = queue.max_offset
+            if listeners:
+                self._tell(queue, code, timestamp)
+
+    def _forget_unextended(self, queue: ConsumeQueue, written: Sequence[int]) -> None:
+        if self._unextended:
+            self._unextended.difference_update([(queue, physical_offset) for physical_offset in written[::3]])
+
+    def _tell(self, queue: ConsumeQueue, code: int | None, timestamp_ms: int) -> None:
+        for listener in self.listeners:
+            try:
+                listener(queue.topic, queue.queue_id, queue.max_offset, code, timestamp_ms)
+            except Exception:  # a listener's mistake must not stop dispatch
+                self.log.failure("listener of {topic} failed", topic=queue.topic)
+
+
+def _common_code(pending: Sequence[int]) -> int | None:
+    """The tags code that all entries have; None where they differ, or have addresses of units already."""
+    code = pending[2]
+    return code if code > ADDRESS_MAX and len(set(pending[2::3])) == 1 else None

@@ -1,0 +1,179 @@
+"""One file of the index: a hash table from keys to where their messages stand in the log.
+
+    header 40 bytes:  begin and end store timestamp, begin and end physical offset (8 each), slots used, count (4 each)
+    slots   4 bytes:  number of the newest entry whose key has this slot, 0 for none
+    entries 20 bytes: hash 4, physical offset 8, seconds since begin 4, number of the next older entry of the slot 4
+
+Entry 0 is not used, and the count starts at 1. Must never know what is hashed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from struct import Struct
+
+from mqbroker.store.cold import Pages
+from mqbroker.store.disk import IMappedFile
+
+HEADER_BYTES = 40
+SLOT_BYTES = 4
+ENTRY_BYTES = 20
+_HEADER = Struct(">qqqqii")
+_SLOT = Struct(">i")
+_ENTRY = Struct(">iqii")
+_ALLOCATE_BYTES = 1024 * 1024
+_MAX_INT = 0x7FFFFFFF
+
+#: Hash of "topic#key", physical offset, store timestamp (ms).
+IndexRow = tuple[int, int, int]
+
+
+class IndexFile:
+    """One index file. The header in the file is brought up to date by `write_header` only."""
+
+    def __init__(self, file: IMappedFile, slots: int, capacity: int) -> None:
+        self.file = file
+        self._buffer = file.buffer
+        self._slots = slots
+        self._capacity = capacity
+        self._entries_at = HEADER_BYTES + slots * SLOT_BYTES
+        header: tuple[int, int, int, int, int, int] = _HEADER.unpack_from(file.view)
+        self.begin_ms, self.end_ms, self.begin_offset, self.end_offset, self.slots_used, self.count = header
+        if not 0 < self.count <= capacity:
+            self.count = 1
+        # Blocks for header, slots and the entries there are; new entries get theirs as they come.
+        self._allocated = self._entries_at + self.count * ENTRY_BYTES
+        self._is_open = True
+        file.allocate(0, self._allocated)
+
+    @property
+    def is_full(self) -> bool:
+        return self.count >= self._capacity
+
+    def put_rows(self, rows: Sequence[IndexRow], start: int) -> int:
+        """Add entries for rows from `start` on; returns the first that the file has no place for.
+
+        Raises OSError with none added. Hot.
+        """
+        number = self.count
+        stop = start + min(len(rows) - start, self._capacity - number)
+        at = self._entries_at + number * ENTRY_BYTES
+        self._allocate(at + (stop - start) * ENTRY_BYTES)
+        if number <= 1 and stop > start:
+            self._put_first(rows[start])
+            start, number, at = start + 1, number + 1, at + ENTRY_BYTES
+        buffer = self._buffer
+        slots = self._slots
+        begin = self.begin_ms
+        read_slot, write_slot, write_entry = _SLOT.unpack_from, _SLOT.pack_into, _ENTRY.pack_into
+        seconds = former_ms = 0
+        for key_hash, physical_offset, timestamp_ms in rows[start:stop]:
+            if timestamp_ms != former_ms:
+                seconds = min((timestamp_ms - begin) // 1000, _MAX_INT) if timestamp_ms > begin else 0
+                former_ms = timestamp_ms
+            slot_at = HEADER_BYTES + key_hash % slots * SLOT_BYTES
+            (older,) = read_slot(buffer, slot_at)
+            if not 0 < older <= number:
+                older = 0
+                self.slots_used += 1
+            write_entry(buffer, at, key_hash, physical_offset, seconds, older)
+            write_slot(buffer, slot_at, number)
+            number += 1
+            at += ENTRY_BYTES
+        if stop > start:
+            _, self.end_offset, self.end_ms = rows[stop - 1]
+        self.count = number
+        return stop
+
+    def _put_first(self, row: IndexRow) -> None:
+        """Add the first entry, which gives the file its beginning."""
+        key_hash, physical_offset, timestamp_ms = row
+        # Java counts the seconds of this one from what the file had for its beginning before.
+        seconds = (timestamp_ms - self.begin_ms) // 1000 if 0 < self.begin_ms < timestamp_ms else 0
+        _ENTRY.pack_into(
+            self._buffer, self._entries_at + ENTRY_BYTES, key_hash, physical_offset, min(seconds, _MAX_INT), 0
+        )
+        _SLOT.pack_into(self._buffer, HEADER_BYTES + key_hash % self._slots * SLOT_BYTES, 1)
+        self.slots_used += 1
+        self.begin_offset = self.end_offset = physical_offset
+        self.begin_ms = self.end_ms = timestamp_ms
+        self.count = 2
+
+    def _allocate(self, end: int) -> None:
+        if end > self._allocated:
+            want = min(self.file.size, max(end, self._allocated + _ALLOCATE_BYTES))
+            self.file.allocate(self._allocated, want - self._allocated)
+            self._allocated = want
+
+    def roll_back(self) -> None:
+        """Undo entries made after the header was last written, by a process that was killed before it came to it."""
+        number = self.count
+        while number < self._capacity and any(self.file.view[self._at(number) : self._at(number + 1)]):
+            number += 1
+        for undone in range(number - 1, self.count - 1, -1):
+            key_hash, _, _, older = _ENTRY.unpack_from(self._buffer, self._at(undone))
+            slot_at = HEADER_BYTES + key_hash % self._slots * SLOT_BYTES
+            if _SLOT.unpack_from(self._buffer, slot_at)[0] == undone:
+                _SLOT.pack_into(self._buffer, slot_at, older)
+            self._buffer[self._at(undone) : self._at(undone + 1)] = bytes(ENTRY_BYTES)
+
+    def _at(self, number: int) -> int:
+        return self._entries_at + number * ENTRY_BYTES
+
+    def newest_entries(self, message_offset: int) -> int:
+        """How many entries at the end of this file are those of one message."""
+        number = self.count - 1
+        while number > 0:
+            _, physical_offset, _, _ = _ENTRY.unpack_from(self._buffer, self._at(number))
+            if physical_offset != message_offset:
+                break
+            number -= 1
+        return self.count - 1 - number
+
+    def begin_after(self, previous: IndexFile) -> None:
+        """Date the first entry, as Java does, from the end of the file before."""
+        self.begin_ms = self.end_ms = previous.end_ms
+        self.begin_offset = self.end_offset = previous.end_offset
+
+    def write_header(self) -> None:
+        _HEADER.pack_into(
+            self._buffer, 0, self.begin_ms, self.end_ms, self.begin_offset, self.end_offset, self.slots_used, self.count
+        )
+
+    async def _is_ready(self, pages: Pages, at: int, size: int) -> bool:
+        """Have bytes in memory; False where the file was deleted meanwhile."""
+        try:
+            await pages.ready(self.file, at, size)
+        except FileNotFoundError:
+            return False
+        return self._is_open
+
+    def forget(self) -> None:
+        """It is about to be closed: whoever waits for bytes of it finds nothing."""
+        self._is_open = False
+
+    def overlaps(self, begin_ms: int, end_ms: int) -> bool:
+        return begin_ms <= self.end_ms and end_ms >= self.begin_ms
+
+    async def find(self, key_hash: int, begin_ms: int, end_ms: int, count: int, pages: Pages) -> list[int]:
+        """Physical offsets of messages whose key has this hash, newest first. Times are good to the second.
+
+        Raises OSError where the disk cannot read it; none is found in a file that is deleted meanwhile.
+        """
+        found: list[int] = []
+        slot_at = HEADER_BYTES + key_hash % self._slots * SLOT_BYTES
+        if not await self._is_ready(pages, slot_at, SLOT_BYTES):
+            return []
+        (number,) = _SLOT.unpack_from(self._buffer, slot_at)
+        while 0 < number < self.count and len(found) < count:
+            if not await self._is_ready(pages, self._at(number), ENTRY_BYTES):
+                return []
+            entry_hash, physical_offset, seconds, older = _ENTRY.unpack_from(self._buffer, self._at(number))
+            # The first entry is the beginning, whatever it says: see `_put_first`.
+            time_ms = self.begin_ms + (seconds * 1000 if number > 1 else 0)
+            if entry_hash == key_hash and begin_ms <= time_ms + 999 and time_ms <= end_ms:
+                found.append(physical_offset)
+            if time_ms + 999 < begin_ms or older >= number:
+                break
+            number = older
+        return found

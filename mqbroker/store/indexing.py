@@ -1,0 +1,99 @@
+"""The way of messages into the index, once they are in consume queues.
+
+They come from memory, where so many are kept as may be, and from the log what was not kept. Must never know of turns,
+nor of the disk.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from mqbroker.store.commitlog import PILE_BYTES_MAX, CommitLog, Piled
+from mqbroker.store.consumequeues import ConsumeQueues
+from mqbroker.store.index import Index
+from mqbroker.store.index_file import IndexRow
+from mqbroker.store.logscan import Run, scan
+
+
+class Indexing:
+    """Feeds the index. `end`, as its methods get it: all of the log below is in the consume queues."""
+
+    def __init__(self, index: Index, commit_log: CommitLog, queues: ConsumeQueues) -> None:
+        self._index = index
+        self._commit_log = commit_log
+        self._queues = queues
+        self._waiting: deque[Piled] = deque()
+        self._waiting_bytes = 0
+
+    def is_behind(self, end: int) -> bool:
+        return self._index.offset < end
+
+    def keep(self, appends: Sequence[Piled], size: int) -> None:
+        """Have appends of `size` bytes in the log, the next that enter consume queues, wait here."""
+        if self._waiting_bytes > PILE_BYTES_MAX:
+            self._waiting.clear()
+            self._waiting_bytes = 0
+        self._waiting += appends
+        self._waiting_bytes += size
+
+    def index(self, end: int, count: int) -> None:
+        """Index about `count` messages. Raises OSError."""
+        index = self._index
+        waiting = self._waiting
+        while count > 0 and waiting:
+            begin = waiting[0][1][0][0]
+            if index.offset < begin:
+                count -= self._index_from_log(begin, count)
+                continue
+            appends, taken = pop_adjoining(waiting, count)
+            index.add(appends)
+            self._waiting_bytes -= index.offset - begin
+            count -= taken
+        if not waiting:
+            self._waiting_bytes = 0
+            if index.offset < end and count > 0:
+                self._index_from_log(end, count)
+        index.write_header()
+
+    def index_all(self, end: int, count: int) -> None:
+        """Index all there is, about `count` messages at a time. Raises OSError."""
+        while self.is_behind(end):
+            self.index(end, count)
+
+    def index_piled(self, end: int, count: int) -> None:
+        """Index what waits here, about `count` messages at a time, unless older ones must be indexed from the log
+        first. Raises OSError."""
+        while self._waiting and self._index.offset >= self._waiting[0][1][0][0]:
+            self.index(end, count)
+
+    def _index_from_log(self, end: int, count: int) -> int:
+        """Index at most `count` messages below `end` read back from the log; says how many there were."""
+        index = self._index
+        rows: list[IndexRow] = []
+        indexed = 0
+        indexed_to = index.offset
+        queues, rows_of = self._queues, index.rows_of
+        for found in scan(self._commit_log, index.offset, end, count):
+            if isinstance(found, Run):
+                for topic, queue_id, _, physical_offset, _, sys_flag, timestamp_ms, properties in found.rows:
+                    rows += rows_of(queues.open(topic, queue_id), sys_flag, properties, physical_offset, timestamp_ms)
+                indexed += len(found.rows)
+            else:
+                indexed += 1
+            indexed_to = found.end
+        index.put(rows, end if indexed < count else indexed_to)
+        return indexed
+
+
+def pop_adjoining(pile: deque[Piled], count: int) -> tuple[list[Piled], int]:
+    """Take appends of about `count` messages off the front, none missing between them; and how many messages."""
+    appends = [pile.popleft()]
+    taken = len(appends[0][1])
+    while pile and taken < count:
+        last = appends[-1][1][-1]
+        if pile[0][1][0][0] != last[0] + last[2]:
+            break
+        appends.append(pile.popleft())
+        taken += len(appends[-1][1])
+    return appends, taken

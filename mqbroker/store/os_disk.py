@@ -1,0 +1,372 @@
+"""The disk of this machine, by its operating system. Must never know what the files mean."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import shutil
+from collections.abc import Callable, Iterator
+
+from zope.interface import implementer
+
+from mqbroker.store.disk import DiskSpace, IDisk, ILockedFile, IMappedFile
+
+ZEROS_BYTES = 1024 * 1024
+#: At a page's beginning, as writing past the cache wants it; takes no memory.
+_ZEROS = mmap.mmap(-1, ZEROS_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ)
+MADV_NORMAL = 0
+MADV_RANDOM = 1
+MADV_WILLNEED = 3
+MADV_POPULATE_WRITE = 23
+MLOCK_ONFAULT = 1
+#: With FALLOC_FL_KEEP_SIZE, which must go with it.
+FALLOC_FL_PUNCH_HOLE = 0x2 | 0x1
+#: What a file system says that keeps nothing outside its cache, or where the size is no multiple of its blocks'.
+_NOT_DIRECTLY = (errno.EINVAL, errno.EOPNOTSUPP)
+_SYNC_BYTES = 16 * ZEROS_BYTES
+#: Of more than this a kernel may take the beginning only, as it reads ahead so much at once.
+_ADVISED_BYTES = 128 * 1024
+_FETCH_BYTES = 256 * 1024
+_PAGE_BYTES = mmap.PAGESIZE
+_libc = ctypes.CDLL(None, use_errno=True)
+_mincore = _libc.mincore
+_mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+
+
+@contextlib.contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Have an OSError say which file it is about, as those of open() do."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = path
+        raise
+
+
+@implementer(IMappedFile)
+class OsMappedFile:
+    """A file of the operating system, mapped shared."""
+
+    __slots__ = ("_address", "_is_read_only", "buffer", "descriptor", "path", "size", "view")
+
+    def __init__(self, path: str, size: int, fd: int, keep_open: bool, read_only: bool = False) -> None:
+        self.path = path
+        self.size = size
+        self._is_read_only = read_only
+        self._address = 0
+        self.descriptor: int | None = None
+        try:
+            self.buffer = mmap.mmap(fd, size, access=mmap.ACCESS_READ if read_only else mmap.ACCESS_DEFAULT)
+        except BaseException:
+            os.close(fd)
+            raise
+        self.view = memoryview(self.buffer).toreadonly()
+        if keep_open:
+            self.descriptor = fd
+        else:
+            os.close(fd)
+
+    def _with_fd(self, act: Callable[[int], None]) -> None:
+        with _naming(self.path):
+            self._act(act)
+
+    def _act(self, act: Callable[[int], None]) -> None:
+        if self.descriptor is not None:
+            act(self.descriptor)
+            return
+        fd = os.open(self.path, (os.O_RDONLY if self._is_read_only else os.O_RDWR) | os.O_CLOEXEC)
+        try:
+            act(fd)
+        finally:
+            os.close(fd)
+
+    def allocate(self, offset: int, size: int) -> None:
+        self._with_fd(lambda fd: os.posix_fallocate(fd, offset, size))
+
+    def write_through(self, stop: Callable[[], bool]) -> None:
+        def write(fd: int) -> None:
+            if _write_zeros_directly(fd, self.size, stop):
+                self._cache(fd, stop)
+            else:
+                self._write_through_cache(fd, stop)
+
+        self._with_fd(write)
+
+    def _cache(self, fd: int, stop: Callable[[], bool]) -> None:
+        """Have the pages of a file without dirty ones in memory: each by itself, as this advice does, see `_populate`.
+
+        Not in the mapping, where a gigabyte that is not written to yet would count as what this process takes.
+        """
+        for offset, size in _pieces(self.size):
+            if stop():
+                return
+            steps = range(offset, offset + size, _ADVISED_BYTES)
+            for at in steps:
+                os.posix_fadvise(fd, at, min(_ADVISED_BYTES, self.size - at), os.POSIX_FADV_WILLNEED)
+            for at in steps:
+                os.pread(fd, 1, min(at + _ADVISED_BYTES, self.size) - 1)  # waits for the last of them
+            if not self.is_resident(offset, size):  # not all file systems take the advice
+                self._populate(offset, size)
+        os.fdatasync(fd)
+
+    def _write_through_cache(self, fd: int, stop: Callable[[], bool]) -> None:
+        for offset, size in _pieces(self.size):
+            if stop():
+                return
+            if not self._populate(offset, size):
+                os.pwrite(fd, memoryview(_ZEROS)[:size], offset)
+            if (offset + size) % _SYNC_BYTES == 0:
+                os.fdatasync(fd)
+        os.fdatasync(fd)
+
+    def populate(self, offset: int, size: int) -> None:
+        for at in range(offset, offset + size, ZEROS_BYTES):
+            self._populate(at, min(ZEROS_BYTES, offset + size - at))
+
+    def _populate(self, offset: int, size: int) -> bool:
+        """False with a kernel before 5.14, which does not know it.
+
+        Page by page: what writes or reads ahead do is to fill the cache by folios of up to 2 MiB, each of which is then
+        written whole at every sync of a few bytes in it.
+        """
+        at = self._at(offset)
+        _call("madvise", at, size, MADV_RANDOM, self.path)
+        try:
+            return not _call("madvise", at, size, MADV_POPULATE_WRITE, self.path)
+        finally:
+            _call("madvise", at, size, MADV_NORMAL, self.path)
+
+    def write_at(self, offset: int, data: memoryview) -> None:
+        def write(fd: int) -> None:
+            done = 0
+            while done < len(data):
+                done += os.pwrite(fd, data[done:], offset + done)
+
+        self._with_fd(write)
+
+    def is_resident(self, offset: int, size: int) -> bool:
+        if self._is_read_only:
+            return False
+        first = offset - offset % _PAGE_BYTES
+        pages = -(-(offset + size - first) // _PAGE_BYTES)
+        found = bytearray(pages)
+        if _mincore(self._at(first), offset + size - first, (ctypes.c_char * pages).from_buffer(found)):
+            return False
+        return all(page & 1 for page in found)
+
+    def fetch(self, offset: int, size: int) -> None:
+        def read(fd: int) -> None:
+            end = offset + size
+            for at in range(offset, end, _FETCH_BYTES):
+                want = min(_FETCH_BYTES, end - at)
+                if len(os.pread(fd, want, at)) != want:
+                    raise OSError(errno.EIO, f"the file was cut off below byte {at + want}", self.path)
+
+        self._with_fd(read)
+
+    def pin(self) -> None:
+        _call("madvise", self._at(0), self.size, MADV_WILLNEED, self.path)
+        if _call("mlock", self._at(0), self.size, None, self.path):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), self.path)
+
+    def unpin(self) -> None:
+        _libc.munlock(ctypes.c_void_p(self._at(0)), ctypes.c_size_t(self.size))
+
+    def _at(self, offset: int) -> int:
+        """The address of a byte of the mapping, for functions of libc: mmap.madvise would hold the GIL meanwhile."""
+        if not self._address:
+            self._address = ctypes.addressof(ctypes.c_char.from_buffer(self.buffer))
+        return self._address + offset
+
+    def clear_from(self, offset: int) -> None:
+        def cut(fd: int) -> None:
+            # Not by making it shorter for a moment: a process that was killed then left a file of another size.
+            if offset < self.size and not _punch_hole(fd, offset, self.size - offset):
+                os.ftruncate(fd, offset)
+                os.ftruncate(fd, self.size)
+
+        self._with_fd(cut)
+
+    def sync(self) -> None:
+        self._with_fd(os.fdatasync)
+
+    def sync_apart(self) -> None:
+        fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            os.fdatasync(fd)
+        finally:
+            os.close(fd)
+
+    def close(self) -> None:
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
+        self._address = 0
+        self.view.release()
+        with contextlib.suppress(BufferError):  # someone holds a slice: unmapped when that goes
+            self.buffer.close()
+
+
+def _pieces(size: int) -> Iterator[tuple[int, int]]:
+    for offset in range(0, size, ZEROS_BYTES):
+        yield offset, min(ZEROS_BYTES, size - offset)
+
+
+def _write_zeros_directly(fd: int, size: int, stop: Callable[[], bool]) -> bool:
+    """Write zeros past the cache, until `stop` says so; False where the file system cannot. Raises OSError.
+
+    Through the cache each page is dirtied and written by itself, which takes 4 ms of a processor for each MiB, eight
+    times as much, while those who send wait for one.
+    """
+    # By this descriptor, not a second one: the file of that name may be another by now, with messages in it.
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_DIRECT)
+        for offset, count in _pieces(size):
+            if stop():
+                break
+            if os.pwrite(fd, memoryview(_ZEROS)[:count], offset) != count:
+                return False
+    except OSError as error:
+        if error.errno in _NOT_DIRECTLY:
+            return False
+        raise
+    finally:
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags)
+    return True
+
+
+def _punch_hole(fd: int, offset: int, size: int) -> bool:
+    """Make bytes of a file zero and unallocated; False where the file system cannot."""
+    if not _libc.fallocate(fd, FALLOC_FL_PUNCH_HOLE, ctypes.c_long(offset), ctypes.c_long(size)):
+        return True
+    error = ctypes.get_errno()
+    if error in (errno.EOPNOTSUPP, errno.ENOSYS):
+        return False
+    raise OSError(error, os.strerror(error))
+
+
+def _call(name: str, address: int, size: int, advice: int | None, path: str) -> int:
+    """Call madvise or mlock without the GIL; returns 0, or EINVAL. Raises OSError on any other error."""
+    arguments = [ctypes.c_void_p(address), ctypes.c_size_t(size)]
+    if not getattr(_libc, name)(*arguments, *([] if advice is None else [advice])):
+        return 0
+    error = ctypes.get_errno()
+    if error != errno.EINVAL:
+        raise OSError(error, os.strerror(error), path)
+    return error
+
+
+@implementer(IDisk)
+class OsDisk:
+    """The real disk."""
+
+    def make_directories(self, path: str) -> None:
+        os.makedirs(path, exist_ok=True)
+
+    def names(self, path: str) -> list[str]:
+        try:
+            return sorted(os.listdir(path))
+        except FileNotFoundError:
+            return []
+
+    def is_directory(self, path: str) -> bool:
+        return os.path.isdir(path)
+
+    def exists(self, path: str) -> bool:
+        return os.path.lexists(path)
+
+    def file_size(self, path: str) -> int:
+        return os.stat(path).st_size
+
+    def create_mapped(self, path: str, size: int, *, keep_open: bool = False) -> IMappedFile:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            with _naming(path):
+                os.ftruncate(fd, size)
+        except BaseException:
+            os.close(fd)
+            os.unlink(path)
+            raise
+        return OsMappedFile(path, size, fd, keep_open)
+
+    def open_mapped(self, path: str, size: int, *, keep_open: bool = False, read_only: bool = False) -> IMappedFile:
+        fd = os.open(path, (os.O_RDONLY if read_only else os.O_RDWR) | os.O_CLOEXEC)
+        return OsMappedFile(path, size, fd, keep_open, read_only)
+
+    def make_buffer(self, size: int) -> mmap.mmap:
+        return mmap.mmap(-1, size)
+
+    def pin_buffer(self, buffer: mmap.mmap) -> None:
+        address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+        # Only pages that are used: the buffer is as large as a segment.
+        if _libc.mlock2(ctypes.c_void_p(address), ctypes.c_size_t(len(buffer)), MLOCK_ONFAULT):
+            error = ctypes.get_errno()
+            raise OSError(error, os.strerror(error))
+
+    def modified_ms(self, path: str) -> int:
+        return os.stat(path).st_mtime_ns // 1_000_000
+
+    def space(self, path: str) -> DiskSpace:
+        found = os.statvfs(path)
+        unit = found.f_frsize
+        used, reserved = found.f_blocks - found.f_bfree, found.f_bfree - found.f_bavail
+        return DiskSpace(used * unit, found.f_bavail * unit, reserved * unit)
+
+    def read(self, path: str) -> bytes:
+        with open(path, "rb") as file:
+            return file.read()
+
+    def write(self, path: str, data: bytes) -> None:
+        is_new = not os.path.exists(path)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            with _naming(path):
+                if os.pwrite(fd, data, 0) < len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.fsync(fd)
+            if is_new:
+                self.sync_directory(os.path.dirname(path))
+        except OSError:
+            if is_new:  # the next write makes it again, and then knows that its name was not synced
+                os.unlink(path)
+            raise
+        finally:
+            os.close(fd)
+
+    def remove(self, path: str) -> None:
+        os.unlink(path)
+
+    def rename(self, old: str, new: str) -> None:
+        os.rename(old, new)
+
+    def remove_tree(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(path)
+
+    def sync_directory(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            with _naming(path):
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def lock(self, path: str) -> ILockedFile:
+        from mqbroker.store.lock import lock_file
+
+        return lock_file(path)
+
+    def boot_id(self) -> bytes:
+        try:
+            return self.read("/proc/sys/kernel/random/boot_id").strip()
+        except OSError:
+            return b""
+
+    def memory_bytes(self) -> int:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,150 @@
+"""Filtered gets of messages that this process appended not long ago: whole and in memory, so that none is asked after.
+
+Hot, since few may be wanted of many that are looked at: entries are taken by the stretch, in a few steps for each that
+is not wanted. What counts as full, how far a get looks and where the next one goes on is as in `closer_look.py`, which
+answers whatever is not as plain as that. Must never wait for the disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from struct import Struct
+
+from mqbroker.store.commitlog import CommitLog
+from mqbroker.store.consumequeue import ENTRY_BYTES, entries_struct, places_struct
+from mqbroker.store.damages import Damages
+from mqbroker.store.outcomes import Get, GetResult, GetStatus
+from mqbroker.wire.record import RECORD_BYTES_MIN, properties_of
+
+_LONG = Struct(">q")
+#: Entries that are taken together, at first and later: some may be looked at in vain, behind the last that is wanted.
+_STRETCH = 64
+_STRETCH_MIN, _STRETCH_MAX = 8, 128
+#: Where there is a message in so many bytes of the log on average, these are copied in one go: the processor fetches
+#: what is read one after another ahead of time, and waits for each part of a message that is looked for here and there.
+_COPIED_BYTES = 2048
+_MAX_INT = 0x7FFFFFFF
+
+
+class Picking:
+    """Picks messages.
+
+    :param hot_bytes: messages further behind the end of the log may not be in memory.
+    :param limits: how many messages one get has at most, and how many bytes of them unless it says so.
+    """
+
+    def __init__(self, log: CommitLog, damages: Damages, hot_bytes: int, limits: tuple[int, int]) -> None:
+        self._log = log
+        self._damages = damages
+        self._hot_bytes = hot_bytes
+        self._count_limit, self._bytes_limit = limits
+
+    def get(self, get: Get, window: int) -> GetResult | None:
+        """What is wanted of `window` entries, from an offset on that the queue has; None where it takes a closer look.
+        Hot."""
+        queue, offset, max_count, max_bytes, tags_codes, matching = get
+        is_one = tags_codes is None or matching is None
+        if queue.ext is not None or offset < queue.asked_below or not is_one:
+            return None
+        sure_from = max(self._log.min_offset, self._log.end - self._hot_bytes, self._damages.sure_from)
+        entries, at, available = queue.locate(offset)
+        if _LONG.unpack_from(entries, at)[0] < sure_from:
+            return None
+        bytes_limit = self._bytes_limit if max_bytes is None else max_bytes
+        room = max(1, min(max_count, self._count_limit))
+        end = at + min(available, window) * ENTRY_BYTES
+        next_offset, total = offset, 0
+        stretch = _STRETCH
+        places: list[tuple[int, int]] = []
+        while at < end and room:
+            count = min(stretch, (end - at) // ENTRY_BYTES)
+            if matching is None:
+                assert tags_codes is not None
+                flat = entries_struct(count).unpack_from(entries, at)
+                offsets, sizes = flat[::3], flat[1::3]
+                largest = max(sizes)
+                picked = [i for i, code in enumerate(flat[2::3]) if code in tags_codes][:room]
+            else:
+                flat = places_struct(count).unpack_from(entries, at)
+                offsets, sizes = flat[::2], flat[1::2]
+                largest = max(sizes)
+                messages = self._properties(offsets, sizes, largest, sure_from)
+                if messages is None:
+                    return None
+                picked = matching.pick(messages, room)
+            at += count * ENTRY_BYTES
+            room -= len(picked)
+            if not room:
+                count = picked[-1] + 1
+            taken = [(offsets[i], sizes[i]) for i in picked]
+            size = sum([size for _, size in taken])
+            if total + size + largest > bytes_limit:  # maybe; Java's broker asks it of what is not wanted, too
+                fitting = _fitting(sizes[:count], picked, total, bytes_limit)
+                if fitting < count:
+                    room, count = 0, fitting
+                    taken = [(offsets[i], sizes[i]) for i in picked if i < fitting]
+            places += taken
+            total += size
+            next_offset += count
+            if places:  # as many are wanted of the next as of these
+                stretch = min(_STRETCH_MAX, room * (next_offset - offset) // len(places) + _STRETCH_MIN)
+            else:
+                stretch = _STRETCH_MAX
+        pieces = self._pieces(places, sure_from)
+        if pieces is None:
+            return None
+        status = GetStatus.FOUND if places else GetStatus.NO_MATCHED_MESSAGE
+        return GetResult(status, next_offset, queue.min_offset, queue.max_offset, pieces, len(places), False)
+
+    def _properties(
+        self, offsets: Sequence[int], sizes: Sequence[int], largest: int, sure_from: int
+    ) -> list[bytes] | None:
+        """The property bytes of messages; None where they may not be as they were stored.
+
+        Going by the first and the last, so that no more is read than lies between: of the rest those are looked at that
+        are wanted."""
+        log = self._log
+        low, high = offsets[0], offsets[-1] + sizes[-1]
+        if not sure_from <= low < high <= log.readable_end or largest > high - low:
+            return None
+        segment, at = log.place(low)
+        if at + high - low > segment.size:
+            return None
+        if high - low <= len(offsets) * _COPIED_BYTES:
+            return properties_of(segment.buffer[at : at + high - low], low, offsets, sizes)
+        return properties_of(segment.buffer, low - at, offsets, sizes)
+
+    def _pieces(self, places: Sequence[tuple[int, int]], sure_from: int) -> list[memoryview] | None:
+        """The messages at some places of the log, those that stand one after another in one piece; None where one may
+        not be there."""
+        runs: list[tuple[int, int]] = []
+        end = sure_from
+        for offset, size in places:
+            if offset < end or size < RECORD_BYTES_MIN:
+                return None
+            if offset == end and runs:
+                runs[-1] = (runs[-1][0], offset + size)
+            else:
+                runs.append((offset, offset + size))
+            end = offset + size
+        if not runs:
+            return []
+        read = self._log.read
+        low, high = runs[0][0], runs[-1][1]
+        whole = read(low, high - low)
+        if whole is not None:  # they are in one segment
+            return [whole[start - low : end - low] for start, end in runs]
+        pieces = [piece for start, end in runs if (piece := read(start, end - start)) is not None]
+        return pieces if len(pieces) == len(runs) else None
+
+
+def _fitting(sizes: Sequence[int], picked: Sequence[int], total: int, bytes_limit: int) -> int:
+    """How many entries are looked at until one would make `total` bytes too many. The first message is never."""
+    wanted = frozenset(picked)
+    for i, size in enumerate(sizes):
+        # The Java broker's sum is of 32 bits: a size that takes it over them is none of a message, and is passed over.
+        if total and bytes_limit < total + size <= _MAX_INT:
+            return i
+        if i in wanted:
+            total += size
+    return len(sizes)

@@ -1,0 +1,56 @@
+"""The tags code, which stands in a consume queue's entry beside the place of its message: the hash of the tag or, of a
+delayed message, when it is due."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mqbroker.store.properties import find_property
+from mqbroker.wire.javahash import java_hash
+
+_OF_TAG_MAX = 10_000
+_TAGS = b"TAGS\x01"
+_DELAY = b"DELAY\x01"
+_UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def parse_delay_levels(text: str) -> list[int]:
+    """`1s 5s 1m 2h` -> milliseconds of level 1, 2, ... Raises ValueError."""
+    try:
+        return [int(level[:-1]) * _UNIT_MS[level[-1].lower()] for level in text.split()]
+    except (KeyError, ValueError):
+        raise ValueError(f"{text!r}: levels are numbers with s, m, h or d, such as 1s 5m 2h") from None
+
+
+class TagsCodes:
+    """Makes them.
+
+    `of_tag` has those of tags seen before, for who is in a hurry.
+    """
+
+    def __init__(self, delay_levels_ms: Sequence[int]) -> None:
+        self._delay_levels_ms = delay_levels_ms
+        self.of_tag: dict[bytes, int] = {}
+
+    def of(self, is_schedule: bool, properties: bytes, timestamp_ms: int) -> int:
+        """The tags code of a message; of one in the schedule topic (`is_schedule`), stored at `timestamp_ms`, when it
+        is due."""
+        if is_schedule:
+            level = min(delay_level(properties), len(self._delay_levels_ms))
+            if level > 0:
+                return timestamp_ms + self._delay_levels_ms[level - 1]
+        tag = find_property(properties, _TAGS)
+        code = self.of_tag.get(tag)
+        if code is None:
+            if len(self.of_tag) >= _OF_TAG_MAX:
+                self.of_tag.clear()
+            code = self.of_tag[tag] = java_hash(tag.decode("utf-8", "replace"))
+        return code
+
+
+def delay_level(properties: bytes) -> int:
+    """Which level of delay a message asks for; 0 where it says none that is a number."""
+    try:
+        return int(find_property(properties, _DELAY) or b"0")
+    except ValueError:
+        return 0

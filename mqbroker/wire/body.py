@@ -1,0 +1,189 @@
+"""What a JSON body is: a frozen value that is written from its fields, and checks what it is read from.
+
+A field's name in JSON is its camelCase form unless `wire(...)` says otherwise; unknown fields are skipped, as Fastjson
+skips them. Reading raises BadBody where a field is missing without a default or is of another type.
+"""
+
+from __future__ import annotations
+
+import re
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Self, get_args, get_origin
+
+import attrs
+import orjson
+
+from mqbroker.errors import MQError
+from mqbroker.wire import fastjson
+from mqbroker.wire.headers import camel_case
+
+_integer = re.compile(r"-?[0-9]{1,20}").fullmatch
+
+#: What is an int in Java; all other whole numbers are longs there. One that is larger, Java's peers could not read.
+Int = Annotated[int, "32 bits"]
+
+#: A peer's body that is not strict JSON may be as long; the reading takes half a second then.
+DIALECT_BYTES_MAX = 1024 * 1024
+
+
+class BadBody(MQError):
+    """A body that is not what its request or response must carry."""
+
+
+class Body:
+    """What all bodies are: values with a JSON form."""
+
+    def to_value(self) -> dict[str, Any]:
+        """The JSON object as a dict, for embedding; None is left out, as Fastjson leaves it out."""
+        plan = _plan(type(self))
+        if type(self) in _flat:
+            return {key: value for name, key, _, _ in plan if (value := getattr(self, name)) is not None}
+        return {key: _to_value(value) for name, key, _, _ in plan if (value := getattr(self, name)) is not None}
+
+    def to_json(self) -> bytes:
+        """The body's bytes."""
+        return fastjson.dumps(self.to_value())
+
+    def json_pieces(self) -> Iterator[bytes]:
+        """What `to_json` gives, for who has other things to do in between: in pieces of one scalar, or one body of
+        scalars alone, each. What it is of must not be changed meanwhile."""
+        return _pieces(self, b"")
+
+    @classmethod
+    def from_value(cls, value: Any) -> Self:
+        """Build from a decoded JSON object. Raises BadBody."""
+        if isinstance(value, fastjson.JsonKey):
+            value = value.as_dict()
+        if not isinstance(value, Mapping):
+            raise BadBody(f"{cls.__name__} must be an object, not {type(value).__name__}")
+        found: dict[str, Any] = {}
+        for name, key, kind, required in _plan(cls):
+            item = value.get(key)
+            if item is not None:
+                found[name] = _from_value(kind, item, f"{cls.__name__}.{key}")
+            elif required:
+                raise BadBody(f"{cls.__name__}.{key} is missing")
+        return cls(**found)
+
+    @classmethod
+    def from_json(cls, data: bytes, dialect_bytes_max: int | None = DIALECT_BYTES_MAX) -> Self:
+        """Read a body. Raises BadBody. None takes any length, for files of one's own."""
+        try:
+            return cls.from_value(fastjson.loads(data, dialect_bytes_max))
+        except fastjson.BadJson as error:
+            raise BadBody(f"{cls.__name__}: {error}") from None
+
+
+_plans: dict[type[Body], list[tuple[str, str, Any, bool]]] = {}
+_SCALARS = (str, int, Int, bool, float)
+#: Classes of scalars alone, of which there may be many in one body.
+_flat: set[type[Body]] = set()
+
+
+def _plan(cls: type[Body]) -> list[tuple[str, str, Any, bool]]:
+    """(field, name in JSON, type, must be there) for each field of `cls`, in order."""
+    if cls not in _plans:
+        plan = _plans[cls] = _make_plan(cls)
+        if all(kind in _SCALARS for _, _, kind, _ in plan):
+            _flat.add(cls)
+    return _plans[cls]
+
+
+def _make_plan(cls: type[Body]) -> list[tuple[str, str, Any, bool]]:
+    hints = typing.get_type_hints(cls, include_extras=True)
+    fields = attrs.fields(cls)  # type: ignore[arg-type]
+    return [
+        (f.name, f.metadata.get("key") or camel_case(f.name), hints[f.name], f.default is attrs.NOTHING) for f in fields
+    ]
+
+
+def _to_value(value: Any) -> Any:
+    if isinstance(value, Body):
+        return value.to_value()
+    if isinstance(value, Mapping):
+        return {_to_key(key): _to_value(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_to_value(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return [_to_value(item) for item in sorted(value)]
+    return value
+
+
+def _to_key(key: Any) -> Any:
+    return fastjson.JsonKey.of(key.to_value()) if isinstance(key, Body) else key
+
+
+def _from_value(kind: Any, value: Any, where: str) -> Any:
+    if kind is int or kind is Int:
+        return _whole_number(kind, value, where)
+    origin = get_origin(kind)
+    if origin in (types.UnionType, typing.Union):
+        return _from_value(get_args(kind)[0], value, where)
+    if origin is dict:
+        key_kind, item_kind = get_args(kind)
+        if not isinstance(value, Mapping):
+            raise BadBody(f"{where} must be an object")
+        return {_from_key(key_kind, k, where): _from_value(item_kind, v, where) for k, v in value.items()}
+    if origin in (list, frozenset, tuple):
+        if not isinstance(value, list):
+            raise BadBody(f"{where} must be an array")
+        return origin(_from_value(get_args(kind)[0], item, where) for item in value)
+    if isinstance(kind, type) and issubclass(kind, Body):
+        return kind.from_value(value)
+    if kind is float and type(value) is int:
+        return float(value)
+    if kind is not Any and type(value) is not kind:
+        raise BadBody(f"{where} must be {kind.__name__}, not {type(value).__name__}")
+    return value
+
+
+def _whole_number(kind: Any, value: Any, where: str) -> int:
+    if type(value) is str and _integer(value):
+        value = int(value)
+    if type(value) is not int:
+        raise BadBody(f"{where} must be int, not {type(value).__name__}")
+    if -0x80000000 <= value <= 0x7FFFFFFF or (kind is int and -(2**63) <= value < 2**63):
+        return value
+    raise BadBody(f"{where} must be a {64 if kind is int else 32}-bit integer, not {value}")
+
+
+def _from_key(kind: Any, key: Any, where: str) -> Any:
+    if kind is str:
+        return str(key)
+    return _from_value(kind, key, where)
+
+
+def _pieces(value: Any, lead: bytes) -> Iterator[bytes]:
+    """The pieces of one value, `lead` before the first."""
+    if isinstance(value, Body):
+        plan = _plan(type(value))
+        if type(value) in _flat:
+            yield lead + orjson.dumps(value.to_value())
+            return
+        fields = ((key, getattr(value, name)) for name, key, _, _ in plan)
+        yield from _object(((orjson.dumps(key), item) for key, item in fields if item is not None), lead)
+    elif isinstance(value, Mapping):
+        yield from _object(((_key(key), item) for key, item in value.items()), lead)
+    elif isinstance(value, list | tuple | set | frozenset):
+        before = lead + b"["
+        for item in sorted(value) if isinstance(value, set | frozenset) else value:
+            yield from _pieces(item, before)
+            before = b","
+        yield b"]" if before == b"," else before + b"]"
+    else:
+        yield lead + orjson.dumps(value)
+
+
+def _object(items: Iterator[tuple[bytes, Any]], lead: bytes) -> Iterator[bytes]:
+    before = lead + b"{"
+    for key, item in items:
+        yield from _pieces(item, before + key + b":")
+        before = b","
+    yield b"}" if before == b"," else before + b"}"
+
+
+def _key(key: Any) -> bytes:
+    """As Fastjson writes it: an object with its fields in order, a number as it is."""
+    return orjson.dumps(dict(sorted(key.to_value().items())) if isinstance(key, Body) else key)

@@ -1,0 +1,157 @@
+"""Headers about groups, of consumers and producers: who is in them, how far they are, what clients are asked."""
+
+from __future__ import annotations
+
+import attrs
+
+from mqbroker.wire.headers.coding import Header, Int, Long, wire
+
+
+@attrs.frozen(kw_only=True)
+class GetConsumerListByGroupRequestHeader(Header):
+    consumer_group: str
+
+
+@attrs.frozen(kw_only=True)
+class GetConsumerListByGroupResponseHeader(Header):
+    """It has no fields."""
+
+
+@attrs.frozen(kw_only=True)
+class NotifyConsumerIdsChangedRequestHeader(Header):
+    consumer_group: str
+
+
+@attrs.frozen(kw_only=True)
+class UnregisterClientRequestHeader(Header):
+    client_id: str = wire("clientID")
+    producer_group: str | None = None
+    consumer_group: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class UnregisterClientResponseHeader(Header):
+    """It has no fields."""
+
+
+@attrs.frozen(kw_only=True)
+class GetConsumerConnectionListRequestHeader(Header):
+    consumer_group: str
+
+
+@attrs.frozen(kw_only=True)
+class GetProducerConnectionListRequestHeader(Header):
+    producer_group: str
+
+
+@attrs.frozen(kw_only=True)
+class GetAllProducerInfoRequestHeader(Header):
+    """It has no fields."""
+
+
+@attrs.frozen(kw_only=True)
+class DeleteSubscriptionGroupRequestHeader(Header):
+    group_name: str
+    remove_offset: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class RegisterMessageFilterClassRequestHeader(Header):
+    consumer_group: str
+    topic: str
+    class_name: str
+    class_crc: Int = wire("classCRC")
+
+
+@attrs.frozen(kw_only=True)
+class QueryConsumerOffsetRequestHeader(Header):
+    consumer_group: str
+    topic: str
+    queue_id: Int
+    bname: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class QueryConsumerOffsetResponseHeader(Header):
+    offset: Long
+
+
+@attrs.frozen(kw_only=True)
+class UpdateConsumerOffsetRequestHeader(Header):
+    consumer_group: str
+    topic: str
+    queue_id: Int
+    commit_offset: Long
+    bname: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class UpdateConsumerOffsetResponseHeader(Header):
+    """It has no fields."""
+
+
+@attrs.frozen(kw_only=True)
+class ResetOffsetRequestHeader(Header):
+    topic: str
+    group: str
+    timestamp: Long
+    is_force: bool
+
+
+@attrs.frozen(kw_only=True)
+class CloneGroupOffsetRequestHeader(Header):
+    src_group: str
+    dest_group: str
+    topic: str | None = None
+    offline: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class QueryCorrectionOffsetHeader(Header):
+    filter_groups: str | None = None
+    compare_group: str
+    topic: str
+
+
+@attrs.frozen(kw_only=True)
+class GetConsumeStatsRequestHeader(Header):
+    consumer_group: str
+    topic: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class GetConsumeStatsInBrokerHeader(Header):
+    is_order: bool
+
+
+@attrs.frozen(kw_only=True)
+class QueryConsumeTimeSpanRequestHeader(Header):
+    topic: str
+    group: str
+
+
+@attrs.frozen(kw_only=True)
+class QueryTopicConsumeByWhoRequestHeader(Header):
+    topic: str
+
+
+@attrs.frozen(kw_only=True)
+class GetConsumerRunningInfoRequestHeader(Header):
+    consumer_group: str
+    client_id: str
+    jstack_enable: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class GetConsumerStatusRequestHeader(Header):
+    topic: str
+    group: str
+    client_addr: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class ConsumeMessageDirectlyResultRequestHeader(Header):
+    consumer_group: str
+    client_id: str | None = None
+    msg_id: str | None = None
+    broker_name: str | None = None

@@ -1,0 +1,170 @@
+"""Headers of what sends, fetches and settles messages."""
+
+from __future__ import annotations
+
+import attrs
+
+from mqbroker.wire.headers.coding import Header, Int, Long, wire
+
+
+@attrs.frozen(kw_only=True)
+class SendMessageRequestHeader(Header):
+    producer_group: str
+    topic: str
+    default_topic: str
+    default_topic_queue_nums: Int
+    queue_id: Int
+    sys_flag: Int
+    born_timestamp: Long
+    flag: Int
+    properties: str | None = None
+    reconsume_times: Int | None = None
+    unit_mode: bool = False
+    batch: bool = False
+    max_reconsume_times: Int | None = None
+    bname: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class SendMessageRequestHeaderV2(Header):
+    producer_group: str = wire("a")
+    topic: str = wire("b")
+    default_topic: str = wire("c")
+    default_topic_queue_nums: Int = wire("d")
+    queue_id: Int = wire("e")
+    sys_flag: Int = wire("f")
+    born_timestamp: Long = wire("g")
+    flag: Int = wire("h")
+    properties: str | None = wire("i", default=None)
+    reconsume_times: Int | None = wire("j", default=None)
+    unit_mode: bool = wire("k", default=False)
+    max_reconsume_times: Int | None = wire("l", default=None)
+    batch: bool = wire("m", default=False)
+    bname: str | None = wire("n", default=None)
+
+
+@attrs.frozen(kw_only=True)
+class SendMessageResponseHeader(Header):
+    msg_id: str
+    queue_id: Int
+    queue_offset: Long
+    transaction_id: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class ReplyMessageRequestHeader(Header):
+    producer_group: str
+    topic: str
+    default_topic: str
+    default_topic_queue_nums: Int
+    queue_id: Int
+    sys_flag: Int
+    born_timestamp: Long
+    flag: Int
+    properties: str | None = None
+    reconsume_times: Int | None = None
+    unit_mode: bool = False
+    born_host: str
+    store_host: str
+    store_timestamp: Long
+
+
+@attrs.frozen(kw_only=True)
+class ConsumerSendMsgBackRequestHeader(Header):
+    offset: Long
+    group: str
+    delay_level: Int
+    origin_msg_id: str | None = None
+    origin_topic: str | None = None
+    unit_mode: bool = False
+    max_reconsume_times: Int | None = None
+    bname: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class PullMessageRequestHeader(Header):
+    consumer_group: str
+    topic: str
+    queue_id: Int
+    queue_offset: Long
+    max_msg_nums: Int
+    sys_flag: Int
+    commit_offset: Long
+    suspend_timeout_millis: Long
+    subscription: str | None = None
+    sub_version: Long
+    expression_type: str | None = None
+    bname: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class PullMessageResponseHeader(Header):
+    suggest_which_broker_id: Long
+    next_begin_offset: Long
+    min_offset: Long
+    max_offset: Long
+
+
+@attrs.frozen(kw_only=True)
+class QueryMessageRequestHeader(Header):
+    topic: str
+    key: str
+    max_num: Int
+    begin_timestamp: Long
+    end_timestamp: Long
+
+
+@attrs.frozen(kw_only=True)
+class QueryMessageResponseHeader(Header):
+    index_last_update_timestamp: Long
+    index_last_update_phyoffset: Long
+
+
+@attrs.frozen(kw_only=True)
+class ViewMessageRequestHeader(Header):
+    offset: Long
+
+
+@attrs.frozen(kw_only=True)
+class ViewMessageResponseHeader(Header):
+    """It has no fields."""
+
+
+@attrs.frozen(kw_only=True)
+class EndTransactionRequestHeader(Header):
+    producer_group: str
+    tran_state_table_offset: Long
+    commit_log_offset: Long
+    commit_or_rollback: Int
+    from_transaction_check: bool | None = None
+    msg_id: str
+    transaction_id: str | None = None
+    bname: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class EndTransactionResponseHeader(Header):
+    """It has no fields."""
+
+
+@attrs.frozen(kw_only=True)
+class CheckTransactionStateRequestHeader(Header):
+    tran_state_table_offset: Long
+    commit_log_offset: Long
+    msg_id: str | None = None
+    transaction_id: str | None = None
+    offset_msg_id: str | None = None
+    bname: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class CheckTransactionStateResponseHeader(Header):
+    producer_group: str
+    tran_state_table_offset: Long
+    commit_log_offset: Long
+    commit_or_rollback: Int
+
+
+@attrs.frozen(kw_only=True)
+class ResumeCheckHalfMessageRequestHeader(Header):
+    msg_id: str | None = None

@@ -1,0 +1,117 @@
+"""Headers of what a name server is asked and told: brokers, routes, key and value configuration."""
+
+from __future__ import annotations
+
+import attrs
+
+from mqbroker.wire.headers.coding import Header, Int, Long
+
+
+@attrs.frozen(kw_only=True)
+class RegisterBrokerRequestHeader(Header):
+    broker_name: str
+    broker_addr: str
+    cluster_name: str
+    ha_server_addr: str
+    broker_id: Long
+    compressed: bool = False
+    body_crc32: Int | None = None
+
+
+@attrs.frozen(kw_only=True)
+class RegisterBrokerResponseHeader(Header):
+    ha_server_addr: str | None = None
+    master_addr: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class UnRegisterBrokerRequestHeader(Header):
+    broker_name: str
+    broker_addr: str
+    cluster_name: str
+    broker_id: Long
+
+
+@attrs.frozen(kw_only=True)
+class QueryDataVersionRequestHeader(Header):
+    broker_name: str
+    broker_addr: str
+    cluster_name: str
+    broker_id: Long
+
+
+@attrs.frozen(kw_only=True)
+class QueryDataVersionResponseHeader(Header):
+    changed: bool
+
+
+@attrs.frozen(kw_only=True)
+class AddWritePermOfBrokerRequestHeader(Header):
+    broker_name: str
+
+
+@attrs.frozen(kw_only=True)
+class AddWritePermOfBrokerResponseHeader(Header):
+    add_topic_count: Int
+
+
+@attrs.frozen(kw_only=True)
+class WipeWritePermOfBrokerRequestHeader(Header):
+    broker_name: str
+
+
+@attrs.frozen(kw_only=True)
+class WipeWritePermOfBrokerResponseHeader(Header):
+    wipe_topic_count: Int
+
+
+@attrs.frozen(kw_only=True)
+class GetRouteInfoRequestHeader(Header):
+    topic: str
+    accept_standard_json_only: bool | None = None
+
+
+@attrs.frozen(kw_only=True)
+class GetTopicsByClusterRequestHeader(Header):
+    cluster: str
+
+
+@attrs.frozen(kw_only=True)
+class DeleteTopicFromNamesrvRequestHeader(Header):
+    topic: str
+    cluster_name: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class RegisterOrderTopicRequestHeader(Header):
+    topic: str
+    order_topic_string: str
+
+
+@attrs.frozen(kw_only=True)
+class PutKVConfigRequestHeader(Header):
+    namespace: str
+    key: str
+    value: str
+
+
+@attrs.frozen(kw_only=True)
+class GetKVConfigRequestHeader(Header):
+    namespace: str
+    key: str
+
+
+@attrs.frozen(kw_only=True)
+class GetKVConfigResponseHeader(Header):
+    value: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class GetKVListByNamespaceRequestHeader(Header):
+    namespace: str
+
+
+@attrs.frozen(kw_only=True)
+class DeleteKVConfigRequestHeader(Header):
+    namespace: str
+    key: str

@@ -1,0 +1,119 @@
+"""A broker on a reactor in memory, and what name server, files and the disk's worker notice of it, in this order."""
+
+from random import Random
+
+import attrs
+from twisted.internet.error import CannotListenError
+from twisted.internet.testing import MemoryReactorClock
+
+from mqbroker.broker.service import BrokerService
+from mqbroker.errors import StoreLocked
+from mqbroker.store.lock import lock_file
+from mqbroker.store.os_disk import OsDisk
+from mqbroker.store.worker import InlineWorker
+from tests.broker.bench import Client, make_settings
+from tests.remoting.link import CLIENT
+
+NAMESRV = "10.0.0.8:9876"
+
+
+class Port:
+    """A listening port that starts and stops its factory, as a real one does."""
+
+    def __init__(self, reactor, address, factory):
+        self._reactor, self._address, self._factory = reactor, address, factory
+
+    def getHost(self):
+        return self._address
+
+    def stopReading(self):  # noqa: N802
+        self._reactor.heard.append("pause")
+
+    def startReading(self):  # noqa: N802
+        self._reactor.heard.append("resume")
+
+    def stopListening(self):  # noqa: N802
+        self._reactor.heard.append("port closed")
+        self._factory.doStop()
+
+
+class Reactor(MemoryReactorClock):
+    """Gives out ports unless `taken`; what others notice goes to `heard`."""
+
+    def __init__(self):
+        super().__init__()
+        self.heard = []
+        self.taken = False
+        self.taken_ports = set()
+        self.advance(1_700_000_000)
+
+    def listenTCP(self, port, factory, backlog=50, interface=""):
+        if self.taken or port in self.taken_ports:
+            raise CannotListenError(interface, port, OSError(98, "Address already in use"))
+        made = super().listenTCP(port, factory, backlog, interface)
+        factory.doStart()
+        return Port(self, made.getHost(), factory)
+
+
+class Recording(InlineWorker):
+    """Notes what is written, by the names of files."""
+
+    def __init__(self, heard):
+        self.heard = heard
+
+    def run(self, function):
+        self.heard.append("disk")
+        return super().run(function)
+
+
+class Running:
+    """A broker on a reactor, with clients."""
+
+    def __init__(self, reactor, network, root, *, worker=None, namesrv=(NAMESRV,), **changes):
+        self.reactor, self.network = reactor, network
+        self.root = root
+        changes = {"vip_port_enable": False, **changes}
+        self.settings = attrs.evolve(make_settings(root, **changes), namesrv_addr=namesrv)
+        self.worker = worker or InlineWorker()
+        self.service = BrokerService(
+            self.settings, reactor, disk=OsDisk(), rng=Random(1), worker=self.worker, connector=network.connector
+        )
+        self.clients = []
+
+    def start(self):
+        self.service.startService()
+        self.turn()
+        return self
+
+    @property
+    def factory(self):
+        return self.reactor.tcpServers[-1][1]
+
+    def client(self):
+        self.clients.append(Client(self, CLIENT))
+        return self.clients[-1]
+
+    def turn(self, seconds=0.0):
+        self.reactor.advance(0)
+        while seconds > 0:
+            self.reactor.advance(min(0.5, seconds))
+            seconds -= 0.5
+        self.network.pump()
+        for client in self.clients:
+            client.link.pump()
+        self.reactor.advance(0)
+
+    def stop(self):
+        """Stop, and pump until it has; the Deferred."""
+        done = self.service.stopService()
+        for _ in range(10):
+            self.turn()
+        return done
+
+
+def is_locked(root):
+    try:
+        lock_file(str(root / "lock")).release()
+    except StoreLocked:
+        return True
+    return False

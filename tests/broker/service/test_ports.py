@@ -1,0 +1,40 @@
+"""On which ports a broker listens."""
+
+from random import Random
+
+import attrs
+import pytest
+
+from mqbroker.broker.service import BrokerService, make_broker, vip_port
+from tests.broker.bench import make_settings
+
+
+def test_the_vip_port_serves_the_same(make, reactor):
+    running = make(vip_port_enable=True).start()
+    assert [server[0] for server in reactor.tcpServers] == [10911, 10909]
+    assert running.service.ports == {"remoting": 10911, "vip": 10909}
+    assert reactor.tcpServers[0][1] is reactor.tcpServers[1][1]
+    assert running.client().send()[0].code == 0
+    running.stop()
+    assert reactor.heard.count("port closed") == 2
+
+
+def test_it_starts_without_a_vip_port_that_somebody_has(make, reactor, logged):
+    running = make(vip_port_enable=True)
+    reactor.taken_ports = {10909}
+    running.start()
+    assert running.service.ports == {"remoting": 10911}
+    assert "port 10909 is not served beside 10911: [Errno 98] Address already in use" in logged.lines
+    assert running.client().send()[0].code == 0
+
+
+@pytest.mark.parametrize(("port", "vip"), [(0, None), (1, None), (2, None), (3, 1), (10911, 10909)])
+def test_which_port_is_the_vip_port(tmp_path, port, vip):
+    settings = make_settings(tmp_path)
+    assert vip_port(attrs.evolve(settings, server=attrs.evolve(settings.server, listen_port=port))) == vip
+
+
+def test_a_port_may_be_chosen_by_the_system(make, reactor):
+    made = make_broker(make().settings, reactor, Random(1))
+    assert isinstance(made, BrokerService)
+    assert made.port == 0

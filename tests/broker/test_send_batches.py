@@ -1,0 +1,105 @@
+"""Batches: one send of several messages."""
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mqbroker.wire.batch import BatchEntry, encode_batch
+from mqbroker.wire.codes import ResponseCode
+from mqbroker.wire.frame import FrameDecoder
+from mqbroker.wire.ids import parse_offset_message_id
+from tests.broker.bench import (
+    FakeConnection,
+    send_command,
+)
+from tests.broker.sending import BATCH, V1, V2, one, raw
+
+
+def test_a_batch_is_stored_as_its_messages(bench, client):
+    entries = [BatchEntry(i, b"%d" % i, b"TAGS\x01t%d\x02WAIT\x01true" % i) for i in range(3)]
+    properties = "UNIQ_KEY\x01U\x02WAIT\x01true"  # those of the batch itself are each message's too
+    answer = one(client.send(body=encode_batch(entries), code=BATCH, queue_id=1, batch=True, properties=properties))
+    assert answer.code == 0
+    records = bench.records("T", 1)
+    assert [record.body for record in records] == [b"0", b"1", b"2"]
+    assert [record.flag for record in records] == [0, 1, 2]
+    assert [record.properties for record in records] == [
+        {"TAGS": f"t{i}", "UNIQ_KEY": "U", "CLUSTER": "DefaultCluster"} for i in range(3)
+    ]
+    ids = answer.ext_fields["msgId"].split(",")
+    assert [parse_offset_message_id(one_id)[1] for one_id in ids] == [record.physical_offset for record in records]
+    assert answer.ext_fields["queueOffset"] == "0"
+
+
+def test_the_long_header_says_batch_too(bench, client):
+    body = encode_batch([BatchEntry(0, b"x", b""), BatchEntry(0, b"y", b"")])
+    for code in (V1, V2):
+        assert one(client.send(body=body, code=code, batch=True)).code == 0
+    assert [record.body for record in bench.records("T")] == [b"x", b"y"] * 2
+
+
+def lying(**changes):
+    parts = {"size": 20 + 4 + 2 + 3, "body_length": 4, "properties_length": 3, **changes}
+    return (
+        struct.pack(">iiiii", parts["size"], 0, 0, 0, parts["body_length"])
+        + b"body"
+        + struct.pack(">h", parts["properties_length"])
+        + b"a\x01b"
+    )
+
+
+LYING = {
+    "nothing": b"",
+    "cut": lying()[:-1],
+    "cut in the head": lying()[:10],
+    "more after": lying() + b"x",
+    "size 0": lying(size=0),
+    "size negative": lying(size=-1),
+    "size too small": lying(size=28),
+    "size huge": lying(size=2**31 - 1),
+    "body negative": lying(body_length=-1),
+    "body huge": lying(body_length=2**31 - 1),
+    "body into the properties": lying(body_length=6),
+    "properties negative": lying(properties_length=-1),
+    "properties huge": lying(properties_length=32767),
+    "good, then bad": lying() + lying(size=1),
+}
+
+
+@pytest.mark.parametrize("name", LYING)
+def test_a_batch_whose_sizes_lie_stores_nothing(bench, client, name):
+    answer = one(client.send(body=LYING[name], code=BATCH))
+    assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+    assert bench.records("T") == []
+
+
+def test_a_good_batch_for_comparison(bench, client):
+    assert one(client.send(body=lying(), code=BATCH)).code == 0
+    assert bench.records("T")[0].properties["a"] == "b"
+
+
+@pytest.mark.parametrize(
+    ("topic", "properties", "shared"),
+    [("%RETRY%CG", b"", ""), ("T", b"DELAY\x013", ""), ("T", b"", "DELAY\x013")],
+    ids=["retry topic", "one delayed", "all delayed"],
+)
+def test_what_a_batch_may_not_be(bench, client, topic, properties, shared):
+    body = encode_batch([BatchEntry(0, b"good", b""), BatchEntry(0, b"x", properties)])
+    answer = one(client.send(topic, body=body, code=BATCH, properties=shared))
+    assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+    assert bench.records(topic) == []
+
+
+def test_properties_in_a_batch_have_the_same_limit(bench, client):
+    entry = BatchEntry(0, b"x", b"KEYS\x01" + b"k" * 32_750)
+    answer = one(client.send(body=encode_batch([entry]), code=BATCH))
+    assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+    assert bench.records("T") == []
+
+
+@given(st.binary(max_size=200))
+def test_any_batch_body_is_answered(module_bench, body):
+    data = module_bench.send.take_batch([raw(send_command("Known", body, BATCH))], FakeConnection())
+    assert len(FrameDecoder().feed(data)) == 1

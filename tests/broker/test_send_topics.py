@@ -1,0 +1,186 @@
+"""Which topics and queues take sends, and how topics are made by them."""
+
+from datetime import datetime
+
+import pytest
+
+from mqbroker.wire.batch import BatchEntry, encode_batch
+from mqbroker.wire.bodies import TopicConfig
+from mqbroker.wire.codes import Perm, ResponseCode
+from mqbroker.wire.names import check_topic
+from tests.broker.bench import (
+    HOST,
+    START,
+    HeldWorker,
+)
+from tests.broker.sending import BATCH, V1, V2, one, put_topic
+
+
+@pytest.mark.parametrize("code", [V1, V2, BATCH])
+def test_what_is_sent_to_a_new_topic_is_answered_when_the_topic_is_on_the_disk(make_bench, tmp_path, code):
+    """A message whose topic is forgotten by a broker that is killed is one that nobody finds."""
+    worker = HeldWorker()
+    bench = make_bench(table_worker=worker)
+    first, second, third = bench.client(), bench.client(), bench.client()
+    body = encode_batch([BatchEntry(0, b"x", b"")]) if code == BATCH else b"x"
+    assert first.send("New", code=code, body=body) == []
+    assert second.send("New", code=code, body=body) == []
+    assert third.send("", body=b"refused")[0].code != 0
+    assert len(bench.records("New")) == 2
+    worker.work()
+    assert one(first.heard()).code == 0
+    assert one(second.heard()).code == 0
+    assert b'"New"' in (tmp_path / "store" / "config" / "topics.json").read_bytes()
+    assert one(second.send("New", code=code, body=body)).code == 0
+
+
+def test_where_topics_cannot_be_written_a_send_is_answered_all_the_same(make_bench):
+    worker = HeldWorker()
+    client = make_bench(table_worker=worker).client()
+    assert client.send("New") == []
+    worker.fail(OSError(28, "No space left on device"))
+    assert one(client.heard()).code == 0
+    assert one(client.send("New")).code == 0
+
+
+def test_an_unknown_topic_is_made_from_the_template(bench, client):
+    assert one(client.send("New", default_topic_queue_nums=5)).code == 0
+    topic = bench.topics.get("New")
+    assert (topic.read_queue_nums, topic.write_queue_nums) == (5, 5)
+    assert topic.perm == Perm.READ | Perm.WRITE  # no INHERIT: it is no template itself
+    assert one(client.send("Capped", default_topic_queue_nums=100)).code == 0
+    assert bench.topics.get("Capped").write_queue_nums == 8
+
+
+def test_without_automatic_creation_an_unknown_topic_is_refused(make_bench):
+    bench = make_bench(auto_create_topic_enable=False)
+    answer = one(bench.client().send("New"))
+    assert answer.code == ResponseCode.TOPIC_NOT_EXIST
+    assert answer.remark.startswith("topic[New] not exist, apply first please!")
+    assert bench.topics.get("New") is None
+
+
+@pytest.mark.parametrize("template", ["", "NoSuchTopic", "SELF_TEST_TOPIC", "../x"])
+def test_only_a_topic_that_may_be_inherited_is_a_template(bench, client, template):
+    assert one(client.send("New", default_topic=template)).code == ResponseCode.TOPIC_NOT_EXIST
+
+
+@pytest.mark.parametrize("count", [-1, -(2**31), 0])
+def test_no_topic_has_fewer_than_no_queues(bench, client, count):
+    client.send("New", default_topic_queue_nums=count)
+    topic = bench.topics.get("New")
+    assert topic is None or topic.write_queue_nums >= 0
+
+
+HOSTILE_NAMES = ["", " ", ".", "..", "../x", "a/b", "a\0b", "é", "中", "%RETRY%../x", "x" * 128, "a b", "a.b"]
+
+
+@pytest.mark.parametrize("code", [V1, V2, BATCH])
+@pytest.mark.parametrize("name", HOSTILE_NAMES)
+def test_an_illegal_name_is_refused(bench, client, tmp_path, code, name):
+    before = set(bench.topics.names())
+    answer = one(client.send(name, code=code, body=encode_batch([BatchEntry(0, b"x", b"")])))
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "The specified topic" in answer.remark or "is null" in answer.remark
+    assert set(bench.topics.names()) == before
+    for made in bench.topics.names():
+        check_topic(made)
+
+
+@pytest.mark.parametrize("name", ["SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "OFFSET_MOVED_EVENT"])
+def test_topics_of_the_system_take_no_sends(client, name):
+    answer = one(client.send(name))
+    assert (answer.code, answer.remark) == (
+        ResponseCode.NO_PERMISSION,
+        f"Sending message to topic[{name}] is forbidden.",
+    )
+
+
+def test_permissions(bench, client, make_bench):
+    put_topic(client, "ReadOnly", perm=Perm.READ)
+    answer = one(client.send("ReadOnly"))
+    assert (answer.code, answer.remark) == (
+        ResponseCode.NO_PERMISSION,
+        "the topic[ReadOnly] sending message is forbidden",
+    )
+
+
+def test_a_broker_that_is_being_emptied_takes_all_but_what_must_stay_in_order(make_bench):
+    bench = make_bench("read-only", broker_permission=Perm.READ)
+    client = bench.client()
+    assert one(client.send()).code == 0
+    bench.topics.put(TopicConfig("Ordered", 4, 4, order=True))
+    for _ in range(2):
+        answer = one(client.send("Ordered"))
+        assert answer.code == ResponseCode.NO_PERMISSION
+        assert answer.remark == f"the broker[{HOST}] sending message is forbidden"
+
+
+def test_sends_are_taken_from_a_moment_on(make_bench):
+    bench = make_bench("later", start_accept_send_request_timestamp_ms=START * 1000 + 1500)
+    client = bench.client()
+    until = datetime.fromtimestamp(START + 1).strftime("%Y-%m-%d %H:%M:%S") + ",500"
+    for code in (V1, V2, BATCH):
+        answer = one(client.send(code=code))
+        expected = (ResponseCode.SYSTEM_ERROR, f"broker unable to service, until {until}")
+        assert (answer.code, answer.remark) == expected
+    assert bench.topics.get("T") is None
+    bench.turn(1.5)
+    assert one(client.send()).code == 0
+
+
+def test_the_moment_may_be_one_that_no_calendar_has(make_bench):
+    client = make_bench("never", start_accept_send_request_timestamp_ms=2**63 - 1).client()
+    assert one(client.send()).remark == f"broker unable to service, until {2**63 - 1}"
+
+
+@pytest.mark.parametrize(("name", "flag"), [("T", 1), ("%RETRY%CG", 2)])
+def test_topics_of_a_unit_say_so(bench, client, name, flag):
+    client.send(name, unit_mode=True)
+    client.send("Plain")
+    assert bench.topics.get(name).topic_sys_flag == flag
+    assert bench.topics.get("Plain").topic_sys_flag == 0
+
+
+def test_a_change_of_the_topic_counts_for_the_next_send(client):
+    put_topic(client, "T")
+    assert [one(client.send(queue_id=3)).code for _ in range(2)] == [0, 0]
+    put_topic(client, "T", read_queue_nums=2, write_queue_nums=2)
+    assert one(client.send(queue_id=3)).code == ResponseCode.SYSTEM_ERROR
+    assert [one(client.send(queue_id=1)).code for _ in range(2)] == [0, 0]
+    put_topic(client, "T", perm=Perm.READ)
+    assert one(client.send(queue_id=1)).code == ResponseCode.NO_PERMISSION
+
+
+def test_a_multi_tag_topic_marks_its_messages(bench, client):
+    put_topic(client, "T", topic_filter_type="MULTI_TAG")
+    for _ in range(2):
+        client.send(sys_flag=1)
+    assert [record.sys_flag for record in bench.records("T")] == [3, 3]
+
+
+@pytest.mark.parametrize("queue_id", [4, 100, 2**31 - 1])
+def test_a_queue_id_out_of_range_is_refused(bench, client, queue_id):
+    client.send()
+    answer = one(client.send(queue_id=queue_id))
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert answer.remark == (
+        f"request queueId[{queue_id}] is illegal, TopicConfig [topicName=T, readQueueNums=4, writeQueueNums=4, "
+        "perm=RW-, topicFilterType=SINGLE_TAG, topicSysFlag=0, order=false] Producer: 10.0.0.2:40000"
+    )
+
+
+def test_queues_that_are_only_read_take_sends_too(client):
+    """As in Java: a topic that is made smaller is first closed for its producers, who go on for a while."""
+    put_topic(client, "T", read_queue_nums=4, write_queue_nums=2)
+    assert [one(client.send(queue_id=3)).code for _ in range(2)] == [0, 0]
+
+
+def test_a_negative_queue_id_is_any_queue(bench, client):
+    put_topic(client, "T")
+    answers = [one(client.send(queue_id=-1 - i)) for i in range(40)]
+    assert {answer.code for answer in answers} == {0}
+    assert {answer.ext_fields["queueId"] for answer in answers} == {"0", "1", "2", "3"}
+    for queue_id in range(4):
+        count = len(bench.records("T", queue_id))
+        assert count == sum(answer.ext_fields["queueId"] == str(queue_id) for answer in answers)

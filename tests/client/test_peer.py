@@ -1,0 +1,617 @@
+"""What consumers answer to brokers, on a cluster in memory and a clock."""
+
+import gc
+import logging
+import random
+
+import attrs
+import pytest
+from twisted.internet.defer import Deferred
+
+from mqbroker.client import RetryLater
+from mqbroker.client.deferred_net import peer_table
+from mqbroker.client.direct import DIRECT_MAX
+from mqbroker.client.peer import MemberPeer, decline, pull_peer
+from mqbroker.client.push_consumer import RESET_WAIT_S
+from mqbroker.remoting.connection import RemotingProtocol
+from mqbroker.remoting.limits import Limits
+from mqbroker.wire import fastjson
+from mqbroker.wire import headers as h
+from mqbroker.wire.admin_bodies import (
+    ConsumeMessageDirectlyResult,
+    ConsumerRunningInfo,
+    GetConsumerStatusBody,
+    MessageQueueForC,
+    ResetOffsetBody,
+    ResetOffsetBodyForC,
+)
+from mqbroker.wire.bodies import MessageQueue
+from mqbroker.wire.codes import RequestCode, ResponseCode
+from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand, encode_command
+from mqbroker.wire.record import Record, encode_record
+from tests.client.member import RETRY, A, Member, Q
+from tests.remoting.link import Link, NoOwner, Peer
+
+NOW_MS = 1_700_000_000_000
+
+INFO = RemotingCommand.request(
+    RequestCode.GET_CONSUMER_RUNNING_INFO,
+    h.GetConsumerRunningInfoRequestHeader(consumer_group="g", client_id="me", jstack_enable=False),
+)
+STATUS = RemotingCommand.request(
+    RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, h.GetConsumerStatusRequestHeader(topic="T", group="g")
+)
+
+
+def reset_to(offsets, topic="T", body=None):
+    header = h.ResetOffsetRequestHeader(topic=topic, group="g", timestamp=1, is_force=False)
+    data = ResetOffsetBody(offsets).to_json() if body is None else body
+    return RemotingCommand.request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, header, data)
+
+
+RECORD = Record(
+    topic="T",
+    queue_id=0,
+    queue_offset=3,
+    physical_offset=3000,
+    store_size=0,
+    flag=0,
+    sys_flag=0,
+    born_timestamp=1,
+    born_host=("10.0.0.9", 1),
+    store_timestamp=2,
+    store_host=("10.0.0.2", 10911),
+    reconsume_times=0,
+    prepared_offset=0,
+    body=b"by hand",
+    body_crc=0,
+    properties={"TAGS": "t"},
+)
+
+
+def consume(body=None, broker_name="a"):
+    header = h.ConsumeMessageDirectlyResultRequestHeader(
+        consumer_group="g", client_id="me", msg_id="X", broker_name=broker_name
+    )
+    data = encode_record(RECORD) if body is None else body
+    return RemotingCommand.request(RequestCode.CONSUME_MESSAGE_DIRECTLY, header, data)
+
+
+def peer_of(member):
+    return MemberPeer(lambda: member.core, lambda: "stacks")
+
+
+def ask(member, request):
+    """The answer to `request`, which needs no time."""
+    return member.world.result(peer_of(member).answer(attrs.evolve(request, opaque=9)))
+
+
+def committed(world, queue=Q):
+    return world.cluster.offsets.get(("g", queue))
+
+
+def pulled_from(world, queue=Q):
+    pulls = (r.ext_fields for r in world.cluster.asked(RequestCode.PULL_MESSAGE))
+    return [int(f["queueOffset"]) for f in pulls if f["topic"] == queue.topic]
+
+
+def fill(world, count):
+    for n in range(count):
+        world.cluster.store(Q, b"%d" % n)
+
+
+# --- running info
+
+
+def test_a_consumer_tells_of_itself_as_java_reads_it(one_queue, name_server):
+    fill(one_queue, 3)
+    member = Member(one_queue, name_server, listener=lambda m: Deferred(), concurrency=2)
+    member.start()
+    one_queue.clock.advance(2)
+    answer = ask(member, INFO)
+    assert (answer.code, answer.opaque, answer.is_response) == (ResponseCode.SUCCESS, 9, True)
+    told = fastjson.loads(answer.body)
+    assert told["properties"] == {
+        "consumerGroup": "g",
+        "messageModel": "CLUSTERING",
+        "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET",
+        "consumeThreadMin": "2",
+        "consumeThreadMax": "2",
+        "consumeMessageBatchMaxSize": "1",
+        "maxReconsumeTimes": "16",
+        "pullBatchSize": "32",
+        "pullThresholdForQueue": "1000",
+        "pullThresholdSizeForQueue": "100",
+        "PROP_NAMESERVER_ADDR": f"{name_server};",
+        "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY",
+        "PROP_CLIENT_VERSION": "V4_9_7",
+        "PROP_CONSUMEORDERLY": "false",
+        "PROP_THREADPOOL_CORE_SIZE": "2",
+        "PROP_CONSUMER_START_TIMESTAMP": str(NOW_MS),
+    }
+    assert [(s["topic"], s["subString"]) for s in told["subscriptionSet"]] == [("%RETRY%g", "*"), ("T", "*")]
+    assert "jstack" not in told
+    assert set(told["statusTable"]) == {"T", "%RETRY%g"}
+    assert set(told["statusTable"]["T"]) == {
+        "pullRT", "pullTPS", "consumeRT", "consumeOKTPS", "consumeFailedTPS", "consumeFailedMsgs",
+    }  # fmt: skip
+    # Java's maps with objects as keys: nothing that strict JSON could say.
+    assert b'{"brokerName":"a","queueId":0,"topic":"T"}:{' in answer.body
+    of_queue = told["mqTable"][fastjson.JsonKey.of({"topic": "T", "brokerName": "a", "queueId": 0})]
+    assert of_queue == {
+        "commitOffset": 0,
+        "cachedMsgMinOffset": 0,
+        "cachedMsgMaxOffset": 2,
+        "cachedMsgCount": 3,
+        "cachedMsgSizeInMiB": 0,
+        "transactionMsgMinOffset": 0,
+        "transactionMsgMaxOffset": 0,
+        "transactionMsgCount": 0,
+        "locked": False,
+        "tryUnlockTimes": 0,
+        "lastLockTimestamp": 0,
+        "droped": False,
+        "lastPullTimestamp": NOW_MS,
+        "lastConsumeTimestamp": NOW_MS,
+    }
+
+
+def test_times_and_offsets_of_a_queue_move_on(one_queue, name_server):
+    held = Deferred()
+    member = Member(one_queue, name_server, listener=lambda m: held).start()
+    one_queue.clock.advance(3)
+    one_queue.cluster.store(Q, b"m" * 3 * 1024 * 1024)
+    one_queue.clock.advance(4)
+    info = ConsumerRunningInfo.from_json(ask(member, INFO).body).mq_table[Q]
+    assert (info.commit_offset, info.cached_msg_size_in_mi_b, info.last_consume_timestamp) == (0, 3, NOW_MS)
+    assert info.last_pull_timestamp == NOW_MS + 3000
+    held.callback(None)
+    info = ConsumerRunningInfo.from_json(ask(member, INFO).body).mq_table[Q]
+    assert (info.commit_offset, info.cached_msg_count, info.last_consume_timestamp) == (1, 0, NOW_MS + 7000)
+
+
+def test_rates_are_told_by_topic(one_queue, name_server):
+    fill(one_queue, 6)
+    answers = iter([None, None, None, None, False, False])
+    member = Member(one_queue, name_server, listener=lambda m: next(answers)).start()
+    one_queue.clock.advance(20)
+    status = ConsumerRunningInfo.from_json(ask(member, INFO).body).status_table
+    assert (status["T"].pull_tps, status["T"].consume_ok_tps, status["T"].consume_failed_tps) == (0.3, 0.2, 0.1)
+    assert (status["T"].consume_failed_msgs, status["%RETRY%g"].consume_failed_msgs) == (2, 0)
+
+
+def test_only_pulls_that_found_something_have_a_time(one_queue, name_server):
+    member = Member(one_queue, name_server).start()
+    one_queue.clock.advance(3)
+    fill(one_queue, 1)
+    one_queue.clock.pump([1] * 20)
+    assert ConsumerRunningInfo.from_json(ask(member, INFO).body).status_table["T"].pull_rt == 3000
+
+
+def test_stacks_are_told_where_they_are_asked_for(one_queue, name_server):
+    member = Member(one_queue, name_server).start()
+    request = attrs.evolve(INFO, ext_fields=INFO.ext_fields | {"jstackEnable": "true"})
+    assert ConsumerRunningInfo.from_json(ask(member, request).body).jstack == "stacks"
+
+
+def test_a_queue_whose_start_is_not_known_yet_has_no_offset(one_queue, name_server, silent):
+    one_queue.cluster.refuse[A, RequestCode.QUERY_CONSUMER_OFFSET] = silent
+    member = Member(one_queue, name_server).start()
+    assert ConsumerRunningInfo.from_json(ask(member, INFO).body).mq_table[Q].commit_offset == -1
+    assert GetConsumerStatusBody.from_json(ask(member, STATUS).body).message_queue_table == {}
+
+
+# --- positions
+
+
+def test_a_consumer_tells_what_it_would_commit_in_queues_of_the_topic(one_queue, name_server):
+    fill(one_queue, 3)
+    one_queue.cluster.store(RETRY, b"again", RETRY_TOPIC="T")
+    held = Deferred()
+    member = Member(one_queue, name_server, listener=lambda m: held if m.body == b"1" else None).start()
+    answer = ask(member, STATUS)
+    assert GetConsumerStatusBody.from_json(answer.body).message_queue_table == {Q: 1}
+    assert b'"messageQueueTable":{{"brokerName":"a","queueId":0,"topic":"T"}:1}' in answer.body
+    everything = attrs.evolve(STATUS, ext_fields={"topic": "", "group": "g"})
+    assert GetConsumerStatusBody.from_json(ask(member, everything).body).message_queue_table == {Q: 1, RETRY: 1}
+
+
+def test_answers_tell_of_so_many_queues_and_no_more(world, name_server, monkeypatch):
+    world.cluster.add_topic("T", queues=3)
+    for n in range(3):
+        world.cluster.store(MessageQueue("T", "a", n))
+    member = Member(world, name_server).start()
+    monkeypatch.setattr("mqbroker.client.running_info.QUEUES_TOLD_MAX", 2)
+    first_two = [MessageQueue("T", "a", n) for n in range(2)]
+    assert list(ConsumerRunningInfo.from_json(ask(member, INFO).body).mq_table) == first_two
+    assert GetConsumerStatusBody.from_json(ask(member, STATUS).body).message_queue_table == dict.fromkeys(first_two, 1)
+
+
+# --- direct consumption
+
+
+def test_a_message_by_hand_reaches_the_listener_and_moves_no_offset(one_queue, name_server):
+    fill(one_queue, 1)
+    member = Member(one_queue, name_server).start()
+    one_queue.clock.advance(5)
+    assert committed(one_queue) == 1
+    result = ConsumeMessageDirectlyResult.from_json(ask(member, consume()).body)
+    assert (result.consume_result, result.remark, result.order, result.auto_commit) == ("CR_SUCCESS", None, False, True)
+    message = member.got[-1]
+    assert (message.body, message.tags, message.queue, message.queue_offset) == (b"by hand", "t", Q, 3)
+    one_queue.clock.advance(5)
+    assert committed(one_queue) == 1
+    assert one_queue.cluster.sent_back == []
+    assert member.core.positions("T") == {Q: 1}
+
+
+def test_a_message_of_the_retry_topic_comes_by_hand_under_its_own(one_queue, name_server):
+    member = Member(one_queue, name_server).start()
+    record = attrs.evolve(RECORD, topic="%RETRY%g", properties={"RETRY_TOPIC": "T"})
+    ask(member, consume(encode_record(record)))
+    assert (member.got[-1].topic, member.got[-1].queue) == ("T", RETRY)
+
+
+def later(message):
+    raise RetryLater(3)
+
+
+def fail(message):
+    raise ValueError("no money")
+
+
+@pytest.mark.parametrize(
+    ("listener", "result"),
+    [(lambda m: True, "CR_SUCCESS"), (lambda m: False, "CR_LATER"), (later, "CR_LATER"), (fail, "CR_THROW_EXCEPTION")],
+)
+def test_what_the_listener_says_is_told_and_nothing_goes_back(one_queue, name_server, listener, result, caplog):
+    member = Member(one_queue, name_server, listener=listener).start()
+    told = ConsumeMessageDirectlyResult.from_json(ask(member, consume()).body)
+    assert told.consume_result == result
+    if listener is fail:
+        assert told.remark.startswith("ValueError: no money, tests.client.test_peer.fail(test_peer.py:")
+    else:
+        assert told.remark is None
+    assert one_queue.cluster.sent_back == []
+    assert [record for record in caplog.records if record.exc_info] == []
+
+
+def test_the_answer_waits_for_the_listener_and_tells_its_time(one_queue, name_server):
+    held = Deferred()
+    member = Member(one_queue, name_server, listener=lambda m: held).start()
+    answers = []
+    one_queue.run(peer_of(member).answer(consume())).addCallback(answers.append)
+    one_queue.clock.advance(2)
+    assert answers == []
+    held.callback(None)
+    assert ConsumeMessageDirectlyResult.from_json(answers[0].body).spent_time_mills == 2000
+
+
+def test_so_many_by_hand_and_no_more_and_a_close_waits_for_them(one_queue, name_server):
+    held = []
+
+    def listener(message):
+        held.append(Deferred())
+        return held[-1]
+
+    member = Member(one_queue, name_server, listener=listener, concurrency=1).start()
+    fill(one_queue, 1)
+    peer, answers = peer_of(member), []
+    for _ in range(DIRECT_MAX):
+        one_queue.run(peer.answer(consume())).addCallback(answers.append)
+    assert len(held) == DIRECT_MAX + 1
+    assert ask(member, consume()).code == ResponseCode.SYSTEM_BUSY
+    held[1].callback(None)
+    one_queue.run(peer.answer(consume())).addCallback(answers.append)
+    assert len(answers) == 1
+    closed = one_queue.run(member.core.close())
+    assert (ask(member, consume()).code, ask(member, reset_to({Q: 0})).code) == (ResponseCode.SYSTEM_ERROR,) * 2
+    for waiting in held[:-1]:
+        if not waiting.called:
+            waiting.callback(None)
+    assert not closed.called
+    held[-1].callback(None)
+    assert closed.called
+    assert [answer.code for answer in answers] == [ResponseCode.SUCCESS] * (DIRECT_MAX + 1)
+
+
+# --- reset
+
+
+def test_a_reset_backwards_delivers_again_from_there(one_queue, name_server):
+    fill(one_queue, 5)
+    member = Member(one_queue, name_server).start()
+    one_queue.clock.advance(5)
+    assert committed(one_queue) == 5
+    answer = ask(member, reset_to({Q: 2, MessageQueue("T", "b", 7): 1}))
+    assert (answer.code, answer.body) == (ResponseCode.SUCCESS, b"")
+    assert committed(one_queue) == 2, "it commits at once"
+    assert member.bodies[5:] == [b"2", b"3", b"4"]
+    assert member.core.assigned == {Q, RETRY}
+    one_queue.clock.advance(5)
+    assert committed(one_queue) == 5
+
+
+def test_a_reset_is_committed_at_once_and_drops_what_was_fetched(one_queue, name_server):
+    fill(one_queue, 50)
+    running = []
+
+    def listener(message):
+        running.append((message.body, Deferred()))
+        return running[-1][1]
+
+    member = Member(one_queue, name_server, listener=listener, concurrency=2).start()
+    assert [body for body, _ in running] == [b"0", b"1"]
+    ask(member, reset_to({Q: 40}))
+    assert committed(one_queue) == 40
+    assert member.core.positions("T") == {Q: 40}
+    pulls = len(pulled_from(one_queue))
+    # What the listener is with comes to its end, and does not count; nothing is sent back.
+    running[0][1].errback(ValueError("too late"))
+    assert len(running) == 2
+    assert len(pulled_from(one_queue)) == pulls
+    running[1][1].callback(None)
+    assert pulled_from(one_queue)[pulls] == 40
+    assert [body for body, _ in running[2:]] == [b"40", b"41"]
+    assert one_queue.cluster.sent_back == []
+    one_queue.clock.advance(5)
+    assert committed(one_queue) == 40
+
+
+def test_a_listener_that_does_not_end_holds_a_reset_up_only_so_long(one_queue, name_server, caplog):
+    fill(one_queue, 3)
+    answers = iter([Deferred(), *[None] * 10])
+    member = Member(one_queue, name_server, listener=lambda m: next(answers)).start()
+    ask(member, reset_to({Q: 1}))
+    got = len(member.got)
+    one_queue.clock.advance(RESET_WAIT_S - 0.1)
+    assert len(member.got) == got
+    one_queue.clock.advance(0.1)
+    assert member.bodies[got:] == [b"1", b"2"]
+    assert "still is with messages" in caplog.text
+
+
+def test_resets_without_an_end_keep_nothing(one_queue, name_server):
+    def kept():
+        gc.collect()
+        return sum(type(thing).__name__ in ("ReceivedMessage", "_Signal") for thing in gc.get_objects())
+
+    fill(one_queue, 50)
+    running = []
+
+    def listener(message):
+        running.append(Deferred())
+        return running[-1]
+
+    member = Member(one_queue, name_server, listener=listener, concurrency=1).start()
+    before = kept()
+    for _ in range(5):
+        ask(member, reset_to({Q: 0}))
+        one_queue.clock.advance(RESET_WAIT_S)
+    assert len(running) == 1
+    assert kept() <= before + 2, "the message that the listener is with, and its queue"
+
+
+def test_a_reset_that_is_never_committed_holds_nothing_up(one_queue, name_server):
+    fill(one_queue, 3)
+    member = Member(one_queue, name_server).start()
+    one_queue.cluster.refuse[A, RequestCode.UPDATE_CONSUMER_OFFSET] = (ResponseCode.SYSTEM_ERROR, "no")
+    ask(member, reset_to({Q: 1}))
+    assert member.bodies == [b"0", b"1", b"2", b"1", b"2"]
+
+
+def test_resets_one_after_another_wait_together_and_the_last_counts(one_queue, name_server):
+    fill(one_queue, 5)
+    held = Deferred()
+    member = Member(one_queue, name_server, listener=lambda m: held, concurrency=1).start()
+    for offset in (1, 2, 4):
+        ask(member, reset_to({Q: offset}))
+    one_queue.clock.advance(1)
+    assert member.bodies == [b"0"]
+    held.callback(None)
+    assert member.bodies == [b"0", b"4"]
+    one_queue.clock.advance(5)
+    assert committed(one_queue) == 5
+
+
+def test_a_reset_reaches_the_next_owner_though_its_queue_moves_at_once(one_queue, name_server):
+    fill(one_queue, 5)
+    member = Member(one_queue, name_server, me="c2", listener=lambda m: Deferred()).start()
+    one_queue.cluster.refuse[A, RequestCode.UPDATE_CONSUMER_OFFSET] = (ResponseCode.SYSTEM_ERROR, "no")
+    ask(member, reset_to({Q: 3}))
+    assert committed(one_queue) is None
+    one_queue.cluster.refuse.clear()
+    one_queue.cluster.members["g"].append("c1")
+    member.core.ids_changed("g")
+    assert member.core.assigned == frozenset()
+    assert committed(one_queue) == 3
+
+
+def test_a_reset_that_cannot_be_committed_yet_is_kept_and_committed_later(one_queue, name_server):
+    fill(one_queue, 5)
+    member = Member(one_queue, name_server).start()
+    one_queue.clock.advance(5)
+    one_queue.cluster.refuse[A, RequestCode.UPDATE_CONSUMER_OFFSET] = (ResponseCode.SYSTEM_ERROR, "no")
+    one_queue.cluster.refuse[A, RequestCode.PULL_MESSAGE] = (ResponseCode.SYSTEM_ERROR, "no")
+    ask(member, reset_to({Q: 2}))
+    assert committed(one_queue) == 5
+    del one_queue.cluster.refuse[A, RequestCode.UPDATE_CONSUMER_OFFSET]
+    one_queue.clock.pump([1] * 5)
+    assert committed(one_queue) == 2
+    one_queue.cluster.refuse.clear()
+    one_queue.clock.advance(1)
+    assert member.bodies[5:] == [b"2", b"3", b"4"]
+
+
+def test_only_queues_of_the_topic_are_reset(one_queue, name_server):
+    one_queue.cluster.store(RETRY, b"again", RETRY_TOPIC="T")
+    member = Member(one_queue, name_server).start()
+    ask(member, reset_to({RETRY: 0}))
+    assert pulled_from(one_queue, RETRY) == [0, 1]
+    ask(member, reset_to({RETRY: 0}, topic="%RETRY%g"))
+    assert pulled_from(one_queue, RETRY) == [0, 1, 0, 1]
+
+
+def test_a_reset_beyond_the_end_goes_on_at_the_end(one_queue, name_server):
+    fill(one_queue, 2)
+    member = Member(one_queue, name_server).start()
+    ask(member, reset_to({Q: 1000}))
+    assert committed(one_queue) == 1000
+    one_queue.clock.advance(5)
+    assert committed(one_queue) == 2
+    one_queue.cluster.store(Q, b"new")
+    assert member.bodies == [b"0", b"1", b"new"]
+
+
+def test_a_reset_in_the_form_for_clients_in_c_is_read_too(one_queue, name_server):
+    fill(one_queue, 3)
+    member = Member(one_queue, name_server).start()
+    body = ResetOffsetBodyForC([MessageQueueForC("T", "a", 0, 2)]).to_json()
+    assert ask(member, reset_to({}, body=body)).code == ResponseCode.SUCCESS
+    assert member.bodies == [b"0", b"1", b"2", b"2"]
+
+
+# --- what is wrong, and who does not answer
+
+
+BAD_BODIES = [b"", b"\x00\xff", b"[]", b"1", b'"x"', b'{"offsetTable":[1]}', b'{"offsetTable":{"a":1}}',
+              b'{"offsetTable":{{"topic":"T","brokerName":"a","queueId":0}:"far"}}',
+              b'{"offsetTable":{{"topic":"T","brokerName":"a","queueId":0}:-1}}',
+              b'{"offsetTable":{{"topic":"T","brokerName":"a","queueId":0}:1' + b"0" * 40 + b"}}",
+              b'{"offsetTable":{{"topic":"T","brokerName":"a"}:1}}', b"[" * 999, b'{"offsetTable":' * 5000]  # fmt: skip
+
+
+@pytest.mark.parametrize("body", BAD_BODIES, ids=range(len(BAD_BODIES)))
+def test_a_body_that_is_no_table_is_refused(one_queue, name_server, body):
+    fill(one_queue, 2)
+    member = Member(one_queue, name_server).start()
+    answer = ask(member, reset_to({}, body=body))
+    assert (answer.code, answer.opaque) == (ResponseCode.SYSTEM_ERROR, 9)
+    assert answer.remark
+    assert (member.core.positions("T"), member.bodies) == ({Q: 2}, [b"0", b"1"])
+
+
+GOOD = encode_record(RECORD)
+BAD_MESSAGES = [b"", b"\x00" * 200, GOOD[:-1], GOOD + GOOD, GOOD + b"x", GOOD[:40] + b"\xff" * (len(GOOD) - 40),
+                encode_record(attrs.evolve(RECORD, sys_flag=1, body=b"does not inflate"))]  # fmt: skip
+
+
+@pytest.mark.parametrize("body", BAD_MESSAGES, ids=range(len(BAD_MESSAGES)))
+def test_what_is_not_one_message_does_not_reach_the_listener(one_queue, name_server, body):
+    member = Member(one_queue, name_server).start()
+    answer = ask(member, consume(body))
+    assert (answer.code, bool(answer.remark)) == (ResponseCode.SYSTEM_ERROR, True)
+    assert member.got == []
+
+
+CONSUME = consume()
+REQUESTS = [INFO, STATUS, reset_to({Q: 0}), CONSUME]
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=lambda r: str(r.code))
+def test_header_fields_that_are_missing_or_of_another_group_are_refused(one_queue, name_server, request_, caplog):
+    caplog.set_level(logging.DEBUG)
+    member = Member(one_queue, name_server).start()
+    required = {"consumerGroup", "group", "topic", "clientId", "timestamp", "isForce"} & set(request_.ext_fields)
+    if request_.code == RequestCode.CONSUME_MESSAGE_DIRECTLY:
+        required.remove("clientId")
+    assert required
+    for name in required:
+        fields = {key: value for key, value in request_.ext_fields.items() if key != name}
+        answer = ask(member, attrs.evolve(request_, ext_fields=fields))
+        assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, f"the custom field <{name}> is null")
+    (group,) = required & {"consumerGroup", "group"}
+    answer = ask(member, attrs.evolve(request_, ext_fields=request_.ext_fields | {group: "other"}))
+    remark = "The Consumer Group <other> not exist in this consumer"
+    assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, remark)
+    assert [record for record in caplog.records if record.exc_info] == []
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=lambda r: str(r.code))
+def test_a_one_way_request_is_never_answered(one_queue, name_server, request_):
+    member = Member(one_queue, name_server).start()
+    assert ask(member, attrs.evolve(request_, flag=ONEWAY_FLAG)) is None
+    assert ask(member, attrs.evolve(request_, flag=ONEWAY_FLAG, ext_fields={})) is None
+
+
+def test_whatever_bytes_come_there_is_one_answer_and_no_traceback(one_queue, name_server, caplog):
+    caplog.set_level(logging.DEBUG)
+    fill(one_queue, 2)
+    member = Member(one_queue, name_server).start()
+    rng = random.Random(7)
+    for _ in range(2000):
+        request = rng.choice(REQUESTS)
+        body = bytearray(request.body or b"{}")
+        for _ in range(rng.randint(0, 4)):
+            body[rng.randrange(len(body))] = rng.randrange(256)
+        fields = {
+            key: rng.choice([value, value, value, "", "-1", "9" * 30, "\u4e2d\x00"])
+            for key, value in request.ext_fields.items()
+        }
+        answer = ask(member, attrs.evolve(request, ext_fields=fields, body=bytes(body)))
+        assert answer.is_response
+        assert answer.code in (ResponseCode.SUCCESS, ResponseCode.SYSTEM_ERROR)
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == []
+
+
+def test_a_mistake_of_ours_is_answered_too_and_logged(one_queue, caplog):
+    def nobody():
+        raise LookupError("no member")
+
+    answer = one_queue.result(MemberPeer(nobody, str).answer(INFO))
+    assert (answer.code, "no member" in answer.remark) == (ResponseCode.SYSTEM_ERROR, False)
+    assert "no member" in caplog.text
+
+
+def test_a_notice_of_changed_members_is_heard(one_queue, name_server):
+    member = Member(one_queue, name_server, me="c2").start()
+    one_queue.cluster.members["g"].append("c1")
+    notice = RemotingCommand(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": "g"}, flag=ONEWAY_FLAG)
+    assert ask(member, notice) is None
+    assert member.core.assigned == frozenset()
+    assert ask(member, attrs.evolve(notice, ext_fields={}, flag=0)).code == ResponseCode.SYSTEM_ERROR
+
+
+def test_the_table_of_the_twisted_face_has_all_of_it(one_queue, name_server):
+    member = Member(one_queue, name_server).start()
+    table = peer_table(peer_of(member).answer)
+    for request in REQUESTS:
+        found = []
+        table.handle(request, None).addCallback(found.append)
+        assert [answer.code for answer in found] == [ResponseCode.SUCCESS]
+
+
+def test_over_a_connection_each_request_has_its_answer(one_queue, name_server):
+    fill(one_queue, 1)
+    held = Deferred()
+    member = Member(one_queue, name_server, listener=lambda m: held if m.body == b"by hand" else None).start()
+    broker = Peer()
+    ours = RemotingProtocol(peer_table(peer_of(member).answer), one_queue.clock, Limits(), NoOwner())
+    link = Link(broker, ours)
+    bad = [attrs.evolve(request, ext_fields={}, body=b"\x00") for request in REQUESTS]
+    asked = [*REQUESTS, *bad, RemotingCommand(39), attrs.evolve(INFO, flag=ONEWAY_FLAG)]
+    for opaque, request in enumerate(asked):
+        broker.transport.write(encode_command(attrs.evolve(request, opaque=opaque)))
+    link.pump(chunk=7)
+    by_hand = REQUESTS.index(CONSUME)
+    expected = {n: ResponseCode.SUCCESS for n in range(len(REQUESTS)) if n != by_hand}
+    expected |= {len(REQUESTS) + n: ResponseCode.SYSTEM_ERROR for n in range(len(bad))}
+    expected |= {len(REQUESTS) + len(bad): ResponseCode.REQUEST_CODE_NOT_SUPPORTED}
+    assert {answer.opaque: answer.code for answer in broker.answers} == expected
+    held.callback(None)
+    link.pump()
+    assert {answer.opaque: answer.code for answer in broker.answers} == expected | {by_hand: ResponseCode.SUCCESS}
+    assert not broker.lost
+
+
+def test_pull_consumers_and_producers_decline(world):
+    answer = pull_peer("g")
+    for request in REQUESTS:
+        refusal = world.result(answer(request))
+        assert refusal.code == ResponseCode.SYSTEM_ERROR
+        assert refusal.remark.startswith("The Consumer Group <g> has neither a listener nor queues of its own")
+        assert world.result(answer(attrs.evolve(request, flag=ONEWAY_FLAG))) is None
+        assert world.result(decline(request)).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+    for code in (RequestCode.CHECK_TRANSACTION_STATE, RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT):
+        assert world.result(answer(RemotingCommand(code))).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+        assert world.result(decline(RemotingCommand(code, flag=ONEWAY_FLAG))) is None

@@ -1,0 +1,110 @@
+"""Waiting for sockets: awake where the last wait was short."""
+
+import pytest
+
+from mqbroker.daemons.eager_wait import SOON_SECONDS, EagerWait
+
+READY = [(3, 1)]
+MICROSECOND = 1e-6
+
+
+class World:
+    """A clock, and sockets of which one is ready `after` microseconds from each wait's beginning."""
+
+    def __init__(self, *, is_alone=False):
+        self.time = 0.0
+        self.ready_at = 0.0
+        self.asked = []
+        self.eager = EagerWait(lambda: self.time, is_alone=is_alone, let_others=lambda: self.asked.append("others"))
+
+    def poll(self, timeout, most):
+        self.asked.append(timeout)
+        self.time += MICROSECOND
+        if self.time >= self.ready_at:
+            return READY
+        if timeout == 0:
+            return []
+        if timeout > 0 and self.time + timeout < self.ready_at:
+            self.time += timeout
+            return []
+        self.time = self.ready_at
+        return READY
+
+    def wait(self, after_us, timeout=None):
+        """What comes of a wait, and what the sockets were asked for meanwhile."""
+        self.asked.clear()
+        self.ready_at = self.time + after_us * MICROSECOND
+        return self.eager.wait(self.poll, timeout, 10), list(self.asked)
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+def test_the_first_wait_is_asleep(world):
+    assert world.wait(20) == (READY, [-1])
+
+
+def test_after_a_short_wait_the_next_is_awake_and_others_have_the_processor_between_looks(world):
+    world.wait(20)
+    for _ in range(3):
+        found, asked = world.wait(20)
+        assert found == READY
+        looks = len(asked) // 2 + 1
+        assert asked == [0, *["others", 0] * (looks - 1)]
+        assert looks in (20, 21)
+
+
+def test_what_is_long_in_coming_is_waited_for_asleep_and_so_is_the_next(world):
+    world.wait(20)
+    found, asked = world.wait(1000)
+    assert (found, asked[-1]) == (READY, -1)
+    assert 115 <= asked.count(0) <= SOON_SECONDS / MICROSECOND + 1
+    assert world.wait(20) == (READY, [-1])
+    assert world.wait(20)[1][0] == 0
+
+
+def test_a_long_wait_makes_nobody_eager(world):
+    world.wait(130)
+    assert world.wait(20) == (READY, [-1])
+
+
+def test_what_is_expected_is_waited_for_awake(world):
+    world.wait(1000)
+    world.eager.expect(300 * MICROSECOND)
+    found, asked = world.wait(200)
+    assert (found, set(asked)) == (READY, {0, "others"})
+    found, asked = world.wait(1000)  # it has come: what is left of that time is waited awake, and no more
+    assert (found, asked[-1]) == (READY, -1)
+    assert 95 <= asked.count(0) <= 102
+    assert world.wait(200) == (READY, [-1])
+
+
+def test_what_is_expected_within_less_than_the_last_wait_shortens_nothing(world):
+    world.wait(20)
+    world.eager.expect(10 * MICROSECOND)
+    found, asked = world.wait(40)
+    assert (found, asked[-1]) == (READY, 0)
+
+
+def test_where_nothing_is_waited_for_one_look_is_enough(world):
+    world.wait(20)
+    world.eager.expect(300 * MICROSECOND)
+    assert world.wait(20, timeout=0) == ([], [0])
+    assert world.wait(20)[1][0] == 0  # and that look says nothing of who asks
+
+
+def test_a_timed_call_comes_in_time(world):
+    world.wait(20)
+    began = world.time
+    found, asked = world.wait(10_000, timeout=0.001)
+    assert (found, asked[-1]) == ([], 0.001)
+    assert world.time - began < 0.001 + 2 * SOON_SECONDS
+
+
+def test_on_the_only_processor_it_is_always_asleep():
+    world = World(is_alone=True)
+    for _ in range(3):
+        world.eager.expect(300 * MICROSECOND)
+        assert world.wait(20) == (READY, [-1])

@@ -1,0 +1,143 @@
+"""The reactor of the console scripts: what it does in its turns, on real sockets, in a process of its own."""
+
+import select
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.skipif(not hasattr(select, "epoll"), reason="this system has no epoll")
+
+BEGIN = """
+import socket
+from twisted.internet.protocol import Factory, Protocol
+from mqbroker.daemons.reactor import install_reactor
+install_reactor()
+from twisted.internet import reactor
+
+
+class Reader:
+    '''Reads from one end of a socket pair, to whose other end `feed` writes.'''
+
+    def __init__(self, read):
+        self.near, self.far = socket.socketpair()
+        self.read = read
+        self.lost = None
+        reactor.addReader(self)
+
+    def feed(self):
+        self.far.send(b"x")
+
+    def fileno(self):
+        return self.near.fileno()
+
+    def doRead(self):
+        self.near.recv(1)
+        return self.read(self)
+
+    def connectionLost(self, reason):
+        self.lost = reason.type.__name__
+        self.near.close()
+
+    def logPrefix(self):
+        return "reader"
+
+
+"""
+
+
+def run(code, complaint=""):
+    """What a script prints that begins with Reader; `complaint` is all that goes wrong."""
+    done = subprocess.run([sys.executable, "-c", BEGIN + code], capture_output=True, text=True, timeout=20)
+    assert done.returncode == 0, done.stderr
+    assert bool(done.stderr) == bool(complaint)
+    assert complaint in done.stderr
+    return done.stdout.splitlines()
+
+
+def test_timed_calls_are_made_while_there_is_always_something_to_read():
+    code = """
+endless = Reader(lambda self: self.feed())
+endless.feed()
+reactor.callLater(0.01, print, "a timed call")
+reactor.callLater(0.02, reactor.stop)
+reactor.run()
+"""
+    assert run(code) == ["a timed call"]
+
+
+@pytest.mark.parametrize("way", ["callLater(0, reactor.stop)", "callFromThread(reactor.stop)"])
+def test_what_a_read_leaves_for_later_comes_before_the_next_wait(way):
+    assert run(f"Reader(lambda self: reactor.{way} and None).feed()\nreactor.run()\nprint('ended')") == ["ended"]
+
+
+def test_a_reader_that_stops_the_reactor_ends_it():
+    assert run("Reader(lambda self: reactor.stop()).feed()\nreactor.run()\nprint('ended')") == ["ended"]
+
+
+def test_a_reader_that_fails_is_closed_and_the_others_go_on():
+    code = """
+def fail(self):
+    raise ValueError("a mistake")
+
+bad = Reader(fail)
+good = Reader(lambda self: (print(bad.lost, bad in reactor.getReaders()), reactor.stop()) and None)
+bad.feed()
+reactor.callLater(0.01, good.feed)
+reactor.run()
+"""
+    assert run(code, "ValueError: a mistake") == ["ValueError False"]
+
+
+def test_a_reader_that_says_why_it_ends_is_told_so():
+    code = """
+from twisted.internet.main import CONNECTION_DONE
+
+def end(self):
+    reactor.callLater(0, reactor.stop)
+    return CONNECTION_DONE
+
+reader = Reader(end)
+reader.feed()
+reactor.run()
+print(reader.lost)
+"""
+    assert run(code) == ["ConnectionDone"]
+
+
+def test_a_reader_closed_by_one_before_it_is_not_read():
+    code = """
+def read(self):
+    for reader in readers:
+        if reader is not self:
+            reactor.removeReader(reader)
+    print("read")
+    reactor.callLater(0, reactor.stop)
+
+readers = [Reader(read), Reader(read)]
+for reader in readers:
+    reader.feed()
+reactor.run()
+"""
+    assert run(code) == ["read"]
+
+
+def test_the_beginning_of_a_turn_is_known_where_one_waits_for_another():
+    code = """
+turns = []
+
+def read(self):
+    turns.append(reactor.turn_began <= reactor.seconds())
+    if len(turns) == 2:
+        reactor.callLater(0, alone.feed)
+    if len(turns) == 3:
+        reactor.stop()
+
+readers = [Reader(read), Reader(read)]
+alone = Reader(read)
+for reader in readers:
+    reader.feed()
+reactor.run()
+print(turns)
+"""
+    assert run(code) == ["[True, True, False]"]

@@ -1,0 +1,152 @@
+"""What peers do to real daemons that read nothing, or send more than they seem to: bounded, and told of once."""
+
+import contextlib
+import socket
+import zlib
+from pathlib import Path
+
+import pytest
+
+from mqbroker.wire.codes import PullSysFlag, RequestCode, ResponseCode
+from mqbroker.wire.command import RemotingCommand, encode_command
+from tests.daemons.processes import DEADLINE_SECONDS, ask, wait_for
+
+MIB = 1024 * 1024
+QUEUE = {"topic": "BenchmarkTest", "queueId": 0}
+BODY = bytes(60_000)
+
+
+def resident_mib(process):
+    [line] = [line for line in Path(f"/proc/{process.pid}/status").read_text().splitlines() if "VmRSS" in line]
+    return int(line.split()[1]) / 1024
+
+
+def send(port):
+    fields = {
+        "producerGroup": "PG", "defaultTopic": "TBW102", "defaultTopicQueueNums": 4, "sysFlag": 0, "bornTimestamp": 1,
+        "flag": 0,
+    }  # fmt: skip
+    answer = ask(port, RequestCode.SEND_MESSAGE, BODY, **QUEUE, **fields)
+    assert answer.code == ResponseCode.SUCCESS
+
+
+def pull(opaque):
+    """For four messages, which are a quarter of a MiB."""
+    fields = {
+        **QUEUE, "consumerGroup": "CG", "queueOffset": 0, "maxMsgNums": 4, "sysFlag": int(PullSysFlag.SUBSCRIPTION),
+        "commitOffset": 0, "suspendTimeoutMillis": 0, "subscription": "*", "subVersion": 0,
+    }  # fmt: skip
+    ext = {key: str(value) for key, value in fields.items()}
+    return encode_command(RemotingCommand(RequestCode.PULL_MESSAGE, ext, opaque=opaque))
+
+
+@pytest.fixture
+def broker(daemon, tmp_path):
+    def start(**settings):
+        options = {
+            "storePathRootDir": tmp_path / "store",
+            "mappedFileSizeCommitLog": MIB,
+            "diskFreeBytesMin": 0,
+            "waitTimeMillsInSendQueue": 30_000,
+            "diskSpaceWarningLevelRatio": 100,
+            **settings,
+        }
+        return daemon("broker", *(word for key, value in options.items() for word in ("-o", f"{key}={value}")))
+
+    return start
+
+
+def deaf(stack, port, requests):
+    """A connection over which as many pulls are sent, and nothing is read."""
+    peer = stack.enter_context(socket.socket())
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    peer.connect(("127.0.0.1", port))
+    peer.settimeout(DEADLINE_SECONDS)
+    with contextlib.suppress(OSError):  # it is not read any more, or closed
+        peer.sendall(b"".join(map(pull, range(requests))))
+    return peer
+
+
+def is_closed(peer):
+    """Whether the other end closed it: what was sent before is read, then comes the end."""
+    peer.settimeout(DEADLINE_SECONDS)
+    try:
+        while peer.recv(MIB):
+            pass
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def closings(process, why):
+    return [line for line in process.err.splitlines() if "closing 127.0.0.1:" in line and why in line]
+
+
+def test_peers_that_ask_much_at_once_and_read_nothing(broker):
+    process = broker(unsentBytesMax=MIB)
+    port = process.wait_for_port()
+    for _ in range(4):
+        send(port)
+    before = resident_mib(process)
+    with contextlib.ExitStack() as stack:
+        peers = [deaf(stack, port, 1000) for _ in range(30)]
+        assert resident_mib(process) - before < 80, "what a part of one read is answered, for 30 peers"
+        send(port)  # others are served
+        wait_for(lambda: len(closings(process, "it does not read its answers")) == 20, "twenty lines")
+        send(port)
+        assert all(map(is_closed, peers))
+        assert len(closings(process, "")) == 20  # the other ten are counted, and told of a minute later
+    assert process.stop() == 0
+    assert "Traceback" not in process.err
+
+
+def test_a_peer_that_reads_nothing_is_read_no_more_and_closed_in_time(broker):
+    process = broker(serverChannelMaxIdleTimeSeconds=3)
+    port = process.wait_for_port()
+    for _ in range(4):
+        send(port)
+    before = resident_mib(process)
+    with contextlib.ExitStack() as stack:
+        # A few at a time: their answers are within what may wait unsent, and no more are read than are answered.
+        peer = deaf(stack, port, 16)
+        with contextlib.suppress(OSError):
+            while True:
+                peer.sendall(pull(0) * 16)
+        assert resident_mib(process) - before < 128, "what may wait unsent, and what a part of one read is answered"
+        wait_for(lambda: closings(process, " for 3 s"), "the line that says why")
+        send(port)
+        assert is_closed(peer)
+        assert len(closings(process, "")) == 1
+    assert process.stop() == 0
+
+
+def bomb(mib):
+    """A registration that inflates to so much, of spaces."""
+    packer = zlib.compressobj(9)
+    return b"".join([packer.compress(b" " * MIB) for _ in range(mib)]) + packer.flush()
+
+
+@pytest.mark.parametrize("mib", [64, 1024])
+def test_a_registration_that_inflates_to_a_gigabyte(daemon, mib):
+    process = daemon("namesrv")
+    port = process.wait_for_port()
+    broker = {
+        "brokerName": "broker-a", "brokerAddr": "10.0.0.1:10911", "clusterName": "C", "haServerAddr": "10.0.0.1:10912",
+        "brokerId": 0,
+    }  # fmt: skip
+    ask(port, RequestCode.GET_BROKER_CLUSTER_INFO)
+    before = resident_mib(process)
+    body = bomb(mib)
+    assert len(body) < 2 * MIB
+    for _ in range(3):
+        answer = ask(port, RequestCode.REGISTER_BROKER, body, **broker, compressed="true")
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert answer.remark
+    assert resident_mib(process) - before < 48
+    assert b"broker-a" not in ask(port, RequestCode.GET_BROKER_CLUSTER_INFO).body
+    with socket.create_connection(("127.0.0.1", port), DEADLINE_SECONDS):
+        assert process.stop() == 0
+    assert "Traceback" not in process.err
+    assert len(process.err.splitlines()) < 8

@@ -1,0 +1,132 @@
+"""What becomes of a request at the end that answers it."""
+
+import pytest
+from twisted.internet.defer import Deferred, succeed
+
+from mqbroker.errors import Refused
+from mqbroker.remoting.handlers import UNFORESEEN, HandlerTable
+from mqbroker.wire.codes import ResponseCode
+from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand
+from mqbroker.wire.frame import JSON, ROCKETMQ
+from tests.remoting.link import raw_link, serve
+from tests.remoting.requests import BATCH, ECHO, LATER, echo, request
+
+
+async def coroutine_handler(request, connection):
+    await succeed(None)
+    return echo(request, connection)
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [echo, lambda request, connection: succeed(echo(request, connection)), coroutine_handler],
+    ids=["value", "deferred", "coroutine"],
+)
+def test_what_a_handler_may_return(clock, handler):
+    table = HandlerTable()
+    table.register(ECHO, handler)
+    peer, link = raw_link(serve(clock, table))
+    peer.transport.write(request(ECHO, 9, b"body"))
+    link.pump()
+    assert [(answer.opaque, answer.body) for answer in peer.answers] == [(9, b"body")]
+
+
+def test_a_handler_that_returns_none_answers_itself(clock):
+    table, seen = HandlerTable(), []
+    table.register(LATER, lambda request, connection: seen.append((request, connection)))
+    peer, link = raw_link(serve(clock, table))
+    peer.transport.write(request(LATER, 3))
+    link.pump()
+    assert peer.answers == []
+    came, connection = seen[0]
+    connection.send(RemotingCommand.response(came, body=b"now"))
+    link.pump()
+    assert [(answer.opaque, answer.body) for answer in peer.answers] == [(3, b"now")]
+
+
+@pytest.mark.parametrize("serialize_type", [JSON, ROCKETMQ])
+def test_an_unknown_code_is_refused(clock, table, serialize_type):
+    peer, link = raw_link(serve(clock, table))
+    peer.transport.write(request(9999, 6, serialize_type=serialize_type))
+    link.pump()
+    (answer,) = peer.answers
+    assert answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+    assert (answer.opaque, answer.remark) == (6, " request type 9999 not supported")
+    assert answer.serialize_type == serialize_type
+
+
+def raising(error, how):
+    """A handler, or a batch handler, that fails with `error`."""
+
+    def at_once(request, connection):
+        raise error
+
+    def later(request, connection):
+        deferred = Deferred()
+        deferred.errback(error)
+        return deferred
+
+    async def in_a_coroutine(request, connection):
+        raise error
+
+    return {"at once": at_once, "later": later, "coroutine": in_a_coroutine}[how]
+
+
+@pytest.mark.parametrize("how", ["at once", "later", "coroutine"])
+def test_a_refusal_becomes_the_answer(clock, logged, how):
+    table = HandlerTable()
+    table.register(ECHO, raising(Refused(ResponseCode.TOPIC_NOT_EXIST, "no such topic"), how))
+    peer, link = raw_link(serve(clock, table))
+    peer.transport.write(request(ECHO, 6))
+    link.pump()
+    (answer,) = peer.answers
+    assert (answer.code, answer.remark, answer.opaque) == (ResponseCode.TOPIC_NOT_EXIST, "no such topic", 6)
+    assert logged.failures == []
+
+
+@pytest.mark.parametrize("how", ["at once", "later", "coroutine"])
+def test_an_error_of_ours_is_an_answer_without_its_traceback(clock, logged, how):
+    table = HandlerTable()
+    table.register(ECHO, raising(KeyError("oops"), how))
+    table.register(LATER, echo)
+    peer, link = raw_link(serve(clock, table))
+    peer.transport.write(request(ECHO, 6) + request(LATER, 7))
+    link.pump()
+    first, second = peer.answers
+    assert (first.code, first.opaque, second.opaque) == (ResponseCode.SYSTEM_ERROR, 6, 7)
+    assert first.remark == UNFORESEEN
+    assert [type(failure.value) for failure in logged.failures] == [KeyError]
+
+
+@pytest.mark.parametrize("how", ["at once", "later"])
+def test_a_failing_batch_answers_each_of_its_requests(clock, logged, how):
+    table = HandlerTable()
+    table.register_batch(BATCH, raising(KeyError("oops"), how))
+    peer, link = raw_link(serve(clock, table))
+    peer.transport.write(request(BATCH, 1, x="") + request(BATCH, 2, flag=ONEWAY_FLAG, x="") + request(BATCH, 3, x=""))
+    link.pump()
+    assert [(answer.code, answer.opaque) for answer in peer.answers] == [(1, 1), (1, 3)]
+    assert "Traceback" not in peer.answers[0].remark
+    assert len(logged.failures) == 1  # not one for each request: there may be thousands
+
+
+@pytest.mark.parametrize("how", ["at once", "later"])
+def test_a_refusing_batch_is_not_our_error(clock, logged, how):
+    table = HandlerTable()
+    table.register_batch(BATCH, raising(Refused(ResponseCode.NO_PERMISSION, "no"), how))
+    peer, link = raw_link(serve(clock, table))
+    peer.transport.write(request(BATCH, 1, x=""))
+    link.pump()
+    assert [(answer.code, answer.remark) for answer in peer.answers] == [(ResponseCode.NO_PERMISSION, "no")]
+    assert logged.failures == []
+
+
+def test_a_code_has_one_handler_of_each_kind():
+    table = HandlerTable()
+    table.register(ECHO, echo)
+    table.register_batch(BATCH, lambda requests, connection: b"")
+    with pytest.raises(ValueError, match="has a handler"):
+        table.register(ECHO, echo)
+    with pytest.raises(ValueError, match="has a batch handler"):
+        table.register_batch(BATCH, lambda requests, connection: b"")
+    assert table.codes == {ECHO, BATCH}

@@ -1,0 +1,232 @@
+"""Filtered gets of messages that were appended not long ago: quicker than others, and with the same answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mqbroker.store import GetResult, GetStatus, MessageStore
+from mqbroker.store.closer_look import CloserLook
+from mqbroker.store.outcomes import Get
+from mqbroker.store.picking import Picking
+from mqbroker.wire.javahash import java_hash
+from tests.store.harness import Bench, make_bench, message
+from tests.store.test_cold_reads import offsets
+from tests.store.test_matching import Matching
+
+V6_HOST = bytes(15) + b"\x01" + (40000).to_bytes(4, "big")
+
+
+def look_of(store: MessageStore) -> CloserLook:
+    return store._reader._look
+
+
+def picking_of(store: MessageStore) -> Picking:
+    return look_of(store)._picking
+
+
+def quickly(store: MessageStore, get: Get, window: int = 800) -> GetResult | None:
+    return picking_of(store).get(get, window)
+
+
+def slowly(store: MessageStore, get: Get, monkeypatch: pytest.MonkeyPatch) -> GetResult:
+    """What the closer look alone answers."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Picking, "get", lambda self, get, window: None)
+        return look_of(store).get(get, None)
+
+
+def seen(result: GetResult | None) -> Any:
+    assert result is not None
+    return result._replace(pieces=list(map(bytes, result.pieces)))
+
+
+SENT = st.lists(
+    st.tuples(
+        st.integers(0, 1),  # queue
+        st.sampled_from([0, 10, 10, 10, 300, 3000]),  # bytes of the body
+        st.integers(0, 2),  # tag and number
+        st.booleans(),  # whether from an IPv6 host
+    ),
+    min_size=1,
+    max_size=150,
+)
+WANTED = st.one_of(
+    st.tuples(st.sets(st.integers(0, 2)), st.none()),
+    st.tuples(st.none(), st.sets(st.integers(0, 2))),
+)
+LIMITS = st.tuples(st.sampled_from([-1, 0, 1, 2, 7, 32, 1000]), st.sampled_from([None, 0, 500, 2000, 10_000]))
+
+
+@settings(derandomize=True, database=None, deadline=None)
+@given(SENT, WANTED, LIMITS, st.integers(0, 150))
+def test_the_answers_are_those_of_a_closer_look(sent, wanted, limits, offset) -> None:
+    with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+        bench = make_bench(Path(directory) / "store", mapped_file_size_commit_log=16 * 1024)
+        store = bench.open()
+        store.append(
+            [
+                message(
+                    queue_id=queue,
+                    body=b"N\x01001\x02" + b"x" * size,
+                    properties=b"TAGS\x01%d\x02N\x01%03d" % (number, number),
+                    born_host=V6_HOST if is_v6 else V6_HOST[:8],
+                )
+                for queue, size, number, is_v6 in sent
+            ]
+        )
+        store.dispatch_now()
+        queue = store._queues.by_name["T", sent[0][0]]
+        tags, numbers = wanted
+        codes = None if tags is None else {java_hash(str(tag)) for tag in tags}
+        matching = None if numbers is None else Matching(*numbers)
+        get = Get(queue, offset % queue.max_offset, *limits, codes, matching)
+        found = quickly(store, get)
+        assert found is not None or (matching is not None and len(store._commit_log.segments) > 1)
+        if found is not None:
+            assert seen(found) == seen(slowly(store, get, patch))
+        bench.close()
+
+
+def fill(store: MessageStore, count: int = 100, size: int = 10) -> None:
+    store.append([message(body=b"x" * size, properties=b"TAGS\x01%d\x02N\x01%03d" % (i % 4, i)) for i in range(count)])
+    store.dispatch_now()
+
+
+def by_tag(store: MessageStore, offset: int = 0, tag: str = "1", max_bytes: int | None = None) -> Get:
+    return Get(store._queues.by_name["T", 0], offset, 32, max_bytes, {java_hash(tag)})
+
+
+def by_number(store: MessageStore, *numbers: int, tags_codes: set[int] | None = None) -> Get:
+    return Get(store._queues.by_name["T", 0], 0, 32, None, tags_codes, Matching(*numbers))
+
+
+def test_a_get_of_what_was_just_appended_is_answered_quickly(bench: Bench) -> None:
+    store = bench.open()
+    fill(store)
+    found = quickly(store, by_tag(store, 6))
+    assert found is not None
+    assert (found.status, offsets(found), found.next_offset) == (GetStatus.FOUND, [*range(9, 100, 4)], 100)
+    assert (found.min_offset, found.max_offset, found.suggest_slave) == (0, 100, False)
+    found = quickly(store, by_tag(store, 6), 10)
+    assert found is not None
+    assert (offsets(found), found.next_offset) == ([9, 13], 16)
+    found = quickly(store, by_number(store, 5, 6, 90))
+    assert found is not None
+    assert (offsets(found), found.count, len(found.pieces)) == ([5, 6, 90], 3, 2)
+    found = quickly(store, by_tag(store, tag="other"))
+    assert found is not None
+    assert (found.status, found.pieces, found.next_offset) == (GetStatus.NO_MATCHED_MESSAGE, [], 100)
+
+
+@pytest.mark.parametrize("between", [0, 100, 1500, 2500])
+def test_messages_stand_close_or_far_apart(bench: Bench, between: int) -> None:
+    """Which decides how they are come by."""
+    store = bench.open()
+    for number in range(30):
+        store.append(
+            [
+                message(properties=b"N\x01%03d" % number, body=b"N\x01%03d" % (number + 1)),
+                message(queue_id=1, properties=b"N\x01002", body=b"x" * between),
+            ]
+        )
+    store.dispatch_now()
+    get = by_number(store, 2, 7, 29)
+    found = quickly(store, get)
+    assert found is not None
+    assert (offsets(found), found.next_offset) == ([2, 7, 29], 30)
+    assert isinstance(get.matching, Matching)
+    assert get.matching.asked == [*range(30)]
+
+
+def test_bytes_are_bounded_also_by_what_is_not_wanted(bench: Bench) -> None:
+    store = bench.open()
+    fill(store, 100, 1000)
+    size = store._queues.by_name["T", 0].entry(0)[1]
+    for bytes_max, next_offset, wanted in [(size, 2, [1]), (2 * size, 6, [1, 5]), (2 * size - 1, 2, [1])]:
+        found = quickly(store, by_tag(store, max_bytes=bytes_max))
+        assert found is not None
+        assert (offsets(found), found.next_offset) == (wanted, next_offset)
+
+
+def test_bytes_are_bounded_by_a_large_one_that_is_not_wanted(bench: Bench) -> None:
+    store = bench.open()
+    fill(store, 12)
+    store.append([message(body=b"x" * 5000)])
+    fill(store, 80)
+    found = quickly(store, by_tag(store, max_bytes=4000))
+    assert found is not None
+    assert (offsets(found), found.next_offset) == ([1, 5, 9], 12)
+
+
+def test_of_what_is_in_two_segments_all_is_found(bench: Bench) -> None:
+    store = bench.open()
+    fill(store, 100, 3000)
+    assert len(store._commit_log.segments) > 2
+    found = quickly(store, by_tag(store, 25))
+    assert found is not None
+    assert offsets(found) == [*range(25, 100, 4)]
+    for offset in range(0, 100, 3):
+        result = store.get("T", 0, offset, 32, 1 << 20, None, Matching(*range(1, 100, 4)))
+        assert offsets(result) == [i for i in range(1, 100, 4) if i >= offset]
+
+
+def test_what_is_not_as_plain_takes_a_closer_look(make: Callable[..., Bench]) -> None:
+    store = make("extended", enable_consume_queue_ext=True).open()
+    fill(store)
+    assert quickly(store, by_tag(store)) is None
+    bench = make()
+    store = bench.open()
+    fill(store)
+    assert quickly(store, by_number(store, 5, tags_codes={java_hash("1")})) is None
+    picking_of(store)._hot_bytes = 5000
+    assert quickly(store, by_tag(store)) is None
+    assert quickly(store, by_tag(store, 90)) is not None
+    picking_of(store)._hot_bytes = 1 << 30
+    store._queues.by_name["T", 0].asked_below = 3
+    assert quickly(store, by_tag(store, 2)) is None
+    assert quickly(store, by_tag(store, 3)) is not None
+    store._commit_log.min_offset = 1
+    assert quickly(store, by_tag(store, 3)) is not None
+    store._queues.by_name["T", 0].asked_below = 0
+    assert quickly(store, by_tag(store)) is None
+    store = make("again").open()
+    fill(store)
+    picking_of(store)._damages.sure_from = 1  # as after a start
+    assert quickly(store, by_tag(store)) is None
+
+
+def put_entry(store: MessageStore, offset: int, physical_offset: int, size: int) -> None:
+    """Have an entry of the queue say something else."""
+    file, at, _ = store._queues.by_name["T", 0].place(offset)
+    file.buffer[at : at + 12] = physical_offset.to_bytes(8, "big", signed=True) + size.to_bytes(4, "big", signed=True)
+
+
+@pytest.mark.parametrize("size", [0, 90, 1000, 0x7FFFFFFF, -5])
+@pytest.mark.parametrize("physical_offset", [-1, 0, 40, 10_000, 100_000, 1 << 40])
+def test_an_entry_of_no_message_takes_a_closer_look(bench: Bench, physical_offset: int, size: int) -> None:
+    store = bench.open()
+    fill(store)
+    put_entry(store, 9, physical_offset, size)
+    assert quickly(store, by_tag(store)) is None
+    get = by_number(store, 8, 9, 10)
+    found = quickly(store, get)
+    assert found is None or (offsets(found) == [8, 10] and size != 0x7FFFFFFF)  # as much is not copied
+    assert {*offsets(store.get("T", 0, 0, 32, None, None, get.matching))} >= {8, 10}
+    put_entry(store, 99, physical_offset, size)
+    found = quickly(store, get._replace(offset=99))
+    assert found is None or not found.count
+
+
+def test_an_entry_of_more_than_there_is_takes_a_closer_look(bench: Bench) -> None:
+    store = bench.open()
+    fill(store, 100, 3000)
+    put_entry(store, 97, store._queues.by_name["T", 0].entry(97)[0], 200_000)
+    assert quickly(store, by_tag(store, 25)) is None
+    assert quickly(store, by_tag(store, 25, "2")) is not None

@@ -54,6 +54,8 @@ class Row:
     reads: str | None = None
     #: For a command without an end: it is interrupted behind so many lines.
     lines_until_interrupt: int | None = None
+    #: So many messages must the online group have committed before, where the output shows what it has not.
+    committed: int | None = None
 
     def changed(self, text: str) -> str:
         """What counts of an output."""
@@ -66,9 +68,16 @@ class Row:
         return self.line.split()[0]
 
 
-def row(line: str, *changes: Change, why: str = "", reads: str | None = None, until: int | None = None) -> Row:
+def row(
+    line: str,
+    *changes: Change,
+    why: str = "",
+    reads: str | None = None,
+    until: int | None = None,
+    committed: int | None = None,
+) -> Row:
     assert bool(changes) == bool(why), "what is not compared needs a reason"
-    return Row(line, changes, why, reads, until)
+    return Row(line, changes, why, reads, until, committed)
 
 
 MAPS = "a map's order"
@@ -90,6 +99,8 @@ NAMESRV_OWN = (
 BROKER_OWN = rf"^({_OURS}|diskMaxUsedSpaceRatio|bitMapLengthConsumeQueueExt)\b"
 OURS_ALONE = "what only ours has, or has settled, and " + MAPS
 SECRETS = mask(r"(secretKey +:).*", r"\1 ?")
+#: Messages that the rows above `statsAll` sent to {topic}, and the eleven that were there.
+SENT = 11 + 1 + 1 + 4
 #: Messages a second of the last minute, messages of the last day.
 RATES = mask(r" +[\d.]+ +[\d.]+ +\d+ +\d+$| +[\d.]+ +\d+(?= +NO_CONSUMER)")
 
@@ -175,7 +186,7 @@ TABLE = [
     row("checkMsgSendRT -t {topic} -a 4 -s 10", mask(r"(true|false)\s+\d+$", r"\1"), mask(r"[\d.]+$"), why="times"),
     row("clusterRT -a 2 -s 10 -i 60 -c Interop", mask(r"\d+\.\d\d"), why="times", until=2),
     row("clusterRT -a 2 -s 10 -i 60 -p true -m room", mask(r"\|\d+$"), why="times", until=1),
-    row("statsAll -t {topic}", RATES, why="what was sampled so far"),
+    row("statsAll -t {topic}", RATES, why="what was sampled so far", committed=SENT),
     row("statsAll", RATES, sort_lines, why="what was sampled so far, and " + MAPS),
     row("statsAll -a", until("\n"), why="what was sampled so far decides which topics are active"),
     # Online groups are reset last: their consumer starts over, sooner or later

@@ -43,6 +43,8 @@ class Situation:
 
     def run(self, row: Row) -> str:
         """Run mqadmin; returns what it printed, and what it wrote to a file, with all masked that is of one run."""
+        if row.committed is not None:
+            wait_committed(self.broker, GROUP, TOPIC, queues=2, count=row.committed)
         args = [word.format(**self.names) for word in row.line.split()]
         peer = self.fleet.begin_mqadmin(args[0], "-n", self.namesrv.addr, *args[1:])
         if row.lines_until_interrupt is not None:

@@ -13,6 +13,7 @@ from mqbroker.config import StoreSettings
 from mqbroker.errors import FlushTimedOut, StoreUnwritable
 from mqbroker.store import GetStatus, MessageStore, open_store_in_turns
 from mqbroker.store.checkpoint import decode_checkpoint
+from mqbroker.store.flush import AT_ONCE_BYTES, INTERVAL_S_MIN
 from mqbroker.store.syncs import WorkerSyncs
 from tests.store.harness import SMALL, Bench, SteppedWorker, message, stop
 
@@ -132,6 +133,37 @@ def test_without_anyone_waiting_the_interval_bounds_what_is_not_synced(make: Cal
     syncs = store.stats.flushes
     bench.clock.pump([0.2] * 5)
     assert store.stats.flushes == syncs  # nothing new, nothing to sync
+
+
+def test_what_comes_fast_is_synced_in_small_parts(make: Callable[..., Bench]) -> None:
+    """Much at once would hold up those who send meanwhile."""
+    bench = make(flush_interval_commit_log_ms=500, mapped_file_size_commit_log=16 * 1024 * 1024)
+    store = bench.open()
+    store.start()
+    waited: list[int] = []
+    for _ in range(200):  # 10 MB a second, for two
+        store.append([message(body=b"x" * 100_000)])
+        waited.append(store.log_end - store.flushed)
+        bench.clock.advance(0.01)
+    assert max(waited[:50]) > 8 * AT_ONCE_BYTES  # of which nothing was known before
+    assert max(waited[60:]) < AT_ONCE_BYTES * 5 // 4
+    syncs = store.stats.flushes
+    assert syncs < 50
+    for _ in range(200):  # slow again
+        store.append([message()])
+        bench.clock.advance(0.01)
+    assert 4 <= store.stats.flushes - syncs <= 6
+
+
+def test_however_fast_it_comes_syncs_are_no_more_often_than_that(make: Callable[..., Bench]) -> None:
+    bench = make(flush_interval_commit_log_ms=500, mapped_file_size_commit_log=64 * 1024 * 1024)
+    store = bench.open()
+    store.start()
+    bench.clock.advance(0.5)
+    for _ in range(500):  # 100 MB a second, for a second
+        store.append([message(body=b"x" * 100_000)] * 2)
+        bench.clock.advance(0.002)
+    assert 20 < store.stats.flushes <= 1 / INTERVAL_S_MIN + 2
 
 
 def test_the_next_segment_is_made_when_a_quarter_of_one_is_full_not_at_the_next_tick(bench: Bench) -> None:

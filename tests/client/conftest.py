@@ -30,7 +30,8 @@ from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand, decode_commands, decode_frame, encode_command
 from mqbroker.wire.frame import FrameDecoder
 from mqbroker.wire.properties import decode_properties
-from mqbroker.wire.record import Record, encode_record
+from mqbroker.wire.record import encode_record
+from tests.client.records import a_record
 
 NAME_SERVER = "10.0.0.1:9876"
 SILENT = object()
@@ -60,22 +61,14 @@ class Cluster:
             self.topics.setdefault(topic, []).append(QueueData(name, queues, queues, perm))
 
     def store(self, queue, body=b"x", *, sys_flag=0, reconsume_times=0, **properties):
-        record = Record(
+        record = a_record(
             topic=queue.topic,
             queue_id=queue.queue_id,
             queue_offset=len(self.logs[queue]),
             physical_offset=1000 * len(self.logs[queue]),
-            store_size=0,
-            flag=0,
             sys_flag=sys_flag,
-            born_timestamp=1,
-            born_host=("10.0.0.9", 1),
-            store_timestamp=2,
-            store_host=("10.0.0.2", 10911),
             reconsume_times=reconsume_times,
-            prepared_offset=0,
             body=body,
-            body_crc=0,
             properties=properties,
         )
         self.logs[queue].append(encode_record(record))

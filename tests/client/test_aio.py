@@ -79,20 +79,26 @@ def test_what_goes_wrong_has_its_type(topic, silent):
     asyncio.run(main())
 
 
+def gathering(count):
+    """A listener, the bodies that it got, and what is set once they are so many."""
+    got = []
+    done = asyncio.Event()
+
+    async def listener(message):
+        await asyncio.sleep(0)
+        got.append(message.body)
+        if len(got) == count:
+            done.set()
+
+    return listener, got, done
+
+
 def test_a_push_consumer_with_a_coroutine_and_a_notice_from_the_broker(topic):
     for n in range(20):
         topic.cluster.store(Q, b"%d" % n)
-    got = []
+    listener, got, done = gathering(20)
 
     async def main():
-        done = asyncio.Event()
-
-        async def listener(message):
-            await asyncio.sleep(0)
-            got.append(message.body)
-            if len(got) == 20:
-                done.set()
-
         options = PushOptions(consume_from=ConsumeFrom.FIRST, suspend_ms=0)
         async with PushConsumer(topic.addr, "g", listener, options=options) as consumer:
             await consumer.subscribe("T")
@@ -138,17 +144,9 @@ async def taken(answers, count):
 def test_a_broker_may_ask_a_push_consumer(topic):
     for n in range(3):
         topic.cluster.store(Q, b"%d" % n)
-    got = []
+    listener, got, done = gathering(3)
 
     async def main():
-        done = asyncio.Event()
-
-        async def listener(message):
-            await asyncio.sleep(0)
-            got.append(message.body)
-            if len(got) == 3:
-                done.set()
-
         options = PushOptions(consume_from=ConsumeFrom.FIRST, suspend_ms=0)
         async with PushConsumer(topic.addr, "g", listener, options=options) as consumer:
             await consumer.subscribe("T")

@@ -28,8 +28,9 @@ from mqbroker.wire.admin_bodies import (
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand, encode_command
-from mqbroker.wire.record import Record, encode_record
+from mqbroker.wire.record import encode_record
 from tests.client.member import RETRY, A, Member, Q
+from tests.client.records import a_record
 from tests.remoting.link import Link, NoOwner, Peer
 
 NOW_MS = 1_700_000_000_000
@@ -49,24 +50,7 @@ def reset_to(offsets, topic="T", body=None):
     return RemotingCommand.request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, header, data)
 
 
-RECORD = Record(
-    topic="T",
-    queue_id=0,
-    queue_offset=3,
-    physical_offset=3000,
-    store_size=0,
-    flag=0,
-    sys_flag=0,
-    born_timestamp=1,
-    born_host=("10.0.0.9", 1),
-    store_timestamp=2,
-    store_host=("10.0.0.2", 10911),
-    reconsume_times=0,
-    prepared_offset=0,
-    body=b"by hand",
-    body_crc=0,
-    properties={"TAGS": "t"},
-)
+RECORD = a_record(queue_offset=3, physical_offset=3000, body=b"by hand", properties={"TAGS": "t"})
 
 
 def consume(body=None, broker_name="a"):

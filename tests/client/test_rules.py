@@ -16,7 +16,8 @@ from mqbroker.client.subscription import matches, subscribe_to
 from mqbroker.errors import MQError, Refused, Unreachable
 from mqbroker.wire.batch import decode_batch
 from mqbroker.wire.properties import decode_properties
-from mqbroker.wire.record import Record, inflate_body
+from mqbroker.wire.record import inflate_body
+from tests.client.records import a_record
 
 
 def queues(count, broker="a", topic="T"):
@@ -55,23 +56,7 @@ def test_a_stranger_gets_nothing_and_names_sort_as_in_java():
 
 
 def received(offset, body=b"x"):
-    record = Record(
-        topic="T",
-        queue_id=0,
-        queue_offset=offset,
-        physical_offset=offset * 100,
-        store_size=100,
-        flag=0,
-        sys_flag=0,
-        born_timestamp=1,
-        born_host=("1.2.3.4", 5),
-        store_timestamp=2,
-        store_host=("1.2.3.4", 6),
-        reconsume_times=0,
-        prepared_offset=0,
-        body=body,
-        body_crc=0,
-    )
+    record = a_record(queue_offset=offset, physical_offset=offset * 100, store_size=100, body=body)
     return ReceivedMessage.of_record(record, "a")
 
 
@@ -135,22 +120,12 @@ def test_messages_are_checked_where_they_are_made():
 
 
 def test_a_retried_message_keeps_its_topic_and_id():
-    record = Record(
+    record = a_record(
         topic="%RETRY%g",
-        queue_id=0,
         queue_offset=1,
         physical_offset=2,
-        store_size=100,
-        flag=0,
-        sys_flag=0,
-        born_timestamp=1,
-        born_host=("1.2.3.4", 5),
-        store_timestamp=2,
         store_host=("1.2.3.4", 6),
         reconsume_times=2,
-        prepared_offset=0,
-        body=b"",
-        body_crc=0,
         properties={"RETRY_TOPIC": "T", "UNIQ_KEY": "U", "KEYS": "a b", "TAGS": "t"},
     )
     message = ReceivedMessage.of_record(record, "a")

@@ -21,8 +21,6 @@ from mqbroker.store.multi_dispatch import NAMES_MARK, MultiQueues
 from mqbroker.store.tags_codes import TagsCodes
 from mqbroker.wire.record import RECORD_BYTES_MIN
 
-_TAGS = b"TAGS\x01"
-
 #: topic, queue id, next queue offset, tags code (None where messages with several came), store timestamp (ms).
 DispatchListener = Callable[[str, int, int, "int | None", int], None]
 
@@ -77,27 +75,13 @@ class Entering:
         """Turn messages, appended one after another, into pending entries of their queues. Hot."""
         touched = self.touched
         tags_code = self._tags_codes.of
-        code_of_tag = self._tags_codes.of_tag
+        of_its_tag = self._tags_codes.of_its_tag
         for messages, appended, queues in appends:
             for message, (physical_offset, _, size, timestamp), queue in zip(messages, appended, queues, strict=True):
                 if message[3] & 4:  # SysFlag.TRANSACTION_PREPARED, which _ROLLBACK includes
                     continue
                 properties = message[9]
-                if queue.is_schedule:
-                    code = tags_code(True, properties, timestamp)
-                else:
-                    at = properties.rfind(_TAGS)
-                    if at < 0:
-                        code = 0
-                    elif at and properties[at - 1] != 2:
-                        code = tags_code(False, properties, timestamp)
-                    else:
-                        end = properties.find(b"\x02", at)
-                        tag = properties[at + 5 :] if end < 0 else properties[at + 5 : end]
-                        try:
-                            code = code_of_tag[tag]
-                        except KeyError:
-                            code = tags_code(False, properties, timestamp)
+                code = tags_code(True, properties, timestamp) if queue.is_schedule else of_its_tag(properties)
                 queue.pending += (physical_offset, size, code)
                 touched[queue] = timestamp
         self.last_timestamp_ms = appends[-1][1][-1][3]
@@ -108,7 +92,7 @@ class Entering:
         touched = self.touched
         multi = self._multi
         tags_code = self._tags_codes.of
-        code_of_tag = self._tags_codes.of_tag
+        of_its_tag = self._tags_codes.of_its_tag
         places: dict[tuple[bytes, int], _Place] = {}
         for row in run.rows:
             topic, queue_id, queue_offset, physical_offset, size, sys_flag, timestamp, properties = row
@@ -121,20 +105,8 @@ class Entering:
                 self._take_scanned(Scanned._make(row))
                 places.clear()  # more may have entered queues, or been written
                 continue
-            at = properties.rfind(_TAGS)
-            if place.queue.is_schedule:
-                code = tags_code(True, properties, timestamp)
-            elif at < 0:
-                code = 0
-            elif at and properties[at - 1] != 2:
-                code = tags_code(False, properties, timestamp)
-            else:
-                end = properties.find(b"\x02", at)
-                tag = properties[at + 5 :] if end < 0 else properties[at + 5 : end]
-                try:
-                    code = code_of_tag[tag]
-                except KeyError:
-                    code = tags_code(False, properties, timestamp)
+            is_schedule = place.queue.is_schedule
+            code = tags_code(True, properties, timestamp) if is_schedule else of_its_tag(properties)
             place.pending += (physical_offset, size, code)
             place.next_offset = queue_offset + 1
             touched[place.queue] = timestamp

@@ -23,14 +23,11 @@ def parse_delay_levels(text: str) -> list[int]:
 
 
 class TagsCodes:
-    """Makes them.
-
-    `of_tag` has those of tags seen before, for who is in a hurry.
-    """
+    """Makes them, and keeps those of tags seen before."""
 
     def __init__(self, delay_levels_ms: Sequence[int]) -> None:
         self._delay_levels_ms = delay_levels_ms
-        self.of_tag: dict[bytes, int] = {}
+        self._of_tag: dict[bytes, int] = {}
 
     def of(self, is_schedule: bool, properties: bytes, timestamp_ms: int) -> int:
         """The tags code of a message; of one in the schedule topic (`is_schedule`), stored at `timestamp_ms`, when it
@@ -39,12 +36,16 @@ class TagsCodes:
             level = min(delay_level(properties), len(self._delay_levels_ms))
             if level > 0:
                 return timestamp_ms + self._delay_levels_ms[level - 1]
+        return self.of_its_tag(properties)
+
+    def of_its_tag(self, properties: bytes) -> int:
+        """The tags code of a message in any other topic. Hot."""
         tag = find_property(properties, _TAGS)
-        code = self.of_tag.get(tag)
+        code = self._of_tag.get(tag)
         if code is None:
-            if len(self.of_tag) >= _OF_TAG_MAX:
-                self.of_tag.clear()
-            code = self.of_tag[tag] = java_hash(tag.decode("utf-8", "replace"))
+            if len(self._of_tag) >= _OF_TAG_MAX:
+                self._of_tag.clear()
+            code = self._of_tag[tag] = java_hash(tag.decode("utf-8", "replace"))
         return code
 
 

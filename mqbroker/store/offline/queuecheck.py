@@ -25,7 +25,6 @@ from mqbroker.wire.names import is_lmq
 
 _GAP_LOOK = 10_000
 _DIRT_LOOK_BYTES = 64 * 1024
-_TAGS = b"TAGS\x01"
 _MULTI_DISPATCH = b"INNER_MULTI_DISPATCH\x01"
 _MULTI_OFFSET = b"INNER_MULTI_QUEUE_OFFSET\x01"
 _LMQ = b"%LMQ%"
@@ -62,7 +61,6 @@ class QueueCheck:
         self.expects_named: bool | None = None
         self._named_absent = 0
         self._tags_codes = TagsCodes(delay_levels_ms)
-        self._code_of_tag = self._tags_codes.of_tag
         #: How many queues have had messages, and the sum of their next offsets; after `finish`.
         self.tally = (0, 0)
 
@@ -75,18 +73,7 @@ class QueueCheck:
             queue = self._queues[topic, queue_id]
         except KeyError:
             queue = self._add_queue(topic, queue_id)
-        at = properties.rfind(_TAGS)
-        if topic == _SCHEDULE or (at > 0 and properties[at - 1] != 2):
-            code = self._code(item)
-        elif at < 0:
-            code = 0
-        else:
-            end = properties.find(b"\x02", at)
-            tag = properties[at + 5 :] if end < 0 else properties[at + 5 : end]
-            try:
-                code = self._code_of_tag[tag]
-            except KeyError:
-                code = self._code(item)
+        code = self._code_when_due(item) if topic == _SCHEDULE else self._tags_codes.of_its_tag(properties)
         queue.records += 1
         files = queue.files
         if offset == queue.next and files.base <= offset < files.end:
@@ -106,12 +93,11 @@ class QueueCheck:
         queue = self._queues[topic, queue_id] = QueueState(topic, files, None, self._removed.get((name, queue_id)))
         return queue
 
-    def _code(self, item: Scanned) -> int | None:
-        """None for a delayed message where it is not known how long its level is."""
-        is_schedule = item.topic == _SCHEDULE
-        if is_schedule and not self._knows_levels and delay_level(item.properties) > 0:
+    def _code_when_due(self, item: Scanned) -> int | None:
+        """Of a message in the schedule topic; None where it is delayed and not known how long its level is."""
+        if not self._knows_levels and delay_level(item.properties) > 0:
             return None
-        return self._tags_codes.of(is_schedule, item.properties, item.store_timestamp_ms)
+        return self._tags_codes.of(True, item.properties, item.store_timestamp_ms)
 
     def _take_slowly(
         self, queue: QueueState, offset: int, physical_offset: int, size: int, code: int | None, timestamp_ms: int

@@ -70,6 +70,15 @@ class ConsumeQueues:
     def __iter__(self) -> Iterator[ConsumeQueue]:
         return iter(self.by_name.values())
 
+    def bounds(self, topic: str, queue_id: int) -> tuple[int, int] | None:
+        """The offsets of a queue's oldest message and of the next that can be got; those that the first message will
+        have where it was removed and not written to since; None where nothing is known of it."""
+        queue = self.by_name.get((topic, queue_id))
+        if queue is not None:
+            return queue.min_offset, queue.max_offset
+        removed = self.removed.get((topic, queue_id))
+        return None if removed is None else (removed.next_offset, removed.next_offset)
+
     def open(self, topic: bytes, queue_id: int) -> ConsumeQueue:
         """The queue, made where it is new; nothing is put on the disk before its first message.
 

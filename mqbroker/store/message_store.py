@@ -208,18 +208,15 @@ class MessageStore:
     # Reading
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        queue = self._queues.by_name.get((topic, queue_id))
-        return queue.min_offset if queue is not None else 0
+        return (self._queues.bounds(topic, queue_id) or (0, 0))[0]
 
     def max_offset(self, topic: str, queue_id: int) -> int:
         """The offset the next message will have that can be got: those not dispatched yet do not count."""
-        queue = self._queues.by_name.get((topic, queue_id))
-        return queue.max_offset if queue is not None else 0
+        return (self._queues.bounds(topic, queue_id) or (0, 0))[1]
 
     def bounds(self, topic: str, queue_id: int) -> tuple[int, int] | None:
-        """The offsets of a queue's oldest message and of the next that can be got; None where there is no queue."""
-        queue = self._queues.by_name.get((topic, queue_id))
-        return (queue.min_offset, queue.max_offset) if queue is not None else None
+        """See `ConsumeQueues.bounds`."""
+        return self._queues.bounds(topic, queue_id)
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
         """See `Queries.offset_by_time`; this and the next may wait for the disk."""

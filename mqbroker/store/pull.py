@@ -56,6 +56,7 @@ class Reader:
     ) -> None:
         self._log = log
         self._queues = queues.by_name
+        self._bounds = queues.bounds
         self._damages = damages
         self._report = report
         self._cold = cold
@@ -87,9 +88,10 @@ class Reader:
         May wait for the disk.
         """
         queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            return outside(offset, *(self._bounds(topic, queue_id) or (0, 0)))
         found = self._get_at_once(queue, offset, max_count, max_bytes, tags_codes, matching)
         if found is None:
-            assert queue is not None
             get = Get(queue, offset, max_count, max_bytes, tags_codes, matching)
             found = self._get_known(get, False) or self._look.get(get, None)
         return found
@@ -110,16 +112,17 @@ class Reader:
         read, and with StoreError when the store stops.
         """
         queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            return outside(offset, *(self._bounds(topic, queue_id) or (0, 0)))
         found = self._get_at_once(queue, offset, max_count, max_bytes, tags_codes, matching)
         if found is None:
-            assert queue is not None
             get = Get(queue, offset, max_count, max_bytes, tags_codes, matching)
             return self._get_known(get, True) or self._get_cold(get, _FETCHES_MAX)
         return found
 
     def _get_at_once(
         self,
-        queue: ConsumeQueue | None,
+        queue: ConsumeQueue,
         offset: int,
         max_count: int,
         max_bytes: int | None,
@@ -127,8 +130,6 @@ class Reader:
         matching: IMatching | None,
     ) -> GetResult | None:
         """The answer, or None where it takes a closer look. Hot."""
-        if queue is None:
-            return outside(offset, 0, 0)
         low, high = queue.min_offset, queue.max_offset
         if not low <= offset < high:
             return outside(offset, low, high)

@@ -67,6 +67,7 @@ class Queries:
     ) -> None:
         self._log = log
         self._queues = queues.by_name
+        self._bounds = queues.bounds
         self._index = index
         self._damages = damages
         self._report = report
@@ -174,14 +175,15 @@ class Queries:
     # By time
 
     async def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """The offset of the message stored nearest to a time, of equally near ones the older; 0 where there is none.
+        """The offset of the message stored nearest to a time, of equally near ones the older; where there is none,
+        the offset that the next will have.
 
         Where several were stored at that very time it is the one that the Java broker's search comes upon first, which
         looks at the middle of one file of the consume queue, and of what is left again.
         """
         queue = self._queues.get((topic, queue_id))
         if queue is None:
-            return 0
+            return (self._bounds(topic, queue_id) or (0, 0))[0]
         low, high = await self._file_by_time(queue, timestamp_ms)
         before: tuple[int, int] | None = None
         after: tuple[int, int] | None = None

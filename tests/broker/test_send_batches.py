@@ -18,7 +18,7 @@ from tests.broker.sending import BATCH, V1, V2, one, raw
 
 
 def test_a_batch_is_stored_as_its_messages(bench, client):
-    entries = [BatchEntry(i, b"%d" % i, b"TAGS\x01t%d\x02WAIT\x01true" % i) for i in range(3)]
+    entries = [BatchEntry(i, b"%d" % i, b"TAGS\x01t%d\x02WAIT\x01false" % i) for i in range(3)]
     properties = "UNIQ_KEY\x01U\x02WAIT\x01true"  # those of the batch itself are each message's too
     answer = one(client.send(body=encode_batch(entries), code=BATCH, queue_id=1, batch=True, properties=properties))
     assert answer.code == 0
@@ -26,7 +26,7 @@ def test_a_batch_is_stored_as_its_messages(bench, client):
     assert [record.body for record in records] == [b"0", b"1", b"2"]
     assert [record.flag for record in records] == [0, 1, 2]
     assert [record.properties for record in records] == [
-        {"TAGS": f"t{i}", "UNIQ_KEY": "U", "CLUSTER": "DefaultCluster"} for i in range(3)
+        {"TAGS": f"t{i}", "UNIQ_KEY": "U", "WAIT": "true", "CLUSTER": "DefaultCluster"} for i in range(3)
     ]
     ids = answer.ext_fields["msgId"].split(",")
     assert [parse_offset_message_id(one_id)[1] for one_id in ids] == [record.physical_offset for record in records]

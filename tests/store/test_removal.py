@@ -63,8 +63,7 @@ def test_a_topic_goes_and_the_others_stay(bench: Bench) -> None:
     assert result(store.remove_topics({"Old", "Never", SCHEDULE_TOPIC})) == ["Old"]
     assert directories(bench) == KEPT
     assert sorted(path.name for path in (bench.root / "consumequeue").iterdir()) == ["Kept", SCHEDULE_TOPIC]
-    assert store.get("Old", 0, 0, 9).status is GetStatus.NO_MESSAGE_IN_QUEUE
-    assert (store.min_offset("Old", 0), store.max_offset("Old", 0)) == (0, 0)
+    assert bodies(store) == bodies(store, queue_id=1) == []
     assert bodies(store, "Kept") == [b"0", b"2", b"4"]
     assert bodies(store, SCHEDULE_TOPIC, 1) == [b"1", b"3", b"5"]
     assert store.log_end == end
@@ -94,6 +93,26 @@ def test_one_that_is_made_again_goes_on_with_its_numbers(bench: Bench) -> None:
     assert store.get("Old", 0, 0, 9).next_offset == 3
     stop(store)
     assert bodies(bench.open()) == [b"new"]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_its_offsets_are_those_that_its_first_message_will_have(bench: Bench, restarted: bool) -> None:
+    store = filled(bench)
+    result(store.remove_topics(["Old"]))
+    if restarted:
+        stop(store)
+        store = bench.open()
+        store.start()
+    assert store.bounds("Old", 0) == (store.min_offset("Old", 0), store.max_offset("Old", 0)) == (3, 3)
+    assert (store.bounds("Old", 9), store.min_offset("Old", 9), store.max_offset("Old", 9)) == (None, 0, 0)
+    assert store.offset_by_time("Old", 0, 0) == 3
+    for offset, status in [(0, GetStatus.OFFSET_TOO_SMALL), (3, GetStatus.OFFSET_OVERFLOW_ONE)]:
+        got = store.get("Old", 0, offset, 9)
+        assert (got.status, got.next_offset, got.min_offset, got.max_offset) == (status, 3, 3, 3)
+        assert store.get_when_ready("Old", 0, offset, 9) == got
+    assert store.append([message("Old", 0, b"new")])[0][1] == 3
+    turns(bench.clock, 3)
+    assert bodies(store) == [b"new"]
 
 
 @pytest.mark.parametrize("ending", ["stopped", "killed", "machine stopped", "without queues"])

@@ -111,12 +111,12 @@ class SendRules:
                 f"the broker[{self._settings.broker_ip1}] sending transaction message is forbidden",
             )
         base = _Base(header, sys_flag, connection.remote_host)
+        if waits is not None and (is_batch or is_half):  # the Java broker stores it in these
+            properties[Prop.WAIT_STORE_MSG_OK] = waits
         if is_batch:
             return self._batch(base, name, queue_id, body, properties), queue_id, wait
         stored_name, stored_queue = self._divert(header, properties, name, queue_id)
         if is_half:
-            if waits is not None:  # which the Java broker leaves in these alone
-                properties[Prop.WAIT_STORE_MSG_OK] = waits
             stored_name, stored_queue = _half(header.producer_group, properties, stored_name, stored_queue)
         else:
             stored_name, stored_queue = delayed(properties, stored_name, stored_queue, self._delay_level_max)
@@ -163,7 +163,6 @@ class SendRules:
             properties = decode_properties(entry.properties)
             if Prop.DELAY_TIME_LEVEL in properties or Prop.DELAY_TIME_LEVEL in shared:
                 raise Refused(ResponseCode.MESSAGE_ILLEGAL, "the message is illegal: a batch cannot be delayed")
-            properties.pop(Prop.WAIT_STORE_MSG_OK, None)
             stored = stored_properties(properties | shared, self.body_bytes_max)
             messages.append(base.message(name, queue_id, entry.flag, entry.body, stored))
         if not messages:

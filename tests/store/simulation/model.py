@@ -56,7 +56,7 @@ class Entry:
         found = {self.queue: self.queue_offset}
         if NAMES_MARK in self.message[9]:
             properties = self.record[self.record.index(self.message[9]) :]
-            pairs = dict(pair.split(b"\x01") for pair in properties.split(b"\x02"))
+            pairs = dict(pair.partition(b"\x01")[::2] for pair in properties.split(b"\x02"))
             offsets = pairs[b"INNER_MULTI_QUEUE_OFFSET"].split(b",")
             for name, offset in zip(pairs[b"INNER_MULTI_DISPATCH"].decode().split(","), offsets, strict=True):
                 found.setdefault((name, 0 if name.startswith(LMQ_PREFIX) else self.message[1]), int(offset))
@@ -73,7 +73,7 @@ class Entry:
     @property
     def keys(self) -> list[str]:
         found = []
-        for pair in self.message[9].decode().split("\x02"):
+        for pair in self.message[9].decode("utf-8", "replace").split("\x02"):
             name, _, value = pair.partition("\x01")
             if name in ("UNIQ_KEY", "KEYS"):
                 found += value.split(" ")

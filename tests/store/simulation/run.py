@@ -8,7 +8,7 @@ import struct
 import traceback
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +17,7 @@ from twisted.logger import LogEvent, globalLogPublisher
 
 from tests.store.simulation.disk import Ended
 from tests.store.simulation.model import Violation
-from tests.store.simulation.steps import Options, Step, options_of, steps_of
+from tests.store.simulation.steps import HELD_BACK, Options, Step, options_of, steps_of
 from tests.store.simulation.world import World
 
 #: What each long row of seeds must have met at least once.
@@ -129,8 +129,8 @@ def _state(world: World) -> list[Any]:
     return [world.disk.trace, world.disk.operations, world.clock.rightNow, store.log_end, str(store.stats)]
 
 
-def run_seed(seed: int) -> Outcome:
-    options = options_of(seed)
+def run_seed(seed: int, held_back: Collection[str] = HELD_BACK) -> Outcome:
+    options = options_of(seed, held_back)
     return run_steps(options, steps_of(seed, options))
 
 

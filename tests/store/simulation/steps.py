@@ -6,8 +6,11 @@ taking one step out shifts none of the others.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from random import Random
 from typing import Any
+
+from tests.store.simulation.hostile import HONEST, KINDS
 
 Step = list[Any]
 Options = dict[str, Any]
@@ -16,11 +19,17 @@ Options = dict[str, Any]
 PLAIN, IPV6, HALF, COMMIT, ROLLBACK, DELAYED, KEYLESS = range(7)
 #: What a message may name in INNER_MULTI_DISPATCH; a row of a batch has a bit for each.
 NAMES = ("%LMQ%x", "%LMQ%y", "B", "C")
+#: Faults that a step each is made of.
 FAULTS = ("kill", "power", "end_in", "eio", "full", "rot", "jump", "slow", "lose")
+#: What else a run may have; each is on in a share of the runs.
+EXTRAS = {"hostile": 0.3}
+#: Extras that are met only where they are asked for.
+HELD_BACK = frozenset({"hostile"})
 STEPS_MIN, STEPS_MAX = 15, 50
 
 
-def options_of(seed: int) -> Options:
+def options_of(seed: int, held_back: Collection[str] = HELD_BACK) -> Options:
+    """`held_back`: extras that the run does not have."""
     rng = Random(f"{seed} options")
     ext = Random(f"{seed} extensions")
     has_ext, ext_bytes = ext.random() < 0.3, ext.choice([1024, 4096])
@@ -46,6 +55,11 @@ def options_of(seed: int) -> Options:
         "large": rng.choice([0.05, 0.3]),
         "worker": rng.choice([0.3, 0.6, 0.9]),
         "faults": [fault for fault in FAULTS if rng.random() < 0.5],
+        "extras": [
+            extra
+            for extra, share in EXTRAS.items()
+            if Random(f"{seed} {extra}").random() < share and extra not in held_back
+        ],
     }
 
 
@@ -85,6 +99,7 @@ def steps_of(seed: int, options: Options) -> list[Step]:
     result: list[Step] = []
     streams = {fault: Random(f"{seed} {fault}") for fault in FAULTS}
     ages, names = Random(f"{seed} ages"), Random(f"{seed} names of messages")
+    hostile = Random(f"{seed} hostile messages")
     for step in steps:
         for fault in FAULTS:
             stream = streams[fault]
@@ -95,6 +110,9 @@ def steps_of(seed: int, options: Options) -> list[Step]:
             result += _age_steps(ages)
         if options["names"] and step[0] == "append":
             step[2] = [[*row, names.choice([0, 0, 0, 0, 1, 1, 2, 3, 4, 8, 15])] for row in step[2]]
+        if "hostile" in options["extras"] and step[0] == "append":
+            rows = [[*row, 0][:5] for row in step[2]]
+            step[2] = [[*row, hostile.choice([HONEST, HONEST, HONEST, *KINDS])] for row in rows]
         result.append(step)
     return result
 
@@ -133,7 +151,7 @@ def _plain_step(rng: Random, options: Options) -> Step:
 
 
 def _batch(rng: Random, options: Options) -> list[list[int]]:
-    """Messages as topic, queue, size of the body and kind; `steps_of` adds the names where there are any."""
+    """Messages as topic, queue, size of the body and kind; `steps_of` adds the names, and how hostile they are."""
     count = rng.choice([1, 1, 2, 5, 12])
     large = options["segment_bytes"] - 400
     batch = []

@@ -19,9 +19,9 @@ from mqbroker.store.commitlog import NewMessage
 from mqbroker.store.multi_dispatch import NAMES_MARK
 from mqbroker.wire.codes import SCHEDULE_TOPIC, SysFlag
 from mqbroker.wire.names import LMQ_PREFIX
-from mqbroker.wire.record import MAGIC, decode_record
+from mqbroker.wire.record import BLANK_BYTES_MIN, MAGIC, decode_record
 from tests.store.harness import BORN, HOST, START_S
-from tests.store.simulation import coverage, steps
+from tests.store.simulation import coverage, hostile, steps
 from tests.store.simulation.disk import DiskFaults, Ended, SimDisk, UnallocatedStore
 from tests.store.simulation.model import Entry, Model, Violation, require
 from tests.store.simulation.retention import RetentionCheck
@@ -30,7 +30,7 @@ from tests.store.simulation.worker import SimWorker
 
 ROOT = "/data/store"
 LOG = f"{ROOT}/commitlog"
-TOPICS = ("A", "B")
+TOPICS = ("A", "B", *hostile.TOPICS)
 V6 = bytes(range(16)) + b"\0\0\x2a\x9f"
 _DRAIN_STEPS = 2000
 _PATTERN = bytes(range(1, 256)) * 70
@@ -174,9 +174,25 @@ class World:
     # Steps
 
     def _messages(self, batch: list[list[int]]) -> list[NewMessage]:
-        return [self._message(*row) for row in batch]
+        start, segment = self.model.end, self.options["segment_bytes"]
+        store_host_bytes = len(V6 if self.options["ipv6_store"] else HOST)
+        found = []
+        for topic, queue_id, size, kind, named, hostility in ([*row, 0, 0][:6] for row in batch):
+            message = self._message(topic, queue_id, size, kind, named)
+            for _ in range(2):  # what does not fit begins the next segment
+                made = message
+                if hostility:
+                    made = hostile.make_hostile(hostility, message, start, len(message[5]) + store_host_bytes)
+                end = start + hostile.size_of(made, store_host_bytes)
+                if end - start // segment * segment + BLANK_BYTES_MIN <= segment:
+                    break
+                start = -(-start // segment) * segment
+            found.append(made)
+            start = end
+            self.counts["hostile message"] += hostility > 0
+        return found
 
-    def _message(self, topic: int, queue_id: int, size: int, kind: int, named: int = 0) -> NewMessage:
+    def _message(self, topic: int, queue_id: int, size: int, kind: int, named: int) -> NewMessage:
         self._written += 1
         number = self._written
         body = b"%d:" % number + _PATTERN[number % 251 : number % 251 + size] if size else b""
@@ -504,7 +520,9 @@ class World:
         data = self.disk.durable_bytes(os.path.join(ROOT, "checkpoint"))
         covered = decode_checkpoint(data or b"").log_offset or 0
         entries = [entry for entry in self.model.entries if entry.end <= covered and not entry.is_rotten]
-        entries = [entry for entry in entries if entry.start >= self.model.removed]
+        entries = [
+            entry for entry in entries if entry.start >= self.model.removed and hostile.FORGED not in entry.record
+        ]
         if not entries:
             return
         at = rng.randrange(len(entries))

@@ -29,7 +29,7 @@ from zope.interface import implementer
 
 from mqbroker.errors import BadFrame, ConnectionClosed, MQError
 from mqbroker.remoting.complaints import Complaints
-from mqbroker.remoting.failures import OVERLOADED, Asked, asked, failures
+from mqbroker.remoting.failures import OVERLOADED, Asked, asked, encode_answer, failures
 from mqbroker.remoting.handlers import BatchHandler, HandlerTable, IConnection, RawRequest
 from mqbroker.remoting.limits import Limits, Load
 from mqbroker.remoting.own_requests import OwnRequests
@@ -263,9 +263,11 @@ class RemotingProtocol(Protocol):
         answers.addCallbacks(self._finish_batch, self._fail_batch, (len(run),), errbackArgs=(asked(run),))
 
     def _finish_batch(self, answers: bytes, count: int) -> None:
-        if answers:
-            self.write(answers)
-        self._end(count)
+        try:
+            if answers:
+                self.write(answers)
+        finally:
+            self._end(count)
 
     def _fail_batch(self, failure: Failure, run: Sequence[Asked]) -> None:
         self._finish_batch(failures(run, failure.value), len(run))
@@ -285,7 +287,7 @@ class RemotingProtocol(Protocol):
             return
         if isinstance(answer, RemotingCommand):
             if not command.is_oneway:
-                data = encode_command(answer)
+                data = encode_answer(answer, command)
                 write(data)
                 if self._answers_unread:
                     self._count_unread(len(data))
@@ -294,9 +296,11 @@ class RemotingProtocol(Protocol):
         cast("Deferred[RemotingCommand | None]", answer).addCallback(self._finish, command)
 
     def _finish(self, answer: RemotingCommand | None, request: RemotingCommand) -> None:
-        if answer is not None and not request.is_oneway:
-            self.write(encode_command(answer))
-        self._end(1)
+        try:
+            if answer is not None and not request.is_oneway:
+                self.write(encode_answer(answer, request))
+        finally:
+            self._end(1)
 
     # --- bytes out
 

@@ -1,4 +1,4 @@
-"""The answers to requests that failed together: those of one read, for one reason."""
+"""Answers as bytes, whatever becomes of them: what cannot be encoded, and what failed together for one reason."""
 
 from __future__ import annotations
 
@@ -20,12 +20,20 @@ def asked(run: Sequence[RawRequest]) -> list[Asked]:
     return [(opaque, flag, serialize_type) for _, opaque, flag, _, serialize_type in run]
 
 
+def encode_answer(answer: RemotingCommand, request: RemotingCommand) -> bytes:
+    """The frame of `answer`; where it cannot be encoded, that of a failure, as a request must have an end."""
+    try:
+        return encode_command(answer)
+    except Exception as error:
+        return encode_command(failure_response(request, error))
+
+
 def failures(run: Sequence[Asked], error: BaseException | None) -> bytes:
     """The answers to a run that failed with `error`, which is logged once for all of them."""
     requests = [RemotingCommand(0, opaque=each[0], flag=each[1], serialize_type=each[2]) for each in run]
     one = failure_response(requests[0], error)
     return b"".join(
-        encode_command(RemotingCommand.response(request, one.code, one.remark))
+        encode_answer(RemotingCommand.response(request, one.code, one.remark), request)
         for request in requests
         if not request.is_oneway
     )

@@ -271,4 +271,11 @@ KNOWN = [
         "if True:",
         ("tests/store/test_damages.py",),
     ),
+    Mutation(
+        "leave a request under way whose answer cannot be encoded",
+        "remoting/failures.py",
+        "    except Exception as error:\n        return encode_command(failure_response(request, error))\n",
+        "    except ZeroDivisionError as error:\n        return encode_command(failure_response(request, error))\n",
+        ("tests/remoting/test_answers.py",),
+    ),
 ]

@@ -1,5 +1,7 @@
 """What becomes of a request at the end that answers it."""
 
+import gc
+
 import pytest
 from twisted.internet.defer import Deferred, succeed
 
@@ -130,3 +132,62 @@ def test_a_code_has_one_handler_of_each_kind():
     with pytest.raises(ValueError, match="has a batch handler"):
         table.register_batch(BATCH, lambda requests, connection: b"")
     assert table.codes == {ECHO, BATCH}
+
+
+NOT_ENCODABLE = {
+    "a lone surrogate": lambda asked: RemotingCommand.response(asked, remark="\ud800"),
+    "a name of a field that is too long": lambda asked: RemotingCommand(0, {"n" * 40_000: ""}, serialize_type=ROCKETMQ),
+    "a number that is too large": lambda asked: RemotingCommand(1 << 40, serialize_type=ROCKETMQ),
+    "a header over its length field": lambda asked: RemotingCommand.response(asked, remark="x" * (1 << 24)),
+    "a body of text": lambda asked: RemotingCommand.response(asked, body="text"),
+    "no command": lambda asked: "an answer",
+}
+
+
+@pytest.mark.parametrize("answer", NOT_ENCODABLE.values(), ids=NOT_ENCODABLE)
+@pytest.mark.parametrize("how", ["at once", "later"])
+def test_an_answer_that_cannot_be_encoded_ends_its_request(clock, logged, answer, how):
+    def handler(asked, connection):
+        made = answer(asked)
+        return made if how == "at once" and isinstance(made, RemotingCommand) else succeed(made)
+
+    table = HandlerTable()
+    table.register(ECHO, handler)
+    table.register(LATER, echo)
+    peer, link = raw_link(factory := serve(clock, table))
+    peer.transport.write(request(ECHO, 6) + request(ECHO, 8, flag=ONEWAY_FLAG) + request(LATER, 7))
+    link.pump()
+    failed, fine = peer.answers
+    assert (failed.code, failed.opaque, fine.code, fine.opaque) == (ResponseCode.SYSTEM_ERROR, 6, 0, 7)
+    assert failed.remark
+    assert factory.load.requests == 0
+    assert not peer.lost
+
+
+@pytest.mark.parametrize("how", ["at once", "later"])
+def test_a_batch_whose_failure_cannot_be_encoded_ends(clock, logged, how):
+    table = HandlerTable()
+    table.register_batch(BATCH, raising(Refused(ResponseCode.NO_PERMISSION, "\udfff"), how))
+    peer, link = raw_link(factory := serve(clock, table))
+    peer.transport.write(request(BATCH, 1, x="") + request(BATCH, 2, x=""))
+    link.pump()
+    assert [(answer.code, answer.opaque) for answer in peer.answers] == [(1, 1), (1, 2)]
+    assert factory.load.requests == 0
+
+
+def test_a_request_ends_where_its_answer_cannot_be_written(clock, logged):
+    table = HandlerTable()
+    table.register_batch(BATCH, lambda requests, connection: succeed("no bytes"))
+    table.register(LATER, lambda request, connection: succeed(echo(request, connection)))
+    peer, link = raw_link(factory := serve(clock, table))
+
+    def broken(data):
+        raise RuntimeError("no more memory")
+
+    link.protocols[1]._prompt_write = broken
+    peer.transport.write(request(BATCH, 1, x="") + request(LATER, 2))
+    link.pump()
+    gc.collect(1)
+    assert factory.load.requests == 0
+    assert "Unhandled error in Deferred" in logged.lines[0]
+    logged.clear()

@@ -44,6 +44,7 @@ from mqbroker.remoting.server import RemotingServerFactory
 from mqbroker.remoting.tls import WATCH_SECONDS as TLS_WATCH_SECONDS
 from mqbroker.remoting.tls import ServerTls, tls_connector
 from mqbroker.store.disk import IDisk
+from mqbroker.store.flush import RUNNING_MAX
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.kernel_queue import KernelQueue
 from mqbroker.store.message_store import open_store_in_turns
@@ -242,7 +243,8 @@ class BrokerService(Service):
         serial = SerialWorker(self._reactor.callFromThread)
         self._make_threads(1).callInThread(serial.serve)
         self._stops.append(serial.stop)
-        syncs = WorkerSyncs(serial)
+        beside = self._make_threads(RUNNING_MAX - 1)
+        syncs = WorkerSyncs(serial, ThreadWorker(deferToThreadPool, self._reactor, beside))
         if not self.settings.store.kernel_sync_enable:
             return syncs
         try:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
@@ -29,13 +30,28 @@ from mqbroker.store.worker import IWorker
 AT_ONCE_BYTES = 512 * 1024
 INTERVAL_S_MIN = 0.02
 
+#: Syncs of the log that may run at a time. A second one is begun where the first is older than the interval, so that no
+#: slow sync keeps what came after it from the disk for longer than the interval and a sync of its own.
+RUNNING_MAX = 8
+
 #: Nothing could be opened: too many files are, of this process or of all.
 _NO_FILE_LEFT = (errno.EMFILE, errno.ENFILE)
+
+
+@attrs.define(eq=False)
+class _Sync:
+    """A sync that runs: of all below `end`, where the newest message was stored at `timestamp_ms`. `began`: seconds."""
+
+    end: int
+    timestamp_ms: int
+    began: float
+    is_done: bool = False
 
 
 class LogFlusher:
     """Syncs the log every `interval_ms` at most, and at once when someone waits; one sync serves all who wait.
 
+    What is stored waits no longer than the interval for a sync to begin, be it beside others that take longer.
     `flushed`: all of the log below is on the disk. `source` brings the names of segments there.
     """
 
@@ -64,7 +80,11 @@ class LogFlusher:
         self.on_served: Callable[[int, float], None] = lambda count, since: None
         # end, when it is too late, and the waiting: in order of `end`, and so of time.
         self._waiting: deque[tuple[int, float, Deferred[None]]] = deque()
-        self._sync: Deferred[None] | None = None
+        # From the one that began first: one that ends before those counts only when they have, too, since a failure
+        # that they met may not be told to any other.
+        self._running: deque[_Sync] = deque()
+        #: Whether one is to begin as soon as one ends.
+        self._is_due = False
         self._tick_call: IDelayedCall | None = None
         #: When the last tick was, and where the log ended.
         self._ticked = (clock.seconds(), commit_log.readable_end)
@@ -84,7 +104,17 @@ class LogFlusher:
     def _tick(self) -> None:
         self._tick_call = self._clock.callLater(self._until_next_s(), self._tick)
         self._commit_log.prepare_next()
-        self._begin()
+        if not self._running:
+            self._begin()
+            return
+        left_s = self._running[-1].began + self._interval_s - self._clock.seconds()
+        if left_s > 0:
+            if left_s < self._tick_call.getTime() - self._clock.seconds():
+                self._tick_call.reset(left_s)
+        elif len(self._running) < RUNNING_MAX:
+            self._begin()
+        else:
+            self._is_due = True
 
     def _until_next_s(self) -> float:
         """How long it takes until as much came as is synced at once, where it comes as fast as since the last tick."""
@@ -111,46 +141,65 @@ class LogFlusher:
         self._waiting.append((end, self._clock.seconds() + self._timeout_s, waiting))
         if self._timeout_call is None:  # it stays when nobody waits any more: most of the time somebody will soon
             self._timeout_call = self._clock.callLater(self._timeout_s, self._give_up)
-        self._begin()
+        self._begin_alone()
         return waiting
 
     def wake(self) -> None:
         """Look again at what may be synced, if someone waits."""
         if self._waiting:
+            self._begin_alone()
+
+    def _begin_alone(self) -> None:
+        if not self._running:
             self._begin()
 
     def _begin(self) -> None:
-        commit_log = self._commit_log
+        """Sync what none of those that run brings to the disk."""
+        commit_log, running = self._commit_log, self._running
         end = commit_log.readable_end
-        if self._sync is not None or end <= self.flushed or commit_log.why_stopped:
+        if end <= (running[-1].end if running else self.flushed) or commit_log.why_stopped:
             return
         segments = commit_log.segments_between(self.flushed, end)
         self.flushes += 1
-        self._sync = self._syncs.sync(segments, self._source.sync_names if self._source.has_new_names else None)
-        self._sync.addCallbacks(self._synced, self._failed, callbackArgs=(end, commit_log.readable_ms))
+        begin = self._syncs.sync_beside if running else self._syncs.sync
+        sync = _Sync(end, commit_log.readable_ms, self._clock.seconds())
+        running.append(sync)
+        done = begin(segments, self._source.sync_names if self._source.has_new_names else None)
+        done.addCallbacks(self._ended, self._failed, callbackArgs=(sync,), errbackArgs=(sync,))
 
-    def _synced(self, _: None, end: int, timestamp_ms: int) -> None:
-        self._sync = None
+    def _ended(self, _: None, sync: _Sync) -> None:
+        running = self._running
+        sync.is_done = True
+        while running and running[0].is_done:
+            self._synced(running.popleft())
+
+    def _synced(self, sync: _Sync) -> None:
         self._is_short = False
-        self.flushed = end
-        self.flushed_ms = timestamp_ms
+        self.flushed = sync.end
+        self.flushed_ms = sync.timestamp_ms
         waiting = self._waiting
         since = waiting[0][1] - self._timeout_s if waiting else 0.0
         served: list[Deferred[None]] = []
-        while waiting and waiting[0][0] <= end:
+        while waiting and waiting[0][0] <= sync.end:
             served.append(waiting.popleft()[2])
-        if waiting:  # the disk works while these are answered
+        if self._is_due:
+            self._is_due = False
             self._begin()
+        elif waiting:  # the disk works while these are answered
+            self._begin_alone()
         if served:
             self.on_served(len(served), since)
         for each in served:
             _fire(each, None)
 
-    def _failed(self, failure: Failure) -> None:
-        self._sync = None
+    def _failed(self, failure: Failure, sync: _Sync) -> None:
+        if sync not in self._running:  # one beside it has failed, which is final
+            return
         if isinstance(failure.value, OSError) and failure.value.errno in _NO_FILE_LEFT:
+            self._running.remove(sync)
             self._not_begun(failure.value)
             return
+        self._running.clear()
         why = f"the commit log cannot be synced to the disk, restart the broker: {failure.getErrorMessage()}"
         self.log.critical("{why}", why=why)
         self._commit_log.why_stopped = why
@@ -162,7 +211,10 @@ class LogFlusher:
         if not self._is_short:
             self._is_short = True
             self.log.error("{why}", why=why)
-        self._fail_waiting(StoreUnwritable(why))
+        if self._running:  # others have their files open
+            self._is_due = True
+        else:
+            self._fail_waiting(StoreUnwritable(why))
 
     def _cancel_timeout(self) -> None:
         if self._timeout_call is not None:

@@ -308,15 +308,22 @@ class MessageStore:
 
 
 def open_store(
-    settings: StoreSettings, *, disk: IDisk, clock: IReactorTime, worker: IWorker, store_host: bytes
+    settings: StoreSettings,
+    *,
+    disk: IDisk,
+    clock: IReactorTime,
+    worker: IWorker,
+    store_host: bytes,
+    log_syncs: ISyncs | None = None,
 ) -> MessageStore:
     """Open the store directory, recover it where it was not stopped, and bring consume queues up to date.
 
     :param store_host: 8 or 20 bytes, the broker's address as records keep it.
+    :param log_syncs: syncs the log, which acknowledgements wait for; `worker` does where it is not given.
     Raises StoreLocked, StoreUnknown, StoreUnwritable, StoreDamaged, and
     OSError where the disk refuses; then nothing is left open.
     """
-    steps = opening_steps(settings, disk=disk, clock=clock, worker=worker, store_host=store_host)
+    steps = opening_steps(settings, disk=disk, clock=clock, worker=worker, store_host=store_host, log_syncs=log_syncs)
     return run_at_once(steps, ProgressLine(settings.store_path_root_dir, clock.seconds))
 
 
@@ -331,8 +338,6 @@ def open_store_in_turns(
 ) -> Deferred[MessageStore]:
     """As `open_store`, but a long recovery leaves the reactor time for others. Cancelling ends it, and another start
     does it again.
-
-    :param log_syncs: syncs the log, which acknowledgements wait for; `worker` does where it is not given.
     """
     steps = opening_steps(settings, disk=disk, clock=clock, worker=worker, store_host=store_host, log_syncs=log_syncs)
     return run_in_turns(steps, clock, ProgressLine(settings.store_path_root_dir, clock.seconds))

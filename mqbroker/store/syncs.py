@@ -22,13 +22,18 @@ class ISyncs(Interface):
         Fires on the reactor's thread; fails with the first OSError.
         """
 
+    def sync_beside(files: Sequence[IMappedFile], then: Callable[[], None] | None) -> Deferred[None]:
+        """As `sync`, while others run, by descriptors of its own: an error is told to these as well, unless one of
+        those that began before has been told already."""
+
 
 @implementer(ISyncs)
 class WorkerSyncs:
-    """Syncs on a worker."""
+    """Syncs on a worker; `beside` does what must not wait for it."""
 
-    def __init__(self, worker: IWorker) -> None:
+    def __init__(self, worker: IWorker, beside: IWorker | None = None) -> None:
         self._worker = worker
+        self._beside = beside or worker
 
     def sync(self, files: Sequence[IMappedFile], then: Callable[[], None] | None) -> Deferred[None]:
         def work() -> None:
@@ -38,6 +43,15 @@ class WorkerSyncs:
                 then()
 
         return self._worker.run(work)
+
+    def sync_beside(self, files: Sequence[IMappedFile], then: Callable[[], None] | None) -> Deferred[None]:
+        def work() -> None:
+            for file in files:
+                file.sync_apart()
+            if then is not None:
+                then()
+
+        return self._beside.run(work)
 
 
 @implementer(ISyncs)
@@ -63,3 +77,6 @@ class KernelSyncs:
                     self._queue = None
                     self.log.warn("the kernel takes no more syncs, a thread does them now: {error}", error=error)
         return self._others.sync(files, then)
+
+    def sync_beside(self, files: Sequence[IMappedFile], then: Callable[[], None] | None) -> Deferred[None]:
+        return self._others.sync_beside(files, then)

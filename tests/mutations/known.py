@@ -31,7 +31,8 @@ KNOWN = [
         "acknowledge after a failed fsync",
         "store/flush.py",
         "        self._commit_log.why_stopped = why\n        self._fail_waiting(StoreUnwritable(why))\n",
-        "        self._commit_log.why_stopped = why\n        self._synced(None, self._commit_log.readable_end, 0)\n",
+        "        self._commit_log.why_stopped = why\n"
+        "        self._synced(_Sync(self._commit_log.readable_end, 0, 0.0))\n",
         ("tests/store/test_flush.py",),
     ),
     Mutation(
@@ -51,8 +52,22 @@ KNOWN = [
     Mutation(
         "acknowledge what came while the fsync ran",
         "store/flush.py",
-        "        self.flushed = end\n        self.flushed_ms",
-        "        self.flushed = end = self._commit_log.readable_end\n        self.flushed_ms",
+        "        self.flushed = sync.end\n",
+        "        self.flushed = sync.end = self._commit_log.readable_end\n",
+        ("tests/store/test_flush.py",),
+    ),
+    Mutation(
+        "drop the tick that meets a running sync",
+        "store/flush.py",
+        "        elif len(self._running) < RUNNING_MAX:\n",
+        "        elif not self._running:\n",
+        ("tests/store/test_flush.py",),
+    ),
+    Mutation(
+        "count a sync before those that began earlier",
+        "store/flush.py",
+        "        while running and running[0].is_done:\n            self._synced(running.popleft())\n",
+        "        running.remove(sync)\n        self._synced(sync)\n",
         ("tests/store/test_flush.py",),
     ),
     Mutation(

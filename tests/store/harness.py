@@ -23,6 +23,7 @@ from mqbroker.store import MessageStore, open_store
 from mqbroker.store.commitlog import NewMessage
 from mqbroker.store.disk import DiskSpace, IDisk, ILockedFile, IMappedFile
 from mqbroker.store.os_disk import OsDisk
+from mqbroker.store.syncs import ISyncs
 from mqbroker.store.worker import IWorker
 
 DATA = Path(__file__).parent.parent / "data"
@@ -193,9 +194,16 @@ class Bench:
     store_host: bytes = HOST
     opened: list[MessageStore] = attrs.field(factory=list)
 
-    def open(self) -> MessageStore:
+    def open(self, log_syncs: ISyncs | None = None) -> MessageStore:
         settings = StoreSettings(store_path_root_dir=str(self.root), **{**SMALL, **self.changes})
-        store = open_store(settings, disk=self.disk, clock=self.clock, worker=self.worker, store_host=self.store_host)
+        store = open_store(
+            settings,
+            disk=self.disk,
+            clock=self.clock,
+            worker=self.worker,
+            store_host=self.store_host,
+            log_syncs=log_syncs,
+        )
         self.opened.append(store)
         return store
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 
 import pytest
 from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.task import Clock
 from twisted.python.failure import Failure
+from zope.interface import implementer
 
 from mqbroker.config import StoreSettings
 from mqbroker.errors import FlushTimedOut, StoreUnwritable
 from mqbroker.store import GetStatus, MessageStore, open_store_in_turns
 from mqbroker.store.checkpoint import decode_checkpoint
-from mqbroker.store.flush import AT_ONCE_BYTES, INTERVAL_S_MIN
-from mqbroker.store.syncs import WorkerSyncs
+from mqbroker.store.disk import IMappedFile
+from mqbroker.store.flush import AT_ONCE_BYTES, INTERVAL_S_MIN, RUNNING_MAX
+from mqbroker.store.syncs import ISyncs, WorkerSyncs
 from tests.store.harness import SMALL, Bench, SteppedWorker, message, stop
 
 
@@ -133,6 +137,131 @@ def test_without_anyone_waiting_the_interval_bounds_what_is_not_synced(make: Cal
     syncs = store.stats.flushes
     bench.clock.pump([0.2] * 5)
     assert store.stats.flushes == syncs  # nothing new, nothing to sync
+
+
+@implementer(ISyncs)
+class SlowSyncs:
+    """Each sync takes `seconds`, or as long as it takes until it is told to end."""
+
+    def __init__(self, clock: Clock, seconds: float | None = None) -> None:
+        self._clock = clock
+        self._seconds = seconds
+        self.running: list[Deferred[None]] = []
+        self.beside = 0
+
+    def sync(self, files: Sequence[IMappedFile], then: Callable[[], None] | None) -> Deferred[None]:
+        assert self.running == []
+        return self._begin()
+
+    def sync_beside(self, files: Sequence[IMappedFile], then: Callable[[], None] | None) -> Deferred[None]:
+        assert self.running != []
+        self.beside += 1
+        return self._begin()
+
+    def _begin(self) -> Deferred[None]:
+        done: Deferred[None] = Deferred()
+        self.running.append(done)
+        if self._seconds is not None:
+            self._clock.callLater(self._seconds, self.end, done)
+        return done
+
+    def end(self, done: Deferred[None], error: OSError | None = None) -> None:
+        self.running.remove(done)
+        if error is None:
+            done.callback(None)
+        else:
+            done.errback(error)
+
+
+@pytest.mark.parametrize("sync_s", [0.03, 0.3, 0.499, 0.5, 0.9, 1.7, 3.3])
+@pytest.mark.parametrize("someone_waits", [False, True])
+def test_a_slow_sync_keeps_nothing_in_memory_longer_than_the_interval_and_one_sync(
+    make: Callable[..., Bench], sync_s: float, someone_waits: bool
+) -> None:
+    bench = make(flush_interval_commit_log_ms=500, sync_flush_timeout_ms=60_000)
+    store = bench.open(SlowSyncs(bench.clock, sync_s))
+    store.start()
+    stored: deque[tuple[int, float]] = deque()
+    oldest_s = 0.0
+    for number in range(700):
+        if number < 500:
+            end = end_of(store.append([message()]))
+            stored.append((end, bench.clock.seconds()))
+            if someone_waits and number % 23 == 0:
+                store.durable(end)
+        bench.clock.advance(0.02)
+        while stored and stored[0][0] <= store.flushed:
+            stored.popleft()
+        if stored:
+            oldest_s = max(oldest_s, bench.clock.seconds() - stored[0][1])
+    assert not stored
+    assert sync_s - 0.021 < oldest_s <= 0.5 + sync_s + 0.021
+
+
+def test_syncs_beside_others_are_no_more_than_so_many_and_the_next_begins_as_one_ends(bench: Bench) -> None:
+    syncs = SlowSyncs(bench.clock)
+    store = bench.open(syncs)
+    store.start()
+    ends = []
+    for number in range(1, RUNNING_MAX + 3):
+        ends.append(end_of(store.append([message()])))
+        bench.clock.advance(0.5)
+        assert len(syncs.running) == min(number, RUNNING_MAX)
+    assert syncs.beside == RUNNING_MAX - 1
+    syncs.end(syncs.running[0])
+    assert store.flushed == ends[0]
+    assert len(syncs.running) == RUNNING_MAX
+    bench.clock.advance(5)  # nothing new
+    assert len(syncs.running) == RUNNING_MAX
+    while syncs.running:
+        syncs.end(syncs.running[0])
+    assert store.flushed == store.log_end
+
+
+def test_a_sync_beside_another_counts_when_that_has_ended(bench: Bench) -> None:
+    """What the other fails on is told to one of them only, where that came first."""
+    syncs = SlowSyncs(bench.clock)
+    store = bench.open(syncs)
+    store.start()
+    one = results(store.durable(end_of(store.append([message()]))))
+    two = results(store.durable(end_of(store.append([message()]))))
+    bench.clock.advance(0.5)
+    first, second = syncs.running
+    syncs.end(second)
+    assert (one, two, store.flushed) == ([], [], 0)
+    syncs.end(first)
+    assert (one, two, store.flushed) == ([None], [None], store.log_end)
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_failed_sync_is_final_whatever_others_beside_it_say(bench: Bench, failing: int) -> None:
+    syncs = SlowSyncs(bench.clock)
+    store = bench.open(syncs)
+    store.start()
+    got = results(store.durable(end_of(store.append([message()]))))
+    store.append([message()])
+    bench.clock.advance(0.5)
+    running = list(syncs.running)
+    syncs.end(running[failing], OSError(errno.EIO, "Input/output error"))
+    assert [type(error) for error in got] == [StoreUnwritable]
+    syncs.end(running[1 - failing])
+    assert (store.flushed, store.writable) == (0, False)
+
+
+def test_no_file_for_a_sync_beside_another_is_tried_when_that_has_ended(bench: Bench) -> None:
+    syncs = SlowSyncs(bench.clock)
+    store = bench.open(syncs)
+    store.start()
+    got = results(store.durable(end_of(store.append([message()]))))
+    store.append([message()])
+    bench.clock.advance(0.5)
+    syncs.end(syncs.running[1], OSError(errno.EMFILE, "Too many open files"))
+    assert (got, store.writable) == ([], True)
+    syncs.end(syncs.running[0])
+    assert got == [None]
+    (again,) = syncs.running
+    syncs.end(again)
+    assert store.flushed == store.log_end
 
 
 def test_what_comes_fast_is_synced_in_small_parts(make: Callable[..., Bench]) -> None:

@@ -17,7 +17,7 @@ from mqbroker.store.kernel_queue import QUICK_SECONDS, KernelQueue
 from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.syncs import ISyncs, KernelSyncs, WorkerSyncs
 from mqbroker.store.worker import InlineWorker
-from tests.store.harness import FaultyDisk
+from tests.store.harness import FaultyDisk, SteppedWorker
 
 
 class Readers:
@@ -163,9 +163,14 @@ class Queue:
 class Others:
     def __init__(self) -> None:
         self.synced: list[tuple[list[str], object]] = []
+        self.beside: list[list[str]] = []
 
     def sync(self, files: Sequence[IMappedFile], then: Callable[[], None] | None) -> Deferred[None]:
         self.synced.append(([file.path for file in files], then))
+        return succeed(None)
+
+    def sync_beside(self, files: Sequence[IMappedFile], then: Callable[[], None] | None) -> Deferred[None]:
+        self.beside.append([file.path for file in files])
         return succeed(None)
 
 
@@ -189,6 +194,8 @@ def test_the_kernel_syncs_one_open_file_and_a_worker_all_else(
     closed.close()
     assert queue.synced == [one.path]
     assert others.synced == [([one.path, two.path], None), ([two.path], then), ([one.path], None)]
+    syncs.sync_beside([one], None)
+    assert (queue.synced, others.beside) == ([one.path], [[one.path]])
 
 
 def test_what_the_kernel_does_not_take_a_worker_does_from_then_on(make_file: Callable[[str], IMappedFile]) -> None:
@@ -218,3 +225,33 @@ def test_a_worker_syncs_in_order_and_then_what_is_to_follow(tmp_path: Path) -> N
     assert done == [2]
     for file in files:
         file.close()
+
+
+def test_a_sync_beside_others_has_a_worker_and_descriptors_of_its_own(tmp_path: Path) -> None:
+    """The kernel tells each descriptor of an error once: the sync that runs must hear of it, too."""
+    file = Told(FaultyDisk().create_mapped(str(tmp_path / "a"), 4096))
+    first, beside = SteppedWorker(), SteppedWorker()
+    first.at_once = beside.at_once = False
+    syncs = WorkerSyncs(first, beside)
+    done: list[int] = []
+    running = told(syncs.sync([file], None))
+    other = told(syncs.sync_beside([file], lambda: done.append(1)))
+    beside.step()
+    assert (file.synced, done, running, other) == (["apart"], [1], [], [None])
+    first.step()
+    assert (file.synced, running) == (["apart", "here"], [None])
+    file.close()
+
+
+class Told:
+    """A file that remembers how it was synced."""
+
+    def __init__(self, inner: IMappedFile) -> None:
+        self.synced: list[str] = []
+        self.close = inner.close
+
+    def sync(self) -> None:
+        self.synced.append("here")
+
+    def sync_apart(self) -> None:
+        self.synced.append("apart")

@@ -27,7 +27,7 @@ def require(holds: bool, invariant: str, what: str) -> None:
 
 @attrs.define(eq=False)
 class Entry:
-    """An appended message. `exposed_s`: what the clock of exposure said then, see `Model.exposed_s`."""
+    """An appended message. `exposed_s` and `waiting_s`: what the model's clocks said then, or when it was committed."""
 
     message: NewMessage
     record: bytes
@@ -35,6 +35,7 @@ class Entry:
     queue_offset: int
     store_ms: int
     exposed_s: float
+    waiting_s: float
     is_durable: bool = False
     is_rotten: bool = False
     is_committed: bool = False  # it is in the log's file, and what readers see
@@ -80,13 +81,27 @@ class Entry:
         return found
 
 
+@attrs.define(eq=False)
+class SyncSpan:
+    """When a sync of the log was asked for, and when the store heard of its end; None where it did not yet."""
+
+    begin_s: float
+    end_s: float | None = None
+    is_last_place: bool = False  # no other could begin before one ended
+
+    def seconds(self, now_s: float) -> float:
+        return (now_s if self.end_s is None else self.end_s) - self.begin_s
+
+
 @attrs.define
 class Model:
-    """`exposed_s` is a clock that stands while the disk is at work for the store: what was appended longer than the
-    flush interval ago by it must be on the disk. `unsynced_may_go` after a sync failed: what was not acknowledged as
-    durable may be lost by any end of the process. The log begins at `floor`; the names of segments below `removed` were
-    removed, though that may not be on the disk. `caches_lost` once consume queues were deleted: those without a message
-    begin at 0 again. What is not committed may be lost by any end, but is after `commit_s`.
+    """`exposed_s` is the time that the process has run: what was appended longer ago by it than the flush interval and
+    one sync must be on the disk; `sync_spans` has when syncs of the log began and ended. `waiting_s` is the same but
+    stands while the worker has something to do, and is what commits go by. `unsynced_may_go` after a sync failed: what
+    was not acknowledged as durable may be lost by any end of the process. The log begins at `floor`; the names of
+    segments below `removed` were removed, though that may not be on the disk. `caches_lost` once consume queues were
+    deleted: those without a message begin at 0 again. What is not committed may be lost by any end, but is after
+    `commit_s`.
     """
 
     flush_s: float
@@ -94,6 +109,8 @@ class Model:
     queues: dict[tuple[str, int], list[Entry]] = attrs.field(factory=dict)
     in_flight: list[NewMessage] = attrs.field(factory=list)
     exposed_s: float = 0.0
+    waiting_s: float = 0.0
+    sync_spans: list[SyncSpan] = attrs.field(factory=list)
     unsynced_may_go: bool = False
     has_rot: bool = False
     last_ms: int = 0
@@ -129,7 +146,7 @@ class Model:
                 entry.is_committed = True
                 entry.exposed_s = self.exposed_s
             else:
-                waited_s = self.exposed_s - entry.exposed_s
+                waited_s = self.waiting_s - entry.waiting_s
                 what = f"{entry.start} after {waited_s:.3f} s"
                 require(waited_s <= self.commit_s + SLACK_S, "what is appended is committed in time", what)
 
@@ -169,4 +186,20 @@ class Model:
             return False
         if self.unsynced_may_go or not entry.is_committed:
             return True
-        return end == "power" and self.exposed_s - entry.exposed_s <= self.flush_s + SLACK_S
+        return end == "power" and self.exposed_s - entry.exposed_s <= self._unsynced_s_max(entry)
+
+    def _unsynced_s_max(self, entry: Entry) -> float:
+        """How long a message may be in memory only, by the syncs that there were since it came."""
+        spans = [span for span in self.sync_spans if span.end_s is None or span.end_s > entry.exposed_s]
+        slowest_s = max((span.seconds(self.exposed_s) for span in spans), default=0.0)
+        begins_s = self.flush_s + (slowest_s if any(span.is_last_place for span in spans) else 0)
+        return begins_s + slowest_s + SLACK_S
+
+    def check_exposure(self, flushed: int) -> None:
+        """What is above `flushed` has not been there for too long. Raises Violation."""
+        for entry in self.entries:
+            if entry.end > flushed and entry.is_committed and not entry.is_durable:
+                exposed_s = self.exposed_s - entry.exposed_s
+                what = f"{entry.start} after {exposed_s:.3f} s"
+                require(exposed_s <= self._unsynced_s_max(entry), "what is stored is synced in time", what)
+                return

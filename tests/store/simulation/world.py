@@ -17,6 +17,7 @@ from mqbroker.store import MessageStore, open_store
 from mqbroker.store.checkpoint import decode_checkpoint
 from mqbroker.store.commitlog import NewMessage
 from mqbroker.store.multi_dispatch import NAMES_MARK
+from mqbroker.store.syncs import WorkerSyncs
 from mqbroker.wire.codes import SCHEDULE_TOPIC, SysFlag
 from mqbroker.wire.names import LMQ_PREFIX
 from mqbroker.wire.record import BLANK_BYTES_MIN, MAGIC, decode_record
@@ -26,6 +27,7 @@ from tests.store.simulation.disk import DiskFaults, Ended, SimDisk, UnallocatedS
 from tests.store.simulation.model import Entry, Model, Violation, require
 from tests.store.simulation.retention import RetentionCheck
 from tests.store.simulation.steps import Options, Step
+from tests.store.simulation.syncs import TimedSyncs
 from tests.store.simulation.worker import SimWorker
 
 ROOT = "/data/store"
@@ -82,7 +84,8 @@ class World:
 
     def open(self, disk: SimDisk, clock: Clock, worker: SimWorker) -> MessageStore:
         host = V6 if self.options["ipv6_store"] else HOST
-        return open_store(self.settings(), disk=disk, clock=clock, worker=worker, store_host=host)
+        syncs = TimedSyncs(WorkerSyncs(worker), self.model)
+        return open_store(self.settings(), disk=disk, clock=clock, worker=worker, store_host=host, log_syncs=syncs)
 
     def _open_anew(self, end: str, seed: int) -> MessageStore:
         """Open the store on what an end left, however often opening ends as well."""
@@ -258,7 +261,9 @@ class World:
         record = self._just_appended(start, size)
         _check_is_of(message, record)
         is_committed = start + size <= self.store.log_end
-        entry = Entry(message, record, start, queue_offset, store_ms, model.exposed_s, is_committed=is_committed)
+        entry = Entry(
+            message, record, start, queue_offset, store_ms, model.exposed_s, model.waiting_s, is_committed=is_committed
+        )
         for queue, offset in entry.places:
             allowed = model.next_offsets(queue)
             what = f"{queue} gave {offset} where {allowed} is due"
@@ -309,14 +314,17 @@ class World:
                 self._work(rng)
             due = min([until, *(call.getTime() for call in clock.calls)])
             self._pass(max(clock.rightNow, due))
+            if not self.model.unsynced_may_go and self.store.writable:
+                self.model.check_exposure(self.store.flushed)
             if due >= until:
                 return
 
     def _pass(self, time_s: float) -> None:
         clock = self.clock
         passed = time_s - max(clock.rightNow, self.high_s)
-        if passed > 0 and self.worker.is_idle:
+        if passed > 0:
             self.model.exposed_s += passed
+            self.model.waiting_s += passed if self.worker.is_idle else 0
         clock.rightNow = time_s
         try:
             clock.advance(0)
@@ -595,6 +603,7 @@ class World:
         if end in ("kill", "power") and not model.has_rot:
             self._check_nothing_above_the_end()
         # What survived this end is what the next one finds; a process that starts has the whole interval.
+        model.sync_spans.clear()
         for entry in model.entries:
             entry.is_committed = True
             entry.exposed_s = max(entry.exposed_s, model.exposed_s) if end != "power" else entry.exposed_s
@@ -623,7 +632,8 @@ class World:
                 break
             _check_is_of(message, record)
             decoded = decode_record(record)
-            model.add(Entry(message, record, model.end, decoded.queue_offset, decoded.store_timestamp, model.exposed_s))
+            at_s = model.exposed_s, model.waiting_s
+            model.add(Entry(message, record, model.end, decoded.queue_offset, decoded.store_timestamp, *at_s))
             self.counts["part of an append found"] += 1
         model.in_flight = []
 

@@ -302,6 +302,15 @@ class SimDisk:
                 directory.names[name] = node
         self._changes.append(Change(parts))
 
+    def lose(self, path: str) -> None:
+        """Have a file or directory gone for good, though nobody removed it."""
+        directory, name = self._directory(os.path.dirname(path)), os.path.basename(path)
+        directory.names.pop(name, None)
+        directory.durable.pop(name, None)
+        self._changes = [
+            change for change in self._changes if all(part[:2] != (directory, name) for part in change.parts)
+        ]
+
     # IDisk
 
     def make_directories(self, path: str) -> None:

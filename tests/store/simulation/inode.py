@@ -117,6 +117,12 @@ class Inode:
         self.rotten.append((offset, data))
         self._rot_durable()
 
+    def spoil(self, offset: int, data: bytes) -> None:
+        """As `rot`, of a page that nobody has in memory."""
+        self.store(offset, data)
+        durable = self.durable.ljust(offset + len(data), b"\0")
+        self.durable = durable[:offset] + data + durable[offset + len(data) :]
+
     def _rot_durable(self) -> None:
         for offset, data in self.rotten:
             self.durable = self.durable[:offset] + data + self.durable[offset + len(data) :]

@@ -100,8 +100,8 @@ class Model:
     stands while the worker has something to do, and is what commits go by. `unsynced_may_go` after a sync failed: what
     was not acknowledged as durable may be lost by any end of the process. The log begins at `floor`; the names of
     segments below `removed` were removed, though that may not be on the disk. `caches_lost` once consume queues were
-    deleted: those without a message begin at 0 again. What is not committed may be lost by any end, but is after
-    `commit_s`.
+    deleted: those without a message begin at 0 again. `spoilt`: directories in which something was spoilt. What is not
+    committed may be lost by any end, but is after `commit_s`.
     """
 
     flush_s: float
@@ -117,6 +117,7 @@ class Model:
     floor: int = 0
     removed: int = 0
     caches_lost: bool = False
+    spoilt: set[str] = attrs.field(factory=set)
     commit_s: float = 0.0
 
     @property

@@ -10,6 +10,7 @@ from collections.abc import Collection
 from random import Random
 from typing import Any
 
+from tests.store.simulation import spoil
 from tests.store.simulation.hostile import HONEST, KINDS
 
 Step = list[Any]
@@ -22,9 +23,9 @@ NAMES = ("%LMQ%x", "%LMQ%y", "B", "C")
 #: Faults that a step each is made of.
 FAULTS = ("kill", "power", "end_in", "eio", "full", "rot", "jump", "slow", "lose")
 #: What else a run may have; each is on in a share of the runs.
-EXTRAS = {"hostile": 0.3}
+EXTRAS = {"hostile": 0.3, **dict.fromkeys(spoil.EXTRAS, 0.15), "spoilt extensions": 0.5}
 #: Extras that are met only where they are asked for.
-HELD_BACK = frozenset({"hostile"})
+HELD_BACK = frozenset(EXTRAS)
 STEPS_MIN, STEPS_MAX = 15, 50
 
 
@@ -100,6 +101,7 @@ def steps_of(seed: int, options: Options) -> list[Step]:
     streams = {fault: Random(f"{seed} {fault}") for fault in FAULTS}
     ages, names = Random(f"{seed} ages"), Random(f"{seed} names of messages")
     hostile = Random(f"{seed} hostile messages")
+    spoils = {extra: Random(f"{seed} steps of {extra}") for extra in spoil.EXTRAS}
     for step in steps:
         for fault in FAULTS:
             stream = streams[fault]
@@ -110,6 +112,9 @@ def steps_of(seed: int, options: Options) -> list[Step]:
             result += _age_steps(ages)
         if options["names"] and step[0] == "append":
             step[2] = [[*row, names.choice([0, 0, 0, 0, 1, 1, 2, 3, 4, 8, 15])] for row in step[2]]
+        for extra, stream in spoils.items():
+            if extra in options["extras"]:
+                result += _spoil_steps(extra, stream)
         if "hostile" in options["extras"] and step[0] == "append":
             rows = [[*row, 0][:5] for row in step[2]]
             step[2] = [[*row, hostile.choice([HONEST, HONEST, HONEST, *KINDS])] for row in rows]
@@ -127,6 +132,13 @@ def _age_steps(rng: Random) -> list[Step]:
         return []
     fails = [["fail_deleting"]] if rng.random() < 0.1 else []
     return [*fails, end, age] if ends < 0.4 else [*fails, age]
+
+
+def _spoil_steps(extra: str, rng: Random) -> list[Step]:
+    part, kinds = spoil.EXTRAS[extra]
+    share, end = rng.random(), rng.choice(["kill", "power", "stop"])
+    step = ["spoil", part, rng.choice(kinds), end, rng.getrandbits(30)]
+    return [step] if share < 0.08 else []
 
 
 #: How likely a fault comes before a step, in the order of FAULTS.

@@ -22,7 +22,7 @@ from mqbroker.wire.codes import SCHEDULE_TOPIC, SysFlag
 from mqbroker.wire.names import LMQ_PREFIX
 from mqbroker.wire.record import BLANK_BYTES_MIN, MAGIC, decode_record
 from tests.store.harness import BORN, HOST, START_S
-from tests.store.simulation import coverage, hostile, steps
+from tests.store.simulation import coverage, hostile, spoil, steps
 from tests.store.simulation.disk import DiskFaults, Ended, SimDisk, UnallocatedStore
 from tests.store.simulation.model import Entry, Model, Violation, require
 from tests.store.simulation.retention import RetentionCheck
@@ -499,6 +499,20 @@ class World:
         if operations:
             self._do_end_in(operations, end, seed)
         self._reopen("kill", seed)
+
+    def _do_spoil(self, part: str, kind: str, end: str, seed: int) -> None:
+        """The process or the machine ends, and something that the store has built is not as it was."""
+        rng = Random(seed)
+        if end == "stop":
+            end = "stop" if self._stop(seed) else "kill"
+            for entry in self.model.entries:
+                entry.is_durable |= end == "stop"
+        self.disk = self.disk.crashed(rng) if end == "power" else self.disk.killed(rng)
+        if spoil.spoil(self.disk, os.path.join(ROOT, part), kind, rng):
+            self.counts[f"{kind} in {part} after {end}"] += 1
+            self.model.spoilt.add(part)
+            self.model.caches_lost |= part == "consumequeue"
+        self._reopen(end, seed)
 
     def _do_end_in(self, operations: int, end: str, seed: int) -> None:
         self._end = (end, seed)

@@ -150,6 +150,7 @@ class StoreSettings:
     warm_maped_file_enable: bool = boolean(False)
     sync_flush_timeout_ms: int = whole(5000, 1, unit="ms")
     kernel_sync_enable: bool = boolean(True)
+    unsynced_age_max_ms: int = whole(10_000, 1000, unit="ms")
     check_crc_on_recover: bool = boolean(True, key="checkCRCOnRecover")
     message_index_enable: bool = boolean(True, important=True)
     max_hash_slot_num: int = whole(5_000_000, 1, 100_000_000)

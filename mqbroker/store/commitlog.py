@@ -104,6 +104,8 @@ class CommitLog:
         self.why_full = ""
         #: Why nothing is to be appended although there may be room: the disk is too full.
         self.why_disk_full = ""
+        #: Why nothing is to be appended although it could be: what was waits too long for its sync.
+        self.why_unsynced = ""
         #: Why what is appended would not enter consume queues or index; the dispatcher's.
         self.why_behind = ""
         self._activate()
@@ -128,8 +130,8 @@ class CommitLog:
             raise StoreUnwritable(self.why_stopped)
         if self.why_disk_full:
             raise DiskFull(self.why_disk_full)
-        if self.why_behind:
-            raise StoreUnwritable(self.why_behind)
+        if self.why_behind or self.why_unsynced:
+            raise StoreUnwritable(self.why_behind or self.why_unsynced)
         if not messages:
             return []
         if not is_piled:
@@ -316,7 +318,7 @@ class CommitLog:
     @property
     def writes(self) -> bool:
         """Whether appends are not refused before it is known what they are."""
-        return not (self.why_stopped or self.why_disk_full or self.why_behind)
+        return not (self.why_stopped or self.why_disk_full or self.why_behind or self.why_unsynced)
 
     def _group(self, messages: Sequence[NewMessage]) -> list[list[NewMessage]]:
         """Split messages by segment, the first list for what still fits the current one.

@@ -92,6 +92,11 @@ class LogFlusher:
         self._is_short = False
         self._timeout_call: IDelayedCall | None = None
 
+    @property
+    def oldest_sync(self) -> object | None:
+        """Which of the syncs that run began first; another object for each."""
+        return self._running[0] if self._running else None
+
     def start(self) -> None:
         self._commit_log.on_next_wanted = self._hasten
         self._tick_call = self._clock.callLater(self._interval_s, self._tick)

@@ -15,6 +15,7 @@ import attrs
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 from mqbroker.config import StoreSettings
 from mqbroker.errors import StoreUnwritable
@@ -77,6 +78,7 @@ class MessageStore:
         self._entering = parts.entering
         self._dispatcher = dispatcher
         self._log_flusher = parts.log_flusher
+        self._sync_watch = parts.sync_watch
         self._reader = parts.reader
         self._cold = parts.cold
         self._files = parts.files
@@ -115,6 +117,7 @@ class MessageStore:
     def start(self) -> None:
         self._dispatcher.start()
         self._log_flusher.start()
+        self._sync_watch.start()
         self._files.start()
         self._retention.start()
 
@@ -133,12 +136,17 @@ class MessageStore:
         if transient is not None:
             stopped.addCallback(lambda _: transient.stop())
         stopped.addCallback(lambda _: self._log_flusher.stop())
+        stopped.addBoth(self._stop_watching)
         stopped.addCallback(lambda _: self._dispatcher.catch_up())
         stopped.addCallback(lambda _: self._dispatcher.index_all())
         stopped.addCallback(lambda _: self._files.stop())
         stopped.addErrback(lambda failure: self.log.failure("the store did not stop cleanly", failure))
         stopped.addCallback(lambda _: self._close())
         return stopped
+
+    def _stop_watching(self, result: Failure | None) -> Failure | None:
+        self._sync_watch.stop()
+        return result
 
     def _close(self) -> Deferred[None]:
         # The worker may still be at the segments' files: they are closed after it is done.
@@ -161,8 +169,8 @@ class MessageStore:
     @property
     def why_unwritable(self) -> str:
         """Why messages are refused; empty where they are not."""
-        commit_log = self._commit_log
-        return commit_log.why_stopped or commit_log.why_disk_full or commit_log.why_behind or commit_log.why_full
+        log = self._commit_log
+        return log.why_stopped or log.why_disk_full or log.why_behind or log.why_unsynced or log.why_full
 
     def durable(self, end: int) -> Deferred[None]:
         """Fires when the log is on the disk below `end`, a physical offset.

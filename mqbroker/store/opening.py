@@ -48,6 +48,7 @@ from mqbroker.store.retention import Retention, RetentionRules
 from mqbroker.store.segment import SegmentSource, is_full_disk, why_full
 from mqbroker.store.statistics import StoreStatistics
 from mqbroker.store.store_files import StoreFiles, StorePaths
+from mqbroker.store.sync_watch import SyncWatch
 from mqbroker.store.syncs import ISyncs
 from mqbroker.store.tags_codes import TagsCodes, parse_delay_levels
 from mqbroker.store.transient import PAGE_BYTES, TransientRules, TransientStore
@@ -69,6 +70,7 @@ class Parts:
     entering: Entering
     dispatcher: Dispatcher
     log_flusher: LogFlusher
+    sync_watch: SyncWatch
     statistics: StoreStatistics
     reader: Reader
     cold: ColdReads
@@ -216,6 +218,12 @@ class Opening:
             entering,
             dispatcher,
             flusher,
+            SyncWatch(
+                commit_log,
+                flusher,
+                self.clock,
+                (settings.flush_interval_commit_log_ms + settings.unsynced_age_max_ms) / 1000,
+            ),
             statistics,
             Reader(commit_log, queues, settings, disk.memory_bytes(), damages, files.add_damage, cold),
             cold,

@@ -29,7 +29,7 @@ OWN = {
     # System properties of the Java broker.
     *("diskSpaceCleanForciblyRatio", "diskSpaceWarningLevelRatio"),
     *("connectionsMax", "connectionsPerAddressMax", "unsentBytesMax", "vipPortEnable"),
-    *("kernelSyncEnable", "rocketmq.acl.plain.file"),
+    *("kernelSyncEnable", "unsyncedAgeMax", "rocketmq.acl.plain.file"),
     *(setting.key for setting in settings_of(TlsSettings)),
 }
 

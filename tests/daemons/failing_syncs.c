@@ -2,7 +2,8 @@
  * an fdatasync by the kernel's own queue is an fdatasync too, and is told to have failed when it is over.
  *
  * That has one line: the name of a call, and a part of the paths it fails for. None, and nothing fails. Each failure
- * adds a line to the file of that name with .hits at its end. */
+ * adds a line to the file of that name with .hits at its end. Where the name is hanging_fdatasync, an fdatasync of a
+ * thread does not end before that file is gone. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -73,6 +74,9 @@ long syscall(long number, ...)
 
 int fdatasync(int fd)
 {
+    if (fails("hanging_fdatasync", fd))
+        while (fails("hanging_fdatasync", fd))
+            usleep(10000);
     return fails("fdatasync", fd) ? -1 : (int)syscall(SYS_fdatasync, fd);
 }
 

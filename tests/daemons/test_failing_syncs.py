@@ -7,7 +7,7 @@ import pytest
 
 from mqbroker.store.checkpoint import decode_checkpoint
 from mqbroker.wire.codes import RequestCode, ResponseCode
-from tests.daemons.failing_syncs import BY
+from tests.daemons.failing_syncs import BY, Shim
 from tests.daemons.history import QUEUES, TOPIC, check_caches, log_end, pull_all, send_one
 from tests.daemons.processes import ask, wait_for
 
@@ -71,6 +71,31 @@ def is_synced(store):
         return checkpoint is not None and checkpoint.log_offset == checkpoint.queues_offset == end
 
     return covers
+
+
+def test_a_sync_that_hangs(daemon, tmp_path):
+    """Takes 3 s: messages are refused after the shortest time that can be set."""
+    store = tmp_path / "store"
+    failing = Shim(tmp_path)
+    settings = SETTINGS | {"storePathRootDir": store, "kernelSyncEnable": "false", "unsyncedAgeMax": 1000}
+    options = [part for key, value in settings.items() for part in ("-o", f"{key}={value}")]
+    process = daemon("broker", *options, environment=failing.environment)
+    port = process.wait_for_port()
+    acked = send_some(port, 0, 4)
+    wait_for(is_synced(store), "a checkpoint of all")
+    failing.begin(process, "hanging_fdatasync", store / "commitlog")
+    acked += send_some(port, 4, 4)
+    process.wait_for_line("messages are refused: ")
+    refused = send_one(port, b"100")
+    assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert "(unsyncedAgeMax)" in refused.remark
+    assert stored(port) == acked
+    failing.end()
+    process.wait_for_line("messages are taken again: ")
+    acked += send_some(port, 8, 4)
+    wait_for(is_synced(store), "a checkpoint of all")
+    assert stored(port) == acked
+    assert process.stop() == 0
 
 
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])

@@ -145,7 +145,7 @@ class SlowSyncs:
 
     def __init__(self, clock: Clock, seconds: float | None = None) -> None:
         self._clock = clock
-        self._seconds = seconds
+        self.seconds = seconds
         self.running: list[Deferred[None]] = []
         self.beside = 0
 
@@ -161,8 +161,10 @@ class SlowSyncs:
     def _begin(self) -> Deferred[None]:
         done: Deferred[None] = Deferred()
         self.running.append(done)
-        if self._seconds is not None:
-            self._clock.callLater(self._seconds, self.end, done)
+        if self.seconds == 0:
+            self.end(done)
+        elif self.seconds is not None:
+            self._clock.callLater(self.seconds, self.end, done)
         return done
 
     def end(self, done: Deferred[None], error: OSError | None = None) -> None:

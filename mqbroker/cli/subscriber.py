@@ -17,6 +17,7 @@ from mqbroker.cli.lines import plain_line, terminal_line
 from mqbroker.cli.servers import Servers
 from mqbroker.client import ConsumeFrom, PushOptions, ReceivedMessage
 from mqbroker.client.aio import PushConsumer
+from mqbroker.client.errors import NotHandled
 
 
 def print_messages(topic: str, group: str, tags: str, servers: Servers, *, from_first: bool, count: int | None) -> bool:
@@ -63,14 +64,14 @@ class Printer:
         """The listener."""
         if self.ended.is_set():
             # Neither consumed nor sent back: its offset is not committed.
-            raise asyncio.CancelledError
+            raise NotHandled("as many as were wanted are printed")
         try:
             self._out.write(self._line(message))
             # The group moves on when this returns, so it has to be out.
             self._out.flush()
         except BrokenPipeError:
             self.lose_reader()
-            raise asyncio.CancelledError from None
+            raise NotHandled("nobody reads any more") from None
         self.printed += 1
         if self.printed == self._count:
             self.ended.set()

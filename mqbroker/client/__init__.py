@@ -5,10 +5,12 @@ have the same names. Nothing imported from here touches Twisted, opens a file or
 """
 
 from mqbroker.client.errors import (
+    BadListener,
     BadMessage,
     ClientClosed,
     NameServerUnreachable,
     NoBrokerForTopic,
+    NoSubscription,
     RetryLater,
     SendFailed,
     TlsFailed,
@@ -30,6 +32,7 @@ from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.signature import Credentials
 
 __all__ = [
+    "BadListener",
     "BadMessage",
     "ClientClosed",
     "ClientTls",
@@ -40,6 +43,7 @@ __all__ = [
     "MessageQueue",
     "NameServerUnreachable",
     "NoBrokerForTopic",
+    "NoSubscription",
     "ProducerOptions",
     "PullOptions",
     "PullResult",

@@ -8,17 +8,20 @@ Cancelling a coroutine gives up waiting: a request that has been sent may still 
 
 from __future__ import annotations
 
+import asyncio
+import functools
+import inspect
 import os
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from mqbroker.client.aio_net import AioNet
 from mqbroker.client.consuming import Listener
 from mqbroker.client.errors import ClientClosed
 from mqbroker.client.identity import local_ip, make_client_id
-from mqbroker.client.messages import Message, PullResult, RawPull, SendResult
+from mqbroker.client.messages import Message, PullResult, RawPull, ReceivedMessage, SendResult
 from mqbroker.client.net import Task
 from mqbroker.client.options import ProducerOptions, PullOptions, PushOptions, parse_name_servers
 from mqbroker.client.peer import MemberPeer, decline, pull_peer
@@ -27,6 +30,7 @@ from mqbroker.client.pull_consumer import make_pull_consumer
 from mqbroker.client.push_consumer import PushConsumerCore
 from mqbroker.client.stacks import thread_stacks
 from mqbroker.client.subscription import ALL
+from mqbroker.client.verdicts import check_listener
 from mqbroker.errors import MQError
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.ids import UniqIdSource
@@ -136,7 +140,7 @@ class PushConsumer:
 
     The listener is a coroutine function, or a function that does not block; up to `options.concurrency` run at once. It
     takes a message by returning None, True or ConsumeResult.SUCCESS. With False, ConsumeResult.RETRY or any exception
-    the message comes again later; RetryLater says when.
+    the message comes again later; RetryLater says when. Whatever else it returns counts as RETRY, with a warning.
     """
 
     def __init__(
@@ -153,23 +157,47 @@ class PushConsumer:
         options = options or PushOptions()
         net = AioNet(MemberPeer(lambda: self._core, thread_stacks).answer, rng, options.credentials, options.tls)
         self.client_id = make_client_id(local_ip(servers), os.getpid(), rng)
-        self._core = PushConsumerCore(net, servers, group, listener, options, self.client_id)
+        self._net = net
+        self._listener = listener
+        self._core = PushConsumerCore(net, servers, group, _on_loop(listener), options, self.client_id)
 
     @property
     def assigned(self) -> frozenset[MessageQueue]:
         """The queues this member consumes now."""
         return self._core.assigned
 
-    async def subscribe(self, topic: str, expression: str = ALL) -> None:
-        """Consume `topic`: messages with one of the tags in "a || b", or all with "*"."""
-        await self._core.subscribe(topic, expression)
+    def subscribe(self, topic: str, expression: str = ALL) -> Awaitable[None]:
+        """Consume `topic`: messages with one of the tags in "a || b", or all with "*". Raises Refused on a bad name.
+
+        It is done whether or not it is awaited; to await it is to know that brokers have been told.
+        """
+        if self._core.add_subscription(topic, expression):
+            return self._net.spawn(self._core.apply_subscription(topic))
+        return _Done()
 
     async def start(self) -> None:
-        """Join the group; fires when the first balance is done. Fails with NameServerUnreachable."""
+        """Join the group; fires when the first balance is done.
+
+        Fails with BadListener, NoSubscription or NameServerUnreachable.
+        """
+        self.check_startable()
         await self._core.start()
 
+    def check_startable(self) -> None:
+        """Raises what `start` would raise before it connects: BadListener, NoSubscription, ClientClosed."""
+        check_listener(self._listener, may_await=True)
+        self._core.check_startable()
+
+    @property
+    def is_calling(self) -> bool:
+        """Whether this is asked from inside a call of the listener."""
+        return self._core.is_calling
+
     async def close(self) -> None:
-        """Let running listeners end, commit, leave the group, close the connections."""
+        """Let running listeners end, commit, leave the group, close the connections.
+
+        Inside the listener it begins that and returns: it is done once the listener has returned.
+        """
         await self._core.close()
 
     async def __aenter__(self) -> Self:
@@ -259,3 +287,30 @@ class PullConsumer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+class _Done:
+    """What may be awaited, and has nothing left to do."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        return
+        yield
+
+
+class _ListenerCancelled(Exception):
+    """What a listener waited for was cancelled, by none of ours: it failed on its message."""
+
+
+def _on_loop(listener: Listener) -> Callable[[ReceivedMessage], Coroutine[Any, Any, Any]]:
+    @functools.wraps(listener)
+    async def call(message: ReceivedMessage) -> Any:
+        try:
+            verdict = listener(message)
+            return await verdict if inspect.isawaitable(verdict) else verdict
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise _ListenerCancelled("the listener was cancelled from inside") from error
+
+    return call

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import attrs
 
-from mqbroker.client.net import Lock, PeerHandler, Signal, Task, signed
+from mqbroker.client.net import Lock, PeerHandler, Signal, signed
 from mqbroker.client.options import split_address
 from mqbroker.client.tls import ClientTls, Contexts, is_alert, lost_before_any_answer, ssl_context, ssl_failed
 from mqbroker.errors import BadFrame, ConnectionClosed, MQError, RequestTimedOut, Unreachable
@@ -194,7 +194,7 @@ class AioNet:
     def lock(self) -> Lock:
         return asyncio.Lock()
 
-    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> Task:
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._ended)

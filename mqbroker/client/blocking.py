@@ -10,6 +10,10 @@ its own connections when it first needs them. PushConsumer runs an asyncio loop 
 from __future__ import annotations
 
 import asyncio
+import atexit
+import contextvars
+import functools
+import logging
 import os
 import random
 import threading
@@ -20,17 +24,20 @@ from typing import Any, Generic, Self, TypeVar
 
 from mqbroker.client import aio
 from mqbroker.client.blocking_net import BlockingNet, Flight, run
-from mqbroker.client.errors import ClientClosed
+from mqbroker.client.errors import ClientClosed, NotHandled
 from mqbroker.client.identity import local_ip, make_client_id
 from mqbroker.client.messages import ConsumeResult, Message, PullResult, RawPull, ReceivedMessage, SendResult
 from mqbroker.client.options import ProducerOptions, PullOptions, PushOptions, parse_name_servers
 from mqbroker.client.producer import ProducerCore, Selector, make_producer
 from mqbroker.client.pull_consumer import PullConsumerCore, make_pull_consumer
 from mqbroker.client.subscription import ALL
+from mqbroker.client.verdicts import check_listener
 from mqbroker.errors import MQError
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.ids import UniqIdSource
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -303,7 +310,8 @@ class PushConsumer:
     """A member of `group`: `listener` is called with each ReceivedMessage, on one of `options.concurrency` threads.
 
     It takes a message by returning None, True or ConsumeResult.SUCCESS. With False, ConsumeResult.RETRY or any
-    exception the message comes again later; RetryLater says when. It lives in the process that started it.
+    exception the message comes again later; RetryLater says when. Whatever else it returns counts as RETRY, with a
+    warning. It lives in the process that started it, and is closed at the interpreter's exit unless it was before.
     """
 
     def __init__(
@@ -317,8 +325,10 @@ class PushConsumer:
         options = options or PushOptions()
         self._listener = listener
         self._threads = ThreadPoolExecutor(options.concurrency, "mq-listen")
-        self._consumer = aio.PushConsumer(name_servers, group, self._on_thread, options=options)
+        self._consumer = aio.PushConsumer(name_servers, group, _on_threads(listener, self._threads), options=options)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._was_closed = False
         self._pid = os.getpid()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -334,20 +344,28 @@ class PushConsumer:
         return self._consumer.assigned
 
     def subscribe(self, topic: str, expression: str = ALL) -> None:
-        """Consume `topic`: messages with one of the tags in "a || b", or all with "*"."""
-        if self._loop is None:
-            # Before the start it only takes a note, and never suspends.
-            run(self._consumer.subscribe(topic, expression))
+        """Consume `topic`: messages with one of the tags in "a || b", or all with "*". Raises Refused on a bad name."""
+        if self._thread is None:
+            self._consumer.subscribe(topic, expression)
         else:
-            self._call(self._consumer.subscribe(topic, expression))
+            self._call(self._subscribe(topic, expression))
 
     def start(self) -> None:
-        """Join the group; returns when the first balance is done. Raises NameServerUnreachable."""
-        if self._loop is not None:
+        """Join the group; returns when the first balance is done.
+
+        Raises BadListener, NoSubscription or NameServerUnreachable.
+        """
+        check_listener(self._listener, may_await=False)
+        if self._thread is not None or self._was_closed:
             raise ClientClosed("a push consumer is started once")
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="mq-push-consumer", daemon=True)
+        self._consumer.check_startable()
+        ready = threading.Event()
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._serve(ready)), name="mq-push-consumer", daemon=True
+        )
         self._thread.start()
+        ready.wait()
+        atexit.register(self.close)
         try:
             self._call(self._consumer.start())
         except BaseException:
@@ -355,19 +373,25 @@ class PushConsumer:
             raise
 
     def close(self) -> None:
-        """Let running listeners end, commit, leave the group, close the connections, end the thread."""
+        """Let running listeners end, commit, leave the group, close the connections, end the thread.
+
+        Inside the listener it begins that and returns: it is done once the listener has returned.
+        """
         if self._pid != os.getpid():
             return
-        if self._loop is None or self._loop.is_closed():
+        atexit.unregister(self.close)
+        self._was_closed = True
+        if self._thread is None or self._loop is None:
             self._threads.shutdown(wait=False)
             return
+        closing = self._shut()
         try:
-            self._call(self._consumer.close())
-        finally:
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            # Not from inside a call of the listener, whatever calls this: it is to be waited for.
+            contextvars.Context().run(asyncio.run_coroutine_threadsafe, closing, self._loop)
+        except RuntimeError:  # it was closed before
+            closing.close()
+        if not self._consumer.is_calling:
             self._thread.join()
-            self._loop.close()
-            self._threads.shutdown(wait=False)
 
     def __enter__(self) -> Self:
         self.start()
@@ -378,14 +402,62 @@ class PushConsumer:
     ) -> None:
         self.close()
 
+    async def _serve(self, ready: threading.Event) -> None:
+        """The thread's work: to run the loop until `_shut`."""
+        self._loop = asyncio.get_running_loop()
+        self._closed = asyncio.Event()
+        ready.set()
+        await self._closed.wait()
+
+    async def _shut(self) -> None:
+        try:
+            await self._consumer.close()
+        except Exception:
+            log.exception("the push consumer was not closed in order")
+        finally:
+            self._threads.shutdown(wait=False)
+            self._closed.set()
+
+    async def _subscribe(self, topic: str, expression: str) -> None:
+        await self._consumer.subscribe(topic, expression)
+
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         if self._pid != os.getpid() or self._loop is None:
             work.close()
             raise ClientClosed("this push consumer belongs to another process")
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        except RuntimeError:
+            if not self._loop.is_closed():
+                raise
+            work.close()
+            raise ClientClosed("this push consumer was closed") from None
 
-    async def _on_thread(self, message: ReceivedMessage) -> ConsumeResult | bool | None:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._listener, message)
+
+class _ListenerEnded(Exception):
+    """The listener raised what would end a thread or a program, and from a thread of ours it ends neither."""
+
+
+def _on_threads(
+    listener: Callable[[ReceivedMessage], Any], threads: ThreadPoolExecutor
+) -> Callable[[ReceivedMessage], Coroutine[Any, Any, Any]]:
+    def call(message: ReceivedMessage) -> Any:
+        try:
+            return listener(message)
+        except Exception:
+            raise
+        except BaseException as error:
+            raise _ListenerEnded(f"the listener raised {type(error).__name__}") from error
+
+    @functools.wraps(listener)
+    async def call_on_thread(message: ReceivedMessage) -> Any:
+        try:
+            future = threads.submit(contextvars.copy_context().run, call, message)
+        except RuntimeError as error:  # the interpreter ends
+            raise NotHandled(str(error)) from error
+        return await asyncio.wrap_future(future)
+
+    return call_on_thread
 
 
 def _remake(kind: Callable[..., T], name_servers: tuple[str, ...], group: str, options: Any) -> T:

@@ -9,15 +9,17 @@ import inspect
 import logging
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 import attrs
 
 from mqbroker.client.direct import DirectConsumption
-from mqbroker.client.errors import RetryLater
-from mqbroker.client.messages import ConsumeResult, ReceivedMessage
+from mqbroker.client.errors import NotHandled, RetryLater
+from mqbroker.client.messages import ReceivedMessage
 from mqbroker.client.meters import Meters
 from mqbroker.client.net import LiveNet, Signal
+from mqbroker.client.verdicts import Verdicts
 from mqbroker.errors import MQError, Refused
 from mqbroker.wire.admin_bodies import ConsumeMessageDirectlyResult
 from mqbroker.wire.bodies import MessageQueue
@@ -30,6 +32,17 @@ Listener = Callable[[ReceivedMessage], Any]
 
 #: Gives a message back to the broker, to come again after a delay level.
 SendBack = Callable[[ReceivedMessage, int], Awaitable[None]]
+
+
+@attrs.define(eq=False)
+class _Call:
+    """A listener that is being called, as what it calls in turn can find it."""
+
+    consuming: Consuming
+    has_ended: bool = False
+
+
+_call_here: ContextVar[_Call | None] = ContextVar("mqbroker listener", default=None)
 
 
 class Owner(Protocol):
@@ -57,6 +70,7 @@ class Consuming:
     ) -> None:
         self._net = net
         self._listener = listener
+        self._verdicts = Verdicts(listener, net.now)
         self._send_back = send_back
         self._meters = meters
         self._concurrency = concurrency
@@ -68,6 +82,8 @@ class Consuming:
         self._waiting_for: list[tuple[MessageQueue, Signal]] = []
         self._direct = DirectConsumption(self._ask, net.now)
         self._starting = False
+        #: A message did not get to the listener, or a call of it was torn down: no other message would fare better.
+        self._halted = False
         self._closed = False
         self._idle = net.signal()
 
@@ -100,11 +116,21 @@ class Consuming:
         finally:
             self._tell_idle()
 
-    async def close(self, timeout_s: float) -> bool:
-        """Start nothing more; return True when all that runs has ended, False where it has not in time."""
+    def stop(self) -> None:
+        """Start nothing more."""
         self._closed = True
         self._waiting.clear()
+
+    async def close(self, timeout_s: float) -> bool:
+        """Start nothing more; return True when all that runs has ended, False where it has not in time."""
+        self.stop()
         return self._is_idle or await self._idle.wait(timeout_s)
+
+    @property
+    def is_calling(self) -> bool:
+        """Whether this is asked from inside a call of the listener: it must not wait for the call's end."""
+        call = _call_here.get()
+        return call is not None and call.consuming is self and not call.has_ended
 
     @property
     def _is_idle(self) -> bool:
@@ -116,7 +142,7 @@ class Consuming:
 
     def _start_some(self) -> None:
         # A listener that never suspends ends inside spawn(), and its end comes back here: let the first call go on.
-        if self._starting:
+        if self._starting or self._halted:
             return
         self._starting = True
         try:
@@ -132,6 +158,13 @@ class Consuming:
     async def _run(self, owner: Owner, message: ReceivedMessage) -> None:
         try:
             await self._consume(owner, message)
+        except NotHandled as why:
+            log.debug("message %s of %s is left to others: %s", message.msg_id, message.queue, why)
+            self._halted = True
+        except BaseException:
+            # The loop is ending, and cancels all that runs on it.
+            self._halted = True
+            raise
         finally:
             self._running -= 1
             self._no_longer_with(owner.queue)
@@ -160,11 +193,13 @@ class Consuming:
         owner.done(message)
 
     async def _call(self, message: ReceivedMessage) -> int | None:
-        """As `_ask`, with 0 where the listener fails."""
+        """As `_ask`, with 0 where the listener fails. Raises NotHandled."""
         began = self._net.now()
         delay_level: int | None = 0
         try:
             delay_level = await self._ask(message)
+        except NotHandled:
+            raise
         except Exception:
             log.exception("the listener failed on message %s of %s", message.msg_id, message.queue)
         took_ms = max(0.0, self._net.now() - began) * 1000
@@ -173,13 +208,17 @@ class Consuming:
 
     async def _ask(self, message: ReceivedMessage) -> int | None:
         """Return None where the listener is content, else the delay level to send the message back with."""
+        call = _Call(self)
+        _call_here.set(call)
         try:
             verdict = self._listener(message)
             if inspect.isawaitable(verdict):
                 verdict = await verdict
         except RetryLater as later:
             return later.delay_level
-        return 0 if verdict is False or verdict is ConsumeResult.RETRY else None
+        finally:
+            call.has_ended = True
+        return self._verdicts.delay_level(verdict, message)
 
     async def _again(self, owner: Owner, message: ReceivedMessage) -> None:
         await self._net.sleep(self._local_retry_s)

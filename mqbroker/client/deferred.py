@@ -31,6 +31,7 @@ from mqbroker.client.push_consumer import PushConsumerCore
 from mqbroker.client.stacks import thread_stacks
 from mqbroker.client.subscription import ALL
 from mqbroker.client.tls import ClientTls
+from mqbroker.client.verdicts import check_listener
 from mqbroker.errors import MQError
 from mqbroker.remoting.client import Connector, RemotingClient
 from mqbroker.wire.bodies import MessageQueue
@@ -147,7 +148,7 @@ class PushConsumer:
 
     The listener is a function, a coroutine function, or returns a Deferred; up to `options.concurrency` run at once. It
     takes a message by returning None, True or ConsumeResult.SUCCESS. With False, ConsumeResult.RETRY or any exception
-    the message comes again later; RetryLater says when.
+    the message comes again later; RetryLater says when. Whatever else it returns counts as RETRY, with a warning.
     """
 
     def __init__(
@@ -169,6 +170,7 @@ class PushConsumer:
         client = RemotingClient(reactor, handlers=handlers, connector=connector)
         net = DeferredNet(reactor, client, rng, options.credentials, connector)
         self.client_id = make_client_id(local_ip(servers), os.getpid(), rng)
+        self._listener = listener
         self._core = PushConsumerCore(net, servers, group, listener, options, self.client_id)
 
     @property
@@ -181,11 +183,21 @@ class PushConsumer:
         return _run(self._core.subscribe(topic, expression))
 
     def start(self) -> Deferred[None]:
-        """Join the group; fires when the first balance is done. Fails with NameServerUnreachable."""
-        return _run(self._core.start())
+        """Join the group; fires when the first balance is done.
+
+        Fails with BadListener, NoSubscription or NameServerUnreachable.
+        """
+        return _run(self._start())
+
+    async def _start(self) -> None:
+        check_listener(self._listener, may_await=True)
+        await self._core.start()
 
     def close(self) -> Deferred[None]:
-        """Let running listeners end, commit, leave the group, close the connections."""
+        """Let running listeners end, commit, leave the group, close the connections.
+
+        Inside the listener it begins that and fires at once: it is done once the listener has returned.
+        """
         return _run(self._core.close())
 
 

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 
 from mqbroker.errors import MQError, Refused, Unreachable
 
+#: The last of the delay levels that brokers have unless messageDelayLevel says otherwise.
+DELAY_LEVEL_MAX = 18
+
 #: Begins what brokers of either kind say where an account lacks something.
 _ACL_REMARK = "AclException: "
 
@@ -128,13 +131,39 @@ class ClientClosed(ClientError):
     hint = "Make a new one; a client is started once and closed once"
 
 
+class BadListener(ClientError):
+    """A listener that could never handle a message."""
+
+    def __init__(self, why: str, hint: str) -> None:
+        super().__init__(why, hint)
+        self.why = why
+        self.hint = hint
+
+    def describe(self) -> str:
+        return self.why
+
+
+class NoSubscription(ClientError):
+    """A push consumer is started that would get nothing."""
+
+    hint = "Call subscribe(topic) before start(), or before entering `with`; topics can be added later"
+
+
+class NotHandled(Exception):  # raised by a face, not seen by users
+    """The listener did not get a message: nothing is said of it, and the group's next member gets it."""
+
+
 class RetryLater(Exception):  # raised by a user's listener, not by this package
     """Raise it in a listener to have the message again.
 
     `delay_level` 0 lets the broker choose (later each time), 1 to 18 names one of its levels, -1 puts the message into
-    the dead letter queue at once.
+    the dead letter queue at once. Raises ValueError where it is none of these.
     """
 
     def __init__(self, delay_level: int = 0) -> None:
+        if type(delay_level) is not int or not -1 <= delay_level <= DELAY_LEVEL_MAX:
+            raise ValueError(
+                f"RetryLater: delay_level must be an int from -1 to {DELAY_LEVEL_MAX}, not {delay_level!r}"
+            )
         super().__init__(delay_level)
         self.delay_level = delay_level

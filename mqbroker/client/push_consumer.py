@@ -11,7 +11,7 @@ from functools import partial
 
 from mqbroker.client.assigned import AssignedQueue
 from mqbroker.client.consuming import Consuming, Listener
-from mqbroker.client.errors import ClientClosed, TopicNotFound
+from mqbroker.client.errors import ClientClosed, NoSubscription, TopicNotFound
 from mqbroker.client.messages import PullStatus, RawPull, ReceivedMessage
 from mqbroker.client.meters import Meters
 from mqbroker.client.net import LiveNet, Task, every
@@ -73,7 +73,8 @@ class PushConsumerCore:
         self._assigned: dict[MessageQueue, AssignedQueue] = {}
         self._loops: list[Task] = []
         self._wake = net.signal()
-        self._started = self._closed = False
+        self._started = self._closed = self._ended = False
+        self._closing = net.lock()
         self._timestamp_ms = options.consume_timestamp_ms or self._now_ms() - _HALF_AN_HOUR_MS
         self._add_subscription(RETRY_PREFIX + group, ALL)
 
@@ -84,20 +85,40 @@ class PushConsumerCore:
 
     async def subscribe(self, topic: str, expression: str = ALL) -> None:
         """Consume `topic`: messages with one of the tags in "a || b", or all with "*". Raises Refused on a bad name."""
-        self._add_subscription(check_topic(topic), expression)
+        self.add_subscription(topic, expression)
         if self._started:
-            for queue in [queue for queue in self._assigned if queue.topic == topic]:
-                await self._release(queue)
-            await self._presence.beat()
-            self._wake.set()
+            await self.apply_subscription(topic)
+
+    def add_subscription(self, topic: str, expression: str = ALL) -> bool:
+        """What `subscribe` does at once; True where `apply_subscription` is to follow. Raises Refused."""
+        self._add_subscription(check_topic(topic), expression)
+        return self._started
+
+    async def apply_subscription(self, topic: str) -> None:
+        """Let a running member act upon a subscription that was added or changed."""
+        for queue in [queue for queue in self._assigned if queue.topic == topic]:
+            await self._release(queue)
+        await self._presence.beat()
+        self._wake.set()
+
+    @property
+    def is_calling(self) -> bool:
+        """Whether this is asked from inside a call of the listener."""
+        return self._consuming.is_calling
+
+    def check_startable(self) -> None:
+        """Raises ClientClosed where it was started or closed, NoSubscription where it would get nothing."""
+        if self._started or self._closed:
+            raise ClientClosed("a push consumer is started once")
+        if len(self._subscriptions) == 1:  # that of the retry topic
+            raise NoSubscription(f"the push consumer of {self._group} has no subscription")
 
     async def start(self) -> None:
         """Join the group. A topic that does not exist yet is waited for.
 
-        Raises NameServerUnreachable, and Refused where all brokers refuse the account.
+        Raises NoSubscription, NameServerUnreachable, and Refused where all brokers refuse the account.
         """
-        if self._started or self._closed:
-            raise ClientClosed("a push consumer is started once")
+        self.check_startable()
         self._started = True
         for topic in self._subscriptions:
             try:
@@ -107,6 +128,8 @@ class PushConsumerCore:
                     log.warning("waiting for the topic: %s", error)
         await self._presence.begin()
         settled = await self._balance()
+        if self._closed:
+            return
         options = self._options
         self._loops = [
             self._net.spawn(self._keep_balanced(settled)),
@@ -116,14 +139,33 @@ class PushConsumerCore:
         ]
 
     async def close(self) -> None:
-        """Let running listeners end, commit, leave the group and close the connections. Waits `close_timeout_s`."""
-        if self._closed:
-            return
+        """Let running listeners end, commit, leave the group and close the connections. Waits `close_timeout_s`.
+
+        Inside a call of the listener it begins that and returns: it is done once the call has ended.
+        """
+        if self.is_calling:
+            self._stop()
+            self._net.spawn(self._close())
+        else:
+            await self._close()
+
+    async def _close(self) -> None:
+        async with self._closing:
+            if not self._ended:
+                await self._leave()
+                self._ended = True
+
+    def _stop(self) -> None:
+        """Neither pull nor hand to the listener anything more."""
         self._closed = True
         for loop in self._loops:
             loop.cancel()
         for assigned in self._assigned.values():
             assigned.stop()
+        self._consuming.stop()
+
+    async def _leave(self) -> None:
+        self._stop()
         if not await self._consuming.close(self._options.close_timeout_s):
             log.warning("listeners of %s still run after %g s", self._group, self._options.close_timeout_s)
         if self._started:

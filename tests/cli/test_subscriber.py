@@ -8,6 +8,7 @@ import pytest
 
 from mqbroker.cli.subscriber import Printer
 from mqbroker.client import ReceivedMessage
+from mqbroker.client.errors import NotHandled
 
 Make = Callable[..., ReceivedMessage]
 
@@ -37,14 +38,14 @@ def test_what_comes_after_the_last_wanted_is_not_taken(received: Make) -> None:
     assert not printer.ended.is_set()
     take(printer, received(b"b"))
     assert printer.ended.is_set()
-    with pytest.raises(asyncio.CancelledError):
+    with pytest.raises(NotHandled):
         take(printer, received(b"c"))
     assert out.getvalue() == b"a\nb\n"
 
 
 def test_without_a_reader_nothing_more_is_taken(received: Make) -> None:
     printer = Printer(BrokenPipe(), None, coloured=False)
-    with pytest.raises(asyncio.CancelledError):
+    with pytest.raises(NotHandled):
         take(printer, received(b"a"))
     assert printer.reader_left
     assert printer.ended.is_set()

@@ -100,8 +100,9 @@ def test_a_push_consumer_with_a_coroutine_and_a_notice_from_the_broker(topic):
 
     async def main():
         options = PushOptions(consume_from=ConsumeFrom.FIRST, suspend_ms=0)
-        async with PushConsumer(topic.addr, "g", listener, options=options) as consumer:
-            await consumer.subscribe("T")
+        consumer = PushConsumer(topic.addr, "g", listener, options=options)
+        await consumer.subscribe("T")
+        async with consumer:
             await asyncio.wait_for(done.wait(), 10)
             topic.cluster.members["g"].insert(0, "0")
             notice = RemotingCommand(40, {"consumerGroup": "g"}, flag=ONEWAY_FLAG)
@@ -148,8 +149,9 @@ def test_a_broker_may_ask_a_push_consumer(topic):
 
     async def main():
         options = PushOptions(consume_from=ConsumeFrom.FIRST, suspend_ms=0)
-        async with PushConsumer(topic.addr, "g", listener, options=options) as consumer:
-            await consumer.subscribe("T")
+        consumer = PushConsumer(topic.addr, "g", listener, options=options)
+        await consumer.subscribe("T")
+        async with consumer:
             await asyncio.wait_for(done.wait(), 10)
             answers = topic.ask_client(
                 [

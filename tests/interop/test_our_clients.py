@@ -144,8 +144,9 @@ def test_the_pull_consumer_reads_what_java_sent(shared_fleet: Fleet, java_namesr
 def test_blocking_push_resumes_where_it_was(shared_fleet: Fleet, java_namesrv: Namesrv, queues4: str) -> None:
     def consume(count: int) -> list[ReceivedMessage]:
         inbox = Inbox()
-        with blocking.PushConsumer(java_namesrv.addr, "ours-resume", inbox, options=FROM_FIRST) as member:
-            member.subscribe(queues4)
+        member = blocking.PushConsumer(java_namesrv.addr, "ours-resume", inbox, options=FROM_FIRST)
+        member.subscribe(queues4)
+        with member:
             inbox.wait(count)
         return inbox.messages
 
@@ -167,8 +168,9 @@ def test_a_message_refused_by_the_listener_comes_again(
             raise RetryLater(1)
         inbox(message)
 
-    with blocking.PushConsumer(java_namesrv.addr, "ours-refuse", listener, options=FROM_FIRST) as member:
-        member.subscribe(queues4)
+    member = blocking.PushConsumer(java_namesrv.addr, "ours-refuse", listener, options=FROM_FIRST)
+    member.subscribe(queues4)
+    with member:
         messages = inbox.wait(4)
     assert hashes_of(messages) == bodies(sent)
     [again] = [message for message in messages if message.reconsume_times == 1]
@@ -183,8 +185,9 @@ def test_one_group_of_ours_and_java_shares_the_queues(
     theirs = consumer(shared_fleet, java_namesrv, queues4, group, persist_ms=100)
     wait_assigned(theirs, queues=4)
     inbox = Inbox()
-    with blocking.PushConsumer(java_namesrv.addr, group, inbox, options=FROM_FIRST) as member:
-        member.subscribe(queues4)
+    member = blocking.PushConsumer(java_namesrv.addr, group, inbox, options=FROM_FIRST)
+    member.subscribe(queues4)
+    with member:
 
         def mine() -> set[str]:
             # Without the group's retry queue.
@@ -211,8 +214,9 @@ def test_asyncio_face(shared_fleet: Fleet, java_namesrv: Namesrv, queues4: str) 
     async def main() -> None:
         async with aio.Producer(java_namesrv.addr, "ours-aio") as producer:
             await asyncio.gather(*(producer.send(Message(queues4, b"%d" % i)) for i in range(50)))
-        async with aio.PushConsumer(java_namesrv.addr, "ours-aio", inbox, options=FROM_FIRST) as member:
-            await member.subscribe(queues4)
+        member = aio.PushConsumer(java_namesrv.addr, "ours-aio", inbox, options=FROM_FIRST)
+        await member.subscribe(queues4)
+        async with member:
             await asyncio.to_thread(inbox.wait, 50)
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE_S))

@@ -293,4 +293,18 @@ KNOWN = [
         "    except ZeroDivisionError as error:\n        return encode_command(failure_response(request, error))\n",
         ("tests/remoting/test_answers.py",),
     ),
+    Mutation(
+        "take an unknown verdict of a listener for success",
+        "client/verdicts.py",
+        'the message is sent back")\n        return 0\n',
+        'the message is sent back")\n        return None\n',
+        ("tests/client/test_verdicts.py",),
+    ),
+    Mutation(
+        "send back what no listener saw",
+        "client/blocking.py",
+        "            raise NotHandled(str(error)) from error\n",
+        "            raise\n",
+        ("tests/client/test_leaving.py",),
+    ),
 ]

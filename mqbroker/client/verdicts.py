@@ -1,0 +1,101 @@
+"""What a listener may be, and what it says of a message: one rule for all faces."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import reprlib
+from collections.abc import Callable
+from typing import Any
+
+from mqbroker.client.errors import BadListener, RetryLater
+from mqbroker.client.messages import ConsumeResult, ReceivedMessage
+
+log = logging.getLogger(__name__)
+
+#: Verdicts that are none are told of once in so many seconds.
+TELL_EVERY_S = 60.0
+
+_RIGHT = (
+    "A listener takes a message by returning None, True or ConsumeResult.SUCCESS, and has it again by returning False "
+    "or ConsumeResult.RETRY, or by raising RetryLater or any other exception"
+)
+
+
+def check_listener(listener: object, *, may_await: bool) -> None:
+    """Refuse what could never handle a message. Raises BadListener.
+
+    :param may_await: whether what it returns is awaited, so that it may be a coroutine function.
+    """
+    if listener is None:
+        raise BadListener("there is no listener", "Pass a function that takes a ReceivedMessage")
+    name = _name(listener)
+    if not callable(listener) or inspect.isclass(listener):
+        raise BadListener(f"the listener {name} is no function", "Pass a function that takes a ReceivedMessage")
+    if _is_any(listener, inspect.isgeneratorfunction, inspect.isasyncgenfunction):
+        raise BadListener(
+            f"the listener {name} is a generator function: calling it runs nothing of it", "Take `yield` out of it"
+        )
+    if not may_await and _is_any(listener, inspect.iscoroutinefunction):
+        raise BadListener(
+            f"the listener {name} is a coroutine function, and this face calls it on a thread where nothing awaits it",
+            "Pass a plain function, or use mqbroker.client.aio or mqbroker.client.deferred",
+        )
+
+
+class Verdicts:
+    """Reads what one listener returns. `now` gives seconds."""
+
+    def __init__(self, listener: object, now: Callable[[], float]) -> None:
+        self._name = _name(listener)
+        self._now = now
+        self._tell_at = float("-inf")
+        self._untold = 0
+
+    def delay_level(self, verdict: object, message: ReceivedMessage) -> int | None:
+        """None where the message is consumed, else the delay level to send it back with."""
+        if verdict is None or verdict is True or verdict is ConsumeResult.SUCCESS:
+            return None
+        if verdict is False or verdict is ConsumeResult.RETRY:
+            return 0
+        if isinstance(verdict, RetryLater):
+            self._tell(message, "RetryLater, which is to be raised; the message is sent back as if it had been")
+            return verdict.delay_level
+        if inspect.iscoroutine(verdict):
+            verdict.close()
+            self._tell(message, f"the coroutine {verdict.__qualname__}, which nothing awaits: the message is sent back")
+        else:
+            self._tell(message, f"{_short(verdict)}, which is no verdict: the message is sent back")
+        return 0
+
+    def _tell(self, message: ReceivedMessage, what: str) -> None:
+        now = self._now()
+        if now < self._tell_at:
+            self._untold += 1
+            return
+        more = f" (and {self._untold} times more before that)" if self._untold else ""
+        log.warning(
+            "the listener %s returned for message %s of %s %s%s. %s",
+            self._name,
+            message.msg_id,
+            message.queue,
+            what,
+            more,
+            _RIGHT,
+        )
+        self._tell_at, self._untold = now + TELL_EVERY_S, 0
+
+
+def _is_any(listener: object, *kinds: Callable[[Any], bool]) -> bool:
+    """Whether calling it calls such a function: it is one, a partial of one, or has one for its __call__."""
+    return any(kind(listener) or kind(getattr(listener, "__call__", None)) for kind in kinds)  # noqa: B004
+
+
+def _name(listener: object) -> str:
+    # A face wraps what it is given, and a person shall read what they wrote.
+    listener = inspect.unwrap(listener)  # type: ignore[arg-type]
+    return getattr(listener, "__qualname__", None) or _short(listener)
+
+
+def _short(value: object) -> str:
+    return f"{reprlib.repr(value)} of type {type(value).__name__}"

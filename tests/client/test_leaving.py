@@ -1,0 +1,199 @@
+"""How a member leaves: closed inside its listener, by the end of its loop, or by the end of its program."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+
+import pytest
+from twisted.internet.defer import Deferred
+
+from mqbroker.client import PushOptions, aio, blocking
+from mqbroker.client.options import ConsumeFrom
+from mqbroker.wire.codes import RequestCode
+from tests.client.member import Member, Q
+
+FROM_FIRST = PushOptions(consume_from=ConsumeFrom.FIRST, suspend_ms=0, concurrency=1)
+COUNT = 400
+
+
+@pytest.fixture
+def topic(server):
+    server.cluster.add_topic("T", queues=1)
+    server.cluster.add_topic("%RETRY%g", queues=1)
+    for n in range(COUNT):
+        server.cluster.store(Q, b"%d" % n)
+    return server
+
+
+# --- close() inside the listener
+
+
+def test_closed_inside_its_listener_a_member_waits_for_it_and_commits(one_queue, name_server):
+    for n in range(3):
+        one_queue.cluster.store(Q, b"%d" % n)
+    inside, go_on = [], Deferred()
+
+    async def listener(message):
+        await member.core.close()
+        inside.append(message.body)
+        await go_on
+
+    member = Member(one_queue, name_server, listener=listener, concurrency=1)
+    member.start()
+    assert inside == [b"0"], "close() returned at once"
+    outside = []
+    one_queue.run(member.core.close()).addBoth(outside.append)
+    assert outside == []
+    go_on.callback(None)
+    assert outside == [None]
+    assert one_queue.cluster.offsets["g", Q] == 1
+    assert one_queue.cluster.members["g"] == []
+    one_queue.clock.advance(60)
+    assert not one_queue.clock.getDelayedCalls()
+
+
+def test_two_listeners_may_close_at_once(one_queue, name_server):
+    for n in range(2):
+        one_queue.cluster.store(Q, b"%d" % n)
+    gates = []
+
+    async def listener(message):
+        gates.append(Deferred())
+        await gates[-1]
+        await member.core.close()
+
+    member = Member(one_queue, name_server, listener=listener, concurrency=2)
+    member.start()
+    for gate in gates:
+        gate.callback(None)
+    assert one_queue.cluster.offsets["g", Q] == 2
+    assert one_queue.cluster.members["g"] == []
+
+
+def test_a_call_that_has_ended_is_waited_for_by_none(one_queue, name_server):
+    """What the listener started goes on after it, and may close as any other."""
+    one_queue.cluster.store(Q, b"0")
+    gate, closed = Deferred(), []
+
+    async def later():
+        await gate
+        await member.core.close()
+        closed.append(one_queue.cluster.members["g"])
+
+    member = Member(one_queue, name_server, listener=lambda message: one_queue.run(later()) and None)
+    member.start()
+    gate.callback(None)
+    assert closed == [[]]
+
+
+def test_on_threads_close_inside_the_listener_returns(topic):
+    closed = threading.Event()
+
+    def listener(message):
+        consumer.close()
+        closed.set()
+
+    # As long as this takes what the test allows, if close() waits for the call that it is in.
+    options = PushOptions(consume_from=ConsumeFrom.FIRST, suspend_ms=0, concurrency=1, close_timeout_s=60.0)
+    consumer = blocking.PushConsumer(topic.addr, "g", listener, options=options)
+    consumer.subscribe("T")
+    consumer.start()
+    assert closed.wait(20)
+    consumer.close()
+    assert not consumer._thread.is_alive()
+    assert topic.cluster.offsets["g", Q] == 1
+    assert topic.cluster.sent_back == []
+    assert topic.cluster.members["g"] == []
+
+
+def test_on_asyncio_close_inside_the_listener_returns(topic):
+    async def main():
+        closed = asyncio.Event()
+
+        async def listener(message):
+            await consumer.close()
+            closed.set()
+
+        options = PushOptions(consume_from=ConsumeFrom.FIRST, suspend_ms=0, concurrency=1, close_timeout_s=60.0)
+        consumer = aio.PushConsumer(topic.addr, "g", listener, options=options)
+        consumer.subscribe("T")
+        async with consumer:
+            await asyncio.wait_for(closed.wait(), 20)
+
+    asyncio.run(main())
+    assert topic.cluster.offsets["g", Q] == 1
+    assert topic.cluster.members["g"] == []
+
+
+# --- left without close()
+
+
+def test_a_loop_that_ends_sends_nothing_back_and_starts_nothing_more(topic):
+    got = []
+
+    async def main():
+        began = asyncio.Event()
+
+        async def listener(message):
+            got.append(message.body)
+            began.set()
+            await asyncio.Event().wait()
+
+        consumer = aio.PushConsumer(topic.addr, "g", listener, options=FROM_FIRST)
+        consumer.subscribe("T")
+        await consumer.start()
+        await asyncio.wait_for(began.wait(), 20)
+        # What asyncio.run does at its end.
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        await consumer._net.close()
+
+    asyncio.run(main())
+    assert got == [b"0"]
+    assert topic.cluster.sent_back == []
+    assert topic.cluster.offsets.get(("g", Q), 0) == 0
+
+
+PROGRAM = """
+import sys, threading, time
+from concurrent.futures import thread as pools
+from mqbroker.client import PushOptions
+from mqbroker.client.options import ConsumeFrom
+from mqbroker.client.blocking import PushConsumer
+
+all_busy, handled = threading.Event(), []
+
+def listener(message):
+    handled.append(message.body)
+    if len(handled) == 4:
+        all_busy.set()
+    while not pools._shutdown:  # until the interpreter is ending
+        time.sleep(0.001)
+
+options = PushOptions(consume_from=ConsumeFrom.FIRST, suspend_ms=0, concurrency=4)
+consumer = PushConsumer(sys.argv[1], "g", listener, options=options)
+consumer.subscribe("T")
+consumer.start()
+all_busy.wait()
+print("leaving")
+"""
+
+
+def test_a_program_that_ends_without_close_keeps_what_no_listener_saw(topic):
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", PROGRAM, topic.addr],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "leaving\n", "")
+    assert topic.cluster.sent_back == []
+    # The four that were with listeners are done: Python waits for them; then the member commits and leaves.
+    assert topic.cluster.offsets["g", Q] == 4
+    assert topic.cluster.members["g"] == []
+    assert topic.cluster.asked(RequestCode.UNREGISTER_CLIENT)

@@ -1,5 +1,7 @@
 """A disk in memory that does to the store's files all that disks, kernels and power cuts do.
 
+The store's own module for disks runs on it, by the calls of `calls`.
+
 A name (made, removed or changed) is durable after its directory was synced, the bytes of a file after the file was;
 what was not synced a crash keeps or not, at random. Every act counts as an operation, at any of which the process or
 the machine may be made to end. Must never know what the files mean.
@@ -19,9 +21,8 @@ from zope.interface import implementer
 
 from mqbroker.errors import StoreLocked
 from mqbroker.store.disk import DiskSpace, IDisk, ILockedFile, IMappedFile
+from tests.store.simulation.calls import MEMORY_BYTES, Calls, error_of, load
 from tests.store.simulation.inode import PAGE_BYTES, Inode, pages_of
-
-MEMORY_BYTES = 1024 * 1024 * 1024
 
 
 class Ended(BaseException):
@@ -38,6 +39,19 @@ class Directory:
 
     names: dict[str, Inode | Directory] = attrs.field(factory=dict)
     durable: dict[str, Inode | Directory] = attrs.field(factory=dict)
+
+
+def _files_below(directory: Directory, path: str) -> Iterator[tuple[str, Inode]]:
+    for name, node in sorted(directory.names.items(), key=_name_of):
+        below = os.path.join(path, name)
+        if isinstance(node, Directory):
+            yield from _files_below(node, below)
+        else:
+            yield below, node
+
+
+def _name_of(item: tuple[str, object]) -> str:
+    return item[0]
 
 
 @attrs.frozen(eq=False)
@@ -60,7 +74,7 @@ class DiskFaults:
 
     `room_bytes`: what can still be allocated. `fail_sync_in`: the so many-th sync from now fails, and `forgets` says
     whether the kernel then takes what it could not write for written. `end_in`: the so many-th operation from now is
-    the last.
+    the last. `refused`: calls ("open" of anything, "mmap", "mkdir") and the error that each ends in.
     """
 
     room_bytes: int | None = None
@@ -68,78 +82,7 @@ class DiskFaults:
     forgets: bool = True
     sync_rng: Random = attrs.field(factory=lambda: Random(0))
     end_in: int | None = None
-
-
-@implementer(IMappedFile)
-class SimFile:
-    """A mapping of a file. Nothing of it may be used after `close`."""
-
-    def __init__(self, disk: SimDisk, path: str, inode: Inode, size: int) -> None:
-        self._disk = disk
-        self.inode = inode
-        self.path = path
-        self.size = size
-        self.buffer = inode.memory
-        self.view = memoryview(inode.memory).toreadonly()
-        self.descriptor = None
-        self._is_error_untold = False
-
-    def allocate(self, offset: int, size: int) -> None:
-        self._disk.act("allocate", self.path)
-        self._disk.take_blocks(self.inode, offset, size)
-
-    def write_through(self, stop: Callable[[], bool]) -> None:
-        for offset in range(0, self.size, PAGE_BYTES):
-            if stop():
-                return
-            self.write_at(offset, memoryview(bytes(min(PAGE_BYTES, self.size - offset))))
-        self.sync()
-
-    def populate(self, offset: int, size: int) -> None:
-        self._disk.act("populate", self.path)
-        self._disk.take_blocks(self.inode, offset, size)
-
-    def clear_from(self, offset: int) -> None:
-        self._disk.act("clear_from", self.path)
-        before = sum(self.inode.blocks)
-        self.inode.clear_from(offset)
-        self._disk.give_blocks(before - sum(self.inode.blocks))
-
-    def write_at(self, offset: int, data: memoryview) -> None:
-        half = len(data) // 2
-        for start, end in ((0, half), (half, len(data))):
-            self._disk.act("write_at", self.path)
-            self._disk.take_blocks(self.inode, offset + start, end - start)
-            self.inode.store(offset + start, data[start:end])
-            self.inode.modified_ms = self._disk.now_ms()
-
-    def is_resident(self, offset: int, size: int) -> bool:
-        return True
-
-    def fetch(self, offset: int, size: int) -> None:
-        self._disk.act("fetch", self.path)
-
-    def pin(self) -> None:
-        self._disk.act("pin", self.path)
-
-    def unpin(self) -> None:
-        self._disk.act("unpin", self.path)
-
-    def sync(self) -> None:
-        if self._is_error_untold:
-            self._is_error_untold = False
-            raise OSError(errno.EIO, os.strerror(errno.EIO), self.path)
-        self._disk.sync_inode(self.inode, self.path)
-
-    def sync_apart(self) -> None:
-        try:
-            self._disk.sync_inode(self.inode, self.path)
-        except OSError:
-            self._is_error_untold = True
-            raise
-
-    def close(self) -> None:
-        self.view.release()
+    refused: dict[str, int] = attrs.field(factory=dict)
 
 
 @implementer(ILockedFile)
@@ -158,6 +101,8 @@ class SimDisk:
     """See the module. `on_write` is told of each small file that was written and synced."""
 
     def __init__(self) -> None:
+        self.calls = Calls(self)
+        self._disk: IDisk = load("mqbroker.store.os_disk", self.calls).OsDisk()
         self.root = Directory()
         self.faults = DiskFaults()
         self.is_off = False
@@ -175,7 +120,7 @@ class SimDisk:
         self.on_look: Callable[[DiskSpace], None] = lambda space: None
         self._locks: dict[str, SimLock] = {}
         self._changes: list[Change] = []
-        self._used_bytes = 0
+        self.used_bytes = 0
         self._boots = 1
 
     # Acts and what goes wrong with them
@@ -192,20 +137,27 @@ class SimDisk:
                 self.is_off = True
                 raise Ended(f"in {name} of {path}")
 
+    def refuse(self, name: str, path: str) -> None:
+        """Raises OSError where such calls are refused now."""
+        number = self.faults.refused.get(name)
+        if number is not None:
+            self.refusals += 1
+            raise error_of(number, path)
+
     def take_blocks(self, inode: Inode, offset: int, size: int) -> None:
         missing = [page for page in pages_of(offset, size) if not inode.blocks[page]]
         room = self.faults.room_bytes
         if room is not None:
             if len(missing) * PAGE_BYTES > room:
                 self.refusals += 1
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                raise error_of(errno.ENOSPC)
             self.faults.room_bytes = room - len(missing) * PAGE_BYTES
         for page in missing:
             inode.blocks[page] = 1
-        self._used_bytes += len(missing) * PAGE_BYTES
+        self.used_bytes += len(missing) * PAGE_BYTES
 
     def give_blocks(self, count: int) -> None:
-        self._used_bytes -= count * PAGE_BYTES
+        self.used_bytes -= count * PAGE_BYTES
         if self.faults.room_bytes is not None:
             self.faults.room_bytes += count * PAGE_BYTES
 
@@ -224,7 +176,7 @@ class SimDisk:
         self._check_stores(inode, path)
         if self._fails():
             inode.fail_sync(self.faults.sync_rng, self.faults.forgets)
-            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+            raise error_of(errno.EIO, path)
         before = inode.durable
         inode.sync()
         if inode.durable != before:
@@ -249,48 +201,66 @@ class SimDisk:
             if not name:
                 continue
             if not isinstance(node, Directory):
-                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+                raise error_of(errno.ENOTDIR, path)
             if name not in node.names:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+                raise error_of(errno.ENOENT, path)
             node = node.names[name]
         return node
 
-    def _directory(self, path: str) -> Directory:
+    def directory(self, path: str) -> Directory:
         node = self._find(path)
         if not isinstance(node, Directory):
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+            raise error_of(errno.ENOTDIR, path)
         return node
+
+    def find(self, path: str) -> Inode | Directory | None:
+        """What there is at a path."""
+        try:
+            return self._find(path)
+        except OSError:
+            return None
+
+    @property
+    def boot(self) -> bytes:
+        return b"boot %d" % self._boots
+
+    @property
+    def free_bytes(self) -> int:
+        room = self.faults.room_bytes
+        return 100 * MEMORY_BYTES if room is None else room
 
     def inode(self, path: str) -> Inode:
         node = self._find(path)
         if not isinstance(node, Inode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+            raise error_of(errno.EISDIR, path)
         return node
+
+    def content(self, path: str) -> bytes:
+        """All of a file as programs see it, by no act of theirs."""
+        inode = self.inode(path)
+        return inode.memory[: inode.size] if inode.size else b""
 
     def files(self, under: str = "/") -> Iterator[tuple[str, Inode]]:
         """All files by path, in order."""
-        for name in self.names(under):
-            path = os.path.join(under, name)
-            node = self._find(path)
-            if isinstance(node, Directory):
-                yield from self.files(path)
-            else:
-                yield path, node
+        node = self.find(under)
+        if isinstance(node, Directory):
+            yield from _files_below(node, under)
 
     def durable_bytes(self, path: str) -> bytes | None:
         """What of a file is sure to be there after a power cut; None where not even its name is."""
+        unsure = {(id(directory), name) for change in self._changes for directory, name, _ in change.parts}
         node: Inode | Directory = self.root
         for name in path.strip("/").split("/"):
             if not isinstance(node, Directory) or name not in node.durable:
                 return None
-            if any(part[0] is node and part[1] == name for change in self._changes for part in change.parts):
+            if (id(node), name) in unsure:
                 return None  # it may also be gone, or be another
             node = node.durable[name]
         return node.durable if isinstance(node, Inode) else None
 
     def is_gone_for_good(self, path: str) -> bool:
         """Whether no power cut brings a name back."""
-        directory, name = self._directory(os.path.dirname(path)), os.path.basename(path)
+        directory, name = self.directory(os.path.dirname(path)), os.path.basename(path)
         is_sure = all(part[:2] != (directory, name) for change in self._changes for part in change.parts)
         return is_sure and name not in directory.durable
 
@@ -304,139 +274,54 @@ class SimDisk:
 
     def lose(self, path: str) -> None:
         """Have a file or directory gone for good, though nobody removed it."""
-        directory, name = self._directory(os.path.dirname(path)), os.path.basename(path)
+        directory, name = self.directory(os.path.dirname(path)), os.path.basename(path)
         directory.names.pop(name, None)
         directory.durable.pop(name, None)
         self._changes = [
             change for change in self._changes if all(part[:2] != (directory, name) for part in change.parts)
         ]
 
-    # IDisk
+    # What calls do
 
-    def make_directories(self, path: str) -> None:
-        node = self.root
-        for name in path.strip("/").split("/"):
-            if name not in node.names:
-                self.act("make_directory", path)
-                self._change((node, name, Directory()))
-            found = node.names[name]
-            if not isinstance(found, Directory):
-                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
-            node = found
-
-    def names(self, path: str) -> list[str]:
-        try:
-            return sorted(self._directory(path).names)
-        except FileNotFoundError:
-            return []
-
-    def is_directory(self, path: str) -> bool:
-        try:
-            return isinstance(self._find(path), Directory)
-        except OSError:
-            return False
-
-    def exists(self, path: str) -> bool:
-        try:
-            self._find(path)
-        except OSError:
-            return False
-        return True
-
-    def file_size(self, path: str) -> int:
-        return self.inode(path).size
-
-    def modified_ms(self, path: str) -> int:
-        return self.inode(path).modified_ms
-
-    def create_mapped(self, path: str, size: int, *, keep_open: bool = False) -> IMappedFile:
-        directory, name = self._directory(os.path.dirname(path)), os.path.basename(path)
-        if name in directory.names:
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+    def create(self, path: str) -> Inode:
         self.act("create", path)
         inode = Inode()
-        self._change((directory, name, inode))
-        self.act("set_size", path)
-        inode.set_size(size)
-        inode.modified_ms = self.now_ms()
-        return SimFile(self, path, inode, size)
+        self._change((self.directory(os.path.dirname(path)), os.path.basename(path), inode))
+        return inode
 
-    def open_mapped(self, path: str, size: int, *, keep_open: bool = False, read_only: bool = False) -> IMappedFile:
-        self.act("open", path)
-        inode = self.inode(path)
-        if not 0 < size <= inode.size:
-            raise ValueError("mmap length is greater than file size")
-        return SimFile(self, path, inode, size)
+    def make_directory(self, path: str) -> None:
+        parent = self.directory(os.path.dirname(path))
+        self.act("make_directory", path)
+        self._change((parent, os.path.basename(path), Directory()))
 
-    def make_buffer(self, size: int) -> mmap.mmap:
-        return mmap.mmap(-1, size)
-
-    def pin_buffer(self, buffer: mmap.mmap) -> None:
-        self.act("pin_buffer", "")
-
-    def space(self, path: str) -> DiskSpace:
-        room = self.faults.room_bytes
-        found = DiskSpace(self._used_bytes, 100 * MEMORY_BYTES if room is None else room)
-        self.on_look(found)
-        return found
-
-    def read(self, path: str) -> bytes:
-        self.act("read", path)
-        inode = self.inode(path)
-        return inode.memory[: inode.size] if inode.size else b""
-
-    def write(self, path: str, data: bytes) -> None:
-        is_new = not self.exists(path)
-        if is_new:
-            self.act("create", path)
-            self._change((self._directory(os.path.dirname(path)), os.path.basename(path), Inode()))
-        inode = self.inode(path)
-        try:
-            if data:
-                self.act("write", path)
-                inode.set_size(max(inode.size, len(data)))
-                self.take_blocks(inode, 0, len(data))
-                inode.store(0, data)
-            self.sync_inode(inode, path)
-            if is_new:
-                self.sync_directory(os.path.dirname(path))
-        except OSError:
-            if is_new:
-                self.remove(path)
-            raise
-        self.on_write(path)
-
-    def remove(self, path: str) -> None:
+    def unlink(self, path: str) -> None:
         self.act("remove", path)
         inode = self.inode(path)
         self.on_remove(path)
-        self._change((self._directory(os.path.dirname(path)), os.path.basename(path), None))
+        self._change((self.directory(os.path.dirname(path)), os.path.basename(path), None))
         self.give_blocks(sum(inode.blocks))
 
-    def rename(self, old: str, new: str) -> None:
+    def remove_directory(self, path: str) -> None:
+        self.act("remove_directory", path)
+        if self.directory(path).names:
+            raise error_of(errno.ENOTEMPTY, path)
+        self._change((self.directory(os.path.dirname(path)), os.path.basename(path), None))
+
+    def move(self, old: str, new: str) -> None:
         self.act("rename", old)
         node = self._find(old)
         self._change(
-            (self._directory(os.path.dirname(old)), os.path.basename(old), None),
-            (self._directory(os.path.dirname(new)), os.path.basename(new), node),
+            (self.directory(os.path.dirname(old)), os.path.basename(old), None),
+            (self.directory(os.path.dirname(new)), os.path.basename(new), node),
         )
 
-    def remove_tree(self, path: str) -> None:
-        for name in self.names(path):
-            below = os.path.join(path, name)
-            if self.is_directory(below):
-                self.remove_tree(below)
-            else:
-                self.remove(below)
-        if self.is_directory(path):
-            self.act("remove_directory", path)
-            self._change((self._directory(os.path.dirname(path)), os.path.basename(path), None))
+    def read_bytes(self, inode: Inode, path: str, offset: int, size: int) -> bytes:
+        return inode.memory[offset : offset + size] if size else b""
 
-    def sync_directory(self, path: str) -> None:
+    def sync_names(self, directory: Directory, path: str) -> None:
         self.act("sync_directory", path)
-        directory = self._directory(path)
         if self._fails():
-            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+            raise error_of(errno.EIO)
         kept: list[Change] = []
         for change in self._changes:
             if any(part[0] is directory for part in change.parts):
@@ -445,20 +330,76 @@ class SimDisk:
                 kept.append(change)
         self._changes = kept
 
+    # IDisk
+
+    def make_directories(self, path: str) -> None:
+        self._disk.make_directories(path)
+
+    def names(self, path: str) -> list[str]:
+        return self._disk.names(path)
+
+    def is_directory(self, path: str) -> bool:
+        return self._disk.is_directory(path)
+
+    def exists(self, path: str) -> bool:
+        return self._disk.exists(path)
+
+    def file_size(self, path: str) -> int:
+        return self._disk.file_size(path)
+
+    def modified_ms(self, path: str) -> int:
+        return self._disk.modified_ms(path)
+
+    def create_mapped(self, path: str, size: int, *, keep_open: bool = False) -> IMappedFile:
+        return self._disk.create_mapped(path, size, keep_open=keep_open)
+
+    def open_mapped(self, path: str, size: int, *, keep_open: bool = False, read_only: bool = False) -> IMappedFile:
+        return self._disk.open_mapped(path, size, keep_open=keep_open, read_only=read_only)
+
+    def make_buffer(self, size: int) -> mmap.mmap:
+        return self._disk.make_buffer(size)
+
+    def pin_buffer(self, buffer: mmap.mmap) -> None:
+        self._disk.pin_buffer(buffer)
+
+    def space(self, path: str) -> DiskSpace:
+        found = self._disk.space(path)
+        self.on_look(found)
+        return found
+
+    def read(self, path: str) -> bytes:
+        return self._disk.read(path)
+
+    def write(self, path: str, data: bytes) -> None:
+        self._disk.write(path, data)
+        self.on_write(path)
+
+    def remove(self, path: str) -> None:
+        self._disk.remove(path)
+
+    def rename(self, old: str, new: str) -> None:
+        self._disk.rename(old, new)
+
+    def remove_tree(self, path: str) -> None:
+        self._disk.remove_tree(path)
+
+    def sync_directory(self, path: str) -> None:
+        self._disk.sync_directory(path)
+
     def lock(self, path: str) -> ILockedFile:
         self.act("lock", path)
         if path in self._locks:
             raise StoreLocked(path, "another has it open")
-        if not self.exists(path):
-            self._change((self._directory(os.path.dirname(path)), os.path.basename(path), Inode()))
+        if self.find(path) is None:
+            self._change((self.directory(os.path.dirname(path)), os.path.basename(path), Inode()))
         lock = self._locks[path] = SimLock(self._locks, path)
         return lock
 
     def boot_id(self) -> bytes:
-        return b"boot %d" % self._boots
+        return self._disk.boot_id()
 
     def memory_bytes(self) -> int:
-        return MEMORY_BYTES
+        return self._disk.memory_bytes()
 
     # Ends
 

@@ -12,8 +12,16 @@ from random import Random
 
 PAGE_BYTES = 4096
 SECTOR_BYTES = 512
-_ZERO_PAGE = bytes(PAGE_BYTES)
-_NO_MEMORY = mmap.mmap(-1, 1)
+
+
+class Memory(mmap.mmap):
+    """The bytes of a file as all see them who have it mapped: it stays when one of them lets go."""
+
+    def close(self) -> None:
+        """It stays."""
+
+
+_NO_MEMORY = Memory(-1, 1)
 
 
 def pages_of(offset: int, size: int) -> range:
@@ -30,7 +38,7 @@ class Inode:
     def __init__(self, size: int = 0) -> None:
         self.size = size
         self.modified_ms = 0
-        self.memory = mmap.mmap(-1, size) if size else _NO_MEMORY
+        self.memory = Memory(-1, size) if size else _NO_MEMORY
         self.blocks = bytearray(-(-size // PAGE_BYTES))
         self.durable = b""
         self.durable_size = 0
@@ -39,24 +47,37 @@ class Inode:
         self.forgotten: dict[int, bytes] = {}
         #: What went bad on the disk: offset and bytes.
         self.rotten: list[tuple[int, bytes]] = []
+        #: How many syncs failed.
+        self.write_errors = 0
+        #: Pages that nobody has read yet.
+        self.unread: set[int] = set()
         #: Offsets from which on all was cleared since the last sync.
         self.cleared: list[int] = []
 
-    def set_size(self, size: int) -> None:
+    def set_size(self, size: int) -> int:
+        """Returns how many blocks are given back."""
+        given = 0
         if size > self.size:
-            grown = mmap.mmap(-1, size)
-            grown[: self.size] = self.memory[: self.size]
-            self.memory = grown
+            if size > len(self.memory) or not self.size:
+                grown = Memory(-1, size)
+                grown[: self.size] = self.memory[: self.size]
+                self.memory = grown
             self.blocks += bytes(-(-size // PAGE_BYTES) - len(self.blocks))
+        elif size < self.size:
+            given = self.clear_from(size)
         self.size = size
+        return given
 
-    def clear_from(self, offset: int) -> None:
+    def clear_from(self, offset: int) -> int:
+        """Returns how many blocks are given back."""
+        before = sum(self.blocks)
         self.memory[offset : self.size] = bytes(self.size - offset)
         for page in range(-(-offset // PAGE_BYTES), len(self.blocks)):
             self.blocks[page] = 0
         for page in range(offset // PAGE_BYTES, len(self.blocks)):
             self.forgotten.pop(page, None)
         self.cleared.append(offset)
+        return before - sum(self.blocks)
 
     def store(self, offset: int, data: bytes | memoryview) -> None:
         """As a write does, which makes pages dirty whatever they held."""
@@ -102,6 +123,7 @@ class Inode:
 
     def fail_sync(self, rng: Random, forgets: bool) -> None:
         """Write some of what is dirty; with `forgets` the rest is marked clean all the same."""
+        self.write_errors += 1
         durable = bytearray(self.durable)
         if self.durable_size == self.size:
             for number in list(self._dirty_pages(durable)):

@@ -577,7 +577,7 @@ class World:
 
     def _written_file(self, path: str) -> None:
         if os.path.basename(path) == "checkpoint":
-            checkpoint = decode_checkpoint(self.disk.read(path))
+            checkpoint = decode_checkpoint(self.disk.content(path))
             problem = coverage.checkpoint_is_true(self.disk, ROOT, self.options, checkpoint, self.model)
             if problem:
                 self.violations.append(Violation("checkpoint covers what is durable", problem))

@@ -9,7 +9,7 @@ from mqbroker.client.peer import MemberPeer
 from mqbroker.config import NamesrvSettings, NettySettings
 from mqbroker.namesrv.service import make_namesrv
 from mqbroker.store.worker import InlineWorker
-from mqbroker.wire.access import ACCESS, ASKED_OF_CLIENTS, UNANSWERED
+from mqbroker.wire.access import ASKED_OF_CLIENTS, DEMANDS, UNANSWERED
 from mqbroker.wire.codes import RequestCode
 from tests.broker.bench import Bench
 
@@ -43,8 +43,14 @@ def who_serves(code, tables):
     return ", ".join(modules) or UNANSWERED[code]
 
 
+def who_may_ask(code, tables):
+    """What a broker that controls access demands; a name server demands nothing."""
+    broker, namesrv = tables
+    return DEMANDS[code].words if code in broker.codes else "everybody" if code in namesrv.codes else ""
+
+
 def rows(tables):
-    return [(str(int(code)), code.name, str(ACCESS.get(code, "")), who_serves(code, tables)) for code in RequestCode]
+    return [(str(int(code)), code.name, who_may_ask(code, tables), who_serves(code, tables)) for code in RequestCode]
 
 
 def render(tables):

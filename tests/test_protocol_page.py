@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mqbroker.wire.access import ACCESS
+from mqbroker.wire.access import DEMANDS
 from mqbroker.wire.codes import RequestCode
 from tests.protocol_page import BEGIN, END, PAGE, page_with, render, rows, running_tables
 
@@ -26,14 +26,14 @@ def test_each_code_has_one_row():
 
 
 def test_a_daemon_serves_each_code_that_has_a_class(tables):
-    assert set(ACCESS) - {code for table in tables for code in table.codes} == set()
+    assert set(DEMANDS) - {code for table in tables for code in table.codes} == set()
 
 
 def test_each_row_says_who_serves(tables):
     assert [row for row in rows(tables) if not row[3]] == []
     by_name = {row[1]: row[2:] for row in rows(tables)}
-    assert by_name["SEND_MESSAGE_V2"] == ("produce", "``mqbroker.broker.processors.send``")
-    assert by_name["REGISTER_BROKER"] == ("peer", "``mqbroker.namesrv.registering``")
+    assert by_name["SEND_MESSAGE_V2"] == ("``PUB`` of the topic", "``mqbroker.broker.processors.send``")
+    assert by_name["REGISTER_BROKER"] == ("everybody", "``mqbroker.namesrv.registering``")
     assert by_name["NOTIFY_CONSUMER_IDS_CHANGED"] == ("", "asked of clients (ours: ``mqbroker.client.peer``)")
     assert by_name["CHECK_TRANSACTION_STATE"] == ("", "asked of clients")
     assert by_name["SUSPEND_CONSUMER"] == ("", "4.9 neither sends nor answers it")

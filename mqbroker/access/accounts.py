@@ -6,46 +6,17 @@ Source of rules and remarks: PlainPermissionManager and Permission of 4.9.7.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from enum import IntFlag
 
 import attrs
 
 from mqbroker.access.addresses import AddressPattern
 from mqbroker.errors import MQError
-from mqbroker.wire.codes import DLQ_PREFIX, RETRY_PREFIX
+from mqbroker.wire.access import Need, Permission
 from mqbroker.wire.signature import ACCESS_KEY, is_signed
-
-
-class Permission(IntFlag):
-    """What may be done with a topic, or for a group."""
-
-    DENY = 1
-    PUB = 4
-    SUB = 8
 
 
 class AccessRefused(MQError):
     """A request that its sender may not make; the text is that of Java's AclException and names no secret."""
-
-
-@attrs.frozen
-class Need:
-    """A topic or a group, with one of PUB and SUB that is needed for it."""
-
-    name: str
-    permission: Permission
-    is_group: bool = False
-
-    @classmethod
-    def of_topic(cls, topic: str, permission: Permission) -> Need:
-        """Topics that belong to a group go by the group: whoever consumes for it may read them and write to them."""
-        for prefix in (RETRY_PREFIX, DLQ_PREFIX):
-            if topic.startswith(prefix):
-                return cls(topic.removeprefix(prefix), Permission.SUB, True)
-        return cls(topic, permission)
-
-    def __str__(self) -> str:
-        return f"{'group' if self.is_group else 'topic'}:{self.name}"
 
 
 @attrs.frozen
@@ -61,15 +32,33 @@ class Account:
     topics: Mapping[str, Permission] = attrs.field(factory=dict)
     groups: Mapping[str, Permission] = attrs.field(factory=dict)
 
+    @property
+    def lacks_nothing(self) -> bool:
+        """Whether it is an administrator's without a list of its own."""
+        return self.admin and not self.topics and not self.groups
+
     def check(self, needs: Iterable[Need]) -> None:
-        """Raise AccessRefused where it lacks one of `needs`. An administrator without a list of its own lacks none."""
-        if self.admin and not self.topics and not self.groups:
+        """Raise AccessRefused where it lacks one of `needs`."""
+        if self.lacks_nothing:
             return
         for need in needs:
-            given, default = (self.groups, self.default_group) if need.is_group else (self.topics, self.default_topic)
-            owned = given.get(need.name, default)
-            if owned & Permission.DENY or not owned & need.permission:
+            if not self._has(need):
                 raise AccessRefused(f"No default permission for {need}")
+
+    def _has(self, need: Need) -> bool:
+        given, default = (self.groups, self.default_group) if need.is_group else (self.topics, self.default_topic)
+        owned = given.get(need.name, default)
+        if need.is_group and need.permission is Permission.PUB:
+            # Java's accounts are given nothing for groups of producers: whoever may write to a topic may join one
+            # that is not shut to it by name.
+            is_shut = given.get(need.name, Permission.PUB) & Permission.DENY
+            return not is_shut and (bool(owned & Permission.PUB) or self._writes)
+        return not owned & Permission.DENY and bool(owned & need.permission)
+
+    @property
+    def _writes(self) -> bool:
+        """Whether there is a topic that it may write to."""
+        return any(owned & Permission.PUB for owned in (self.default_topic, *self.topics.values()))
 
     def check_admin(self, code: int) -> None:
         """Raise AccessRefused where it is not an administrator's."""

@@ -13,9 +13,10 @@ import attrs
 import yaml
 from twisted.logger import Logger
 
-from mqbroker.access.accounts import Account, Permission
+from mqbroker.access.accounts import Account
 from mqbroker.access.addresses import AddressPattern, BadAddress, parse_pattern
 from mqbroker.errors import MQError
+from mqbroker.wire.access import Permission
 from mqbroker.wire.bodies import DataVersion
 
 log = Logger()

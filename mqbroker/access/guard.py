@@ -5,21 +5,24 @@ Only a broker with aclEnable has one: without, no handler is wrapped and nothing
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 from zope.interface import implementer
 
 from mqbroker.access.accounts import AccessRefused, Account, Accounts
-from mqbroker.access.needs import find_needs
+from mqbroker.access.rights import IRights
 from mqbroker.errors import MQError, Refused
 from mqbroker.remoting.handlers import Answer, BatchHandler, Handler, IConnection, IGuard, RawRequest
-from mqbroker.wire.access import ACCESS, Access
-from mqbroker.wire.codes import RequestCode, ResponseCode
+from mqbroker.wire.access import DEMANDS, PUB, Demand, Need
+from mqbroker.wire.codes import NO_SEND_TOPICS, SCHEDULE_TOPIC, Prop, RequestCode, ResponseCode
 from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand, encode_command
+from mqbroker.wire.record import Record, decode_record
 
 log = Logger()
+
+Fields = Mapping[str, str]
 
 #: Java's clients and their users know a refusal by this: its server answers with what it threw.
 REMARK_PREFIX = "org.apache.rocketmq.acl.common.AclException: "
@@ -29,7 +32,7 @@ _PEERS_MAX = 1000
 _REASON_LENGTH_MAX = 200
 
 
-@implementer(IGuard)
+@implementer(IGuard, IRights)
 class Guard:
     """Checks requests against accounts, which may be replaced at any time."""
 
@@ -42,10 +45,11 @@ class Guard:
         self._accounts = accounts
 
     def guarded(self, code: int, handler: Handler) -> Handler:
-        """`handler`, reached only by who may ask `code`."""
+        """`handler`, reached only by who may ask `code`. Raises ValueError where nothing says who may."""
+        demand = _demand(code)
 
         def check_first(request: RemotingCommand, connection: IConnection) -> Answer:
-            self.check(code, request.ext_fields, request.body, connection)
+            self._check(code, demand, request.ext_fields, request.body, connection)
             return handler(request, connection)
 
         check_first.__module__ = handler.__module__
@@ -53,9 +57,10 @@ class Guard:
 
     def guarded_batch(self, code: int, handler: BatchHandler) -> BatchHandler:
         """As `guarded`, for all requests of one read: those that are refused are answered, the others handled."""
+        demand = _demand(code)
 
         def check_first(requests: list[RawRequest], connection: IConnection) -> bytes | Deferred[bytes]:
-            allowed, refusals = self._sorted_out(code, requests, connection)
+            allowed, refusals = self._sorted_out(code, demand, requests, connection)
             if not refusals:
                 return handler(requests, connection)
             refused = b"".join(refusals)
@@ -67,25 +72,61 @@ class Guard:
         check_first.__module__ = handler.__module__
         return check_first
 
-    def check(self, code: int, fields: dict[str, str], body: bytes, connection: IConnection) -> None:
-        """Raise Refused where the peer may not ask this."""
+    def check_topic(self, code: int, fields: Fields, body: bytes, connection: IConnection, topic: str) -> None:
+        self._check_message(code, fields, body, connection, [topic])
+
+    def check_record(self, code: int, fields: Fields, body: bytes, connection: IConnection, record: bytes) -> None:
+        self._check_message(code, fields, body, connection, _topics_of(decode_record(record)))
+
+    def account_of(self, fields: Fields, body: bytes, connection: IConnection) -> str | None:
+        account = self._identify(fields, body, connection)
+        return None if account is None else account.access_key
+
+    def may_write(self, access_key: str | None, topic: str) -> bool:
+        if access_key is None:
+            return True
+        account = self._accounts.by_key.get(access_key)
         try:
-            account = self._accounts.identify(fields, body, connection.remote_addr.rpartition(":")[0])
             if account is not None:
-                _check_account(account, code, fields, body)
+                account.check([Need.of_topic(topic, PUB)])
+        except AccessRefused:
+            return False
+        return account is not None
+
+    def _check_message(
+        self, code: int, fields: Fields, body: bytes, connection: IConnection, topics: list[str]
+    ) -> None:
+        needs = _needs_of_message(code, topics)
+        self._judge(code, fields, body, connection, lambda account: account.check(needs))
+
+    def _identify(self, fields: Fields, body: bytes, connection: IConnection) -> Account | None:
+        return self._accounts.identify(fields, body, connection.remote_addr.rpartition(":")[0])
+
+    def _check(self, code: int, demand: Demand, fields: Fields, body: bytes, connection: IConnection) -> None:
+        """Raise Refused where the peer may not ask this."""
+        self._judge(code, fields, body, connection, lambda account: _check_account(account, code, demand, fields, body))
+
+    def _judge(
+        self, code: int, fields: Fields, body: bytes, connection: IConnection, check: Callable[[Account], None]
+    ) -> None:
+        """Raise Refused where `check` refuses the account of a request, if it needs one."""
+        try:
+            account = self._identify(fields, body, connection)
+            if account is not None:
+                check(account)
         except AccessRefused as error:
             self._tell(connection, code, str(error))
             raise Refused(ResponseCode.SYSTEM_ERROR, f"{REMARK_PREFIX}{error}") from None
 
     def _sorted_out(
-        self, code: int, requests: Sequence[RawRequest], connection: IConnection
+        self, code: int, demand: Demand, requests: Sequence[RawRequest], connection: IConnection
     ) -> tuple[list[RawRequest], list[bytes]]:
         allowed: list[RawRequest] = []
         refusals: list[bytes] = []
         for request in requests:
             fields, opaque, flag, body, serialize_type = request
             try:
-                self.check(code, fields, body, connection)
+                self._check(code, demand, fields, body, connection)
             except Refused as error:
                 command = RemotingCommand(code, opaque=opaque, serialize_type=serialize_type)
                 # A oneway one counts as refused, though nobody is told.
@@ -111,11 +152,39 @@ class Guard:
         )
 
 
-def _check_account(account: Account, code: int, fields: dict[str, str], body: bytes) -> None:
-    if ACCESS.get(RequestCode(code)) is Access.ADMIN:
+def _demand(code: int) -> Demand:
+    demand = DEMANDS.get(RequestCode(code))
+    if demand is None:
+        raise ValueError(f"nothing in mqbroker.wire.access says who may ask code {code} of a server")
+    return demand
+
+
+def _needs_of_message(code: int, topics: list[str]) -> list[Need]:
+    """What requests of `code` need of the topics of the message that was found."""
+    permission = _demand(code).of_message
+    if permission is None:
+        raise ValueError(f"nothing in mqbroker.wire.access says what code {code} needs of a message")
+    return [Need.of_topic(topic, permission) for topic in topics]
+
+
+def _topics_of(record: Record) -> list[str]:
+    """The topics that a message belongs to: one that is delayed to that which it is for; half a message also to that
+    where it waits, which consumers may not read."""
+    real = record.properties.get(Prop.REAL_TOPIC)
+    if record.topic not in NO_SEND_TOPICS or real is None:
+        return [record.topic]
+    return [real] if record.topic == SCHEDULE_TOPIC else [record.topic, real]
+
+
+def _check_account(account: Account, code: int, demand: Demand, fields: Fields, body: bytes) -> None:
+    if demand.is_of_administrators:
         account.check_admin(code)
+    if account.lacks_nothing:
+        return
     try:
-        needs = find_needs(code, fields, body)
+        needs = demand.find(code, fields, body)
+    except Refused:
+        raise
     except MQError as error:  # what cannot be read cannot be allowed
         raise AccessRefused(str(error)) from None
     account.check(needs)

@@ -13,6 +13,7 @@ from twisted.internet.interfaces import IReactorTime
 
 from mqbroker.access.acl_files import WATCH_SECONDS, AclFiles
 from mqbroker.access.guard import Guard
+from mqbroker.access.rights import Everybody, IRights
 from mqbroker.broker.allowance import ReadingAllowance
 from mqbroker.broker.bit_maps import BitMaps
 from mqbroker.broker.client_calls import ClientCalls
@@ -62,7 +63,7 @@ from mqbroker.broker.wanted import PullSubscriptions
 from mqbroker.config import BrokerSettings
 from mqbroker.filter.bloom import BloomFilter
 from mqbroker.remoting.connection import RemotingProtocol
-from mqbroker.remoting.handlers import HandlerTable
+from mqbroker.remoting.handlers import HandlerTable, IConnection
 from mqbroker.remoting.server import ConnectionEvent
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.message_store import MessageStore
@@ -109,7 +110,7 @@ class Assembly:
         self._rng = rng
         self._store_host = store_host
         self._acl = acl
-        self._register_access()
+        self.rights = self._register_access()
         self._save_settings = save_settings
         lmq = settings.store.enable_lmq
         lmq_offsets = open_file("lmqConsumerOffset.json") if lmq else None
@@ -152,14 +153,16 @@ class Assembly:
         self.live.follow(follow, "disableConsumeIfConsumerReadSlowly", "consumerFallbehindThreshold")
         store.on_dispatch.append(self._arrived)
 
-    def _register_access(self) -> None:
+    def _register_access(self) -> IRights:
         """Who may ask: comes before all that may be asked."""
+        rights: IRights = Everybody()
         if self._acl is not None:
-            guard = Guard(self._acl.content.accounts())
+            rights = guard = Guard(self._acl.content.accounts())
             self._acl.on_change = guard.take
             self.table.protect(guard)
         host, port = decode_host(self._store_host)
         AclProcessor(self._acl, self.settings, f"{host}:{port}").register_on(self.table)
+        return rights
 
     def _open_filters(self, file: JsonFile) -> FilterTable:
         """What groups want by expressions, which their heartbeats tell."""
@@ -230,13 +233,15 @@ class Assembly:
         table.register_batch(RequestCode.SEND_MESSAGE_V2, self.send.take_v2)
         table.register_batch(RequestCode.SEND_BATCH_MESSAGE, self.send.take_batch)
         table.register_batch(RequestCode.PULL_MESSAGE, pull.take)
-        send_back = SendBackProcessor(store, self.topics, self.groups, settings, self._rng, self.stats.sent_back)
+        send_back = SendBackProcessor(
+            store, self.topics, self.groups, settings, self._rng, self.stats.sent_back, self.rights
+        )
         send_back.register_on(table)
         live.follow(send_back.settings_changed, "brokerPermission")
         reply = ReplyProcessor(store, self.rules, self.producers, settings, self._clock, self._store_host)
         reply.register_on(table)
         live.follow(reply.settings_changed, "storeReplyMessageEnable", "traceOn")
-        query = QueryProcessor(store, settings.store)
+        query = QueryProcessor(store, settings.store, self.rights)
         query.register_on(table)
         live.follow(query.settings_changed, "defaultQueryMaxNum")
 
@@ -244,7 +249,7 @@ class Assembly:
         """What clients say of themselves, and what is asked about topics and groups."""
         table = self.table
         clients = ClientManageProcessor(
-            self.consumers, self.producers, self.groups, self.topics, self._allowance, self.settings
+            self.consumers, self.producers, self.groups, self.topics, self._allowance, self.settings, self.rights
         )
         clients.register_on(table)
         self.live.follow(clients.settings_changed, "enablePropertyFilter")
@@ -284,13 +289,17 @@ class Assembly:
             self.halves,
             settings,
             self._clock,
-            choose=self.producers.choose,
+            choose=self._choose_producer,
             make_topic=lambda name: self.topics.create_internal(name, 1),
         )
         self.live.follow(
             self.checks.settings_changed, "transactionTimeOut", "transactionCheckMax", "transactionCheckInterval"
         )
-        EndTransactionProcessor(store, self.halves, settings.store).register_on(self.table)
+        EndTransactionProcessor(store, self.halves, settings.store, self.rights).register_on(self.table)
+
+    def _choose_producer(self, group: str, topic: str) -> IConnection | None:
+        """Who of a group can be asked about a half message for `topic`, and be shown it."""
+        return self.producers.choose(group, lambda account: self.rights.may_write(account, topic))
 
     def _register_stats(self) -> None:
         """What is counted, and how the broker is."""

@@ -46,6 +46,8 @@ class Client:
     language: int
     version: int
     last_seen: float
+    #: Who it is where access is controlled; None for who needs no account.
+    account: str | None = None
 
 
 @attrs.define
@@ -209,7 +211,7 @@ class ProducerRegistry:
         self._count = 0
         self._joined: dict[IConnection, set[str]] = {}
         self._groups: dict[str, dict[IConnection, Client]] = {}
-        self._by_client_id: dict[str, IConnection] = {}
+        self._by_client_id: dict[str, tuple[IConnection, str | None]] = {}
         self._chosen = 0
 
     def settings_changed(self, settings: BrokerSettings) -> None:
@@ -224,16 +226,32 @@ class ProducerRegistry:
 
     def find(self, client_id: str) -> IConnection | None:
         """The connection of the producer of that id; the latest, where two say they are it."""
-        return self._by_client_id.get(client_id)
+        return self._by_client_id.get(client_id, (None, None))[0]
 
-    def choose(self, name: str) -> IConnection | None:
-        """A connection of one producer of a group, another each time; None where there is none."""
-        connections = [connection for connection in self.group(name) if not connection.closed]
+    def choose(self, name: str, is_fit: Callable[[str | None], bool] = lambda account: True) -> IConnection | None:
+        """A connection of one producer of a group whose account is fit, another each time; None where there is none."""
+        clients = list(self.group(name).items())
         self._chosen += 1
-        return connections[self._chosen % len(connections)] if connections else None
+        for at in range(self._chosen, self._chosen + len(clients)):
+            connection, client = clients[at % len(clients)]
+            if not connection.closed and is_fit(client.account):
+                return connection
+        return None
 
-    def register(self, connection: IConnection, client_id: str, language: int, version: int, group_name: str) -> None:
-        """Take one group of a heartbeat. Raises Refused where there are too many clients."""
+    def register(
+        self,
+        connection: IConnection,
+        client_id: str,
+        language: int,
+        version: int,
+        group_name: str,
+        account: str | None = None,
+    ) -> None:
+        """Take one group of a heartbeat. Raises Refused where there are too many clients, or where the id is that of a
+        client of another account: replies would come to who only says that it is it."""
+        holder, owner = self._by_client_id.get(client_id, (connection, account))
+        if owner != account and holder is not connection and not holder.closed:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"the client id {client_id} is that of another account's client")
         known = self._groups.get(group_name, {}).get(connection)
         if known is None:
             if self._count >= self._clients_max:
@@ -242,11 +260,11 @@ class ProducerRegistry:
             self._joined.setdefault(connection, set()).add(group_name)
         elif known.client_id != client_id:
             self._forget_id(known, connection)
-        self._groups.setdefault(group_name, {})[connection] = Client(client_id, language, version, self._now())
-        self._by_client_id[client_id] = connection
+        self._groups.setdefault(group_name, {})[connection] = Client(client_id, language, version, self._now(), account)
+        self._by_client_id[client_id] = connection, account
 
     def _forget_id(self, client: Client, connection: IConnection) -> None:
-        if self._by_client_id.get(client.client_id) is connection:
+        if self.find(client.client_id) is connection:
             del self._by_client_id[client.client_id]
 
     def unregister(self, connection: IConnection, group_name: str) -> None:

@@ -68,10 +68,10 @@ class IGuard(Interface):
     """Stands before handlers and lets no request to them that its sender may not make."""
 
     def guarded(code: int, handler: Handler) -> Handler:
-        """What is called in the place of `handler`."""
+        """What is called in the place of `handler`. Raises ValueError where nothing says who may ask `code`."""
 
     def guarded_batch(code: int, handler: BatchHandler) -> BatchHandler:
-        """What is called in the place of a batch handler."""
+        """As `guarded`, for a batch handler."""
 
 
 @attrs.define

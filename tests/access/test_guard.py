@@ -5,7 +5,7 @@ import json
 import pytest
 from twisted.internet.address import IPv4Address
 
-from mqbroker.wire.access import ACCESS, Access
+from mqbroker.wire.access import DEMANDS, Access
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand
 from mqbroker.wire.frame import JSON, ROCKETMQ
@@ -172,7 +172,7 @@ def heartbeat(group, topic):
         (RequestCode.LOCK_BATCH_MQ, {}, b'{"consumerGroup":"Shut","clientId":"c","mqSet":[]}', "group:Shut"),
         (RequestCode.UNLOCK_BATCH_MQ, {}, b'{"consumerGroup":"Shut","clientId":"c","mqSet":[]}', "group:Shut"),
         (RequestCode.LOCK_BATCH_MQ, {}, b'{"consumerGroup":"CG","clientId":"c","mqSet":[]}', None),
-        (RequestCode.GET_MAX_OFFSET, {"topic": "Other", "queueId": "0"}, b"", None),
+        (RequestCode.GET_MAX_OFFSET, {"topic": "Other", "queueId": "0"}, b"", "topic:Other"),
     ],
 )
 def test_requests_of_consumers_go_by_topic_and_group(bench, code, fields, body, why):
@@ -185,7 +185,7 @@ def test_a_body_that_cannot_be_read_is_refused(bench):
     assert refusal(bench, signed(ALICE, RequestCode.HEART_BEAT, {}, b"{")).startswith("HeartbeatData")
 
 
-@pytest.mark.parametrize("code", [code for code in RequestCode if ACCESS.get(code) is Access.ADMIN])
+@pytest.mark.parametrize("code", [code for code in DEMANDS if DEMANDS[code].access is Access.ADMIN])
 def test_what_is_for_administrators(bench, code):
     if code not in bench.table.codes:
         return
@@ -250,7 +250,7 @@ def test_peers_that_were_told_of_are_bounded(bench, logged):
     for count in range(guard._PEERS_MAX + 50):
         connection = type("Peer", (), {"remote_addr": f"10.0.0.1:{count}"})()
         with pytest.raises(guard.Refused):
-            watch.check(V2, {}, b"", connection)
+            watch.check_topic(RequestCode.END_TRANSACTION, {}, b"", connection, "T")
     assert len(watch._told) == guard._PEERS_MAX
 
 

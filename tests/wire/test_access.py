@@ -3,17 +3,17 @@
 import pytest
 
 from mqbroker.remoting.handlers import HandlerTable
-from mqbroker.wire.access import ACCESS, ASKED_OF_CLIENTS, UNANSWERED, Access, is_classified
+from mqbroker.wire.access import ASKED_OF_CLIENTS, DEMANDS, UNANSWERED, Access, is_classified
 from mqbroker.wire.codes import RequestCode
 
 
 def test_no_code_is_unclassified(protocol):
-    known = {int(code) for code in (*ACCESS, *ASKED_OF_CLIENTS, *UNANSWERED)}
+    known = {int(code) for code in (*DEMANDS, *ASKED_OF_CLIENTS, *UNANSWERED)}
     assert known == set(protocol["codes"]["RequestCode"].values())
 
 
 def test_what_nobody_answers_is_in_no_class():
-    assert set(UNANSWERED) & (set(ACCESS) | ASKED_OF_CLIENTS) == set()
+    assert set(UNANSWERED) & (set(DEMANDS) | ASKED_OF_CLIENTS) == set()
     assert all(UNANSWERED.values())
     assert [code for code in UNANSWERED if is_classified(code)] == []
 
@@ -23,7 +23,7 @@ def test_what_java_keeps_to_administrators_is_theirs():
         RequestCode.UPDATE_AND_CREATE_TOPIC, RequestCode.UPDATE_BROKER_CONFIG, RequestCode.DELETE_TOPIC_IN_BROKER,
         RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, RequestCode.DELETE_SUBSCRIPTIONGROUP,
     }  # fmt: skip
-    assert {ACCESS[code] for code in java} == {Access.ADMIN}
+    assert {DEMANDS[code].access for code in java} == {Access.ADMIN}
 
 
 @pytest.mark.parametrize("code", [0, 1, 9999, -1, *sorted(UNANSWERED)])

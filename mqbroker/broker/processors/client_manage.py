@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import attrs
 
+from mqbroker.access.rights import IRights
 from mqbroker.broker.allowance import ReadingAllowance
 from mqbroker.broker.clients import ConsumerRegistry, ProducerRegistry, check_client_id
 from mqbroker.broker.filters import TAG_KINDS, compile_kind
@@ -39,7 +40,9 @@ class ClientManageProcessor:
         topics: TopicTable,
         allowance: ReadingAllowance,
         settings: BrokerSettings,
+        rights: IRights,
     ) -> None:
+        self._rights = rights
         self._consumers = consumers
         self._producers = producers
         self._groups = groups
@@ -71,8 +74,11 @@ class ClientManageProcessor:
                 self._topics.create_internal(retry_topic, group.retry_queue_nums, sys_flag)
             notify = group is None or group.notify_consumer_ids_changed_enable
             self._consumers.register(connection, client_id, request.language, request.version, consumer, notify)
+        account = self._rights.account_of(request.ext_fields, request.body, connection)
         for producer in data.producer_data_set:
-            self._producers.register(connection, client_id, request.language, request.version, producer.group_name)
+            self._producers.register(
+                connection, client_id, request.language, request.version, producer.group_name, account
+            )
         return RemotingCommand.response(request)
 
     def unregister(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:

@@ -13,6 +13,7 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
+from mqbroker.access.rights import IRights
 from mqbroker.broker.processors.send_rules import message_refusal
 from mqbroker.broker.transactions.halves import HalfMessages
 from mqbroker.broker.transactions.messages import QUEUE_ID, BadHalf, committed, put_back
@@ -48,6 +49,7 @@ _OUTCOMES = (SysFlag.TRANSACTION_NOT, SysFlag.TRANSACTION_COMMIT, SysFlag.TRANSA
 #: Of those that settle a half message, whether it is committed.
 _SETTLING = {str(SysFlag.TRANSACTION_COMMIT): True, str(SysFlag.TRANSACTION_ROLLBACK): False}
 _GROUP = f"{Prop.PRODUCER_GROUP}\x01".encode()
+_REAL_TOPIC = f"{Prop.REAL_TOPIC}\x01".encode()
 _NOT_RESUMED = "Exception was thrown when putting message back to RMQ_SYS_TRANS_HALF_TOPIC."
 
 
@@ -64,6 +66,7 @@ class _End(NamedTuple):
 class _Run:
     """The requests of one read, as far as they are."""
 
+    connection: IConnection
     answers: list[bytes] = attrs.field(factory=list)
     #: Half messages that are to be settled, each with the message that takes its place, if any.
     endings: dict[int, NewMessage | None] = attrs.field(factory=dict)
@@ -86,8 +89,9 @@ class _Run:
 class EndTransactionProcessor:
     """Commits and rolls back."""
 
-    def __init__(self, store: MessageStore, halves: HalfMessages, settings: StoreSettings) -> None:
+    def __init__(self, store: MessageStore, halves: HalfMessages, settings: StoreSettings, rights: IRights) -> None:
         self._store = store
+        self._rights = rights
         self._halves = halves
         self._record_at = store.hot_records(TRANS_HALF_TOPIC, QUEUE_ID)
         self._plain = PlainHalves()
@@ -102,7 +106,7 @@ class EndTransactionProcessor:
 
     def take(self, requests: list[RawRequest], connection: IConnection) -> bytes | Deferred[bytes]:
         """Answer a run of END_TRANSACTION requests."""
-        run = _Run()
+        run = _Run(connection)
         taken = self._take_plain(run, requests) if self._halves.is_ready else 0
         if taken == len(requests):
             self._settle(run)
@@ -128,10 +132,14 @@ class EndTransactionProcessor:
                 if record is None or offset in run.endings or not is_open(offset):
                     raise ValueError
                 message = committed_from(record, offset, physical_offset, group)
+                self._check_sender(run, request, message[0])
             except (KeyError, ValueError):
                 # What is wrong, or only unusual, is found out by a closer look.
                 if not self._take_at_once(run, request):
                     return taken
+                continue
+            except Refused as error:
+                run.answer(request, error)
                 continue
             run.endings[offset] = message if is_committed else None
             if not flag & ONEWAY_FLAG:
@@ -196,7 +204,8 @@ class EndTransactionProcessor:
         raise Refused(ResponseCode.SYSTEM_ERROR, why or "The transaction state table offset wrong")
 
     def _gather(self, run: _Run, request: RawRequest, end: _End, record: RawRecord) -> None:
-        """Add what the request comes to."""
+        """Add what the request comes to. Raises Refused where its sender may not end the transaction."""
+        self._check_sender(run, request, find_property(record.properties, _REAL_TOPIC))
         ledger = self._halves.ledger
         # It may have been put back since its producer, or who was asked about it, learned where it is.
         offset = ledger.where(record.queue_offset)
@@ -211,6 +220,12 @@ class EndTransactionProcessor:
         run.gathered_bytes += record.size
         if run.gathered_bytes > GATHERED_BYTES_MAX:
             self._settle(run)
+
+    def _check_sender(self, run: _Run, request: RawRequest, topic: bytes) -> None:
+        ext, _, _, body, _ = request
+        self._rights.check_topic(
+            RequestCode.END_TRANSACTION, ext, body, run.connection, topic.decode("utf-8", "replace")
+        )
 
     def _settle(self, run: _Run) -> None:
         """Store what was gathered, and add the answers."""

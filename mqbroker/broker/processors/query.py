@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mqbroker.access.rights import IRights
 from mqbroker.config import BrokerSettings, StoreSettings
 from mqbroker.errors import Refused
 from mqbroker.remoting.handlers import HandlerTable, IConnection
@@ -19,8 +20,9 @@ from mqbroker.wire.headers import (
 class QueryProcessor:
     """Looks messages up in the store."""
 
-    def __init__(self, store: MessageStore, settings: StoreSettings) -> None:
+    def __init__(self, store: MessageStore, settings: StoreSettings, rights: IRights) -> None:
         self._store = store
+        self._rights = rights
         self._default_max = settings.default_query_max_num
         self._max = settings.max_msgs_num_batch
 
@@ -53,4 +55,5 @@ class QueryProcessor:
         record = await self._store.queries.record(header.offset)
         if record is None:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {header.offset}")
+        self._rights.check_record(request.code, request.ext_fields, request.body, connection, record)
         return RemotingCommand.response(request, body=record)

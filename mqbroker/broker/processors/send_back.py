@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
+from mqbroker.access.rights import IRights
 from mqbroker.broker.groups import GroupTable
 from mqbroker.broker.processors.send_rules import DLQ_QUEUES, delayed, stored_properties, unit_topic_flag
 from mqbroker.broker.topics import TopicTable
@@ -38,6 +39,7 @@ class SendBackProcessor:
         settings: BrokerSettings,
         rng: Random,
         on_stored: Callable[[str, str], None],
+        rights: IRights,
     ) -> None:
         """`on_stored` is called with group and topic of each message that is stored again."""
         self._store = store
@@ -47,6 +49,7 @@ class SendBackProcessor:
         self._delay_level_max = len(settings.store.message_delay_level.split())
         self._rng = rng
         self._on_stored = on_stored
+        self._rights = rights
 
     def settings_changed(self, settings: BrokerSettings) -> None:
         self._settings = settings
@@ -68,6 +71,7 @@ class SendBackProcessor:
         data = await self._store.queries.record(header.offset)
         if data is None:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}")
+        self._rights.check_record(request.code, request.ext_fields, request.body, connection, data)
         self._store_again(decode_record(data), header, group)
         return RemotingCommand.response(request)
 

@@ -34,7 +34,12 @@ from mqbroker.wire.codes import (
     SysFlag,
     TopicSysFlag,
 )
-from mqbroker.wire.headers import SendMessageRequestHeader, SendMessageRequestHeaderV2, decode_header
+from mqbroker.wire.headers import (
+    SendMessageRequestHeader,
+    SendMessageRequestHeaderV2,
+    decode_header,
+    is_short_send_header,
+)
 from mqbroker.wire.names import LMQ_PREFIX, check_topic
 from mqbroker.wire.properties import PROPERTIES_BYTES_MAX, decode_properties, reencode_properties
 
@@ -300,10 +305,8 @@ def _moment(timestamp_ms: int) -> str:
 
 
 def read_send_header(code: int, ext: dict[str, str]) -> SendMessageRequestHeader:
-    """Either form of the header; a batch comes in the short one unless its fields say otherwise."""
-    if code in (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_REPLY_MESSAGE_V2) or (
-        code == RequestCode.SEND_BATCH_MESSAGE and "producerGroup" not in ext
-    ):
+    """Either form of the header."""
+    if is_short_send_header(code, ext):
         v2 = decode_header(SendMessageRequestHeaderV2, ext)
         return SendMessageRequestHeader(**attrs.asdict(v2))
     return decode_header(SendMessageRequestHeader, ext)

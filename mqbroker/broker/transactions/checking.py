@@ -77,7 +77,7 @@ class CheckRules:
 class Checks:
     """Asks, every `transactionCheckInterval`.
 
-    :param choose: gives a connection of a producer of a group; None where there is none.
+    :param choose: gives a connection of a producer of a group that may write to a topic; None where there is none.
     :param make_topic: makes a topic of one queue, where it is missing.
     """
 
@@ -88,7 +88,7 @@ class Checks:
         settings: BrokerSettings,
         clock: IReactorTime,
         *,
-        choose: Callable[[str], IConnection | None],
+        choose: Callable[[str, str], IConnection | None],
         make_topic: Callable[[str], object],
     ) -> None:
         self._store = store
@@ -243,7 +243,7 @@ class Checks:
 
     def _ask(self, record: Record) -> None:
         group = record.properties.get(Prop.PRODUCER_GROUP, "")
-        connection = self._choose(group)
+        connection = self._choose(group, record.properties.get(Prop.REAL_TOPIC, ""))
         if connection is None:
             log.warn("nobody of {group} can be asked about {key}", group=group, key=_key(record))
             return

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import attrs
 
+from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.headers.coding import Header, Int, Long, wire
 
 
@@ -41,6 +44,18 @@ class SendMessageRequestHeaderV2(Header):
     max_reconsume_times: Int | None = wire("l", default=None)
     batch: bool = wire("m", default=False)
     bname: str | None = wire("n", default=None)
+
+
+def is_short_send_header(code: int, ext_fields: Mapping[str, str]) -> bool:
+    """Whether a send of `code` has SendMessageRequestHeaderV2: a batch has, unless its fields say otherwise."""
+    if code == RequestCode.SEND_BATCH_MESSAGE:
+        return "producerGroup" not in ext_fields
+    return code in (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_REPLY_MESSAGE_V2)
+
+
+def send_topic_key(code: int, ext_fields: Mapping[str, str]) -> str:
+    """The field by which a send of `code` names its topic."""
+    return "b" if is_short_send_header(code, ext_fields) else "topic"
 
 
 @attrs.frozen(kw_only=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class MQError(Exception):
     """The root: catching it catches all that this package raises on purpose."""
@@ -157,3 +159,14 @@ class BadSetting(MQError):
         if self.line is not None:
             where = f"{where}:{self.line}"
         return f"{where}: {self.key}: {self.why}"
+
+
+class BadSettings(BadSetting):
+    """Several settings that cannot be used: `errors`, of which it says one on each line."""
+
+    def __init__(self, errors: Sequence[BadSetting]) -> None:
+        super().__init__(errors[0].key, errors[0].path, errors[0].line, errors[0].why)
+        self.errors = tuple(errors)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.errors))

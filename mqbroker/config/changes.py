@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import attrs
 
+from mqbroker.config.conf_file import UTF_8_MARK
 from mqbroker.config.fields import Setting, settings_of
 from mqbroker.errors import BadSetting
 
@@ -86,7 +87,8 @@ def conf_with(text: str, changes: Mapping[str, str]) -> str:
     """A file's text with the changes: at the last line that sets a key, which is the one that counts, or at the end."""
     from javaproperties import KeyValue, join_key_value, parse
 
-    elements = list(parse(io.StringIO(text)))
+    mark = UTF_8_MARK if text.startswith(UTF_8_MARK) else ""
+    elements = list(parse(io.StringIO(text.removeprefix(mark))))
     last = {element.key: n for n, element in enumerate(elements) if isinstance(element, KeyValue)}
     lines = [element.source for element in elements]
     if lines and not lines[-1].endswith(("\n", "\r")):
@@ -97,7 +99,7 @@ def conf_with(text: str, changes: Mapping[str, str]) -> str:
             lines[last[key]] = line
         else:
             lines.append(line)
-    return "".join(lines)
+    return mark + "".join(lines)
 
 
 def _evolved(settings: T, changes: Mapping[str, str]) -> T:

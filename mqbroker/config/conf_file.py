@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import codecs
+import io
+
 import attrs
 
 from mqbroker.errors import BadSetting
+
+UTF_8_MARK = codecs.BOM_UTF8.decode("iso-8859-1")
+_UTF_16_MARKS = tuple(mark.decode("iso-8859-1") for mark in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
 
 
 @attrs.frozen
@@ -38,7 +44,7 @@ def read_conf(path: str) -> list[tuple[str, str, int]]:
     line = 1
     try:
         with open(path, encoding="iso-8859-1", newline="") as file:
-            for element in parse(file):
+            for element in parse(io.StringIO(without_mark(file.read(), path))):
                 if isinstance(element, KeyValue):
                     found.append((element.key, element.value.strip(), line))
                 line += _line_count(element.source)
@@ -47,6 +53,16 @@ def read_conf(path: str) -> list[tuple[str, str, int]]:
     except InvalidUEscapeError as error:
         raise BadSetting("\\u", path, line, f"{error}; write four hexadecimal digits after \\u") from error
     return found
+
+
+def without_mark(text: str, path: str) -> str:
+    """The text of a file without the byte order mark that some editors begin UTF-8 files with.
+
+    Raises BadSetting where the mark is that of UTF-16.
+    """
+    if text.startswith(_UTF_16_MARKS):
+        raise BadSetting("-c", path, 1, "the file is UTF-16 text; save it as UTF-8 or ASCII")
+    return text.removeprefix(UTF_8_MARK)
 
 
 def _line_count(source: str) -> int:

@@ -6,7 +6,7 @@ Here they are keys like all others; what stands in the file of tls.config.file c
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from enum import StrEnum
 
 import attrs
@@ -14,6 +14,7 @@ import attrs
 from mqbroker.config.conf_file import Given, read_conf
 from mqbroker.config.fields import boolean, settings_of, text
 from mqbroker.config.kinds import parse_optional_path
+from mqbroker.config.sources import Sources
 
 DEFAULT_FILE = "/etc/rocketmq/tls.properties"
 
@@ -85,20 +86,18 @@ class TlsSettings:
         return not self.test_mode and self.mode is not TlsMode.DISABLED
 
 
-def with_tls_file(given: Mapping[str, Given], warn: Callable[[str], None]) -> dict[str, Given]:
-    """`given` with what the file of tls.config.file says, where there is one. Raises BadSetting."""
-    named = given.get("tls.config.file")
+def add_tls_file(sources: Sources, warn: Callable[[str], None]) -> None:
+    """Add what the file of tls.config.file says, where there is one. Raises BadSetting."""
+    named = sources.last("tls.config.file")
     path = named.value if named is not None else DEFAULT_FILE
     if not path or (path == DEFAULT_FILE and not os.path.isfile(path)):
-        return dict(given)
+        return
     if named is not None and not os.path.isfile(path):
         raise named.bad(f"there is no file {path}")
     known = {setting.key for setting in settings_of(TlsSettings)} - set(_NOT_IN_FILE)
-    found = dict(given)
     for key, value, line in read_conf(path):
         item = Given(key, value, path, line)
         if key in known:
-            found[key] = item
+            sources.add(item)
         else:
             warn(f"{item.where}: {key} changes nothing in this file")
-    return found

@@ -10,7 +10,8 @@ from twisted.application.service import IService
 from mqbroker.config import BrokerSettings, load_broker_settings
 from mqbroker.daemons.daemon import Served
 from mqbroker.daemons.open_files import files_for_connections
-from mqbroker.daemons.options import ConsoleOptions, DaemonOptions
+from mqbroker.daemons.options import ConsoleOptions
+from mqbroker.daemons.plugin import TwistdOptions, make_twistd_service
 
 
 class _Namesrv:
@@ -25,9 +26,10 @@ class _Namesrv:
     opt_n = opt_namesrvAddr
 
 
-class Options(_Namesrv, DaemonOptions):
+class Options(_Namesrv, TwistdOptions):
     """What twistd mqbroker takes."""
 
+    name = "mqbroker"
     synopsis = "[options]"
     load = staticmethod(load_broker_settings)
 
@@ -60,8 +62,6 @@ def serve(settings: BrokerSettings, reactor: Any) -> Served:
 
 def makeService(options: Options) -> IService:
     """For twistd."""
-    from mqbroker.daemons.plugin import make_twistd_service
-
     return make_twistd_service(options, serve)
 
 

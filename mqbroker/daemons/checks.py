@@ -1,21 +1,99 @@
-"""What --check reads beside the settings, as the start does: certificates, keys and accounts. Nothing is written."""
+"""What --check looks at beside the settings, as the start does: certificates, keys, accounts, and whether all that is
+written can be. Nothing is left behind."""
 
 from __future__ import annotations
 
+import errno
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+
 from mqbroker.access.acl_files import acl_places, read_at_start, warnings_of
 from mqbroker.config import BrokerSettings, NamesrvSettings
+from mqbroker.daemons.advice import advice
+from mqbroker.daemons.daemon import why_not_started
+from mqbroker.errors import MQError
 from mqbroker.remoting.tls import client_context, server_context
 
 
-def check_files(settings: BrokerSettings | NamesrvSettings) -> list[str]:
-    """What an administrator should know of the files. Raises BadTls and BadAcl, as the start would."""
+def check(settings: BrokerSettings | NamesrvSettings, own_files: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """What would stop the start, and what an administrator should know; `own_files`: paths by what names each."""
+    faults: list[str] = []
+    warnings = advice(settings)
+    looks: list[Callable[[], list[str]]] = [lambda: _check_tls(settings), lambda: _check_accounts(settings)]
+    looks += [
+        lambda name=name, path=path: _check_directory(name, path)  # type: ignore[misc]
+        for name, path in _directories(settings).items()
+    ]
+    looks += [
+        lambda name=name, path=path: _check_file(name, path)  # type: ignore[misc]
+        for name, path in own_files.items()
+    ]
+    for look in looks:
+        try:
+            warnings += look()
+        except MQError as error:
+            faults.append(str(error))
+    return faults, warnings
+
+
+def _check_tls(settings: BrokerSettings | NamesrvSettings) -> list[str]:
     if settings.tls.has_server_files:
         server_context(settings.tls)
-    if not isinstance(settings, BrokerSettings):
-        return []
-    if settings.client.use_tls:
+    if isinstance(settings, BrokerSettings) and settings.client.use_tls:
         client_context(settings.tls)
-    if not settings.acl_enable:
+    return []
+
+
+def _check_accounts(settings: BrokerSettings | NamesrvSettings) -> list[str]:
+    if not isinstance(settings, BrokerSettings) or not settings.acl_enable:
         return []
     places = acl_places(settings.rocketmq_home, settings.acl_plain_file)
     return warnings_of(read_at_start(places), places.plain_file)
+
+
+def _directories(settings: BrokerSettings | NamesrvSettings) -> dict[str, str]:
+    """Directories in which files come to be, made where they are not there, by the setting that names each."""
+    if isinstance(settings, BrokerSettings):
+        store = settings.store
+        return {"storePathRootDir": store.store_path_root_dir, "storePathCommitLog": store.store_path_commit_log}
+    return {"kvConfigPath": os.path.dirname(settings.kv_config_path)}
+
+
+def _check_directory(name: str, path: str) -> list[str]:
+    there = path
+    while not os.path.lexists(there):
+        there = os.path.dirname(there)
+
+    def look() -> None:
+        if there != path:  # more than permissions decides whether one can be made
+            os.rmdir(tempfile.mkdtemp(prefix=".mqbroker-check-", dir=there))
+        elif not os.path.isdir(path):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        elif not os.access(path, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    return _looked(name, path, there, look)
+
+
+def _check_file(name: str, path: str) -> list[str]:
+    path = os.path.abspath(path)
+    if not os.path.lexists(path):
+        return _check_directory(name, os.path.dirname(path))
+
+    def look() -> None:
+        if os.path.isdir(path):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    return _looked(name, path, path, look)
+
+
+def _looked(name: str, path: str, there: str, look: Callable[[], None]) -> list[str]:
+    try:
+        look()
+    except OSError as error:
+        error.filename = there
+        raise MQError(f"{name}: {path} cannot be written: {why_not_started(error)}") from None
+    return []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from collections.abc import Callable
@@ -15,9 +14,10 @@ from twisted.python.failure import Failure
 
 from mqbroker.config import LogLevel
 from mqbroker.daemons.collector import settle_collector
-from mqbroker.daemons.daemon import Daemon, Served, StartFailed, install_reload_signals, remove_file
+from mqbroker.daemons.daemon import Daemon, Served, StartFailed, install_reload_signals
 from mqbroker.daemons.logs import LineObserver
 from mqbroker.daemons.options import ConsoleOptions
+from mqbroker.daemons.own_files import AlreadyRunning, PidFile
 from mqbroker.daemons.reactor import install_reactor
 
 log = Logger()
@@ -28,10 +28,14 @@ def run_console(
 ) -> int:
     """Parse `argv`, run until a signal ends it, and return the exit code: 0 after an ordered stop in which all was kept
     that was to be kept."""
+    pid_file = None
     try:
         options.parseOptions(sys.argv[1:] if argv is None else argv)  # type: ignore[no-untyped-call]
         observer = _begin_logging(options)
-        _write_pid(options["pid-file"])
+        if options["pid-file"] is not None:
+            pid_file = PidFile(options["pid-file"])
+    except AlreadyRunning as error:
+        return _refuse(program, str(error))
     except SystemExit as error:
         if isinstance(error.code, str):
             return _refuse(program, error.code)
@@ -43,12 +47,12 @@ def run_console(
     try:
         return _run(program, options, make, observer)
     finally:
-        remove_file(options["pid-file"])
-        remove_file(options["ports-file"])
+        if pid_file is not None:
+            pid_file.remove()
 
 
 def _refuse(program: str, why: str) -> int:
-    sys.stderr.write(f"{program}: {why}\n")
+    sys.stderr.writelines(f"{program}: {line}\n" for line in why.splitlines())
     return 1
 
 
@@ -57,12 +61,6 @@ def _begin_logging(options: ConsoleOptions) -> LineObserver:
     observer = LineObserver(options["log-format"], level, sys.stderr, options["log-file"])
     globalLogBeginner.beginLoggingTo([observer], redirectStandardIO=False)
     return observer
-
-
-def _write_pid(path: str | None) -> None:
-    if path is not None:
-        with open(path, "w", encoding="ascii") as file:
-            file.write(f"{os.getpid()}\n")
 
 
 def _run(program: str, options: ConsoleOptions, make: Callable[[Any, Any], Served], observer: LineObserver) -> int:

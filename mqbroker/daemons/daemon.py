@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -16,14 +15,14 @@ from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.error import CannotListenError
 from twisted.logger import Logger
 
-from mqbroker.config import BrokerSettings, LogLevel, NamesrvSettings, TlsMode, show_settings
+from mqbroker.config import LogLevel, show_settings
+from mqbroker.daemons.advice import advice
 from mqbroker.daemons.open_files import raise_file_limit, warn_of_few_files
 from mqbroker.daemons.options import DaemonOptions
+from mqbroker.daemons.own_files import WrittenFile
 from mqbroker.errors import MQError
 
 log = Logger()
-
-_LOOPBACK = ("127.", "::1", "localhost")
 
 #: What to do where a port cannot be listened on.
 _LISTEN_HINTS = {
@@ -67,6 +66,8 @@ class Daemon(Service):
         self._say = say
         self._set_level = set_level
         self._served: Served | None = None
+        path = options["ports-file"]
+        self._ports_file = WrittenFile(path) if path is not None else None
 
     def startService(self) -> Deferred[None]:
         """Fires when others are served. Fails with StartFailed; what was begun is then undone."""
@@ -76,7 +77,6 @@ class Daemon(Service):
     async def _start(self) -> None:
         for warning in self._options.warnings:
             log.warn("{warning}", warning=warning)
-        _warn_of_exposure(self._settings)
         raise_file_limit()
         try:
             self._served = served = self._make(self._settings)
@@ -84,7 +84,8 @@ class Daemon(Service):
             await served.ready()
             if not self.running:
                 return
-            write_ports(self._options["ports-file"], served.ports())
+            if self._ports_file is not None:
+                self._ports_file.write(json.dumps(served.ports()) + "\n")
         except Exception as error:
             if not self.running:  # it was stopped while it started
                 return
@@ -93,6 +94,8 @@ class Daemon(Service):
             if not isinstance(error, MQError | OSError | CannotListenError):
                 raise
             raise StartFailed(why_not_started(error)) from error
+        for line in advice(self._settings):
+            log.warn("{line}", line=line)
         warn_of_few_files(self._settings.server)
         self._say(served.boot_line())
 
@@ -102,6 +105,8 @@ class Daemon(Service):
         served, self._served = self._served, None
         if served is None:
             return maybeDeferred(lambda: None)
+        if self._ports_file is not None:
+            self._ports_file.remove()
         return maybeDeferred(served.service.stopService)
 
     def reload(self) -> None:
@@ -110,7 +115,8 @@ class Daemon(Service):
         try:
             settings = self._options.load_settings(lambda warning: log.warn("{warning}", warning=warning))
         except SystemExit as error:
-            log.error("not reloaded: {why}", why=str(error))
+            for why in str(error).splitlines():
+                log.error("not reloaded: {why}", why=why)
             return
         changed = sorted(set(show_settings(settings)) - set(show_settings(self._settings)))
         later = self._adopt(settings, changed)
@@ -147,39 +153,8 @@ def why_not_started(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def write_ports(path: str | None, ports: dict[str, int]) -> None:
-    """Write `ports` as JSON; whoever finds the file finds it whole. Raises OSError."""
-    if path is None:
-        return
-    temporary = f"{path}.tmp"
-    with open(temporary, "w", encoding="ascii") as file:
-        file.write(json.dumps(ports) + "\n")
-    os.replace(temporary, path)
-
-
 def install_reload_signals(reactor: Any, reload: Callable[[], None], reopen: Callable[[], None] | None) -> None:
     """SIGHUP reloads; SIGUSR1 opens logs anew, where `reopen` is given. Left alone, both would end the process."""
     signal.signal(signal.SIGHUP, lambda *_: reactor.callFromThread(reload))
     if reopen is not None:
         signal.signal(signal.SIGUSR1, lambda *_: reactor.callFromThread(reopen))
-
-
-def remove_file(path: str | None) -> None:
-    """Take away a file that is of no use any more, if it is there."""
-    if path is not None:
-        with contextlib.suppress(OSError):
-            os.unlink(path)
-
-
-def _warn_of_exposure(settings: BrokerSettings | NamesrvSettings) -> None:
-    server, tls = settings.server, settings.tls
-    controlled = isinstance(settings, BrokerSettings) and settings.acl_enable
-    encrypted = tls.mode is TlsMode.ENFORCING and not tls.test_mode
-    if controlled or encrypted or server.bind_address.startswith(_LOOPBACK):
-        return
-    log.warn(
-        "SERVING {where} WITHOUT ACCESS CONTROL OR ENCRYPTION: whoever reaches port {port} can read, write and delete; "
-        "set bindAddress=127.0.0.1, or let only those in who may (aclEnable, tls.server.mode)",
-        where=server.bind_address or "ALL ADDRESSES",
-        port=server.listen_port,
-    )

@@ -11,14 +11,16 @@ from twisted.internet.defer import Deferred, succeed
 from mqbroker.config import NamesrvSettings, load_namesrv_settings
 from mqbroker.daemons.daemon import Served
 from mqbroker.daemons.open_files import files_for_connections
-from mqbroker.daemons.options import ConsoleOptions, DaemonOptions
+from mqbroker.daemons.options import ConsoleOptions
+from mqbroker.daemons.plugin import TwistdOptions, make_twistd_service
 
 BOOT_LINE = "The Name Server boot success. serializeType=JSON"
 
 
-class Options(DaemonOptions):
+class Options(TwistdOptions):
     """What twistd namesrv takes."""
 
+    name = "namesrv"
     synopsis = "[options]"
     load = staticmethod(load_namesrv_settings)
 
@@ -45,8 +47,6 @@ def serve(settings: NamesrvSettings, reactor: Any) -> Served:
 
 def makeService(options: Options) -> IService:
     """For twistd."""
-    from mqbroker.daemons.plugin import make_twistd_service
-
     return make_twistd_service(options, serve)
 
 

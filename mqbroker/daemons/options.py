@@ -6,14 +6,15 @@ The short forms -c, -n, -p and -m, and their long ones, are those of the Java sy
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from twisted.python import usage
 
 from mqbroker import __version__
 from mqbroker.config import LogLevel, show_settings
-from mqbroker.errors import BadSetting, MQError
+from mqbroker.errors import BadSetting
 
 
 class DaemonOptions(usage.Options):
@@ -24,6 +25,8 @@ class DaemonOptions(usage.Options):
 
     #: Set by each daemon: (path, overrides, *, environ, warn) -> settings.
     load: Callable[..., Any]
+
+    _OWN_FILES: tuple[str, ...] = ("ports-file",)
 
     optFlags = [
         ["printConfigItem", "p", "Print all settings and exit"],
@@ -56,6 +59,10 @@ class DaemonOptions(usage.Options):
 
     opt_o = opt_option
 
+    def opt_h(self) -> None:
+        """The same as --help"""
+        self.opt_help()  # type: ignore[no-untyped-call]
+
     def opt_configFile(self, path: str) -> None:
         """The same as --config"""
         self["config"] = path
@@ -73,21 +80,27 @@ class DaemonOptions(usage.Options):
                 self[name] = os.path.abspath(self[name])
         if self["printConfigItem"] or self["printImportantConfig"]:
             important_only = not self["printConfigItem"]
+            for warning in self.warnings:
+                sys.stderr.write(f"warning: {warning}\n")
             _print("\n".join(show_settings(self.settings, important_only=important_only)))
             raise SystemExit(0)
         if self["check"]:
-            for warning in self.warnings + self._check_files():
-                print(f"warning: {warning}")  # noqa: T201
-            print("the settings are good")  # noqa: T201
-            raise SystemExit(0)
+            self._check()
 
-    def _check_files(self) -> list[str]:
-        from mqbroker.daemons.checks import check_files
+    def _check(self) -> NoReturn:
+        from mqbroker.daemons.checks import check
 
-        try:
-            return check_files(self.settings)
-        except MQError as error:
-            raise SystemExit(str(error)) from None
+        faults, warnings = check(self.settings, self.own_files())
+        for warning in self.warnings + warnings:
+            print(f"warning: {warning}")  # noqa: T201
+        if faults:
+            raise SystemExit("\n".join(faults))
+        print("the settings are good")  # noqa: T201
+        raise SystemExit(0)
+
+    def own_files(self) -> dict[str, str]:
+        """Paths of files that are written for this process alone, by the option that names each."""
+        return {f"--{name}": self[name] for name in self._OWN_FILES if self[name] is not None}
 
     def load_settings(self, warn: Callable[[str], None]) -> Any:
         """The settings as file, environment and options give them now. SystemExit where one is wrong."""
@@ -108,6 +121,8 @@ def _print(text: str) -> None:
 
 class ConsoleOptions(DaemonOptions):
     """What a console script takes beside: under twistd these things are twistd's own."""
+
+    _OWN_FILES = ("ports-file", "log-file", "pid-file")
 
     optParameters = [
         ["log-level", None, None, "debug, info, warn or error, in place of the setting logLevel"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import signal
 import sys
@@ -19,9 +20,38 @@ from mqbroker.config import LogLevel
 from mqbroker.daemons.collector import settle_collector
 from mqbroker.daemons.daemon import Daemon, Served, StartFailed, install_reload_signals
 from mqbroker.daemons.options import DaemonOptions
+from mqbroker.daemons.reactor import install_reactor
 from mqbroker.daemons.twistd_log import TwistdLog, make_twistd_log
 
 log = Logger()
+
+#: Where twistd has the process id written to when it is not told; two daemons in one directory would share it.
+_PID_FILE = "twistd.pid"
+
+
+class TwistdOptions(DaemonOptions):
+    """What a sub-command of twistd takes, and what it has twistd do where that is not told."""
+
+    #: Set by each daemon: the sub-command's name.
+    name: str
+
+    def postOptions(self) -> None:
+        # No reactor is installed yet, unless by twistd's own --reactor.
+        install_reactor()
+        super().postOptions()
+        twistd: dict[str, Any] | None = self.parent
+        if twistd is None:
+            return
+        if twistd.get("pidfile") == _PID_FILE and not _is_given("--pidfile"):
+            twistd["pidfile"] = f"{self.name}.pid"
+        in_foreground = twistd.get("nodaemon") or twistd.get("debug")
+        if not (in_foreground or twistd.get("logfile") or twistd.get("logger") or twistd.get("syslog")):
+            twistd["logfile"] = f"{self.name}.log"
+
+
+def _is_given(option: str) -> bool:
+    """Whether twistd was given an option, which may be cut short."""
+    return any(len(given) > 3 and option.startswith(given.partition("=")[0]) for given in sys.argv[1:])
 
 
 def make_twistd_service(options: DaemonOptions, make: Callable[[Any, Any], Served]) -> IService:
@@ -38,14 +68,51 @@ def make_twistd_service(options: DaemonOptions, make: Callable[[Any, Any], Serve
             twistd_log.observer.level = level
 
     daemon = Daemon(options, lambda settings: make(settings, reactor), print, set_level)
-    return _TwistdService(daemon, reactor, twistd_log, is_in_background=not twistd.get("nodaemon", True))
+    parent = None if twistd.get("nodaemon", True) else _Parent()
+    return _TwistdService(daemon, reactor, twistd_log, parent)
+
+
+class _Parent:
+    """The twistd in the foreground, and what the one in the background tells it.
+
+    Twistd has it end as soon as startService has returned, when most of a start is still to come. So it is made to wait
+    where it forks, until it is told how the start went, or hears that nobody is left who could tell.
+    """
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._reads, self._writes = os.pipe()
+        os.register_at_fork(after_in_parent=self._wait)
+
+    def _wait(self) -> None:
+        if os.getpid() != self._pid:
+            return
+        os.close(self._writes)
+        with open(self._reads, encoding="utf-8", errors="replace") as told:
+            why_not = told.read()
+        if why_not != _STARTED:
+            why_not = why_not.strip() or "it ended before it had started: its log may say why"
+            os.write(2, f"{why_not}\n".encode(errors="replace"))  # sys.stderr goes to the log by now
+            os._exit(1)
+
+    def tell(self, why_not: str | None) -> None:
+        """The start is over: None where all went well. What is told later is not heard."""
+        writes, self._writes = self._writes, -1
+        if writes >= 0:
+            with contextlib.suppress(OSError):  # whoever waited may be gone
+                os.write(writes, (_STARTED if why_not is None else why_not).encode(errors="replace"))
+            os.close(writes)
+
+
+_STARTED = "\0"
 
 
 class _TwistdService(Service):
     """Turns a failed start into the end of the process: twistd would go on without it."""
 
-    def __init__(self, daemon: Daemon, reactor: Any, twistd_log: TwistdLog | None, is_in_background: bool) -> None:
-        self._is_in_background = is_in_background
+    def __init__(self, daemon: Daemon, reactor: Any, twistd_log: TwistdLog | None, parent: _Parent | None) -> None:
+        """`parent`: who waits for a daemon in the background."""
+        self._parent = parent
         self._daemon = daemon
         self._reactor = reactor
         self._log = twistd_log
@@ -62,22 +129,23 @@ class _TwistdService(Service):
         install_reload_signals(self._reactor, self._daemon.reload, self._reopen())
         failed: list[Failure] = []
         starting = self._daemon.startService()
-        starting.addCallbacks(lambda _: self._settle(), self._failed, errbackArgs=(failed,))
+        starting.addCallbacks(lambda _: self._started(), self._failed, errbackArgs=(failed,))
         self._starting = False
         if failed:
             self._give_up(failed[0])
 
     def _give_up(self, failure: Failure) -> None:
         """End the process, which has one line to say. Raises."""
-        if not self._is_in_background:
+        if self._parent is None:
             raise SystemExit(failure.getErrorMessage())
-        # The twistd in the foreground waits until the one in the background tells it how it starts. That is done for
-        # no other exceptions than these; their tracebacks are told nobody.
         log.error("cannot start: {why}", why=failure.getErrorMessage())
+        # twistd takes its pid file away for no other exceptions than these; their tracebacks are told nobody.
         sys.excepthook = lambda *_: None
         raise StartFailed(failure.getErrorMessage())
 
-    def _settle(self) -> None:
+    def _started(self) -> None:
+        if self._parent is not None:
+            self._parent.tell(None)
         self._reactor.callWhenRunning(settle_collector)
 
     def _reopen(self) -> Callable[[], None] | None:
@@ -87,6 +155,8 @@ class _TwistdService(Service):
         return None if callable(signal.getsignal(signal.SIGUSR1)) else lambda: None
 
     def _failed(self, failure: Failure, failed: list[Failure]) -> None:
+        if self._parent is not None:
+            self._parent.tell(failure.getErrorMessage())
         if self._starting and isinstance(failure.value, StartFailed):
             failed.append(failure)
         else:
@@ -96,6 +166,8 @@ class _TwistdService(Service):
             self._reactor.callWhenRunning(self._reactor.stop)
 
     def stopService(self) -> Deferred[None]:
+        if self._parent is not None:
+            self._parent.tell("it was stopped before it had started")  # unless it has
         super().stopService()  # type: ignore[no-untyped-call]
         return self._daemon.stopService()
 

@@ -1,4 +1,4 @@
-"""The reactor of the console scripts; under twistd it is twistd's choice."""
+"""The reactor of the daemons."""
 
 from __future__ import annotations
 

@@ -63,6 +63,8 @@ def test_the_other_lines_of_the_file_stay():
     changed = conf_with(f"{others}key=2\n\n! end", {"key": "3", "new": "a b"})
     assert changed == f"{others}key=3\n\n! end\nnew=a b\n"
     assert conf_with("", {"a": "\u00fc="}) == "a=\\u00fc\\=\n"
+    mark = b"\xef\xbb\xbf".decode("latin-1")
+    assert conf_with(f"{mark}key=1\n", {"key": "2"}) == f"{mark}key=2\n"
 
 
 def test_a_file_keeps_its_permissions_and_a_link_stays_one(tmp_path):

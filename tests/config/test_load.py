@@ -18,7 +18,7 @@ from mqbroker.config.fields import settings_of
 from mqbroker.config.settings import BrokerSettings, ClientSettings, NamesrvSettings, NettySettings, StoreSettings
 from mqbroker.config.tls import ClientAuth, TlsMode, TlsSettings
 from mqbroker.config.unused import NO_EFFECT, REFUSED_KEYS
-from mqbroker.errors import BadSetting
+from mqbroker.errors import BadSetting, BadSettings
 
 HOST = Host("/home/u", "box", "192.0.2.7")
 JAVA = json.loads((Path(__file__).parent.parent / "data" / "settings-4.9.7.json").read_text())
@@ -212,6 +212,7 @@ def test_a_file_of_tls_settings_counts_before_others(broker, tmp_path):
     assert broker.warnings == [
         f"{file}:3: tls.server.mode changes nothing in this file",
         f"{file}:4: x changes nothing in this file",
+        f"{file}:2 sets tls.server.keyPath=/in/file in place of '/given', {broker.path}:2",
     ]
 
 
@@ -275,8 +276,102 @@ def test_the_environment_counts_more_than_the_file_and_options_more_than_both(br
     assert broker.warnings == [
         f"environment variable NAMESRV_ADDR sets namesrvAddr=b:2 in place of 'a:1', {broker.path}:1",
         f"environment variable ROCKETMQ_BROKER_NAME sets brokerName=e in place of 'f', {broker.path}:2",
-        f"environment variable ROCKETMQ_LISTEN_PORT sets listenPort=2 in place of '1', {broker.path}:3",
+        "command line sets listenPort=3 in place of '2', environment variable ROCKETMQ_LISTEN_PORT",
     ]
+
+
+def test_a_file_of_tls_settings_counts_more_than_the_environment(broker, tmp_path):
+    file = tmp_path / "tls.properties"
+    file.write_text("tls.server.keyPath=/in/file\n")
+    name = "ROCKETMQ_TLS.SERVER.KEYPATH"
+    tls = broker(f"tls.config.file={file}\ntls.server.keyPath=/given\n", **{name: "/environment"}).tls
+    assert tls.server_key_path == "/in/file"
+    assert broker.warnings == [
+        f"{file}:1 sets tls.server.keyPath=/in/file in place of '/environment', environment variable {name}"
+    ]
+
+
+def test_two_variables_for_one_setting(broker):
+    assert broker("", NAMESRV_ADDR="a:1", ROCKETMQ_NAMESRV_ADDR="b:1").namesrv_addr == ("b:1",)
+    assert broker.warnings == [
+        "environment variable ROCKETMQ_NAMESRV_ADDR sets namesrvAddr=b:1 in place of 'a:1', "
+        "environment variable NAMESRV_ADDR"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("ROCKETMQ_BROKER_NAM", "; did you mean ROCKETMQ_BROKER_NAME?"),
+        ("ROCKETMQ_HOM", "; did you mean ROCKETMQ_HOME?"),
+        ("ROCKETMQ_ZZZ", ""),
+        ("NAMESRV_ADDRS", "; did you mean NAMESRV_ADDR?"),
+        ("NAMESRVADDR", "; did you mean NAMESRV_ADDR?"),
+        ("NAMESERV_ADDR", "; did you mean NAMESRV_ADDR?"),
+    ],
+)
+def test_unknown_variables_are_warned_of(broker, name, hint):
+    broker("", **{name: "x"})
+    assert broker.warnings == [f"environment variable {name} is not a setting and changes nothing{hint}"]
+
+
+def test_variables_that_are_for_others_are_not_warned_of(broker, namesrv):
+    services = {
+        "ROCKETMQ_SERVICE_HOST": "10.0.0.1", "ROCKETMQ_NAMESRV_SERVICE_PORT_MAIN": "9876",
+        "ROCKETMQ_NAMESRV_PORT": "tcp://10.0.0.1:9876", "ROCKETMQ_NAMESRV_PORT_9876_TCP_ADDR": "10.0.0.1",
+        "NAMESRV_SERVICE_HOST": "10.0.0.1", "NAMESRV_XMX": "1g", "NAME": "x",
+    }  # fmt: skip
+    for load in (broker, namesrv):
+        load("", **services, ROCKETMQ_BROKER_NAME="b", ROCKETMQ_KV_CONFIG_PATH="/k", ROCKETMQ_HOME="/h")
+        assert load.warnings == []
+
+
+def test_a_variable_is_refused_as_the_file_is(broker):
+    with pytest.raises(BadSetting, match=r"^environment variable ROCKETMQ_BROKER_ROLE: brokerRole: replication is not"):
+        broker("", ROCKETMQ_BROKER_ROLE="SLAVE")
+    with pytest.raises(BadSetting, match=r"^environment variable ROCKETMQ_ENABLE_DLEGER_COMMIT_LOG: enableDLegerCom"):
+        broker("", ROCKETMQ_ENABLE_DLEGER_COMMIT_LOG="true")
+
+
+def test_another_spelling_of_the_same_is_not_warned_of(broker):
+    broker("namesrvAddr=a:1\nautoCreateTopicEnable=true", NAMESRV_ADDR="a:1;", ROCKETMQ_AUTO_CREATE_TOPIC_ENABLE="TRUE")
+    assert broker.warnings == []
+
+
+def test_all_that_is_wrong_is_told_at_once(broker):
+    lines = "aclEnable=true\nlistenPort=x\nhaListenPort=70000\nbrokerRole=SLAVE\ntls.test.mode.enable=false\n"
+    with pytest.raises(BadSettings) as caught:
+        broker(lines, [("zzz", "1"), ("deleteWhen", "25")], ROCKETMQ_BROKER_NAME="a b")
+    assert [(error.key, error.line) for error in caught.value.errors] == [
+        ("zzz", None), ("aclEnable", 1), ("listenPort", 2), ("haListenPort", 3), ("brokerRole", 4),
+        ("tls.test.mode.enable", 5), ("brokerName", None), ("deleteWhen", None),
+    ]  # fmt: skip
+    assert str(caught.value).splitlines() == [str(error) for error in caught.value.errors]
+
+
+def test_what_follows_from_a_wrong_value_is_not_told(broker, namesrv):
+    for load, text in [
+        (broker, "aclEnable=true\nrocketmqHome=\0\n"),
+        (broker, "listenPort=65536\nhaListenPort=10911\n"),
+        (broker, "tls.test.mode.enable=false\ntls.server.mode=off\n"),
+        (namesrv, "clusterTest=true\nnamesrvAddr=x\n"),
+    ]:
+        with pytest.raises(BadSetting) as caught:
+            load(text)
+        assert not isinstance(caught.value, BadSettings)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_key(broker, tmp_path):
+    path = tmp_path / "marked.conf"
+    path.write_bytes(b"\xef\xbb\xbflistenPort=5\r\nbrokerName=x\r\n")
+    settings = load_broker_settings(str(path), warn=broker.warnings.append, host=HOST)
+    assert (settings.server.listen_port, settings.broker_name, broker.warnings) == (5, "x", [])
+    for encoding in ("utf-16-le", "utf-16-be"):
+        path.write_bytes("\ufefflistenPort=5\n".encode(encoding))
+        with pytest.raises(
+            BadSetting, match=r"marked\.conf:1: -c: the file is UTF-16 text; save it as UTF-8 or ASCII$"
+        ):
+            load_broker_settings(str(path), host=HOST)
 
 
 @pytest.mark.parametrize(

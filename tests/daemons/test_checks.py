@@ -19,13 +19,16 @@ def authority(tmp_path):
 def check(tmp_path, capsys):
     """What --check ends with, for settings: 0, or what is wrong; and what it printed."""
 
-    def check(daemon_options, **settings):
+    def check(daemon_options, *arguments, **settings):
         # Given here they count before what the environment says.
-        given = {"rocketmqHome": tmp_path} | settings if daemon_options is BrokerConsoleOptions else settings
+        given = settings
+        if daemon_options is BrokerConsoleOptions:
+            given = {"rocketmqHome": tmp_path, "namesrvAddr": "a:1", "storePathRootDir": tmp_path / "store"} | settings
+        given = {"bindAddress": "127.0.0.1"} | given
         options = [part for key, value in given.items() for part in ("-o", f"{key.replace('__', '.')}={value}")]
         before = set(tmp_path.rglob("*"))
         with pytest.raises(SystemExit) as ended:
-            daemon_options().parseOptions([*options, "--check"])
+            daemon_options().parseOptions([*options, *arguments, "--check"])
         assert set(tmp_path.rglob("*")) == before
         return ended.value.code, capsys.readouterr().out
 
@@ -72,3 +75,41 @@ def test_accounts(check, tmp_path):
     assert check(BrokerConsoleOptions, aclEnable="true") == (0, f"warning: {exposed}\nthe settings are good\n")
     path.chmod(0o600)
     assert check(BrokerConsoleOptions, aclEnable="true") == (0, "the settings are good\n")
+
+
+def cannot_be_written(code):
+    return [line.partition(" cannot be written: ")[0] for line in code.splitlines()]
+
+
+def test_paths_that_cannot_be_written_are_all_told(check, tmp_path):
+    (tmp_path / "file").write_text("")
+    paths = {"storePathRootDir": "/proc/nope", "storePathCommitLog": tmp_path / "file"}
+    files = ("--ports-file", f"{tmp_path}/file/ports", "--log-file", str(tmp_path), "--pid-file", "/proc/nope/pid")
+    code, out = check(BrokerConsoleOptions, *files, **paths)
+    assert out == ""
+    assert cannot_be_written(code) == [
+        "storePathRootDir: /proc/nope", f"storePathCommitLog: {tmp_path}/file", f"--ports-file: {tmp_path}/file",
+        f"--log-file: {tmp_path}", "--pid-file: /proc/nope",
+    ]  # fmt: skip
+    code, _ = check(NamesrvConsoleOptions, kvConfigPath="/proc/nope/deeper/kvConfig.json")
+    assert code == "kvConfigPath: /proc/nope/deeper cannot be written: /proc: No such file or directory"
+
+
+def test_paths_that_can_be_written(check, tmp_path):
+    (tmp_path / "pid").write_text("5")
+    (tmp_path / "log").mkdir()
+    files = ("--ports-file", f"{tmp_path}/ports", "--pid-file", f"{tmp_path}/pid")
+    paths = {"storePathRootDir": tmp_path / "to" / "be" / "made", "storePathCommitLog": tmp_path / "log"}
+    assert check(BrokerConsoleOptions, *files, **paths) == (0, "the settings are good\n")
+    assert check(NamesrvConsoleOptions, kvConfigPath=tmp_path / "new" / "kv.json") == (0, "the settings are good\n")
+
+
+def test_what_may_not_be_meant_is_told(check):
+    code, out = check(BrokerConsoleOptions, namesrvAddr="", bindAddress="")
+    assert code == 0
+    assert out.splitlines()[0].startswith("warning: no name server is set, so this broker registers nowhere")
+    assert "can read, write and delete" in out.splitlines()[1]
+    assert "aclEnable" in out.splitlines()[1]
+    code, out = check(NamesrvConsoleOptions, bindAddress="")
+    assert out.startswith("warning: SERVING ALL ADDRESSES WITHOUT ACCESS CONTROL OR ENCRYPTION")
+    assert "aclEnable" not in out

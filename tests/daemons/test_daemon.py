@@ -8,7 +8,7 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.internet.error import CannotListenError
 
 from mqbroker.config import LogLevel
-from mqbroker.daemons.daemon import Daemon, Served, StartFailed, why_not_started, write_ports
+from mqbroker.daemons.daemon import Daemon, Served, StartFailed, why_not_started
 from mqbroker.daemons.namesrv import NamesrvConsoleOptions
 from mqbroker.errors import StoreLocked
 from tests.remoting.logs import log_kept
@@ -68,6 +68,33 @@ def test_it_says_so_when_it_serves(make_life):
     assert life.ports_file.read_text() == '{"remoting": 5}\n'
     assert life.daemon.stopService().called
     assert life.calls == ["start", "stop"]
+    assert not life.ports_file.exists()
+
+
+def test_a_ports_file_that_another_wrote_stays(make_life):
+    life = make_life().start()
+    life.ports_file.unlink()
+    life.ports_file.write_text("of another")
+    life.daemon.stopService()
+    assert life.ports_file.read_text() == "of another"
+
+
+def test_one_that_does_not_start_leaves_the_ports_file_of_another(make_life):
+    life = make_life(start=StoreLocked("/d/lock", "process 5 has it open"))
+    life.ports_file.write_text("of another")
+    life.start()
+    assert life.ports_file.read_text() == "of another"
+
+
+def test_a_reload_tells_all_that_is_wrong(make_life):
+    life = make_life().start()
+    life.conf.write_text("listenPort=x\nlogLevel=loud\n")
+    with log_kept() as logged:
+        life.daemon.reload()
+    assert [line.split(": ")[:3:2] for line in logged.lines] == [
+        ["not reloaded", "listenPort"],
+        ["not reloaded", "logLevel"],
+    ]
 
 
 def test_stopped_before_it_served_it_says_nothing(make_life):
@@ -173,7 +200,3 @@ def test_reloading_gives_settings_to_what_is_served(make_life):
 )
 def test_why_it_did_not_start_is_one_line(error, line):
     assert why_not_started(error) == line
-
-
-def test_no_ports_file_is_written_where_none_is_wanted():
-    write_ports(None, {"remoting": 1})

@@ -141,7 +141,7 @@ def test_a_wrong_setting_names_its_line(start, tmp_path, check):
 
 def test_a_good_file_is_called_good(start, tmp_path):
     conf = tmp_path / "namesrv.conf"
-    conf.write_text("listenPrt=1\n")
+    conf.write_text("listenPrt=1\nbindAddress=127.0.0.1\n")
     namesrv = start("-m", "mqbroker.daemons.namesrv", "-c", conf, "--check")
     assert namesrv.wait() == 0
     assert namesrv.out == (
@@ -155,8 +155,13 @@ def test_settings_are_printed(daemon):
     assert namesrv.wait() == 0
     assert "listenPort=1234\n" in namesrv.out
     assert "serverSocketBacklog=1024\n" in namesrv.out
-    important = daemon("namesrv", "-m", port=1234)
+    assert namesrv.err == ""
+    important = daemon("namesrv", "-m", port=1234, environment={"ROCKETMQ_LISTEN_PRT": "5"})
     assert important.wait() == 0
+    assert important.err == (
+        "warning: environment variable ROCKETMQ_LISTEN_PRT is not a setting and changes nothing; "
+        "did you mean ROCKETMQ_LISTEN_PORT?\n"
+    )
     assert "listenPort=1234\n" in important.out
     assert "serverSocketBacklog" not in important.out
 
@@ -198,6 +203,57 @@ def test_the_process_id_is_written(daemon):
     assert not pid_file.exists()
 
 
+def test_a_second_start_leaves_the_files_of_the_first(daemon, tmp_path):
+    pid_file, ports_file = tmp_path / "pid", tmp_path / "ports"
+    first = daemon("namesrv", "--pid-file", pid_file, "--ports-file", ports_file)
+    wait_for(ports_file.exists, "ports file")
+    written = pid_file.read_bytes(), ports_file.read_bytes()
+    port = json.loads(written[1])["remoting"]
+    second = daemon("namesrv", "--pid-file", pid_file, "--ports-file", ports_file)
+    assert second.wait() == 1
+    why = f"process {first.pid} has it and runs; stop that first, or name another file"
+    assert second.err == f"mqnamesrv: {pid_file}: {why}\n"
+    third = daemon("namesrv", "--ports-file", ports_file, port=port)
+    assert third.wait() == 1
+    assert (pid_file.read_bytes(), ports_file.read_bytes()) == written
+    assert first.stop() == 0
+    assert not pid_file.exists()
+    assert not ports_file.exists()
+
+
+def test_the_pid_file_of_one_that_was_killed_is_taken_over(daemon, tmp_path):
+    pid_file = tmp_path / "pid"
+    first = daemon("namesrv", "--pid-file", pid_file)
+    first.wait_for_port()
+    first.signal(signal.SIGKILL)
+    first.wait()
+    assert int(pid_file.read_text()) == first.pid
+    second = daemon("namesrv", "--pid-file", pid_file)
+    second.wait_for_port()
+    assert int(pid_file.read_text()) == second.pid
+    assert second.stop() == 0
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_it_says_what_options_there_are(daemon, option):
+    namesrv = daemon("namesrv", option)
+    assert namesrv.wait() == 0
+    assert "Usage: mqnamesrv [options]" in namesrv.out
+    assert namesrv.err == ""
+
+
+def test_all_that_is_wrong_is_told_at_once(daemon, tmp_path):
+    conf = tmp_path / "namesrv.conf"
+    conf.write_text("logLevel=loud\nserverSocketBacklog=x\n")
+    namesrv = daemon("namesrv", "-c", conf, "-o", "zzz=1")
+    assert namesrv.wait() == 1
+    assert namesrv.err.splitlines() == [
+        "mqnamesrv: command line: zzz: no such setting",
+        f"mqnamesrv: {conf}:1: logLevel: 'loud' is not one of debug, info, warn, error",
+        f"mqnamesrv: {conf}:2: serverSocketBacklog: 'x' is not a whole number: it goes from 1 to 2147483647",
+    ]
+
+
 class TestTwistd:
     """The same under twistd."""
 
@@ -232,7 +288,9 @@ class TestTwistd:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             namesrv = self.start(start, port=taken.getsockname()[1], twistds=("-l", "log", "--pidfile=pid"))
             assert namesrv.wait() == 1
-        assert namesrv.err.startswith("An error has occurred: b'mqbroker.daemons.daemon.StartFailed: cannot listen on")
+        assert namesrv.err.startswith("cannot listen on 127.0.0.1")
+        assert namesrv.err.endswith("stop what has the port, or set another listenPort\n")
+        assert namesrv.err.count("\n") == 1
         # What was asked to run in the background tells its parent first, and cleans up after that.
         wait_for(lambda: not (namesrv.folder / "pid").exists(), "end of the daemon")
         log = (namesrv.folder / "log").read_text()

@@ -1,0 +1,153 @@
+"""Gathers what was given for each key: by the file, then the environment, then options; the last one given counts.
+
+Must never know what a key means.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from difflib import get_close_matches
+
+from mqbroker.config.conf_file import Given, read_conf
+from mqbroker.errors import BadSetting, BadSettings
+
+Warn = Callable[[str], None]
+
+COMMAND_LINE = "command line"
+_PREFIX = "ROCKETMQ_"
+_VARIABLE = "environment variable "
+#: As the Java system has them; its scripts set the second.
+_NAMESRV_ADDR = "NAMESRV_ADDR"
+_OTHERS = {_NAMESRV_ADDR: "namesrvAddr", "ROCKETMQ_HOME": "rocketmqHome"}
+_SEEMS = 0.85
+#: What Kubernetes and Docker set for services and containers that are called "rocketmq-...".
+_is_a_services = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_\w+)?$|_PORT_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?$").search
+_SERVICE_PORT = ("tcp://", "udp://")
+
+
+class Faults:
+    """What is wrong with settings, gathered so that all of it is told at once."""
+
+    def __init__(self) -> None:
+        self._found: list[BadSetting] = []
+
+    def add(self, error: BadSetting) -> None:
+        self._found.append(error)
+
+    def check(self, check: Callable[[], object], *keys: str) -> None:
+        """Keep what `check` raises; it is not made where one of the settings that it is about is wrong already."""
+        if any(error.key in keys for error in self._found):
+            return
+        try:
+            check()
+        except BadSetting as error:
+            self._found.append(error)
+
+    def raise_any(self, order: Iterable[str]) -> None:
+        """Raise what was found, by the `order` of keys: BadSetting for one, BadSettings for several."""
+        places = {key: place for place, key in enumerate(order)}
+        found = sorted(self._found, key=lambda error: places.get(error.key, -1))
+        if found:
+            raise found[0] if len(found) == 1 else BadSettings(found)
+
+
+class Sources:
+    """The values that were given for each key, in the order in which they count."""
+
+    def __init__(self, own: Collection[str], known: Collection[str], all_known: Collection[str], warn: Warn) -> None:
+        """`own`: a daemon's settings; `known`: with those that it knows and does not use; `all_known`: with those of
+        the other daemon, for one file and one environment may serve both."""
+        self._own = own
+        self._known = known
+        self._all_known = all_known
+        self._warn = warn
+        self._given: dict[str, list[Given]] = {}
+
+    def add(self, item: Given) -> None:
+        """One more for its key, which counts before those that are there."""
+        self._given.setdefault(item.key, []).append(item)
+
+    def add_file(self, path: str) -> None:
+        """Raises BadSetting where the file cannot be read."""
+        lines: dict[str, int] = {}
+        for key, value, line in read_conf(path):
+            item = Given(key, value, path, line)
+            if key in lines:
+                self._warn(f"{item.where}: {key} is given again; this one counts, not that of line {lines[key]}")
+            if key not in self._all_known:
+                self._warn(f"{item.where}: {key} is not a setting and changes nothing{_meant(key, self._own)}")
+            lines[key] = line
+            self._given[key] = [item]
+
+    def add_environment(self, environ: Mapping[str, str]) -> None:
+        """ROCKETMQ_BROKER_NAME is brokerName; NAMESRV_ADDR and ROCKETMQ_HOME are as the Java system has them. What is
+        empty counts as not set."""
+        keys = {_folded(_PREFIX + key): key for key in self._all_known}
+        for name, value in sorted(environ.items()):
+            key = _OTHERS.get(name) or (keys.get(_folded(name)) if name.startswith(_PREFIX) else None)
+            if key is not None:
+                if key in self._known and value.strip():
+                    self.add(Given(key, value.strip(), _VARIABLE + name))
+            elif _seems_ours(name, value):
+                self._warn(f"{_VARIABLE}{name} is not a setting and changes nothing{_meant_variable(name, self._own)}")
+
+    def add_options(self, options: Iterable[tuple[str, str]], faults: Faults) -> None:
+        """From the command line, where somebody waits for an answer: what is unknown is a fault."""
+        for key, value in options:
+            item = Given(key, value.strip(), COMMAND_LINE)
+            if key in self._known:
+                self.add(item)
+            else:
+                faults.add(item.bad(f"no such setting{_meant(key, self._own)}"))
+
+    def last(self, key: str) -> Given | None:
+        """What counts for a key as far as it was added."""
+        items = self._given.get(key)
+        return items[-1] if items else None
+
+    def settle(self, is_same: Callable[[str, str, str], bool]) -> dict[str, Given]:
+        """What counts for each key. Warns where that is not what the file says, nor what somebody set before whom the
+        environment or a file of its own comes. `is_same(key, value, other)`: whether both texts mean the same."""
+        for key, items in self._given.items():
+            *_, former, item = [items[0], *items]
+            is_expected = item.origin == COMMAND_LINE and not former.origin.startswith(_VARIABLE)
+            if former is not item and not is_expected and not is_same(key, item.value, former.value):
+                self._warn(f"{item.where} sets {key}{_in_place_of(item, former)}, {former.where}")
+        return {key: items[-1] for key, items in self._given.items()}
+
+
+def _in_place_of(item: Given, former: Given) -> str:
+    is_secret = "password" in item.key.lower()
+    return " in place of another" if is_secret else f"={item.value} in place of {former.value!r}"
+
+
+def _variable(key: str) -> str:
+    """The name of the environment variable for a key."""
+    return _PREFIX + re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key).upper()
+
+
+def _seems_ours(name: str, value: str) -> bool:
+    """Whether somebody who sets this variable seems to want it of us."""
+    if not name.startswith(_PREFIX):
+        return bool(get_close_matches(name, [_NAMESRV_ADDR], cutoff=_SEEMS))
+    return not _is_a_services(name) and not value.startswith(_SERVICE_PORT)
+
+
+def _folded(name: str) -> str:
+    return name.upper().replace("_", "")
+
+
+def _meant_variable(name: str, own: Iterable[str]) -> str:
+    if not name.startswith(_PREFIX):
+        return _meant(name, [_NAMESRV_ADDR])
+    variables = [*map(_variable, own), *_OTHERS]
+    # What all of them begin with is no likeness.
+    hint = _meant(name.removeprefix(_PREFIX), [variable.removeprefix(_PREFIX) for variable in variables])
+    return hint.replace("mean ", f"mean {_PREFIX}")
+
+
+def _meant(text: str, known: Iterable[str]) -> str:
+    by_folded = {name.lower(): name for name in known}
+    close = get_close_matches(text.lower(), by_folded, n=1, cutoff=0.7)
+    return f"; did you mean {by_folded[close[0]]}?" if close else ""

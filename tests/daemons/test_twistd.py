@@ -1,0 +1,131 @@
+"""What the daemons have twistd do: which reactor it runs, where it writes, and when it comes back."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from mqbroker.wire.codes import RequestCode, ResponseCode
+from tests.daemons.processes import DEADLINE_SECONDS, SOURCE, ask, wait_for
+
+pytestmark = pytest.mark.daemons
+
+#: Runs twistd; the reactor's class goes to the file "reactor" before it runs.
+TWISTD = """
+import sys
+from twisted.application import app
+run_reactor = app.runReactorWithLogging
+
+def noted(config, oldstdout, oldstderr, profiler, reactor):
+    with open("reactor", "w") as file:
+        file.write(type(reactor).__name__)
+    run_reactor(config, oldstdout, oldstderr, profiler, reactor)
+
+app.runReactorWithLogging = noted
+sys.argv[0] = "twistd"
+from twisted.scripts.twistd import run
+run()
+"""
+
+
+def settings(tmp_path):
+    return [
+        f"--option={key}={value}"
+        for key, value in {
+            "bindAddress": "127.0.0.1",
+            "listenPort": 0,
+            "storePathRootDir": tmp_path / "store",
+            "mappedFileSizeCommitLog": 1024 * 1024,
+            "maxHashSlotNum": 100,
+            "maxIndexNum": 400,
+        }.items()
+    ]
+
+
+@pytest.mark.parametrize("wanted", ["PlainEPollReactor", "PollReactor"])
+def test_the_reactor_is_that_of_the_console_scripts_unless_another_is_asked_for(start, tmp_path, wanted):
+    chosen = ["--reactor=poll"] if wanted == "PollReactor" else []
+    process = start("-c", TWISTD, "-n", *chosen, "mqbroker", "--ports-file=ports.json", *settings(tmp_path))
+    port = process.wait_for_port()
+    assert ask(port, RequestCode.GET_MAX_OFFSET, topic="TBW102", queueId=0).code == ResponseCode.SUCCESS
+    assert (process.folder / "reactor").read_text() == wanted
+    process.signal(signal.SIGTERM)
+    process.wait()
+
+
+class Background:
+    """Daemons in the background, all in one directory."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def start(self, *arguments):
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith(("ROCKETMQ", "NAMESRV"))}
+        environment = {**inherited, "HOME": str(self.folder), "PYTHONPATH": f"{SOURCE}:{self.folder}"}
+        command = [sys.executable, "-c", TWISTD, *map(str, arguments)]
+        return subprocess.run(
+            command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=DEADLINE_SECONDS
+        )
+
+    def stop(self, *names):
+        """End the daemons with these pid files."""
+        for name in names:
+            pid_file = self.folder / name
+            if pid_file.exists():
+                os.kill(int(pid_file.read_text()), signal.SIGTERM)
+                wait_for(lambda file=pid_file: not file.exists(), f"end of {name}")
+
+
+@pytest.fixture
+def background(tmp_path):
+    folder = tmp_path / "background"
+    folder.mkdir()
+    background = Background(folder)
+    yield background
+    background.stop("namesrv.pid", "mqbroker.pid", "twistd.pid")
+
+
+def test_both_daemons_run_in_one_directory(background, tmp_path):
+    assert background.start("namesrv", *settings(tmp_path)[:2]).returncode == 0
+    assert background.start("mqbroker", *settings(tmp_path)).returncode == 0
+    names = {path.name for path in background.folder.iterdir()}
+    assert {"namesrv.pid", "mqbroker.pid", "namesrv.log", "mqbroker.log"} <= names
+    assert not {"twistd.pid", "twistd.log"} & names
+
+
+def test_a_pid_file_that_twistd_is_told_counts(background, tmp_path):
+    assert background.start("--pidfile=twistd.pid", "-l", "my.log", "namesrv", *settings(tmp_path)[:2]).returncode == 0
+    names = {path.name for path in background.folder.iterdir()}
+    assert {"twistd.pid", "my.log"} <= names
+    assert not {"namesrv.pid", "namesrv.log"} & names
+
+
+def test_it_comes_back_when_it_serves(background, tmp_path):
+    started = background.start("mqbroker", "--ports-file=ports.json", *settings(tmp_path))
+    assert (started.returncode, started.stdout, started.stderr) == (0, "", "")
+    assert (background.folder / "ports.json").exists()
+    assert "boot success" in (background.folder / "mqbroker.log").read_text()
+    background.stop("mqbroker.pid")
+    assert not (background.folder / "ports.json").exists()
+
+
+def test_a_locked_store_ends_it_in_the_background_too(background, tmp_path):
+    assert background.start("mqbroker", *settings(tmp_path)).returncode == 0
+    holder = (background.folder / "mqbroker.pid").read_text()
+    second = background.start("--pidfile=second.pid", "-l", "second.log", "mqbroker", *settings(tmp_path))
+    assert second.returncode == 1
+    why = f"{tmp_path}/store/lock is locked: process {holder} has it open; stop that first, or use another directory"
+    assert second.stderr == f"{why}\n"
+    assert "Traceback" not in (background.folder / "second.log").read_text()
+    wait_for(lambda: not (background.folder / "second.pid").exists(), "end of the second")
+
+
+def test_one_that_is_killed_while_it_starts_is_no_success(background, tmp_path):
+    killing = "import os, signal\nfrom mqbroker.broker.service import BrokerService\n\n"
+    killing += "def start(self):\n    os.kill(os.getpid(), signal.SIGKILL)\n\nBrokerService.startService = start\n\n"
+    (background.folder / "killing.py").write_text(killing + "def observer():\n    return lambda event: None\n")
+    started = background.start("--logger=killing.observer", "mqbroker", *settings(tmp_path))
+    assert (started.returncode, started.stderr) == (1, "it ended before it had started: its log may say why\n")
+    (background.folder / "mqbroker.pid").unlink()

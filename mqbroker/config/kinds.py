@@ -77,6 +77,16 @@ def parse_path(text: str) -> str:
     return os.path.abspath(os.path.expanduser(text))
 
 
+def parse_log_path(text: str) -> str:
+    """As `parse_path`; the several paths of Java's MultiPathMappedFileQueue are refused."""
+    if "," in text:
+        raise ValueError(
+            "a log in several directories is not served; move the segments (the files named by 20 digits) of all of "
+            "them into one, and name that"
+        )
+    return parse_path(text)
+
+
 def parse_optional_path(text: str) -> str:
     """As `parse_path`; nothing stays nothing."""
     return parse_path(text) if text else ""

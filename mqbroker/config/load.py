@@ -22,7 +22,7 @@ from mqbroker.config.settings import (
 )
 from mqbroker.config.sources import Faults, Sources, Warn
 from mqbroker.config.tls import TlsMode, TlsSettings, add_tls_file
-from mqbroker.config.unused import NO_EFFECT, REFUSED, REFUSED_KEYS
+from mqbroker.config.unused import NO_EFFECT, REFUSED, REFUSED_KEYS, REFUSED_VALUES
 from mqbroker.errors import BadSetting
 
 T = TypeVar("T")
@@ -125,8 +125,8 @@ def show_settings(settings: Any, *, important_only: bool = False) -> list[str]:
 
 
 def _refuse_what_is_not_here(item: Given) -> None:
-    why = REFUSED.get((item.key, item.value.lower()))
-    if why is not None:
+    why = REFUSED.get((item.key, item.value.lower())) or (item.value and REFUSED_VALUES.get(item.key))
+    if why:
         raise item.bad(why)
 
 

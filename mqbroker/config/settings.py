@@ -18,6 +18,7 @@ from mqbroker.config.kinds import (
     parse_delays,
     parse_host,
     parse_hours,
+    parse_log_path,
     parse_name,
     parse_optional_path,
     parse_path,
@@ -124,7 +125,9 @@ class StoreSettings:
     """The store on disk."""
 
     store_path_root_dir: str = text(parse=parse_path, important=True)
-    store_path_commit_log: str = text(attrs.Factory(_commit_log_in_root, takes_self=True), parse_path, important=True)
+    store_path_commit_log: str = text(
+        attrs.Factory(_commit_log_in_root, takes_self=True), parse_log_path, important=True
+    )
     mapped_file_size_commit_log: int = whole(1024 * MIB, 4096)
     mapped_file_size_consume_queue: int = whole(6_000_000, 20)
     enable_consume_queue_ext: bool = boolean(False)

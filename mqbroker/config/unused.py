@@ -39,7 +39,7 @@ _JAVA = _keys(
 _ABSENT = _keys(
     """
     flushConsumerOffsetHistoryInterval fetchNamesrvAddrByAddressServer
-    readOnlyCommitLogStorePaths haSendHeartbeatInterval haHousekeepingInterval
+    haSendHeartbeatInterval haHousekeepingInterval
     haTransferBatchSize haMasterAddress haSlaveFallbehindMax slaveTimeout flushDelayOffsetInterval offsetCheckInSlave
     enableScheduleAsyncDeliver scheduleAsyncDeliverMaxPendingLimit scheduleAsyncDeliverMaxResendNum2Blocked
     rmqAddressServerDomain rmqAddressServerSubGroup
@@ -58,5 +58,13 @@ REFUSED = {
     ),
 }
 
+#: The same of keys that may be there with no value only.
+REFUSED_VALUES = {
+    "readOnlyCommitLogStorePaths": (
+        "a log in several directories is not served; move the segments (the files named by 20 digits) of all of them "
+        "into storePathCommitLog, and leave this out"
+    ),
+}
+
 #: Keys that are known only for what they refuse.
-REFUSED_KEYS = frozenset(key for key, _ in REFUSED)
+REFUSED_KEYS = frozenset(key for key, _ in REFUSED) | frozenset(REFUSED_VALUES)

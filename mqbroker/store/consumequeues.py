@@ -36,7 +36,7 @@ class ConsumeQueues:
     def __init__(self, disk: IDisk, root: str, file_bytes: int, ext: tuple[str, int] | None = None) -> None:
         """`ext`: where the extensions of all queues are and how long one file is, where they are kept."""
         self._disk = disk
-        self._root = root
+        self.root = root
         self._ext = ext
         self._file_bytes = file_bytes - file_bytes % ENTRY_BYTES
         self.by_bytes: dict[tuple[bytes, int], ConsumeQueue] = {}
@@ -54,7 +54,7 @@ class ConsumeQueues:
     @property
     def roots(self) -> list[str]:
         """Where the directories of topics are: of consume queues, and of their extensions where they are kept."""
-        return [self._root] if self._ext is None else [self._root, self._ext[0]]
+        return [self.root] if self._ext is None else [self.root, self._ext[0]]
 
     def forget(self, queue: ConsumeQueue) -> list[IMappedFile]:
         """Take a queue out of use; its directory is the caller's to remove. Returns its files, still open."""
@@ -87,7 +87,7 @@ class ConsumeQueues:
         queue = self.by_bytes.get((topic, queue_id))
         if queue is None:
             name = self.check(topic, queue_id)
-            directory = os.path.join(self._root, name, str(queue_id))
+            directory = os.path.join(self.root, name, str(queue_id))
             removed = self.removed.get((name, queue_id))
             begins_at = removed.next_offset if removed is not None else 0
             queue = ConsumeQueue(self._disk, directory, name, queue_id, self._file_bytes, self._new_names, begins_at)
@@ -109,8 +109,8 @@ class ConsumeQueues:
 
     def load(self, is_clean: bool = True) -> None:
         """Open what is on the disk. Raises StoreDamaged."""
-        for topic in self._disk.names(self._root):
-            path = os.path.join(self._root, topic)
+        for topic in self._disk.names(self.root):
+            path = os.path.join(self.root, topic)
             if topic == TRASH:
                 continue
             if not self._disk.is_directory(path):

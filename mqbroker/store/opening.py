@@ -40,6 +40,7 @@ from mqbroker.store.recovery import (
     load_segments,
     read_back,
     refuse_later,
+    refuse_lost_log,
     store_again,
 )
 from mqbroker.store.removal import TopicRemover, empty_trash, finish_removals
@@ -128,6 +129,7 @@ class Opening:
         removed.load()
         empty_trash(disk, queues.roots)
         queues.load(is_clean)
+        refuse_lost_log(segments, queues, bool(disk.names(paths.index)), checkpoint, is_intact)
         finish_removals(queues, removed, disk)
         if is_clean:  # from here on files change
             disk.write(paths.abort, disk.boot_id())

@@ -45,6 +45,7 @@ class Segments:
     first_offset: int
     segment_bytes: int
     unfinished: str | None = None
+    directory: str = ""
 
     @property
     def end(self) -> int:
@@ -134,13 +135,13 @@ def _load_segments(
             raise StoreDamaged(path, 0, f"{why}: restore it from a copy; `mq store repair` says what else can be done")
         size = disk.file_size(path)
         if not size and name == names[-1]:
-            return Segments(files, first, segment_bytes, path)
+            return Segments(files, first, segment_bytes, path, directory)
         if size != segment_bytes:
             raise StoreDamaged(path, size, f"{size} bytes; mappedFileSizeCommitLog is {segment_bytes}: {_MEND}")
         if not files:
             first = int(name)
         files.append(open_one(path, size))
-    return Segments(files, first, segment_bytes)
+    return Segments(files, first, segment_bytes, None, directory)
 
 
 def find_start(segments: Segments, queues: ConsumeQueues, checkpoint: Checkpoint, is_clean: bool) -> Start:
@@ -169,6 +170,24 @@ def refuse_later(segments: Segments, queues: ConsumeQueues) -> None:
             _refuse(file, at)
             return
         offset += item.size
+
+
+def refuse_lost_log(
+    segments: Segments, queues: ConsumeQueues, has_index: bool, checkpoint: Checkpoint, is_intact: bool
+) -> None:
+    """Raises StoreUnknown where there is no segment though there is what was made of some: before that is deleted for
+    it a person must say so. Only where the machine stopped before anything was durable may the log be gone."""
+    was_durable = checkpoint.log_offset or checkpoint.log_ms
+    if segments.files or not (is_intact or was_durable):
+        return
+    count = sum(queue.max_offset > 0 for queue in queues)
+    if count or has_index:
+        raise StoreUnknown(
+            segments.directory,
+            f"there is no segment of the log, but beside it there are {count} queues with messages"
+            f"{' and an index' if has_index else ''}: set storePathCommitLog to where the log is, or mount its disk; "
+            f"if it is lost for good, move {queues.root} and index/ beside it away, and a new log begins",
+        )
 
 
 def cut_queues(segments: Segments, queues: ConsumeQueues, start: int, is_clean: bool) -> None:

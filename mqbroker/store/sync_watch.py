@@ -41,7 +41,8 @@ class SyncWatch:
         self._call.clock = clock
 
     def start(self) -> None:
-        self._call.start(LOOK_S, now=False)
+        if not self._call.running:
+            self._call.start(LOOK_S, now=False)
 
     def stop(self) -> None:
         if self._call.running:

@@ -61,7 +61,7 @@ def test_every_key_of_java_is_known_once():
     keys = {setting.key for part in PARTS for setting in settings_of(part)}
     java = {key for part in JAVA.values() for key in part}
     assert keys - OWN <= java
-    assert java - keys - NO_EFFECT == {"enableDLegerCommitLog"}
+    assert java - keys - NO_EFFECT == {"enableDLegerCommitLog", "readOnlyCommitLogStorePaths"}
     assert not keys & NO_EFFECT
     assert java >= REFUSED_KEYS
 
@@ -178,6 +178,8 @@ def test_a_home_directory_is_spelt_out(broker, monkeypatch):
         ("messageDelayLevel=1s 5", "'1s 5' is not a list of delays; write for example 1s 10s 5m 2h"),
         ("messageDelayLevel=", "'' is not a list of delays; write for example 1s 10s 5m 2h"),
         ("storePathRootDir=", "it must name a file or a directory"),
+        ("storePathCommitLog=/a,/b", "a log in several directories is not served; move the segments"),
+        ("readOnlyCommitLogStorePaths=/b", "a log in several directories is not served; move the segments"),
         ("brokerRole=SLAVE", "replication is not served by this version; use brokerRole=ASYNC_MASTER"),
         ("brokerRole=SYNC_MASTER", "replication is not served by this version, so no slave could confirm a message"),
         ("aclEnable=TRUE", "set rocketmqHome too: the accounts are in its conf/plain_acl.yml"),

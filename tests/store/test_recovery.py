@@ -11,7 +11,7 @@ import attrs
 import pytest
 from twisted.logger import capturedLogs
 
-from mqbroker.errors import StoreDamaged
+from mqbroker.errors import StoreDamaged, StoreUnknown
 from mqbroker.store import GetStatus, MessageStore, opening
 from mqbroker.store.checkpoint import Checkpoint, encode_checkpoint
 from mqbroker.store.recovery import load_segments, store_again
@@ -392,14 +392,57 @@ def test_files_that_a_killed_process_made_and_gave_no_size_are_made_again(bench:
     assert {path.stat().st_size for path in (image.root / "consumequeue" / "T" / "0").iterdir()} == {2000}
 
 
-def test_without_a_log_consume_queues_are_dropped(bench: Bench) -> None:
+@pytest.mark.parametrize("ended", ["stopped", "killed", "power"])
+@pytest.mark.parametrize("left", [None, "directory", "unfinished"])
+def test_without_a_log_nothing_is_deleted_before_a_person_says_so(bench: Bench, ended: str, left: str | None) -> None:
+    """As when its disk is not mounted, or the setting names another directory."""
     store = bench.open()
     store.append([message()] * 3)
-    stop(store)
-    shutil.rmtree(bench.root / "commitlog")
-    again = bench.open()
+    store.start()
+    turns(bench.clock, 20)  # a checkpoint, and an index
+    if ended == "stopped":
+        stop(store)
+        bench.opened.clear()
+        image = bench
+    else:
+        image = bench.image(ended)
+        image.disk.boot = b"first boot" if ended == "killed" else b"second boot"
+    shutil.rmtree(image.root / "commitlog")
+    if left is not None:
+        (image.root / "commitlog").mkdir()
+    if left == "unfinished":
+        (image.root / "commitlog" / f"{0:020d}").touch()
+    before = {name: data for name, data in tree(image.root).items() if name.startswith(("consumequeue", "index"))}
+    assert len(before) == 2
+    with pytest.raises(
+        StoreUnknown,
+        match=r"beside it there are 1 queues with messages and an index: set storePathCommitLog.*lost for good, move",
+    ):
+        image.open()
+    after = tree(image.root)
+    assert {name: data for name, data in after.items() if name.startswith(("consumequeue", "index"))} == before
+    # What it says is to be done if the log is lost for good.
+    shutil.move(image.root / "consumequeue", image.root.parent / "old-queues")
+    with pytest.raises(StoreUnknown, match="0 queues with messages and an index"):
+        image.open()
+    shutil.move(image.root / "index", image.root.parent / "old-index")
+    again = image.open()
+    assert again.append([message()])[0][:2] == (0, 0)
+    stop(again)
+    image.opened.clear()
+
+
+def test_a_log_that_was_never_durable_may_be_gone_after_a_power_cut(bench: Bench) -> None:
+    store = bench.open()
+    store.append([message()] * 3)
+    store.dispatch_now()
+    image = bench.image("power")
+    image.disk.boot = b"second boot"
+    shutil.rmtree(image.root / "commitlog")
+    again = image.open()
     assert again.max_offset("T", 0) == 0
     assert again.append([message()])[0][:2] == (0, 0)
+    stop(again)
 
 
 def test_a_log_whose_first_segments_are_gone_keeps_its_offsets(bench: Bench) -> None:

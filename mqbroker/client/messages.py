@@ -127,6 +127,9 @@ class SendStatus(IntEnum):
     FLUSH_SLAVE_TIMEOUT = ResponseCode.FLUSH_SLAVE_TIMEOUT
     SLAVE_NOT_AVAILABLE = ResponseCode.SLAVE_NOT_AVAILABLE
 
+    def __str__(self) -> str:
+        return self.name
+
 
 @attrs.frozen
 class SendResult:
@@ -153,6 +156,9 @@ class PullStatus(IntEnum):
     NO_NEW_MESSAGE = ResponseCode.PULL_NOT_FOUND
     NO_MATCHED_MESSAGE = ResponseCode.PULL_RETRY_IMMEDIATELY
     OFFSET_ILLEGAL = ResponseCode.PULL_OFFSET_MOVED
+
+    def __str__(self) -> str:
+        return self.name
 
 
 @attrs.frozen

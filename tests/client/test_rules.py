@@ -8,7 +8,7 @@ import pytest
 from mqbroker.client import BadMessage, Message, MessageQueue, NameServerUnreachable, SendFailed, TopicNotFound
 from mqbroker.client.allocation import allocate_averagely
 from mqbroker.client.identity import local_ip, make_client_id
-from mqbroker.client.messages import ReceivedMessage
+from mqbroker.client.messages import PullStatus, ReceivedMessage, SendStatus
 from mqbroker.client.options import ProducerOptions, parse_name_servers
 from mqbroker.client.process_queue import ProcessQueue
 from mqbroker.client.send import Rotation, prepare, prepare_batch, queue_for_key, send_request
@@ -224,3 +224,7 @@ def test_errors_say_what_to_do_and_can_be_pickled():
     assert "mqadmin updateTopic -t T" in str(errors[0])
     assert "n:1: refused" in str(errors[1])
     assert "a at x:1: Unreachable: gone" in str(errors[2])
+
+
+def test_a_status_is_printed_by_name():
+    assert [f"{SendStatus.SEND_OK}", str(PullStatus.FOUND), str(SendStatus(0))] == ["SEND_OK", "FOUND", "SEND_OK"]

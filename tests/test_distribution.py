@@ -1,0 +1,20 @@
+"""What is distributed beside the packages. That it is really there is tested where it is installed, in tests/interop."""
+
+from configparser import ConfigParser
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_the_source_distribution_has_what_tests_and_documentation_need():
+    lines = (ROOT / "MANIFEST.in").read_text().splitlines()
+    assert {"graft bench", "graft changes", "graft conf", "graft docs", "graft tests"} <= set(lines)
+
+
+def test_an_installation_has_every_annotated_file_of_settings_and_every_page():
+    setup = ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    shared = setup["options.data_files"]
+    patterns = {folder: text.split() for folder, text in shared.items()}
+    assert patterns == {"share/mqbroker/conf": ["conf/*"], "share/doc/mqbroker": ["README.rst", "docs/*.rst"]}
+    assert {path.name for path in ROOT.glob("conf/*")} == {"broker.conf", "namesrv.conf", "plain_acl.yml"}

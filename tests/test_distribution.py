@@ -1,4 +1,4 @@
-"""What is distributed beside the packages. That it is really there is tested where it is installed, in tests/interop."""
+"""What is distributed beside the packages. That it is there where it is installed is tested in tests/interop."""
 
 from configparser import ConfigParser
 from pathlib import Path

@@ -4,6 +4,8 @@ is cut.
 
 from __future__ import annotations
 
+import threading
+
 import attrs
 
 from mqbroker.store.checkpoint import Checkpoint, encode_checkpoint
@@ -18,10 +20,30 @@ class CheckpointFile:
         self.path = path
         #: What the file says.
         self.known = known
+        # Several workers may write at a time, and none must undo what another has noted.
+        self._lock = threading.Lock()
 
     def write(self, checkpoint: Checkpoint) -> None:
+        with self._lock:
+            self._write(checkpoint)
+
+    def _write(self, checkpoint: Checkpoint) -> None:
         self._disk.write(self.path, encode_checkpoint(checkpoint))
         self.known = checkpoint
+
+    def advance(self, checkpoint: Checkpoint) -> None:
+        """Write how far all is; where the log is further was noted, it stays."""
+        with self._lock:
+            noted = self.known.log_offset
+            if noted is not None and noted > (checkpoint.log_offset or 0):
+                checkpoint = attrs.evolve(checkpoint, log_offset=noted)
+            self._write(checkpoint)
+
+    def note_log(self, offset: int) -> None:
+        """Note that all of the log below `offset` is on the disk."""
+        with self._lock:
+            if offset > (self.known.log_offset or 0):
+                self._write(attrs.evolve(self.known, log_offset=offset))
 
     def forget_log_above(self, offset: int) -> None:
         """Note that the log ends at `offset`, so that what is appended there does not pass for synced after a kill."""

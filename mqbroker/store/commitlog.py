@@ -19,9 +19,10 @@ from mqbroker.errors import DiskFull, RecordTooLarge, StoreBusy, StoreUnwritable
 from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.disk import IMappedFile
+from mqbroker.store.logscan import leaves_doubt
 from mqbroker.store.logview import ILogView
 from mqbroker.store.segment import SegmentSource, is_full_disk
-from mqbroker.store.transient import TransientStore
+from mqbroker.store.transient import COMMIT_BYTES, TransientStore
 from mqbroker.wire.codes import SysFlag
 from mqbroker.wire.record import BLANK_BYTES_MIN, MAGIC, encode_blank
 
@@ -79,6 +80,8 @@ class CommitLog:
         self.min_offset = first_offset
         self.end = end
         self.last_timestamp_ms = 0
+        #: Where the newest record ends that recovery could take for one of which the disk lacks a sector.
+        self.doubtful_end = 0
         self._source = source
         self._queues = queues
         self._queue_table = queues.by_bytes
@@ -166,6 +169,7 @@ class CommitLog:
         crc32 = zlib.crc32
         pack = _HEAD.pack
         end = self.end
+        doubtful_end = self.doubtful_end
         parts: list[bytes] = []
         appended: list[Appended] = []
         queues: list[ConsumeQueue] = []
@@ -196,6 +200,8 @@ class CommitLog:
                 appended.append((end, queue_offset, size, now))
                 queues.append(queue)
                 end += size
+                if b"\0" in properties and leaves_doubt(properties):
+                    doubtful_end = end
         except (struct_error, TypeError, ValueError) as error:
             _take_back(messages, queues)
             raise ValueError(f"message {len(appended)} of the batch: {error}") from error
@@ -204,8 +210,13 @@ class CommitLog:
         if stop + BLANK_BYTES_MIN > self.segment_bytes:
             _take_back(messages, queues)
             return None
-        self._buffer[start:stop] = b"".join(parts)
+        # A process that is killed meanwhile leaves no head of a record whose end is missing.
+        first = parts[0]
+        parts[0] = first[COMMIT_BYTES:]
+        self._buffer[start + COMMIT_BYTES : stop] = b"".join(parts)
+        self._buffer[start : start + COMMIT_BYTES] = first[:COMMIT_BYTES]
         self.end = end
+        self.doubtful_end = doubtful_end
         self.last_timestamp_ms = now
         self._leave((messages, appended, queues), stop - start)
         if end > self._next_wanted_at:

@@ -7,9 +7,11 @@ sends fail and nothing more is appended. Must never know what the bytes are.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import attrs
@@ -78,6 +80,11 @@ class LogFlusher:
         self.flushes = 0
         #: Called with how many of those who wait were served at once, and since when (seconds) the first waited.
         self.on_served: Callable[[int, float], None] = lambda count, since: None
+        #: Puts into the checkpoint that all of the log below an offset is on the disk. For the worker. Raises OSError.
+        self.note_durable: Callable[[int], None] = lambda end: None
+        # Up to where the checkpoint said so when it was last made to.
+        self._noted = flushed
+        self._is_noting = False
         # end, when it is too late, and the waiting: in order of `end`, and so of time.
         self._waiting: deque[tuple[int, float, Deferred[None]]] = deque()
         # From the one that began first: one that ends before those counts only when they have, too, since a failure
@@ -168,15 +175,51 @@ class LogFlusher:
         self.flushes += 1
         begin = self._syncs.sync_beside if running else self._syncs.sync
         sync = _Sync(end, commit_log.readable_ms, self._clock.seconds())
+        then = self._source.sync_names if self._source.has_new_names else None
+        if not running and commit_log.doubtful_end > self._noted:
+            then = partial(self._sync_names_and_note, end)
         running.append(sync)
-        done = begin(segments, self._source.sync_names if self._source.has_new_names else None)
+        done = begin(segments, then)
         done.addCallbacks(self._ended, self._failed, callbackArgs=(sync,), errbackArgs=(sync,))
 
     def _ended(self, _: None, sync: _Sync) -> None:
-        running = self._running
         sync.is_done = True
-        while running and running[0].is_done:
-            self._synced(running.popleft())
+        self._serve()
+
+    def _serve(self) -> None:
+        running = self._running
+        while running and running[0].is_done and not self._is_noting:
+            end = running[0].end
+            # Recovery must not doubt what was acknowledged, and believes in the checkpoint.
+            if self._commit_log.doubtful_end > self._noted < end:
+                self._is_noting = True
+                noted = self._syncs.sync_beside((), partial(self._note, end))
+                noted.addCallbacks(self._was_noted, self._not_noted)
+            else:
+                self._synced(running.popleft())
+
+    def _sync_names_and_note(self, end: int) -> None:
+        self._source.sync_names()
+        with contextlib.suppress(OSError):  # no sync failed, and it is tried again
+            self._note(end)
+
+    def _note(self, end: int) -> None:
+        self.note_durable(end)
+        self._noted = end
+
+    def _was_noted(self, _: None) -> None:
+        self._is_noting = False
+        self._serve()
+
+    def _not_noted(self, failure: Failure) -> None:
+        """The next tick tries again."""
+        self._is_noting = False
+        why = f"the checkpoint cannot be written: {failure.getErrorMessage()}"
+        self.log.error("{why}", why=why)
+        if self._running:
+            self._running.popleft()
+        self._fail_waiting(StoreUnwritable(why))
+        self._serve()
 
     def _synced(self, sync: _Sync) -> None:
         self._is_short = False

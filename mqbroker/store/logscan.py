@@ -11,11 +11,11 @@ from struct import Struct
 from typing import NamedTuple
 from zlib import crc32
 
-from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.consumequeues import TOPIC_NAME
 from mqbroker.store.disk import IMappedFile
 from mqbroker.store.logview import ILogView
 from mqbroker.wire.codes import SysFlag
+from mqbroker.wire.names import is_lmq
 from mqbroker.wire.record import (
     BLANK_BYTES_MIN,
     BLANK_MAGIC,
@@ -37,8 +37,9 @@ _RUN_BYTES = 128 * 1024
 RUN_RECORDS = _RUN_BYTES // RECORD_BYTES_MIN
 #: So many records are read one by one after one that takes time: of those there is rarely one alone.
 _ONE_BY_ONE = 100
-#: No property holds so many zeros in a row, but every lost sector does.
-_ZEROS_OF_A_TEAR = bytes(64)
+#: What a disk writes as one piece, or not at all.
+SECTOR_BYTES = 512
+_LOST_SECTOR = bytes(SECTOR_BYTES)
 _MAGIC_BYTES = MAGIC.to_bytes(4, "big")
 
 
@@ -124,7 +125,7 @@ def scan_at(view: memoryview, at: int, physical_offset: int) -> Scanned | Filler
 
 def scan_run(file: IMappedFile, at: int, base: int, end: int, count: int = RUN_RECORDS) -> Run:
     """Read at most `count` records from `at` of a segment on, which starts at `base` in the log, none beyond `end` in
-    it; none at all where `scan_at` finds none, or `may_be_torn` has doubts about it."""
+    it; none at all where `scan_at` finds none."""
     run = _scan_quickly(file, at, base, end, count)
     return run if run.rows else _scan_one_by_one(file, at, base, end, count)
 
@@ -133,7 +134,7 @@ def _scan_one_by_one(file: IMappedFile, at: int, base: int, end: int, count: int
     rows: list[Scanned] = []
     while at < end and len(rows) < min(count, _ONE_BY_ONE):
         item = scan_at(file.view, at, base + at)
-        if not isinstance(item, Scanned) or may_be_torn(item):
+        if not isinstance(item, Scanned):
             break
         rows.append(item)
         at += item.size
@@ -146,7 +147,6 @@ def _scan_quickly(file: IMappedFile, at: int, base: int, segment_end: int, count
     start = base + at
     room = len(data)
     last = room - RECORD_BYTES_MIN
-    has_zeros = _ZEROS_OF_A_TEAR in data
     rows: list[Row] = []
     place = newest = 0
     topic = tail = b""  # of the record before: most have the same
@@ -177,8 +177,6 @@ def _scan_quickly(file: IMappedFile, at: int, base: int, segment_end: int, count
         if body_bytes and crc32(data[place + BODY_OFFSET_V4 : topic_at]) & 0x7FFFFFFF != crc:
             break
         properties = data[topic_at + tail_bytes : end]
-        if (not data[end - 1] and properties) or (has_zeros and _ZEROS_OF_A_TEAR in properties):
-            break
         add((topic, queue_id, own_offset, own_physical, size, sys_flag, timestamp, properties))
         if timestamp > newest:
             newest = timestamp
@@ -186,10 +184,30 @@ def _scan_quickly(file: IMappedFile, at: int, base: int, segment_end: int, count
     return Run(rows, start + place, newest)
 
 
-def may_be_torn(item: Scanned) -> bool:
-    """Whether the end of a record, which no CRC covers, was not written: there were zeros before it."""
-    properties = item.properties
-    return properties[-1:] == b"\0" or _ZEROS_OF_A_TEAR in properties
+def leaves_doubt(properties: bytes) -> bool:
+    """Whether a record with these properties may look as if a sector of them had not been written: there were zeros
+    before it, and no CRC covers them. Every message may have any bytes."""
+    return properties[-1:] == b"\0" or _LOST_SECTOR in properties
+
+
+def before_lost_sector(file: IMappedFile, base: int, run: Run, durable_end: int) -> Run:
+    """The records of a run up to the first that is not all below `durable_end` and has a sector of zeros where its
+    properties should be: after the machine stopped, that sector was never written. `base`: where the segment starts.
+    """
+    if file.buffer.find(_LOST_SECTOR, max(0, run.rows[0][3] - base), run.end - base + SECTOR_BYTES) < 0:
+        return run
+    for number, row in enumerate(run.rows):
+        end = row[3] + row[4]
+        if end > durable_end and _has_lost_sector(file, end - base - len(row[7]), end - base):
+            rows = run.rows[:number]
+            return Run(rows, row[3], max((row[6] for row in rows), default=0))
+    return run
+
+
+def _has_lost_sector(file: IMappedFile, start: int, end: int) -> bool:
+    """Whether one of the sectors with bytes start..end of a segment is all zeros, what follows the end among it."""
+    sectors = range(start - start % SECTOR_BYTES, end, SECTOR_BYTES) if start < end else range(0)
+    return any(not file.buffer[at : at + SECTOR_BYTES].strip(b"\0") for at in sectors)
 
 
 def _scan_other(view: memoryview, at: int, room: int) -> Filler | Nothing:
@@ -206,7 +224,8 @@ def _scan_other(view: memoryview, at: int, room: int) -> Filler | Nothing:
 
 @functools.lru_cache(1024)
 def _is_topic(name: bytes) -> bool:
-    return TOPIC_NAME.fullmatch(name.decode("latin-1")) is not None
+    text = name.decode("utf-8", "replace")
+    return TOPIC_NAME.fullmatch(text) is not None or is_lmq(text)
 
 
 def find_next(segment: IMappedFile, at: int, base: int) -> Scanned | None:
@@ -230,7 +249,7 @@ class Damage(NamedTuple):
     why: str
 
 
-def scan(log: CommitLog, start: int, end: int, count: int) -> Iterator[Run | Damage]:
+def scan(log: ILogView, start: int, end: int, count: int) -> Iterator[Run | Damage]:
     """At most `count` records of start..end, where `start` is a record's or a filler's. What is damaged is passed over
     and told, and counts as one."""
     offset = start
@@ -248,14 +267,10 @@ def scan(log: CommitLog, start: int, end: int, count: int) -> Iterator[Run | Dam
             offset += item.size
             continue
         count -= 1
-        if isinstance(item, Scanned):
-            offset += item.size
-            yield Run([item], offset, item.store_timestamp_ms)
-        else:
-            following = find_next(segment, at, base)
-            after = following.physical_offset if following else base + segment.size
-            yield Damage(segment.path, offset, min(after, end), item.why)
-            offset = after
+        following = find_next(segment, at, base)
+        after = following.physical_offset if following else base + segment.size
+        yield Damage(segment.path, offset, min(after, end), item.why if isinstance(item, Nothing) else "")
+        offset = after
 
 
 def store_timestamp_at(log: ILogView, physical_offset: int) -> int:

@@ -135,7 +135,7 @@ class Opening:
             disk.write(paths.abort, disk.boot_id())
         kept = CheckpointFile(disk, paths.checkpoint, checkpoint)
         refuse_later(segments, queues)
-        start = find_start(segments, queues, checkpoint, is_clean)
+        start = find_start(segments, queues, checkpoint, is_clean, is_intact)
         kept.forget_queues_above(start.offset)
         cut_queues(segments, queues, start.offset, is_clean)
         rebuild_from = align_extensions(queues, segments.first_offset, start.offset, kept.forget_queues_above)
@@ -162,6 +162,7 @@ class Opening:
         opened.callback(commit_log.close)
         if not is_clean:
             self._make_lasting(segments, commit_log, checkpoint)
+            commit_log.doubtful_end = recovered.end  # as far as anybody knows
         kept.forget_log_above(recovered.end)
         commit_log.last_timestamp_ms = last_ms
         index = self._open_index(checkpoint, commit_log, is_clean, is_intact) if settings.message_index_enable else None
@@ -202,6 +203,7 @@ class Opening:
         )
         flusher.flushed_ms = checkpoint.log_ms
         flusher.on_served = statistics.durable
+        flusher.note_durable = kept.note_log
         if transient is not None:
             transient.on_commit.append(flusher.wake)
         files.follow(

@@ -22,7 +22,17 @@ from mqbroker.store.consumequeue import BLANK_SIZE, ConsumeQueue
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.disk import IDisk, IMappedFile
 from mqbroker.store.layout import MAGIC_V2
-from mqbroker.store.logscan import Damage, Filler, Nothing, Run, Scanned, find_next, may_be_torn, scan_at, scan_run
+from mqbroker.store.logscan import (
+    Damage,
+    Filler,
+    Nothing,
+    Run,
+    Scanned,
+    before_lost_sector,
+    find_next,
+    scan_at,
+    scan_run,
+)
 from mqbroker.store.logview import ILogView
 from mqbroker.store.turns import Progress, Steps
 
@@ -89,11 +99,13 @@ class Segments:
 @attrs.frozen
 class Start:
     """Where the log is read from: a place where a record begins, or the log ends. Consume queues can be relied on
-    below. What is below `durable_end`, or was stored before `durable_ms`, was on the disk once."""
+    below. What is below `durable_end`, or was stored before `durable_ms`, was on the disk once. Above, sectors of
+    records may be missing where `may_lack_sectors`: those that leave doubt are on the disk below the mark only."""
 
     offset: int
     durable_end: int
     durable_ms: int = 0
+    may_lack_sectors: bool = False
 
 
 @attrs.frozen
@@ -144,15 +156,18 @@ def _load_segments(
     return Segments(files, first, segment_bytes, None, directory)
 
 
-def find_start(segments: Segments, queues: ConsumeQueues, checkpoint: Checkpoint, is_clean: bool) -> Start:
-    """Where to read the log from. Changes nothing."""
+def find_start(
+    segments: Segments, queues: ConsumeQueues, checkpoint: Checkpoint, is_clean: bool, is_intact: bool
+) -> Start:
+    """Where to read the log from. Changes nothing. `is_intact`: the machine did not stop, so that all is there."""
     if is_clean and checkpoint.tally not in (None, queues.tally()):
         log.warn("consume queues are not as they were when the broker was stopped: all are built anew")
         return Start(segments.first_offset, max(segments.first_offset, checkpoint.log_offset or 0))
     if is_clean:
         return Start(*_clean_start(segments, queues, checkpoint.log_offset or 0))
-    durable_ms = checkpoint.safe_ms if checkpoint.log_offset is None else 0
-    return Start(*_crashed_start(segments, queues, checkpoint), durable_ms)
+    if checkpoint.log_offset is None:
+        return Start(*_crashed_start(segments, queues, checkpoint), checkpoint.safe_ms)
+    return Start(*_crashed_start(segments, queues, checkpoint), may_lack_sectors=not is_intact)
 
 
 def refuse_later(segments: Segments, queues: ConsumeQueues) -> None:
@@ -238,7 +253,7 @@ def _crashed_start(segments: Segments, queues: ConsumeQueues, checkpoint: Checkp
             return start, checkpoint.log_offset
         return first, checkpoint.log_offset
     starts = [_start_by_time(segments, queue, checkpoint.safe_ms) for queue in queues]
-    return max(starts, default=first), first
+    return max(starts, default=first), checkpoint.log_offset or first
 
 
 def _have_entries(queues: ConsumeQueues) -> bool:
@@ -273,39 +288,30 @@ def read_back(segments: Segments, start: Start, take: Callable[[Run], None]) -> 
         yield Progress("the log is read back", offset, used_end)
         file, at = segments.place(offset)
         run = scan_run(file, at, offset - at, file.size)
-        if not run.rows:
-            item = scan_at(file.view, at, offset)
-            is_sure = offset < start.durable_end or timestamp < start.durable_ms
-            passed = _pass_one(file, at, offset, item, is_sure)
-            if passed is None:
-                if not is_sure:
-                    break
-                damage, following = _pass_damage(segments, offset, item, start.durable_end)
-                damages.append(damage)
-                if following is None:
-                    break
-                offset = following
-                continue
-            run = passed
-        take(run)
-        offset = run.end
-        timestamp = max(timestamp, run.newest_ms)
+        if run.rows:
+            whole = before_lost_sector(file, offset - at, run, start.durable_end) if start.may_lack_sectors else run
+            take(whole)
+            offset = whole.end
+            timestamp = max(timestamp, whole.newest_ms)
+            if whole.end < run.end:
+                break
+            continue
+        item = scan_at(file.view, at, offset)
+        if isinstance(item, Filler):
+            offset += item.size
+            continue
+        _refuse(file, at)
+        if offset >= start.durable_end and timestamp >= start.durable_ms:
+            break
+        damage, following = _pass_damage(segments, offset, item, start.durable_end)
+        damages.append(damage)
+        if following is None:
+            break
+        offset = following
     if segments.files and offset < start.durable_end and not damages:
         why = "the log ends here, and more was on the disk: its last segments are missing"
         damages.append(Damage(segments.files[-1].path, offset, start.durable_end, why))
     return Recovered(offset, timestamp, damages, offset - start.offset)
-
-
-def _pass_one(file: IMappedFile, at: int, offset: int, item: Scanned | Filler | Nothing, is_sure: bool) -> Run | None:
-    """What was found at `at` of a segment as a run, if the log goes on behind it; `is_sure` where it must."""
-    if isinstance(item, Filler):
-        return Run([], offset + item.size, 0)
-    if isinstance(item, Nothing):
-        _refuse(file, at)
-        return None
-    if not is_sure and may_be_torn(item):
-        return None
-    return Run([item], offset + item.size, item.store_timestamp_ms)
 
 
 def _refuse(file: IMappedFile, at: int) -> None:
@@ -315,7 +321,7 @@ def _refuse(file: IMappedFile, at: int) -> None:
 
 
 def _pass_damage(
-    segments: Segments, offset: int, item: Scanned | Filler | Nothing, durable_end: int
+    segments: Segments, offset: int, item: Scanned | Nothing, durable_end: int
 ) -> tuple[Damage, int | None]:
     """The damage at `offset`, where no record stands though one must; and where the log goes on, if it does."""
     path = segments.path_of(offset)

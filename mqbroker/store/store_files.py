@@ -14,7 +14,7 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from mqbroker.store.checkpoint import Checkpoint, encode_checkpoint
+from mqbroker.store.checkpoint import Checkpoint
 from mqbroker.store.checkpoint_file import CheckpointFile
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.damages import Damages
@@ -151,7 +151,7 @@ class StoreFiles:
                     self._disk.write(self._paths.abort, _UNLIKE_DISK)
                 raise
             try:
-                self._disk.write(self._paths.checkpoint, encode_checkpoint(now))
+                self.checkpoint.advance(now)
             except OSError as error:  # what it covers is on the disk: this can be tried again
                 return error
             return None
@@ -160,7 +160,6 @@ class StoreFiles:
             self._is_broken = False
             if unwritten is None:
                 self._is_saved = True
-                self.checkpoint.known = now
             else:
                 self.log.error("the checkpoint cannot be written and is tried again: {why}", why=str(unwritten))
 

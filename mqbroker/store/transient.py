@@ -20,6 +20,8 @@ from twisted.python.failure import Failure
 from mqbroker.store.disk import IDisk, IMappedFile
 from mqbroker.store.worker import IWorker
 
+#: Size and magic of the first record, which are stored after all else of an append, or a commit.
+COMMIT_BYTES = 8
 PAGE_BYTES = 4096
 
 
@@ -166,7 +168,9 @@ class TransientStore:
 
         def write() -> None:
             for file, at, data in pieces:
-                file.write_at(at, data)
+                # A process that is killed meanwhile leaves no head of a record whose end is missing.
+                file.write_at(at + COMMIT_BYTES, data[COMMIT_BYTES:])
+                file.write_at(at, data[:COMMIT_BYTES])
 
         running = self._running = self._worker.run(write)
         running.addCallbacks(lambda _: self._done(end, end_ms), self._failed)

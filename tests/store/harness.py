@@ -48,6 +48,7 @@ class Faults:
     syncs: int = 0
     space: DiskSpace = DiskSpace(10 * 1024**4, 90 * 1024**4)
     unremovable: set[str] = attrs.field(factory=set)  # file names
+    write_error: int | None = None  # errno, of small files
     synced_directories: set[str] = attrs.field(factory=set)
     #: Nothing is in memory but what is fetched from now on, by path and page.
     is_cold: bool = False
@@ -150,6 +151,11 @@ class FaultyDisk(OsDisk):
         if os.path.basename(path) in self.faults.unremovable:
             raise OSError(errno.EACCES, "Permission denied", path)
         super().remove(path)
+
+    def write(self, path: str, data: bytes) -> None:
+        if self.faults.write_error is not None:
+            raise OSError(self.faults.write_error, os.strerror(self.faults.write_error), path)
+        super().write(path, data)
 
     def lock(self, path: str) -> ILockedFile:
         return super().lock(path)

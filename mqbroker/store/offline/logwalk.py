@@ -18,7 +18,6 @@ FENCE_TOPIC = b"RMQ_SYS_DAMAGE"
 FENCE_BYTES_MIN = RECORD_BYTES_MIN + 1
 _CHUNK = 1024 * 1024
 _ZEROS = bytes(_CHUNK)
-_ZEROS_OF_A_TEAR = bytes(64)
 #: Bytes between two calls of `on_progress`.
 _STEP = 4 * 1024 * 1024
 
@@ -89,10 +88,7 @@ def walk_segment(
             told = at
         item = scan_at(view, at, base + at)
         if isinstance(item, Scanned):
-            # No CRC covers what follows the body; no property holds so many zeros, but every lost sector does.
-            if _ZEROS_OF_A_TEAR in item.properties or item.properties.endswith(b"\0"):
-                yield Damage(segment.path, base + at, base + at + item.size, "zeros in the properties")
-            elif item.sys_flag & SysFlag.TRANSACTION_MASK == SysFlag.TRANSACTION_ROLLBACK and _is_fence(item):
+            if item.sys_flag & SysFlag.TRANSACTION_MASK == SysFlag.TRANSACTION_ROLLBACK and _is_fence(item):
                 yield Fence(segment.path, base + at, base + at + item.size)
             else:
                 yield item

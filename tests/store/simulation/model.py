@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 
 from mqbroker.store.commitlog import NewMessage
+from mqbroker.store.logscan import leaves_doubt
 from mqbroker.store.multi_dispatch import NAMES_MARK
 from mqbroker.wire.codes import SysFlag
 from mqbroker.wire.names import LMQ_PREFIX
@@ -194,7 +195,9 @@ class Model:
         spans = [span for span in self.sync_spans if span.end_s is None or span.end_s > entry.exposed_s]
         slowest_s = max((span.seconds(self.exposed_s) for span in spans), default=0.0)
         begins_s = self.flush_s + (slowest_s if any(span.is_last_place for span in spans) else 0)
-        return begins_s + slowest_s + SLACK_S
+        # What recovery would doubt is noted in the checkpoint once it is on the disk.
+        has_doubt = any(leaves_doubt(other.message[9]) for other in self.entries)
+        return begins_s + slowest_s * (1 + has_doubt) + SLACK_S
 
     def check_exposure(self, flushed: int) -> None:
         """What is above `flushed` has not been there for too long. Raises Violation."""

@@ -25,7 +25,7 @@ FAULTS = ("kill", "power", "end_in", "eio", "full", "rot", "jump", "slow", "lose
 #: What else a run may have; each is on in a share of the runs.
 EXTRAS = {"hostile": 0.3, **dict.fromkeys(spoil.EXTRAS, 0.15), "spoilt extensions": 0.5}
 #: Extras that are met only where they are asked for.
-HELD_BACK = frozenset(EXTRAS)
+HELD_BACK = frozenset(spoil.EXTRAS)
 STEPS_MIN, STEPS_MAX = 15, 50
 
 

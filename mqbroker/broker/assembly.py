@@ -41,7 +41,7 @@ from mqbroker.broker.processors.end_transaction import EndTransactionProcessor
 from mqbroker.broker.processors.group_admin import GroupAdminProcessor
 from mqbroker.broker.processors.group_offsets import GroupOffsetsProcessor
 from mqbroker.broker.processors.offset_reset import OffsetResetProcessor
-from mqbroker.broker.processors.pull import PullProcessor
+from mqbroker.broker.processors.pull import PULLS_AT_ONCE_MAX, PullProcessor
 from mqbroker.broker.processors.query import QueryProcessor
 from mqbroker.broker.processors.queue_entries import QueueEntriesProcessor
 from mqbroker.broker.processors.reply import ReplyProcessor
@@ -232,7 +232,7 @@ class Assembly:
         table.register_batch(RequestCode.SEND_MESSAGE, self.send.take_v1)
         table.register_batch(RequestCode.SEND_MESSAGE_V2, self.send.take_v2)
         table.register_batch(RequestCode.SEND_BATCH_MESSAGE, self.send.take_batch)
-        table.register_batch(RequestCode.PULL_MESSAGE, pull.take)
+        table.register_batch(RequestCode.PULL_MESSAGE, pull.take, PULLS_AT_ONCE_MAX)
         send_back = SendBackProcessor(
             store, self.topics, self.groups, settings, self._rng, self.stats.sent_back, self.rights
         )

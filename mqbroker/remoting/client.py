@@ -22,6 +22,7 @@ from mqbroker.remoting.connection import RemotingProtocol
 from mqbroker.remoting.handlers import HandlerTable
 from mqbroker.remoting.limits import Limits, Load
 from mqbroker.remoting.server import CLOSINGS_LOGGED_PER_MINUTE, IdleWatch
+from mqbroker.remoting.turns import Turns
 from mqbroker.wire.command import RemotingCommand
 
 #: As in Java's clientAsyncSemaphoreValue.
@@ -193,6 +194,7 @@ class _ClientFactory(Factory):
         self._clock = clock
         self._limits = limits
         self.load = Load()
+        self.turns = Turns(clock)
         self.complaints = Complaints("connections closed", clock.seconds, CLOSINGS_LOGGED_PER_MINUTE)
 
     def buildProtocol(self, addr: IAddress | None) -> RemotingProtocol:

@@ -2,7 +2,7 @@
 
 Both ends of a RocketMQ connection may ask, so server and client share this. It knows nothing of topics or stores.
 The hot path is `dataReceived`: all frames of one read are decoded, those of a code with a batch handler are handed over
-together, and all answers leave in one write.
+together, and all answers leave in one write. What takes more than its share of the reactor's turn waits; see `turns`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ from mqbroker.errors import BadFrame, ConnectionClosed, MQError
 from mqbroker.remoting.complaints import Complaints
 from mqbroker.remoting.failures import OVERLOADED, Asked, asked, encode_answer, failures
 from mqbroker.remoting.handlers import BatchHandler, HandlerTable, IConnection, RawRequest
-from mqbroker.remoting.limits import Limits, Load
+from mqbroker.remoting.limits import AddressLoad, Limits, Load
 from mqbroker.remoting.own_requests import OwnRequests
+from mqbroker.remoting.tcp import unsent_bytes
+from mqbroker.remoting.turns import Turns
 from mqbroker.wire.command import (
     EXT_FIELDS_MAX,
     ONEWAY_FLAG,
@@ -48,9 +50,14 @@ log = Logger()
 
 #: Up to as many frames in one read their answers are sent at once; more are left to the reactor's next turn.
 PROMPT_FRAMES_MAX = 8
+#: Answers that are as long are sent at once all the same: they shall not wait beside others in memory.
+PROMPT_BYTES_MIN = 64 * 1024
 
 #: What is unfinished of a frame is counted only above so many bytes: most reads end in the middle of one.
 UNCOUNTED_BYTES_MAX = 16 * 1024
+
+#: What a frame that waits costs beside its bytes.
+FRAME_COST_BYTES = 100
 
 _OPAQUE_MASK = 0x7FFFFFFF
 
@@ -62,6 +69,7 @@ class ConnectionOwner(StructuralType):
         """Return False to have it closed at once."""
 
     load: Load
+    turns: Turns
     complaints: Complaints
 
     def disconnected(self, connection: RemotingProtocol) -> None: ...
@@ -82,19 +90,25 @@ class RemotingProtocol(Protocol):
         self._limits = limits
         self._owner = owner
         self._load = owner.load
+        self._turns = owner.turns
+        self.from_address = AddressLoad(b"")  # until it is known
+        self.handled_s = 0.0
+        self.kept_bytes = 0
         self._decoder = FrameDecoder(limits.frame_bytes_max)
         self._frame_begun: float | None = None
         self._asked = OwnRequests(clock)
         self._in_flight = 0
-        self._unfinished = 0
+        self._waiting: list[Frame] = []
+        self._waiting_bytes = 0
+        self._has_entered = False
         self._answers_unread = False
-        self._unread_bytes = 0
+        self._unsent_least = 0
         self._unread_since = 0.0
         self._reading = True
         self._watches_writing = False
         self._on_closed: list[Callable[[], None]] = []
-        self._prompt_write: Callable[[bytes], None] = self._discard
-        self._write: Callable[[bytes], None] = self._discard
+        self._prompt_write: Callable[[bytes], None] = _discard
+        self._write: Callable[[bytes], None] = _discard
 
     # --- life
 
@@ -105,12 +119,15 @@ class RemotingProtocol(Protocol):
         prompt = hasattr(type(transport), "write_at_once")
         self._prompt_write = cast(Any, transport).write_at_once if prompt else transport.write
         self.remote_addr, self.remote_host = _peer(transport.getPeer())
+        self.from_address = self._load.of(self.remote_host)
         if hasattr(transport, "setTcpNoDelay"):
             transport.setTcpNoDelay(True)
         # A client's own handshake waits for the peer, and reading must not be paused for that.
         if not ISSLTransport.providedBy(transport):
             self._watch_writing()
-        if not self._owner.connected(self):
+        if self._owner.connected(self):
+            self.from_address.connections[self] = None
+        else:
             transport.abortConnection()
 
     def handshakeCompleted(self) -> None:
@@ -125,8 +142,9 @@ class RemotingProtocol(Protocol):
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self.closed = True
-        self._write = self._prompt_write = self._discard
-        self._count_unfinished(0)
+        self._let_go()
+        self.from_address.connections.pop(self, None)
+        self._load.forget(self.from_address)
         self._asked.connection_lost(f"connection to {self.remote_addr} closed: {reason.getErrorMessage()}")
         self._owner.disconnected(self)
         callbacks, self._on_closed = self._on_closed, []
@@ -146,9 +164,18 @@ class RemotingProtocol(Protocol):
         """Neither takes nor sends anything from now on; the transport tells of the end later."""
         if not self.closed:
             self.closed = True
-            self._write = self._prompt_write = self._discard
+            self._let_go()
             self._owner.complaints.say(level, "closing {peer}: {why}", peer=self.remote_addr, why=why)
             cast(ITCPTransport, self.transport).abortConnection()
+
+    def _let_go(self) -> None:
+        """Of all that came and is not handled. Nothing here may lead back to itself, or collections alone would find
+        it."""
+        self._write = self._prompt_write = _discard
+        self._decoder.clear()
+        self._waiting = []
+        self._waiting_bytes = 0
+        self._count_kept(0)
 
     def end(self) -> None:
         """Close it once all that was written has left."""
@@ -173,18 +200,24 @@ class RemotingProtocol(Protocol):
 
     def overdue(self, now: float) -> str | None:
         """Why it should be closed at `now` seconds: idle, or a frame that never ends; None where it is fine."""
+        if self._answers_unread:
+            unsent = unsent_bytes(self.transport)
+            if unsent < self._unsent_least:  # it reads, if slowly
+                self._unsent_least, self._unread_since, self.last_active = unsent, now, now
+            elif now - self._unread_since >= self._limits.idle_seconds:
+                return f"it did not read its answers for {self._limits.idle_seconds:.0f} s"
         if now - self.last_active >= self._limits.idle_seconds:
             return f"no traffic for {self._limits.idle_seconds:.0f} s"
         begun = self._frame_begun
         if begun is not None and self._reading and now - begun >= self._limits.frame_seconds_max:
             return f"a frame was not whole after {self._limits.frame_seconds_max:.0f} s"
-        if self._answers_unread and now - self._unread_since >= self._limits.idle_seconds:
-            return f"it did not read its answers for {self._limits.idle_seconds:.0f} s"
         return None
 
     # --- bytes in
 
     def dataReceived(self, data: bytes) -> None:
+        if self.closed:
+            return
         self.last_active = self._clock.seconds()
         try:
             frames = self._decoder.feed(data)
@@ -194,20 +227,61 @@ class RemotingProtocol(Protocol):
                     self._frame_begun = self.last_active
             else:
                 self._frame_begun = None
-            if pending > UNCOUNTED_BYTES_MAX or self._unfinished:
-                self._count_unfinished(pending)
             if frames:
-                self._receive(frames)
+                if self._waiting:
+                    self._put_off(frames)
+                else:
+                    self._handle_read(frames)
+            if pending > UNCOUNTED_BYTES_MAX or self.kept_bytes:
+                self._count_kept(self._decoder.pending_bytes + self._waiting_bytes)
         except BadFrame as error:
             self._close(LogLevel.warn, str(error))
 
-    def _receive(self, frames: Sequence[Frame]) -> None:
-        """Take the frames of one read; neighbours of one code go to its batch handler together."""
+    def _handle_read(self, frames: list[Frame]) -> None:
+        """Handle what came as far as it may be at once."""
+        began, address = self.last_active, self.from_address
+        until = self._turns.until(address, began)
+        handled = self._handle(frames, until) if until > began and self._may_go_on() else 0
+        self._turns.spent(address, self._clock.seconds() - began)
+        if handled < len(frames) and not self.closed:
+            self._put_off(frames[handled:])
+
+    def _put_off(self, frames: list[Frame]) -> None:
+        """Let them wait; until all that waits is handled, nothing more is read."""
+        self._waiting += frames
+        self._waiting_bytes += sum(len(header) + len(body) + FRAME_COST_BYTES for _, header, body in frames)
+        self._count_kept(self._decoder.pending_bytes + self._waiting_bytes)
+        self._pace()
+
+    def go_on(self, until: float) -> bool:
+        """Its turn, among others whose frames wait, until so many seconds on the clock."""
+        try:
+            del self._waiting[: self._handle(self._waiting, until)]
+        except BadFrame as error:
+            self._close(LogLevel.warn, str(error))
+        if not self._waiting and not self.closed:
+            self._waiting_bytes = 0
+            self._count_kept(self._decoder.pending_bytes)
+            self._pace()
+        self._has_entered = bool(self._waiting) and self._may_go_on()
+        return self._has_entered
+
+    def _may_go_on(self) -> bool:
+        """Whether it reads its answers, and has not too much under way."""
+        return not self._answers_unread and self._in_flight < self._limits.requests_in_flight_max
+
+    def _must_stop(self, until: float) -> bool:
+        return self._clock.seconds() >= until or not self._may_go_on() or self.closed
+
+    def _handle(self, frames: Sequence[Frame], until: float) -> int:
+        """Handle frames until so many seconds on the clock, one at least; returns how many. Neighbours of one code go
+        to its batch handler together."""
         batch = self._table.batch
         write = self._prompt_write if len(frames) <= PROMPT_FRAMES_MAX else self._write
         run: list[RawRequest] = []
+        run_max = 0
         handler: BatchHandler | None = None
-        for serialize_type, header, body in frames:
+        for number, (serialize_type, header, body) in enumerate(frames):
             chosen = raw = None
             if serialize_type == JSON:
                 try:
@@ -226,27 +300,38 @@ class RemotingProtocol(Protocol):
                             chosen = None
                 except (ValueError, TypeError, KeyError, AttributeError):
                     chosen = None  # `decode_command` says what is wrong, or finds that it is unusual only
+            command = None
             if chosen is None or raw is None:
                 command = decode_command(serialize_type, header, body)
                 chosen = None if command.flag & RESPONSE_FLAG else batch.get(command.code)
-                if chosen is None:
-                    self._run_batch(handler, run, write)
-                    run, handler = [], None
-                    self._take(command, write)
-                    continue
                 raw = (command.ext_fields, command.opaque, command.flag, body, serialize_type)
-            if chosen is not handler:
+            if run and (chosen is not handler or len(run) >= run_max):
                 self._run_batch(handler, run, write)
-                run, handler = [], chosen
+                run, handler = [], None
+                if self._must_stop(until):
+                    return number
+            if chosen is None:
+                assert command is not None
+                self._take(command, write)
+                if self._must_stop(until):
+                    return number + 1
+                continue
+            if chosen is not handler:
+                handler = chosen
                 # Who sends is of one version: it is looked at once for a run.
-                self.peer_version = fields.get("version", 0) if serialize_type == JSON else command.version
+                code, version = (fields["code"], fields.get("version", 0)) if command is None else (
+                    command.code, command.version
+                )  # fmt: skip
+                self.peer_version = version
+                run_max = self._table.run_max(code)
             run.append(raw)
         self._run_batch(handler, run, write)
+        return len(frames)
 
     def _run_batch(self, handler: BatchHandler | None, run: list[RawRequest], write: Callable[[bytes], None]) -> None:
         if handler is None:
             return
-        if self._load.requests >= self._limits.requests_under_way_max:
+        if not self._has_room():
             write(failures(asked(run), OVERLOADED))
             return
         try:
@@ -256,7 +341,7 @@ class RemotingProtocol(Protocol):
             return
         if isinstance(answers, bytes):
             if answers:
-                write(answers)
+                self._put(answers, write)
             return
         self._begin(len(run))
         # Not `run` itself: what thousands of waiting requests brought would be kept, and fall out of the caches.
@@ -279,7 +364,7 @@ class RemotingProtocol(Protocol):
             return
         if self.closed:
             return
-        if self._load.requests >= self._limits.requests_under_way_max:
+        if not self._has_room():
             write(failures([(command.opaque, command.flag, command.serialize_type)], OVERLOADED))
             return
         answer = self._table.handle(command, self)
@@ -287,10 +372,7 @@ class RemotingProtocol(Protocol):
             return
         if isinstance(answer, RemotingCommand):
             if not command.is_oneway:
-                data = encode_answer(answer, command)
-                write(data)
-                if self._answers_unread:
-                    self._count_unread(len(data))
+                self._put(encode_answer(answer, command), write)
             return
         self._begin(1)
         cast("Deferred[RemotingCommand | None]", answer).addCallback(self._finish, command)
@@ -310,12 +392,16 @@ class RemotingProtocol(Protocol):
     def write(self, data: bytes) -> None:
         """Send whole frames, without waiting for the reactor's next turn where the socket takes them."""
         self.last_active = self._clock.seconds()
-        self._prompt_write(data)
-        if self._answers_unread:
-            self._count_unread(len(data))
+        self._put(data, self._prompt_write)
 
-    def _discard(self, data: bytes) -> None:
-        """Where bytes go that have no connection."""
+    def _put(self, data: bytes, write: Callable[[bytes], None]) -> None:
+        if len(data) >= PROMPT_BYTES_MIN:
+            write = self._prompt_write
+        if self._answers_unread:
+            self._unsent_least += len(data)
+        write(data)
+        if self._answers_unread:
+            self._check_unsent()
 
     # --- our own requests
 
@@ -339,28 +425,38 @@ class RemotingProtocol(Protocol):
 
     # --- bounds
 
+    def _has_room(self) -> bool:
+        most = self._limits.requests_under_way_max
+        load = self._load
+        return 2 * load.requests < most or load.has_room(most, self.from_address, self._in_flight)
+
     def _begin(self, count: int) -> None:
         self._in_flight += count
         self._load.requests += count
+        self.from_address.requests += count
         if self._in_flight >= self._limits.requests_in_flight_max:
             self._pace()
 
     def _end(self, count: int) -> None:
         full = self._in_flight >= self._limits.requests_in_flight_max
         self._in_flight -= count
-        load = self._load
+        load, address = self._load, self.from_address
         load.requests -= count
+        address.requests -= count
+        if self.closed:
+            load.forget(address)
         if load.on_idle is not None and not load.requests:
             load.on_idle()
         if full:
             self._pace()
 
     def pauseProducing(self) -> None:
-        """The peer does not read its answers: read no more requests of it."""
-        self._answers_unread = True
-        self._unread_bytes = 0
-        self._unread_since = self._clock.seconds()
-        self._pace()
+        """The peer does not read its answers: read no more requests of it. A transport may say so at each write."""
+        if not self._answers_unread:
+            self._answers_unread = True
+            self._unsent_least = unsent_bytes(self.transport)
+            self._unread_since = self._clock.seconds()
+            self._pace()
 
     def resumeProducing(self) -> None:
         self._answers_unread = False
@@ -369,23 +465,32 @@ class RemotingProtocol(Protocol):
     def stopProducing(self) -> None:
         """The transport is gone; connectionLost says the rest."""
 
-    def _count_unread(self, size: int) -> None:
-        """More to be sent to a peer that does not read: what it asked before, and what we tell it unasked."""
-        self._unread_bytes += size
-        if self._unread_bytes > self._limits.unsent_bytes_max:
-            self.close(f"it does not read its answers: {self._unread_bytes} bytes of them wait")
+    def _check_unsent(self) -> None:
+        """More is to be sent to a peer that does not read: what it asked before, or what we tell it unasked."""
+        unsent = unsent_bytes(self.transport)
+        if unsent > self._limits.unsent_bytes_max:
+            self.close(f"it does not read its answers: {unsent} bytes of them wait")
 
-    def _count_unfinished(self, pending: int) -> None:
+    def _count_kept(self, kept: int) -> None:
+        """Of frames that are not whole yet, and of those that wait."""
         load = self._load
-        load.unfinished_bytes += pending - self._unfinished
-        self._unfinished = pending
-        if pending and load.unfinished_bytes > self._limits.unfinished_bytes_max:
-            raise BadFrame(f"{load.unfinished_bytes} bytes of unfinished frames are kept for all connections")
+        grown = kept - self.kept_bytes
+        self.kept_bytes = kept
+        self.from_address.kept_bytes += grown
+        load.kept_bytes += grown
+        if grown > 0:
+            load.close_heaviest(self._limits.unfinished_bytes_max)
 
     def _pace(self) -> None:
-        """Read from the peer only while it reads from us and has not too much under way."""
-        reading = not self._answers_unread and self._in_flight < self._limits.requests_in_flight_max
-        if reading == self._reading or self.closed:
+        """Read from the peer only while it reads from us and has not too much under way, or waiting."""
+        if self.closed:
+            return
+        may_go_on = self._may_go_on()
+        if may_go_on and self._waiting and not self._has_entered:
+            self._has_entered = True
+            self._turns.wait(self)
+        reading = may_go_on and not self._waiting
+        if reading == self._reading:
             return
         self._reading = reading
         if self._frame_begun is not None:
@@ -395,6 +500,10 @@ class RemotingProtocol(Protocol):
             transport.resumeProducing()
         else:
             transport.pauseProducing()
+
+
+def _discard(data: bytes) -> None:
+    """Where bytes go that have no connection."""
 
 
 def _peer(address: IAddress) -> tuple[str, bytes]:

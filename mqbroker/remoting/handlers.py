@@ -24,6 +24,9 @@ from mqbroker.wire.command import RemotingCommand
 
 log = Logger()
 
+#: Some ms of work for the quickest batch handler. Others may wait as long.
+RUN_MAX = 256
+
 #: All that a peer is told of an error that is a mistake of ours.
 UNFORESEEN = "the request failed, for a reason that nobody foresaw: it is in the log of who answers this"
 
@@ -81,6 +84,7 @@ class HandlerTable:
     _handlers: dict[int, Handler] = attrs.field(factory=dict)
     batch: dict[int, BatchHandler] = attrs.field(factory=dict)
     _guard: IGuard | None = None
+    _runs_max: dict[int, int] = attrs.field(factory=dict)
 
     def protect(self, guard: IGuard) -> None:
         """Put `guard` before all handlers. Raises ValueError where there are some already."""
@@ -95,12 +99,18 @@ class HandlerTable:
             raise ValueError(f"code {code} has a handler")
         self._handlers[int(code)] = handler if self._guard is None else self._guard.guarded(code, handler)
 
-    def register_batch(self, code: int, handler: BatchHandler) -> None:
-        """Let `handler` answer all requests of `code` in one read at once. Raises ValueError as `register` does."""
+    def register_batch(self, code: int, handler: BatchHandler, run_max: int = RUN_MAX) -> None:
+        """Let `handler` answer requests of `code` that came in one read together, `run_max` at a time. Raises
+        ValueError as `register` does."""
         _check_classified(code)
         if code in self.batch:
             raise ValueError(f"code {code} has a batch handler")
         self.batch[int(code)] = handler if self._guard is None else self._guard.guarded_batch(code, handler)
+        self._runs_max[int(code)] = run_max
+
+    def run_max(self, code: int) -> int:
+        """How many requests of `code` its batch handler may be given at a time."""
+        return self._runs_max.get(code, RUN_MAX)
 
     def wrap(self, code: int, around: Callable[[Any], Any]) -> None:
         """Put `around(handler)` in the place of the handler of `code`, of either kind; nothing where it has none."""

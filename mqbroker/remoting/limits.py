@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
@@ -13,6 +13,9 @@ from mqbroker.wire.frame import FRAME_BYTES_MAX
 if TYPE_CHECKING:
     # Clients use limits without any settings file.
     from mqbroker.config import NettySettings
+
+#: How many times what is free one user of it may have.
+SHARE = 2
 
 
 @attrs.frozen
@@ -27,7 +30,8 @@ class Limits:
     connections_per_address_max: the same, for those from one address.
     files_max: with as many open files, of whatever kind, no connection is taken.
     requests_under_way_max: on all connections; while as many wait for their answers, others are answered SYSTEM_BUSY.
-    unfinished_bytes_max: of frames not yet whole, on all connections; whose bytes come over it is closed.
+    unfinished_bytes_max: of frames that are not yet whole or wait to be handled, on all connections; over it the
+        connection that keeps the most is closed, of the address that does.
     unsent_bytes_max: of answers that a peer does not read; its connection is closed. So it is where the peer has read
         nothing for `idle_seconds`.
     """
@@ -56,13 +60,83 @@ class Limits:
         )
 
 
+class Connected(Protocol):
+    """A connection, as far as it is chosen to be closed."""
+
+    closed: bool
+    last_active: float
+    #: Of frames that are not yet whole, or wait to be handled.
+    kept_bytes: int
+
+    def refuse(self, why: str) -> None:
+        """Close it, and keep nothing of what it sent."""
+
+
+@attrs.define(eq=False)
+class AddressLoad:
+    """What the connections from one address have under way together. The rest is for Turns."""
+
+    address: bytes
+    #: The newest last.
+    connections: dict[Any, None] = attrs.field(factory=dict)
+    requests: int = 0
+    kept_bytes: int = 0
+
+    turn: int = 0
+    turn_s: float = 0.0
+    handled_s: float = 0.0
+    floor_s: float = 0.0
+    waiting: list[tuple[float, int, Any]] = attrs.field(factory=list)
+
+
 @attrs.define
 class Load:
-    """What all connections of one server, or one client, have under way together.
+    """What all connections of one server, or one client, have under way together, and of it each address.
 
     on_idle: called when the last request under way is answered.
     """
 
     requests: int = 0
-    unfinished_bytes: int = 0
+    kept_bytes: int = 0
     on_idle: Callable[[], None] | None = None
+    _addresses: dict[bytes, AddressLoad] = attrs.field(factory=dict)
+
+    def of(self, host: bytes) -> AddressLoad:
+        """The part of who is at `host`, as records keep it: one IPv4 address, or a network of IPv6, whose 2**64
+        addresses are one peer's."""
+        address = host[:8] if len(host) > 8 else host[:4]
+        found = self._addresses.get(address)
+        if found is None:
+            found = self._addresses[address] = AddressLoad(address)
+        return found
+
+    def forget(self, part: AddressLoad) -> None:
+        """Where nothing is left of it."""
+        if not part.connections and not part.requests:
+            self._addresses.pop(part.address, None)
+
+    def has_room(self, requests_max: int, part: AddressLoad, own: int) -> bool:
+        """Whether a connection with `own` requests under way may have one more: each address twice as many as are
+        free, and each of its connections twice as many as are free to that. So there is always room for a newcomer."""
+        free = requests_max - self.requests
+        free_here = SHARE * free - part.requests
+        return free > 0 and free_here >= 0 and own <= SHARE * free_here
+
+    def close_heaviest(self, bytes_max: int) -> None:
+        """Close who keeps the most, until no more than `bytes_max` are kept."""
+        while self.kept_bytes > bytes_max:
+            part = max(self._addresses.values(), key=lambda each: each.kept_bytes)
+            connection: Connected = max(reversed(part.connections), key=lambda each: each.kept_bytes)
+            connection.refuse(
+                f"{self.kept_bytes} bytes of unfinished frames are kept for all connections, the most of them for it"
+            )
+
+    def make_room_for(self, part: AddressLoad, why: str) -> bool:
+        """Close the connection that was silent for the longest, of the address that has the most of them. False where
+        that would be `part`'s own, which has no right to more."""
+        biggest = max(self._addresses.values(), key=lambda each: len(each.connections))
+        if len(biggest.connections) <= len(part.connections) + 1:
+            return False
+        connection: Connected = min(biggest.connections, key=lambda each: (each.closed, each.last_active))
+        connection.refuse(why)
+        return True

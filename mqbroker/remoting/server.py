@@ -15,6 +15,7 @@ from mqbroker.remoting.connection import RemotingProtocol
 from mqbroker.remoting.handlers import HandlerTable
 from mqbroker.remoting.limits import Limits, Load
 from mqbroker.remoting.tls import ServerTls
+from mqbroker.remoting.turns import Turns
 
 #: How often idle connections and unfinished frames are looked for.
 WATCH_SECONDS = 5.0
@@ -79,10 +80,10 @@ class RemotingServerFactory(ServerFactory):
         self.on_event = on_event
         self._tls = tls
         self.load = Load()
+        self.turns = Turns(clock)
         self.complaints = Complaints("connections closed", clock.seconds, CLOSINGS_LOGGED_PER_MINUTE)
         self._refusals = Complaints("connections refused", clock.seconds, 1)
         self._watch = IdleWatch(self.connections, clock, (self.complaints, self._refusals))
-        self._from_address: dict[bytes, int] = {}
 
     def startFactory(self) -> None:
         self._watch.start()
@@ -98,32 +99,33 @@ class RemotingServerFactory(ServerFactory):
         return protocol
 
     def connected(self, connection: RemotingProtocol) -> bool:
-        address = _address(connection)
-        count = self._from_address.get(address, 0)
-        if len(self.connections) >= self._limits.connections_max:
-            line = "{n} connections are open: no more are taken"
-            self._refusals.say(LogLevel.warn, line, n=len(self.connections))
-            return False
-        if _file_number(connection) >= self._limits.files_max:
-            line = "{n} connections are open, and no more files may be: no more are taken; raise ulimit -n"
-            self._refusals.say(LogLevel.warn, line, n=len(self.connections))
-            return False
+        part = connection.from_address
+        count = len(part.connections)
         if count >= self._limits.connections_per_address_max:
             line = "{n} connections from the address of {peer} are open: no more from there are taken"
             self._refusals.say(LogLevel.warn, line, n=count, peer=connection.remote_addr)
             return False
-        self._from_address[address] = count + 1
+        if self._is_full(connection):
+            why = "others want a connection, no more may be open, and its address has the most of them"
+            if not self.load.make_room_for(part, why):
+                return False
         self.connections.add(connection)
         self._tell(ConnectionEvent.CONNECT, connection)
         return True
 
+    def _is_full(self, connection: RemotingProtocol) -> bool:
+        line = ""
+        if len(self.connections) >= self._limits.connections_max:
+            line = "{n} connections are open: no more are taken"
+        elif _file_number(connection) >= self._limits.files_max:
+            line = "{n} connections are open, and no more files may be: no more are taken; raise ulimit -n"
+        if line:
+            self._refusals.say(LogLevel.warn, line, n=len(self.connections))
+        return bool(line)
+
     def disconnected(self, connection: RemotingProtocol) -> None:
         if connection in self.connections:
             self.connections.discard(connection)
-            address = _address(connection)
-            self._from_address[address] -= 1
-            if not self._from_address[address]:
-                del self._from_address[address]
             self._tell(ConnectionEvent.CLOSE, connection)
 
     def _tell(self, event: ConnectionEvent, connection: RemotingProtocol) -> None:
@@ -134,11 +136,6 @@ class RemotingServerFactory(ServerFactory):
         """Close every connection; their ends are told as usual."""
         for connection in list(self.connections):
             connection.close(why)
-
-
-def _address(connection: RemotingProtocol) -> bytes:
-    """Where it comes from, without the port."""
-    return connection.remote_host[:-4]
 
 
 def _file_number(connection: RemotingProtocol) -> int:

@@ -13,6 +13,7 @@ from twisted.internet.base import ReactorBase
 from twisted.internet.interfaces import IListeningPort, IReactorTCP
 from twisted.internet.protocol import ServerFactory
 from twisted.logger import ILogObserver, LogEvent, Logger, LogLevel
+from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from mqbroker.remoting.complaints import Complaints
@@ -35,6 +36,25 @@ class PromptServer(tcp.Server):
                 return
             data = data[sent:]
         self.write(data)  # type: ignore[no-untyped-call]
+
+    def connectionLost(self, reason: Failure) -> None:
+        """Let go of what was not sent, at once: who knew the connection may keep it for long."""
+        super().connectionLost(reason)
+        self.dataBuffer = b""
+        self.offset = 0
+        self._tempDataBuffer = []
+        self._tempDataLen = 0
+        # What startTLS put here: methods of what encrypts, which has the connection.
+        for name in ("getHandle", "getPeerCertificate"):
+            self.__dict__.pop(name, None)
+
+
+def unsent_bytes(transport: Any) -> int:
+    """How much of what was written to `transport`, or to what it wraps, the system has not taken yet."""
+    while (beneath := getattr(transport, "transport", None)) is not None:
+        transport = beneath
+    unsent: int = len(transport.dataBuffer) - transport.offset + transport._tempDataLen
+    return unsent
 
 
 #: As many connections are accepted in one turn of the reactor.

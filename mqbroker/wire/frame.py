@@ -39,6 +39,10 @@ class FrameDecoder:
         """How many bytes of an unfinished frame are held."""
         return len(self._pending)
 
+    def clear(self) -> None:
+        """Hold nothing any more; the stream is at its end."""
+        self._pending = bytearray()
+
     def feed(self, data: bytes) -> list[Frame]:
         """Return the frames that `data` completes, as (serialize type, header, body).
 

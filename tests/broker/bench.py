@@ -239,6 +239,11 @@ class Client:
         self.link.pump()
         self.bench.turn()
         self.link.pump()
+        waiting = None
+        while len(self.connection._waiting) != waiting:  # a part at a time, as the peer reads the answers
+            waiting = len(self.connection._waiting)
+            self.bench.turn()
+            self.link.pump()
 
     def heard(self):
         """What came since the last time this was asked."""

@@ -6,6 +6,7 @@ from twisted.internet.address import IPv4Address
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionAborted, ConnectionDone, ConnectionRefusedError
 from twisted.internet.interfaces import IStreamClientEndpoint, ITCPTransport
+from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
@@ -14,6 +15,7 @@ from mqbroker.remoting.connection import RemotingProtocol
 from mqbroker.remoting.handlers import HandlerTable
 from mqbroker.remoting.limits import Limits, Load
 from mqbroker.remoting.server import RemotingServerFactory
+from mqbroker.remoting.turns import Turns
 from mqbroker.wire.command import decode_commands
 from mqbroker.wire.frame import FrameDecoder
 
@@ -37,6 +39,14 @@ class End:
         self.paused_producer = False
         self.disconnecting = False
         self._peer, self._host = peer, host
+
+    # what Twisted's descriptors keep of what they did not send
+
+    offset = _tempDataLen = 0  # noqa: N815
+
+    @property
+    def dataBuffer(self):  # noqa: N802
+        return self.outbox
 
     # what protocols call
 
@@ -181,6 +191,7 @@ class NoOwner:
 
     def __init__(self):
         self.load = Load()
+        self.turns = Turns(Clock())
         self.complaints = Complaints("connections closed", lambda: 0.0, 100)
 
     def connected(self, connection):

@@ -32,13 +32,15 @@ def test_as_many_requests_as_allowed_in_flight_pause_reading(clock):
     assert not link.ends[1].reading
     held[0].callback(RemotingCommand(0))
     link.pump()
-    assert len(held) >= 4
+    clock.advance(0)
+    assert len(held) == 4
+    assert not link.ends[1].reading
     for deferred in held[1:]:
         deferred.callback(RemotingCommand(0))
     link.pump()
-    for deferred in held:
-        if not deferred.called:
-            deferred.callback(RemotingCommand(0))
+    clock.advance(0)
+    assert len(held) == 5
+    held[4].callback(RemotingCommand(0))
     link.pump()
     assert link.ends[1].reading
     assert len(held) == 5
@@ -72,24 +74,46 @@ def test_unread_answers_pause_reading(clock, table):
     assert len(link.ends[1].outbox) < 100_000
     assert len(link.ends[0].outbox) > 100_000
     link.ends[0].reading = True
+    while not link.ends[1].reading:
+        link.pump()
+        clock.advance(0)
     link.pump()
-    assert link.ends[1].reading
     assert len(peer.answers) == 20
 
 
 def test_both_reasons_to_pause_must_be_gone(clock):
     table, held = later_table()
     table.register(ECHO, echo)
-    peer, link = raw_link(serve(clock, table, Limits(requests_in_flight_max=1)))
+    peer, link = raw_link(factory := serve(clock, table, Limits(requests_in_flight_max=1)))
     link.ends[0].reading = False
-    peer.transport.write(request(ECHO, 1, bytes(70_000)) + request(LATER, 2))
+    peer.transport.write(request(LATER, 2))
     link.pump()
     assert not link.ends[1].reading
+    (connection,) = factory.connections
+    connection.write(bytes(70_000))
     held[0].callback(None)
     assert not link.ends[1].reading
     link.ends[0].reading = True
     link.pump()
     assert link.ends[1].reading
+
+
+def test_of_one_read_no_more_is_taken_than_may_be_in_flight(clock):
+    table, held = later_table()
+    peer, link = raw_link(factory := serve(clock, table, Limits(requests_in_flight_max=3)))
+    peer.transport.write(b"".join(request(LATER, opaque) for opaque in range(8)))
+    link.pump()
+    assert len(held) == 3
+    assert factory.load.kept_bytes > 0
+    for count in (6, 8):
+        assert not link.ends[1].reading
+        for deferred in held[-3:]:
+            deferred.callback(RemotingCommand(0))
+        clock.advance(0)
+        assert len(held) == count
+    assert link.ends[1].reading
+    assert factory.load.kept_bytes == 0
+    assert factory.load.requests == 2
 
 
 def test_an_end_while_paused_is_quiet(clock):

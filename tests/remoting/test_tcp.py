@@ -1,15 +1,21 @@
 """The prompt transport on real sockets; nothing here waits for longer than the kernel takes on one machine."""
 
+import gc
 import socket
+import weakref
 
 import pytest
+from twisted.internet.error import ConnectionLost
 from twisted.internet.protocol import Protocol
 from twisted.internet.task import Clock
+from twisted.python.failure import Failure
 
 from mqbroker.remoting.connection import RemotingProtocol
 from mqbroker.remoting.handlers import HandlerTable
 from mqbroker.remoting.limits import Limits
-from mqbroker.remoting.tcp import PromptServer
+from mqbroker.remoting.tcp import PromptServer, unsent_bytes
+from mqbroker.remoting.turns import Turns
+from mqbroker.wire.command import RemotingCommand, encode_command
 from tests.remoting.link import CLIENT, SERVER, End, NoOwner
 
 
@@ -183,3 +189,136 @@ def test_a_wrapped_transport_is_never_written_around():
     protocol.makeConnection(Wrapper(end))
     protocol.write(b"secret")
     assert end.written == b"encrypted:secret"
+
+
+# --- a peer that does not read
+
+
+@pytest.fixture
+def tcp_pair():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+        theirs = socket.create_connection(listening.getsockname())
+        ours, _ = listening.accept()
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
+    ours.setblocking(False)
+    theirs.setblocking(False)
+    yield ours, theirs
+    ours.close()
+    theirs.close()
+
+
+@pytest.fixture
+def table():
+    table = HandlerTable()
+    table.register(10, lambda request, connection: RemotingCommand.response(request, body=bytes(100_000)))
+    table.register_batch(11, lambda requests, connection: bytes(100_000) * len(requests), 1)
+    return table
+
+
+@pytest.fixture
+def owner():
+    return NoOwner()
+
+
+def connected(tcp_pair, reactor, table, owner, **limits):
+    protocol = RemotingProtocol(table, reactor, Limits(**limits), owner)
+    server = PromptServer(tcp_pair[0], protocol, ("127.0.0.1", 1), None, 0, reactor)
+    server.bufferSize = 200_000
+    protocol.makeConnection(server)
+    return protocol, server
+
+
+@pytest.mark.parametrize("code", [10, 11])
+def test_of_what_a_peer_asks_and_does_not_read_little_is_answered(tcp_pair, reactor, table, owner, code):
+    owner.turns = Turns(reactor)
+    protocol, server = connected(tcp_pair, reactor, table, owner)
+    protocol.dataReceived(encode_command(RemotingCommand(code, {"x": ""})) * 20)
+    for _ in range(10):
+        reactor.advance(0)
+    assert 200_000 < unsent_bytes(server) < 400_000
+    assert server not in reactor.readers
+    found = b""
+    while server in reactor.writers or reactor.getDelayedCalls():
+        found += drain(server, tcp_pair[1], reactor)
+        assert unsent_bytes(server) < 400_000
+        reactor.advance(0)
+    assert len(found) >= 2_000_000
+    assert server in reactor.readers
+
+
+def test_what_a_peer_does_not_read_is_bounded(tcp_pair, reactor, table, owner, logged):
+    """The transport says at each write that it has enough."""
+    protocol, _ = connected(tcp_pair, reactor, table, owner, unsent_bytes_max=1_000_000)
+    for _ in range(9):
+        protocol.write(bytes(100_000))
+    assert not protocol.closed
+    for _ in range(3):
+        protocol.write(bytes(100_000))
+    assert protocol.closed
+    (line,) = [line for line in logged.lines if line.startswith("closing ")]
+    assert "it does not read its answers: 10" in line
+
+
+def test_a_peer_that_reads_slowly_may_ask_on(pair, reactor, table, owner):
+    """What counts is what is unsent, not all that was written since it had too much."""
+    protocol, server = connected(pair, reactor, table, owner, unsent_bytes_max=1_000_000)
+    protocol.write(bytes(800_000))
+    for _ in range(30):
+        before = unsent_bytes(server)
+        read(pair[1])
+        server.doWrite()
+        protocol.write(bytes(before - unsent_bytes(server)))
+        assert protocol._answers_unread
+    assert not protocol.closed
+
+
+def test_a_peer_that_reads_nothing_is_overdue(tcp_pair, reactor, table, owner):
+    protocol, _ = connected(tcp_pair, reactor, table, owner, idle_seconds=100.0)
+    protocol.write(bytes(800_000))
+    for _ in range(8):
+        reactor.advance(30)
+        protocol.write(bytes(1000))  # keeps the connection busy
+        why = protocol.overdue(reactor.seconds())
+        if why:
+            break
+    assert reactor.seconds() == 120
+    assert why == "it did not read its answers for 100 s"
+
+
+def test_a_peer_that_reads_slowly_is_not_overdue(pair, reactor, table, owner):
+    protocol, server = connected(pair, reactor, table, owner, idle_seconds=100.0)
+    protocol.write(bytes(5_000_000))
+    for _ in range(20):
+        reactor.advance(30)
+        read(pair[1])
+        server.doWrite()
+        assert protocol.overdue(reactor.seconds()) is None
+
+
+@pytest.fixture
+def no_collections():
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("how", ["refused", "lost"])
+def test_what_is_unsent_goes_with_the_connection(tcp_pair, reactor, table, owner, no_collections, how):
+    protocol, server = connected(tcp_pair, reactor, table, owner)
+    gone = []
+    weakref.finalize(protocol, gone.append, "protocol")
+    weakref.finalize(server, gone.append, "transport")
+    protocol.write(bytes(5_000_000))
+    protocol.dataReceived(encode_command(RemotingCommand(10, body=bytes(100_000)))[:90_000])
+    if how == "refused":
+        protocol.refuse("enough")
+        assert owner.load.kept_bytes == 0
+        reactor.advance(0)
+    else:
+        server.connectionLost(Failure(ConnectionLost()))
+    assert unsent_bytes(server) == 0  # whoever still has the connection has not what was not sent
+    assert protocol._decoder.pending_bytes == 0
+    del protocol, server
+    assert sorted(gone) == ["protocol", "transport"]

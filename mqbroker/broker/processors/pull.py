@@ -104,8 +104,6 @@ class PullProcessor:
     def take(self, requests: list[RawRequest], connection: IConnection) -> bytes | Deferred[bytes]:
         """Answer a run of pulls; over `connection` later those that are held, and those whose messages are not in
         memory. Of the latter the Deferred tells when all are answered."""
-        if len(requests) > PULLS_AT_ONCE_MAX:
-            return self._take_in_parts(requests, connection)
         if len(requests) == 1:
             return self._take_one(requests[0], connection)
         answers = [self._take_one(request, connection) for request in requests]
@@ -114,28 +112,17 @@ class PullProcessor:
         except TypeError:
             return _answered_later(answers, connection)
 
-    def _take_in_parts(self, requests: list[RawRequest], connection: IConnection) -> Deferred[bytes]:
-        """One read may ask for a hundred times what it may have waiting unread; its connection is then closed."""
-        later = []
-        for at in range(0, len(requests), PULLS_AT_ONCE_MAX):
-            if connection.closed:
-                break
-            answers = self.take(requests[at : at + PULLS_AT_ONCE_MAX], connection)
-            if isinstance(answers, bytes):
-                connection.write(answers)
-            else:
-                later.append(answers)
-        return gatherResults(later).addCallback(lambda _: b"")
-
     def _take_one(self, request: RawRequest, connection: IConnection) -> bytes | Deferred[bytes]:
         ext, opaque, flag, _, serialize_type = request
+        if flag & ONEWAY_FLAG:  # it asks, and wants no answer
+            return b""
         try:
             header = decode_header(PullMessageRequestHeader, ext)
             pull = self._check(header, opaque, flag, serialize_type, connection)
             answer = self._answer(pull, header.queue_offset, connection)
         except Exception as error:
             answer = _failed(error, opaque, serialize_type)
-        return b"" if flag & ONEWAY_FLAG else answer
+        return answer
 
     # --- checks
 
@@ -217,7 +204,6 @@ class PullProcessor:
             code == ResponseCode.PULL_NOT_FOUND
             and not connection.closed
             and pull.header.sys_flag & PullSysFlag.SUSPEND
-            and not pull.flag & ONEWAY_FLAG
             and self._hold(pull, offset, connection)
         ):
             return b""

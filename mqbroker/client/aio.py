@@ -59,7 +59,7 @@ class Producer:
             options,
             client_id=make_client_id(ip, pid, rng),
             next_id=UniqIdSource(ip, pid, rng.getrandbits(32), self._net.now),
-            live=True,
+            live=self._net,
         )
         self._loops: list[Task] | None = None
 

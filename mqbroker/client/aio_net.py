@@ -8,12 +8,14 @@ import logging
 import random
 import ssl
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from types import TracebackType
 from typing import Any, cast
 
 import attrs
 
-from mqbroker.client.net import Lock, PeerHandler, Signal, signed
+from mqbroker.client.net import Lock, PeerHandler, Signal, extension_s, signed
 from mqbroker.client.options import split_address
 from mqbroker.client.tls import ClientTls, Contexts, is_alert, lost_before_any_answer, ssl_context, ssl_failed
 from mqbroker.errors import BadFrame, ConnectionClosed, MQError, RequestTimedOut, Unreachable
@@ -25,8 +27,79 @@ log = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT_S = 3.0
 _GOODBYE_S = 1.0
+#: What is sent within one turn of the loop is joined, up to about as much as a transport takes until it says: enough.
+_UNWRITTEN_BYTES_MAX = 64 * 1024
+#: A peer that reads nothing for so long, while more waits for it, is gone.
+_UNREAD_S_MAX = 10.0
 #: As many requests of a peer may wait for their answers on one connection; more are not heard.
 UNANSWERED_MAX = 64
+
+
+@asynccontextmanager
+async def _patience(seconds: float) -> AsyncIterator[None]:
+    """As asyncio.timeout, but time in which the loop did not turn is not counted."""
+    loop = asyncio.get_running_loop()
+
+    def look(due: float) -> None:
+        more_s = extension_s(due, loop.time())
+        if more_s:
+            call_at(loop.time() + more_s)
+        else:
+            limit.reschedule(loop.time())
+
+    def call_at(due: float) -> None:
+        timers[:] = [loop.call_at(due, look, due)]
+
+    timers: list[asyncio.TimerHandle] = []
+    async with asyncio.timeout(None) as limit:
+        call_at(loop.time() + seconds)
+        try:
+            yield
+        finally:
+            timers[0].cancel()
+
+
+@attrs.define(eq=False)
+class _Asked:
+    """A request that waits for its answer. Its time begins when it is written."""
+
+    waiter: asyncio.Future[RemotingCommand]
+    command: RemotingCommand
+    timeout_ms: int
+    timer: asyncio.TimerHandle | None = None
+
+    def disarm(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+
+
+class _Line:
+    """A lock that is taken in the order of asking. `is_empty` tells that nobody has it or waits for it.
+
+    Who finds what the lock guards ready must not go past those who waited for that: sends would leave out of order.
+    """
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._count = 0
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._count
+
+    async def __aenter__(self) -> None:
+        self._count += 1
+        try:
+            await self._lock.acquire()
+        except BaseException:
+            self._count -= 1
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        self._lock.release()
+        self._count -= 1
 
 
 class _Connection(asyncio.Protocol):
@@ -42,20 +115,37 @@ class _Connection(asyncio.Protocol):
         self.unanswered = 0
         self._decoder = FrameDecoder()
         self._opaques = itertools.count(1)
-        self._pending: dict[int, asyncio.Future[RemotingCommand]] = {}
+        self._pending: dict[int, _Asked] = {}
         self._transport: asyncio.Transport | None = None
         self._unwritten: list[bytes] = []
+        self._unwritten_bytes = 0
+        self._unwritten_requests: list[_Asked] = []
         self._writable = asyncio.Event()
         self._writable.set()
+        self._line = _Line()
+        self._giving_up: asyncio.TimerHandle | None = None
         self._lost = asyncio.Event()
         self.is_open = False
         self.heard_at = 0.0
 
     def pause_writing(self) -> None:
         self._writable.clear()
+        self._giving_up = asyncio.get_running_loop().call_later(_UNREAD_S_MAX, self._give_up)
 
     def resume_writing(self) -> None:
         self._writable.set()
+        self._stop_giving_up()
+
+    def _give_up(self) -> None:
+        log.warning("closing the connection to %s: it has read nothing for %g s", self._addr, _UNREAD_S_MAX)
+        self.is_open = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _stop_giving_up(self) -> None:
+        if self._giving_up is not None:
+            self._giving_up.cancel()
+            self._giving_up = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -71,9 +161,9 @@ class _Connection(asyncio.Protocol):
         self.heard_at = asyncio.get_running_loop().time()
         for command in commands:
             if command.is_response:
-                waiter = self._pending.pop(command.opaque, None)
-                if waiter is not None and not waiter.done():
-                    waiter.set_result(command)
+                asked = self._pending.pop(command.opaque, None)
+                if asked is not None and not asked.waiter.done():
+                    asked.waiter.set_result(command)
             else:
                 self._answer(command, self)
 
@@ -81,10 +171,11 @@ class _Connection(asyncio.Protocol):
         self.is_open = False
         self._lost.set()
         self._writable.set()
+        self._stop_giving_up()
         pending, self._pending = self._pending, {}
-        for waiter in pending.values():
-            if not waiter.done():
-                waiter.set_exception(self._why_lost(error))
+        for asked in pending.values():
+            if not asked.waiter.done():
+                asked.waiter.set_exception(self._why_lost(error))
 
     def _why_lost(self, error: Exception | None) -> MQError:
         if self._tls is not None and isinstance(error, OSError) and is_alert(error):
@@ -93,32 +184,67 @@ class _Connection(asyncio.Protocol):
         return ConnectionClosed(text) if self.heard_at else lost_before_any_answer(text, self._tls)
 
     def send(self, command: RemotingCommand) -> None:
-        """Write at the end of this turn of the loop, with whatever else is sent in it."""
+        """Write at the end of this turn of the loop, with whatever else is sent in it, or once that is much."""
         if not self._unwritten:
             asyncio.get_running_loop().call_soon(self._write)
-        self._unwritten.append(encode_command(command))
+        data = encode_command(command)
+        self._unwritten.append(data)
+        self._unwritten_bytes += len(data)
+        if self._unwritten_bytes >= _UNWRITTEN_BYTES_MAX:
+            self._write()
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether what was sent is with the socket, and nobody waits to send more."""
+        return self._writable.is_set() and self._line.is_empty
 
     async def writable(self) -> bool:
-        """Wait until what was sent is with the socket; False where the connection has ended."""
-        await self._writable.wait()
+        """Wait, in the order of asking, until what was sent is with the socket; False where the connection ended."""
+        if not self.is_writable:
+            async with self._line:
+                await self._writable.wait()
         return self.is_open
 
-    async def request(self, command: RemotingCommand) -> RemotingCommand:
-        if not await self.writable():
+    async def request(self, command: RemotingCommand, timeout_ms: int) -> RemotingCommand:
+        """Send at once, whether or not it is writable, and wait so long for the answer from when it is written."""
+        if not self.is_open:
             raise ConnectionClosed(f"the connection to {self._addr} is closed")
         opaque = next(self._opaques) & 0x7FFFFFFF
         waiter: asyncio.Future[RemotingCommand] = asyncio.get_running_loop().create_future()
-        self._pending[opaque] = waiter
+        asked = _Asked(waiter, command, timeout_ms)
+        self._pending[opaque] = asked
         try:
+            self._unwritten_requests.append(asked)
             self.send(attrs.evolve(command, opaque=opaque))
             return await waiter
         finally:
             self._pending.pop(opaque, None)
+            asked.disarm()
+
+    def _expire(self, asked: _Asked, written_at: float, due: float) -> None:
+        now = asyncio.get_running_loop().time()
+        more_s = extension_s(due, now)
+        if more_s:
+            asked.timer = asyncio.get_running_loop().call_later(more_s, self._expire, asked, written_at, now + more_s)
+        elif not asked.waiter.done():
+            what = f"{asked.command.describe()}: no answer from {self._addr} in {asked.timeout_ms} ms"
+            asked.waiter.set_exception(RequestTimedOut(what))
+            if self.heard_at < written_at:
+                # Nothing at all came back: the peer may be gone without a word, and a new connection finds out.
+                self.close()
 
     def _write(self) -> None:
         unwritten, self._unwritten = self._unwritten, []
+        self._unwritten_bytes = 0
         if self._transport is not None and unwritten and not self._transport.is_closing():
             self._transport.write(b"".join(unwritten))
+        requests, self._unwritten_requests = self._unwritten_requests, []
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for asked in requests:
+            if not asked.waiter.done():
+                due = now + asked.timeout_ms / 1000
+                asked.timer = loop.call_at(due, self._expire, asked, now, due)
 
     def close(self) -> None:
         self._write()
@@ -153,7 +279,7 @@ class AioNet:
         self._credentials = credentials
         self._on_request = on_request
         self._connections: dict[str, _Connection] = {}
-        self._connecting: dict[str, asyncio.Lock] = {}
+        self._connecting: dict[str, _Line] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -161,17 +287,15 @@ class AioNet:
         return time.time()
 
     async def invoke(self, addr: str, command: RemotingCommand, timeout_ms: int) -> RemotingCommand:
-        connection: _Connection | None = None
-        started = asyncio.get_running_loop().time()
-        try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                connection = await self._connection(addr)
-                return await connection.request(signed(command, self._credentials))
-        except TimeoutError:
-            if connection is not None and connection.heard_at < started:
-                # Nothing at all came back: the peer may be gone without a word, and a new connection finds out.
-                connection.close()
-            raise RequestTimedOut(f"{command.describe()}: no answer from {addr} in {timeout_ms} ms") from None
+        connection = self._open_connection(addr)
+        if connection is None:
+            try:
+                async with _patience(timeout_ms / 1000):
+                    connection = await self._connection(addr)
+            except TimeoutError:
+                raise RequestTimedOut(f"{command.describe()}: no connection to {addr} in {timeout_ms} ms") from None
+        await connection.writable()
+        return await connection.request(signed(command, self._credentials), timeout_ms)
 
     async def invoke_many(
         self, requests: Sequence[tuple[str, RemotingCommand]], timeout_ms: int
@@ -185,7 +309,9 @@ class AioNet:
         return results
 
     async def send_oneway(self, addr: str, command: RemotingCommand) -> None:
-        connection = await self._connection(addr)
+        connection = self._open_connection(addr) or await self._connection(addr)
+        if not await connection.writable():
+            raise ConnectionClosed(f"the connection to {addr} is closed")
         connection.send(attrs.evolve(signed(command, self._credentials), flag=command.flag | ONEWAY_FLAG))
 
     async def sleep(self, seconds: float) -> None:
@@ -238,12 +364,20 @@ class AioNet:
     def _is_closed(self) -> bool:
         return self._closed
 
+    def _open_connection(self, addr: str) -> _Connection | None:
+        """The open connection to `addr`; None where there is none, or somebody waits for it."""
+        connection = self._connections.get(addr)
+        return connection if connection is not None and connection.is_open and self._line(addr).is_empty else None
+
+    def _line(self, addr: str) -> _Line:
+        line = self._connecting.get(addr)
+        if line is None:
+            line = self._connecting[addr] = _Line()
+        return line
+
     async def _connection(self, addr: str) -> _Connection:
         """The open connection to `addr`, or a new one; all who wait share one attempt."""
-        connection = self._connections.get(addr)
-        if connection is not None and connection.is_open:
-            return connection
-        async with self._connecting.setdefault(addr, asyncio.Lock()):
+        async with self._line(addr):
             connection = self._connections.get(addr)
             if connection is None or not connection.is_open:
                 connection = await self._connect(addr)
@@ -259,7 +393,7 @@ class AioNet:
         if self._tls is not None:
             encrypted = {"ssl": self._tls.current(), "server_hostname": self._tls.tls.name_of(host)}
         try:
-            async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+            async with _patience(_CONNECT_TIMEOUT_S):
                 _, connection = await loop.create_connection(
                     lambda: _Connection(addr, self._answer, tls), host, port, **encrypted
                 )

@@ -113,7 +113,7 @@ class Producer:
 
         client_id = make_client_id(ip, pid, net.rng)
         return make_producer(
-            net, self._name_servers, self._group, self._options, client_id=client_id, next_id=next_id, live=False
+            net, self._name_servers, self._group, self._options, client_id=client_id, next_id=next_id, live=None
         )
 
     def start(self) -> None:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from twisted.internet.defer import Deferred
 
 from mqbroker.client.consuming import Listener
-from mqbroker.client.deferred_net import DeferredNet, peer_table
+from mqbroker.client.deferred_net import DeferredNet, PatientConnector, peer_table
 from mqbroker.client.errors import ClientClosed
 from mqbroker.client.identity import local_ip, make_client_id
 from mqbroker.client.messages import Message, PullResult, RawPull, SendResult
@@ -75,7 +75,7 @@ class Producer:
             options,
             client_id=make_client_id(ip, pid, rng),
             next_id=UniqIdSource(ip, pid, rng.getrandbits(32), self._net.now),
-            live=True,
+            live=self._net,
         )
         self._loops: list[Task] | None = None
 
@@ -276,10 +276,12 @@ class PullConsumer:
         return _run(self._core.close())
 
 
-def _connector(reactor: Any, given: Connector | None, tls: ClientTls | None) -> Connector | None:
+def _connector(reactor: Any, given: Connector | None, tls: ClientTls | None) -> Connector:
     """Raises BadTls."""
-    if given is not None or tls is None:
+    if given is not None:
         return given
+    if tls is None:
+        return PatientConnector(reactor)
     # What encrypts is read where it is wanted.
     from mqbroker.client.deferred_tls import TlsConnector
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from mqbroker.errors import MQError, Refused, Unreachable
@@ -84,15 +85,16 @@ class TopicNotFound(ClientError):
 
 
 class NoBrokerForTopic(ClientError):
-    """The topic has a route, but no broker on it can do what is asked."""
+    """The topic has a route, but no broker on it can do what is asked. `is_away`: one may be back in a moment."""
 
     retriable = True
     hint = "Check that the broker runs (`mqadmin clusterList`) and the topic's permissions (`mqadmin topicRoute`)"
 
-    def __init__(self, topic: str, why: str) -> None:
-        super().__init__(topic, why)
+    def __init__(self, topic: str, why: str, is_away: bool = False) -> None:
+        super().__init__(topic, why, is_away)
         self.topic = topic
         self.why = why
+        self.is_away = is_away
 
     def describe(self) -> str:
         return f"No broker for topic {self.topic}: {self.why}"
@@ -112,8 +114,9 @@ class SendFailed(ClientError):
         self.attempts = attempts
 
     def describe(self) -> str:
-        tries = "; ".join(f"{broker} at {addr}: {type(e).__name__}: {e}" for broker, addr, e in self.attempts)
-        return f"Send to topic {self.topic} failed {len(self.attempts)} times: {tries}"
+        tries = Counter(f"{broker} at {addr}: {type(e).__name__}: {e}" for broker, addr, e in self.attempts)
+        told = (what if count == 1 else f"{what} ({count} times)" for what, count in tries.items())
+        return f"Send to topic {self.topic} failed {len(self.attempts)} times: {'; '.join(told)}"
 
     @property
     def hint(self) -> str:  # type: ignore[override]

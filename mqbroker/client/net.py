@@ -33,6 +33,19 @@ def signed(command: RemotingCommand, credentials: Credentials | None) -> Remotin
     return attrs.evolve(command, ext_fields=fields)
 
 
+#: A loop that comes to a timer so much too late, or more, was busy; what came meanwhile is not read yet.
+_LATE_S = 0.05
+_EXTENSION_S = 0.5
+
+
+def extension_s(due: float, now: float) -> float:
+    """How much longer a time-out that was due at `due` has to wait, 0 where it is over.
+
+    Time in which the loop did not turn is not counted: a peer may have answered, and nobody was there to read it.
+    """
+    return max(now - due, _EXTENSION_S) if now - due >= _LATE_S else 0.0
+
+
 class Lock(Protocol):
     """For `async with`: what the locks of Twisted, asyncio and ours have in common."""
 
@@ -54,7 +67,10 @@ class Net(Protocol):
         """Seconds since the epoch."""
 
     async def invoke(self, addr: str, command: RemotingCommand, timeout_ms: int) -> RemotingCommand:
-        """Return the answer. Raises Unreachable, ConnectionClosed or RequestTimedOut."""
+        """Return the answer. Raises Unreachable, ConnectionClosed or RequestTimedOut.
+
+        The time counts from when the request is handed over; to connect may take as long before that.
+        """
 
     async def invoke_many(
         self, requests: Sequence[tuple[str, RemotingCommand]], timeout_ms: int

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from enum import Enum
 
 import attrs
-from attrs.validators import ge, in_, le
+from attrs.validators import ge, in_, le, optional
 
 from mqbroker.client.tls import ClientTls
 from mqbroker.errors import MQError
@@ -42,7 +42,11 @@ class ConsumeFrom(Enum):
 
 @attrs.frozen(kw_only=True)
 class ProducerOptions:
-    """`retries` counts further attempts after the first; all attempts together end after `send_timeout_ms`."""
+    """All attempts of a send end after `send_timeout_ms`, counted from when it is its turn to be sent.
+
+    `retries` bounds the attempts after the first; None leaves that to the time. A message that a broker refuses is not
+    sent more than three times, unless the broker is busy or not in service.
+    """
 
     #: Who this client is to brokers that control access.
     credentials: Credentials | None = None
@@ -50,7 +54,10 @@ class ProducerOptions:
     tls: ClientTls | None = None
 
     send_timeout_ms: int = attrs.field(default=3000, validator=ge(1))
-    retries: int = attrs.field(default=2, validator=ge(0))
+    retries: int | None = attrs.field(default=None, validator=optional(ge(0)))
+    #: As many sends, of as many bytes together, are on their way at once; what comes beyond waits in order.
+    sends_in_flight_max: int = attrs.field(default=1000, validator=ge(1))
+    sends_in_flight_bytes_max: int = attrs.field(default=16 * 1024 * 1024, validator=ge(1))
     compress_over_bytes: int = attrs.field(default=4096, validator=ge(1))
     compress_level: int = attrs.field(default=5, validator=[ge(0), le(9)])
     message_bytes_max: int = attrs.field(default=4 * 1024 * 1024, validator=ge(1))

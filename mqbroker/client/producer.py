@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 
-from mqbroker.client.errors import NoBrokerForTopic, SendFailed
+from mqbroker.client.errors import ClientClosed, NoBrokerForTopic, SendFailed
+from mqbroker.client.in_flight import InFlight
 from mqbroker.client.messages import Message, SendResult
 from mqbroker.client.net import LiveNet, Net, Task, every
 from mqbroker.client.options import ProducerOptions
 from mqbroker.client.presence import Presence
 from mqbroker.client.routes import Route, Routes
 from mqbroker.client.send import (
+    PASSING_CODES,
     RETRIABLE_CODES,
     Outgoing,
     Rotation,
@@ -30,8 +33,18 @@ log = logging.getLogger(__name__)
 #: Chooses the queue of a message among those the topic has, in their order.
 Selector = Callable[[Sequence[MessageQueue], Message], MessageQueue]
 
+#: Chooses the queue of a send that is wanted at a certain place.
+Choose = Callable[[Sequence[MessageQueue]], MessageQueue]
+
 #: The pause before a broker is tried a second time; it doubles, and varies by half.
 _RETRY_PAUSE_S = 0.05
+_RETRY_PAUSE_S_MAX = 0.4
+
+#: As many attempts are named where all failed: the first and the last.
+_ATTEMPTS_TOLD_MAX = 16
+
+#: So often brokers are asked to take a message that was refused for what time alone does not change.
+_REFUSALS_MAX = 3
 
 
 class ProducerCore:
@@ -45,7 +58,9 @@ class ProducerCore:
         group: str,
         options: ProducerOptions,
         next_id: Callable[[], str],
+        in_flight: InFlight | None,
     ) -> None:
+        """Without `in_flight` the callers bound how many sends there are at once: they are threads."""
         self._net = net
         self._routes = routes
         self._group = check_group(group)
@@ -53,6 +68,8 @@ class ProducerCore:
         self._next_id = next_id
         self._presence = presence
         self._rotation = Rotation(net.rng)
+        self._in_flight = in_flight
+        self._closed = False
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues that messages of `topic` go to. Raises TopicNotFound, NameServerUnreachable, NoBrokerForTopic."""
@@ -69,14 +86,15 @@ class ProducerCore:
     ) -> SendResult:
         """Send one message and return what the broker said.
 
-        Without `queue`, `key` or `selector` the queues take turns and a failed attempt is repeated, on another broker
-        where there is one; with one of them there is one attempt, since the place was asked for. All attempts together
-        end after `timeout_ms`. Raises SendFailed where every attempt failed, Refused where the broker will never take
-        the message, BadMessage, TopicNotFound, NameServerUnreachable, NoBrokerForTopic.
+        Where as many sends are on their way as may be, it waits for its turn first. Without `queue`, `key` or
+        `selector` the queues take turns and a failed attempt is repeated, on another broker where there is one; with
+        one of them the same queue is tried again. All attempts together end `timeout_ms` after the send's turn. Raises
+        SendFailed where every attempt failed, Refused where the broker will never take the message, BadMessage,
+        TopicNotFound, NameServerUnreachable, NoBrokerForTopic, and ClientClosed where it was closed meanwhile.
         """
-        outgoing = prepare(message, self._options, self._next_id, self._now_ms())
-        choose = _chooser(message, queue, key, selector)
-        return await self._send(outgoing, choose, timeout_ms)
+        async with self._place([message]):
+            outgoing = prepare(message, self._options, self._next_id, self._now_ms())
+            return await self._attempts(outgoing, _chooser(message, queue, key, selector), timeout_ms)
 
     async def send_batch(
         self,
@@ -87,9 +105,9 @@ class ProducerCore:
         timeout_ms: int | None = None,
     ) -> SendResult:
         """Send messages of one topic to one queue, all or none. Raises as `send` does."""
-        outgoing = prepare_batch(messages, self._options, self._next_id, self._now_ms())
-        choose = _chooser(messages[0], queue, key, None)
-        return await self._send(outgoing, choose, timeout_ms)
+        async with self._place(messages):
+            outgoing = prepare_batch(messages, self._options, self._next_id, self._now_ms())
+            return await self._attempts(outgoing, _chooser(messages[0], queue, key, None), timeout_ms)
 
     async def send_oneway(
         self,
@@ -99,13 +117,15 @@ class ProducerCore:
         key: str | None = None,
         selector: Selector | None = None,
     ) -> None:
-        """Send without an answer: returns when the bytes are handed over, and nobody learns whether they arrived."""
-        outgoing = prepare(message, self._options, self._next_id, self._now_ms())
-        choose = _chooser(message, queue, key, selector)
-        route = await self._writable(message.topic)
-        chosen = choose(route.publish_queues) if choose else self._rotation.next(message.topic, route.publish_queues)
-        request = send_request(outgoing, chosen, self._group, self._options)
-        await self._net.send_oneway(_master(route, chosen), request)
+        """Send without an answer: returns when the bytes are handed over, and nobody learns whether they arrived.
+
+        Waits while the connection takes no more, or as many sends are on their way as may be.
+        """
+        async with self._place([message]):
+            outgoing = prepare(message, self._options, self._next_id, self._now_ms())
+            chosen, addr = await self._where(message.topic, _chooser(message, queue, key, selector), set())
+            request = send_request(outgoing, chosen, self._group, self._options)
+            await self._net.send_oneway(addr, request)
 
     def keep_alive(self, net: LiveNet) -> list[Task]:
         """Send heartbeats and refresh routes beside the sends, on a running loop; the tasks are the caller's to end."""
@@ -115,52 +135,83 @@ class ProducerCore:
         ]
 
     async def close(self) -> None:
-        """Leave the brokers and close the connections; sends under way fail."""
+        """Leave the brokers and close the connections; sends under way and those that wait fail."""
+        self._closed = True
         await self._presence.leave()
         await self._net.close()
 
     def _now_ms(self) -> int:
         return int(self._net.now() * 1000)
 
+    @asynccontextmanager
+    async def _place(self, messages: Sequence[Message]) -> AsyncIterator[None]:
+        """A place among the sends in flight. What waits for one costs next to nothing: it is not prepared yet."""
+        if self._in_flight is None:
+            yield
+            return
+        size = sum(len(message.body) for message in messages)
+        await self._in_flight.enter(size)
+        try:
+            yield
+        finally:
+            self._in_flight.leave(size)
+
     async def _writable(self, topic: str) -> Route:
+        if self._closed:
+            raise ClientClosed("this producer was closed before the message was sent")
         route = await self._routes.get(topic, create=True)
         if not route.publish_queues:
             self._routes.doubt(topic)
-            raise NoBrokerForTopic(topic, "no master of it is up, or none lets it be written to")
+            is_away = not any(route.master(name) for name in route.brokers)
+            why = "no master of it is up" if is_away else "none of its masters lets it be written to"
+            raise NoBrokerForTopic(topic, why, is_away)
         return route
 
-    async def _send(
-        self,
-        outgoing: Outgoing,
-        choose: Callable[[Sequence[MessageQueue]], MessageQueue] | None,
-        timeout_ms: int | None,
-    ) -> SendResult:
+    async def _attempts(self, outgoing: Outgoing, choose: Choose | None, timeout_ms: int | None) -> SendResult:
         allowed_s = (self._options.send_timeout_ms if timeout_ms is None else timeout_ms) / 1000
-        deadline = self._net.now() + allowed_s
-        failed: list[tuple[str, str, MQError]] = []
-        for attempt in range(1 if choose else 1 + self._options.retries):
-            route = await self._writable(outgoing.topic)
-            avoid = {broker for broker, _, _ in failed}
-            queue = (
-                choose(route.publish_queues)
-                if choose
-                else self._rotation.next(outgoing.topic, route.publish_queues, avoid)
-            )
-            if queue.broker_name in avoid:
-                await self._net.sleep(_RETRY_PAUSE_S * 2**attempt * self._net.rng.uniform(0.5, 1.0))
+        deadline: float | None = None
+        trials = _Trials(outgoing.topic, self._options.retries)
+        while True:
+            try:
+                queue, addr = await self._where(outgoing.topic, choose, trials.brokers)
+            except MQError as error:
+                if not trials.outlast(error):
+                    raise
+                deadline = deadline or self._net.now() + allowed_s
+                await self._pause(trials, deadline, error)
+                continue
+            # It begins with the first attempt: the route may have taken long, and others their turn before.
+            deadline = deadline or self._net.now() + allowed_s
+            if queue.broker_name in trials.brokers:
+                await self._pause(trials, deadline)
             left_ms = int((deadline - self._net.now()) * 1000)
-            addr = _master(route, queue)
             if left_ms <= 0:
-                failed.append((queue.broker_name, addr, RequestTimedOut(f"{allowed_s:g} s passed before this attempt")))
-                break
+                trials.add(queue, addr, RequestTimedOut(f"{allowed_s:g} s passed before this attempt"))
+                raise trials.failure()
             try:
                 return await self._attempt(outgoing, queue, addr, left_ms)
             except MQError as error:
                 if not _worth_retrying(error):
                     raise
                 self._routes.doubt(outgoing.topic)
-                failed.append((queue.broker_name, addr, error))
-        raise SendFailed(outgoing.topic, tuple(failed)) from failed[-1][2]
+                trials.add(queue, addr, error)
+                if trials.are_over or self._closed:
+                    raise trials.failure() from error
+
+    async def _where(self, topic: str, choose: Choose | None, avoid: set[str]) -> tuple[MessageQueue, str]:
+        """The queue to send to, and its broker's address."""
+        route = await self._writable(topic)
+        queues = route.publish_queues
+        queue = choose(queues) if choose else self._rotation.next(topic, queues, avoid)
+        return queue, _master(route, queue)
+
+    async def _pause(self, trials: _Trials, deadline: float, error: MQError | None = None) -> None:
+        """Wait before the next attempt. Raises what failed where time ends first; `error` where nothing was sent."""
+        pause_s = min(_RETRY_PAUSE_S * 2.0**trials.pauses, _RETRY_PAUSE_S_MAX) * self._net.rng.uniform(0.5, 1.0)
+        trials.pauses = min(trials.pauses + 1, 10)
+        if self._net.now() + pause_s >= deadline:
+            raise trials.failure() if trials.attempts or error is None else error
+        await self._net.sleep(pause_s)
 
     async def _attempt(self, outgoing: Outgoing, queue: MessageQueue, addr: str, timeout_ms: int) -> SendResult:
         request = send_request(outgoing, queue, self._group, self._options)
@@ -168,6 +219,39 @@ class ProducerCore:
         result = read_send_answer(outgoing, queue, answer)
         await self._presence.contact(addr)
         return result
+
+
+class _Trials:
+    """The attempts to send one message that failed so far, and whether there are to be more."""
+
+    def __init__(self, topic: str, retries: int | None) -> None:
+        self.attempts: list[tuple[str, str, MQError]] = []
+        self.brokers: set[str] = set()
+        self.pauses = 0
+        self._topic = topic
+        self._left = retries
+        self._refusals_left = _REFUSALS_MAX
+
+    def add(self, queue: MessageQueue, addr: str, error: MQError) -> None:
+        self.attempts.append((queue.broker_name, addr, error))
+        del self.attempts[_ATTEMPTS_TOLD_MAX // 2 : -_ATTEMPTS_TOLD_MAX // 2]
+        self.brokers.add(queue.broker_name)
+        if isinstance(error, Refused) and error.code not in PASSING_CODES:
+            self._refusals_left -= 1
+        self._left = None if self._left is None else self._left - 1
+
+    @property
+    def are_over(self) -> bool:
+        return self._refusals_left <= 0 or (self._left is not None and self._left < 0)
+
+    def outlast(self, error: MQError) -> bool:
+        """Whether a route that cannot be had now may be had in a moment: its broker is away, or was just lost."""
+        return error.retriable and (bool(self.attempts) or (isinstance(error, NoBrokerForTopic) and error.is_away))
+
+    def failure(self) -> SendFailed:
+        failure = SendFailed(self._topic, tuple(self.attempts))
+        failure.__cause__ = self.attempts[-1][2]
+        return failure
 
 
 def make_producer(
@@ -178,9 +262,9 @@ def make_producer(
     *,
     client_id: str,
     next_id: Callable[[], str],
-    live: bool,
+    live: LiveNet | None,
 ) -> ProducerCore:
-    """Put a producer together. `live` says that `keep_alive` will run, so routes need no refreshing on use."""
+    """Put a producer together. `live` is `net` where that is one: `keep_alive` will run, and sends are bounded."""
     routes = Routes(
         net,
         name_servers,
@@ -196,7 +280,8 @@ def make_producer(
         heartbeat_s=options.heartbeat_s,
         timeout_ms=options.send_timeout_ms,
     )
-    return ProducerCore(net, routes, presence, group, options, next_id)
+    in_flight = InFlight(live, options.sends_in_flight_max, options.sends_in_flight_bytes_max) if live else None
+    return ProducerCore(net, routes, presence, group, options, next_id, in_flight)
 
 
 def _worth_retrying(error: MQError) -> bool:
@@ -206,13 +291,12 @@ def _worth_retrying(error: MQError) -> bool:
 def _master(route: Route, queue: MessageQueue) -> str:
     addr = route.master(queue.broker_name)
     if addr is None:
-        raise NoBrokerForTopic(queue.topic, f"the name server knows no master of broker {queue.broker_name}")
+        why = f"the name server knows no master of broker {queue.broker_name}"
+        raise NoBrokerForTopic(queue.topic, why, is_away=True)
     return addr
 
 
-def _chooser(
-    message: Message, queue: MessageQueue | None, key: str | None, selector: Selector | None
-) -> Callable[[Sequence[MessageQueue]], MessageQueue] | None:
+def _chooser(message: Message, queue: MessageQueue | None, key: str | None, selector: Selector | None) -> Choose | None:
     """How the caller wants the queue chosen; None leaves it to the rotation."""
     if queue is not None:
         return lambda queues: queue

@@ -94,6 +94,8 @@ class _Entry:
     doubted: bool = False
     error: MQError | None = None
     asked: int = 0
+    #: So many wait in `get`; who comes later must not go before them, though the route is there by then.
+    waiting: int = 0
 
 
 class Routes:
@@ -124,16 +126,20 @@ class Routes:
 
         Raises TopicNotFound or NameServerUnreachable, unless an older answer is at hand.
         """
-        entry = self._entries.get(topic)
-        if entry is not None and self._is_good(entry, create) and entry.route is not None:
+        entry = self._entry(topic)
+        if entry.route is not None and not entry.waiting and self._is_good(entry, create):
             return entry.route
-        return await self._update(topic, create=create)
+        entry.waiting += 1
+        try:
+            return await self._update(entry, topic, create=create, only_where_needed=True)
+        finally:
+            entry.waiting -= 1
 
     async def refresh_all(self) -> None:
         """Ask again for every topic in use."""
         for topic, entry in list(self._entries.items()):
             if entry.route is not None:
-                await self._update(topic, create=entry.route.borrowed)
+                await self._update(entry, topic, create=entry.route.borrowed)
 
     def doubt(self, topic: str) -> None:
         """A request along this route failed: ask again before its time."""
@@ -166,12 +172,17 @@ class Routes:
             return age < _DOUBT_S
         return self._age_s is None or age < self._age_s
 
-    async def _update(self, topic: str, *, create: bool) -> Route:
+    def _entry(self, topic: str) -> _Entry:
+        entry = self._entries.get(topic)
+        if entry is None:
+            entry = self._entries[topic] = _Entry(self._net.lock())
+        return entry
+
+    async def _update(self, entry: _Entry, topic: str, *, create: bool, only_where_needed: bool = False) -> Route:
         """Ask the name servers; whoever comes while somebody asks takes the same answer, or the same error."""
-        entry = self._entries.setdefault(topic, _Entry(self._net.lock()))
         asked = entry.asked
         async with entry.lock:
-            if entry.asked == asked:
+            if entry.asked == asked and not (only_where_needed and self._is_good(entry, create)):
                 await self._ask_for(entry, topic, create)
             if entry.route is None or (entry.route.borrowed and not create):
                 raise entry.error or TopicNotFound(topic, self._name_servers, "they do not know it")

@@ -41,6 +41,9 @@ RETRIABLE_CODES = frozenset(
     }
 )
 
+#: Of these, the ones that pass with time where there is no other broker.
+PASSING_CODES = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE})
+
 _STATUSES = frozenset(status.value for status in SendStatus)
 
 

@@ -87,7 +87,10 @@ class RemotingClient:
         return self.invoke_sync(address, command, timeout_ms)
 
     def invoke_oneway(self, address: str, command: RemotingCommand, timeout_ms: int) -> Deferred[None]:
-        """Fire once the request is handed to the transport; nothing says that it arrived."""
+        """Fire once the request is handed to the transport, which waits while the peer does not read what was sent.
+
+        Nothing says that it arrived.
+        """
         return self._within(self._send_oneway(address, command), address, command, timeout_ms)
 
     def close(self) -> Deferred[None]:
@@ -131,7 +134,13 @@ class RemotingClient:
             self._permits.release()
 
     async def _send_oneway(self, address: str, command: RemotingCommand) -> None:
-        (await self._connection(address)).invoke_oneway(command)
+        connection = await self._connection(address)
+        room: Deferred[None] = Deferred(_give_up)
+        connection.notify_room(partial(_fire, room))
+        await room
+        if connection.closed:
+            raise ConnectionClosed(f"connection to {address} is closed")
+        connection.invoke_oneway(command)
 
     def _connection(self, address: str) -> Deferred[RemotingProtocol]:
         """The open connection to `address`, or the one that is being made; all who wait share one attempt."""
@@ -213,7 +222,12 @@ def _tcp_endpoint(reactor: Any, host: str, port: int) -> IStreamClientEndpoint:
     return kind(reactor, host, port, timeout=CONNECT_TIMEOUT_MS // 1000)
 
 
-def _give_up(waiter: Deferred[RemotingProtocol]) -> None:
+def _fire(waiter: Deferred[None]) -> None:
+    if not waiter.called:
+        waiter.callback(None)
+
+
+def _give_up(waiter: Deferred[Any]) -> None:
     """A request no longer waits; the connection is made all the same, for the others."""
     waiter.errback(CancelledError())
 

@@ -7,6 +7,7 @@ together, and all answers leave in one write. What takes more than its share of 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 from typing import Protocol as StructuralType
@@ -107,6 +108,7 @@ class RemotingProtocol(Protocol):
         self._reading = True
         self._watches_writing = False
         self._on_closed: list[Callable[[], None]] = []
+        self._on_room: deque[Callable[[], None]] = deque()
         self._prompt_write: Callable[[bytes], None] = _discard
         self._write: Callable[[bytes], None] = _discard
 
@@ -150,12 +152,23 @@ class RemotingProtocol(Protocol):
         callbacks, self._on_closed = self._on_closed, []
         for callback in callbacks:
             callback()
+        self._tell_of_room()
 
     def notify_closed(self, callback: Callable[[], None]) -> None:
         if self.closed:
             callback()
         else:
             self._on_closed.append(callback)
+
+    def notify_room(self, callback: Callable[[], None]) -> None:
+        """Call back once the peer has read what was sent, after those who asked before; at once where it has."""
+        self._on_room.append(callback)
+        self._tell_of_room()
+
+    def _tell_of_room(self) -> None:
+        # Whoever is told writes, and the transport may have enough again.
+        while self._on_room and (self.closed or not self._answers_unread):
+            self._on_room.popleft()()
 
     def close(self, why: str) -> None:
         self._close(LogLevel.info, why)
@@ -461,6 +474,7 @@ class RemotingProtocol(Protocol):
     def resumeProducing(self) -> None:
         self._answers_unread = False
         self._pace()
+        self._tell_of_room()
 
     def stopProducing(self) -> None:
         """The transport is gone; connectionLost says the rest."""

@@ -18,14 +18,15 @@ A, B = "10.0.0.2:10911", "10.0.0.3:10911"
 
 def make(world, name_server, **options):
     ids = iter(range(10000))
+    net = world.net()
     return make_producer(
-        world.net(),
+        net,
         (name_server,),
         "pg",
         ProducerOptions(**options),
         client_id="me",
         next_id=lambda: f"U{next(ids)}",
-        live=True,
+        live=net,
     )
 
 
@@ -90,15 +91,91 @@ def test_a_refusal_for_good_is_raised_at_once(world, producer):
     assert len(world.cluster.asked(SEND)) == 1
 
 
-def test_all_attempts_are_named_when_none_succeeds(world, producer):
+def failure_of(world, coroutine, steps=40):
+    """What a send fails with, and how many seconds after it began."""
+    failed, began = [], world.clock.seconds()
+    world.run(coroutine).addErrback(lambda failure: failed.append((failure.value, world.clock.seconds() - began)))
+    world.clock.pump([0.1] * steps)
+    return failed[0]
+
+
+def test_attempts_go_on_until_the_time_is_over_and_are_named(world, producer):
     world.cluster.down.update((A, B))
-    failed = []
-    world.run(producer.send(Message("T", b"x"))).addErrback(failed.append)
-    world.clock.pump([0.1] * 5)
-    error = failed[0].value
+    error, took_s = failure_of(world, producer.send(Message("T", b"x")))
     assert isinstance(error, SendFailed)
     assert {addr for _, addr, _ in error.attempts} == {A, B}
-    assert len(error.attempts) == 3
+    assert 2.5 < took_s <= 3.0
+    assert len(error.attempts) > 6
+    assert "times); " in str(error)
+    assert not world.clock.getDelayedCalls()
+
+
+@pytest.mark.parametrize("place", [{}, {"key": "k"}, {"queue": MessageQueue("T", "a", 0)}])
+@pytest.mark.parametrize("forgotten", [False, True], ids=["route kept", "route gone"])
+def test_a_broker_that_is_away_for_a_second_fails_no_send(world, name_server, place, forgotten):
+    """The name server forgets a broker that has left; its topic has no queues then, or is not known at all."""
+    world.cluster.add_topic("T", brokers=["a"])
+    producer = make(world, name_server)
+    world.result(producer.send(Message("T", b"before")))
+    world.cluster.down.add(A)
+    topics = dict(world.cluster.topics)
+    if forgotten:
+        world.cluster.topics.clear()
+    found = []
+    world.run(producer.send(Message("T", b"x"), **place)).addBoth(found.append)
+    world.clock.pump([0.05] * 20)
+    assert not found
+    world.cluster.down.clear()
+    world.cluster.topics.update(topics)
+    world.clock.pump([0.1] * 10)
+    assert found[0].status is SendStatus.SEND_OK
+
+
+def test_a_topic_whose_only_broker_has_left_the_route_is_waited_for(world, name_server):
+    world.cluster.add_topic("T", brokers=["a"])
+    master = world.cluster.brokers["a"].pop(0)
+    world.cluster.add_broker("a", "10.0.0.5:10911", broker_id=1)
+    found = []
+    world.run(make(world, name_server).send(Message("T", b"x"))).addBoth(found.append)
+    world.clock.pump([0.1] * 5)
+    assert not found
+    world.cluster.add_broker("a", master)
+    world.clock.pump([0.1] * 10)
+    assert found[0].status is SendStatus.SEND_OK
+
+
+def test_a_broker_that_stays_away_from_the_route_fails_the_send_in_time(world, name_server):
+    world.cluster.add_topic("T", brokers=["a"])
+    world.cluster.brokers["a"] = {1: "10.0.0.5:10911"}
+    error, took_s = failure_of(world, make(world, name_server).send(Message("T", b"x")))
+    assert isinstance(error, NoBrokerForTopic)
+    assert 2.5 < took_s <= 3.0
+
+
+@pytest.mark.parametrize("retries", [0, 1, 5])
+def test_retries_bound_the_attempts(world, name_server, retries):
+    world.cluster.add_topic("T")
+    world.cluster.down.update((A, B))
+    error, _ = failure_of(world, make(world, name_server, retries=retries).send(Message("T", b"x")))
+    assert len(error.attempts) == 1 + retries
+
+
+@pytest.mark.parametrize(
+    ("code", "attempts"),
+    [(ResponseCode.NO_PERMISSION, 3), (ResponseCode.SYSTEM_ERROR, 3), (ResponseCode.SYSTEM_BUSY, 9)],
+)
+def test_a_refusal_is_repeated_for_long_only_where_it_may_pass(world, producer, code, attempts):
+    for addr in (A, B):
+        world.cluster.refuse[addr, SEND] = (code, "no")
+    error, _ = failure_of(world, producer.send(Message("T", b"x")))
+    assert len(error.attempts) >= attempts
+    assert (len(error.attempts) == 3) == (attempts == 3)
+
+
+def test_a_send_of_an_hour_names_only_so_many_attempts(world, producer):
+    world.cluster.down.update((A, B))
+    error, _ = failure_of(world, producer.send(Message("T", b"x"), timeout_ms=60_000), steps=700)
+    assert len(error.attempts) == 16
 
 
 def test_all_attempts_together_end_in_time(world, producer, silent):
@@ -114,7 +191,7 @@ def test_all_attempts_together_end_in_time(world, producer, silent):
     assert len(world.cluster.asked(SEND)) == 1
 
 
-def test_a_chosen_queue_is_tried_once(world, producer):
+def test_a_chosen_queue_is_the_only_one_that_is_tried(world, producer):
     queue = MessageQueue("T", "a", 1)
     assert world.result(producer.send(Message("T", b"x"), queue=queue)).queue == queue
     same = {world.result(producer.send(Message("T", b"x"), key="k")).queue for _ in range(5)}
@@ -122,10 +199,8 @@ def test_a_chosen_queue_is_tried_once(world, producer):
     picked = world.result(producer.send(Message("T", b"x"), selector=lambda queues, message: queues[-1]))
     assert picked.queue == MessageQueue("T", "b", 1)
     world.cluster.down.add(A)
-    sent = len(world.cluster.asked(SEND))
-    with pytest.raises(SendFailed):
-        world.result(producer.send(Message("T", b"x"), queue=queue))
-    assert len(world.cluster.asked(SEND)) == sent + 1
+    error, _ = failure_of(world, producer.send(Message("T", b"x"), queue=queue))
+    assert {(name, addr) for name, addr, _ in error.attempts} == {("a", A)}
 
 
 @pytest.mark.parametrize("status", [s for s in SendStatus if s])

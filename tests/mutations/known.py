@@ -363,4 +363,18 @@ KNOWN = [
         "address.handled_s = 0.0",
         ("tests/remoting/test_turns.py",),
     ),
+    Mutation(
+        "let who finds the route ready go before those who wait for it",
+        "client/routes.py",
+        "not entry.waiting and self._is_good",
+        "self._is_good",
+        ("tests/client/test_in_flight.py",),
+    ),
+    Mutation(
+        "count the time of a send from its call",
+        "client/net.py",
+        "return max(now - due, _EXTENSION_S) if now - due >= _LATE_S else 0.0",
+        "return 0.0",
+        ("tests/client/test_in_flight.py",),
+    ),
 ]

@@ -8,7 +8,7 @@ from mqbroker.remoting.client import RemotingClient, split_address
 from mqbroker.remoting.handlers import HandlerTable
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.command import RemotingCommand
-from tests.remoting.link import Network, result, serve, waiting
+from tests.remoting.link import UNREAD_MAX, Network, result, serve, waiting
 
 ECHO, LATER = 10, 11
 A, B = "10.0.0.1:10911", "10.0.0.3:10911"
@@ -157,6 +157,28 @@ def test_the_server_may_ask_too(clock, network):
 def test_oneway_fires_when_it_is_handed_over(client, network):
     assert result(client.invoke_oneway(A, RemotingCommand(LATER), 1000)) is None
     assert len(network.links[0].ends[0].written)
+
+
+def test_oneways_wait_in_order_while_the_peer_does_not_read(client, network):
+    big = bytes(UNREAD_MAX)
+    sent = [client.invoke_oneway(A, echo(big), 1000) for _ in range(3)]
+    last = client.invoke_oneway(A, echo(b"last"), 1000)
+    assert [result(deferred) for deferred in (*sent, last)] == [None, waiting, waiting, waiting]
+    sent[1].cancel()
+    near = network.links[0].ends[0]
+    near.taken(len(near.outbox))
+    assert [result(sent[2]), result(last)] == [None, waiting]
+    near.taken(len(near.outbox))
+    assert result(last) is None
+    assert near.written.endswith(b"last")
+
+
+def test_oneways_that_wait_when_the_connection_ends_say_so(client, network):
+    client.invoke_oneway(A, echo(bytes(UNREAD_MAX)), 1000)
+    waits = [client.invoke_oneway(A, echo(), 1000) for _ in range(2)]
+    client.drop(A, "a test")
+    network.pump()
+    assert [type(result(deferred)) for deferred in waits] == [ConnectionClosed, ConnectionClosed]
 
 
 def test_permits_fail_an_async_request_at_once_and_let_a_sync_one_wait(clock, network, held):

@@ -1,0 +1,375 @@
+"""The bound of a producer's sends at once: as many as fit, the rest in order, whatever is cancelled meanwhile."""
+
+import asyncio
+import random
+import socket
+
+import pytest
+from twisted.internet.defer import Deferred
+from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.testing import MemoryReactorClock
+
+from mqbroker.client import Message, ProducerOptions, SendFailed
+from mqbroker.client.aio import Producer
+from mqbroker.client.aio_net import AioNet
+from mqbroker.client.deferred_net import PatientConnector
+from mqbroker.client.in_flight import InFlight
+from mqbroker.client.net import extension_s
+from mqbroker.client.peer import decline
+from mqbroker.errors import RequestTimedOut
+from mqbroker.wire.bodies import MessageQueue
+from mqbroker.wire.codes import RequestCode
+from mqbroker.wire.command import RemotingCommand
+from tests.client.test_producer import SEND, make
+
+MANY = 10_000
+
+
+class Places:
+    """Sends of a size that end when they are told to; `order` has those that had their turn."""
+
+    def __init__(self, world, count_max=3, bytes_max=100):
+        self.world = world
+        self.in_flight = InFlight(world.net(), count_max, bytes_max)
+        self.order = []
+        self.gates = {}
+
+    def enter(self, name, size=1):
+        return self.world.run(self._enter(name, size)).addErrback(lambda failure: None)
+
+    async def _enter(self, name, size):
+        await self.in_flight.enter(size)
+        self.order.append(name)
+        self.gates[name] = Deferred()
+        try:
+            await self.gates[name]
+        finally:
+            self.in_flight.leave(size)
+
+    def end(self, name):
+        self.gates.pop(name).callback(None)
+
+
+def test_as_many_as_may_be_go_at_once_and_the_rest_in_order(world):
+    places = Places(world)
+    for n in range(6):
+        places.enter(n)
+    assert places.order == [0, 1, 2]
+    places.end(1)
+    assert places.order == [0, 1, 2, 3]
+    places.end(0)
+    places.end(2)
+    assert places.order == [0, 1, 2, 3, 4, 5]
+
+
+def test_what_is_larger_than_all_that_may_be_goes_alone_and_nobody_goes_before_it(world):
+    places = Places(world)
+    places.enter("small", 60)
+    places.enter("large", 500)
+    places.enter("tiny", 1)
+    assert places.order == ["small"]
+    places.end("small")
+    assert places.order == ["small", "large"]
+    places.end("large")
+    assert places.order == ["small", "large", "tiny"]
+
+
+def test_those_that_leave_the_line_take_no_place(world):
+    places = Places(world, count_max=1)
+    waiting = [places.enter(n) for n in range(5)]
+    for n in (1, 3):
+        waiting[n].cancel()
+    places.end(0)
+    places.end(2)
+    assert places.order == [0, 2, 4]
+    waiting[4].cancel()
+    places.enter(5)
+    assert places.order == [0, 2, 4, 5]
+
+
+def test_thousands_that_end_at_once_come_from_a_loop(world):
+    in_flight, order = InFlight(world.net(), 1, 1), []
+    gate = Deferred()
+
+    async def enter(n):
+        await in_flight.enter(1)
+        order.append(n)
+        if n == 0:
+            await gate
+        in_flight.leave(1)
+
+    for n in range(MANY):
+        world.run(enter(n))
+    gate.callback(None)
+    assert order == list(range(MANY))
+
+
+def test_on_asyncio_nobody_overtakes_and_cancelled_ones_give_their_places_back():
+    async def main():
+        in_flight, order = InFlight(AioNet(decline, random.Random(1)), 2, 1000), []
+
+        async def enter(n):
+            await in_flight.enter(1)
+            try:
+                order.append(n)
+                await asyncio.sleep(0)
+            finally:
+                in_flight.leave(1)
+
+        tasks = []
+        for n in range(400):
+            tasks.append(asyncio.create_task(enter(n)))
+            if n % 3 == 0:
+                await asyncio.sleep(0)
+            if n % 7 == 0:
+                tasks[-1].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert order == sorted(order)
+        assert len(order) >= 342
+        assert (in_flight._count, in_flight._bytes, len(in_flight._waiting), in_flight._about_to_go) == (0, 0, 0, 0)
+
+    asyncio.run(main())
+
+
+# --- a producer's sends
+
+
+def test_many_sends_at_once_wait_for_their_turn_and_none_of_them_fails(world, name_server):
+    """Each is answered a second after it was sent: all together take far longer than one is allowed."""
+    world.cluster.add_topic("T")
+    producer = make(world, name_server, sends_in_flight_max=10, send_timeout_ms=1500)
+    answer, outstanding, most = world.cluster.on_send_message_v2, [0], [0]
+
+    def later(request):
+        waiter = Deferred()
+        outstanding[0] += 1
+        most[0] = max(most)
+        most.append(outstanding[0])
+        world.clock.callLater(1.0, done, waiter, request)
+        return waiter
+
+    def done(waiter, request):
+        outstanding[0] -= 1
+        world.cluster.answer(waiter, answer(request))
+
+    world.cluster.on_send_message_v2 = later
+    found = []
+    for _ in range(200):
+        world.run(producer.send(Message("T", b"x"))).addBoth(found.append)
+    assert len(world.cluster.asked(SEND)) == 10
+    world.clock.pump([1.0] * 30)
+    assert [getattr(result, "status", result) for result in found] == [0] * 200
+    assert max(most) == 10
+
+
+def test_sends_in_flight_are_bounded_by_bytes_too(world, name_server, silent):
+    world.cluster.add_topic("T", brokers=["a"])
+    producer = make(world, name_server, sends_in_flight_bytes_max=10_000, compress_over_bytes=10**9)
+    world.cluster.refuse["10.0.0.2:10911", SEND] = silent
+    for _ in range(10):
+        world.run(producer.send(Message("T", b"x" * 4000))).addErrback(lambda _: None)
+    assert len(world.cluster.asked(SEND)) == 2
+
+
+def test_what_waits_when_its_producer_closes_says_so(world, name_server, silent):
+    world.cluster.add_topic("T", brokers=["a"])
+    producer = make(world, name_server, sends_in_flight_max=1)
+    world.cluster.refuse["10.0.0.2:10911", SEND] = silent
+    found = []
+    for _ in range(3):
+        world.run(producer.send(Message("T", b"x"))).addErrback(found.append)
+    world.result(producer.close())
+    world.clock.advance(3)
+    assert sorted(type(failure.value).__name__ for failure in found) == ["ClientClosed", "ClientClosed", "SendFailed"]
+    assert not world.clock.getDelayedCalls()
+
+
+def test_one_key_keeps_its_order_in_the_first_burst(server):
+    """Sends that come while the route is being asked for, and the connection made, must not go before those."""
+    server.cluster.add_topic("T", queues=4)
+
+    async def main():
+        async with Producer(server.addr, "pg") as producer:
+            tasks = []
+            for n in range(300):
+                tasks.append(asyncio.create_task(producer.send(Message("T", b"%d" % n), key="k")))
+                await asyncio.sleep(0)
+            await asyncio.gather(*tasks)
+
+    asyncio.run(main())
+    assert [request.body for request in server.cluster.asked(SEND)] == [b"%d" % n for n in range(300)]
+
+
+def test_requests_keep_their_order_while_their_connection_is_made(server):
+    async def main():
+        net = AioNet(decline, random.Random(1))
+        tasks = []
+        for n in range(200):
+            request = RemotingCommand(RequestCode.UNREGISTER_CLIENT, {"clientID": str(n)})
+            tasks.append(asyncio.create_task(net.invoke(server.addr, request, 10_000)))
+            await asyncio.sleep(0)
+        await asyncio.gather(*tasks)
+        await net.close()
+
+    asyncio.run(main())
+    left = server.cluster.asked(RequestCode.UNREGISTER_CLIENT)
+    assert [request.ext_fields["clientID"] for request in left] == [str(n) for n in range(200)]
+
+
+def test_one_key_keeps_its_order_over_a_connection_that_takes_no_more(server):
+    server.cluster.add_topic("T", queues=1)
+    queue = MessageQueue("T", "a", 0)
+
+    async def main():
+        async with Producer(server.addr, "pg") as producer:
+            await producer.send(Message("T", b"first"), queue=queue)
+            connection = producer._net._connections[server.addr]
+            connection.pause_writing()
+            tasks = [asyncio.create_task(producer.send(Message("T", b"%d" % n), key="k")) for n in range(100)]
+            for _ in range(5):
+                await asyncio.sleep(0)
+            connection.resume_writing()
+            for n in range(100, 200):
+                tasks.append(asyncio.create_task(producer.send(Message("T", b"%d" % n), key="k")))
+                await asyncio.sleep(0)
+            await asyncio.gather(*tasks)
+
+    asyncio.run(main())
+    assert [request.body for request in server.cluster.asked(SEND)[1:]] == [b"%d" % n for n in range(200)]
+
+
+# --- time-outs, and loops that are busy with thousands of sends
+
+
+def test_time_in_which_the_loop_did_not_turn_is_not_counted():
+    assert extension_s(10.0, 10.001) == 0.0
+    assert extension_s(10.0, 10.06) == 0.5
+    assert extension_s(10.0, 17.0) == 7.0
+
+
+def test_on_twisted_an_answer_that_came_while_the_reactor_was_busy_counts(world, name_server, silent):
+    world.cluster.add_topic("T", brokers=["a"])
+    producer, found = make(world, name_server), []
+    waiter = Deferred()
+    world.cluster.on_send_message_v2, answer = (lambda request: waiter), world.cluster.on_send_message_v2
+    world.run(producer.send(Message("T", b"x"))).addBoth(found.append)
+    world.clock.advance(8.0)  # timers come first at the end of such a turn, and reading after them
+    assert not found
+    world.cluster.answer(waiter, answer(world.cluster.asked(SEND)[0]))
+    assert found[0].queue.topic == "T"
+    assert not world.clock.getDelayedCalls()
+
+
+def test_on_twisted_no_answer_is_waited_for_without_an_end(world, name_server, silent):
+    world.cluster.add_topic("T", brokers=["a"])
+    producer, found = make(world, name_server), []
+    world.cluster.refuse["10.0.0.2:10911", SEND] = silent
+    world.run(producer.send(Message("T", b"x"))).addBoth(found.append)
+    world.clock.advance(8.0)
+    world.clock.advance(5.0)
+    assert isinstance(found[0].value, SendFailed)
+    assert not world.clock.getDelayedCalls()
+
+
+def test_on_twisted_a_connection_that_was_made_while_the_reactor_was_busy_counts():
+    clock = MemoryReactorClock()
+    found = []
+    endpoint = PatientConnector(clock)("127.0.0.1", 9876)
+    endpoint.connect(Factory.forProtocol(Protocol)).addBoth(found.append)
+    clock.advance(5.0)
+    assert not found
+    clock.advance(2.0)
+    assert isinstance(found[0].value, TimeoutError)
+    assert not clock.getDelayedCalls()
+
+
+def test_on_asyncio_a_time_out_that_comes_late_looks_once_more(server, silent):
+    server.before_answer = lambda request, connection: silent
+
+    async def main():
+        net = AioNet(decline, random.Random(1))
+        request = RemotingCommand(RequestCode.UNREGISTER_CLIENT, {"clientID": "c"})
+        asking = asyncio.create_task(net.invoke(server.addr, request, 60_000))
+        while not net._connections or not net._connections[server.addr]._pending:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        (connection,) = net._connections.values()
+        (asked,) = connection._pending.values()
+        first, now = asked.timer, asyncio.get_running_loop().time()
+        assert first.when() > now + 50
+        connection._expire(asked, now, now - 3.0)
+        assert asked.timer is not first
+        assert not asking.done()
+        connection._expire(asked, now, now + 1.0)
+        with pytest.raises(RequestTimedOut, match="in 60000 ms"):
+            await asking
+        first.cancel()
+        await net.close()
+
+    asyncio.run(main())
+
+
+@pytest.fixture
+def reads_nothing():
+    """The address of somebody who takes connections and reads nothing from them."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_oneway_sends_wait_for_a_peer_that_does_not_read(reads_nothing):
+    async def main():
+        net = AioNet(decline, random.Random(1))
+        request = RemotingCommand(RequestCode.SEND_MESSAGE_V2, body=bytes(64 * 1024))
+        sent = []
+
+        async def send():
+            for n in range(10_000):
+                await net.send_oneway(reads_nothing, request)
+                sent.append(n)
+
+        sending = asyncio.create_task(send())
+        while not net._connections or net._connections[reads_nothing].is_writable:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        (connection,) = net._connections.values()
+        assert len(sent) < 1000
+        assert connection._transport.get_write_buffer_size() < 1024 * 1024
+        assert not sending.done()
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+        connection._give_up()
+        await net.close()
+
+    asyncio.run(main())
+
+
+def test_a_peer_that_reads_nothing_for_long_is_given_up(reads_nothing):
+    """What waits for it fails; the timer is the connection's own."""
+
+    async def main():
+        net = AioNet(decline, random.Random(1))
+        request = RemotingCommand(RequestCode.SEND_MESSAGE_V2, body=bytes(64 * 1024))
+        await net.send_oneway(reads_nothing, request)
+        sending = asyncio.gather(
+            *(net.invoke(reads_nothing, request, 60_000) for _ in range(500)), return_exceptions=True
+        )
+        while net._connections[reads_nothing].is_writable:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0)
+        (connection,) = net._connections.values()
+        assert connection._giving_up is not None
+        connection._give_up()
+        assert {type(error).__name__ for error in await sending} == {"ConnectionClosed"}
+        assert connection._giving_up is None
+        await net.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("options", [{"sends_in_flight_max": 0}, {"sends_in_flight_bytes_max": 0}, {"retries": -1}])
+def test_bounds_that_let_nothing_through_are_refused(options):
+    with pytest.raises(ValueError):
+        ProducerOptions(**options)

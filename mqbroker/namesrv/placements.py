@@ -1,14 +1,14 @@
 """Which topics lie where: of each topic its queues on each broker.
 
-A hundred thousand topics mostly lie in a few ways. Topics that lie alike share one placement, so that a topic costs
-its name and a place in a table, and what is made of a placement can be kept for all of them. It must never know what
-brokers are beyond their names.
+A hundred thousand topics mostly lie in a few ways. Topics that lie alike are one group with one placement, so that a
+topic costs its name and a place in a table, and what is made of a placement can be kept for all of them. When a broker
+goes, the groups that it has a part in are changed, and no topic is looked at. It must never know what brokers are
+beyond their names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from weakref import WeakValueDictionary
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import attrs
 
@@ -20,10 +20,13 @@ from mqbroker.wire.registration import QueueNumbers
 #: Five times what is promised; each takes some hundred bytes.
 TOPICS_MAX = 1_000_000
 
+#: Topics without a broker stay in the table until they are so many, or a quarter of all.
+DEAD_MIN = 1000
+
 
 @attrs.frozen(eq=False)
 class Placement:
-    """Where topics lie: one QueueData for each broker, in the order they came. Equal placements are the same object."""
+    """Where topics lie: one QueueData for each broker, in the order they came. Topics that lie alike have the same."""
 
     queues: tuple[QueueData, ...]
 
@@ -33,103 +36,194 @@ class Placement:
     def is_on(self, broker_names: Collection[str]) -> bool:
         return any(queues.broker_name in broker_names for queues in self.queues)
 
+    def without(self, broker_names: Collection[str]) -> tuple[QueueData, ...]:
+        return tuple(queues for queues in self.queues if queues.broker_name not in broker_names)
+
+
+@attrs.define(eq=False)
+class _Group:
+    """Topics that lie alike. `placement`: None where no broker has them any more. `merged_into`: where those of its
+    topics are that are still found here, since another group came to lie as this one."""
+
+    placement: Placement | None
+    count: int = 0
+    merged_into: _Group | None = None
+
 
 class Placements:
     """Placement by topic. A topic without queues is not in it."""
 
     def __init__(self) -> None:
-        self._topics: dict[str, Placement] = {}
-        self._shared: WeakValueDictionary[tuple[QueueData, ...], Placement] = WeakValueDictionary()
+        self._topics: dict[str, _Group] = {}
+        #: What is in `_topics` though no broker has it.
+        self._dead = 0
+        self._by_queues: dict[tuple[QueueData, ...], _Group] = {}
+        self._by_broker: dict[str, dict[_Group, None]] = {}
 
     def __len__(self) -> int:
-        return len(self._topics)
+        return len(self._topics) - self._dead
 
     def __iter__(self) -> Iterator[tuple[str, Placement]]:
-        return iter(self._topics.items())
+        for topic in self._topics:
+            placement = self._group_of(topic).placement
+            if placement is not None:
+                yield topic, placement
 
     def get(self, topic: str) -> Placement | None:
-        return self._topics.get(topic)
+        group = self._topics.get(topic)
+        if group is None or group.merged_into is None:
+            return None if group is None else group.placement
+        return _last(group).placement
 
     def names(self) -> frozenset[str]:
-        return frozenset(self._topics)
+        return frozenset(self._topics) if not self._dead else frozenset(topic for topic, _ in self)
 
     def put(self, broker_name: str, queues: Mapping[str, QueueNumbers]) -> None:
         """Place topics on a broker, in place of how they lay there. Raises Refused where they are too many."""
-        topics = self._topics
-        if len(topics) + len(queues) > TOPICS_MAX:
+        if len(self._topics) + len(queues) > TOPICS_MAX:
             self._check_room(queues)
-        memo: dict[tuple[Placement | None, QueueNumbers], Placement] = {}
+        topics = self._topics
+        targets: dict[tuple[_Group | None, QueueNumbers], _Group] = {}
+        former: _Group | None
         for topic, numbers in queues.items():
             former = topics.get(topic)
-            placement = memo.get((former, numbers))
-            if placement is None:
-                placement = memo[former, numbers] = self._with(former, QueueData(broker_name, *numbers))
-            topics[topic] = placement
+            if former is not None and former.merged_into is not None:
+                former = _last(former)
+            target = targets.get((former, numbers))
+            if target is None:
+                placement = former.placement if former is not None else None
+                target = self._group(_with(placement, QueueData(broker_name, *numbers)))
+                targets[former, numbers] = target
+            topics[topic] = target
+            target.count += 1
+            if former is not None:
+                former.count -= 1
+                self._dead -= former.placement is None
+        for former, _ in targets:
+            if former is not None:
+                self._forget_empty(former)
 
     def remove(self, topic: str) -> None:
         """Take out a topic, if it is there."""
-        self._topics.pop(topic, None)
+        if topic in self._topics:
+            group = self._group_of(topic)
+            del self._topics[topic]
+            group.count -= 1
+            self._dead -= group.placement is None
+            self._forget_empty(group)
 
     def remove_from(self, topic: str, broker_names: Collection[str]) -> None:
         """Take out a topic's queues on these brokers."""
-        former = self._topics.get(topic)
-        if former is None:
+        placement = self.get(topic)
+        if placement is None or not placement.is_on(broker_names):
             return
-        placement = self._without(former, broker_names)
-        if placement is None:
-            del self._topics[topic]
-        else:
-            self._topics[topic] = placement
+        queues = placement.without(broker_names)
+        self.remove(topic)
+        if queues:
+            group = self._topics[topic] = self._group(queues)
+            group.count += 1
 
-    def remove_broker(self, broker_name: str) -> None:
-        """Take out all queues on a broker."""
-        self._change(broker_name, lambda former: self._without(former, (broker_name,)))
+    def remove_brokers(self, broker_names: Collection[str]) -> None:
+        """Take out all queues on these brokers."""
+        groups = {group: None for name in broker_names for group in self._by_broker.get(name, ())}
+        self._change(groups, lambda placement: placement.without(broker_names))
+        if self._dead > max(DEAD_MIN, len(self._topics) // 4):
+            self._forget_dead()
 
     def set_permission(self, broker_name: str, change: Callable[[int], int]) -> int:
         """Change the permission of all topics on a broker; return how many they are."""
+        groups = list(self._by_broker.get(broker_name, ()))
+        count = sum(group.count for group in groups)
 
-        def changed(former: Placement) -> Placement:
-            queues = former.of(broker_name)
+        def changed(placement: Placement) -> tuple[QueueData, ...]:
+            queues = placement.of(broker_name)
             assert queues is not None
-            return self._with(former, attrs.evolve(queues, perm=change(queues.perm)))
+            return _with(placement, attrs.evolve(queues, perm=change(queues.perm)))
 
-        return self._change(broker_name, changed)
-
-    def _change(self, broker_name: str, change: Callable[[Placement], Placement | None]) -> int:
-        """Put another placement for each that the broker has a part in; return how many topics that are."""
-        memo: dict[Placement, tuple[bool, Placement | None]] = {}
-        count = 0
-        for topic, former in list(self._topics.items()):
-            found = memo.get(former)
-            if found is None:
-                has_part = former.of(broker_name) is not None
-                found = memo[former] = has_part, change(former) if has_part else former
-            has_part, placement = found
-            count += has_part
-            if placement is None:
-                del self._topics[topic]
-            elif has_part:
-                self._topics[topic] = placement
+        self._change(groups, changed)
         return count
 
     def _check_room(self, queues: Mapping[str, QueueNumbers]) -> None:
+        self._forget_dead()
         count = len(self._topics) + sum(topic not in self._topics for topic in queues)
         if count > TOPICS_MAX:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"the name server has no room for {count} topics")
 
-    def _with(self, former: Placement | None, new: QueueData) -> Placement:
-        if former is None:
-            return self._share((new,))
-        if former.of(new.broker_name) is None:
-            return self._share((*former.queues, new))
-        return self._share(tuple(new if old.broker_name == new.broker_name else old for old in former.queues))
+    def _group_of(self, topic: str) -> _Group:
+        return _last(self._topics[topic])
 
-    def _without(self, former: Placement, broker_names: Collection[str]) -> Placement | None:
-        queues = tuple(queues for queues in former.queues if queues.broker_name not in broker_names)
-        return self._share(queues) if queues else None
+    def _group(self, queues: tuple[QueueData, ...]) -> _Group:
+        """The group of the topics that lie like that."""
+        group = self._by_queues.get(queues)
+        if group is None:
+            group = _Group(Placement(queues))
+            self._link(group, queues)
+        return group
 
-    def _share(self, queues: tuple[QueueData, ...]) -> Placement:
-        placement = self._shared.get(queues)
-        if placement is None:
-            placement = self._shared[queues] = Placement(queues)
-        return placement
+    def _change(self, groups: Iterable[_Group], change: Callable[[Placement], tuple[QueueData, ...]]) -> None:
+        """Let the topics of these groups lie as `change` says of their placement."""
+        changes = []
+        for group in groups:
+            assert group.placement is not None
+            changes.append((group, change(group.placement)))
+            self._unlink(group)
+        for group, queues in changes:
+            if not queues:
+                group.placement = None
+                self._dead += group.count
+            elif queues in self._by_queues:
+                self._merge(group, self._by_queues[queues])
+            else:
+                group.placement = Placement(queues)
+                self._link(group, queues)
+
+    def _merge(self, group: _Group, other: _Group) -> None:
+        """Let `group` lie as `other`: the larger takes the topics of both."""
+        if group.count > other.count:
+            assert other.placement is not None
+            self._unlink(other)
+            group.placement = other.placement
+            self._link(group, other.placement.queues)
+            group, other = other, group
+        other.count += group.count
+        group.count, group.placement, group.merged_into = 0, None, other
+
+    def _link(self, group: _Group, queues: tuple[QueueData, ...]) -> None:
+        self._by_queues[queues] = group
+        for each in queues:
+            self._by_broker.setdefault(each.broker_name, {})[group] = None
+
+    def _unlink(self, group: _Group) -> None:
+        assert group.placement is not None
+        del self._by_queues[group.placement.queues]
+        for each in group.placement.queues:
+            groups = self._by_broker[each.broker_name]
+            del groups[group]
+            if not groups:
+                del self._by_broker[each.broker_name]
+
+    def _forget_empty(self, group: _Group) -> None:
+        if not group.count and group.placement is not None:
+            self._unlink(group)
+            group.placement = None
+
+    def _forget_dead(self) -> None:
+        self._topics = {
+            topic: group for topic in self._topics if (group := self._group_of(topic)).placement is not None
+        }
+        self._dead = 0
+
+
+def _last(group: _Group) -> _Group:
+    while group.merged_into is not None:
+        group = group.merged_into
+    return group
+
+
+def _with(former: Placement | None, new: QueueData) -> tuple[QueueData, ...]:
+    """How topics lie that lay as `former`, and on one broker lie as `new`."""
+    if former is None:
+        return (new,)
+    if former.of(new.broker_name) is None:
+        return (*former.queues, new)
+    return tuple(new if old.broker_name == new.broker_name else old for old in former.queues)

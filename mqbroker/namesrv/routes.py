@@ -24,6 +24,8 @@ from mqbroker.wire.codes import Perm, ResponseCode
 from mqbroker.wire.registration import BrokerTopics
 
 C = TypeVar("C")
+K = TypeVar("K")
+V = TypeVar("V")
 
 MASTER_ID = 0
 
@@ -87,6 +89,10 @@ class RouteTable(Generic[C]):
         self._brokers: dict[str, _BrokerSet] = {}
         self._clusters: dict[str, set[str]] = {}
         self._lives: dict[str, _Life[C]] = {}
+        # What is taken out with a broker is found by these, and not by a walk over all others.
+        self._addrs_of: dict[C, set[str]] = {}
+        self._names_of: dict[str, set[str]] = {}
+        self._clusters_of: dict[str, set[str]] = {}
         self._filter_servers: dict[str, list[str]] = {}
 
     # --- brokers come and go
@@ -102,7 +108,7 @@ class RouteTable(Generic[C]):
             self._topics.put(name, registration.topics.queues)
         brokers = self._take_address(registration)
         said = attrs.evolve(registration, topics=attrs.evolve(registration.topics, queues={}))
-        self._lives[addr] = _Life(now_ms, registration.topics.data_version, connection, said)
+        self._set_life(addr, _Life(now_ms, registration.topics.data_version, connection, said))
         if registration.has_filter_servers:
             self._set_filter_servers(addr, registration.topics.filter_servers)
         replaced = former if former not in (None, addr) else None
@@ -117,8 +123,18 @@ class RouteTable(Generic[C]):
         brokers = self._brokers.get(life.said.broker_name)
         if brokers is None or brokers.addrs.get(life.said.broker_id) != addr:
             return None
-        self._lives[addr] = attrs.evolve(life, last_ms=now_ms, connection=connection)
+        self._set_life(addr, attrs.evolve(life, last_ms=now_ms, connection=connection))
         return Registered(*self._master_of(brokers, life.said.broker_id))
+
+    def _set_life(self, addr: str, life: _Life[C]) -> None:
+        self._forget_life(addr)
+        self._lives[addr] = life
+        self._addrs_of.setdefault(life.connection, set()).add(addr)
+
+    def _forget_life(self, addr: str) -> None:
+        life = self._lives.pop(addr, None)
+        if life is not None:
+            _take_out(self._addrs_of, life.connection, addr)
 
     def _check_room(self, registration: Registration, is_new: bool) -> None:
         for is_one_more, table in (
@@ -134,7 +150,12 @@ class RouteTable(Generic[C]):
         """Put the address under its id, and under no other: a slave that became the master is no longer a slave."""
         name, addr, broker_id = registration.broker_name, registration.broker_addr, registration.broker_id
         self._clusters.setdefault(registration.cluster, set()).add(name)
+        self._clusters_of.setdefault(name, set()).add(registration.cluster)
+        self._names_of.setdefault(addr, set()).add(name)
         brokers = self._brokers.setdefault(name, _BrokerSet(registration.cluster))
+        former = brokers.addrs.get(broker_id, addr)
+        if former != addr:
+            _take_out(self._names_of, former, name)
         kept = {key: value for key, value in brokers.addrs.items() if value != addr} | {broker_id: addr}
         if kept != brokers.addrs:
             brokers.addrs = kept
@@ -165,42 +186,38 @@ class RouteTable(Generic[C]):
         brokers = self._brokers.get(broker_name)
         if brokers is None or brokers.addrs.get(broker_id) != broker_addr:
             return False
-        self._drop(broker_addr)
+        self._drop([broker_addr])
         return True
 
     def drop_connection(self, connection: C) -> list[str]:
         """Take out the brokers that registered over `connection` last; return their addresses."""
-        gone = [addr for addr, life in self._lives.items() if life.connection is connection]
-        for addr in gone:
-            self._drop(addr)
+        gone = sorted(self._addrs_of.get(connection, ()))
+        self._drop(gone)
         return gone
 
     def expire(self, now_ms: int) -> list[tuple[str, C]]:
         """Take out the brokers that are silent for too long; return their addresses and connections."""
         late = [(addr, life.connection) for addr, life in self._lives.items() if life.last_ms + EXPIRY_MS < now_ms]
-        for addr, _ in late:
-            self._drop(addr)
+        self._drop([addr for addr, _ in late])
         return late
 
-    def _drop(self, addr: str) -> None:
-        self.brokers_version += 1
-        self._lives.pop(addr, None)
-        self._filter_servers.pop(addr, None)
-        for name, brokers in list(self._brokers.items()):
-            for broker_id in [key for key, value in brokers.addrs.items() if value == addr]:
-                self._forget(name, brokers, broker_id)
-
-    def _forget(self, name: str, brokers: _BrokerSet, broker_id: int) -> None:
-        """Take one id out of its set; the last one takes the name, its topics and an empty cluster along."""
-        del brokers.addrs[broker_id]
-        if brokers.addrs:
-            return
-        del self._brokers[name]
-        for cluster, names in list(self._clusters.items()):
-            names.discard(name)
-            if not names:
-                del self._clusters[cluster]
-        self._topics.remove_broker(name)
+    def _drop(self, addrs: list[str]) -> None:
+        """Take these out of their sets; the last one of a set takes the name, its topics and an empty cluster along."""
+        self.brokers_version += len(addrs)
+        names = []
+        for addr in addrs:
+            self._forget_life(addr)
+            self._filter_servers.pop(addr, None)
+            for name in self._names_of.pop(addr, ()):
+                brokers = self._brokers[name]
+                brokers.addrs = {key: value for key, value in brokers.addrs.items() if value != addr}
+                if not brokers.addrs:
+                    names.append(name)
+        for name in names:
+            del self._brokers[name]
+            for cluster in self._clusters_of.pop(name):
+                _take_out(self._clusters, cluster, name)
+        self._topics.remove_brokers(names)
 
     # --- versions
 
@@ -300,3 +317,12 @@ class RouteTable(Generic[C]):
     def _broker_data(self, name: str) -> BrokerData:
         brokers = self._brokers[name]
         return BrokerData(name, brokers.cluster, dict(sorted(brokers.addrs.items())))
+
+
+def _take_out(table: dict[K, set[V]], key: K, value: V) -> None:
+    """Take a value out of the set of a key, which goes with its last one."""
+    values = table.get(key)
+    if values is not None:
+        values.discard(value)
+        if not values:
+            del table[key]

@@ -1,6 +1,6 @@
 """Which topics lie where: shared by those that lie alike, changed together, bounded."""
 
-import gc
+from random import Random
 
 import pytest
 
@@ -31,8 +31,8 @@ def test_topics_that_lie_alike_share_one(table):
 
 def test_what_nobody_has_is_forgotten(table):
     table.put("a", {"T": EIGHT, "U": EIGHT})
-    gc.collect()
-    assert len(table._shared) == 1
+    assert len(table._by_queues) == 1
+    assert [len(groups) for groups in table._by_broker.values()] == [1]
 
 
 def test_a_topic_on_one_broker_is_replaced_in_its_place(table):
@@ -53,8 +53,8 @@ def test_removing(table):
     table.remove("U")
     table.remove("U")
     assert table.names() == {"V"}
-    table.remove_broker("b")
-    table.remove_broker("a")
+    table.remove_brokers(["b"])
+    table.remove_brokers(["a"])
     assert len(table) == 0
 
 
@@ -75,3 +75,83 @@ def test_it_is_bounded(table, monkeypatch):
         table.put("b", {"T": EIGHT, "X": FOUR})
     assert table.get("T").of("b").read_queue_nums == 4
     assert table.get("X") is None
+
+
+def lay(table):
+    """How topics lie, as a table of the plainest kind says it; with what is kept beside it checked."""
+    groups = {id(group): group for group in map(placements._last, table._topics.values()) if group.placement}
+    assert {group.placement.queues: id(group) for group in groups.values()} == {
+        queues: id(group) for queues, group in table._by_queues.items()
+    }
+    of_topics = [table._group_of(topic) for topic in table._topics]
+    assert all(group.count == of_topics.count(group) for group in of_topics)
+    assert {name: set(map(id, found)) for name, found in table._by_broker.items()} == {
+        name: {id(group) for group in groups.values() if group.placement.is_on([name])} for name in table._by_broker
+    }
+    found = {topic: list(placement.queues) for topic, placement in table}
+    assert len(table) == len(found)
+    assert table.names() == found.keys()
+    assert {topic: list(table.get(topic).queues) for topic in found} == found
+    return found
+
+
+def take(step, rng, table, model):
+    """The same change to a table and to a model of it: topic to broker to numbers."""
+    broker, topic = rng.choice("abcd"), f"T{rng.randrange(6)}"
+    brokers = set(rng.choices("abcd", k=rng.randrange(3)))
+    match step:
+        case "put":
+            queues = {f"T{n}": rng.choice([FOUR, FOUR, EIGHT]) for n in rng.sample(range(6), rng.randrange(7))}
+            table.put(broker, queues)
+            for name, numbers in queues.items():
+                model.setdefault(name, {})[broker] = numbers
+        case "remove":
+            table.remove(topic)
+            model.pop(topic, None)
+        case "remove_from":
+            table.remove_from(topic, brokers)
+            model[topic] = {name: kept for name, kept in model.get(topic, {}).items() if name not in brokers}
+        case "remove_brokers":
+            table.remove_brokers(brokers)
+            for name, known in model.items():
+                model[name] = {name: kept for name, kept in known.items() if name not in brokers}
+        case "set_permission":  # to the other one, each time
+            theirs = [known for known in model.values() if broker in known]
+            assert table.set_permission(broker, lambda perm: 10 - perm) == len(theirs)
+            for known in theirs:
+                known[broker] = known[broker]._replace(perm=10 - known[broker].perm)
+
+
+@pytest.mark.parametrize("dead_min", [0, 1000])
+def test_it_says_what_a_table_of_each_topic_says(monkeypatch, dead_min):
+    monkeypatch.setattr(placements, "DEAD_MIN", dead_min)
+    steps = ["put", "put", "put", "remove", "remove_from", "remove_brokers", "remove_brokers", "set_permission"]
+    for seed in range(60):
+        rng = Random(seed)
+        table, model = Placements(), {}
+        for step in rng.choices(steps, k=40):
+            take(step, rng, table, model)
+            assert lay(table) == {
+                topic: [QueueData(broker, *numbers) for broker, numbers in known.items()]
+                for topic, known in model.items()
+                if known
+            }
+
+
+def test_a_broker_that_goes_takes_a_look_at_its_groups_alone(table):
+    """And at no topic, of however many."""
+    table.put("a", {f"topic-{n}": FOUR for n in range(100)})
+    table.put("b", {f"topic-{n}": FOUR for n in range(0, 100, 2)})
+
+    class NotWalked(dict):
+        def __iter__(self):
+            raise AssertionError("all topics are looked at")
+
+        items = keys = values = __iter__
+
+    table._topics = NotWalked(table._topics)
+    table.remove_brokers(["a"])
+    assert table.set_permission("b", lambda perm: 4) == 50
+    assert table.get("topic-1") is None
+    assert table.get("topic-2").queues == (QueueData("b", 4, 4, 4, 0),)
+    assert len(table) == 50

@@ -224,6 +224,37 @@ def test_lists(table):
     assert RouteTable().system_topics() == TopicList()
 
 
+def test_an_address_under_two_names_takes_both_along(table):
+    table.register(registration(), "x", 0)
+    table.register(registration(name="broker-b", cluster="D", held=topics("U")), "x", 1)
+    assert table.drop_connection("x") == [A]
+    assert (table.route("T"), table.route("U"), table.cluster_info().cluster_addr_table) == (None, None, {})
+
+
+def test_a_broker_goes_with_the_connection_that_it_registered_over_last(table):
+    said = attrs.evolve(registration(), digest=b"d")
+    table.register(said, "x", 0)
+    assert table.renew(A, b"d", "y", 1) is not None
+    assert table.drop_connection("x") == []
+    assert table.drop_connection("y") == [A]
+    table.register(said, "x", 2)
+    table.register(registration(B), "z", 3)  # the same id of the same name
+    assert table.drop_connection("x") == [A]
+    assert addrs(table) == {"broker-a": {0: B}}
+    assert table.drop_connection("z") == [B]
+    assert (table._names_of, table._addrs_of, table._clusters_of) == ({}, {}, {})
+
+
+def test_a_set_in_two_clusters_leaves_both(table):
+    table.register(registration(), "x", 0)
+    table.register(registration(B, broker_id=1, cluster="D"), "y", 0)
+    assert table.cluster_info().cluster_addr_table == {"C": {"broker-a"}, "D": {"broker-a"}}
+    table.drop_connection("x")
+    assert table.cluster_info().cluster_addr_table == {"C": {"broker-a"}, "D": {"broker-a"}}
+    table.drop_connection("y")
+    assert table.cluster_info().cluster_addr_table == {}
+
+
 NAMES = st.sampled_from(["broker-a", "broker-b"])
 ADDRS = st.sampled_from([A, B, "127.0.0.1:12911"])
 IDS = st.integers(0, 1)
@@ -261,4 +292,5 @@ def test_the_tables_agree_whatever_happens(steps):
     for connection in "xyz":
         table.drop_connection(connection)
     table.expire(10**9)
+    assert (table._names_of, table._addrs_of, table._clusters_of) == ({}, {}, {})
     assert attrs.asdict(table.topics()) == attrs.asdict(TopicList())

@@ -281,6 +281,8 @@ class Maps:
     def mmap(self, fd: int, size: int, **options: Any) -> mmap.mmap:
         calls = self._calls
         if fd == -1:
+            if calls.disk.faults.refused.get("mmap") == errno.ENOMEM:  # the others are about files
+                calls.disk.refuse("mmap", "")
             return mmap.mmap(fd, size, **options)
         opened = calls.opened(fd)
         inode, path = calls.file(fd)

@@ -74,7 +74,8 @@ class DiskFaults:
 
     `room_bytes`: what can still be allocated. `fail_sync_in`: the so many-th sync from now fails, and `forgets` says
     whether the kernel then takes what it could not write for written. `end_in`: the so many-th operation from now is
-    the last. `refused`: calls ("open" of anything, "mmap", "mkdir") and the error that each ends in.
+    the last. `refused`: the calls ("open" of anything, "create", "mmap", "mkdir") that end in an error, in which, and a
+    share of how many. With `parts` an allocation that fails has taken some of the room.
     """
 
     room_bytes: int | None = None
@@ -83,6 +84,9 @@ class DiskFaults:
     sync_rng: Random = attrs.field(factory=lambda: Random(0))
     end_in: int | None = None
     refused: dict[str, int] = attrs.field(factory=dict)
+    refused_share: float = 1.0
+    refuse_rng: Random = attrs.field(factory=lambda: Random(0))
+    parts: bool = False
 
 
 @implementer(ILockedFile)
@@ -140,21 +144,26 @@ class SimDisk:
     def refuse(self, name: str, path: str) -> None:
         """Raises OSError where such calls are refused now."""
         number = self.faults.refused.get(name)
-        if number is not None:
+        if number is not None and self.faults.refuse_rng.random() < self.faults.refused_share:
             self.refusals += 1
             raise error_of(number, path)
 
     def take_blocks(self, inode: Inode, offset: int, size: int) -> None:
         missing = [page for page in pages_of(offset, size) if not inode.blocks[page]]
         room = self.faults.room_bytes
-        if room is not None:
-            if len(missing) * PAGE_BYTES > room:
-                self.refusals += 1
-                raise error_of(errno.ENOSPC)
-            self.faults.room_bytes = room - len(missing) * PAGE_BYTES
-        for page in missing:
+        if room is not None and len(missing) * PAGE_BYTES > room:
+            self.refusals += 1
+            if self.faults.parts and room >= PAGE_BYTES:
+                self._take(inode, missing[: room // PAGE_BYTES])
+            raise error_of(errno.ENOSPC)
+        self._take(inode, missing)
+
+    def _take(self, inode: Inode, pages: list[int]) -> None:
+        for page in pages:
             inode.blocks[page] = 1
-        self.used_bytes += len(missing) * PAGE_BYTES
+        self.used_bytes += len(pages) * PAGE_BYTES
+        if self.faults.room_bytes is not None:
+            self.faults.room_bytes -= len(pages) * PAGE_BYTES
 
     def give_blocks(self, count: int) -> None:
         self.used_bytes -= count * PAGE_BYTES
@@ -284,6 +293,7 @@ class SimDisk:
     # What calls do
 
     def create(self, path: str) -> Inode:
+        self.refuse("create", path)
         self.act("create", path)
         inode = Inode()
         self._change((self.directory(os.path.dirname(path)), os.path.basename(path), inode))

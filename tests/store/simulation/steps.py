@@ -6,6 +6,7 @@ taking one step out shifts none of the others.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Collection
 from random import Random
 from typing import Any
@@ -23,9 +24,25 @@ NAMES = ("%LMQ%x", "%LMQ%y", "B", "C")
 #: Faults that a step each is made of.
 FAULTS = ("kill", "power", "end_in", "eio", "full", "rot", "jump", "slow", "lose")
 #: What else a run may have; each is on in a share of the runs.
-EXTRAS = {"hostile": 0.3, **dict.fromkeys(spoil.EXTRAS, 0.15), "spoilt extensions": 0.5}
+EXTRAS = {
+    "hostile": 0.3,
+    "short": 0.3,
+    "parts": 0.3,
+    "goes on": 0.8,
+    "lost queues": 0.15,
+    "garbled queues": 0.15,
+    "spoilt extensions": 0.5,
+    "spoilt index": 0.15,
+}
 #: Extras that are met only where they are asked for.
-HELD_BACK = frozenset(spoil.EXTRAS)
+HELD_BACK = frozenset({"short", "goes on", "lost queues", "garbled queues", "spoilt index"})
+#: What may run short, and the calls that are refused then.
+SHORTAGES = {
+    "descriptors": {"open": errno.EMFILE, "mmap": errno.EMFILE},
+    "files of all": {"open": errno.ENFILE},
+    "memory": {"mmap": errno.ENOMEM},
+    "names": {"create": errno.ENOSPC, "mkdir": errno.ENOSPC},
+}
 STEPS_MIN, STEPS_MAX = 15, 50
 
 
@@ -101,6 +118,7 @@ def steps_of(seed: int, options: Options) -> list[Step]:
     streams = {fault: Random(f"{seed} {fault}") for fault in FAULTS}
     ages, names = Random(f"{seed} ages"), Random(f"{seed} names of messages")
     hostile = Random(f"{seed} hostile messages")
+    short = Random(f"{seed} what runs short")
     spoils = {extra: Random(f"{seed} steps of {extra}") for extra in spoil.EXTRAS}
     for step in steps:
         for fault in FAULTS:
@@ -112,6 +130,8 @@ def steps_of(seed: int, options: Options) -> list[Step]:
             result += _age_steps(ages)
         if options["names"] and step[0] == "append":
             step[2] = [[*row, names.choice([0, 0, 0, 0, 1, 1, 2, 3, 4, 8, 15])] for row in step[2]]
+        if "short" in options["extras"]:
+            result += _short_steps(short)
         for extra, stream in spoils.items():
             if extra in options["extras"]:
                 result += _spoil_steps(extra, stream)
@@ -132,6 +152,15 @@ def _age_steps(rng: Random) -> list[Step]:
         return []
     fails = [["fail_deleting"]] if rng.random() < 0.1 else []
     return [*fails, end, age] if ends < 0.4 else [*fails, age]
+
+
+def _short_steps(rng: Random) -> list[Step]:
+    """Calls are refused for a while."""
+    share, is_over = rng.random(), rng.random() < 0.5
+    step = ["short", rng.choice(list(SHORTAGES)), rng.choice([0.3, 1.0, 1.0]), rng.getrandbits(30)]
+    if share >= 0.2:
+        return []
+    return [["lift_short"]] if is_over else [step]
 
 
 def _spoil_steps(extra: str, rng: Random) -> list[Step]:

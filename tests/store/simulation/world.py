@@ -24,7 +24,7 @@ from mqbroker.wire.record import BLANK_BYTES_MIN, MAGIC, decode_record
 from tests.store.harness import BORN, HOST, START_S
 from tests.store.simulation import coverage, hostile, spoil, steps
 from tests.store.simulation.disk import DiskFaults, Ended, SimDisk, UnallocatedStore
-from tests.store.simulation.model import Entry, Model, Violation, require
+from tests.store.simulation.model import Entry, Model, SyncSpan, Violation, require
 from tests.store.simulation.retention import RetentionCheck
 from tests.store.simulation.steps import Options, Step
 from tests.store.simulation.syncs import TimedSyncs
@@ -57,6 +57,8 @@ class World:
         self._end = ("power", 0)
         self.high_s = 0.0  # the clock went back from here
         self._life = 0
+        self._shortage: SyncSpan | None = None
+        self._heal()
         self.retention = RetentionCheck(self)
         self.store = self._open_anew("new", 0)
 
@@ -98,7 +100,7 @@ class World:
                     self.counts["end while opening"] += 1
                 else:
                     self.disk = self.disk.killed(rng)
-                    self.disk.faults = DiskFaults()
+                    self._heal()
             clock = Clock()
             clock.rightNow = self.clock.rightNow
             self.clock, self.worker = clock, SimWorker()
@@ -111,7 +113,7 @@ class World:
                 continue
             except OSError as error:
                 self.counts["opening refused by the disk"] += 1
-                if self.disk.faults.room_bytes is None and not self.disk.syncs_failed:
+                if self.disk.faults.room_bytes is None and not self.disk.faults.refused and not self.disk.syncs_failed:
                     raise Violation("opens again", f"after {end}: {error!r}") from error
                 if self.disk.syncs_failed:
                     self.model.unsynced_may_go = True
@@ -487,6 +489,7 @@ class World:
         """Someone deletes caches of the log while the store is stopped; the start after that may be cut short."""
         self._stop(seed)
         self.disk.faults.fail_sync_in = self.disk.faults.end_in = None  # it is deleted whole, and not by the store
+        self._do_lift_short()
         if "consumequeue" in what:
             self.model.caches_lost = True
             light = [entries for (name, _), entries in self.model.queues.items() if name.startswith(LMQ_PREFIX)]
@@ -535,6 +538,25 @@ class World:
 
     def _do_lift(self) -> None:
         self.disk.faults.room_bytes = None
+
+    def _do_short(self, what: str, share: float, seed: int) -> None:
+        """From now on calls are refused, all of them or a share."""
+        self._do_lift_short()
+        faults = self.disk.faults
+        faults.refused, faults.refused_share, faults.refuse_rng = steps.SHORTAGES[what], share, Random(seed)
+        self.counts[f"short of {what}"] += 1
+        self._shortage = SyncSpan(self.model.exposed_s, is_last_place=True)  # nothing can be synced that is not open
+        self.model.sync_spans.append(self._shortage)
+
+    def _do_lift_short(self) -> None:
+        self.disk.faults.refused = {}
+        if self._shortage is not None:
+            self._shortage.end_s = self.model.exposed_s
+            self._shortage = None
+
+    def _heal(self) -> None:
+        self._do_lift_short()
+        self.disk.faults = DiskFaults(parts="parts" in self.options.get("extras", ()))
 
     def _do_rot(self, seed: int) -> None:
         """Rot records that the durable checkpoint covers: nobody can tell others from what a power cut tore."""
@@ -617,7 +639,7 @@ class World:
         if end in ("kill", "power") and not model.has_rot:
             self._check_nothing_above_the_end()
         # What survived this end is what the next one finds; a process that starts has the whole interval.
-        model.sync_spans.clear()
+        model.sync_spans = [span for span in model.sync_spans if span is self._shortage]
         for entry in model.entries:
             entry.is_committed = True
             entry.exposed_s = max(entry.exposed_s, model.exposed_s) if end != "power" else entry.exposed_s
@@ -672,12 +694,13 @@ class World:
 
     def finish(self) -> None:
         """Heal the disk; then everything works again, is whole, and equals a rebuild. Raises Violation."""
-        self.disk.faults = DiskFaults()
+        self._heal()
         self.retention.forget_faults()
         self._settle()
         self._pass(max(self.clock.rightNow, self.high_s))
         self._settle()
-        if not self.store.writable or self._has_failed_sync:
+        goes_on = "goes on" in self.options.get("extras", ())
+        if not self.store.writable or (self._has_failed_sync and not goes_on):
             self._do_stop(False, 1)
         for _ in range(2):
             self._do_append(True, [[0, 0, 10, steps.PLAIN], [1, 1, 10, steps.PLAIN]])
@@ -685,6 +708,10 @@ class World:
             self._check_step()
             last = self.model.entries[-1]
             require(last.is_durable, "works again once the disk does", "the last message was not acknowledged")
+        if goes_on:
+            is_saved = self.wait_until(self._is_saved, self.options["queue_flush_ms"])
+            require(is_saved, "works again once the disk does", "the checkpoint stays where it is")
+            self.counts["went on after faults"] += 1
         self._check_all()
         require(self._stop(2), "stop is clean", "after all faults were lifted")
         self._check_step()
@@ -715,6 +742,12 @@ class World:
         done = min(stats.flushed, stats.dispatched, stats.indexed if self.options["index"] else stats.dispatched)
         is_committed = not self.model.entries or self.model.entries[-1].is_committed
         return is_committed and done >= stats.log_end and not self.worker.jobs and self.store.writable
+
+    def _is_saved(self) -> bool:
+        """Whether the checkpoint is at the end of the log."""
+        path = f"{ROOT}/checkpoint"
+        checkpoint = decode_checkpoint(self.disk.content(path) if self.disk.find(path) else b"")
+        return min(checkpoint.log_offset or 0, checkpoint.queues_offset or 0) >= self.store.log_end
 
     def _check_all(self) -> None:
         self.check_queues()

@@ -41,6 +41,10 @@ class Entry:
     is_rotten: bool = False
     is_committed: bool = False  # it is in the log's file, and what readers see
     is_gone: bool = False  # it aged, or had to make room
+    removed_from: set[tuple[str, int]] = attrs.field(factory=set)  # queues that were removed with it, or may have been
+
+    def is_gone_from(self, queue: tuple[str, int]) -> bool:
+        return self.is_gone or queue in self.removed_from
 
     @property
     def end(self) -> int:
@@ -102,7 +106,9 @@ class Model:
     was not acknowledged as durable may be lost by any end of the process. The log begins at `floor`; the names of
     segments below `removed` were removed, though that may not be on the disk. `caches_lost` once consume queues were
     deleted: those without a message begin at 0 again. `spoilt`: directories in which something was spoilt. What is not
-    committed may be lost by any end, but is after `commit_s`.
+    committed may be lost by any end, but is after `commit_s`. Of topics in `removals` all that there is may go;
+    messages with offsets below `removed_below` were removed; those below `numbered` are not given again, though a crash
+    took the messages.
     """
 
     flush_s: float
@@ -119,6 +125,9 @@ class Model:
     removed: int = 0
     caches_lost: bool = False
     spoilt: set[str] = attrs.field(factory=set)
+    removals: set[str] = attrs.field(factory=set)
+    removed_below: dict[tuple[str, int], int] = attrs.field(factory=dict)
+    numbered: dict[tuple[str, int], int] = attrs.field(factory=dict)
     commit_s: float = 0.0
 
     @property
@@ -136,8 +145,11 @@ class Model:
     def add(self, entry: Entry) -> None:
         self.entries.append(entry)
         self.last_ms = entry.store_ms
-        for queue, _ in entry.places:
-            self.queues.setdefault(queue, []).append(entry)
+        for queue, offset in entry.places:
+            self._pad(queue, offset, entry).append(entry)
+            if queue[0] in self.removals:
+                entry.removed_from.add(queue)
+                self.numbered[queue] = max(offset + 1, self.numbered.get(queue, 0))
 
     def commit(self, end: int) -> None:
         """All below `end` is in the log's file. Raises Violation where something waits too long."""
@@ -158,7 +170,31 @@ class Model:
         lowest = len(entries)
         while lowest and (entries[lowest - 1].is_rotten or (entries[lowest - 1].is_gone and self.caches_lost)):
             lowest -= 1
-        return range(lowest, len(entries) + 1)
+        return range(lowest, max(len(entries), self.numbered.get(queue, 0)) + 1)
+
+    def begin_removal(self, topic: str) -> dict[tuple[str, int], int]:
+        """From now on what queues of a topic have may be gone; returns how many messages each has had."""
+        counts = {queue: len(entries) for queue, entries in self.queues.items() if queue[0] == topic}
+        for queue, count in counts.items():
+            for entry in self.queues[queue]:
+                entry.removed_from.add(queue)
+            self.numbered[queue] = max(count, self.numbered.get(queue, 0))
+        self.removals.add(topic)
+        return counts
+
+    def end_removal(self, topic: str, counts: dict[tuple[str, int], int], is_done: bool) -> None:
+        """Nothing is removed any more; `is_done` where those that `begin_removal` counted are sure to be."""
+        self.removals.discard(topic)
+        for queue, count in counts.items():
+            if is_done:
+                self.removed_below[queue] = max(count, self.removed_below.get(queue, 0))
+
+    def _pad(self, queue: tuple[str, int], offset: int, entry: Entry) -> list[Entry]:
+        """The queue, in which numbers below `offset` are of messages that a crash took, and will not be given again."""
+        entries = self.queues.setdefault(queue, [])
+        while len(entries) < offset:
+            entries.append(attrs.evolve(entry, is_gone=True, removed_from={queue}))
+        return entries
 
     def give_up(self, entry: Entry) -> None:
         """Forget an entry that is the newest of the log."""

@@ -29,13 +29,23 @@ EXTRAS = {
     "short": 0.3,
     "parts": 0.3,
     "goes on": 0.8,
+    "removal": 0.3,
     "lost queues": 0.15,
     "garbled queues": 0.15,
     "spoilt extensions": 0.5,
     "spoilt index": 0.15,
 }
 #: Extras that are met only where they are asked for.
-HELD_BACK = frozenset({"short", "goes on", "lost queues", "garbled queues", "spoilt index"})
+HELD_BACK = frozenset(
+    {
+        "short",
+        "goes on",
+        "removal",
+        "lost queues",
+        "garbled queues",
+        "spoilt index",
+    }
+)
 #: What may run short, and the calls that are refused then.
 SHORTAGES = {
     "descriptors": {"open": errno.EMFILE, "mmap": errno.EMFILE},
@@ -118,6 +128,7 @@ def steps_of(seed: int, options: Options) -> list[Step]:
     streams = {fault: Random(f"{seed} {fault}") for fault in FAULTS}
     ages, names = Random(f"{seed} ages"), Random(f"{seed} names of messages")
     hostile = Random(f"{seed} hostile messages")
+    removals = Random(f"{seed} what is removed")
     short = Random(f"{seed} what runs short")
     spoils = {extra: Random(f"{seed} steps of {extra}") for extra in spoil.EXTRAS}
     for step in steps:
@@ -132,6 +143,8 @@ def steps_of(seed: int, options: Options) -> list[Step]:
             step[2] = [[*row, names.choice([0, 0, 0, 0, 1, 1, 2, 3, 4, 8, 15])] for row in step[2]]
         if "short" in options["extras"]:
             result += _short_steps(short)
+        if "removal" in options["extras"]:
+            result += _removal_steps(removals)
         for extra, stream in spoils.items():
             if extra in options["extras"]:
                 result += _spoil_steps(extra, stream)
@@ -161,6 +174,12 @@ def _short_steps(rng: Random) -> list[Step]:
     if share >= 0.2:
         return []
     return [["lift_short"]] if is_over else [step]
+
+
+def _removal_steps(rng: Random) -> list[Step]:
+    share, topic, end = rng.random(), rng.choice(["A", "A", "B", "C"]), rng.choice(["kill", "power"])
+    step = ["remove", topic, rng.choice([0, 0, 0, rng.randint(1, 40)]), end, rng.getrandbits(30)]
+    return [step] if share < 0.12 else []
 
 
 def _spoil_steps(extra: str, rng: Random) -> list[Step]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
+from twisted.python.failure import Failure
 
 from mqbroker.config import StoreSettings
 from mqbroker.errors import FlushTimedOut, MQError, StoreBusy, StoreUnwritable
@@ -387,18 +388,19 @@ class World:
         data = b"".join(bytes(piece) for piece in result.pieces)
         served = entries[offset : result.next_offset]
         if offset < self.store.max_offset(topic, queue_id) and not any(
-            entry.is_rotten or entry.is_gone for entry in served
+            entry.is_rotten or entry.is_gone_from((topic, queue_id)) for entry in served
         ):
             require(result.count > 0, "nothing lost", f"{where}: nothing is got")
         at = count = 0
         for entry in served:  # what rotted is served from memory until the disk is read again, or not at all
-            require(entry.is_committed, "readers see only what is committed", f"{where}: {entry.start}")
+            is_seen = entry.is_committed or entry.is_gone_from((topic, queue_id))
+            require(is_seen, "readers see only what is committed", f"{where}: {entry.start}")
             if data[at : at + len(entry.record)] == entry.record:
                 at += len(entry.record)
                 count += 1
             else:
                 what = f"{where} to {result.next_offset}: not the bytes of {entry.queue_offset}"
-                require(entry.is_rotten or entry.is_gone, "no record altered", what)
+                require(entry.is_rotten or entry.is_gone_from((topic, queue_id)), "no record altered", what)
         require(at == len(data), "no record altered", f"{where}: other bytes than were appended")
         require(result.count == count, "no record altered", f"{where}: {result.count} for {count}")
         return result.next_offset
@@ -432,7 +434,7 @@ class World:
             return
         topic, queue_id = rng.choice(queues)
         entries = self.model.queues[topic, queue_id][: self.store.max_offset(topic, queue_id)]
-        entries_live = [entry for entry in entries if not entry.is_gone]
+        entries_live = [entry for entry in entries if not entry.is_gone_from((topic, queue_id))]
         if entries_live:
             wanted = rng.choice(entries_live).store_ms
             found = self.store.offset_by_time(topic, queue_id, wanted)
@@ -484,6 +486,25 @@ class World:
 
     def _do_power(self, seed: int) -> None:
         self.end("power", seed)
+
+    def _do_remove(self, topic: str, end_in: int, end: str, seed: int) -> None:
+        """Remove a topic; the process or the machine may end meanwhile."""
+        counts = self.model.begin_removal(topic)
+        life = self._life
+
+        def removed(found: Any) -> None:
+            if self._life != life:
+                return
+            is_done = not isinstance(found, Failure)
+            self.counts["topic removed" if is_done else "removal refused"] += 1
+            if is_done or found.check(OSError):
+                self.model.end_removal(topic, counts, is_done)
+            elif not found.check(Ended):
+                self.violations.append(Violation("removals end as promised", repr(found.value)))
+
+        if end_in:
+            self._do_end_in(end_in, end, seed)
+        self.store.remove_topics({topic}).addBoth(removed)
 
     def _do_lose(self, what: list[str], seed: int, operations: int = 0, end: str = "kill") -> None:
         """Someone deletes caches of the log while the store is stopped; the start after that may be cut short."""
@@ -629,6 +650,7 @@ class World:
             self.counts["damage found"] += 1
             require(model.has_rot, "damage is damage", f"nothing rotted, yet: {store.damages[0]}")
         model.last_ms = model.entries[-1].store_ms if model.entries else 0
+        model.removals.clear()
         self._adopt_in_flight()
         segment = self.options["segment_bytes"]
         next_segment = -(-model.end // segment) * segment
@@ -681,6 +703,8 @@ class World:
         self.store.dispatch_now()
         for (topic, queue_id), entries in sorted(self.model.queues.items()):
             count = self.store.max_offset(topic, queue_id)
+            if self._is_removed(topic, queue_id, entries):
+                continue
             allowed = self.model.next_offsets((topic, queue_id))
             require(count in allowed, "queues hold all", f"{topic} {queue_id} ends at {count}, not in {allowed}")
             del entries[count:]
@@ -689,6 +713,16 @@ class World:
                 following = self._get(topic, queue_id, offset, 32)
                 require(following > offset, "gets get on", f"{topic} {queue_id} stays at {offset}")
                 offset = following
+
+    def _is_removed(self, topic: str, queue_id: int, entries: list[Entry]) -> bool:
+        """Whether a queue was removed, and has had no message since. Raises Violation where it is back."""
+        if not self.store.max_offset(topic, queue_id) or self.store.bounds(topic, queue_id) is None:
+            return bool(entries) and all((topic, queue_id) in entry.removed_from for entry in entries)
+        low, high = self.store.min_offset(topic, queue_id), self.store.max_offset(topic, queue_id)
+        below = self.model.removed_below.get((topic, queue_id), 0)
+        what = f"{topic} {queue_id} begins at {low} of {high}, and was removed below {below}"
+        require(low >= below, "what was removed stays removed", what)
+        return low == high and all((topic, queue_id) in entry.removed_from for entry in entries)
 
     # The end
 

@@ -72,7 +72,6 @@ from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.record import decode_host
 
 EXPIRY_CHECK_SECONDS = 10.0
-DELAY_PERSIST_SECONDS = 1.0
 FILTERS_PERSIST_SECONDS = 10.0
 HALVES_PROGRESS_SECONDS = 1.0
 STATS_SECONDS = 1.0
@@ -330,7 +329,7 @@ class Assembly:
             (EXPIRY_CHECK_SECONDS, self.consumers.expire),
             (EXPIRY_CHECK_SECONDS, self.producers.expire),
             (FILTERS_PERSIST_SECONDS, self.filters.persist),
-            (DELAY_PERSIST_SECONDS, self.delay.persist),
+            (self.settings.store.flush_delay_offset_interval_ms / 1000, self.delay.persist),
             (HALVES_PROGRESS_SECONDS, self.halves.save_progress),
             (STATS_SECONDS, self.stats.tick),
             (FALL_BEHIND_SECONDS, self.fall_behind.look),

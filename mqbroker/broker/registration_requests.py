@@ -30,6 +30,9 @@ log = Logger()
 TURN_SECONDS = 0.01
 NEXT_TURN_SECONDS = 1e-6
 
+#: Where slaves would connect to. Nobody listens; the field must be there.
+NO_HA_ADDRESS = ""
+
 #: What a name server's frame has room for beside its header.
 BODY_BYTES_MAX = FRAME_BYTES_MAX - 64 * 1024
 
@@ -42,7 +45,6 @@ class BrokerIdentity:
     name: str
     cluster: str
     broker_id: int
-    ha_address: str
 
 
 @attrs.frozen
@@ -87,7 +89,7 @@ class RegistrationRequests:
             broker_name=me.name,
             broker_addr=me.address,
             cluster_name=me.cluster,
-            ha_server_addr=me.ha_address,
+            ha_server_addr=NO_HA_ADDRESS,
             broker_id=me.broker_id,
             compressed=body.compressed,
             body_crc32=body_crc32(body.data),

@@ -35,12 +35,13 @@ from mqbroker.broker.topics import TopicTable
 from mqbroker.config import BrokerSettings
 from mqbroker.config.changes import rewrite_conf
 from mqbroker.errors import AlreadyStarted, Refused, StoreUnwritable
-from mqbroker.remoting.client import Connector, RemotingClient
+from mqbroker.remoting.client import Connector, RemotingClient, tcp_connector
 from mqbroker.remoting.draining import answered
 from mqbroker.remoting.handlers import HandlerTable
 from mqbroker.remoting.limits import Limits
 from mqbroker.remoting.listening import ListeningService
 from mqbroker.remoting.server import RemotingServerFactory
+from mqbroker.remoting.tcp import Buffers
 from mqbroker.remoting.tls import WATCH_SECONDS as TLS_WATCH_SECONDS
 from mqbroker.remoting.tls import ServerTls, tls_connector
 from mqbroker.store.disk import IDisk
@@ -227,6 +228,7 @@ class BrokerService(Service):
             factory,
             backlog=server.server_socket_backlog,
             interface=server.bind_address,
+            buffers=Buffers.of(server),
             other_port=vip_port(self.settings),
         )
         listening.startService()
@@ -310,7 +312,9 @@ class BrokerService(Service):
             return
         client = RemotingClient(
             self._reactor,
-            connector=self._connector or self._tls_connector(),
+            connector=self._connector or self._own_connector(),
+            limits=Limits(idle_seconds=settings.client.client_channel_max_idle_time_seconds),
+            requests_max=settings.client.client_async_semaphore_value,
             on_closed=lambda address: registration.connection_closed(address),
         )
         identity = BrokerIdentity(
@@ -318,7 +322,6 @@ class BrokerService(Service):
             settings.broker_name,
             settings.broker_cluster_name,
             settings.broker_id,
-            f"{settings.broker_ip2}:{settings.ha_listen_port}",
         )
         registration = Registration(client, settings.namesrv_addr, identity, topics, settings, clock)
         topics.on_change.append(registration.changed)
@@ -329,8 +332,12 @@ class BrokerService(Service):
         told = registration.start()
         told.addCallback(self.started.callback)
 
-    def _tls_connector(self) -> Connector | None:
-        return tls_connector(self._reactor, self.settings.tls) if self.settings.client.use_tls else None
+    def _own_connector(self) -> Connector:
+        """For connections to name servers."""
+        client = self.settings.client
+        if client.use_tls:
+            return tls_connector(self._reactor, self.settings.tls, client.connect_timeout_ms)
+        return tcp_connector(self._reactor, client.connect_timeout_ms)
 
     # --- while it runs
 

@@ -22,7 +22,7 @@ from mqbroker.config.settings import (
 )
 from mqbroker.config.sources import Faults, Sources, Warn
 from mqbroker.config.tls import TlsMode, TlsSettings, add_tls_file
-from mqbroker.config.unused import NO_EFFECT, REFUSED, REFUSED_KEYS, REFUSED_VALUES
+from mqbroker.config.unused import REFUSED, REFUSED_KEYS, REFUSED_VALUES, REPLICATION, UNUSED
 from mqbroker.errors import BadSetting
 
 T = TypeVar("T")
@@ -72,6 +72,9 @@ def load_broker_settings(
     faults.check(lambda: _check_name_servers(settings, given), "namesrvAddr")
     faults.check(lambda: _check_accounts(settings, given), "aclEnable", "rocketmqHome")
     faults.raise_any(given)
+    _tell_of_unused(given, warn)
+    if settings.broker_id:
+        warn(f"{given['brokerId'].where}: brokerId={settings.broker_id} is taken as 0, a master's: {REPLICATION}")
     # A master's id is 0 whatever the file says, as Java has it.
     return attrs.evolve(settings, broker_id=0)
 
@@ -97,12 +100,14 @@ def load_namesrv_settings(
     )
     maker.faults.check(lambda: _check_cluster_test(settings, maker.given), "clusterTest", "namesrvAddr")
     maker.faults.raise_any(maker.given)
+    # One file may serve both daemons; what is the broker's alone is told there.
+    _tell_of_unused({key: item for key, item in maker.given.items() if key.startswith("server")}, warn)
     return settings
 
 
 def is_without_effect(key: str) -> bool:
-    """Whether it is a key of the Java system that is taken without a word and changes nothing here."""
-    return key in NO_EFFECT
+    """Whether it is a key of the Java system that is no setting here: it may be given, and changes nothing."""
+    return key in UNUSED and key not in _EVERYONES
 
 
 def _uses_tls(tls: TlsSettings, given: Mapping[str, Given]) -> bool:
@@ -130,6 +135,18 @@ def _refuse_what_is_not_here(item: Given) -> None:
         raise item.bad(why)
 
 
+def _tell_of_unused(given: Mapping[str, Given], warn: Warn) -> None:
+    """Say once which of the keys that were given something else than the default have no effect."""
+    by_why: dict[str, list[str]] = {}
+    for key, item in given.items():
+        unused = UNUSED.get(key)
+        if unused is not None and item.value.lower() != unused.default:
+            by_why.setdefault(unused.why, []).append(key)
+    if by_why:
+        told = "; ".join(f"{', '.join(keys)} ({why})" for why, keys in by_why.items())
+        warn(f"these settings have no effect: {told}")
+
+
 class _Maker:
     """What was `given`, and the settings that are made of it; what is wrong with them is gathered in `faults`."""
 
@@ -145,7 +162,7 @@ class _Maker:
         self.faults = Faults()
         self._warn = warn
         settings = {setting.key: setting for part in parts for setting in settings_of(part)}
-        unused = NO_EFFECT | REFUSED_KEYS
+        unused = UNUSED.keys() | REFUSED_KEYS
         sources = Sources(settings, settings.keys() | unused, _EVERYONES | unused, warn)
         if path is not None:
             sources.add_file(path)

@@ -177,6 +177,8 @@ class StoreSettings:
     redelete_hanged_file_interval_ms: int = whole(120_000, unit="ms")
     clean_file_forcibly_enable: bool = boolean(True, important=True)
     message_delay_level: str = text("1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h", parse_delays)
+    #: Java's is 10,000: so much of what was delivered comes again after a crash.
+    flush_delay_offset_interval_ms: int = long(1000, 1, unit="ms")
     enable_schedule_message_stats: bool = boolean(True)
     broker_role: BrokerRole = choice(BrokerRole.ASYNC_MASTER)
     duplication_enable: bool = boolean(False)

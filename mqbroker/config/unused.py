@@ -2,59 +2,88 @@
 
 from __future__ import annotations
 
-
-def _keys(text: str) -> frozenset[str]:
-    return frozenset(text.split())
+import attrs
 
 
-#: Java spreads its work over thread pools; here one thread takes requests in the order they come.
-_THREADS = _keys(
-    """
-    sendMessageThreadPoolNums putMessageFutureThreadPoolNums pullMessageThreadPoolNums
-    processReplyMessageThreadPoolNums queryMessageThreadPoolNums adminBrokerThreadPoolNums clientManageThreadPoolNums
-    consumerManageThreadPoolNums heartbeatThreadPoolNums endTransactionThreadPoolNums sendThreadPoolQueueCapacity
-    putThreadPoolQueueCapacity pullThreadPoolQueueCapacity replyThreadPoolQueueCapacity queryThreadPoolQueueCapacity
-    clientManagerThreadPoolQueueCapacity consumerManagerThreadPoolQueueCapacity heartbeatThreadPoolQueueCapacity
-    endTransactionPoolQueueCapacity serverWorkerThreads serverCallbackExecutorThreads serverSelectorThreads
-    clientWorkerThreads clientCallbackExecutorThreads useReentrantLockWhenPutMessage
-    """
+@attrs.frozen
+class Unused:
+    """Why a key has no effect, and its default in the Java system as text; None where that has none."""
+
+    why: str
+    default: str | None
+
+
+def _unused(why: str, text: str) -> dict[str, Unused]:
+    items = (item.partition("=") for item in text.split())
+    return {key: Unused(why, default if equals else None) for key, equals, default in items}
+
+
+REPLICATION = "replication is not served by this version"
+
+#: Keys that are taken from a Java file and change nothing. Those that are settings are checked, and shown as given.
+UNUSED: dict[str, Unused] = (
+    _unused(
+        "one thread takes all requests, in the order they come",
+        """
+        sendMessageThreadPoolNums=2 putMessageFutureThreadPoolNums=2 pullMessageThreadPoolNums=20
+        processReplyMessageThreadPoolNums=20 queryMessageThreadPoolNums=10 adminBrokerThreadPoolNums=16
+        clientManageThreadPoolNums=32 consumerManageThreadPoolNums=32 heartbeatThreadPoolNums=2
+        endTransactionThreadPoolNums=12 sendThreadPoolQueueCapacity=10000 putThreadPoolQueueCapacity=10000
+        pullThreadPoolQueueCapacity=100000 replyThreadPoolQueueCapacity=10000 queryThreadPoolQueueCapacity=20000
+        clientManagerThreadPoolQueueCapacity=1000000 consumerManagerThreadPoolQueueCapacity=1000000
+        heartbeatThreadPoolQueueCapacity=50000 endTransactionPoolQueueCapacity=100000 serverWorkerThreads=8
+        serverCallbackExecutorThreads=0 serverSelectorThreads=3 clientWorkerThreads=4 clientCallbackExecutorThreads=2
+        useReentrantLockWhenPutMessage=true enableScheduleAsyncDeliver=false scheduleAsyncDeliverMaxPendingLimit=2000
+        scheduleAsyncDeliverMaxResendNum2Blocked=3
+        """,
+    )
+    | _unused(
+        "it says how the Java broker, Netty or the JVM work, and has no counterpart here",
+        """
+        messageStorePlugIn= transferMsgByHeap=true serverPooledByteBufAllocatorEnable=true useEpollNativeSelector=false
+        writeBufferHighWaterMark=0 writeBufferLowWaterMark=0 clientPooledByteBufAllocatorEnable=false
+        clientCloseSocketIfTimeout=true clientSocketSndBufSize=0 clientSocketRcvBufSize=0 channelNotActiveInterval=60000
+        destroyMapedFileIntervalForcibly=120000 flushLeastPagesWhenWarmMapedFile=4096 debugLockEnable=false
+        bitMapLengthConsumeQueueExt=64 commercialEnable=true commercialTimerCount=1 commercialTransCount=1
+        commercialBigCount=1 commercialBaseCount=1 isolateLogEnable=false highSpeedMode=false maxDelayTime=40
+        putMsgIndexHightWater=600000 messageIndexSafe=false diskFallRecorded=true
+        flushConsumerOffsetHistoryInterval=60000
+        """,
+    )
+    | _unused(
+        REPLICATION,
+        """
+        haMasterAddress haListenPort brokerIP2 haSendHeartbeatInterval=5000 haHousekeepingInterval=20000
+        haTransferBatchSize=32768 haSlaveFallbehindMax=268435456 slaveTimeout=3000 offsetCheckInSlave=false
+        storePathDLedgerCommitLog dLegerGroup dLegerPeers dLegerSelfId preferredLeaderId isEnableBatchPush=false
+        enableBatchPush
+        """,
+    )
+    | _unused(
+        "filter servers, and address servers that know the name servers, are not served by this version",
+        "filterServerNums=0 fetchNamesrvAddrByAddressServer=false rmqAddressServerDomain rmqAddressServerSubGroup",
+    )
+    | _unused(
+        "a daemon has few such requests of its own under way",
+        "serverOnewaySemaphoreValue=256 serverAsyncSemaphoreValue=64 clientOnewaySemaphoreValue=65535",
+    )
+    | _unused(
+        "records are always checked, and flushIntervalCommitLog and flushIntervalConsumeQueue are bounds by themselves",
+        """
+        flushCommitLogTimed=true flushCommitLogLeastPages=4 flushCommitLogThoroughInterval=10000
+        flushConsumeQueueLeastPages=2 flushConsumeQueueThoroughInterval=60000 checkCRCOnRecover=true
+        """,
+    )
 )
-
-#: Workings of the JVM, of Netty and of Java's memory-mapped files that have no counterpart.
-_JAVA = _keys(
-    """
-    messageStorePlugIn transferMsgByHeap commercialEnable commercialTimerCount commercialTransCount
-    commercialBigCount commercialBaseCount isolateLogEnable highSpeedMode filterServerNums maxDelayTime
-    serverPooledByteBufAllocatorEnable useEpollNativeSelector writeBufferHighWaterMark writeBufferLowWaterMark
-    clientPooledByteBufAllocatorEnable clientCloseSocketIfTimeout clientSocketSndBufSize clientSocketRcvBufSize
-    channelNotActiveInterval
-    destroyMapedFileIntervalForcibly putMsgIndexHightWater
-    flushLeastPagesWhenWarmMapedFile messageIndexSafe debugLockEnable diskFallRecorded
-    bitMapLengthConsumeQueueExt isEnableBatchPush enableBatchPush storePathDLedgerCommitLog
-    dLegerGroup dLegerPeers dLegerSelfId preferredLeaderId
-    """
-)
-
-#: What belongs to functions this version does not have.
-_ABSENT = _keys(
-    """
-    flushConsumerOffsetHistoryInterval fetchNamesrvAddrByAddressServer
-    haSendHeartbeatInterval haHousekeepingInterval
-    haTransferBatchSize haMasterAddress haSlaveFallbehindMax slaveTimeout flushDelayOffsetInterval offsetCheckInSlave
-    enableScheduleAsyncDeliver scheduleAsyncDeliverMaxPendingLimit scheduleAsyncDeliverMaxResendNum2Blocked
-    rmqAddressServerDomain rmqAddressServerSubGroup
-    """
-)
-
-#: Keys that are taken from a Java file without a word and change nothing.
-NO_EFFECT = _THREADS | _JAVA | _ABSENT
 
 #: (key, value in lower case) to why it is refused: who sets it counts on a protection that would not be there.
 REFUSED = {
     ("enableDLegerCommitLog", "true"): "DLedger replication is not served; use brokerRole=ASYNC_MASTER without it",
-    ("brokerRole", "slave"): "replication is not served by this version; use brokerRole=ASYNC_MASTER",
-    ("brokerRole", "sync_master"): (
-        "replication is not served by this version, so no slave could confirm a message; use brokerRole=ASYNC_MASTER"
+    ("brokerRole", "slave"): f"{REPLICATION}; use brokerRole=ASYNC_MASTER",
+    ("brokerRole", "sync_master"): f"{REPLICATION}, so no slave could confirm a message; use brokerRole=ASYNC_MASTER",
+    ("duplicationEnable", "true"): (
+        f"{REPLICATION}, and consumers would wait for messages that a slave has; leave it out (with it the Java broker "
+        "gives consumers no new message at all)"
     ),
 }
 

@@ -31,6 +31,7 @@ from mqbroker.remoting.limits import Limits
 from mqbroker.remoting.listening import ListeningService
 from mqbroker.remoting.ordered import OrderedService
 from mqbroker.remoting.server import ConnectionEvent, RemotingServerFactory
+from mqbroker.remoting.tcp import Buffers
 from mqbroker.remoting.tls import ServerTls, TlsWatch
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.worker import IWorker, ThreadWorker
@@ -156,7 +157,12 @@ def make_namesrv(
     tls = ServerTls(settings.tls, reactor)
     factory = RemotingServerFactory(table, reactor, Limits.of(server, files_max), on_event, tls)
     listening = ListeningService(
-        reactor, server.listen_port, factory, backlog=server.server_socket_backlog, interface=server.bind_address
+        reactor,
+        server.listen_port,
+        factory,
+        backlog=server.server_socket_backlog,
+        interface=server.bind_address,
+        buffers=Buffers.of(server),
     )
     watches: list[IService] = [TlsWatch(tls, worker.run, reactor)] if tls.has_files else []
     others: list[IService] = [PoolService(pool), *watches, ExpiryService(routes, reactor)]

@@ -55,7 +55,7 @@ class RemotingClient:
         on_closed: Callable[[str], None] | None = None,
     ) -> None:
         self._clock = cast(IReactorTime, reactor)
-        self._connector = connector or partial(_tcp_endpoint, reactor)
+        self._connector = connector or tcp_connector(reactor)
         self._on_closed = on_closed
         self._factory = _ClientFactory(handlers or HandlerTable(), self._clock, limits or Limits())
         self._watch = IdleWatch(self._factory.connections, self._clock, [self._factory.complaints])
@@ -217,9 +217,14 @@ class _ClientFactory(Factory):
         self.connections.discard(connection)
 
 
-def _tcp_endpoint(reactor: Any, host: str, port: int) -> IStreamClientEndpoint:
-    kind = TCP6ClientEndpoint if ":" in host else TCP4ClientEndpoint
-    return kind(reactor, host, port, timeout=CONNECT_TIMEOUT_MS // 1000)
+def tcp_connector(reactor: Any, timeout_ms: int = CONNECT_TIMEOUT_MS) -> Connector:
+    """Makes plain connections; one that takes longer is given up."""
+
+    def connect(host: str, port: int) -> IStreamClientEndpoint:
+        kind = TCP6ClientEndpoint if ":" in host else TCP4ClientEndpoint
+        return kind(reactor, host, port, timeout=timeout_ms / 1000)
+
+    return connect
 
 
 def _fire(waiter: Deferred[None]) -> None:

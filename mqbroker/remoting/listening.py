@@ -12,7 +12,7 @@ from twisted.logger import Logger
 
 from mqbroker.remoting.connection import RemotingProtocol
 from mqbroker.remoting.server import RemotingServerFactory
-from mqbroker.remoting.tcp import listen
+from mqbroker.remoting.tcp import NO_BUFFERS, Buffers, listen
 
 log = Logger()
 
@@ -34,6 +34,7 @@ class ListeningService(Service):
         *,
         backlog: int = 1024,
         interface: str = "",
+        buffers: Buffers = NO_BUFFERS,
         other_port: int | None = None,
     ) -> None:
         self.port = port
@@ -43,6 +44,7 @@ class ListeningService(Service):
         self._factory = factory
         self._backlog = backlog
         self._interface = interface
+        self._buffers = buffers
         self._other_wanted = other_port
         self._listening: list[IListeningPort] = []
         self._is_paused = False
@@ -59,7 +61,14 @@ class ListeningService(Service):
         super().startService()  # type: ignore[no-untyped-call]
 
     def _listen(self, port: int) -> int:
-        listening = listen(self._reactor, port, self._factory, backlog=self._backlog, interface=self._interface)
+        listening = listen(
+            self._reactor,
+            port,
+            self._factory,
+            backlog=self._backlog,
+            interface=self._interface,
+            buffers=self._buffers,
+        )
         self._listening.append(listening)
         return listening.getHost().port  # type: ignore[attr-defined, no-any-return]
 

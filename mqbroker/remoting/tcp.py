@@ -5,9 +5,11 @@ Measured on two cores it gives a fifth more answers a second where few are in fl
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 from twisted.internet import tcp
 from twisted.internet.base import ReactorBase
 from twisted.internet.interfaces import IListeningPort, IReactorTCP
@@ -16,6 +18,7 @@ from twisted.logger import ILogObserver, LogEvent, Logger, LogLevel
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from mqbroker.config import NettySettings
 from mqbroker.remoting.complaints import Complaints
 
 
@@ -80,14 +83,40 @@ class _FewLines:
             self._complaints.say(LogLevel.warn, line, error=event["acceptError"])
 
 
+@attrs.frozen
+class Buffers:
+    """Bytes of the kernel's buffers for each connection; 0 leaves them to it."""
+
+    send: int = 0
+    receive: int = 0
+
+    @classmethod
+    def of(cls, server: NettySettings) -> Buffers:
+        return cls(server.server_socket_snd_buf_size, server.server_socket_rcv_buf_size)
+
+
+NO_BUFFERS = Buffers()
+
+
 class PromptPort(tcp.Port):
     """A listening port whose connections are PromptServers."""
 
     transport = PromptServer
 
-    def __init__(self, port: int, factory: ServerFactory, backlog: int, interface: str, reactor: Any) -> None:
+    def __init__(
+        self, port: int, factory: ServerFactory, backlog: int, interface: str, reactor: Any, buffers: Buffers
+    ) -> None:
         super().__init__(port, factory, backlog, interface, reactor)
+        self._buffers = buffers
         self._logger = Logger("mqbroker.remoting.tcp", observer=_FewLines(reactor.seconds))
+
+    def createInternetSocket(self) -> Any:  # noqa: N802
+        """What is set on it counts for the connections that it accepts."""
+        made = super().createInternetSocket()  # type: ignore[no-untyped-call]
+        for option, size in ((socket.SO_SNDBUF, self._buffers.send), (socket.SO_RCVBUF, self._buffers.receive)):
+            if size:
+                made.setsockopt(socket.SOL_SOCKET, option, size)
+        return made
 
     def doRead(self) -> None:  # noqa: N802
         """Accept who waits, but not all in one turn: those that are refused keep their files open until the next."""
@@ -96,11 +125,17 @@ class PromptPort(tcp.Port):
 
 
 def listen(
-    reactor: IReactorTCP, port: int, factory: ServerFactory, *, backlog: int = 1024, interface: str = ""
+    reactor: IReactorTCP,
+    port: int,
+    factory: ServerFactory,
+    *,
+    backlog: int = 1024,
+    interface: str = "",
+    buffers: Buffers = NO_BUFFERS,
 ) -> IListeningPort:
     """Listen on `port` (0 takes a free one). Raises twisted's CannotListenError."""
     if not isinstance(reactor, ReactorBase):
         return reactor.listenTCP(port, factory, backlog, interface)
-    listening = PromptPort(port, factory, backlog, interface, reactor)
+    listening = PromptPort(port, factory, backlog, interface, reactor, buffers)
     listening.startListening()
     return listening

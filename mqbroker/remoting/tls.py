@@ -39,7 +39,7 @@ log = Logger()
 HANDSHAKE = 0x16
 #: How often the files are looked at.
 WATCH_SECONDS = 5.0
-CONNECT_TIMEOUT_SECONDS = 3
+CONNECT_TIMEOUT_MS = 3_000
 
 
 @implementer(IOpenSSLServerConnectionCreator, IOpenSSLClientConnectionCreator)
@@ -207,12 +207,14 @@ def self_signed_context(now_seconds: float) -> Context:
     return context
 
 
-def tls_connector(reactor: Any, settings: TlsSettings) -> Callable[[str, int], IStreamClientEndpoint]:
+def tls_connector(
+    reactor: Any, settings: TlsSettings, timeout_ms: int = CONNECT_TIMEOUT_MS
+) -> Callable[[str, int], IStreamClientEndpoint]:
     """Makes a client's connections encrypted ones, by the files as they are when one is made. Raises BadTls."""
     files = _ClientFiles(settings)
 
     def connect(host: str, port: int) -> IStreamClientEndpoint:
-        endpoint = HostnameEndpoint(reactor, host, port, timeout=CONNECT_TIMEOUT_SECONDS)
+        endpoint = HostnameEndpoint(reactor, host, port, timeout=timeout_ms / 1000)
         return wrapClientTLS(files.current(), endpoint)
 
     return connect

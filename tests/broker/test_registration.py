@@ -15,7 +15,7 @@ from mqbroker.wire.registration import QueueNumbers, body_crc32, decode_registra
 from tests.broker.bench import make_settings
 
 A, B = "10.0.0.8:9876", "10.0.0.9:9876"
-IDENTITY = BrokerIdentity("10.0.0.1:10911", "broker-a", "DefaultCluster", 0, "10.0.0.1:10912")
+IDENTITY = BrokerIdentity("10.0.0.1:10911", "broker-a", "DefaultCluster", 0)
 
 
 class FakeClient:
@@ -101,7 +101,7 @@ def test_what_is_told(make, network, compressed):
         "brokerName": "broker-a",
         "brokerAddr": "10.0.0.1:10911",
         "clusterName": "DefaultCluster",
-        "haServerAddr": "10.0.0.1:10912",
+        "haServerAddr": "",
         "brokerId": "0",
         "compressed": "true" if compressed else "false",
         "bodyCrc32": str(body_crc32(command.body)),

@@ -7,6 +7,8 @@ from mqbroker.config import BrokerSettings, NamesrvSettings
 from mqbroker.config.fields import settings_of
 from mqbroker.config.settings import ClientSettings, NettySettings, StoreSettings
 from mqbroker.config.tls import TlsSettings
+from mqbroker.config.unused import UNUSED
+from tests import settings_page
 
 ROOT = Path(__file__).parent.parent.parent
 PARTS = (BrokerSettings, NamesrvSettings, NettySettings, ClientSettings, StoreSettings, TlsSettings)
@@ -19,9 +21,18 @@ def read_by_nobody():
     return {setting.key for part in PARTS for setting in settings_of(part) if setting.field not in words}
 
 
-def test_settings_without_effect_are_those_that_the_page_names():
-    page = (ROOT / "docs" / "daemons.rst").read_text()
-    paragraph = page[page.index("and have no effect either:") :].split("\n\n")[0]
-    named = set(re.findall(r"``(\w+)``", paragraph)) - {"flushIntervalCommitLog"}
-    # The file of TLS settings is read with the settings.
-    assert read_by_nobody() - {"tls.config.file"} == named
+def test_settings_without_effect_are_those_that_are_said_to_have_none():
+    settings = {setting.key for part in PARTS for setting in settings_of(part)}
+    # The file of TLS settings is read with the settings, and a value that is true of the other is refused.
+    assert read_by_nobody() - {"tls.config.file", "duplicationEnable"} == settings & UNUSED.keys()
+
+
+def test_the_page_has_each_of_them():
+    page = settings_page.PAGE.read_text()
+    assert page == settings_page.page_with(settings_page.render(), page), "write it: python -m tests.settings_page"
+
+
+def test_each_has_its_reason():
+    items = settings_page.render().split("\n\n")
+    assert len(items) == len({unused.why for unused in UNUSED.values()})
+    assert sorted(re.findall(r"``(\w+)``", settings_page.render().replace("\n", " "))) == sorted(UNUSED)

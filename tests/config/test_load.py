@@ -17,7 +17,7 @@ from mqbroker.config import (
 from mqbroker.config.fields import settings_of
 from mqbroker.config.settings import BrokerSettings, ClientSettings, NamesrvSettings, NettySettings, StoreSettings
 from mqbroker.config.tls import ClientAuth, TlsMode, TlsSettings
-from mqbroker.config.unused import NO_EFFECT, REFUSED_KEYS
+from mqbroker.config.unused import REFUSED_KEYS, UNUSED
 from mqbroker.errors import BadSetting, BadSettings
 
 HOST = Host("/home/u", "box", "192.0.2.7")
@@ -61,12 +61,16 @@ def test_every_key_of_java_is_known_once():
     keys = {setting.key for part in PARTS for setting in settings_of(part)}
     java = {key for part in JAVA.values() for key in part}
     assert keys - OWN <= java
-    assert java - keys - NO_EFFECT == {"enableDLegerCommitLog", "readOnlyCommitLogStorePaths"}
-    assert not keys & NO_EFFECT
+    assert java - keys - UNUSED.keys() == {"enableDLegerCommitLog", "readOnlyCommitLogStorePaths"}
+    # Not fields of Java's settings: one has a setter of another name, the others are system properties.
+    assert UNUSED.keys() - java == {"enableBatchPush", "rmqAddressServerDomain", "rmqAddressServerSubGroup"}
     assert java >= REFUSED_KEYS
 
 
-def of_the_host(key):
+def of_our_own(key):
+    """Defaults of the host, and one that keeps more after a crash."""
+    if key == "flushDelayOffsetInterval":
+        return True
     return key in ("brokerIP1", "brokerIP2", "brokerName", "configStorePath", "storePathCommitLog")
 
 
@@ -84,7 +88,7 @@ def of_the_host(key):
 def test_defaults_are_javas(load, classes, port):
     shown = dict(line.split("=", 1) for line in show_settings(load(host=Host("~", "box", "192.0.2.7"))))
     for name, java in [item for cls in classes for item in JAVA[cls].items()]:
-        if name in shown and not of_the_host(name):
+        if name in shown and not of_our_own(name):
             default = java["default"]
             expected = json.dumps(default) if not isinstance(default, str) else default
             assert shown[name] == {"null": ""}.get(expected, expected) or name == "listenPort", name
@@ -137,7 +141,7 @@ def test_a_masters_id_is_zero_as_in_java(broker):
         ("deleteWhen=04;16", "store", "delete_when_hours", (4, 16)),
         ("messageDelayLevel=1s  2h", "store", "message_delay_level", "1s 2h"),
         ("mappedFileSizeConsumeQueue=6000001", "store", "mapped_file_size_consume_queue", 6000020),
-        ("checkCRCOnRecover=false", "store", "check_crc_on_recover", False),
+        ("checkCRCOnRecover=TRUE", "store", "check_crc_on_recover", True),
         ("serverChannelMaxIdleTimeSeconds=9", "server", "server_channel_max_idle_time_seconds", 9),
         ("connectTimeoutMillis=8", "client", "connect_timeout_ms", 8),
     ],
@@ -182,6 +186,7 @@ def test_a_home_directory_is_spelt_out(broker, monkeypatch):
         ("readOnlyCommitLogStorePaths=/b", "a log in several directories is not served; move the segments"),
         ("brokerRole=SLAVE", "replication is not served by this version; use brokerRole=ASYNC_MASTER"),
         ("brokerRole=SYNC_MASTER", "replication is not served by this version, so no slave could confirm a message"),
+        ("duplicationEnable=true", "replication is not served by this version, and consumers would wait"),
         ("aclEnable=TRUE", "set rocketmqHome too: the accounts are in its conf/plain_acl.yml"),
         ("tls.server.mode=on", "'on' is not one of disabled, permissive, enforcing"),
         ("tls.server.need.client.auth=x", "'x' is not one of none, optional, require"),
@@ -250,7 +255,7 @@ def test_where_accounts_are(broker):
 
 
 def test_unknown_keys_are_warned_of(broker):
-    broker("listenPrt=1\nzzz=1\ndLegerPeers=x\nkvConfigPath=/x\n")
+    broker("listenPrt=1\nzzz=1\ntransferMsgByHeap=true\nkvConfigPath=/x\n")
     assert broker.warnings == [
         f"{broker.path}:1: listenPrt is not a setting and changes nothing; did you mean listenPort?",
         f"{broker.path}:2: zzz is not a setting and changes nothing",
@@ -408,15 +413,41 @@ def test_the_environment_that_says_the_same_is_not_warned_of(broker):
 
 
 def test_keys_with_digits_and_capitals_from_the_environment(broker):
-    settings = broker("", ROCKETMQ_BROKERIP1="10.0.0.1", ROCKETMQ_CHECK_CRC_ON_RECOVER="false", ROCKETMQ_BROKER_ID="")
+    settings = broker("", ROCKETMQ_BROKERIP1="10.0.0.1", ROCKETMQ_CLUSTER_TOPIC_ENABLE="false", ROCKETMQ_BROKER_ID="")
     assert settings.broker_ip1 == "10.0.0.1"
-    assert not settings.store.check_crc_on_recover
+    assert not settings.cluster_topic_enable
     assert broker.warnings == []
 
 
 def test_a_wrong_value_in_the_environment_names_the_variable(broker):
     with pytest.raises(BadSetting, match=r"^environment variable ROCKETMQ_LISTEN_PORT: listenPort: 'x' is not a whole"):
         broker("listenPort=1", ROCKETMQ_LISTEN_PORT="x")
+
+
+def test_what_has_no_effect_is_told_in_one_line(broker, namesrv):
+    text = (
+        "sendMessageThreadPoolNums=16\nhaMasterAddress=a:1\npullMessageThreadPoolNums=20\nserverWorkerThreads=4\n"
+        "transferMsgByHeap=TRUE\nhaListenPort=10912\nflushCommitLogTimed=false\n"
+    )
+    broker(text, [("slaveTimeout", "5")], ROCKETMQ_HEARTBEAT_THREAD_POOL_NUMS="4")
+    assert broker.warnings == [
+        "these settings have no effect: sendMessageThreadPoolNums, serverWorkerThreads, heartbeatThreadPoolNums (one "
+        "thread takes all requests, in the order they come); haMasterAddress, haListenPort, slaveTimeout (replication "
+        "is not served by this version); flushCommitLogTimed (records are always checked, and flushIntervalCommitLog "
+        "and flushIntervalConsumeQueue are bounds by themselves)"
+    ]
+    namesrv(text)
+    [told] = namesrv.warnings
+    assert (
+        told
+        == "these settings have no effect: serverWorkerThreads (one thread takes all requests, in the order they come)"
+    )
+
+
+def test_another_id_than_a_masters_is_told(broker):
+    assert broker("brokerId=3").broker_id == 0
+    why = "replication is not served by this version"
+    assert broker.warnings == [f"{broker.path}:1: brokerId=3 is taken as 0, a master's: {why}"]
 
 
 def test_an_unknown_option_is_refused(broker):

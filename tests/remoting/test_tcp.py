@@ -6,14 +6,15 @@ import weakref
 
 import pytest
 from twisted.internet.error import ConnectionLost
-from twisted.internet.protocol import Protocol
+from twisted.internet.protocol import Protocol, ServerFactory
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
+from mqbroker.config import NettySettings
 from mqbroker.remoting.connection import RemotingProtocol
 from mqbroker.remoting.handlers import HandlerTable
 from mqbroker.remoting.limits import Limits
-from mqbroker.remoting.tcp import PromptServer, unsent_bytes
+from mqbroker.remoting.tcp import NO_BUFFERS, Buffers, PromptPort, PromptServer, unsent_bytes
 from mqbroker.remoting.turns import Turns
 from mqbroker.wire.command import RemotingCommand, encode_command
 from tests.remoting.link import CLIENT, SERVER, End, NoOwner
@@ -322,3 +323,16 @@ def test_what_is_unsent_goes_with_the_connection(tcp_pair, reactor, table, owner
     assert protocol._decoder.pending_bytes == 0
     del protocol, server
     assert sorted(gone) == ["protocol", "transport"]
+
+
+def buffers_of(port):
+    with port.createInternetSocket() as made:
+        return [made.getsockopt(socket.SOL_SOCKET, option) for option in (socket.SO_SNDBUF, socket.SO_RCVBUF)]
+
+
+def test_buffers_are_as_large_as_is_set(reactor):
+    server = NettySettings(server_socket_snd_buf_size=20_000, server_socket_rcv_buf_size=30_000)
+    port, usual = [PromptPort(0, ServerFactory(), 5, "", reactor, each) for each in (Buffers.of(server), NO_BUFFERS)]
+    # The kernel gives twice as much, for itself as well.
+    assert buffers_of(port) == [40_000, 60_000]
+    assert buffers_of(usual) != buffers_of(port)

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import re
+
 from mqbroker.errors import MQError
 from mqbroker.wire.bodies import SubscriptionData
 from mqbroker.wire.javahash import java_hash
 
 ALL = "*"
 
+_COMPARISON = "(?:<>|[<>]=?|=)"
+#: What no tag looks like: a comparison with a number or a text, or with blanks around it, and SQL's other operators.
+#: Tags such as "k=5" and "a->b" stay tags.
+_seems_sql = re.compile(
+    rf"(?:<>|[<>]=?)\s*[-+.\d'(]|=\s*'|\s{_COMPARISON}|{_COMPARISON}\s|\s(?:IS|IN|BETWEEN|AND|OR)[\s(]|^NOT\s",
+    re.IGNORECASE,
+).search
+
 
 def subscribe_to(topic: str, expression: str, version_ms: int) -> SubscriptionData:
-    """Read a tag expression as FilterAPI of 4.9.7 does. Raises MQError where it names no tag."""
+    """Read a tag expression as FilterAPI of 4.9.7 does. Raises MQError where it names no tag, or is SQL92: taken for a
+    tag it would match nothing."""
     expression = expression.strip()
     if expression in ("", ALL):
         return SubscriptionData(topic=topic, sub_string=ALL, sub_version=version_ms)
     tags = frozenset(tag.strip() for tag in expression.split("||") if tag.strip())
+    if any(map(_seems_sql, tags)):
+        raise MQError(
+            f"subscription {expression!r} of topic {topic} is an SQL92 expression, which clients of this version do not"
+            " send; name tags ('a || b'), or take all ('*') and look at message.properties"
+        )
     if not tags:
         raise MQError(f"subscription {expression!r} of topic {topic} names no tag; write 'a || b', or '*' for all")
     return SubscriptionData(

@@ -228,3 +228,23 @@ def test_errors_say_what_to_do_and_can_be_pickled():
 
 def test_a_status_is_printed_by_name():
     assert [f"{SendStatus.SEND_OK}", str(PullStatus.FOUND), str(SendStatus(0))] == ["SEND_OK", "FOUND", "SEND_OK"]
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "price > 10", "price>10", "price>=-1.5", "a <> 5", "region = 'north'", "region='north'", "a = b", "a IS NULL",
+        "a is not null", "a BETWEEN 1 AND 2", "a IN ('x', 'y')", "a in('x')", "NOT a = 5", "TAGS = 'x' OR a > 3",
+        "(a > 1) AND (b < 2)", "a = 1 || b = 2",
+    ],
+)  # fmt: skip
+def test_an_sql_expression_is_no_tag(expression):
+    with pytest.raises(MQError, match="is an SQL92 expression, which clients of this version do not send; name tags"):
+        subscribe_to("T", expression, 1)
+
+
+@pytest.mark.parametrize(
+    "tag", ["k=5", "k=v", "a->b", "a>b", "order_paid", "in", "AND", "not", "is", "a b", "R&D", "1"]
+)
+def test_what_only_resembles_one_is_a_tag(tag):
+    assert subscribe_to("T", f"{tag} || x", 1).tags_set == {tag, "x"}

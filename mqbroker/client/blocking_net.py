@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import logging
 import random
-import select
 import socket
 import ssl
 import threading
@@ -91,21 +90,18 @@ class _Connection:
         """False where the peer has closed it, or it was idle for too long."""
         if now - self.idle_since > _IDLE_S_MAX:
             return False
-        try:
-            if select.select([self._socket], [], [], 0)[0]:
-                return self._is_quiet() if self._tls else bool(self._socket.recv(1, socket.MSG_PEEK))
-        except (OSError, ValueError):
-            return False
-        return True
-
-    def _is_quiet(self) -> bool:
-        """Take what TLS itself has to say; False where there is an end, or data that nobody asked for."""
+        # Looked at by a read that does not wait: select() cannot tell of descriptors above 1023.
         self._socket.settimeout(0)
         try:
-            self._socket.recv(1)
-        except ssl.SSLWantReadError:
+            if self._tls:
+                # Only what TLS itself has to say may be there; this takes it.
+                self._socket.recv(1)
+                return False
+            return bool(self._socket.recv(1, socket.MSG_PEEK))
+        except (BlockingIOError, ssl.SSLWantReadError):
             return True
-        return False
+        except (OSError, ValueError):
+            return False
 
     def close(self) -> None:
         self._socket.close()

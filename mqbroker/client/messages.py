@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable, Mapping
 from enum import Enum, IntEnum
+from typing import Any, NoReturn, cast
 
 import attrs
 
-from mqbroker.client.errors import BadMessage
+from mqbroker.client.errors import DELAY_LEVEL_MAX, BadMessage
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import KEY_SEPARATOR, RETRY_PREFIX, Prop, ResponseCode
 from mqbroker.wire.ids import offset_message_id
 from mqbroker.wire.names import check_topic
-from mqbroker.wire.properties import encode_properties
 from mqbroker.wire.record import Host, Record, record_body
 
 #: Names that users may not put into `properties`: the system writes or acts on them.
@@ -21,25 +22,41 @@ RESERVED_PROPERTIES = frozenset(
 )
 
 
-def _to_bytes(body: bytes | str) -> bytes:
-    return body.encode() if isinstance(body, str) else bytes(body)
+_BYTES_LIKE = (bytes, bytearray, memoryview)
+
+
+# What does not fit is left as it is here; `_check`, which knows the topic, says what is wrong with it.
+def _to_bytes(body: bytes | bytearray | memoryview | str) -> bytes:
+    if isinstance(body, str) and body.isascii():
+        return body.encode()
+    return bytes(body) if isinstance(body, _BYTES_LIKE) else _encoded(body)
+
+
+def _encoded(body: Any) -> Any:
+    try:
+        return body.encode() if isinstance(body, str) else body
+    except UnicodeEncodeError:
+        return body
 
 
 def _to_keys(keys: str | Iterable[str]) -> tuple[str, ...]:
-    return tuple(keys.split()) if isinstance(keys, str) else tuple(keys)
+    if isinstance(keys, str):
+        return tuple(keys.split())
+    return cast(Any, keys) if isinstance(keys, _BYTES_LIKE) or not isinstance(keys, Iterable) else tuple(keys)
 
 
 def _to_dict(properties: Mapping[str, str]) -> dict[str, str]:
-    return dict(properties)
+    return dict(properties) if isinstance(cast(Any, properties), Mapping) else cast(Any, properties)
 
 
 @attrs.frozen
 class Message:
-    """A message to send. `body` text becomes UTF-8; `keys` find it in the broker's index.
+    """A message to send. `body` is bytes-like, or text, which becomes UTF-8; `keys` find it in the broker's index.
 
     `delay_level` 1 to 18 names one of the broker's delays. `wait_stored` false lets the broker answer before the disk
-    or a slave has the message. `unique_key` is made on sending where it is None; set it to tell repeated sends of one
-    thing apart from others. Raises BadMessage or Refused where a name or property cannot be sent.
+    or a slave has the message. `flag` is a signed number of 32 bits. `unique_key` is made on sending where it is None;
+    set it to tell repeated sends of one thing apart from others. Raises BadMessage, which names the topic and the field
+    that cannot be sent, or Refused where the topic's name is none.
     """
 
     topic: str = attrs.field()
@@ -53,14 +70,65 @@ class Message:
     unique_key: str | None = attrs.field(default=None, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
+        if not isinstance(self.topic, str):
+            raise BadMessage(f"topic must be text, not {short(self.topic)}")
         check_topic(self.topic)
+        if not isinstance(self.body, bytes):
+            self._refuse("body", "bytes-like or text that UTF-8 can encode", self.body)
+        if self.tags is not None:
+            self._check_text("tags", self.tags)
+        if self.unique_key is not None:
+            self._check_text("unique_key", self.unique_key)
+        if self.keys or not isinstance(self.keys, tuple):
+            self._check_keys()
+        if self.properties or not isinstance(self.properties, dict):
+            self._check_properties()
+        if type(self.delay_level) is not int or not 0 <= self.delay_level <= DELAY_LEVEL_MAX:
+            self._refuse("delay_level", f"a number from 0, for no delay, to {DELAY_LEVEL_MAX}", self.delay_level)
+        if type(self.wait_stored) is not bool:
+            self._refuse("wait_stored", "True or False", self.wait_stored)
+        if type(self.flag) is not int or not -(2**31) <= self.flag < 2**31:
+            self._refuse("flag", "a signed number of 32 bits", self.flag)
+
+    def _check_text(self, field: str, value: object) -> None:
+        if not isinstance(value, str):
+            self._refuse(field, "text", value)
+        if "\x01" in value or "\x02" in value:
+            self._refuse(field, "text without the characters \\x01 and \\x02, which separate properties", value)
+        if not value.isascii() and _encoded(value) is value:
+            self._refuse(field, "text that UTF-8 can encode", value)
+
+    def _check_keys(self) -> None:
+        if not isinstance(self.keys, tuple):
+            self._refuse("keys", "text, or several texts", self.keys)
+        for key in self.keys:
+            self._check_text("keys", key)
+            if not key or len(key.split()) != 1:
+                self._refuse("keys", "texts that are not empty and hold no blanks, which separate keys", self.keys)
+
+    def _check_properties(self) -> None:
+        if not isinstance(self.properties, dict):
+            self._refuse("properties", "a mapping of texts to texts", self.properties)
+        for name, value in self.properties.items():
+            self._check_text("properties", name)
+            self._check_text(f"properties[{reprlib.repr(name)}]", value)
+            if not name or not value:
+                self._refuse("properties", "names and values that are not empty: others are lost", self.properties)
         reserved = RESERVED_PROPERTIES.intersection(self.properties)
         if reserved:
-            raise BadMessage(f"properties {sorted(reserved)} are the system's own; use the fields of Message")
-        if any(not key or len(key.split()) != 1 for key in self.keys):
-            raise BadMessage(f"keys {list(self.keys)}: a key must not be empty or hold blanks, they separate keys")
-        if self.properties:
-            encode_properties(self.properties)
+            self._refuse(
+                "properties",
+                f"without {sorted(reserved)}, the system's own: use the fields of Message",
+                self.properties,
+            )
+
+    def _refuse(self, field: str, right: str, value: object) -> NoReturn:
+        raise BadMessage(f"message to topic {self.topic}: {field} must be {right}, not {short(value)}")
+
+
+def short(value: object) -> str:
+    """A value that does not fit, as an error or a warning shows it."""
+    return f"{reprlib.repr(value)} of type {type(value).__name__}"
 
 
 @attrs.frozen

@@ -26,7 +26,7 @@ from mqbroker.wire.codes import (
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import SendMessageRequestHeaderV2, SendMessageResponseHeader, decode_header
 from mqbroker.wire.javahash import java_hash
-from mqbroker.wire.properties import encode_properties
+from mqbroker.wire.properties import PROPERTIES_BYTES_MAX, encode_properties
 
 #: Refusals after which another broker may take the message, as in DefaultMQProducer of 4.9.7, and a busy broker.
 RETRIABLE_CODES = frozenset(
@@ -77,7 +77,7 @@ def wire_properties(message: Message, unique_key: str) -> dict[str, str]:
 
 def prepare(message: Message, options: ProducerOptions, next_id: Callable[[], str], now_ms: int) -> Outgoing:
     """Make one message ready. Raises BadMessage where it is empty or too large."""
-    _check_size(len(message.body), options)
+    _check_size(message.topic, len(message.body), options)
     msg_id = message.unique_key or next_id()
     body, sys_flag = message.body, 0
     if len(body) >= options.compress_over_bytes:
@@ -85,7 +85,7 @@ def prepare(message: Message, options: ProducerOptions, next_id: Callable[[], st
     return Outgoing(
         topic=message.topic,
         body=body,
-        properties=encode_properties(wire_properties(message, msg_id)).decode(),
+        properties=_encoded_properties(message, msg_id).decode(),
         msg_id=msg_id,
         born_timestamp_ms=now_ms,
         sys_flag=sys_flag,
@@ -108,10 +108,9 @@ def prepare_batch(
         raise BadMessage("a message of the batch has an empty body, which brokers refuse")
     ids = [m.unique_key or next_id() for m in messages]
     body = encode_batch(
-        BatchEntry(m.flag, m.body, encode_properties(wire_properties(m, msg_id)))
-        for m, msg_id in zip(messages, ids, strict=True)
+        BatchEntry(m.flag, m.body, _encoded_properties(m, msg_id)) for m, msg_id in zip(messages, ids, strict=True)
     )
-    _check_size(len(body), options)
+    _check_size(first.topic, len(body), options)
     wait = {Prop.WAIT_STORE_MSG_OK: "true" if first.wait_stored else "false"}
     return Outgoing(
         topic=first.topic,
@@ -123,14 +122,24 @@ def prepare_batch(
     )
 
 
-def _check_size(body_bytes: int, options: ProducerOptions) -> None:
+def _check_size(topic: str, body_bytes: int, options: ProducerOptions) -> None:
     if not body_bytes:
-        raise BadMessage("the message body is empty, which brokers refuse")
+        raise BadMessage(f"message to topic {topic}: the body is empty, which brokers refuse")
     if body_bytes > options.message_bytes_max:
         raise BadMessage(
-            f"the body is {body_bytes} bytes, the limit is {options.message_bytes_max} (message_bytes_max here,"
-            " maxMessageSize in the broker)"
+            f"message to topic {topic}: the body is {body_bytes} bytes, the limit is {options.message_bytes_max}"
+            " (message_bytes_max here, maxMessageSize in the broker)"
         )
+
+
+def _encoded_properties(message: Message, unique_key: str) -> bytes:
+    data = encode_properties(wire_properties(message, unique_key))
+    if len(data) > PROPERTIES_BYTES_MAX:
+        raise BadMessage(
+            f"message to topic {message.topic}: properties, with tags and keys, are {len(data)} bytes, the limit is"
+            f" {PROPERTIES_BYTES_MAX}"
+        )
+    return data
 
 
 def send_request(outgoing: Outgoing, queue: MessageQueue, group: str, options: ProducerOptions) -> RemotingCommand:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import inspect
 import logging
-import reprlib
 from collections.abc import Callable
 from typing import Any
 
 from mqbroker.client.errors import BadListener, RetryLater
-from mqbroker.client.messages import ConsumeResult, ReceivedMessage
+from mqbroker.client.messages import ConsumeResult, ReceivedMessage, short
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +64,7 @@ class Verdicts:
             verdict.close()
             self._tell(message, f"the coroutine {verdict.__qualname__}, which nothing awaits: the message is sent back")
         else:
-            self._tell(message, f"{_short(verdict)}, which is no verdict: the message is sent back")
+            self._tell(message, f"{short(verdict)}, which is no verdict: the message is sent back")
         return 0
 
     def _tell(self, message: ReceivedMessage, what: str) -> None:
@@ -94,8 +93,4 @@ def _is_any(listener: object, *kinds: Callable[[Any], bool]) -> bool:
 def _name(listener: object) -> str:
     # A face wraps what it is given, and a person shall read what they wrote.
     listener = inspect.unwrap(listener)  # type: ignore[arg-type]
-    return getattr(listener, "__qualname__", None) or _short(listener)
-
-
-def _short(value: object) -> str:
-    return f"{reprlib.repr(value)} of type {type(value).__name__}"
+    return getattr(listener, "__qualname__", None) or short(listener)

@@ -1,6 +1,9 @@
+import fcntl
 import multiprocessing
 import os
 import pickle
+import resource
+import socket
 import subprocess
 import sys
 import threading
@@ -122,6 +125,26 @@ def test_a_connection_that_was_closed_while_idle_is_not_used(topic):
         # One attempt only: it would fail on the old connection.
         producer.send(Message("T", b"1"), queue=Q)
     assert len(topic.connections) == 2
+
+
+def test_a_connection_with_a_high_descriptor_is_used_again(topic):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2000:
+        pytest.skip(f"no descriptor above 1023 may be had here: the limit is {hard}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2000), hard))
+    try:
+        with Producer(topic.addr, "pg") as producer:
+            producer.send(Message("T", b"0"))
+            (connection,) = producer._core.made()[0]._idle[topic.addr]
+            high = socket.socket(fileno=fcntl.fcntl(connection._socket.fileno(), fcntl.F_DUPFD, 1500))
+            connection._socket.close()
+            connection._socket = high
+            for n in range(3):
+                producer.send(Message("T", b"%d" % n))
+        assert high.fileno() == -1
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(topic.connections) == 1
 
 
 def test_requests_of_the_broker_between_answers_are_left_alone(topic):

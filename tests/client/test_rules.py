@@ -110,13 +110,50 @@ def test_subscriptions():
 def test_messages_are_checked_where_they_are_made():
     assert Message("T", "ü").body == "ü".encode()
     assert Message("T", b"x", keys="a b").keys == ("a", "b")
-    for wrong in ({"keys": ["a b"]}, {"keys": [""]}, {"properties": {"UNIQ_KEY": "x"}}):
-        with pytest.raises(BadMessage):
-            Message("T", b"x", **wrong)
-    with pytest.raises(MQError):
-        Message("T", b"x", properties={"a": "\x01"})
+    assert Message("T", bytearray(b"ab")).body == Message("T", memoryview(b"ab")).body == b"ab"
+    assert Message("T", b"x", keys=(key for key in "ab")).keys == ("a", "b")
+    assert Message("T", b"x", delay_level=18, flag=-(2**31), tags="ü", unique_key="u").delay_level == 18
     with pytest.raises(Refused):
         Message("../T", b"x")
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [
+        *(("body", value) for value in (5, None, [1, 2], 1.5, True, "\ud800", object())),
+        *(("tags", value) for value in (["a"], b"a", 1, "a\x01b", "a\x02", "\udfff")),
+        *(("keys", value) for value in (5, None, b"ab", ["a b"], [""], ["a", None], ["a\x01"], ["\ud800"])),
+        *(("properties", value) for value in ({"UNIQ_KEY": "x"}, {"a": "\x01"}, {"a\x02": "b"}, {"": "b"}, {"a": ""})),
+        *(
+            ("properties", value)
+            for value in ({1: "b"}, {"a": 1}, {"a": None}, {"a": "\ud800"}, [("a", "b")], "ab", 0, None)
+        ),
+        *(("delay_level", value) for value in (99, 19, -5, -1, "3", 1.0, True, None)),
+        *(("wait_stored", value) for value in (0, 1, "no", None)),
+        *(("flag", value) for value in (2**31, -(2**31) - 1, "1", 0.0, None)),
+        *(("unique_key", value) for value in (7, b"x", "a\x01")),
+    ],
+    ids=repr,
+)
+def test_what_cannot_be_sent_is_refused_by_field_and_topic(field, wrong):
+    fields = {"body": b"x"} | {field: wrong}
+    with pytest.raises(BadMessage, match=rf"^message to topic orders: {field}.* must be ") as caught:
+        Message("orders", **fields)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("topic", [None, 5, b"T"])
+def test_a_topic_that_is_no_text_is_refused(topic):
+    with pytest.raises(BadMessage, match="topic must be text"):
+        Message(topic, b"x")
+
+
+def test_properties_that_no_record_has_room_for_are_refused():
+    prepare(Message("T", b"x", properties={"a": "x" * 32_000}), ProducerOptions(), lambda: "U", 1)
+    large = Message("T", b"x", properties={"a": "x" * 32_767})
+    for make in (prepare, lambda message, *rest: prepare_batch([message], *rest)):
+        with pytest.raises(BadMessage, match=r"topic T: properties.* the limit is 32767"):
+            make(large, ProducerOptions(), lambda: "U", 1)
 
 
 def test_a_retried_message_keeps_its_topic_and_id():

@@ -113,7 +113,7 @@ class StoreUnwritable(StoreError):
 
 
 class StoreBusy(StoreError):
-    """The store takes no messages until what it has is written; nothing is wrong."""
+    """The store can do something only later, as when what it has is written; nothing is wrong with what it holds."""
 
     retriable = True
 

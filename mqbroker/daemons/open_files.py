@@ -8,11 +8,9 @@ import sys
 from twisted.logger import Logger
 
 from mqbroker.config import NettySettings
+from mqbroker.store.os_disk import files_kept
 
 log = Logger()
-
-#: So many are kept for all that is no connection, or a quarter where few are allowed.
-FILES_KEPT = 1000
 
 
 def raise_file_limit() -> None:
@@ -26,7 +24,7 @@ def raise_file_limit() -> None:
 def files_for_connections() -> int:
     """How many files may be open while connections are still taken."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return sys.maxsize if allowed == resource.RLIM_INFINITY else allowed - min(FILES_KEPT, allowed // 4)
+    return sys.maxsize if allowed == resource.RLIM_INFINITY else allowed - files_kept()
 
 
 def warn_of_few_files(server: NettySettings) -> None:

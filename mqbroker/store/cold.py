@@ -15,8 +15,8 @@ import attrs
 from twisted.internet.defer import Deferred, succeed
 from twisted.python.failure import Failure
 
-from mqbroker.errors import StoreBusy, StoreError
-from mqbroker.store.disk import IMappedFile
+from mqbroker.errors import StoreBusy, StoreDamaged, StoreError
+from mqbroker.store.disk import IMappedFile, is_shortage
 from mqbroker.store.worker import IWorker
 
 T = TypeVar("T")
@@ -30,6 +30,15 @@ AROUND_BYTES = 64 * 1024
 #: How far ahead bytes are fetched of a file that is read from front to back.
 AHEAD_BYTES = 4 * 1024 * 1024
 _STREAMS_MAX = 64
+
+
+def why_unread(path: str, at: int, error: OSError, advice: str = "") -> StoreError:
+    """What to raise where a file that can be built again could not be read: nothing is wrong with it where there was
+    only no descriptor to open it."""
+    if is_shortage(error):
+        return StoreBusy(f"{path} cannot be opened now; raise the limit of open files (ulimit -n): {error}")
+    why = f"the disk cannot read it ({error})"
+    return StoreDamaged(path, at, f"{why}; {advice}" if advice else why)
 
 
 class Stretch(NamedTuple):

@@ -8,17 +8,19 @@ Must never know what a message holds, nor of time.
 
 from __future__ import annotations
 
+import bisect
 import functools
 import itertools
-import mmap
 import os
 import re
 from collections.abc import Callable, Sequence
 from struct import Struct
+from typing import NamedTuple
 
 from mqbroker.errors import StoreDamaged
 from mqbroker.store.consumequeue_ext import ADDRESS_MAX, ConsumeQueueExt
-from mqbroker.store.disk import IDisk, IMappedFile
+from mqbroker.store.disk import IMappedFile
+from mqbroker.store.file_cache import CachedFile, FileCache
 from mqbroker.wire.codes import SCHEDULE_TOPIC
 from mqbroker.wire.javahash import java_hash
 
@@ -32,7 +34,9 @@ BLANK_SIZE = 0x7FFFFFFF
 #: Files are sparse; blocks are put behind this much at a time.
 ALLOCATE_BYTES = 64 * 1024
 _CHUNK = 256
-_NO_BUFFER = mmap.mmap(-1, 1)
+_PAGE_BYTES = 4096
+#: What is read of a file at once to find where it ends.
+_PAGE_ENTRIES = _PAGE_BYTES // ENTRY_BYTES
 _TAILS_MAX = 256
 _MEND = "set it as it was, or let `mq store repair` build them anew"
 #: What to do with what is no file or directory of a queue.
@@ -52,6 +56,21 @@ def places_struct(count: int) -> Struct:
     return Struct(">" + "qi8x" * count)
 
 
+class QueueEnd(NamedTuple):
+    """What is known of a queue when a store is stopped, so that a start need not look into its files.
+
+    `first`: the offset of its first file's first entry. `modified_ms`: when the last file was written to. `last` and
+    `oldest`: physical offset and size of the newest entry, and of that at `min_offset`."""
+
+    first: int
+    files: int
+    modified_ms: int
+    min_offset: int
+    max_offset: int
+    last: tuple[int, int]
+    oldest: tuple[int, int]
+
+
 class ConsumeQueue:
     """One queue of a topic.
 
@@ -64,12 +83,14 @@ class ConsumeQueue:
     __slots__ = (
         "_allocated",
         "_base",
-        "_buffer",
+        "_cache",
         "_disk",
         "_file_bytes",
         "_files",
         "_first",
+        "_is_clear",
         "_new_names",
+        "_oldest",
         "_per_file",
         "_unsynced",
         "asked_below",
@@ -81,6 +102,7 @@ class ConsumeQueue:
         "is_schedule",
         "key_hash",
         "known_good",
+        "last",
         "max_offset",
         "min_offset",
         "next_offset",
@@ -93,7 +115,7 @@ class ConsumeQueue:
 
     def __init__(
         self,
-        disk: IDisk,
+        cache: FileCache,
         directory: str,
         topic: str,
         queue_id: int,
@@ -102,7 +124,8 @@ class ConsumeQueue:
         begins_at: int = 0,
     ) -> None:
         """`new_names` gets the directories in which a name was made, until someone syncs them."""
-        self._disk = disk
+        self._cache = cache
+        self._disk = cache.disk
         self._new_names = new_names
         self.directory = directory
         #: Where there is one, entries hold addresses of its units instead of tags codes.
@@ -119,6 +142,8 @@ class ConsumeQueue:
         self.next_offset = begins_at
         self.max_offset = begins_at
         self.min_offset = begins_at
+        #: Physical offset and size of the newest entry, where there is one: nobody needs the file for it.
+        self.last = (0, 0)
         self.asked_below = 0
         self.known_good = (0, 0)
         self.pending: list[int] = []
@@ -128,12 +153,15 @@ class ConsumeQueue:
         self.tails: dict[int, tuple[bytes, int]] = {}
         self._file_bytes = file_bytes
         self._per_file = file_bytes // ENTRY_BYTES
-        self._files: list[IMappedFile] = []
+        self._files: list[CachedFile] = []
         self._first = 0
         self._base = 0
         self._allocated = 0
-        self._buffer = _NO_BUFFER
-        self._unsynced: list[IMappedFile] = []
+        self._unsynced: list[CachedFile] = []
+        # Whether there is nothing in the files behind the newest entry.
+        self._is_clear = True
+        # As `last`, of the entry at `min_offset`; None where nobody looked.
+        self._oldest: tuple[int, int] | None = None
 
     def make_tail(self, properties_bytes: int) -> tuple[bytes, int]:
         """What stands between the body and the properties of a record, kept for next time."""
@@ -157,7 +185,8 @@ class ConsumeQueue:
         if end > self._allocated or count > _CHUNK:
             self._write_slowly(flat)
             return
-        self._buffer[start:end] = entries_struct(count).pack(*flat)
+        self._files[-1].buffer[start:end] = entries_struct(count).pack(*flat)
+        self.last = flat[-3], flat[-2]
         self.max_offset += count
 
     def _write_slowly(self, flat: Sequence[int]) -> None:
@@ -170,7 +199,8 @@ class ConsumeQueue:
 
     def _store(self, data: bytes) -> None:
         start = (self.max_offset - self._base) * ENTRY_BYTES
-        self._buffer[start : start + len(data)] = data
+        self._files[-1].buffer[start : start + len(data)] = data
+        self.last = _SPAN.unpack_from(data, len(data) - ENTRY_BYTES)
         self.max_offset += len(data) // ENTRY_BYTES
 
     def _room(self) -> int:
@@ -181,8 +211,10 @@ class ConsumeQueue:
             self._add_file(self.max_offset // self._per_file * self._per_file)
         start = (self.max_offset - self._base) * ENTRY_BYTES
         if start + ENTRY_BYTES > self._allocated:
-            want = min(self._file_bytes, (start // ALLOCATE_BYTES + 1) * ALLOCATE_BYTES)
-            want = max(want, min(self._file_bytes, start + ENTRY_BYTES))
+            end = start + ENTRY_BYTES
+            # Twice as much each time: most queues of a broker with very many have a few messages.
+            step = min(ALLOCATE_BYTES, max(_PAGE_BYTES, 1 << (end - 1).bit_length()))
+            want = min(self._file_bytes, -(-end // step) * step)
             self._files[-1].allocate(self._allocated, want - self._allocated)
             self._allocated = want
         return (self._allocated - start) // ENTRY_BYTES
@@ -195,6 +227,7 @@ class ConsumeQueue:
         try:
             if size:
                 self._files[-1].allocate(0, size)
+                self._files[-1].buffer[:size] = ENTRY.pack(0, BLANK_SIZE, 0) * (offset - base)
         except OSError:
             file = self._files.pop()
             self._unsynced.remove(file)
@@ -202,8 +235,9 @@ class ConsumeQueue:
             self._disk.remove(file.path)
             raise
         self._allocated = size
-        self._buffer[:size] = ENTRY.pack(0, BLANK_SIZE, 0) * (offset - base)
         self.min_offset = self.max_offset = offset
+        self._oldest = None
+        self.last = 0, BLANK_SIZE
 
     def _add_file(self, base: int) -> None:
         if not self._files:
@@ -212,10 +246,10 @@ class ConsumeQueue:
         self._note_new_names()
         path = os.path.join(self.directory, f"{base * ENTRY_BYTES:020d}")
         try:
-            file = self._disk.create_mapped(path, self._file_bytes)
+            file = self._cache.create(path, self._file_bytes)
         except FileExistsError:  # the empty one that `load` passes over
             self._disk.remove(path)
-            file = self._disk.create_mapped(path, self._file_bytes)
+            file = self._cache.create(path, self._file_bytes)
         self._files.append(file)
         self._activate()
 
@@ -229,7 +263,6 @@ class ConsumeQueue:
         # What a file already had is allocated, or a hole: allocating it again costs nothing.
         file = self._files[-1]
         self._base = self._first + (len(self._files) - 1) * self._per_file
-        self._buffer = file.buffer
         self._allocated = 0
         self._unsynced.append(file)
 
@@ -244,7 +277,7 @@ class ConsumeQueue:
 
     def take_unsynced(self) -> list[IMappedFile]:
         """The files written to since this was last called."""
-        taken = self._unsynced
+        taken: list[IMappedFile] = [*self._unsynced]
         self._unsynced = self._files[-1:]
         return taken if self.ext is None else taken + self.ext.take_unsynced()
 
@@ -296,7 +329,7 @@ class ConsumeQueue:
         """Where the newest message ends in the log; -1 where there is none known."""
         if not self._files or self.max_offset <= self._first:
             return -1
-        physical_offset, size, _ = self.entry(self.max_offset - 1)
+        physical_offset, size = self.last
         return physical_offset + size if size != BLANK_SIZE else physical_offset or -1
 
     def search(self, is_below: Callable[[int, int], bool], low: int, high: int) -> int:
@@ -312,11 +345,12 @@ class ConsumeQueue:
 
     # Loading
 
-    def load(self, is_clean: bool = True) -> bool:
-        """Map the files there are and find the end; returns whether some had to be left out.
+    def load(self, is_clean: bool = True, is_intact: bool = True, end: QueueEnd | None = None) -> bool:
+        """Take the files there are and find the end; returns False where some had to be left out.
 
-        Raises StoreDamaged on foreign, missing or misshapen files. After a crash what is missing, or has no size yet,
-        ends the queue instead, and what follows is deleted.
+        `is_intact`: all is there that a process stored. `end`: what was known when the store was stopped, which is
+        right where there are the same files. Raises StoreDamaged on foreign, missing or misshapen files. After a crash
+        what is missing, or has no size yet, ends the queue instead, and what follows is deleted.
         """
         is_whole = True
         names = self._disk.names(self.directory)
@@ -340,15 +374,67 @@ class ConsumeQueue:
                 raise StoreDamaged(path, size, why)
             if not self._files:
                 self._first = base
-            self._files.append(self._disk.open_mapped(path, size))
+            self._files.append(self._cache.open(path, size))
         if self._files:
-            self.min_offset = self._first
-            self.max_offset = self._first + len(self._files) * self._per_file
-            self._cut_at(lambda _offset, size: size > 0)
+            if end is not None and self._is_as_noted(end):
+                self._cut_at(end.max_offset)
+                self.min_offset, self.last, self._oldest = end.min_offset, end.last, end.oldest
+            else:
+                self._find_end(is_intact)
             self.asked_below = self.max_offset
         if self.ext is not None:
             self.ext.load()
         return is_whole
+
+    def _is_as_noted(self, end: QueueEnd) -> bool:
+        limit = self._first + len(self._files) * self._per_file
+        is_possible = end.first <= end.min_offset <= end.max_offset <= limit
+        return is_possible and end[:3] == (self._first, len(self._files), self._modified_ms())
+
+    def _modified_ms(self) -> int:
+        return self._disk.modified_ms(self._files[-1].path)
+
+    def noted_end(self) -> QueueEnd | None:
+        """What `load` will want to know; None where there are no files, or one cannot be read."""
+        if not self._files:
+            return None
+        try:
+            oldest = self.oldest() if self.min_offset < self.max_offset else (0, 0)
+            modified_ms = self._modified_ms()
+        except OSError:
+            return None
+        return QueueEnd(self._first, len(self._files), modified_ms, self.min_offset, self.max_offset, self.last, oldest)
+
+    def _find_end(self, is_intact: bool) -> None:
+        """Find the newest entry. Of a file with few only the beginning is read, and none is mapped: pages that are
+        mapped where a sparse file has nothing take memory too."""
+        number = len(self._files) - 1
+        while number and not _is_entry(self._read(number, 0, 1)):
+            number -= 1
+        low, high = 0, min(_PAGE_ENTRIES, self._per_file)
+        # Some more than that: what was being written when the process ended may have come in any order.
+        data = self._read(number, low, high + _CHUNK)
+        oldest = _span_at(data, 0)
+        if _span_at(data, high - 1)[1] > 0:
+            while high < self._per_file and _is_entry(self._read(number, high - 1, 1)):
+                low, high = high, min(2 * high, self._per_file)
+            while high - low > _PAGE_ENTRIES:
+                middle = (low + high) // 2
+                low, high = (middle, high) if _is_entry(self._read(number, middle - 1, 1)) else (low, middle)
+            data = self._read(number, low, high - low + _CHUNK)
+        count = bisect.bisect_left(range(high - low), True, key=lambda at: _span_at(data, at)[1] <= 0)
+        self._is_clear = is_intact and len(data.rstrip(b"\0")) <= count * ENTRY_BYTES
+        self._cut_at(self._first + number * self._per_file + low + count)
+        if count:
+            self.last = _span_at(data, count - 1)
+        elif not self.is_empty:
+            self.last = _span_at(self._read(number, low - 1, 1), 0)
+        self.min_offset = self._first
+        self._oldest = oldest if not number and not self.is_empty else None
+
+    def _read(self, number: int, at: int, count: int) -> bytes:
+        """Up to `count` entries of a file, from its entry `at` on."""
+        return self._disk.read_part(self._files[number].path, at * ENTRY_BYTES, count * ENTRY_BYTES)
 
     @property
     def is_empty(self) -> bool:
@@ -359,20 +445,24 @@ class ConsumeQueue:
         """Forget all entries of messages at or above `physical_end` in the log."""
         if self._files:
             before = self.max_offset
-            self._cut_at(lambda offset, size: size > 0 and offset + size % BLANK_SIZE <= physical_end)
+            is_below: Callable[[int, int], bool] = lambda offset, size: offset + size % BLANK_SIZE <= physical_end  # noqa: E731
+            if before > self._first and not is_below(*self.last):
+                self._cut_at(self.search(is_below, self._first, before))
+                self.last = self.span(self.max_offset - 1) if self.max_offset > self._first else (0, 0)
+                self._is_clear = False
             self.is_cut |= self.max_offset < before
             if not self.max_offset:
                 self.reset()
                 return
             at = (self.max_offset - self._base) * ENTRY_BYTES
-            if at < self._file_bytes:
+            if at < self._file_bytes and not self._is_clear:
                 self._files[-1].clear_from(at)
+            self._is_clear = True
             # No message below is in the last file: a process that was killed may not have come to sync its name.
-            if self.max_offset <= self._base or self.entry(self.max_offset - 1)[1] == BLANK_SIZE:
+            if self.max_offset <= self._base or self.last[1] == BLANK_SIZE:
                 self._note_new_names()
 
-    def _cut_at(self, keep: Callable[[int, int], bool]) -> None:
-        offset = self.search(keep, self._first, self._first + len(self._files) * self._per_file)
+    def _cut_at(self, offset: int) -> None:
         while len(self._files) > 1 and offset <= self._first + (len(self._files) - 1) * self._per_file:
             gone = self._files.pop()
             gone.close()
@@ -387,14 +477,20 @@ class ConsumeQueue:
         Returns the paths of the extension's files that no entry needs any more: to be deleted, in this order."""
         if not self._files:
             return []
-        self.min_offset = self.search(
-            lambda offset, size: offset < physical_min or (not offset and size == BLANK_SIZE),
-            self._first,
-            self.max_offset,
-        )
+        is_gone: Callable[[int, int], bool] = lambda offset, size: offset < physical_min or _is_blank(offset, size)  # noqa: E731
+        if self.min_offset < self.max_offset and is_gone(*self.oldest()):
+            self.min_offset = self.search(is_gone, self._first, self.max_offset)
+            self._oldest = None
         if self.ext is not None and self.min_offset < self.max_offset:
             return self.ext.truncate_by_min(self.entry(self.min_offset)[2])
         return []
+
+    def oldest(self) -> tuple[int, int]:
+        """Physical offset and size of the entry at `min_offset`, of which there must be one. Raises OSError."""
+        if self._oldest is None:
+            number, at = divmod(self.min_offset - self._first, self._per_file)
+            self._oldest = _span_at(self._read(number, at, 1), 0)
+        return self._oldest
 
     @property
     def has_files(self) -> bool:
@@ -408,7 +504,7 @@ class ConsumeQueue:
     def removable_files(self) -> list[IMappedFile]:
         """Files of which all entries are below `min_offset`, oldest first; not the last, nor what is to be synced."""
         count = (self.min_offset - self._first) // self._per_file
-        old = self._files[: max(0, min(count, len(self._files) - 1))]
+        old: list[IMappedFile] = [*self._files[: max(0, min(count, len(self._files) - 1))]]
         return list(itertools.takewhile(lambda file: file not in self._unsynced, old))
 
     def drop_first_file(self) -> IMappedFile:
@@ -426,6 +522,7 @@ class ConsumeQueue:
         self._unsynced = []
         self._first = self._base = self._allocated = 0
         self.max_offset = self.min_offset = self.begins_at
+        self._oldest = None
         self.asked_below = 0
         self.known_good = (0, 0)
         if self.ext is not None:
@@ -434,10 +531,11 @@ class ConsumeQueue:
     def take_files(self) -> list[IMappedFile]:
         """Take the queue out of use: it is empty from now on. Returns its files, which the caller closes."""
         self.is_removed = True
-        files, self._files = self._files, []
+        files: list[IMappedFile] = [*self._files]
+        self._files = []
         self._unsynced = []
         self._first = self._base = self._allocated = 0
-        self._buffer = _NO_BUFFER
+        self._oldest = None
         self.min_offset = self.max_offset = self.next_offset
         self.known_good = (0, 0)
         self.pending = []
@@ -452,3 +550,22 @@ class ConsumeQueue:
             file.close()
         if self.ext is not None:
             self.ext.close()
+
+
+def _span_at(data: bytes, at: int) -> tuple[int, int]:
+    """Physical offset and size in the entry `at`; no size where there is none."""
+    place = at * ENTRY_BYTES
+    if place + ENTRY_BYTES > len(data):
+        return 0, 0
+    found: tuple[int, int] = _SPAN.unpack_from(data, place)
+    return found
+
+
+def _is_entry(data: bytes) -> bool:
+    """Whether what was read is an entry, of a message or not."""
+    return _span_at(data, 0)[1] > 0
+
+
+def _is_blank(offset: int, size: int) -> bool:
+    """Whether an entry stands for what was before the first message of its queue."""
+    return not offset and size == BLANK_SIZE

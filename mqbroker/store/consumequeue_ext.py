@@ -11,7 +11,6 @@ queue does without. Must never know what a bit map says.
 
 from __future__ import annotations
 
-import mmap
 import os
 import re
 from struct import Struct
@@ -20,7 +19,8 @@ from typing import NamedTuple
 from twisted.logger import Logger
 
 from mqbroker.errors import StoreDamaged
-from mqbroker.store.disk import IDisk, IMappedFile
+from mqbroker.store.disk import IMappedFile
+from mqbroker.store.file_cache import CachedFile, FileCache
 
 #: The greatest address; tags codes, which are 32-bit numbers, and times are above.
 ADDRESS_MAX = -(2**31) - 1
@@ -34,7 +34,6 @@ ALLOCATE_BYTES = 64 * 1024
 
 _UNIT = Struct(">hqqh")
 _END_MARK = b"\xff\xff"
-_NO_BUFFER = mmap.mmap(-1, 1)
 _FILE_NAME = re.compile(r"\d{20}")
 _CLEAR_LOOK_BYTES = 64
 
@@ -84,20 +83,20 @@ class ConsumeQueueExt:
 
     log = Logger()
 
-    def __init__(self, disk: IDisk, directory: str, file_bytes: int, new_names: set[str]) -> None:
+    def __init__(self, cache: FileCache, directory: str, file_bytes: int, new_names: set[str]) -> None:
         self.directory = directory
         self.end = 0
         #: How many addresses were asked for at which no unit stands.
         self.misses = 0
-        self._disk = disk
+        self._cache = cache
+        self._disk = cache.disk
         self._file_bytes = file_bytes
         self._new_names = new_names
-        self._files: list[IMappedFile] = []
+        self._files: list[CachedFile] = []
         self._first = 0
         self._base = 0
         self._allocated = 0
-        self._buffer = _NO_BUFFER
-        self._unsynced: list[IMappedFile] = []
+        self._unsynced: list[CachedFile] = []
 
     @property
     def min_address(self) -> int:
@@ -128,9 +127,10 @@ class ConsumeQueueExt:
             at = 0
         if at + size > self._allocated:
             self._allocate(at + size)
-        _UNIT.pack_into(self._buffer, at, size, tags_code, store_timestamp_ms, len(bit_map))
+        buffer = self._files[-1].buffer
+        _UNIT.pack_into(buffer, at, size, tags_code, store_timestamp_ms, len(bit_map))
         if bit_map:
-            self._buffer[at + UNIT_BYTES_MIN : at + size] = bit_map
+            buffer[at + UNIT_BYTES_MIN : at + size] = bit_map
         address = self.end + _ADDRESS_MIN
         self.end += size
         return address
@@ -142,7 +142,7 @@ class ConsumeQueueExt:
         at = self.end - self._base
         if at < self._file_bytes:
             self._allocate(at + len(_END_MARK))
-            self._buffer[at : at + len(_END_MARK)] = _END_MARK
+            self._files[-1].buffer[at : at + len(_END_MARK)] = _END_MARK
             self.end = self._base + self._file_bytes
         self._add_file(self.end)
 
@@ -156,7 +156,7 @@ class ConsumeQueueExt:
             self._new_names.update((topic_directory, root, os.path.dirname(root)))
             self._first = base
         self._new_names.add(self.directory)
-        self._files.append(self._disk.create_mapped(self._path(base), self._file_bytes))
+        self._files.append(self._cache.create(self._path(base), self._file_bytes))
         self.end = base
         self._activate()
 
@@ -172,13 +172,12 @@ class ConsumeQueueExt:
     def _activate(self) -> None:
         file = self._files[-1]
         self._base = self._first + (len(self._files) - 1) * self._file_bytes
-        self._buffer = file.buffer
         self._allocated = 0
         self._unsynced.append(file)
 
     def take_unsynced(self) -> list[IMappedFile]:
         """The files written to since this was last called."""
-        taken = self._unsynced
+        taken: list[IMappedFile] = [*self._unsynced]
         self._unsynced = self._files[-1:]
         return taken
 
@@ -237,7 +236,7 @@ class ConsumeQueueExt:
                 raise StoreDamaged(path, size, f"{size} bytes; mappedFileSizeConsumeQueueExt is {self._file_bytes}")
             if not self._files:
                 self._first = int(name)
-            self._files.append(self._disk.open_mapped(path, size))
+            self._files.append(self._cache.open(path, size))
         if self._files:
             self.end = self._first + len(self._files) * self._file_bytes
             self._activate()
@@ -273,21 +272,20 @@ class ConsumeQueueExt:
         while self._files:
             self._drop(self._files.pop())
         self.end = self._first = self._base = self._allocated = 0
-        self._buffer = _NO_BUFFER
 
     def take_files(self) -> list[IMappedFile]:
         """Be empty from now on. Returns the files, which the caller closes."""
-        files, self._files = self._files, []
+        files: list[IMappedFile] = [*self._files]
+        self._files = []
         self._unsynced = []
         self.end = self._first = self._base = self._allocated = 0
-        self._buffer = _NO_BUFFER
         return files
 
-    def _drop(self, file: IMappedFile) -> None:
+    def _drop(self, file: CachedFile) -> None:
         self._let_go(file)
         self._disk.remove(file.path)
 
-    def _let_go(self, file: IMappedFile) -> None:
+    def _let_go(self, file: CachedFile) -> None:
         self._unsynced = [other for other in self._unsynced if other is not file]
         file.close()
 

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from mqbroker.errors import StoreDamaged
-from mqbroker.store.consumequeue import ENTRY_BYTES, MOVE_AWAY, ConsumeQueue
+from mqbroker.store.consumequeue import ENTRY_BYTES, MOVE_AWAY, ConsumeQueue, QueueEnd
 from mqbroker.store.consumequeue_ext import ConsumeQueueExt
 from mqbroker.store.disk import IDisk, IMappedFile
+from mqbroker.store.file_cache import FileCache
+from mqbroker.store.turns import Progress, Steps
 from mqbroker.wire.names import LMQ_PREFIX, is_lmq
 
 #: In the directory of consume queues, and of extensions: what is being deleted. No topic has such a name, and the Java
 #: broker finds no queue in it.
 TRASH = ".removed"
+_TOPICS_A_STEP = 50
 TOPIC_NAME = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
 
 
@@ -36,6 +39,8 @@ class ConsumeQueues:
     def __init__(self, disk: IDisk, root: str, file_bytes: int, ext: tuple[str, int] | None = None) -> None:
         """`ext`: where the extensions of all queues are and how long one file is, where they are kept."""
         self._disk = disk
+        #: All their files and those of their extensions.
+        self.cache = FileCache(disk, disk.cached_files_max())
         self.root = root
         self._ext = ext
         self._file_bytes = file_bytes - file_bytes % ENTRY_BYTES
@@ -90,11 +95,11 @@ class ConsumeQueues:
             directory = os.path.join(self.root, name, str(queue_id))
             removed = self.removed.get((name, queue_id))
             begins_at = removed.next_offset if removed is not None else 0
-            queue = ConsumeQueue(self._disk, directory, name, queue_id, self._file_bytes, self._new_names, begins_at)
+            queue = ConsumeQueue(self.cache, directory, name, queue_id, self._file_bytes, self._new_names, begins_at)
             if self._ext is not None:
                 root, file_bytes = self._ext
                 ext_directory = os.path.join(root, name, str(queue_id))
-                queue.ext = ConsumeQueueExt(self._disk, ext_directory, file_bytes, self._new_names)
+                queue.ext = ConsumeQueueExt(self.cache, ext_directory, file_bytes, self._new_names)
             self.by_bytes[topic, queue_id] = queue
             self.by_name[name, queue_id] = queue
             self.lmq_count += name.startswith(LMQ_PREFIX)
@@ -107,21 +112,33 @@ class ConsumeQueues:
             raise ValueError(f"{name[:255]!r} queue {queue_id}: no name of a topic or no number of a queue")
         return name
 
-    def load(self, is_clean: bool = True) -> None:
-        """Open what is on the disk. Raises StoreDamaged."""
-        for topic in self._disk.names(self.root):
+    def load(
+        self, is_clean: bool = True, is_intact: bool = True, ends: Mapping[tuple[str, int], QueueEnd] | None = None
+    ) -> Steps[None]:
+        """Open what is on the disk; `is_intact` and the queues' `ends` are those of `ConsumeQueue.load`. Raises
+        StoreDamaged."""
+        ends = ends or {}
+        topics = self._disk.names(self.root)
+        for number, topic in enumerate(topics):
+            if not number % _TOPICS_A_STEP:
+                yield Progress("consume queues are opened", number, len(topics), "topics")
             path = os.path.join(self.root, topic)
             if topic == TRASH:
                 continue
             if not self._disk.is_directory(path):
                 raise StoreDamaged(path, 0, f"not a directory of a topic: {MOVE_AWAY}")
+            is_topic = TOPIC_NAME.fullmatch(topic) or is_lmq(topic)
             for queue_id in self._disk.names(path):
-                is_queue = queue_id.isdecimal() and self._disk.is_directory(os.path.join(path, queue_id))
-                if not is_queue or not (TOPIC_NAME.fullmatch(topic) or is_lmq(topic)):
-                    raise StoreDamaged(os.path.join(path, queue_id), 0, f"not a directory of a queue: {MOVE_AWAY}")
-                self.is_whole &= self.open(topic.encode(), int(queue_id)).load(is_clean)
+                try:
+                    if not is_topic or not queue_id.isdecimal():
+                        raise NotADirectoryError
+                    queue = self.open(topic.encode(), int(queue_id))
+                    self.is_whole &= queue.load(is_clean, is_intact, ends.get((topic, queue.queue_id)))
+                except NotADirectoryError:
+                    why = f"not a directory of a queue: {MOVE_AWAY}"
+                    raise StoreDamaged(os.path.join(path, queue_id), 0, why) from None
                 if not is_clean:  # what a process that was killed removed may not be gone from the disk
-                    self._new_names.add(os.path.join(path, queue_id))
+                    self._new_names.add(queue.directory)
 
     def note_cuts(self, is_clean: bool) -> None:
         """Have what was cut off while opening, now or by a process that was killed, synced with what is written from

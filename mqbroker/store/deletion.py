@@ -162,7 +162,7 @@ class CacheCleaner:
         for start in range(0, len(queues), QUEUES_A_TURN):
             await pause(0)
             for queue in queues[start : start + QUEUES_A_TURN]:
-                if queue.min_offset < queue.max_offset and queue.entry(queue.min_offset)[0] < minimum:
+                if queue.min_offset < queue.max_offset and queue.oldest()[0] < minimum:
                     self._orphans += queue.correct_min(minimum)
         for start in range(0, len(queues), QUEUES_A_TURN):
             await pause(0)

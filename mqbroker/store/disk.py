@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 from collections.abc import Callable
 
@@ -26,6 +27,15 @@ class DiskSpace:
         """Rounded up, as the Java broker does before it compares with a ratio."""
         total = self.used_bytes + self.available_bytes
         return -(-100 * self.used_bytes // total) if total else 0
+
+
+_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+
+def is_shortage(error: OSError) -> bool:
+    """Whether there was no descriptor or no map left, of this process or of all: it says nothing of the file, and the
+    same will work later."""
+    return error.errno in _SHORTAGES
 
 
 class IMappedFile(Interface):
@@ -131,6 +141,9 @@ class IDisk(Interface):
     def read(path: str) -> bytes:
         """All of a file."""
 
+    def read_part(path: str, offset: int, size: int) -> bytes:
+        """Some bytes of a file; fewer where it ends before."""
+
     def write(path: str, data: bytes) -> None:
         """Write a small file in place, create it where missing, and sync it and its directory's entry."""
 
@@ -156,3 +169,7 @@ class IDisk(Interface):
 
     def memory_bytes() -> int:
         """Physical memory of the machine: what the page cache may hold at most."""
+
+    def cached_files_max() -> int:
+        """How many files a cache may have mapped, so that there is room for those that must always be, and for
+        connections."""

@@ -35,7 +35,10 @@ def hot_records(
         if queue is None or not queue.min_offset <= offset < queue.max_offset or offset < queue.asked_below:
             return None
         # Who asks may name any place in the log: the queue knows where the message is.
-        found, size = queue.span(offset)
+        try:
+            found, size = queue.span(offset)
+        except OSError:  # its file cannot be opened: a get says why
+            return None
         if found != physical_offset or found < damages.sure_from or log.end - found > hot_bytes:
             return None
         number, at = divmod(found - log.min_offset, segment_bytes)

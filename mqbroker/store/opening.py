@@ -31,6 +31,7 @@ from mqbroker.store.lasting import make_lasting_directories, remove_last_first, 
 from mqbroker.store.logscan import Damage
 from mqbroker.store.multi_dispatch import MultiAppender, MultiQueues
 from mqbroker.store.pull import Reader
+from mqbroker.store.queue_ends import forget_ends, read_ends
 from mqbroker.store.recovery import (
     Recovered,
     Segments,
@@ -110,7 +111,7 @@ class Opening:
         is_clean = abort is None
         # A killed process, unlike a machine, takes nothing with it that was stored in a mapped file.
         is_intact = is_clean or abort == disk.boot_id() != b""
-        checkpoint = self._read_checkpoint(abort)
+        checkpoint_data, checkpoint = self._read_checkpoint(abort)
         make_lasting_directories(disk, paths.commit_log)
         disk.sync_directory(paths.commit_log)  # a segment that was deleted must not come back before younger ones
         remove_unfinished_segments(disk, paths.commit_log, checkpoint.log_offset)
@@ -128,13 +129,15 @@ class Opening:
         removed = RemovedQueues(disk, paths.removed_queues, queues.removed)
         removed.load()
         empty_trash(disk, queues.roots)
-        queues.load(is_clean)
+        ends = read_ends(disk, paths.queue_ends, checkpoint_data) if is_clean else {}
+        yield from queues.load(is_clean, is_intact, ends)
         refuse_lost_log(segments, queues, bool(disk.names(paths.index)), checkpoint, is_intact)
         finish_removals(queues, removed, disk)
         if is_clean:  # from here on files change
             disk.write(paths.abort, disk.boot_id())
         kept = CheckpointFile(disk, paths.checkpoint, checkpoint)
         refuse_later(segments, queues)
+        forget_ends(disk, paths.queue_ends)
         start = find_start(segments, queues, checkpoint, is_clean, is_intact)
         kept.forget_queues_above(start.offset)
         cut_queues(segments, queues, start.offset, is_clean)
@@ -257,16 +260,16 @@ class Opening:
             CacheCleaner(queues, index, remover, worker, files.run_alone),
         )
 
-    def _read_checkpoint(self, abort: bytes | None) -> Checkpoint:
+    def _read_checkpoint(self, abort: bytes | None) -> tuple[bytes, Checkpoint]:
         disk, paths = self.disk, self.paths
         if abort is not None:  # a process that was killed may have made names here and not synced them
             disk.sync_directory(paths.root)
         data = disk.read(paths.checkpoint) if disk.exists(paths.checkpoint) else b""
         if data.strip(b"\0"):
-            return decode_checkpoint(data)
+            return data, decode_checkpoint(data)
         if abort:  # ours, which ended before there was a checkpoint, or while the first was being written
-            return Checkpoint(log_offset=0, queues_offset=0)
-        return Checkpoint()
+            return data, Checkpoint(log_offset=0, queues_offset=0)
+        return data, Checkpoint()
 
     def _make_lasting(self, segments: Segments, commit_log: CommitLog, checkpoint: Checkpoint) -> None:
         if checkpoint.log_offset is not None:

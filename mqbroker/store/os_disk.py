@@ -8,8 +8,11 @@ import errno
 import fcntl
 import mmap
 import os
+import resource
 import shutil
+import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from zope.interface import implementer
 
@@ -32,6 +35,13 @@ _SYNC_BYTES = 16 * ZEROS_BYTES
 _ADVISED_BYTES = 128 * 1024
 _FETCH_BYTES = 256 * 1024
 _PAGE_BYTES = mmap.PAGESIZE
+#: Without it each map keeps a descriptor of its own.
+_UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+#: How many files may be open that are no connections, or a quarter of all where few are allowed. Half of them are left
+#: for segments of the log, which take two each, logs, and what is open for a moment only.
+FILES_KEPT = 5000
+#: What Linux allows a process unless told otherwise; an eighth of the maps is for files that come and go.
+_MAPS_MAX = 65_530
 _libc = ctypes.CDLL(None, use_errno=True)
 _mincore = _libc.mincore
 _mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
@@ -61,7 +71,13 @@ class OsMappedFile:
         self._address = 0
         self.descriptor: int | None = None
         try:
-            self.buffer = mmap.mmap(fd, size, access=mmap.ACCESS_READ if read_only else mmap.ACCESS_DEFAULT)
+            with _naming(path):
+                access = mmap.ACCESS_READ if read_only else mmap.ACCESS_DEFAULT
+                self.buffer = mmap.mmap(fd, size, access=access, **_UNTRACKED)
+                if not (keep_open or read_only):
+                    # Of files that are no row of records the kernel is not to read megabytes, which are holes most of
+                    # the time and take memory all the same, around each first touch.
+                    self.buffer.madvise(MADV_RANDOM)
         except BaseException:
             os.close(fd)
             raise
@@ -287,13 +303,16 @@ class OsDisk:
     def create_mapped(self, path: str, size: int, *, keep_open: bool = False) -> IMappedFile:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
-            with _naming(path):
-                os.ftruncate(fd, size)
+            try:
+                with _naming(path):
+                    os.ftruncate(fd, size)
+            except BaseException:
+                os.close(fd)
+                raise
+            return OsMappedFile(path, size, fd, keep_open)
         except BaseException:
-            os.close(fd)
             os.unlink(path)
             raise
-        return OsMappedFile(path, size, fd, keep_open)
 
     def open_mapped(self, path: str, size: int, *, keep_open: bool = False, read_only: bool = False) -> IMappedFile:
         fd = os.open(path, (os.O_RDONLY if read_only else os.O_RDWR) | os.O_CLOEXEC)
@@ -321,6 +340,14 @@ class OsDisk:
     def read(self, path: str) -> bytes:
         with open(path, "rb") as file:
             return file.read()
+
+    def read_part(self, path: str, offset: int, size: int) -> bytes:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            with _naming(path):
+                return os.pread(fd, size, offset)
+        finally:
+            os.close(fd)
 
     def write(self, path: str, data: bytes) -> None:
         is_new = not os.path.exists(path)
@@ -370,3 +397,20 @@ class OsDisk:
 
     def memory_bytes(self) -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+    def cached_files_max(self) -> int:
+        return max(1, min(files_kept() // 2, _maps_max() // 8))
+
+
+def files_kept() -> int:
+    """How many of the files this process may have open are kept for what is no connection."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return FILES_KEPT if allowed == resource.RLIM_INFINITY else min(FILES_KEPT, allowed // 4)
+
+
+def _maps_max() -> int:
+    try:
+        with open("/proc/sys/vm/max_map_count", "rb") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return _MAPS_MAX

@@ -14,13 +14,14 @@ from struct import Struct
 from twisted.internet.defer import Deferred
 
 from mqbroker.config import StoreSettings
-from mqbroker.errors import StoreDamaged
+from mqbroker.errors import StoreError
 from mqbroker.store.closer_look import CloserLook
-from mqbroker.store.cold import ColdReads, Stretch, Unreadable
+from mqbroker.store.cold import ColdReads, Stretch, Unreadable, why_unread
 from mqbroker.store.commitlog import CommitLog, Pieces
 from mqbroker.store.consumequeue import ENTRY_BYTES, ConsumeQueue, places_struct
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.damages import Damages
+from mqbroker.store.disk import is_shortage
 from mqbroker.store.logscan import Damage
 from mqbroker.store.matching import IMatching
 from mqbroker.store.outcomes import Get, GetResult, GetStatus, outside
@@ -96,6 +97,9 @@ class Reader:
             found = self._get_known(get, False) or self._look.get(get, None)
         return found
 
+    def _cannot_open(self, queue: ConsumeQueue, error: OSError) -> StoreError:
+        return why_unread(error.filename or queue.directory, 0, error, _rebuild(queue))
+
     def get_when_ready(
         self,
         topic: str,
@@ -108,16 +112,19 @@ class Reader:
     ) -> GetResult | Deferred[GetResult]:
         """As `get`, but never waits for the disk: what is not in memory comes later.
 
-        Raises StoreBusy where too many wait. The Deferred fails with StoreDamaged where the consume queue cannot be
-        read, and with StoreError when the store stops.
+        Raises StoreBusy where too many wait, or no more files can be open. The Deferred fails with StoreDamaged where
+        the consume queue cannot be read, and with StoreError when the store stops.
         """
         queue = self._queues.get((topic, queue_id))
         if queue is None:
             return outside(offset, *(self._bounds(topic, queue_id) or (0, 0)))
-        found = self._get_at_once(queue, offset, max_count, max_bytes, tags_codes, matching)
-        if found is None:
-            get = Get(queue, offset, max_count, max_bytes, tags_codes, matching)
-            return self._get_known(get, True) or self._get_cold(get, _FETCHES_MAX)
+        try:
+            found = self._get_at_once(queue, offset, max_count, max_bytes, tags_codes, matching)
+            if found is None:
+                get = Get(queue, offset, max_count, max_bytes, tags_codes, matching)
+                return self._get_known(get, True) or self._get_cold(get, _FETCHES_MAX)
+        except OSError as error:
+            raise self._cannot_open(queue, error) from error
         return found
 
     def _get_at_once(
@@ -216,11 +223,17 @@ class Reader:
     def _fetched(self, unreadable: Unreadable, get: Get, tries: int) -> GetResult | Deferred[GetResult]:
         for stretch, error in unreadable:
             self._leave_out(stretch, error, get)
-        return self._get_cold(get, tries)
+        try:
+            return self._get_cold(get, tries)
+        except OSError as error:
+            raise self._cannot_open(get.queue, error) from error
 
     def _leave_out(self, stretch: Stretch, error: OSError, get: Get) -> None:
-        """Keep what cannot be read of the log from readers. Raises StoreDamaged where it is of the queue, which is
-        not lost but can be built again; what was deleted meanwhile is no matter."""
+        """Keep what cannot be read of the log from readers. Raises StoreBusy where there was only no descriptor, and
+        StoreDamaged where it is of the queue, which is not lost but can be built again; what was deleted meanwhile is
+        no matter."""
+        if is_shortage(error):
+            raise why_unread(stretch.file.path, stretch.at, error)
         log = self._log
         for number, segment in enumerate(log.segments):
             if segment is stretch.file:
@@ -232,5 +245,8 @@ class Reader:
         is_there = queue.min_offset <= get.offset < queue.max_offset
         is_of_unit = queue.ext is not None and stretch.file.path.startswith(queue.ext.directory + os.sep)
         if is_there and (is_of_unit or queue.place(get.offset)[0] is stretch.file):
-            why = f"the disk cannot read it ({error}); stop, delete {queue.directory} and start to have it built again"
-            raise StoreDamaged(stretch.file.path, stretch.at, why)
+            raise why_unread(stretch.file.path, stretch.at, error, _rebuild(queue))
+
+
+def _rebuild(queue: ConsumeQueue) -> str:
+    return f"stop, delete {queue.directory} and start to have it built again"

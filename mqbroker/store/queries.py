@@ -9,13 +9,13 @@ from collections.abc import Callable
 from struct import Struct
 from typing import NamedTuple
 
-from mqbroker.errors import StoreDamaged
-from mqbroker.store.cold import Pages
+from mqbroker.store.cold import Pages, why_unread
 from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.consumequeue import BLANK_SIZE, ENTRY_BYTES, ConsumeQueue
 from mqbroker.store.consumequeue_ext import UNIT_BYTES_MAX, ExtUnit, is_address
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.damages import Damages
+from mqbroker.store.disk import is_shortage
 from mqbroker.store.index import Index
 from mqbroker.store.logscan import Damage, Scanned, scan_at
 from mqbroker.store.properties import find_property
@@ -108,6 +108,8 @@ class Queries:
         try:
             await self._pages.ready(file, at, size)
         except OSError as error:
+            if is_shortage(error):
+                raise why_unread(file.path, at, error) from error
             if physical_offset >= log.min_offset:
                 why = f"the disk cannot read it: {error}"
                 self._report(Damage(file.path, physical_offset, physical_offset + size, why))
@@ -123,10 +125,11 @@ class Queries:
         file, at, _ = queue.place(offset)
         try:
             await self._pages.ready(file, at, ENTRY_BYTES)
+            return queue.entry(offset) if queue.min_offset <= offset < queue.max_offset else None
         except OSError as error:
             if queue.min_offset <= offset:
-                raise StoreDamaged(file.path, at, f"the disk cannot read it: {error}") from error
-        return queue.entry(offset) if queue.min_offset <= offset < queue.max_offset else None
+                raise why_unread(file.path, at, error) from error
+        return None
 
     async def queue_entry(self, topic: str, queue_id: int, offset: int) -> QueueEntry | None:
         """An entry of a queue as it is on the disk; None where there is none at `offset`."""
@@ -134,14 +137,15 @@ class Queries:
         entry = await self.entry(queue, offset) if queue is not None else None
         if entry is None or queue is None:
             return None
+        unit: ExtUnit | None = None
         place = queue.ext.place(entry[2]) if queue.ext is not None else None
-        if place is not None:
+        if queue.ext is not None and place is not None:
             file, at = place
             try:
-                await self._pages.ready(file, at, min(UNIT_BYTES_MAX, len(file.view) - at))
+                await self._pages.ready(file, at, min(UNIT_BYTES_MAX, file.size - at))
+                unit = queue.ext.unit(entry[2])
             except OSError as error:
-                raise StoreDamaged(file.path, at, f"the disk cannot read it: {error}") from error
-        unit = queue.ext.unit(entry[2]) if queue.ext is not None else None
+                raise why_unread(file.path, at, error) from error
         return QueueEntry(*entry, is_address(entry[2]), unit)
 
     async def physical_offset(self, topic: str, queue_id: int, offset: int) -> int:
@@ -268,7 +272,7 @@ class Queries:
         try:
             return await index.find(topic, key, begin_ms, end_ms, count, self._pages)
         except OSError as error:
-            raise StoreDamaged(error.filename or "the index", 0, f"the disk cannot read it: {error}") from error
+            raise why_unread(error.filename or "the index", 0, error) from error
 
 
 def _has_key(item: Scanned, topic: bytes, key: bytes) -> bool:

@@ -227,7 +227,7 @@ def _clean_start(segments: Segments, queues: ConsumeQueues, durable_end: int) ->
 
 def _is_rotten_before(segments: Segments, queues: ConsumeQueues, end: int) -> bool:
     """Whether what should be the record that ends at `end` is none, but not nothing either."""
-    offsets = [queue.entry(queue.max_offset - 1)[0] for queue in queues if queue.end_of_last() == end]
+    offsets = [queue.last[0] for queue in queues if queue.end_of_last() == end]
     found = [segments.scan_at(offset) for offset in offsets if end <= segments.end]
     return any(isinstance(item, Nothing) and not item.is_empty for item in found)
 
@@ -236,8 +236,7 @@ def _before(segments: Segments, queues: ConsumeQueues, end: int) -> Scanned | No
     """The record that ends at `end`, if a queue knows one and the log has it."""
     for queue in queues:
         if queue.end_of_last() == end and queue.max_offset > queue.min_offset:
-            physical_offset, _, _ = queue.entry(queue.max_offset - 1)
-            found = segments.scan_at(physical_offset)
+            found = segments.scan_at(queue.last[0])
             if isinstance(found, Scanned) and found.physical_offset + found.size == end:
                 return found
     return None
@@ -363,13 +362,22 @@ def store_again(segments: Segments, start: int, end: int) -> None:
 
 
 def last_timestamp(segments: Segments, queues: ConsumeQueues, end: int) -> int:
-    """Store timestamp of the newest message below `end` that consume queues know; 0 where there is none."""
-    newest = 0
+    """Store timestamp of the newest message below `end` that consume queues know; 0 where there is none.
+
+    Of that which stands last in the log, as times do not go back there: of a store with very many queues the others
+    are anywhere."""
     is_below: Callable[[int, int], bool] = lambda offset, size: offset + size <= end  # noqa: E731
+    newest = -1
     for queue in queues:
-        offset = queue.search(is_below, queue.min_offset, queue.max_offset)
-        if offset > queue.min_offset:
-            found = segments.scan_at(queue.entry(offset - 1)[0])
-            if isinstance(found, Scanned):
-                newest = max(newest, found.store_timestamp_ms)
-    return newest
+        if queue.min_offset >= queue.max_offset:
+            continue
+        physical_offset, size = queue.last
+        if not is_below(physical_offset, size):
+            offset = queue.search(is_below, queue.min_offset, queue.max_offset)
+            if offset == queue.min_offset:
+                continue
+            physical_offset, size = queue.span(offset - 1)
+        if size != BLANK_SIZE:
+            newest = max(newest, physical_offset)
+    found = segments.scan_at(newest) if newest >= 0 else None
+    return found.store_timestamp_ms if isinstance(found, Scanned) else 0

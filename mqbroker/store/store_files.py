@@ -14,7 +14,7 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from mqbroker.store.checkpoint import Checkpoint
+from mqbroker.store.checkpoint import Checkpoint, encode_checkpoint
 from mqbroker.store.checkpoint_file import CheckpointFile
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.damages import Damages
@@ -22,6 +22,7 @@ from mqbroker.store.disk import IDisk, ILockedFile
 from mqbroker.store.flush import CacheFlusher
 from mqbroker.store.index import Index
 from mqbroker.store.logscan import Damage
+from mqbroker.store.queue_ends import write_ends
 from mqbroker.store.segment import SegmentSource
 
 #: Stands in the abort file instead of the boot's id where files may not be relied on though the machine still runs.
@@ -49,6 +50,11 @@ class StorePaths:
     def removed_queues(self) -> str:
         """Not of the Java broker, which does not mind it."""
         return os.path.join(self.root, "removedQueues.json")
+
+    @property
+    def queue_ends(self) -> str:
+        """As above."""
+        return os.path.join(self.root, "queueEnds")
 
     @property
     def index(self) -> str:
@@ -185,8 +191,15 @@ class StoreFiles:
     def _note_clean_stop(self) -> None:
         if not self._is_broken:
             self.checkpoint.write(attrs.evolve(self.checkpoint.known, tally=self._queues.tally()))
+            self._write_ends()
             self._disk.remove(self._paths.abort)
             self._disk.sync_directory(self._paths.root)
+
+    def _write_ends(self) -> None:
+        try:
+            write_ends(self._disk, self._paths.queue_ends, self._queues, encode_checkpoint(self.checkpoint.known))
+        except OSError as error:  # it spares the next start time, and nothing else
+            self.log.warn("the next start looks into all consume queues: {error}", error=error)
 
     def close(self) -> Deferred[None]:
         return self._source.stop()

@@ -21,11 +21,12 @@ log = Logger()
 
 
 class Progress(NamedTuple):
-    """So many bytes of so many are done of what `what` names."""
+    """So many of so many are done of what `what` names: bytes, or what `unit` says."""
 
     what: str
     done: int
     total: int
+    unit: str = ""
 
 
 #: Work that stops now and then to say how far it is.
@@ -100,8 +101,10 @@ class ProgressLine:
 
     def _say(self, progress: Progress, rate: float) -> None:
         left = progress.total - progress.done
+        unit, unit_size = (progress.unit, 1) if progress.unit else ("MiB", _MIB)
         log.info(
-            "{where}: {what}, {percent} % of {total} MiB, {rate} MiB/s, about {left} s left",
-            where=self._where, what=progress.what, percent=100 * progress.done // max(progress.total, 1),
-            total=progress.total // _MIB, rate=round(rate / _MIB, 1), left=round(left / rate) if rate > 0 else "?",
+            "{where}: {what}, {done} of {total} {unit} ({percent} %), {rate} {unit}/s, about {left} s left",
+            where=self._where, what=progress.what, done=f"{progress.done // unit_size:,}",
+            total=f"{progress.total // unit_size:,}", percent=100 * progress.done // max(progress.total, 1), unit=unit,
+            rate=round(rate / unit_size, 1), left=round(left / rate) if rate > 0 else "?",
         )  # fmt: skip

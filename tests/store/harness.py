@@ -164,6 +164,9 @@ class FaultyDisk(OsDisk):
         self.faults.synced_directories.add(path)
         super().sync_directory(path)
 
+    def cached_files_max(self) -> int:
+        return 3
+
     def boot_id(self) -> bytes:
         return self.boot
 

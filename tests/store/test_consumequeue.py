@@ -10,6 +10,8 @@ import pytest
 from mqbroker.errors import StoreDamaged
 from mqbroker.store.consumequeue import ENTRY, ConsumeQueue
 from mqbroker.store.consumequeues import ConsumeQueues
+from mqbroker.store.file_cache import FileCache
+from mqbroker.store.turns import run_at_once
 from tests.store.harness import FaultyDisk, tree
 
 FILE = 2000  # 100 entries
@@ -24,7 +26,7 @@ def raw(start: int, count: int) -> bytes:
 
 
 def make(root: Path, disk: FaultyDisk | None = None) -> ConsumeQueue:
-    return ConsumeQueue(disk or FaultyDisk(), str(root / "T" / "0"), "T", 0, FILE, set())
+    return ConsumeQueue(FileCache(disk or FaultyDisk(), 2), str(root / "T" / "0"), "T", 0, FILE, set())
 
 
 @pytest.mark.parametrize("sizes", [[250], [1] * 250, [99, 1, 1, 99, 50], [100, 100, 50], [64, 64, 64, 58]])
@@ -136,7 +138,7 @@ def test_a_file_of_another_size_is_named(tmp_path: Path) -> None:
 
 def test_blocks_come_in_steps_not_by_the_file(tmp_path: Path) -> None:
     disk = FaultyDisk()
-    queue = ConsumeQueue(disk, str(tmp_path / "T" / "0"), "T", 0, 6_000_000, set())
+    queue = ConsumeQueue(FileCache(disk, 2), str(tmp_path / "T" / "0"), "T", 0, 6_000_000, set())
     disk.faults.room = 65536
     queue.write(entries(0, 3000))
     assert disk.faults.room == 0
@@ -157,7 +159,7 @@ def test_loading_opens_all_queues(tmp_path: Path) -> None:
         for queue_id in (0, 12):
             queues.open(topic, queue_id).write(entries(0, queue_id + 1))
     again = ConsumeQueues(FaultyDisk(), str(tmp_path), FILE)
-    again.load()
+    run_at_once(again.load(), lambda progress: None)
     found = {(queue.topic, queue.queue_id): queue.max_offset for queue in again}
     assert found == {("A", 0): 1, ("A", 12): 13, ("%RETRY%G", 0): 1, ("%RETRY%G", 12): 13}
     assert again.by_bytes[b"A", 12] is again.by_name["A", 12]
@@ -166,4 +168,4 @@ def test_loading_opens_all_queues(tmp_path: Path) -> None:
 def test_a_foreign_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "A" / "notes").mkdir(parents=True)
     with pytest.raises(StoreDamaged, match="not a directory of a queue"):
-        ConsumeQueues(FaultyDisk(), str(tmp_path), FILE).load()
+        run_at_once(ConsumeQueues(FaultyDisk(), str(tmp_path), FILE).load(), lambda progress: None)

@@ -24,6 +24,9 @@ from mqbroker.store.disk import DiskSpace, IDisk, ILockedFile, IMappedFile
 from tests.store.simulation.calls import MEMORY_BYTES, Calls, error_of, load
 from tests.store.simulation.inode import PAGE_BYTES, Inode, pages_of
 
+#: So few that files of consume queues come and go all the time.
+CACHED_FILES = 2
+
 
 class Ended(BaseException):
     """The process or the machine ended in the middle of an operation."""
@@ -380,6 +383,9 @@ class SimDisk:
     def read(self, path: str) -> bytes:
         return self._disk.read(path)
 
+    def read_part(self, path: str, offset: int, size: int) -> bytes:
+        return self._disk.read_part(path, offset, size)
+
     def write(self, path: str, data: bytes) -> None:
         self._disk.write(path, data)
         self.on_write(path)
@@ -410,6 +416,9 @@ class SimDisk:
 
     def memory_bytes(self) -> int:
         return self._disk.memory_bytes()
+
+    def cached_files_max(self) -> int:
+        return CACHED_FILES
 
     # Ends
 

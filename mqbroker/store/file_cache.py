@@ -1,0 +1,201 @@
+"""Files of fixed size, of which so many are mapped at a time as the system allows: one that is not is mapped again when
+it is used.
+
+Each mapped file takes a map and, before Python 3.13, a descriptor: those of all consume queues could be more than there
+are. The rule is second chance: of the files that were mapped first, one goes that was not used since it was passed over
+last. Files with something to sync go last: the kernel tells an error of writing back to who opens the file later, but
+need not keep it for a file that nobody has. Must never know what the files mean.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+
+from zope.interface import implementer
+
+from mqbroker.store.disk import IDisk, IMappedFile, is_shortage
+
+#: How many files are passed over when a place is needed, before one goes whatever it is.
+_LOOKS_MAX = 16
+
+
+class FileCache:
+    """Makes and opens files, and keeps at most `most` of them mapped. For the reactor's thread."""
+
+    def __init__(self, disk: IDisk, most: int) -> None:
+        self.disk = disk
+        self._most = most
+        #: Those that are mapped, the next to go first.
+        self._mapped: OrderedDict[CachedFile, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        """How many files are mapped."""
+        return len(self._mapped)
+
+    def create(self, path: str, size: int) -> CachedFile:
+        """Make a new sparse file of `size` zeros. Raises OSError, FileExistsError where there is one."""
+        file = CachedFile(self, path, size)
+        file.mapped = self._map(file, self.disk.create_mapped)
+        return file
+
+    def open(self, path: str, size: int) -> CachedFile:
+        """The first `size` bytes of an existing file; it is not looked at before it is used."""
+        return CachedFile(self, path, size)
+
+    def map(self, file: CachedFile) -> IMappedFile:
+        """Map an existing file. Raises OSError."""
+        return self._map(file, self.disk.open_mapped)
+
+    def _map(self, file: CachedFile, act: Callable[[str, int], IMappedFile]) -> IMappedFile:
+        self._shrink(self._most - 1)
+        try:
+            mapped = act(file.path, file.size)
+        except OSError as error:
+            if not is_shortage(error) or not self._mapped:
+                raise
+            self._shrink(len(self._mapped) // 2)
+            mapped = act(file.path, file.size)
+        self._mapped[file] = None
+        return mapped
+
+    def _shrink(self, most: int) -> None:
+        while len(self._mapped) > most:
+            self._next().let_go()
+
+    def _next(self) -> CachedFile:
+        mapped = self._mapped
+        for _ in range(_LOOKS_MAX):
+            file, _none = mapped.popitem(last=False)
+            if not (file.is_used or file.is_dirty):
+                return file
+            file.is_used = False
+            mapped[file] = None
+        return mapped.popitem(last=False)[0]
+
+    def forget(self, file: CachedFile) -> None:
+        """It is not mapped any more."""
+        self._mapped.pop(file, None)
+
+
+@implementer(IMappedFile)
+class CachedFile:
+    """A file of a cache. What others hold of `buffer` and `view` stays valid, and is the same file's, when it is mapped
+    anew; once it is closed nothing of it can be used: FileNotFoundError."""
+
+    __slots__ = ("_cache", "_is_closed", "is_dirty", "is_used", "mapped", "path", "size")
+    descriptor = None
+
+    def __init__(self, cache: FileCache, path: str, size: int) -> None:
+        self._cache = cache
+        self.path = path
+        self.size = size
+        self.mapped: IMappedFile | None = None
+        #: Whether it was used since the cache looked for a file to let go.
+        self.is_used = True
+        #: Whether something may have been stored since the last sync began.
+        self.is_dirty = False
+        self._is_closed = False
+
+    @property
+    def buffer(self) -> mmap.mmap:
+        self.is_used = self.is_dirty = True
+        mapped = self.mapped
+        return (mapped if mapped is not None else self._map()).buffer
+
+    @property
+    def view(self) -> memoryview:
+        self.is_used = True
+        mapped = self.mapped
+        return (mapped if mapped is not None else self._map()).view
+
+    def _map(self) -> IMappedFile:
+        self._check_open()
+        self.mapped = self._cache.map(self)
+        return self.mapped
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path)
+
+    def let_go(self) -> None:
+        """Unmap it, as soon as nobody holds a slice of it and the worker is done with it."""
+        self.mapped = None
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[IMappedFile]:
+        """The file, without a place in the cache: for the worker, and for what is done once."""
+        mapped = self.mapped  # it may be let go meanwhile, by another thread
+        if mapped is not None:
+            yield mapped
+            return
+        self._check_open()
+        mapped = self._cache.disk.open_mapped(self.path, self.size)
+        try:
+            yield mapped
+        finally:
+            mapped.close()
+
+    def allocate(self, offset: int, size: int) -> None:
+        with self._opened() as mapped:
+            mapped.allocate(offset, size)
+
+    def write_through(self, stop: Callable[[], bool]) -> None:
+        with self._opened() as mapped:
+            mapped.write_through(stop)
+
+    def populate(self, offset: int, size: int) -> None:
+        with self._opened() as mapped:
+            mapped.populate(offset, size)
+
+    def clear_from(self, offset: int) -> None:
+        with self._opened() as mapped:
+            mapped.clear_from(offset)
+
+    def write_at(self, offset: int, data: memoryview) -> None:
+        self.is_dirty = True
+        with self._opened() as mapped:
+            mapped.write_at(offset, data)
+
+    def is_resident(self, offset: int, size: int) -> bool:
+        """Not where it cannot be mapped: who then has it fetched gets to know why."""
+        self.is_used = True
+        try:
+            mapped = self.mapped or self._map()
+        except OSError:
+            return False
+        return mapped.is_resident(offset, size)
+
+    def fetch(self, offset: int, size: int) -> None:
+        with self._opened() as mapped:
+            mapped.fetch(offset, size)
+
+    def pin(self) -> None:
+        raise NotImplementedError("it would not stay mapped")
+
+    def unpin(self) -> None:
+        """Nothing was pinned."""
+
+    def sync(self) -> None:
+        self.is_dirty = False
+        try:
+            with self._opened() as mapped:
+                mapped.sync()
+        except OSError:
+            self.is_dirty = True
+            raise
+
+    def sync_apart(self) -> None:
+        with self._opened() as mapped:
+            mapped.sync_apart()
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._cache.forget(self)
+        mapped, self.mapped = self.mapped, None
+        if mapped is not None:
+            mapped.close()

@@ -1,0 +1,223 @@
+"""More consume queues than there may be files open: all of them work, and a start looks into as few as it can."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from twisted.internet.task import Clock
+from twisted.logger import capturedLogs, formatEvent
+
+from mqbroker.store import GetResult, MessageStore
+from mqbroker.store.disk import IMappedFile
+from mqbroker.store.os_disk import OsDisk
+from mqbroker.store.queue_ends import parse_ends
+from mqbroker.store.turns import Progress, ProgressLine
+from tests.store.harness import Bench, FaultyDisk, message, stop, turns
+
+TOPICS = 12
+QUEUES = 4
+KEYS = [(f"T{topic}", queue_id) for topic in range(TOPICS) for queue_id in range(QUEUES)]
+
+
+@pytest.fixture
+def looked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The paths of files of consume queues that were read or mapped."""
+    paths: list[str] = []
+    read_part, open_mapped = OsDisk.read_part, FaultyDisk.open_mapped
+
+    def reading(self: OsDisk, path: str, offset: int, size: int) -> bytes:
+        paths.append(path)
+        return read_part(self, path, offset, size)
+
+    def mapping(
+        self: FaultyDisk, path: str, size: int, *, keep_open: bool = False, read_only: bool = False
+    ) -> IMappedFile:
+        if "consumequeue" in path:
+            paths.append(path)
+        return open_mapped(self, path, size, keep_open=keep_open, read_only=read_only)
+
+    monkeypatch.setattr(OsDisk, "read_part", reading)
+    monkeypatch.setattr(FaultyDisk, "open_mapped", mapping)
+    return paths
+
+
+def send(store: MessageStore, rounds: int = 1) -> None:
+    for _ in range(rounds):
+        for topic, queue_id in KEYS:
+            store.append([message(topic, queue_id)])
+        store.dispatch_now()
+
+
+def counts(store: MessageStore) -> list[int]:
+    found = [store.get(topic, queue_id, 0, 32) for topic, queue_id in KEYS]
+    assert all(isinstance(each, GetResult) for each in found)
+    return [each.count for each in found]
+
+
+def open_files() -> Iterator[str]:
+    for fd in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # that of this directory
+            yield os.readlink(fd)
+
+
+def filled(bench: Bench, rounds: int = 3) -> MessageStore:
+    store = bench.open()
+    store.start()
+    send(store, rounds)
+    turns(bench.clock, 12)
+    return store
+
+
+def test_a_few_files_are_open_and_all_queues_work(bench: Bench) -> None:
+    store = filled(bench)
+    assert 0 < sum("consumequeue" in path for path in open_files()) <= bench.disk.cached_files_max()
+    assert counts(store) == [3] * len(KEYS)
+    stop(store)
+    store = bench.open()
+    send(store)
+    assert counts(store) == [4] * len(KEYS)
+
+
+def test_a_clean_start_looks_into_no_queue(bench: Bench, looked: list[str]) -> None:
+    stop(filled(bench))
+    looked.clear()
+    store = bench.open()
+    assert looked == []
+    assert not (bench.root / "queueEnds").exists()
+    assert {store.bounds(*key) for key in KEYS} == {(0, 3)}
+    assert counts(store) == [3] * len(KEYS)
+    send(store)
+    assert counts(store) == [4] * len(KEYS)
+
+
+def test_after_a_kill_each_queue_is_read_once(bench: Bench, looked: list[str]) -> None:
+    store = filled(bench)
+    send(store)  # not covered by a checkpoint: cut off, and made again
+    image = bench.image("image")
+    looked.clear()
+    again = image.open()
+    read = [path for path in looked if "T7/2" in path]
+    assert read[:1] == [str(image.root / "consumequeue" / "T7" / "2" / f"{0:020d}")]
+    assert {again.bounds(*key) for key in KEYS} == {(0, 4)}
+    stop(again)
+    looked.clear()
+    # Nothing is above the checkpoint now.
+    image.open().start()
+    turns(image.clock, 12)
+    quiet = image.image("quiet")
+    looked.clear()
+    quiet.disk.boot = image.disk.boot
+    quiet.open()
+    assert sorted(looked) == sorted(str(quiet.root / "consumequeue" / t / str(q) / f"{0:020d}") for t, q in KEYS)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 99, 100, 101, 203, 204, 205, 408, 409, 1000, 1999, 2000, 2001, 4000])
+def test_the_end_is_found_in_long_files(make: Callable[..., Bench], count: int) -> None:
+    bench = make(mapped_file_size_consume_queue=40_000)
+    store = bench.open()
+    if count:
+        store.append([message() for _ in range(count)])
+        store.dispatch_now()
+    stop(store)
+    (bench.root / "queueEnds").unlink()
+    again = bench.open()
+    assert again.bounds("T", 0) == ((0, count) if count else None)
+    end = again._queues.by_name["T", 0].end_of_last() if count else again.log_end
+    assert end == again.log_end
+
+
+def touch(path: Path) -> None:
+    """Have been written to later than it was."""
+    stat = path.stat()
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 5_000_000))
+
+
+def test_a_queue_that_changed_since_is_looked_into(bench: Bench, looked: list[str]) -> None:
+    stop(filled(bench))
+    path = bench.root / "consumequeue" / "T3" / "1" / f"{0:020d}"
+    touch(path)
+    looked.clear()
+    store = bench.open()
+    assert looked == [str(path)]
+    assert counts(store) == [3] * len(KEYS)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda data: b"",
+        lambda data: data[:-1],
+        lambda data: b"00000000" + data[8:],
+        lambda data: data.replace(b"T", b"U"),
+    ],
+)
+def test_a_note_that_is_damaged_is_not_used(bench: Bench, looked: list[str], spoil: Callable[[bytes], bytes]) -> None:
+    stop(filled(bench))
+    note = bench.root / "queueEnds"
+    note.write_bytes(spoil(note.read_bytes()))
+    looked.clear()
+    store = bench.open()
+    assert len(looked) == len(KEYS)
+    assert counts(store) == [3] * len(KEYS)
+
+
+def test_a_note_of_another_stop_is_not_used(bench: Bench, looked: list[str]) -> None:
+    store = filled(bench)
+    stop(store)
+    note = (bench.root / "queueEnds").read_bytes()
+    store = bench.open()
+    send(store)
+    stop(store)
+    (bench.root / "queueEnds").write_bytes(note)
+    looked.clear()
+    store = bench.open()
+    assert len(looked) == len(KEYS)
+    assert counts(store) == [4] * len(KEYS)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[]",
+        b"{}",
+        b'{"checkpoint":7,"queues":[[1,2]]}',
+        b'{"checkpoint":7,"queues":[["T",0,0,1,0,true,1,0,1,0,1]]}',
+        b"[" * 100_000,
+    ],
+)
+def test_what_is_no_note_is_refused(body: bytes) -> None:
+    with pytest.raises(ValueError):
+        parse_ends(b"%08x\n" % zlib.crc32(body) + body, 7)
+
+
+def test_a_stop_without_room_for_the_note_is_clean(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = filled(bench)
+    write = OsDisk.write
+
+    def full(self: OsDisk, path: str, data: bytes) -> None:
+        if path.endswith("queueEnds"):
+            raise OSError(28, "No space left on device", path)
+        write(self, path, data)
+
+    monkeypatch.setattr(OsDisk, "write", full)
+    stop(store)
+    assert not (bench.root / "abort").exists()
+    assert counts(bench.open()) == [3] * len(KEYS)
+
+
+def test_a_long_start_says_how_far_it_is() -> None:
+    clock = Clock()
+    line = ProgressLine("/store", clock.seconds)
+    with capturedLogs() as events:
+        for seconds, done in ((0, 0), (1, 4_000), (1.5, 8_000), (0.5, 9_000), (2, 12_000)):
+            clock.advance(seconds)
+            line(Progress("consume queues are opened", done, 20_000, "topics"))
+    assert [formatEvent(event).partition("opened, ")[2] for event in events] == [
+        "8,000 of 20,000 topics (40 %), 3200.0 topics/s, about 4 s left",
+        "12,000 of 20,000 topics (60 %), 2400.0 topics/s, about 3 s left",
+    ]

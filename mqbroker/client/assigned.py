@@ -55,6 +55,7 @@ class AssignedQueue:
         self._process_queue: ProcessQueue | None = None
         self._answered = False
         self._failed_before = False
+        self._told_of_span = False
         self._promised = promised
         self._pause_s = pause_s
         self._pulled_at = self._consumed_at = net.now()
@@ -140,8 +141,17 @@ class AssignedQueue:
                 start,
                 messages_max=self._options.queue_messages_max,
                 bytes_max=self._options.queue_bytes_max,
+                span_max=self._options.queue_span_max,
             )
         elif held.is_full:
+            if held.is_stretched and not self._told_of_span:
+                self._told_of_span = True
+                log.warning(
+                    "%s: not pulled on while message %d is not consumed: more than %d came after it (queue_span_max)",
+                    self.queue,
+                    held.span[0],
+                    self._options.queue_span_max,
+                )
             await self._room.wait()
         else:
             self._pulled_at = self._net.now()

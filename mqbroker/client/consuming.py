@@ -27,6 +27,12 @@ from mqbroker.wire.codes import ResponseCode
 
 log = logging.getLogger(__name__)
 
+#: A message with which the listener is found so often goes back; counted, since clocks of machines jump.
+LOOKS_MAX = 15
+
+#: The delay level of such a message, as in ProcessQueue.cleanExpiredMsg of 4.9.7.
+_OVERDUE_DELAY_LEVEL = 3
+
 #: A function or coroutine function; it may also return a Deferred where the face runs on Twisted.
 Listener = Callable[[ReceivedMessage], Any]
 
@@ -55,6 +61,16 @@ class Owner(Protocol):
     def done(self, message: ReceivedMessage) -> None: ...
 
 
+@attrs.define(eq=False)
+class _Run:
+    """A message that is with the listener. `looks` counts how often it was found there."""
+
+    owner: Owner
+    message: ReceivedMessage
+    looks: int = 0
+    is_sent_back: bool = False
+
+
 class Consuming:
     """Runs `listener` for at most `concurrency` messages at once, in the order they came."""
 
@@ -76,7 +92,7 @@ class Consuming:
         self._concurrency = concurrency
         self._local_retry_s = local_retry_s
         self._waiting: deque[tuple[Owner, ReceivedMessage]] = deque()
-        self._running = 0
+        self._runs: dict[_Run, None] = {}
         #: How many of them are of which queue.
         self._busy: Counter[MessageQueue] = Counter()
         self._waiting_for: list[tuple[MessageQueue, Signal]] = []
@@ -134,7 +150,7 @@ class Consuming:
 
     @property
     def _is_idle(self) -> bool:
-        return self._running == 0 and self._direct.running == 0
+        return not self._runs and self._direct.running == 0
 
     def _tell_idle(self) -> None:
         if self._closed and self._is_idle:
@@ -146,28 +162,52 @@ class Consuming:
             return
         self._starting = True
         try:
-            while self._waiting and self._running < self._concurrency and not self._closed:
+            while self._waiting and len(self._runs) < self._concurrency and not self._closed:
                 owner, message = self._waiting.popleft()
                 if not owner.dropped:
-                    self._running += 1
+                    run = _Run(owner, message)
+                    self._runs[run] = None
                     self._busy[owner.queue] += 1
-                    self._net.spawn(self._run(owner, message))
+                    self._net.spawn(self._run(run))
         finally:
             self._starting = False
 
-    async def _run(self, owner: Owner, message: ReceivedMessage) -> None:
+    async def send_back_overdue(self) -> None:
+        """Look at the messages that are with the listener; send those back that were for LOOKS_MAX looks."""
+        for run in list(self._runs):
+            run.looks += 1
+            if run.looks > LOOKS_MAX and not run.is_sent_back and not run.owner.dropped:
+                await self._send_back_overdue(run)
+
+    async def _send_back_overdue(self, run: _Run) -> None:
+        message = run.message
         try:
-            await self._consume(owner, message)
+            await self._send_back(message, _OVERDUE_DELAY_LEVEL)
+        except MQError as error:
+            log.warning("%s, which is overdue, was not taken back; trying again: %s", message.msg_id, error)
+            return
+        log.warning(
+            "message %s of %s goes back to the broker: it is with the listener for longer than consume_timeout_s",
+            message.msg_id,
+            message.queue,
+        )
+        run.is_sent_back = True
+        if not run.owner.dropped:
+            run.owner.done(message)
+
+    async def _run(self, run: _Run) -> None:
+        try:
+            await self._consume(run)
         except NotHandled as why:
-            log.debug("message %s of %s is left to others: %s", message.msg_id, message.queue, why)
+            log.debug("message %s of %s is left to others: %s", run.message.msg_id, run.message.queue, why)
             self._halted = True
         except BaseException:
             # The loop is ending, and cancels all that runs on it.
             self._halted = True
             raise
         finally:
-            self._running -= 1
-            self._no_longer_with(owner.queue)
+            del self._runs[run]
+            self._no_longer_with(run.owner.queue)
             self._start_some()
             self._tell_idle()
 
@@ -179,9 +219,10 @@ class Consuming:
                 if waited_for == queue:
                     signal.set()
 
-    async def _consume(self, owner: Owner, message: ReceivedMessage) -> None:
+    async def _consume(self, run: _Run) -> None:
+        owner, message = run.owner, run.message
         delay_level = await self._call(message)
-        if owner.dropped:
+        if owner.dropped or run.is_sent_back:
             return
         if delay_level is not None:
             try:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from enum import Enum
 
 import attrs
-from attrs.validators import ge, in_, le, optional
+from attrs.validators import ge, gt, in_, le, optional
 
 from mqbroker.client.tls import ClientTls
 from mqbroker.errors import MQError
@@ -85,6 +85,10 @@ class PushOptions:
     pull_batch: int = attrs.field(default=32, validator=[ge(1), le(1024)])
     queue_messages_max: int = attrs.field(default=1000, validator=ge(1))
     queue_bytes_max: int = attrs.field(default=100 * 1024 * 1024, validator=ge(1))
+    #: A queue is not pulled on while more messages came after its first one that is not consumed.
+    queue_span_max: int = attrs.field(default=2000, validator=ge(1))
+    #: A message that the listener is with for so long goes back to the broker, whatever the listener says of it later.
+    consume_timeout_s: float = attrs.field(default=900.0, validator=gt(0))
     suspend_ms: int = 15_000
     pull_timeout_ms: int = 30_000
     request_timeout_ms: int = 3000

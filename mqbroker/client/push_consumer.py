@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from mqbroker.client.assigned import AssignedQueue
-from mqbroker.client.consuming import Consuming, Listener
+from mqbroker.client.consuming import LOOKS_MAX, Consuming, Listener
 from mqbroker.client.errors import ClientClosed, NoSubscription, TopicNotFound
 from mqbroker.client.messages import PullStatus, RawPull, ReceivedMessage
 from mqbroker.client.meters import Meters
@@ -135,6 +135,7 @@ class PushConsumerCore:
             self._net.spawn(self._keep_balanced(settled)),
             self._net.spawn(every(self._net, options.heartbeat_s, self._presence.beat)),
             self._net.spawn(every(self._net, options.commit_s, self._commit_oneway)),
+            self._net.spawn(every(self._net, options.consume_timeout_s / LOOKS_MAX, self._consuming.send_back_overdue)),
             self._net.spawn(every(self._net, options.route_age_s, self._routes.refresh_all)),
         ]
 

@@ -60,6 +60,8 @@ def _properties(about: About) -> dict[str, str]:
         "consumeThreadMin": str(options.concurrency),
         "consumeThreadMax": str(options.concurrency),
         "consumeMessageBatchMaxSize": "1",
+        "consumeConcurrentlyMaxSpan": str(options.queue_span_max),
+        "consumeTimeout": str(int(options.consume_timeout_s // 60)),
         "maxReconsumeTimes": str(options.max_reconsume_times),
         "pullBatchSize": str(options.pull_batch),
         "pullThresholdForQueue": str(options.queue_messages_max),

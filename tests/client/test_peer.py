@@ -102,6 +102,8 @@ def test_a_consumer_tells_of_itself_as_java_reads_it(one_queue, name_server):
         "consumeThreadMin": "2",
         "consumeThreadMax": "2",
         "consumeMessageBatchMaxSize": "1",
+        "consumeConcurrentlyMaxSpan": "2000",
+        "consumeTimeout": "15",
         "maxReconsumeTimes": "16",
         "pullBatchSize": "32",
         "pullThresholdForQueue": "1000",

@@ -208,6 +208,67 @@ def test_a_full_queue_is_not_pulled_until_there_is_room(one_queue, name_server):
     assert pulled() == 10
 
 
+def stuck_with(body):
+    """A listener that never ends with the message of this body, and what it waits for."""
+    waiting = Deferred()
+    return (lambda message: waiting if message.body == body else None), waiting
+
+
+def test_one_stuck_message_does_not_let_the_span_grow(one_queue, name_server, caplog):
+    for n in range(5000):
+        one_queue.cluster.store(Q, b"%d" % n)
+    listener, waiting = stuck_with(b"10")
+    member = Member(one_queue, name_server, listener=listener).start()
+    # As in Java, a pull is not cut in the middle.
+    assert 2010 < len(member.got) <= 2010 + 32
+    one_queue.clock.advance(60)
+    assert len(member.got) <= 2010 + 32
+    assert "not pulled on while message 10 is not consumed" in caplog.text
+    assert committed(one_queue) == 10
+    waiting.callback(None)
+    assert len(set(member.bodies)) == 5000
+
+
+def test_a_message_that_the_listener_is_with_for_too_long_goes_back(one_queue, name_server, caplog):
+    one_queue.cluster.store(Q, b"0", UNIQ_KEY="U")
+    one_queue.cluster.store(Q, b"1")
+    listener, waiting = stuck_with(b"0")
+    Member(one_queue, name_server, listener=listener, concurrency=2).start()
+    one_queue.clock.pump([60] * 15)
+    assert one_queue.cluster.sent_back == []
+    assert committed(one_queue) == 0
+    one_queue.clock.pump([60] * 2)
+    (header,) = one_queue.cluster.sent_back
+    assert (header.origin_msg_id, header.offset, header.delay_level) == ("U", 0, 3)
+    assert committed(one_queue) == 2
+    assert "longer than consume_timeout_s" in caplog.text
+    waiting.errback(ValueError("too late"))
+    one_queue.clock.pump([60] * 40)
+    assert len(one_queue.cluster.sent_back) == 1
+
+
+def test_an_overdue_message_that_no_broker_takes_back_is_kept(one_queue, name_server):
+    one_queue.cluster.store(Q, b"0")
+    one_queue.cluster.refuse[A, RequestCode.CONSUMER_SEND_MSG_BACK] = (ResponseCode.SYSTEM_ERROR, "no")
+    listener, waiting = stuck_with(b"0")
+    Member(one_queue, name_server, listener=listener, consume_timeout_s=15.0).start()
+    one_queue.clock.pump([1] * 60)
+    assert committed(one_queue) == 0
+    waiting.callback(None)
+    one_queue.clock.pump([1] * 6)
+    assert committed(one_queue) == 1
+    assert one_queue.cluster.sent_back == []
+
+
+def test_the_clock_of_the_machine_may_jump(one_queue, name_server):
+    one_queue.cluster.store(Q, b"0")
+    listener, _ = stuck_with(b"0")
+    Member(one_queue, name_server, listener=listener).start()
+    one_queue.clock.rightNow += 3600
+    one_queue.clock.pump([60] * 3)
+    assert one_queue.cluster.sent_back == []
+
+
 def test_thousands_of_messages_do_not_run_out_of_stack(one_queue, name_server):
     for n in range(3000):
         one_queue.cluster.store(Q, b"%d" % n)

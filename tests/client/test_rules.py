@@ -61,7 +61,7 @@ def received(offset, body=b"x"):
 
 
 def test_the_committable_offset_is_the_lowest_not_consumed():
-    held = ProcessQueue(queues(1)[0], 10, messages_max=3, bytes_max=100)
+    held = ProcessQueue(queues(1)[0], 10, messages_max=3, bytes_max=100, span_max=2000)
     assert held.committable == 10
     messages = [received(n) for n in (10, 11, 13)]
     held.add(messages, 14)
@@ -75,7 +75,7 @@ def test_the_committable_offset_is_the_lowest_not_consumed():
 
 
 def test_a_process_queue_is_full_by_bytes_and_counts_a_repeated_offset_once():
-    held = ProcessQueue(queues(1)[0], 0, messages_max=100, bytes_max=10)
+    held = ProcessQueue(queues(1)[0], 0, messages_max=100, bytes_max=10, span_max=2000)
     first = received(0, b"12345")
     held.add([first], 1)
     held.add([received(0, b"12345")], 1)
@@ -87,8 +87,21 @@ def test_a_process_queue_is_full_by_bytes_and_counts_a_repeated_offset_once():
     assert not held.is_full
 
 
+def test_a_process_queue_is_full_where_one_message_holds_back_too_many():
+    held = ProcessQueue(queues(1)[0], 0, messages_max=100, bytes_max=100, span_max=10)
+    messages = [received(n) for n in range(12)]
+    held.add(messages[:11], 11)
+    for message in messages[1:10]:
+        held.done(message)
+    assert not held.is_full
+    held.add(messages[11:], 12)
+    assert (held.is_full, held.is_stretched, held.committable) == (True, True, 0)
+    held.done(messages[0])
+    assert not held.is_full
+
+
 def test_after_a_step_back_the_lower_offset_is_committed():
-    held = ProcessQueue(queues(1)[0], 100, messages_max=9, bytes_max=99)
+    held = ProcessQueue(queues(1)[0], 100, messages_max=9, bytes_max=99, span_max=2000)
     held.add([received(100)], 101)
     held.add([], 5)
     assert held.committable == 5

@@ -5,6 +5,7 @@ Both brokers run with the same settings on fresh stores and take turns. The part
     start    from exec to the first answer, on an empty store
     send     messages a second and latency, asynchronous flush
     pull     messages a second
+    twistd   sends and pulls of ours under twistd, beside the console script
     filter   messages a second that pulls by tag and by SQL92 look through
     sync     as send, answered when on the disk (SYNC_FLUSH)
     restart  from exec to the first send and the first pull that are answered, after SIGKILL with a million messages
@@ -40,6 +41,7 @@ PARTS = (
     "start",
     "send",
     "pull",
+    "twistd",
     "filter",
     "sync",
     "restart",
@@ -62,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     failed = False
     try:
         with tempfile.TemporaryDirectory(prefix="mqbroker-bench-", dir=options.scratch) as scratch:
-            needs_java = "java" in kinds and options.only != ["memory"]
+            needs_java = "java" in kinds and not set(options.only) <= {"memory", "twistd"}
             bench = Bench(Path(scratch), rmqload.build(Path(scratch)), java_system() if needs_java else None)
             print(machine(bench))
             for part in steps(bench, table, options.only, kinds, rounds, factor, options.consumers):
@@ -111,6 +113,7 @@ def steps(
     by_part: dict[str, Callable[[], None]] = {
         "start": lambda: measure_starts(bench, table, kinds, rounds),
         "send": lambda: throughput.compare(bench, table, kinds, rounds, factor, sends=sends, pulls=pulls),
+        "twistd": lambda: throughput.compare_twistd(bench, table, rounds, factor),
         "filter": lambda: filtered.compare(bench, table, kinds, rounds, factor),
         "sync": lambda: throughput.compare_sync(bench, table, kinds, rounds, factor),
         "restart": lambda: restart.compare(bench, table, kinds, rounds, factor),
@@ -124,7 +127,7 @@ def steps(
     }
     wanted = {"send" if name == "pull" else name for name in only}
     if "ours" not in kinds:
-        wanted.discard("memory")
+        wanted -= {"memory", "twistd"}
     return [part for name, part in by_part.items() if name in wanted]
 
 

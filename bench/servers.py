@@ -16,7 +16,8 @@ from bench.rmqload import LoadFailed, Result, Shape
 from tests.interop.java import JavaSystem
 from tests.interop.processes import Process, ProcessFailed, free_ports
 
-Kind = Literal["ours", "java", "echo"]
+#: "twistd" is ours too, run by twistd and not by its console script.
+Kind = Literal["ours", "twistd", "java", "echo"]
 
 # As the Java system's own start script has it, shrunk from 8 GiB to what a small machine has.
 JVM = ("-Xms1g", "-Xmx1g", "-Xmn512m", "-XX:+UseG1GC", "-XX:MaxDirectMemorySize=1g")
@@ -124,6 +125,9 @@ class Bench:
         conf = self._write_conf(f"{kind}-{port}", port, store, settings)
         if kind == "ours":
             return [str(Path(sys.executable).parent / "mqbroker"), "-c", str(conf)], {}
+        if kind == "twistd":
+            twistd = str(Path(sys.executable).parent / "twistd")
+            return [twistd, "--nodaemon", "--pidfile=", "mqbroker", "-c", str(conf)], {}
         assert self.java is not None
         main = "org.apache.rocketmq.broker.BrokerStartup"
         return self.java.command(self.scratch, main, "-c", str(conf), jvm=JVM), {"ROCKETMQ_HOME": str(self.java.home)}

@@ -29,8 +29,11 @@ SYNC_SENDS = (
     Shape("sync 16x4 128 B", "send", 16, 4, 128, 50_000),
     Shape("sync 64x8 128 B", "send", 64, 8, 128, 60_000),
 )
+TWISTD_SHAPES = (*SENDS[:3], PULLS[0])
 FILLED = "filled"
 RATIO_WANTED = 1.0
+#: What twistd may cost: nothing that could be told from one run to the next.
+TWISTD_RATIO_WANTED = 0.97
 
 KINDS: tuple[Kind, ...] = ("ours", "java", "echo")
 Results = dict[Kind, list[Result]]
@@ -65,6 +68,23 @@ def compare_sync(bench: Bench, table: Table, kinds: Sequence[Kind], rounds: int,
         print_head(table)
         for shape in SYNC_SENDS:
             print_row(table, shape, take_turns(servers, "bench", shape.scaled(factor), rounds), RATIO_WANTED)
+
+
+def compare_twistd(bench: Bench, table: Table, rounds: int, factor: float) -> None:
+    """Our broker under twistd beside the one of the console script, which take turns: the same is wanted."""
+    with ExitStack() as running:
+        kinds: tuple[Kind, ...] = ("ours", "twistd")
+        servers = [running.enter_context(bench.server(kind)) for kind in kinds]
+        for server in servers:
+            server.load(FILLED, FILL.scaled(factor / 2))
+        table.head(f"{'messages a second':18}{'script':>9} {'twistd':>9} {'ratio':>6}")
+        for shape in TWISTD_SHAPES:
+            topic = "bench" if shape.mode == "send" else FILLED
+            results = take_turns(servers, topic, shape.scaled(factor), rounds)
+            script, twistd = (statistics.median(result.rate for result in results[kind]) for kind in kinds)
+            ratio = divided(twistd, script)
+            cells = f"{number(script):>9} {number(twistd):>9} {number(ratio, 2):>6}"
+            table.wanted_row(shape.name, cells, ratio, at_least=TWISTD_RATIO_WANTED)
 
 
 def take_turns(servers: Sequence[Server], topic: str, shape: Shape, rounds: int) -> Results:

@@ -197,7 +197,8 @@ def test_a_producer_that_says_it_is_another_each_time():
     connection = FakeConnection()
     for number in range(3):
         registry.register(connection, f"p{number}", 0, 0, "PG")
-    assert registry._by_client_id == {"p2": connection}
+    assert [registry.find(f"p{number}") for number in range(3)] == [None, None, connection]
+    assert len(registry._by_client_id) == 1
     with pytest.raises(Refused, match="clientsMax"):
         registry.register(FakeConnection(), "p2", 0, 0, "PG")
     registry.connection_closed(connection)

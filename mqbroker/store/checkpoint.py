@@ -8,8 +8,8 @@
     76  CRC32 of bytes 0 to 76                              4
 
 The first three are the Java broker's, which looks at nothing else and leaves the rest as it is: the CRCs tell whether
-the rest belongs to the timestamps. The tally of queues is there after a clean stop only. Must never know when it is
-written.
+the rest belongs to the timestamps. The tally of queues is of all that is in the log below the offset of the queues;
+where there is none, nobody knows. Must never know when it is written.
 """
 
 from __future__ import annotations

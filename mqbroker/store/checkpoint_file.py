@@ -54,17 +54,23 @@ class CheckpointFile:
     def note_queues(self, offset: int, timestamp_ms: int) -> None:
         """Note that consume queues have all below `offset` of the log, the newest message of `timestamp_ms`, on the
         disk."""
-        self.write(attrs.evolve(self.known, queues_offset=offset, queues_ms=timestamp_ms))
+        self.write(attrs.evolve(self.known, queues_offset=offset, queues_ms=timestamp_ms, tally=None))
 
     def forget_queues_above(self, offset: int) -> None:
         """Note that consume queues are about to be built anew from `offset` of the log: an end of the process or of
         the machine meanwhile leaves them shorter than the checkpoint says."""
         known = self.known
         if known.queues_offset is not None and known.queues_offset > offset:
-            self.write(attrs.evolve(known, queues_offset=offset, queues_ms=0))
+            self.write(attrs.evolve(known, queues_offset=offset, queues_ms=0, tally=None))
 
     def forget_index_above(self, offset: int, end_ms: int) -> None:
         """As `forget_queues_above`, for the index, whose newest message is of `end_ms`."""
         known = self.known
         if known.index_offset is not None and known.index_offset > offset:
             self.write(attrs.evolve(known, index_offset=offset, index_ms=min(known.index_ms, end_ms)))
+
+    def forget_tally(self) -> None:
+        """Note that queues are about to go, so that nobody looks for them after a kill."""
+        with self._lock:
+            if self.known.tally is not None:
+                self._write(attrs.evolve(self.known, tally=None))

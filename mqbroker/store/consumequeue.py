@@ -109,6 +109,7 @@ class ConsumeQueue:
         "pending",
         "queue_id",
         "tails",
+        "tallied",
         "topic",
         "topic_bytes",
     )
@@ -147,6 +148,8 @@ class ConsumeQueue:
         self.asked_below = 0
         self.known_good = (0, 0)
         self.pending: list[int] = []
+        #: What the tally of all queues has of this one.
+        self.tallied = 0
         #: Whether entries were cut off that a crash could bring back until the next sync.
         self.is_cut = False
         #: Properties length -> the bytes between body and properties, and the size of all but body and properties.
@@ -349,8 +352,8 @@ class ConsumeQueue:
         """Take the files there are and find the end; returns False where some had to be left out.
 
         `is_intact`: all is there that a process stored. `end`: what was known when the store was stopped, which is
-        right where there are the same files. Raises StoreDamaged on foreign, missing or misshapen files. After a crash
-        what is missing, or has no size yet, ends the queue instead, and what follows is deleted.
+        right where there are the same files. Raises StoreDamaged on foreign or misshapen files. One that is missing,
+        or after a crash has no size yet, ends the queue, and what follows is deleted.
         """
         is_whole = True
         names = self._disk.names(self.directory)
@@ -361,12 +364,10 @@ class ConsumeQueue:
             base = int(name) // ENTRY_BYTES
             size = self._disk.file_size(path)
             follows = not self._files or base == self._first + len(self._files) * self._per_file
-            if not is_clean and not (is_whole and follows and size):
+            if not (is_whole and follows and (size or is_clean)):
                 is_whole = False
                 self._remove(path)
                 continue
-            if self._files and base != self._first + len(self._files) * self._per_file:
-                raise StoreDamaged(path, 0, "the file before it is missing: `mq store repair` mends it")
             if not size and name == names[-1]:  # made by a process that was killed before it gave it a size
                 break
             if size != self._file_bytes:
@@ -440,6 +441,11 @@ class ConsumeQueue:
     def is_empty(self) -> bool:
         """Whether its files hold no entry."""
         return self.max_offset <= self._first
+
+    @property
+    def is_headless(self) -> bool:
+        """Whether its files begin behind the first message that it ever had."""
+        return self._first > self.begins_at
 
     def truncate(self, physical_end: int) -> None:
         """Forget all entries of messages at or above `physical_end` in the log."""

@@ -53,6 +53,8 @@ class ConsumeQueues:
         #: Whether files were left out when loading: what queues lack may be anywhere.
         self.is_whole = True
         self._new_names: set[str] = set()
+        # None where not all can be told by what was written since.
+        self._tally: tuple[int, int] | None = None
         #: What is remembered of queues that were removed, by topic and queue id.
         self.removed: dict[tuple[str, int], Removed] = {}
 
@@ -65,6 +67,7 @@ class ConsumeQueues:
         """Take a queue out of use; its directory is the caller's to remove. Returns its files, still open."""
         del self.by_bytes[queue.topic_bytes, queue.queue_id]
         del self.by_name[queue.topic, queue.queue_id]
+        self._tally = None
         self.dirty.pop(queue, None)
         self.lmq_count -= queue.topic.startswith(LMQ_PREFIX)
         names = {os.path.join(root, queue.topic) for root in self.roots}
@@ -150,8 +153,25 @@ class ConsumeQueues:
 
     def tally(self) -> tuple[int, int]:
         """How many queues on the disk have had messages, and how many in all."""
-        offsets = [queue.max_offset for queue in self if queue.has_files and queue.max_offset]
-        return len(offsets), sum(offsets)
+        count = total = 0
+        for queue in self:
+            queue.tallied = queue.max_offset if queue.has_files else 0
+            total += queue.tallied
+            count += queue.tallied > 0
+        self._tally = count, total
+        return self._tally
+
+    def tally_now(self) -> tuple[int, int]:
+        """As `tally`, looking only at queues written to since the last sync."""
+        if self._tally is None:
+            return self.tally()
+        count, total = self._tally
+        for queue in self.dirty:
+            before, queue.tallied = queue.tallied, queue.max_offset if queue.has_files else 0
+            total += queue.tallied - before
+            count += (queue.tallied > 0) - (before > 0)
+        self._tally = count, total
+        return self._tally
 
     def take_unsynced(self) -> list[IMappedFile]:
         """The files of queues written to since this was last called."""

@@ -17,6 +17,7 @@ from mqbroker.errors import LmqQueuesExceeded, MultiDispatchRefused
 from mqbroker.store.commitlog import Appended, CommitLog, NewMessage
 from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.consumequeues import ConsumeQueues
+from mqbroker.store.logscan import Scanned
 from mqbroker.store.properties import find_property
 from mqbroker.wire.codes import NO_SEND_TOPICS, TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, Prop, SysFlag
 from mqbroker.wire.names import LMQ_PREFIX
@@ -39,6 +40,14 @@ def stands_in(queue: ConsumeQueue, offset: int, properties: bytes, queue_id: int
     names = find_property(properties, NAMES_MARK).split(b",")
     offsets = find_property(properties, _OFFSETS_MARK).split(b",")
     return (queue.topic_bytes, b"%d" % offset) in zip(names, offsets, strict=False)
+
+
+def is_entry_of(queue: ConsumeQueue, offset: int, item: Scanned) -> bool:
+    """Whether the message that stands at `offset` of `queue` is this one."""
+    own = item.topic, item.queue_id, item.queue_offset
+    return own == (queue.topic_bytes, queue.queue_id, offset) or stands_in(
+        queue, offset, item.properties, item.queue_id
+    )
 
 
 @attrs.frozen

@@ -37,6 +37,7 @@ from mqbroker.store.recovery import (
     Segments,
     cut_queues,
     find_start,
+    is_whole,
     last_timestamp,
     load_segments,
     read_back,
@@ -140,7 +141,11 @@ class Opening:
         forget_ends(disk, paths.queue_ends)
         start = find_start(segments, queues, checkpoint, is_clean, is_intact)
         kept.forget_queues_above(start.offset)
-        cut_queues(segments, queues, start.offset, is_clean)
+        is_lost = cut_queues(segments, queues, start.offset, is_clean)
+        if is_lost or not (is_clean or is_whole(queues, checkpoint, start.offset)):
+            start = attrs.evolve(start, offset=segments.first_offset)
+            kept.forget_queues_above(start.offset)
+            cut_queues(segments, queues, start.offset, is_clean)
         rebuild_from = align_extensions(queues, segments.first_offset, start.offset, kept.forget_queues_above)
         queues.note_cuts(is_clean)
         known_ms = last_timestamp(segments, queues, rebuild_from)
@@ -213,7 +218,7 @@ class Opening:
             lambda snapshot: CacheFlusher(
                 self.clock, self.worker, settings.flush_interval_consume_queue_ms, INDEX_EVERY, snapshot
             ),
-            _progress_of(flusher, dispatcher, entering, index),
+            _progress_of(flusher, dispatcher, entering, index, queues),
         )
         multi = self._multi_queues(queues)
         cold = ColdReads(self.worker)
@@ -411,7 +416,7 @@ def _is_good_index(file: IndexFile, checkpoint: Checkpoint, log_end: int, is_int
 
 
 def _progress_of(
-    flusher: LogFlusher, dispatcher: Dispatcher, entering: Entering, index: Index | None
+    flusher: LogFlusher, dispatcher: Dispatcher, entering: Entering, index: Index | None, queues: ConsumeQueues
 ) -> Callable[[], Checkpoint]:
     def progress() -> Checkpoint:
         return Checkpoint(
@@ -421,6 +426,7 @@ def _progress_of(
             log_offset=flusher.flushed,
             queues_offset=dispatcher.offset,
             index_offset=index.offset if index is not None else 0,
+            tally=queues.tally_now() if not entering.touched else None,
         )
 
     return progress

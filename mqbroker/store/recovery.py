@@ -34,7 +34,9 @@ from mqbroker.store.logscan import (
     scan_run,
 )
 from mqbroker.store.logview import ILogView
+from mqbroker.store.multi_dispatch import is_entry_of
 from mqbroker.store.turns import Progress, Steps
+from mqbroker.wire.record import RECORD_BYTES_MIN
 
 _FILE_NAME = re.compile(r"\d{20}")
 _PAGE_BYTES = 4096
@@ -160,7 +162,7 @@ def find_start(
     segments: Segments, queues: ConsumeQueues, checkpoint: Checkpoint, is_clean: bool, is_intact: bool
 ) -> Start:
     """Where to read the log from. Changes nothing. `is_intact`: the machine did not stop, so that all is there."""
-    if is_clean and checkpoint.tally not in (None, queues.tally()):
+    if is_clean and (not queues.is_whole or checkpoint.tally not in (None, queues.tally())):
         log.warn("consume queues are not as they were when the broker was stopped: all are built anew")
         return Start(segments.first_offset, max(segments.first_offset, checkpoint.log_offset or 0))
     if is_clean:
@@ -205,15 +207,43 @@ def refuse_lost_log(
         )
 
 
-def cut_queues(segments: Segments, queues: ConsumeQueues, start: int, is_clean: bool) -> None:
-    """Have nothing in consume queues of what is in the log from `start` on."""
+def cut_queues(segments: Segments, queues: ConsumeQueues, start: int, is_clean: bool) -> bool:
+    """Have nothing in consume queues of what is in the log from `start` on. True where one was deleted that is not as
+    the log says: what it had below `start` must be built anew, too."""
+    is_lost = False
     for queue in queues:
         if not is_clean or queue.end_of_last() > start:
             queue.truncate(start)
         # Without its first file the next one of a queue would pass for the first that retention left.
-        is_headless = not segments.first_offset and queue.max_offset and queue.is_empty
-        if not segments.files or is_headless:
+        is_headless = not segments.first_offset and queue.max_offset and (queue.is_empty or queue.is_headless)
+        is_garbled = not _ends_well(segments, queue, is_clean)
+        if is_headless or is_garbled:
+            log.warn("{directory} is not as the log says: it is built anew", directory=queue.directory)
+            is_lost = True
+        if not segments.files or is_headless or is_garbled:
             queue.reset()
+    return is_lost
+
+
+def _ends_well(segments: Segments, queue: ConsumeQueue, is_clean: bool) -> bool:
+    """Whether the newest entry of a queue can be one. After a crash the log is asked, where it has the message."""
+    if queue.is_empty:
+        return True
+    physical_offset, size = queue.last
+    if physical_offset < 0 or size < RECORD_BYTES_MIN or physical_offset + size % BLANK_SIZE > segments.end:
+        return False
+    if is_clean or size == BLANK_SIZE or physical_offset < segments.first_offset:
+        return True
+    found = segments.scan_at(physical_offset)
+    return not isinstance(found, Scanned) or is_entry_of(queue, queue.max_offset - 1, found)
+
+
+def is_whole(queues: ConsumeQueues, checkpoint: Checkpoint, start: int) -> bool:
+    """Whether consume queues hold as much of the log below `start` as the checkpoint says, where it does."""
+    if start != checkpoint.queues_offset or checkpoint.tally in (None, queues.tally()):
+        return True
+    log.warn("consume queues are not as the checkpoint says: all are built anew")
+    return False
 
 
 def _clean_start(segments: Segments, queues: ConsumeQueues, durable_end: int) -> tuple[int, int]:
@@ -250,6 +280,8 @@ def _crashed_start(segments: Segments, queues: ConsumeQueues, checkpoint: Checkp
         is_boundary = first <= start <= segments.end and (not isinstance(at_start, Nothing) or at_start.is_empty)
         if is_boundary and queues.is_whole and (_have_entries(queues) or start == first):
             return start, checkpoint.log_offset
+        if start > first:
+            log.warn("consume queues lack files, or the log what they were built from: all are built anew")
         return first, checkpoint.log_offset
     starts = [_start_by_time(segments, queue, checkpoint.safe_ms) for queue in queues]
     return max(starts, default=first), checkpoint.log_offset or first

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +28,7 @@ from mqbroker.store.segment import SegmentSource
 
 #: Stands in the abort file instead of the boot's id where files may not be relied on though the machine still runs.
 _UNLIKE_DISK = b"?"
+_TALLIED_MAX = 64
 #: Whether the index is meant too -> what to do on the worker, and what with its result; None for nothing.
 SnapshotFunction = Callable[[bool], "tuple[Callable[[], OSError | None], Callable[[OSError | None], None]] | None"]
 
@@ -100,6 +102,8 @@ class StoreFiles:
         # What opening cut off must be synced, though no message came.
         self._is_saved = False
         self.damages = damages
+        # Progress that is to be noted once the log is synced as far.
+        self._tallied: deque[Checkpoint] = deque()
         self._flusher: CacheFlusher | None = None
         self._progress: Callable[[], Checkpoint] = lambda: checkpoint.known
 
@@ -133,7 +137,7 @@ class StoreFiles:
     def _snapshot(
         self, with_index: bool
     ) -> tuple[Callable[[], OSError | None], Callable[[OSError | None], None]] | None:
-        now = self._progress()
+        now = self._where_tallied(self._progress())
         if not with_index:
             former = self.checkpoint.known
             now = attrs.evolve(now, index_ms=former.index_ms, index_offset=former.index_offset)
@@ -171,6 +175,19 @@ class StoreFiles:
 
         return work, then
 
+    def _where_tallied(self, now: Checkpoint) -> Checkpoint:
+        """The progress, with queues only as far as the log is synced, which is what a tally can be compared with after
+        a crash: as they were some snapshots ago."""
+        tallied = self._tallied
+        if now.tally is not None and len(tallied) < _TALLIED_MAX:
+            tallied.append(now)
+        best = self.checkpoint.known
+        while tallied and (tallied[0].queues_offset or 0) <= (now.log_offset or 0):
+            best = tallied.popleft()
+        if best.tally is None or now.queues_offset is None:
+            return attrs.evolve(now, tally=None)
+        return attrs.evolve(now, queues_offset=best.queues_offset, queues_ms=best.queues_ms, tally=best.tally)
+
     @property
     def synced_end(self) -> int:
         """All of the log below is on the disk, in the log and in consume queues, and the checkpoint says so."""
@@ -179,7 +196,13 @@ class StoreFiles:
     def run_alone(self, work: Callable[[], Any]) -> Deferred[Any]:
         """Run `work` on the worker while no consume queue and no index file is being synced."""
         assert self._flusher is not None
-        return self._flusher.run_alone(work)
+        self._tallied.clear()
+
+        def alone() -> Any:
+            self.checkpoint.forget_tally()
+            return work()
+
+        return self._flusher.run_alone(alone)
 
     def stop(self) -> Deferred[None]:
         """Sync what is left and note that the store was stopped; fails where that cannot be."""

@@ -16,7 +16,7 @@ from twisted.logger import Logger
 from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.logscan import BODY_OFFSET_V4, Damage, Filler, Scanned, scan_at
-from mqbroker.store.multi_dispatch import stands_in
+from mqbroker.store.multi_dispatch import is_entry_of
 from mqbroker.wire.codes import SysFlag
 from mqbroker.wire.record import BLANK_MAGIC, MAGIC
 
@@ -103,15 +103,12 @@ class Verifier:
         view, at = found
         item = scan_at(view[: at + size], at, physical_offset)  # a rotten size must not lead to bytes on the disk
         if isinstance(item, Scanned):
-            its_own = item.topic, item.queue_id, item.queue_offset
             if item.size != size:
                 why = f"{size} bytes where a record of {item.size} is"
-            elif its_own == (queue.topic_bytes, queue.queue_id, queue_offset) or stands_in(
-                queue, queue_offset, item.properties, item.queue_id
-            ):
+            elif is_entry_of(queue, queue_offset, item):
                 return True
             else:
-                why = "message {2} of queue {1} of {0!r}".format(*its_own)
+                why = f"message {item.queue_offset} of queue {item.queue_id} of {item.topic!r}"
         else:
             why = "a filler" if isinstance(item, Filler) else item.why or "no record"
             if self._is_record_place(physical_offset, size):

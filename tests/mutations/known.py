@@ -142,6 +142,20 @@ KNOWN = [
         ("tests/store/test_torn_records.py",),
     ),
     Mutation(
+        "overlook a consume queue that a crash took",
+        "store/recovery.py",
+        "    if start != checkpoint.queues_offset or checkpoint.tally in (None, queues.tally()):\n",
+        "    if True:\n",
+        ("tests/store/test_lost_queues.py",),
+    ),
+    Mutation(
+        "count messages in queues that the log may lose",
+        "store/store_files.py",
+        "(tallied[0].queues_offset or 0) <= (now.log_offset or 0)",
+        "True",
+        ("tests/store/test_lost_queues.py",),
+    ),
+    Mutation(
         "take what the page cache may have lost for written",
         "store/opening.py",
         'is_intact = is_clean or abort == disk.boot_id() != b""\n',

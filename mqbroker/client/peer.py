@@ -23,7 +23,7 @@ from mqbroker.wire.admin_bodies import (
     ResetOffsetBodyForC,
 )
 from mqbroker.wire.bodies import MessageQueue
-from mqbroker.wire.body import BadBody
+from mqbroker.wire.body import ANSWERED_DIALECT_BYTES_MAX, BadBody
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import (
@@ -167,7 +167,7 @@ class MemberPeer:
 def _offsets(body: bytes) -> dict[MessageQueue, int]:
     """The table of a reset, in either of its forms. Raises BadBody, or Refused on an offset that cannot be."""
     try:
-        offsets = ResetOffsetBody.from_json(body).offset_table
+        offsets = ResetOffsetBody.from_json(body, ANSWERED_DIALECT_BYTES_MAX).offset_table
     except BadBody as bad:
         # mqadmin can ask for the form that clients in C++ read, whoever the consumers are.
         try:

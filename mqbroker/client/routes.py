@@ -15,6 +15,7 @@ from mqbroker.client.errors import NameServerUnreachable, NoBrokerForTopic, TlsF
 from mqbroker.client.net import Lock, Net
 from mqbroker.errors import MQError, Refused
 from mqbroker.wire.bodies import BrokerData, MessageQueue, QueueData, TopicRouteData
+from mqbroker.wire.body import ANSWERED_DIALECT_BYTES_MAX
 from mqbroker.wire.codes import AUTO_CREATE_TOPIC, MASTER_ID, Perm, RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import GetRouteInfoRequestHeader
@@ -245,7 +246,7 @@ class Routes:
 
 def _read_answer(answer: RemotingCommand) -> TopicRouteData | None:
     if answer.code == ResponseCode.SUCCESS:
-        return TopicRouteData.from_json(answer.body)
+        return TopicRouteData.from_json(answer.body, ANSWERED_DIALECT_BYTES_MAX)
     if answer.code == ResponseCode.TOPIC_NOT_EXIST:
         return None
     raise Refused(answer.code, answer.remark or "")

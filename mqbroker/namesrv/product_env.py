@@ -14,6 +14,7 @@ from twisted.logger import Logger
 from mqbroker.errors import MQError, Refused, Unreachable
 from mqbroker.remoting.client import RemotingClient
 from mqbroker.wire.bodies import TopicRouteData
+from mqbroker.wire.body import ANSWERED_DIALECT_BYTES_MAX
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import GetRouteInfoRequestHeader
@@ -66,7 +67,7 @@ class ProductEnvironment(Service):
             return None
         if answer.code:
             raise Refused(answer.code, answer.remark or "")
-        return TopicRouteData.from_json(answer.body)
+        return TopicRouteData.from_json(answer.body, ANSWERED_DIALECT_BYTES_MAX)
 
     def stopService(self) -> Deferred[None]:
         super().stopService()  # type: ignore[no-untyped-call]

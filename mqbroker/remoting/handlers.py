@@ -21,6 +21,7 @@ from mqbroker.errors import MQError, Refused
 from mqbroker.wire.access import is_classified
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.command import RemotingCommand
+from mqbroker.wire.request_kinds import ASKS_ONLY, BODIES_BYTES_MAX, BODY_BYTES_MAX
 
 log = Logger()
 
@@ -147,7 +148,10 @@ class HandlerTable:
         if handler is None:
             remark = f" request type {request.code} not supported"
             return RemotingCommand.response(request, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
+        if request.is_oneway and request.code in ASKS_ONLY:
+            return None
         try:
+            _check_length(request)
             answer = handler(request, connection)
         except Exception as error:
             return failure_response(request, error)
@@ -159,6 +163,12 @@ class HandlerTable:
             return failure_response(request, failure.value)
 
         return deferred.addErrback(failed)
+
+
+def _check_length(request: RemotingCommand) -> None:
+    size, most = len(request.body), BODIES_BYTES_MAX.get(request.code, BODY_BYTES_MAX)
+    if size > most:
+        raise Refused(ResponseCode.SYSTEM_ERROR, f"a body of {size} bytes: this request may have {most} at most")
 
 
 def _check_classified(code: int) -> None:

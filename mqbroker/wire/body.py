@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Set
 from typing import Annotated, Any, Self, get_args, get_origin
 
 import attrs
@@ -24,8 +24,14 @@ _integer = re.compile(r"-?[0-9]{1,20}").fullmatch
 #: What is an int in Java; all other whole numbers are longs there. One that is larger, Java's peers could not read.
 Int = Annotated[int, "32 bits"]
 
-#: A peer's body that is not strict JSON may be as long; the reading takes half a second then.
-DIALECT_BYTES_MAX = 1024 * 1024
+#: What a peer asks may be as long where it is not strict JSON; the reading takes 50 ms then.
+DIALECT_BYTES_MAX = 64 * 1024
+#: As long may be what a peer answers: routes and clusters have keys that are not strict JSON.
+ANSWERED_DIALECT_BYTES_MAX = 1024 * 1024
+
+
+#: Of a set: the order of more is left as it is.
+SORTED_MAX = 1000
 
 
 class BadBody(MQError):
@@ -61,7 +67,10 @@ class Body:
         found: dict[str, Any] = {}
         for name, key, kind, required in _plan(cls):
             item = value.get(key)
-            if item is not None:
+            # What most fields are, for bodies of ten thousand values.
+            if type(item) is kind and kind in _AS_THEY_ARE:
+                found[name] = item
+            elif item is not None:
                 found[name] = _from_value(kind, item, f"{cls.__name__}.{key}")
             elif required:
                 raise BadBody(f"{cls.__name__}.{key} is missing")
@@ -78,6 +87,7 @@ class Body:
 
 _plans: dict[type[Body], list[tuple[str, str, Any, bool]]] = {}
 _SCALARS = (str, int, Int, bool, float)
+_AS_THEY_ARE = (str, bool)
 #: Classes of scalars alone, of which there may be many in one body.
 _flat: set[type[Body]] = set()
 
@@ -104,11 +114,19 @@ def _to_value(value: Any) -> Any:
         return value.to_value()
     if isinstance(value, Mapping):
         return {_to_key(key): _to_value(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_to_value(item) for item in value]
-    if isinstance(value, set | frozenset):
-        return [_to_value(item) for item in sorted(value)]
+    if isinstance(value, list | tuple | set | frozenset):
+        items = _in_order(value) if isinstance(value, set | frozenset) else value
+        try:
+            "".join(items)  # the quickest way to know that all are text: a TypeError where not
+        except TypeError:
+            return [_to_value(item) for item in items]
+        return list(items)
     return value
+
+
+def _in_order(values: Set[Any]) -> Collection[Any]:
+    """Few in their order, for who reads or compares them; of many the order would take longer than all the rest."""
+    return sorted(values) if len(values) <= SORTED_MAX else values
 
 
 def _to_key(key: Any) -> Any:
@@ -168,7 +186,7 @@ def _pieces(value: Any, lead: bytes) -> Iterator[bytes]:
         yield from _object(((_key(key), item) for key, item in value.items()), lead)
     elif isinstance(value, list | tuple | set | frozenset):
         before = lead + b"["
-        for item in sorted(value) if isinstance(value, set | frozenset) else value:
+        for item in _in_order(value) if isinstance(value, set | frozenset) else value:
             yield from _pieces(item, before)
             before = b","
         yield b"]" if before == b"," else before + b"]"

@@ -4,7 +4,7 @@ from mqbroker.wire.command import RemotingCommand, encode_command
 from mqbroker.wire.frame import JSON
 
 # Any that are classified.
-ECHO, BATCH, OTHER_BATCH, LATER = 10, 11, 12, 14
+ECHO, BATCH, OTHER_BATCH, LATER = 10, 11, 12, 15
 
 
 def echo(request, connection):

@@ -7,9 +7,11 @@ from twisted.internet.defer import Deferred, succeed
 
 from mqbroker.errors import Refused
 from mqbroker.remoting.handlers import UNFORESEEN, HandlerTable
-from mqbroker.wire.codes import ResponseCode
+from mqbroker.wire.access import DEMANDS
+from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand
-from mqbroker.wire.frame import JSON, ROCKETMQ
+from mqbroker.wire.frame import FRAME_BYTES_MAX, JSON, ROCKETMQ
+from mqbroker.wire.request_kinds import BODIES_BYTES_MAX, BODY_BYTES_MAX
 from tests.remoting.link import raw_link, serve
 from tests.remoting.requests import BATCH, ECHO, LATER, echo, request
 
@@ -191,3 +193,33 @@ def test_a_request_ends_where_its_answer_cannot_be_written(clock, logged):
     assert factory.load.requests == 0
     assert "Unhandled error in Deferred" in logged.lines[0]
     logged.clear()
+
+
+@pytest.mark.parametrize("serialize_type", [JSON, ROCKETMQ])
+def test_who_only_asks_and_wants_no_answer_is_not_served(clock, serialize_type):
+    table, seen = HandlerTable(), []
+    for code in (RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, RequestCode.UPDATE_CONSUMER_OFFSET):
+        table.register(code, lambda asked, connection: seen.append(asked.code))
+        peer, link = raw_link(serve(clock, table))
+        peer.transport.write(request(code, 1, flag=ONEWAY_FLAG, serialize_type=serialize_type) * 3)
+        peer.transport.write(request(code, 2, serialize_type=serialize_type))
+        link.pump()
+    assert seen == [206] + 4 * [15]
+
+
+def test_every_code_has_a_bound_for_its_body(clock, logged):
+    """What no real client sends is refused by its length, before anything is made of it."""
+    for code in sorted(DEMANDS):
+        table, seen = HandlerTable(), []
+        table.register(code, lambda asked, connection, seen=seen: seen.append(asked) or RemotingCommand.response(asked))
+        peer, link = raw_link(serve(clock, table))
+        most = BODIES_BYTES_MAX.get(code, BODY_BYTES_MAX)
+        assert most == FRAME_BYTES_MAX or most <= 512 * 1024
+        if most == FRAME_BYTES_MAX:
+            continue
+        peer.transport.write(request(code, 1, bytes(most)) + request(code, 2, bytes(most + 1)))
+        link.pump()
+        assert [len(asked.body) for asked in seen] == [most]
+        refused = peer.answers[-1]
+        assert (refused.code, refused.opaque) == (ResponseCode.SYSTEM_ERROR, 2)
+        assert refused.remark == f"a body of {most + 1} bytes: this request may have {most} at most"

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from mqbroker.errors import StoreDamaged
 from mqbroker.store.consumequeue_ext import ADDRESS_MAX, ConsumeQueueExt
-from mqbroker.store.disk import IMappedFile
+from mqbroker.store.disk import IMappedFile, read_before_touch, unreadable
 from mqbroker.store.file_cache import CachedFile, FileCache
 from mqbroker.wire.codes import SCHEDULE_TOPIC
 from mqbroker.wire.javahash import java_hash
@@ -314,6 +314,12 @@ class ConsumeQueue:
         found: tuple[int, int, int] = ENTRY.unpack_from(view, at)
         return found
 
+    def entry_from_disk(self, offset: int) -> tuple[int, int, int]:
+        """As `entry`, where that may be on the disk only. May wait. Raises Unreadable."""
+        file, at, _ = self.place(offset)
+        read_before_touch(file, at, ENTRY_BYTES)
+        return self.entry(offset)
+
     def span(self, offset: int) -> tuple[int, int]:
         """Physical offset and size of the message of an entry between min and max. Hot."""
         index, at = divmod(offset - self._first, self._per_file)
@@ -339,7 +345,7 @@ class ConsumeQueue:
         """First offset in low..high whose entry (physical offset, size) is not below; entries must be ordered."""
         while low < high:
             middle = (low + high) // 2
-            physical_offset, size, _ = self.entry(middle)
+            physical_offset, size, _ = self.entry_from_disk(middle)
             if is_below(physical_offset, size):
                 low = middle + 1
             else:
@@ -435,7 +441,9 @@ class ConsumeQueue:
 
     def _read(self, number: int, at: int, count: int) -> bytes:
         """Up to `count` entries of a file, from its entry `at` on."""
-        return self._disk.read_part(self._files[number].path, at * ENTRY_BYTES, count * ENTRY_BYTES)
+        path = self._files[number].path
+        with unreadable(path, at * ENTRY_BYTES):
+            return self._disk.read_part(path, at * ENTRY_BYTES, count * ENTRY_BYTES)
 
     @property
     def is_empty(self) -> bool:
@@ -488,7 +496,7 @@ class ConsumeQueue:
             self.min_offset = self.search(is_gone, self._first, self.max_offset)
             self._oldest = None
         if self.ext is not None and self.min_offset < self.max_offset:
-            return self.ext.truncate_by_min(self.entry(self.min_offset)[2])
+            return self.ext.truncate_by_min(self.entry_from_disk(self.min_offset)[2])
         return []
 
     def oldest(self) -> tuple[int, int]:

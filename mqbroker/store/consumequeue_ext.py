@@ -19,7 +19,7 @@ from typing import NamedTuple
 from twisted.logger import Logger
 
 from mqbroker.errors import StoreDamaged
-from mqbroker.store.disk import IMappedFile
+from mqbroker.store.disk import IMappedFile, read_before_touch
 from mqbroker.store.file_cache import CachedFile, FileCache
 
 #: The greatest address; tags codes, which are 32-bit numbers, and times are above.
@@ -184,13 +184,18 @@ class ConsumeQueueExt:
     # Reading
 
     def unit(self, address: int) -> ExtUnit | None:
-        """The unit at an address; None where none can stand there."""
-        offset = address - _ADDRESS_MIN
-        if not is_address(address) or not self._first <= offset < self.end:
+        """The unit at an address; None where none can stand there. May wait. Raises Unreadable."""
+        found = self.place(address)
+        if found is None:
             return None
-        index, at = divmod(offset - self._first, self._file_bytes)
-        room = min(self._file_bytes - END_BYTES - at, self.end - offset)
-        return parse_unit(self._files[index].view, at, room)
+        file, at = found
+        room = min(self._file_bytes - END_BYTES - at, self.end - (address - _ADDRESS_MIN))
+        if room >= UNIT_BYTES_MIN:
+            read_before_touch(file, at, UNIT_BYTES_MIN)
+            (size, *_) = _UNIT.unpack_from(file.view, at)
+            if UNIT_BYTES_MIN < size <= room:
+                read_before_touch(file, at, size)
+        return parse_unit(file.view, at, room)
 
     def place(self, address: int) -> tuple[IMappedFile, int] | None:
         """The file and position of an address; None where no unit can stand there."""
@@ -252,6 +257,7 @@ class ConsumeQueueExt:
         self._activate()
         self.end = end
         at = end - self._base
+        read_before_touch(self._files[-1], at, min(_CLEAR_LOOK_BYTES, self._file_bytes - at))
         if any(self._files[-1].view[at : at + _CLEAR_LOOK_BYTES]):
             self._files[-1].clear_from(at)
         return True

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import attrs
 from zope.interface import Attribute, Interface
@@ -87,6 +88,38 @@ class IMappedFile(Interface):
 
     def close() -> None:
         """Let go of it; slices of `view` that others hold stay valid."""
+
+
+class Unreadable(OSError):
+    """The disk cannot read bytes of a file; `offset`: the first of those that were asked for."""
+
+    def __init__(self, path: str, offset: int, error: OSError) -> None:
+        why = (
+            f"the disk cannot read it at byte {offset} ({error.strerror or error}): try again, and if it stays so, "
+            "copy the file with what reads on behind an error (ddrescue) and put the copy in its place; consumequeue/ "
+            "and index/ may be moved away instead, and are built again"
+        )
+        super().__init__(error.errno, why, path)
+        self.offset = offset
+
+
+def read_before_touch(file: IMappedFile, offset: int, size: int) -> None:
+    """Have bytes in memory that may be on the disk only: touching a page in `view` that the disk cannot read would end
+    the process. May wait. Raises Unreadable."""
+    if not file.is_resident(offset, size):
+        with unreadable(file.path, offset):
+            file.fetch(offset, size)
+
+
+@contextlib.contextmanager
+def unreadable(path: str, offset: int) -> Iterator[None]:
+    """Have an error of the disk raised as Unreadable; a want of descriptors or of memory says nothing of the disk."""
+    try:
+        yield
+    except OSError as error:
+        if is_shortage(error) or isinstance(error, FileNotFoundError | Unreadable):
+            raise
+        raise Unreadable(path, offset, error) from error
 
 
 class ILockedFile(Interface):

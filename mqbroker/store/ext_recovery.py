@@ -12,6 +12,7 @@ from twisted.logger import Logger
 
 from mqbroker.store.consumequeue import ENTRY, ENTRY_BYTES, ConsumeQueue
 from mqbroker.store.consumequeue_ext import ConsumeQueueExt, is_address
+from mqbroker.store.disk import read_before_touch
 
 log = Logger()
 
@@ -72,7 +73,7 @@ def _first_is_lost(queue: ConsumeQueue, ext: ConsumeQueueExt, log_min: int) -> b
     offset = queue.search(lambda physical, _: physical < log_min, queue.first_offset, queue.max_offset)
     if offset >= queue.max_offset:
         return False
-    code = queue.entry(offset)[2]
+    code = queue.entry_from_disk(offset)[2]
     return is_address(code) and ext.unit(code) is None
 
 
@@ -83,9 +84,10 @@ def _newest_first(queue: ConsumeQueue, log_min: int) -> Iterator[tuple[int, int,
         low = max(queue.first_offset, high - _LOOK_ENTRIES)
         entries: list[tuple[int, int, int]] = []
         while low < high:
-            view, at, count = queue.locate(low)
+            file, at, count = queue.place(low)
             count = min(count, high - low)
-            entries += ENTRY.iter_unpack(view[at : at + count * ENTRY_BYTES])
+            read_before_touch(file, at, count * ENTRY_BYTES)
+            entries += ENTRY.iter_unpack(file.view[at : at + count * ENTRY_BYTES])
             low += count
         for entry in reversed(entries):
             if entry[0] < log_min:

@@ -100,7 +100,11 @@ class Index:
             if self._disk.file_size(path) != self._file_bytes:
                 break
             file = self._disk.open_mapped(path, self._file_bytes)
-            self.files.append(IndexFile(file, self._slots, self._capacity))
+            try:
+                self.files.append(IndexFile(file, self._slots, self._capacity))
+            except OSError:
+                file.close()
+                raise
 
     def keep_files(self, is_good: Callable[[IndexFile], bool]) -> None:
         """Delete the first file that is not good and all after it, used or not; they are to be built anew."""
@@ -244,6 +248,7 @@ class Index:
     def resume(self, is_clean: bool) -> None:
         """Go on after the newest entry of the files there are."""
         last = self.files[-1]
+        last.read()
         if not is_clean:
             last.roll_back()
         if last.count <= 1 and len(self.files) > 1:  # killed before it had a header: nothing is in it yet

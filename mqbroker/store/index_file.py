@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from struct import Struct
 
 from mqbroker.store.cold import Pages
-from mqbroker.store.disk import IMappedFile
+from mqbroker.store.disk import IMappedFile, read_before_touch
 
 HEADER_BYTES = 40
 SLOT_BYTES = 4
@@ -37,6 +37,7 @@ class IndexFile:
         self._slots = slots
         self._capacity = capacity
         self._entries_at = HEADER_BYTES + slots * SLOT_BYTES
+        read_before_touch(file, 0, HEADER_BYTES)
         header: tuple[int, int, int, int, int, int] = _HEADER.unpack_from(file.view)
         self.begin_ms, self.end_ms, self.begin_offset, self.end_offset, self.slots_used, self.count = header
         if not 0 < self.count <= capacity:
@@ -108,7 +109,7 @@ class IndexFile:
     def roll_back(self) -> None:
         """Undo entries made after the header was last written, by a process that was killed before it came to it."""
         number = self.count
-        while number < self._capacity and any(self.file.view[self._at(number) : self._at(number + 1)]):
+        while number < self._capacity and self._has_entry(number):
             number += 1
         for undone in range(number - 1, self.count - 1, -1):
             key_hash, _, _, older = _ENTRY.unpack_from(self._buffer, self._at(undone))
@@ -117,6 +118,16 @@ class IndexFile:
                 _SLOT.pack_into(self._buffer, slot_at, older)
             self._buffer[self._at(undone) : self._at(undone + 1)] = bytes(ENTRY_BYTES)
 
+    def _has_entry(self, number: int) -> bool:
+        read_before_touch(self.file, self._at(number), ENTRY_BYTES)
+        return any(self.file.view[self._at(number) : self._at(number + 1)])
+
+    def read(self) -> None:
+        """Have in memory what new entries touch. Raises Unreadable."""
+        read_before_touch(self.file, 0, self._entries_at)
+        newest = self._at(self.count - 1)
+        read_before_touch(self.file, newest, min(2 * ENTRY_BYTES, self.file.size - newest))
+
     def _at(self, number: int) -> int:
         return self._entries_at + number * ENTRY_BYTES
 
@@ -124,6 +135,7 @@ class IndexFile:
         """How many entries at the end of this file are those of one message."""
         number = self.count - 1
         while number > 0:
+            read_before_touch(self.file, self._at(number), ENTRY_BYTES)
             _, physical_offset, _, _ = _ENTRY.unpack_from(self._buffer, self._at(number))
             if physical_offset != message_offset:
                 break

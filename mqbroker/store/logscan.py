@@ -5,6 +5,7 @@ Bytes in, values out; sizes read from the log are checked before they are used. 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Iterator, Sequence
 from struct import Struct
@@ -12,7 +13,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from mqbroker.store.consumequeues import TOPIC_NAME
-from mqbroker.store.disk import IMappedFile
+from mqbroker.store.disk import IMappedFile, Unreadable, read_before_touch
 from mqbroker.store.logview import ILogView
 from mqbroker.wire.codes import SysFlag
 from mqbroker.wire.names import is_lmq
@@ -40,6 +41,9 @@ _ONE_BY_ONE = 100
 #: What a disk writes as one piece, or not at all.
 SECTOR_BYTES = 512
 _LOST_SECTOR = bytes(SECTOR_BYTES)
+#: What is looked through for the next record at a time; less where the disk cannot read all of that.
+_FIND_BYTES = 1024 * 1024
+_PAGE_BYTES = 4096
 _MAGIC_BYTES = MAGIC.to_bytes(4, "big")
 
 
@@ -123,9 +127,21 @@ def scan_at(view: memoryview, at: int, physical_offset: int) -> Scanned | Filler
     return Scanned(topic, queue_id, own_offset, physical_offset, size, sys_flag, timestamp, properties)
 
 
+def scan_file(file: IMappedFile, at: int, physical_offset: int) -> Scanned | Filler | Nothing:
+    """As `scan_at`, of a segment that may be on the disk only. May wait. Raises Unreadable."""
+    room = file.size - at
+    read_before_touch(file, at, min(room, RECORD_BYTES_MIN))
+    if room >= RECORD_BYTES_MIN:
+        size, magic = _SIZE_MAGIC.unpack_from(file.view, at)
+        if magic == MAGIC and size <= room:
+            read_before_touch(file, at, size)
+    return scan_at(file.view, at, physical_offset)
+
+
 def scan_run(file: IMappedFile, at: int, base: int, end: int, count: int = RUN_RECORDS) -> Run:
     """Read at most `count` records from `at` of a segment on, which starts at `base` in the log, none beyond `end` in
-    it; none at all where `scan_at` finds none."""
+    it; none at all where `scan_at` finds none. May wait. Raises Unreadable."""
+    read_before_touch(file, at, min(_RUN_BYTES, file.size - at))
     run = _scan_quickly(file, at, base, end, count)
     return run if run.rows else _scan_one_by_one(file, at, base, end, count)
 
@@ -133,7 +149,7 @@ def scan_run(file: IMappedFile, at: int, base: int, end: int, count: int = RUN_R
 def _scan_one_by_one(file: IMappedFile, at: int, base: int, end: int, count: int) -> Run:
     rows: list[Scanned] = []
     while at < end and len(rows) < min(count, _ONE_BY_ONE):
-        item = scan_at(file.view, at, base + at)
+        item = scan_file(file, at, base + at)
         if not isinstance(item, Scanned):
             break
         rows.append(item)
@@ -193,8 +209,10 @@ def leaves_doubt(properties: bytes) -> bool:
 def before_lost_sector(file: IMappedFile, base: int, run: Run, durable_end: int) -> Run:
     """The records of a run up to the first that is not all below `durable_end` and has a sector of zeros where its
     properties should be: after the machine stopped, that sector was never written. `base`: where the segment starts.
-    """
-    if file.buffer.find(_LOST_SECTOR, max(0, run.rows[0][3] - base), run.end - base + SECTOR_BYTES) < 0:
+    May wait. Raises Unreadable."""
+    start, end = max(0, run.rows[0][3] - base), min(run.end - base + SECTOR_BYTES, file.size)
+    read_before_touch(file, start, end - start)
+    if file.buffer.find(_LOST_SECTOR, start, end) < 0:
         return run
     for number, row in enumerate(run.rows):
         end = row[3] + row[4]
@@ -229,14 +247,34 @@ def _is_topic(name: bytes) -> bool:
 
 
 def find_next(segment: IMappedFile, at: int, base: int) -> Scanned | None:
-    """The first whole record of a segment at or after `at`; `base` is where the segment starts in the log."""
-    place = segment.buffer.find(_MAGIC_BYTES, at + 4)
-    while place >= 0:
-        start = place - 4
-        found = scan_at(segment.view, start, base + start)
-        if isinstance(found, Scanned):
+    """The first whole record of a segment at or after `at`; `base` is where the segment starts in the log. What the
+    disk cannot read is passed over. May wait."""
+    start, step = at, _FIND_BYTES
+    while start < segment.size:
+        end = min(start + step, segment.size)
+        try:
+            found = _find_between(segment, start, min(end + len(_MAGIC_BYTES) - 1, segment.size), base)
+        except Unreadable:
+            if step > _PAGE_BYTES:  # from here on page by page
+                step = _PAGE_BYTES
+                continue
+            found = None
+        if found is not None:
             return found
-        place = segment.buffer.find(_MAGIC_BYTES, place + 1)
+        start = end
+    return None
+
+
+def _find_between(segment: IMappedFile, start: int, end: int, base: int) -> Scanned | None:
+    read_before_touch(segment, start, end - start)
+    place = segment.buffer.find(_MAGIC_BYTES, start, end)
+    while place >= 0:
+        at = place - 4
+        with contextlib.suppress(Unreadable):
+            found = scan_file(segment, at, base + at) if at >= 0 else None
+            if isinstance(found, Scanned):
+                return found
+        place = segment.buffer.find(_MAGIC_BYTES, place + 1, end)
     return None
 
 
@@ -251,7 +289,7 @@ class Damage(NamedTuple):
 
 def scan(log: ILogView, start: int, end: int, count: int) -> Iterator[Run | Damage]:
     """At most `count` records of start..end, where `start` is a record's or a filler's. What is damaged is passed over
-    and told, and counts as one."""
+    and told, and counts as one. May wait. Raises Unreadable."""
     offset = start
     while offset < end and count > 0 and log.view(offset) is not None:
         segment, at = log.place(offset)
@@ -262,7 +300,7 @@ def scan(log: ILogView, start: int, end: int, count: int) -> Iterator[Run | Dama
             offset = run.end
             count -= len(run.rows)
             continue
-        item = scan_at(segment.view, at, offset)
+        item = scan_file(segment, at, offset)
         if isinstance(item, Filler):
             offset += item.size
             continue

@@ -37,6 +37,7 @@ from mqbroker.store.recovery import (
     Segments,
     cut_queues,
     find_start,
+    has_bytes,
     is_whole,
     last_timestamp,
     load_segments,
@@ -374,13 +375,13 @@ class Opening:
 
     def _end_at(self, active: IMappedFile, at: int, is_clean: bool) -> None:
         """Make sure of zeros above the end, or an old record there could be taken for a new one after a crash."""
-        if not is_clean or any(active.view[at : at + 64]):
+        if not is_clean or has_bytes(active, at, 64):
             active.clear_from(at)
         active.allocate(0, active.size)
 
     def _close_later(self, files: Sequence[IMappedFile], offset: int, source: SegmentSource, is_clean: bool) -> None:
         """Remove the segments from `offset` on, which is above the end of the log; one that was made ahead is kept."""
-        is_ahead = is_clean and len(files) > 0 and not any(files[0].view[:64])
+        is_ahead = is_clean and len(files) > 0 and not has_bytes(files[0], 0, 64)
         for file in files[is_ahead:]:
             file.close()
         remove_last_first(self.disk, [file.path for file in files[is_ahead:]])

@@ -20,7 +20,7 @@ from mqbroker.errors import StoreDamaged, StoreUnknown
 from mqbroker.store.checkpoint import Checkpoint
 from mqbroker.store.consumequeue import BLANK_SIZE, ConsumeQueue
 from mqbroker.store.consumequeues import ConsumeQueues
-from mqbroker.store.disk import IDisk, IMappedFile
+from mqbroker.store.disk import IDisk, IMappedFile, read_before_touch
 from mqbroker.store.layout import MAGIC_V2
 from mqbroker.store.logscan import (
     Damage,
@@ -30,7 +30,7 @@ from mqbroker.store.logscan import (
     Scanned,
     before_lost_sector,
     find_next,
-    scan_at,
+    scan_file,
     scan_run,
 )
 from mqbroker.store.logview import ILogView
@@ -67,7 +67,7 @@ class Segments:
     def used_end(self) -> int:
         """Where the last segment ends that anything was written to."""
         count = len(self.files)
-        while count and not any(self.files[count - 1].view[:8]):
+        while count and not has_bytes(self.files[count - 1], 0, 8):
             count -= 1
         return self.first_offset + count * self.segment_bytes
 
@@ -83,10 +83,10 @@ class Segments:
         return self.files[index], at
 
     def scan_at(self, offset: int) -> Scanned | Filler | Nothing:
-        found = self.view(offset)
+        found = self.at(offset)
         if found is None:
             return Nothing(True, "outside of the log")
-        return scan_at(*found, offset)
+        return scan_file(*found, offset)
 
     def view(self, offset: int) -> tuple[memoryview, int] | None:
         """As `at`, with the segment's bytes."""
@@ -118,6 +118,12 @@ class Recovered:
     last_timestamp_ms: int
     damages: list[Damage]
     read_bytes: int
+
+
+def has_bytes(file: IMappedFile, at: int, size: int) -> bool:
+    """Whether anything but zeros is there. Raises Unreadable."""
+    read_before_touch(file, at, min(size, file.size - at))
+    return any(file.view[at : at + size])
 
 
 def load_segments(disk: IDisk, directory: str, segment_bytes: int) -> Segments:
@@ -182,7 +188,7 @@ def refuse_later(segments: Segments, queues: ConsumeQueues) -> None:
         if run.rows:
             offset = run.end
             continue
-        item = scan_at(file.view, at, offset)
+        item = scan_file(file, at, offset)
         if not isinstance(item, Filler):
             _refuse(file, at)
             return
@@ -304,7 +310,7 @@ def _start_by_time(segments: Segments, queue: ConsumeQueue, safe_ms: int) -> int
     offset = queue.search(is_safe, low, queue.max_offset)
     if offset <= low:
         return segments.first_offset
-    physical_offset, size, _ = queue.entry(offset - 1)
+    physical_offset, size, _ = queue.entry_from_disk(offset - 1)
     return max(segments.first_offset, physical_offset + size if size != BLANK_SIZE else 0)
 
 
@@ -327,7 +333,7 @@ def read_back(segments: Segments, start: Start, take: Callable[[Run], None]) -> 
             if whole.end < run.end:
                 break
             continue
-        item = scan_at(file.view, at, offset)
+        item = scan_file(file, at, offset)
         if isinstance(item, Filler):
             offset += item.size
             continue
@@ -389,6 +395,7 @@ def store_again(segments: Segments, start: int, end: int) -> None:
         file, first = found
         base = offset - first
         for at in range(first - first % _PAGE_BYTES, min(segments.segment_bytes, end - base), _PAGE_BYTES):
+            read_before_touch(file, at, 1)
             file.write_at(at, memoryview(file.view[at : at + 1].tobytes()))
         offset = base + segments.segment_bytes
 

@@ -31,6 +31,9 @@ class Bytes:
         self.buffer[:] = data
         self.view = memoryview(self.buffer)
 
+    def is_resident(self, offset: int, size: int) -> bool:
+        return True
+
 
 def records(changes: list[dict[str, object]]) -> bytes:
     data = b""

@@ -649,6 +649,9 @@ def test_what_was_not_known_to_be_on_the_disk_is_stored_again_before_it_is_synce
         def __init__(self, view: memoryview) -> None:
             self.view = view
 
+        def is_resident(self, offset: int, size: int) -> bool:
+            return True
+
         def write_at(self, at: int, data: memoryview) -> None:
             assert self.view[at : at + 1] == data
             stored.append(at)

@@ -1,0 +1,171 @@
+"""A disk whose mapped pages cannot be touched before they were read: who does it is ended by the kernel, as by SIGBUS
+where the disk cannot read them.
+
+`python -X faulthandler -m tests.store.guarded_disk [[ROOT, [[PATH, PAGE] ...]] ...]` opens and reads stores, in a
+process that may end so, and prints a line for each.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import sys
+from mmap import PAGESIZE
+from typing import Any
+
+from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.task import Clock
+from twisted.python.failure import Failure
+
+from mqbroker.config import StoreSettings
+from mqbroker.daemons.daemon import why_not_started
+from mqbroker.errors import StoreError
+from mqbroker.store import MessageStore, open_store
+from mqbroker.store.disk import IMappedFile
+from mqbroker.store.os_disk import OsDisk, OsMappedFile
+from mqbroker.store.worker import InlineWorker
+from tests.store.harness import HOST, SMALL, START_S, message, stop, turns
+
+_mprotect = ctypes.CDLL(None, use_errno=True).mprotect
+_mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_NONE, _READ_WRITE = 0, 3
+
+
+class GuardedFile(OsMappedFile):
+    """Its pages are those that were read, or that this process made."""
+
+    __slots__ = ("_disk", "_open")
+
+    def guard(self, disk: GuardedDisk) -> GuardedFile:
+        self._disk = disk
+        self._open: set[int] = set()
+        self._protect(0, self.size, _NONE)
+        return self
+
+    def _protect(self, offset: int, size: int, how: int) -> None:
+        first = offset - offset % PAGESIZE
+        if _mprotect(self._at(first), offset + size - first, how):
+            raise OSError(ctypes.get_errno(), "mprotect")
+
+    def is_resident(self, offset: int, size: int) -> bool:
+        return set(_pages(offset, size)) <= self._open
+
+    def fetch(self, offset: int, size: int) -> None:
+        for page in _pages(offset, size):
+            if (self.path, page) in self._disk.unreadable:
+                raise OSError(errno.EIO, "Input/output error", self.path)
+        super().fetch(offset, size)
+        self._open.update(_pages(offset, size))
+        self._protect(offset, size, _READ_WRITE)
+
+    def populate(self, offset: int, size: int) -> None:
+        self.fetch(offset, size)
+
+    def clear_from(self, offset: int) -> None:
+        super().clear_from(offset)
+        first = -(-offset // PAGESIZE) * PAGESIZE  # these pages are in no file any more
+        if first < self.size:
+            self._open.update(_pages(first, self.size - first))
+            self._protect(first, self.size - first, _READ_WRITE)
+
+
+def _pages(offset: int, size: int) -> range:
+    return range(offset // PAGESIZE, -(-(offset + size) // PAGESIZE))
+
+
+class GuardedDisk(OsDisk):
+    """`unreadable`: path and page."""
+
+    def __init__(self) -> None:
+        self.unreadable: set[tuple[str, int]] = set()
+
+    def open_mapped(self, path: str, size: int, *, keep_open: bool = False, read_only: bool = False) -> IMappedFile:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        return GuardedFile(path, size, fd, keep_open, read_only).guard(self)
+
+    def read_part(self, path: str, offset: int, size: int) -> bytes:
+        if any((path, page) in self.unreadable for page in _pages(offset, size)):
+            raise OSError(errno.EIO, "Input/output error", path)
+        return super().read_part(path, offset, size)
+
+    def boot_id(self) -> bytes:
+        return b"boot"
+
+
+COUNT = 60
+
+
+def make(root: str, disk: OsDisk, has_ext: bool) -> tuple[MessageStore, Clock]:
+    clock = Clock()
+    clock.advance(START_S)
+    settings = StoreSettings(store_path_root_dir=root, **SMALL, enable_consume_queue_ext=has_ext)
+    return open_store(settings, disk=disk, clock=clock, worker=InlineWorker(), store_host=HOST), clock
+
+
+def fill(root: str, has_ext: bool) -> None:
+    """Messages of two queues, in four segments; stopped."""
+    store, clock = make(root, OsDisk(), has_ext)
+    store.start()
+    store.append(
+        [message("T", i % 2, b"%05d" % i * 1500, b"KEYS\x01k%d\x02TAGS\x01%c" % (i, 97 + i % 3)) for i in range(COUNT)]
+    )
+    turns(clock, 20)
+    stop(store)
+
+
+def _result(waiting: Any) -> Any:
+    """What something waits for that came at once; raises what it failed with."""
+    if not isinstance(waiting, Deferred):
+        if not hasattr(waiting, "send"):
+            return waiting
+        waiting = ensureDeferred(waiting)
+    got: list[Any] = []
+    waiting.addBoth(got.append)
+    if isinstance(got[0], Failure):
+        got[0].raiseException()
+    return got[0]
+
+
+def read_all(store: MessageStore) -> int:
+    """Gets all messages, by offset, by tag, by key and by time; says how many there were."""
+    count = 0
+    for queue_id in (0, 1):
+        offset = 0
+        while offset < store.max_offset("T", queue_id):
+            found = _result(store.get_when_ready("T", queue_id, offset, 7))
+            count += found.count
+            offset = found.next_offset
+        _result(store.get_when_ready("T", queue_id, 0, 32, None, frozenset([97])))
+        time_ms = _result(store.queries.store_timestamp("T", queue_id, 3))
+        _result(store.queries.offset_by_time("T", queue_id, time_ms))
+    _result(store.query_when_ready("T", "k7", 32, 0, 2**62))
+    return count
+
+
+def open_and_read(root: str, unreadable: set[tuple[str, int]]) -> dict[str, Any]:
+    """Open, read all, append some, read again and stop. Where the store does not open, or cannot be read: why."""
+    disk = GuardedDisk()
+    disk.unreadable = unreadable
+    has_ext = os.path.exists(os.path.join(root, "consumequeue_ext"))
+    try:
+        store, clock = make(root, disk, has_ext)
+    except (OSError, StoreError) as error:
+        return {"refused": why_not_started(error)}
+    store.start()
+    try:
+        turns(clock, 1)
+        count = read_all(store)
+        store.append([message("T", 0, b"new")] * 3)
+        turns(clock, 2)
+        return {"count": count, "then": read_all(store)}
+    except (OSError, StoreError) as error:
+        return {"failed": str(error)}
+    finally:
+        stop(store)
+
+
+if __name__ == "__main__":
+    for root, unreadable in json.loads(sys.argv[1]):
+        print(json.dumps(open_and_read(root, {(path, page) for path, page in unreadable})), flush=True)

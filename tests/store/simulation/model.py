@@ -5,7 +5,6 @@ from __future__ import annotations
 import attrs
 
 from mqbroker.store.commitlog import NewMessage
-from mqbroker.store.logscan import leaves_doubt
 from mqbroker.store.multi_dispatch import NAMES_MARK
 from mqbroker.wire.codes import SysFlag
 from mqbroker.wire.names import LMQ_PREFIX
@@ -93,6 +92,7 @@ class SyncSpan:
     begin_s: float
     end_s: float | None = None
     is_last_place: bool = False  # no other could begin before one ended
+    is_note: bool = False  # it syncs no file, but notes in the checkpoint that what was synced is not to be doubted
 
     def seconds(self, now_s: float) -> float:
         return (now_s if self.end_s is None else self.end_s) - self.begin_s
@@ -229,11 +229,11 @@ class Model:
     def _unsynced_s_max(self, entry: Entry) -> float:
         """How long a message may be in memory only, by the syncs that there were since it came."""
         spans = [span for span in self.sync_spans if span.end_s is None or span.end_s > entry.exposed_s]
-        slowest_s = max((span.seconds(self.exposed_s) for span in spans), default=0.0)
+        slowest_s = max((span.seconds(self.exposed_s) for span in spans if not span.is_note), default=0.0)
         begins_s = self.flush_s + (slowest_s if any(span.is_last_place for span in spans) else 0)
-        # What recovery would doubt is noted in the checkpoint once it is on the disk.
-        has_doubt = any(leaves_doubt(other.message[9]) for other in self.entries)
-        return begins_s + slowest_s * (1 + has_doubt) + SLACK_S
+        # What recovery would doubt is noted in the checkpoint once it is on the disk; that may fail, and is repeated.
+        notes_s = sum(self.flush_s + span.seconds(self.exposed_s) for span in spans if span.is_note)
+        return begins_s + slowest_s + notes_s + SLACK_S
 
     def check_exposure(self, flushed: int) -> None:
         """What is above `flushed` has not been there for too long. Raises Violation."""

@@ -26,11 +26,11 @@ class TimedSyncs:
         return self._timed(self._inner.sync(files, then))
 
     def sync_beside(self, files: Sequence[IMappedFile], then: Callable[[], None] | None) -> Deferred[None]:
-        return self._timed(self._inner.sync_beside(files, then))
+        return self._timed(self._inner.sync_beside(files, then), is_note=not files)
 
-    def _timed(self, running: Deferred[None]) -> Deferred[None]:
+    def _timed(self, running: Deferred[None], is_note: bool = False) -> Deferred[None]:
         model = self._model
-        span = SyncSpan(model.exposed_s)
+        span = SyncSpan(model.exposed_s, is_note=is_note)
         span.is_last_place = sum(other.end_s is None for other in model.sync_spans) >= RUNNING_MAX - 1
         model.sync_spans.append(span)
 

@@ -53,3 +53,17 @@ class DataLoss(MQError):
 
 class NotReadable(MQError):
     """Brokers did not give what was asked of them for as long as `retryTimeoutMs` allows."""
+
+
+class PySparkTooOld(MQError):
+    """The API of this version of PySpark does not tell a stream where it stands."""
+
+    def __init__(self, version: str) -> None:
+        super().__init__(version)
+        self.version = version
+
+    def __str__(self) -> str:
+        return (
+            f'the format "rocketmq" needs PySpark 4.2 or later, and this is {self.version}: install it with '
+            "`pip install 'pyspark>=4.2,<5'` for the driver and for the Python of the workers"
+        )

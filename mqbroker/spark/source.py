@@ -15,7 +15,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from mqbroker.spark.errors import NotReadable
+from mqbroker.spark.errors import PySparkTooOld
 from mqbroker.spark.offsets import Positions, describe, from_json, to_json
 from mqbroker.spark.options import SourceOptions, parse_options
 from mqbroker.spark.plan import QueueRange, Sighting, advance, cap, limit_rows, plan_batch, plan_stream
@@ -93,7 +93,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
         """Where the next batch ends. Raises DataLoss."""
         if start is None:
-            raise NotReadable("streams need PySpark 4.2 or later: earlier ones do not say where the query stands")
+            raise PySparkTooOld("one that does not say where the query stands")
         here = from_json(start)
         if here == self._initial and not self._anchored:
             return start

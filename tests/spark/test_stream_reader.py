@@ -16,7 +16,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import BinaryType, LongType, StringType, StructType
 
 from mqbroker.spark import source
-from mqbroker.spark.errors import BadOption, BadSchema, DataLoss, NotReadable
+from mqbroker.spark.errors import BadOption, BadSchema, DataLoss, PySparkTooOld
 from mqbroker.spark.source import RocketMQDataSource, StreamReader
 from mqbroker.wire.bodies import MessageQueue
 from tests.spark.fake_log import FakeLog
@@ -224,7 +224,7 @@ def test_the_progress_shows_the_ends(make: Make) -> None:
 
 
 def test_a_spark_that_does_not_say_where_the_query_stands_is_refused(make: Make) -> None:
-    with pytest.raises(NotReadable, match=r"need PySpark 4\.2"):
+    with pytest.raises(PySparkTooOld, match=r"needs PySpark 4\.2"):
         make().latestOffset()
 
 

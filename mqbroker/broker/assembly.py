@@ -124,9 +124,7 @@ class Assembly:
             settings.groups_max,
         )
         self.offsets = OffsetTable(open_file("consumerOffset.json"), lmq_offsets, settings.offsets_max)
-        self.consumers = ConsumerRegistry(
-            clock.seconds, settings.notify_consumer_ids_changed_enable, settings.clients_max
-        )
+        self.consumers = ConsumerRegistry(clock, settings.notify_consumer_ids_changed_enable, settings.clients_max)
         self.producers = ProducerRegistry(clock.seconds, settings.clients_max)
         self._allowance = ReadingAllowance(clock.seconds)
         self.filters = self._open_filters(open_file("consumerFilter.json"))

@@ -1,24 +1,23 @@
 """Who is connected: the producers and consumers of each group, from their heartbeats.
 
-Pure bookkeeping over connections: it sends nothing but NOTIFY_CONSUMER_IDS_CHANGED, by which the consumers of a group
-learn at once that they must share their queues anew.
+Pure bookkeeping over connections: it sends nothing but what `notifications` does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import attrs
+from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
+from mqbroker.broker.notifications import Notifications
 from mqbroker.broker.quota import full
 from mqbroker.config import BrokerSettings
 from mqbroker.errors import Refused
 from mqbroker.remoting.handlers import IConnection
 from mqbroker.wire.bodies import ConsumerData, SubscriptionData
-from mqbroker.wire.codes import RequestCode, ResponseCode
-from mqbroker.wire.command import RemotingCommand
-from mqbroker.wire.headers import NotifyConsumerIdsChangedRequestHeader
+from mqbroker.wire.codes import ResponseCode
 
 log = Logger()
 
@@ -65,18 +64,19 @@ class ConsumerGroup:
 
 
 class ConsumerRegistry:
-    """Consumer groups by name. `now` gives monotonic seconds.
+    """Consumer groups by name.
 
     :param clients_max: so many are taken, of all groups together.
     """
 
-    def __init__(self, now: Callable[[], float], notify_enabled: bool, clients_max: int = CLIENTS_MAX) -> None:
+    def __init__(self, clock: IReactorTime, notify_enabled: bool, clients_max: int = CLIENTS_MAX) -> None:
         self._clients_max = clients_max
         self._count = 0
         self._subscriptions = 0
         self._joined: dict[IConnection, set[str]] = {}
-        self._now = now
+        self._now = clock.seconds
         self._notify_enabled = notify_enabled
+        self._notifications = Notifications(clock, self._connections)
         self._groups: dict[str, ConsumerGroup] = {}
         #: Told at each heartbeat who sent it, of a group and of what it wants.
         self.on_subscriptions: Callable[[IConnection, str, Iterable[SubscriptionData]], None] = (
@@ -139,7 +139,7 @@ class ConsumerRegistry:
         changed |= _update_subscriptions(group, data.subscription_data_set)
         self._subscriptions += len(group.subscriptions)
         if changed and notify:
-            self._notify(data.group_name, group)
+            self._notify(data.group_name)
         self.on_subscriptions(connection, data.group_name, data.subscription_data_set)
 
     def _check_room(self, group: ConsumerGroup | None, connection: IConnection, subscriptions: int) -> None:
@@ -163,7 +163,7 @@ class ConsumerRegistry:
             del self._groups[group_name]
             self.on_gone(group_name)
         elif notify:
-            self._notify(group_name, group)
+            self._notify(group_name)
 
     def connection_closed(self, connection: IConnection) -> None:
         """Take `connection` out of all groups."""
@@ -179,12 +179,17 @@ class ConsumerRegistry:
                     connection.close(f"consumer {client.client_id} of {name} sent no heartbeat")
                     self.unregister(connection, name)
 
-    def _notify(self, name: str, group: ConsumerGroup) -> None:
-        if not self._notify_enabled:
-            return
-        header = NotifyConsumerIdsChangedRequestHeader(consumer_group=name)
-        for connection in list(group.clients):
-            connection.invoke_oneway(RemotingCommand.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header))
+    def stop(self) -> None:
+        """Tell nobody any more."""
+        self._notifications.stop()
+
+    def _notify(self, name: str) -> None:
+        if self._notify_enabled:
+            self._notifications.changed(name)
+
+    def _connections(self, name: str) -> Collection[IConnection]:
+        group = self._groups.get(name)
+        return () if group is None else group.clients
 
 
 def _update_subscriptions(group: ConsumerGroup, wanted: Iterable[SubscriptionData]) -> bool:

@@ -184,6 +184,7 @@ class BrokerService(Service):
         store.start()
         assembly.delay.start()
         self._stops.append(assembly.delay.stop)
+        self._stops.append(assembly.consumers.stop)
         assembly.halves.start()
         self._stops.append(assembly.halves.stop)
         assembly.checks.start()

@@ -102,7 +102,11 @@ class Asker:
         write_acl(root / "home", ACL)
         self.bench = Bench(root / "store", acl_enable=True, rocketmq_home=str(root / "home"))
         self.operator = self.client(TRUSTED)
-        self.prepared = prepare(lambda command: self.operator.ask_all(command)[-1])
+        self.prepared = prepare(self.asked)
+
+    def asked(self, command):
+        (answer,) = [each for each in self.operator.ask_all(command) if each.is_response]
+        return answer
 
     def client(self, host):
         return self.bench.client(IPv4Address("TCP", host, 40000))

@@ -45,6 +45,7 @@ def beat(client, **fields):
 
 
 def pushed(client):
+    client.bench.turn(0.01)
     return [command for command in client.heard() if not command.is_response]
 
 
@@ -77,7 +78,7 @@ def test_a_disconnected_consumer_is_told_to_the_others(bench, client):
     beat(second, client_id="c2", consumers=[consumer("CG", "T")])
     assert [command.code for command in pushed(client)] == [RequestCode.NOTIFY_CONSUMER_IDS_CHANGED]
     assert consumer_ids(client) == ["c1", "c2"]
-    client.heard()
+    pushed(client)
     second.link.cut()
     (note,) = pushed(client)
     assert note.is_oneway

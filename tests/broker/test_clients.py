@@ -10,7 +10,7 @@ from tests.broker.bench import FakeConnection
 
 @pytest.fixture
 def consumers(clock):
-    return ConsumerRegistry(clock.seconds, True)
+    return ConsumerRegistry(clock, True)
 
 
 @pytest.fixture
@@ -27,8 +27,10 @@ def beat(registry, connection, client_id, *subscriptions, group="CG", notify=Tru
     registry.register(connection, client_id, LanguageCode.JAVA, 407, data, notify)
 
 
-def notified(*several):
+def notified(clock, *several):
     """How often each was told since the last time."""
+    clock.advance(0)
+    clock.advance(0.1)
     counts = []
     for connection in several:
         for command in connection.sent:
@@ -39,40 +41,41 @@ def notified(*several):
     return counts
 
 
-def test_who_comes_and_goes_is_told_to_all_of_the_group(consumers):
+def test_who_comes_and_goes_is_told_to_all_of_the_group(consumers, clock):
     a, b, stranger = connections(3)
     beat(consumers, a, "a", SubscriptionData("T"))
     beat(consumers, stranger, "s", SubscriptionData("T"), group="Other")
+    clock.advance(0)
     stranger.sent.clear()
     a.sent.clear()
     beat(consumers, b, "b", SubscriptionData("T"))
-    assert notified(a, b, stranger) == [1, 1, 0]
+    assert notified(clock, a, b, stranger) == [1, 1, 0]
     beat(consumers, b, "b", SubscriptionData("T"))
-    assert notified(a, b, stranger) == [0, 0, 0]
+    assert notified(clock, a, b, stranger) == [0, 0, 0]
     assert consumers.group("CG").client_ids() == ["a", "b"]
     consumers.unregister(b, "CG")
-    assert notified(a, b, stranger) == [1, 0, 0]
+    assert notified(clock, a, b, stranger) == [1, 0, 0]
     consumers.unregister(b, "CG")
     consumers.unregister(b, "Nobody")
-    assert notified(a, b, stranger) == [0, 0, 0]
+    assert notified(clock, a, b, stranger) == [0, 0, 0]
     consumers.connection_closed(a)
     assert consumers.group("CG") is None
     assert consumers.group("Other").client_ids() == ["s"]
 
 
-def test_a_new_topic_is_a_change_and_a_newer_version_is_not(consumers):
+def test_a_new_topic_is_a_change_and_a_newer_version_is_not(consumers, clock):
     (a,) = connections(1)
     beat(consumers, a, "a", SubscriptionData("T", sub_version=1))
-    notified(a)
+    notified(clock, a)
     beat(consumers, a, "a", SubscriptionData("T", "A", sub_version=2))
-    assert notified(a) == [0]
+    assert notified(clock, a) == [0]
     assert consumers.group("CG").subscriptions["T"].sub_string == "A"
     beat(consumers, a, "a", SubscriptionData("T", "old", sub_version=1))
     assert consumers.group("CG").subscriptions["T"].sub_string == "A"
     beat(consumers, a, "a", SubscriptionData("T", sub_version=2), SubscriptionData("U"))
-    assert notified(a) == [1]
+    assert notified(clock, a) == [1]
     beat(consumers, a, "a", SubscriptionData("U"))
-    assert notified(a) == [1]
+    assert notified(clock, a) == [1]
     assert list(consumers.group("CG").subscriptions) == ["U"]
 
 
@@ -87,12 +90,12 @@ def test_one_client_on_two_connections_is_one_client(consumers):
 
 @pytest.mark.parametrize("how", ["group", "broker"])
 def test_telling_can_be_off(clock, how):
-    registry = ConsumerRegistry(clock.seconds, how != "broker")
+    registry = ConsumerRegistry(clock, how != "broker")
     a, b = connections(2)
     for connection in (a, b):
         beat(registry, connection, "x", notify=how != "group")
     registry.unregister(b, "CG", notify=how != "group")
-    assert notified(a, b) == [0, 0]
+    assert notified(clock, a, b) == [0, 0]
 
 
 def test_what_the_group_says_of_itself_is_the_latest(consumers):
@@ -114,12 +117,12 @@ def test_who_sends_no_heartbeat_is_closed_and_forgotten(consumers, producers, cl
     consumers.expire()
     producers.expire()
     assert not silent.closed
-    notified(silent, alive)
+    notified(clock, silent, alive)
     clock.advance(1)
     consumers.expire()
     assert silent.closed
     assert "sent no heartbeat" in silent.why_closed
-    assert notified(alive) == [1]
+    assert notified(clock, alive) == [1]
     producers.expire()
     assert list(producers.group("PG")) == [alive]
     assert consumers.group("CG").client_ids() == [alive.remote_addr]

@@ -1,5 +1,7 @@
 """Log lines: one text line, or one JSON object, for each event. Must never raise.
 
+Peers choose some of what is logged, and how often: a line is bounded, and so is how many of a kind a minute has.
+
 2026-11-21 12:00:00,123 WARN [mqbroker.namesrv.service] broker 127.0.0.1:10911 did not register ...
 {"time": "2026-11-21T12:00:00.123+00:00", "level": "warn", "logger": "mqbroker...", "msg": "...", "addr": "..."}
 """
@@ -24,6 +26,12 @@ from mqbroker.errors import MQError
 #: What is foreseen: a line says all, and a traceback would be noise.
 EXPECTED = (MQError, CannotListenError, ConnectionError)
 
+#: Of the text of a line, its traceback apart.
+LINE_LENGTH_MAX = 4000
+#: Of lines that are made from the same words.
+LINES_PER_MINUTE = 600
+KIND_LENGTH = 200
+
 _RANKS = {EventLevel.debug: 0, EventLevel.info: 1, EventLevel.warn: 2, EventLevel.error: 3, EventLevel.critical: 4}
 _LEAST = {LogLevel.DEBUG: 0, LogLevel.INFO: 1, LogLevel.WARN: 2, LogLevel.ERROR: 3}
 _PLAIN = (str, int, float, bool, type(None))
@@ -43,7 +51,9 @@ def json_line(event: LogEvent) -> str:
     """The event as a JSON object, with the plain values that its message was made from."""
     time = datetime.fromtimestamp(event.get("log_time") or 0.0, UTC)
     found: dict[str, Any] = {
-        key: value for key, value in event.items() if not key.startswith("log_") and type(value) in _PLAIN
+        key: _clipped(value) if type(value) is str else value
+        for key, value in event.items()
+        if not key.startswith("log_") and type(value) in _PLAIN
     }
     found |= {
         "time": time.isoformat(timespec="milliseconds"),
@@ -55,6 +65,38 @@ def json_line(event: LogEvent) -> str:
     if traceback:
         found["exc"] = traceback
     return json.dumps(found) + "\n"
+
+
+class FewOfAKind:
+    """Counts events by what their lines are made from, and lets so many of each pass in a minute."""
+
+    def __init__(self) -> None:
+        self._minute = float("-inf")
+        self._counts: dict[str, int] = {}
+
+    def passes(self, event: LogEvent) -> bool:
+        """Whether the line of `event` is to be written."""
+        kind = str(event.get("log_format") or "")[:KIND_LENGTH]
+        count = self._counts[kind] = self._counts.get(kind, 0) + 1
+        return count <= LINES_PER_MINUTE
+
+    def over(self, now: float) -> list[LogEvent]:
+        """What to tell of the minute, where it is over at `now`: of each kind how many lines were left out."""
+        if 0 <= now - self._minute < 60.0:
+            return []
+        counts, self._counts, self._minute = self._counts, {}, now
+        return [
+            {
+                "log_level": EventLevel.warn,
+                "log_namespace": __name__,
+                "log_time": now,
+                "log_format": "{n} more lines as {kind!r} within a minute",
+                "n": count - LINES_PER_MINUTE,
+                "kind": kind,
+            }
+            for kind, count in counts.items()
+            if count > LINES_PER_MINUTE
+        ]
 
 
 FORMATS = {"text": text_line, "json": json_line}
@@ -77,6 +119,7 @@ class LineObserver:
         self.level = level
         #: How many errors it was told of, written or not.
         self.errors = 0
+        self._few = FewOfAKind()
         self._line = FORMATS[log_format]
         self._path = path
         self._stream = open(path, "a", encoding="utf-8") if path is not None else stream  # noqa: SIM115
@@ -86,10 +129,15 @@ class LineObserver:
         self.errors += rank >= _LEAST[LogLevel.ERROR]
         if rank < _LEAST[self.level] or self._stream is None:
             return
+        lines = [self._line(each) for each in self._few.over(event.get("log_time") or 0.0)]
+        if self._few.passes(event):
+            lines.append(self._line(event))
         # A full disk or a closed pipe must not stop a daemon.
         with contextlib.suppress(OSError, ValueError):
-            self._stream.write(self._line(event))
-            self._stream.flush()
+            for line in lines:
+                self._stream.write(line)
+            if lines:
+                self._stream.flush()
 
     def close(self) -> None:
         """Write no more; a file is closed."""
@@ -130,8 +178,16 @@ def _message(event: LogEvent) -> str:
     message = formatEvent(event)
     failure = _failure(event)
     if failure is None:
-        return message
-    return f"{message}: {failure.getErrorMessage()}" if message else failure.getErrorMessage()
+        return _clipped(message)
+    return _clipped(f"{message}: {failure.getErrorMessage()}" if message else failure.getErrorMessage())
+
+
+def _clipped(text: str) -> str:
+    """Peers' names may be of any length."""
+    if len(text) <= LINE_LENGTH_MAX:
+        return text
+    half = LINE_LENGTH_MAX // 2
+    return f"{text[:half]} ... ({len(text) - 2 * half} characters) ... {text[-half:]}"
 
 
 def _failure(event: LogEvent) -> Failure | None:

@@ -97,6 +97,7 @@ class RemotingProtocol(Protocol):
         self.kept_bytes = 0
         self._decoder = FrameDecoder(limits.frame_bytes_max)
         self._frame_begun: float | None = None
+        self._handshake_begun: float | None = None
         self._asked = OwnRequests(clock)
         self._in_flight = 0
         self._waiting: list[Frame] = []
@@ -134,6 +135,7 @@ class RemotingProtocol(Protocol):
 
     def handshakeCompleted(self) -> None:
         """TLS is agreed upon, at either end."""
+        self._handshake_begun = None
         if not self._watches_writing:
             self._watch_writing()
 
@@ -206,6 +208,7 @@ class RemotingProtocol(Protocol):
         :param creator: Twisted's IOpenSSLServerConnectionCreator.
         """
         transport = cast(Any, self.transport)
+        self._handshake_begun = self._clock.seconds()
         transport.startTLS(creator)
         # From here on what is written goes through what encrypts, unless it is written past it to the socket.
         self._prompt_write = transport.write
@@ -221,6 +224,9 @@ class RemotingProtocol(Protocol):
                 return f"it did not read its answers for {self._limits.idle_seconds:.0f} s"
         if now - self.last_active >= self._limits.idle_seconds:
             return f"no traffic for {self._limits.idle_seconds:.0f} s"
+        begun = self._handshake_begun
+        if begun is not None and now - begun >= self._limits.handshake_seconds_max:
+            return f"its TLS handshake was not done after {self._limits.handshake_seconds_max:.0f} s"
         begun = self._frame_begun
         if begun is not None and self._reading and now - begun >= self._limits.frame_seconds_max:
             return f"a frame was not whole after {self._limits.frame_seconds_max:.0f} s"

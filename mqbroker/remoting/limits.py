@@ -26,10 +26,13 @@ class Limits:
     requests_in_flight_max: on one connection; reading pauses while as many wait for their answers.
     idle_seconds: a connection with no traffic either way for so long is closed.
     frame_seconds_max: a frame that is begun must be whole by then, or its connection is closed.
-    connections_max: a connection over it is closed as soon as it is accepted.
-    connections_per_address_max: the same, for those from one address.
-    files_max: with as many open files, of whatever kind, no connection is taken.
-    requests_under_way_max: on all connections; while as many wait for their answers, others are answered SYSTEM_BUSY.
+    handshake_seconds_max: a TLS handshake that is begun must be done by then, or its connection is closed.
+    connections_max: over it the connection that was silent for the longest is closed, of the address that has the
+        most, or the new one where that is its own.
+    connections_per_address_max: a connection over it is closed as soon as it is accepted.
+    files_max: with as many open files, of whatever kind, the same as with `connections_max`.
+    requests_under_way_max: on all connections; while as many wait for their answers, or while those of the address or
+        the connection are more than twice those that still may, others are answered SYSTEM_BUSY.
     unfinished_bytes_max: of frames that are not yet whole or wait to be handled, on all connections; over it the
         connection that keeps the most is closed, of the address that does.
     unsent_bytes_max: of answers that a peer does not read; its connection is closed. So it is where the peer has read
@@ -40,6 +43,7 @@ class Limits:
     requests_in_flight_max: int = 10_000
     idle_seconds: float = 120.0
     frame_seconds_max: float = 30.0
+    handshake_seconds_max: float = 10.0
     connections_max: int = 20_000
     connections_per_address_max: int = 12_000
     files_max: int = sys.maxsize

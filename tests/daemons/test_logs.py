@@ -133,3 +133,51 @@ def test_without_a_file_there_is_nothing_to_open_anew(stream):
     observer.reopen()
     logger_to(observer).info("x")
     assert stream.getvalue()
+
+
+# --- what peers may make us write
+
+
+def told(count, line="{peer} deleted topic {topic}", time=0.0, **values):
+    return [
+        {"log_format": line, "log_level": EventLevel.info, "log_namespace": "x", "log_time": time, **values}
+        for _ in range(count)
+    ]
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_line_is_bounded(log_format):
+    stream = io.StringIO()
+    observer = LineObserver(log_format, LogLevel.INFO, stream)
+    for event in told(3, peer="10.0.0.1:1", topic="t" * 16_000_000):
+        observer(event)
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 3
+    assert all(len(line) < 8500 for line in lines)
+    assert "10.0.0.1:1 deleted topic tttt" in lines[0]
+    assert "characters) ... ttt" in lines[0]
+
+
+def test_lines_of_a_kind_are_bounded_in_a_minute():
+    stream = io.StringIO()
+    observer = LineObserver("text", LogLevel.INFO, stream)
+    for event in told(10_000, peer="10.0.0.1:1", topic="t", time=1000.0):
+        observer(event)
+    observer(told(1, "the disk is full", time=1001.0)[0])
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 601
+    assert "the disk is full" in lines[-1]
+    observer(told(1, peer="10.0.0.1:1", topic="u", time=1061.0)[0])
+    *_, counted, last = stream.getvalue().splitlines()
+    assert "WARN" in counted
+    assert "9400 more lines as '{peer} deleted topic {topic}' within a minute" in counted
+    assert "deleted topic u" in last
+
+
+def test_a_clock_that_is_set_back_hides_nothing():
+    stream = io.StringIO()
+    observer = LineObserver("text", LogLevel.INFO, stream)
+    for time in (1000.0, 500.0):
+        for event in told(600, peer="p", topic="t", time=time):
+            observer(event)
+    assert len(stream.getvalue().splitlines()) == 1200

@@ -412,4 +412,18 @@ KNOWN = [
         "",
         ("tests/remoting/test_answers.py",),
     ),
+    Mutation(
+        "wait for half a TLS handshake",
+        "remoting/connection.py",
+        "        self._handshake_begun = self._clock.seconds()\n",
+        "",
+        ("tests/remoting/test_tls.py",),
+    ),
+    Mutation(
+        "log as many lines as peers like",
+        "daemons/logs.py",
+        "return count <= LINES_PER_MINUTE",
+        "return True",
+        ("tests/daemons/test_logs.py",),
+    ),
 ]

@@ -225,6 +225,22 @@ def test_test_mode_makes_a_certificate_up(clock, connect, logged):
     assert first.tls.getpeercert(True) == second.tls.getpeercert(True)
 
 
+def test_half_a_handshake_is_not_waited_for(clock, connect, authority):
+    """Be it that its bytes still come."""
+    tls = from_files(authority, clock)
+    half, whole = connect(tls), connect(tls, trusting(authority)).shake_hands()
+    half.socket.sendall(b"\x16\x03\x01\x02\x00\x01")
+    half.pump()
+    for _ in range(9):
+        half.reactor.advance(1.0)
+        half.socket.sendall(b"\x00")
+        half.pump()
+        assert half.protocol.overdue(half.reactor.seconds()) is None
+    half.reactor.advance(1.0)
+    assert half.protocol.overdue(half.reactor.seconds()) == "its TLS handshake was not done after 10 s"
+    assert whole.protocol.overdue(half.reactor.seconds()) is None
+
+
 @pytest.mark.parametrize("data", [b"\x16", b"\x16\x03\x01", b"\x16" * 300, b"\x16\x03\x01\x00\x05hello"])
 def test_a_handshake_that_is_none_harms_nobody(clock, connect, authority, data):
     tls = from_files(authority, clock)

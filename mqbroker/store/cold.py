@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import attrs
@@ -30,6 +30,12 @@ AROUND_BYTES = 64 * 1024
 #: How far ahead bytes are fetched of a file that is read from front to back.
 AHEAD_BYTES = 4 * 1024 * 1024
 _STREAMS_MAX = 64
+#: What the disk cannot read so often over so long, seconds, is damaged; failures further apart have nothing to do with
+#: each other.
+LASTING_S = 10.0
+LASTING_COUNT = 3
+FORGOTTEN_S = 60.0
+_PLACES_MAX = 10_000
 
 
 def why_unread(path: str, at: int, error: OSError, advice: str = "") -> StoreError:
@@ -51,6 +57,34 @@ class Stretch(NamedTuple):
 
 #: Stretches that could not be read, and why.
 Unreadable = list[tuple[Stretch, OSError]]
+
+
+class FailedReads:
+    """Places that the disk could not read lately: one failure is that read's alone, and what goes on failing is damage.
+
+    :param now: seconds.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        # When it first failed and last, and how often.
+        self._places: dict[tuple[str, int], tuple[float, float, int]] = {}
+
+    def check(self, stretch: Stretch, error: OSError) -> None:
+        """Take note of a place that could not be read. Raises StoreError for the one who wanted it, but where it goes
+        on failing, and is to be taken for damaged."""
+        if is_shortage(error) or not self._is_lasting(stretch):
+            raise why_unread(stretch.file.path, stretch.at, error) from error
+
+    def _is_lasting(self, stretch: Stretch) -> bool:
+        key, now = (stretch.file.path, stretch.at), self._now()
+        first, last, count = self._places.pop(key, (now, now, 0))
+        if not 0 <= now - last <= FORGOTTEN_S:
+            first, count = now, 0
+        while len(self._places) >= _PLACES_MAX:
+            del self._places[next(iter(self._places))]
+        self._places[key] = first, now, count + 1
+        return now - first >= LASTING_S and count + 1 >= LASTING_COUNT
 
 
 class Pages(Protocol):

@@ -99,7 +99,8 @@ class MessageStore:
 
         def queries_with(pages: Pages) -> Queries:
             files = parts.files
-            return Queries(commit_log, parts.queues, parts.index, files.damages, files.add_damage, pages)
+            damages, report = files.damages, files.add_damage
+            return Queries(commit_log, parts.queues, parts.index, damages, report, pages, parts.failed_reads)
 
         #: Looks messages up, and never waits for the disk.
         self.queries = queries_with(parts.cold)

@@ -14,7 +14,7 @@ from mqbroker.config import BrokerRole, FlushDiskType, StoreSettings
 from mqbroker.store.building import QueueBuilder
 from mqbroker.store.checkpoint import Checkpoint, decode_checkpoint
 from mqbroker.store.checkpoint_file import CheckpointFile
-from mqbroker.store.cold import ColdReads
+from mqbroker.store.cold import ColdReads, FailedReads
 from mqbroker.store.commitlog import Appended, CommitLog, NewMessage
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.damages import Damages
@@ -78,6 +78,7 @@ class Parts:
     statistics: StoreStatistics
     reader: Reader
     cold: ColdReads
+    failed_reads: FailedReads
     files: StoreFiles
     transient: TransientStore | None
     retention: Retention
@@ -222,7 +223,7 @@ class Opening:
             _progress_of(flusher, dispatcher, entering, index, queues),
         )
         multi = self._multi_queues(queues)
-        cold = ColdReads(self.worker)
+        cold, failed_reads = ColdReads(self.worker), FailedReads(self.clock.seconds)
         return Parts(
             commit_log.append if multi is None else MultiAppender(commit_log, multi).append,
             commit_log,
@@ -238,8 +239,9 @@ class Opening:
                 (settings.flush_interval_commit_log_ms + settings.unsynced_age_max_ms) / 1000,
             ),
             statistics,
-            Reader(commit_log, queues, settings, disk.memory_bytes(), damages, files.add_damage, cold),
+            Reader(commit_log, queues, settings, disk.memory_bytes(), damages, files.add_damage, cold, failed_reads),
             cold,
+            failed_reads,
             files,
             transient,
             self._make_retention(commit_log, queues, index, files),

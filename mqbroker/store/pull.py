@@ -16,7 +16,7 @@ from twisted.internet.defer import Deferred
 from mqbroker.config import StoreSettings
 from mqbroker.errors import StoreError
 from mqbroker.store.closer_look import CloserLook
-from mqbroker.store.cold import ColdReads, Stretch, Unreadable, why_unread
+from mqbroker.store.cold import ColdReads, FailedReads, Stretch, Unreadable, why_unread
 from mqbroker.store.commitlog import CommitLog, Pieces
 from mqbroker.store.consumequeue import ENTRY_BYTES, ConsumeQueue, places_struct
 from mqbroker.store.consumequeues import ConsumeQueues
@@ -54,6 +54,7 @@ class Reader:
         damages: Damages,
         report: Callable[[Damage], None],
         cold: ColdReads,
+        failed_reads: FailedReads,
     ) -> None:
         self._log = log
         self._queues = queues.by_name
@@ -61,6 +62,7 @@ class Reader:
         self._damages = damages
         self._report = report
         self._cold = cold
+        self._failed_reads = failed_reads
         self.verifier = Verifier(log, report)
         self.near_bytes = int(memory_bytes * (settings.access_message_in_memory_max_ratio / 100))
         self._look = CloserLook(log, damages, self.verifier, settings, self.near_bytes, cold.touched)
@@ -113,7 +115,8 @@ class Reader:
         """As `get`, but never waits for the disk: what is not in memory comes later.
 
         Raises StoreBusy where too many wait, or no more files can be open. The Deferred fails with StoreDamaged where
-        the consume queue cannot be read, and with StoreError when the store stops.
+        the consume queue or the log cannot be read - the next get may be answered -, and with StoreError when the store
+        stops.
         """
         queue = self._queues.get((topic, queue_id))
         if queue is None:
@@ -229,15 +232,16 @@ class Reader:
             raise self._cannot_open(get.queue, error) from error
 
     def _leave_out(self, stretch: Stretch, error: OSError, get: Get) -> None:
-        """Keep what cannot be read of the log from readers. Raises StoreBusy where there was only no descriptor, and
-        StoreDamaged where it is of the queue, which is not lost but can be built again; what was deleted meanwhile is
-        no matter."""
+        """Keep what goes on being unreadable of the log from readers. Raises StoreBusy where there was only no
+        descriptor, and StoreDamaged where it may be read the next time, or where it is of the queue, which is not lost
+        but can be built again; what was deleted meanwhile is no matter."""
         if is_shortage(error):
             raise why_unread(stretch.file.path, stretch.at, error)
         log = self._log
         for number, segment in enumerate(log.segments):
             if segment is stretch.file:
                 start = log.min_offset + number * log.segment_bytes + stretch.at
+                self._failed_reads.check(stretch, error)
                 why = f"the disk cannot read it: {error}"
                 self._report(Damage(segment.path, start, start + stretch.size, why))
                 return

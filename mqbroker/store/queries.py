@@ -9,7 +9,7 @@ from collections.abc import Callable
 from struct import Struct
 from typing import NamedTuple
 
-from mqbroker.store.cold import Pages, why_unread
+from mqbroker.store.cold import FailedReads, Pages, Stretch, why_unread
 from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.consumequeue import BLANK_SIZE, ENTRY_BYTES, ConsumeQueue
 from mqbroker.store.consumequeue_ext import UNIT_BYTES_MAX, ExtUnit, is_address
@@ -52,8 +52,8 @@ class QueueEntry(NamedTuple):
 class Queries:
     """Looks messages up.
 
-    Methods raise StoreDamaged where the disk cannot read consume queue or index, and StoreBusy. What it cannot read of
-    the log is reported.
+    Methods raise StoreDamaged where the disk cannot read consume queue, index or log, and StoreBusy. What it goes on
+    failing to read of the log is reported, and found by nobody.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class Queries:
         damages: Damages,
         report: Callable[[Damage], None],
         pages: Pages,
+        failed_reads: FailedReads,
     ) -> None:
         self._log = log
         self._queues = queues.by_name
@@ -72,6 +73,7 @@ class Queries:
         self._damages = damages
         self._report = report
         self._pages = pages
+        self._failed_reads = failed_reads
 
     # By offset
 
@@ -85,6 +87,8 @@ class Queries:
 
     async def _scanned(self, physical_offset: int, size: int | None = None) -> Scanned | None:
         log = self._log
+        if self._damages.covers(physical_offset, physical_offset + RECORD_BYTES_MIN):
+            return None
         head = await self._bytes(physical_offset, RECORD_BYTES_MIN)
         if head is None:
             return None
@@ -111,6 +115,7 @@ class Queries:
             if is_shortage(error):
                 raise why_unread(file.path, at, error) from error
             if physical_offset >= log.min_offset:
+                self._failed_reads.check(Stretch(file, at, size), error)
                 why = f"the disk cannot read it: {error}"
                 self._report(Damage(file.path, physical_offset, physical_offset + size, why))
             return None

@@ -15,6 +15,7 @@ from twisted.logger import Logger
 
 from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.consumequeue import ConsumeQueue
+from mqbroker.store.disk import read_before_touch
 from mqbroker.store.logscan import BODY_OFFSET_V4, Damage, Filler, Scanned, scan_at
 from mqbroker.store.multi_dispatch import is_entry_of
 from mqbroker.wire.codes import SysFlag
@@ -124,7 +125,14 @@ class Verifier:
         real_size, magic, _, _, _, own_physical, _, _ = _HEAD.unpack_from(view, at)
         if (real_size, magic, own_physical) == (size, MAGIC, physical_offset):
             return True
-        view, at = self._commit_log.view(physical_offset + size) or (memoryview(b""), 0)
+        following = self._commit_log.view(physical_offset + size)
+        if following is not None:
+            file, at = self._commit_log.place(physical_offset + size)
+            try:
+                read_before_touch(file, at, min(_HEAD.size, file.size - at))
+            except OSError:
+                return False
+        view, at = following or (memoryview(b""), 0)
         if len(view) - at < _HEAD.size:
             return len(view) - at >= 8 and _HEAD_START.unpack_from(view, at) == (len(view) - at, BLANK_MAGIC)
         after_size, magic, _, _, _, own_physical, _, _ = _HEAD.unpack_from(view, at)

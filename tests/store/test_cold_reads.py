@@ -10,11 +10,21 @@ from typing import TypeVar
 
 import pytest
 from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.python.failure import Failure
 
 from mqbroker.errors import StoreBusy, StoreDamaged, StoreError
 from mqbroker.store import GetResult, GetStatus, MessageStore, closer_look
 from mqbroker.store import cold as module
-from mqbroker.store.cold import AHEAD_BYTES, AROUND_BYTES, ColdReads, Stretch, Unreadable
+from mqbroker.store.cold import (
+    AHEAD_BYTES,
+    AROUND_BYTES,
+    FORGOTTEN_S,
+    LASTING_COUNT,
+    LASTING_S,
+    ColdReads,
+    Stretch,
+    Unreadable,
+)
 from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.disk import IMappedFile
 from mqbroker.store.os_disk import OsDisk
@@ -58,6 +68,24 @@ def step_all(bench: Bench) -> int:
         bench.worker.step()
         steps += 1
     return steps
+
+
+def why_failed(bench: Bench, waiting: object) -> str:
+    """What it fails with, once it was read for, with nothing in memory that was not read for it."""
+    said: list[str] = []
+    deferred = waiting if isinstance(waiting, Deferred) else ensureDeferred(waiting)  # type: ignore[arg-type]
+    deferred.addErrback(lambda failure: said.append(str(failure.trap(StoreDamaged) and failure.value)))
+    step_all(bench)
+    bench.disk.faults.evict()
+    return said[0]
+
+
+def fail_for_good(bench: Bench, act: Callable[[], object]) -> None:
+    """Do what cannot be read as often, over as long, as makes it damage the next time."""
+    for _ in range(LASTING_COUNT - 1):
+        bench.disk.faults.evict()
+        assert "the disk cannot read it" in why_failed(bench, act())
+        bench.clock.advance(LASTING_S)
 
 
 # Gets
@@ -105,6 +133,7 @@ def test_what_was_found_whole_and_cannot_be_read_any_more(bench: Bench, store: M
     path, at = str(bench.root / "commitlog" / f"{0:020d}"), store.physical_offset("T", 0, 5)
     bench.disk.faults.evict()
     bench.disk.faults.unreadable.add((path, at + 100))
+    fail_for_good(bench, lambda: store.get_when_ready("T", 0, 0, 10))
     results = kept(store.get_when_ready("T", 0, 0, 10))
     step_all(bench)
     assert offsets(results[0]) == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10]
@@ -232,10 +261,30 @@ def test_rotten_messages_are_passed_over_when_they_are_in_memory(bench: Bench, s
 # Disks that cannot read
 
 
+def test_a_read_that_fails_once_hides_nothing(bench: Bench, store: MessageStore) -> None:
+    at = store.physical_offset("T", 0, 5)
+    path = str(bench.root / "commitlog" / f"{0:020d}")
+    for act in (lambda: store.get_when_ready("T", 0, 3, 5), lambda: store.queries.record(at)):
+        bench.disk.faults.evict()
+        bench.disk.faults.unreadable.add((path, at + 50))
+        for _ in range(20):  # of many who ask at once
+            assert why_failed(bench, act()).startswith(f"{path} is damaged at byte {at}: the disk cannot read it")
+        bench.clock.advance(FORGOTTEN_S + 1)
+    assert not store.damages
+    bench.disk.faults.unreadable.clear()
+    results = kept(store.get_when_ready("T", 0, 3, 5))
+    record = kept(store.queries.record(at))
+    step_all(bench)
+    assert offsets(results[0]) == [3, 4, 5, 6, 7]
+    assert record == [store.read_record(at)]
+
+
 def test_a_message_that_cannot_be_read_is_reported_and_the_rest_served(bench: Bench, store: MessageStore) -> None:
     at = store.physical_offset("T", 0, 5)
     path = str(bench.root / "commitlog" / f"{0:020d}")
     bench.disk.faults.unreadable.add((path, at + 100))
+    fail_for_good(bench, lambda: store.get_when_ready("T", 0, 3, 5))
+    assert not store.damages
     results = kept(store.get_when_ready("T", 0, 3, 5))
     step_all(bench)
     assert offsets(results[0]) == [3, 4, 6, 7, 8]
@@ -276,10 +325,19 @@ def test_a_segment_that_was_cut_off_ends_nobody(tmp_path: Path) -> None:
     os.truncate(tmp_path / "store" / "commitlog" / f"{0:020d}", 8192)
     got: list[int] = []
     offset = 0
-    while offset < 20:
-        (found,) = kept(_as_deferred(store.get_when_ready("T", 0, offset, 4)))
+    for _ in range(200):
+        answer = _as_deferred(store.get_when_ready("T", 0, offset, 4))
+        failed: list[Failure] = []
+        answer.addErrback(lambda failure, failed=failed: failed.append(failure))
+        if failed:
+            failed[0].trap(StoreDamaged)
+            bench.clock.advance(LASTING_S / 2)
+            continue
+        (found,) = kept(answer)
         got += offsets(found)
         offset = found.next_offset
+        if offset == 20:
+            break
     assert got == [0]
     assert len(store.damages) == 19
     assert kept(store.queries.record(store.log_end - 5200)) == [None]

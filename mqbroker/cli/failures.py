@@ -49,7 +49,7 @@ def failure_of(error: MQError) -> Failure:
     """The error with what to do next, where it does not say so itself."""
     # Late: `mq --help` needs no client.
     from mqbroker.client.errors import NameServerUnreachable, SendFailed, TlsFailed, is_about_account
-    from mqbroker.errors import Refused, Unreachable
+    from mqbroker.errors import ConnectionClosed, Refused, RequestTimedOut, Unreachable
 
     text = str(error) or type(error).__name__
     if isinstance(error, NameServerUnreachable):
@@ -62,6 +62,8 @@ def failure_of(error: MQError) -> Failure:
         return (NobodyAnswers if all(isinstance(cause, Unreachable) for cause in causes) else Failure)(text)
     if isinstance(error, TlsFailed):
         return Failure(text)
+    if isinstance(error, (ConnectionClosed, RequestTimedOut)):
+        return NobodyAnswers(text)  # it was reached
     if isinstance(error, Unreachable):
         return NobodyAnswers(f"{text}. Check that it runs and can be reached from here")
     if isinstance(error, Refused):

@@ -17,7 +17,7 @@ import attrs
 
 from mqbroker.client.net import Lock, PeerHandler, Signal, extension_s, signed
 from mqbroker.client.options import split_address
-from mqbroker.client.tls import ClientTls, Contexts, is_alert, lost_before_any_answer, ssl_context, ssl_failed
+from mqbroker.client.tls import ClientTls, Contexts, is_alert, lost, ssl_context, ssl_failed
 from mqbroker.errors import BadFrame, ConnectionClosed, MQError, RequestTimedOut, Unreachable
 from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand, decode_command, encode_command
 from mqbroker.wire.frame import FrameDecoder
@@ -67,6 +67,11 @@ class _Asked:
     command: RemotingCommand
     timeout_ms: int
     timer: asyncio.TimerHandle | None = None
+
+    @property
+    def size(self) -> int:
+        """About how many bytes its frame has."""
+        return len(self.command.body)
 
     def disarm(self) -> None:
         if self.timer is not None:
@@ -173,15 +178,16 @@ class _Connection(asyncio.Protocol):
         self._writable.set()
         self._stop_giving_up()
         pending, self._pending = self._pending, {}
+        largest = max((asked.size for asked in pending.values()), default=0)
         for asked in pending.values():
             if not asked.waiter.done():
-                asked.waiter.set_exception(self._why_lost(error))
+                asked.waiter.set_exception(self._why_lost(error, largest))
 
-    def _why_lost(self, error: Exception | None) -> MQError:
+    def _why_lost(self, error: Exception | None, request_bytes: int) -> MQError:
         if self._tls is not None and isinstance(error, OSError) and is_alert(error):
             return ssl_failed(self._addr, self._tls, error)
         text = f"the connection to {self._addr} was lost: {error or 'closed'}"
-        return ConnectionClosed(text) if self.heard_at else lost_before_any_answer(text, self._tls)
+        return lost(text, self._tls, has_answered=bool(self.heard_at), request_bytes=request_bytes)
 
     def send(self, command: RemotingCommand) -> None:
         """Write at the end of this turn of the loop, with whatever else is sent in it, or once that is much."""

@@ -21,7 +21,7 @@ import attrs
 
 from mqbroker.client.net import Lock, signed
 from mqbroker.client.options import split_address
-from mqbroker.client.tls import ClientTls, Contexts, is_alert, lost_before_any_answer, ssl_context, ssl_failed
+from mqbroker.client.tls import ClientTls, Contexts, is_alert, lost, ssl_context, ssl_failed
 from mqbroker.errors import ConnectionClosed, MQError, RequestTimedOut, Unreachable
 from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand, decode_command, encode_command
 from mqbroker.wire.frame import FrameDecoder
@@ -57,6 +57,8 @@ class _Connection:
         self._addr = addr
         self._tls = None if tls is None else tls.tls
         self._heard = False
+        #: The bytes of the largest request since it was last idle.
+        self._largest = 0
         self._decoder = FrameDecoder()
         self._opaques = itertools.count(1)
         self._answers: dict[int, RemotingCommand] = {}
@@ -73,6 +75,7 @@ class _Connection:
         """Send a request and return its opaque."""
         opaque = next(self._opaques) & 0x7FFFFFFF
         data = encode_command(attrs.evolve(command, opaque=opaque, flag=command.flag | flag))
+        self._largest = max(self._largest, len(data))
         self._within(deadline, command, lambda: self._socket.sendall(data))
         return opaque
 
@@ -88,6 +91,7 @@ class _Connection:
 
     def is_usable(self, now: float) -> bool:
         """False where the peer has closed it, or it was idle for too long."""
+        self._largest = 0
         if now - self.idle_since > _IDLE_S_MAX:
             return False
         # Looked at by a read that does not wait: select() cannot tell of descriptors above 1023.
@@ -107,7 +111,7 @@ class _Connection:
         self._socket.close()
 
     def _lost(self, text: str) -> ConnectionClosed:
-        return ConnectionClosed(text) if self._heard else lost_before_any_answer(text, self._tls)
+        return lost(text, self._tls, has_answered=self._heard, request_bytes=self._largest)
 
     def _refusal(self, error: OSError) -> MQError | None:
         """What the server said when it ended an encrypted connection; a send may find it ended before that is read."""

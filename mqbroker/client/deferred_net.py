@@ -18,7 +18,7 @@ from zope.interface import implementer
 
 from mqbroker.client.net import Lock, PeerHandler, Signal, Task, extension_s, signed
 from mqbroker.client.peer import MemberPeer
-from mqbroker.client.tls import lost_before_any_answer
+from mqbroker.client.tls import lost
 from mqbroker.errors import ConnectionClosed, MQError, RequestTimedOut
 from mqbroker.remoting.client import CONNECT_TIMEOUT_MS, Connector, RemotingClient
 from mqbroker.remoting.handlers import HandlerTable, IConnection
@@ -80,19 +80,20 @@ class DeferredNet:
                 self._client.drop(addr, "no answer came over it in time")
             raise RequestTimedOut(f"{command.describe()}: no answer from {addr} in {timeout_ms} ms") from None
         except ConnectionClosed as error:
-            raise self._why_lost(addr, error) from error
+            raise self._why_lost(addr, error, len(command.body)) from error
         finally:
             timer.stop()
         self._heard_at[addr] = self.now()
         return answer
 
-    def _why_lost(self, addr: str, error: ConnectionClosed) -> MQError:
+    def _why_lost(self, addr: str, error: ConnectionClosed, request_bytes: int) -> MQError:
         refusals: dict[str, MQError] = getattr(self._connector, "refusals", {})
         if addr in refusals:
             return refusals.pop(addr)
-        if addr in self._heard_at or self._client.is_closed:
+        if self._client.is_closed:
             return error
-        return lost_before_any_answer(str(error), getattr(self._connector, "tls", None))
+        tls = getattr(self._connector, "tls", None)
+        return lost(str(error), tls, has_answered=addr in self._heard_at, request_bytes=request_bytes)
 
     async def invoke_many(
         self, requests: Sequence[tuple[str, RemotingCommand]], timeout_ms: int

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from mqbroker.errors import MQError, Refused, Unreachable
+from mqbroker.errors import ConnectionClosed, MQError, Refused, RequestTimedOut, Unreachable
+from mqbroker.wire.codes import ResponseCode
 
 #: The last of the delay levels that brokers have unless messageDelayLevel says otherwise.
 DELAY_LEVEL_MAX = 18
@@ -78,9 +79,9 @@ class TopicNotFound(ClientError):
     @property
     def hint(self) -> str:  # type: ignore[override]
         return (
-            f"Create it with `mqadmin updateTopic -t {self.topic} -c CLUSTER -n {self.name_servers[0]}`, or set"
-            " autoCreateTopicEnable=true on a broker; where it should exist, check that its broker runs and names the"
-            " same name servers"
+            "Set autoCreateTopicEnable=true on a broker, or create it with the mqadmin of a Java RocketMQ, which is not"
+            f" part of this package (`mqadmin updateTopic -t {self.topic} -c CLUSTER -n {self.name_servers[0]}`); where"
+            " it should exist, check that its broker runs and names the same name servers"
         )
 
 
@@ -88,7 +89,7 @@ class NoBrokerForTopic(ClientError):
     """The topic has a route, but no broker on it can do what is asked. `is_away`: one may be back in a moment."""
 
     retriable = True
-    hint = "Check that the broker runs (`mqadmin clusterList`) and the topic's permissions (`mqadmin topicRoute`)"
+    hint = "Check that its brokers run and have registered with the name server, and the permissions of the topic"
 
     def __init__(self, topic: str, why: str, is_away: bool = False) -> None:
         super().__init__(topic, why, is_away)
@@ -120,8 +121,34 @@ class SendFailed(ClientError):
 
     @property
     def hint(self) -> str:  # type: ignore[override]
-        addr = self.attempts[-1][1] if self.attempts else "the broker"
+        if not self.attempts:
+            return ""
+        _, addr, error = self.attempts[-1]
+        if isinstance(error, Refused):
+            return refusal_hint(error)
+        if isinstance(error, ConnectionClosed):
+            return f"{addr} was reached: look into the log of the broker there"
+        if isinstance(error, RequestTimedOut):
+            return f"{addr} was reached or is silent: look whether the broker there is overloaded, and into its log"
         return f"The address is what the broker told the name server (brokerIP1): check that {addr} answers from here"
+
+
+def refusal_hint(error: Refused) -> str:
+    """What to do about a broker's refusal; the broker was reached, and its remark says most."""
+    if is_about_account(error):
+        return "The broker answers: look at the account's rights in its plain_acl.yml"
+    return _REFUSAL_HINTS.get(error.code, "The broker answers: its remark, or its log, says why it refuses")
+
+
+_REFUSAL_HINTS: dict[int, str] = {
+    ResponseCode.SYSTEM_BUSY: "The broker answers and is overloaded: send less at once, or give it faster disks",
+    ResponseCode.SERVICE_NOT_AVAILABLE: (
+        "The broker answers and takes no messages now: look whether its disk is full, and into its log; it may also be"
+        " stopping, or a slave"
+    ),
+    ResponseCode.NO_PERMISSION: "The broker answers: the topic or the broker (brokerPermission) may not be written to",
+    ResponseCode.TOPIC_NOT_EXIST: "The broker answers: create the topic there, or set autoCreateTopicEnable=true",
+}
 
 
 class BadMessage(ClientError):

@@ -15,8 +15,12 @@ import attrs
 from mqbroker.client.errors import TlsFailed
 from mqbroker.config.stamps import StampedFiles
 from mqbroker.errors import BadTls, ConnectionClosed
+from mqbroker.wire.frame import FRAME_BYTES_MAX
 
 C = TypeVar("C")
+
+#: A server may well have a bound below that of frames of so many bytes.
+_LARGE_BYTES = 1024 * 1024
 
 #: X509_V_ERR_* of OpenSSL.
 _NOT_YET_VALID, _EXPIRED = 9, 10
@@ -173,10 +177,20 @@ def not_trusted(addr: str, tls: ClientTls, verify_code: int) -> TlsFailed:
     )
 
 
-def lost_before_any_answer(text: str, tls: ClientTls | None) -> ConnectionClosed:
-    """The error of a connection that was made, and lost before its peer said anything."""
-    if tls is None:
-        return ConnectionClosed(f"{text}; it may take only encrypted ones (ClientTls, --tls of mq)")
-    if tls.cert_file is None:
+def lost(text: str, tls: ClientTls | None, *, has_answered: bool, request_bytes: int) -> ConnectionClosed:
+    """The error of a connection that was made, and lost by no fault of this side that is known.
+
+    :param has_answered: whether the peer has ever said anything on it.
+    :param request_bytes: the size of the largest request on it that was not answered.
+    """
+    if request_bytes > FRAME_BYTES_MAX:
+        return ConnectionClosed(
+            f"{text}; a request of {request_bytes} bytes was on it, and servers end connections for frames above"
+            f" {FRAME_BYTES_MAX} (com.rocketmq.remoting.frameMaxLength in Java's): send less at once"
+        )
+    if has_answered or (tls is not None and tls.cert_file is not None):
+        return ConnectionClosed(text)
+    if tls is not None:
         return ConnectionClosed(f"{text}; it may want a certificate of the client")
-    return ConnectionClosed(text)
+    size = f"no frames of {request_bytes} bytes, or " if request_bytes >= _LARGE_BYTES else ""
+    return ConnectionClosed(f"{text}; it may take {size}only encrypted ones (ClientTls, --tls of mq)")

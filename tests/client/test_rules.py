@@ -1,11 +1,22 @@
 """The pure rules: allocation, process queue, subscriptions, messages, options, ids, peer answers."""
 
+import asyncio
 import pickle
 import random
 
 import pytest
 
-from mqbroker.client import BadMessage, Message, MessageQueue, NameServerUnreachable, SendFailed, TopicNotFound
+from mqbroker.client import (
+    BadMessage,
+    ClientTls,
+    Message,
+    MessageQueue,
+    NameServerUnreachable,
+    SendFailed,
+    TopicNotFound,
+    aio,
+    blocking,
+)
 from mqbroker.client.allocation import allocate_averagely
 from mqbroker.client.identity import local_ip, make_client_id
 from mqbroker.client.messages import PullStatus, ReceivedMessage, SendStatus
@@ -13,8 +24,10 @@ from mqbroker.client.options import ProducerOptions, parse_name_servers
 from mqbroker.client.process_queue import ProcessQueue
 from mqbroker.client.send import Rotation, prepare, prepare_batch, queue_for_key, send_request
 from mqbroker.client.subscription import matches, subscribe_to
-from mqbroker.errors import MQError, Refused, Unreachable
+from mqbroker.client.tls import lost
+from mqbroker.errors import ConnectionClosed, MQError, Refused, RequestTimedOut, Unreachable
 from mqbroker.wire.batch import decode_batch
+from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.properties import decode_properties
 from mqbroker.wire.record import inflate_body
 from tests.client.records import a_record
@@ -271,7 +284,7 @@ def test_errors_say_what_to_do_and_can_be_pickled():
     ]
     for error in errors:
         assert str(pickle.loads(pickle.dumps(error))) == str(error)
-    assert "mqadmin updateTopic -t T" in str(errors[0])
+    assert "mqadmin of a Java RocketMQ, which is not part of this package" in str(errors[0])
     assert "n:1: refused" in str(errors[1])
     assert "a at x:1: Unreachable: gone" in str(errors[2])
 
@@ -298,3 +311,67 @@ def test_an_sql_expression_is_no_tag(expression):
 )
 def test_what_only_resembles_one_is_a_tag(tag):
     assert subscribe_to("T", f"{tag} || x", 1).tags_set == {tag, "x"}
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (Unreachable("connect to x:1 failed"), "check that x:1 answers from here"),
+        (ConnectionClosed("lost"), "look into the log of the broker"),
+        (RequestTimedOut("no answer"), "overloaded"),
+        (Refused(ResponseCode.SERVICE_NOT_AVAILABLE, "service not available now"), "whether its disk is full"),
+        (Refused(ResponseCode.SYSTEM_BUSY, "[TIMEOUT_CLEAN_QUEUE]broker busy"), "send less at once"),
+        (Refused(ResponseCode.NO_PERMISSION, "no"), "may not be written to"),
+        (Refused(ResponseCode.SYSTEM_ERROR, "AclException: no"), "plain_acl.yml"),
+        (Refused(ResponseCode.SYSTEM_ERROR, "boo"), "its remark"),
+    ],
+)
+def test_a_failed_send_gives_the_advice_that_fits_its_last_attempt(error, says):
+    text = str(SendFailed("T", (("a", "x:1", Unreachable("gone")), ("a", "x:1", error))))
+    assert says in text
+    assert ("answers from here" in text) == ("answers from here" in says)
+
+
+def test_the_same_attempt_again_and_again_is_told_once():
+    text = str(SendFailed("T", [("a", "x:1", Unreachable("gone"))] * 9))
+    assert text.count("gone") == 1
+    assert "failed 9 times" in text
+    assert "gone (9 times)" in text
+
+
+@pytest.mark.parametrize(
+    ("tls", "has_answered", "request_bytes", "says"),
+    [
+        (None, False, 100, "lost; it may take only encrypted ones (ClientTls, --tls of mq)"),
+        (None, False, 2_000_000, "lost; it may take no frames of 2000000 bytes, or only encrypted ones"),
+        (None, True, 2_000_000, "lost"),
+        (None, True, 17_000_000, "lost; a request of 17000000 bytes was on it"),
+        (None, False, 17_000_000, "above 16777216 (com.rocketmq.remoting.frameMaxLength"),
+        (ClientTls(), False, 100, "lost; it may want a certificate of the client"),
+        (ClientTls(cert_file="c"), False, 100, "lost"),
+    ],
+)
+def test_a_lost_connection_is_explained_by_what_was_on_it(tls, has_answered, request_bytes, says):
+    text = str(lost("lost", tls, has_answered=has_answered, request_bytes=request_bytes))
+    assert says in text
+    assert ("encrypted" in text) == ("encrypted" in says)
+    assert (text == "lost") == (says == "lost")
+
+
+@pytest.mark.parametrize("face", ["blocking", "aio"])
+def test_a_frame_that_is_too_large_is_named_as_the_reason(server, face):
+    server.cluster.add_topic("T", queues=1)
+    options = ProducerOptions(message_bytes_max=20_000_000, compress_over_bytes=2**40, retries=0)
+    large = Message("T", bytes(17_000_000))
+
+    def send_blocking():
+        with blocking.Producer(server.addr, "pg", options=options) as producer:
+            producer.send(large)
+
+    async def send_aio():
+        async with aio.Producer(server.addr, "pg", options=options) as producer:
+            await producer.send(large)
+
+    with pytest.raises(SendFailed, match="a request of 17000") as caught:
+        send_blocking() if face == "blocking" else asyncio.run(send_aio())
+    assert "encrypted" not in str(caught.value)

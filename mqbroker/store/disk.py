@@ -122,6 +122,20 @@ def unreadable(path: str, offset: int) -> Iterator[None]:
         raise Unreadable(path, offset, error) from error
 
 
+def store_again(file: IMappedFile, start: int, end: int, *, is_sparse: bool = False) -> None:
+    """Store a byte of each page of start..end as it is, so that the next sync writes them all: after one that failed
+    the kernel may take pages in memory for written. On the thread that stores in the file. Raises OSError.
+
+    Of a sparse file pages without content are left alone, which may have no blocks, and those that are not in memory.
+    """
+    for at in range(start - start % mmap.PAGESIZE, end, mmap.PAGESIZE):
+        page = min(mmap.PAGESIZE, end - at)
+        if is_sparse and not (file.is_resident(at, page) and any(file.view[at : at + page])):
+            continue
+        read_before_touch(file, at, 1)
+        file.write_at(at, memoryview(file.view[at : at + 1].tobytes()))
+
+
 class ILockedFile(Interface):
     """A lock that is held until `release`."""
 

@@ -19,6 +19,7 @@ from twisted.python.failure import Failure
 from mqbroker.config import StoreSettings
 from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.disk import DiskSpace, IDisk
+from mqbroker.store.outages import Outage
 from mqbroker.store.worker import IWorker
 
 
@@ -88,7 +89,9 @@ class DiskWatch:
         self._worker = worker
         self._paths = paths
         self.limits = limits
-        self._is_blind = False
+        self._looking = Outage(
+            "how full the disk is cannot be found out", "how full the disk is can be found out again"
+        )
         self.room = Room.ENOUGH
         #: By path, as last seen.
         self.spaces: dict[str, DiskSpace] = {}
@@ -118,7 +121,7 @@ class DiskWatch:
             return self._disk.space(os.path.dirname(path))
 
     def _seen(self, spaces: dict[str, DiskSpace]) -> Room:
-        self._is_blind = False
+        self._looking.worked()
         self.spaces = spaces
         worst = max(self._paths, key=lambda path: self.limits.judge(spaces[path]))
         room = self.limits.judge(spaces[worst])
@@ -145,7 +148,5 @@ class DiskWatch:
         return room
 
     def _not_seen(self, failure: Failure) -> Room:
-        if not self._is_blind:
-            self._is_blind = True
-            self.log.error("how full the disk is cannot be found out: {why}", why=failure.getErrorMessage())
+        self._looking.failed(failure.getErrorMessage())
         return self.room

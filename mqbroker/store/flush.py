@@ -304,11 +304,15 @@ def _fire(deferred: Deferred[None], result: Exception | None) -> None:
             deferred.callback(None)
 
 
+#: Whether the index is meant too -> what to do on the worker, and what with its result; None for nothing.
+SnapshotFunction = Callable[[bool], tuple[Callable[[], Any], Callable[[Any], None]] | None]
+
+
 class CacheFlusher:
     """Syncs consume queues, and less often the index, then writes the checkpoint.
 
     :param snapshot: called on the reactor's thread, with whether the index is meant too; returns what to do on the
-        worker, and what to do with its result. An OSError that it raises is final, one that it returns is not.
+        worker, which raises no OSError, and what to do with its result.
     """
 
     log = Logger()
@@ -319,7 +323,7 @@ class CacheFlusher:
         worker: IWorker,
         interval_ms: int,
         index_every: int,
-        snapshot: Callable[[bool], tuple[Callable[[], OSError | None], Callable[[OSError | None], None]] | None],
+        snapshot: SnapshotFunction,
     ) -> None:
         self._clock = clock
         self._worker = worker
@@ -339,17 +343,7 @@ class CacheFlusher:
             return
         self._turn += 1
         done = self._flush(self._turn % self._index_every == 0)
-        done.addErrback(self._failed)
-
-    def _failed(self, failure: Failure) -> None:
-        if not isinstance(failure.value, OSError):
-            self.log.failure("consume queues cannot be synced", failure)
-            return
-        self.log.error(
-            "consume queues or index cannot be synced to the disk: messages are taken as before, the checkpoint stays "
-            "where it is, and the next start builds anew what it does not cover: {why}",
-            why=failure.getErrorMessage(),
-        )
+        done.addErrback(lambda failure: self.log.failure("consume queues cannot be synced", failure))
 
     def _flush(self, with_index: bool) -> Deferred[None]:
         taken = self._snapshot(with_index)
@@ -358,7 +352,7 @@ class CacheFlusher:
         work, then = taken
         running = self._running = self._worker.run(work)
 
-        def done(result: OSError | Failure | None) -> Failure | None:
+        def done(result: Any) -> Failure | None:
             self._running = None
             if isinstance(result, Failure):
                 return result

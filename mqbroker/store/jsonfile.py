@@ -16,6 +16,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from mqbroker.errors import MQError, StoreDamaged
+from mqbroker.store.outages import Outage
 from mqbroker.store.worker import IWorker
 
 log = Logger()
@@ -39,6 +40,7 @@ class JsonFile:
         self._worker = worker
         self._turn = turn
         self._succeeded = True
+        self._saving = Outage(f"{path} could not be written", f"{path} is written again")
         self._next: Content | None = None
         self._newest: Content | None = None
         self._writing: Deferred[bool] | None = None
@@ -137,11 +139,13 @@ class JsonFile:
         work.addCallbacks(lambda _: True, self._failed).addCallback(self._written, finished)
 
     def _failed(self, failure: Failure) -> bool:
-        log.error("{path} could not be written: {why}", path=self.path, why=failure.getErrorMessage())
+        self._saving.failed(failure.getErrorMessage())
         return False
 
     def _written(self, succeeded: bool, finished: Deferred[bool]) -> None:
         self._succeeded = succeeded
+        if succeeded:
+            self._saving.worked()
         self._writing = None
         following = self._write()
         if following is None:

@@ -44,7 +44,7 @@ from mqbroker.store.recovery import (
     read_back,
     refuse_later,
     refuse_lost_log,
-    store_again,
+    store_log_again,
 )
 from mqbroker.store.removal import TopicRemover, empty_trash, finish_removals
 from mqbroker.store.removed_queues import RemovedQueues
@@ -281,7 +281,7 @@ class Opening:
 
     def _make_lasting(self, segments: Segments, commit_log: CommitLog, checkpoint: Checkpoint) -> None:
         if checkpoint.log_offset is not None:
-            store_again(segments, min(checkpoint.log_offset, commit_log.end), commit_log.end)
+            store_log_again(segments, min(checkpoint.log_offset, commit_log.end), commit_log.end)
         # What was cut off could come back in another crash, behind what is appended now.
         commit_log.segments[-1].sync()
         self.disk.sync_directory(self.paths.commit_log)

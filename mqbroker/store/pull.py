@@ -88,15 +88,18 @@ class Reader:
         """Messages of a queue from `offset` on, at least one however large, of those with one of `tags_codes` and of
         those that are `matching`, where given.
 
-        May wait for the disk.
+        May wait for the disk. Raises StoreBusy where no more files can be open, and StoreDamaged.
         """
         queue = self._queues.get((topic, queue_id))
         if queue is None:
             return outside(offset, *(self._bounds(topic, queue_id) or (0, 0)))
-        found = self._get_at_once(queue, offset, max_count, max_bytes, tags_codes, matching)
-        if found is None:
-            get = Get(queue, offset, max_count, max_bytes, tags_codes, matching)
-            found = self._get_known(get, False) or self._look.get(get, None)
+        try:
+            found = self._get_at_once(queue, offset, max_count, max_bytes, tags_codes, matching)
+            if found is None:
+                get = Get(queue, offset, max_count, max_bytes, tags_codes, matching)
+                found = self._get_known(get, False) or self._look.get(get, None)
+        except OSError as error:
+            raise self._cannot_open(queue, error) from error
         return found
 
     def _cannot_open(self, queue: ConsumeQueue, error: OSError) -> StoreError:

@@ -20,7 +20,7 @@ from mqbroker.errors import StoreDamaged, StoreUnknown
 from mqbroker.store.checkpoint import Checkpoint
 from mqbroker.store.consumequeue import BLANK_SIZE, ConsumeQueue
 from mqbroker.store.consumequeues import ConsumeQueues
-from mqbroker.store.disk import IDisk, IMappedFile, read_before_touch
+from mqbroker.store.disk import IDisk, IMappedFile, read_before_touch, store_again
 from mqbroker.store.layout import MAGIC_V2
 from mqbroker.store.logscan import (
     Damage,
@@ -39,7 +39,6 @@ from mqbroker.store.turns import Progress, Steps
 from mqbroker.wire.record import RECORD_BYTES_MIN
 
 _FILE_NAME = re.compile(r"\d{20}")
-_PAGE_BYTES = 4096
 _MEND = "set the size the store was made with, or move away what is none of its; `mq store check` tells more"
 
 log = Logger()
@@ -385,18 +384,13 @@ def _next_record(segments: Segments, offset: int) -> int | None:
     return None
 
 
-def store_again(segments: Segments, start: int, end: int) -> None:
-    """Store a byte of each page of start..end of the log as it is, so that the next sync writes them all.
-
-    A sync that failed before the last stop may have left pages in memory that the kernel takes for written. Raises
-    OSError."""
+def store_log_again(segments: Segments, start: int, end: int) -> None:
+    """See `store_again`, for start..end of the log: a sync may have failed before the last stop. Raises OSError."""
     offset = max(segments.first_offset, start)
     while offset < end and (found := segments.at(offset)) is not None:
         file, first = found
         base = offset - first
-        for at in range(first - first % _PAGE_BYTES, min(segments.segment_bytes, end - base), _PAGE_BYTES):
-            read_before_touch(file, at, 1)
-            file.write_at(at, memoryview(file.view[at : at + 1].tobytes()))
+        store_again(file, first, min(segments.segment_bytes, end - base))
         offset = base + segments.segment_bytes
 
 

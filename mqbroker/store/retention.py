@@ -15,10 +15,12 @@ import attrs
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 from mqbroker.config import StoreSettings
 from mqbroker.store.deletion import CacheCleaner, LogCleaner
 from mqbroker.store.disk_watch import DiskWatch, Room, RoomLimits
+from mqbroker.store.outages import Outage
 
 #: How many segments go in one turn.
 SEGMENTS_A_TURN = 10
@@ -77,6 +79,9 @@ class Retention:
         self._turns_on_demand = 0
         self._is_helpless = False
         self._is_stopped = False
+        self._deleting = Outage(
+            "old messages cannot be deleted, which is tried again", "old messages are deleted again"
+        )
         self._calls: dict[Callable[[], None], IDelayedCall] = {}
         self._pausing: tuple[IDelayedCall, Deferred[None]] | None = None
         self._running: Deferred[None] = succeed(None)
@@ -103,7 +108,13 @@ class Retention:
         self._again(self._clean, self._rules.interval_s)
         if self._running.called:
             self._running = Deferred.fromCoroutine(self._turn())
-            self._running.addErrback(lambda failure: self.log.failure("old messages cannot be deleted", failure))
+            self._running.addCallbacks(lambda _: self._deleting.worked(), self._failed)
+
+    def _failed(self, failure: Failure) -> None:
+        if isinstance(failure.value, OSError):
+            self._deleting.failed(failure.getErrorMessage())
+        else:
+            self.log.failure("old messages cannot be deleted", failure)
 
     def delete_expired(self) -> None:
         """Delete what is older than fileReservedTime at any hour, in the next turns."""

@@ -16,6 +16,7 @@ from twisted.python.failure import Failure
 
 from mqbroker.store.ahead import Ahead
 from mqbroker.store.disk import IDisk, IMappedFile
+from mqbroker.store.outages import Outage
 from mqbroker.store.worker import IWorker
 
 log = Logger()
@@ -60,6 +61,9 @@ class SegmentSource:
         self._names_synced = 0
         self._written_through: set[str] = set()
         self._ahead = Ahead(worker)
+        self._preparing = Outage(
+            f"the next segment cannot be prepared in {directory}, which is tried again", "segments are prepared again"
+        )
         self._pinning: Deferred[None] = succeed(None)
 
     def keep_ahead(self, file: IMappedFile, at: int) -> None:
@@ -110,12 +114,13 @@ class SegmentSource:
             self._job = None
         if isinstance(result, Failure):
             if not job.is_stopped():
-                log.warn("segment {offset} cannot be prepared: {failure.value}", offset=offset, failure=result)
+                self._preparing.failed(result.getErrorMessage())
                 self._remove(offset)
         elif result is not None:
             if job.is_stopped():
                 self._worker.run(result.close)  # all its pages are let go with it
             else:
+                self._preparing.worked()
                 self._ready[offset] = result
                 self._written_through.add(result.path)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -19,18 +19,17 @@ from mqbroker.store.checkpoint import Checkpoint, encode_checkpoint
 from mqbroker.store.checkpoint_file import CheckpointFile
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.damages import Damages
-from mqbroker.store.disk import IDisk, ILockedFile
-from mqbroker.store.flush import CacheFlusher
+from mqbroker.store.disk import IDisk, ILockedFile, IMappedFile, is_shortage, store_again
+from mqbroker.store.flush import CacheFlusher, SnapshotFunction
 from mqbroker.store.index import Index
 from mqbroker.store.logscan import Damage
+from mqbroker.store.outages import Outage
 from mqbroker.store.queue_ends import write_ends
 from mqbroker.store.segment import SegmentSource
 
 #: Stands in the abort file instead of the boot's id where files may not be relied on though the machine still runs.
 _UNLIKE_DISK = b"?"
 _TALLIED_MAX = 64
-#: Whether the index is meant too -> what to do on the worker, and what with its result; None for nothing.
-SnapshotFunction = Callable[[bool], "tuple[Callable[[], OSError | None], Callable[[OSError | None], None]] | None"]
 
 
 @attrs.frozen
@@ -75,6 +74,17 @@ class StorePaths:
         return os.path.join(self.root, "lock")
 
 
+@attrs.frozen
+class _Outcome:
+    """What became of syncing, and of the checkpoint after it: `error` where one failed. `spoilt`: whose sync failed;
+    `is_marked`: the abort file says so."""
+
+    error: OSError | None
+    spoilt: IMappedFile | None = None
+    is_synced: bool = False
+    is_marked: bool = False
+
+
 class StoreFiles:
     """Keeps checkpoint and abort file true: what was synced, and whether the store was stopped."""
 
@@ -98,7 +108,18 @@ class StoreFiles:
         self._queues = queues
         self._index = index
         self.checkpoint = checkpoint
-        self._is_broken = False
+        # What was taken to be synced and may not be on the disk, and of which files a sync failed.
+        self._unsynced: dict[IMappedFile, None] = {}
+        self._new_names: dict[str, None] = {}
+        self._spoilt: dict[IMappedFile, None] = {}
+        # Whether the abort file says that files may not be relied on.
+        self._is_marked = False
+        self._syncing = Outage(
+            "consume queues or index cannot be synced to the disk, which is tried again: messages are taken as before, "
+            "the checkpoint stays where it is, and nothing is deleted that it does not cover",
+            "consume queues and index are synced to the disk again",
+        )
+        self._writing = Outage("the checkpoint cannot be written and is tried again", "the checkpoint is written again")
         # What opening cut off must be synced, though no message came.
         self._is_saved = False
         self.damages = damages
@@ -134,46 +155,95 @@ class StoreFiles:
         if self._flusher is not None:
             self._flusher.start()
 
-    def _snapshot(
-        self, with_index: bool
-    ) -> tuple[Callable[[], OSError | None], Callable[[OSError | None], None]] | None:
+    def _snapshot(self, with_index: bool) -> tuple[Callable[[], _Outcome], Callable[[_Outcome], None]] | None:
         now = self._where_tallied(self._progress())
         if not with_index:
             former = self.checkpoint.known
             now = attrs.evolve(now, index_ms=former.index_ms, index_offset=former.index_offset)
-        if self._is_broken or (self._is_saved and now == self.checkpoint.known):
+        if self._is_all_synced and self._is_saved and now == self.checkpoint.known:
             return None
-        mapped, directories = self._queues.take_unsynced(), self._queues.take_new_names()
+        self._take(with_index)
+        try:
+            self._store_spoilt_again()
+        except OSError as error:
+            self._syncing.failed(str(error))
+            return None
+        files, directories, is_marked = list(self._unsynced), list(self._new_names), self._is_marked
+
+        def work() -> _Outcome:
+            outcome = self._sync(files, directories)
+            if outcome.error is None:
+                try:
+                    self.checkpoint.advance(now)
+                    if is_marked:
+                        self._disk.write(self._paths.abort, self._disk.boot_id())
+                except OSError as error:
+                    return _Outcome(error, is_synced=True)
+            return outcome
+
+        return work, self._ended
+
+    @property
+    def _is_all_synced(self) -> bool:
+        return not (self._unsynced or self._new_names or self._is_marked)
+
+    def _take(self, with_index: bool) -> None:
+        """Take over what is to be synced. It stays here until it was: nothing else may ever be covered."""
+        self._unsynced.update(dict.fromkeys(self._queues.take_unsynced()))
+        self._new_names.update(dict.fromkeys(self._queues.take_new_names()))
         if with_index and self._index is not None:
-            mapped += self._index.take_unsynced()
-            directories += self._index.take_new_names()
-        self._is_broken = True  # until it is done: what was taken and not synced must never be covered
+            self._unsynced.update(dict.fromkeys(self._index.take_unsynced()))
+            self._new_names.update(dict.fromkeys(self._index.take_new_names()))
 
-        def work() -> OSError | None:
+    def _store_spoilt_again(self) -> None:
+        """Have the next sync write what the kernel may take for written since one failed. Raises OSError."""
+        for file in list(self._spoilt):
+            if self._disk.exists(file.path):  # or it was removed meanwhile, and closed
+                store_again(file, 0, file.size, is_sparse=True)
+            del self._spoilt[file]
+
+    def _sync(self, files: Sequence[IMappedFile], directories: Sequence[str]) -> _Outcome:
+        """On the worker. What was removed meanwhile needs no sync."""
+        for file in files:
             try:
-                for file in mapped:
-                    file.sync()
-                for directory in directories:
-                    self._disk.sync_directory(directory)
-            except OSError:
-                # What memory holds of these files is not what the disk does, and no later sync will change that.
-                with contextlib.suppress(OSError):
-                    self._disk.write(self._paths.abort, _UNLIKE_DISK)
-                raise
+                file.sync()
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                return self._failed(error, file)
+        for directory in directories:
             try:
-                self.checkpoint.advance(now)
-            except OSError as error:  # what it covers is on the disk: this can be tried again
-                return error
-            return None
+                self._disk.sync_directory(directory)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                return self._failed(error, None)
+        return _Outcome(None, is_synced=True)
 
-        def then(unwritten: OSError | None) -> None:
-            self._is_broken = False
-            if unwritten is None:
-                self._is_saved = True
-            else:
-                self.log.error("the checkpoint cannot be written and is tried again: {why}", why=str(unwritten))
+    def _failed(self, error: OSError, file: IMappedFile | None) -> _Outcome:
+        if is_shortage(error):  # nothing was tried
+            return _Outcome(error)
+        # What memory holds is not what the disk does, until all is stored again.
+        with contextlib.suppress(OSError):
+            self._disk.write(self._paths.abort, _UNLIKE_DISK)
+        return _Outcome(error, file, is_marked=True)
 
-        return work, then
+    def _ended(self, outcome: _Outcome) -> None:
+        self._is_marked |= outcome.is_marked
+        if outcome.spoilt is not None:
+            self._spoilt[outcome.spoilt] = None
+        if not outcome.is_synced:
+            self._syncing.failed(str(outcome.error))
+            return
+        self._syncing.worked()
+        self._unsynced.clear()
+        self._new_names.clear()
+        if outcome.error is not None:
+            self._writing.failed(str(outcome.error))
+            return
+        self._writing.worked()
+        self._is_marked = False
+        self._is_saved = True
 
     def _where_tallied(self, now: Checkpoint) -> Checkpoint:
         """The progress, with queues only as far as the log is synced, which is what a tally can be compared with after
@@ -212,7 +282,7 @@ class StoreFiles:
         return done
 
     def _note_clean_stop(self) -> None:
-        if not self._is_broken:
+        if self._is_all_synced:
             self.checkpoint.write(attrs.evolve(self.checkpoint.known, tally=self._queues.tally()))
             self._write_ends()
             self._disk.remove(self._paths.abort)

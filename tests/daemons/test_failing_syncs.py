@@ -135,7 +135,7 @@ def test_failing_sync_of_the_log(broker, tmp_path, failing, flush):
 
 @pytest.mark.parametrize("part", ["consumequeue", "index"])
 def test_failing_sync_of_consume_queues_or_index(broker, tmp_path, failing, part):
-    """Messages are durable without them: they are taken on, and the checkpoint stays where it is."""
+    """Messages are durable without them: they are taken on, and the checkpoint goes on when the fault is over."""
     store = tmp_path / "store"
     process, port = broker("SYNC_FLUSH")
     acked = send_some(port, 0, 20)
@@ -144,18 +144,14 @@ def test_failing_sync_of_consume_queues_or_index(broker, tmp_path, failing, part
     failing.begin(process, "fdatasync", store / part)
     acked += send_some(port, 20, 20)
     process.wait_for_line("consume queues or index cannot be synced to the disk")
-    assert failing.hits == 1
+    assert failing.hits >= 1
     failing.end()
-    checkpoint = (store / "checkpoint").read_bytes()
     acked += send_some(port, 40, 20)
     assert stored(port) == acked
-    assert process.stop() == 0
-    assert (store / "checkpoint").read_bytes() == checkpoint
-    assert (store / "abort").exists()
-    process, port = broker("SYNC_FLUSH")
-    assert stored(port) == acked
+    process.wait_for_line("are synced to the disk again")
     wait_for(is_synced(store), "a checkpoint of all")
     assert process.stop() == 0
+    assert not (store / "abort").exists()
     check_caches(store, tmp_path / "rebuilt", SIZES)
 
 

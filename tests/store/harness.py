@@ -45,6 +45,8 @@ class Faults:
 
     room: int | None = None  # bytes that can still be allocated
     sync_error: int | None = None  # errno
+    failing: str = ""  # what is in the paths of files that cannot be synced
+    written: list[str] = attrs.field(factory=list)  # by write_at
     syncs: int = 0
     space: DiskSpace = DiskSpace(10 * 1024**4, 90 * 1024**4)
     unremovable: set[str] = attrs.field(factory=set)  # file names
@@ -94,6 +96,7 @@ class FaultyFile:
         self._inner.populate(offset, size)
 
     def write_at(self, offset: int, data: memoryview) -> None:
+        self._faults.written.append(self.path)
         self._inner.write_at(offset, data)
 
     def is_resident(self, offset: int, size: int) -> bool:
@@ -119,7 +122,7 @@ class FaultyFile:
 
     def sync(self) -> None:
         self._faults.syncs += 1
-        if self._faults.sync_error is not None:
+        if self._faults.sync_error is not None and self._faults.failing in self.path:
             raise OSError(self._faults.sync_error, "Input/output error")
         self._inner.sync()
 

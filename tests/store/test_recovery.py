@@ -14,7 +14,7 @@ from twisted.logger import capturedLogs
 from mqbroker.errors import StoreDamaged, StoreUnknown
 from mqbroker.store import GetStatus, MessageStore, opening
 from mqbroker.store.checkpoint import Checkpoint, encode_checkpoint
-from mqbroker.store.recovery import load_segments, store_again
+from mqbroker.store.recovery import load_segments, store_log_again
 from mqbroker.wire.record import decode_record, decode_records, encode_blank, encode_record
 from tests.store.harness import Bench, message, stop, tree, turns
 
@@ -658,11 +658,11 @@ def test_what_was_not_known_to_be_on_the_disk_is_stored_again_before_it_is_synce
 
     segments = load_segments(image.disk, str(image.root / "commitlog"), SEGMENT)
     files = [File(file.view) for file in segments.files]
-    store_again(attrs.evolve(segments, files=files), durable, end)
+    store_log_again(attrs.evolve(segments, files=files), durable, end)
     assert len(stored) == end // 4096 - durable // 4096 + 1
     assert {at % 4096 for at in stored} == {0}
     calls: list[tuple[int, int]] = []
-    monkeypatch.setattr(opening, "store_again", lambda segments, start, end: calls.append((start, end)))
+    monkeypatch.setattr(opening, "store_log_again", lambda segments, start, end: calls.append((start, end)))
     again = image.open()
     assert calls == [(durable, end)]
     again.durable(end)

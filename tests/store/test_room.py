@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from twisted.logger import capturedLogs
+from twisted.logger import capturedLogs, formatEvent
 
 from mqbroker.errors import DiskFull
 from mqbroker.store.disk import DiskSpace
@@ -152,7 +152,7 @@ def test_a_disk_that_does_not_tell_changes_nothing(make: Callable[..., Bench], m
     with capturedLogs() as events:
         a_turn(bench)
         a_turn(bench)
-    assert len([event for event in events if "cannot be found out" in event["log_format"]]) == 1
+    assert len([event for event in events if "cannot be found out" in formatEvent(event)]) == 1
     assert store.writable
     assert names(bench) == ["0", "1"]
 

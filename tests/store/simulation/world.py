@@ -159,6 +159,10 @@ class World:
             getattr(self, f"_do_{step[0]}")(*step[1:])
         except Ended:
             pass
+        except StoreBusy:  # who reads is told to come again
+            if not self.disk.faults.refused:
+                raise
+            self.counts["reads refused for want of descriptors"] += 1
         except UnallocatedStore as error:
             raise Violation("no store where no block is", str(error)) from error
         self._check_step()

@@ -16,6 +16,7 @@ from twisted.logger import LogLevel
 from mqbroker.config import BrokerSettings
 from mqbroker.remoting.complaints import Complaints
 from mqbroker.remoting.handlers import IConnection
+from mqbroker.remoting.limits import Shares
 
 #: How often waiters whose time is up are looked for.
 SWEEP_SECONDS = 0.5
@@ -45,16 +46,16 @@ class HeldPull:
 class HeldPulls:
     """All waiting pulls, by queue.
 
-    :param held_max: no more are held, by their weights; those there are go on waiting.
+    :param held_max: no more are held, by their weights; those there are go on waiting. Of them an address and a
+        connection have no more than leaves some to others.
     """
 
     def __init__(self, clock: IReactorTime, held_max: int = HELD_MAX) -> None:
         self._clock = clock
         self._held_max = held_max
-        self._weight = 0
         self._complaints = Complaints("pulls not held", clock.seconds, 1)
         self._held: dict[tuple[str, int], list[HeldPull]] = {}
-        self._counts: dict[IConnection, int] = {}
+        self._shares = Shares()
         self._sweep = LoopingCall(self.sweep)
         self._sweep.clock = clock
 
@@ -77,17 +78,16 @@ class HeldPulls:
 
     def hold(self, held: HeldPull) -> bool:
         """Let it wait; False, with nothing done but a line in the log, where too many do already."""
-        weight = self._counts.get(held.connection, 0) + held.weight
-        if weight > HELD_ON_CONNECTION_MAX:
+        if self._shares.of(held.connection) + held.weight > HELD_ON_CONNECTION_MAX:
             line = "{n} pulls of {peer} wait: no more of its are held"
             self._complaints.say(LogLevel.warn, line, n=HELD_ON_CONNECTION_MAX, peer=held.connection.remote_addr)
             return False
-        if self._weight + held.weight > self._held_max:
-            line = "{n} pulls wait, as many as heldPullsMax allows: others are answered at once that there is nothing"
-            self._complaints.say(LogLevel.warn, line, n=self._held_max)
+        if not self._shares.take(held.connection, held.weight, self._held_max):
+            line = "{n} pulls wait, with heldPullsMax={max}: {peer} has its share of them, and is answered at once"
+            self._complaints.say(
+                LogLevel.warn, line, n=self._shares.taken, max=self._held_max, peer=held.connection.remote_addr
+            )
             return False
-        self._counts[held.connection] = weight
-        self._weight += held.weight
         self._held.setdefault((held.topic, held.queue_id), []).append(held)
         return True
 
@@ -119,8 +119,5 @@ class HeldPulls:
         """Let it look again, where anybody is there to answer; True where it waits no longer."""
         if not held.connection.closed and not held.look(held, last):
             return False
-        self._weight -= held.weight
-        self._counts[held.connection] -= held.weight
-        if not self._counts[held.connection]:
-            del self._counts[held.connection]
+        self._shares.give_back(held.connection, held.weight)
         return True

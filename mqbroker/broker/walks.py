@@ -5,23 +5,28 @@ Must never know what is looked at.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine
 from functools import wraps
 from typing import Any, Protocol
 
-from twisted.internet.defer import Deferred, DeferredSemaphore
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 
 from mqbroker.remoting.handlers import Handler, IConnection
+from mqbroker.remoting.limits import address_of
 from mqbroker.wire.body import Body
 from mqbroker.wire.command import RemotingCommand
 
-#: How many walks go on at a time; others wait.
-WALKS_MAX = 4
+#: How many walks go on at a time, of all and of one address; others wait, and addresses take turns.
+WALKS_MAX = 6
+OF_ADDRESS_MAX = 4
 #: How many steps are taken in one turn of the reactor: a queue takes some 30 us.
 STEPS_PER_TURN = 100
 #: How many pieces of a body are a step.
 PIECES_PER_STEP = 10
+
+Walk = Callable[[], Deferred[RemotingCommand | None]]
 
 
 class WalkingHandler(Protocol):
@@ -37,7 +42,9 @@ class Walks:
 
     def __init__(self, clock: IReactorTime) -> None:
         self._clock = clock
-        self._slots = DeferredSemaphore(WALKS_MAX)
+        self._waiting: dict[bytes, deque[tuple[Walk, Deferred[RemotingCommand | None]]]] = {}
+        self._running: Counter[bytes] = Counter()
+        self._is_beginning = False
         self._steps = 0
 
     async def step(self) -> None:
@@ -70,6 +77,33 @@ class Walks:
                     return gone
                 return Deferred.fromCoroutine(handle(request, connection))
 
-            return self._slots.run(walk)
+            done: Deferred[RemotingCommand | None] = Deferred()
+            self._waiting.setdefault(address_of(connection.remote_host), deque()).append((walk, done))
+            self._begin()
+            return done
 
         return handle_in_turn
+
+    def _begin(self) -> None:
+        """Begin what may go on. A loop, as walks that end at once would nest."""
+        if self._is_beginning:
+            return
+        self._is_beginning = True
+        while self._running.total() < WALKS_MAX:
+            address = next((each for each in self._waiting if self._running[each] < OF_ADDRESS_MAX), None)
+            if address is None:
+                break
+            waiting = self._waiting.pop(address)
+            walk, done = waiting.popleft()
+            if waiting:
+                self._waiting[address] = waiting  # behind the other addresses
+            self._running[address] += 1
+            walk().addBoth(self._ended, address, done)
+        self._is_beginning = False
+
+    def _ended(self, result: Any, address: bytes, done: Deferred[RemotingCommand | None]) -> None:
+        self._running[address] -= 1
+        if not self._running[address]:
+            del self._running[address]
+        done.callback(result)  # a Failure too
+        self._begin()

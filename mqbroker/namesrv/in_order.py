@@ -9,6 +9,7 @@ from twisted.internet.defer import Deferred
 
 from mqbroker.errors import Refused
 from mqbroker.remoting.handlers import IConnection
+from mqbroker.remoting.limits import Shares
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.command import RemotingCommand
 
@@ -23,17 +24,17 @@ class InOrder:
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._bytes = 0
+        self._shares = Shares()
         self._waiting: dict[IConnection, deque[tuple[Work, int, Deferred[RemotingCommand]]]] = {}
 
     def is_busy(self, connection: IConnection) -> bool:
         return connection in self._waiting
 
     def run(self, connection: IConnection, work: Work, size: int) -> Deferred[RemotingCommand]:
-        """Fire with what `work` gives. It holds `size` bytes. Raises Refused where too much waits already."""
-        if self._bytes + size > self._bytes_max:
-            raise Refused(ResponseCode.SYSTEM_BUSY, f"{self._bytes} bytes of requests wait to be read")
-        self._bytes += size
+        """Fire with what `work` gives. It holds `size` bytes. Raises Refused where too much waits already, of all or of
+        this connection and its address."""
+        if not self._shares.take(connection, size, self._bytes_max):
+            raise Refused(ResponseCode.SYSTEM_BUSY, f"{self._shares.taken} bytes of requests wait to be read")
         done: Deferred[RemotingCommand] = Deferred()
         waiting = self._waiting.get(connection)
         if waiting is not None:
@@ -55,5 +56,5 @@ class InOrder:
                 done.errback()
             else:
                 done.callback(answer)
-            self._bytes -= size
+            self._shares.give_back(connection, size)
         del self._waiting[connection]

@@ -64,6 +64,64 @@ class Limits:
         )
 
 
+def address_of(host: bytes) -> bytes:
+    """Who is at `host`, as records keep it: one IPv4 address, or a network of IPv6, whose 2**64 addresses are one
+    peer's."""
+    return host[:8] if len(host) > 8 else host[:4]
+
+
+def leaves_room(most: int, taken: int, of_address: int, own: int) -> bool:
+    """Whether more may be taken of what all share, of which there is `most`: by an address up to twice what is free,
+    and by each of its connections up to twice what is free to that. So there is always some for a newcomer."""
+    free = most - taken
+    free_here = SHARE * free - of_address
+    return free > 0 and free_here >= 0 and own <= SHARE * free_here
+
+
+@attrs.define
+class Shares:
+    """How much connections have of what all share."""
+
+    taken: int = 0
+    _addresses: dict[bytes, int] = attrs.field(factory=dict)
+    _connections: dict[Any, int] = attrs.field(factory=dict)
+
+    def of(self, connection: Hosted) -> int:
+        """What one connection has."""
+        return self._connections.get(connection, 0)
+
+    def take(self, connection: Hosted, size: int, most: int) -> bool:
+        """Take `size`, of `most` for all; False, with nothing taken, where that would leave too little to others."""
+        address = address_of(connection.remote_host)
+        of_address, own = self._addresses.get(address, 0), self.of(connection)
+        if self.taken + size > most or not leaves_room(most, self.taken, of_address, own):
+            return False
+        self.taken += size
+        self._addresses[address] = of_address + size
+        self._connections[connection] = own + size
+        return True
+
+    def give_back(self, connection: Hosted, size: int) -> None:
+        """What was taken."""
+        self.taken -= size
+        shares: tuple[tuple[dict[Any, int], Any], ...] = (
+            (self._addresses, address_of(connection.remote_host)),
+            (self._connections, connection),
+        )
+        for kept, key in shares:
+            left = kept.get(key, 0) - size
+            if left:
+                kept[key] = left
+            else:
+                kept.pop(key, None)
+
+
+class Hosted(Protocol):
+    """A connection, as far as what it has is counted."""
+
+    remote_host: bytes
+
+
 class Connected(Protocol):
     """A connection, as far as it is chosen to be closed."""
 
@@ -106,9 +164,8 @@ class Load:
     _addresses: dict[bytes, AddressLoad] = attrs.field(factory=dict)
 
     def of(self, host: bytes) -> AddressLoad:
-        """The part of who is at `host`, as records keep it: one IPv4 address, or a network of IPv6, whose 2**64
-        addresses are one peer's."""
-        address = host[:8] if len(host) > 8 else host[:4]
+        """The part of who is at `host`."""
+        address = address_of(host)
         found = self._addresses.get(address)
         if found is None:
             found = self._addresses[address] = AddressLoad(address)
@@ -120,11 +177,8 @@ class Load:
             self._addresses.pop(part.address, None)
 
     def has_room(self, requests_max: int, part: AddressLoad, own: int) -> bool:
-        """Whether a connection with `own` requests under way may have one more: each address twice as many as are
-        free, and each of its connections twice as many as are free to that. So there is always room for a newcomer."""
-        free = requests_max - self.requests
-        free_here = SHARE * free - part.requests
-        return free > 0 and free_here >= 0 and own <= SHARE * free_here
+        """Whether a connection with `own` requests under way may have one more."""
+        return leaves_room(requests_max, self.requests, part.requests, own)
 
     def close_heaviest(self, bytes_max: int) -> None:
         """Close who keeps the most, until no more than `bytes_max` are kept."""

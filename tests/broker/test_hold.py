@@ -1,9 +1,11 @@
 """Pulls that wait."""
 
 import pytest
+from twisted.internet.address import IPv4Address
 
 from mqbroker.broker import hold as module
 from mqbroker.broker.hold import HeldPull, HeldPulls
+from mqbroker.remoting.limits import Shares
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from tests.broker.bench import FakeConnection, pull_header
 
@@ -31,8 +33,7 @@ def held(clock):
     yield held
     held.stop()
     assert len(held) == 0
-    assert held._counts == {}
-    assert held._weight == 0
+    assert held._shares == Shares()
 
 
 @pytest.fixture
@@ -128,7 +129,8 @@ def test_all_connections_together_have_so_many(clock, look, logged):
     for _ in range(5):
         assert not held.hold(HeldPull(FakeConnection(), "T", 7, 5, clock.seconds() + 10, look))
     told = [line for line in logged.lines if "heldPullsMax" in line]
-    assert told == ["3 pulls wait, as many as heldPullsMax allows: others are answered at once that there is nothing"]
+    why = "10.0.0.2:40000 has its share of them, and is answered at once"
+    assert told == [f"3 pulls wait, with heldPullsMax=3: {why}"]
     held.arrived("T", 1, 9)
     wait(held, clock, look, queue_id=1)
     clock.pump([0.5] * 121)
@@ -141,8 +143,9 @@ def test_what_keeps_more_counts_for_more(clock, look):
     held = HeldPulls(clock, held_max=100)
     heavy = HeldPull(FakeConnection(), "T", 0, 5, clock.seconds() + 10, look, weight=99)
     assert held.hold(heavy)
-    wait(held, clock, look)
-    more = HeldPull(FakeConnection(), "T", 0, 5, clock.seconds() + 10, look)
+    other = bytes([10, 0, 0, 3, 0, 0, 0, 1])
+    wait(held, clock, look, connection=FakeConnection(host=other))
+    more = HeldPull(FakeConnection(host=other), "T", 0, 5, clock.seconds() + 10, look)
     assert not held.hold(more)
     heavy.connection.closed = True
     held.sweep()
@@ -172,4 +175,5 @@ class TestOfABroker:
         assert client.ask(RequestCode.PULL_MESSAGE, command).code == ResponseCode.PULL_NOT_FOUND
         command = pull_header(sys_flag=6, queue_offset=1, bname="n" * 100_000)
         assert client.ask(RequestCode.PULL_MESSAGE, command).code == ResponseCode.PULL_NOT_FOUND
-        assert client.pull(sys_flag=6, queue_offset=1) is None
+        other = bench.client(IPv4Address("TCP", "10.0.0.3", 40000))
+        assert other.pull(sys_flag=6, queue_offset=1) is None

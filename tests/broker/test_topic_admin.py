@@ -7,7 +7,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
 from mqbroker.broker import walks
-from mqbroker.broker.walks import PIECES_PER_STEP, STEPS_PER_TURN, WALKS_MAX, Walks
+from mqbroker.broker.walks import OF_ADDRESS_MAX, PIECES_PER_STEP, STEPS_PER_TURN, WALKS_MAX, Walks
 from mqbroker.wire.admin_bodies import (
     GroupList,
     QueryConsumeTimeSpanBody,
@@ -228,13 +228,58 @@ def test_few_walks_at_a_time_and_none_for_who_is_gone(monkeypatch):
         await bounded.step()
         return RemotingCommand.response(request)
 
-    connections = [FakeConnection() for _ in range(WALKS_MAX + 2)]
+    connections = [FakeConnection(host=bytes([10, 0, 0, number, 0, 0, 0, 1])) for number in range(WALKS_MAX + 2)]
     answers = [bounded.bounded(handle)(RemotingCommand(1), connection) for connection in connections]
     assert begun == connections[:WALKS_MAX]
     connections[WALKS_MAX].closed = True
     clock.advance(0)
     assert begun == [*connections[:WALKS_MAX], connections[-1]]
     assert [answer.result is None for answer in answers] == [False] * WALKS_MAX + [True, False]
+
+
+def test_one_address_has_not_all_walks(monkeypatch):
+    monkeypatch.setattr(walks, "STEPS_PER_TURN", 1)
+    clock = Clock()
+    bounded = Walks(clock)
+    begun = []
+
+    async def handle(request, connection):
+        begun.append(connection)
+        await bounded.step()
+        return RemotingCommand.response(request)
+
+    greedy = [FakeConnection() for _ in range(50)]
+    modest = [FakeConnection(host=bytes([10, 0, 0, number, 0, 0, 0, 1])) for number in (101, 102, 103)]
+    answers = [bounded.bounded(handle)(RemotingCommand(1), connection) for connection in [*greedy, *modest]]
+    assert begun == [*greedy[:OF_ADDRESS_MAX], *modest[: WALKS_MAX - OF_ADDRESS_MAX]]
+    clock.advance(0)
+    assert set(modest) <= set(begun)
+    clock.pump([0] * 50)
+    assert len(begun) == 53
+    assert all(answer.called for answer in answers)
+    assert not bounded._running
+    assert not bounded._waiting
+
+
+def test_thousands_of_walks_for_who_is_gone_end_without_nesting():
+    bounded = Walks(Clock())
+
+    async def handle(request, connection):
+        raise AssertionError
+
+    held = Deferred()
+    connections = [FakeConnection() for _ in range(5000)]
+
+    async def wait(request, connection):
+        await held
+
+    for connection in connections[:OF_ADDRESS_MAX]:
+        bounded.bounded(wait)(RemotingCommand(1), connection)
+    answers = [bounded.bounded(handle)(RemotingCommand(1), connection) for connection in connections]
+    for connection in connections:
+        connection.closed = True
+    held.callback(None)
+    assert all(answer.called for answer in answers)
 
 
 class Turns(Clock):

@@ -438,4 +438,18 @@ KNOWN = [
         "return True",
         ("tests/daemons/test_logs.py",),
     ),
+    Mutation(
+        "let one address take all that all share",
+        "remoting/limits.py",
+        "return free > 0 and free_here >= 0 and own <= SHARE * free_here",
+        "return free > 0",
+        ("tests/remoting/test_limits.py",),
+    ),
+    Mutation(
+        "close the newcomer for what others keep",
+        "remoting/limits.py",
+        "part = max(self._addresses.values(), key=lambda each: each.kept_bytes)",
+        "part = min(self._addresses.values(), key=lambda each: each.kept_bytes or 1 << 40)",
+        ("tests/remoting/test_limits.py",),
+    ),
 ]

@@ -8,7 +8,7 @@ from twisted.logger import LogLevel
 from mqbroker.config import NettySettings
 from mqbroker.remoting.complaints import Complaints
 from mqbroker.remoting.handlers import HandlerTable
-from mqbroker.remoting.limits import Limits
+from mqbroker.remoting.limits import Limits, Shares
 from mqbroker.remoting.server import WATCH_SECONDS
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand, encode_command
@@ -273,3 +273,103 @@ def test_a_closed_connection_sends_and_takes_nothing(clock, table):
     link.pump()
     assert peer.lost
     assert not factory.connections
+
+
+# --- what all share
+
+
+class Hosted:
+    def __init__(self, host):
+        self.remote_host = bytes([10, 0, 0, host, 0, 0, 0, 1])
+
+
+@pytest.mark.parametrize("count", [1, 12, 100])
+def test_who_takes_all_it_can_leaves_some_to_a_newcomer(count):
+    shares, most = Shares(), 100_000
+    crowd = [Hosted(1) for _ in range(count)]
+    while sum(shares.take(connection, 1, most) for connection in crowd):
+        pass
+    assert most / 2 < shares.taken < 0.7 * most
+    assert sum(shares.take(neighbour, 1, most) for neighbour in [Hosted(1)] * 50) >= 50 // count
+    newcomer = Hosted(2)
+    assert all(shares.take(newcomer, 1, most) for _ in range(5000))
+    for connection in (*crowd, newcomer):
+        shares.give_back(connection, shares.of(connection))
+
+
+def test_ten_addresses_that_take_all_they_can_leave_some(logged):
+    shares, most = Shares(), 100_000
+    crowd = [Hosted(host) for host in range(10)]
+    while sum(shares.take(connection, 1, most) for connection in crowd):
+        pass
+    newcomer = Hosted(99)
+    assert all(shares.take(newcomer, 1, most) for _ in range(1000))
+
+
+def test_shares_that_are_given_back_leave_nothing():
+    shares = Shares()
+    one, other = Hosted(1), Hosted(1)
+    assert shares.take(one, 30, 100)
+    assert shares.take(other, 20, 100)
+    assert not shares.take(other, 60, 100)
+    shares.give_back(one, 30)
+    shares.give_back(other, 20)
+    assert shares == Shares()
+
+
+def test_requests_of_twelve_connections_leave_room_for_others(clock, table, held):
+    factory = serve(clock, table, Limits(requests_under_way_max=1000, requests_in_flight_max=100))
+    greedy = [connect(factory, port=port) for port in range(1, 13)]
+    for peer, link in greedy:
+        peer.transport.write(request(LATER) * 100)
+        link.pump()
+    assert 500 < len(held) < 700
+    for host in ("10.0.0.3", "10.0.0.4"):
+        peer, link = connect(factory, host)
+        before = len(held)
+        peer.transport.write(request(LATER) * 5)
+        link.pump()
+        assert len(held) == before + 5
+    refused = greedy[-1][0].answers
+    assert {answer.code for answer in refused} == {ResponseCode.SYSTEM_BUSY}
+
+
+def test_the_biggest_user_of_half_frames_pays(clock, table, logged):
+    factory = serve(clock, table, Limits(unfinished_bytes_max=1_000_000))
+    half = request(body=bytes(60_000))[:50_000]
+    greedy = [connect(factory, port=port) for port in range(1, 20)]
+    for peer, link in greedy:
+        peer.transport.write(half)
+        link.pump()
+    modest, modest_link = connect(factory, "10.0.0.3")
+    modest.transport.write(half)
+    modest_link.pump()
+    modest.transport.write(request(body=bytes(60_000))[50_000:])
+    others = [connect(factory, f"10.0.0.{host}") for host in range(4, 8)]
+    for peer, link in (*others, (modest, modest_link)):
+        peer.transport.write(half[len(half) - 50_000 :] if peer is not modest else b"")
+        link.pump()
+    assert len(modest.answers[0].body) == 60_000
+    assert not any(peer.lost for peer, _ in others)
+    for _, link in greedy:
+        link.pump()
+    assert sum(peer.lost for peer, _ in greedy) == 4
+    assert factory.load.kept_bytes == 950_000
+
+
+def test_who_has_the_most_connections_makes_room(clock, table, logged):
+    factory = serve(clock, table, Limits(connections_max=10))
+    greedy = [connect(factory, port=port) for port in range(1, 11)]
+    for number, (peer, link) in enumerate(greedy):
+        clock.advance(1)
+        if number != 4:
+            peer.transport.write(request())
+            link.pump()
+    modest = [connect(factory, f"10.0.0.{host}") for host in (3, 4)]
+    assert not any(peer.lost for peer, _ in modest)
+    for _, link in greedy:
+        link.pump()
+    assert [number for number, (peer, _) in enumerate(greedy) if peer.lost] == [0, 4]
+    again, _ = connect(factory, port=99)
+    assert again.lost
+    assert any("its address has the most of them" in line for line in logged.lines)

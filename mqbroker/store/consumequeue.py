@@ -288,8 +288,8 @@ class ConsumeQueue:
 
     @property
     def first_offset(self) -> int:
-        """The offset of the first entry there is, of a message or not."""
-        return self._first
+        """The offset of the first entry there is, of a message or not; of the next where there is none."""
+        return self._first if self._files else self.max_offset
 
     def locate(self, offset: int) -> tuple[memoryview, int, int]:
         """Where entry `offset` (between min and max) is: a file's bytes, the position, and how many entries follow in
@@ -448,12 +448,12 @@ class ConsumeQueue:
     @property
     def is_empty(self) -> bool:
         """Whether its files hold no entry."""
-        return self.max_offset <= self._first
+        return self.max_offset <= self.first_offset
 
     @property
     def is_headless(self) -> bool:
         """Whether its files begin behind the first message that it ever had."""
-        return self._first > self.begins_at
+        return self.first_offset > self.begins_at
 
     def truncate(self, physical_end: int) -> None:
         """Forget all entries of messages at or above `physical_end` in the log."""

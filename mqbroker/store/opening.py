@@ -168,7 +168,9 @@ class Opening:
             checkpoint.log_ms if checkpoint.log_offset is not None else 0,  # half messages are in no queue
         )
         transient = self._make_transient(recovered.end, last_ms)
-        commit_log = self._open_log(segments, recovered, source, queues, is_clean, transient)
+        # Java's broker cuts a log by position, and leaves what is above.
+        is_clear = is_clean and checkpoint.log_offset == recovered.end
+        commit_log = self._open_log(segments, recovered, source, queues, is_clear, transient)
         opened.callback(commit_log.close)
         if not is_clean:
             self._make_lasting(segments, commit_log, checkpoint)
@@ -349,7 +351,7 @@ class Opening:
         recovered: Recovered,
         source: SegmentSource,
         queues: ConsumeQueues,
-        is_clean: bool,
+        is_clear: bool,
         transient: TransientStore | None,
     ) -> CommitLog:
         if segments.unfinished is not None:
@@ -361,8 +363,8 @@ class Opening:
             files.append(source.take(segments.end))
         else:
             active = (end - segments.first_offset) // size
-            self._end_at(files[active], (end - segments.first_offset) % size, is_clean)
-            self._close_later(files[active + 1 :], segments.first_offset + (active + 1) * size, source, is_clean)
+            self._end_at(files[active], (end - segments.first_offset) % size, is_clear)
+            self._close_later(files[active + 1 :], segments.first_offset + (active + 1) * size, source, is_clear)
             del files[active + 1 :]
         return CommitLog(
             files,
@@ -375,15 +377,17 @@ class Opening:
             transient,
         )
 
-    def _end_at(self, active: IMappedFile, at: int, is_clean: bool) -> None:
-        """Make sure of zeros above the end, or an old record there could be taken for a new one after a crash."""
-        if not is_clean or has_bytes(active, at, 64):
+    def _end_at(self, active: IMappedFile, at: int, is_clear: bool) -> None:
+        """Make sure of zeros above the end, or an old record there could be taken for a new one after a crash.
+
+        `is_clear`: a process of ours has left none there."""
+        if not is_clear or has_bytes(active, at, 64):
             active.clear_from(at)
         active.allocate(0, active.size)
 
-    def _close_later(self, files: Sequence[IMappedFile], offset: int, source: SegmentSource, is_clean: bool) -> None:
+    def _close_later(self, files: Sequence[IMappedFile], offset: int, source: SegmentSource, is_clear: bool) -> None:
         """Remove the segments from `offset` on, which is above the end of the log; one that was made ahead is kept."""
-        is_ahead = is_clean and len(files) > 0 and not has_bytes(files[0], 0, 64)
+        is_ahead = is_clear and len(files) > 0 and not has_bytes(files[0], 0, 64)
         for file in files[is_ahead:]:
             file.close()
         remove_last_first(self.disk, [file.path for file in files[is_ahead:]])

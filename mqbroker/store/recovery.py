@@ -220,12 +220,14 @@ def cut_queues(segments: Segments, queues: ConsumeQueues, start: int, is_clean: 
         if not is_clean or queue.end_of_last() > start:
             queue.truncate(start)
         # Without its first file the next one of a queue would pass for the first that retention left.
-        is_headless = not segments.first_offset and queue.max_offset and (queue.is_empty or queue.is_headless)
+        is_headless = not segments.first_offset and queue.is_headless
         is_garbled = not _ends_well(segments, queue, is_clean)
         if is_headless or is_garbled:
             log.warn("{directory} is not as the log says: it is built anew", directory=queue.directory)
             is_lost = True
-        if not segments.files or is_headless or is_garbled:
+        # A process that was killed may have made its first file, and nothing in it.
+        is_begun = queue.is_empty and queue.max_offset < queue.begins_at
+        if not segments.files or is_headless or is_garbled or is_begun:
             queue.reset()
     return is_lost
 

@@ -114,6 +114,27 @@ KNOWN = [
         ("tests/store/test_recovery.py",),
     ),
     Mutation(
+        "adopt any later segment without a look for old records",
+        "store/opening.py",
+        "is_clear and len(files) > 0 and not has_bytes(files[0], 0, 64)",
+        "is_clear and len(files) > 0",
+        ("tests/store/test_recovery.py",),
+    ),
+    Mutation(
+        "clear nothing above the end after a clean stop",
+        "store/opening.py",
+        "        if not is_clear or has_bytes(active, at, 64):\n",
+        "        if not is_clear:\n",
+        ("tests/store/test_recovery.py",),
+    ),
+    Mutation(
+        "believe that a clean stop of Java leaves zeros above the end",
+        "store/opening.py",
+        "is_clean and checkpoint.log_offset == recovered.end",
+        "is_clean",
+        ("tests/store/test_recovery.py",),
+    ),
+    Mutation(
         "take a torn record for a whole one",
         "store/recovery.py",
         "if start.may_lack_sectors else run\n",

@@ -134,3 +134,35 @@ def test_a_topic_that_was_removed_before_a_crash_is_not_missed(bench: Bench) -> 
         assert not [entry for entry in logs if "anew" in entry["log_format"]]
         assert bodies(again, "Other") == []
         stop(again)
+
+
+@pytest.mark.parametrize("ext", [False, True])
+@pytest.mark.parametrize("made", ["directory", "unsized file", "empty file"])
+@pytest.mark.parametrize("before", [1, 250])
+def test_a_topic_made_again_and_killed_before_its_first_entry_goes_on_with_its_numbers(
+    make: Callable[..., Bench], before: int, made: str, ext: bool
+) -> None:
+    bench = make(enable_consume_queue_ext=ext)
+    store = bench.open()
+    for _ in range(before):
+        store.append([message("Again")])
+    settle(bench, store)
+    store.remove_topics(["Again"])
+    turns(bench.clock, 3)
+    parts = ("consumequeue", "consumequeue_ext") if ext else ("consumequeue",)
+    assert not (bench.root / "consumequeue" / "Again").exists()
+    ((_, queue_offset, _, _),) = store.append([message("Again", body=b"new")])
+    assert queue_offset == before
+    image = bench.image("killed")
+    for part in parts:
+        directory = image.root / part / "Again" / "0"
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+        if made != "directory" and part == "consumequeue":
+            name = f"{before // PER_FILE * 2000:020d}"
+            (directory / name).write_bytes(bytes(2000 if made == "empty file" else 0))
+    again = image.open()
+    assert again.max_offset("Again", 0) == before + 1
+    assert again.get("Again", 0, before, 1).count == 1
+    assert again.append([message("Again")])[0][1] == before + 1
+    stop(again)

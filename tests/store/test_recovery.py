@@ -146,6 +146,43 @@ def test_what_stood_above_the_cut_does_not_come_back(bench: Bench) -> None:
         stop(each)
 
 
+@pytest.mark.parametrize("place", ["above the end", "in the next segment", "in a later segment"])
+@pytest.mark.parametrize(("by", "zeros"), [("Java", 10), ("Java", 64), ("Java", 4096), ("this", 10)])
+def test_no_old_record_comes_back_over_a_log_that_was_cut_by_position(
+    bench: Bench, place: str, by: str, zeros: int
+) -> None:
+    """The Java broker, after a power cut, leaves what is above the end that it found, and stops cleanly."""
+    store = bench.open()
+    rows = store.append([message(body=b"%05d" % i * 2000) for i in range(30)])  # 12 in a segment
+    store.dispatch_now()
+    last = {"above the end": 14, "in the next segment": 11, "in a later segment": 5}[place]
+    offset = rows[last][0] + rows[last][2] if place != "in the next segment" else SEGMENT
+    image = bench.image("cut")
+    path = segment(image, offset // SEGMENT)
+    if place == "above the end":
+        write(path, offset % SEGMENT, bytes(zeros))
+    elif place == "in the next segment":
+        write(path, 0, bytes(zeros))
+    else:
+        write(path, offset, bytes(SEGMENT - offset))
+        write(segment(image, 1), 0, bytes(zeros))
+    segment(image, 2).unlink()
+    (image.root / "abort").unlink()
+    log_offset = offset if by == "this" else None
+    known = Checkpoint(2**42, 2**42, 0, log_offset, log_offset, log_offset)
+    (image.root / "checkpoint").write_bytes(encode_checkpoint(known))
+    for queue in (image.root / "consumequeue").rglob("0*"):
+        if queue.is_file():
+            write(queue, (last + 1) * 20, bytes(2000 - (last + 1) * 20))
+    again = image.open()
+    assert again.log_end == offset
+    again.append([message(body=b"new")])
+    segments = sorted((image.root / "commitlog").iterdir())
+    data = b"".join(path.read_bytes() for path in segments)
+    assert not any(data[again.log_end :])
+    stop(again)
+
+
 @pytest.mark.parametrize("removals", [0, 1, 2])
 def test_an_end_while_segments_above_a_cut_are_removed_leaves_no_gap(bench: Bench, removals: int) -> None:
     store = bench.open()

@@ -105,6 +105,21 @@ class Index:
             except OSError:
                 file.close()
                 raise
+        self._remove_strays()
+
+    def _remove_strays(self) -> None:
+        """Delete files that were made and never written to, as where mapping them failed: a row goes on in the last of
+        them at most, behind a full one."""
+        kept: list[IndexFile] = []
+        for file in self.files:
+            is_next = file is self.files[-1] and (not kept or kept[-1].is_full)
+            if file.has_entries or is_next:
+                kept.append(file)
+            else:
+                file.file.close()
+                self._disk.remove(file.file.path)
+                self._has_new_name = True
+        self.files = kept
 
     def keep_files(self, is_good: Callable[[IndexFile], bool]) -> None:
         """Delete the first file that is not good and all after it, used or not; they are to be built anew."""
@@ -284,6 +299,8 @@ class Index:
         key_hash = self._hasher.hash(java_hash(topic + "#"), key.encode())
         found: list[int] = []
         for file in reversed(list(self.files)):
+            if not file.has_entries:
+                continue
             if file.overlaps(begin_ms, end_ms):
                 found += await file.find(key_hash, begin_ms, end_ms, count - len(found), pages)
             if len(found) >= count or file.begin_ms < begin_ms:

@@ -48,6 +48,10 @@ class IndexFile:
         file.allocate(0, self._allocated)
 
     @property
+    def has_entries(self) -> bool:
+        return self.count > 1
+
+    @property
     def is_full(self) -> bool:
         return self.count >= self._capacity
 

@@ -6,6 +6,7 @@ read where the file itself is missing or damaged. Java deletes before it renames
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -22,6 +23,9 @@ from mqbroker.store.worker import IWorker
 log = Logger()
 
 T = TypeVar("T")
+
+#: What is said where a file can have one name only: by the file system, or by the kernel's protection of hard links.
+_NO_LINKS = (errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 #: How many pieces of a content are gathered in one turn of the reactor.
 PIECES_PER_TURN = 1000
@@ -55,8 +59,7 @@ class JsonFile:
         damage = None
         for path in (self.path, self.path + ".bak"):
             try:
-                with open(path, "rb") as file:
-                    data = file.read()
+                data = _content(path)
             except FileNotFoundError:
                 continue
             try:
@@ -164,6 +167,18 @@ def _follow(first: Deferred[bool], then: Deferred[bool]) -> None:
     first.addCallback(pass_on)
 
 
+def _content(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _write_synced(path: str, pieces: list[bytes], mode: int) -> None:
+    with open(path, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+        file.writelines(pieces)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def replace_file(path: str, data: bytes | list[bytes], mode: int = 0o666) -> None:
     """Make `data`, or all pieces of it, the content of `path`, keeping the former as `.bak`.
 
@@ -176,17 +191,19 @@ def replace_file(path: str, data: bytes | list[bytes], mode: int = 0o666) -> Non
     temporary = path + ".tmp"
     if mode != 0o666 and os.path.lexists(temporary):
         os.unlink(temporary)  # left behind by one that died, perhaps with other permissions
-    with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-        file.writelines([data] if isinstance(data, bytes) else data)
-        file.flush()
-        os.fsync(file.fileno())
+    _write_synced(temporary, [data] if isinstance(data, bytes) else data, mode)
     backup = path + ".bak"
     if os.path.exists(path):
         # A link, not a rename: `path` itself is there at every moment.
         backup_next = backup + ".tmp"
         if os.path.lexists(backup_next):
             os.unlink(backup_next)
-        os.link(path, backup_next)
+        try:
+            os.link(path, backup_next)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            _write_synced(backup_next, [_content(path)], os.stat(path).st_mode & 0o777)
         os.replace(backup_next, backup)
     os.replace(temporary, path)
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)

@@ -222,6 +222,28 @@ KNOWN = [
         ("tests/store/test_flush.py",),
     ),
     Mutation(
+        "leave a file behind that cannot be mapped",
+        "store/os_disk.py",
+        "            return OsMappedFile(path, size, fd, keep_open)\n        except BaseException:\n"
+        "            os.unlink(path)\n",
+        "            return OsMappedFile(path, size, fd, keep_open)\n        except BaseException:\n",
+        ("tests/store/test_index.py",),
+    ),
+    Mutation(
+        "leave the names of deleted index files unsynced",
+        "store/index.py",
+        "os.path.join(self._directory, name))\n                self._has_new_name = True\n",
+        "os.path.join(self._directory, name))\n",
+        ("tests/store/test_index.py",),
+    ),
+    Mutation(
+        "leave the directory unsynced after a table's rename",
+        "store/jsonfile.py",
+        "        os.fsync(fd)\n    finally:\n",
+        "        pass\n    finally:\n",
+        ("tests/store/test_jsonfile.py",),
+    ),
+    Mutation(
         "give up syncing consume queues when it failed once",
         "store/store_files.py",
         "        self._syncing.worked()\n        self._unsynced.clear()\n",

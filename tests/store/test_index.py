@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import itertools
+import mmap
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -187,6 +189,78 @@ def test_without_an_index_there_is_nothing_to_query(make: Callable[..., Bench]) 
     assert store.query("T", "7F0000010A2C18B4AAC27D0000000001", 10, 0, 2**62) == []
     stop(store)
     assert not (bench.root / "index").exists()
+
+
+def test_files_that_were_never_used_hide_no_keys(tmp_path: Path) -> None:
+    index = make_index(tmp_path)
+    for i in range(30):
+        put(index, f"k{i % 7}", i * 100, 1_000_000 + i)
+    index.write_header()
+    used = sorted(path.name for path in tmp_path.iterdir())
+    size = (tmp_path / used[0]).stat().st_size
+    strays = [str(int(used[0]) - 1), *(str(int(used[-1]) + n) for n in range(1, 4))]
+    for name in strays:
+        (tmp_path / name).write_bytes(bytes(size))
+    again = make_index(tmp_path)
+    again.load()
+    again.resume(is_clean=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == used
+    assert again.take_new_names() == [str(tmp_path.parent), str(tmp_path)]
+    # From a time on at which those files do not begin.
+    assert offsets_of(again, "k3", begin_ms=1_000_000) == offsets_of(index, "k3") == [2400, 1700, 1000, 300]
+    put(again, "k3", 3000, 1_000_030)
+    assert offsets_of(again, "k3", begin_ms=1_000_000)[:2] == [3000, 2400]
+
+
+def test_names_of_deleted_files_are_to_be_synced(tmp_path: Path) -> None:
+    index = make_index(tmp_path)
+    for i in range(30):
+        put(index, "k", i * 100, 1_000_000 + i)
+    index.write_header()
+    again = make_index(tmp_path)
+    again.load()
+    assert again.take_new_names() == []
+    again.keep_files(lambda file: False)
+    assert list(tmp_path.iterdir()) == []
+    assert again.take_new_names() == [str(tmp_path.parent), str(tmp_path)]
+    assert again.take_new_names() == []
+
+
+def test_a_file_that_goes_on_behind_a_full_one_stays(tmp_path: Path) -> None:
+    index = make_index(tmp_path)
+    for i in range(19):
+        put(index, "k", i * 100, 1_000_000 + i)
+    index.write_header()
+    (full,) = tmp_path.iterdir()
+    following = tmp_path / str(int(full.name) + 1)
+    following.write_bytes(bytes(full.stat().st_size))
+    again = make_index(tmp_path)
+    again.load()
+    again.resume(is_clean=False)
+    assert following.exists()
+    assert offsets_of(again, "k", begin_ms=1_000_000) == [i * 100 for i in reversed(range(19))]
+
+
+@pytest.mark.parametrize("number", [errno.ENOMEM, errno.EMFILE])
+def test_a_file_that_cannot_be_mapped_is_not_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    index = make_index(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr("mqbroker.store.os_disk.mmap.mmap", refuse(number))
+        for _ in range(3):
+            with pytest.raises(OSError, match=os.strerror(number)):
+                put(index, "k", 0, 1_000_000)
+            assert list(tmp_path.iterdir()) == []
+    put(index, "k", 0, 1_000_000)
+    assert offsets_of(index, "k") == [0]
+
+
+def refuse(number: int) -> Callable[..., mmap.mmap]:
+    def fail(*arguments: object, **options: object) -> mmap.mmap:
+        raise OSError(number, os.strerror(number))
+
+    return fail
 
 
 @pytest.mark.parametrize("written", range(8))

@@ -1,5 +1,7 @@
 """The file of a table: whole at every moment, whatever fails."""
 
+import errno
+import itertools
 import os
 
 import pytest
@@ -198,13 +200,22 @@ class Killed(BaseException):
     pass
 
 
-STEPS = ["fsync", "link", "replace", "unlink", "open"]
+def no_links(number):
+    def link(source, target):
+        raise OSError(number, os.strerror(number), source)
+
+    return link
 
 
-@pytest.mark.parametrize("step", STEPS)
+STEPS = ["fsync", "replace", "unlink", "open"]
+
+
+@pytest.mark.parametrize(("step", "links"), [("link", True), *itertools.product(STEPS, [True, False])])
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("after", [False, True])
-def test_killed_at_any_step_the_file_is_whole(path, monkeypatch, step, count, after):
+def test_killed_at_any_step_the_file_is_whole(path, monkeypatch, step, count, after, links):
+    if not links:
+        monkeypatch.setattr(os, "link", no_links(errno.EPERM))
     for n in (1, 2):
         replace_file(path, b"good %d" % n)
     real, calls = getattr(os, step), [0]
@@ -229,6 +240,47 @@ def test_killed_at_any_step_the_file_is_whole(path, monkeypatch, step, count, af
     assert read(path + ".bak") in (b"good 1", b"good 2")
     replace_file(path, b"good 4")  # and what the dead one left is in nobody's way
     assert (read(path), read(path + ".bak")[:4]) == (b"good 4", b"good")
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK])
+def test_a_file_system_without_hard_links(path, monkeypatch, number):
+    monkeypatch.setattr(os, "link", no_links(number))
+    replace_file(path, b"good 1", 0o600)
+    replace_file(path, b"good 2", 0o600)
+    assert (read(path), read(path + ".bak")) == (b"good 2", b"good 1")
+    assert os.stat(path + ".bak").st_mode & 0o777 == 0o600
+
+
+def test_another_error_than_that_there_are_no_links_is_one(path, monkeypatch):
+    replace_file(path, b"good 1")
+    monkeypatch.setattr(os, "link", no_links(errno.EIO))
+    with pytest.raises(OSError, match="Input/output error"):
+        replace_file(path, b"good 2")
+    assert read(path) == b"good 1"
+
+
+def test_what_is_renamed_is_on_the_disk_and_then_its_name(path, monkeypatch):
+    replace_file(path, b"good 1")
+    done = []
+    fsync, replace = os.fsync, os.replace
+
+    def syncing(fd):
+        fsync(fd)
+        done.append(("sync", os.readlink(f"/proc/self/fd/{fd}")))
+
+    def replacing(old, new):
+        replace(old, new)
+        done.append(("rename", new))
+
+    monkeypatch.setattr(os, "fsync", syncing)
+    monkeypatch.setattr(os, "replace", replacing)
+    replace_file(path, b"good 2")
+    assert done == [
+        ("sync", path + ".tmp"),
+        ("rename", path + ".bak"),
+        ("rename", path),
+        ("sync", os.path.dirname(path)),
+    ]
 
 
 class Turns(list):

@@ -360,9 +360,7 @@ class PushConsumer:
             raise ClientClosed("a push consumer is started once")
         self._consumer.check_startable()
         ready = threading.Event()
-        self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._serve(ready)), name="mq-push-consumer", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, args=(ready,), name="mq-push-consumer", daemon=True)
         self._thread.start()
         ready.wait()
         atexit.register(self.close)
@@ -402,8 +400,16 @@ class PushConsumer:
     ) -> None:
         self.close()
 
-    async def _serve(self, ready: threading.Event) -> None:
+    def _run(self, ready: threading.Event) -> None:
         """The thread's work: to run the loop until `_shut`."""
+        try:
+            asyncio.run(self._serve(ready))
+        except RuntimeError:
+            # At the interpreter's exit 3.12 starts no thread, and asyncio wants one to end those that looked names up.
+            if not self._closed.is_set():
+                raise
+
+    async def _serve(self, ready: threading.Event) -> None:
         self._loop = asyncio.get_running_loop()
         self._closed = asyncio.Event()
         ready.set()

@@ -183,9 +183,10 @@ print("leaving")
 """
 
 
-def test_a_program_that_ends_without_close_keeps_what_no_listener_saw(topic):
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_program_that_ends_without_close_keeps_what_no_listener_saw(topic, host):
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", PROGRAM, topic.addr],
+        [sys.executable, "-W", "error", "-c", PROGRAM, f"{host}:{topic.addr.rpartition(':')[2]}"],
         capture_output=True,
         text=True,
         timeout=60,

@@ -290,29 +290,24 @@ def _crashed_start(segments: Segments, queues: ConsumeQueues, checkpoint: Checkp
         if start > first:
             log.warn("consume queues lack files, or the log what they were built from: all are built anew")
         return first, checkpoint.log_offset
-    starts = [_start_by_time(segments, queue, checkpoint.safe_ms) for queue in queues]
-    return max(starts, default=first), checkpoint.log_offset or first
+    return _start_by_time(segments, checkpoint.queues_safe_ms), checkpoint.log_offset or first
 
 
 def _have_entries(queues: ConsumeQueues) -> bool:
     return any(queue.max_offset > 0 for queue in queues)
 
 
-def _start_by_time(segments: Segments, queue: ConsumeQueue, safe_ms: int) -> int:
-    """Where the newest message of a queue that was stored by `safe_ms` ends: all queues hold all below on the disk."""
+def _start_by_time(segments: Segments, safe_ms: int) -> int:
+    """Where the newest segment starts whose first message was stored by `safe_ms`, as the Java broker goes on from.
 
-    def is_safe(physical_offset: int, size: int) -> bool:
-        if (size == BLANK_SIZE and not physical_offset) or (size > 0 and physical_offset < segments.first_offset):
-            return True
-        found = segments.scan_at(physical_offset) if size > 0 else None
-        return isinstance(found, Scanned) and found.store_timestamp_ms <= safe_ms
-
-    low = queue.min_offset
-    offset = queue.search(is_safe, low, queue.max_offset)
-    if offset <= low:
-        return segments.first_offset
-    physical_offset, size, _ = queue.entry_from_disk(offset - 1)
-    return max(segments.first_offset, physical_offset + size if size != BLANK_SIZE else 0)
+    Its flushes leave pages of some queues in memory while they bring others to the disk: what a queue has on the disk
+    says nothing of the others. Source: CommitLog.isMappedFileMatchedRecover of 4.9.7."""
+    for number in reversed(range(len(segments.files))):
+        base = segments.first_offset + number * segments.segment_bytes
+        found = segments.scan_at(base)
+        if isinstance(found, Scanned) and found.store_timestamp_ms <= safe_ms:
+            return base
+    return segments.first_offset
 
 
 def read_back(segments: Segments, start: Start, take: Callable[[Run], None]) -> Steps[Recovered]:

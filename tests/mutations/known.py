@@ -135,6 +135,13 @@ KNOWN = [
         ("tests/store/test_recovery.py",),
     ),
     Mutation(
+        "trust all consume queues of Java as far as one",
+        "store/recovery.py",
+        "_start_by_time(segments, checkpoint.queues_safe_ms)",
+        "_start_by_time(segments, checkpoint.safe_ms)",
+        ("tests/store/test_recovery.py",),
+    ),
+    Mutation(
         "take a torn record for a whole one",
         "store/recovery.py",
         "if start.may_lack_sectors else run\n",

@@ -345,6 +345,33 @@ def test_a_checkpoint_of_java_is_trusted_but_for_three_seconds(bench: Bench) -> 
     stop(again)
 
 
+@pytest.mark.parametrize("body_bytes", [10, 20_000])
+def test_a_power_cut_that_took_pages_of_one_queue_of_a_java_broker_takes_no_message(
+    bench: Bench, body_bytes: int
+) -> None:
+    """It syncs two pages of a queue at least, but for once a minute: one with few messages may have none on the disk
+    when another has all."""
+    store = bench.open()
+    store.start()
+    sent: dict[str, list[bytes]] = {"T": [], "Quiet": [], "Slow": []}
+    for i in range(26):
+        topic = "Quiet" if i in (2, 7, 12) else "Slow" if i == 11 else "T"
+        sent[topic].append(b"%d" % i * body_bytes)
+        store.append([message(topic, body=sent[topic][-1])])
+        bench.clock.advance(1)
+    image = bench.image("java")
+    image.disk.boot = b"another boot"
+    (image.root / "abort").write_bytes(b"")
+    checkpoint = image.root / "checkpoint"
+    checkpoint.write_bytes(checkpoint.read_bytes()[:24].ljust(4096, b"\0"))
+    write(image.root / "consumequeue" / "Quiet" / "0" / f"{0:020d}", 0, bytes(2000))
+    shutil.rmtree(image.root / "consumequeue" / "Slow")
+    again = image.open()
+    assert {topic: bodies(again, topic) for topic in sent} == sent
+    assert again.append([message("Slow")])[0][1] == 1
+    stop(again)
+
+
 def test_a_kill_after_the_filler_goes_on_in_the_next_segment(bench: Bench) -> None:
     store = bench.open()
     store.append([message(body=b"first")])

@@ -54,8 +54,9 @@ class Checkpoint:
 
     @property
     def queues_safe_ms(self) -> int:
-        """As `safe_ms`, after a power cut: Java syncs a queue of which less than two pages are new once a minute. Source:
-        flushConsumeQueueThoroughInterval and FlushConsumeQueueService of 4.9.7."""
+        """As `safe_ms`, for queues after a power cut: Java syncs one with less than two new pages once a minute.
+
+        Source: flushConsumeQueueThoroughInterval and FlushConsumeQueueService of 4.9.7."""
         return max(0, min(self.safe_ms, self.queues_ms - _JAVA_QUEUES_MARGIN_MS))
 
 

@@ -109,7 +109,7 @@ class DeferredNet:
         await deferLater(self._clock, seconds)
 
     def lock(self) -> Lock:
-        return _Lock()
+        return _Lock(self._clock)
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> Task:
         return _Task(coroutine, self._clock)
@@ -203,7 +203,8 @@ class _Task:
 class _Lock:
     """Unlike DeferredLock, it hands thousands of waiters their turn from a loop, not each from inside the last."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: IReactorTime) -> None:
+        self._clock = clock
         self._is_held = False
         self._is_granting = False
         self._waiting: deque[Deferred[None]] = deque()
@@ -218,7 +219,9 @@ class _Lock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:
         self._is_held = False
-        self._grant()
+        if self._waiting and not self._is_granting:
+            # Whoever leaves goes on first: those who wait would do so from inside this, before it.
+            self._clock.callLater(0, self._grant)
 
     def _grant(self) -> None:
         if self._is_granting:

@@ -200,6 +200,21 @@ def test_one_key_keeps_its_order_in_the_first_burst(server):
     assert [request.body for request in server.cluster.asked(SEND)] == [b"%d" % n for n in range(300)]
 
 
+def test_on_twisted_one_key_keeps_its_order_in_the_first_burst(world, name_server):
+    world.cluster.add_topic("T")
+    producer, route = make(world, name_server), Deferred()
+    world.cluster.on_get_routeinfo_by_topic, answer = (lambda request: route), world.cluster.on_get_routeinfo_by_topic
+    found = []
+    for n in range(20):
+        world.run(producer.send(Message("T", b"%d" % n), key="k")).addBoth(found.append)
+    world.cluster.answer(route, answer(world.cluster.asked(RequestCode.GET_ROUTEINFO_BY_TOPIC)[0]))
+    world.run(producer.send(Message("T", b"20"), key="k")).addBoth(found.append)
+    world.clock.advance(0)
+    assert [request.body for request in world.cluster.asked(SEND)] == [b"%d" % n for n in range(21)]
+    assert len(found) == 21
+    assert not world.clock.getDelayedCalls()
+
+
 def test_requests_keep_their_order_while_their_connection_is_made(server):
     async def main():
         net = AioNet(decline, random.Random(1))

@@ -46,6 +46,7 @@ def test_closed_inside_its_listener_a_member_waits_for_it_and_commits(one_queue,
     one_queue.run(member.core.close()).addBoth(outside.append)
     assert outside == []
     go_on.callback(None)
+    one_queue.clock.advance(0)
     assert outside == [None]
     assert one_queue.cluster.offsets["g", Q] == 1
     assert one_queue.cluster.members["g"] == []

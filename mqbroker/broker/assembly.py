@@ -58,6 +58,7 @@ from mqbroker.broker.stats import BrokerStats
 from mqbroker.broker.topics import TopicTable, system_topics
 from mqbroker.broker.transactions.checking import Checks
 from mqbroker.broker.transactions.halves import HalfMessages
+from mqbroker.broker.unused_groups import UnusedGroups
 from mqbroker.broker.walks import Walks
 from mqbroker.broker.wanted import PullSubscriptions
 from mqbroker.config import BrokerSettings
@@ -126,6 +127,8 @@ class Assembly:
         self.offsets = OffsetTable(open_file("consumerOffset.json"), lmq_offsets, settings.offsets_max)
         self.consumers = ConsumerRegistry(clock, settings.notify_consumer_ids_changed_enable, settings.clients_max)
         self.producers = ProducerRegistry(clock.seconds, settings.clients_max)
+        unused = UnusedGroups(self.groups, self.topics, self.offsets, self.consumers, store)
+        self.groups.make_room, self.topics.make_room = unused.make_room_for_group, unused.make_room_for_topic
         self._allowance = ReadingAllowance(clock.seconds)
         self.filters = self._open_filters(open_file("consumerFilter.json"))
         self.held = HeldPulls(clock, settings.held_pulls_max)

@@ -48,6 +48,8 @@ class GroupTable:
         """Load the table. Raises StoreDamaged."""
         self._has_lmq = has_lmq
         self._groups_max = groups_max
+        #: Is asked to forget what nobody needs, where there are too many.
+        self.make_room: Callable[[], None] = lambda: None
         self._file = file
         self._now = now
         self._auto_create = auto_create
@@ -78,6 +80,18 @@ class GroupTable:
         """The group; None where there is none."""
         return self._groups.get(name)
 
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def names(self) -> list[str]:
+        return list(self._groups)
+
+    def may_be_made_again(self, name: str) -> bool:
+        """Whether `find` makes the group as it is, should it be forgotten."""
+        if not self._auto_create or name in _SYSTEM_GROUPS:
+            return False
+        return self._groups.get(name) == SubscriptionGroupConfig(name)
+
     def find(self, name: str) -> SubscriptionGroupConfig | None:
         """The group, made where it is unknown and `autoCreateSubscriptionGroup` allows; None otherwise.
 
@@ -100,9 +114,12 @@ class GroupTable:
         """Create or replace a group. %LMQ% groups are what they are. Raises Refused where there are too many."""
         if self._has_lmq and is_lmq(group.group_name):
             return
+        check_group(group.group_name)
+        if group.group_name not in self._groups and len(self._groups) >= self._groups_max:
+            self.make_room()
         if group.group_name not in self._groups and len(self._groups) >= self._groups_max:
             raise full("subscription groups", len(self._groups), "groupsMax")
-        self._groups[check_group(group.group_name)] = group
+        self._groups[group.group_name] = group
         self.data_version = self.data_version.next(self._now_ms())
         self.persist()
 

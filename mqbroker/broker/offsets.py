@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 
 from twisted.internet.defer import Deferred
@@ -42,6 +43,8 @@ class OffsetTable:
         ) is not None:
             self._offsets = loaded.offset_table
         self._count = sum(map(len, self._offsets.values())) + len(self._lmq_offsets)
+        #: In how many topics each group has offsets.
+        self._topics_of = Counter(group for _, group in self._keys())
 
     def settings_changed(self, settings: BrokerSettings) -> None:
         self._offsets_max = settings.offsets_max
@@ -55,6 +58,7 @@ class OffsetTable:
         if self._has_lmq and is_lmq(group):
             if key not in self._lmq_offsets:
                 self._make_room(1)
+                self._topics_of[group] += 1
             self._lmq_offsets[key] = offset
             self._file.is_behind = True
             return
@@ -69,6 +73,7 @@ class OffsetTable:
             self._make_room(1, is_own)
             if queues is None:
                 queues = self._offsets[key] = {}
+                self._topics_of[group] += 1
         assert queues is not None
         queues[queue_id] = offset
         self._file.is_behind = True
@@ -84,6 +89,10 @@ class OffsetTable:
         if self._has_lmq and is_lmq(group):
             return self._lmq_offsets.get(f"{topic}@{group}")
         return self._offsets.get(f"{topic}@{group}", {}).get(queue_id)
+
+    def has_group(self, group: str) -> bool:
+        """Whether a group has offsets."""
+        return group in self._topics_of
 
     def topics_of(self, group: str) -> list[str]:
         """The topics in which a group has offsets."""
@@ -121,7 +130,9 @@ class OffsetTable:
         if not offsets:
             return
         lmq = self._has_lmq and is_lmq(target)
-        self._make_room((1 if lmq else len(offsets)) - len(self.by_queue(target, topic)))
+        known = len(self.by_queue(target, topic))
+        self._make_room((1 if lmq else len(offsets)) - known)
+        self._topics_of[target] += not known
         if lmq:
             self._lmq_offsets[f"{topic}@{target}"] = min(offsets.values())
         else:
@@ -135,6 +146,7 @@ class OffsetTable:
             self._count -= self._lmq_offsets.pop(f"{topic}@{group}", None) is not None
             self._file.is_behind = True
             log.info("the offsets of {group} in {topic} are removed", group=group, topic=topic)
+        self._topics_of.pop(group, None)
 
     def snapshot(self) -> ConsumerOffsetSerializeWrapper | LmqConsumerOffsets:
         if self._has_lmq:

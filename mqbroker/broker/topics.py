@@ -96,6 +96,8 @@ class TopicTable:
         """Load the table. `now` gives seconds since the epoch. Raises StoreDamaged."""
         self._has_lmq = has_lmq
         self._topics_max = topics_max
+        #: Is asked to forget what nobody needs, where there are too many.
+        self.make_room: Callable[[], None] = lambda: None
         self.on_change: list[Callable[[str], None]] = []
         #: Gives what fires when name servers have heard of the changes so far; None where there is nobody to hear.
         self.told: Callable[[], Deferred[None] | None] = lambda: None
@@ -157,11 +159,16 @@ class TopicTable:
         if self._has_lmq and is_lmq(topic.topic_name):
             return
         known = self._topics.get(topic.topic_name)
-        if known is None and len(self._topics) >= self._topics_max and not self.is_system(topic.topic_name):
-            raise full("topics", len(self._topics), "topicsMax")
+        if known is None and not self._has_room_for(topic.topic_name):
+            self.make_room()
+            if not self._has_room_for(topic.topic_name):
+                raise full("topics", len(self._topics), "topicsMax")
         log.info("{what} topic {topic}", what="update" if known else "create", topic=topic)
         self._topics[topic.topic_name] = topic
         self._changed(topic.topic_name)
+
+    def _has_room_for(self, name: str) -> bool:
+        return len(self._topics) < self._topics_max or self.is_system(name)
 
     def remove(self, name: str) -> None:
         """Forget a topic; nothing happens where there is none."""

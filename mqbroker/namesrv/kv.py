@@ -29,7 +29,8 @@ class KvConfig:
     """Text by namespace and key."""
 
     def __init__(self, content: KvWrapper | None = None) -> None:
-        self._table = {name: dict(keys) for name, keys in content.config_table.items()} if content else {}
+        namespaces = content.config_table.items() if content else ()
+        self._table = {name: dict(keys) for name, keys in namespaces if keys or name == ORDER_TOPIC_NAMESPACE}
         self._size = sum(_size(name) + sum(map(_size, keys), sum(map(_size, keys.values()))) for name, keys in self)
 
     def __iter__(self) -> Iterator[tuple[str, dict[str, str]]]:
@@ -40,7 +41,7 @@ class KvConfig:
         return self._table.get(namespace, {}).get(key)
 
     def namespace(self, namespace: str) -> dict[str, str] | None:
-        """All of a namespace; None where it never had a key. Not to be changed."""
+        """All of a namespace; None where it has no key. Not to be changed."""
         return self._table.get(namespace)
 
     def has_room_for(self, namespace: str, key: str, value: str) -> bool:
@@ -54,10 +55,17 @@ class KvConfig:
         self._table.setdefault(namespace, {})[key] = value
 
     def delete(self, namespace: str, key: str) -> None:
-        """Take out a key, if it is there. Its namespace stays, as in Java."""
-        value = self._table.get(namespace, {}).pop(key, None)
+        """Take out a key, if it is there, and with the last one its namespace: in Java it stays, and its name with it.
+
+        That of ordered topics stays: brokers are told by it that there are none any more.
+        """
+        keys = self._table.get(namespace, {})
+        value = keys.pop(key, None)
         if value is not None:
             self._size -= _size(key) + _size(value)
+            if not keys and namespace != ORDER_TOPIC_NAMESPACE:
+                del self._table[namespace]
+                self._size -= _size(namespace)
 
     def to_json(self) -> bytes:
         """What is kept on the disk."""

@@ -57,12 +57,18 @@ def test_topics_of_the_file_stay_and_those_of_the_system_are_made(make_bench):
 # --- groups
 
 
+def used(bench, group):
+    """Let a group stand somewhere: it is not one that was only heard of."""
+    bench.offsets.commit(group, "T", 0, 1)
+
+
 def test_so_many_groups(make_bench):
     bench = make_bench()
     client = bench.client()
     known = len(bench.groups.snapshot().subscription_group_table)
     change(client, f"groupsMax={known + 1}")
     assert beat(client, consumers=[consumer("A", "T")]).code == 0
+    used(bench, "A")
     refused(beat(client, consumers=[consumer("B", "T")]), "subscription groups, as many as groupsMax allows")
     client.send("T")
     refused(client.pull("T", consumer_group="B"), "groupsMax")
@@ -72,6 +78,96 @@ def test_so_many_groups(make_bench):
     assert client.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=group).code == 0
     assert delete_group(client, "A").code == 0
     assert beat(client, consumers=[consumer("B", "T")]).code == 0
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_two_heartbeats_do_not_fill_the_table_of_groups_for_good(make_bench, stays):
+    """Neither once who sent them is gone nor while it is there."""
+    bench = make_bench()
+    known = len(bench.groups)
+    change(bench.client(), f"groupsMax={known + 20}")
+    flood = bench.client(OTHER)
+    for first in (0, 10):
+        names = [consumer(f"flood{n}", "T") for n in range(first, first + 10)]
+        assert beat(flood, client_id="flood", consumers=names).code == 0
+    assert len(bench.groups) == known + 20
+    if not stays:
+        flood.link.cut()
+    client = bench.client()
+    for number in range(30):
+        assert beat(client, consumers=[consumer(f"ours{number}", "T")]).code == 0
+        assert bench.groups.get(f"ours{number}") is not None
+    assert len(bench.groups) == known + 20
+
+
+def test_what_was_used_or_set_is_not_forgotten(make_bench):
+    bench = make_bench()
+    client = bench.client()
+    known = len(bench.groups)
+    change(client, f"groupsMax={known + 4}")
+    for name in ("Committed", "Heard"):
+        beat(client, consumers=[consumer(name, "T")])
+    used(bench, "Committed")
+    for group in (SubscriptionGroupConfig("Set", retry_max_times=3), SubscriptionGroupConfig("Shut", False)):
+        assert client.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=group.to_json()).code == 0
+    for number in range(3):
+        assert beat(client, consumers=[consumer(f"New{number}", "T")]).code == 0
+    assert [name for name in ("Committed", "Set", "Shut", "Heard") if bench.groups.get(name)] == [
+        "Committed", "Set", "Shut",
+    ]  # fmt: skip
+    # Where groups are made by administrators alone, each is one that somebody wanted.
+    change(client, "autoCreateSubscriptionGroup=false")
+    group = SubscriptionGroupConfig("Wanted").to_json()
+    refused(client.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=group), "groupsMax")
+    assert bench.groups.get("New2") is not None
+
+
+def test_whom_nobody_is_connected_for_goes_first(make_bench):
+    bench = make_bench()
+    client, other = bench.client(), bench.client(OTHER)
+    change(client, f"groupsMax={len(bench.groups) + 3}")
+    for at, name in ((client, "First"), (other, "Gone"), (client, "Last")):
+        assert beat(at, client_id=name, consumers=[consumer(name, "T")]).code == 0
+    other.link.cut()
+    assert beat(client, consumers=[consumer("New", "T")]).code == 0
+    assert [name for name in ("First", "Gone", "Last", "New") if bench.groups.get(name)] == ["First", "Last", "New"]
+
+
+def test_a_forgotten_group_takes_its_retry_topic_along_where_that_is_empty(make_bench):
+    bench = make_bench(topics_max=SYSTEM_TOPICS + 4)
+    client = bench.client()
+    client.send("T")
+    for name in ("A", "B", "C"):
+        assert beat(client, consumers=[consumer(name, "T")]).code == 0
+    client.send("%RETRY%B", properties="")
+    bench.store.dispatch_now()
+    assert bench.store.max_offset("%RETRY%B", 0) == 1
+    # The table of topics is full: groups that were never used go, and those that hold messages stay.
+    for name in ("D", "E", "F", "G"):
+        assert beat(client, consumers=[consumer(name, "T")]).code == 0
+        topics = set(bench.topics.names())
+        assert len(topics) == SYSTEM_TOPICS + 4
+        assert {"T", "%RETRY%B", f"%RETRY%{name}"} <= topics
+        assert bench.groups.get("B") is not None
+
+
+def test_a_group_is_used_as_long_as_it_stands_somewhere(make_bench):
+    bench = make_bench()
+    offsets = bench.offsets
+    assert not offsets.has_group("A")
+    for topic in ("T", "U"):
+        for queue_id in range(2):
+            offsets.commit("A", topic, queue_id, 1)
+    offsets.clone("A", "B", "T")
+    offsets.clone("A", "B", "T")
+    assert (offsets.has_group("A"), offsets.has_group("B")) == (True, True)
+    offsets.persist()
+    again = type(offsets)(bench.file("consumerOffset.json"))
+    for table in (offsets, again):
+        table.remove_group("A")
+        assert (table.has_group("A"), table.has_group("B")) == (False, True)
+        table.remove_group("B")
+        assert not table.has_group("B")
 
 
 # --- offsets

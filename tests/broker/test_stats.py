@@ -475,6 +475,20 @@ def test_all_groups_with_their_topics(bench, client):
     assert (groups["CG"], behind) == ([of_u], 0)
 
 
+def test_offsets_behind_the_end_of_a_queue_spoil_no_sum(bench, client):
+    """Any account that may consume can commit the largest there is."""
+    bench.topics.put(TopicConfig("T", 3, 3))
+    bench.groups.put(SubscriptionGroupConfig("CG"))
+    client.ask_all(*[send_command("T", queue_id=2) for _ in range(5)])
+    for queue_id, offset in enumerate((2**63 - 1, 2**63 - 1, 1)):
+        fields = {"consumerGroup": "CG", "topic": "T", "queueId": str(queue_id), "commitOffset": str(offset)}
+        (answer,) = client.ask_all(RemotingCommand(RequestCode.UPDATE_CONSUMER_OFFSET, fields))
+        assert answer.code == 0
+    _, groups, behind = consume_stats(client)
+    assert [each.consumer_offset for each in groups["CG"][0].offset_table.values()] == [2**63 - 1, 2**63 - 1, 1]
+    assert behind == 4
+
+
 def test_the_tps_of_consume_stats_of_one_group(bench, client):
     client.send("T")
     client.pull()

@@ -16,7 +16,7 @@ def test_values_by_namespace_and_key():
     kv.delete("N", "k")
     kv.delete("M", "k")
     assert kv.get("N", "k") is None
-    assert kv.namespace("N") == {}
+    assert kv.namespace("N") is None
     assert kv.namespace("M") is None
 
 
@@ -51,3 +51,25 @@ def test_what_is_too_large_already_can_be_made_smaller(monkeypatch):
     kv = KvConfig(KvWrapper({"N": {"k": "four"}}))
     assert kv.has_room_for("N", "k", "for")
     assert not kv.has_room_for("N", "k", "fives")
+
+
+def test_what_is_deleted_leaves_nothing(monkeypatch):
+    monkeypatch.setattr(kv_module, "BYTES_MAX", 100)
+    kv = KvConfig(KvWrapper({"E" * 60: {}}))
+    for number in range(1000):
+        name = f"namespace-{number:020d}-" + "n" * 50
+        assert kv.has_room_for(name, "k", "v")
+        kv.put(name, "k", "v")
+        kv.delete(name, "k")
+        kv.delete(name, "k")
+    assert kv.to_json() == b'{"configTable":{}}'
+    assert kv.has_room_for("N", "k", "v" * 98)
+
+
+def test_that_no_topic_is_ordered_any_more_is_told_to_brokers():
+    kv = KvConfig()
+    assert kv.namespace("ORDER_TOPIC_CONFIG") is None
+    kv.put("ORDER_TOPIC_CONFIG", "T", "broker-a:4")
+    kv.delete("ORDER_TOPIC_CONFIG", "T")
+    assert kv.namespace("ORDER_TOPIC_CONFIG") == {}
+    assert KvConfig(KvWrapper.from_json(kv.to_json())).namespace("ORDER_TOPIC_CONFIG") == {}

@@ -11,7 +11,7 @@ from mqbroker.broker.queue_views import QueueViews
 from mqbroker.broker.topics import TopicTable
 from mqbroker.broker.walks import Walks
 from mqbroker.remoting.handlers import HandlerTable, IConnection
-from mqbroker.wire.admin_bodies import ConsumeStats, ConsumeStatsList
+from mqbroker.wire.admin_bodies import ConsumeStats, ConsumeStatsList, OffsetWrapper
 from mqbroker.wire.bodies import TopicConfig
 from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.command import RemotingCommand
@@ -64,7 +64,7 @@ class BrokerConsumeStatsProcessor:
                 if topic is None or (is_order and not topic.order) or self._consumers.has_left(group, name):
                     continue
                 stats.append(await self._stats_of(group, topic))
-                behind += sum(each.broker_offset - each.consumer_offset for each in stats[-1].offset_table.values())
+                behind += sum(map(_behind, stats[-1].offset_table.values()))
             found.append({group: stats})
         body = await self._walks.written(ConsumeStatsList(found, self._broker_addr, behind))
         return RemotingCommand.response(request, body=body)
@@ -76,3 +76,9 @@ class BrokerConsumeStatsProcessor:
             await self._walks.step()
             table[self._views.name(name, queue_id)] = await self._views.progress(group, name, queue_id)
         return ConsumeStats(table, self._consume_tps(group, name))
+
+
+def _behind(progress: OffsetWrapper) -> int:
+    """How many messages a group has before it. Any offset may be committed: one behind the end of a queue makes the sum
+    no smaller, and never one that no long holds."""
+    return max(0, progress.broker_offset - progress.consumer_offset)

@@ -12,6 +12,7 @@ from mqbroker.access.acl_files import acl_places, read_at_start, warnings_of
 from mqbroker.config import BrokerSettings, NamesrvSettings
 from mqbroker.daemons.advice import advice
 from mqbroker.daemons.daemon import why_not_started
+from mqbroker.daemons.own_files import require_file
 from mqbroker.errors import MQError
 from mqbroker.remoting.tls import client_context, server_context
 
@@ -82,6 +83,8 @@ def _check_file(name: str, path: str) -> list[str]:
         return _check_directory(name, os.path.dirname(path))
 
     def look() -> None:
+        if name != "--log-file":  # which may be a pipe
+            require_file(path)
         if os.path.isdir(path):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if not os.access(path, os.W_OK):

@@ -14,7 +14,7 @@ from twisted.python.failure import Failure
 
 from mqbroker.config import LogLevel
 from mqbroker.daemons.collector import settle_collector
-from mqbroker.daemons.daemon import Daemon, Served, StartFailed, install_reload_signals
+from mqbroker.daemons.daemon import Daemon, Served, StartFailed, install_reload_signals, why_not_started
 from mqbroker.daemons.logs import LineObserver
 from mqbroker.daemons.options import ConsoleOptions
 from mqbroker.daemons.own_files import AlreadyRunning, PidFile
@@ -43,7 +43,7 @@ def run_console(
     except usage.UsageError as error:
         return _refuse(program, f"{error}; {program} --help shows what there is")
     except OSError as error:
-        return _refuse(program, f"{error.filename}: {error.strerror}")
+        return _refuse(program, why_not_started(error))
     try:
         return _run(program, options, make, observer)
     finally:

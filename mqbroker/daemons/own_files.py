@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import stat
 from io import TextIOWrapper
 
 from mqbroker.config.stamps import FileStamp, file_stamp
@@ -32,7 +34,18 @@ class PidFile:
         self._file.close()
 
 
+def require_file(path: str) -> None:
+    """Raise OSError where no file is at `path` but a device or a pipe, which must not be replaced or deleted."""
+    with contextlib.suppress(FileNotFoundError):
+        mode = os.stat(path).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "it is a device, a pipe or a socket, not a file", path)
+
+
 def _locked(path: str) -> TextIOWrapper:
+    require_file(path)
     while True:
         file = open(path, "a+", encoding="ascii", errors="replace")  # noqa: SIM115
         try:
@@ -58,6 +71,7 @@ class WrittenFile:
 
     def write(self, text: str) -> None:
         """Whoever finds it finds all of it. Raises OSError."""
+        require_file(self._path)
         temporary = f"{self._path}.tmp"
         with open(temporary, "w", encoding="ascii") as file:
             file.write(text)

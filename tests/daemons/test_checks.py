@@ -1,9 +1,12 @@
 """--check finds what would stop the start, in the files that settings name; it makes nothing."""
 
+import os
+
 import pytest
 
 from mqbroker.daemons.broker import BrokerConsoleOptions
 from mqbroker.daemons.namesrv import NamesrvConsoleOptions
+from mqbroker.daemons.own_files import PidFile, WrittenFile
 from tests.remoting.certificates import Authority
 
 BOTH = pytest.mark.parametrize("daemon_options", [BrokerConsoleOptions, NamesrvConsoleOptions])
@@ -93,6 +96,24 @@ def test_paths_that_cannot_be_written_are_all_told(check, tmp_path):
     ]  # fmt: skip
     code, _ = check(NamesrvConsoleOptions, kvConfigPath="/proc/nope/deeper/kvConfig.json")
     assert code == "kvConfigPath: /proc/nope/deeper cannot be written: /proc: No such file or directory"
+
+
+def test_what_is_no_file_is_not_to_be_replaced_or_deleted(check, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    code, _ = check(
+        NamesrvConsoleOptions, "--ports-file", str(pipe), "--pid-file", "/dev/null", "--log-file", "/dev/null"
+    )
+    why = "it is a device, a pipe or a socket, not a file"
+    assert code.splitlines() == [
+        f"--ports-file: {pipe} cannot be written: {pipe}: {why}",
+        f"--pid-file: /dev/null cannot be written: /dev/null: {why}",
+    ]
+    with pytest.raises(OSError, match=why):
+        PidFile(str(pipe))
+    with pytest.raises(OSError, match=why):
+        WrittenFile(str(pipe)).write("{}")
+    assert pipe.is_fifo()
 
 
 def test_paths_that_can_be_written(check, tmp_path):

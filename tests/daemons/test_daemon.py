@@ -129,7 +129,7 @@ def test_a_ports_file_that_cannot_be_written_is_a_start_failed(make_life):
     life = make_life()
     life.ports_file.mkdir()
     life.start()
-    assert [str(failure) for failure in life.failures] == [f"{life.ports_file}.tmp: Is a directory"]
+    assert [str(failure) for failure in life.failures] == [f"{life.ports_file}: Is a directory"]
     assert life.calls == ["start", "stop"]
 
 

@@ -32,7 +32,6 @@ log = Logger()
 WATCH_SECONDS = 5.0
 
 #: Whoever can read it can sign as anybody in it.
-_NEW_FILE_MODE = 0o600
 
 #: What tells that a file changed: modified time in ns, size, inode.
 _Stamps = Mapping[str, FileStamp]
@@ -165,8 +164,7 @@ class AclFiles:
             file = AclFile() if stamp is None else _read(path)
             text = dump_acl(with_version(edit(file.raw), file.version.next(now_ms)))
             parse_acl(text)  # what could not be read again is not written
-            mode = _NEW_FILE_MODE if stamp is None else os.stat(path).st_mode & 0o777
-            replace_file(path, text.encode(), mode)
+            replace_file(path, text.encode())
             return read_acl_files(self.places, former)
 
         return self._worker.run(work).addCallback(self._take)

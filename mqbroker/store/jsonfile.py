@@ -17,6 +17,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from mqbroker.errors import MQError, StoreDamaged
+from mqbroker.store.os_disk import FILE_MODE, make_directories
 from mqbroker.store.outages import Outage
 from mqbroker.store.worker import IWorker
 
@@ -179,17 +180,20 @@ def _write_synced(path: str, pieces: list[bytes], mode: int) -> None:
         os.fsync(file.fileno())
 
 
-def replace_file(path: str, data: bytes | list[bytes], mode: int = 0o666) -> None:
+def replace_file(path: str, data: bytes | list[bytes]) -> None:
     """Make `data`, or all pieces of it, the content of `path`, keeping the former as `.bak`.
 
-    Raises OSError with the former untouched.
-
-    :param mode: the permissions of a new file, of which the umask takes away.
+    Who may read it stays as it is; a new file and a new directory are for this process's user alone. Raises OSError
+    with the former untouched.
     """
     directory = os.path.dirname(path)
-    os.makedirs(directory, exist_ok=True)
+    make_directories(directory)
+    try:
+        mode = os.stat(path).st_mode & 0o777
+    except FileNotFoundError:
+        mode = FILE_MODE
     temporary = path + ".tmp"
-    if mode != 0o666 and os.path.lexists(temporary):
+    if os.path.lexists(temporary):
         os.unlink(temporary)  # left behind by one that died, perhaps with other permissions
     _write_synced(temporary, [data] if isinstance(data, bytes) else data, mode)
     backup = path + ".bak"
@@ -203,7 +207,7 @@ def replace_file(path: str, data: bytes | list[bytes], mode: int = 0o666) -> Non
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
-            _write_synced(backup_next, [_content(path)], os.stat(path).st_mode & 0o777)
+            _write_synced(backup_next, [_content(path)], mode)
         os.replace(backup_next, backup)
     os.replace(temporary, path)
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)

@@ -37,7 +37,7 @@ class LockedFile:
 
 def lock_file(path: str) -> LockedFile:
     """Lock `path`, created where missing. Raises StoreLocked naming the holder's process id where it is known."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
         os.pwrite(fd, _CONTENT, 0)

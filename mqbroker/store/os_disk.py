@@ -30,6 +30,9 @@ MLOCK_ONFAULT = 1
 FALLOC_FL_PUNCH_HOLE = 0x2 | 0x1
 #: What a file system says that keeps nothing outside its cache, or where the size is no multiple of its blocks'.
 _NOT_DIRECTLY = (errno.EINVAL, errno.EOPNOTSUPP)
+#: What is in messages is no business of other users. The umask takes away from this.
+FILE_MODE = 0o600
+DIRECTORY_MODE = 0o700
 _SYNC_BYTES = 16 * ZEROS_BYTES
 #: Of more than this a kernel may take the beginning only, as it reads ahead so much at once.
 _ADVISED_BYTES = 128 * 1024
@@ -278,12 +281,26 @@ def _call(name: str, address: int, size: int, advice: int | None, path: str) -> 
     return error
 
 
+def make_directories(path: str) -> None:
+    """Create a directory and its parents where missing, for this process's user alone. Raises OSError."""
+    missing: list[str] = []
+    while path and not os.path.isdir(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    for directory in reversed(missing):
+        try:
+            os.mkdir(directory, DIRECTORY_MODE)
+        except FileExistsError:
+            if not os.path.isdir(directory):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), directory) from None
+
+
 @implementer(IDisk)
 class OsDisk:
     """The real disk."""
 
     def make_directories(self, path: str) -> None:
-        os.makedirs(path, exist_ok=True)
+        make_directories(path)
 
     def names(self, path: str) -> list[str]:
         try:
@@ -301,7 +318,7 @@ class OsDisk:
         return os.stat(path).st_size
 
     def create_mapped(self, path: str, size: int, *, keep_open: bool = False) -> IMappedFile:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
         try:
             try:
                 with _naming(path):
@@ -351,7 +368,7 @@ class OsDisk:
 
     def write(self, path: str, data: bytes) -> None:
         is_new = not os.path.exists(path)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         try:
             with _naming(path):
                 if os.pwrite(fd, data, 0) < len(data):

@@ -269,7 +269,7 @@ def test_a_file_that_is_made_is_for_the_owner_only(make_bench, home):
 
 
 def test_a_disk_that_cannot_be_written_to(bench, home, monkeypatch):
-    def full(path, data, mode):
+    def full(path, data):
         raise OSError(28, "No space left on device", path)
 
     monkeypatch.setattr("mqbroker.access.acl_files.replace_file", full)

@@ -315,6 +315,39 @@ def test_a_consume_queue_that_cannot_be_read_is_told_and_nothing_passed_over(ben
     assert offsets(results[0]) == list(range(5))
 
 
+@pytest.mark.parametrize("part", ["consumequeue", "commitlog", "index"])
+def test_a_want_of_descriptors_is_no_damage(
+    bench: Bench, store: MessageStore, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    fetch = FaultyFile.fetch
+
+    def refused(self: FaultyFile, offset: int, size: int) -> None:
+        if part in self.path:
+            raise OSError(errno.EMFILE, "Too many open files", self.path)
+        fetch(self, offset, size)
+
+    def ask() -> Deferred[object]:
+        if part == "index":
+            return ensureDeferred(store.query_when_ready("T", "k3", 10, 0, 2**62))
+        answer = store.get_when_ready("T", 0, 0, 5)
+        assert isinstance(answer, Deferred)
+        return answer  # type: ignore[return-value]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FaultyFile, "fetch", refused)
+        failures: list[str] = []
+        ask().addErrback(lambda failure: failures.append(str(failure.trap(StoreBusy) and failure.value)))
+        step_all(bench)
+    (why,) = failures
+    assert part in why
+    assert "raise the limit of open files (ulimit -n)" in why
+    assert "delete" not in why
+    assert store.damages == ()
+    results = kept(ask())
+    step_all(bench)
+    assert results
+
+
 def test_a_segment_that_was_cut_off_ends_nobody(tmp_path: Path) -> None:
     """The real disk: touching bytes beyond the end of a mapped file would be SIGBUS."""
     bench = Bench(tmp_path / "store", *_real())

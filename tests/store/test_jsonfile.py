@@ -245,10 +245,24 @@ def test_killed_at_any_step_the_file_is_whole(path, monkeypatch, step, count, af
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK])
 def test_a_file_system_without_hard_links(path, monkeypatch, number):
     monkeypatch.setattr(os, "link", no_links(number))
-    replace_file(path, b"good 1", 0o600)
-    replace_file(path, b"good 2", 0o600)
+    replace_file(path, b"good 1")
+    os.chmod(path, 0o640)
+    replace_file(path, b"good 2")
     assert (read(path), read(path + ".bak")) == (b"good 2", b"good 1")
-    assert os.stat(path + ".bak").st_mode & 0o777 == 0o600
+    assert [mode_of(each) for each in (path, path + ".bak")] == [0o640, 0o640]
+
+
+def mode_of(path):
+    return os.stat(path).st_mode & 0o777
+
+
+def test_a_new_file_is_for_its_user_alone_and_another_for_whom_it_was(tmp_path):
+    path = str(tmp_path / "new" / "config" / "t.json")
+    replace_file(path, b"good 1")
+    assert [mode_of(each) for each in (path, tmp_path / "new" / "config", tmp_path / "new")] == [0o600, 0o700, 0o700]
+    os.chmod(path, 0o644)
+    replace_file(path, b"good 2")
+    assert mode_of(path) == 0o644
 
 
 def test_another_error_than_that_there_are_no_links_is_one(path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from mqbroker.errors import StoreDamaged
 from mqbroker.store import MessageStore, open_store_in_turns
 from mqbroker.store.checkpoint import decode_checkpoint
 from mqbroker.store.turns import SAY_EVERY_S, TURN_S, Progress, Steps, run_at_once, run_in_turns
-from tests.store.harness import SMALL, Bench, make_bench, message, stop, tree
+from tests.store.harness import SMALL, Bench, make_bench, message, stop, tree, turns
 
 COUNT = 5000
 
@@ -171,6 +172,29 @@ def test_a_kill_while_queues_are_built_loses_none_of_them(
     assert found["start"] == known.queues_offset
     assert store.append([message(queue_id=0)])[0][1] == (COUNT + 2) // 3
     stop(store)
+
+
+def test_what_is_made_is_for_the_brokers_user_alone_and_what_is_there_stays_as_it_is(
+    make: Callable[..., Bench],
+) -> None:
+    bench = make(enable_consume_queue_ext=True)
+    theirs = bench.root / "commitlog"
+    theirs.mkdir(parents=True)
+    for path in (bench.root, theirs):
+        path.chmod(0o755)
+    (bench.root / "lock").touch(0o644)
+    store = bench.open()
+    store.start()
+    store.append([message()])
+    turns(bench.clock, 12)
+    stop(store)
+    modes = {path.relative_to(bench.root): path.stat().st_mode & 0o777 for path in bench.root.rglob("*")}
+    assert modes.pop(theirs.relative_to(bench.root)) == 0o755
+    assert modes.pop(Path("lock")) == 0o644
+    assert bench.root.stat().st_mode & 0o777 == 0o755
+    assert len(modes) > 10
+    assert {mode for path, mode in modes.items() if (bench.root / path).is_dir()} == {0o700}
+    assert {mode for path, mode in modes.items() if (bench.root / path).is_file()} == {0o600}
 
 
 def test_work_is_done_at_once_and_its_progress_told() -> None:

@@ -122,22 +122,13 @@ def cut_queue_file(store):
     return f"{queue_file(store)} is damaged at byte 100: 100 bytes; mappedFileSizeConsumeQueue is 200"
 
 
-def missing_queue_file(store):
-    first = store / "consumequeue" / "Killed" / "1" / f"{0:020d}"
-    queue_file(store).unlink()
-    assert first.exists()
-    return f"{store}/consumequeue/Killed/1/{400:020d} is damaged at byte 0: the file before it is missing"
-
-
 def rotten_topics(store):
     for path in (store / "config").glob("topics.json*"):
         path.write_bytes(b"\0" * 100)
     return f"{store}/config/topics.json is damaged at byte 0: "
 
 
-@pytest.mark.parametrize(
-    "damage", [missing_segment, cut_segment, foreign_file, cut_queue_file, missing_queue_file, rotten_topics]
-)
+@pytest.mark.parametrize("damage", [missing_segment, cut_segment, foreign_file, cut_queue_file, rotten_topics])
 def test_what_cannot_be_opened_is_one_line(broker, store, damage):
     line = damage(store)
     before = {name: data for name, data in files(store).items() if name not in ("lock", "abort")}
@@ -158,4 +149,20 @@ def test_without_consume_queues_and_index_they_are_built_anew(broker, store):
         shutil.rmtree(store / part)
     process = broker()
     assert served(process.wait_for_port()) == {body_of(n) for n in range(MESSAGES)}
+    assert process.stop() == 0
+
+
+@pytest.mark.parametrize("lost", ["a file", "the folder"])
+def test_what_a_consume_queue_lost_is_built_anew_and_told(broker, store, lost):
+    path = queue_file(store)
+    if lost == "a file":
+        path.unlink()
+    else:
+        shutil.rmtree(path.parent)
+    process = broker()
+    port = process.wait_for_port()
+    assert served(port) == {body_of(n) for n in range(MESSAGES)}
+    assert send_one(port, body_of(MESSAGES), 1).code == ResponseCode.SUCCESS
+    assert served(port) == {body_of(n) for n in range(MESSAGES + 1)}
+    assert "all are built anew" in process.err
     assert process.stop() == 0

@@ -75,14 +75,12 @@ class Namesrv:
 def compare(bench: Bench, table: Table, kinds: Sequence[Kind], rounds: int, factor: float) -> None:
     """Print the registration's cost, the memory after it, then a row of answers for each shape."""
     program = _build(bench.scratch)
-    topics = {name: TopicConfig(name, 8, 8) for name in (f"bench-topic-{n:06d}" for n in range(TOPICS))}
     with ExitStack() as running:
-        servers = [running.enter_context(_namesrv(bench, kind)) for kind in kinds]
+        servers = [running.enter_context(namesrv(bench, kind)) for kind in kinds]
         before = {server.kind: server.memory_mib() for server in servers}
         seconds: dict[Kind, list[float]] = {server.kind: [] for server in servers}
         for counter in range(REGISTRATIONS):
-            wrapper = TopicConfigSerializeWrapper(topics, DataVersion(0, counter))
-            body = encode_registration(RegisterBrokerBody(wrapper), compressed=False)
+            body = all_topics(counter)
             for server in servers:
                 seconds[server.kind].append(server.register(body))
         table.head(f"a name server with {TOPICS:,} topics of one broker, {len(body) / 1e6:.1f} MB of JSON")
@@ -102,6 +100,13 @@ def compare(bench: Bench, table: Table, kinds: Sequence[Kind], rounds: int, fact
                     )
             _print_row(table, f"routes {connections}x{depth}", rates)
         _print_memory(table, before, {server.kind: server.memory_mib() for server in servers})
+
+
+def all_topics(counter: int) -> bytes:
+    """The body of a registration with all topics, told apart by `counter`."""
+    topics = {name: TopicConfig(name, 8, 8) for name in (f"bench-topic-{n:06d}" for n in range(TOPICS))}
+    wrapper = TopicConfigSerializeWrapper(topics, DataVersion(0, counter))
+    return encode_registration(RegisterBrokerBody(wrapper), compressed=False)
 
 
 def _print_row(table: Table, name: str, rates: dict[Kind, list[tuple[float, float]]]) -> None:
@@ -140,7 +145,7 @@ def _load(program: Path, server: Namesrv, connections: int, depth: int, count: i
 
 
 @contextmanager
-def _namesrv(bench: Bench, kind: Kind) -> Iterator[Namesrv]:
+def namesrv(bench: Bench, kind: Kind) -> Iterator[Namesrv]:
     port = free_ports()
     folder = bench.scratch / f"namesrv-{kind}-{port}"
     folder.mkdir()

@@ -16,6 +16,7 @@ Both brokers run with the same settings on fresh stores and take turns. The part
     routes   a name server with 100,000 topics: their registration, memory, and answers a second
     topics   a broker with 20,000 topics that may have 4,096 files open: sends, starts and memory
     idle     memory, CPU and wake-up of a broker that holds the long polls of ten thousand consumers
+    stalls   the longest that one waits while another asks as much as it can
 
 Figures are worth something only when the machine does nothing else. Ratios are such that more is better.
 """
@@ -30,7 +31,20 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench import delayed, filtered, idle, many_topics, memory, restart, rmqload, roll, routes, throughput, transactions
+from bench import (
+    delayed,
+    filtered,
+    idle,
+    many_topics,
+    memory,
+    restart,
+    rmqload,
+    roll,
+    routes,
+    stalls,
+    throughput,
+    transactions,
+)
 from bench.rmqload import LoadFailed
 from bench.servers import Bench, Kind
 from bench.table import Table, by_kind
@@ -52,6 +66,7 @@ PARTS = (
     "routes",
     "topics",
     "idle",
+    "stalls",
 )
 
 
@@ -124,6 +139,7 @@ def steps(
         "routes": lambda: routes.compare(bench, table, kinds, rounds, factor),
         "topics": lambda: many_topics.compare(bench, table, kinds, factor),
         "idle": lambda: idle.compare(bench, table, kinds, factor, consumers),
+        "stalls": lambda: stalls.compare(bench, table, kinds, factor),
     }
     wanted = {"send" if name == "pull" else name for name in only}
     if "ours" not in kinds:

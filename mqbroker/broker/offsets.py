@@ -96,7 +96,9 @@ class OffsetTable:
 
     def topics_of(self, group: str) -> list[str]:
         """The topics in which a group has offsets."""
-        return [topic for topic, of_group in self._keys() if of_group == group]
+        end = f"@{group}"
+        length = len(end)
+        return [key[:-length] for key in self._names() if key.endswith(end) and key.index("@") == len(key) - length]
 
     def topics_by_group(self) -> dict[str, list[str]]:
         """The topics in which each group has offsets."""
@@ -107,12 +109,16 @@ class OffsetTable:
 
     def groups_of(self, topic: str) -> list[str]:
         """The groups that have offsets in a topic."""
-        return [group for of_topic, group in self._keys() if of_topic == topic]
+        begin = f"{topic}@"
+        return [] if "@" in topic else [key[len(begin) :] for key in self._names() if key.startswith(begin)]
 
     def _keys(self) -> list[tuple[str, str]]:
         """(topic, group) of all that is kept."""
-        keys = [*self._offsets, *self._lmq_offsets]
-        return [(topic, group) for topic, at, group in (key.partition("@") for key in keys) if at]
+        return [(topic, group) for topic, at, group in (key.partition("@") for key in self._names()) if at]
+
+    def _names(self) -> list[str]:
+        """Topic and group of all that is kept, as one text."""
+        return [*self._offsets, *self._lmq_offsets]
 
     def by_queue(self, group: str, topic: str) -> dict[int, int]:
         """A copy of a group's offsets in a topic, by queue id."""

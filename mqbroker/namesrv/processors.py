@@ -17,6 +17,7 @@ from mqbroker.namesrv.product_env import PASSED_ON, ProductEnvironment
 from mqbroker.namesrv.routes import RouteTable
 from mqbroker.remoting.handlers import HandlerTable, IConnection, RawRequest
 from mqbroker.wire.bodies import KVTable
+from mqbroker.wire.body import Body
 from mqbroker.wire.codes import FAQ, RequestCode, ResponseCode, TopicSysFlag
 from mqbroker.wire.command import RemotingCommand, encode_command
 from mqbroker.wire.frame import JSON
@@ -38,6 +39,10 @@ log = Logger()
 #: The version by its ordinal since which routes are strict JSON.
 V4_9_4 = 401
 
+#: So long is what is worth keeping, and so many of it are kept.
+LONG_BYTES = 64 * 1024
+LONG_BODIES_MAX = 8
+
 
 class RouteProcessor:
     """Who asks where topics and brokers are.
@@ -58,6 +63,8 @@ class RouteProcessor:
         self._routes = routes
         self._bodies = RouteBodies(routes)
         self._kv = kv
+        self._long: dict[tuple[str, object], bytes] = {}
+        self._versions = (-1, -1)
 
     def register_on(self, table: HandlerTable) -> None:
         if self._elsewhere is None:
@@ -125,14 +132,15 @@ class RouteProcessor:
         return RemotingCommand.response(request, body=encode_route(route, _is_strict(request, header)))
 
     def cluster_info(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
-        return RemotingCommand.response(request, body=self._routes.cluster_info().to_json())
+        return RemotingCommand.response(request, body=self._whole("brokers", None, self._routes.cluster_info))
 
     def topics(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
-        return RemotingCommand.response(request, body=self._routes.topics().to_json())
+        return RemotingCommand.response(request, body=self._whole("topics", None, self._routes.topics))
 
     def topics_of_cluster(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
         cluster = decode_header(GetTopicsByClusterRequestHeader, request.ext_fields).cluster
-        return RemotingCommand.response(request, body=self._routes.topics_of_cluster(cluster).to_json())
+        body = self._whole("cluster", cluster, lambda: self._routes.topics_of_cluster(cluster))
+        return RemotingCommand.response(request, body=body)
 
     def system_topics(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
         return RemotingCommand.response(request, body=self._routes.system_topics().to_json())
@@ -148,7 +156,21 @@ class RouteProcessor:
         return self._flagged(request, lambda flag: flag & both == TopicSysFlag.UNIT_SUB)
 
     def _flagged(self, request: RemotingCommand, is_wanted: Callable[[int], bool]) -> RemotingCommand:
-        return RemotingCommand.response(request, body=self._routes.topics_by_flag(is_wanted).to_json())
+        body = self._whole("flag", request.code, lambda: self._routes.topics_by_flag(is_wanted))
+        return RemotingCommand.response(request, body=body)
+
+    def _whole(self, kind: str, of: object, make: Callable[[], Body]) -> bytes:
+        """The bytes of what `make` gives: a whole table. Long ones are kept until brokers or topics change."""
+        versions = self._routes.brokers_version, self._routes.topics_version
+        if versions != self._versions or len(self._long) >= LONG_BODIES_MAX:
+            self._long.clear()
+            self._versions = versions
+        body = self._long.get((kind, of))
+        if body is None:
+            body = make().to_json()
+            if len(body) >= LONG_BYTES:
+                self._long[kind, of] = body
+        return body
 
     def delete_topic(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
         header = decode_header(DeleteTopicFromNamesrvRequestHeader, request.ext_fields)

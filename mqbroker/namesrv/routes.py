@@ -85,6 +85,8 @@ class RouteTable(Generic[C]):
     def __init__(self) -> None:
         #: Goes up whenever a broker comes, goes, or changes what routes say of it.
         self.brokers_version = 0
+        #: Goes up whenever there may be other topics or clusters, or topics lie elsewhere.
+        self.topics_version = 0
         self._topics = Placements()
         self._brokers: dict[str, _BrokerSet] = {}
         self._clusters: dict[str, set[str]] = {}
@@ -100,6 +102,7 @@ class RouteTable(Generic[C]):
     def register(self, registration: Registration, connection: C, now_ms: int) -> Registered:
         """Take in a broker, or that it still lives. Raises Refused where there is no room for it."""
         name, addr, broker_id = registration.broker_name, registration.broker_addr, registration.broker_id
+        self.topics_version += 1
         is_new = addr not in self._lives
         self._check_room(registration, is_new)
         former = self._brokers[name].addrs.get(broker_id) if name in self._brokers else None
@@ -217,6 +220,7 @@ class RouteTable(Generic[C]):
             del self._brokers[name]
             for cluster in self._clusters_of.pop(name):
                 _take_out(self._clusters, cluster, name)
+        self.topics_version += 1
         self._topics.remove_brokers(names)
 
     # --- versions
@@ -240,6 +244,7 @@ class RouteTable(Generic[C]):
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
         """Take out a topic's routes, those of one cluster only where it is named."""
+        self.topics_version += 1
         if cluster:
             self._topics.remove_from(topic, self._clusters.get(cluster, ()))
         else:

@@ -5,10 +5,16 @@ import json
 import orjson
 import pytest
 
-from mqbroker.namesrv import kv
+from mqbroker.namesrv import kv, processors
 from mqbroker.namesrv.processors import FAQ
 from mqbroker.wire import fastjson
-from mqbroker.wire.bodies import DataVersion, RegisterBrokerBody, TopicConfig, TopicConfigSerializeWrapper
+from mqbroker.wire.bodies import (
+    DataVersion,
+    RegisterBrokerBody,
+    TopicConfig,
+    TopicConfigSerializeWrapper,
+    TopicList,
+)
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand, decode_frame, encode_command
 from mqbroker.wire.frame import encode_frame
@@ -285,6 +291,33 @@ def test_lists_and_deleting(peer):
     assert peer.ask(RequestCode.DELETE_TOPIC_IN_NAMESRV, topic="T").code == ResponseCode.SUCCESS
     assert peer.ask(RequestCode.DELETE_TOPIC_IN_NAMESRV, topic="U", clusterName="C").code == ResponseCode.SUCCESS
     assert topics(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER) == []
+
+
+def test_long_tables_are_kept_until_they_change(peer, monkeypatch):
+    monkeypatch.setattr(processors, "LONG_BYTES", 0)
+    made = []
+    to_json = TopicList.to_json
+    monkeypatch.setattr(TopicList, "to_json", lambda body: made.append(body) or to_json(body))
+
+    def lists():
+        """Of all topics, of two clusters, and how many of them were made anew."""
+        found = []
+        before = len(made)
+        for code, fields in ((206, {}), (224, {"cluster": "C"}), (224, {"cluster": "D"}), (304, {})):
+            found.append("".join(sorted(json.loads(peer.ask(code, **fields).body)["topicList"])))
+        return found, len(made) - before
+
+    assert lists() == (["", "", "", ""], 4)
+    register(peer, "T", "U")
+    assert lists() == (["TU", "TU", "", "Cbroker-a"], 4)
+    assert lists() == (["TU", "TU", "", "Cbroker-a"], 1)  # the system's topics are few, and made each time
+    peer.ask(RequestCode.DELETE_TOPIC_IN_NAMESRV, topic="U")
+    assert lists() == (["T", "T", "", "Cbroker-a"], 4)
+    register(peer, "T", "V", version=408)
+    register(peer, "T", clusterName="D")
+    assert lists()[0][2] != ""
+    peer.ask(RequestCode.UNREGISTER_BROKER, **BROKER)
+    assert lists() == (["", "", "", ""], 4)
 
 
 def test_unit_topics(peer):

@@ -1,0 +1,156 @@
+"""How long one who asks a little waits while another asks as much as it can.
+
+An attack is bytes that a peer writes at once, without reading what is answered. A prober on a connection of its own
+asks one small question after the other meanwhile: the longest it waits is what is measured.
+"""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from bench import routes
+from bench.rmqload import LoadFailed
+from bench.servers import Bench, Kind
+from bench.table import Table
+from mqbroker.wire.bodies import ConsumerData, HeartbeatData, LockBatchRequestBody, MessageQueue, SubscriptionData
+from mqbroker.wire.codes import RequestCode
+from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand, encode_command
+from mqbroker.wire.frame import FrameDecoder
+
+#: What nobody may make another wait.
+WANTED_MS = 100.0
+#: How long an attack is watched, and how often it is repeated in that time.
+WATCH_S = 10.0
+REPEATS = 5
+PAUSE_S = 0.005
+
+OFFSETS = 20_000
+
+
+def compare(bench: Bench, table: Table, kinds: Sequence[Kind], factor: float) -> None:
+    """Print for each attack the longest wait of the prober, in ms."""
+    watch_s = max(3.0, WATCH_S * factor)
+    table.head(f"{'longest wait of others, ms':44} " + " ".join(f"{kind:>9}" for kind in kinds))
+    with_namesrv: dict[str, dict[Kind, float]] = {}
+    with_broker: dict[str, dict[Kind, float]] = {}
+    for kind in kinds:
+        with routes.namesrv(bench, kind) as server:
+            server.register(routes.all_topics(0))
+            ask = RemotingCommand(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "bench-topic-000007"})
+            _measure(kind, server.port, ask, _on_namesrv(), watch_s, with_namesrv)
+        with bench.server(kind) as broker:
+            _fill(broker.port)
+            ask = RemotingCommand(RequestCode.GET_MAX_OFFSET, {"topic": "BenchmarkTest", "queueId": "0"})
+            _measure(kind, broker.port, ask, _on_broker(), watch_s, with_broker)
+    for place, found in (("name server", with_namesrv), ("broker", with_broker)):
+        for name, waits in found.items():
+            cells = " ".join(f"{waits[kind]:9.0f}" if kind in waits else f"{'-':>9}" for kind in kinds)
+            table.wanted_row(f"{f'{place}: {name}':44}", cells, waits.get("ours"), below=WANTED_MS)
+
+
+def _on_namesrv() -> Mapping[str, bytes]:
+    code = RequestCode
+    cluster, broker = {"cluster": "bench-cluster"}, {"brokerName": "bench-broker"}
+    return {
+        "nothing": b"",
+        "all topics": _requests(code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, 1000),
+        "all topics, one-way": _requests(code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, 1000, flag=ONEWAY_FLAG),
+        "a cluster's topics, one-way": _requests(code.GET_TOPICS_BY_CLUSTER, 1000, cluster, flag=ONEWAY_FLAG),
+        "permissions, one-way": _requests(code.WIPE_WRITE_PERM_OF_BROKER, 100, broker, flag=ONEWAY_FLAG),
+    }
+
+
+def _on_broker() -> Mapping[str, bytes]:
+    code = RequestCode
+    subscriptions = [SubscriptionData(f"topic-{n}", "*") for n in range(100_000)]
+    consumer = ConsumerData("CG", "CONSUME_PASSIVELY", "CLUSTERING", "CONSUME_FROM_LAST_OFFSET", subscriptions)
+    heartbeat = HeartbeatData("client", [], [consumer]).to_json()
+    queues = frozenset(MessageQueue("BenchmarkTest", "bench-broker", n) for n in range(60_000))
+    lock = LockBatchRequestBody("CG", "client", queues).to_json()
+    key = {"topic": "BenchmarkTest", "key": "k", "maxNum": "64", "beginTimestamp": "0", "endTimestamp": str(2**62)}
+    return {
+        "nothing": b"",
+        "who consumes a topic": _requests(code.QUERY_TOPIC_CONSUME_BY_WHO, 1000, {"topic": "BenchmarkTest"}),
+        "messages by key": _requests(code.QUERY_MESSAGE, 1000, key),
+        "a heartbeat of 12 MB": _requests(code.HEART_BEAT, 1, body=heartbeat),
+        "a lock of 3 MB": _requests(code.LOCK_BATCH_MQ, 3, body=lock),
+        "1 MB of Fastjson's dialect": _requests(code.HEART_BEAT, 3, body=b"{1:[" + b"{}," * 340_000 + b"{}]}"),
+    }
+
+
+def _requests(
+    code: int, count: int, fields: Mapping[str, str] | None = None, *, flag: int = 0, body: bytes = b""
+) -> bytes:
+    return encode_command(RemotingCommand(code, dict(fields or {}), body, flag=flag)) * count
+
+
+def _fill(port: int) -> None:
+    """Give a broker a table of offsets."""
+    for begin in range(0, OFFSETS, 1000):
+        with _connected(port) as connection:
+            for number in range(begin, begin + 1000):
+                fields = {"consumerGroup": f"G{number}", "topic": "BenchmarkTest", "queueId": "0", "commitOffset": "1"}
+                _ask(connection, RemotingCommand(RequestCode.UPDATE_CONSUMER_OFFSET, fields))
+
+
+def _measure(
+    kind: Kind,
+    port: int,
+    ask: RemotingCommand,
+    attacks: Mapping[str, bytes],
+    watch_s: float,
+    found: dict[str, dict[Kind, float]],
+) -> None:
+    for name, attack in attacks.items():
+        try:
+            found.setdefault(name, {})[kind] = _longest_wait_ms(port, ask, attack, watch_s)
+        except OSError as error:
+            raise LoadFailed(
+                f"{kind} under {name!r}: no answer to others within {WATCH_S * 6:.0f} s: {error}"
+            ) from None
+
+
+def _longest_wait_ms(port: int, ask: RemotingCommand, attack: bytes, watch_s: float) -> float:
+    over = threading.Event()
+    attacker = threading.Thread(target=_attack, args=(port, attack, watch_s / REPEATS, over), daemon=True)
+    longest = 0.0
+    with _connected(port) as prober:
+        _ask(prober, ask)
+        attacker.start()
+        end = time.monotonic() + watch_s
+        while (began := time.monotonic()) < end:
+            _ask(prober, ask)
+            longest = max(longest, time.monotonic() - began)
+            time.sleep(PAUSE_S)
+    over.set()
+    attacker.join()
+    return longest * 1000
+
+
+def _attack(port: int, attack: bytes, pause_s: float, over: threading.Event) -> None:
+    """Write it again and again, each time over a connection of its own that is not read."""
+    while attack and not over.is_set():
+        try:
+            with _connected(port) as connection:
+                connection.settimeout(pause_s)
+                connection.sendall(attack)
+                over.wait(pause_s)
+        except OSError:
+            over.wait(0.01)
+
+
+@contextmanager
+def _connected(port: int) -> Iterator[socket.socket]:
+    with socket.create_connection(("127.0.0.1", port), WATCH_S * 6) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        yield connection
+
+
+def _ask(connection: socket.socket, request: RemotingCommand) -> None:
+    connection.sendall(encode_command(request))
+    decoder = FrameDecoder()
+    while not decoder.feed(data := connection.recv(1 << 16)):
+        if not data:
+            raise ConnectionError("it closed the connection")

@@ -251,7 +251,8 @@ class BrokerService(Service):
         if not self.settings.store.kernel_sync_enable:
             return syncs
         try:
-            queue = KernelQueue(self._reactor, self._reactor.seconds, getattr(self._reactor, "expect", _expect_nothing))
+            expect = getattr(self._reactor, "expect", _expect_nothing)
+            queue = KernelQueue(self._reactor, self._reactor.seconds, expect, self._reactor.callLater)
         except OSError as error:
             log.info("the log is synced by a thread: the kernel's queue cannot be had: {error}", error=error)
             return syncs

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IReactorFDSet, IReadDescriptor
+from twisted.internet.interfaces import IDelayedCall, IReactorFDSet, IReadDescriptor
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
@@ -31,6 +31,8 @@ _IOCB_FLAG_RESFD = 1
 #: io_setup, io_destroy, io_getevents, io_submit
 _CALLS = {"x86_64": (206, 207, 208, 209), "aarch64": (0, 1, 4, 2)}
 DEPTH = 8
+#: How often it is looked for syncs that ended without a word, while there are any.
+LOOK_S = 1.0
 
 #: Where the last sync took less, the next is expected within that time, and the reactor told so.
 QUICK_SECONDS = 300e-6
@@ -48,6 +50,10 @@ def _call(number: int, *arguments: Any) -> int:
     return result
 
 
+class QueueLost(OSError):
+    """The kernel does not say any more how its syncs ended: who waits has to sync again by other means."""
+
+
 @implementer(IReadDescriptor)
 class KernelQueue:
     """A queue of syncs, whose ends the reactor is told of.
@@ -56,6 +62,7 @@ class KernelQueue:
 
     :param now: seconds, by which a sync is measured.
     :param expect: told within how many seconds a sync will end, where that is soon.
+    :param call_later: `IReactorTime.callLater`, for a look now and then at what the event descriptor may not have told.
     """
 
     def __init__(
@@ -63,6 +70,7 @@ class KernelQueue:
         reactor: IReactorFDSet,
         now: Callable[[], float],
         expect: Callable[[float], None] = lambda seconds: None,
+        call_later: Callable[[float, Callable[[], None]], IDelayedCall] | None = None,
     ) -> None:
         calls = _CALLS.get(platform.machine())
         if calls is None or not hasattr(os, "eventfd"):
@@ -79,14 +87,20 @@ class KernelQueue:
         self._expect = expect
         self._now = now
         self._began = self._took = 0.0
+        self._call_later = call_later
+        self._look_call: IDelayedCall | None = None
+        self._broken: OSError | None = None
         self._event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         reactor.addReader(self)
 
     def sync(self, fd: int, path: str) -> Deferred[None]:
         """Fires when all that was stored in the file is on the disk, as fdatasync(2) does; fails with OSError then.
 
-        Raises OSError where the request is not taken: nothing was synced then, nor tried.
+        Fails with QueueLost where nobody can tell. Raises OSError where the request is not taken: nothing was synced
+        then, nor tried.
         """
+        if self._broken is not None:
+            raise self._broken
         self._number += 1
         block = ctypes.create_string_buffer(
             _IOCB.pack(self._number, 0, 0, _IOCB_CMD_FDSYNC, 0, fd, 0, 0, 0, 0, _IOCB_FLAG_RESFD, self._event_fd),
@@ -98,7 +112,20 @@ class KernelQueue:
         self._began = self._now()
         if self._took < QUICK_SECONDS:
             self._expect(QUICK_SECONDS)
+        if self._look_call is None:
+            self._look_later()
         return done
+
+    def _look_later(self) -> None:
+        if self._call_later is not None:
+            self._look_call = self._call_later(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        self._look_call = None
+        if self._waiting:
+            self._tell_ended()
+        if self._waiting:
+            self._look_later()
 
     def fileno(self) -> int:
         return self._event_fd
@@ -112,23 +139,53 @@ class KernelQueue:
             os.eventfd_read(self._event_fd)
         except BlockingIOError:
             return
+        except OSError as error:  # what runs is looked for from time to time; nothing more is taken
+            self._take_no_more(error)
         self._took = self._now() - self._began
-        count = _call(
-            self._get_events, self._context, ctypes.c_long(0), ctypes.c_long(DEPTH), self._events, self._no_time
-        )
+        self._tell_ended()
+
+    def _tell_ended(self) -> None:
+        try:
+            count = _call(
+                self._get_events, self._context, ctypes.c_long(0), ctypes.c_long(DEPTH), self._events, self._no_time
+            )
+        except OSError as error:
+            if error.errno != errno.EINTR:
+                self._give_up(error)
+            return
         for number, _, result, _ in list(_IO_EVENT.iter_unpack(self._events.raw[: count * _IO_EVENT.size])):
-            done, path, _block = self._waiting.pop(number)
+            done, path, _block = self._waiting.pop(number, (None, "", None))
+            if done is None:
+                continue
             if result < 0:
                 done.errback(Failure(OSError(-result, os.strerror(-result), path)))  # type: ignore[no-untyped-call]
             else:
                 done.callback(None)
 
+    def _take_no_more(self, error: OSError) -> None:
+        if self._broken is None:
+            self._broken = error
+            self._reactor.removeReader(self)
+
+    def _give_up(self, error: OSError) -> None:
+        """Nobody can tell how what runs will end."""
+        self._take_no_more(error)
+        waiting, self._waiting = self._waiting, {}
+        for done, path, _block in waiting.values():
+            lost = QueueLost(error.errno, f"the kernel does not say how a sync ended: {error.strerror}", path)
+            done.errback(Failure(lost))  # type: ignore[no-untyped-call]
+
     def connectionLost(self, reason: Failure) -> None:
-        """The reactor has let go of it: nothing to do, `stop` does it."""
+        """The reactor has let go of it, since it was told to or something was raised: `stop` does the rest."""
+        self._broken = self._broken or OSError(errno.EIO, f"the reactor let go of it: {reason.getErrorMessage()}")
 
     def stop(self) -> None:
         """Let go of the kernel's queue. What still runs is waited for; nobody is told of its end."""
-        self._reactor.removeReader(self)
+        if self._broken is None:
+            self._reactor.removeReader(self)
+        if self._look_call is not None:
+            self._look_call.cancel()
+            self._look_call = None
         _call(self._destroy, self._context)
         os.close(self._event_fd)
         self._waiting.clear()

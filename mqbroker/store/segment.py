@@ -135,8 +135,8 @@ class SegmentSource:
             return file
         self._abandon_job()
         self.sync_names()  # a crash must not leave a gap between segments
-        self._names_made += 1
         file = self._create(offset)
+        self._names_made += 1  # not before it is there: the worker may be about to sync names
         try:
             file.allocate(0, file.size)
         except OSError:

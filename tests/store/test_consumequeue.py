@@ -179,3 +179,13 @@ def test_a_foreign_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "A" / "notes").mkdir(parents=True)
     with pytest.raises(StoreDamaged, match="not a directory of a queue"):
         run_at_once(ConsumeQueues(FaultyDisk(), str(tmp_path), FILE).load(), lambda progress: None)
+
+
+def test_a_file_with_something_to_sync_is_not_to_be_deleted(tmp_path: Path) -> None:
+    queue = make(tmp_path)
+    queue.write(entries(0, 250))
+    queue.min_offset = 230
+    assert queue.removable_files() == []
+    queue.take_unsynced()
+    assert [Path(file.path).name for file in queue.removable_files()] == [f"{0:020d}", f"{2000:020d}"]
+    queue.close()

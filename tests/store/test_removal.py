@@ -186,6 +186,31 @@ def test_every_moment_can_be_the_last(make: Make, ext: bool, made_again: bool) -
     bench.worker.at_once = True
 
 
+def test_a_removal_is_finished_also_where_the_last_message_of_the_log_goes_with_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = filled(bench)
+    store.append([message("Old", body=b"last")])
+    store.dispatch_now()
+    images: list[Bench] = []
+    rename = bench.disk.rename
+
+    def killed_before(old: str, new: str) -> None:
+        if not images and ".removed" in new:
+            images.append(bench.image("killed"))  # it is noted, and nothing done yet
+        rename(old, new)
+
+    monkeypatch.setattr(bench.disk, "rename", killed_before)
+    assert result(store.remove_topics(["Old"])) == ["Old"]
+    (image,) = images
+    assert "Old/0" in directories(image)
+    opened = image.open()
+    assert bodies(opened) == []
+    assert directories(image) == KEPT
+    assert opened.append([message("Old")])[0][1] == 4
+    stop(opened)
+
+
 def test_what_comes_while_it_is_removed_is_removed_and_counts(bench: Bench) -> None:
     store = filled(bench)
     bench.worker.at_once = False

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from twisted.logger import capturedLogs
 
+from mqbroker.store.disk import IMappedFile
 from mqbroker.store.segment import SegmentSource, segment_path
 from tests.store.harness import FaultyDisk, FaultyFile, SteppedWorker, make_bench, message, stop, turns
 
@@ -53,6 +54,42 @@ def test_a_segment_needed_before_it_is_ready_is_made_at_once(made: Made) -> None
     made.source.prepare(2 * SIZE)
     made.worker.step()
     assert made.names() == [f"{SIZE:020d}", f"{2 * SIZE:020d}"]
+
+
+@pytest.mark.parametrize("moment", ["before it is there", "while names are synced"])
+def test_a_name_that_is_made_while_names_are_synced_waits_for_the_next_sync(
+    made: Made, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """The worker syncs names at any moment of the reactor's."""
+    source = made.source
+    source.take(0)
+    if moment == "before it is there":
+        create = made.disk.create_mapped
+
+        def create_after_a_sync(path: str, size: int, *, keep_open: bool = False) -> IMappedFile:
+            source.sync_names()
+            return create(path, size, keep_open=keep_open)
+
+        monkeypatch.setattr(made.disk, "create_mapped", create_after_a_sync)
+        source.take(SIZE)
+    else:
+        sync = made.disk.sync_directory
+
+        def sync_before_another(path: str) -> None:
+            sync(path)
+            monkeypatch.setattr(made.disk, "sync_directory", sync)
+            source.take(SIZE)
+
+        # The segment before it is synced by `take` itself: the sync that is met is the worker's.
+        monkeypatch.setattr(source, "sync_names", lambda: None)
+        monkeypatch.setattr(made.disk, "sync_directory", sync_before_another)
+        SegmentSource.sync_names(source)
+        monkeypatch.undo()
+    assert source.has_new_names
+    made.disk.faults.synced_directories.clear()
+    source.sync_names()
+    assert made.disk.faults.synced_directories == {str(made.root)}
+    assert not source.has_new_names
 
 
 @pytest.mark.parametrize("when", ["while it is written", "when it is whole"])

@@ -3,17 +3,21 @@
 import errno
 import os
 import select
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IReadDescriptor
+from twisted.internet.task import Clock
 from zope.interface import implementer
 from zope.interface.verify import verifyObject
 
+from mqbroker.store import kernel_queue
 from mqbroker.store.disk import IMappedFile
-from mqbroker.store.kernel_queue import QUICK_SECONDS, KernelQueue
+from mqbroker.store.kernel_queue import LOOK_S, QUICK_SECONDS, KernelQueue
 from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.syncs import ISyncs, KernelSyncs, WorkerSyncs
 from mqbroker.store.worker import InlineWorker
@@ -142,6 +146,110 @@ def test_the_next_end_is_expected_where_the_last_sync_was_quick(
         readers.wait()
         assert got == [None]
     queue.stop()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def watched(readers: Readers, clock: Clock) -> Iterator[KernelQueue]:
+    try:
+        queue = KernelQueue(readers, lambda: 0.0, call_later=clock.callLater)  # type: ignore[arg-type]
+    except OSError as error:
+        pytest.skip(f"this machine has no queue of the kernel's: {error}")
+    yield queue
+    queue.stop()
+    assert clock.getDelayedCalls() == []
+
+
+def until_told(got: list[BaseException | None], clock: Clock) -> None:
+    for _ in range(1000):
+        if got:
+            return
+        clock.advance(LOOK_S)
+        time.sleep(0.001)  # the kernel is at it
+    raise AssertionError("nobody was told")
+
+
+def test_an_end_that_the_reactor_does_not_hear_of_is_found_after_a_while(
+    watched: KernelQueue, clock: Clock, make_file: Callable[[str], IMappedFile]
+) -> None:
+    file = make_file("a")
+    got = told(watched.sync(descriptor(file), file.path))
+    until_told(got, clock)
+    assert got == [None]
+    assert clock.getDelayedCalls() == []  # there is nothing to look for
+
+
+def test_without_its_event_descriptor_what_runs_is_told_and_nothing_more_taken(
+    watched: KernelQueue,
+    readers: Readers,
+    clock: Clock,
+    make_file: Callable[[str], IMappedFile],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = make_file("a")
+    got = told(watched.sync(descriptor(file), file.path))
+
+    def broken(fd: int) -> int:
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    monkeypatch.setattr(os, "eventfd_read", broken)
+    watched.doRead()
+    assert readers.readers == []
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        watched.sync(descriptor(file), file.path)
+    until_told(got, clock)
+    assert got == [None]
+
+
+def test_a_sync_that_failed_is_told_as_that(
+    queue: KernelQueue, make_file: Callable[[str], IMappedFile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel's answer is changed as a disk that fails would have it."""
+    file = make_file("a")
+    got = told(queue.sync(descriptor(file), file.path))
+    real = kernel_queue._call
+
+    def failing(number: int, *arguments: Any) -> int:
+        count = real(number, *arguments)
+        if number == queue._get_events and count:
+            event = kernel_queue._IO_EVENT
+            data, block, _, second = event.unpack_from(queue._events)
+            event.pack_into(queue._events, 0, data, block, -errno.EIO, second)
+        return count
+
+    monkeypatch.setattr(kernel_queue, "_call", failing)
+    assert select.select([queue], [], [], 10)[0]
+    queue.doRead()
+    (error,) = got
+    assert isinstance(error, OSError)
+    assert (error.errno, error.filename) == (errno.EIO, file.path)
+
+
+def test_where_the_ends_cannot_be_asked_for_a_thread_syncs_again(
+    watched: KernelQueue, readers: Readers, make_file: Callable[[str], IMappedFile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = Others()
+    syncs = KernelSyncs(watched, others)
+    file = make_file("a")
+    got = told(syncs.sync([file], None))
+    assert (got, others.synced) == ([], [])
+    real = kernel_queue._call
+
+    def broken(number: int, *arguments: object) -> int:
+        if number == watched._get_events:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real(number, *arguments)
+
+    monkeypatch.setattr(kernel_queue, "_call", broken)
+    watched.doRead() if select.select([watched], [], [], 10)[0] else None
+    assert (got, others.synced) == ([None], [([file.path], None)])
+    assert readers.readers == []
+    assert told(syncs.sync([file], None)) == [None]
+    assert len(others.synced) == 2
 
 
 class Queue:

@@ -1,23 +1,36 @@
 """How long one who asks a little waits while another asks as much as it can.
 
 An attack is bytes that a peer writes at once, without reading what is answered. A prober on a connection of its own
-asks one small question after the other meanwhile: the longest it waits is what is measured.
+asks one small question after the other meanwhile: the longest it waits is what is measured. So it is where nobody
+attacks, and many leave at once.
 """
 
 import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
-from bench import routes
+from bench import idle, routes
 from bench.rmqload import LoadFailed
 from bench.servers import Bench, Kind
 from bench.table import Table
-from mqbroker.wire.bodies import ConsumerData, HeartbeatData, LockBatchRequestBody, MessageQueue, SubscriptionData
+from mqbroker.wire.bodies import (
+    ConsumerData,
+    DataVersion,
+    HeartbeatData,
+    LockBatchRequestBody,
+    MessageQueue,
+    RegisterBrokerBody,
+    SubscriptionData,
+    TopicConfig,
+    TopicConfigSerializeWrapper,
+)
 from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand, encode_command
 from mqbroker.wire.frame import FrameDecoder
+from mqbroker.wire.headers import RegisterBrokerRequestHeader
+from mqbroker.wire.registration import body_crc32, encode_registration
 
 #: What nobody may make another wait.
 WANTED_MS = 100.0
@@ -27,11 +40,16 @@ REPEATS = 5
 PAUSE_S = 0.005
 
 OFFSETS = 20_000
+#: They share the 100,000 topics that the name server has.
+BROKERS = 300
+CONSUMERS = 3000
 
 
 def compare(bench: Bench, table: Table, kinds: Sequence[Kind], factor: float) -> None:
     """Print for each attack the longest wait of the prober, in ms."""
     watch_s = max(3.0, WATCH_S * factor)
+    count = max(100, int(CONSUMERS * factor))
+    idle.allow_files(count + idle.FILES_BESIDE)
     table.head(f"{'longest wait of others, ms':44} " + " ".join(f"{kind:>9}" for kind in kinds))
     with_namesrv: dict[str, dict[Kind, float]] = {}
     with_broker: dict[str, dict[Kind, float]] = {}
@@ -40,10 +58,17 @@ def compare(bench: Bench, table: Table, kinds: Sequence[Kind], factor: float) ->
             server.register(routes.all_topics(0))
             ask = RemotingCommand(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "bench-topic-000007"})
             _measure(kind, server.port, ask, _on_namesrv(), watch_s, with_namesrv)
+            leaving = f"{BROKERS} brokers that leave"
+            with_namesrv.setdefault(leaving, {})[kind] = _longest_wait_after_leaving(
+                server.port, ask, _brokers_with_topics(), watch_s
+            )
         with bench.server(kind) as broker:
             _fill(broker.port)
             ask = RemotingCommand(RequestCode.GET_MAX_OFFSET, {"topic": "BenchmarkTest", "queueId": "0"})
             _measure(kind, broker.port, ask, _on_broker(), watch_s, with_broker)
+            with_broker.setdefault(f"{count:,} consumers of one group that leave", {})[kind] = (
+                _longest_wait_after_leaving(broker.port, ask, _consumers_of_one_group(count), watch_s)
+            )
     for place, found in (("name server", with_namesrv), ("broker", with_broker)):
         for name, waits in found.items():
             cells = " ".join(f"{waits[kind]:9.0f}" if kind in waits else f"{'-':>9}" for kind in kinds)
@@ -78,6 +103,49 @@ def _on_broker() -> Mapping[str, bytes]:
         "a lock of 3 MB": _requests(code.LOCK_BATCH_MQ, 3, body=lock),
         "1 MB of Fastjson's dialect": _requests(code.HEART_BEAT, 3, body=b"{1:[" + b"{}," * 340_000 + b"{}]}"),
     }
+
+
+def _brokers_with_topics() -> Iterator[RemotingCommand]:
+    """What each of the brokers says of itself: each has its part of the topics, beside the broker that has all."""
+    names = [f"bench-topic-{number:06d}" for number in range(routes.TOPICS)]
+    for number in range(BROKERS):
+        topics = {name: TopicConfig(name, 4, 4) for name in names[number::BROKERS]}
+        wrapper = TopicConfigSerializeWrapper(topics, DataVersion(0, 1))
+        body = encode_registration(RegisterBrokerBody(wrapper), compressed=False)
+        header = RegisterBrokerRequestHeader(
+            broker_name=f"leaving-{number}",
+            broker_addr=f"127.0.0.1:{20_000 + number}",
+            cluster_name="bench-cluster",
+            ha_server_addr="",
+            broker_id=0,
+            body_crc32=body_crc32(body),
+        )
+        yield RemotingCommand.request(RequestCode.REGISTER_BROKER, header, body)
+
+
+def _consumers_of_one_group(count: int) -> Iterator[RemotingCommand]:
+    subscription = SubscriptionData("BenchmarkTest", "*")
+    consumer = ConsumerData("Leaving", "CONSUME_PASSIVELY", "CLUSTERING", "CONSUME_FROM_LAST_OFFSET", [subscription])
+    for number in range(count):
+        body = HeartbeatData(f"leaving-{number}", [], [consumer]).to_json()
+        yield RemotingCommand(RequestCode.HEART_BEAT, body=body)
+
+
+def _longest_wait_after_leaving(
+    port: int, ask: RemotingCommand, present: Iterator[RemotingCommand], watch_s: float
+) -> float:
+    """Let peers come, each over a connection of its own, and all go at once; the longest wait of the prober then."""
+    with _connected(port) as prober, ExitStack() as peers:
+        for request in present:
+            _ask(peers.enter_context(_connected(port)), request)
+        _ask(prober, ask)
+        peers.close()
+        longest, end = 0.0, time.monotonic() + watch_s
+        while (began := time.monotonic()) < end:
+            _ask(prober, ask)
+            longest = max(longest, time.monotonic() - began)
+            time.sleep(PAUSE_S)
+    return longest * 1000
 
 
 def _requests(

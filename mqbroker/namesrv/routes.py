@@ -220,7 +220,7 @@ class RouteTable(Generic[C]):
             del self._brokers[name]
             for cluster in self._clusters_of.pop(name):
                 _take_out(self._clusters, cluster, name)
-        self.topics_version += 1
+        self.topics_version += len(names)
         self._topics.remove_brokers(names)
 
     # --- versions

@@ -31,7 +31,7 @@ QUEUE_BYTES = 16 * 1024
 START_S_WANTED = 10.0
 MIB_WANTED = 500.0
 STOP_PATIENCE_S = 600.0
-SETTINGS = {"mappedFileSizeCommitLog": str(64 << 20), "topicQueueNums": str(QUEUES)}
+SETTINGS = {"mappedFileSizeCommitLog": str(64 << 20), "defaultTopicQueueNums": str(QUEUES)}
 
 
 @attrs.frozen

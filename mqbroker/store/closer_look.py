@@ -21,6 +21,7 @@ from mqbroker.store.consumequeue_ext import ADDRESS_MAX, UNIT_BYTES_MIN, undecor
 from mqbroker.store.damages import Damages
 from mqbroker.store.disk import IMappedFile
 from mqbroker.store.matching import IMatching
+from mqbroker.store.mending import LostEntry, is_lost
 from mqbroker.store.outcomes import Get, GetResult, GetStatus, outside
 from mqbroker.store.picking import Picking
 from mqbroker.store.verifying import Verifier
@@ -53,6 +54,7 @@ class _Look:
     newest: int = 0
     skip_below: int = -1
     is_full: bool = False
+    is_lost: bool = False
     total: int = 0
     count: int = 0
     runs: list[tuple[int, int]] = attrs.field(factory=list)
@@ -97,7 +99,7 @@ class CloserLook:
 
     def get(self, get: Get, missing: list[Stretch] | None) -> GetResult:
         """The answer. Where something was added to `missing` it means nothing, and is to be asked for again when that
-        is in memory."""
+        is in memory. Raises LostEntry."""
         queue, offset = get.queue, get.offset
         if not queue.min_offset <= offset < queue.max_offset:
             return outside(offset, queue.min_offset, queue.max_offset)
@@ -121,9 +123,15 @@ class CloserLook:
                 self._look_at(look, start, entries)
             if look.is_full:
                 break
+        return self._ended(look)
+
+    def _ended(self, look: _Look) -> GetResult:
+        queue, offset = look.get.queue, look.get.offset
+        if look.is_lost and not look.seen and not look.missing:
+            raise LostEntry
         if look.newest and look.newest < self._log.end - self.hot_bytes:
             queue.asked_below = max(queue.asked_below, offset + look.seen)
-        if look.count == look.seen and not missing:
+        if look.count == look.seen and not look.missing:
             self._remember(queue, offset, offset + look.seen)
         return self._result(look)
 
@@ -150,6 +158,9 @@ class CloserLook:
         if tags_codes is None or look.skip_below >= 0:
             return False
         flat = entries_struct(len(entries) // ENTRY_BYTES).unpack(entries)
+        offsets, sizes, log_end = flat[::3], flat[1::3], self._log.readable_end
+        if is_lost(min(offsets), min(sizes), log_end) or is_lost(max(offsets), RECORD_BYTES_MIN, log_end):
+            return False
         if min(flat[2::3]) <= ADDRESS_MAX or not tags_codes.isdisjoint(flat[2::3]):
             return False
         look.seen = start - look.get.offset + len(flat) // 3
@@ -167,7 +178,11 @@ class CloserLook:
         base = room = 0
         view = _NO_BYTES
         queue_offset = start - 1
+        log_end = self._log.readable_end
         for physical_offset, size, code in _ENTRY.iter_unpack(entries):
+            if is_lost(physical_offset, size, log_end):
+                look.is_full = look.is_lost = True
+                break
             queue_offset += 1
             look.newest = physical_offset
             if physical_offset < look.skip_below:
@@ -205,6 +220,9 @@ class CloserLook:
         """As `_look_at`, where more is asked than tags codes. It ends before one of which something is missing."""
         get = look.get
         for queue_offset, (physical_offset, size, code) in enumerate(_ENTRY.iter_unpack(entries), start):
+            if is_lost(physical_offset, size, self._log.readable_end):
+                look.is_full = look.is_lost = True
+                break
             look.newest = physical_offset
             is_near = not self._is_far(physical_offset)
             if look.count and self._would_be_too_much(get, look.count, look.total + size, is_near):

@@ -278,6 +278,16 @@ class ConsumeQueue:
             count = min(self._room(), offset - self.max_offset)
             self._store(blank * count)
 
+    def rewrite(self, offset: int, data: bytes) -> None:
+        """Store an entry between min and max anew. Raises OSError."""
+        index, at = divmod(offset - self._first, self._per_file)
+        file = self._files[index]
+        file.allocate(at * ENTRY_BYTES, ENTRY_BYTES)
+        file.buffer[at * ENTRY_BYTES : at * ENTRY_BYTES + ENTRY_BYTES] = data
+        if file not in self._unsynced:
+            self._unsynced.append(file)
+        self._oldest = None
+
     def take_unsynced(self) -> list[IMappedFile]:
         """The files written to since this was last called."""
         taken: list[IMappedFile] = [*self._unsynced]

@@ -15,7 +15,7 @@ from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.consumequeue_ext import ADDRESS_MAX
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.extending import BitMap, extend_entries
-from mqbroker.store.logscan import Damage, Run, Scanned
+from mqbroker.store.logscan import Damage, Row, Run, Scanned
 from mqbroker.store.logview import ILogView
 from mqbroker.store.multi_dispatch import NAMES_MARK, MultiQueues
 from mqbroker.store.tags_codes import TagsCodes
@@ -161,6 +161,22 @@ class Entering:
             "message at {offset} of the log is not put into queues that INNER_MULTI_DISPATCH names: {why}",
             offset=item.physical_offset, why=why,
         )  # fmt: skip
+
+    def place_of(self, queue: ConsumeQueue, row: Row) -> tuple[int, int] | None:
+        """The offset in `queue`, and the tags code, of a message read from the log; None where it is not in it."""
+        topic, queue_id, queue_offset, _, _, sys_flag, timestamp, properties = row
+        if sys_flag & 4:  # SysFlag.TRANSACTION_PREPARED
+            return None
+        code = self._tags_codes.of(queue.is_schedule, properties, timestamp)
+        if (topic, queue_id) == (queue.topic_bytes, queue.queue_id):
+            return queue_offset, code
+        if self._multi is not None and NAMES_MARK in properties:
+            try:
+                named = self._multi.entered(properties, queue_id)
+            except ValueError:
+                return None
+            return next(((offset, code) for other, offset in named if other is queue), None)
+        return None
 
     def write(self) -> None:
         """Write the pending entries and tell the listeners. Raises OSError: what was not written waits, and is written

@@ -29,6 +29,7 @@ from mqbroker.store.index import Index
 from mqbroker.store.index_file import IndexFile
 from mqbroker.store.lasting import make_lasting_directories, remove_last_first, remove_unfinished_segments
 from mqbroker.store.logscan import Damage
+from mqbroker.store.mending import Mender
 from mqbroker.store.multi_dispatch import MultiAppender, MultiQueues
 from mqbroker.store.pull import Reader
 from mqbroker.store.queue_ends import forget_ends, read_ends
@@ -241,7 +242,17 @@ class Opening:
                 (settings.flush_interval_commit_log_ms + settings.unsynced_age_max_ms) / 1000,
             ),
             statistics,
-            Reader(commit_log, queues, settings, disk.memory_bytes(), damages, files.add_damage, cold, failed_reads),
+            Reader(
+                commit_log,
+                queues,
+                settings,
+                disk.memory_bytes(),
+                damages,
+                files.add_damage,
+                cold,
+                failed_reads,
+                Mender(commit_log, queues, entering, self.worker),
+            ),
             cold,
             failed_reads,
             files,

@@ -12,6 +12,7 @@ from collections.abc import Set as AbstractSet
 from struct import Struct
 
 from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
 
 from mqbroker.config import StoreSettings
 from mqbroker.errors import StoreError
@@ -24,6 +25,7 @@ from mqbroker.store.damages import Damages
 from mqbroker.store.disk import is_shortage
 from mqbroker.store.logscan import Damage
 from mqbroker.store.matching import IMatching
+from mqbroker.store.mending import LostEntry, Mender
 from mqbroker.store.outcomes import Get, GetResult, GetStatus, outside
 from mqbroker.store.verifying import Verifier
 from mqbroker.wire.record import RECORD_BYTES_MIN
@@ -55,8 +57,10 @@ class Reader:
         report: Callable[[Damage], None],
         cold: ColdReads,
         failed_reads: FailedReads,
+        mender: Mender,
     ) -> None:
         self._log = log
+        self._mender = mender
         self._queues = queues.by_name
         self._bounds = queues.bounds
         self._damages = damages
@@ -97,10 +101,17 @@ class Reader:
             found = self._get_at_once(queue, offset, max_count, max_bytes, tags_codes, matching)
             if found is None:
                 get = Get(queue, offset, max_count, max_bytes, tags_codes, matching)
-                found = self._get_known(get, False) or self._look.get(get, None)
+                found = self._get_known(get, False) or self._look_again(get)
         except OSError as error:
             raise self._cannot_open(queue, error) from error
         return found
+
+    def _look_again(self, get: Get) -> GetResult:
+        try:
+            return self._look.get(get, None)
+        except LostEntry:
+            self._mender.mend_now(get.queue, get.offset)
+            return self._look.get(get, None)
 
     def _cannot_open(self, queue: ConsumeQueue, error: OSError) -> StoreError:
         return why_unread(error.filename or queue.directory, 0, error, _rebuild(queue))
@@ -220,11 +231,23 @@ class Reader:
             if not missing or found.next_offset > get.offset:
                 return found
         missing = []
-        found = self._look.get(get, missing if tries else None)
+        try:
+            found = self._look.get(get, missing if tries else None)
+        except LostEntry:
+            mended = self._mender.mend(get.queue, get.offset)
+            return mended.addCallbacks(self._mended, self._not_mended, (get, tries), {}, (get,))
         if not missing:
             return found
         done = self._cold.fetch(missing, goes_on=tries < _FETCHES_MAX)
         return done.addCallback(self._fetched, get, tries - 1)
+
+    def _mended(self, _: None, get: Get, tries: int) -> GetResult | Deferred[GetResult]:
+        return self._fetched([], get, tries)
+
+    def _not_mended(self, failure: Failure, get: Get) -> Failure:
+        if isinstance(failure.value, OSError):
+            raise self._cannot_open(get.queue, failure.value) from failure.value
+        return failure
 
     def _fetched(self, unreadable: Unreadable, get: Get, tries: int) -> GetResult | Deferred[GetResult]:
         for stretch, error in unreadable:

@@ -177,6 +177,13 @@ KNOWN = [
         ("tests/store/test_lost_queues.py",),
     ),
     Mutation(
+        "pass over an entry that was lost",
+        "store/mending.py",
+        "    return size < RECORD_BYTES_MIN or not 0 <= physical_offset <= log_end - size % BLANK_SIZE\n",
+        "    return False\n",
+        ("tests/store/test_lost_queues.py",),
+    ),
+    Mutation(
         "count messages in queues that the log may lose",
         "store/store_files.py",
         "(tallied[0].queues_offset or 0) <= (now.log_offset or 0)",

@@ -7,10 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from twisted.internet.defer import Deferred
 from twisted.logger import capturedLogs
 
-from mqbroker.store import MessageStore
+from mqbroker.store import GetResult, MessageStore
 from mqbroker.store.checkpoint import decode_checkpoint
+from mqbroker.wire.javahash import java_hash
+from mqbroker.wire.record import decode_records
 from tests.store.harness import Bench, message, stop, tree, turns
 from tests.store.test_recovery import bodies, queue_file, settle, write
 
@@ -165,4 +168,94 @@ def test_a_topic_made_again_and_killed_before_its_first_entry_goes_on_with_its_n
     assert again.max_offset("Again", 0) == before + 1
     assert again.get("Again", 0, before, 1).count == 1
     assert again.append([message("Again")])[0][1] == before + 1
+    stop(again)
+
+
+LOST_IN_A_ROW = {
+    "a page inside": (150, 50),
+    "one entry": (150, 1),
+    "two files": (100, 200),
+    "the first page": (0, 60),
+    "up to the newest but one": (200, 149),
+}
+
+
+def lose(bench: Bench, first: int, count: int, lost: bytes) -> None:
+    for entry in range(first, first + count):
+        write(queue_file(bench, entry // PER_FILE), entry % PER_FILE * 20, lost)
+
+
+@pytest.mark.parametrize("lost", [bytes(20), b"\xff" * 20, b"\x7f" * 20])
+@pytest.mark.parametrize("place", LOST_IN_A_ROW)
+@pytest.mark.parametrize("first", [0, 100, 155, 349])
+def test_entries_that_a_reader_finds_lost_are_built_again_from_the_log(
+    bench: Bench, first: int, place: str, lost: bytes
+) -> None:
+    stop(filled(bench))
+    again = bench.open()
+    whole = tree(bench.root / "consumequeue")
+    lose(bench, *LOST_IN_A_ROW[place], lost)
+    with capturedLogs() as logs:
+        found: list[int] = []
+        offset = first
+        while offset < COUNT:
+            result = result_of(again.get_when_ready("T", 0, offset, 32))
+            found += [record.queue_offset for piece in result.pieces for record in decode_records(piece)]
+            assert result.next_offset > offset
+            offset = result.next_offset
+    assert found == list(range(first, COUNT))
+    begins, count = LOST_IN_A_ROW[place]
+    told = [entry for entry in logs if "built again" in entry["log_format"]]
+    if first < begins + count:
+        assert [(entry["low"], entry["high"], entry["blank"]) for entry in told] == [(begins, begins + count - 1, 0)]
+        assert tree(bench.root / "consumequeue") == whole
+    again.start()
+    turns(bench.clock, 3)
+    stop(again)
+
+
+def result_of(found: GetResult | Deferred[GetResult]) -> GetResult:
+    if isinstance(found, Deferred):
+        assert isinstance(found.result, GetResult)
+        return found.result
+    return found
+
+
+@pytest.mark.parametrize("tags_codes", [None, frozenset([java_hash("TagA")])])
+def test_who_may_wait_finds_them_too_and_so_do_filters(bench: Bench, tags_codes: frozenset[int] | None) -> None:
+    stop(filled(bench))
+    again = bench.open()
+    lose(bench, 150, 100, bytes(20))
+    found = []
+    offset = 0
+    while offset < COUNT:
+        result = again.get("T", 0, offset, 32, tags_codes=tags_codes)
+        found += [record.queue_offset for piece in result.pieces for record in decode_records(piece)]
+        offset = result.next_offset
+    assert found == list(range(COUNT))
+    stop(again)
+
+
+def test_who_comes_while_it_is_mended_waits_with_the_first(bench: Bench) -> None:
+    stop(filled(bench))
+    again = bench.open()
+    lose(bench, 150, 50, bytes(20))
+    bench.worker.at_once = False
+    answers = [again.get_when_ready("T", 0, offset, 10) for offset in (150, 160, 199)]
+    assert len(bench.worker.waiting) == 1
+    bench.worker.step()
+    assert [result_of(answer).count for answer in answers] == [10, 10, 1]  # of one file
+    bench.worker.at_once = True
+
+
+def test_where_the_log_has_no_message_either_the_entry_stays_blank(bench: Bench) -> None:
+    store = filled(bench)
+    start = store.physical_offset("T", 0, 150)
+    stop(store)
+    write(bench.root / "commitlog" / f"{0:020d}", start, b"\xff" * 100)
+    again = bench.open()
+    lose(bench, 150, 1, bytes(20))
+    result = result_of(again.get_when_ready("T", 0, 150, 1))
+    assert result.next_offset > 150
+    assert [record.queue_offset for piece in result.pieces for record in decode_records(piece)] == [151]
     stop(again)

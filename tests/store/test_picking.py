@@ -218,7 +218,9 @@ def test_an_entry_of_no_message_takes_a_closer_look(bench: Bench, physical_offse
     get = by_number(store, 8, 9, 10)
     found = quickly(store, get)
     assert found is None or (offsets(found) == [8, 10] and size != 0x7FFFFFFF)  # as much is not copied
-    assert {*offsets(store.get("T", 0, 0, 32, None, None, get.matching))} >= {8, 10}
+    got = [*offsets(store.get("T", 0, 0, 32, None, None, get.matching))]
+    got += offsets(store.get("T", 0, 9, 32, None, None, get.matching))
+    assert {*got} >= {8, 10}
     put_entry(store, 99, physical_offset, size)
     found = quickly(store, get._replace(offset=99))
     assert found is None or not found.count

@@ -202,7 +202,7 @@ def test_reading_by_offset_of_the_log(bench: Bench) -> None:
     [(0, -5), (0, 0), (0, 90), (-1, 200), (1 << 62, 200), (-(1 << 62), 200), (0, 1 << 30), (131072, 200)],
 )
 @pytest.mark.parametrize("place", [0, 5, 19])
-def test_a_rotten_entry_is_passed_over_and_its_neighbours_are_got(
+def test_a_rotten_entry_is_built_again_and_its_neighbours_are_got(
     bench: Bench, store: MessageStore, entry: tuple[int, int], place: int
 ) -> None:
     path = bench.root / "consumequeue" / "T" / "1" / f"{0:020d}"
@@ -216,7 +216,7 @@ def test_a_rotten_entry_is_passed_over_and_its_neighbours_are_got(
         got += offsets(found)
         assert found.next_offset > offset
         offset = found.next_offset
-    assert got == [n for n in range(20) if n != place]
+    assert got == list(range(20))
 
 
 # The rules of DefaultMessageStore.getMessage, one by one
@@ -346,16 +346,18 @@ def test_a_get_that_is_full_does_not_pass_over_what_is_not_wanted(bench: Bench) 
     assert (offsets(found), found.next_offset) == ([0], 1)
 
 
-@pytest.mark.parametrize(("size", "got"), [(2**31 - 1, [0, 1, 3, 4]), (2**31 - 500, [0, 1])])
-def test_a_size_that_takes_the_sum_over_32_bits_is_passed_over_at_once(bench: Bench, size: int, got: list[int]) -> None:
-    """What it is of a message lost to damage; any other is too much for this get, and passed over by the next."""
+@pytest.mark.parametrize(("size", "got", "then"), [(2**31 - 1, [0, 1, 3, 4], [3, 4]), (2**31 - 500, [0, 1], [2, 3, 4])])
+def test_a_size_that_takes_the_sum_over_32_bits_is_passed_over_at_once(
+    bench: Bench, size: int, got: list[int], then: list[int]
+) -> None:
+    """What it is of a message lost to damage; any other ends this get, and the next has the entry built again."""
     store = fill(bench, tagged(5))
     path = bench.root / "consumequeue" / "T" / "0" / f"{0:020d}"
     with path.open("r+b") as file:
         file.seek(2 * 20 + 8)
         file.write(struct.pack(">i", size))
     assert offsets(store.get("T", 0, 0, 32)) == got
-    assert offsets(store.get("T", 0, 2, 32)) == [3, 4]
+    assert offsets(store.get("T", 0, 2, 32)) == then
 
 
 @pytest.mark.parametrize("tags_codes", [None, A | B])

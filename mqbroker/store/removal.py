@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Iterable
 from twisted.internet.defer import Deferred, DeferredLock
 from twisted.logger import Logger
 
-from mqbroker.store.consumequeue import ConsumeQueue
-from mqbroker.store.consumequeues import TRASH, ConsumeQueues
+from mqbroker.store.consumequeue import BLANK_SIZE, ConsumeQueue
+from mqbroker.store.consumequeues import TRASH, ConsumeQueues, Removed
 from mqbroker.store.deletion import RunFunction
 from mqbroker.store.disk import IDisk, IMappedFile
 from mqbroker.store.removed_queues import RemovedQueues
@@ -49,6 +49,8 @@ class TopicRemover:
         self._log_bounds = log_bounds
         self._lock = DeferredLock()
         self._trashed = 0
+        #: Whether the note on the disk is not what is known here, since it could not be written.
+        self._is_behind = False
 
     def remove_topics(self, names: Collection[str]) -> Deferred[list[str]]:
         """Remove topics; fires with those that were there. Topics of the system are left alone.
@@ -67,7 +69,14 @@ class TopicRemover:
 
     def stop(self) -> Deferred[None]:
         """Fires when nothing is removed any more."""
-        return self._lock.run(lambda: None)
+        return self._lock.run(lambda: Deferred.fromCoroutine(self._catch_up()))
+
+    async def _catch_up(self) -> None:
+        if self._is_behind:
+            try:
+                await self._save()
+            except OSError as error:
+                self.log.error("which topics were removed cannot be noted, they may come back: {error}", error=error)
 
     def _run(self, is_meant: Callable[[ConsumeQueue], bool]) -> Deferred[list[str]]:
         def remove() -> Deferred[list[str]]:
@@ -77,13 +86,15 @@ class TopicRemover:
         return self._lock.run(remove)
 
     async def _remove(self, queues: list[ConsumeQueue]) -> list[str]:
+        if self._is_behind:
+            await self._save()
         if not queues:
             return []
         await self._note(queues)
         # From here to the end of the second note nothing of queues is synced or saved.
         gone, error = self._put_away(queues)
         try:
-            await self._run_alone(self._save_work())
+            await self._save()
         except OSError as failed:
             error = error or failed
         topics = sorted({queue.topic for queue in gone})
@@ -103,25 +114,25 @@ class TopicRemover:
             removed.put(queue, log_end)
             removed.removing.add((queue.topic, queue.queue_id))
         try:
-            await self._run_alone(self._save_work())
+            await self._save()
         except OSError:
             removed.table.clear()
             removed.table.update(former)
             removed.removing.clear()
             raise
 
-    def _save_work(self) -> Callable[[], None]:
+    async def _save(self) -> None:
+        """Bring the note to the disk, after the names that it is about. Raises OSError."""
         data = self._removed.encode()
         roots = self._queues.roots
 
         def save() -> None:
-            for root in roots:
-                for directory in (root, os.path.join(root, TRASH)):
-                    with contextlib.suppress(FileNotFoundError):
-                        self._disk.sync_directory(directory)
+            _sync_names(self._disk, roots, [TRASH])
             self._removed.write(data)
 
-        return save
+        self._is_behind = True
+        await self._run_alone(save)
+        self._is_behind = False
 
     def _put_away(self, queues: list[ConsumeQueue]) -> tuple[list[ConsumeQueue], OSError | None]:
         """Take queues out of use and their directories out of sight; which ones, and why not the others."""
@@ -165,6 +176,14 @@ class TopicRemover:
             self.log.error("removed queues take room until the next start: {error}", error=error)
 
 
+def _sync_names(disk: IDisk, roots: Iterable[str], names: Iterable[str]) -> None:
+    """Bring names to the disk: in the directories of queues, and in those below that are named. Raises OSError."""
+    for root in roots:
+        for directory in (root, *(os.path.join(root, name) for name in names)):
+            with contextlib.suppress(FileNotFoundError):
+                disk.sync_directory(directory)
+
+
 def empty_trash(disk: IDisk, roots: Iterable[str]) -> None:
     """Delete what was put away. Raises OSError."""
     for root in roots:
@@ -187,14 +206,24 @@ def finish_removals(queues: ConsumeQueues, removed: RemovedQueues, disk: IDisk) 
         if queue is None or note is None:
             continue
         if queue.end_of_last() > note.until:
-            del removed.table[key]
+            _note_earlier(queue, removed)
             continue
         for file in queues.forget(queue):
             file.close()
         for root in queues.roots:
             disk.remove_tree(os.path.join(root, queue.topic, str(queue.queue_id)))
+    # What is gone for programs may come back in another crash, and is not noted any more then.
+    _sync_names(disk, queues.roots, sorted({topic for topic, _ in removed.removing}))
     removed.removing.clear()
     removed.write(removed.encode())
+
+
+def _note_earlier(queue: ConsumeQueue, removed: RemovedQueues) -> None:
+    """Note of a queue that stays what was removed before it began: the later note has taken the place of that."""
+    begin = queue.search(lambda offset, size: not offset and size == BLANK_SIZE, queue.first_offset, queue.max_offset)
+    del removed.table[queue.topic, queue.queue_id]
+    if begin:
+        removed.table[queue.topic, queue.queue_id] = Removed(begin, queue.entry(begin)[0])
 
 
 def _forget_renumbered(queues: ConsumeQueues, removed: RemovedQueues) -> None:

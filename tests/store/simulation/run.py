@@ -32,6 +32,7 @@ SOMETIMES = (
     "disk full refused",
     "end in the middle of an operation",
     "end while opening",
+    "hostile message",
     "index deleted",
     "index roll",
     "jobs of the worker overlapped",
@@ -46,11 +47,17 @@ SOMETIMES = (
     "rot reported by a rebuild",
     "segment deleted",
     "segment roll",
+    "short of descriptors",
+    "short of files of all",
+    "short of memory",
+    "short of names",
     "sync failed",
     "tail cut",
+    "topic removed",
     "uncommitted tail lost at a kill",
     "wait failed: FlushTimedOut",
     "wait failed: StoreUnwritable",
+    "went on after faults",
 )
 
 

@@ -38,9 +38,6 @@ EXTRAS = {
 #: Extras that are met only where they are asked for.
 HELD_BACK = frozenset(
     {
-        "short",
-        "goes on",
-        "removal",
         "lost queues",
         "garbled queues",
         "spoilt index",
@@ -66,7 +63,7 @@ def options_of(seed: int, held_back: Collection[str] = HELD_BACK) -> Options:
     names = Random(f"{seed} names").random() < 0.25
     if names:
         rules |= {"enable_lmq": True, "enable_multi_dispatch": True}
-    return {
+    options = {
         "settings": {"enable_consume_queue_ext": has_ext, "mapped_file_size_consume_queue_ext": ext_bytes, **rules},
         "ages": ages,
         "names": names,
@@ -83,12 +80,17 @@ def options_of(seed: int, held_back: Collection[str] = HELD_BACK) -> Options:
         "large": rng.choice([0.05, 0.3]),
         "worker": rng.choice([0.3, 0.6, 0.9]),
         "faults": [fault for fault in FAULTS if rng.random() < 0.5],
-        "extras": [
-            extra
-            for extra, share in EXTRAS.items()
-            if Random(f"{seed} {extra}").random() < share and extra not in held_back
-        ],
     }
+    options["extras"] = _extras_of(seed, options["faults"], held_back)
+    return options
+
+
+def _extras_of(seed: int, faults: Collection[str], held_back: Collection[str]) -> list[str]:
+    found = [extra for extra, share in EXTRAS.items() if Random(f"{seed} {extra}").random() < share]
+    if "full" in faults or "short" in found:
+        # Where what was removed cannot be noted for long, numbers of messages that came meanwhile may be given again.
+        found = [extra for extra in found if extra != "removal"]
+    return [extra for extra in found if extra not in held_back]
 
 
 def _retention_of(rng: Random) -> tuple[bool, dict[str, Any]]:

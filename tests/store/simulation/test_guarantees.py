@@ -132,3 +132,40 @@ def test_clock_jumps_keep_store_times_in_order() -> None:
         found = world.store.offset_by_time("A", 0, time_ms)
         assert times[found] == time_ms
         assert world.store.store_timestamp("A", 0, offset) == time_ms
+
+
+def is_removed(world: World, queue_id: int) -> bool:
+    low, high = world.store.min_offset("A", queue_id), world.store.max_offset("A", queue_id)
+    return low == high
+
+
+@pytest.mark.parametrize("operations", range(1, 30))
+def test_a_removal_that_a_start_has_finished_is_on_the_disk(operations: int) -> None:
+    for seed in range(4):
+        world = make_world()
+        world.do(["append", True, [[0, 0, 10, PLAIN], [0, 1, 10, PLAIN]]])
+        world.do(["advance", 3000, 0.9, 0])
+        world.do(["remove", "A", operations, "kill", seed])
+        work_off(world)
+        removed = [is_removed(world, queue_id) for queue_id in range(2)]
+        world.do(["power", seed])
+        assert [is_removed(world, queue_id) for queue_id in range(2)] == removed
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 3])
+def test_a_second_removal_that_was_cut_short_keeps_the_first(jobs: int) -> None:
+    world = make_world()
+    for _ in range(2):
+        append(world, waits=True)
+    world.do(["remove", "A", 0, "kill", 0])
+    work_off(world)
+    append(world, waits=True)
+    world.do(["advance", 600, 0.9, 0])
+    assert world.model.removed_below == {("A", 0): 2}
+    world.do(["remove", "A", 0, "kill", 0])
+    world.do(["work", jobs, 0])
+    append(world, waits=True)  # the topic is made again before it is gone
+    world.do(["advance", 0, 0, 0])
+    world.do(["kill", 0])
+    world.do(["lose", ["consumequeue"], 0, 0, "kill"])  # all is built from the log, and checked
+    assert world.store.min_offset("A", 0) >= 2

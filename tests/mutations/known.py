@@ -572,4 +572,32 @@ KNOWN = [
         "    if False:\n        with unreadable",
         ("tests/store/test_unreadable_pages.py",),
     ),
+    Mutation(
+        "judge a batch by another header than it is read by",
+        "wire/headers/messages.py",
+        '    return "b" if is_short_send_header(code, ext_fields) else "topic"\n',
+        '    return "b" if "a" in ext_fields else "topic"\n',
+        ("tests/access/test_found_messages.py",),
+    ),
+    Mutation(
+        "show a message by its offset to any account",
+        "broker/processors/query.py",
+        "        self._rights.check_record(request.code, request.ext_fields, request.body, connection, record)\n",
+        "",
+        ("tests/access/test_found_messages.py", "tests/access/test_matrix.py"),
+    ),
+    Mutation(
+        "let any account end a transaction that is quickly found",
+        "broker/processors/end_transaction.py",
+        "                self._check_sender(run, request, message[0])\n",
+        "",
+        ("tests/access/test_found_messages.py",),
+    ),
+    Mutation(
+        "give tables that brokers ask of each other to any account",
+        "wire/access.py",
+        "        return self.access in (Access.ADMIN, Access.PEER)\n",
+        "        return self.access is Access.ADMIN\n",
+        ("tests/access/test_matrix.py",),
+    ),
 ]

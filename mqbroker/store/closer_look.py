@@ -7,7 +7,7 @@ passed over. Must never wait for the disk: it says what it misses.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from struct import Struct
 
@@ -45,10 +45,12 @@ _NO_BYTES = memoryview(b"")
 
 @attrs.define
 class _Look:
-    """How far one get is. `missing`: what is not in memory; None where that does not matter."""
+    """How far one get is. `missing`: what is not in memory; None where that does not matter. `was_read`: what counts as
+    in memory whatever is said of it."""
 
     get: Get
     missing: list[Stretch] | None
+    was_read: Sequence[Stretch] = ()
     status: GetStatus = GetStatus.NO_MATCHED_MESSAGE
     seen: int = 0
     newest: int = 0
@@ -97,9 +99,9 @@ class CloserLook:
             settings.max_transfer_bytes_on_message_in_disk,
         )
 
-    def get(self, get: Get, missing: list[Stretch] | None) -> GetResult:
+    def get(self, get: Get, missing: list[Stretch] | None, was_read: Sequence[Stretch] = ()) -> GetResult:
         """The answer. Where something was added to `missing` it means nothing, and is to be asked for again when that
-        is in memory. Raises LostEntry."""
+        is in memory, or `was_read`. Raises LostEntry."""
         queue, offset = get.queue, get.offset
         if not queue.min_offset <= offset < queue.max_offset:
             return outside(offset, queue.min_offset, queue.max_offset)
@@ -110,7 +112,7 @@ class CloserLook:
             found = self._picking.get(get, window)
             if found is not None:
                 return found
-        look = _Look(get, missing)
+        look = _Look(get, missing, was_read)
         _, _, available = queue.place(offset)
         end = offset + min(available, window)
         for start in range(offset, end, _CHUNK):
@@ -352,7 +354,9 @@ class CloserLook:
         end = min(max(start + _BLOCK_BYTES, at + size), file.size)
         if file.is_resident(start, end - start):
             look.in_memory = file, start, end
-        elif not file.is_resident(at, size):
+        elif not file.is_resident(at, size) and not any(
+            each.file is file and each.at <= at and at + size <= each.at + each.size for each in look.was_read
+        ):
             return False
         self._touched(file, at)
         return True

@@ -7,7 +7,7 @@ takes a closer look, and what is not in memory is fetched first. Must never know
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from struct import Struct
 
@@ -15,7 +15,7 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from mqbroker.config import StoreSettings
-from mqbroker.errors import StoreError
+from mqbroker.errors import StoreBusy, StoreError
 from mqbroker.store.closer_look import CloserLook
 from mqbroker.store.cold import ColdReads, FailedReads, Stretch, Unreadable, why_unread
 from mqbroker.store.commitlog import CommitLog, Pieces
@@ -34,7 +34,8 @@ _LONG = Struct(">q")
 _AT_ONCE_MAX = 64
 #: Messages that are scattered over more of the log than this are asked for one by one whether they are in memory.
 _SPAN_MAX = 1024 * 1024
-#: How often bytes are fetched for one get before it is answered in any case.
+#: How often bytes are fetched for one get before those that were count as in memory whatever is said of them; and how
+#: often from then on.
 _FETCHES_MAX = 8
 #: Scattered messages of this size on average are copied: up to there that costs less than a view of each.
 _COPIED_BYTES_MAX = 512
@@ -223,23 +224,22 @@ class Reader:
             return None
         return GetResult(GetStatus.FOUND, offset + count, queue.min_offset, queue.max_offset, pieces, count, False)
 
-    def _get_cold(self, get: Get, tries: int) -> GetResult | Deferred[GetResult]:
+    def _get_cold(self, get: Get, tries: int, was_read: Sequence[Stretch] = ()) -> GetResult | Deferred[GetResult]:
         missing: list[Stretch] = []
-        if not tries and get.matching is not None:
-            # What was looked at so far is an answer, where that is something: the rest is left to the next get.
-            found = self._look.get(get, missing)
-            if not missing or found.next_offset > get.offset:
-                return found
-        missing = []
         try:
-            found = self._look.get(get, missing if tries else None)
+            # What never stays in memory, or where nobody can tell, counts as that in the end if it was read.
+            found = self._look.get(get, missing, () if tries > 0 else was_read)
         except LostEntry:
             mended = self._mender.mend(get.queue, get.offset)
             return mended.addCallbacks(self._mended, self._not_mended, (get, tries), {}, (get,))
         if not missing:
             return found
+        if tries <= 0 and get.matching is not None and found.next_offset > get.offset:
+            return found  # what was looked at so far is an answer: the rest is left to the next get
+        if tries <= -_FETCHES_MAX:
+            raise StoreBusy("what is read leaves memory again before it is looked at")
         done = self._cold.fetch(missing, goes_on=tries < _FETCHES_MAX)
-        return done.addCallback(self._fetched, get, tries - 1)
+        return done.addCallback(self._fetched, get, tries - 1, [*was_read, *missing])
 
     def _mended(self, _: None, get: Get, tries: int) -> GetResult | Deferred[GetResult]:
         return self._fetched([], get, tries)
@@ -249,11 +249,14 @@ class Reader:
             raise self._cannot_open(get.queue, failure.value) from failure.value
         return failure
 
-    def _fetched(self, unreadable: Unreadable, get: Get, tries: int) -> GetResult | Deferred[GetResult]:
+    def _fetched(
+        self, unreadable: Unreadable, get: Get, tries: int, was_read: Sequence[Stretch] = ()
+    ) -> GetResult | Deferred[GetResult]:
         for stretch, error in unreadable:
             self._leave_out(stretch, error, get)
+        failed = [stretch for stretch, _ in unreadable]
         try:
-            return self._get_cold(get, tries)
+            return self._get_cold(get, tries, [stretch for stretch in was_read if stretch not in failed])
         except OSError as error:
             raise self._cannot_open(get.queue, error) from error
 

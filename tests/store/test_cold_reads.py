@@ -512,6 +512,21 @@ def test_a_store_stops_after_its_reads(bench: Bench, store: MessageStore) -> Non
     assert stopped == [None]
 
 
+def test_what_never_stays_in_memory_is_not_touched_before_it_was_read(
+    bench: Bench, store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, end = store.physical_offset("T", 0, 3), store.physical_offset("T", 0, 13)
+    bench.disk.faults.fetches.clear()
+    monkeypatch.setattr(FaultyFile, "is_resident", lambda file, at, size: False)
+    results = kept(store.get_when_ready("T", 0, 3, 10))
+    step_all(bench)
+    assert offsets(results[0]) == list(range(3, 13))
+    log = str(bench.root / "commitlog" / f"{0:020d}")
+    read = [(at, at + size) for path, at, size in bench.disk.faults.fetches if path == log]
+    assert min(read)[0] <= start
+    assert max(stop for _, stop in read) >= end - 700
+
+
 def test_bytes_that_never_come_to_memory_are_served_all_the_same(bench: Bench, store: MessageStore) -> None:
     """There may be file systems that cannot tell what is in memory."""
     results = kept(store.get_when_ready("T", 0, 3, 10))

@@ -16,7 +16,7 @@ from mqbroker.store.matching import IMatching
 from mqbroker.wire.javahash import java_hash
 from mqbroker.wire.record import decode_records
 from tests.store.harness import Bench, after_restart, message
-from tests.store.test_cold_reads import kept, offsets, step_all
+from tests.store.test_cold_reads import fail_for_good, kept, offsets, step_all
 
 
 @implementer(IMatching)
@@ -233,6 +233,7 @@ def test_a_message_that_cannot_be_read_is_left_out(bench: Bench, cold: MessageSt
     at = cold.physical_offset("T", 0, 3)
     bench.disk.faults.evict()
     bench.disk.faults.unreadable.add((str(bench.root / "commitlog" / f"{0:020d}"), at + 100))
+    fail_for_good(bench, lambda: cold.get_when_ready("T", 0, 0, 2, matching=Matching(2, 3, 4)))
     matching = Matching(2, 3, 4)
     results = kept(cold.get_when_ready("T", 0, 0, 2, matching=matching))
     step_all(bench)

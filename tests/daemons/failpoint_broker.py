@@ -94,6 +94,19 @@ def half_stored(owner):
     return install
 
 
+def half_entries(passages):
+    """Pass each time entries are stored in a file of a consume queue."""
+    from mqbroker.store.file_cache import CachedFile
+
+    real = CachedFile.buffer.fget
+
+    def wrapped(self):
+        buffer = real(self)
+        return HalfBuffer(buffer, passages) if "/consumequeue/" in self.path else buffer
+
+    CachedFile.buffer = property(wrapped)
+
+
 def half_checkpoint(passages):
     """A checkpoint of which the timestamps are the new ones, the offsets the former."""
     from mqbroker.store.os_disk import OsDisk
@@ -179,7 +192,7 @@ def points():
         "roll.segment_taken": after(SegmentSource, "take"),
         # dispatch
         "dispatch.before_queue": before(ConsumeQueue, "write"),
-        "dispatch.half_queue": half_stored(ConsumeQueue),
+        "dispatch.half_queue": half_entries,
         "dispatch.after_queue": after(ConsumeQueue, "write"),
         "dispatch.queue_file_created": after(OsDisk, "create_mapped", in_path("/consumequeue/")),
         "dispatch.queue_file_made": after(ConsumeQueue, "_add_file"),

@@ -126,6 +126,7 @@ class World:
             self.store = store
             store.start()
             self.retention.start()
+            self._do_lift_short()  # a read that cannot open its file fails, and only that read
             self._check_recovered(end)
             return store
         raise Violation("opens again", "not in twenty attempts")
@@ -375,6 +376,7 @@ class World:
         self._do_advance(ms, share, seed)
 
     def _do_get(self, seed: int) -> None:
+        self._do_lift_short()
         rng = Random(seed)
         queues = sorted(self.model.queues)
         if not queues:
@@ -410,6 +412,7 @@ class World:
         return result.next_offset
 
     def _do_query(self, seed: int) -> None:
+        self._do_lift_short()
         rng = Random(seed)
         key = rng.choice(["all", f"k{rng.randint(0, 4)}", f"u{rng.randint(1, self._written + 1)}"])
         self._query(rng.choice(TOPICS), key)
@@ -432,6 +435,7 @@ class World:
         require(not missing, "index holds all", f"query {topic} {key}: {len(missing)} of {len(complete)} missing")
 
     def _do_time(self, seed: int) -> None:
+        self._do_lift_short()
         rng = Random(seed)
         queues = sorted(self.model.queues)
         if not queues or self.model.has_rot:

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mqbroker.errors import StoreUnknown
+from mqbroker.store.logscan import Scanned, scan_at
 from mqbroker.store.offline.layout import Given
 from tests.store.harness import golden_messages, unpack_golden
 from tests.store.offline.stores import change, check, picture
@@ -37,6 +38,17 @@ def golden() -> Path:
 @cache
 def files() -> list[str]:
     return sorted(str(path.relative_to(golden())) for path in golden().rglob("*") if path.is_file())
+
+
+@cache
+def properties_places() -> list[tuple[int, int]]:
+    """Where the properties of each record of the log's first file start and end in it."""
+    data = (golden() / LOG).read_bytes()
+    places, at = [], 0
+    while isinstance(item := scan_at(memoryview(data), at, at), Scanned):
+        at += item.size
+        places.append((at - len(item.properties), at))
+    return places
 
 
 @contextmanager
@@ -143,8 +155,12 @@ def test_every_flipped_bit_of_the_index_is_told(which: int, at: int, bit: int) -
 @given(st.integers(0, 73742), st.sampled_from([92, 512, 4096, 100_000]))
 def test_every_zeroed_stretch_of_the_log_is_told(at: int, size: int) -> None:
     with changing(LOG) as root:
+        before = (root / LOG).read_bytes()
         change(root / LOG, at, lambda found: bytes(len(found)), size)
-        assert not check(root, SHAPE).findings.is_clean
+        changed = [place for place, byte in enumerate(before[at : at + size], at) if byte]
+        # No checksum covers properties, and a sender may give them any bytes.
+        is_hidden = all(any(start <= place < end for start, end in properties_places()) for place in changed)
+        assert is_hidden or not check(root, SHAPE).findings.is_clean
 
 
 def test_sizes_that_lie_take_no_memory(tmp_path: Path) -> None:

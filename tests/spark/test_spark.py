@@ -307,7 +307,8 @@ def kill_in_batch(driver: "subprocess.Popen[bytes]", checkpoint: Path, batch: in
             f"batch {batch} begins",
             PATIENCE_SECONDS,
         )
-        assert driver.poll() is None, "the driver ended by itself"
+        output = Path(driver.args[-1]) / "output"  # type: ignore[index]
+        assert driver.poll() is None, f"the driver ended by itself: {output.read_text()[-5000:]}"
     finally:
         os.killpg(driver.pid, signal.SIGKILL)
         driver.wait()

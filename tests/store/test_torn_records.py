@@ -130,6 +130,15 @@ def test_a_message_of_any_bytes_and_those_behind_it_are_there_after_a_crash(
     assert not {"damage", "torn tail"} & kinds(check(image.root)).keys()
 
 
+def test_after_a_kill_what_was_not_synced_is_there_too(bench: Bench) -> None:
+    store = bench.open()
+    store.append([message(properties=b"k\x01" + bytes(3 * SECTOR)), message(body=b"next")])
+    image = bench.image("killed")
+    again = image.open()
+    assert (bodies(again), again.log_end) == (bodies(store), store.log_end)
+    stop(again)
+
+
 def test_what_could_be_taken_for_torn_is_acknowledged_when_the_checkpoint_covers_it(make: Make) -> None:
     bench = make(flush_disk_type=FlushDiskType.SYNC_FLUSH)
     store = bench.open()

@@ -135,7 +135,7 @@ def test_after_a_kill_what_was_not_synced_is_there_too(bench: Bench) -> None:
     store.append([message(properties=b"k\x01" + bytes(3 * SECTOR)), message(body=b"next")])
     image = bench.image("killed")
     again = image.open()
-    assert (bodies(again), again.log_end) == (bodies(store), store.log_end)
+    assert (bodies(again), again.log_end) == ([b"body", b"next"], store.log_end)
     stop(again)
 
 

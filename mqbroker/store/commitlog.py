@@ -296,8 +296,10 @@ class CommitLog:
         return appended
 
     def _take_segments(self, count: int) -> list[IMappedFile]:
-        if self._transient is not None and not self._is_reserved and not self._transient.has_room_for(count):
-            raise StoreBusy("all buffers of the transient store pool wait to be written")
+        if self._transient is not None and not self._is_reserved:
+            why_no_room = self._transient.why_no_room_for(count, self.segment_bytes)
+            if why_no_room:
+                raise StoreBusy(why_no_room)
         fresh: list[IMappedFile] = []
         try:
             for _ in range(count):

@@ -89,15 +89,24 @@ class TransientStore:
         self._call: IDelayedCall | None = None
         self._is_urgent = False
         self._has_failed = False
+        #: Whether it was said that there is no memory for a buffer.
+        self._is_short = False
 
     # Appending
 
-    def has_room_for(self, count: int) -> bool:
-        """Whether so many more segments can be begun: without a buffer only where they may be appended to in their
-        files."""
-        if not self._rules.fails_fast:
-            return True
-        return self.buffers_left + self._is_all_committed >= count
+    def why_no_room_for(self, count: int, size: int) -> str:
+        """Why not so many more segments of `size` bytes can be begun, empty where they can: without a buffer only where
+        they may be appended to in their files. Buffers that lack are made here, where a batch can still be refused."""
+        if not self._rules.fails_fast or self._is_all_committed + len(self._free) >= count:
+            return ""
+        if self._is_all_committed + self.buffers_left < count:
+            return "all buffers of the transient store pool wait to be written"
+        while self._is_all_committed + len(self._free) < count:
+            buffer = self._make(size)
+            if buffer is None:
+                return "there is no memory for another buffer of the transient store pool"
+            self._free.append(buffer)
+        return ""
 
     @property
     def buffers_left(self) -> int:
@@ -110,7 +119,7 @@ class TransientStore:
 
     def begin(self, file: IMappedFile, base: int, end: int) -> mmap.mmap:
         """What to append to from now on: memory for the segment `file` that starts at `base`, or the file itself
-        where all buffers wait to be committed. `end`: where the bytes of the segment before end."""
+        where no buffer is free and none can be made. `end`: where the bytes of the segment before end."""
         if self._sheets:
             self._sheets[-1].end = end
             if self._is_all_committed:
@@ -131,7 +140,23 @@ class TransientStore:
             return self._free.pop()
         if self._made >= self._rules.buffers_max:
             return None
-        buffer = self._disk.make_buffer(size)
+        return self._make(size)
+
+    def _make(self, size: int) -> mmap.mmap | None:
+        """Another buffer; None where there is no memory for it."""
+        try:
+            buffer = self._disk.make_buffer(size)
+        except OSError as error:
+            if not self._is_short:
+                self._is_short = True
+                self.log.error(
+                    "transient store pool: there is no memory for a buffer of {size} bytes, messages go to the file or "
+                    "are refused (fastFailIfNoBufferInStorePool) while no other is free: {error}; free memory, or set "
+                    "transientStorePoolSize to {made}",
+                    size=size, error=error, made=self._made,
+                )  # fmt: skip
+            return None
+        self._is_short = False
         self._made += 1
         try:
             self._disk.pin_buffer(buffer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,55 @@ def test_without_a_free_buffer_messages_are_refused_where_that_is_set(tmp_path: 
     turns(pool.bench.clock, 1)
     assert pool.bodies() == [b"x" * 1000] * fit
     pool.append(b"y" * 1000)
+
+
+def _has_no_memory_for_buffers(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(size: int) -> mmap.mmap:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(pool.bench.disk, "make_buffer", refuse)
+
+
+def test_without_memory_for_a_buffer_messages_go_into_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = Pool(tmp_path / "store")
+    pool.bench.worker.at_once = False
+    _has_no_memory_for_buffers(pool, monkeypatch)
+    sent = [b"%d " % number + b"x" * 1000 for number in range(150)]
+    pool.append(*sent)  # over three segments
+    assert any((pool.bench.root / "commitlog" / f"{SEGMENT:020d}").read_bytes())
+    pool.bench.worker.at_once = True
+    while pool.bench.worker.waiting:
+        pool.bench.worker.step()
+    turns(pool.bench.clock, 1)
+    assert pool.bodies() == sent
+
+
+def test_without_memory_for_a_buffer_a_batch_is_refused_as_a_whole_where_that_is_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = Pool(tmp_path / "store", fast_fail_if_no_buffer_in_store_pool=True)
+    sent = [b"%d " % number + b"x" * 1000 for number in range(150)]
+    pool.append(sent[0])
+    with monkeypatch.context() as short:
+        _has_no_memory_for_buffers(pool, short)
+        with pytest.raises(StoreBusy, match="there is no memory"):
+            pool.append(*sent[1:])
+    turns(pool.bench.clock, 1)
+    assert pool.bodies() == sent[:1]
+    pool.append(*sent[1:])
+    turns(pool.bench.clock, 1)
+    assert pool.bodies() == sent
+
+
+def test_a_store_opens_without_memory_for_a_buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = Pool(tmp_path / "store")
+    stop(pool.store)
+    _has_no_memory_for_buffers(pool, monkeypatch)
+    pool.store = pool.bench.open()
+    pool.store.start()
+    pool.append(b"first")
+    turns(pool.bench.clock, 1)
+    assert pool.bodies() == [b"first"]
 
 
 def test_stopping_commits_what_is_left(pool: Pool) -> None:

@@ -47,7 +47,7 @@ from mqbroker.store.recovery import (
     refuse_lost_log,
     store_log_again,
 )
-from mqbroker.store.removal import TopicRemover, empty_trash, finish_removals
+from mqbroker.store.removal import TopicRemover, empty_trash, finish_removals, lower_numbers
 from mqbroker.store.removed_queues import RemovedQueues
 from mqbroker.store.retention import Retention, RetentionRules
 from mqbroker.store.segment import SegmentSource, is_full_disk, why_full
@@ -160,6 +160,7 @@ class Opening:
         is_taken = rebuild_from == start.offset
         recovered = yield from read_back(segments, start, builder.take if is_taken else lambda run: None)
         self._say_found(segments, recovered, rebuild_from, is_clean)
+        lower_numbers(queues, removed, recovered.end)
         source = SegmentSource(
             disk, self.worker, paths.commit_log, settings.mapped_file_size_commit_log, settings.warm_maped_file_enable
         )

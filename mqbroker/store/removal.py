@@ -21,6 +21,7 @@ from mqbroker.store.removed_queues import RemovedQueues
 from mqbroker.store.worker import IWorker
 from mqbroker.wire.codes import is_system_topic
 from mqbroker.wire.names import LMQ_PREFIX
+from mqbroker.wire.record import RECORD_BYTES_MIN
 
 
 class TopicRemover:
@@ -215,6 +216,22 @@ def finish_removals(queues: ConsumeQueues, removed: RemovedQueues, disk: IDisk) 
     # What is gone for programs may come back in another crash, and is not noted any more then.
     _sync_names(disk, queues.roots, sorted({topic for topic, _ in removed.removing}))
     removed.removing.clear()
+    removed.write(removed.encode())
+
+
+def lower_numbers(queues: ConsumeQueues, removed: RemovedQueues, log_end: int) -> None:
+    """Have removed queues begin at numbers that messages above `log_end` can have: nobody would take a record with a
+    higher one for a record. There are such where the log has lost its end, or began anew. Raises OSError."""
+    highest = log_end // RECORD_BYTES_MIN
+    too_high = [key for key, note in removed.table.items() if note.next_offset > highest]
+    if not too_high:
+        return
+    for key in too_high:
+        removed.table[key] = removed.table[key]._replace(next_offset=highest)
+        queue = queues.by_name.get(key)
+        if queue is not None and queue.is_empty:
+            queue.begins_at = highest
+            queue.reset()
     removed.write(removed.encode())
 
 

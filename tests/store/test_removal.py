@@ -330,6 +330,27 @@ def test_what_the_log_lost_was_not_removed(bench: Bench) -> None:
     assert bodies(flushed.open()) == [b"new"]
 
 
+def test_where_the_log_began_anew_a_removed_queue_gets_no_number_that_no_record_can_have(bench: Bench) -> None:
+    store = filled(bench)
+    result(store.remove_topics(["Old"]))
+    stop(store)
+    for name in ("commitlog", "consumequeue", "index"):
+        bench.disk.remove_tree(str(bench.root / name))
+    (bench.root / "checkpoint").unlink()
+    store = bench.open()
+    for number in range(2):
+        [(start, offset, size, _)] = store.append([message("Old", body=b"%d" % number)])
+        assert offset == number
+        assert store.read_record(start, size) is not None
+    stop(store)
+    bench.disk.remove_tree(str(bench.root / "consumequeue"))
+    for _ in range(2):  # what was noted is on the disk
+        store = bench.open()
+        assert bodies(store) == [b"0", b"1"]
+        assert not store.damages
+        stop(store)
+
+
 @pytest.mark.parametrize(
     "data",
     [

@@ -8,6 +8,7 @@ from mqbroker.store.commitlog import NewMessage
 from mqbroker.store.multi_dispatch import NAMES_MARK
 from mqbroker.wire.codes import SysFlag
 from mqbroker.wire.names import LMQ_PREFIX
+from mqbroker.wire.record import RECORD_BYTES_MIN
 
 SLACK_S = 0.000_001
 
@@ -188,6 +189,12 @@ class Model:
         for queue, count in counts.items():
             if is_done:
                 self.removed_below[queue] = max(count, self.removed_below.get(queue, 0))
+
+    def forget_numbers_above(self, log_end: int) -> None:
+        """The log ends here now: numbers of removed messages that none below can have had are of such as it lost, and
+        are given again, since none above could have a higher one either."""
+        highest = log_end // RECORD_BYTES_MIN
+        self.removed_below = {queue: min(below, highest) for queue, below in self.removed_below.items()}
 
     def _pad(self, queue: tuple[str, int], offset: int, entry: Entry) -> list[Entry]:
         """The queue, in which numbers below `offset` are of messages that a crash took, and will not be given again."""

@@ -654,6 +654,7 @@ class World:
                 require(self._is_there(entry), "what is lost is a tail", f"{entry.start} is gone, later ones are there")
         if lost:
             self.counts["tail cut"] += 1
+        model.forget_numbers_above(store.log_end)
         if store.damages:
             self.counts["damage found"] += 1
             require(model.has_rot, "damage is damage", f"nothing rotted, yet: {store.damages[0]}")

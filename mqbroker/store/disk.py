@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import attrs
 from zope.interface import Attribute, Interface
@@ -30,6 +31,9 @@ class DiskSpace:
         return -(-100 * self.used_bytes // total) if total else 0
 
 
+T = TypeVar("T")
+
+_TOGETHER_MAX = 1024
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
@@ -136,6 +140,18 @@ def store_again(file: IMappedFile, start: int, end: int, *, is_sparse: bool = Fa
         file.write_at(at, memoryview(file.view[at : at + 1].tobytes()))
 
 
+def sync_each(disk: IDisk, sync: Callable[[T], None], items: Sequence[T]) -> list[tuple[T, OSError]]:
+    """Sync each of the items. Returns those that failed, after the first of which not many more are tried; what was
+    removed meanwhile needs no sync. For the worker."""
+    for at in range(0, len(items), _TOGETHER_MAX):
+        some = items[at : at + _TOGETHER_MAX]
+        errors = zip(some, disk.together(sync, some), strict=True)
+        failed = [(each, error) for each, error in errors if error and not isinstance(error, FileNotFoundError)]
+        if failed:
+            return failed
+    return []
+
+
 class ILockedFile(Interface):
     """A lock that is held until `release`."""
 
@@ -205,6 +221,10 @@ class IDisk(Interface):
 
     def sync_directory(path: str) -> None:
         """Return when the names in the directory are on the disk."""
+
+    def together(act: Callable[[Any], None], items: Sequence[Any]) -> list[OSError | None]:
+        """Call `act` with each of the items, with some at a time where they are many, as what waits for the disk may
+        wait together; and return what each raised. For the worker; `act` must allow other threads."""
 
     def lock(path: str) -> ILockedFile:
         """Lock the file for this process. Raises StoreLocked."""

@@ -11,7 +11,8 @@ import os
 import resource
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from zope.interface import implementer
@@ -40,6 +41,9 @@ _FETCH_BYTES = 256 * 1024
 _PAGE_BYTES = mmap.PAGESIZE
 #: Without it each map keeps a descriptor of its own.
 _UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+#: Threads that wait for the disk beside the one that has much to sync: one flush of the disk then serves all of them.
+_THREADS = 7
+_ITEMS_A_THREAD = 16
 #: How many files may be open that are no connections, or a quarter of all where few are allowed. Half of them are left
 #: for segments of the log, which take two each, logs, and what is open for a moment only.
 FILES_KEPT = 5000
@@ -400,6 +404,33 @@ class OsDisk:
                 os.fsync(fd)
         finally:
             os.close(fd)
+
+    def together(self, act: Callable[[Any], None], items: Sequence[Any]) -> list[OSError | None]:
+        errors: list[Exception | None] = [None] * len(items)
+        left = iter(range(len(items)))  # each of the threads takes its next from here
+
+        def work() -> None:
+            for at in left:
+                try:
+                    act(items[at])
+                except Exception as error:
+                    errors[at] = error
+
+        threads: list[threading.Thread] = []
+        with contextlib.suppress(RuntimeError):  # no thread can be started: then it takes longer
+            for _ in range(min(_THREADS, len(items) // _ITEMS_A_THREAD)):
+                thread = threading.Thread(target=work)
+                thread.start()
+                threads.append(thread)
+        work()
+        for thread in threads:
+            thread.join()
+        found: list[OSError | None] = []
+        for error in errors:
+            if not (error is None or isinstance(error, OSError)):
+                raise error
+            found.append(error)
+        return found
 
     def lock(self, path: str) -> ILockedFile:
         from mqbroker.store.lock import lock_file

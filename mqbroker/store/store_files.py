@@ -19,7 +19,7 @@ from mqbroker.store.checkpoint import Checkpoint, encode_checkpoint
 from mqbroker.store.checkpoint_file import CheckpointFile
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.damages import Damages
-from mqbroker.store.disk import IDisk, ILockedFile, IMappedFile, is_shortage, store_again
+from mqbroker.store.disk import IDisk, ILockedFile, IMappedFile, is_shortage, store_again, sync_each
 from mqbroker.store.flush import CacheFlusher, SnapshotFunction
 from mqbroker.store.index import Index
 from mqbroker.store.logscan import Damage
@@ -80,7 +80,7 @@ class _Outcome:
     `is_marked`: the abort file says so."""
 
     error: OSError | None
-    spoilt: IMappedFile | None = None
+    spoilt: Sequence[IMappedFile] = ()
     is_synced: bool = False
     is_marked: bool = False
 
@@ -204,34 +204,27 @@ class StoreFiles:
 
     def _sync(self, files: Sequence[IMappedFile], directories: Sequence[str]) -> _Outcome:
         """On the worker. What was removed meanwhile needs no sync."""
-        for file in files:
-            try:
-                file.sync()
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                return self._failed(error, file)
-        for directory in directories:
-            try:
-                self._disk.sync_directory(directory)
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                return self._failed(error, None)
+        failed_files = sync_each(self._disk, lambda file: file.sync(), files)
+        if failed_files:
+            return self._failed(failed_files)
+        failed_names = sync_each(self._disk, self._disk.sync_directory, directories)
+        if failed_names:
+            return self._failed([(None, error) for _, error in failed_names])
         return _Outcome(None, is_synced=True)
 
-    def _failed(self, error: OSError, file: IMappedFile | None) -> _Outcome:
-        if is_shortage(error):  # nothing was tried
-            return _Outcome(error)
+    def _failed(self, failed: Sequence[tuple[IMappedFile | None, OSError]]) -> _Outcome:
+        errors = [error for _, error in failed if not is_shortage(error)]
+        if not errors:  # nothing was tried
+            return _Outcome(failed[0][1])
         # What memory holds is not what the disk does, until all is stored again.
         with contextlib.suppress(OSError):
             self._disk.write(self._paths.abort, _UNLIKE_DISK)
-        return _Outcome(error, file, is_marked=True)
+        spoilt = [file for file, error in failed if file is not None and not is_shortage(error)]
+        return _Outcome(errors[0], spoilt, is_marked=True)
 
     def _ended(self, outcome: _Outcome) -> None:
         self._is_marked |= outcome.is_marked
-        if outcome.spoilt is not None:
-            self._spoilt[outcome.spoilt] = None
+        self._spoilt.update(dict.fromkeys(outcome.spoilt))
         if not outcome.is_synced:
             self._syncing.failed(str(outcome.error))
             return

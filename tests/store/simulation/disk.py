@@ -13,8 +13,9 @@ import errno
 import mmap
 import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
+from typing import Any
 
 import attrs
 from zope.interface import implementer
@@ -90,6 +91,14 @@ class DiskFaults:
     refused_share: float = 1.0
     refuse_rng: Random = attrs.field(factory=lambda: Random(0))
     parts: bool = False
+
+
+def error_in(act: Callable[[Any], None], item: Any) -> OSError | None:
+    try:
+        act(item)
+    except OSError as error:
+        return error
+    return None
 
 
 @implementer(ILockedFile)
@@ -398,6 +407,10 @@ class SimDisk:
 
     def remove_tree(self, path: str) -> None:
         self._disk.remove_tree(path)
+
+    def together(self, act: Callable[[Any], None], items: Sequence[Any]) -> list[OSError | None]:
+        """One after the other, or no two runs would be the same."""
+        return [error_in(act, item) for item in items]
 
     def sync_directory(self, path: str) -> None:
         self._disk.sync_directory(path)

@@ -95,8 +95,8 @@ NAMESRV_OWN = (
     "^(writeBuffer|server(Worker|Selector|Callback)|clusterTest|rocketmqHome|productEnvName|useEpoll|serverPooled"
     rf"|configStorePath|namesrvAddr|{_OURS})"
 )
-#: Our own settings; one that Java shows as it was given (99 % is 95 %), one as it computed it (bits of a filter), and one
-#: with another default (places of delayed messages are written more often).
+#: Our own settings; one that Java shows as it was given (99 % is 95 %), one as it computed it (bits of a filter), one
+#: that has another default (places of delayed messages are written more often).
 BROKER_OWN = rf"^({_OURS}|diskMaxUsedSpaceRatio|bitMapLengthConsumeQueueExt|flushDelayOffsetInterval)\b"
 OURS_ALONE = "what only ours has, or has settled, and " + MAPS
 SECRETS = mask(r"(secretKey +:).*", r"\1 ?")

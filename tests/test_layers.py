@@ -42,6 +42,8 @@ SMALL_DOORS: dict[str, set[str]] = {
     "client/aio_net.py": {"time.time"},
     "client/blocking.py": {"random.Random", "threading", "concurrent.futures"},
     "client/blocking_net.py": {"threading", "time.time", "time.monotonic", "time.sleep"},
+    # Files are synced by several threads at a time, for whom the worker waits.
+    "store/os_disk.py": {"threading"},
     # Several workers may write the one file at a time.
     "store/checkpoint_file.py": {"threading"},
     # The faces hand it over: what an administrator sees of the threads of a client's process.

@@ -75,7 +75,8 @@ def filled(bench: Bench, rounds: int = 3) -> MessageStore:
 
 def test_a_few_files_are_open_and_all_queues_work(bench: Bench) -> None:
     store = filled(bench)
-    assert 0 < sum("consumequeue" in path for path in open_files()) <= bench.disk.cached_files_max()
+    of_queues = str(bench.root / "consumequeue")  # other tests may have left some of theirs to the collector
+    assert 0 < sum(path.startswith(of_queues) for path in open_files()) <= bench.disk.cached_files_max()
     assert counts(store) == [3] * len(KEYS)
     stop(store)
     store = bench.open()

@@ -149,9 +149,9 @@ class Opening:
             start = attrs.evolve(start, offset=segments.first_offset)
             kept.forget_queues_above(start.offset)
             cut_queues(segments, queues, start.offset, is_clean)
+        known_ms = last_timestamp(segments, queues, start.offset)  # before entries go whose messages are not read again
         rebuild_from = align_extensions(queues, segments.first_offset, start.offset, kept.forget_queues_above)
         queues.note_cuts(is_clean)
-        known_ms = last_timestamp(segments, queues, rebuild_from)
         misplaced: list[Damage] = []
         tags_codes = TagsCodes(parse_delay_levels(settings.message_delay_level))
         entering = Entering(segments, queues, tags_codes, misplaced.append, self._multi_queues(queues))
@@ -215,7 +215,7 @@ class Opening:
             settings.sync_flush_timeout_ms,
             max(segments.first_offset, durable),
         )
-        flusher.flushed_ms = checkpoint.log_ms
+        flusher.flushed_ms = last_ms if durable == recovered.end else checkpoint.log_ms
         flusher.on_served = statistics.durable
         flusher.note_durable = kept.note_log
         if transient is not None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 import struct
 from collections.abc import Callable
 
 import pytest
 
 from mqbroker.errors import RecordTooLarge, StoreUnwritable
+from mqbroker.store.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
+from mqbroker.wire.codes import SysFlag
 from mqbroker.wire.record import BLANK_MAGIC, Record, decode_record, encode_host, encode_record
-from tests.store.harness import BORN, HOST, START_S, Bench, message
+from tests.store.harness import BORN, HOST, START_S, Bench, message, turns
 
 NOW_MS = int(START_S * 1000)
 V6 = encode_host(("2001:db8::1", 5000))
@@ -110,6 +113,34 @@ def test_timestamps_do_not_go_back_over_a_restart(bench: Bench) -> None:
     bench.close()
     bench.clock.rightNow -= 3600
     assert bench.open().append([message()])[0][3] == NOW_MS
+
+
+def test_timestamps_do_not_go_back_where_units_were_lost(make: Callable[..., Bench]) -> None:
+    bench = make(enable_consume_queue_ext=True, mapped_file_size_consume_queue_ext=1024)
+    store = bench.open()
+    store.append([message()])
+    bench.close()
+    shutil.rmtree(bench.root / "consumequeue_ext")
+    (bench.root / "checkpoint").unlink()  # as where the Java broker wrote it: its times are not of the newest message
+    bench.clock.rightNow -= 3600
+    assert bench.open().append([message()])[0][3] == NOW_MS
+
+
+def test_timestamps_do_not_go_back_after_a_start_without_a_message(bench: Bench) -> None:
+    """Only the checkpoint has the time of what no queue does; one kill comes between its offset of the log and that."""
+    store = bench.open()
+    store.append([message()])
+    bench.clock.advance(1)
+    store.append([message(sys_flag=SysFlag.TRANSACTION_PREPARED)])
+    once = bench.image("killed once")
+    noted = Checkpoint(log_offset=store.log_end, queues_offset=0)
+    (once.root / "checkpoint").write_bytes(encode_checkpoint(noted))
+    once.open().start()
+    turns(once.clock, 3)
+    twice = once.image("killed twice")
+    assert decode_checkpoint((twice.root / "checkpoint").read_bytes()).queues_offset == store.log_end
+    twice.clock.rightNow -= 3600
+    assert twice.open().append([message()])[0][3] == NOW_MS + 1000
 
 
 def fill(store_append: Callable[[list[object]], object], room: int) -> None:

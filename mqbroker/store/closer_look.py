@@ -16,12 +16,12 @@ import attrs
 from mqbroker.config import StoreSettings
 from mqbroker.store.cold import Stretch
 from mqbroker.store.commitlog import CommitLog
-from mqbroker.store.consumequeue import ENTRY_BYTES, ConsumeQueue, entries_struct
+from mqbroker.store.consumequeue import BLANK_SIZE, ENTRY_BYTES, ConsumeQueue, entries_struct
 from mqbroker.store.consumequeue_ext import ADDRESS_MAX, UNIT_BYTES_MIN, undecorate
 from mqbroker.store.damages import Damages
 from mqbroker.store.disk import IMappedFile
 from mqbroker.store.matching import IMatching
-from mqbroker.store.mending import LostEntry, is_lost
+from mqbroker.store.mending import LOST, LostEntry, is_lost
 from mqbroker.store.outcomes import Get, GetResult, GetStatus, outside
 from mqbroker.store.picking import Picking
 from mqbroker.store.verifying import Verifier
@@ -46,17 +46,19 @@ _NO_BYTES = memoryview(b"")
 @attrs.define
 class _Look:
     """How far one get is. `missing`: what is not in memory; None where that does not matter. `was_read`: what counts as
-    in memory whatever is said of it."""
+    in memory whatever is said of it. `is_mended`: what is wrong with the first entry now cannot be mended.
+    `why_lost`: what is wrong with the entry before which it ended."""
 
     get: Get
     missing: list[Stretch] | None
     was_read: Sequence[Stretch] = ()
+    is_mended: bool = False
     status: GetStatus = GetStatus.NO_MATCHED_MESSAGE
     seen: int = 0
     newest: int = 0
     skip_below: int = -1
     is_full: bool = False
-    is_lost: bool = False
+    why_lost: str = ""
     total: int = 0
     count: int = 0
     runs: list[tuple[int, int]] = attrs.field(factory=list)
@@ -99,9 +101,11 @@ class CloserLook:
             settings.max_transfer_bytes_on_message_in_disk,
         )
 
-    def get(self, get: Get, missing: list[Stretch] | None, was_read: Sequence[Stretch] = ()) -> GetResult:
+    def get(
+        self, get: Get, missing: list[Stretch] | None, was_read: Sequence[Stretch] = (), *, is_mended: bool = False
+    ) -> GetResult:
         """The answer. Where something was added to `missing` it means nothing, and is to be asked for again when that
-        is in memory, or `was_read`. Raises LostEntry."""
+        is in memory, or `was_read`. Raises LostEntry, unless the first entry was mended just now."""
         queue, offset = get.queue, get.offset
         if not queue.min_offset <= offset < queue.max_offset:
             return outside(offset, queue.min_offset, queue.max_offset)
@@ -112,7 +116,7 @@ class CloserLook:
             found = self._picking.get(get, window)
             if found is not None:
                 return found
-        look = _Look(get, missing, was_read)
+        look = _Look(get, missing, was_read, is_mended)
         _, _, available = queue.place(offset)
         end = offset + min(available, window)
         for start in range(offset, end, _CHUNK):
@@ -129,8 +133,8 @@ class CloserLook:
 
     def _ended(self, look: _Look) -> GetResult:
         queue, offset = look.get.queue, look.get.offset
-        if look.is_lost and not look.seen and not look.missing:
-            raise LostEntry
+        if look.why_lost and not look.seen and not look.missing:
+            raise LostEntry(look.why_lost)
         if look.newest and look.newest < self._log.end - self.hot_bytes:
             queue.asked_below = max(queue.asked_below, offset + look.seen)
         if look.count == look.seen and not look.missing:
@@ -182,10 +186,10 @@ class CloserLook:
         queue_offset = start - 1
         log_end = self._log.readable_end
         for physical_offset, size, code in _ENTRY.iter_unpack(entries):
-            if is_lost(physical_offset, size, log_end):
-                look.is_full = look.is_lost = True
-                break
             queue_offset += 1
+            if is_lost(physical_offset, size, log_end) and self._is_to_mend(look, queue_offset, physical_offset, LOST):
+                queue_offset -= 1
+                break
             look.newest = physical_offset
             if physical_offset < look.skip_below:
                 continue
@@ -201,11 +205,11 @@ class CloserLook:
             if not 0 <= at < room:
                 base, view, room = self._segment(physical_offset)
                 at = physical_offset - base
-            is_there = size >= RECORD_BYTES_MIN and 0 <= at <= room - size
-            if is_there and physical_offset < doubtful_below:
-                is_there = self._is_good(look, queue_offset, physical_offset, view, at, size)
-            if not is_there:
-                self._pass_by(look, physical_offset)
+            is_sure = physical_offset >= doubtful_below and size >= RECORD_BYTES_MIN and 0 <= at <= room - size
+            if not is_sure and not self._is_there(look, queue_offset, physical_offset, size, code, view, at, room):
+                if look.why_lost:
+                    queue_offset -= 1
+                    break
                 continue
             if runs and runs[-1][1] == physical_offset:  # a filler ends each segment
                 runs[-1] = (runs[-1][0], physical_offset + size)
@@ -222,8 +226,8 @@ class CloserLook:
         """As `_look_at`, where more is asked than tags codes. It ends before one of which something is missing."""
         get = look.get
         for queue_offset, (physical_offset, size, code) in enumerate(_ENTRY.iter_unpack(entries), start):
-            if is_lost(physical_offset, size, self._log.readable_end):
-                look.is_full = look.is_lost = True
+            end = self._log.readable_end
+            if is_lost(physical_offset, size, end) and self._is_to_mend(look, queue_offset, physical_offset, LOST):
                 break
             look.newest = physical_offset
             is_near = not self._is_far(physical_offset)
@@ -231,7 +235,7 @@ class CloserLook:
                 look.is_full = True
                 break
             is_wanted = self._is_matching(look, queue_offset, physical_offset, size, code, matching)
-            if look.missing:
+            if look.missing or look.why_lost:
                 look.is_full = True
                 break
             if is_wanted:
@@ -254,11 +258,7 @@ class CloserLook:
             return False
         base, view, room = self._segment(physical_offset)
         at = physical_offset - base
-        is_there = size >= RECORD_BYTES_MIN and 0 <= at <= room - size
-        if is_there and physical_offset < max(self._log.end - self.hot_bytes, self._damages.sure_from):
-            is_there = self._is_good(look, queue_offset, physical_offset, view, at, size)
-        if not is_there:
-            self._pass_by(look, physical_offset)
+        if not self._is_there(look, queue_offset, physical_offset, size, code, view, at, room):
             return False
         return not look.missing and bool(matching.pick((property_bytes(view, at, size),), 1))
 
@@ -310,8 +310,34 @@ class CloserLook:
         # The Java broker's sum is of 32 bits: a size that takes it over them is none of a message, and is passed over.
         return count >= get.max_count or count >= count_limit or bytes_limit < total <= _MAX_INT
 
+    def _is_there(
+        self,
+        look: _Look,
+        queue_offset: int,
+        physical_offset: int,
+        size: int,
+        code: int,
+        view: memoryview,
+        at: int,
+        room: int,
+    ) -> bool:
+        """Whether the message of an entry is there, whole; where it is not it is passed by, or the get ends before
+        it."""
+        if size >= RECORD_BYTES_MIN and 0 <= at <= room - size:
+            if physical_offset >= max(self._log.end - self.hot_bytes, self._damages.sure_from):
+                return True
+            if self._is_good(look, queue_offset, physical_offset, code, view, at, size):
+                return True
+        elif size != BLANK_SIZE and (
+            physical_offset >= self._log.min_offset or look.get.queue.oldest()[0] >= self._log.min_offset
+        ):
+            self._is_to_mend(look, queue_offset, physical_offset, f"no room for a message of {size} bytes")
+        if not look.why_lost:
+            self._pass_by(look, physical_offset)
+        return False
+
     def _is_good(
-        self, look: _Look, queue_offset: int, physical_offset: int, view: memoryview, at: int, size: int
+        self, look: _Look, queue_offset: int, physical_offset: int, code: int, view: memoryview, at: int, size: int
     ) -> bool:
         """Whether a message that is some way behind, or from before the start, is whole.
 
@@ -326,7 +352,23 @@ class CloserLook:
             if not (known is file and start <= at and at + size <= end) and not self._has(look, file, at, size):
                 look.missing.append(Stretch(file, at, size))
                 return True
-        return is_own or self._verifier.is_good(look.get.queue, queue_offset, physical_offset, view, at, size)
+        try:
+            queue = look.get.queue
+            return is_own or self._verifier.is_good(queue, queue_offset, physical_offset, code, view, at, size)
+        except LostEntry as lost:
+            return not self._is_to_mend(look, queue_offset, physical_offset, str(lost)) and lost.is_there
+
+    def _is_to_mend(self, look: _Look, queue_offset: int, physical_offset: int, why: str) -> bool:
+        """Have the get end before an entry that is wrong: one that begins there has it mended. False where that was
+        done, and it stays as it is."""
+        if look.is_mended and queue_offset == look.get.offset:
+            self._verifier.tell_rotten(look.get.queue, queue_offset, physical_offset, why)
+            return False
+        if self._verifier.is_hopeless(look.get.queue, queue_offset):
+            return False
+        look.is_full = True
+        look.why_lost = why
+        return True
 
     def _pass_by(self, look: _Look, physical_offset: int) -> None:
         if not look.count:

@@ -19,8 +19,10 @@ from mqbroker.store.logscan import Damage, Row, Run, Scanned
 from mqbroker.store.logview import ILogView
 from mqbroker.store.multi_dispatch import NAMES_MARK, MultiQueues
 from mqbroker.store.tags_codes import TagsCodes
+from mqbroker.wire.codes import SCHEDULE_TOPIC
 from mqbroker.wire.record import RECORD_BYTES_MIN
 
+_SCHEDULE_TOPIC = SCHEDULE_TOPIC.encode()
 #: topic, queue id, next queue offset, tags code (None where messages with several came), store timestamp (ms).
 DispatchListener = Callable[[str, int, int, "int | None", int], None]
 
@@ -167,7 +169,7 @@ class Entering:
         topic, queue_id, queue_offset, _, _, sys_flag, timestamp, properties = row
         if sys_flag & 4:  # SysFlag.TRANSACTION_PREPARED
             return None
-        code = self._tags_codes.of(queue.is_schedule, properties, timestamp)
+        code = self._tags_codes.of(topic == _SCHEDULE_TOPIC, properties, timestamp)
         if (topic, queue_id) == (queue.topic_bytes, queue.queue_id):
             return queue_offset, code
         if self._multi is not None and NAMES_MARK in properties:

@@ -1,30 +1,44 @@
-"""Building entries of a consume queue again that a reader found lost: zeros where a page was, or what cannot be one.
+"""Building entries of a consume queue again that a reader found lost: zeros where a page was, what cannot be one, or
+what points to something else than its message.
 
-The log between the messages of the entries before and behind has them. Must never know who reads.
+The log between the messages of the nearest right entries before and behind has them. Must never know who reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.consumequeue import BLANK_SIZE, ENTRY, ConsumeQueue
+from mqbroker.store.consumequeue_ext import is_address
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.entering import Entering
-from mqbroker.store.logscan import Damage, scan
+from mqbroker.store.logscan import Damage, Scanned, scan, scan_file
+from mqbroker.store.multi_dispatch import is_entry_of
 from mqbroker.store.worker import IWorker
 from mqbroker.wire.record import RECORD_BYTES_MIN
 
 _ALL = 1 << 62
+#: How many entries are looked at for one that is right, before the log is read from its beginning, or to its end.
+_AROUND_MAX = 100_000
+#: What is wrong with an entry that says nothing of a message.
+LOST = "no message can be"
 Entry = tuple[int, int, int]
+Found = tuple[Mapping[int, Entry], Sequence[Damage]]
 
 
 class LostEntry(Exception):
-    """A get begins at an entry that is lost."""
+    """A get begins at an entry that is lost: the text says what is wrong with it. `is_there`: it leads to its message
+    all the same."""
+
+    def __init__(self, why: str, *, is_there: bool = False) -> None:
+        super().__init__(why)
+        self.is_there = is_there
 
 
 def is_lost(physical_offset: int, size: int, log_end: int) -> bool:
@@ -33,31 +47,45 @@ def is_lost(physical_offset: int, size: int, log_end: int) -> bool:
 
 
 class Mender:
-    """Mends one range of a queue at a time."""
+    """Mends one range of a queue at a time.
+
+    :param report: is told of what of the log holds no record.
+    """
 
     log = Logger()
 
-    def __init__(self, commit_log: CommitLog, queues: ConsumeQueues, entering: Entering, worker: IWorker) -> None:
+    def __init__(
+        self,
+        commit_log: CommitLog,
+        queues: ConsumeQueues,
+        entering: Entering,
+        worker: IWorker,
+        report: Callable[[Damage], None],
+    ) -> None:
+        self._report = report
         self._commit_log = commit_log
         self._queues = queues
         self._entering = entering
         self._worker = worker
-        self._running: dict[ConsumeQueue, list[Deferred[None]]] = {}
+        self._running: dict[ConsumeQueue, list[Deferred[bool]]] = {}
 
-    def mend(self, queue: ConsumeQueue, offset: int) -> Deferred[None]:
-        """Fires when entry `offset`, and the lost ones around it, are there again. Fails with OSError."""
-        done: Deferred[None] = Deferred()
+    def mend(self, queue: ConsumeQueue, offset: int) -> Deferred[bool]:
+        """Fires with True when entry `offset`, and the lost ones around it, are there again as far as the log has them;
+        with False after others of the queue were mended, which is to be tried again. Fails with OSError."""
+        done: Deferred[bool] = Deferred()
         if queue in self._running:
             self._running[queue].append(done)
             return done
-        waiting = self._running[queue] = [done]
+        waiting: list[Deferred[bool]] = []
+        self._running[queue] = waiting
         found = self._worker.run(partial(self._find, queue, offset, queue.min_offset, queue.max_offset))
         found.addCallback(lambda entries: self._store(queue, entries))
 
-        def ended(result: object) -> None:
+        def ended(result: Failure | None) -> None:
             del self._running[queue]
+            done.callback(result or True)
             for each in waiting:
-                each.callback(result)  # type: ignore[arg-type]
+                each.callback(result or False)
 
         found.addBoth(ended)
         return done
@@ -66,42 +94,72 @@ class Mender:
         """As `mend`, for who may wait where it stands. Raises OSError."""
         self._store(queue, self._find(queue, offset, queue.min_offset, queue.max_offset))
 
-    def _find(self, queue: ConsumeQueue, offset: int, low_min: int, high_max: int) -> dict[int, Entry]:
-        """The lost entries around `offset`, in their order, as they should be. For the worker."""
+    def _find(self, queue: ConsumeQueue, offset: int, low_min: int, high_max: int) -> Found:
+        """Entry `offset` and those around it as they should be, where they are not; and what of the log between the
+        nearest right ones holds no record. For the worker."""
         log = self._commit_log
-        end_of_log = log.readable_end
         low, high = offset, offset + 1
-        while low > low_min and is_lost(*queue.entry_from_disk(low - 1)[:2], end_of_log):
+        low_min, high_max = max(low_min, low - _AROUND_MAX), min(high_max, high + _AROUND_MAX)
+        while low > low_min and not self._is_right(queue, low - 1):
             low -= 1
-        while high < high_max and is_lost(*queue.entry_from_disk(high)[:2], end_of_log):
+        while high < high_max and not self._is_right(queue, high):
             high += 1
-        start, end = log.min_offset, end_of_log
+        start, end = log.min_offset, log.readable_end
         if low > low_min:
             before, size, _ = queue.entry_from_disk(low - 1)
-            start = max(start, before + size % BLANK_SIZE)
+            start = max(start, before + size)
         if high < high_max:
             end = queue.entry_from_disk(high)[0]
-        found = self._scan(queue, start, end)
+        found, damages = self._scan(queue, start, end)
         entries: dict[int, Entry] = {}
         blank = start, BLANK_SIZE, 0  # its message is damaged, or gone from the log
         for number in range(low, high):
-            entry = entries[number] = found.get(number, blank)
-            blank = entry[0] + entry[1] % BLANK_SIZE, BLANK_SIZE, 0
-        return entries
+            known = queue.entry_from_disk(number)
+            is_doubtful = number not in found and self._is_right(queue, number) is None
+            # Of the two it may be the log that is wrong, and come back from a copy.
+            entry = known if is_doubtful else found.get(number, blank)
+            if entry != known:
+                entries[number] = entry
+            if not is_doubtful:
+                blank = entry[0] + entry[1] % BLANK_SIZE, BLANK_SIZE, 0
+        return entries, damages
 
-    def _scan(self, queue: ConsumeQueue, start: int, end: int) -> dict[int, Entry]:
+    def _is_right(self, queue: ConsumeQueue, number: int) -> bool | None:
+        """Whether an entry is that of its message; None where there is none to ask: one of no message, or of one that
+        is gone from the log or damaged in it."""
+        physical_offset, size, code = queue.entry_from_disk(number)
+        log = self._commit_log
+        if is_lost(physical_offset, size, log.readable_end):
+            return False
+        if size == BLANK_SIZE or not log.min_offset <= physical_offset < log.readable_end:
+            return None
+        item = scan_file(*log.place(physical_offset), physical_offset)
+        if not isinstance(item, Scanned):
+            return None
+        if item.size != size or not is_entry_of(queue, number, item):
+            return False
+        if item.topic != queue.topic_bytes or queue.is_schedule or is_address(code):
+            return True
+        return self._entering.place_of(queue, item) == (number, code)
+
+    def _scan(self, queue: ConsumeQueue, start: int, end: int) -> Found:
         found: dict[int, Entry] = {}
+        damages: list[Damage] = []
         for run in scan(self._commit_log, start, end, _ALL):
             if isinstance(run, Damage):
+                damages.append(run)
                 continue
             for row in run.rows:
                 place = self._entering.place_of(queue, row)
                 if place is not None:
                     found[place[0]] = row[3], row[4], place[1]
-        return found
+        return found, damages
 
-    def _store(self, queue: ConsumeQueue, entries: Mapping[int, Entry]) -> None:
-        if queue.is_removed:
+    def _store(self, queue: ConsumeQueue, found: Found) -> None:
+        entries, damages = found
+        for damage in damages:
+            self._report(damage)
+        if queue.is_removed or not entries:
             return
         self._queues.dirty[queue] = None
         for number, entry in entries.items():

@@ -252,7 +252,7 @@ class Opening:
                 files.add_damage,
                 cold,
                 failed_reads,
-                Mender(commit_log, queues, entering, self.worker),
+                Mender(commit_log, queues, entering, self.worker, files.add_damage),
             ),
             cold,
             failed_reads,

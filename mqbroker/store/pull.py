@@ -31,6 +31,8 @@ from mqbroker.store.verifying import Verifier
 from mqbroker.wire.record import RECORD_BYTES_MIN
 
 _LONG = Struct(">q")
+#: Of a record: size, queue id, queue offset and physical offset.
+_OWN_PLACE = Struct(">i8xi4xqq")
 _AT_ONCE_MAX = 64
 #: Messages that are scattered over more of the log than this are asked for one by one whether they are in memory.
 _SPAN_MAX = 1024 * 1024
@@ -112,7 +114,7 @@ class Reader:
             return self._look.get(get, None)
         except LostEntry:
             self._mender.mend_now(get.queue, get.offset)
-            return self._look.get(get, None)
+            return self._look.get(get, None, is_mended=True)
 
     def _cannot_open(self, queue: ConsumeQueue, error: OSError) -> StoreError:
         return why_unread(error.filename or queue.directory, 0, error, _rebuild(queue))
@@ -204,7 +206,7 @@ class Reader:
         if count > _AT_ONCE_MAX or (ask and not file.is_resident(at, count * ENTRY_BYTES)):
             return None
         log = self._log
-        first, _, _ = queue.entry(offset)
+        first, first_size, _ = queue.entry(offset)
         start, end = queue.known_good
         if first < self._damages.sure_from and not start <= offset <= offset + count <= end:
             return None
@@ -222,13 +224,26 @@ class Reader:
         pieces = self._pieces(file.view, at, count, self._bytes_limit if max_bytes is None else max_bytes)
         if pieces is None:
             return None
+        # Entries may have left memory since, and come back as others: pages, so that the outermost tell.
+        if first < self._damages.sure_from and not (
+            self._is_at(queue, offset, first, first_size) and self._is_at(queue, offset + count - 1, last, size)
+        ):
+            return None
         return GetResult(GetStatus.FOUND, offset + count, queue.min_offset, queue.max_offset, pieces, count, False)
 
-    def _get_cold(self, get: Get, tries: int, was_read: Sequence[Stretch] = ()) -> GetResult | Deferred[GetResult]:
+    def _is_at(self, queue: ConsumeQueue, offset: int, physical_offset: int, size: int) -> bool:
+        """Whether the record at a place of the log, which is in memory, says that it is at `offset` of this queue."""
+        view, at = self._log.view(physical_offset) or (b"", 0)
+        own: tuple[int, int, int, int] = _OWN_PLACE.unpack_from(view, at)
+        return own == (size, queue.queue_id, offset, physical_offset)
+
+    def _get_cold(
+        self, get: Get, tries: int, was_read: Sequence[Stretch] = (), *, is_mended: bool = False
+    ) -> GetResult | Deferred[GetResult]:
         missing: list[Stretch] = []
         try:
             # What never stays in memory, or where nobody can tell, counts as that in the end if it was read.
-            found = self._look.get(get, missing, () if tries > 0 else was_read)
+            found = self._look.get(get, missing, () if tries > 0 else was_read, is_mended=is_mended)
         except LostEntry:
             mended = self._mender.mend(get.queue, get.offset)
             return mended.addCallbacks(self._mended, self._not_mended, (get, tries), {}, (get,))
@@ -239,10 +254,10 @@ class Reader:
         if tries <= -_FETCHES_MAX:
             raise StoreBusy("what is read leaves memory again before it is looked at")
         done = self._cold.fetch(missing, goes_on=tries < _FETCHES_MAX)
-        return done.addCallback(self._fetched, get, tries - 1, [*was_read, *missing])
+        return done.addCallback(self._fetched, get, tries - 1, [*was_read, *missing], is_mended=is_mended)
 
-    def _mended(self, _: None, get: Get, tries: int) -> GetResult | Deferred[GetResult]:
-        return self._fetched([], get, tries)
+    def _mended(self, is_mended: bool, get: Get, tries: int) -> GetResult | Deferred[GetResult]:
+        return self._fetched([], get, tries, is_mended=is_mended)
 
     def _not_mended(self, failure: Failure, get: Get) -> Failure:
         if isinstance(failure.value, OSError):
@@ -250,13 +265,20 @@ class Reader:
         return failure
 
     def _fetched(
-        self, unreadable: Unreadable, get: Get, tries: int, was_read: Sequence[Stretch] = ()
+        self,
+        unreadable: Unreadable,
+        get: Get,
+        tries: int,
+        was_read: Sequence[Stretch] = (),
+        *,
+        is_mended: bool = False,
     ) -> GetResult | Deferred[GetResult]:
         for stretch, error in unreadable:
             self._leave_out(stretch, error, get)
         failed = [stretch for stretch, _ in unreadable]
         try:
-            return self._get_cold(get, tries, [stretch for stretch in was_read if stretch not in failed])
+            was_read = [stretch for stretch in was_read if stretch not in failed]
+            return self._get_cold(get, tries, was_read, is_mended=is_mended)
         except OSError as error:
             raise self._cannot_open(get.queue, error) from error
 

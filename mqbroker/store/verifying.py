@@ -15,9 +15,12 @@ from twisted.logger import Logger
 
 from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.consumequeue import ConsumeQueue
+from mqbroker.store.consumequeue_ext import ADDRESS_MAX
 from mqbroker.store.disk import read_before_touch
 from mqbroker.store.logscan import BODY_OFFSET_V4, Damage, Filler, Scanned, scan_at
+from mqbroker.store.mending import LostEntry
 from mqbroker.store.multi_dispatch import is_entry_of
+from mqbroker.store.tags_codes import TagsCodes
 from mqbroker.wire.codes import SysFlag
 from mqbroker.wire.record import BLANK_MAGIC, MAGIC
 
@@ -50,12 +53,21 @@ class Verifier:
         self._report = report
         self._chunks: dict[int, bytearray] = {}
         self._told: set[tuple[str, int, int]] = set()
+        self._of_its_tag = TagsCodes(()).of_its_tag
         self.rotten_entries = 0
 
     def is_good(
-        self, queue: ConsumeQueue, queue_offset: int, physical_offset: int, view: memoryview, at: int, size: int
+        self,
+        queue: ConsumeQueue,
+        queue_offset: int,
+        physical_offset: int,
+        code: int,
+        view: memoryview,
+        at: int,
+        size: int,
     ) -> bool:
-        """Whether the message that an entry of `queue` says is at `physical_offset` is there, whole.
+        """Whether the message that an entry of `queue` says is at `physical_offset` is there, whole. Raises LostEntry
+        where the entry, or its tags code, is wrong.
 
         All its `size` bytes, which are those at `at` of `view`, must be in the log. Hot where old messages are read.
         """
@@ -83,9 +95,10 @@ class Verifier:
                 if (not body_bytes or zlib.crc32(record[BODY_OFFSET_V4:place]) & 0x7FFFFFFF == crc) and (
                     int.from_bytes(record[tail : tail + 2], "big") == size - tail - 2
                 ):
+                    self._check_code(queue, code, record[tail + 2 :])
                     self._remember(physical_offset)
                     return True
-        return self._judge(queue, queue_offset, physical_offset, size)
+        return self._judge(queue, queue_offset, physical_offset, code, size)
 
     def _remember(self, physical_offset: int) -> None:
         cell = physical_offset >> _CELL_BITS & _CELLS_MASK
@@ -97,7 +110,14 @@ class Verifier:
             chunk = self._chunks[number] = bytearray(_CHUNK_BYTES)
         chunk[cell >> 3] |= 1 << (cell & 7)
 
-    def _judge(self, queue: ConsumeQueue, queue_offset: int, physical_offset: int, size: int) -> bool:
+    def _check_code(self, queue: ConsumeQueue, code: int, properties: bytes) -> None:
+        # In the schedule topic it is a time, and an extension has the rest.
+        if code > ADDRESS_MAX and not queue.is_schedule:
+            right = self._of_its_tag(properties)
+            if code != right:
+                raise LostEntry(f"its tags code is {code} where that of its message is {right}", is_there=True)
+
+    def _judge(self, queue: ConsumeQueue, queue_offset: int, physical_offset: int, code: int, size: int) -> bool:
         """An unusual record, or what is wrong: with the record, or with the entry that points here."""
         found = self._commit_log.view(physical_offset)
         assert found is not None
@@ -107,6 +127,8 @@ class Verifier:
             if item.size != size:
                 why = f"{size} bytes where a record of {item.size} is"
             elif is_entry_of(queue, queue_offset, item):
+                if item.topic == queue.topic_bytes:
+                    self._check_code(queue, code, item.properties)
                 return True
             else:
                 why = f"message {item.queue_offset} of queue {item.queue_id} of {item.topic!r}"
@@ -116,8 +138,7 @@ class Verifier:
                 path = self._commit_log.path_of(physical_offset)
                 self._report(Damage(path, physical_offset, physical_offset + size, why))
                 return False
-        self._tell_rotten(queue, queue_offset, physical_offset, why)
-        return False
+        raise LostEntry(why)
 
     def _is_record_place(self, physical_offset: int, size: int) -> bool:
         """Whether a record of this size was here, so that what is wrong is the record and not the entry."""
@@ -141,7 +162,12 @@ class Verifier:
             BLANK_MAGIC,
         )
 
-    def _tell_rotten(self, queue: ConsumeQueue, queue_offset: int, physical_offset: int, why: str) -> None:
+    def is_hopeless(self, queue: ConsumeQueue, queue_offset: int) -> bool:
+        """Whether an entry cannot be built again, as was told; or too many could not to look for one more."""
+        return (queue.topic, queue.queue_id, queue_offset) in self._told or len(self._told) >= _ROTTEN_MAX
+
+    def tell_rotten(self, queue: ConsumeQueue, queue_offset: int, physical_offset: int, why: str) -> None:
+        """An entry cannot be built again."""
         key = (queue.topic, queue.queue_id, queue_offset)
         if key not in self._told and len(self._told) < _ROTTEN_MAX:
             self._told.add(key)

@@ -184,6 +184,20 @@ KNOWN = [
         ("tests/store/test_lost_queues.py",),
     ),
     Mutation(
+        "pass over an entry that points to another message",
+        "store/verifying.py",
+        "        raise LostEntry(why)\n",
+        "        return False\n",
+        ("tests/store/test_lost_queues.py",),
+    ),
+    Mutation(
+        "let an entry go that leads to damage of the log",
+        "store/mending.py",
+        "            entry = known if is_doubtful else",
+        "            entry = known if False else",
+        ("tests/store/test_lost_queues.py",),
+    ),
+    Mutation(
         "count messages in queues that the log may lose",
         "store/store_files.py",
         "(tallied[0].queues_offset or 0) <= (now.log_offset or 0)",

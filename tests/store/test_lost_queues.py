@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -246,6 +247,108 @@ def test_who_comes_while_it_is_mended_waits_with_the_first(bench: Bench) -> None
     bench.worker.step()
     assert [result_of(answer).count for answer in answers] == [10, 10, 1]  # of one file
     bench.worker.at_once = True
+
+
+def entry(bench: Bench, number: int) -> bytes:
+    at = number % PER_FILE * 20
+    return queue_file(bench, number // PER_FILE).read_bytes()[at : at + 20]
+
+
+WRONG: dict[str, Callable[[bytes, bytes], bytes]] = {
+    "another offset's": lambda own, other: other,
+    "a size that is too small": lambda own, other: own[:8] + struct.pack(">i", 95) + own[12:],
+    "a size that is too large": lambda own, other: own[:8] + struct.pack(">i", 1 << 20) + own[12:],
+    "the midst of a record": lambda own, other: struct.pack(">q", struct.unpack_from(">q", own)[0] + 7) + own[8:],
+    "a tags code of no message": lambda own, other: own[:12] + struct.pack(">q", 4711),
+    "a place below": lambda own, other: bytes(8) + own[8:],
+}
+
+
+def read_from(store: MessageStore, first: int = 0) -> list[int]:
+    """The offsets of all messages of T/0 that are served, in the order of them."""
+    found: list[int] = []
+    offset = first
+    while offset < COUNT:
+        result = result_of(store.get_when_ready("T", 0, offset, 32))
+        found += [record.queue_offset for piece in result.pieces for record in decode_records(bytes(piece))]
+        assert result.next_offset > offset
+        offset = result.next_offset
+    return found
+
+
+#: What comes back from a disk comes by pages, and tags codes are looked at once.
+SPOILT = [
+    (wrong, when, first, count)
+    for wrong in WRONG
+    for when in ("stopped", "killed", "before it was read", "after it was read")
+    for first, count in ((150, 1), (1, 60), (190, 30))
+    if when != "after it was read" or (count > 1 and "tags" not in wrong)
+]
+
+
+@pytest.mark.parametrize(("wrong", "when", "first", "count"), SPOILT)
+def test_entries_that_point_elsewhere_are_built_again_from_the_log(
+    bench: Bench, wrong: str, when: str, first: int, count: int
+) -> None:
+    store = filled(bench)
+    if when == "killed":
+        bench = bench.image("killed")
+    else:
+        stop(store)
+    whole = tree(bench.root / "consumequeue")
+    is_running = when in ("before it was read", "after it was read")
+    again = bench.open() if is_running else None
+    if again is not None and when == "after it was read":
+        assert read_from(again) == list(range(COUNT))
+    spoilt = [WRONG[wrong](entry(bench, number), entry(bench, 320)) for number in range(first, first + count)]
+    for number, data in enumerate(spoilt, first):
+        write(queue_file(bench, number // PER_FILE), number % PER_FILE * 20, data)
+    if again is None:
+        again = bench.open()
+    with capturedLogs() as logs:
+        assert read_from(again) == list(range(COUNT))
+    told = [entry for entry in logs if "built again" in entry["log_format"]]
+    assert {(entry["low"], entry["high"], entry["blank"]) for entry in told} == {(first, first + count - 1, 0)}
+    assert tree(bench.root / "consumequeue") == whole
+    assert again.stats.rotten_entries == 0
+    stop(again)
+    stop(store)
+
+
+def test_an_entry_stays_that_leads_to_where_the_log_is_damaged(bench: Bench) -> None:
+    """A copy may bring that back."""
+    store = filled(bench)
+    places = [store.physical_offset("T", 0, number) for number in (150, 153)]
+    stop(store)
+    log = bench.root / "commitlog" / f"{0:020d}"
+    data = log.read_bytes()
+    write(log, places[0], bytes(places[1] - places[0]))
+    queues = tree(bench.root / "consumequeue")
+    again = bench.open()
+    for _ in range(2):
+        assert read_from(again) == [number for number in range(COUNT) if number not in (150, 151, 152)]
+    assert again.damages
+    stop(again)
+    assert tree(bench.root / "consumequeue") == queues
+    log.write_bytes(data)
+    again = bench.open()
+    assert read_from(again) == list(range(COUNT))
+    stop(again)
+
+
+def test_who_waits_for_other_entries_of_a_queue_to_be_mended_gets_its_own_after_them(bench: Bench) -> None:
+    stop(filled(bench))
+    again = bench.open()
+    lose(bench, 50, 1, bytes(20))
+    lose(bench, 150, 1, bytes(20))
+    bench.worker.at_once = False
+    answers = [again.get_when_ready("T", 0, offset, 1) for offset in (50, 150)]
+    for _ in range(2):
+        bench.worker.step()
+    bench.worker.at_once = True
+    found = [record.queue_offset for answer in answers for record in decode_records(result_of(answer).pieces[0])]
+    assert found == [50, 150]
+    stop(again)
 
 
 def test_where_the_log_has_no_message_either_the_entry_stays_blank(bench: Bench) -> None:

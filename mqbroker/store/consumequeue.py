@@ -23,6 +23,7 @@ from mqbroker.store.disk import IMappedFile, read_before_touch, unreadable
 from mqbroker.store.file_cache import CachedFile, FileCache
 from mqbroker.wire.codes import SCHEDULE_TOPIC
 from mqbroker.wire.javahash import java_hash
+from mqbroker.wire.record import RECORD_BYTES_MIN
 
 ENTRY_BYTES = 20
 ENTRY = Struct(">qiq")
@@ -351,13 +352,20 @@ class ConsumeQueue:
         physical_offset, size = self.last
         return physical_offset + size if size != BLANK_SIZE else physical_offset or -1
 
-    def search(self, is_below: Callable[[int, int], bool], low: int, high: int) -> int:
-        """First offset in low..high whose entry (physical offset, size) is not below; entries must be ordered."""
+    def search(self, is_below: Callable[[int, int], bool], low: int, high: int, *, lost_are_below: bool = False) -> int:
+        """First offset in low..high whose entry (physical offset, size) is not below; entries must be ordered, but for
+        those that are lost, which say nothing. Raises Unreadable."""
         while low < high:
-            middle = (low + high) // 2
-            physical_offset, size, _ = self.entry_from_disk(middle)
-            if is_below(physical_offset, size):
-                low = middle + 1
+            at = middle = (low + high) // 2
+            physical_offset, size, _ = self.entry_from_disk(at)
+            while not (size >= RECORD_BYTES_MIN and 0 <= physical_offset <= self.last[0]) and at + 1 < high:
+                at += 1
+                physical_offset, size, _ = self.entry_from_disk(at)
+            is_known = size >= RECORD_BYTES_MIN and 0 <= physical_offset <= self.last[0]
+            if is_below(physical_offset, size) if is_known else lost_are_below:
+                low = at + 1
+            elif lost_are_below and at > middle:
+                return at
             else:
                 high = middle
         return low
@@ -471,7 +479,7 @@ class ConsumeQueue:
             before = self.max_offset
             is_below: Callable[[int, int], bool] = lambda offset, size: offset + size % BLANK_SIZE <= physical_end  # noqa: E731
             if before > self._first and not is_below(*self.last):
-                self._cut_at(self.search(is_below, self._first, before))
+                self._cut_at(self.search(is_below, self._first, before, lost_are_below=True))
                 self.last = self.span(self.max_offset - 1) if self.max_offset > self._first else (0, 0)
                 self._is_clear = False
             self.is_cut |= self.max_offset < before

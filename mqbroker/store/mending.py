@@ -90,8 +90,13 @@ class Mender:
         found.addBoth(ended)
         return done
 
+    async def mend_waiting(self, queue: ConsumeQueue, offset: int) -> bool:
+        """As `mend`, for who may wait for the disk where it stands. Raises OSError."""
+        self.mend_now(queue, offset)
+        return True
+
     def mend_now(self, queue: ConsumeQueue, offset: int) -> None:
-        """As `mend`, for who may wait where it stands. Raises OSError."""
+        """As `mend_waiting`."""
         self._store(queue, self._find(queue, offset, queue.min_offset, queue.max_offset))
 
     def _find(self, queue: ConsumeQueue, offset: int, low_min: int, high_max: int) -> Found:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 
 import attrs
@@ -21,6 +21,7 @@ from mqbroker.config import StoreSettings
 from mqbroker.errors import StoreUnwritable
 from mqbroker.store.cold import Pages, TouchingPages, run_now
 from mqbroker.store.commitlog import Appended, NewMessage
+from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.disk import DiskSpace, IDisk, ILockedFile
 from mqbroker.store.entering import DispatchListener
 from mqbroker.store.extending import BitMap
@@ -97,14 +98,14 @@ class MessageStore:
 
         self._hot_records = partial(hot_records, commit_log, parts.queues, parts.files.damages, parts.reader.near_bytes)
 
-        def queries_with(pages: Pages) -> Queries:
+        def queries_with(pages: Pages, mend: Callable[[ConsumeQueue, int], Awaitable[bool]]) -> Queries:
             files = parts.files
             damages, report = files.damages, files.add_damage
-            return Queries(commit_log, parts.queues, parts.index, damages, report, pages, parts.failed_reads)
+            return Queries(commit_log, parts.queues, parts.index, damages, report, pages, parts.failed_reads, mend)
 
         #: Looks messages up, and never waits for the disk.
-        self.queries = queries_with(parts.cold)
-        self._waiting_queries = queries_with(TouchingPages())
+        self.queries = queries_with(parts.cold, parts.mender.mend)
+        self._waiting_queries = queries_with(TouchingPages(), parts.mender.mend_waiting)
         #: Called with topic, queue id, next offset, tags code (None for several) and store timestamp (ms) once for
         #: each queue that got messages in a turn, after they can be got.
         self.on_dispatch: list[DispatchListener] = parts.entering.listeners

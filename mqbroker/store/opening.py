@@ -80,6 +80,7 @@ class Parts:
     reader: Reader
     cold: ColdReads
     failed_reads: FailedReads
+    mender: Mender
     files: StoreFiles
     transient: TransientStore | None
     retention: Retention
@@ -228,6 +229,7 @@ class Opening:
         )
         multi = self._multi_queues(queues)
         cold, failed_reads = ColdReads(self.worker), FailedReads(self.clock.seconds)
+        mender = Mender(commit_log, queues, entering, self.worker, files.add_damage)
         return Parts(
             commit_log.append if multi is None else MultiAppender(commit_log, multi).append,
             commit_log,
@@ -252,10 +254,11 @@ class Opening:
                 files.add_damage,
                 cold,
                 failed_reads,
-                Mender(commit_log, queues, entering, self.worker, files.add_damage),
+                mender,
             ),
             cold,
             failed_reads,
+            mender,
             files,
             transient,
             self._make_retention(commit_log, queues, index, files),

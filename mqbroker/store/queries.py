@@ -5,7 +5,7 @@ What it touches it first asks `Pages` for, and looks up anew afterwards: while i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from struct import Struct
 from typing import NamedTuple
 
@@ -18,6 +18,8 @@ from mqbroker.store.damages import Damages
 from mqbroker.store.disk import is_shortage
 from mqbroker.store.index import Index
 from mqbroker.store.logscan import Damage, Scanned, scan_at
+from mqbroker.store.mending import is_lost
+from mqbroker.store.multi_dispatch import is_entry_of
 from mqbroker.store.properties import find_property
 from mqbroker.wire.record import MAGIC, RECORD_BYTES_MIN
 
@@ -65,7 +67,9 @@ class Queries:
         report: Callable[[Damage], None],
         pages: Pages,
         failed_reads: FailedReads,
+        mend: Callable[[ConsumeQueue, int], Awaitable[bool]],
     ) -> None:
+        self._mend = mend
         self._log = log
         self._queues = queues.by_name
         self._bounds = queues.bounds
@@ -156,8 +160,22 @@ class Queries:
     async def physical_offset(self, topic: str, queue_id: int, offset: int) -> int:
         """Where the message at `offset` of a queue stands in the log; -1 where there is none."""
         queue = self._queues.get((topic, queue_id))
-        entry = await self.entry(queue, offset) if queue is not None else None
+        entry = await self._entry_again(queue, offset) if queue is not None else None
         return entry[0] if entry is not None else -1
+
+    async def _entry_again(self, queue: ConsumeQueue, offset: int) -> tuple[int, int, int] | None:
+        """As `entry`, built again where it is lost."""
+        entry = await self.entry(queue, offset)
+        if entry is not None and is_lost(entry[0], entry[1], self._log.readable_end):
+            await self._mend_entry(queue, offset)
+            entry = await self.entry(queue, offset)
+        return entry
+
+    async def _mend_entry(self, queue: ConsumeQueue, offset: int) -> None:
+        try:
+            await self._mend(queue, offset)
+        except OSError as error:
+            raise why_unread(error.filename or queue.directory, 0, error) from error
 
     async def store_timestamp(self, topic: str, queue_id: int, offset: int) -> int:
         """When the message at `offset` was stored, ms; -1 where there is none."""
@@ -170,11 +188,18 @@ class Queries:
         return await self._time_at(queue, queue.min_offset) if queue is not None else -1
 
     async def _time_at(self, queue: ConsumeQueue, offset: int) -> int:
-        entry = await self.entry(queue, offset)
-        if entry is None or entry[1] == BLANK_SIZE:
-            return -1
-        found = await self._scanned(entry[0], entry[1])
-        return found.store_timestamp_ms if found is not None else -1
+        for is_mended in (False, True):
+            entry = await self._entry_again(queue, offset)
+            if entry is None or entry[1] == BLANK_SIZE:
+                break
+            found = await self._scanned(entry[0], entry[1])
+            if found is not None and is_entry_of(queue, offset, found):
+                return found.store_timestamp_ms
+            is_gone = entry[0] < self._log.min_offset or self._damages.covers(entry[0], entry[0] + RECORD_BYTES_MIN)
+            if is_mended or is_gone:
+                break
+            await self._mend_entry(queue, offset)
+        return -1
 
     async def is_far(self, topic: str, queue_id: int, offset: int, near_bytes: int) -> bool:
         """Whether a message is further behind than `near_bytes`; False where there is none."""

@@ -191,6 +191,13 @@ KNOWN = [
         ("tests/store/test_lost_queues.py",),
     ),
     Mutation(
+        "take a lost entry for one of a message that is gone",
+        "store/consumequeue.py",
+        "            if is_below(physical_offset, size) if is_known else lost_are_below:\n",
+        "            if is_below(physical_offset, size):\n",
+        ("tests/store/test_first_gone.py",),
+    ),
+    Mutation(
         "let an entry go that leads to damage of the log",
         "store/mending.py",
         "            entry = known if is_doubtful else",

@@ -8,7 +8,7 @@ import pytest
 
 from mqbroker.store import MessageStore
 from mqbroker.store.outcomes import GetStatus
-from mqbroker.wire.record import decode_record
+from mqbroker.wire.record import decode_record, decode_records
 from tests.store.aging import BODY, HOUR_MS, NOW_HOUR, SEGMENT, a_turn, age, bodies, names, numbered
 from tests.store.harness import Bench, message, stop, turns
 
@@ -55,6 +55,32 @@ def test_it_opens_after_a_clean_stop(make: Callable[..., Bench]) -> None:
     store = with_first_gone(make).open()
     check_first_gone(store)
     assert store.append([message("Gone")])[0][1] == 1
+
+
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+@pytest.mark.parametrize("lost", [bytes(20), b"\xff" * 20, b"\x7f" * 20])
+@pytest.mark.parametrize(("first", "count"), [(9, 1), (8, 2), (8, 5), (4, 13), (0, 17), (0, 8)])
+def test_lost_entries_hide_no_messages_where_it_begins(
+    make: Callable[..., Bench], first: int, count: int, lost: bytes, how: str
+) -> None:
+    bench = with_first_gone(make)
+    if how == "killed":
+        (bench.root / "abort").write_bytes(bench.disk.boot)
+    with open(bench.root / "consumequeue" / "T" / "0" / f"{0:020d}", "r+b") as file:
+        file.seek(20 * first)
+        file.write(lost * count)
+    store = bench.open()
+    found: list[int] = []
+    offset = store.min_offset("T", 0)
+    while offset < 18:
+        got = store.get("T", 0, offset, 32)
+        found += [record.queue_offset for piece in got.pieces for record in decode_records(bytes(piece))]
+        assert got.next_offset > offset
+        offset = got.next_offset
+    assert found == list(range(8, 18))
+    first_ms = store.store_timestamp("T", 0, 8)
+    assert [store.offset_by_time("T", 0, first_ms + add) for add in (0, 10, 9999)] == [8, 9, 17]
+    stop(store)
 
 
 @pytest.mark.parametrize("missing", ["checkpoint", "index", "consumequeue"])

@@ -22,6 +22,7 @@ from twisted.python.failure import Failure
 
 from mqbroker.errors import FlushTimedOut, StoreUnwritable
 from mqbroker.store.commitlog import CommitLog
+from mqbroker.store.outages import Outage
 from mqbroker.store.segment import SegmentSource
 from mqbroker.store.syncs import ISyncs
 from mqbroker.store.worker import IWorker
@@ -85,6 +86,10 @@ class LogFlusher:
         # Up to where the checkpoint said so when it was last made to.
         self._noted = flushed
         self._is_noting = False
+        self._noting = Outage(
+            "messages are synced, but not acknowledged, since the checkpoint cannot be written, which is tried again",
+            "the checkpoint is written again, and messages are acknowledged",
+        )
         # end, when it is too late, and the waiting: in order of `end`, and so of time.
         self._waiting: deque[tuple[int, float, Deferred[None]]] = deque()
         # From the one that began first: one that ends before those counts only when they have, too, since a failure
@@ -102,7 +107,7 @@ class LogFlusher:
     @property
     def oldest_sync(self) -> object | None:
         """Which of the syncs that run began first; another object for each."""
-        return self._running[0] if self._running else None
+        return next((sync for sync in self._running if self._is_noting or not sync.is_done), None)
 
     def start(self) -> None:
         self._commit_log.on_next_wanted = self._hasten
@@ -116,6 +121,7 @@ class LogFlusher:
     def _tick(self) -> None:
         self._tick_call = self._clock.callLater(self._until_next_s(), self._tick)
         self._commit_log.prepare_next()
+        self._serve()
         if not self._running:
             self._begin()
             return
@@ -153,6 +159,7 @@ class LogFlusher:
         self._waiting.append((end, self._clock.seconds() + self._timeout_s, waiting))
         if self._timeout_call is None:  # it stays when nobody waits any more: most of the time somebody will soon
             self._timeout_call = self._clock.callLater(self._timeout_s, self._give_up)
+        self._serve()
         self._begin_alone()
         return waiting
 
@@ -187,16 +194,19 @@ class LogFlusher:
         self._serve()
 
     def _serve(self) -> None:
+        """Count the syncs that have ended, in their order, once the checkpoint says what recovery would doubt."""
         running = self._running
         while running and running[0].is_done and not self._is_noting:
-            end = running[0].end
             # Recovery must not doubt what was acknowledged, and believes in the checkpoint.
-            if self._commit_log.doubtful_end > self._noted < end:
+            if self._commit_log.doubtful_end > self._noted < running[0].end:
+                while len(running) > 1 and running[1].is_done:  # one note for all that have ended
+                    running.popleft()
+                end = running[0].end
                 self._is_noting = True
                 noted = self._syncs.sync_beside((), partial(self._note, end))
                 noted.addCallbacks(self._was_noted, self._not_noted)
-            else:
-                self._synced(running.popleft())
+                return
+            self._synced(running.popleft())
 
     def _sync_names_and_note(self, end: int) -> None:
         self._source.sync_names()
@@ -209,17 +219,14 @@ class LogFlusher:
 
     def _was_noted(self, _: None) -> None:
         self._is_noting = False
+        self._noting.worked()
         self._serve()
 
     def _not_noted(self, failure: Failure) -> None:
-        """The next tick tries again."""
+        """What was synced stays so: the next tick, or who waits next, has it noted again."""
         self._is_noting = False
-        why = f"the checkpoint cannot be written: {failure.getErrorMessage()}"
-        self.log.error("{why}", why=why)
-        if self._running:
-            self._running.popleft()
-        self._fail_waiting(StoreUnwritable(why))
-        self._serve()
+        self._noting.failed(failure.getErrorMessage())
+        self._fail_waiting(StoreUnwritable(f"the checkpoint cannot be written: {failure.getErrorMessage()}"))
 
     def _synced(self, sync: _Sync) -> None:
         self._is_short = False

@@ -35,6 +35,10 @@ def results(*waiting: Deferred[None]) -> list[object]:
     return got
 
 
+def no_room(path: str, data: bytes) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device", path)
+
+
 def end_of(appended: list[tuple[int, int, int, int]]) -> int:
     return appended[-1][0] + appended[-1][2]
 
@@ -470,18 +474,50 @@ def test_a_checkpoint_that_cannot_be_written_is_tried_again(bench: Bench, monkey
     store = bench.open()
     store.start()
     store.append([message()])
-
-    def full(path: str, data: bytes) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device", path)
-
     with monkeypatch.context() as patched:
-        patched.setattr(bench.disk, "write", full)
+        patched.setattr(bench.disk, "write", no_room)
         bench.clock.pump([0.5] * 4)
         assert not (bench.root / "checkpoint").exists()
     bench.clock.pump([0.5] * 4)
     assert decode_checkpoint((bench.root / "checkpoint").read_bytes()).queues_offset == store.log_end
     stop(store)
     assert not (bench.root / "abort").exists()
+
+
+def test_what_was_synced_is_not_synced_again_for_a_checkpoint_that_cannot_be_written(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.open().append([message()])
+    killed = bench.image("killed")
+    store = killed.open()  # what it found is acknowledged once the checkpoint covers it
+    store.start()
+    with capturedLogs() as logs, monkeypatch.context() as patched:
+        patched.setattr(killed.disk, "write", no_room)
+        got = results(store.durable(store.log_end))
+        killed.clock.pump([0.5] * 4)
+        assert store.stats.flushes == 1
+        for _ in range(2 * RUNNING_MAX):
+            store.append([message()])
+            killed.clock.advance(0.5)
+        assert store.stats.flushes == 1 + 2 * RUNNING_MAX  # what is new is synced all the same
+    assert isinstance(got[0], StoreUnwritable)
+    assert store.flushed == 0
+    assert len([entry for entry in logs if "not acknowledged" in (formatEvent(entry) or "")]) == 1
+    killed.clock.advance(0.5)
+    assert store.flushed == store.log_end
+    assert store.stats.flushes == 1 + 2 * RUNNING_MAX
+    stop(store)
+
+
+def test_who_waits_has_the_checkpoint_written_at_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.open().append([message()])
+    killed = bench.image("killed")
+    store = killed.open()
+    with monkeypatch.context() as patched:
+        patched.setattr(killed.disk, "write", no_room)
+        results(store.durable(store.log_end))
+    assert results(store.durable(store.log_end)) == [None]
+    assert store.stats.flushes == 1
 
 
 def test_stopping_syncs_everything(bench: Bench) -> None:

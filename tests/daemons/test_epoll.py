@@ -141,3 +141,95 @@ reactor.run()
 print(turns)
 """
     assert run(code) == ["[True, True, False]"]
+
+
+CONNECTIONS = """
+from mqbroker.daemons.epoll import ENDS_MAX
+
+COUNT = 4 * ENDS_MAX
+events = []
+
+
+class Ends(Protocol):
+    '''Notes its end; once all are there, their peers close them together.'''
+
+    def connectionMade(self):
+        made.append(self)
+        if len(made) == COUNT:
+            reactor.callLater(0, close)
+
+    def connectionLost(self, reason):
+        events.append(self)
+        ended(self)
+
+
+def close():
+    for peer in peers:
+        peer.close()
+    endless.feed()
+
+
+def read(self):
+    events.append("read")
+    if len(events) - events.count("read") < COUNT:
+        self.feed()
+    elif reactor.running:
+        reactor.stop()
+
+
+def others_wait():
+    '''Whether the first of the second turn was just told of its end.'''
+    return len(set(events) - {"read"}) == ENDS_MAX + 1
+
+
+def longest():
+    '''How many ended in a row, with nothing read between.'''
+    return max(map(len, "".join("r" if event == "read" else "e" for event in events).split("r")))
+
+
+made = []
+endless = Reader(read)
+port = reactor.listenTCP(0, Factory.forProtocol(Ends), backlog=COUNT, interface="127.0.0.1")
+peers = [socket.create_connection(port.socket.getsockname()) for _ in range(COUNT)]
+"""
+
+
+def test_connections_that_end_at_once_are_told_a_few_in_each_turn_and_once():
+    code = """
+def ended(one):
+    if others_wait():
+        for self in made:
+            self.transport.write(b"x")  # nobody reads it
+
+reactor.run()
+print(longest() <= ENDS_MAX, len(set(events)) - 1 == len(events) - events.count("read") == COUNT)
+"""
+    assert run(CONNECTIONS + code) == ["True True"]
+
+
+def test_what_is_done_with_connections_that_wait_to_be_told_of_their_end_does_not_end_them_twice():
+    code = """
+def ended(one):
+    for number, self in enumerate(made if others_wait() else ()):
+        transport = self.transport
+        act = transport.abortConnection, transport.loseConnection, transport.resumeProducing
+        if self not in events:
+            act[number % 3]()
+
+reactor.run()
+print(len(set(events)) - 1 == len(events) - events.count("read") == COUNT)
+"""
+    assert run(CONNECTIONS + code) == ["True"]
+
+
+def test_connections_that_wait_to_be_told_of_their_end_are_told_where_the_reactor_stops():
+    code = """
+def ended(one):
+    if others_wait():
+        reactor.callLater(0, reactor.stop)
+
+reactor.run()
+ends = [event for event in events if event != "read"]
+print(len(ends) == len(set(ends)) == COUNT)
+"""
+    assert run(CONNECTIONS + code) == ["True"]

@@ -621,4 +621,18 @@ KNOWN = [
         "        return self.access is Access.ADMIN\n",
         ("tests/access/test_matrix.py",),
     ),
+    Mutation(
+        "end all connections that are lost at once in one turn",
+        "daemons/epoll.py",
+        "        elif self._ends < ENDS_MAX and selectable not in self._ending:\n",
+        "        elif True:\n",
+        ("tests/daemons/test_epoll.py",),
+    ),
+    Mutation(
+        "end a connection again that was cut while it waited to be ended",
+        "daemons/epoll.py",
+        "            if not selectable.disconnected and not selectable._aborting:\n",
+        "            if True:\n",
+        ("tests/daemons/test_epoll.py",),
+    ),
 ]

@@ -215,6 +215,8 @@ class ConsumeQueue:
             self._add_file(self.max_offset // self._per_file * self._per_file)
         start = (self.max_offset - self._base) * ENTRY_BYTES
         if start + ENTRY_BYTES > self._allocated:
+            if start and not self._allocated:  # a file that was there: its end may be on the disk only
+                read_before_touch(self._files[-1], start - 1, 1)
             end = start + ENTRY_BYTES
             # Twice as much each time: most queues of a broker with very many have a few messages.
             step = min(ALLOCATE_BYTES, max(_PAGE_BYTES, 1 << (end - 1).bit_length()))

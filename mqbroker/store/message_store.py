@@ -28,7 +28,7 @@ from mqbroker.store.extending import BitMap
 from mqbroker.store.hot_records import HotRecord, hot_records
 from mqbroker.store.lasting import make_lasting_directories
 from mqbroker.store.layout import refuse_other
-from mqbroker.store.logscan import Damage, store_timestamp_at
+from mqbroker.store.logscan import Damage, Scanned, scan_file
 from mqbroker.store.opening import Opening, Parts
 from mqbroker.store.queries import ByKey, Queries
 from mqbroker.store.store_files import StorePaths
@@ -87,6 +87,8 @@ class MessageStore:
         self._retention = parts.retention
         self._remover = parts.remover
         self._is_stopped = False
+        #: Where the oldest message stands, and when it was stored, ms.
+        self._earliest = (-1, -1)
         self.statistics = parts.statistics
         #: Messages and bytes that came into each queue since the start; cleared by who counts them.
         self.entered = parts.entering.entered
@@ -292,6 +294,21 @@ class MessageStore:
         """Ranges of the log found to hold no record."""
         return tuple(self._files.damages)
 
+    def _earliest_ms(self) -> int:
+        """When the oldest message was stored, looked up once: it may be on the disk only. -1 where none can be read."""
+        start, earliest_ms = self._earliest
+        if start != self._commit_log.min_offset:
+            start = self._commit_log.min_offset
+            try:
+                found = self._commit_log.view(start) and scan_file(*self._commit_log.place(start), start)
+            except OSError:
+                return -1
+            if not isinstance(found, Scanned):
+                return -1
+            earliest_ms = found.store_timestamp_ms
+            self._earliest = start, earliest_ms
+        return earliest_ms
+
     @property
     def stats(self) -> StoreStats:
         retention = self._retention
@@ -304,7 +321,7 @@ class MessageStore:
             indexed=self._index.offset if self._index is not None else 0,
             flushes=self._log_flusher.flushes,
             damages=len(self._files.damages),
-            earliest_ms=store_timestamp_at(self._commit_log, self._commit_log.min_offset),
+            earliest_ms=self._earliest_ms(),
             deleted_segments=retention.segments.deleted,
             deleted_cache_files=retention.caches.deleted,
             log_disk_percent=log_percent,

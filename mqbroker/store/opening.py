@@ -19,7 +19,7 @@ from mqbroker.store.commitlog import Appended, CommitLog, NewMessage
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.damages import Damages
 from mqbroker.store.deletion import CacheCleaner, LogCleaner, Remover
-from mqbroker.store.disk import IDisk, ILockedFile, IMappedFile
+from mqbroker.store.disk import IDisk, ILockedFile, IMappedFile, read_before_touch
 from mqbroker.store.disk_watch import DiskWatch, RoomLimits
 from mqbroker.store.dispatch import Dispatcher
 from mqbroker.store.entering import Entering
@@ -38,7 +38,6 @@ from mqbroker.store.recovery import (
     Segments,
     cut_queues,
     find_start,
-    has_bytes,
     is_whole,
     last_timestamp,
     load_segments,
@@ -378,7 +377,7 @@ class Opening:
             files.append(source.take(segments.end))
         else:
             active = (end - segments.first_offset) // size
-            self._end_at(files[active], (end - segments.first_offset) % size, is_clear)
+            self._end_at(files[active], (end - segments.first_offset) % size)
             self._close_later(files[active + 1 :], segments.first_offset + (active + 1) * size, source, is_clear)
             del files[active + 1 :]
         return CommitLog(
@@ -392,21 +391,23 @@ class Opening:
             transient,
         )
 
-    def _end_at(self, active: IMappedFile, at: int, is_clear: bool) -> None:
+    def _end_at(self, active: IMappedFile, at: int) -> None:
         """Make sure of zeros above the end, or an old record there could be taken for a new one after a crash.
 
-        `is_clear`: a process of ours has left none there."""
-        if not is_clear or has_bytes(active, at, 64):
-            active.clear_from(at)
+        Zeros that are on the disk go too: they would have to be read before something is stored there."""
+        if at:
+            read_before_touch(active, at - 1, 1)
+        active.clear_from(at)
         active.allocate(0, active.size)
 
     def _close_later(self, files: Sequence[IMappedFile], offset: int, source: SegmentSource, is_clear: bool) -> None:
         """Remove the segments from `offset` on, which is above the end of the log; one that was made ahead is kept."""
-        is_ahead = is_clear and len(files) > 0 and not has_bytes(files[0], 0, 64)
+        is_ahead = is_clear and len(files) > 0
         for file in files[is_ahead:]:
             file.close()
         remove_last_first(self.disk, [file.path for file in files[is_ahead:]])
         if is_ahead:
+            files[0].clear_from(0)  # as what is above the end
             files[0].allocate(0, files[0].size)
             source.adopt(offset, files[0])
 

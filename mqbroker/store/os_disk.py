@@ -187,7 +187,7 @@ class OsMappedFile:
             end = offset + size
             for at in range(offset, end, _FETCH_BYTES):
                 want = min(_FETCH_BYTES, end - at)
-                if len(os.pread(fd, want, at)) != want:
+                if len(_read_part(fd, at, want)) != want:
                     raise OSError(errno.EIO, f"the file was cut off below byte {at + want}", self.path)
 
         self._with_fd(read)
@@ -233,6 +233,15 @@ class OsMappedFile:
         self.view.release()
         with contextlib.suppress(BufferError):  # someone holds a slice: unmapped when that goes
             self.buffer.close()
+
+
+def _read_part(fd: int, offset: int, size: int) -> bytes:
+    """Bytes of a file; fewer where it ends before. Raises OSError: a read ends before what the disk cannot read, as it
+    does at the end, and only one that begins there is told of it."""
+    data = os.pread(fd, size, offset)
+    while 0 < len(data) < size and (more := os.pread(fd, size - len(data), offset + len(data))):
+        data += more
+    return data
 
 
 def _pieces(size: int) -> Iterator[tuple[int, int]]:
@@ -359,14 +368,14 @@ class OsDisk:
         return DiskSpace(used * unit, found.f_bavail * unit, reserved * unit)
 
     def read(self, path: str) -> bytes:
-        with open(path, "rb") as file:
+        with _naming(path), open(path, "rb") as file:
             return file.read()
 
     def read_part(self, path: str, offset: int, size: int) -> bytes:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             with _naming(path):
-                return os.pread(fd, size, offset)
+                return _read_part(fd, offset, size)
         finally:
             os.close(fd)
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from tests.store.simulation.inode import Inode, pages_of
+from tests.store.simulation.inode import PAGE_BYTES, Inode, pages_of
 
 if TYPE_CHECKING:
     from tests.store.simulation.disk import Directory, SimDisk
@@ -161,16 +161,31 @@ class Calls:
         half = len(data) // 2
         for start, end in ((0, half), (half, len(data))):
             self.disk.act("write_at", path)
+            self._bring_edges(inode, path, offset + start, offset + end)
             self.disk.give_blocks(inode.set_size(max(inode.size, offset + end)))
             self.disk.take_blocks(inode, offset + start, end - start)
             inode.store(offset + start, data[start:end])
             inode.modified_ms = self.disk.now_ms()
         return len(data)
 
+    def _bring_edges(self, inode: Inode, path: str, start: int, end: int) -> None:
+        """Pages of which a part only is written are read before."""
+        for at in (start, end):
+            if at % PAGE_BYTES:
+                self.disk.bring(inode, path, at, 1)
+
     def pread(self, fd: int, size: int, offset: int) -> bytes:
         inode, path = self.file(fd)
         self.disk.act("fetch", path)
-        return self.disk.read_bytes(inode, path, offset, max(0, min(size, inode.size - offset)))
+        size = max(0, min(size, inode.size - offset))
+        try:
+            return self.disk.read_bytes(inode, path, offset, size)
+        except OSError:
+            # What comes before the page that cannot be read is an answer: only who asks for the rest is told why.
+            following = (offset // PAGE_BYTES + 1) * PAGE_BYTES
+            if following >= offset + size or self.disk.is_unreadable(inode, offset):
+                raise
+            return self.disk.read_bytes(inode, path, offset, following - offset)
 
     def posix_fadvise(self, fd: int, offset: int, size: int, advice: int) -> None:
         self.file(fd)
@@ -353,6 +368,7 @@ class Libc:
         if advice == _MADV_POPULATE_WRITE:
             inode, at = self._calls.mapped(address)
             self._calls.disk.act("populate", self._path(inode))
+            self._calls.disk.bring(inode, self._path(inode), at, size)
             self._calls.disk.take_blocks(inode, at, size)
 
     @_of_libc
@@ -373,6 +389,8 @@ class Libc:
         inode, path = self._calls.file(fd)
         self._calls.disk.act("clear_from", path)
         assert offset + size == inode.size
+        if offset % PAGE_BYTES:
+            self._calls.disk.bring(inode, path, offset, 1)
         self._calls.disk.give_blocks(inode.clear_from(offset))
 
     def _path(self, inode: Inode) -> str:

@@ -85,19 +85,15 @@ def _index_is_durable(disk: SimDisk, directory: str, end: int) -> str:
     for name in disk.names(directory)[:-1]:
         path = os.path.join(directory, name)
         inode = disk.inode(path)
-        if inode.size < _INDEX_ENDS.size or not 0 < _INDEX_ENDS.unpack_from(inode.memory)[3] < end:
+        if inode.size < _INDEX_ENDS.size or not 0 < _INDEX_ENDS.unpack_from(inode.image())[3] < end:
             continue
-        if disk.durable_bytes(path) != inode.memory[: inode.size]:
+        if disk.durable_bytes(path) != inode.image():
             return f"index offset {end}: {name} is not durable"
     return ""
 
 
 def files_below(disk: SimDisk, directory: str) -> dict[str, bytes]:
-    return {
-        os.path.relpath(path, directory): inode.memory[: inode.size]
-        for path, inode in disk.files(directory)
-        if inode.size
-    }
+    return {os.path.relpath(path, directory): inode.image() for path, inode in disk.files(directory) if inode.size}
 
 
 def compare_with_rebuild(world: World, root: str) -> dict[str, int]:
@@ -179,7 +175,7 @@ def _flat(disk: SimDisk, directory: str) -> bytes:
     """All files of a directory at their places."""
     data = b""
     for path, inode in disk.files(directory):
-        data = data.ljust(int(os.path.basename(path)), b"\0") + inode.memory[: inode.size]
+        data = data.ljust(int(os.path.basename(path)), b"\0") + inode.image()
     return data
 
 

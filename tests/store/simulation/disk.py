@@ -79,7 +79,8 @@ class DiskFaults:
     `room_bytes`: what can still be allocated. `fail_sync_in`: the so many-th sync from now fails, and `forgets` says
     whether the kernel then takes what it could not write for written. `end_in`: the so many-th operation from now is
     the last. `refused`: the calls ("open" of anything, "create", "mmap", "mkdir") that end in an error, in which, and a
-    share of how many. With `parts` an allocation that fails has taken some of the room.
+    share of how many. With `parts` an allocation that fails has taken some of the room. Of the calls that need
+    something from the disk `reads_to_fail` fail, from the `fail_read_in`-th on from now.
     """
 
     room_bytes: int | None = None
@@ -91,6 +92,8 @@ class DiskFaults:
     refused_share: float = 1.0
     refuse_rng: Random = attrs.field(factory=lambda: Random(0))
     parts: bool = False
+    fail_read_in: int | None = None
+    reads_to_fail: int = 1
 
 
 def error_in(act: Callable[[Any], None], item: Any) -> OSError | None:
@@ -128,6 +131,7 @@ class SimDisk:
         self.trace = 0
         self.syncs_failed = 0
         self.refusals = 0
+        self.reads_failed = 0
         #: Where something was stored without a block, found in the middle of something else.
         self.hazards: list[str] = []
         self.on_write: Callable[[str], None] = lambda path: None
@@ -208,6 +212,10 @@ class SimDisk:
         if at is not None:
             self.hazards.append(f"{path}: stored at {at}, where no block is")
             raise UnallocatedStore(self.hazards[-1])
+        at = inode.unread_store()
+        if at is not None:
+            self.hazards.append(f"{path}: stored at {at}, which nobody has read")
+            raise UnallocatedStore(self.hazards[-1])
 
     def check_all_stores(self) -> None:
         """Raises UnallocatedStore."""
@@ -259,7 +267,7 @@ class SimDisk:
     def content(self, path: str) -> bytes:
         """All of a file as programs see it, by no act of theirs."""
         inode = self.inode(path)
-        return inode.memory[: inode.size] if inode.size else b""
+        return inode.image()
 
     def files(self, under: str = "/") -> Iterator[tuple[str, Inode]]:
         """All files by path, in order."""
@@ -338,7 +346,44 @@ class SimDisk:
         )
 
     def read_bytes(self, inode: Inode, path: str, offset: int, size: int) -> bytes:
+        self.bring(inode, path, offset, size)
         return inode.memory[offset : offset + size] if size else b""
+
+    def bring(self, inode: Inode, path: str, offset: int, size: int) -> None:
+        """Have bytes read from the disk that are not in memory. Raises OSError."""
+        missing = inode.unread.intersection(pages_of(offset, size)) if inode.unread and size else ()
+        if missing and (self._fails_to_read() or inode.bad.intersection(missing)):
+            self.reads_failed += 1
+            raise error_of(errno.EIO)
+        inode.bring(pages_of(offset, size))
+
+    def is_unreadable(self, inode: Inode, offset: int) -> bool:
+        number = offset // PAGE_BYTES
+        return number in inode.bad and number in inode.unread
+
+    def _fails_to_read(self) -> bool:
+        faults = self.faults
+        if faults.fail_read_in is not None:
+            faults.fail_read_in -= 1
+            if faults.fail_read_in <= 0:
+                faults.reads_to_fail -= 1
+                faults.fail_read_in = 1 if faults.reads_to_fail > 0 else None
+                return True
+        return False
+
+    def drop(self, rng: Random, share: float) -> None:
+        """Have pages leave memory, and be read again where they are wanted."""
+        for _, inode in self.files():
+            inode.drop(rng, share)
+
+    @property
+    def has_bad_pages(self) -> bool:
+        return any(inode.bad for _, inode in self.files())
+
+    def mend_pages(self) -> None:
+        """Have the disk read all of its pages again."""
+        for _, inode in self.files():
+            inode.bad.clear()
 
     def sync_names(self, directory: Directory, path: str) -> None:
         self.act("sync_directory", path)
@@ -510,5 +555,6 @@ class SimDisk:
         disk.faults = attrs.evolve(self.faults, end_in=None if self.is_off else self.faults.end_in)
         disk.operations, disk.trace = self.operations, self.trace
         disk.syncs_failed, disk.refusals = self.syncs_failed, self.refusals
+        disk.reads_failed = self.reads_failed
         disk._boots = boots
         return disk

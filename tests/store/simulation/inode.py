@@ -1,7 +1,8 @@
 """One file of the simulated disk: the bytes programs see, and those a power cut leaves.
 
 Pages of 4 KiB go to the disk in any order, and one that was on its way when the power went is torn in sectors of 512
-bytes. Must never know of names.
+bytes. A page that is on the disk only has other bytes in memory until a call reads it: who looks at it, or stores in
+it, before that would have waited for the disk, or died of a sector that cannot be read. Must never know of names.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from random import Random
 
 PAGE_BYTES = 4096
 SECTOR_BYTES = 512
+#: What is in memory of a page that nobody has read.
+_UNREAD = b"\xa5" * PAGE_BYTES
 
 
 class Memory(mmap.mmap):
@@ -49,13 +52,18 @@ class Inode:
         self.rotten: list[tuple[int, bytes]] = []
         #: How many syncs failed.
         self.write_errors = 0
-        #: Pages that nobody has read yet.
+        #: Pages that nobody has read since they left memory.
         self.unread: set[int] = set()
+        #: Pages of zeros that were written: of others that are allocated the disk need not read any.
+        self.zeroed: set[int] = set()
+        #: Pages that the disk cannot read.
+        self.bad: set[int] = set()
         #: Offsets from which on all was cleared since the last sync.
         self.cleared: list[int] = []
 
     def set_size(self, size: int) -> int:
         """Returns how many blocks are given back."""
+        self.bring(pages_of(min(size, self.size), 1))
         given = 0
         if size > self.size:
             if size > len(self.memory) or not self.size:
@@ -71,9 +79,11 @@ class Inode:
     def clear_from(self, offset: int) -> int:
         """Returns how many blocks are given back."""
         before = sum(self.blocks)
+        self.bring(pages_of(offset, self.size - offset))
         self.memory[offset : self.size] = bytes(self.size - offset)
         for page in range(-(-offset // PAGE_BYTES), len(self.blocks)):
             self.blocks[page] = 0
+            self.zeroed.discard(page)
         for page in range(offset // PAGE_BYTES, len(self.blocks)):
             self.forgotten.pop(page, None)
         self.cleared.append(offset)
@@ -81,14 +91,55 @@ class Inode:
 
     def store(self, offset: int, data: bytes | memoryview) -> None:
         """As a write does, which makes pages dirty whatever they held."""
+        self.bring(pages_of(offset, len(data)))
         self.memory[offset : offset + len(data)] = bytes(data)
         for page in pages_of(offset, len(data)):
             self.forgotten.pop(page, None)
             self.blocks[page] = 1
+            self.zeroed.add(page)
 
     def page(self, number: int) -> bytes:
         start = number * PAGE_BYTES
         return self.memory[start : min(start + PAGE_BYTES, self.size)]
+
+    def image(self) -> bytes:
+        """The content, wherever it is."""
+        if not self.unread:
+            return self.memory[: self.size] if self.size else b""
+        image = bytearray(self.memory[: self.size])
+        for number in self.unread:
+            image[number * PAGE_BYTES : (number + 1) * PAGE_BYTES] = self._on_disk(number)
+        return bytes(image)
+
+    def _on_disk(self, number: int) -> bytes:
+        start = number * PAGE_BYTES
+        return self.durable[start : start + PAGE_BYTES].ljust(min(PAGE_BYTES, self.size - start), b"\0")
+
+    def drop(self, rng: Random, share: float) -> None:
+        """Have pages leave memory of which the disk has all."""
+        if self.size != self.durable_size or self.rotten:
+            return
+        for number, has_block in enumerate(self.blocks):
+            page = self.page(number)
+            is_read = number in self.zeroed or page.strip(b"\0")
+            is_clean = has_block and number not in self.forgotten and page == self._on_disk(number)
+            if is_clean and is_read and number not in self.unread and rng.random() < share:
+                self.unread.add(number)
+                self.memory[number * PAGE_BYTES : number * PAGE_BYTES + len(page)] = _UNREAD[: len(page)]
+
+    def bring(self, pages: range) -> None:
+        """Have pages in memory."""
+        for number in self.unread.intersection(pages) if self.unread else ():
+            self.unread.discard(number)
+            page = self._on_disk(number)
+            self.memory[number * PAGE_BYTES : number * PAGE_BYTES + len(page)] = page
+
+    def unread_store(self) -> int | None:
+        """Where something was stored into a page that was not in memory."""
+        for number in self.unread:
+            if self.page(number).strip(b"\xa5"):
+                return number * PAGE_BYTES
+        return None
 
     def unallocated_store(self) -> int | None:
         """Where something was stored into a page with no room behind it."""
@@ -101,6 +152,8 @@ class Inode:
         for number in range(-(-self.size // PAGE_BYTES)):
             page = self.page(number)
             start = number * PAGE_BYTES
+            if number in self.unread:
+                continue
             if page != base[start : start + PAGE_BYTES].ljust(len(page), b"\0") and self.forgotten.get(number) != page:
                 yield number
 
@@ -115,7 +168,7 @@ class Inode:
                 self.forgotten.pop(number, None)
             self.durable = bytes(durable)
         else:
-            self.durable = self.memory[: self.size] if self.size else b""
+            self.durable = self.image()
         self.durable_size = self.size
         self.durable_blocks = bytearray(self.blocks)
         self.cleared.clear()
@@ -150,6 +203,7 @@ class Inode:
             self.durable = self.durable[:offset] + data + self.durable[offset + len(data) :]
 
     def _read_rotten(self) -> None:
+        self.bring(range(len(self.blocks)))
         for offset, data in self.rotten:
             self.memory[offset : offset + len(data)] = data
         self.rotten.clear()
@@ -167,6 +221,7 @@ class Inode:
         next_inode.durable, next_inode.durable_size = self.durable, self.durable_size
         next_inode.durable_blocks = bytearray(self.durable_blocks)
         next_inode.cleared = list(self.cleared)
+        next_inode.zeroed = set(self.zeroed)
         for number, was in self.forgotten.items():
             if self.page(number) != was:
                 continue
@@ -205,6 +260,7 @@ class Inode:
         if size:
             next_inode.memory[:] = bytes(durable)
         next_inode.blocks = blocks
+        next_inode.zeroed = set(self.zeroed)
         next_inode.sync()
         return next_inode
 

@@ -20,7 +20,7 @@ EXTRAS = {
 
 def spoil(disk: SimDisk, part: str, kind: str, rng: Random) -> str:
     """Spoil something below the directory `part`; returns what, and nothing where there is nothing."""
-    found = [path for path, inode in disk.files(part) if inode.size and inode.memory[: inode.size].strip(b"\0")]
+    found = [path for path, inode in disk.files(part) if inode.size and inode.image().strip(b"\0")]
     if not found:
         return ""
     path = rng.choice(found)
@@ -32,6 +32,7 @@ def spoil(disk: SimDisk, part: str, kind: str, rng: Random) -> str:
         disk.lose(path)
         return path
     inode = disk.inode(path)
+    inode.bring(range(len(inode.blocks)))
     pages = [number for number in range(-(-inode.size // PAGE_BYTES)) if inode.page(number).strip(b"\0")]
     number = rng.choice(pages)
     size = len(inode.page(number))

@@ -34,6 +34,7 @@ EXTRAS = {
     "garbled queues": 0.15,
     "spoilt extensions": 0.5,
     "spoilt index": 0.15,
+    "cold": 0.25,
 }
 #: Extras that are met only where they are asked for.
 HELD_BACK = frozenset(
@@ -132,6 +133,7 @@ def steps_of(seed: int, options: Options) -> list[Step]:
     hostile = Random(f"{seed} hostile messages")
     removals = Random(f"{seed} what is removed")
     short = Random(f"{seed} what runs short")
+    unread = Random(f"{seed} what cannot be read")
     spoils = {extra: Random(f"{seed} steps of {extra}") for extra in spoil.EXTRAS}
     for step in steps:
         for fault in FAULTS:
@@ -147,6 +149,8 @@ def steps_of(seed: int, options: Options) -> list[Step]:
             result += _short_steps(short)
         if "removal" in options["extras"]:
             result += _removal_steps(removals)
+        if "cold" in options["extras"]:
+            result += _unread_steps(unread)
         for extra, stream in spoils.items():
             if extra in options["extras"]:
                 result += _spoil_steps(extra, stream)
@@ -182,6 +186,18 @@ def _removal_steps(rng: Random) -> list[Step]:
     share, topic, end = rng.random(), rng.choice(["A", "A", "B", "C"]), rng.choice(["kill", "power"])
     step = ["remove", topic, rng.choice([0, 0, 0, rng.randint(1, 40)]), end, rng.getrandbits(30)]
     return [step] if share < 0.12 else []
+
+
+def _unread_steps(rng: Random) -> list[Step]:
+    """Pages leave memory, and a read of one fails, or all reads of one at a start."""
+    share, reads, seed = rng.random(), rng.choice([1, 1, 2, 3, 8, 20]), rng.getrandbits(30)
+    part = rng.choice(["commitlog", "commitlog", "consumequeue", "index", "consumequeue_ext"])
+    end, times, has_bad = rng.choice(["kill", "power"]), rng.choice([1, 2, 3]), rng.random() < 0.3
+    if share < 0.2:
+        return [["fail_read", reads, times]]
+    if share < 0.3:
+        return [["drop", times, has_bad, seed]]
+    return [["bad_page", part, end, seed]] if share < 0.35 else []
 
 
 def _spoil_steps(extra: str, rng: Random) -> list[Step]:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, ensureDeferred, maybeDeferred
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
 from mqbroker.config import StoreSettings
-from mqbroker.errors import FlushTimedOut, MQError, StoreBusy, StoreUnwritable
+from mqbroker.errors import FlushTimedOut, MQError, StoreBusy, StoreDamaged, StoreUnwritable
 from mqbroker.store import MessageStore, open_store
 from mqbroker.store.checkpoint import decode_checkpoint
 from mqbroker.store.commitlog import NewMessage
@@ -39,6 +41,14 @@ _DRAIN_STEPS = 2000
 _PATTERN = bytes(range(1, 256)) * 70
 
 
+class _PageUnreadable(Exception):
+    """What was to be read is on a page that goes on being unreadable."""
+
+
+async def _of(found: Any) -> Any:
+    return await found if isinstance(found, Deferred) or inspect.iscoroutine(found) else found
+
+
 class World:
     """Does steps, and raises Violation where a promise does not hold."""
 
@@ -59,6 +69,7 @@ class World:
         self.high_s = 0.0  # the clock went back from here
         self._life = 0
         self._shortage: SyncSpan | None = None
+        self._is_cold = "cold" in options.get("extras", ())
         self._heal()
         self.retention = RetentionCheck(self)
         self.store = self._open_anew("new", 0)
@@ -102,6 +113,9 @@ class World:
                 else:
                     self.disk = self.disk.killed(rng)
                     self._heal()
+            if self._is_cold:
+                self.disk.drop(rng, 1.0 if end == "power" else rng.random())
+            failed_reads = self.disk.reads_failed
             clock = Clock()
             clock.rightNow = self.clock.rightNow
             self.clock, self.worker = clock, SimWorker()
@@ -113,11 +127,7 @@ class World:
             except Ended:
                 continue
             except OSError as error:
-                self.counts["opening refused by the disk"] += 1
-                if self.disk.faults.room_bytes is None and not self.disk.faults.refused and not self.disk.syncs_failed:
-                    raise Violation("opens again", f"after {end}: {error!r}") from error
-                if self.disk.syncs_failed:
-                    self.model.unsynced_may_go = True
+                self._refused(end, error, failed_reads)
                 continue
             except MQError as error:
                 raise Violation("opens again", f"after {end}: {error!r}") from error
@@ -127,9 +137,25 @@ class World:
             store.start()
             self.retention.start()
             self._do_lift_short()  # a read that cannot open its file fails, and only that read
+            if self.disk.has_bad_pages:
+                self._read_beside_bad_pages()
+            self._old_end = store.log_end
             self._check_recovered(end)
             return store
         raise Violation("opens again", "not in twenty attempts")
+
+    def _refused(self, end: str, error: OSError, failed_reads: int) -> None:
+        """Opening was refused, for which the disk must have been the reason. Raises Violation."""
+        disk = self.disk
+        if disk.reads_failed > failed_reads:
+            self.counts["opening refused by an unreadable page"] += 1
+            require(bool(error.filename), "opens again", f"a refusal names no file: {error!r}")
+            return
+        self.counts["opening refused by the disk"] += 1
+        if disk.faults.room_bytes is None and not disk.faults.refused and not disk.syncs_failed:
+            raise Violation("opens again", f"after {end}: {error!r}") from error
+        if disk.syncs_failed:
+            self.model.unsynced_may_go = True
 
     @staticmethod
     def _worse(one: str, other: str) -> str:
@@ -164,6 +190,8 @@ class World:
             if not self.disk.faults.refused:
                 raise
             self.counts["reads refused for want of descriptors"] += 1
+        except _PageUnreadable:
+            self.counts["read of a bad page failed"] += 1
         except UnallocatedStore as error:
             raise Violation("no store where no block is", str(error)) from error
         self._check_step()
@@ -280,7 +308,7 @@ class World:
         model.add(entry)
 
     def _just_appended(self, start: int, size: int) -> bytes:
-        record = self.store.read_record(start, size)
+        record = self._read_record(start, size)
         if start + size <= self.store.log_end:
             require(record is not None, "no record altered", f"nothing to be read at {start} just after an append")
             assert record is not None
@@ -291,6 +319,36 @@ class World:
         sheet = next(sheet for sheet in reversed(transient._sheets) if sheet.base <= start)
         buffer = sheet.buffer if sheet.buffer is not None else sheet.file.buffer
         return buffer[start - sheet.base : start - sheet.base + size]
+
+    def _read_record(self, start: int, size: int | None = None) -> bytes | None:
+        if not self._is_cold:
+            return self.store.read_record(start, size)
+        record: bytes | None = self._read(lambda: self.store.queries.record(start, size))
+        return record
+
+    def _read(self, ask: Callable[[], Any]) -> Any:
+        """What a read gives that does not wait for the disk but for the worker. One that fails, of which the disk is
+        the reason, is done again, and nothing is wrong with it then."""
+        while True:
+            failed = self.disk.reads_failed
+            found = self._read_once(ask)
+            if not isinstance(found, Failure):
+                return found
+            if found.check(StoreDamaged) is None or self.disk.reads_failed == failed:
+                found.raiseException()
+            self.counts["read failed"] += 1
+            if self.disk.has_bad_pages:
+                raise _PageUnreadable
+
+    def _read_once(self, ask: Callable[[], Any]) -> Any:
+        found: list[Any] = []
+        maybeDeferred(lambda: ensureDeferred(_of(ask()))).addBoth(found.append)
+        rng = Random(7)
+        for _ in range(_DRAIN_STEPS):
+            if found:
+                return found[0]
+            self._work(rng)
+        raise Violation("reads come to an end", "it does not fire")
 
     def _wait(self, end: int) -> None:
         life = self._life
@@ -389,7 +447,10 @@ class World:
     def _get(self, topic: str, queue_id: int, offset: int, count: int) -> int:
         """Get and compare; returns the next offset."""
         entries = self.model.queues[topic, queue_id]
-        result = self.store.get(topic, queue_id, offset, count)
+        if self._is_cold:
+            result = self._read(lambda: self.store.get_when_ready(topic, queue_id, offset, count))
+        else:
+            result = self.store.get(topic, queue_id, offset, count)
         where = f"{topic} {queue_id} from {offset} ({result.status.name})"
         data = b"".join(bytes(piece) for piece in result.pieces)
         served = entries[offset : result.next_offset]
@@ -420,7 +481,10 @@ class World:
     def _query(self, topic: str, key: str) -> None:
         if not self.options["index"]:
             return
-        found = self.store.query(topic, key, 100_000, 0, 2**62)
+        if self._is_cold:
+            found = self._read(lambda: self.store.query_when_ready(topic, key, 100_000, 0, 2**62)).records
+        else:
+            found = self.store.query(topic, key, 100_000, 0, 2**62)
         expected = [
             entry
             for entry in reversed(self.model.entries)
@@ -445,7 +509,10 @@ class World:
         entries_live = [entry for entry in entries if not entry.is_gone_from((topic, queue_id))]
         if entries_live:
             wanted = rng.choice(entries_live).store_ms
-            found = self.store.offset_by_time(topic, queue_id, wanted)
+            if self._is_cold:
+                found = self._read(lambda: self.store.queries.offset_by_time(topic, queue_id, wanted))
+            else:
+                found = self.store.offset_by_time(topic, queue_id, wanted)
             ok = 0 <= found < len(entries) and entries[found].store_ms == wanted
             require(ok, "offset by time", f"{topic} {queue_id} at {wanted}: {found}")
 
@@ -546,6 +613,53 @@ class World:
             self.model.caches_lost |= part == "consumequeue"
         self._reopen(end, seed)
 
+    def _do_drop(self, fails: int, has_bad: bool, seed: int) -> None:
+        """Segments from before the start leave memory; so many reads fail then, or all of one page for a while."""
+        self._do_lift_short()
+        rng = Random(seed)
+        segment = self.options["segment_bytes"]
+        old = [inode for path, inode in self.disk.files(LOG) if int(os.path.basename(path)) + segment <= self._old_end]
+        for inode in old:
+            inode.drop(rng, rng.random())
+        earliest_ms, now_ms = self.store.stats.earliest_ms, 1000 * max(self.clock.rightNow, self.high_s)
+        require(-1 <= earliest_ms <= max(now_ms, self.model.last_ms), "no unread page is looked at", f"{earliest_ms}")
+        unread = [(inode, number) for inode in old for number in sorted(inode.unread)]
+        if unread and has_bad:
+            inode, number = rng.choice(unread)
+            inode.bad.add(number)
+            self._read_beside_bad_pages()
+        self.disk.faults.fail_read_in, self.disk.faults.reads_to_fail = 1, fails
+        for topic, queue_id in sorted(self.model.queues):
+            low, high = self.store.min_offset(topic, queue_id), self.store.max_offset(topic, queue_id)
+            for offset in range(low, high):
+                self._get(topic, queue_id, offset, 1)
+        self.disk.faults.fail_read_in = None
+
+    def _do_fail_read(self, reads: int, times: int) -> None:
+        self.disk.faults.fail_read_in, self.disk.faults.reads_to_fail = reads, times
+
+    def _do_bad_page(self, part: str, end: str, seed: int) -> None:
+        """The process or the machine ends, and there is a page that the disk cannot read."""
+        rng = Random(seed)
+        self.disk = self.disk.crashed(rng) if end == "power" else self.disk.killed(rng)
+        found = [inode for _, inode in self.disk.files(os.path.join(ROOT, part)) if any(inode.blocks)]
+        if found and not self.model.has_rot:  # behind what rotted such a page is passed over for good
+            inode = rng.choice(found)
+            inode.bad.add(rng.choice([number for number, has_block in enumerate(inode.blocks) if has_block]))
+        self._reopen(end, seed)
+
+    def _read_beside_bad_pages(self) -> None:
+        """What is on a page that cannot be read is not got; when the page can be read, it is."""
+        for topic, queue_id in sorted(self.model.queues):
+            low, high = self.store.min_offset(topic, queue_id), self.store.max_offset(topic, queue_id)
+            for offset in range(low, high):
+                get = partial(self.store.get_when_ready, topic, queue_id, offset, 1)
+                found = self._read_once(get)
+                if isinstance(found, Failure):
+                    found.trap(StoreDamaged)
+                    self.counts["read of a bad page failed"] += 1
+        self.disk.mend_pages()
+
     def _do_end_in(self, operations: int, end: str, seed: int) -> None:
         self._end = (end, seed)
         self.disk.faults.end_in = operations
@@ -585,6 +699,7 @@ class World:
 
     def _heal(self) -> None:
         self._do_lift_short()
+        self.disk.mend_pages()
         self.disk.faults = DiskFaults(parts="parts" in self.options.get("extras", ()))
 
     def _do_rot(self, seed: int) -> None:
@@ -686,7 +801,7 @@ class World:
         path = f"{LOG}/{base * segment:020d}"
         if self.disk.exists(path):
             inode = self.disk.inode(path)
-            for image in (inode.memory[: inode.size], inode.durable):
+            for image in (inode.image(), inode.durable):
                 what = f"{path} from {at} on"
                 require(not image[at:].strip(b"\0"), "nothing above the end of the log", what)
 
@@ -694,7 +809,7 @@ class World:
         """An append that was cut short may have come to the log in part."""
         model = self.model
         for message in model.in_flight:
-            record = self.store.read_record(model.end) if self.store.log_end > model.end else None
+            record = self._read_record(model.end) if self.store.log_end > model.end else None
             if record is None:
                 break
             _check_is_of(message, record)
@@ -705,7 +820,7 @@ class World:
         model.in_flight = []
 
     def _is_there(self, entry: Entry) -> bool:
-        return self.store.read_record(entry.start, len(entry.record)) == entry.record
+        return self._read_record(entry.start, len(entry.record)) == entry.record
 
     def check_queues(self) -> None:
         """All that was appended can be got."""

@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from tests.mutations.known import KNOWN, SOURCE, Mutation
@@ -22,37 +23,40 @@ ROOT = SOURCE.parent
 TIMEOUT_S = 300
 
 
-def run_tests(tests: Iterable[str], mutation: Mutation | None) -> tuple[bool, str]:
-    """Run tests on a copy of the sources, with a mistake in it or without. Returns whether they passed, and the first
-    that did not."""
+def copy_sources(source: Path, copy: Path) -> None:
+    """Copy what tests need; with times, so that what Python compiled for the source is good for the copy too."""
+    for name in ("mqbroker", "tests", "twisted", "conf", "pyproject.toml", "setup.cfg"):
+        if (source / name).is_dir():
+            shutil.copytree(source / name, copy / name)
+        else:
+            shutil.copy2(source / name, copy / name)
+
+
+def run_tests(tests: Iterable[str], copy: Path) -> tuple[bool, str]:
+    """Run tests on a copy of the sources. Returns whether they passed, and the first that did not."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment["PYTHONPATH"] = str(copy)
+    try:
+        done = subprocess.run(
+            command, cwd=copy, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return False, "the tests hung"
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    if done.returncode > 1 or (done.returncode == 1 and not failed):
+        raise SystemExit(f"the tests could not run\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return not failed, failed[0].split(" - ")[0].removeprefix("FAILED ") if failed else ""
+
+
+def is_noticed(mutation: Mutation, sources: Path) -> bool:
+    start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mutation-") as directory:
         copy = Path(directory)
-        for name in ("mqbroker", "tests", "twisted", "conf", "pyproject.toml", "setup.cfg"):
-            source = ROOT / name
-            if source.is_dir():
-                shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-            else:
-                shutil.copy(source, copy / name)
-        if mutation is not None:
-            file = copy / "mqbroker" / mutation.file
-            file.write_text(mutation.applied_to(file.read_text()))
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
-        environment = os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
-        try:
-            done = subprocess.run(
-                command, cwd=copy, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-            )
-        except subprocess.TimeoutExpired:
-            return False, "the tests hung"
-        failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-        if done.returncode > 1 or (done.returncode == 1 and not failed):
-            raise SystemExit(f"the tests could not run\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-        return not failed, failed[0].split(" - ")[0].removeprefix("FAILED ") if failed else ""
-
-
-def is_noticed(mutation: Mutation) -> bool:
-    start = time.monotonic()
-    passed, by = run_tests(mutation.tests, mutation)
+        copy_sources(sources, copy)
+        file = copy / "mqbroker" / mutation.file
+        file.write_text(mutation.applied_to(file.read_text()))
+        passed, by = run_tests(mutation.tests, copy)
     word = "SURVIVED" if passed else "noticed"
     print(f"{word:8} {time.monotonic() - start:4.0f} s  {mutation.name}  {by}", flush=True)
     return not passed
@@ -64,12 +68,15 @@ def main() -> int:
     if not chosen:
         print(f"no known mistake has {wanted!r} in its name:", *(mutation.name for mutation in KNOWN), sep="\n  ")
         return 2
-    passed, first = run_tests(dict.fromkeys(test for mutation in chosen for test in mutation.tests), None)
-    if not passed:
-        print(f"without any mistake the tests fail: {first}")
-        return 1
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        noticed = sum(pool.map(is_noticed, chosen))
+    with tempfile.TemporaryDirectory(prefix="mutation-") as directory:
+        sources = Path(directory)
+        copy_sources(ROOT, sources)
+        passed, first = run_tests(dict.fromkeys(test for mutation in chosen for test in mutation.tests), sources)
+        if not passed:
+            print(f"without any mistake the tests fail: {first}")
+            return 1
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            noticed = sum(pool.map(partial(is_noticed, sources=sources), chosen))
     print(f"{noticed} of {len(chosen)} mistakes noticed")
     return 0 if noticed == len(chosen) else 1
 

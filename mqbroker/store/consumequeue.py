@@ -103,6 +103,7 @@ class ConsumeQueue:
         "is_schedule",
         "key_hash",
         "known_good",
+        "lacks_first",
         "last",
         "max_offset",
         "min_offset",
@@ -141,6 +142,8 @@ class ConsumeQueue:
         #: The number of its first message: not 0 where there were others, that were removed.
         self.begins_at = begins_at
         self.is_removed = False
+        #: Whether its first file is not the one that was when the store was stopped.
+        self.lacks_first = False
         self.next_offset = begins_at
         self.max_offset = begins_at
         self.min_offset = begins_at
@@ -407,6 +410,7 @@ class ConsumeQueue:
                 self._cut_at(end.max_offset)
                 self.min_offset, self.last, self._oldest = end.min_offset, end.last, end.oldest
             else:
+                self.lacks_first = end is not None and end.first < self._first
                 self._find_end(is_intact)
             self.asked_below = self.max_offset
         if self.ext is not None:

@@ -103,6 +103,8 @@ class Entering:
             place = places.get((topic, queue_id))
             if place is None:
                 place = places[topic, queue_id] = _place_in(self._queues.open(topic, queue_id))
+            if queue_offset < place.next_offset and multi is None:
+                continue
             if queue_offset != place.next_offset or (multi is not None and NAMES_MARK in properties):
                 self._take_scanned(Scanned._make(row))
                 places.clear()  # more may have entered queues, or been written

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 
 import attrs
@@ -16,6 +16,7 @@ from mqbroker.store.checkpoint import Checkpoint, decode_checkpoint
 from mqbroker.store.checkpoint_file import CheckpointFile
 from mqbroker.store.cold import ColdReads, FailedReads
 from mqbroker.store.commitlog import Appended, CommitLog, NewMessage
+from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.damages import Damages
 from mqbroker.store.deletion import CacheCleaner, LogCleaner, Remover
@@ -37,6 +38,7 @@ from mqbroker.store.recovery import (
     Recovered,
     Segments,
     cut_queues,
+    find_lacking,
     find_start,
     is_whole,
     last_timestamp,
@@ -144,11 +146,15 @@ class Opening:
         forget_ends(disk, paths.queue_ends)
         start = find_start(segments, queues, checkpoint, is_clean, is_intact)
         kept.forget_queues_above(start.offset)
-        is_lost = cut_queues(segments, queues, start.offset, is_clean)
-        if is_lost or not (is_clean or is_whole(queues, checkpoint, start.offset)):
-            start = attrs.evolve(start, offset=segments.first_offset)
+        is_lost = cut_queues(segments, queues, start.offset, is_clean and not start.queues_lack)
+        known: dict[ConsumeQueue, int] | None = None
+        trusted = start.offset
+        if is_lost or start.queues_lack or not (is_clean or is_whole(queues, checkpoint, trusted)):
+            # What is in the others is passed over.
+            start = attrs.evolve(start, offset=find_lacking(segments, queues, ends, trusted))
             kept.forget_queues_above(start.offset)
-            cut_queues(segments, queues, start.offset, is_clean)
+            known = {queue: queue.max_offset for queue in queues}
+            self._say_lacking(start.offset, trusted)
         known_ms = last_timestamp(segments, queues, start.offset)  # before entries go whose messages are not read again
         rebuild_from = align_extensions(queues, segments.first_offset, start.offset, kept.forget_queues_above)
         queues.note_cuts(is_clean)
@@ -202,6 +208,8 @@ class Opening:
             self._why_not_dispatched,
         )
         yield from self._build_queues(builder, dispatcher, commit_log, rebuild_from)
+        if known is not None:
+            self._say_built(queues, known, trusted)
         entering.last_timestamp_ms = max(checkpoint.queues_ms, entering.last_timestamp_ms)
         if not is_intact:  # not before what the machine may have lost is built anew
             disk.write(paths.abort, disk.boot_id())
@@ -312,6 +320,24 @@ class Opening:
             root=self.paths.root, how="normally" if is_clean else "abnormally", first=segments.first_offset,
             files=len(segments.files), end=recovered.end, read=recovered.read_bytes,
             damages=len(recovered.damages), start=rebuild_from,
+        )  # fmt: skip
+
+    def _say_lacking(self, start: int, trusted: int) -> None:
+        self.log.warn(
+            "{root}: consume queues lack what they had when the broker ended: the log is read from {start} to {end}, "
+            "and that is built anew",
+            root=self.paths.root, start=start, end=trusted,
+        )  # fmt: skip
+
+    def _say_built(self, queues: ConsumeQueues, known: Mapping[ConsumeQueue, int], trusted: int) -> None:
+        """Tell how many queues lacked entries of messages below `trusted` in the log; they had them up to `known`."""
+        count = 0
+        for queue in queues:
+            before = max(known.get(queue, 0), queue.first_offset)
+            count += before < queue.max_offset and queue.entry_from_disk(before)[0] < trusted
+        self.log.warn(
+            "{root}: {count} of {all} consume queues lacked entries, which are there again",
+            root=self.paths.root, count=count, all=len(queues.by_name),
         )  # fmt: skip
 
     def _make_transient(self, end: int, end_ms: int) -> TransientStore | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 
 import attrs
@@ -18,7 +18,7 @@ from zope.interface import implementer
 
 from mqbroker.errors import StoreDamaged, StoreUnknown
 from mqbroker.store.checkpoint import Checkpoint
-from mqbroker.store.consumequeue import BLANK_SIZE, ConsumeQueue
+from mqbroker.store.consumequeue import BLANK_SIZE, ConsumeQueue, QueueEnd
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.disk import IDisk, IMappedFile, read_before_touch, store_again
 from mqbroker.store.layout import MAGIC_V2
@@ -100,13 +100,15 @@ class Segments:
 @attrs.frozen
 class Start:
     """Where the log is read from: a place where a record begins, or the log ends. Consume queues can be relied on
-    below. What is below `durable_end`, or was stored before `durable_ms`, was on the disk once. Above, sectors of
-    records may be missing where `may_lack_sectors`: those that leave doubt are on the disk below the mark only."""
+    below; all of them but some that lack entries, where `queues_lack`. What is below `durable_end`, or was stored
+    before `durable_ms`, was on the disk once. Above, sectors of records may be missing where `may_lack_sectors`: those
+    that leave doubt are on the disk below the mark only."""
 
     offset: int
     durable_end: int
     durable_ms: int = 0
     may_lack_sectors: bool = False
+    queues_lack: bool = False
 
 
 @attrs.frozen
@@ -168,13 +170,13 @@ def find_start(
 ) -> Start:
     """Where to read the log from. Changes nothing. `is_intact`: the machine did not stop, so that all is there."""
     if is_clean and (not queues.is_whole or checkpoint.tally not in (None, queues.tally())):
-        log.warn("consume queues are not as they were when the broker was stopped: all are built anew")
-        return Start(segments.first_offset, max(segments.first_offset, checkpoint.log_offset or 0))
+        return Start(*_crashed_start(segments, queues, checkpoint), queues_lack=True)
     if is_clean:
         return Start(*_clean_start(segments, queues, checkpoint.log_offset or 0))
+    found = _crashed_start(segments, queues, checkpoint)
     if checkpoint.log_offset is None:
-        return Start(*_crashed_start(segments, queues, checkpoint), checkpoint.safe_ms)
-    return Start(*_crashed_start(segments, queues, checkpoint), may_lack_sectors=not is_intact)
+        return Start(*found, checkpoint.safe_ms, queues_lack=not queues.is_whole)
+    return Start(*found, may_lack_sectors=not is_intact, queues_lack=not queues.is_whole)
 
 
 def refuse_later(segments: Segments, queues: ConsumeQueues) -> None:
@@ -214,13 +216,13 @@ def refuse_lost_log(
 
 def cut_queues(segments: Segments, queues: ConsumeQueues, start: int, is_clean: bool) -> bool:
     """Have nothing in consume queues of what is in the log from `start` on. True where one was deleted that is not as
-    the log says: what it had below `start` must be built anew, too."""
+    the log says, or was when the store was stopped: what it had below `start` must be built anew, too."""
     is_lost = False
     for queue in queues:
         if not is_clean or queue.end_of_last() > start:
             queue.truncate(start)
         # Without its first file the next one of a queue would pass for the first that retention left.
-        is_headless = not segments.first_offset and queue.is_headless
+        is_headless = queue.lacks_first or (not segments.first_offset and queue.is_headless)
         is_garbled = not _ends_well(segments, queue, is_clean)
         if is_headless or is_garbled:
             log.warn("{directory} is not as the log says: it is built anew", directory=queue.directory)
@@ -230,6 +232,24 @@ def cut_queues(segments: Segments, queues: ConsumeQueues, start: int, is_clean: 
         if not segments.files or is_headless or is_garbled or is_begun:
             queue.reset()
     return is_lost
+
+
+def find_lacking(
+    segments: Segments, queues: ConsumeQueues, ends: Mapping[tuple[str, int], QueueEnd], start: int
+) -> int:
+    """Where the log is to be read from for what consume queues lack below `start`: from its beginning, unless it is
+    known where they ended."""
+    places = [start]
+    for name, end in ends.items():
+        queue = queues.by_name.get(name)
+        if queue is None or queue.is_empty:
+            places += [end.oldest[0]] if end.min_offset < end.max_offset else []
+        elif queue.max_offset < end.max_offset:
+            places.append(queue.end_of_last())
+    offset = max(segments.first_offset, min(places))
+    found = segments.scan_at(offset)
+    is_boundary = not isinstance(found, Nothing) or offset >= start or offset == segments.end
+    return offset if ends and is_boundary else segments.first_offset
 
 
 def _ends_well(segments: Segments, queue: ConsumeQueue, is_clean: bool) -> bool:
@@ -249,7 +269,7 @@ def is_whole(queues: ConsumeQueues, checkpoint: Checkpoint, start: int) -> bool:
     """Whether consume queues hold as much of the log below `start` as the checkpoint says, where it does."""
     if start != checkpoint.queues_offset or checkpoint.tally in (None, queues.tally()):
         return True
-    log.warn("consume queues are not as the checkpoint says: all are built anew")
+    log.warn("consume queues are not as the checkpoint says")
     return False
 
 
@@ -285,10 +305,10 @@ def _crashed_start(segments: Segments, queues: ConsumeQueues, checkpoint: Checkp
         start = min(checkpoint.log_offset, checkpoint.queues_offset)
         at_start = segments.scan_at(start)
         is_boundary = first <= start <= segments.end and (not isinstance(at_start, Nothing) or at_start.is_empty)
-        if is_boundary and queues.is_whole and (_have_entries(queues) or start == first):
+        if is_boundary and (_have_entries(queues) or start == first):
             return start, checkpoint.log_offset
         if start > first:
-            log.warn("consume queues lack files, or the log what they were built from: all are built anew")
+            log.warn("there are no consume queues, or not the log that they were built from: all are built anew")
         return first, checkpoint.log_offset
     return _start_by_time(segments, checkpoint.queues_safe_ms), checkpoint.log_offset or first
 

@@ -16,6 +16,8 @@ from mqbroker.store.checkpoint import decode_checkpoint
 from mqbroker.store.cold import run_now
 from mqbroker.wire.javahash import java_hash
 from mqbroker.wire.record import decode_records
+from tests.store.aging import BODY, HOUR_MS, NOW_HOUR, SEGMENT, a_turn, age, numbered
+from tests.store.aging import bodies as aged_bodies
 from tests.store.harness import Bench, message, stop, tree, turns
 from tests.store.test_recovery import bodies, queue_file, settle, write
 
@@ -93,6 +95,69 @@ def test_what_goes_while_the_broker_is_stopped_is_built_again_from_the_log(bench
     again = bench.open()
     assert bodies(again) == [b"%d" % number for number in range(COUNT)]
     assert again.append([message()])[0][1] == COUNT
+    stop(again)
+
+
+@pytest.mark.parametrize(
+    "loss", ["the last file", "a file in the middle", "the first file", "the directory of the queue"]
+)
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+def test_only_queues_that_lack_entries_are_built_again(bench: Bench, loss: str, how: str) -> None:
+    store = bench.open()
+    store.append([message("Other", body=b"%d" % number) for number in range(COUNT)])
+    store.append([message("Mine", body=b"%d" % number) for number in range(COUNT)])
+    between = store.append([message(body=b"%d" % number) for number in range(COUNT)])
+    settle(bench, store)
+    turns(bench.clock, 3)
+    image = bench
+    if how == "killed":
+        image = bench.image("killed")
+    else:
+        stop(store)
+    whole = tree(image.root / "consumequeue")
+    other = image.root / "consumequeue" / "Other" / "0" / f"{0:020d}"
+    write(other, 50 * 20, bytes(20))  # nobody reads it
+    LOSSES[loss](image)
+    with capturedLogs() as logs:
+        again = image.open()
+    assert other.read_bytes()[1000:1020] == bytes(20)
+    [begun] = [entry for entry in logs if "consume queues lack what" in entry["log_format"]]
+    [ended] = [entry for entry in logs if "there again" in entry["log_format"]]
+    assert (ended["count"], ended["all"]) == (1, 3)
+    # After a crash nobody knows which they are before the log is read.
+    first = {"the last file": 300, "a file in the middle": 100}.get(loss, 0)
+    assert begun["start"] == (between[first][0] if how == "stopped" else 0)
+    assert begun["end"] == again.log_end
+    assert bodies(again) == [b"%d" % number for number in range(COUNT)]
+    assert again.append([message(body=b"next")])[0][1] == COUNT
+    assert bodies(again, "Other") == [b"%d" % number for number in range(COUNT)]
+    stop(again)
+    stop(store)
+    built = tree(image.root / "consumequeue")
+    assert [name for name in whole if built[name][:2000] != whole[name][:2000] and "T/0" not in name] == []
+
+
+def test_a_first_file_that_is_missing_is_noticed_where_the_log_does_not_begin_at_0(
+    make: Callable[..., Bench], utc: None
+) -> None:
+    bench = make(delete_when_hours=(NOW_HOUR,), file_reserved_time_hours=1, mapped_file_size_consume_queue=60)
+    store = bench.open()
+    store.start()
+    store.append([message(body=b"%06d" % number + BODY) for number in range(18)])
+    turns(bench.clock, 3)
+    age(bench, 2 * HOUR_MS, 0, 1)
+    a_turn(bench)
+    assert store.log_min_offset == 2 * SEGMENT
+    assert store.min_offset("T", 0) == 8
+    stop(store)
+    directory = bench.root / "consumequeue" / "T" / "0"
+    [first, *_] = sorted(directory.iterdir())
+    assert first.name == f"{6 * 20:020d}"
+    first.unlink()
+    again = bench.open()
+    assert again.min_offset("T", 0) == 8
+    assert aged_bodies(again) == numbered(8, 18)
+    assert again.append([message()])[0][1] == 18
     stop(again)
 
 

@@ -59,13 +59,13 @@ from mqbroker.broker.topics import TopicTable, system_topics
 from mqbroker.broker.transactions.checking import Checks
 from mqbroker.broker.transactions.halves import HalfMessages
 from mqbroker.broker.unused_groups import UnusedGroups
-from mqbroker.broker.walks import Walks
 from mqbroker.broker.wanted import PullSubscriptions
 from mqbroker.config import BrokerSettings
 from mqbroker.filter.bloom import BloomFilter
 from mqbroker.remoting.connection import RemotingProtocol
 from mqbroker.remoting.handlers import HandlerTable, IConnection
 from mqbroker.remoting.server import ConnectionEvent
+from mqbroker.remoting.walks import Walks
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.message_store import MessageStore
 from mqbroker.store.tags_codes import parse_delay_levels

@@ -75,8 +75,13 @@ class Placements:
             return None if group is None else group.placement
         return _last(group).placement
 
-    def names(self) -> frozenset[str]:
-        return frozenset(self._topics) if not self._dead else frozenset(topic for topic, _ in self)
+    def parts(self, size: int) -> Iterator[list[tuple[str, Placement]]]:
+        """All topics, so many at a time. Between two parts they may change: what came since is not there, what went
+        is not there either, unless it was already."""
+        topics = list(self._topics)
+        for begin in range(0, len(topics), size):
+            found = ((topic, self.get(topic)) for topic in topics[begin : begin + size])
+            yield [(topic, placement) for topic, placement in found if placement is not None]
 
     def put(self, broker_name: str, queues: Mapping[str, QueueNumbers]) -> None:
         """Place topics on a broker, in place of how they lay there. Raises Refused where they are too many."""

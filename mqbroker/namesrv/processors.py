@@ -5,8 +5,9 @@ Source of codes, bodies and remarks: DefaultRequestProcessor of 4.9.7.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+import orjson
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
@@ -14,10 +15,10 @@ from mqbroker.errors import Refused
 from mqbroker.namesrv.answers import RouteBodies, encode_route, success_parts
 from mqbroker.namesrv.kv import BYTES_MAX, ORDER_TOPIC_NAMESPACE, KvConfig
 from mqbroker.namesrv.product_env import PASSED_ON, ProductEnvironment
-from mqbroker.namesrv.routes import RouteTable
-from mqbroker.remoting.handlers import HandlerTable, IConnection, RawRequest
+from mqbroker.namesrv.routes import RouteTable, Which, each, of_flag
+from mqbroker.remoting.handlers import Answer, HandlerTable, IConnection, RawRequest
+from mqbroker.remoting.walks import Walks
 from mqbroker.wire.bodies import KVTable
-from mqbroker.wire.body import Body
 from mqbroker.wire.codes import FAQ, RequestCode, ResponseCode, TopicSysFlag
 from mqbroker.wire.command import RemotingCommand, encode_command
 from mqbroker.wire.frame import JSON
@@ -43,6 +44,23 @@ V4_9_4 = 401
 LONG_BYTES = 64 * 1024
 LONG_BODIES_MAX = 8
 
+#: Of no more topics a list is made at once; of more, so many in a step.
+AT_ONCE_MAX = 5000
+STEP_TOPICS = 50
+
+
+def _is_unit_sub_of_no_unit(flag: int) -> bool:
+    return flag & (TopicSysFlag.UNIT | TopicSysFlag.UNIT_SUB) == TopicSysFlag.UNIT_SUB
+
+
+#: The topics that codes list, where the code alone says which.
+_BY_CODE: Mapping[int, Which] = {
+    RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: each,
+    RequestCode.GET_UNIT_TOPIC_LIST: of_flag(lambda flag: bool(flag & TopicSysFlag.UNIT)),
+    RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: of_flag(lambda flag: bool(flag & TopicSysFlag.UNIT_SUB)),
+    RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: of_flag(_is_unit_sub_of_no_unit),
+}
+
 
 class RouteProcessor:
     """Who asks where topics and brokers are.
@@ -54,6 +72,7 @@ class RouteProcessor:
         self,
         routes: RouteTable[IConnection],
         kv: KvConfig,
+        walks: Walks,
         *,
         order_message_enable: bool,
         elsewhere: ProductEnvironment | None = None,
@@ -63,7 +82,9 @@ class RouteProcessor:
         self._routes = routes
         self._bodies = RouteBodies(routes)
         self._kv = kv
-        self._long: dict[tuple[str, object], bytes] = {}
+        self._walks = walks
+        self._topics_in_turns = walks.bounded(self._list_topics)
+        self._long: dict[object, bytes] = {}
         self._versions = (-1, -1)
 
     def register_on(self, table: HandlerTable) -> None:
@@ -72,13 +93,10 @@ class RouteProcessor:
         else:
             table.register(RequestCode.GET_ROUTEINFO_BY_TOPIC, self.route_here_or_there)
         table.register(RequestCode.GET_BROKER_CLUSTER_INFO, self.cluster_info)
-        table.register(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, self.topics)
-        table.register(RequestCode.GET_TOPICS_BY_CLUSTER, self.topics_of_cluster)
+        for code in (RequestCode.GET_TOPICS_BY_CLUSTER, *_BY_CODE):
+            table.register(code, self.topics)
         table.register(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS, self.system_topics)
         table.register(RequestCode.DELETE_TOPIC_IN_NAMESRV, self.delete_topic)
-        table.register(RequestCode.GET_UNIT_TOPIC_LIST, self.unit_topics)
-        table.register(RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST, self.unit_sub_topics)
-        table.register(RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST, self.unit_sub_topics_of_no_unit)
 
     def take_routes(self, run: list[RawRequest], connection: IConnection) -> bytes:
         """All questions of one read: the plain ones for topics that have routes are answered from what is kept."""
@@ -132,44 +150,63 @@ class RouteProcessor:
         return RemotingCommand.response(request, body=encode_route(route, _is_strict(request, header)))
 
     def cluster_info(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
-        return RemotingCommand.response(request, body=self._whole("brokers", None, self._routes.cluster_info))
-
-    def topics(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
-        return RemotingCommand.response(request, body=self._whole("topics", None, self._routes.topics))
-
-    def topics_of_cluster(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
-        cluster = decode_header(GetTopicsByClusterRequestHeader, request.ext_fields).cluster
-        body = self._whole("cluster", cluster, lambda: self._routes.topics_of_cluster(cluster))
+        body = self._kept(request.code)
+        if body is None:
+            body = self._keep(request.code, self._routes.cluster_info().to_json())
         return RemotingCommand.response(request, body=body)
+
+    def topics(self, request: RemotingCommand, connection: IConnection) -> Answer:
+        """All topics, or those that the code is about."""
+        key, which = self._wanted(request)
+        body = self._kept(key)
+        if body is None and self._routes.topics_count > AT_ONCE_MAX:
+            return self._topics_in_turns(request, connection)
+        if body is None:
+            body = self._keep(key, self._routes.topics(which).to_json())
+        return RemotingCommand.response(request, body=body)
+
+    async def _list_topics(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
+        key, which = self._wanted(request)
+        body = self._kept(key)  # it may have been made while this waited
+        if body is None:
+            versions, parts = self._versions, []
+            for part in self._routes.topics_in_parts(which, STEP_TOPICS):
+                if part:
+                    parts.append(orjson.dumps(part)[1:-1])
+                await self._walks.step()
+            body = b'{"topicList":[%b]}' % b",".join(parts)
+            if versions == self._current_versions():
+                self._keep(key, body)
+        else:
+            await self._walks.turn()  # many may have waited for it, and to write it takes a ms
+        return RemotingCommand.response(request, body=body)
+
+    def _wanted(self, request: RemotingCommand) -> tuple[object, Which]:
+        """Which topics a request asks for, and what they are known by."""
+        if request.code == RequestCode.GET_TOPICS_BY_CLUSTER:
+            cluster = decode_header(GetTopicsByClusterRequestHeader, request.ext_fields).cluster
+            return (request.code, cluster), self._routes.of_cluster(cluster)
+        return request.code, _BY_CODE[request.code]
 
     def system_topics(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
         return RemotingCommand.response(request, body=self._routes.system_topics().to_json())
 
-    def unit_topics(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
-        return self._flagged(request, lambda flag: bool(flag & TopicSysFlag.UNIT))
+    def _current_versions(self) -> tuple[int, int]:
+        return self._routes.brokers_version, self._routes.topics_version
 
-    def unit_sub_topics(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
-        return self._flagged(request, lambda flag: bool(flag & TopicSysFlag.UNIT_SUB))
-
-    def unit_sub_topics_of_no_unit(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
-        both = TopicSysFlag.UNIT | TopicSysFlag.UNIT_SUB
-        return self._flagged(request, lambda flag: flag & both == TopicSysFlag.UNIT_SUB)
-
-    def _flagged(self, request: RemotingCommand, is_wanted: Callable[[int], bool]) -> RemotingCommand:
-        body = self._whole("flag", request.code, lambda: self._routes.topics_by_flag(is_wanted))
-        return RemotingCommand.response(request, body=body)
-
-    def _whole(self, kind: str, of: object, make: Callable[[], Body]) -> bytes:
-        """The bytes of what `make` gives: a whole table. Long ones are kept until brokers or topics change."""
-        versions = self._routes.brokers_version, self._routes.topics_version
-        if versions != self._versions or len(self._long) >= LONG_BODIES_MAX:
+    def _kept(self, key: object) -> bytes | None:
+        """The bytes of a whole table. Long ones are kept until brokers or topics change."""
+        versions = self._current_versions()
+        if versions != self._versions:
             self._long.clear()
             self._versions = versions
-        body = self._long.get((kind, of))
-        if body is None:
-            body = make().to_json()
-            if len(body) >= LONG_BYTES:
-                self._long[kind, of] = body
+        return self._long.get(key)
+
+    def _keep(self, key: object, body: bytes) -> bytes:
+        if len(body) >= LONG_BYTES:
+            if len(self._long) >= LONG_BODIES_MAX:
+                self._long.clear()
+            self._long[key] = body
         return body
 
     def delete_topic(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:

@@ -6,7 +6,8 @@ any object that tells brokers' registrations apart. Source of the rules: RouteIn
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Generic, TypeVar
 
 import attrs
@@ -26,6 +27,9 @@ from mqbroker.wire.registration import BrokerTopics
 C = TypeVar("C")
 K = TypeVar("K")
 V = TypeVar("V")
+
+#: Which topics, by how they lie.
+Which = Callable[[Placement], bool]
 
 MASTER_ID = 0
 
@@ -77,6 +81,16 @@ class _BrokerSet:
 
     cluster: str
     addrs: dict[int, str] = attrs.field(factory=dict)
+
+
+def each(placement: Placement) -> bool:
+    """Each topic."""
+    return True
+
+
+def of_flag(is_wanted: Callable[[int], bool]) -> Which:
+    """The topics whose system flag is wanted on any broker. (Java asks one broker, whichever comes first.)"""
+    return lambda placement: any(is_wanted(queues.topic_sys_flag) for queues in placement.queues)
 
 
 class RouteTable(Generic[C]):
@@ -287,30 +301,31 @@ class RouteTable(Generic[C]):
             {cluster: frozenset(names) for cluster, names in self._clusters.items()},
         )
 
-    def topics(self) -> TopicList:
-        """All topics."""
-        return TopicList(self._topics.names())
+    @property
+    def topics_count(self) -> int:
+        return len(self._topics)
 
-    def topics_of_cluster(self, cluster: str) -> TopicList:
+    def topics(self, which: Which = each) -> TopicList:
+        """The topics that lie as is wanted: all, by default."""
+        return TopicList(frozenset(chain.from_iterable(self.topics_in_parts(which, max(1, self.topics_count)))))
+
+    def topics_in_parts(self, which: Which, size: int) -> Iterator[list[str]]:
+        """The same, so many of all at a time; between two parts, topics may come and go."""
+        memo: dict[Placement, bool] = {}
+        for part in self._topics.parts(size):
+            found = []
+            for topic, placement in part:
+                is_wanted = memo.get(placement)
+                if is_wanted is None:
+                    is_wanted = memo[placement] = which(placement)
+                if is_wanted:
+                    found.append(topic)
+            yield found
+
+    def of_cluster(self, cluster: str) -> Which:
         """The topics on any broker of `cluster`; none where it is unknown."""
         names = self._clusters.get(cluster, set())
-        return self._topics_where(lambda placement: placement.is_on(names))
-
-    def topics_by_flag(self, is_wanted: Callable[[int], bool]) -> TopicList:
-        """The topics whose system flag is wanted on any broker. (Java asks one broker, whichever comes first.)"""
-        return self._topics_where(
-            lambda placement: any(is_wanted(queues.topic_sys_flag) for queues in placement.queues)
-        )
-
-    def _topics_where(self, is_wanted: Callable[[Placement], bool]) -> TopicList:
-        memo: dict[Placement, bool] = {}
-        found = []
-        for topic, placement in self._topics:
-            if placement not in memo:
-                memo[placement] = is_wanted(placement)
-            if memo[placement]:
-                found.append(topic)
-        return TopicList(frozenset(found))
+        return lambda placement: placement.is_on(names)
 
     def system_topics(self) -> TopicList:
         """Each cluster's and broker's name is a topic; `broker_addr` is one broker that can tell more."""

@@ -33,6 +33,7 @@ from mqbroker.remoting.ordered import OrderedService
 from mqbroker.remoting.server import ConnectionEvent, RemotingServerFactory
 from mqbroker.remoting.tcp import Buffers
 from mqbroker.remoting.tls import ServerTls, TlsWatch
+from mqbroker.remoting.walks import Walks
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.worker import IWorker, ThreadWorker
 
@@ -134,7 +135,9 @@ def make_namesrv(
     elsewhere = _product_environment(settings, reactor, connector)
     # A name server for cluster tests always tells of ordered topics, as in Java.
     order_message_enable = settings.order_message_enable or settings.cluster_test
-    route_processor = RouteProcessor(routes, kv, order_message_enable=order_message_enable, elsewhere=elsewhere)
+    route_processor = RouteProcessor(
+        routes, kv, Walks(reactor), order_message_enable=order_message_enable, elsewhere=elsewhere
+    )
     route_processor.register_on(table)
 
     def apply(changed: NamesrvSettings) -> None:

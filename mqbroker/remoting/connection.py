@@ -167,9 +167,14 @@ class RemotingProtocol(Protocol):
         self._on_room.append(callback)
         self._tell_of_room()
 
+    @property
+    def has_room(self) -> bool:
+        """Whether the peer has read what it was sent, but for what the transport may keep."""
+        return not self._answers_unread
+
     def _tell_of_room(self) -> None:
         # Whoever is told writes, and the transport may have enough again.
-        while self._on_room and (self.closed or not self._answers_unread):
+        while self._on_room and (self.closed or self.has_room):
             self._on_room.popleft()()
 
     def close(self, why: str) -> None:

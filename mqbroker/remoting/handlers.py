@@ -40,6 +40,7 @@ class IConnection(Interface):
     peer_version: int = Attribute("For batch handlers: the version the peer's run gives, unchecked; 0 where none.")
     closed: bool = Attribute("True once the connection is gone.")
     last_active: float = Attribute("Seconds on the clock when bytes last came, or were sent.")
+    has_room: bool = Attribute("False while the peer does not read what it was sent.")
 
     def send(command: RemotingCommand) -> None:
         """Send a command; nothing happens on a closed connection."""
@@ -55,6 +56,9 @@ class IConnection(Interface):
 
     def notify_closed(callback: Callable[[], None]) -> None:
         """Call `callback` once when the connection is gone; at once if it is."""
+
+    def notify_room(callback: Callable[[], None]) -> None:
+        """Call `callback` once when there is room, or the connection is gone; at once where it is so."""
 
     def close(why: str) -> None:
         """Close it, with a log line that says why."""

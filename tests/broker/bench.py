@@ -97,6 +97,8 @@ class FakeConnection:
         self.sent = []
         self.data = b""
         self.why_closed = None
+        self.has_room = True
+        self._on_room = []
 
     def send(self, command):
         self.sent.append(command)
@@ -112,6 +114,15 @@ class FakeConnection:
 
     def notify_closed(self, callback):
         raise NotImplementedError
+
+    def notify_room(self, callback):
+        self._on_room.append(callback)
+        self.read()
+
+    def read(self):
+        """Its peer reads as long as it has room."""
+        while self._on_room and self.has_room:
+            self._on_room.pop(0)()
 
     def close(self, why):
         self.closed = True

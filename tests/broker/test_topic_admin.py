@@ -6,8 +6,8 @@ import pytest
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
-from mqbroker.broker import walks
-from mqbroker.broker.walks import OF_ADDRESS_MAX, PIECES_PER_STEP, STEPS_PER_TURN, WALKS_MAX, Walks
+from mqbroker.remoting import walks
+from mqbroker.remoting.walks import OF_ADDRESS_MAX, PIECES_PER_STEP, STEPS_PER_TURN, WALKS_MAX, Walks
 from mqbroker.wire.admin_bodies import (
     GroupList,
     QueryConsumeTimeSpanBody,
@@ -280,6 +280,30 @@ def test_thousands_of_walks_for_who_is_gone_end_without_nesting():
         connection.closed = True
     held.callback(None)
     assert all(answer.called for answer in answers)
+
+
+def test_who_does_not_read_waits_and_keeps_nobody_waiting():
+    bounded = Walks(Clock())
+    served = []
+
+    async def handle(request, connection):
+        served.append(connection)
+        connection.has_room = connection is reads
+        return RemotingCommand.response(request)
+
+    reads, does_not, goes = FakeConnection(), FakeConnection(), FakeConnection()
+    for connection in [does_not] * 3 + [goes] * 2 + [reads] * (WALKS_MAX + 1):
+        bounded.bounded(handle)(RemotingCommand(1), connection)
+    assert served == [does_not, goes] + [reads] * (WALKS_MAX + 1)
+    for count in (2, 3, 3):
+        does_not.has_room = True
+        does_not.read()
+        assert served.count(does_not) == count
+    goes.has_room = goes.closed = True
+    goes.read()
+    assert served.count(goes) == 1
+    assert not bounded._waiting
+    assert not bounded._running
 
 
 class Turns(Clock):

@@ -663,4 +663,18 @@ KNOWN = [
         "            if True:\n",
         ("tests/daemons/test_epoll.py",),
     ),
+    Mutation(
+        "keep a list of topics that changed while it was made",
+        "namesrv/processors.py",
+        "            if versions == self._current_versions():\n                self._keep(key, body)\n",
+        "            self._keep(key, body)\n",
+        ("tests/namesrv/test_processors.py",),
+    ),
+    Mutation(
+        "make large answers for who does not read them",
+        "remoting/walks.py",
+        "            if not (connection.has_room or connection.closed):\n",
+        "            if False:\n",
+        ("tests/broker/test_topic_admin.py",),
+    ),
 ]

@@ -52,7 +52,7 @@ def test_removing(table):
     assert table.get("T") is None
     table.remove("U")
     table.remove("U")
-    assert table.names() == {"V"}
+    assert {topic for topic, _ in table} == {"V"}
     table.remove_brokers(["b"])
     table.remove_brokers(["a"])
     assert len(table) == 0
@@ -90,7 +90,7 @@ def lay(table):
     }
     found = {topic: list(placement.queues) for topic, placement in table}
     assert len(table) == len(found)
-    assert table.names() == found.keys()
+    assert {topic for part in table.parts(2) for topic, _ in part} == found.keys()
     assert {topic: list(table.get(topic).queues) for topic in found} == found
     return found
 

@@ -7,6 +7,7 @@ import pytest
 
 from mqbroker.namesrv import kv, processors
 from mqbroker.namesrv.processors import FAQ
+from mqbroker.remoting import walks
 from mqbroker.wire import fastjson
 from mqbroker.wire.bodies import (
     DataVersion,
@@ -321,6 +322,79 @@ def test_long_tables_are_kept_until_they_change(peer, system, monkeypatch):
     assert lists()[0][2] != ""
     peer.ask(RequestCode.UNREGISTER_BROKER, **BROKER)
     assert lists() == (["", "", "", ""], 4)
+
+
+LISTS = (
+    (RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, {}, "ABCDEF"),
+    (RequestCode.GET_TOPICS_BY_CLUSTER, {"cluster": "C"}, "ABCDEF"),
+    (RequestCode.GET_TOPICS_BY_CLUSTER, {"cluster": "other"}, ""),
+    (RequestCode.GET_UNIT_TOPIC_LIST, {}, ""),
+    (RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST, {}, ""),
+    (RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST, {}, ""),
+)
+
+
+@pytest.fixture
+def in_turns(monkeypatch):
+    """Lists of topics are made in turns of two topics, whatever their length, and kept."""
+    monkeypatch.setattr(processors, "AT_ONCE_MAX", 0)
+    monkeypatch.setattr(processors, "STEP_TOPICS", 1)
+    monkeypatch.setattr(processors, "LONG_BYTES", 0)
+    monkeypatch.setattr(walks, "STEPS_PER_TURN", 2)
+
+
+def turn(reactor):
+    """Make the calls that are due, and none that these make due."""
+    for call in [call for call in reactor.getDelayedCalls() if call.getTime() <= reactor.seconds()]:
+        reactor.calls.remove(call)
+        call.called = 1
+        call.func(*call.args, **call.kw)
+
+
+def listed(answers):
+    (answer,) = answers
+    return "".join(sorted(json.loads(answer.body)["topicList"]))
+
+
+@pytest.mark.parametrize(("code", "fields", "topics"), LISTS)
+def test_a_list_of_many_topics_is_made_in_turns_and_others_are_served_between(
+    system, peer, in_turns, code, fields, topics
+):
+    register(peer, *"ABCDEF")
+    request = encode_command(RemotingCommand(code, fields))
+    answers = peer.send(request)
+    for _ in range(3):
+        assert answers == []
+        assert route(system.connect(), "F").code == ResponseCode.SUCCESS
+        turn(system.reactor)
+        answers = peer.received()
+    assert listed(answers) == topics
+    assert listed(peer.send(request)) == topics  # kept
+
+
+def test_what_changes_while_a_list_is_made_is_not_kept(system, peer, in_turns):
+    register(peer, *"ABCDEF")
+    request = encode_command(RemotingCommand(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER))
+    assert peer.send(request) == []
+    other = system.connect()
+    for topic in "AF":
+        other.ask(RequestCode.DELETE_TOPIC_IN_NAMESRV, topic=topic)
+    system.reactor.pump([0] * 3)
+    assert listed(peer.received()) == "ABCDE"
+    assert peer.send(request) == []
+    system.reactor.pump([0] * 3)
+    assert listed(peer.received()) == "BCDE"
+
+
+def test_thousands_who_want_one_list_are_given_it_some_in_a_turn(system, peer, in_turns):
+    register(peer, *"ABCDEF")
+    request = encode_command(RemotingCommand(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER))
+    assert peer.send(request * 100) == []
+    counts = []
+    while sum(counts) < 100:
+        turn(system.reactor)
+        counts.append(len(peer.received()))
+    assert max(counts) <= walks.OF_ADDRESS_MAX
 
 
 def test_unit_topics(peer):

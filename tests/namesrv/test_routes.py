@@ -218,8 +218,8 @@ def test_lists(table):
     table.register(registration(held=topics("T", "U")), "x", 0)
     table.register(registration(B, name="broker-b", cluster="D"), "y", 0)
     assert table.topics() == TopicList(frozenset("TU"))
-    assert table.topics_of_cluster("D") == TopicList(frozenset("T"))
-    assert table.topics_of_cluster("nowhere") == TopicList(frozenset())
+    assert table.topics(table.of_cluster("D")) == TopicList(frozenset("T"))
+    assert table.topics(table.of_cluster("nowhere")) == TopicList(frozenset())
     assert table.system_topics() == TopicList(frozenset({"C", "D", "broker-a", "broker-b"}), A)
     assert RouteTable().system_topics() == TopicList()
 

@@ -9,8 +9,8 @@ from mqbroker.broker.groups import GroupTable
 from mqbroker.broker.offsets import OffsetTable
 from mqbroker.broker.queue_views import QueueViews
 from mqbroker.broker.topics import TopicTable
-from mqbroker.broker.walks import Walks
 from mqbroker.remoting.handlers import HandlerTable, IConnection
+from mqbroker.remoting.walks import Walks
 from mqbroker.wire.admin_bodies import ConsumeStats, ConsumeStatsList, OffsetWrapper
 from mqbroker.wire.bodies import TopicConfig
 from mqbroker.wire.codes import RequestCode

@@ -10,9 +10,9 @@ from mqbroker.broker.clients import ConsumerRegistry
 from mqbroker.broker.offsets import OffsetTable
 from mqbroker.broker.queue_views import QueueViews
 from mqbroker.broker.topics import TopicTable
-from mqbroker.broker.walks import Walks
 from mqbroker.config.kinds import LONG_MAX
 from mqbroker.remoting.handlers import HandlerTable, IConnection
+from mqbroker.remoting.walks import Walks
 from mqbroker.wire.admin_bodies import ConsumeStats, QueryCorrectionOffsetBody
 from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.command import RemotingCommand

@@ -10,9 +10,9 @@ from mqbroker.broker.clients import Client, ConsumerGroup, ConsumerRegistry
 from mqbroker.broker.offsets import OffsetTable
 from mqbroker.broker.queue_views import QueueViews
 from mqbroker.broker.topics import TopicTable
-from mqbroker.broker.walks import Walks
 from mqbroker.errors import MQError, Refused
 from mqbroker.remoting.handlers import HandlerTable, IConnection
+from mqbroker.remoting.walks import Walks
 from mqbroker.wire.admin_bodies import GetConsumerStatusBody, MessageQueueForC, ResetOffsetBody, ResetOffsetBodyForC
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import LanguageCode, RequestCode, ResponseCode

@@ -10,9 +10,9 @@ from mqbroker.broker.clients import ConsumerRegistry
 from mqbroker.broker.filters import TAG_KINDS, ConsumerFilter, FilterTable, filter_data
 from mqbroker.broker.matching import ExpressionMatching
 from mqbroker.broker.subscriptions import ALL
-from mqbroker.broker.walks import Walks
 from mqbroker.errors import Refused
 from mqbroker.remoting.handlers import HandlerTable, IConnection
+from mqbroker.remoting.walks import Walks
 from mqbroker.store.consumequeue_ext import ExtUnit
 from mqbroker.store.message_store import MessageStore
 from mqbroker.store.queries import QueueEntry

@@ -6,8 +6,8 @@ from mqbroker.broker.delay import DelayService
 from mqbroker.broker.groups import GroupTable
 from mqbroker.broker.offsets import OffsetTable
 from mqbroker.broker.topics import TopicTable
-from mqbroker.broker.walks import Walks
 from mqbroker.remoting.handlers import HandlerTable, IConnection
+from mqbroker.remoting.walks import Walks
 from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.command import RemotingCommand
 

@@ -9,9 +9,9 @@ from mqbroker.broker.clients import ConsumerRegistry
 from mqbroker.broker.offsets import OffsetTable
 from mqbroker.broker.queue_views import QueueViews
 from mqbroker.broker.topics import TopicTable
-from mqbroker.broker.walks import Walks
 from mqbroker.errors import Refused
 from mqbroker.remoting.handlers import HandlerTable, IConnection
+from mqbroker.remoting.walks import Walks
 from mqbroker.wire.admin_bodies import GroupList, QueryConsumeTimeSpanBody, TopicStatsTable
 from mqbroker.wire.bodies import TopicConfig, TopicList
 from mqbroker.wire.codes import RequestCode, ResponseCode

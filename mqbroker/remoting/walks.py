@@ -1,4 +1,4 @@
-"""Requests that look at many queues: a few at a time, each in turns that leave the reactor time for others.
+"""Requests that look at much: a few at a time, each in turns that leave the reactor time for others.
 
 Must never know what is looked at.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Protocol
 
 from twisted.internet.defer import Deferred
@@ -21,12 +21,14 @@ from mqbroker.wire.command import RemotingCommand
 #: How many walks go on at a time, of all and of one address; others wait, and addresses take turns.
 WALKS_MAX = 6
 OF_ADDRESS_MAX = 4
-#: How many steps are taken in one turn of the reactor: a queue takes some 30 us.
+#: How many steps are taken in one turn of the reactor: what one looks at takes some 30 us.
 STEPS_PER_TURN = 100
 #: How many pieces of a body are a step.
 PIECES_PER_STEP = 10
 
 Walk = Callable[[], Deferred[RemotingCommand | None]]
+#: Who asked, what is done for it, and what its answer goes to.
+_Waiting = tuple[IConnection, Walk, Deferred[RemotingCommand | None]]
 
 
 class WalkingHandler(Protocol):
@@ -42,7 +44,7 @@ class Walks:
 
     def __init__(self, clock: IReactorTime) -> None:
         self._clock = clock
-        self._waiting: dict[bytes, deque[tuple[Walk, Deferred[RemotingCommand | None]]]] = {}
+        self._waiting: dict[bytes, deque[_Waiting]] = {}
         self._running: Counter[bytes] = Counter()
         self._is_beginning = False
         self._steps = 0
@@ -51,10 +53,14 @@ class Walks:
         """Count one step; every so many wait for the reactor's next turn."""
         self._steps += 1
         if self._steps >= STEPS_PER_TURN:
-            self._steps = 0
-            turn: Deferred[None] = Deferred()
-            self._clock.callLater(0, turn.callback, None)
-            await turn
+            await self.turn()
+
+    async def turn(self) -> None:
+        """Wait for the reactor's next turn."""
+        self._steps = 0
+        turn: Deferred[None] = Deferred()
+        self._clock.callLater(0, turn.callback, None)
+        await turn
 
     async def written(self, body: Body) -> bytes:
         """The body's bytes. Nothing that it is of may change until they are there."""
@@ -66,7 +72,8 @@ class Walks:
         return b"".join(parts)
 
     def bounded(self, handle: WalkingHandler) -> Handler:
-        """`handle`, of which only so many go on at a time. Who is gone before its turn is not served."""
+        """`handle`, of which only so many go on at a time. Who is gone before its turn is not served, and who does
+        not read its answers waits until it does."""
 
         @wraps(handle)
         def handle_in_turn(request: RemotingCommand, connection: IConnection) -> Deferred[RemotingCommand | None]:
@@ -78,11 +85,14 @@ class Walks:
                 return Deferred.fromCoroutine(handle(request, connection))
 
             done: Deferred[RemotingCommand | None] = Deferred()
-            self._waiting.setdefault(address_of(connection.remote_host), deque()).append((walk, done))
-            self._begin()
+            self._wait((connection, walk, done))
             return done
 
         return handle_in_turn
+
+    def _wait(self, waiting: _Waiting) -> None:
+        self._waiting.setdefault(address_of(waiting[0].remote_host), deque()).append(waiting)
+        self._begin()
 
     def _begin(self) -> None:
         """Begin what may go on. A loop, as walks that end at once would nest."""
@@ -94,9 +104,12 @@ class Walks:
             if address is None:
                 break
             waiting = self._waiting.pop(address)
-            walk, done = waiting.popleft()
+            connection, walk, done = waiting.popleft()
             if waiting:
                 self._waiting[address] = waiting  # behind the other addresses
+            if not (connection.has_room or connection.closed):
+                connection.notify_room(partial(self._wait, (connection, walk, done)))
+                continue
             self._running[address] += 1
             walk().addBoth(self._ended, address, done)
         self._is_beginning = False

@@ -1,15 +1,17 @@
 """Pulls that found nothing and wait: until a message that they want is there, or their time is up.
 
 Each waits at an offset of one queue. A new message wakes the waiters of its queue; one that looks again and finds only
-messages it does not want goes on waiting, from behind them.
+messages it does not want goes on waiting, from behind them. Of many that are woken at once, or whose time is up, some
+look in each turn of the clock, in the order they came and queue by queue in turn.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 import attrs
-from twisted.internet.interfaces import IReactorTime
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.task import LoopingCall
 from twisted.logger import LogLevel
 
@@ -25,6 +27,11 @@ HELD_ON_CONNECTION_MAX = 10_000
 HELD_MAX = 200_000
 #: Of what a pull brings to say which messages it wants: so much of it weighs as a pull without.
 BYTES_PER_WEIGHT = 64
+#: As many look in one turn, each some 30 us, unless so many seconds are over.
+LOOKS_MAX = 64
+TURN_S = 0.01
+
+_Key = tuple[str, int]
 
 
 @attrs.define(eq=False)
@@ -43,6 +50,14 @@ class HeldPull:
     weight: int = 1
 
 
+@attrs.define
+class _Looking:
+    """Pulls of one queue that are to look, and whether it is for the last time. Its messages end at `next_offset`."""
+
+    next_offset: int = 0
+    pulls: deque[tuple[HeldPull, bool]] = attrs.field(factory=deque)
+
+
 class HeldPulls:
     """All waiting pulls, by queue.
 
@@ -54,7 +69,9 @@ class HeldPulls:
         self._clock = clock
         self._held_max = held_max
         self._complaints = Complaints("pulls not held", clock.seconds, 1)
-        self._held: dict[tuple[str, int], list[HeldPull]] = {}
+        self._held: dict[_Key, list[HeldPull]] = {}
+        self._looking: dict[_Key, _Looking] = {}
+        self._call: IDelayedCall | None = None
         self._shares = Shares()
         self._sweep = LoopingCall(self.sweep)
         self._sweep.clock = clock
@@ -66,12 +83,20 @@ class HeldPulls:
         """Answer all that wait."""
         if self._sweep.running:
             self._sweep.stop()
+        if self._call is not None:
+            self._call.cancel()
+            self._call = None
+        for looking in self._looking.values():
+            for held, _ in looking.pulls:
+                self._ends(held, True)
+        self._looking.clear()
         for key in list(self._held):
             for held in self._held.pop(key):
                 self._ends(held, True)
 
     def __len__(self) -> int:
-        return sum(map(len, self._held.values()))
+        looking = sum(len(each.pulls) for each in self._looking.values())
+        return looking + sum(map(len, self._held.values()))
 
     def settings_changed(self, settings: BrokerSettings) -> None:
         self._held_max = settings.held_pulls_max
@@ -93,27 +118,59 @@ class HeldPulls:
 
     def arrived(self, topic: str, queue_id: int, next_offset: int) -> None:
         """Wake the pulls of a queue whose messages now end at `next_offset`."""
-        waiting = self._held.pop((topic, queue_id), None)
+        key = topic, queue_id
+        waiting = self._held.pop(key, None)
         if waiting is None:
             return
-        staying = [held for held in waiting if held.offset >= next_offset or not self._ends(held, False)]
-        if staying:
-            self._held.setdefault((topic, queue_id), []).extend(staying)
+        if len(waiting) <= LOOKS_MAX and key not in self._looking:
+            staying = [held for held in waiting if held.offset >= next_offset or not self._ends(held, False)]
+            if staying:
+                self._held.setdefault(key, []).extend(staying)
+            return
+        self._let_look(key, waiting, last=False).next_offset = next_offset
+        self._look_on()
 
     def sweep(self) -> None:
         """Answer those whose time is up, and forget those whose connection is gone."""
         now = self._clock.seconds()
         for key, waiting in list(self._held.items()):
-            if any(held.deadline <= now or held.connection.closed for held in waiting):
-                staying = [held for held in waiting if not self._is_over(held, now)]
+            over = [held for held in waiting if held.deadline <= now or held.connection.closed]
+            if over:
+                staying = [held for held in waiting if not (held.deadline <= now or held.connection.closed)]
                 if staying:
                     self._held[key] = staying
                 else:
                     del self._held[key]
+                self._let_look(key, over, last=True)
+        self._look_on()
         self._complaints.look()
 
-    def _is_over(self, held: HeldPull, now: float) -> bool:
-        return (held.deadline <= now or held.connection.closed) and self._ends(held, True)
+    def _let_look(self, key: _Key, waiting: list[HeldPull], *, last: bool) -> _Looking:
+        looking = self._looking.setdefault(key, _Looking())
+        looking.pulls.extend((held, last) for held in waiting)
+        return looking
+
+    def _look_on(self) -> None:
+        if self._looking and self._call is None:
+            self._turn()
+
+    def _turn(self) -> None:
+        self._call = None
+        end = self._clock.seconds() + TURN_S
+        for _ in range(LOOKS_MAX):
+            key = next(iter(self._looking), None)
+            if key is None:
+                return
+            looking = self._looking.pop(key)
+            held, last = looking.pulls.popleft()
+            if looking.pulls:
+                self._looking[key] = looking  # behind the other queues
+            if (held.offset >= looking.next_offset and not last) or not self._ends(held, last):
+                self._held.setdefault(key, []).append(held)
+            if self._clock.seconds() >= end:
+                break
+        if self._looking:
+            self._call = self._clock.callLater(0, self._turn)
 
     def _ends(self, held: HeldPull, last: bool) -> bool:
         """Let it look again, where anybody is there to answer; True where it waits no longer."""

@@ -177,3 +177,112 @@ class TestOfABroker:
         assert client.ask(RequestCode.PULL_MESSAGE, command).code == ResponseCode.PULL_NOT_FOUND
         other = bench.client(IPv4Address("TCP", "10.0.0.3", 40000))
         assert other.pull(sys_flag=6, queue_offset=1) is None
+
+
+# --- many at once
+
+
+@pytest.fixture
+def turns(monkeypatch):
+    """Two look in each turn."""
+    monkeypatch.setattr(module, "LOOKS_MAX", 2)
+
+
+class Order(list):
+    """The offsets that looked, in order. Those in `unwanted` go on waiting from there on."""
+
+    unwanted: dict[int, int] = {}
+
+    def __call__(self, held, last):
+        self.append((held.offset, last))
+        if held.offset in self.unwanted and not last:
+            held.offset = self.unwanted[held.offset]
+            return False
+        return True
+
+
+def step(clock):
+    """One turn of the clock."""
+    (call,) = (call for call in clock.getDelayedCalls() if call.getTime() <= clock.seconds())
+    clock.calls.remove(call)
+    call.called = 1
+    call.func()
+
+
+def test_many_of_one_queue_are_woken_in_turns_in_their_order(held, clock, turns):
+    order = Order()
+    for offset in range(5):
+        wait(held, clock, order, offset=offset)
+    held.arrived("T", 0, 9)
+    assert order == [(0, False), (1, False)]
+    assert len(held) == 3
+    step(clock)
+    assert len(order) == 4
+    step(clock)
+    assert order == [(offset, False) for offset in range(5)]
+    assert len(held) == 0
+
+
+def test_pulls_of_another_queue_do_not_wait_for_many_of_one(held, clock, turns):
+    order, other = Order(), Order()
+    for offset in range(8):
+        wait(held, clock, order, offset=offset)
+        wait(held, clock, other, queue_id=1, offset=offset)
+    wait(held, clock, few := Order(), topic="U")
+    held.arrived("T", 0, 9)
+    held.arrived("T", 1, 9)
+    held.arrived("U", 0, 9)
+    assert len(few) == 1
+    step(clock)
+    step(clock)
+    assert (len(order), len(other)) == (4, 2)
+
+
+def test_what_comes_while_many_look_is_seen_by_those_that_went_on_waiting(held, clock, turns):
+    order = Order()
+    order.unwanted = {0: 9, 1: 9}
+    for offset in range(4):
+        wait(held, clock, order, offset=offset)
+    held.arrived("T", 0, 9)
+    assert order == [(0, False), (1, False)]  # and wait at 9
+    wait(held, clock, order, offset=9)
+    held.arrived("T", 0, 10)
+    for _ in range(3):
+        step(clock)
+    assert order[2:] == [(2, False), (3, False), (9, False), (9, False), (9, False)]
+    assert len(held) == 0
+
+
+def test_one_that_waits_at_the_end_is_not_woken_with_many(held, clock, turns):
+    order = Order()
+    for offset in (1, 9, 2, 3):
+        wait(held, clock, order, offset=offset)
+    held.arrived("T", 0, 9)
+    step(clock)
+    assert order == [(1, False), (2, False), (3, False)]
+    assert len(held) == 1
+
+
+def test_many_whose_time_is_up_are_answered_in_turns(held, clock, turns):
+    order = Order()
+    for offset in range(5):
+        wait(held, clock, order, offset=offset, seconds=0.25)
+    clock.rightNow += 0.25
+    held.sweep()
+    assert order == [(0, True), (1, True)]
+    held.sweep()
+    assert len(order) == 2
+    step(clock)
+    step(clock)
+    assert order == [(offset, True) for offset in range(5)]
+
+
+def test_those_that_are_to_look_are_answered_where_it_stops(held, clock, turns):
+    order = Order()
+    for offset in range(5):
+        wait(held, clock, order, offset=offset)
+    held.arrived("T", 0, 9)
+    held.stop()
+    assert order[2:] == [(2, True), (3, True), (4, True)]
+    assert len(held) == 0
+    assert not [call for call in clock.getDelayedCalls() if call.getTime() <= clock.seconds()]

@@ -677,4 +677,18 @@ KNOWN = [
         "            if False:\n",
         ("tests/broker/test_topic_admin.py",),
     ),
+    Mutation(
+        "wake all pulls of a queue in one turn",
+        "broker/hold.py",
+        "        if len(waiting) <= LOOKS_MAX and key not in self._looking:\n",
+        "        if True:\n",
+        ("tests/broker/test_hold.py",),
+    ),
+    Mutation(
+        "let who wakes many go before the other queues",
+        "broker/hold.py",
+        "            looking = self._looking.pop(key)\n",
+        "            looking = self._looking[key] if len(self._looking[key].pulls) > 1 else self._looking.pop(key)\n",
+        ("tests/broker/test_hold.py",),
+    ),
 ]

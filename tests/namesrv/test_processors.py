@@ -379,6 +379,7 @@ def test_what_changes_while_a_list_is_made_is_not_kept(system, peer, in_turns):
     other = system.connect()
     for topic in "AF":
         other.ask(RequestCode.DELETE_TOPIC_IN_NAMESRV, topic=topic)
+    other.ask(RequestCode.GET_BROKER_CLUSTER_INFO)  # what is kept is of now
     system.reactor.pump([0] * 3)
     assert listed(peer.received()) == "ABCDE"
     assert peer.send(request) == []

@@ -22,13 +22,15 @@ SAVE_BYTES = 1024 * 1024 * 1024
 
 @attrs.define
 class QueueBuilder:
-    """Builds them. `saved`: what is in the log below is in the queues, on the disk as far as it ever will be told."""
+    """Builds them. `saved`: what is in the log below is in the queues, on the disk as far as it ever will be told.
+    `have_more`: some queues have had what is above from the beginning."""
 
     entering: Entering
     queues: ConsumeQueues
     checkpoint: CheckpointFile
     disk: IDisk
     saved: int
+    have_more: bool
 
     def take(self, run: Run) -> None:
         """Put messages into their queues that recovery has read. Raises OSError."""
@@ -47,9 +49,10 @@ class QueueBuilder:
     def _save_sometimes(self, offset: int) -> None:
         if offset - self.saved < SAVE_BYTES:
             return
+        tally = None if self.have_more else self.queues.tally_now()
         for file in self.queues.take_unsynced():
             file.sync()
         for directory in self.queues.take_new_names():
             self.disk.sync_directory(directory)
-        self.checkpoint.note_queues(offset, self.entering.last_timestamp_ms)
+        self.checkpoint.note_queues(offset, self.entering.last_timestamp_ms, tally)
         self.saved = offset

@@ -51,10 +51,15 @@ class CheckpointFile:
         if known.log_offset is not None and known.log_offset > offset:
             self.write(attrs.evolve(known, log_offset=offset))
 
-    def note_queues(self, offset: int, timestamp_ms: int) -> None:
+    def note_queues(self, offset: int, timestamp_ms: int, tally: tuple[int, int] | None) -> None:
         """Note that consume queues have all below `offset` of the log, the newest message of `timestamp_ms`, on the
         disk."""
-        self.write(attrs.evolve(self.known, queues_offset=offset, queues_ms=timestamp_ms, tally=None))
+        self.write(attrs.evolve(self.known, queues_offset=offset, queues_ms=timestamp_ms, tally=tally))
+
+    def note_cut(self, offset: int, tally: tuple[int, int]) -> None:
+        """Note what consume queues have that were cut to `offset` of the log, where the checkpoint is of that."""
+        if self.known.queues_offset == offset and self.known.tally != tally:
+            self.write(attrs.evolve(self.known, tally=tally))
 
     def forget_queues_above(self, offset: int) -> None:
         """Note that consume queues are about to be built anew from `offset` of the log: an end of the process or of

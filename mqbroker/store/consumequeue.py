@@ -294,6 +294,14 @@ class ConsumeQueue:
             self._unsynced.append(file)
         self._oldest = None
 
+    def clear_page_behind(self) -> None:
+        """Have zeros behind the newest entry as far as its page goes. Raises OSError."""
+        at = (self.max_offset - self._base) * ENTRY_BYTES
+        size = min(-at % _PAGE_BYTES, self._file_bytes - at)
+        if size:
+            self._files[-1].allocate(at, size)
+            self._files[-1].buffer[at : at + size] = bytes(size)
+
     def take_unsynced(self) -> list[IMappedFile]:
         """The files written to since this was last called."""
         taken: list[IMappedFile] = [*self._unsynced]

@@ -170,6 +170,7 @@ class Mender:
         for number, entry in entries.items():
             if queue.first_offset <= number < queue.max_offset:
                 queue.rewrite(number, ENTRY.pack(*entry))
+        queue.clear_page_behind()  # what spoilt the newest entries did that, too
         self.log.warn(
             "{directory}: entries {low} to {high} were lost and are built again from the log, {blank} of them without "
             "a message",

@@ -157,11 +157,13 @@ class Opening:
             self._say_lacking(start.offset, trusted)
         known_ms = last_timestamp(segments, queues, start.offset)  # before entries go whose messages are not read again
         rebuild_from = align_extensions(queues, segments.first_offset, start.offset, kept.forget_queues_above)
+        if known is None:
+            kept.note_cut(rebuild_from, queues.tally())
         queues.note_cuts(is_clean)
         misplaced: list[Damage] = []
         tags_codes = TagsCodes(parse_delay_levels(settings.message_delay_level))
         entering = Entering(segments, queues, tags_codes, misplaced.append, self._multi_queues(queues))
-        builder = QueueBuilder(entering, queues, kept, disk, rebuild_from)
+        builder = QueueBuilder(entering, queues, kept, disk, rebuild_from, known is not None)
         # What queues miss of the log below, they must get first.
         is_taken = rebuild_from == start.offset
         recovered = yield from read_back(segments, start, builder.take if is_taken else lambda run: None)

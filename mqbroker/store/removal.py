@@ -232,6 +232,7 @@ def lower_numbers(queues: ConsumeQueues, removed: RemovedQueues, log_end: int) -
         if queue is not None and queue.is_empty:
             queue.begins_at = highest
             queue.reset()
+            queues.dirty[queue] = None
     removed.write(removed.encode())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import struct
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from twisted.logger import capturedLogs
 from mqbroker.store import GetResult, MessageStore
 from mqbroker.store.checkpoint import decode_checkpoint
 from mqbroker.store.cold import run_now
+from mqbroker.wire.codes import SysFlag
 from mqbroker.wire.javahash import java_hash
 from mqbroker.wire.record import decode_records
 from tests.store.aging import BODY, HOUR_MS, NOW_HOUR, SEGMENT, a_turn, age, numbered
@@ -159,6 +161,45 @@ def test_a_first_file_that_is_missing_is_noticed_where_the_log_does_not_begin_at
     assert aged_bodies(again) == numbered(8, 18)
     assert again.append([message()])[0][1] == 18
     stop(again)
+
+
+@pytest.mark.parametrize("loss", ["the newest page", "the last file", "the directory of the queue"])
+def test_queues_are_counted_after_a_start_that_takes_back_what_the_checkpoint_says(bench: Bench, loss: str) -> None:
+    """No entry says where a half message at the end of the log is: the start goes on from the last entry."""
+    store = filled(bench)
+    store.append([message(sys_flag=SysFlag.TRANSACTION_PREPARED)])
+    stop(store)
+    bench.open()  # a process that is killed before it syncs
+    image = bench.image("killed")
+    LOSSES[loss](image)
+    assert bodies(image.open()) == [b"%d" % number for number in range(COUNT)]
+
+
+def test_what_a_long_recovery_saves_is_counted(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mqbroker.store.building.SAVE_BYTES", 4096)
+    filled(bench)
+    image = bench.image("killed")
+    shutil.rmtree(image.root / "consumequeue")
+    image.open()
+    found = decode_checkpoint((image.root / "checkpoint").read_bytes())
+    assert found.tally is not None
+    assert COUNT // 2 < found.tally[1] <= COUNT + 1
+    again = image.image("killed again")
+    with capturedLogs() as logs:
+        again.open()
+    assert not [entry for entry in logs if "anew" in entry["log_format"]]
+
+
+def test_of_a_page_of_garbage_nothing_stays_behind_the_newest_entry(bench: Bench) -> None:
+    stop(filled(bench))
+    path = queue_file(bench, 3)
+    before, stat = path.read_bytes(), path.stat()
+    path.write_bytes(b"\xa5\x17\xff\x80" * 500)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # by the note of the stop nothing has changed
+    again = bench.open()
+    assert bodies(again) == [b"%d" % number for number in range(COUNT)]
+    stop(again)
+    assert path.read_bytes() == before
 
 
 def test_the_checkpoint_counts_queues_as_far_as_the_log_is_synced(bench: Bench) -> None:

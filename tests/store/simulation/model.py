@@ -106,10 +106,10 @@ class Model:
     stands while the worker has something to do, and is what commits go by. `unsynced_may_go` after a sync failed: what
     was not acknowledged as durable may be lost by any end of the process. The log begins at `floor`; the names of
     segments below `removed` were removed, though that may not be on the disk. `caches_lost` once consume queues were
-    deleted: those without a message begin at 0 again. `spoilt`: directories in which something was spoilt. What is not
-    committed may be lost by any end, but is after `commit_s`. Of topics in `removals` all that there is may go;
-    messages with offsets below `removed_below` were removed; those below `numbered` are not given again, though a crash
-    took the messages.
+    deleted: those without a message begin at 0 again. `spoilt`: files as they were made while the store was stopped.
+    What is not committed may be lost by any end, but is after `commit_s`. Of topics in `removals` all that there is may
+    go; messages with offsets below `removed_below` were removed; those below `numbered` are not given again, though a
+    crash took the messages.
     """
 
     flush_s: float
@@ -125,7 +125,7 @@ class Model:
     floor: int = 0
     removed: int = 0
     caches_lost: bool = False
-    spoilt: set[str] = attrs.field(factory=set)
+    spoilt: dict[str, bytes] = attrs.field(factory=dict)
     removals: set[str] = attrs.field(factory=set)
     removed_below: dict[tuple[str, int], int] = attrs.field(factory=dict)
     numbered: dict[tuple[str, int], int] = attrs.field(factory=dict)

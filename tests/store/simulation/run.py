@@ -32,6 +32,9 @@ SOMETIMES = (
     "disk full refused",
     "end in the middle of an operation",
     "end while opening",
+    "file in consumequeue after stop",
+    "garbage in consumequeue after power",
+    "garbage in consumequeue after stop",
     "hostile message",
     "index deleted",
     "index roll",
@@ -60,6 +63,8 @@ SOMETIMES = (
     "wait failed: FlushTimedOut",
     "wait failed: StoreUnwritable",
     "went on after faults",
+    "zeros in consumequeue after kill",
+    "zeros in consumequeue after stop",
 )
 
 

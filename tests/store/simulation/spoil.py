@@ -37,4 +37,4 @@ def spoil(disk: SimDisk, part: str, kind: str, rng: Random) -> str:
     number = rng.choice(pages)
     size = len(inode.page(number))
     inode.spoil(number * PAGE_BYTES, bytes(size) if kind == "zeros" else rng.randbytes(size))
-    return f"page {number} of {path}"
+    return path

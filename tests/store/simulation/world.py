@@ -607,9 +607,11 @@ class World:
             for entry in self.model.entries:
                 entry.is_durable |= end == "stop"
         self.disk = self.disk.crashed(rng) if end == "power" else self.disk.killed(rng)
-        if spoil.spoil(self.disk, os.path.join(ROOT, part), kind, rng):
+        path = spoil.spoil(self.disk, os.path.join(ROOT, part), kind, rng)
+        if path:
             self.counts[f"{kind} in {part} after {end}"] += 1
-            self.model.spoilt.add(part)
+            if kind in ("zeros", "garbage"):
+                self.model.spoilt[path] = self.disk.content(path)
             self.model.caches_lost |= part == "consumequeue"
         self._reopen(end, seed)
 

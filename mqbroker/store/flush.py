@@ -83,6 +83,8 @@ class LogFlusher:
         self.on_served: Callable[[int, float], None] = lambda count, since: None
         #: Puts into the checkpoint that all of the log below an offset is on the disk. For the worker. Raises OSError.
         self.note_durable: Callable[[int], None] = lambda end: None
+        #: Called when a sync failed: what the files hold may no longer be what was stored.
+        self.on_failed: Callable[[], None] = lambda: None
         # Up to where the checkpoint said so when it was last made to.
         self._noted = flushed
         self._is_noting = False
@@ -258,6 +260,7 @@ class LogFlusher:
         why = f"the commit log cannot be synced to the disk, restart the broker: {failure.getErrorMessage()}"
         self.log.critical("{why}", why=why)
         self._commit_log.why_stopped = why
+        self.on_failed()
         self._fail_waiting(StoreUnwritable(why))
 
     def _not_begun(self, error: OSError) -> None:

@@ -228,6 +228,7 @@ class Opening:
         flusher.flushed_ms = last_ms if durable == recovered.end else checkpoint.log_ms
         flusher.on_served = statistics.durable
         flusher.note_durable = kept.note_log
+        flusher.on_failed = lambda: self._mark_unlike_disk(files)
         if transient is not None:
             transient.on_commit.append(flusher.wake)
         files.follow(
@@ -293,6 +294,11 @@ class Opening:
             LogCleaner(commit_log, remover, disk, worker, safe_end),
             CacheCleaner(queues, index, remover, worker, files.run_alone),
         )
+
+    def _mark_unlike_disk(self, files: StoreFiles) -> None:
+        files.is_log_failed = True
+        marked = self.worker.run(files.mark_unlike_disk)
+        marked.addErrback(lambda failure: self.log.failure("{path} cannot be written", failure, path=self.paths.abort))
 
     def _read_checkpoint(self, abort: bytes | None) -> tuple[bytes, Checkpoint]:
         disk, paths = self.disk, self.paths

@@ -114,6 +114,8 @@ class StoreFiles:
         self._spoilt: dict[IMappedFile, None] = {}
         # Whether the abort file says that files may not be relied on.
         self._is_marked = False
+        #: Whether a sync of the log failed: then they may not for as long as the process runs.
+        self.is_log_failed = False
         self._syncing = Outage(
             "consume queues or index cannot be synced to the disk, which is tried again: messages are taken as before, "
             "the checkpoint stays where it is, and nothing is deleted that it does not cover",
@@ -168,14 +170,15 @@ class StoreFiles:
         except OSError as error:
             self._syncing.failed(str(error))
             return None
-        files, directories, is_marked = list(self._unsynced), list(self._new_names), self._is_marked
+        files, directories = list(self._unsynced), list(self._new_names)
+        may_unmark = self._is_marked and not self.is_log_failed
 
         def work() -> _Outcome:
             outcome = self._sync(files, directories)
             if outcome.error is None:
                 try:
                     self.checkpoint.advance(now)
-                    if is_marked:
+                    if may_unmark:
                         self._disk.write(self._paths.abort, self._disk.boot_id())
                 except OSError as error:
                     return _Outcome(error, is_synced=True)
@@ -212,13 +215,17 @@ class StoreFiles:
             return self._failed([(None, error) for _, error in failed_names])
         return _Outcome(None, is_synced=True)
 
+    def mark_unlike_disk(self) -> None:
+        """Note that what memory holds is not what the disk does, until all is stored again: a start after a kill may
+        find older pages. Raises OSError. For the worker."""
+        self._disk.write(self._paths.abort, _UNLIKE_DISK)
+
     def _failed(self, failed: Sequence[tuple[IMappedFile | None, OSError]]) -> _Outcome:
         errors = [error for _, error in failed if not is_shortage(error)]
         if not errors:  # nothing was tried
             return _Outcome(failed[0][1])
-        # What memory holds is not what the disk does, until all is stored again.
         with contextlib.suppress(OSError):
-            self._disk.write(self._paths.abort, _UNLIKE_DISK)
+            self.mark_unlike_disk()
         spoilt = [file for file, error in failed if file is not None and not is_shortage(error)]
         return _Outcome(errors[0], spoilt, is_marked=True)
 

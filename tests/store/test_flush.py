@@ -382,6 +382,20 @@ def test_a_failed_sync_fails_all_who_wait_and_stops_writes_for_good(bench: Bench
     assert (bench.root / "abort").exists()
 
 
+def test_a_failed_sync_has_a_start_after_a_kill_trust_the_log_as_little_as_after_a_power_cut(bench: Bench) -> None:
+    """The kernel may forget pages that it could not write, and read the old ones again."""
+    store = bench.open()
+    store.start()
+    store.append([message()])
+    bench.disk.faults.sync_error = errno.EIO
+    bench.clock.pump([0.5] * 4)  # of the log, and then of consume queues
+    assert not store.writable
+    bench.disk.faults.sync_error = None
+    bench.clock.pump([0.5] * 6)  # queues are synced; the log stays what it is
+    assert decode_checkpoint((bench.root / "checkpoint").read_bytes()).queues_offset == store.log_end
+    assert (bench.root / "abort").read_bytes() not in (b"", bench.disk.boot)
+
+
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
 def test_a_sync_for_which_no_file_could_be_opened_is_tried_again(bench: Bench, number: int) -> None:
     store = bench.open()

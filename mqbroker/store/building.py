@@ -49,6 +49,8 @@ class QueueBuilder:
     def _save_sometimes(self, offset: int) -> None:
         if offset - self.saved < SAVE_BYTES:
             return
+        for queue in self.queues:
+            queue.clear_kept()
         tally = None if self.have_more else self.queues.tally_now()
         for file in self.queues.take_unsynced():
             file.sync()

@@ -39,6 +39,9 @@ _PAGE_BYTES = 4096
 #: What is read of a file at once to find where it ends.
 _PAGE_ENTRIES = _PAGE_BYTES // ENTRY_BYTES
 _TAILS_MAX = 256
+#: So many entries of a queue may stay in its file when they are cut off, to be found there when they are built again.
+_KEPT_MAX = 16
+_ZEROS = bytes((_PAGE_ENTRIES + _CHUNK) * ENTRY_BYTES)
 _MEND = "set it as it was, or let `mq store repair` build them anew"
 #: What to do with what is no file or directory of a queue.
 MOVE_AWAY = "move it away (`mq store repair --move-foreign`)"
@@ -90,9 +93,11 @@ class ConsumeQueue:
         "_files",
         "_first",
         "_is_clear",
+        "_kept",
         "_new_names",
         "_oldest",
         "_per_file",
+        "_tail",
         "_unsynced",
         "asked_below",
         "begins_at",
@@ -169,6 +174,10 @@ class ConsumeQueue:
         self._is_clear = True
         # As `last`, of the entry at `min_offset`; None where nobody looked.
         self._oldest: tuple[int, int] | None = None
+        # The newest entries, as `load` has read them.
+        self._tail = b""
+        # What stands in the last file from `max_offset` on, cut off and not cleared.
+        self._kept = b""
 
     def make_tail(self, properties_bytes: int) -> tuple[bytes, int]:
         """What stands between the body and the properties of a record, kept for next time."""
@@ -197,12 +206,37 @@ class ConsumeQueue:
         self.max_offset += count
 
     def _write_slowly(self, flat: Sequence[int]) -> None:
-        at = 0
+        at = 3 * self._find_kept(flat) if self._kept else 0
         while at < len(flat):
             room = min(self._room(), _CHUNK)
             part = flat[at : at + 3 * room]
             self._store(entries_struct(len(part) // 3).pack(*part))
             at += len(part)
+
+    def _find_kept(self, flat: Sequence[int]) -> int:
+        """How many of the entries stand where they are to be written: then nothing is stored. Raises OSError."""
+        kept = self._kept
+        count = min(len(flat), len(kept) // ENTRY_BYTES * 3) // 3
+        data = entries_struct(count).pack(*flat[: 3 * count])
+        if not kept.startswith(data):
+            self.clear_kept()
+            return 0
+        self._kept = kept[len(data) :]
+        self.last = flat[3 * count - 3], flat[3 * count - 2]
+        self.max_offset += count
+        return count
+
+    def clear_kept(self) -> None:
+        """Take from the files what `truncate` cut off and was not written again. Raises OSError."""
+        self._tail = b""
+        if not self._kept:
+            return
+        self._oldest = None
+        if self.max_offset:
+            self._files[-1].clear_from((self.max_offset - self._base) * ENTRY_BYTES)
+            self._kept = b""
+        else:
+            self.reset()
 
     def _store(self, data: bytes) -> None:
         start = (self.max_offset - self._base) * ENTRY_BYTES
@@ -278,6 +312,7 @@ class ConsumeQueue:
     def skip_to(self, offset: int) -> None:
         """Fill with blank entries up to `offset`: messages before it are gone from the log, or damaged in it."""
         blank = ENTRY.pack(max(0, self.end_of_last()), BLANK_SIZE, 0)
+        self.clear_kept()
         if not self._files:
             self._begin(offset)
         while self.max_offset < offset:
@@ -462,7 +497,9 @@ class ConsumeQueue:
                 low, high = (middle, high) if _is_entry(self._read(number, middle - 1, 1)) else (low, middle)
             data = self._read(number, low, high - low + _CHUNK)
         count = bisect.bisect_left(range(high - low), True, key=lambda at: _span_at(data, at)[1] <= 0)
-        self._is_clear = is_intact and len(data.rstrip(b"\0")) <= count * ENTRY_BYTES
+        behind = data[count * ENTRY_BYTES :]
+        self._is_clear = is_intact and behind == _ZEROS[: len(behind)]
+        self._tail = data[max(0, count - _KEPT_MAX) * ENTRY_BYTES : count * ENTRY_BYTES]
         self._cut_at(self._first + number * self._per_file + low + count)
         if count:
             self.last = _span_at(data, count - 1)
@@ -488,25 +525,55 @@ class ConsumeQueue:
         return self.first_offset > self.begins_at
 
     def truncate(self, physical_end: int) -> None:
-        """Forget all entries of messages at or above `physical_end` in the log."""
-        if self._files:
-            before = self.max_offset
-            is_below: Callable[[int, int], bool] = lambda offset, size: offset + size % BLANK_SIZE <= physical_end  # noqa: E731
-            if before > self._first and not is_below(*self.last):
-                self._cut_at(self.search(is_below, self._first, before, lost_are_below=True))
-                self.last = self.span(self.max_offset - 1) if self.max_offset > self._first else (0, 0)
-                self._is_clear = False
-            self.is_cut |= self.max_offset < before
-            if not self.max_offset:
-                self.reset()
+        """Forget all entries of messages at or above `physical_end` in the log.
+
+        A few of the newest stay in the file until `clear_kept`, where nothing else can be behind them: most of the
+        time the same are written again, and need not be stored then."""
+        if self._kept:
+            self.clear_kept()
+        if not self._files:
+            return
+        before = self.max_offset
+        is_below: Callable[[int, int], bool] = lambda offset, size: offset + size % BLANK_SIZE <= physical_end  # noqa: E731
+        if before > self._first and not is_below(*self.last):
+            if self._keep(is_below):
                 return
-            at = (self.max_offset - self._base) * ENTRY_BYTES
-            if at < self._file_bytes and not self._is_clear:
-                self._files[-1].clear_from(at)
-            self._is_clear = True
-            # No message below is in the last file: a process that was killed may not have come to sync its name.
-            if self.max_offset <= self._base or self.last[1] == BLANK_SIZE:
-                self._note_new_names()
+            self._cut_at(self.search(is_below, self._first, before, lost_are_below=True))
+            self.last = self.span(self.max_offset - 1) if self.max_offset > self._first else (0, 0)
+            self._is_clear = False
+        self.is_cut |= self.max_offset < before
+        if not self.max_offset:
+            self.reset()
+            return
+        at = (self.max_offset - self._base) * ENTRY_BYTES
+        if at < self._file_bytes and not self._is_clear:
+            self._files[-1].clear_from(at)
+        self._is_clear = True
+        self._note_doubtful_name()
+
+    def _note_doubtful_name(self) -> None:
+        # No message below is in the last file: a process that was killed may not have come to sync its name.
+        if self.max_offset <= self._base or self.last[1] == BLANK_SIZE:
+            self._note_new_names()
+
+    def _keep(self, is_below: Callable[[int, int], bool]) -> bool:
+        """Cut the queue where entries are not below any more, and leave those in the file; False where they are too
+        many, or what is behind them is not known."""
+        tail, self._tail = self._tail, b""
+        spans: list[tuple[int, int]] = [_span_at(tail, at) for at in range(len(tail) // ENTRY_BYTES)]
+        start = self.max_offset - len(spans)
+        are_known = all(size >= RECORD_BYTES_MIN and 0 <= offset <= self.last[0] for offset, size in spans)
+        if not spans or not are_known or not self._is_clear or self.ext is not None:
+            return False
+        count = bisect.bisect_left(spans, True, key=lambda span: not is_below(*span))
+        if not count and start:  # some of those before may go too
+            return False
+        self._cut_at(start + count)
+        self.last = spans[count - 1] if count else (0, 0)
+        self._kept = tail[count * ENTRY_BYTES :]
+        self.is_cut = True
+        self._note_doubtful_name()
+        return True
 
     def _cut_at(self, offset: int) -> None:
         while len(self._files) > 1 and offset <= self._first + (len(self._files) - 1) * self._per_file:
@@ -569,6 +636,7 @@ class ConsumeQueue:
         self._first = self._base = self._allocated = 0
         self.max_offset = self.min_offset = self.begins_at
         self._oldest = None
+        self._tail = self._kept = b""
         self.asked_below = 0
         self.known_good = (0, 0)
         if self.ext is not None:
@@ -582,6 +650,7 @@ class ConsumeQueue:
         self._unsynced = []
         self._first = self._base = self._allocated = 0
         self._oldest = None
+        self._tail = self._kept = b""
         self.min_offset = self.max_offset = self.next_offset
         self.known_good = (0, 0)
         self.pending = []

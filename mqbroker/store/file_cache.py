@@ -141,8 +141,7 @@ class CachedFile:
             mapped.close()
 
     def allocate(self, offset: int, size: int) -> None:
-        with self._opened() as mapped:
-            mapped.allocate(offset, size)
+        (self.mapped or self._map()).allocate(offset, size)  # something will be stored there next
 
     def write_through(self, stop: Callable[[], bool]) -> None:
         with self._opened() as mapped:

@@ -384,6 +384,7 @@ class Opening:
             dispatcher.restart(commit_log.min_offset)
             yield from builder.catch_up(dispatcher, commit_log)
         for queue in builder.queues:
+            queue.clear_kept()
             for path in queue.correct_min(commit_log.min_offset):
                 self.disk.remove(path)
             queue.next_offset = queue.max_offset

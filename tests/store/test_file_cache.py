@@ -94,6 +94,7 @@ def test_what_others_hold_of_a_file_stays_valid(tmp_path: Path) -> None:
 def test_what_the_worker_does_takes_no_place(tmp_path: Path) -> None:
     files = make(tmp_path, cache := FileCache(OsDisk(), 1), 2)
     files[0].allocate(0, SIZE)
+    look_at(files[1])
     files[0].write_at(5, memoryview(b"here"))
     files[0].fetch(0, SIZE)
     files[0].sync()

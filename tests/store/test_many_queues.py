@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import zlib
 from collections.abc import Callable, Iterator
@@ -13,11 +14,12 @@ from twisted.internet.task import Clock
 from twisted.logger import capturedLogs, formatEvent
 
 from mqbroker.store import GetResult, MessageStore
+from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.disk import IMappedFile
 from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.queue_ends import parse_ends
 from mqbroker.store.turns import Progress, ProgressLine
-from tests.store.harness import Bench, FaultyDisk, message, stop, turns
+from tests.store.harness import Bench, FaultyDisk, message, stop, tree, turns
 
 TOPICS = 12
 QUEUES = 4
@@ -102,8 +104,8 @@ def test_after_a_kill_each_queue_is_read_once(bench: Bench, looked: list[str]) -
     image = bench.image("image")
     looked.clear()
     again = image.open()
-    read = [path for path in looked if "T7/2" in path]
-    assert read[:1] == [str(image.root / "consumequeue" / "T7" / "2" / f"{0:020d}")]
+    files = sorted(str(image.root / "consumequeue" / t / str(q) / f"{0:020d}") for t, q in KEYS)
+    assert sorted(looked) == files
     assert {again.bounds(*key) for key in KEYS} == {(0, 4)}
     stop(again)
     looked.clear()
@@ -114,7 +116,71 @@ def test_after_a_kill_each_queue_is_read_once(bench: Bench, looked: list[str]) -
     looked.clear()
     quiet.disk.boot = image.disk.boot
     quiet.open()
-    assert sorted(looked) == sorted(str(quiet.root / "consumequeue" / t / str(q) / f"{0:020d}") for t, q in KEYS)
+    assert sorted(looked) == [path.replace(str(image.root), str(quiet.root)) for path in files]
+
+
+def queue_trees(bench: Bench) -> dict[str, bytes]:
+    return {path: data.rstrip(b"\0") for path, data in tree(bench.root / "consumequeue").items()}
+
+
+@pytest.mark.parametrize("rounds", [1, 3, 20])
+@pytest.mark.parametrize("covered", [0, 1, 3])
+def test_entries_above_the_checkpoint_are_as_the_log_says(bench: Bench, covered: int, rounds: int) -> None:
+    """Whether they stay in the files, or are cut off as too many."""
+    store = bench.open()
+    store.start()
+    send(store, covered)
+    turns(bench.clock, 12)
+    send(store, rounds)
+    image = bench.image("image")
+    spoilt = image.root / "consumequeue" / "T3" / "1" / f"{0:020d}"
+    with spoilt.open("r+b") as file:  # the tags code, of which nothing else would tell
+        file.seek((covered + rounds - 1) * 20 + 19)
+        file.write(b"\x55")
+    again = image.open()
+    assert queue_trees(image) == queue_trees(bench)
+    send(again)
+    assert {again.bounds(*key) for key in KEYS} == {(0, covered + rounds + 1)}
+
+
+@pytest.mark.parametrize("covered", [0, 1, 3])
+def test_entries_of_messages_that_the_log_lost_go(bench: Bench, covered: int) -> None:
+    store = bench.open()
+    store.start()
+    send(store, covered)
+    turns(bench.clock, 12)
+    end = store.log_end
+    send(store, 2)
+    image = bench.image("image")
+    with (image.root / "commitlog" / f"{0:020d}").open("r+b") as file:
+        file.seek(end)
+        file.write(bytes(4))
+    again = image.open()
+    assert again.log_end == end
+    left = {path: data[: 20 * covered] for path, data in queue_trees(bench).items()} if covered else {}
+    assert queue_trees(image) == left
+    assert again.append([message("T3", 1)])[0][1] == covered
+
+
+def test_a_kill_while_entries_are_made_again_leaves_what_the_next_start_needs(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = filled(bench)
+    send(store, 2)
+    image = bench.image("image")
+    clear_kept, calls = ConsumeQueue.clear_kept, itertools.count()
+
+    def ending(self: ConsumeQueue) -> None:
+        if next(calls) == 10:
+            raise OSError(5, "Input/output error")
+        clear_kept(self)
+
+    monkeypatch.setattr(ConsumeQueue, "clear_kept", ending)
+    with pytest.raises(OSError):
+        image.open()
+    monkeypatch.setattr(ConsumeQueue, "clear_kept", clear_kept)
+    image.open()
+    assert queue_trees(image) == queue_trees(bench)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 99, 100, 101, 203, 204, 205, 408, 409, 1000, 1999, 2000, 2001, 4000])

@@ -265,7 +265,9 @@ class Assembly:
         ConfigurationProcessor(self.live, self._save_settings).register_on(table)
         TopicViewProcessor(self.topics, self.offsets, self.consumers, views, walks).register_on(table)
         CleaningProcessor(self.topics, store, self.stats.topic_removed).register_on(table)
-        GroupAdminProcessor(self.groups, self.offsets, self.producers, self.stats.group_removed).register_on(table)
+        GroupAdminProcessor(self.groups, self.offsets, self.producers, walks, self.stats.group_removed).register_on(
+            table
+        )
         TablesProcessor(self.topics, self.groups, self.offsets, self.delay, walks).register_on(table)
         GroupOffsetsProcessor(
             self.topics, self.offsets, self.consumers, views, walks, self.stats.group_get_tps

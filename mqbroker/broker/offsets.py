@@ -147,11 +147,13 @@ class OffsetTable:
 
     def remove_group(self, group: str) -> None:
         """Forget all offsets of a group."""
-        for topic in self.topics_of(group):
+        topics = self.topics_of(group)
+        for topic in topics:
             self._count -= len(self._offsets.pop(f"{topic}@{group}", ()))
             self._count -= self._lmq_offsets.pop(f"{topic}@{group}", None) is not None
             self._file.is_behind = True
-            log.info("the offsets of {group} in {topic} are removed", group=group, topic=topic)
+        if topics:
+            log.info("the offsets of {group} in {n} topics are removed", group=group, n=len(topics))
         self._topics_of.pop(group, None)
 
     def snapshot(self) -> ConsumerOffsetSerializeWrapper | LmqConsumerOffsets:

@@ -288,6 +288,22 @@ def test_how_many_subscriptions_one_group_may_have(client, monkeypatch):
     assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "3 subscriptions of one group: 2 at most")
 
 
+@pytest.mark.parametrize("kind", ["producers", "consumers"])
+def test_how_many_groups_one_client_may_have(bench, client, monkeypatch, kind):
+    monkeypatch.setattr(client_manage, "GROUPS_OF_CLIENT_MAX", 2)
+
+    def groups(count):
+        names = [f"G{number}" for number in range(count)]
+        return {kind: names if kind == "producers" else [consumer(name, "T") for name in names]}
+
+    answer = beat(client, **groups(3))
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert answer.remark == "3 groups of one client: 2 at most; share them among several"
+    assert bench.consumers.names() == []
+    assert bench.producers.groups() == {}
+    assert beat(client, **groups(2)).code == ResponseCode.SUCCESS
+
+
 def test_a_producer_that_says_it_is_another_each_time():
     registry = ProducerRegistry(lambda: 0.0, clients_max=1)
     connection = FakeConnection()

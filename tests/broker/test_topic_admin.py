@@ -10,15 +10,17 @@ from mqbroker.remoting import walks
 from mqbroker.remoting.walks import OF_ADDRESS_MAX, PIECES_PER_STEP, STEPS_PER_TURN, WALKS_MAX, Walks
 from mqbroker.wire.admin_bodies import (
     GroupList,
+    ProducerTableInfo,
     QueryConsumeTimeSpanBody,
     QueueTimeSpan,
     TopicOffset,
     TopicStatsTable,
 )
-from mqbroker.wire.bodies import MessageQueue, TopicList
+from mqbroker.wire.bodies import MessageQueue, TopicConfig, TopicList
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import (
+    CloneGroupOffsetRequestHeader,
     DeleteTopicRequestHeader,
     GetTopicStatsInfoRequestHeader,
     QueryConsumeTimeSpanRequestHeader,
@@ -191,8 +193,9 @@ def test_expired_files_and_empty_queues_are_cleaned(make_bench, tmp_path):
 # --- in turns
 
 
-def test_a_walk_leaves_the_reactor_its_turns(bench, client, monkeypatch):
-    put_topic(client, "T", write_queue_nums=3 * STEPS_PER_TURN + 1)
+@pytest.fixture
+def take_turns(bench, monkeypatch):
+    """Ask, and take what is left for later turns one by one: returns the answer, and how many turns those were."""
     turns = []
     call_later = bench.clock.callLater
 
@@ -203,18 +206,48 @@ def test_a_walk_leaves_the_reactor_its_turns(bench, client, monkeypatch):
         return call_later(seconds, function, *arguments)
 
     monkeypatch.setattr(bench.clock, "callLater", keep)
-    command = RemotingCommand.request(RequestCode.GET_TOPIC_STATS_INFO, GetTopicStatsInfoRequestHeader(topic="T"))
-    answers = []
-    bench.table.handle(command, FakeConnection()).addCallback(answers.append)
-    taken = 0
-    while turns:
-        function, arguments = turns.pop(0)
-        assert not turns
-        assert not answers
-        function(*arguments)
-        taken += 1
-    assert taken == 3
-    assert len(TopicStatsTable.from_json(answers[0].body).offset_table) == 3 * STEPS_PER_TURN + 1
+
+    def take(code, header=None):
+        answers = []
+        bench.table.handle(RemotingCommand.request(code, header), FakeConnection()).addCallback(answers.append)
+        taken = 0
+        while turns:
+            function, arguments = turns.pop(0)
+            assert not turns
+            assert not answers
+            function(*arguments)
+            taken += 1
+        return answers[0], taken
+
+    return take
+
+
+def test_a_walk_leaves_the_reactor_its_turns(client, take_turns):
+    put_topic(client, "T", write_queue_nums=3 * STEPS_PER_TURN + 1)
+    answer, turns = take_turns(RequestCode.GET_TOPIC_STATS_INFO, GetTopicStatsInfoRequestHeader(topic="T"))
+    assert turns == 3
+    assert len(TopicStatsTable.from_json(answer.body).offset_table) == 3 * STEPS_PER_TURN + 1
+
+
+def test_thousands_of_producers_are_listed_in_turns(bench, take_turns):
+    for number in range(3 * STEPS_PER_TURN):
+        bench.producers.register(FakeConnection(), f"client-{number}", 0, 0, f"G{number % 7}")
+    answer, turns = take_turns(RequestCode.GET_ALL_PRODUCER_INFO)
+    assert turns >= 3
+    assert sum(map(len, ProducerTableInfo.from_json(answer.body).data.values())) == 3 * STEPS_PER_TURN
+
+
+def test_offsets_in_thousands_of_topics_are_cloned_in_turns(bench, take_turns):
+    topics = [f"T{number}" for number in range(3 * STEPS_PER_TURN)]
+    for topic in topics:
+        bench.topics.put(TopicConfig(topic))
+        bench.offsets.commit("G", topic, 0, 5)
+    answer, turns = take_turns(
+        RequestCode.CLONE_GROUP_OFFSET, CloneGroupOffsetRequestHeader(src_group="G", dest_group="H", offline=True)
+    )
+    assert answer.code == ResponseCode.SUCCESS
+    assert turns == 3
+    assert sorted(bench.offsets.topics_of("H")) == sorted(topics)
 
 
 def test_few_walks_at_a_time_and_none_for_who_is_gone(monkeypatch):

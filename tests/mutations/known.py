@@ -704,5 +704,17 @@ KNOWN = [
         "            queue.clear_kept()\n",
         "",
         ("tests/store/test_many_queues.py",),
+        "let one client join any number of groups",
+        "broker/processors/client_manage.py",
+        "        if count > GROUPS_OF_CLIENT_MAX:\n",
+        "        if False:\n",
+        ("tests/broker/test_quotas.py",),
+    ),
+    Mutation(
+        "list all producers in one turn",
+        "broker/processors/group_admin.py",
+        "            for at, client in list(clients.items()):\n                await self._walks.step()\n",
+        "            for at, client in list(clients.items()):\n",
+        ("tests/broker/test_topic_admin.py",),
     ),
 ]

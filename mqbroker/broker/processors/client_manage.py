@@ -9,7 +9,7 @@ from mqbroker.broker.allowance import ReadingAllowance
 from mqbroker.broker.clients import ConsumerRegistry, ProducerRegistry, check_client_id
 from mqbroker.broker.filters import TAG_KINDS, compile_kind
 from mqbroker.broker.groups import GroupTable
-from mqbroker.broker.subscriptions import TAGS_MAX, parse_subscription
+from mqbroker.broker.subscriptions import ALL, TAGS_MAX, parse_subscription
 from mqbroker.broker.topics import TopicTable
 from mqbroker.broker.wanted import not_supported
 from mqbroker.config import BrokerSettings
@@ -23,6 +23,8 @@ from mqbroker.wire.names import TOPIC_LENGTH_MAX, check_group, check_topic
 
 #: Of one group in one heartbeat.
 SUBSCRIPTIONS_MAX = 10_000
+#: Of a client's producers, and of its consumers: each takes up to 60 us to join.
+GROUPS_OF_CLIENT_MAX = 1000
 #: Of one subscription.
 EXPRESSION_LENGTH_MAX = 65_536
 #: Of what says how a group consumes, and in which language its expressions are.
@@ -63,6 +65,10 @@ class ClientManageProcessor:
         """All groups of one client. Nothing is taken where any of its names is illegal."""
         data = HeartbeatData.from_json(request.body)
         client_id = check_client_id(data.client_id)
+        count = max(len(data.producer_data_set), len(data.consumer_data_set))
+        if count > GROUPS_OF_CLIENT_MAX:
+            remark = f"{count} groups of one client: {GROUPS_OF_CLIENT_MAX} at most; share them among several"
+            raise Refused(ResponseCode.SYSTEM_ERROR, remark)
         for producer in data.producer_data_set:
             check_group(producer.group_name)
         consumers = [_checked(consumer) for consumer in data.consumer_data_set]
@@ -126,6 +132,8 @@ def _with_codes(subscription: SubscriptionData) -> SubscriptionData:
         remark = f"a subscription of {tags} tags in {length} characters: "
         raise Refused(ResponseCode.SYSTEM_ERROR, f"{remark}{TAGS_MAX} in {EXPRESSION_LENGTH_MAX} at most")
     if subscription.expression_type not in ("TAG", "") or subscription.code_set:
+        return subscription
+    if subscription.sub_string == ALL and not subscription.tags_set:  # nothing to add; there may be thousands
         return subscription
     parsed = parse_subscription(subscription.topic, subscription.sub_string, "TAG")
     return attrs.evolve(subscription, sub_string=parsed.sub_string, tags_set=parsed.tags_set, code_set=parsed.code_set)

@@ -12,6 +12,7 @@ from mqbroker.broker.groups import GroupTable
 from mqbroker.broker.offsets import OffsetTable
 from mqbroker.broker.processors.topics import after
 from mqbroker.remoting.handlers import HandlerTable, IConnection
+from mqbroker.remoting.walks import Walks
 from mqbroker.wire.admin_bodies import ProducerInfo, ProducerTableInfo
 from mqbroker.wire.codes import LanguageCode, RequestCode
 from mqbroker.wire.command import RemotingCommand
@@ -28,17 +29,19 @@ class GroupAdminProcessor:
         groups: GroupTable,
         offsets: OffsetTable,
         producers: ProducerRegistry,
+        walks: Walks,
         on_removed: Callable[[str], None],
     ) -> None:
         """`on_removed` is called with the name of each group that is removed."""
         self._groups = groups
         self._offsets = offsets
         self._producers = producers
+        self._walks = walks
         self._on_removed = on_removed
 
     def register_on(self, table: HandlerTable) -> None:
         table.register(RequestCode.DELETE_SUBSCRIPTIONGROUP, self.delete_group)
-        table.register(RequestCode.GET_ALL_PRODUCER_INFO, self.all_producers)
+        table.register(RequestCode.GET_ALL_PRODUCER_INFO, self._walks.bounded(self.all_producers))
 
     def delete_group(
         self, request: RemotingCommand, connection: IConnection
@@ -52,18 +55,20 @@ class GroupAdminProcessor:
         self._on_removed(header.group_name)
         return after(self._groups.saved(), RemotingCommand.response(request))
 
-    def all_producers(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
-        producers = {
-            name: [
-                ProducerInfo(
-                    client.client_id,
-                    f"/{at.remote_addr}",  # as Java prints addresses
-                    LanguageCode(client.language).name,
-                    client.version,
-                    int(client.last_seen * 1000),
+    async def all_producers(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
+        """The producers online, by group."""
+        producers: dict[str, list[ProducerInfo]] = {}
+        for name, clients in list(self._producers.groups().items()):
+            infos = producers[name] = []
+            for at, client in list(clients.items()):
+                await self._walks.step()
+                infos.append(
+                    ProducerInfo(
+                        client.client_id,
+                        f"/{at.remote_addr}",  # as Java prints addresses
+                        LanguageCode(client.language).name,
+                        client.version,
+                        int(client.last_seen * 1000),
+                    )
                 )
-                for at, client in clients.items()
-            ]
-            for name, clients in self._producers.groups().items()
-        }
-        return RemotingCommand.response(request, body=ProducerTableInfo(producers).to_json())
+        return RemotingCommand.response(request, body=await self._walks.written(ProducerTableInfo(producers)))

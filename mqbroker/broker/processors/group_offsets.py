@@ -52,7 +52,7 @@ class GroupOffsetsProcessor:
     def register_on(self, table: HandlerTable) -> None:
         table.register(RequestCode.GET_CONSUME_STATS, self._walks.bounded(self.consume_stats))
         table.register(RequestCode.QUERY_CORRECTION_OFFSET, self._walks.bounded(self.correction_offsets))
-        table.register(RequestCode.CLONE_GROUP_OFFSET, self.clone_offsets)
+        table.register(RequestCode.CLONE_GROUP_OFFSET, self._walks.bounded(self.clone_offsets))
 
     async def consume_stats(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
         """How far a group is in the queues of one topic, or of all that it has offsets in.
@@ -94,13 +94,14 @@ class GroupOffsetsProcessor:
                 least[queue_id] = LONG_MAX
         return RemotingCommand.response(request, body=await self._walks.written(QueryCorrectionOffsetBody(least)))
 
-    def clone_offsets(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
+    async def clone_offsets(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
         """Let one group stand where another does, in one topic or in all that it has offsets in."""
         header = decode_header(CloneGroupOffsetRequestHeader, request.ext_fields)
         source, target = header.src_group, header.dest_group
         if not is_lmq(target):
             check_group(target)
         for name in self._topics_meant(header.topic, source):
+            await self._walks.step()
             if self._topics.get(name) is None or (not header.offline and self._consumers.has_left(source, name)):
                 continue
             log.info("{group} is put where {source} is in {topic}", group=target, source=source, topic=name)

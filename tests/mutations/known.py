@@ -704,6 +704,8 @@ KNOWN = [
         "            queue.clear_kept()\n",
         "",
         ("tests/store/test_many_queues.py",),
+    ),
+    Mutation(
         "let one client join any number of groups",
         "broker/processors/client_manage.py",
         "        if count > GROUPS_OF_CLIENT_MAX:\n",

@@ -24,7 +24,7 @@ from mqbroker.client.send import (
     read_send_answer,
     send_request,
 )
-from mqbroker.errors import MQError, Refused, RequestTimedOut
+from mqbroker.errors import ConnectionClosed, MQError, Refused, RequestTimedOut
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.names import check_group
 
@@ -195,7 +195,9 @@ class ProducerCore:
                     raise
                 self._routes.doubt(outgoing.topic)
                 trials.add(queue, addr, error)
-                if trials.are_over or self._closed:
+                # A connection that ends on a frame that long ends on it each time.
+                is_hopeless = outgoing.exceeds_frames and isinstance(error, ConnectionClosed)
+                if trials.are_over or self._closed or is_hopeless:
                     raise trials.failure() from error
 
     async def _where(self, topic: str, choose: Choose | None, avoid: set[str]) -> tuple[MessageQueue, str]:

@@ -24,6 +24,7 @@ from mqbroker.wire.codes import (
     SysFlag,
 )
 from mqbroker.wire.command import RemotingCommand
+from mqbroker.wire.frame import FRAME_BYTES_MAX
 from mqbroker.wire.headers import SendMessageRequestHeaderV2, SendMessageResponseHeader, decode_header
 from mqbroker.wire.javahash import java_hash
 from mqbroker.wire.properties import PROPERTIES_BYTES_MAX, encode_properties
@@ -47,6 +48,10 @@ PASSING_CODES = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AV
 _STATUSES = frozenset(status.value for status in SendStatus)
 
 
+#: What a request takes beside body and properties, about.
+_FIELDS_BYTES = 512
+
+
 @attrs.frozen
 class Outgoing:
     """What every attempt to send one message, or one batch, has in common."""
@@ -59,6 +64,11 @@ class Outgoing:
     sys_flag: int = 0
     flag: int = 0
     is_batch: bool = False
+
+    @property
+    def exceeds_frames(self) -> bool:
+        """Whether its requests are longer than the frames that servers take, unless they are set to."""
+        return len(self.body) + len(self.properties) + _FIELDS_BYTES > FRAME_BYTES_MAX
 
 
 def wire_properties(message: Message, unique_key: str) -> dict[str, str]:

@@ -224,6 +224,10 @@ class FakeRemoting:
         self.closed = False
         self.dropped = []
 
+    @property
+    def is_closed(self):
+        return self.closed
+
     def invoke_sync(self, addr, command, timeout_ms):
         if self.closed:
             return fail(ConnectionClosed("the client is closed"))

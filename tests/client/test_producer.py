@@ -1,4 +1,5 @@
 import pytest
+from twisted.internet.defer import fail
 
 from mqbroker.client import (
     Message,
@@ -8,9 +9,10 @@ from mqbroker.client import (
     SendStatus,
 )
 from mqbroker.client.producer import make_producer
-from mqbroker.errors import Refused, RequestTimedOut
+from mqbroker.errors import ConnectionClosed, Refused, RequestTimedOut
 from mqbroker.wire.bodies import HeartbeatData, MessageQueue
 from mqbroker.wire.codes import RequestCode, ResponseCode
+from tests.client.conftest import FakeRemoting
 
 SEND = RequestCode.SEND_MESSAGE_V2
 A, B = "10.0.0.2:10911", "10.0.0.3:10911"
@@ -150,6 +152,24 @@ def test_a_broker_that_stays_away_from_the_route_fails_the_send_in_time(world, n
     error, took_s = failure_of(world, make(world, name_server).send(Message("T", b"x")))
     assert isinstance(error, NoBrokerForTopic)
     assert 2.5 < took_s <= 3.0
+
+
+@pytest.mark.parametrize(("size", "is_tried_again"), [(16 * 2**20, False), (2**20, True)])
+def test_a_connection_that_ends_on_too_long_a_frame_is_not_tried_again(
+    world, name_server, monkeypatch, size, is_tried_again
+):
+    world.cluster.add_topic("T")
+    ask = FakeRemoting.invoke_sync
+
+    def lose(remoting, addr, command, timeout_ms):
+        if command.code == SEND:
+            return fail(ConnectionClosed("lost"))
+        return ask(remoting, addr, command, timeout_ms)
+
+    monkeypatch.setattr(FakeRemoting, "invoke_sync", lose)
+    producer = make(world, name_server, message_bytes_max=2**30, compress_over_bytes=2**30)
+    error, took_s = failure_of(world, producer.send(Message("T", bytes(size))))
+    assert (len(error.attempts) > 1) == (took_s > 2.5) == is_tried_again
 
 
 @pytest.mark.parametrize("retries", [0, 1, 5])

@@ -361,7 +361,7 @@ def test_a_lost_connection_is_explained_by_what_was_on_it(tls, has_answered, req
 @pytest.mark.parametrize("face", ["blocking", "aio"])
 def test_a_frame_that_is_too_large_is_named_as_the_reason(server, face):
     server.cluster.add_topic("T", queues=1)
-    options = ProducerOptions(message_bytes_max=20_000_000, compress_over_bytes=2**40, retries=0)
+    options = ProducerOptions(message_bytes_max=20_000_000, compress_over_bytes=2**40)
     large = Message("T", bytes(17_000_000))
 
     def send_blocking():
@@ -375,3 +375,4 @@ def test_a_frame_that_is_too_large_is_named_as_the_reason(server, face):
     with pytest.raises(SendFailed, match="a request of 17000") as caught:
         send_blocking() if face == "blocking" else asyncio.run(send_aio())
     assert "encrypted" not in str(caught.value)
+    assert len(caught.value.attempts) == 1

@@ -30,7 +30,8 @@ KNOWN = [
     Mutation(
         "acknowledge after a failed fsync",
         "store/flush.py",
-        "        self._commit_log.why_stopped = why\n        self._fail_waiting(StoreUnwritable(why))\n",
+        "        self._commit_log.why_stopped = why\n        self.on_failed()\n"
+        "        self._fail_waiting(StoreUnwritable(why))\n",
         "        self._commit_log.why_stopped = why\n"
         "        self._synced(_Sync(self._commit_log.readable_end, 0, 0.0))\n",
         ("tests/store/test_flush.py",),
@@ -38,8 +39,8 @@ KNOWN = [
     Mutation(
         "go on writing after a failed fsync",
         "store/flush.py",
-        "        self._commit_log.why_stopped = why\n        self._fail_waiting",
-        "        self._fail_waiting",
+        "        self._commit_log.why_stopped = why\n        self.on_failed()\n",
+        "        self.on_failed()\n",
         ("tests/store/test_flush.py",),
     ),
     Mutation(
@@ -172,14 +173,14 @@ KNOWN = [
     Mutation(
         "take a whole record for a torn one",
         "store/recovery.py",
-        "may_lack_sectors=not is_intact)",
-        "may_lack_sectors=True)",
+        "may_lack_sectors=not is_intact, ",
+        "may_lack_sectors=True, ",
         ("tests/store/test_torn_records.py",),
     ),
     Mutation(
         "acknowledge what recovery would doubt",
         "store/flush.py",
-        "            if self._commit_log.doubtful_end > self._noted < end:\n",
+        "            if self._commit_log.doubtful_end > self._noted < running[0].end:\n",
         "            if False:\n",
         ("tests/store/test_torn_records.py",),
     ),

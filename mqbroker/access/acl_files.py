@@ -23,7 +23,7 @@ from mqbroker.access.acl_yaml import AclFile, BadAcl, dump_acl, parse_acl
 from mqbroker.access.addresses import AddressPattern
 from mqbroker.config.rights import others_can_read
 from mqbroker.config.stamps import FileStamp, file_stamp
-from mqbroker.store.jsonfile import replace_file
+from mqbroker.store.os_disk import replace_file
 from mqbroker.store.worker import IWorker
 
 log = Logger()

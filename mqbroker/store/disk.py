@@ -210,6 +210,10 @@ class IDisk(Interface):
     def write(path: str, data: bytes) -> None:
         """Write a small file in place, create it where missing, and sync it and its directory's entry."""
 
+    def replace(path: str, pieces: Sequence[bytes]) -> None:
+        """Make `pieces` the content of a file, created where missing with its directory, whole at every moment and on
+        the disk with its name; the former content stays as `.bak`."""
+
     def remove(path: str) -> None:
         """Delete a file."""
 

@@ -6,7 +6,6 @@ read where the file itself is missing or damaged. Java deletes before it renames
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -17,16 +16,15 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from mqbroker.errors import MQError, StoreDamaged
-from mqbroker.store.os_disk import FILE_MODE, make_directories
+from mqbroker.store.disk import IDisk
+from mqbroker.store.lasting import make_lasting_directories
+from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.outages import Outage
 from mqbroker.store.worker import IWorker
 
 log = Logger()
 
 T = TypeVar("T")
-
-#: What is said where a file can have one name only: by the file system, or by the kernel's protection of hard links.
-_NO_LINKS = (errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 #: How many pieces of a content are gathered in one turn of the reactor.
 PIECES_PER_TURN = 1000
@@ -38,10 +36,21 @@ class JsonFile:
     """One file. `save` may be called as often as wanted: while one write is under way, only the last content waits.
 
     :param turn: calls what it is given in the reactor's next turn; without it a content in pieces is gathered at once.
+    :param disk: that of this machine where it is not given.
     """
 
-    def __init__(self, path: str, worker: IWorker, turn: Callable[[Callable[[], None]], object] | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        worker: IWorker,
+        turn: Callable[[Callable[[], None]], object] | None = None,
+        disk: IDisk | None = None,
+    ) -> None:
         self.path = path
+        self._disk = disk or OsDisk()
+        self._has_directory = False  # for sure, whatever ends
+        #: Whether the file cannot be read and its `.bak` could, which must not be lost to it.
+        self._is_damaged = False
         self._worker = worker
         self._turn = turn
         self._succeeded = True
@@ -60,7 +69,7 @@ class JsonFile:
         damage = None
         for path in (self.path, self.path + ".bak"):
             try:
-                data = _content(path)
+                data = self._disk.read(path)
             except FileNotFoundError:
                 continue
             try:
@@ -70,6 +79,7 @@ class JsonFile:
                 log.error("{path} cannot be read: {why}", path=path, why=str(error))
                 continue
             if path != self.path:
+                self._is_damaged = damage is not None
                 log.warn("{path} is used instead of {missing}", path=path, missing=self.path)
             return value
         if damage is not None:
@@ -139,8 +149,18 @@ class JsonFile:
             self._turn(lambda: self._gather(pieces, parts, finished))
 
     def _replace(self, pieces: list[bytes], finished: Deferred[bool]) -> None:
-        work = self._worker.run(lambda: replace_file(self.path, pieces))
+        work = self._worker.run(lambda: self._bring(pieces))
         work.addCallbacks(lambda _: True, self._failed).addCallback(self._written, finished)
+
+    def _bring(self, pieces: list[bytes]) -> None:
+        """On the worker."""
+        if not self._has_directory:
+            make_lasting_directories(self._disk, os.path.dirname(self.path))
+            self._has_directory = True
+        if self._is_damaged:
+            self._disk.rename(self.path, self.path + ".damaged")
+            self._is_damaged = False
+        self._disk.replace(self.path, pieces)
 
     def _failed(self, failure: Failure) -> bool:
         self._saving.failed(failure.getErrorMessage())
@@ -166,52 +186,3 @@ def _follow(first: Deferred[bool], then: Deferred[bool]) -> None:
         return succeeded
 
     first.addCallback(pass_on)
-
-
-def _content(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
-
-
-def _write_synced(path: str, pieces: list[bytes], mode: int) -> None:
-    with open(path, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-        file.writelines(pieces)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def replace_file(path: str, data: bytes | list[bytes]) -> None:
-    """Make `data`, or all pieces of it, the content of `path`, keeping the former as `.bak`.
-
-    Who may read it stays as it is; a new file and a new directory are for this process's user alone. Raises OSError
-    with the former untouched.
-    """
-    directory = os.path.dirname(path)
-    make_directories(directory)
-    try:
-        mode = os.stat(path).st_mode & 0o777
-    except FileNotFoundError:
-        mode = FILE_MODE
-    temporary = path + ".tmp"
-    if os.path.lexists(temporary):
-        os.unlink(temporary)  # left behind by one that died, perhaps with other permissions
-    _write_synced(temporary, [data] if isinstance(data, bytes) else data, mode)
-    backup = path + ".bak"
-    if os.path.exists(path):
-        # A link, not a rename: `path` itself is there at every moment.
-        backup_next = backup + ".tmp"
-        if os.path.lexists(backup_next):
-            os.unlink(backup_next)
-        try:
-            os.link(path, backup_next)
-        except OSError as error:
-            if error.errno not in _NO_LINKS:
-                raise
-            _write_synced(backup_next, [_content(path)], mode)
-        os.replace(backup_next, backup)
-    os.replace(temporary, path)
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

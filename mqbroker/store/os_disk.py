@@ -31,6 +31,10 @@ MLOCK_ONFAULT = 1
 FALLOC_FL_PUNCH_HOLE = 0x2 | 0x1
 #: What a file system says that keeps nothing outside its cache, or where the size is no multiple of its blocks'.
 _NOT_DIRECTLY = (errno.EINVAL, errno.EOPNOTSUPP)
+#: What is said where a file can have one name only: by the file system, or by the kernel's protection of hard links.
+_NO_LINKS = (errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+#: How many pieces of a content are written at once.
+_PIECES = 1000
 #: What is in messages is no business of other users. The umask takes away from this.
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
@@ -165,12 +169,7 @@ class OsMappedFile:
             _call("madvise", at, size, MADV_NORMAL, self.path)
 
     def write_at(self, offset: int, data: memoryview) -> None:
-        def write(fd: int) -> None:
-            done = 0
-            while done < len(data):
-                done += os.pwrite(fd, data[done:], offset + done)
-
-        self._with_fd(write)
+        self._with_fd(lambda fd: _write_all(fd, data, offset))
 
     def is_resident(self, offset: int, size: int) -> bool:
         if self._is_read_only:
@@ -308,6 +307,69 @@ def make_directories(path: str) -> None:
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), directory) from None
 
 
+def replace_file(path: str, data: bytes | Sequence[bytes]) -> None:
+    """Make `data`, or all pieces of it, the content of `path`, keeping the former as `.bak`.
+
+    Who may read it stays as it is; a new file and a new directory are for this process's user alone. Raises OSError
+    with the former untouched.
+    """
+    directory = os.path.dirname(path)
+    make_directories(directory)
+    try:
+        mode = os.stat(path).st_mode & 0o777
+    except FileNotFoundError:
+        mode = FILE_MODE
+    temporary = path + ".tmp"
+    _write_new(temporary, [data] if isinstance(data, bytes) else data, mode)
+    backup = path + ".bak"
+    if os.path.exists(path):
+        # A link, not a rename: `path` itself is there at every moment.
+        backup_next = backup + ".tmp"
+        if os.path.lexists(backup_next):
+            os.unlink(backup_next)
+        try:
+            os.link(path, backup_next)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            with open(path, "rb") as file:
+                _write_new(backup_next, [file.read()], mode)
+        os.replace(backup_next, backup)
+    os.replace(temporary, path)
+    _sync_directory(directory)
+
+
+def _write_new(path: str, pieces: Sequence[bytes], mode: int) -> None:
+    """Write a file and sync it, instead of what one that died has left there, perhaps with other permissions."""
+    if os.path.lexists(path):
+        os.unlink(path)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        at = 0
+        for number in range(0, len(pieces), _PIECES):
+            data = b"".join(pieces[number : number + _PIECES])
+            _write_all(fd, memoryview(data), at)
+            at += len(data)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _write_all(fd: int, data: memoryview, offset: int) -> None:
+    done = 0
+    while done < len(data):
+        done += os.pwrite(fd, data[done:], offset + done)
+
+
+def _sync_directory(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with _naming(path):
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 @implementer(IDisk)
 class OsDisk:
     """The real disk."""
@@ -396,6 +458,9 @@ class OsDisk:
         finally:
             os.close(fd)
 
+    def replace(self, path: str, pieces: Sequence[bytes]) -> None:
+        replace_file(path, pieces)
+
     def remove(self, path: str) -> None:
         os.unlink(path)
 
@@ -407,12 +472,7 @@ class OsDisk:
             shutil.rmtree(path)
 
     def sync_directory(self, path: str) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            with _naming(path):
-                os.fsync(fd)
-        finally:
-            os.close(fd)
+        _sync_directory(path)
 
     def together(self, act: Callable[[Any], None], items: Sequence[Any]) -> list[OSError | None]:
         errors: list[Exception | None] = [None] * len(items)

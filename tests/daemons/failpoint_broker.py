@@ -143,13 +143,18 @@ def in_json(name, place, when):
     """Before or after a call of the os module's function `name` by the module that replaces JSON files."""
 
     def install(passages):
-        from mqbroker.store import jsonfile
+        from mqbroker.store import os_disk
 
         own_os = SimpleNamespace(**vars(os))
         place(own_os, name, when)(passages)
-        jsonfile.os = own_os
+        os_disk.os = own_os
 
     return install
+
+
+def to_open(end):
+    """Of a descriptor: whether its file's name ends so."""
+    return lambda fd: os.readlink(f"/proc/self/fd/{fd}").endswith(end)
 
 
 def of_folder(folder):
@@ -222,7 +227,9 @@ def points():
         "delete.before_index_file": before(OsDisk, "remove", in_path("/index/")),
         "delete.index_file_removed": after(OsDisk, "remove", in_path("/index/")),
         # tables
-        "json.before_sync": in_json("fsync", before, always),
+        "json.before_sync": in_json(
+            "fsync", before, lambda fd: os.readlink(f"/proc/self/fd/{fd}").endswith(".json.tmp")
+        ),
         "json.before_backup": in_json("replace", before, lambda _, to: to.endswith(".bak")),
         "json.before_rename": in_json("replace", before, lambda _, to: to.endswith(".json")),
         "json.after_rename": in_json("replace", after, lambda _, to: to.endswith(".json")),

@@ -302,9 +302,9 @@ KNOWN = [
     ),
     Mutation(
         "leave the directory unsynced after a table's rename",
-        "store/jsonfile.py",
-        "        os.fsync(fd)\n    finally:\n",
-        "        pass\n    finally:\n",
+        "store/os_disk.py",
+        "    os.replace(temporary, path)\n    _sync_directory(directory)\n",
+        "    os.replace(temporary, path)\n",
         ("tests/store/test_jsonfile.py",),
     ),
     Mutation(
@@ -322,8 +322,22 @@ KNOWN = [
         ("tests/store/test_opening.py",),
     ),
     Mutation(
-        "delete a table before the new one is renamed over it",
+        "leave the name of the tables' directory unsynced",
         "store/jsonfile.py",
+        "            make_lasting_directories(self._disk, os.path.dirname(self.path))\n",
+        "",
+        ("tests/store/simulation/test_tables.py",),
+    ),
+    Mutation(
+        "put a damaged table in the place of its former content",
+        "store/jsonfile.py",
+        "        if self._is_damaged:\n",
+        "        if False:\n",
+        ("tests/store/test_jsonfile.py",),
+    ),
+    Mutation(
+        "delete a table before the new one is renamed over it",
+        "store/os_disk.py",
         "    os.replace(temporary, path)\n",
         "    if os.path.exists(path):\n        os.unlink(path)\n    os.replace(temporary, path)\n",
         ("tests/store/test_jsonfile.py",),

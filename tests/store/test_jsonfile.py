@@ -9,7 +9,8 @@ from twisted.internet.defer import Deferred
 from twisted.logger import formatEvent, globalLogPublisher
 
 from mqbroker.errors import MQError, StoreDamaged
-from mqbroker.store.jsonfile import PIECES_PER_TURN, JsonFile, replace_file
+from mqbroker.store.jsonfile import PIECES_PER_TURN, JsonFile
+from mqbroker.store.os_disk import replace_file
 from mqbroker.store.worker import InlineWorker
 
 
@@ -90,6 +91,20 @@ def test_the_former_content_is_used_where_the_file_is_bad(path, lines, damage):
             out.write(b"\0\0" if damage == "damaged" else b"")
     assert file.load(good) == b"good 1"
     assert f"{path}.bak is used instead of {path}" in lines()
+
+
+def test_a_damaged_file_does_not_take_the_place_of_the_former(path):
+    file = JsonFile(path, InlineWorker())
+    file.save(lambda: b"good 1")
+    file.save(lambda: b"good 2")
+    with open(path, "wb") as out:
+        out.write(b"rot")
+    file = JsonFile(path, InlineWorker())
+    assert file.load(good) == b"good 1"
+    assert fired(file.save(lambda: b"good 3")) == [True]
+    assert [read(path + end) for end in ("", ".bak", ".damaged")] == [b"good 3", b"good 1", b"rot"]
+    assert fired(file.save(lambda: b"good 4")) == [True]
+    assert [read(path + end) for end in ("", ".bak", ".damaged")] == [b"good 4", b"good 3", b"rot"]
 
 
 def test_where_nothing_can_be_read_it_is_an_error_with_the_path(path, lines):

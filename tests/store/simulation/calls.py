@@ -241,6 +241,10 @@ class Calls:
     def rmdir(self, path: str) -> None:
         self.disk.remove_directory(path)
 
+    def link(self, path: str, other: str) -> None:
+        self.disk.refuse("create", other)
+        self.disk.link(path, other)
+
     def rename(self, old: str, new: str) -> None:
         self.disk.move(old, new)
 

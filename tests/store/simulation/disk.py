@@ -324,12 +324,26 @@ class SimDisk:
         self.act("make_directory", path)
         self._change((parent, os.path.basename(path), Directory()))
 
+    def link(self, path: str, other: str) -> None:
+        self.act("link", other)
+        inode = self.inode(path)
+        if self.find(other) is not None:
+            raise error_of(errno.EEXIST, other)
+        inode.links += 1
+        self._change((self.directory(os.path.dirname(other)), os.path.basename(other), inode))
+
     def unlink(self, path: str) -> None:
         self.act("remove", path)
         inode = self.inode(path)
         self.on_remove(path)
         self._change((self.directory(os.path.dirname(path)), os.path.basename(path), None))
-        self.give_blocks(sum(inode.blocks))
+        self._lose_link(inode)
+
+    def _lose_link(self, node: Inode | Directory | None) -> None:
+        if isinstance(node, Inode):
+            node.links -= 1
+            if not node.links:
+                self.give_blocks(sum(node.blocks))
 
     def remove_directory(self, path: str) -> None:
         self.act("remove_directory", path)
@@ -339,11 +353,14 @@ class SimDisk:
 
     def move(self, old: str, new: str) -> None:
         self.act("rename", old)
-        node = self._find(old)
+        node, former = self._find(old), self.find(new)
+        if node is former:
+            return
         self._change(
             (self.directory(os.path.dirname(old)), os.path.basename(old), None),
             (self.directory(os.path.dirname(new)), os.path.basename(new), node),
         )
+        self._lose_link(former)
 
     def read_bytes(self, inode: Inode, path: str, offset: int, size: int) -> bytes:
         self.bring(inode, path, offset, size)
@@ -443,6 +460,9 @@ class SimDisk:
     def write(self, path: str, data: bytes) -> None:
         self._disk.write(path, data)
         self.on_write(path)
+
+    def replace(self, path: str, pieces: Sequence[bytes]) -> None:
+        self._disk.replace(path, pieces)
 
     def remove(self, path: str) -> None:
         self._disk.remove(path)

@@ -41,6 +41,7 @@ class Inode:
     def __init__(self, size: int = 0) -> None:
         self.size = size
         self.modified_ms = 0
+        self.links = 1
         self.memory = Memory(-1, size) if size else _NO_MEMORY
         self.blocks = bytearray(-(-size // PAGE_BYTES))
         self.durable = b""
@@ -215,6 +216,7 @@ class Inode:
         self._read_rotten()
         next_inode = Inode(self.size)
         next_inode.modified_ms = self.modified_ms
+        next_inode.links = self.links
         if self.size:
             next_inode.memory[:] = self.memory[: self.size]
         next_inode.blocks = bytearray(self.blocks)

@@ -35,6 +35,7 @@ EXTRAS = {
     "spoilt extensions": 0.5,
     "spoilt index": 0.15,
     "cold": 0.25,
+    "table": 0.3,
 }
 #: Extras that are met only where they are asked for.
 HELD_BACK = frozenset(
@@ -129,9 +130,7 @@ def steps_of(seed: int, options: Options) -> list[Step]:
     streams = {fault: Random(f"{seed} {fault}") for fault in FAULTS}
     ages, names = Random(f"{seed} ages"), Random(f"{seed} names of messages")
     hostile = Random(f"{seed} hostile messages")
-    removals = Random(f"{seed} what is removed")
-    short = Random(f"{seed} what runs short")
-    unread = Random(f"{seed} what cannot be read")
+    others = {extra: Random(f"{seed} {name}") for extra, (name, _) in _EXTRA_STEPS.items()}
     spoils = {extra: Random(f"{seed} steps of {extra}") for extra in spoil.EXTRAS}
     for step in steps:
         for fault in FAULTS:
@@ -143,12 +142,9 @@ def steps_of(seed: int, options: Options) -> list[Step]:
             result += _age_steps(ages)
         if options["names"] and step[0] == "append":
             step[2] = [[*row, names.choice([0, 0, 0, 0, 1, 1, 2, 3, 4, 8, 15])] for row in step[2]]
-        if "short" in options["extras"]:
-            result += _short_steps(short)
-        if "removal" in options["extras"]:
-            result += _removal_steps(removals)
-        if "cold" in options["extras"]:
-            result += _unread_steps(unread)
+        for extra, stream in others.items():
+            if extra in options["extras"]:
+                result += _EXTRA_STEPS[extra][1](stream)
         for extra, stream in spoils.items():
             if extra in options["extras"]:
                 result += _spoil_steps(extra, stream)
@@ -198,6 +194,14 @@ def _unread_steps(rng: Random) -> list[Step]:
     return [["bad_page", part, end, seed]] if share < 0.35 else []
 
 
+def _table_steps(rng: Random) -> list[Step]:
+    share, size, end = rng.random(), rng.choice([10, 500, 6000]), rng.choice(["kill", "power"])
+    seed = rng.getrandbits(30)
+    if share < 0.3:
+        return [["save", size]]
+    return [["rot_table", end, seed]] if share < 0.33 else []
+
+
 def _spoil_steps(extra: str, rng: Random) -> list[Step]:
     part, kinds = spoil.EXTRAS[extra]
     share, end = rng.random(), rng.choice(["kill", "power", "stop"])
@@ -205,6 +209,13 @@ def _spoil_steps(extra: str, rng: Random) -> list[Step]:
     return [step] if share < 0.08 else []
 
 
+#: Extras that are steps of their own: the stream they draw from, and what they draw before each other step.
+_EXTRA_STEPS = {
+    "short": ("what runs short", _short_steps),
+    "removal": ("what is removed", _removal_steps),
+    "cold": ("what cannot be read", _unread_steps),
+    "table": ("what is saved in a table", _table_steps),
+}
 #: How likely a fault comes before a step, in the order of FAULTS.
 _SHARES = dict(zip(FAULTS, (0.12, 0.12, 0.12, 0.06, 0.1, 0.06, 0.1, 0.1, 0.04), strict=True))
 

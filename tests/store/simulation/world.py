@@ -31,6 +31,7 @@ from tests.store.simulation.model import Entry, Model, SyncSpan, Violation, requ
 from tests.store.simulation.retention import RetentionCheck
 from tests.store.simulation.steps import Options, Step
 from tests.store.simulation.syncs import TimedSyncs
+from tests.store.simulation.tables import TableCheck
 from tests.store.simulation.worker import SimWorker
 
 ROOT = "/data/store"
@@ -38,6 +39,7 @@ LOG = f"{ROOT}/commitlog"
 TOPICS = ("A", "B", *hostile.TOPICS)
 V6 = bytes(range(16)) + b"\0\0\x2a\x9f"
 _DRAIN_STEPS = 2000
+_READS_MAX = 10
 _PATTERN = bytes(range(1, 256)) * 70
 
 
@@ -72,6 +74,7 @@ class World:
         self._is_cold = "cold" in options.get("extras", ())
         self._heal()
         self.retention = RetentionCheck(self)
+        self.table = TableCheck(self)
         self.store = self._open_anew("new", 0)
 
     # Life
@@ -134,6 +137,7 @@ class World:
             self._life += 1
             self._has_failed_sync = False
             self.store = store
+            self.table.open()
             store.start()
             self.retention.start()
             self._do_lift_short()  # a read that cannot open its file fails, and only that read
@@ -141,6 +145,7 @@ class World:
                 self._read_beside_bad_pages()
             self._old_end = store.log_end
             self._check_recovered(end)
+            self._check_table()
             return store
         raise Violation("opens again", "not in twenty attempts")
 
@@ -662,6 +667,26 @@ class World:
                     self.counts["read of a bad page failed"] += 1
         self.disk.mend_pages()
 
+    def _check_table(self) -> None:
+        for _ in range(_READS_MAX):
+            failed = self.disk.reads_failed
+            try:
+                self.table.check()
+            except OSError:  # of the broker that would be a refusal to start
+                if self.disk.reads_failed == failed:
+                    raise
+            else:
+                return
+
+    def _do_save(self, size: int) -> None:
+        self.table.save(size)
+
+    def _do_rot_table(self, end: str, seed: int) -> None:
+        rng = Random(seed)
+        self.disk = self.disk.crashed(rng) if end == "power" else self.disk.killed(rng)
+        self.table.rot(rng)
+        self._reopen(end, seed)
+
     def _do_end_in(self, operations: int, end: str, seed: int) -> None:
         self._end = (end, seed)
         self.disk.faults.end_in = operations
@@ -864,10 +889,12 @@ class World:
             self._do_stop(False, 1)
         for _ in range(2):
             self._do_append(True, [[0, 0, 10, steps.PLAIN], [1, 1, 10, steps.PLAIN]])
+            self.table.retry()
             self._settle()
             self._check_step()
             last = self.model.entries[-1]
             require(last.is_durable, "works again once the disk does", "the last message was not acknowledged")
+        self.table.check_saved()
         if goes_on:
             is_saved = self.wait_until(self._is_saved, self.options["queue_flush_ms"])
             require(is_saved, "works again once the disk does", "the checkpoint stays where it is")

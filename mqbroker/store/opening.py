@@ -47,6 +47,7 @@ from mqbroker.store.recovery import (
     refuse_later,
     refuse_lost_log,
     store_log_again,
+    sync_log,
 )
 from mqbroker.store.removal import TopicRemover, empty_trash, finish_removals, lower_numbers
 from mqbroker.store.removed_queues import RemovedQueues
@@ -168,6 +169,8 @@ class Opening:
         is_taken = rebuild_from == start.offset
         recovered = yield from read_back(segments, start, builder.take if is_taken else lambda run: None)
         self._say_found(segments, recovered, rebuild_from, is_clean)
+        if not is_clean:
+            _store_found_again(segments, recovered.end, kept, is_intact)
         lower_numbers(queues, removed, recovered.end)
         source = SegmentSource(
             disk, self.worker, paths.commit_log, settings.mapped_file_size_commit_log, settings.warm_maped_file_enable
@@ -183,7 +186,7 @@ class Opening:
         commit_log = self._open_log(segments, recovered, source, queues, is_clear, transient)
         opened.callback(commit_log.close)
         if not is_clean:
-            self._make_lasting(segments, commit_log, checkpoint)
+            self._make_lasting(commit_log)
             commit_log.doubtful_end = recovered.end  # as far as anybody knows
         kept.forget_log_above(recovered.end)
         commit_log.last_timestamp_ms = last_ms
@@ -311,9 +314,7 @@ class Opening:
             return data, Checkpoint(log_offset=0, queues_offset=0)
         return data, Checkpoint()
 
-    def _make_lasting(self, segments: Segments, commit_log: CommitLog, checkpoint: Checkpoint) -> None:
-        if checkpoint.log_offset is not None:
-            store_log_again(segments, min(checkpoint.log_offset, commit_log.end), commit_log.end)
+    def _make_lasting(self, commit_log: CommitLog) -> None:
         # What was cut off could come back in another crash, behind what is appended now.
         commit_log.segments[-1].sync()
         self.disk.sync_directory(self.paths.commit_log)
@@ -462,6 +463,18 @@ class Opening:
     def _index_name(self, ahead_ms: int) -> str:
         now_ms = int(self.clock.seconds() * 1000) + ahead_ms
         return time.strftime("%Y%m%d%H%M%S", time.localtime(now_ms // 1000)) + f"{now_ms % 1000:03d}"
+
+
+def _store_found_again(segments: Segments, end: int, kept: CheckpointFile, is_intact: bool) -> None:
+    """Have the next sync bring to the disk what was found of the log above what is known to be there. After a power cut
+    it is noted at once: what behind it is about to be cut off may be all that makes its last record look whole."""
+    start = kept.known.log_offset
+    if start is None:
+        return
+    store_log_again(segments, min(start, end), end)
+    if not is_intact:
+        sync_log(segments, start, end)
+        kept.note_log(end)
 
 
 def _is_good_index(file: IndexFile, checkpoint: Checkpoint, log_end: int, is_intact: bool) -> bool:

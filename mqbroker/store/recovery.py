@@ -411,6 +411,14 @@ def store_log_again(segments: Segments, start: int, end: int) -> None:
         offset = base + segments.segment_bytes
 
 
+def sync_log(segments: Segments, start: int, end: int) -> None:
+    """Bring start..end of the log to the disk. Raises OSError."""
+    first = (max(segments.first_offset, start) - segments.first_offset) // segments.segment_bytes
+    count = -(-(end - segments.first_offset) // segments.segment_bytes)
+    for file in segments.files[first:count]:
+        file.sync()
+
+
 def last_timestamp(segments: Segments, queues: ConsumeQueues, end: int) -> int:
     """Store timestamp of the newest message below `end` that consume queues know; 0 where there is none.
 

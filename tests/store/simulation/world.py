@@ -145,7 +145,7 @@ class World:
                 self._read_beside_bad_pages()
             self._old_end = store.log_end
             self._check_recovered(end)
-            self._check_table()
+            self._check_table(end)
             return store
         raise Violation("opens again", "not in twenty attempts")
 
@@ -667,11 +667,11 @@ class World:
                     self.counts["read of a bad page failed"] += 1
         self.disk.mend_pages()
 
-    def _check_table(self) -> None:
+    def _check_table(self, end: str) -> None:
         for _ in range(_READS_MAX):
             failed = self.disk.reads_failed
             try:
-                self.table.check()
+                self.table.check(end)
             except OSError:  # of the broker that would be a refusal to start
                 if self.disk.reads_failed == failed:
                     raise

@@ -5,7 +5,7 @@ Source of codes, bodies and remarks: DefaultRequestProcessor of 4.9.7.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 import orjson
 from twisted.internet.defer import Deferred
@@ -47,6 +47,9 @@ LONG_BODIES_MAX = 8
 #: Of no more topics a list is made at once; of more, so many in a step.
 AT_ONCE_MAX = 5000
 STEP_TOPICS = 50
+#: The same of brokers, of which each takes 50 us, and of keys.
+BROKERS_AT_ONCE_MAX = 100
+KEYS_AT_ONCE_MAX = 5000
 
 
 def _is_unit_sub_of_no_unit(flag: int) -> bool:
@@ -84,6 +87,7 @@ class RouteProcessor:
         self._kv = kv
         self._walks = walks
         self._topics_in_turns = walks.bounded(self._list_topics)
+        self._brokers_in_turns = walks.bounded(self._list_brokers)
         self._long: dict[object, bytes] = {}
         self._versions = (-1, -1)
 
@@ -149,10 +153,16 @@ class RouteProcessor:
             return answer
         return RemotingCommand.response(request, body=encode_route(route, _is_strict(request, header)))
 
-    def cluster_info(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
+    def cluster_info(self, request: RemotingCommand, connection: IConnection) -> Answer:
         body = self._kept(request.code)
+        if body is None and self._routes.brokers_count > BROKERS_AT_ONCE_MAX:
+            return self._brokers_in_turns(request, connection)
         if body is None:
             body = self._keep(request.code, self._routes.cluster_info().to_json())
+        return RemotingCommand.response(request, body=body)
+
+    async def _list_brokers(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
+        body = await self._made(request.code, lambda: self._walks.written(self._routes.cluster_info()))
         return RemotingCommand.response(request, body=body)
 
     def topics(self, request: RemotingCommand, connection: IConnection) -> Answer:
@@ -167,19 +177,26 @@ class RouteProcessor:
 
     async def _list_topics(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
         key, which = self._wanted(request)
-        body = self._kept(key)  # it may have been made while this waited
-        if body is None:
-            versions, parts = self._versions, []
+
+        async def make() -> bytes:
+            parts = []
             for part in self._routes.topics_in_parts(which, STEP_TOPICS):
                 if part:
                     parts.append(orjson.dumps(part)[1:-1])
                 await self._walks.step()
-            body = b'{"topicList":[%b]}' % b",".join(parts)
-            if versions == self._current_versions():
-                self._keep(key, body)
-        else:
+            return b'{"topicList":[%b]}' % b",".join(parts)
+
+        return RemotingCommand.response(request, body=await self._made(key, make))
+
+    async def _made(self, key: object, make: Callable[[], Awaitable[bytes]]) -> bytes:
+        """What is kept by now, or what `make` gives, which is kept where nothing changed meanwhile."""
+        body = self._kept(key)
+        if body is not None:
             await self._walks.turn()  # many may have waited for it, and to write it takes a ms
-        return RemotingCommand.response(request, body=body)
+            return body
+        versions = self._versions
+        body = await make()
+        return self._keep(key, body) if versions == self._current_versions() else body
 
     def _wanted(self, request: RemotingCommand) -> tuple[object, Which]:
         """Which topics a request asks for, and what they are known by."""
@@ -223,7 +240,9 @@ def _is_strict(request: RemotingCommand, header: GetRouteInfoRequestHeader) -> b
 class KvProcessor:
     """The key-value configuration. `save` puts it on the disk and fires True, or False where that failed."""
 
-    def __init__(self, kv: KvConfig, save: Callable[[], Deferred[bool]]) -> None:
+    def __init__(self, kv: KvConfig, walks: Walks, save: Callable[[], Deferred[bool]]) -> None:
+        self._walks = walks
+        self._keys_in_turns = walks.bounded(self._list_keys)
         self._kv = kv
         self._save = save
 
@@ -241,13 +260,20 @@ class KvProcessor:
             return RemotingCommand.response(request, ResponseCode.QUERY_NOT_FOUND, remark)
         return RemotingCommand.response(request, header=GetKVConfigResponseHeader(value=value))
 
-    def list_namespace(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
+    def list_namespace(self, request: RemotingCommand, connection: IConnection) -> Answer:
         namespace = decode_header(GetKVListByNamespaceRequestHeader, request.ext_fields).namespace
         values = self._kv.namespace(namespace)
         if values is None:
             remark = f"No config item, Namespace: {namespace}"
             return RemotingCommand.response(request, ResponseCode.QUERY_NOT_FOUND, remark)
+        if len(values) > KEYS_AT_ONCE_MAX:
+            return self._keys_in_turns(request, connection)
         return RemotingCommand.response(request, body=KVTable(values).to_json())
+
+    async def _list_keys(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
+        namespace = decode_header(GetKVListByNamespaceRequestHeader, request.ext_fields).namespace
+        body = await self._walks.written(KVTable(dict(self._kv.namespace(namespace) or {})))
+        return RemotingCommand.response(request, body=body)
 
     async def put(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
         header = decode_header(PutKVConfigRequestHeader, request.ext_fields)

@@ -294,6 +294,10 @@ class RouteTable(Generic[C]):
             filter_server_table={a: self._filter_servers[a] for a in addrs if a in self._filter_servers},
         )
 
+    @property
+    def brokers_count(self) -> int:
+        return len(self._brokers)
+
     def cluster_info(self) -> ClusterInfo:
         """All brokers, by name and by cluster."""
         return ClusterInfo(

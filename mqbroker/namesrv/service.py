@@ -135,9 +135,8 @@ def make_namesrv(
     elsewhere = _product_environment(settings, reactor, connector)
     # A name server for cluster tests always tells of ordered topics, as in Java.
     order_message_enable = settings.order_message_enable or settings.cluster_test
-    route_processor = RouteProcessor(
-        routes, kv, Walks(reactor), order_message_enable=order_message_enable, elsewhere=elsewhere
-    )
+    walks = Walks(reactor)
+    route_processor = RouteProcessor(routes, kv, walks, order_message_enable=order_message_enable, elsewhere=elsewhere)
     route_processor.register_on(table)
 
     def apply(changed: NamesrvSettings) -> None:
@@ -149,7 +148,7 @@ def make_namesrv(
 
     configuration = ConfigProcessor(settings, apply, save)
     configuration.register_on(table)
-    KvProcessor(kv, lambda: kv_file.save(kv.to_json)).register_on(table)
+    KvProcessor(kv, walks, lambda: kv_file.save(kv.to_json)).register_on(table)
     server = settings.server
 
     def on_event(event: ConnectionEvent, connection: RemotingProtocol) -> None:

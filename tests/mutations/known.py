@@ -681,8 +681,8 @@ KNOWN = [
     Mutation(
         "keep a list of topics that changed while it was made",
         "namesrv/processors.py",
-        "            if versions == self._current_versions():\n                self._keep(key, body)\n",
-        "            self._keep(key, body)\n",
+        "        return self._keep(key, body) if versions == self._current_versions() else body\n",
+        "        return self._keep(key, body)\n",
         ("tests/namesrv/test_processors.py",),
     ),
     Mutation(

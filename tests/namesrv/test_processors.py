@@ -372,6 +372,45 @@ def test_a_list_of_many_topics_is_made_in_turns_and_others_are_served_between(
     assert listed(peer.send(request)) == topics  # kept
 
 
+def taken_in_turns(system, peer, request):
+    """The answer, and how many turns it takes."""
+    answers, turns = peer.send(encode_command(request)), 0
+    while not answers:
+        turn(system.reactor)
+        answers, turns = peer.received(), turns + 1
+    return answers[0], turns
+
+
+def test_thousands_of_brokers_are_listed_in_turns_as_few_are_at_once(system, peer, monkeypatch):
+    for number in range(40):
+        register(peer, "T", brokerName=f"b{number}", brokerAddr=f"10.0.0.{number}:1")
+    request = RemotingCommand(RequestCode.GET_BROKER_CLUSTER_INFO)
+    at_once, turns = taken_in_turns(system, peer, request)
+    assert turns == 0
+    monkeypatch.setattr(processors, "BROKERS_AT_ONCE_MAX", 39)
+    monkeypatch.setattr(walks, "STEPS_PER_TURN", 2)
+    monkeypatch.setattr(walks, "PIECES_PER_STEP", 10)
+    in_turns, turns = taken_in_turns(system, peer, request)
+    assert turns > 3
+    assert without_local_things(in_turns) == without_local_things(at_once)
+
+
+def test_thousands_of_keys_are_listed_in_turns_as_they_were_when_asked_for(system, peer, monkeypatch):
+    monkeypatch.setattr(processors, "KEYS_AT_ONCE_MAX", 49)
+    monkeypatch.setattr(walks, "STEPS_PER_TURN", 1)
+    for number in range(50):
+        peer.ask(RequestCode.PUT_KV_CONFIG, namespace="N", key=f"k{number}", value="v")
+    request = RemotingCommand(RequestCode.GET_KVLIST_BY_NAMESPACE, {"namespace": "N"})
+    other = system.connect()
+    assert peer.send(encode_command(request)) == []
+    other.ask(RequestCode.PUT_KV_CONFIG, namespace="N", key="later", value="v")
+    answers = []
+    while not answers:
+        turn(system.reactor)
+        answers = peer.received()
+    assert json.loads(answers[0].body) == {"table": {f"k{number}": "v" for number in range(50)}}
+
+
 def test_what_changes_while_a_list_is_made_is_not_kept(system, peer, in_turns):
     register(peer, *"ABCDEF")
     request = encode_command(RemotingCommand(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER))

@@ -113,7 +113,7 @@ class Index:
         kept: list[IndexFile] = []
         for file in self.files:
             is_next = file is self.files[-1] and (not kept or kept[-1].is_full)
-            if file.has_entries or is_next:
+            if is_next or not file.is_unused:
                 kept.append(file)
             else:
                 file.file.close()
@@ -125,7 +125,8 @@ class Index:
         """Delete the first file that is not good and all after it, used or not; they are to be built anew."""
         kept: list[IndexFile] = []
         for file in self.files:
-            if not is_good(file):
+            # One that others follow had entries once.
+            if not is_good(file) or not (file.has_entries or file is self.files[-1]):
                 break
             kept.append(file)
         for file in self.files[len(kept) :]:

@@ -40,6 +40,8 @@ class IndexFile:
         read_before_touch(file, 0, HEADER_BYTES)
         header: tuple[int, int, int, int, int, int] = _HEADER.unpack_from(file.view)
         self.begin_ms, self.end_ms, self.begin_offset, self.end_offset, self.slots_used, self.count = header
+        # A header of zeros is that of a file nothing was put into yet.
+        self._has_header = 0 < self.count <= capacity or not any(header)
         if not 0 < self.count <= capacity:
             self.count = 1
         # Blocks for header, slots and the entries there are; new entries get theirs as they come.
@@ -52,8 +54,25 @@ class IndexFile:
         return self.count > 1
 
     @property
+    def is_unused(self) -> bool:
+        """Whether nothing was ever put in; where there is an entry without a header, that is lost, or not written yet.
+        Raises Unreadable."""
+        return not (self.has_entries or self._has_entry(1))
+
+    @property
     def is_full(self) -> bool:
         return self.count >= self._capacity
+
+    def is_sound(self) -> bool:
+        """Whether the header can be one, and is that of the first and the newest entry. Raises Unreadable."""
+        if not self._has_header or not self.has_entries:
+            return self._has_header
+        places: list[int] = []
+        for number in (1, self.count - 1):
+            read_before_touch(self.file, self._at(number), ENTRY_BYTES)
+            places.append(_ENTRY.unpack_from(self.file.view, self._at(number))[1])
+        is_possible = 0 < self.slots_used < self.count and 0 <= self.begin_offset <= self.end_offset
+        return is_possible and places == [self.begin_offset, self.end_offset]
 
     def put_rows(self, rows: Sequence[IndexRow], start: int) -> int:
         """Add entries for rows from `start` on; returns the first that the file has no place for.

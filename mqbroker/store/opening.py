@@ -451,8 +451,20 @@ class Opening:
         settings = self.settings
         index = Index(self.disk, self.paths.index, settings.max_hash_slot_num, settings.max_index_num, self._index_name)
         index.load()
-        index.keep_files(lambda file: _is_good_index(file, checkpoint, commit_log.end, is_intact))
-        indexed = checkpoint.index_offset if is_clean else None
+        is_noted = is_clean and checkpoint.index_offset is not None
+        files = list(index.files)
+        is_other = is_noted and index.end_ms != checkpoint.index_ms
+
+        def is_good(file: IndexFile) -> bool:
+            if is_other and file is files[-1]:
+                return False
+            return _is_good_index(file, checkpoint, commit_log.end, is_intact)
+
+        index.keep_files(is_good)
+        if len(index.files) < len(files):
+            first = files[len(index.files)].file.path
+            self.log.warn("{path} and index files after it cannot be relied on and are built anew", path=first)
+        indexed = checkpoint.index_offset if is_noted and not is_other and index.files == files else None
         if index.files:
             index.resume(is_clean)
         elif checkpoint.index_ms:
@@ -479,6 +491,8 @@ def _store_found_again(segments: Segments, end: int, kept: CheckpointFile, is_in
 
 def _is_good_index(file: IndexFile, checkpoint: Checkpoint, log_end: int, is_intact: bool) -> bool:
     """Whether an index file can be relied on: after the machine stopped only one that was full and synced."""
+    if not file.is_sound():
+        return False
     if file.end_offset >= log_end or is_intact:
         return file.end_offset < log_end
     if checkpoint.index_offset is not None:

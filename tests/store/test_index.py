@@ -486,3 +486,37 @@ def test_a_key_twice_in_a_message_finds_it_once(bench: Bench) -> None:
     store.dispatch_now()
     assert query(store, "k") == [2, 1, 0]
     assert query(store, "k", count=2) == [2, 1]
+
+
+@pytest.mark.parametrize("how", ["stopped", "killed", "killed, of another boot"])
+@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize(
+    "page",
+    [bytes(40), b"\xa5\x17\xff\x80" * 10, b"\x17\xa5\0\0" * 120],
+    ids=["zeros", "garbage in the header", "garbage in all"],
+)
+def test_an_index_whose_headers_do_not_agree_with_its_entries_is_built_anew(
+    make: Callable[..., Bench], page: bytes, number: int, how: str
+) -> None:
+    bench = make(max_index_num=20, max_hash_slot_num=10)
+    store = bench.open()
+    store.start()
+    store.append([message(properties=b"KEYS\x01k%d" % (n % 5)) for n in range(45)])
+    bench.clock.pump([0.5] * 30)
+    found = [store.query("T", f"k{n}", 64, 0, 2**62) for n in range(5)]
+    assert [len(records) for records in found] == [9] * 5
+    names = sorted(os.listdir(bench.root / "index"))
+    assert len(names) == 3
+    image = bench
+    if how == "stopped":
+        stop(store)
+    else:
+        image = bench.image("killed")
+        image.disk.boot = b"another boot" if "another" in how else bench.disk.boot
+    path = image.root / "index" / names[number]
+    path.write_bytes(page + path.read_bytes()[len(page) :])
+    again = image.open()
+    again.start()
+    image.clock.pump([0.5] * 3)
+    assert [again.query("T", f"k{n}", 64, 0, 2**62) for n in range(5)] == found
+    stop(again)

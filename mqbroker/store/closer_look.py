@@ -20,6 +20,7 @@ from mqbroker.store.consumequeue import BLANK_SIZE, ENTRY_BYTES, ConsumeQueue, e
 from mqbroker.store.consumequeue_ext import ADDRESS_MAX, UNIT_BYTES_MIN, undecorate
 from mqbroker.store.damages import Damages
 from mqbroker.store.disk import IMappedFile
+from mqbroker.store.hot_pages import HotPages
 from mqbroker.store.matching import IMatching
 from mqbroker.store.mending import LOST, LostEntry, is_lost
 from mqbroker.store.outcomes import Get, GetResult, GetStatus, outside
@@ -80,7 +81,9 @@ class CloserLook:
         settings: StoreSettings,
         near_bytes: int,
         touched: Callable[[IMappedFile, int], None],
+        hot_pages: HotPages,
     ) -> None:
+        self._hot_pages = hot_pages
         self._log = log
         self._damages = damages
         self._verifier = verifier
@@ -95,7 +98,7 @@ class CloserLook:
             settings.max_transfer_count_on_message_in_memory,
             settings.max_transfer_bytes_on_message_in_memory,
         )
-        self._picking = Picking(self._log, self._damages, self.hot_bytes, self._memory_limits)
+        self._picking = Picking(self._log, self._damages, self.hot_bytes, self._memory_limits, self._hot_pages)
         self._disk_limits = (
             settings.max_transfer_count_on_message_in_disk,
             settings.max_transfer_bytes_on_message_in_disk,
@@ -206,6 +209,7 @@ class CloserLook:
                 base, view, room = self._segment(physical_offset)
                 at = physical_offset - base
             is_sure = physical_offset >= doubtful_below and size >= RECORD_BYTES_MIN and 0 <= at <= room - size
+            is_sure = is_sure and self._hot_pages.has_log(physical_offset, physical_offset + size)
             if not is_sure and not self._is_there(look, queue_offset, physical_offset, size, code, view, at, room):
                 if look.why_lost:
                     queue_offset -= 1
@@ -324,7 +328,9 @@ class CloserLook:
         """Whether the message of an entry is there, whole; where it is not it is passed by, or the get ends before
         it."""
         if size >= RECORD_BYTES_MIN and 0 <= at <= room - size:
-            if physical_offset >= max(self._log.end - self.hot_bytes, self._damages.sure_from):
+            if physical_offset >= max(self._log.end - self.hot_bytes, self._damages.sure_from) and (
+                self._hot_pages.has_log(physical_offset, physical_offset + size)
+            ):
                 return True
             if self._is_good(look, queue_offset, physical_offset, code, view, at, size):
                 return True

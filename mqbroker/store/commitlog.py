@@ -18,7 +18,7 @@ from zope.interface import implementer
 from mqbroker.errors import DiskFull, RecordTooLarge, StoreBusy, StoreUnwritable
 from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.consumequeues import ConsumeQueues
-from mqbroker.store.disk import IMappedFile
+from mqbroker.store.disk import IMappedFile, read_before_touch
 from mqbroker.store.logscan import leaves_doubt
 from mqbroker.store.logview import ILogView
 from mqbroker.store.segment import SegmentSource, is_full_disk
@@ -43,6 +43,12 @@ PILE_BYTES_MAX = 16 * 1024 * 1024
 #: The next segment is made when that part of one is full. With half there was too little time where segments are small
 #: and the disk is busy: every second one was made by who needed it.
 NEXT_WANTED_PART = 4
+
+#: So many bytes ahead are seen to be in memory, and count as that for so long.
+READIED_BYTES = 256 * 1024
+READIED_MS = 100
+#: As many as one request brings, of a segment that is begun in the midst of it.
+FRESH_BYTES = 4 * 1024 * 1024
 
 _HEAD = Struct(">IIIiiqqiq8sq8siqi")
 # What _HEAD is without hosts, for those of which one or both are IPv6.
@@ -117,6 +123,7 @@ class CommitLog:
         self._base = self.min_offset + (len(self.segments) - 1) * self.segment_bytes
         self._buffer = self.segments[-1].buffer
         self._next_wanted_at = self._base + self.segment_bytes // NEXT_WANTED_PART
+        self._readied_to = self._readied_until = 0
         self._source.use(self.segments[-1], self.segments[-2] if len(self.segments) > 1 else None)
         if self._transient is not None:
             self._buffer = self._transient.begin(self.segments[-1], self._base, self.end)
@@ -210,6 +217,12 @@ class CommitLog:
         if stop + BLANK_BYTES_MIN > self.segment_bytes:
             _take_back(messages, queues)
             return None
+        if stop > self._readied_to or now >= self._readied_until:
+            try:
+                self._make_ready(start, stop, now)
+            except StoreUnwritable:
+                _take_back(messages, queues)
+                raise
         # A process that is killed meanwhile leaves no head of a record whose end is missing.
         first = parts[0]
         parts[0] = first[COMMIT_BYTES:]
@@ -223,6 +236,18 @@ class CommitLog:
             self._next_wanted_at = self._base + self.segment_bytes
             self.on_next_wanted()
         return appended
+
+    def _make_ready(self, start: int, stop: int, now: int) -> None:
+        """Have the pages in memory that are stored in, as those of the active segment may have gone: storing into one
+        that the disk cannot read would end the process."""
+        segment = self.segments[-1]
+        end = min(max(stop, start + READIED_BYTES), self.segment_bytes)
+        if self._transient is None:
+            try:
+                read_before_touch(segment, start, end - start)
+            except OSError as error:
+                raise StoreUnwritable(f"where the next message goes {error}") from error
+        self._readied_to, self._readied_until = end, now + READIED_MS
 
     def _add_to_pile(self, piled: Piled, size: int) -> None:
         pile = self.pile
@@ -284,6 +309,7 @@ class CommitLog:
     def _append_across(self, messages: Sequence[NewMessage]) -> list[Appended]:
         """Append messages of which not all fit into the current segment."""
         groups = self._group(messages)
+        self._make_ready(self.end - self._base, self.segment_bytes, self._now_ms())
         fresh = self._take_segments(len(groups) - 1)
         appended: list[Appended] = []
         for i, group in enumerate(groups):
@@ -304,6 +330,7 @@ class CommitLog:
         try:
             for _ in range(count):
                 fresh.append(self._source.take(self._base + (len(fresh) + 1) * self.segment_bytes))
+                read_before_touch(fresh[-1], 0, min(FRESH_BYTES, self.segment_bytes))
         except OSError as error:
             self._give_back(fresh)
             self.why_full = self._source.why_none(error)

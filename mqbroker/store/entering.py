@@ -198,6 +198,8 @@ class Entering:
             before = queue.max_offset
             code = _common_code(pending) if listeners else None
             try:
+                if queue not in dirty:
+                    queue.read_end()
                 if queue.ext is not None:
                     bit_map = self.bit_maps(queue.topic)
                     extend_entries(self.log_view, queue, queue.ext, pending, self._unextended, bit_map)

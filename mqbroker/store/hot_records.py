@@ -12,6 +12,7 @@ from mqbroker.store.closer_look import HOT_BYTES_MAX
 from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.damages import Damages
+from mqbroker.store.hot_pages import HotPages
 from mqbroker.wire.record import RECORD_BYTES_MIN
 
 #: Queue offset and physical offset -> the record, None where it takes a get.
@@ -19,7 +20,13 @@ HotRecord = Callable[[int, int], bytes | None]
 
 
 def hot_records(
-    log: CommitLog, queues: ConsumeQueues, damages: Damages, near_bytes: int, topic: str, queue_id: int
+    log: CommitLog,
+    queues: ConsumeQueues,
+    damages: Damages,
+    near_bytes: int,
+    hot_pages: HotPages,
+    topic: str,
+    queue_id: int,
 ) -> HotRecord:
     """What finds the records of a queue.
 
@@ -36,6 +43,8 @@ def hot_records(
             return None
         # Who asks may name any place in the log: the queue knows where the message is.
         try:
+            if not hot_pages.has_entries(queue, offset, 1):
+                return None
             found, size = queue.span(offset)
         except OSError:  # its file cannot be opened: a get says why
             return None
@@ -43,7 +52,7 @@ def hot_records(
             return None
         number, at = divmod(found - log.min_offset, segment_bytes)
         end = at + size
-        if number < 0 or size < RECORD_BYTES_MIN or end > segment_bytes:
+        if number < 0 or size < RECORD_BYTES_MIN or end > segment_bytes or not hot_pages.has_log(found, found + size):
             return None
         record: bytes = log.segments[number].buffer[at:end]
         return record

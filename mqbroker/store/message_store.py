@@ -98,7 +98,10 @@ class MessageStore:
         self.get = parts.reader.get
         self.get_when_ready = parts.reader.get_when_ready
 
-        self._hot_records = partial(hot_records, commit_log, parts.queues, parts.files.damages, parts.reader.near_bytes)
+        reader = parts.reader
+        self._hot_records = partial(
+            hot_records, commit_log, parts.queues, parts.files.damages, reader.near_bytes, reader.hot_pages
+        )
 
         def queries_with(pages: Pages, mend: Callable[[ConsumeQueue, int], Awaitable[bool]]) -> Queries:
             files = parts.files

@@ -26,6 +26,7 @@ from mqbroker.store.dispatch import Dispatcher
 from mqbroker.store.entering import Entering
 from mqbroker.store.ext_recovery import align_extensions
 from mqbroker.store.flush import CacheFlusher, LogFlusher
+from mqbroker.store.hot_pages import HotPages
 from mqbroker.store.index import Index
 from mqbroker.store.index_file import IndexFile
 from mqbroker.store.lasting import make_lasting_directories, remove_last_first, remove_unfinished_segments
@@ -268,6 +269,7 @@ class Opening:
                 cold,
                 failed_reads,
                 mender,
+                HotPages(commit_log, self.clock.seconds),
             ),
             cold,
             failed_reads,

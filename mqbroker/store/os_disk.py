@@ -176,10 +176,10 @@ class OsMappedFile:
             return False
         first = offset - offset % _PAGE_BYTES
         pages = -(-(offset + size - first) // _PAGE_BYTES)
-        found = bytearray(pages)
-        if _mincore(self._at(first), offset + size - first, (ctypes.c_char * pages).from_buffer(found)):
+        found = (ctypes.c_char * pages)()
+        if _mincore(self._at(first), offset + size - first, found):
             return False
-        return all(page & 1 for page in found)
+        return found.raw.count(1) == pages  # the other bits are reserved, and not set
 
     def fetch(self, offset: int, size: int) -> None:
         def read(fd: int) -> None:

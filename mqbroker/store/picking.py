@@ -13,6 +13,7 @@ from struct import Struct
 from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.consumequeue import ENTRY_BYTES, entries_struct, places_struct
 from mqbroker.store.damages import Damages
+from mqbroker.store.hot_pages import HotPages
 from mqbroker.store.outcomes import Get, GetResult, GetStatus
 from mqbroker.wire.record import RECORD_BYTES_MIN, properties_of
 
@@ -33,7 +34,10 @@ class Picking:
     :param limits: how many messages one get has at most, and how many bytes of them unless it says so.
     """
 
-    def __init__(self, log: CommitLog, damages: Damages, hot_bytes: int, limits: tuple[int, int]) -> None:
+    def __init__(
+        self, log: CommitLog, damages: Damages, hot_bytes: int, limits: tuple[int, int], hot_pages: HotPages
+    ) -> None:
+        self._hot_pages = hot_pages
         self._log = log
         self._damages = damages
         self._hot_bytes = hot_bytes
@@ -48,6 +52,8 @@ class Picking:
             return None
         sure_from = max(self._log.min_offset, self._log.end - self._hot_bytes, self._damages.sure_from)
         entries, at, available = queue.locate(offset)
+        if not self._hot_pages.has_entries(queue, offset, min(available, window)):
+            return None
         if _LONG.unpack_from(entries, at)[0] < sure_from:
             return None
         bytes_limit = self._bytes_limit if max_bytes is None else max_bytes
@@ -108,7 +114,7 @@ class Picking:
         if not sure_from <= low < high <= log.readable_end or largest > high - low:
             return None
         segment, at = log.place(low)
-        if at + high - low > segment.size:
+        if at + high - low > segment.size or not self._hot_pages.has_log(low, high):
             return None
         if high - low <= len(offsets) * _COPIED_BYTES:
             return properties_of(segment.buffer[at : at + high - low], low, offsets, sizes)
@@ -131,6 +137,8 @@ class Picking:
             return []
         read = self._log.read
         low, high = runs[0][0], runs[-1][1]
+        if high > self._log.readable_end or not self._hot_pages.has_log(low, high):
+            return None
         whole = read(low, high - low)
         if whole is not None:  # they are in one segment
             return [whole[start - low : end - low] for start, end in runs]

@@ -23,6 +23,7 @@ from mqbroker.store.consumequeue import ENTRY_BYTES, ConsumeQueue, places_struct
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.damages import Damages
 from mqbroker.store.disk import is_shortage
+from mqbroker.store.hot_pages import HotPages
 from mqbroker.store.logscan import Damage
 from mqbroker.store.matching import IMatching
 from mqbroker.store.mending import LostEntry, Mender
@@ -61,7 +62,9 @@ class Reader:
         cold: ColdReads,
         failed_reads: FailedReads,
         mender: Mender,
+        hot_pages: HotPages,
     ) -> None:
+        self.hot_pages = hot_pages
         self._log = log
         self._mender = mender
         self._queues = queues.by_name
@@ -72,7 +75,7 @@ class Reader:
         self._failed_reads = failed_reads
         self.verifier = Verifier(log, report)
         self.near_bytes = int(memory_bytes * (settings.access_message_in_memory_max_ratio / 100))
-        self._look = CloserLook(log, damages, self.verifier, settings, self.near_bytes, cold.touched)
+        self._look = CloserLook(log, damages, self.verifier, settings, self.near_bytes, cold.touched, hot_pages)
         self._hot_bytes = self._look.hot_bytes
         self.settings_changed(settings)
 
@@ -164,21 +167,26 @@ class Reader:
             return None
         log = self._log
         view, at, available = queue.locate(offset)
-        (first,) = _LONG.unpack_from(view, at)
-        if first < self._damages.sure_from or log.end - first > self._hot_bytes:
-            return None
         count = min(max_count, self._count_limit, available)
         if count < 1:
             count = 1
         elif count > _AT_ONCE_MAX:
             return None
-        pieces = self._pieces(view, at, count, self._bytes_limit if max_bytes is None else max_bytes)
+        if not self.hot_pages.has_entries(queue, offset, count):
+            return None
+        (first,) = _LONG.unpack_from(view, at)
+        if first < self._damages.sure_from or log.end - first > self._hot_bytes:
+            return None
+        pieces = self._pieces(view, at, count, self._bytes_limit if max_bytes is None else max_bytes, is_hot=True)
         if pieces is None:
             return None
         return GetResult(GetStatus.FOUND, offset + count, low, high, pieces, count, False)
 
-    def _pieces(self, view: memoryview, at: int, count: int, bytes_limit: int) -> Pieces | None:
-        """The messages of `count` entries, where all are whole, in one segment and within limits; None otherwise."""
+    def _pieces(
+        self, view: memoryview, at: int, count: int, bytes_limit: int, *, is_hot: bool = False
+    ) -> Pieces | None:
+        """The messages of `count` entries, where all are whole, in one segment and within limits, and in memory, which
+        is asked of those that are `is_hot`; None otherwise."""
         places = places_struct(count).unpack_from(view, at)
         offsets, sizes = places[::2], places[1::2]
         size = sum(sizes)
@@ -186,6 +194,8 @@ class Reader:
             return None
         first, last = offsets[0], offsets[-1]
         span = last + sizes[-1] - first
+        if is_hot and (span <= 0 or not self.hot_pages.has_log(first, first + span)):
+            return None
         if size == span:  # one after another
             whole = self._log.read(first, span)
             return None if whole is None else [whole]

@@ -227,6 +227,27 @@ KNOWN = [
         ("tests/store/test_lost_queues.py",),
     ),
     Mutation(
+        "take it for granted that what this process appended is in memory",
+        "store/hot_pages.py",
+        "            if not file.is_resident(at, size):\n",
+        "            if False:\n",
+        ("tests/store/test_unreadable_pages.py",),
+    ),
+    Mutation(
+        "store messages into pages that left memory",
+        "store/commitlog.py",
+        "        if stop > self._readied_to or now >= self._readied_until:\n",
+        "        if False:\n",
+        ("tests/store/test_unreadable_pages.py",),
+    ),
+    Mutation(
+        "store entries into pages that left memory",
+        "store/entering.py",
+        "                if queue not in dirty:\n",
+        "                if False:\n",
+        ("tests/store/test_unreadable_pages.py",),
+    ),
+    Mutation(
         "let an entry go that leads to damage of the log",
         "store/mending.py",
         "            entry = known if is_doubtful else",

@@ -2,7 +2,8 @@
 where the disk cannot read them.
 
 `python -X faulthandler -m tests.store.guarded_disk [[ROOT, [[PATH, PAGE] ...]] ...]` opens and reads stores, in a
-process that may end so, and prints a line for each.
+process that may end so, and prints a line for each. `... evict ROOT` makes a store and has its pages leave memory while
+it is written to and read.
 """
 
 from __future__ import annotations
@@ -36,13 +37,24 @@ _NONE, _READ_WRITE = 0, 3
 class GuardedFile(OsMappedFile):
     """Its pages are those that were read, or that this process made."""
 
-    __slots__ = ("_disk", "_open")
+    __slots__ = ("_disk", "_open", "is_open")
 
     def guard(self, disk: GuardedDisk) -> GuardedFile:
         self._disk = disk
         self._open: set[int] = set()
+        self.is_open = True
         self._protect(0, self.size, _NONE)
         return self
+
+    def close(self) -> None:
+        self.is_open = False
+        self._protect(0, self.size, _READ_WRITE)
+        super().close()
+
+    def evict(self) -> None:
+        """Have all pages leave memory, as the system may when they are synced."""
+        self._open.clear()
+        self._protect(0, self.size, _NONE)
 
     def _protect(self, offset: int, size: int, how: int) -> None:
         first = offset - offset % PAGESIZE
@@ -80,10 +92,25 @@ class GuardedDisk(OsDisk):
 
     def __init__(self) -> None:
         self.unreadable: set[tuple[str, int]] = set()
+        self.made: list[GuardedFile] = []
+
+    def create_mapped(self, path: str, size: int, *, keep_open: bool = False) -> IMappedFile:
+        super().create_mapped(path, size).close()
+        file = self.open_mapped(path, size, keep_open=keep_open)
+        assert isinstance(file, GuardedFile)
+        file.fetch(0, size)
+        return file
 
     def open_mapped(self, path: str, size: int, *, keep_open: bool = False, read_only: bool = False) -> IMappedFile:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        return GuardedFile(path, size, fd, keep_open, read_only).guard(self)
+        file = GuardedFile(path, size, fd, keep_open, read_only).guard(self)
+        self.made.append(file)
+        return file
+
+    def evict(self) -> None:
+        self.made = [file for file in self.made if file.is_open]
+        for file in self.made:
+            file.evict()
 
     def read_part(self, path: str, offset: int, size: int) -> bytes:
         if any((path, page) in self.unreadable for page in _pages(offset, size)):
@@ -97,10 +124,12 @@ class GuardedDisk(OsDisk):
 COUNT = 60
 
 
-def make(root: str, disk: OsDisk, has_ext: bool) -> tuple[MessageStore, Clock]:
+def make(root: str, disk: OsDisk, has_ext: bool, has_index: bool = True) -> tuple[MessageStore, Clock]:
     clock = Clock()
     clock.advance(START_S)
-    settings = StoreSettings(store_path_root_dir=root, **SMALL, enable_consume_queue_ext=has_ext)
+    settings = StoreSettings(
+        store_path_root_dir=root, **SMALL, enable_consume_queue_ext=has_ext, message_index_enable=has_index
+    )
     return open_store(settings, disk=disk, clock=clock, worker=InlineWorker(), store_host=HOST), clock
 
 
@@ -135,6 +164,7 @@ def read_all(store: MessageStore) -> int:
         offset = 0
         while offset < store.max_offset("T", queue_id):
             found = _result(store.get_when_ready("T", queue_id, offset, 7))
+            assert all(bytes(piece) for piece in found.pieces)  # who sends them touches them
             count += found.count
             offset = found.next_offset
         _result(store.get_when_ready("T", queue_id, 0, 32, None, frozenset([97])))
@@ -166,6 +196,52 @@ def open_and_read(root: str, unreadable: set[tuple[str, int]]) -> dict[str, Any]
         stop(store)
 
 
+ROUNDS = 12
+
+
+def evict_and_go_on(root: str) -> dict[str, Any]:
+    """Append and read messages of a new store, whose pages leave memory again and again; then what happens where the
+    next page cannot be read."""
+    disk = GuardedDisk()
+    store, clock = make(root, disk, has_ext=False, has_index=False)
+    store.start()
+    counts: list[int] = []
+    for number in range(ROUNDS):
+        store.append([message("T", i % 2, b"%05d" % i * 300, b"TAGS\x01%c" % (97 + i % 3)) for i in range(number + 5)])
+        turns(clock, 2)
+        disk.evict()
+        clock.advance(2)
+        ((physical_offset, offset, _, _),) = store.append([message("T", number % 2, b"alone", b"TAGS\x01a")])
+        turns(clock)
+        find = store.hot_records("T", number % 2)
+        assert b"alone" in (find(offset, physical_offset) or b"")
+        disk.evict()
+        turns(clock, 2)
+        assert find(offset, physical_offset) is None
+        counts.append(read_all(store))
+    stored = sum(store.max_offset("T", queue_id) for queue_id in (0, 1))
+    end = store.log_end
+    turns(clock, 2)
+    disk.evict()
+    clock.advance(2)
+    path = f"{root}/commitlog/{end // 131072 * 131072:020d}"
+    disk.unreadable = {(path, end % 131072 // PAGESIZE)}
+    why = ""
+    try:
+        store.append([message("T", 0, b"refused")])
+    except StoreError as error:
+        why = str(error)
+    disk.unreadable = set()
+    store.append([message("T", 0, b"taken")])
+    turns(clock, 2)
+    last = read_all(store)
+    stop(store)
+    return {"counts": counts, "stored": stored, "why": why, "path": path, "last": last}
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "evict":
+        print(json.dumps(evict_and_go_on(sys.argv[2])))
+        sys.exit()
     for root, unreadable in json.loads(sys.argv[1]):
         print(json.dumps(open_and_read(root, {(path, page) for path, page in unreadable})), flush=True)

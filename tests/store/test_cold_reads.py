@@ -185,9 +185,11 @@ def test_what_this_process_appended_is_asked_for_from_some_distance_on(
     store = bench.open()
     store.append([message()] * 40)
     store.dispatch_now()
+    near = store.get_when_ready("T", 0, 30, 10)
     bench.disk.faults.evict()
     bench.worker.at_once = False
-    near = store.get_when_ready("T", 0, 30, 10)
+    # What was in memory a moment ago is not asked for again.
+    assert store.get_when_ready("T", 0, 30, 10) == near
     assert isinstance(near, GetResult)
     assert near.count == 10
     results = kept(store.get_when_ready("T", 0, 0, 40))
@@ -195,6 +197,12 @@ def test_what_this_process_appended_is_asked_for_from_some_distance_on(
     assert (results[0].count, results[0].suggest_slave) == (32, False)
     again = store.get_when_ready("T", 0, 0, 40)
     assert again == results[0]
+    bench.disk.faults.evict()
+    bench.clock.advance(1)
+    later = kept(store.get_when_ready("T", 0, 30, 10))
+    assert later == []
+    step_all(bench)
+    assert later == [near]
 
 
 def test_filters_fetch_only_what_they_want(bench: Bench, store: MessageStore) -> None:

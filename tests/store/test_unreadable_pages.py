@@ -83,6 +83,20 @@ def test_no_page_is_touched_before_it_was_read(tmp_path: Path, has_ext: bool) ->
     assert 0 < of_torn["count"] < COUNT
 
 
+def test_messages_of_this_process_are_read_and_appended_after_their_pages_left_memory(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-m", "tests.store.guarded_disk", "evict", str(tmp_path / "store")],
+        cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout)
+    assert found["counts"][-1] == found["stored"] == sum(range(5, 17)) + 12
+    assert found["counts"] == sorted(set(found["counts"]))
+    assert "where the next message goes" in found["why"]
+    assert found["path"] in found["why"]
+    assert found["last"] == found["stored"] + 1
+
+
 def test_a_start_that_meets_a_page_that_cannot_be_read_says_so_in_one_line(tmp_path: Path) -> None:
     filled = tmp_path / "store"
     fill(str(filled), False)

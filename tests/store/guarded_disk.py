@@ -47,8 +47,9 @@ class GuardedFile(OsMappedFile):
         return self
 
     def close(self) -> None:
+        if self.is_open:
+            self._protect(0, self.size, _READ_WRITE)
         self.is_open = False
-        self._protect(0, self.size, _READ_WRITE)
         super().close()
 
     def evict(self) -> None:

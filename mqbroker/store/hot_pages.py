@@ -38,12 +38,15 @@ class HotPages:
         self._entries: dict[ConsumeQueue, tuple[int, int, float]] = {}
 
     def has_log(self, start: int, end: int) -> bool:
-        """Whether bytes are in memory, and of the log at all. Hot."""
+        """Whether bytes are in memory; of the log at all, where nobody looked there a moment ago. Hot."""
+        now = self._now()
+        first = start >> _STRETCH_BITS
+        if first == (end - 1) >> _STRETCH_BITS and self._stretches.get(first, 0.0) > now:
+            return True
         if not self._log.min_offset <= start < end <= self._log.readable_end:
             return False
-        now = self._now()
         stretches = self._stretches
-        for number in range(start >> _STRETCH_BITS, ((end - 1) >> _STRETCH_BITS) + 1):
+        for number in range(first, ((end - 1) >> _STRETCH_BITS) + 1):
             until = stretches.get(number, 0.0)
             if until <= now and (-until > now or not self._look(number, now)):
                 return self._is_resident(start, end)

@@ -60,6 +60,12 @@ def places_struct(count: int) -> Struct:
     return Struct(">" + "qi8x" * count)
 
 
+@functools.lru_cache(maxsize=16)
+def _of_topic(topic: str) -> tuple[bytes, int]:
+    """The topic's bytes, and the hash of "topic#", which its queues have in common."""
+    return topic.encode(), java_hash(topic + "#")
+
+
 class QueueEnd(NamedTuple):
     """What is known of a queue when a store is stopped, so that a start need not look into its files.
 
@@ -139,11 +145,10 @@ class ConsumeQueue:
         #: Where there is one, entries hold addresses of its units instead of tags codes.
         self.ext: ConsumeQueueExt | None = None
         self.topic = topic
-        self.topic_bytes = topic.encode()
+        #: The hash is that from which index keys go on.
+        self.topic_bytes, self.key_hash = _of_topic(topic)
         self.queue_id = queue_id
         self.is_schedule = topic == SCHEDULE_TOPIC
-        #: Hash of "topic#", from which index keys go on.
-        self.key_hash = java_hash(topic + "#")
         #: The number of its first message: not 0 where there were others, that were removed.
         self.begins_at = begins_at
         self.is_removed = False

@@ -205,6 +205,28 @@ def test_a_slow_sync_keeps_nothing_in_memory_longer_than_the_interval_and_one_sy
     assert sync_s - 0.021 < oldest_s <= 0.5 + sync_s + 0.021
 
 
+def test_a_sync_of_very_many_queues_keeps_no_sync_of_the_log_waiting(make: Callable[..., Bench]) -> None:
+    """That of the queues does not end here, while the log has one in each interval."""
+    bench = make(flush_interval_commit_log_ms=500, mapped_file_size_commit_log=1 << 20)
+    store = bench.open(SlowSyncs(bench.clock, 0.1))
+    store.start()
+    bench.worker.at_once = False
+    for number in range(200):
+        store.append([message(f"T{number // 4}", number % 4)])
+    store.dispatch_now()
+    bench.clock.advance(1)
+    sync_of_queues = bench.worker.waiting[0]
+    for number in range(8):
+        end = end_of(store.append([message(f"T{number}")]))
+        for _ in range(32):
+            bench.clock.advance(0.02)
+        assert store.flushed >= end
+    assert bench.worker.waiting[0] is sync_of_queues
+    bench.worker.at_once = True
+    while bench.worker.waiting:
+        bench.worker.step()
+
+
 def test_syncs_beside_others_are_no_more_than_so_many_and_the_next_begins_as_one_ends(bench: Bench) -> None:
     syncs = SlowSyncs(bench.clock)
     store = bench.open(syncs)

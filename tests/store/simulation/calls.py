@@ -109,6 +109,7 @@ class Calls:
     def open(self, path: str, flags: int, mode: int = 0o777) -> int:
         disk = self.disk
         disk.refuse("open", path)
+        disk.check_descriptors(len(self.descriptors), path)
         node = disk.find(path)
         if node is None:
             if not flags & os.O_CREAT:

@@ -128,7 +128,7 @@ def compare_with_rebuild(world: World, root: str) -> dict[str, int]:
     damages = store.damages
     if world.model.has_rot:
         for entry in world.model.entries:
-            if entry.is_rotten and entry.end < world.model.end:
+            if entry.is_rotten and world.model.removed <= entry.start and entry.end < world.model.end:
                 found = any(damage.start <= entry.start and entry.end <= damage.end for damage in damages)
                 what = f"record {entry.start} to {entry.end} rotted, reported are {damages}"
                 require(found, "rot is reported", what)

@@ -80,7 +80,8 @@ class DiskFaults:
     whether the kernel then takes what it could not write for written. `end_in`: the so many-th operation from now is
     the last. `refused`: the calls ("open" of anything, "create", "mmap", "mkdir") that end in an error, in which, and a
     share of how many. With `parts` an allocation that fails has taken some of the room. Of the calls that need
-    something from the disk `reads_to_fail` fail, from the `fail_read_in`-th on from now.
+    something from the disk `reads_to_fail` fail, from the `fail_read_in`-th on from now. No more than
+    `descriptors_max` can be open.
     """
 
     room_bytes: int | None = None
@@ -92,6 +93,7 @@ class DiskFaults:
     refused_share: float = 1.0
     refuse_rng: Random = attrs.field(factory=lambda: Random(0))
     parts: bool = False
+    descriptors_max: int | None = None
     fail_read_in: int | None = None
     reads_to_fail: int = 1
 
@@ -163,6 +165,18 @@ class SimDisk:
         if number is not None and self.faults.refuse_rng.random() < self.faults.refused_share:
             self.refusals += 1
             raise error_of(number, path)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether calls are refused for a while."""
+        return bool(self.faults.refused) or self.faults.descriptors_max is not None
+
+    def check_descriptors(self, count: int, path: str) -> None:
+        """Raises OSError where no more than `count` descriptors can be open."""
+        limit = self.faults.descriptors_max
+        if limit is not None and count >= limit:
+            self.refusals += 1
+            raise error_of(errno.EMFILE, path)
 
     def take_blocks(self, inode: Inode, offset: int, size: int) -> None:
         missing = [page for page in pages_of(offset, size) if not inode.blocks[page]]

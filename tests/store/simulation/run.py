@@ -54,6 +54,7 @@ SOMETIMES = (
     "segment deleted",
     "segment roll",
     "short of descriptors",
+    "short of descriptors but a few",
     "short of files of all",
     "short of memory",
     "short of names",

@@ -43,12 +43,15 @@ HELD_BACK = frozenset(
         "spoilt index",
     }
 )
+#: All descriptors but these few are open from now on.
+FEW = "descriptors but a few"
 #: What may run short, and the calls that are refused then.
 SHORTAGES = {
     "descriptors": {"open": errno.EMFILE, "mmap": errno.EMFILE},
     "files of all": {"open": errno.ENFILE},
     "memory": {"mmap": errno.ENOMEM},
     "names": {"create": errno.ENOSPC, "mkdir": errno.ENOSPC},
+    FEW: {},
 }
 STEPS_MIN, STEPS_MAX = 15, 50
 

@@ -157,7 +157,7 @@ class World:
             require(bool(error.filename), "opens again", f"a refusal names no file: {error!r}")
             return
         self.counts["opening refused by the disk"] += 1
-        if disk.faults.room_bytes is None and not disk.faults.refused and not disk.syncs_failed:
+        if disk.faults.room_bytes is None and not disk.is_short and not disk.syncs_failed:
             raise Violation("opens again", f"after {end}: {error!r}") from error
         if disk.syncs_failed:
             self.model.unsynced_may_go = True
@@ -192,7 +192,7 @@ class World:
         except Ended:
             pass
         except StoreBusy:  # who reads is told to come again
-            if not self.disk.faults.refused:
+            if not self.disk.is_short:
                 raise
             self.counts["reads refused for want of descriptors"] += 1
         except _PageUnreadable:
@@ -714,12 +714,14 @@ class World:
         self._do_lift_short()
         faults = self.disk.faults
         faults.refused, faults.refused_share, faults.refuse_rng = steps.SHORTAGES[what], share, Random(seed)
+        if what == steps.FEW:
+            faults.descriptors_max = len(self.disk.calls.descriptors) + Random(seed).randint(0, 2)
         self.counts[f"short of {what}"] += 1
         self._shortage = SyncSpan(self.model.exposed_s, is_last_place=True)  # nothing can be synced that is not open
         self.model.sync_spans.append(self._shortage)
 
     def _do_lift_short(self) -> None:
-        self.disk.faults.refused = {}
+        self.disk.faults.refused, self.disk.faults.descriptors_max = {}, None
         if self._shortage is not None:
             self._shortage.end_s = self.model.exposed_s
             self._shortage = None

@@ -108,6 +108,13 @@ class StoreUnknown(StoreError):
         return f"{self.path} is not a store of 4.9: {self.why}"
 
 
+class LogMissing(StoreUnknown):
+    """A store without its log, which a person must find or give up."""
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.why}"
+
+
 class StoreUnwritable(StoreError):
     """The store takes no more messages: a full disk, a failed fsync, a read-only directory."""
 

@@ -16,7 +16,7 @@ import attrs
 from twisted.logger import Logger
 from zope.interface import implementer
 
-from mqbroker.errors import StoreDamaged, StoreUnknown
+from mqbroker.errors import LogMissing, StoreDamaged, StoreUnknown
 from mqbroker.store.checkpoint import Checkpoint
 from mqbroker.store.consumequeue import BLANK_SIZE, ConsumeQueue, QueueEnd
 from mqbroker.store.consumequeues import ConsumeQueues
@@ -199,14 +199,14 @@ def refuse_later(segments: Segments, queues: ConsumeQueues) -> None:
 def refuse_lost_log(
     segments: Segments, queues: ConsumeQueues, has_index: bool, checkpoint: Checkpoint, is_intact: bool
 ) -> None:
-    """Raises StoreUnknown where there is no segment though there is what was made of some: before that is deleted for
+    """Raises LogMissing where there is no segment though there is what was made of some: before that is deleted for
     it a person must say so. Only where the machine stopped before anything was durable may the log be gone."""
     was_durable = checkpoint.log_offset or checkpoint.log_ms
     if segments.files or not (is_intact or was_durable):
         return
     count = sum(queue.max_offset > 0 for queue in queues)
     if count or has_index:
-        raise StoreUnknown(
+        raise LogMissing(
             segments.directory,
             f"there is no segment of the log, but beside it there are {count} queues with messages"
             f"{' and an index' if has_index else ''}: set storePathCommitLog to where the log is, or mount its disk; "

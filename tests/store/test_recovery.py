@@ -488,7 +488,7 @@ def test_without_a_log_nothing_is_deleted_before_a_person_says_so(bench: Bench, 
     assert {name: data for name, data in after.items() if name.startswith(("consumequeue", "index"))} == before
     # What it says is to be done if the log is lost for good.
     shutil.move(image.root / "consumequeue", image.root.parent / "old-queues")
-    with pytest.raises(LogMissing, match="commitlog: there is no segment.* 0 queues with messages and an index"):
+    with pytest.raises(LogMissing, match=r"commitlog: there is no segment.* 0 queues with messages and an index"):
         image.open()
     shutil.move(image.root / "index", image.root.parent / "old-index")
     again = image.open()

@@ -15,7 +15,7 @@ from tests.store.simulation.run import SOMETIMES, describe, run_seed, run_steps
 from tests.store.simulation.shrink import shrink
 from tests.store.simulation.steps import options_of, steps_of
 
-SEEDS = 300
+SEEDS = 260
 REGRESSIONS = sorted((Path(__file__).parent / "regressions").glob("*.json"))
 
 

@@ -254,7 +254,7 @@ class StoreFiles:
         best = self.checkpoint.known
         while tallied and (tallied[0].queues_offset or 0) <= (now.log_offset or 0):
             best = tallied.popleft()
-        if best.tally is None or now.queues_offset is None:
+        if now.queues_offset is None or best.queues_offset is None:
             return attrs.evolve(now, tally=None)
         return attrs.evolve(now, queues_offset=best.queues_offset, queues_ms=best.queues_ms, tally=best.tally)
 

@@ -222,6 +222,24 @@ def test_the_checkpoint_counts_queues_as_far_as_the_log_is_synced(bench: Bench) 
     assert found.tally == (2, store.max_offset("T", 0) + store.max_offset("T", 1))
 
 
+def test_a_checkpoint_does_not_go_on_without_a_tally(bench: Bench) -> None:
+    """As after a start that found queues to lack entries: the log is not synced as far as they are for some time."""
+    filled(bench)
+    image = bench.image("killed")
+    LOSSES["the last file"](image)
+    store = image.open()
+    store.start()
+    had: list[tuple[int, bool]] = []
+    for _ in range(30):
+        store.append([message()])
+        image.clock.advance(0.7)
+        found = decode_checkpoint((image.root / "checkpoint").read_bytes())
+        had.append((found.queues_offset or 0, found.tally is not None))
+    assert not had[0][0]
+    assert had[-1][1]
+    assert [offset for offset, has_tally in had if offset and not has_tally] == []
+
+
 def test_nothing_is_built_anew_after_a_crash_that_took_nothing(bench: Bench) -> None:
     filled(bench)
     image = bench.image("killed")

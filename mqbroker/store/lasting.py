@@ -44,10 +44,13 @@ def remove_last_first(disk: IDisk, paths: Sequence[str]) -> None:
 def remove_unfinished_segments(disk: IDisk, directory: str, durable_end: int | None) -> None:
     """Delete a segment that got a name but no size, and what follows it: nothing of that was ever acknowledged.
 
-    Nothing where there is anything but segments. Raises OSError.
+    Nothing where there is anything but segments, or no directory. Raises OSError.
 
     :param durable_end: below it all of the log was synced; None where that is not known: then the last alone may go.
     """
+    if not disk.exists(directory):
+        return
+    disk.sync_directory(directory)  # a segment that was deleted must not come back before younger ones
     names = disk.names(directory)
     if not all(_SEGMENT_NAME.fullmatch(name) for name in names):
         return

@@ -120,8 +120,6 @@ class Opening:
         # A killed process, unlike a machine, takes nothing with it that was stored in a mapped file.
         is_intact = is_clean or abort == disk.boot_id() != b""
         checkpoint_data, checkpoint = self._read_checkpoint(abort)
-        make_lasting_directories(disk, paths.commit_log)
-        disk.sync_directory(paths.commit_log)  # a segment that was deleted must not come back before younger ones
         remove_unfinished_segments(disk, paths.commit_log, checkpoint.log_offset)
         segments = load_segments(disk, paths.commit_log, settings.mapped_file_size_commit_log)
         for file in segments.files:
@@ -140,6 +138,8 @@ class Opening:
         ends = read_ends(disk, paths.queue_ends, checkpoint_data) if is_clean else {}
         yield from queues.load(is_clean, is_intact, ends)
         refuse_lost_log(segments, queues, bool(disk.names(paths.index)), checkpoint, is_intact)
+        # Not before: a lost log may be moved to where this would be in its way.
+        make_lasting_directories(disk, paths.commit_log)
         finish_removals(queues, removed, disk)
         if is_clean:  # from here on files change
             disk.write(paths.abort, disk.boot_id())

@@ -7,7 +7,7 @@ import pytest
 
 from mqbroker.store.checkpoint import decode_checkpoint
 from mqbroker.wire.codes import RequestCode, ResponseCode
-from tests.daemons.failing_syncs import BY, Shim
+from tests.daemons.failing_calls import BY, Shim
 from tests.daemons.history import QUEUES, TOPIC, check_caches, log_end, pull_all, send_one
 from tests.daemons.processes import ask, wait_for
 

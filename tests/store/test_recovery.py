@@ -486,6 +486,8 @@ def test_without_a_log_nothing_is_deleted_before_a_person_says_so(bench: Bench, 
         image.open()
     after = tree(image.root)
     assert {name: data for name, data in after.items() if name.startswith(("consumequeue", "index"))} == before
+    # Nothing is in the way of a log that is moved back.
+    assert (image.root / "commitlog").exists() == (left is not None)
     # What it says is to be done if the log is lost for good.
     shutil.move(image.root / "consumequeue", image.root.parent / "old-queues")
     with pytest.raises(LogMissing, match=r"commitlog: there is no segment.* 0 queues with messages and an index"):

@@ -1,4 +1,4 @@
-/* Preloaded into a daemon: fdatasync and fsync fail for the files that the file of MQBROKER_FAILING_SYNCS names;
+/* Preloaded into a daemon: fdatasync, fsync and pread fail for the files that the file of MQBROKER_FAILING_CALLS names;
  * an fdatasync by the kernel's own queue is an fdatasync too, and is told to have failed when it is over.
  *
  * That has one line: the name of a call, and a part of the paths it fails for. None, and nothing fails. Each failure
@@ -19,7 +19,7 @@
 static int fails(const char *call, int fd)
 {
     char name[32], part[256], link[64], path[4096], hits[4096];
-    const char *control = getenv("MQBROKER_FAILING_SYNCS");
+    const char *control = getenv("MQBROKER_FAILING_CALLS");
     FILE *file = control ? fopen(control, "re") : NULL;
     if (!file)
         return 0;
@@ -83,4 +83,9 @@ int fdatasync(int fd)
 int fsync(int fd)
 {
     return fails("fsync", fd) ? -1 : (int)syscall(SYS_fsync, fd);
+}
+
+ssize_t pread64(int fd, void *data, size_t size, off64_t offset)
+{
+    return fails("pread", fd) ? -1 : syscall(SYS_pread64, fd, data, size, offset);
 }

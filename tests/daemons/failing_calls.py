@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.daemons.permits import need
 from tests.daemons.processes import wait_for
 
-SHIM = Path(__file__).with_name("failing_syncs.c")
+SHIM = Path(__file__).with_name("failing_calls.c")
 
 
 class Strace:
@@ -57,12 +57,12 @@ class Shim:
     """A library before libc, which looks into a file whether to fail."""
 
     def __init__(self, folder):
-        library = folder / "failing_syncs.so"
+        library = folder / "failing_calls.so"
         need("failing syncs by a preloaded library", ["cc", "-shared", "-fPIC", "-o", str(library), str(SHIM)])
         self._control = folder / "failing"
         self._hits = folder / "failing.hits"
         self.settings = {}
-        self.environment = {"LD_PRELOAD": str(library), "MQBROKER_FAILING_SYNCS": str(self._control)}
+        self.environment = {"LD_PRELOAD": str(library), "MQBROKER_FAILING_CALLS": str(self._control)}
 
     def begin(self, _process, call, directory):
         """From now on `call` fails for all below the directory."""

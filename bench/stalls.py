@@ -5,14 +5,14 @@ asks one small question after the other meanwhile: the longest it waits is what 
 attacks, and many leave at once.
 """
 
+import math
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from bench import idle, routes
-from bench.rmqload import LoadFailed
 from bench.servers import Bench, Kind
 from bench.table import Table
 from mqbroker.wire.bodies import (
@@ -51,28 +51,69 @@ def compare(bench: Bench, table: Table, kinds: Sequence[Kind], factor: float) ->
     count = max(100, int(CONSUMERS * factor))
     idle.allow_files(count + idle.FILES_BESIDE)
     table.head(f"{'longest wait of others, ms':44} " + " ".join(f"{kind:>9}" for kind in kinds))
-    with_namesrv: dict[str, dict[Kind, float]] = {}
-    with_broker: dict[str, dict[Kind, float]] = {}
+    waits: dict[str, dict[Kind, float]] = {}
     for kind in kinds:
+        for name, wait_ms in _of_namesrv(bench, kind, watch_s):
+            waits.setdefault(f"name server: {name}", {})[kind] = wait_ms
+        for name, wait_ms in _of_broker(bench, kind, watch_s, count):
+            waits.setdefault(f"broker: {name}", {})[kind] = wait_ms
+    for name, found in waits.items():
+        cells = " ".join(_cell(found.get(kind)) for kind in kinds)
+        table.wanted_row(f"{name:44}", cells, found.get("ours"), below=WANTED_MS)
+
+
+def _cell(wait_ms: float | None) -> str:
+    if wait_ms is None:
+        return f"{'-':>9}"
+    return f"{'> 60 s':>9}" if wait_ms == math.inf else f"{wait_ms:9.0f}"
+
+
+def _of_namesrv(bench: Bench, kind: Kind, watch_s: float) -> Iterator[tuple[str, float]]:
+    ask = RemotingCommand(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "bench-topic-000007"})
+
+    @contextmanager
+    def started() -> Iterator[int]:
         with routes.namesrv(bench, kind) as server:
             server.register(routes.all_topics(0))
-            ask = RemotingCommand(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "bench-topic-000007"})
-            _measure(kind, server.port, ask, _on_namesrv(), watch_s, with_namesrv)
-            leaving = f"{BROKERS} brokers that leave"
-            with_namesrv.setdefault(leaving, {})[kind] = _longest_wait_after_leaving(
-                server.port, ask, _brokers_with_topics(), watch_s
-            )
+            yield server.port
+
+    yield from _waits(started, ask, _on_namesrv(), watch_s)
+    with started() as port:
+        leaving = _longest_wait_after_leaving(port, ask, _brokers_with_topics(), watch_s)
+    yield f"{BROKERS} brokers that leave", leaving
+
+
+def _of_broker(bench: Bench, kind: Kind, watch_s: float, count: int) -> Iterator[tuple[str, float]]:
+    ask = RemotingCommand(RequestCode.GET_MAX_OFFSET, {"topic": "BenchmarkTest", "queueId": "0"})
+
+    @contextmanager
+    def started() -> Iterator[int]:
         with bench.server(kind) as broker:
             _fill(broker.port)
-            ask = RemotingCommand(RequestCode.GET_MAX_OFFSET, {"topic": "BenchmarkTest", "queueId": "0"})
-            _measure(kind, broker.port, ask, _on_broker(), watch_s, with_broker)
-            with_broker.setdefault(f"{count:,} consumers of one group that leave", {})[kind] = (
-                _longest_wait_after_leaving(broker.port, ask, _consumers_of_one_group(count), watch_s)
-            )
-    for place, found in (("name server", with_namesrv), ("broker", with_broker)):
-        for name, waits in found.items():
-            cells = " ".join(f"{waits[kind]:9.0f}" if kind in waits else f"{'-':>9}" for kind in kinds)
-            table.wanted_row(f"{f'{place}: {name}':44}", cells, waits.get("ours"), below=WANTED_MS)
+            yield broker.port
+
+    yield from _waits(started, ask, _on_broker(), watch_s)
+    with started() as port:
+        leaving = _longest_wait_after_leaving(port, ask, _consumers_of_one_group(count), watch_s)
+    yield f"{count:,} consumers of one group that leave", leaving
+
+
+def _waits(
+    started: Callable[[], AbstractContextManager[int]],
+    ask: RemotingCommand,
+    attacks: Mapping[str, bytes],
+    watch_s: float,
+) -> Iterator[tuple[str, float]]:
+    """The longest wait under each attack; infinite where there was no answer, after which a new server is attacked."""
+    names = list(attacks)
+    while names:
+        with started() as port:
+            is_alive = True
+            while names and is_alive:
+                name = names.pop(0)
+                wait_ms = _longest_wait_ms(port, ask, attacks[name], watch_s)
+                is_alive = wait_ms < math.inf
+                yield name, wait_ms
 
 
 def _on_namesrv() -> Mapping[str, bytes]:
@@ -140,12 +181,10 @@ def _longest_wait_after_leaving(
             _ask(peers.enter_context(_connected(port)), request)
         _ask(prober, ask)
         peers.close()
-        longest, end = 0.0, time.monotonic() + watch_s
-        while (began := time.monotonic()) < end:
-            _ask(prober, ask)
-            longest = max(longest, time.monotonic() - began)
-            time.sleep(PAUSE_S)
-    return longest * 1000
+        try:
+            return _longest_wait(prober, ask, watch_s)
+        except OSError:
+            return math.inf
 
 
 def _requests(
@@ -163,37 +202,27 @@ def _fill(port: int) -> None:
                 _ask(connection, RemotingCommand(RequestCode.UPDATE_CONSUMER_OFFSET, fields))
 
 
-def _measure(
-    kind: Kind,
-    port: int,
-    ask: RemotingCommand,
-    attacks: Mapping[str, bytes],
-    watch_s: float,
-    found: dict[str, dict[Kind, float]],
-) -> None:
-    for name, attack in attacks.items():
-        try:
-            found.setdefault(name, {})[kind] = _longest_wait_ms(port, ask, attack, watch_s)
-        except OSError as error:
-            raise LoadFailed(
-                f"{kind} under {name!r}: no answer to others within {WATCH_S * 6:.0f} s: {error}"
-            ) from None
-
-
 def _longest_wait_ms(port: int, ask: RemotingCommand, attack: bytes, watch_s: float) -> float:
+    """Infinite where the prober got no answer in a minute."""
     over = threading.Event()
     attacker = threading.Thread(target=_attack, args=(port, attack, watch_s / REPEATS, over), daemon=True)
-    longest = 0.0
-    with _connected(port) as prober:
+    attacker.start()
+    try:
+        with _connected(port) as prober:
+            return _longest_wait(prober, ask, watch_s)
+    except OSError:
+        return math.inf
+    finally:
+        over.set()
+        attacker.join()
+
+
+def _longest_wait(prober: socket.socket, ask: RemotingCommand, watch_s: float) -> float:
+    longest, end = 0.0, time.monotonic() + watch_s
+    while (began := time.monotonic()) < end:
         _ask(prober, ask)
-        attacker.start()
-        end = time.monotonic() + watch_s
-        while (began := time.monotonic()) < end:
-            _ask(prober, ask)
-            longest = max(longest, time.monotonic() - began)
-            time.sleep(PAUSE_S)
-    over.set()
-    attacker.join()
+        longest = max(longest, time.monotonic() - began)
+        time.sleep(PAUSE_S)
     return longest * 1000
 
 

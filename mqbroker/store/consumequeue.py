@@ -152,8 +152,8 @@ class ConsumeQueue:
         #: The number of its first message: not 0 where there were others, that were removed.
         self.begins_at = begins_at
         self.is_removed = False
-        #: Whether its first file is not the one that was when the store was stopped.
-        self.lacks_first = False
+        #: Whether its first file is not the one that was when the store was stopped; None where nobody noted that.
+        self.lacks_first: bool | None = None
         self.next_offset = begins_at
         self.max_offset = begins_at
         self.min_offset = begins_at
@@ -464,8 +464,9 @@ class ConsumeQueue:
             if end is not None and self._is_as_noted(end):
                 self._cut_at(end.max_offset)
                 self.min_offset, self.last, self._oldest = end.min_offset, end.last, end.oldest
+                self.lacks_first = False
             else:
-                self.lacks_first = end is not None and end.first < self._first
+                self.lacks_first = None if end is None else end.first < self._first
                 self._find_end(is_intact)
             self.asked_below = self.max_offset
         if self.ext is not None:

@@ -62,6 +62,7 @@ from mqbroker.store.tags_codes import TagsCodes, parse_delay_levels
 from mqbroker.store.transient import PAGE_BYTES, TransientRules, TransientStore
 from mqbroker.store.turns import Steps
 from mqbroker.store.worker import IWorker
+from mqbroker.wire.record import RECORD_BYTES_MIN
 
 #: The index is synced on every so many-th flush of the consume queues: its writes are scattered.
 INDEX_EVERY = 10
@@ -148,13 +149,14 @@ class Opening:
         forget_ends(disk, paths.queue_ends)
         start = find_start(segments, queues, checkpoint, is_clean, is_intact)
         kept.forget_queues_above(start.offset)
-        is_lost = cut_queues(segments, queues, start.offset, is_clean and not start.queues_lack)
+        lost = cut_queues(segments, queues, start.offset, is_clean and not start.queues_lack)
         known: dict[ConsumeQueue, int] | None = None
         trusted = start.offset
-        if is_lost or start.queues_lack or not (is_clean or is_whole(queues, checkpoint, trusted)):
+        if lost or start.queues_lack or not (is_clean or is_whole(queues, checkpoint, trusted)):
             # What is in the others is passed over.
             start = attrs.evolve(start, offset=find_lacking(segments, queues, ends, trusted))
-            kept.forget_queues_above(start.offset)
+            # Not from there: where this start ends early, nothing says what queues should have there.
+            kept.forget_queues_above(segments.first_offset)
             known = {queue: queue.max_offset for queue in queues}
             self._say_lacking(start.offset, trusted)
         known_ms = last_timestamp(segments, queues, start.offset)  # before entries go whose messages are not read again
@@ -213,7 +215,7 @@ class Opening:
             statistics,
             self._why_not_dispatched,
         )
-        yield from self._build_queues(builder, dispatcher, commit_log, rebuild_from)
+        yield from self._build_queues(builder, dispatcher, commit_log, rebuild_from, lost)
         if known is not None:
             self._say_built(queues, known, trusted)
         entering.last_timestamp_ms = max(checkpoint.queues_ms, entering.last_timestamp_ms)
@@ -377,7 +379,12 @@ class Opening:
         return MultiQueues(queues, settings.enable_lmq, settings.max_lmq_consume_queue_num)
 
     def _build_queues(
-        self, builder: QueueBuilder, dispatcher: Dispatcher, commit_log: CommitLog, rebuild_from: int
+        self,
+        builder: QueueBuilder,
+        dispatcher: Dispatcher,
+        commit_log: CommitLog,
+        rebuild_from: int,
+        lost: Mapping[ConsumeQueue, int],
     ) -> Steps[None]:
         """Dispatch what consume queues do not have yet, and number the next message of each."""
         yield from builder.catch_up(dispatcher, commit_log)
@@ -386,6 +393,11 @@ class Opening:
             builder.checkpoint.forget_queues_above(commit_log.min_offset)
             dispatcher.restart(commit_log.min_offset)
             yield from builder.catch_up(dispatcher, commit_log)
+        for queue, first in lost.items():  # not below, where the log has no message of it any more
+            first = min(first, commit_log.end // RECORD_BYTES_MIN)
+            if queue.max_offset < first:
+                queue.skip_to(first)
+                builder.queues.dirty[queue] = None
         for queue in builder.queues:
             queue.clear_kept()
             for path in queue.correct_min(commit_log.min_offset):

@@ -214,24 +214,32 @@ def refuse_lost_log(
         )
 
 
-def cut_queues(segments: Segments, queues: ConsumeQueues, start: int, is_clean: bool) -> bool:
-    """Have nothing in consume queues of what is in the log from `start` on. True where one was deleted that is not as
-    the log says, or was when the store was stopped: what it had below `start` must be built anew, too."""
-    is_lost = False
+def cut_queues(segments: Segments, queues: ConsumeQueues, start: int, is_clean: bool) -> dict[ConsumeQueue, int]:
+    """Have nothing in consume queues of what is in the log from `start` on. Returns those that were deleted, since they
+    are not as the log says, or as they were when the store was stopped: what they had below `start` must be built anew,
+    too. With each goes the number that its next message has at least, whatever the log has of it. Raises OSError."""
+    lost: dict[ConsumeQueue, int] = {}
     for queue in queues:
         if not is_clean or queue.end_of_last() > start:
             queue.truncate(start)
-        # Without its first file the next one of a queue would pass for the first that retention left.
-        is_headless = queue.lacks_first or (not segments.first_offset and queue.is_headless)
+        is_headless = queue.lacks_first or _may_lack_first(segments, queue)
         is_garbled = not _ends_well(segments, queue, is_clean)
         if is_headless or is_garbled:
             log.warn("{directory} is not as the log says: it is built anew", directory=queue.directory)
-            is_lost = True
+            lost[queue] = queue.first_offset if is_headless else 0
         # A process that was killed may have made its first file, and nothing in it.
         is_begun = queue.is_empty and queue.max_offset < queue.begins_at
         if not segments.files or is_headless or is_garbled or is_begun:
             queue.reset()
-    return is_lost
+    return lost
+
+
+def _may_lack_first(segments: Segments, queue: ConsumeQueue) -> bool:
+    """Whether what was before a queue's first file may be in the log: retention deletes none of which the log has a
+    message, and without its first file the next one of a queue would pass for the first that was left."""
+    if not queue.is_headless or (segments.first_offset and queue.lacks_first is not None):
+        return False
+    return queue.is_empty or queue.oldest()[0] >= segments.first_offset
 
 
 def find_lacking(

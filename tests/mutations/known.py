@@ -115,6 +115,27 @@ KNOWN = [
         ("tests/store/test_recovery.py",),
     ),
     Mutation(
+        "take any first file of a queue for the one that retention left",
+        "store/recovery.py",
+        "queue.lacks_first or _may_lack_first(segments, queue)",
+        "queue.lacks_first or (not segments.first_offset and queue.is_headless)",
+        ("tests/store/test_lost_queues.py",),
+    ),
+    Mutation(
+        "number a queue that was lost by what the log has alone",
+        "store/opening.py",
+        "            if queue.max_offset < first:\n",
+        "            if False:\n",
+        ("tests/store/test_lost_queues.py",),
+    ),
+    Mutation(
+        "go on after a kill from where the start before it built queues anew",
+        "store/opening.py",
+        "kept.forget_queues_above(segments.first_offset)",
+        "kept.forget_queues_above(start.offset)",
+        ("tests/store/test_lost_queues.py",),
+    ),
+    Mutation(
         "adopt a later segment with the old records in it",
         "store/opening.py",
         "            files[0].clear_from(0)  # as what is above the end\n",
@@ -222,8 +243,8 @@ KNOWN = [
     Mutation(
         "go on with a queue whose first file is missing",
         "store/recovery.py",
-        "        is_headless = queue.lacks_first or (",
-        "        is_headless = (",
+        "        is_headless = queue.lacks_first or _may",
+        "        is_headless = _may",
         ("tests/store/test_lost_queues.py",),
     ),
     Mutation(

@@ -139,12 +139,14 @@ def test_only_queues_that_lack_entries_are_built_again(bench: Bench, loss: str, 
     assert [name for name in whole if built[name][:2000] != whole[name][:2000] and "T/0" not in name] == []
 
 
-def test_a_first_file_that_is_missing_is_noticed_where_the_log_does_not_begin_at_0(
-    make: Callable[..., Bench], utc: None
-) -> None:
+@pytest.fixture
+def aged(make: Callable[..., Bench], utc: None) -> Bench:
+    """A stopped store of messages 8 to 17 of T, in queue files of three entries from 6 on, and none of Gone, which had
+    one."""
     bench = make(delete_when_hours=(NOW_HOUR,), file_reserved_time_hours=1, mapped_file_size_consume_queue=60)
     store = bench.open()
     store.start()
+    store.append([message("Gone")])
     store.append([message(body=b"%06d" % number + BODY) for number in range(18)])
     turns(bench.clock, 3)
     age(bench, 2 * HOUR_MS, 0, 1)
@@ -152,14 +154,68 @@ def test_a_first_file_that_is_missing_is_noticed_where_the_log_does_not_begin_at
     assert store.log_min_offset == 2 * SEGMENT
     assert store.min_offset("T", 0) == 8
     stop(store)
-    directory = bench.root / "consumequeue" / "T" / "0"
-    [first, *_] = sorted(directory.iterdir())
-    assert first.name == f"{6 * 20:020d}"
-    first.unlink()
-    again = bench.open()
+    assert min(path.name for path in (bench.root / "consumequeue" / "T" / "0").iterdir()) == f"{6 * 20:020d}"
+    return bench
+
+
+def killed(bench: Bench, how: str) -> None:
+    if how == "killed":
+        (bench.root / "abort").write_bytes(bench.disk.boot)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+def test_first_files_that_are_missing_are_noticed_where_the_log_does_not_begin_at_0(
+    aged: Bench, how: str, count: int
+) -> None:
+    killed(aged, how)
+    for path in sorted((aged.root / "consumequeue" / "T" / "0").iterdir())[:count]:
+        path.unlink()
+    again = aged.open()
     assert again.min_offset("T", 0) == 8
     assert aged_bodies(again) == numbered(8, 18)
     assert again.append([message()])[0][1] == 18
+    stop(again)
+
+
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+def test_a_file_without_an_entry_hides_none_that_were_before_it(aged: Bench, how: str) -> None:
+    """As where all files are lost but one that was just made."""
+    killed(aged, how)
+    directory = aged.root / "consumequeue" / "T" / "0"
+    shutil.rmtree(directory)
+    directory.mkdir()
+    (directory / f"{18 * 20:020d}").write_bytes(bytes(60))
+    again = aged.open()
+    assert again.min_offset("T", 0) == 8
+    assert aged_bodies(again) == numbered(8, 18)
+    assert again.append([message()])[0][1] == 18
+    stop(again)
+
+
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+def test_a_queue_goes_on_with_its_numbers_of_which_neither_files_nor_log_have_a_message(aged: Bench, how: str) -> None:
+    killed(aged, how)
+    first = aged.root / "consumequeue" / "Gone" / "0" / f"{0:020d}"
+    first.unlink()
+    first.with_name(f"{3 * 20:020d}").write_bytes(bytes(60))
+    again = aged.open()
+    assert (again.min_offset("Gone", 0), again.max_offset("Gone", 0)) == (3, 3)
+    assert again.append([message("Gone", body=b"next")])[0][1] == 3
+    again.dispatch_now()
+    assert aged_bodies(again, "Gone") == [b"next"]
+    stop(again)
+    again = aged.open()
+    assert aged_bodies(again, "Gone") == [b"next"]
+    stop(again)
+
+
+def test_no_file_is_missed_that_went_with_the_messages_of_the_log(aged: Bench) -> None:
+    killed(aged, "killed")
+    with capturedLogs() as logs:
+        again = aged.open()
+    assert not [entry for entry in logs if "anew" in entry["log_format"]]
+    assert aged_bodies(again) == numbered(8, 18)
     stop(again)
 
 
@@ -173,6 +229,18 @@ def test_queues_are_counted_after_a_start_that_takes_back_what_the_checkpoint_sa
     image = bench.image("killed")
     LOSSES[loss](image)
     assert bodies(image.open()) == [b"%d" % number for number in range(COUNT)]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_what_goes_before_a_start_has_counted_what_it_built_anew_is_there(bench: Bench, loss: str) -> None:
+    stop(filled(bench))
+    without("Other")(bench)
+    bench.open()  # a process that is killed before it syncs
+    image = bench.image("killed")
+    LOSSES[loss](image)
+    again = image.open()
+    assert bodies(again) == [b"%d" % number for number in range(COUNT)]
+    assert bodies(again, "Other") == [b"other"]
 
 
 def test_what_a_long_recovery_saves_is_counted(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,7 +198,7 @@ class Opening:
             opened.callback(index.close)
             kept.forget_index_above(index.offset, index.end_ms)
         damages = Damages(commit_log.end)
-        files = StoreFiles(disk, paths, self.lock, source, queues, index, kept, damages)
+        files = StoreFiles(disk, paths, self.lock, source, queues, index, kept, damages, removed)
         for damage in recovered.damages + misplaced:
             files.add_damage_at_open(damage)
         entering.log_view, entering.on_damage = commit_log, files.add_damage

@@ -50,8 +50,6 @@ class TopicRemover:
         self._log_bounds = log_bounds
         self._lock = DeferredLock()
         self._trashed = 0
-        #: Whether the note on the disk is not what is known here, since it could not be written.
-        self._is_behind = False
 
     def remove_topics(self, names: Collection[str]) -> Deferred[list[str]]:
         """Remove topics; fires with those that were there. Topics of the system are left alone.
@@ -70,14 +68,7 @@ class TopicRemover:
 
     def stop(self) -> Deferred[None]:
         """Fires when nothing is removed any more."""
-        return self._lock.run(lambda: Deferred.fromCoroutine(self._catch_up()))
-
-    async def _catch_up(self) -> None:
-        if self._is_behind:
-            try:
-                await self._save()
-            except OSError as error:
-                self.log.error("which topics were removed cannot be noted, they may come back: {error}", error=error)
+        return self._lock.run(lambda: None)
 
     def _run(self, is_meant: Callable[[ConsumeQueue], bool]) -> Deferred[list[str]]:
         def remove() -> Deferred[list[str]]:
@@ -87,7 +78,7 @@ class TopicRemover:
         return self._lock.run(remove)
 
     async def _remove(self, queues: list[ConsumeQueue]) -> list[str]:
-        if self._is_behind:
+        if self._removed.unsaved is not None:
             await self._save()
         if not queues:
             return []
@@ -120,10 +111,17 @@ class TopicRemover:
             removed.table.clear()
             removed.table.update(former)
             removed.removing.clear()
+            self._owe()
             raise
 
     async def _save(self) -> None:
-        """Bring the note to the disk, after the names that it is about. Raises OSError."""
+        """Bring the note to the disk, after the names that it is about. Raises OSError: it is owed then."""
+        save = self._owe()
+        await self._run_alone(save)
+        self._removed.saved(save)
+
+    def _owe(self) -> Callable[[], None]:
+        """Have the note, as it is now, written before the checkpoint goes on."""
         data = self._removed.encode()
         roots = self._queues.roots
 
@@ -131,9 +129,8 @@ class TopicRemover:
             _sync_names(self._disk, roots, [TRASH])
             self._removed.write(data)
 
-        self._is_behind = True
-        await self._run_alone(save)
-        self._is_behind = False
+        self._removed.unsaved = save
+        return save
 
     def _put_away(self, queues: list[ConsumeQueue]) -> tuple[list[ConsumeQueue], OSError | None]:
         """Take queues out of use and their directories out of sight; which ones, and why not the others."""
@@ -240,6 +237,7 @@ def _note_earlier(queue: ConsumeQueue, removed: RemovedQueues) -> None:
     """Note of a queue that stays what was removed before it began: the later note has taken the place of that."""
     begin = queue.search(lambda offset, size: not offset and size == BLANK_SIZE, queue.first_offset, queue.max_offset)
     del removed.table[queue.topic, queue.queue_id]
+    queue.begins_at = begin
     if begin:
         removed.table[queue.topic, queue.queue_id] = Removed(begin, queue.entry(begin)[0])
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from twisted.logger import Logger
@@ -35,6 +35,14 @@ class RemovedQueues:
         self._path = path
         self.table = table
         self.removing: set[QueueKey] = set()
+        #: Writes what the file does not say yet, on the worker; raises OSError. Until it has, the checkpoint must stay:
+        #: a start takes up the numbers where the file says, and must find all messages from there on.
+        self.unsaved: Callable[[], None] | None = None
+
+    def saved(self, save: Callable[[], None] | None) -> None:
+        """`save` was done; there may be newer to write."""
+        if self.unsaved is save:
+            self.unsaved = None
 
     def load(self) -> None:
         """Read the file, if there is one. Raises OSError.

@@ -25,6 +25,7 @@ from mqbroker.store.index import Index
 from mqbroker.store.logscan import Damage
 from mqbroker.store.outages import Outage
 from mqbroker.store.queue_ends import write_ends
+from mqbroker.store.removed_queues import RemovedQueues
 from mqbroker.store.segment import SegmentSource
 
 #: Stands in the abort file instead of the boot's id where files may not be relied on though the machine still runs.
@@ -100,6 +101,7 @@ class StoreFiles:
         index: Index | None,
         checkpoint: CheckpointFile,
         damages: Damages,
+        removed: RemovedQueues,
     ) -> None:
         self._disk = disk
         self._paths = paths
@@ -125,6 +127,7 @@ class StoreFiles:
         # What opening cut off must be synced, though no message came.
         self._is_saved = False
         self.damages = damages
+        self._removed = removed
         # Progress that is to be noted once the log is synced as far.
         self._tallied: deque[Checkpoint] = deque()
         self._flusher: CacheFlusher | None = None
@@ -172,11 +175,14 @@ class StoreFiles:
             return None
         files, directories = list(self._unsynced), list(self._new_names)
         may_unmark = self._is_marked and not self.is_log_failed
+        note_removed = self._removed.unsaved
 
         def work() -> _Outcome:
             outcome = self._sync(files, directories)
             if outcome.error is None:
                 try:
+                    if note_removed is not None:
+                        note_removed()
                     self.checkpoint.advance(now)
                     if may_unmark:
                         self._disk.write(self._paths.abort, self._disk.boot_id())
@@ -184,11 +190,11 @@ class StoreFiles:
                     return _Outcome(error, is_synced=True)
             return outcome
 
-        return work, self._ended
+        return work, lambda outcome: self._ended(outcome, note_removed)
 
     @property
     def _is_all_synced(self) -> bool:
-        return not (self._unsynced or self._new_names or self._is_marked)
+        return not (self._unsynced or self._new_names or self._is_marked or self._removed.unsaved)
 
     def _take(self, with_index: bool) -> None:
         """Take over what is to be synced. It stays here until it was: nothing else may ever be covered."""
@@ -229,7 +235,7 @@ class StoreFiles:
         spoilt = [file for file, error in failed if file is not None and not is_shortage(error)]
         return _Outcome(errors[0], spoilt, is_marked=True)
 
-    def _ended(self, outcome: _Outcome) -> None:
+    def _ended(self, outcome: _Outcome, note_removed: Callable[[], None] | None) -> None:
         self._is_marked |= outcome.is_marked
         self._spoilt.update(dict.fromkeys(outcome.spoilt))
         if not outcome.is_synced:
@@ -242,6 +248,7 @@ class StoreFiles:
             self._writing.failed(str(outcome.error))
             return
         self._writing.worked()
+        self._removed.saved(note_removed)
         self._is_marked = False
         self._is_saved = True
 

@@ -448,6 +448,20 @@ KNOWN = [
         ("tests/store/test_removal.py",),
     ),
     Mutation(
+        "go on with the checkpoint though it could not be noted what was removed",
+        "store/store_files.py",
+        "                    if note_removed is not None:\n                        note_removed()\n",
+        "",
+        ("tests/store/test_removal.py",),
+    ),
+    Mutation(
+        "take a stop for clean though it could not be noted what was removed",
+        "store/store_files.py",
+        "self._is_marked or self._removed.unsaved)",
+        "self._is_marked)",
+        ("tests/store/test_removal.py",),
+    ),
+    Mutation(
         "serve a message whose body rotted",
         "store/verifying.py",
         "zlib.crc32(record[BODY_OFFSET_V4:place]) & 0x7FFFFFFF == crc",

@@ -256,6 +256,87 @@ def test_where_the_note_cannot_be_written_all_stays(bench: Bench, monkeypatch: p
     assert result(store.remove_topics(["Old"])) == ["Old"]
 
 
+def removed_but_not_noted(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> tuple[MessageStore, list[bool]]:
+    """A store in which the second note of a removal fails, a message having come between the two; notes go on failing
+    until the list is empty."""
+    store = filled(bench)
+    refuses: list[bool] = []
+    write = bench.disk.write
+
+    def refuse(path: str, data: bytes) -> None:
+        if refuses and "removedQueues" in path:
+            raise OSError(28, "No space left on device", path)
+        write(path, data)
+
+    monkeypatch.setattr(bench.disk, "write", refuse)
+    bench.worker.at_once = False
+    done: list[Failure] = []
+    store.remove_topics(["Old"]).addErrback(done.append)
+    assert store.append([message("Old", body=b"between")])[0][1] == 3
+    bench.worker.step()
+    assert "Old/0" not in directories(bench)
+    refuses.append(True)
+    while bench.worker.waiting:
+        bench.worker.step()
+    bench.worker.at_once = True
+    assert "No space" in str(done[0].value)
+    turns(bench.clock, 30)
+    return store, refuses
+
+
+@pytest.mark.parametrize("ending", ["stopped", "killed", "machine stopped", "without queues"])
+@pytest.mark.parametrize("new", [[], [b"new"]])
+def test_numbers_of_messages_that_came_before_a_removal_was_noted_are_not_given_again(
+    make: Make, ending: str, new: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make()
+    store, _ = removed_but_not_noted(bench, monkeypatch)
+    for body in new:
+        assert store.append([message("Old", body=body)])[0][1] == 4
+    store.append([message("Kept", body=b"end")])
+    turns(bench.clock, 30)
+    if ending == "stopped":
+        stop(store)
+    image = bench.image("again")
+    if ending == "machine stopped":
+        image.disk.boot = b"other boot"
+    if ending == "without queues":
+        image.disk.remove_tree(str(image.root / "consumequeue"))
+    again = image.open()
+    assert bodies(again) in (new, [b"between", *new])
+    assert bodies(again, queue_id=1) == []
+    assert again.append([message("Old", body=b"newer"), message("Old", 1)])[0][1] == 4 + len(new)
+    again.dispatch_now()
+    assert bodies(again)[-1 - len(new) :] == [*new, b"newer"]
+    stop(again)
+    image.disk.remove_tree(str(image.root / "consumequeue"))
+    assert bodies(image.open())[-1 - len(new) :] == [*new, b"newer"]
+
+
+def test_what_was_removed_is_noted_with_the_next_checkpoint_that_can_be_written(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, refuses = removed_but_not_noted(bench, monkeypatch)
+    assert store.append([message("Old", body=b"new")])[0][1] == 4
+    turns(bench.clock, 30)
+    noted = json.loads((bench.root / "removedQueues.json").read_bytes())
+    assert store._files.synced_end <= noted["queues"][0][3]
+    refuses.clear()
+    turns(bench.clock, 3)
+    noted = json.loads((bench.root / "removedQueues.json").read_bytes())
+    assert ([row[:3] for row in noted["queues"]], noted["removing"]) == ([["Old", 0, 4], ["Old", 1, 3]], [])
+    assert store._files.synced_end == store.log_end
+    stop(store)
+    assert not (bench.root / "abort").exists()
+    assert bodies(bench.open()) == [b"new"]
+
+
+def test_a_stop_is_not_clean_while_a_removal_is_not_noted(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, _ = removed_but_not_noted(bench, monkeypatch)
+    stop(store)
+    assert (bench.root / "abort").exists()
+
+
 def test_where_a_directory_cannot_be_moved_its_topic_stays(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     store = filled(bench)
     rename = bench.disk.rename

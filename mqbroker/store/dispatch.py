@@ -12,6 +12,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
 from mqbroker.store.commitlog import CommitLog, Piled
+from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.entering import Entering
 from mqbroker.store.index import Index
@@ -111,12 +112,16 @@ class Dispatcher:
         pile = self._commit_log.pile
         return bool(pile) and pile[0][1][0][0] <= self._taken
 
-    def restart(self, start: int) -> None:
-        """Build the queues that have messages at or above `start` of the log anew, from there."""
+    def restart(self, start: int) -> dict[ConsumeQueue, int]:
+        """Build the queues that have messages at or above `start` of the log anew, from there. Returns those, with the
+        number that the first of these messages had. Raises OSError."""
+        restarted: dict[ConsumeQueue, int] = {}
         for queue in self._queues:
             if queue.end_of_last() > start:
+                restarted[queue] = queue.search(lambda offset, _: offset < start, queue.first_offset, queue.max_offset)
                 queue.reset()
         self.offset = self._taken = start
+        return restarted
 
     def catch_up(self) -> None:
         """Dispatch to the consume queues all that is in the log. Raises OSError."""

@@ -391,7 +391,7 @@ class Opening:
         if builder.entering.gaps and rebuild_from > commit_log.min_offset:
             self.log.warn("{root}: consume queues miss messages, all are built anew", root=self.paths.root)
             builder.checkpoint.forget_queues_above(commit_log.min_offset)
-            dispatcher.restart(commit_log.min_offset)
+            lost = {**lost, **dispatcher.restart(commit_log.min_offset)}
             yield from builder.catch_up(dispatcher, commit_log)
         for queue, first in lost.items():  # not below, where the log has no message of it any more
             first = min(first, commit_log.end // RECORD_BYTES_MIN)

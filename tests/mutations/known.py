@@ -129,6 +129,13 @@ KNOWN = [
         ("tests/store/test_lost_queues.py",),
     ),
     Mutation(
+        "number queues that are built anew a second time by what the log has alone",
+        "store/opening.py",
+        "lost = {**lost, **dispatcher.restart(commit_log.min_offset)}",
+        "dispatcher.restart(commit_log.min_offset)",
+        ("tests/store/test_lost_queues.py",),
+    ),
+    Mutation(
         "go on after a kill from where the start before it built queues anew",
         "store/opening.py",
         "kept.forget_queues_above(segments.first_offset)",

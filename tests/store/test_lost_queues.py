@@ -8,12 +8,13 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
+import attrs
 import pytest
 from twisted.internet.defer import Deferred
 from twisted.logger import capturedLogs
 
 from mqbroker.store import GetResult, MessageStore
-from mqbroker.store.checkpoint import decode_checkpoint
+from mqbroker.store.checkpoint import decode_checkpoint, encode_checkpoint
 from mqbroker.store.cold import run_now
 from mqbroker.wire.codes import SysFlag
 from mqbroker.wire.javahash import java_hash
@@ -207,6 +208,37 @@ def test_a_queue_goes_on_with_its_numbers_of_which_neither_files_nor_log_have_a_
     stop(again)
     again = aged.open()
     assert aged_bodies(again, "Gone") == [b"next"]
+    stop(again)
+
+
+def test_a_queue_that_is_built_anew_does_not_give_the_numbers_again_of_what_went_before_the_log(
+    make: Callable[..., Bench], utc: None
+) -> None:
+    """The one message that the log has of it is damaged, and where another is that consume queues do not have yet."""
+    bench = make(delete_when_hours=(NOW_HOUR,), file_reserved_time_hours=1)
+    store = bench.open()
+    store.start()
+    store.append([message("Rare"), message("Rare")])
+    store.append([message(body=b"%06d" % number + BODY) for number in range(18)])
+    rare, first, hidden, _ = store.append([message("Rare"), message(), message(body=b"hidden"), message()])
+    turns(bench.clock, 3)
+    age(bench, 2 * HOUR_MS, 0, 1)
+    a_turn(bench)
+    stop(store)
+    known = decode_checkpoint((bench.root / "checkpoint").read_bytes())
+    known = attrs.evolve(known, queues_offset=first[0], tally=None)
+    (bench.root / "checkpoint").write_bytes(encode_checkpoint(known))
+    killed(bench, "killed")
+    for damaged in (rare, hidden):
+        base = damaged[0] // SEGMENT * SEGMENT
+        write(bench.root / "commitlog" / f"{base:020d}", damaged[0] - base + 4, b"\xff")
+    with capturedLogs() as logs:
+        again = bench.open()
+    assert [entry for entry in logs if "queues miss messages" in entry["log_format"]]
+    assert again.max_offset("T", 0) == 21
+    assert again.append([message("Rare", body=b"next")])[0][1] == 2
+    again.dispatch_now()
+    assert aged_bodies(again, "Rare") == [b"next"]
     stop(again)
 
 

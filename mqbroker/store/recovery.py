@@ -227,8 +227,8 @@ def cut_queues(segments: Segments, queues: ConsumeQueues, start: int, is_clean: 
         if is_headless or is_garbled:
             log.warn("{directory} is not as the log says: it is built anew", directory=queue.directory)
             lost[queue] = queue.first_offset if is_headless else 0
-        # A process that was killed may have made its first file, and nothing in it.
-        is_begun = queue.is_empty and queue.max_offset < queue.begins_at
+        # A process that was killed may have made its first file, with nothing but what stands for removed messages.
+        is_begun = queue.end_of_last() < 0 and queue.max_offset <= queue.begins_at > 0
         if not segments.files or is_headless or is_garbled or is_begun:
             queue.reset()
     return lost

@@ -111,7 +111,7 @@ class RetentionCheck:
         def behind() -> list[tuple[str, int]]:
             wrong = []
             for (topic, queue_id), entries in sorted(model.queues.items()):
-                if any((topic, queue_id) in entry.removed_from for entry in entries):
+                if (topic, queue_id) in model.numbered:
                     continue
                 if world.store.min_offset(topic, queue_id) != _first_there(entries):
                     wrong.append((topic, queue_id))

@@ -46,6 +46,7 @@ SOMETIMES = (
     "power cut after a stop",
     "power while the worker was busy",
     "read failed",
+    "removal refused",
     "reopened after kill",
     "reopened after power",
     "reopened after stop",

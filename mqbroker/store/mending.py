@@ -104,6 +104,7 @@ class Mender:
         nearest right ones holds no record. For the worker."""
         log = self._commit_log
         low, high = offset, offset + 1
+        oldest = low_min
         low_min, high_max = max(low_min, low - _AROUND_MAX), min(high_max, high + _AROUND_MAX)
         while low > low_min and not self._is_right(queue, low - 1):
             low -= 1
@@ -117,7 +118,8 @@ class Mender:
             end = queue.entry_from_disk(high)[0]
         found, damages = self._scan(queue, start, end)
         entries: dict[int, Entry] = {}
-        blank = start, BLANK_SIZE, 0  # its message is damaged, or gone from the log
+        # Its message is damaged, or gone from the log; where none is before it the queue begins behind it.
+        blank = start if low > oldest else 0, BLANK_SIZE, 0
         for number in range(low, high):
             known = queue.entry_from_disk(number)
             is_doubtful = number not in found and self._is_right(queue, number) is None

@@ -136,6 +136,13 @@ KNOWN = [
         ("tests/store/test_lost_queues.py",),
     ),
     Mutation(
+        "begin a queue with lost entries of which the log has no message",
+        "store/mending.py",
+        "start if low > oldest else 0",
+        "start",
+        ("tests/store/test_lost_queues.py",),
+    ),
+    Mutation(
         "go on after a kill from where the start before it built queues anew",
         "store/opening.py",
         "kept.forget_queues_above(segments.first_offset)",

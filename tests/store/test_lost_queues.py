@@ -143,11 +143,11 @@ def test_only_queues_that_lack_entries_are_built_again(bench: Bench, loss: str, 
 @pytest.fixture
 def aged(make: Callable[..., Bench], utc: None) -> Bench:
     """A stopped store of messages 8 to 17 of T, in queue files of three entries from 6 on, and none of Gone, which had
-    one."""
+    two."""
     bench = make(delete_when_hours=(NOW_HOUR,), file_reserved_time_hours=1, mapped_file_size_consume_queue=60)
     store = bench.open()
     store.start()
-    store.append([message("Gone")])
+    store.append([message("Gone"), message("Gone")])
     store.append([message(body=b"%06d" % number + BODY) for number in range(18)])
     turns(bench.clock, 3)
     age(bench, 2 * HOUR_MS, 0, 1)
@@ -239,6 +239,17 @@ def test_a_queue_that_is_built_anew_does_not_give_the_numbers_again_of_what_went
     assert again.append([message("Rare", body=b"next")])[0][1] == 2
     again.dispatch_now()
     assert aged_bodies(again, "Rare") == [b"next"]
+    stop(again)
+
+
+def test_a_queue_begins_behind_lost_entries_of_which_the_log_has_no_message(aged: Bench) -> None:
+    killed(aged, "killed")
+    write(aged.root / "consumequeue" / "Gone" / "0" / f"{0:020d}", 0, b"\x7f" * 20)
+    again = aged.open()
+    again.start()
+    assert result_of(again.get_when_ready("Gone", 0, 0, 1)).count == 0
+    a_turn(aged)
+    assert (again.min_offset("Gone", 0), again.max_offset("Gone", 0)) == (2, 2)
     stop(again)
 
 

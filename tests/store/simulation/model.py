@@ -174,12 +174,14 @@ class Model:
         return range(lowest, max(len(entries), self.numbered.get(queue, 0)) + 1)
 
     def begin_removal(self, topic: str) -> dict[tuple[str, int], int]:
-        """From now on what queues of a topic have may be gone; returns how many messages each has had."""
-        counts = {queue: len(entries) for queue, entries in self.queues.items() if queue[0] == topic}
-        for queue, count in counts.items():
-            for entry in self.queues[queue]:
+        """From now on what queues of a topic have may be gone; returns how many messages each is known to have had: of
+        those that rotted at its end nobody may know."""
+        counts = {queue: self.next_offsets(queue).start for queue in self.queues if queue[0] == topic}
+        for queue in counts:
+            entries = self.queues[queue]
+            self.numbered[queue] = max(len(entries), self.numbered.get(queue, 0))
+            for entry in entries:
                 entry.removed_from.add(queue)
-            self.numbered[queue] = max(count, self.numbered.get(queue, 0))
         self.removals.add(topic)
         return counts
 

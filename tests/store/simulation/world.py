@@ -802,7 +802,8 @@ class World:
         if store.damages:
             self.counts["damage found"] += 1
             require(model.has_rot, "damage is damage", f"nothing rotted, yet: {store.damages[0]}")
-        model.last_ms = model.entries[-1].store_ms if model.entries else 0
+        # Of what rotted before a checkpoint had its time nobody knows that.
+        model.last_ms = next((entry.store_ms for entry in reversed(model.entries) if not entry.is_rotten), 0)
         model.removals.clear()
         self._adopt_in_flight()
         segment = self.options["segment_bytes"]

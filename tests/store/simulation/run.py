@@ -46,6 +46,7 @@ SOMETIMES = (
     "power cut after a stop",
     "power while the worker was busy",
     "read failed",
+    "reads refused for want of descriptors",
     "removal refused",
     "reopened after kill",
     "reopened after power",

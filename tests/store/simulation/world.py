@@ -195,6 +195,9 @@ class World:
             if not self.disk.is_short:
                 raise
             self.counts["reads refused for want of descriptors"] += 1
+            if step[0] in ("get", "query", "time"):
+                self._do_lift_short()
+                self.do(step)
         except _PageUnreadable:
             self.counts["read of a bad page failed"] += 1
         except UnallocatedStore as error:
@@ -439,7 +442,6 @@ class World:
         self._do_advance(ms, share, seed)
 
     def _do_get(self, seed: int) -> None:
-        self._do_lift_short()
         rng = Random(seed)
         queues = sorted(self.model.queues)
         if not queues:
@@ -478,7 +480,6 @@ class World:
         return result.next_offset
 
     def _do_query(self, seed: int) -> None:
-        self._do_lift_short()
         rng = Random(seed)
         key = rng.choice(["all", f"k{rng.randint(0, 4)}", f"u{rng.randint(1, self._written + 1)}"])
         self._query(rng.choice(TOPICS), key)
@@ -504,7 +505,6 @@ class World:
         require(not missing, "index holds all", f"query {topic} {key}: {len(missing)} of {len(complete)} missing")
 
     def _do_time(self, seed: int) -> None:
-        self._do_lift_short()
         rng = Random(seed)
         queues = sorted(self.model.queues)
         if not queues or self.model.has_rot:

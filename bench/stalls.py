@@ -177,9 +177,9 @@ def _longest_wait_after_leaving(
 ) -> float:
     """Let peers come, each over a connection of its own, and all go at once; the longest wait of the prober then."""
     with _connected(port) as prober, ExitStack() as peers:
+        _ask(prober, ask)  # who says nothing for long is closed
         for request in present:
             _ask(peers.enter_context(_connected(port)), request)
-        _ask(prober, ask)
         peers.close()
         try:
             return _longest_wait(prober, ask, watch_s)

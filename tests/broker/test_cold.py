@@ -1,5 +1,7 @@
 """Requests for what is not in memory: answered later, while others are answered at once; and where the disk fails."""
 
+from mmap import PAGESIZE
+
 import pytest
 
 from mqbroker.broker.delay import DelayService
@@ -75,6 +77,16 @@ def client(cold_bench):
     return cold_bench.client()
 
 
+def send_hot(bench, send):
+    """Have what `send` stores stay in memory, when all of the log before it has left that."""
+    bench.client().send("Other", bytes(PAGESIZE))
+    start = bench.store.log_end
+    sent = send()
+    bench.worker.at_once = False
+    bench.disk.faults.evict(but_log_from=start)
+    return sent
+
+
 def test_a_cold_pull_is_answered_when_its_messages_are_there(cold_bench, client):
     assert client.pull("T", queue_offset=2) is None
     opaque = client._opaque
@@ -86,9 +98,7 @@ def test_a_cold_pull_is_answered_when_its_messages_are_there(cold_bench, client)
 
 def test_answers_of_cold_pulls_keep_nobody_waiting(cold_bench, client):
     cold_bench.worker.at_once = True
-    client.send("T", b"hot")
-    cold_bench.worker.at_once = False
-    cold_bench.disk.faults.evict()
+    send_hot(cold_bench, lambda: client.send("T", b"hot"))
     client.tell(*[RemotingCommand.request(PULL, pull_header(queue_offset=offset)) for offset in (10, 0, 10, 5)])
     hot = client.heard()
     assert [bodies(answer) for answer in hot] == [[b"hot"], [b"hot"]]
@@ -283,9 +293,7 @@ def test_what_others_settle_while_a_run_waits_is_not_stored_again(make_bench, tm
     bench.step_all()
     bench.worker.at_once = True
     producer, other = Transactor(bench), Transactor(bench)
-    half = producer.half(b"one")
-    bench.worker.at_once = False
-    bench.disk.faults.evict()
+    half = send_hot(bench, lambda: producer.half(b"one"))
     assert producer.client.ask_all(*[end_command(each, COMMIT) for each in (half, cold_half)]) == []
     if how == "committed":
         assert other.commit(half).code == ResponseCode.SUCCESS

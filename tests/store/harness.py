@@ -57,12 +57,17 @@ class Faults:
     fetched: set[tuple[str, int]] = attrs.field(factory=set)
     #: (path, offset, size) of each fetch.
     fetches: list[tuple[str, int, int]] = attrs.field(factory=list)
+    #: Whether a page of a path is in memory all the same.
+    is_warm: Callable[[str, int], bool] = lambda path, page: False
     #: (path, offset) of bytes that cannot be read.
     unreadable: set[tuple[str, int]] = attrs.field(factory=set)
 
-    def evict(self) -> None:
-        """Have nothing in memory."""
+    def evict(self, *, but_log_from: int | None = None) -> None:
+        """Have nothing in memory; or queues and index, and the log from the page of an offset on."""
         self.is_cold = True
+        if but_log_from is not None:
+            first = but_log_from // PAGESIZE
+            self.is_warm = lambda path, page: "commitlog" not in path or page >= first
         self.fetched.clear()
         self.fetches.clear()
 
@@ -102,7 +107,10 @@ class FaultyFile:
     def is_resident(self, offset: int, size: int) -> bool:
         if not self._faults.is_cold:
             return True
-        return all((self.path, page) in self._faults.fetched for page in _pages(offset, size))
+        faults = self._faults
+        return all(
+            (self.path, page) in faults.fetched or faults.is_warm(self.path, page) for page in _pages(offset, size)
+        )
 
     def fetch(self, offset: int, size: int) -> None:
         self._faults.fetches.append((self.path, offset, size))

@@ -9,8 +9,8 @@ from mqbroker.client.peer import MemberPeer
 from mqbroker.config import NamesrvSettings, NettySettings
 from mqbroker.namesrv.service import make_namesrv
 from mqbroker.store.worker import InlineWorker
-from mqbroker.wire.access import ASKED_OF_CLIENTS, DEMANDS, UNANSWERED
 from mqbroker.wire.codes import RequestCode
+from mqbroker.wire.requests import REQUESTS, UNANSWERED, demand_of
 from tests.broker.bench import Bench
 
 PAGE = Path(__file__).parent.parent / "docs" / "protocol.rst"
@@ -37,7 +37,7 @@ def running_tables(folder):
 def who_serves(code, tables):
     """The words of the table for `code`: modules, or why there are none."""
     modules = [f"``{table.served_by(code)}``" for table in tables if code in table.codes]
-    if code in ASKED_OF_CLIENTS:
+    if code in REQUESTS and REQUESTS[code].to_clients:
         ours = f" (ours: ``{MemberPeer.__module__}``)" if code in MemberPeer.CODES else ""
         modules.append(f"asked of clients{ours}")
     return ", ".join(modules) or UNANSWERED[code]
@@ -46,7 +46,7 @@ def who_serves(code, tables):
 def who_may_ask(code, tables):
     """What a broker that controls access demands; a name server demands nothing."""
     broker, namesrv = tables
-    return DEMANDS[code].words if code in broker.codes else "everybody" if code in namesrv.codes else ""
+    return demand_of(code).words if code in broker.codes else "everybody" if code in namesrv.codes else ""
 
 
 def rows(tables):

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from mqbroker.wire.access import DEMANDS
 from mqbroker.wire.codes import RequestCode
+from mqbroker.wire.requests import REQUESTS
 from tests.protocol_page import BEGIN, END, PAGE, page_with, render, rows, running_tables
 
 
@@ -25,8 +25,9 @@ def test_each_code_has_one_row():
     assert found == [[str(int(code)), code.name] for code in RequestCode]
 
 
-def test_a_daemon_serves_each_code_that_has_a_class(tables):
-    assert set(DEMANDS) - {code for table in tables for code in table.codes} == set()
+def test_a_daemon_serves_each_code_that_servers_answer(tables):
+    of_servers = {code for code, request in REQUESTS.items() if request.demand}
+    assert of_servers == {code for table in tables for code in table.codes}
 
 
 def test_each_row_says_who_serves(tables):

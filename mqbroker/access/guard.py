@@ -15,10 +15,11 @@ from mqbroker.access.accounts import AccessRefused, Account, Accounts
 from mqbroker.access.rights import IRights
 from mqbroker.errors import MQError, Refused
 from mqbroker.remoting.handlers import Answer, BatchHandler, Handler, IConnection, IGuard, RawRequest
-from mqbroker.wire.access import DEMANDS, PUB, Demand, Need
+from mqbroker.wire.access import PUB, Demand, Need
 from mqbroker.wire.codes import NO_SEND_TOPICS, SCHEDULE_TOPIC, Prop, RequestCode, ResponseCode
 from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand, encode_command
 from mqbroker.wire.record import Record, decode_record
+from mqbroker.wire.requests import demand_of
 
 log = Logger()
 
@@ -46,7 +47,7 @@ class Guard:
 
     def guarded(self, code: int, handler: Handler) -> Handler:
         """`handler`, reached only by who may ask `code`. Raises ValueError where nothing says who may."""
-        demand = _demand(code)
+        demand = demand_of(code)
 
         def check_first(request: RemotingCommand, connection: IConnection) -> Answer:
             self._check(code, demand, request.ext_fields, request.body, connection)
@@ -57,7 +58,7 @@ class Guard:
 
     def guarded_batch(self, code: int, handler: BatchHandler) -> BatchHandler:
         """As `guarded`, for all requests of one read: those that are refused are answered, the others handled."""
-        demand = _demand(code)
+        demand = demand_of(code)
 
         def check_first(requests: list[RawRequest], connection: IConnection) -> bytes | Deferred[bytes]:
             allowed, refusals = self._sorted_out(code, demand, requests, connection)
@@ -152,18 +153,11 @@ class Guard:
         )
 
 
-def _demand(code: int) -> Demand:
-    demand = DEMANDS.get(RequestCode(code))
-    if demand is None:
-        raise ValueError(f"nothing in mqbroker.wire.access says who may ask code {code} of a server")
-    return demand
-
-
 def _needs_of_message(code: int, topics: list[str]) -> list[Need]:
     """What requests of `code` need of the topics of the message that was found."""
-    permission = _demand(code).of_message
+    permission = demand_of(code).of_message
     if permission is None:
-        raise ValueError(f"nothing in mqbroker.wire.access says what code {code} needs of a message")
+        raise ValueError(f"nothing in mqbroker.wire.requests says what code {code} needs of a message")
     return [Need.of_topic(topic, permission) for topic in topics]
 
 

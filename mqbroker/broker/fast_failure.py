@@ -16,7 +16,8 @@ import attrs
 from mqbroker.config import BrokerSettings
 from mqbroker.errors import Refused
 from mqbroker.remoting.handlers import HandlerTable, IConnection
-from mqbroker.wire.codes import RequestCode, ResponseCode
+from mqbroker.wire.codes import ResponseCode
+from mqbroker.wire.requests import REQUESTS, WaitQueue
 
 #: The keys that may be changed while it goes on.
 KEYS = (
@@ -26,12 +27,6 @@ KEYS = (
     "waitTimeMillsInHeartbeatQueue",
     "waitTimeMillsInTransactionQueue",
     "osPageCacheBusyTimeOutMills",
-)
-_SENDS = (
-    RequestCode.SEND_MESSAGE,
-    RequestCode.SEND_MESSAGE_V2,
-    RequestCode.SEND_BATCH_MESSAGE,
-    RequestCode.CONSUMER_SEND_MSG_BACK,
 )
 _NEVER = float("inf")
 
@@ -58,10 +53,10 @@ class TickedTurns:
 
 
 @attrs.define
-class _Patience:
-    """How long requests of one kind may wait."""
+class _Limit:
+    """How long requests of one wait queue may wait."""
 
-    is_send: bool = False
+    is_send: bool
     seconds: float = _NEVER
 
 
@@ -70,70 +65,48 @@ class FastFailure:
 
     def __init__(self, turns: Turns, settings: BrokerSettings) -> None:
         self._turns = turns
-        self._sends, self._pulls, self._heartbeats, self._transactions = (
-            _Patience(is_send=True),
-            _Patience(),
-            _Patience(),
-            _Patience(),
-        )
+        self._limits = {queue: _Limit(queue is WaitQueue.SEND) for queue in WaitQueue}
         self._log_busy_seconds = _NEVER
         #: When the sends before these were taken.
         self._sends_taken = _NEVER
         self.settings_changed(settings)
 
     def settings_changed(self, settings: BrokerSettings) -> None:
-        is_on = settings.broker_fast_failure_enable
-        for patience, wait_ms in (
-            (self._sends, settings.wait_time_ms_in_send_queue),
-            (self._pulls, settings.wait_time_ms_in_pull_queue),
-            (self._heartbeats, settings.wait_time_ms_in_heartbeat_queue),
-            (self._transactions, settings.wait_time_ms_in_transaction_queue),
+        for queue, wait_ms in (
+            (WaitQueue.SEND, settings.wait_time_ms_in_send_queue),
+            (WaitQueue.PULL, settings.wait_time_ms_in_pull_queue),
+            (WaitQueue.HEARTBEAT, settings.wait_time_ms_in_heartbeat_queue),
+            (WaitQueue.TRANSACTION, settings.wait_time_ms_in_transaction_queue),
         ):
-            patience.seconds = wait_ms / 1000 if is_on else _NEVER
+            self._limits[queue].seconds = wait_ms / 1000 if settings.broker_fast_failure_enable else _NEVER
         self._log_busy_seconds = settings.os_page_cache_busy_time_out_ms / 1000
 
     def watch(self, table: HandlerTable) -> None:
         """Guard what is served by now."""
-        for code in _SENDS:
-            table.wrap(code, self._guarded_sends)
-        for patience, code in (
-            (self._pulls, RequestCode.PULL_MESSAGE),
-            (self._heartbeats, RequestCode.HEART_BEAT),
-            (self._transactions, RequestCode.END_TRANSACTION),
-        ):
-            table.wrap(code, partial(self._guarded, patience=patience))
+        for code, request in REQUESTS.items():
+            if request.wait_queue is not None:
+                table.wrap(code, partial(self._guarded, limit=self._limits[request.wait_queue]))
 
-    def _guarded(self, handler: Callable[[Any, IConnection], Any], patience: _Patience) -> Any:
+    def _guarded(self, handler: Callable[[Any, IConnection], Any], limit: _Limit) -> Any:
         turns = self._turns
 
         @wraps(handler)
-        def take(requests: Any, connection: IConnection) -> Any:
-            if connection.last_active - turns.turn_began >= patience.seconds:
-                raise self._refusal(requests, connection, patience)
-            return handler(requests, connection)
-
-        return take
-
-    def _guarded_sends(self, handler: Callable[[Any, IConnection], Any]) -> Any:
-        turns = self._turns
-        patience = self._sends
-
-        @wraps(handler)
-        def take(requests: Any, connection: IConnection) -> Any:
+        def guarded(requests: Any, connection: IConnection) -> Any:
             now = connection.last_active
-            if now - turns.turn_began >= patience.seconds:
-                raise self._refusal(requests, connection, patience)
-            self._sends_taken = now
+            if now - turns.turn_began >= limit.seconds:
+                raise self._refusal(requests, connection, limit)
+            if limit.is_send:
+                self._sends_taken = now
             return handler(requests, connection)
 
-        return take
+        return guarded
 
-    def _refusal(self, requests: Any, connection: IConnection, patience: _Patience) -> Refused:
+    def _refusal(self, requests: Any, connection: IConnection, limit: _Limit) -> Refused:
         now = connection.last_active
         waited_ms = int((now - self._turns.turn_began) * 1000)
         size = len(requests) if isinstance(requests, list) else 1
         why = "TIMEOUT_CLEAN_QUEUE"
-        if patience.is_send and now - max(self._sends_taken, self._turns.turn_began) >= self._log_busy_seconds:
+        if limit.is_send and now - max(self._sends_taken, self._turns.turn_began) >= self._log_busy_seconds:
             why = "PCBUSY_CLEAN_QUEUE"  # what was sent before these took that long to be appended
         return Refused(
             ResponseCode.SYSTEM_BUSY,

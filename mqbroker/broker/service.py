@@ -52,8 +52,9 @@ from mqbroker.store.message_store import open_store_in_turns
 from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.syncs import ISyncs, KernelSyncs, WorkerSyncs
 from mqbroker.store.worker import IWorker, SerialWorker, ThreadWorker
-from mqbroker.wire.codes import RequestCode, ResponseCode
+from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.record import encode_host
+from mqbroker.wire.requests import codes_where
 
 log = Logger()
 
@@ -62,16 +63,6 @@ FILE_RETRY_SECONDS = 5.0
 DRAIN_SECONDS_MAX = 5.0
 #: The port that a Java client takes with `vipChannelEnabled`, against the one it is told.
 VIP_PORT_OFFSET = -2
-#: What brings new work. Offsets, farewells and questions are taken to the end.
-WORK_CODES = (
-    RequestCode.SEND_MESSAGE,
-    RequestCode.SEND_MESSAGE_V2,
-    RequestCode.SEND_BATCH_MESSAGE,
-    RequestCode.SEND_REPLY_MESSAGE,
-    RequestCode.SEND_REPLY_MESSAGE_V2,
-    RequestCode.CONSUMER_SEND_MSG_BACK,
-    RequestCode.PULL_MESSAGE,
-)
 #: Producers try another broker, consumers come again.
 STOPPING = Refused(ResponseCode.SERVICE_NOT_AVAILABLE, "service not available now. The broker is stopping")
 DISK_THREADS = 3
@@ -199,7 +190,7 @@ class BrokerService(Service):
         listening.resume()
         assembly.held.start()
         self._stops.append(assembly.held.stop)
-        self._stops.append(lambda: table.refuse(WORK_CODES, STOPPING))
+        self._stops.append(lambda: table.refuse(codes_where(lambda request: request.new_work), STOPPING))
         self._stops.append(listening.stop_accepting)
         self._register(address, assembly.topics, assembly.live, clock)
 

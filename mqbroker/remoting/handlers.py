@@ -18,10 +18,9 @@ from twisted.python.failure import Failure
 from zope.interface import Attribute, Interface
 
 from mqbroker.errors import MQError, Refused
-from mqbroker.wire.access import is_classified
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.command import RemotingCommand
-from mqbroker.wire.request_kinds import ASKS_ONLY, BODIES_BYTES_MAX, BODY_BYTES_MAX
+from mqbroker.wire.requests import REQUESTS
 
 log = Logger()
 
@@ -98,8 +97,8 @@ class HandlerTable:
         self._guard = guard
 
     def register(self, code: int, handler: Handler) -> None:
-        """Let `handler` answer `code`. Raises ValueError where the code has one, or is in no class of access."""
-        _check_classified(code)
+        """Let `handler` answer `code`. Raises ValueError where it has one, or no row in the table of requests."""
+        _check_known(code)
         if code in self._handlers:
             raise ValueError(f"code {code} has a handler")
         self._handlers[int(code)] = handler if self._guard is None else self._guard.guarded(code, handler)
@@ -107,7 +106,7 @@ class HandlerTable:
     def register_batch(self, code: int, handler: BatchHandler, run_max: int = RUN_MAX) -> None:
         """Let `handler` answer requests of `code` that came in one read together, `run_max` at a time. Raises
         ValueError as `register` does."""
-        _check_classified(code)
+        _check_known(code)
         if code in self.batch:
             raise ValueError(f"code {code} has a batch handler")
         self.batch[int(code)] = handler if self._guard is None else self._guard.guarded_batch(code, handler)
@@ -152,7 +151,7 @@ class HandlerTable:
         if handler is None:
             remark = f" request type {request.code} not supported"
             return RemotingCommand.response(request, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
-        if request.is_oneway and request.code in ASKS_ONLY:
+        if request.is_oneway and REQUESTS[request.code].read_only:
             return None
         try:
             _check_length(request)
@@ -170,14 +169,14 @@ class HandlerTable:
 
 
 def _check_length(request: RemotingCommand) -> None:
-    size, most = len(request.body), BODIES_BYTES_MAX.get(request.code, BODY_BYTES_MAX)
+    size, most = len(request.body), REQUESTS[request.code].body_bytes_max
     if size > most:
         raise Refused(ResponseCode.SYSTEM_ERROR, f"a body of {size} bytes: this request may have {most} at most")
 
 
-def _check_classified(code: int) -> None:
-    if not is_classified(code):
-        raise ValueError(f"code {code} is in no class of mqbroker.wire.access: nobody would know who may ask it")
+def _check_known(code: int) -> None:
+    if code not in REQUESTS:
+        raise ValueError(f"code {code} has no row in mqbroker.wire.requests: nobody would know who may ask it")
 
 
 def failure_response(request: RemotingCommand, error: BaseException | None) -> RemotingCommand:

@@ -12,7 +12,6 @@ from typing import Any
 
 import attrs
 
-from mqbroker.wire import headers
 from mqbroker.wire.batch import BatchEntry, encode_batch
 from mqbroker.wire.codes import VERSION, PullSysFlag, RequestCode
 from mqbroker.wire.codes import RequestCode as Code
@@ -20,72 +19,14 @@ from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import Header, camel_case
 from mqbroker.wire.ids import offset_message_id, parse_offset_message_id
 from mqbroker.wire.record import decode_records
+from mqbroker.wire.requests import REQUESTS
+from tests.broker.test_every_code import CODES
 
 TOPIC, GROUP, ONLINE, CLIENT_ID = "T", "CG", "OnlineGroup", "client-1"
 BORN_MS = 1_600_000_000_000
 
 #: By code the header that its handler reads; None where it reads none.
-HEADERS: dict[int, type[Header] | None] = {
-    Code.SEND_MESSAGE: headers.SendMessageRequestHeader,
-    Code.SEND_MESSAGE_V2: headers.SendMessageRequestHeaderV2,
-    Code.SEND_BATCH_MESSAGE: headers.SendMessageRequestHeaderV2,
-    Code.SEND_REPLY_MESSAGE: headers.SendMessageRequestHeader,
-    Code.SEND_REPLY_MESSAGE_V2: headers.SendMessageRequestHeaderV2,
-    Code.CONSUMER_SEND_MSG_BACK: headers.ConsumerSendMsgBackRequestHeader,
-    Code.END_TRANSACTION: headers.EndTransactionRequestHeader,
-    Code.RESUME_CHECK_HALF_MESSAGE: headers.ResumeCheckHalfMessageRequestHeader,
-    Code.PULL_MESSAGE: headers.PullMessageRequestHeader,
-    Code.QUERY_MESSAGE: headers.QueryMessageRequestHeader,
-    Code.VIEW_MESSAGE_BY_ID: headers.ViewMessageRequestHeader,
-    Code.QUERY_CONSUMER_OFFSET: headers.QueryConsumerOffsetRequestHeader,
-    Code.SEARCH_OFFSET_BY_TIMESTAMP: headers.SearchOffsetRequestHeader,
-    Code.GET_MAX_OFFSET: headers.GetMaxOffsetRequestHeader,
-    Code.GET_MIN_OFFSET: headers.GetMinOffsetRequestHeader,
-    Code.GET_EARLIEST_MSG_STORETIME: headers.GetEarliestMsgStoretimeRequestHeader,
-    Code.HEART_BEAT: None,
-    Code.UNREGISTER_CLIENT: headers.UnregisterClientRequestHeader,
-    Code.CHECK_CLIENT_CONFIG: None,
-    Code.GET_CONSUMER_LIST_BY_GROUP: headers.GetConsumerListByGroupRequestHeader,
-    Code.LOCK_BATCH_MQ: None,
-    Code.UNLOCK_BATCH_MQ: None,
-    Code.UPDATE_AND_CREATE_TOPIC: headers.CreateTopicRequestHeader,
-    Code.GET_ALL_TOPIC_CONFIG: None,
-    Code.DELETE_TOPIC_IN_BROKER: headers.DeleteTopicRequestHeader,
-    Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: None,
-    Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: None,
-    Code.DELETE_SUBSCRIPTIONGROUP: headers.DeleteSubscriptionGroupRequestHeader,
-    Code.GET_CONSUMER_CONNECTION_LIST: headers.GetConsumerConnectionListRequestHeader,
-    Code.GET_PRODUCER_CONNECTION_LIST: headers.GetProducerConnectionListRequestHeader,
-    Code.GET_ALL_PRODUCER_INFO: None,
-    Code.UPDATE_AND_CREATE_ACL_CONFIG: headers.CreateAccessConfigRequestHeader,
-    Code.DELETE_ACL_CONFIG: headers.DeleteAccessConfigRequestHeader,
-    Code.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: headers.UpdateGlobalWhiteAddrsConfigRequestHeader,
-    Code.GET_BROKER_CLUSTER_ACL_INFO: None,
-    Code.GET_BROKER_CLUSTER_ACL_CONFIG: None,
-    Code.GET_TOPIC_STATS_INFO: headers.GetTopicStatsInfoRequestHeader,
-    Code.QUERY_CONSUME_TIME_SPAN: headers.QueryConsumeTimeSpanRequestHeader,
-    Code.QUERY_TOPIC_CONSUME_BY_WHO: headers.QueryTopicConsumeByWhoRequestHeader,
-    Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: None,
-    Code.CLEAN_EXPIRED_CONSUMEQUEUE: None,
-    Code.CLEAN_UNUSED_TOPIC: None,
-    Code.DELETE_EXPIRED_COMMITLOG: None,
-    Code.GET_ALL_CONSUMER_OFFSET: None,
-    Code.GET_ALL_DELAY_OFFSET: None,
-    Code.GET_CONSUME_STATS: headers.GetConsumeStatsRequestHeader,
-    Code.QUERY_CORRECTION_OFFSET: headers.QueryCorrectionOffsetHeader,
-    Code.QUERY_CONSUME_QUEUE: headers.QueryConsumeQueueRequestHeader,
-    Code.GET_CONSUMER_RUNNING_INFO: headers.GetConsumerRunningInfoRequestHeader,
-    Code.CONSUME_MESSAGE_DIRECTLY: headers.ConsumeMessageDirectlyResultRequestHeader,
-    Code.INVOKE_BROKER_TO_RESET_OFFSET: headers.ResetOffsetRequestHeader,
-    Code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: headers.GetConsumerStatusRequestHeader,
-    Code.GET_BROKER_CONFIG: None,
-    Code.UPDATE_BROKER_CONFIG: None,
-    Code.GET_BROKER_RUNTIME_INFO: None,
-    Code.VIEW_BROKER_STATS_DATA: headers.ViewBrokerStatsDataRequestHeader,
-    Code.GET_BROKER_CONSUME_STATS: headers.GetConsumeStatsInBrokerHeader,
-    Code.CLONE_GROUP_OFFSET: headers.CloneGroupOffsetRequestHeader,
-    Code.UPDATE_CONSUMER_OFFSET: headers.UpdateConsumerOffsetRequestHeader,
-}
+HEADERS: dict[int, type[Header] | None] = {code: REQUESTS[code].header for code in sorted(CODES)}
 #: What is changed by each of its requests: it is wanted anew for the next.
 SPENT = {Code.END_TRANSACTION, Code.RESUME_CHECK_HALF_MESSAGE, Code.UNREGISTER_CLIENT}
 

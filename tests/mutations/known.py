@@ -604,7 +604,7 @@ KNOWN = [
     Mutation(
         "serve who only asks and wants no answer",
         "remoting/handlers.py",
-        "        if request.is_oneway and request.code in ASKS_ONLY:\n            return None\n",
+        "        if request.is_oneway and REQUESTS[request.code].read_only:\n            return None\n",
         "",
         ("tests/remoting/test_answers.py",),
     ),

@@ -7,11 +7,10 @@ from twisted.internet.defer import Deferred, succeed
 
 from mqbroker.errors import Refused
 from mqbroker.remoting.handlers import UNFORESEEN, HandlerTable
-from mqbroker.wire.access import DEMANDS
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand
 from mqbroker.wire.frame import FRAME_BYTES_MAX, JSON, ROCKETMQ
-from mqbroker.wire.request_kinds import BODIES_BYTES_MAX, BODY_BYTES_MAX
+from mqbroker.wire.requests import REQUESTS
 from tests.remoting.link import raw_link, serve
 from tests.remoting.requests import BATCH, ECHO, LATER, echo, request
 
@@ -209,11 +208,11 @@ def test_who_only_asks_and_wants_no_answer_is_not_served(clock, serialize_type):
 
 def test_every_code_has_a_bound_for_its_body(clock, logged):
     """What no real client sends is refused by its length, before anything is made of it."""
-    for code in sorted(DEMANDS):
+    for code in sorted(REQUESTS):
         table, seen = HandlerTable(), []
         table.register(code, lambda asked, connection, seen=seen: seen.append(asked) or RemotingCommand.response(asked))
         peer, link = raw_link(serve(clock, table))
-        most = BODIES_BYTES_MAX.get(code, BODY_BYTES_MAX)
+        most = REQUESTS[code].body_bytes_max
         assert most == FRAME_BYTES_MAX or most <= 512 * 1024
         if most == FRAME_BYTES_MAX:
             continue

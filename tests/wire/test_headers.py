@@ -10,6 +10,7 @@ from mqbroker.wire import headers
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.command import decode_frame
 from mqbroker.wire.headers import Header, camel_case, decode_header, encode_header
+from mqbroker.wire.requests import REQUESTS
 
 CLASSES = {
     name: value
@@ -180,49 +181,6 @@ def test_an_enum_is_written_as_its_number():
     assert encode_header(header)["commitOrRollback"] == "200"
 
 
-REQUEST_HEADERS = {
-    11: headers.PullMessageRequestHeader,
-    12: headers.QueryMessageRequestHeader,
-    14: headers.QueryConsumerOffsetRequestHeader,
-    15: headers.UpdateConsumerOffsetRequestHeader,
-    17: headers.CreateTopicRequestHeader,
-    29: headers.SearchOffsetRequestHeader,
-    30: headers.GetMaxOffsetRequestHeader,
-    31: headers.GetMinOffsetRequestHeader,
-    32: headers.GetEarliestMsgStoretimeRequestHeader,
-    33: headers.ViewMessageRequestHeader,
-    35: headers.UnregisterClientRequestHeader,
-    36: headers.ConsumerSendMsgBackRequestHeader,
-    37: headers.EndTransactionRequestHeader,
-    38: headers.GetConsumerListByGroupRequestHeader,
-    39: headers.CheckTransactionStateRequestHeader,
-    40: headers.NotifyConsumerIdsChangedRequestHeader,
-    100: headers.PutKVConfigRequestHeader,
-    101: headers.GetKVConfigRequestHeader,
-    102: headers.DeleteKVConfigRequestHeader,
-    103: headers.RegisterBrokerRequestHeader,
-    104: headers.UnRegisterBrokerRequestHeader,
-    105: headers.GetRouteInfoRequestHeader,
-    202: headers.GetTopicStatsInfoRequestHeader,
-    203: headers.GetConsumerConnectionListRequestHeader,
-    204: headers.GetProducerConnectionListRequestHeader,
-    205: headers.WipeWritePermOfBrokerRequestHeader,
-    207: headers.DeleteSubscriptionGroupRequestHeader,
-    208: headers.GetConsumeStatsRequestHeader,
-    215: headers.DeleteTopicRequestHeader,
-    216: headers.DeleteTopicFromNamesrvRequestHeader,
-    222: headers.ResetOffsetRequestHeader,
-    300: headers.QueryTopicConsumeByWhoRequestHeader,
-    307: headers.GetConsumerRunningInfoRequestHeader,
-    310: headers.SendMessageRequestHeaderV2,
-    315: headers.ViewBrokerStatsDataRequestHeader,
-    317: headers.GetConsumeStatsInBrokerHeader,
-    320: headers.SendMessageRequestHeaderV2,
-    321: headers.QueryConsumeQueueRequestHeader,
-    325: headers.SendMessageRequestHeaderV2,
-    326: headers.ReplyMessageRequestHeader,
-    327: headers.AddWritePermOfBrokerRequestHeader,
-}
 RESPONSE_HEADERS = {
     11: headers.PullMessageResponseHeader,
     12: headers.QueryMessageResponseHeader,
@@ -247,7 +205,8 @@ EXTRAS = {"AccessKey", "Signature", "SecurityToken", "ReqT", "_UNIQUE_KEY_QUERY"
 def test_a_golden_header_comes_back_as_it_was(golden_frame):
     command = decode_frame(golden_frame.data)
     wanted = {name: text for name, text in command.ext_fields.items() if name not in EXTRAS}
-    cls = (RESPONSE_HEADERS if command.is_response else REQUEST_HEADERS).get(golden_frame.code)
+    code = golden_frame.code
+    cls = RESPONSE_HEADERS.get(code) if command.is_response else REQUESTS[code].header
     if cls is None or (command.is_response and not wanted):
         assert not wanted, "a header without a class"
         return

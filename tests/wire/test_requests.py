@@ -1,21 +1,17 @@
-"""Every code of the Java system is in one class, or there is a reason why not."""
+"""The table of requests: every code of the Java system has a row, or there is a reason why not."""
 
 import pytest
 
 from mqbroker.remoting.handlers import HandlerTable
-from mqbroker.wire.access import ASKED_OF_CLIENTS, DEMANDS, UNANSWERED, Access, is_classified
+from mqbroker.wire.access import Access
 from mqbroker.wire.codes import RequestCode
+from mqbroker.wire.requests import REQUESTS, UNANSWERED, demand_of
 
 
-def test_no_code_is_unclassified(protocol):
-    known = {int(code) for code in (*DEMANDS, *ASKED_OF_CLIENTS, *UNANSWERED)}
-    assert known == set(protocol["codes"]["RequestCode"].values())
-
-
-def test_what_nobody_answers_is_in_no_class():
-    assert set(UNANSWERED) & (set(DEMANDS) | ASKED_OF_CLIENTS) == set()
+def test_each_code_of_java_has_a_row_or_a_reason_why_not(protocol):
+    assert sorted([*REQUESTS, *UNANSWERED]) == sorted(protocol["codes"]["RequestCode"].values())
     assert all(UNANSWERED.values())
-    assert [code for code in UNANSWERED if is_classified(code)] == []
+    assert all(request.demand or request.to_clients for request in REQUESTS.values())
 
 
 def test_what_java_keeps_to_administrators_is_theirs():
@@ -23,15 +19,15 @@ def test_what_java_keeps_to_administrators_is_theirs():
         RequestCode.UPDATE_AND_CREATE_TOPIC, RequestCode.UPDATE_BROKER_CONFIG, RequestCode.DELETE_TOPIC_IN_BROKER,
         RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, RequestCode.DELETE_SUBSCRIPTIONGROUP,
     }  # fmt: skip
-    assert {DEMANDS[code].access for code in java} == {Access.ADMIN}
+    assert {demand_of(code).access for code in java} == {Access.ADMIN}
 
 
 @pytest.mark.parametrize("code", [0, 1, 9999, -1, *sorted(UNANSWERED)])
-def test_a_code_without_a_class_gets_no_handler(code):
+def test_a_code_without_a_row_gets_no_handler(code):
     table = HandlerTable()
-    with pytest.raises(ValueError, match="in no class"):
+    with pytest.raises(ValueError, match="has no row"):
         table.register(code, lambda request, connection: None)
-    with pytest.raises(ValueError, match="in no class"):
+    with pytest.raises(ValueError, match="has no row"):
         table.register_batch(code, lambda requests, connection: b"")
     assert table.codes == frozenset()
 

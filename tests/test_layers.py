@@ -16,22 +16,17 @@ LEVELS = {
     "filter": 2,
     "remoting": 3,
     "store": 3,
-    "ha": 4,
     "access": 4,
     "namesrv": 5,
     "broker": 5,
     "client": 5,
     "spark": 6,
-    "admin": 6,
-    "web": 6,
     "daemons": 7,
-    "demo": 8,
-    "dev": 8,
-    "cli": 9,
+    "cli": 8,
 }
 
 # Where time, randomness, threads and the reactor are handed to everything else, and what runs in Spark's workers.
-DOORS = ("cli", "daemons", "demo", "dev", "spark")
+DOORS = ("cli", "daemons", "spark")
 
 # Modules that are a door for one thing, each with why.
 SMALL_DOORS: dict[str, set[str]] = {
@@ -133,6 +128,10 @@ def world_uses(source: str) -> list[str]:
     calls = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
     found |= {"random.Random" for call in calls if _dotted(call.func) in ("random.Random", "Random")}
     return sorted(found)
+
+
+def test_each_package_has_a_level_and_no_other() -> None:
+    assert {package_of(module) for module in modules()} - {"__init__"} == set(LEVELS)
 
 
 @pytest.mark.parametrize("module", [m for m in modules() if m != "__init__.py"])

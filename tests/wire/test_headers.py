@@ -96,8 +96,9 @@ def some_fields(golden: list[dict]) -> dict[str, str]:
     return {field["name"]: next(iter(GOOD[field["type"]])) for field in golden}
 
 
-def test_there_is_a_class_for_every_header_and_no_other(protocol):
-    assert set(CLASSES) == set(protocol["headers"])
+def test_each_class_is_of_java(protocol):
+    """Not each of Java's is here: some say nothing that is used, others are of requests that nothing of 4.9.7 sends."""
+    assert set(CLASSES) <= set(protocol["headers"])
 
 
 @pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
@@ -172,13 +173,8 @@ def test_what_is_none_is_left_out():
 
 
 def test_an_enum_is_written_as_its_number():
-    header = headers.CheckTransactionStateResponseHeader(
-        producer_group="g",
-        tran_state_table_offset=1,
-        commit_log_offset=2,
-        commit_or_rollback=ResponseCode.TRANSACTION_SHOULD_COMMIT,
-    )
-    assert encode_header(header)["commitOrRollback"] == "200"
+    header = headers.ViewMessageRequestHeader(offset=ResponseCode.TRANSACTION_SHOULD_COMMIT)
+    assert encode_header(header) == {"offset": "200"}
 
 
 RESPONSE_HEADERS = {

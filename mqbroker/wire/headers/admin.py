@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from mqbroker.wire.headers.coding import Header, Long
+from mqbroker.wire.headers.coding import Header
 
 
 @attrs.frozen(kw_only=True)
@@ -16,17 +16,6 @@ class GetBrokerConfigResponseHeader(Header):
 class ViewBrokerStatsDataRequestHeader(Header):
     stats_name: str
     stats_key: str
-
-
-@attrs.frozen(kw_only=True)
-class RegisterFilterServerRequestHeader(Header):
-    filter_server_addr: str
-
-
-@attrs.frozen(kw_only=True)
-class RegisterFilterServerResponseHeader(Header):
-    broker_name: str
-    broker_id: Long
 
 
 @attrs.frozen(kw_only=True)
@@ -59,8 +48,3 @@ class GetBrokerAclConfigResponseHeader(Header):
     broker_name: str
     broker_addr: str
     cluster_name: str
-
-
-@attrs.frozen(kw_only=True)
-class GetBrokerClusterAclConfigResponseHeader(Header):
-    plain_access_configs: str

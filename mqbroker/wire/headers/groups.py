@@ -13,11 +13,6 @@ class GetConsumerListByGroupRequestHeader(Header):
 
 
 @attrs.frozen(kw_only=True)
-class GetConsumerListByGroupResponseHeader(Header):
-    """It has no fields."""
-
-
-@attrs.frozen(kw_only=True)
 class NotifyConsumerIdsChangedRequestHeader(Header):
     consumer_group: str
 
@@ -27,11 +22,6 @@ class UnregisterClientRequestHeader(Header):
     client_id: str = wire("clientID")
     producer_group: str | None = None
     consumer_group: str | None = None
-
-
-@attrs.frozen(kw_only=True)
-class UnregisterClientResponseHeader(Header):
-    """It has no fields."""
 
 
 @attrs.frozen(kw_only=True)
@@ -45,22 +35,9 @@ class GetProducerConnectionListRequestHeader(Header):
 
 
 @attrs.frozen(kw_only=True)
-class GetAllProducerInfoRequestHeader(Header):
-    """It has no fields."""
-
-
-@attrs.frozen(kw_only=True)
 class DeleteSubscriptionGroupRequestHeader(Header):
     group_name: str
     remove_offset: bool = False
-
-
-@attrs.frozen(kw_only=True)
-class RegisterMessageFilterClassRequestHeader(Header):
-    consumer_group: str
-    topic: str
-    class_name: str
-    class_crc: Int = wire("classCRC")
 
 
 @attrs.frozen(kw_only=True)
@@ -83,11 +60,6 @@ class UpdateConsumerOffsetRequestHeader(Header):
     queue_id: Int
     commit_offset: Long
     bname: str | None = None
-
-
-@attrs.frozen(kw_only=True)
-class UpdateConsumerOffsetResponseHeader(Header):
-    """It has no fields."""
 
 
 @attrs.frozen(kw_only=True)

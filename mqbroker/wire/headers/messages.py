@@ -141,11 +141,6 @@ class ViewMessageRequestHeader(Header):
 
 
 @attrs.frozen(kw_only=True)
-class ViewMessageResponseHeader(Header):
-    """It has no fields."""
-
-
-@attrs.frozen(kw_only=True)
 class EndTransactionRequestHeader(Header):
     producer_group: str
     tran_state_table_offset: Long
@@ -158,11 +153,6 @@ class EndTransactionRequestHeader(Header):
 
 
 @attrs.frozen(kw_only=True)
-class EndTransactionResponseHeader(Header):
-    """It has no fields."""
-
-
-@attrs.frozen(kw_only=True)
 class CheckTransactionStateRequestHeader(Header):
     tran_state_table_offset: Long
     commit_log_offset: Long
@@ -170,14 +160,6 @@ class CheckTransactionStateRequestHeader(Header):
     transaction_id: str | None = None
     offset_msg_id: str | None = None
     bname: str | None = None
-
-
-@attrs.frozen(kw_only=True)
-class CheckTransactionStateResponseHeader(Header):
-    producer_group: str
-    tran_state_table_offset: Long
-    commit_log_offset: Long
-    commit_or_rollback: Int
 
 
 @attrs.frozen(kw_only=True)

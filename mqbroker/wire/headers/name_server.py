@@ -83,12 +83,6 @@ class DeleteTopicFromNamesrvRequestHeader(Header):
 
 
 @attrs.frozen(kw_only=True)
-class RegisterOrderTopicRequestHeader(Header):
-    topic: str
-    order_topic_string: str
-
-
-@attrs.frozen(kw_only=True)
 class PutKVConfigRequestHeader(Header):
     namespace: str
     key: str

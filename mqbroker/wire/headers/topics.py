@@ -25,11 +25,6 @@ class DeleteTopicRequestHeader(Header):
 
 
 @attrs.frozen(kw_only=True)
-class GetAllTopicConfigResponseHeader(Header):
-    """It has no fields."""
-
-
-@attrs.frozen(kw_only=True)
 class GetTopicStatsInfoRequestHeader(Header):
     topic: str
 

@@ -25,8 +25,8 @@ from mqbroker.client.messages import Message, PullResult, RawPull, ReceivedMessa
 from mqbroker.client.net import Task
 from mqbroker.client.options import ProducerOptions, PullOptions, PushOptions, parse_name_servers
 from mqbroker.client.peer import MemberPeer, decline, pull_peer
-from mqbroker.client.producer import Selector, make_producer
-from mqbroker.client.pull_consumer import make_pull_consumer
+from mqbroker.client.producer import ProducerCore, Selector, make_producer
+from mqbroker.client.pull_consumer import PullConsumerCore, make_pull_consumer
 from mqbroker.client.push_consumer import PushConsumerCore
 from mqbroker.client.stacks import thread_stacks
 from mqbroker.client.subscription import ALL
@@ -76,12 +76,11 @@ class Producer:
         selector: Selector | None = None,
         timeout_ms: int | None = None,
     ) -> SendResult:
-        """Fire with the SendResult. Fails with SendFailed, Refused, BadMessage or a route's error.
+        """Return the SendResult. Raises SendFailed, Refused, BadMessage or a route's error.
 
         Without `queue`, `key` or `selector` the queues take turns and a failed attempt is repeated on another broker.
         """
-        self._check_started()
-        return await self._core.send(message, queue=queue, key=key, selector=selector, timeout_ms=timeout_ms)
+        return await self._ready().send(message, queue=queue, key=key, selector=selector, timeout_ms=timeout_ms)
 
     async def send_batch(
         self,
@@ -91,9 +90,8 @@ class Producer:
         key: str | None = None,
         timeout_ms: int | None = None,
     ) -> SendResult:
-        """Send messages of one topic to one queue, all or none; fires and fails as `send`."""
-        self._check_started()
-        return await self._core.send_batch(messages, queue=queue, key=key, timeout_ms=timeout_ms)
+        """Send messages of one topic to one queue, all or none; returns and raises as `send`."""
+        return await self._ready().send_batch(messages, queue=queue, key=key, timeout_ms=timeout_ms)
 
     async def send_oneway(
         self,
@@ -103,14 +101,12 @@ class Producer:
         key: str | None = None,
         selector: Selector | None = None,
     ) -> None:
-        """Fire when the bytes are handed to the transport; nobody learns whether they arrived."""
-        self._check_started()
-        await self._core.send_oneway(message, queue=queue, key=key, selector=selector)
+        """Return when the bytes are handed to the system; nobody learns whether they arrived."""
+        await self._ready().send_oneway(message, queue=queue, key=key, selector=selector)
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues that messages of `topic` go to, by broker and id."""
-        self._check_started()
-        return await self._core.queues(topic)
+        return await self._ready().queues(topic)
 
     async def close(self) -> None:
         """Leave the brokers and close the connections; sends under way fail with ConnectionClosed."""
@@ -130,9 +126,10 @@ class Producer:
     ) -> None:
         await self.close()
 
-    def _check_started(self) -> None:
+    def _ready(self) -> ProducerCore:
         if self._loops is None:
             raise ClientClosed("this producer is not started, or was closed")
+        return self._core
 
 
 class PushConsumer:
@@ -231,49 +228,49 @@ class PullConsumer:
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues of `topic`, by broker and id."""
-        return await self._core.queues(topic)
+        return await self._ready().queues(topic)
 
     async def pull(
         self, queue: MessageQueue, offset: int, max_count: int = 32, *, tags: str = ALL, suspend_ms: int = 0
     ) -> PullResult:
         """Read up to `max_count` messages from `offset` on; with `suspend_ms` wait that long for the first."""
-        return await self._core.pull(queue, offset, max_count, tags=tags, suspend_ms=suspend_ms)
+        return await self._ready().pull(queue, offset, max_count, tags=tags, suspend_ms=suspend_ms)
 
     async def fetch_raw(
         self, queue: MessageQueue, offset: int, max_count: int = 32, *, tags: str = ALL, suspend_ms: int = 0
     ) -> RawPull:
         """As `pull`, with the records as bytes."""
-        return await self._core.fetch_raw(queue, offset, max_count, tags=tags, suspend_ms=suspend_ms)
+        return await self._ready().fetch_raw(queue, offset, max_count, tags=tags, suspend_ms=suspend_ms)
 
     async def fetch_many(
         self, wants: Sequence[tuple[MessageQueue, int, int]], *, tags: str = ALL
     ) -> list[RawPull | MQError]:
         """Several `fetch_raw` at once, of (queue, offset, max count); an error stands in its answer's place."""
-        return await self._core.fetch_many(wants, tags=tags)
+        return await self._ready().fetch_many(wants, tags=tags)
 
     async def bounds(self, queues: Sequence[MessageQueue]) -> list[tuple[int, int] | MQError]:
         """`min_offset` and `max_offset` of many queues at once; an error stands in its answer's place."""
-        return await self._core.offsets.bounds(queues)
+        return await self._ready().offsets.bounds(queues)
 
     async def min_offset(self, queue: MessageQueue) -> int:
         """The first offset that is still stored."""
-        return await self._core.offsets.min(queue)
+        return await self._ready().offsets.min(queue)
 
     async def max_offset(self, queue: MessageQueue) -> int:
         """One beyond the last offset that is stored."""
-        return await self._core.offsets.max(queue)
+        return await self._ready().offsets.max(queue)
 
     async def offset_by_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
         """An offset near `timestamp_ms`; a 4.9 broker gives the nearest message, which may be older."""
-        return await self._core.offsets.at_time(queue, timestamp_ms)
+        return await self._ready().offsets.at_time(queue, timestamp_ms)
 
     async def committed(self, queue: MessageQueue) -> int | None:
         """The group's offset, or None where it has none."""
-        return await self._core.offsets.committed(queue)
+        return await self._ready().offsets.committed(queue)
 
     async def commit(self, queue: MessageQueue, offset: int) -> None:
         """Make `offset` the next one the group consumes."""
-        await self._core.offsets.commit(queue, offset)
+        await self._ready().offsets.commit(queue, offset)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -287,6 +284,9 @@ class PullConsumer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    def _ready(self) -> PullConsumerCore:
+        return self._core
 
 
 class _Done:

@@ -23,10 +23,11 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from mqbroker.client import aio
+from mqbroker.client.blocking_calls import ProducerCalls, PullConsumerCalls
 from mqbroker.client.blocking_net import BlockingNet, Flight, run
 from mqbroker.client.errors import ClientClosed, NotHandled
 from mqbroker.client.identity import local_ip, make_client_id
-from mqbroker.client.messages import ConsumeResult, Message, PullResult, RawPull, ReceivedMessage, SendResult
+from mqbroker.client.messages import ConsumeResult, Message, RawPull, ReceivedMessage, SendResult
 from mqbroker.client.options import ProducerOptions, PullOptions, PushOptions, parse_name_servers
 from mqbroker.client.producer import ProducerCore, Selector, make_producer
 from mqbroker.client.pull_consumer import PullConsumerCore, make_pull_consumer
@@ -87,7 +88,7 @@ class _PerProcess(Generic[T]):
             made[0].abandon()
 
 
-class Producer:
+class Producer(ProducerCalls):
     """Sends messages for `group`. `name_servers` is "host:port;host:port" or a list. Threads may share it."""
 
     def __init__(
@@ -116,24 +117,12 @@ class Producer:
             net, self._name_servers, self._group, self._options, client_id=client_id, next_id=next_id, live=None
         )
 
+    def _ready(self) -> ProducerCore:
+        return self._core.get()
+
     def start(self) -> None:
         """Check the settings. Connections are made when they are first needed."""
         self._core.get()
-
-    def send(
-        self,
-        message: Message,
-        *,
-        queue: MessageQueue | None = None,
-        key: str | None = None,
-        selector: Selector | None = None,
-        timeout_ms: int | None = None,
-    ) -> SendResult:
-        """Send, wait, and return the SendResult. Raises SendFailed, Refused, BadMessage or a route's error.
-
-        Without `queue`, `key` or `selector` the queues take turns and a failed attempt is repeated on another broker.
-        """
-        return run(self._core.get().send(message, queue=queue, key=key, selector=selector, timeout_ms=timeout_ms))
 
     def send_async(
         self,
@@ -149,32 +138,6 @@ class Producer:
         return self._executor().submit(
             lambda: run(core.send(message, queue=queue, key=key, selector=selector, timeout_ms=timeout_ms))
         )
-
-    def send_batch(
-        self,
-        messages: Sequence[Message],
-        *,
-        queue: MessageQueue | None = None,
-        key: str | None = None,
-        timeout_ms: int | None = None,
-    ) -> SendResult:
-        """Send messages of one topic to one queue, all or none; returns and raises as `send`."""
-        return run(self._core.get().send_batch(messages, queue=queue, key=key, timeout_ms=timeout_ms))
-
-    def send_oneway(
-        self,
-        message: Message,
-        *,
-        queue: MessageQueue | None = None,
-        key: str | None = None,
-        selector: Selector | None = None,
-    ) -> None:
-        """Return when the bytes are handed to the kernel; nobody learns whether they arrived."""
-        run(self._core.get().send_oneway(message, queue=queue, key=key, selector=selector))
-
-    def queues(self, topic: str) -> list[MessageQueue]:
-        """The queues that messages of `topic` go to, by broker and id."""
-        return run(self._core.get().queues(topic))
 
     def close(self) -> None:
         """Wait for `send_async` sends, leave the brokers, close the connections."""
@@ -218,7 +181,7 @@ class PullsAhead:
         self._flight.abandon()
 
 
-class PullConsumer:
+class PullConsumer(PullConsumerCalls):
     """Reads queues at offsets that the caller keeps; `group` names the committed offsets. Threads may share it."""
 
     def __init__(self, name_servers: str | Iterable[str], group: str, *, options: PullOptions | None = None) -> None:
@@ -233,29 +196,12 @@ class PullConsumer:
     def _make(self, net: BlockingNet) -> PullConsumerCore:
         return make_pull_consumer(net, self._name_servers, self._group, self._options)
 
+    def _ready(self) -> PullConsumerCore:
+        return self._core.get()
+
     def start(self) -> None:
         """Check the settings. Connections are made when they are first needed."""
         self._core.get()
-
-    def queues(self, topic: str) -> list[MessageQueue]:
-        """The queues of `topic`, by broker and id."""
-        return run(self._core.get().queues(topic))
-
-    def pull(
-        self, queue: MessageQueue, offset: int, max_count: int = 32, *, tags: str = ALL, suspend_ms: int = 0
-    ) -> PullResult:
-        """Read up to `max_count` messages from `offset` on; with `suspend_ms` wait that long for the first."""
-        return run(self._core.get().pull(queue, offset, max_count, tags=tags, suspend_ms=suspend_ms))
-
-    def fetch_raw(
-        self, queue: MessageQueue, offset: int, max_count: int = 32, *, tags: str = ALL, suspend_ms: int = 0
-    ) -> RawPull:
-        """As `pull`, with the records as bytes."""
-        return run(self._core.get().fetch_raw(queue, offset, max_count, tags=tags, suspend_ms=suspend_ms))
-
-    def fetch_many(self, wants: Sequence[tuple[MessageQueue, int, int]], *, tags: str = ALL) -> list[RawPull | MQError]:
-        """Several `fetch_raw` at once, of (queue, offset, max count); an error stands in its answer's place."""
-        return run(self._core.get().fetch_many(wants, tags=tags))
 
     def fetch_ahead(self, wants: Sequence[tuple[MessageQueue, int, int]], *, tags: str = ALL) -> PullsAhead:
         """As `fetch_many`, in two steps: the pulls are sent now, so that brokers work while the caller does.
@@ -265,30 +211,6 @@ class PullConsumer:
         net, core = self._core.made()
         flight = net.launch(run(core.requests(wants, tags=tags)), self._options.pull_timeout_ms)
         return PullsAhead(flight, lambda answers: core.read_answers(wants, answers))
-
-    def bounds(self, queues: Sequence[MessageQueue]) -> list[tuple[int, int] | MQError]:
-        """`min_offset` and `max_offset` of many queues at once; an error stands in its answer's place."""
-        return run(self._core.get().offsets.bounds(queues))
-
-    def min_offset(self, queue: MessageQueue) -> int:
-        """The first offset that is still stored."""
-        return run(self._core.get().offsets.min(queue))
-
-    def max_offset(self, queue: MessageQueue) -> int:
-        """One beyond the last offset that is stored."""
-        return run(self._core.get().offsets.max(queue))
-
-    def offset_by_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """An offset near `timestamp_ms`; a 4.9 broker gives the nearest message, which may be older."""
-        return run(self._core.get().offsets.at_time(queue, timestamp_ms))
-
-    def committed(self, queue: MessageQueue) -> int | None:
-        """The group's offset, or None where it has none."""
-        return run(self._core.get().offsets.committed(queue))
-
-    def commit(self, queue: MessageQueue, offset: int) -> None:
-        """Make `offset` the next one the group consumes."""
-        run(self._core.get().offsets.commit(queue, offset))
 
     def close(self) -> None:
         """Close the connections."""

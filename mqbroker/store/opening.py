@@ -184,9 +184,7 @@ class Opening:
             checkpoint.log_ms if checkpoint.log_offset is not None else 0,  # half messages are in no queue
         )
         transient = self._make_transient(recovered.end, last_ms)
-        # Java's broker cuts a log by position, and leaves what is above.
-        is_clear = is_clean and checkpoint.log_offset == recovered.end
-        commit_log = self._open_log(segments, recovered, source, queues, is_clear, transient)
+        commit_log = self._open_log(segments, recovered, source, queues, is_clean, transient)
         opened.callback(commit_log.close)
         if not is_clean:
             self._make_lasting(commit_log)
@@ -415,7 +413,7 @@ class Opening:
         recovered: Recovered,
         source: SegmentSource,
         queues: ConsumeQueues,
-        is_clear: bool,
+        is_clean: bool,
         transient: TransientStore | None,
     ) -> CommitLog:
         if segments.unfinished is not None:
@@ -428,7 +426,7 @@ class Opening:
         else:
             active = (end - segments.first_offset) // size
             self._end_at(files[active], (end - segments.first_offset) % size)
-            self._close_later(files[active + 1 :], segments.first_offset + (active + 1) * size, source, is_clear)
+            self._close_later(files[active + 1 :], segments.first_offset + (active + 1) * size, source, is_clean)
             del files[active + 1 :]
         return CommitLog(
             files,
@@ -450,14 +448,14 @@ class Opening:
         active.clear_from(at)
         active.allocate(0, active.size)
 
-    def _close_later(self, files: Sequence[IMappedFile], offset: int, source: SegmentSource, is_clear: bool) -> None:
+    def _close_later(self, files: Sequence[IMappedFile], offset: int, source: SegmentSource, is_clean: bool) -> None:
         """Remove the segments from `offset` on, which is above the end of the log; one that was made ahead is kept."""
-        is_ahead = is_clear and len(files) > 0
+        is_ahead = is_clean and len(files) > 0
         for file in files[is_ahead:]:
             file.close()
         remove_last_first(self.disk, [file.path for file in files[is_ahead:]])
         if is_ahead:
-            files[0].clear_from(0)  # as what is above the end
+            files[0].clear_from(0)  # as what is above the end; Java's broker leaves records there
             files[0].allocate(0, files[0].size)
             source.adopt(offset, files[0])
 

@@ -25,7 +25,7 @@ TIMEOUT_S = 300
 
 def copy_sources(source: Path, copy: Path) -> None:
     """Copy what tests need; with times, so that what Python compiled for the source is good for the copy too."""
-    for name in ("mqbroker", "tests", "twisted", "conf", "pyproject.toml", "setup.cfg"):
+    for name in ("mqbroker", "mqbroker_demo", "tests", "twisted", "conf", "pyproject.toml", "setup.cfg"):
         if (source / name).is_dir():
             shutil.copytree(source / name, copy / name)
         else:

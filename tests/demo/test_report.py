@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from mqbroker.cli.demo.corpus import Count
-from mqbroker.cli.demo.report import ROWS_MAX, Counts, compare, print_table, rows_to_show
+from mqbroker_demo.corpus import Count
+from mqbroker_demo.report import ROWS_MAX, Counts, compare, print_table, rows_to_show
 
 RIGHT = {"a": Count(3, 10), "b": Count(2, 20)}
 

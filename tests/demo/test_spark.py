@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from mqbroker.cli.demo import spark as spark_module
-from mqbroker.cli.demo.corpus import Count
-from mqbroker.cli.demo.spark import SparkCount, what_is_missing
 from mqbroker.spark.java import JavaMissing
+from mqbroker_demo import spark_process as spark_module
+from mqbroker_demo.corpus import Count
+from mqbroker_demo.spark_process import SparkCount, what_is_missing
 
 
 def test_packages_that_are_not_installed_are_named_with_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The text that the demo sends: whole files, line by line, each line with a key. Knows nothing of messages."""
+"""The text that the demo sends, as lines with keys, and the count of the lines that arrive."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mqbroker.errors import MQError
 FILE_BYTES_MAX = 1024 * 1024
 
 #: Of a checkout of this project, what is worth sending; an installed package has only itself.
-_OWN = ("README.rst", "conf", "docs", "mqbroker")
+_OWN = ("README.rst", "conf", "docs", "mqbroker", "mqbroker_demo")
 _NOT_TEXT = (".pyc", ".so", ".gz", ".zip", ".png", ".jpg", ".pdf")
 _NOT_OURS = ("__pycache__", "node_modules", "build", "dist")
 
@@ -94,11 +94,11 @@ def read_corpus(root: Path | None, lines_max: int) -> Corpus:
 
 def own_text() -> tuple[Path, list[Path]]:
     """This project's own text: its top directory, and where to look in it."""
-    package = Path(__file__).parents[2]
+    package = Path(__file__).parent
     top = package.parent
     if (top / "setup.cfg").is_file() and (top / "docs").is_dir():
         return top, [top / name for name in _OWN]
-    return top, [package]
+    return top, [top / "mqbroker", package]
 
 
 def _walk(starts: Iterable[Path]) -> Iterator[Path]:
@@ -141,3 +141,32 @@ def parse_line_key(key: str) -> tuple[str, int]:
 
 def file_of_key(key: str) -> str:
     return unquote(key)
+
+
+class Tally:
+    """Lines by key. `arrived` counts all, `distinct` each line once."""
+
+    def __init__(self) -> None:
+        self.arrived = 0
+        self._words: dict[str, int] = {}
+
+    @property
+    def distinct(self) -> int:
+        return len(self._words)
+
+    @property
+    def duplicates(self) -> int:
+        return self.arrived - self.distinct
+
+    def add(self, key: str, body: bytes) -> None:
+        self.arrived += 1
+        if key not in self._words:
+            self._words[key] = len(body.split())
+
+    def counts(self) -> dict[str, Count]:
+        """Lines and words of each file. Raises ValueError where a key is not a line's."""
+        counts: dict[str, Count] = {}
+        for key, words in self._words.items():
+            file, _ = parse_line_key(key)
+            counts[file] = counts.get(file, Count()) + Count(1, words)
+        return counts

@@ -33,8 +33,8 @@ def demo(directory: Path | None, max_lines: int, no_spark: bool, keep: bool) -> 
     with told():
         from rich.console import Console
 
-        from mqbroker.cli.demo.corpus import read_corpus
-        from mqbroker.cli.demo.showing import show
+        from mqbroker_demo.corpus import read_corpus
+        from mqbroker_demo.session import show
 
         corpus = read_corpus(directory, max_lines)
         equal = show(corpus, Console(), with_spark=not no_spark, keep=keep)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mqbroker.cli.demo.corpus import (
+from mqbroker_demo.corpus import (
     FILE_BYTES_MAX,
     Corpus,
     Count,
@@ -74,7 +74,7 @@ def test_nothing_to_send_is_an_error_that_says_why(tmp_path: Path) -> None:
 def test_by_default_it_is_this_projects_own_text() -> None:
     top, _ = own_text()
     files = read_corpus(None, 1_000_000).files
-    assert files["mqbroker/cli/demo/corpus.py"] == (top / "mqbroker/cli/demo/corpus.py").read_bytes()
+    assert files["mqbroker_demo/corpus.py"] == (top / "mqbroker_demo/corpus.py").read_bytes()
     if (top / "setup.cfg").exists():
         assert "docs/index.rst" in files
 

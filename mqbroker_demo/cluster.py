@@ -1,4 +1,4 @@
-"""A name server and two brokers as processes, on free loopback ports. It ends, by pid, all that it started."""
+"""A name server and two brokers as processes, on free loopback ports; each process started here is ended here."""
 
 from __future__ import annotations
 
@@ -8,12 +8,47 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from mqbroker.cli.demo.children import child_environ, python, spawn
 from mqbroker.errors import MQError
+
+_HERE = Path(__file__).parents[1]
+
+#: What would change the daemons' settings: the demo's are its own.
+_SETTINGS = ("ROCKETMQ_", "NAMESRV_ADDR")
+
+
+def python(module: str, *arguments: str) -> list[str]:
+    """The command; -P keeps another `mqbroker` in the user's directory out."""
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def child_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """`environ` without settings, and with this package where Python looks first."""
+    found = {key: value for key, value in environ.items() if not key.startswith(_SETTINGS)}
+    return {**found, "PYTHONPATH": os.pathsep.join(filter(None, [str(_HERE), environ.get("PYTHONPATH", "")]))}
+
+
+def spawn(
+    command: Sequence[str], log_path: Path, environ: Mapping[str, str], *, piped: bool = False
+) -> subprocess.Popen[bytes]:
+    """Start a process that leads a session and a group of its own: Ctrl-C is for us alone, and we end it in order.
+
+    Its errors, and its output where it is not `piped`, are added to the log.
+    """
+    with log_path.open("ab") as log:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
+            stdout=subprocess.PIPE if piped else log,
+            stderr=log,
+            env=environ,
+            start_new_session=True,
+        )
+
 
 BROKERS = ("broker-a", "broker-b")
 NAMESRV = "namesrv"

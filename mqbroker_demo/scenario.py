@@ -9,12 +9,11 @@ from pathlib import Path
 
 import attrs
 
-from mqbroker.cli.demo.cluster import BROKERS, Cluster, wait_until
-from mqbroker.cli.demo.corpus import Corpus
-from mqbroker.cli.demo.progress import Steps
-from mqbroker.cli.demo.report import Comparison, compare
-from mqbroker.cli.demo.spark import SparkCount, SparkFailed
-from mqbroker.cli.demo.traffic import Publisher, Readers, create_topic
+from mqbroker_demo.cluster import BROKERS, Cluster, wait_until
+from mqbroker_demo.corpus import Corpus
+from mqbroker_demo.report import Comparison, Steps, compare
+from mqbroker_demo.spark_process import SparkCount, SparkFailed
+from mqbroker_demo.traffic import Publisher, Readers, create_topic
 
 PUBLISH, CONSUME, COUNT = "publish", "consume", "count in Spark"
 

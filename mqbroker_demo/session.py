@@ -17,11 +17,10 @@ from typing import Any, Self, TypeVar
 import click
 from rich.console import Console
 
-from mqbroker.cli.demo.corpus import Corpus
-from mqbroker.cli.demo.progress import Steps, make_steps
-from mqbroker.cli.demo.report import Comparison, print_table
-from mqbroker.cli.demo.spark import what_is_missing
-from mqbroker.cli.demo.story import run_story
+from mqbroker_demo.corpus import Corpus
+from mqbroker_demo.report import Comparison, Steps, make_steps, print_table
+from mqbroker_demo.scenario import run_story
+from mqbroker_demo.spark_process import what_is_missing
 
 T = TypeVar("T")
 

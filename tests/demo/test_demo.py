@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mqbroker.cli.demo.spark import what_is_missing
+from mqbroker_demo.spark_process import what_is_missing
 from tests.daemons.processes import PATIENCE_SECONDS, Process, wait_for
 
 pytestmark = pytest.mark.daemons

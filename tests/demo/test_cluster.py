@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mqbroker.cli.demo.children import child_environ, python, spawn
-from mqbroker.cli.demo.cluster import Cluster, Daemon, DaemonFailed, end_group, wait_until
+from mqbroker_demo.cluster import Cluster, Daemon, DaemonFailed, child_environ, end_group, python, spawn, wait_until
 
 
 def test_the_users_settings_do_not_reach_the_daemons() -> None:

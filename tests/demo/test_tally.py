@@ -2,8 +2,7 @@
 
 import pytest
 
-from mqbroker.cli.demo.corpus import Corpus, Count, line_key
-from mqbroker.cli.demo.tally import Tally
+from mqbroker_demo.corpus import Corpus, Count, Tally, line_key
 
 
 def test_a_line_counts_once_however_often_it_comes() -> None:

@@ -13,12 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mqbroker.cli.demo.children import child_environ, python, spawn
-from mqbroker.cli.demo.cluster import end_group
-from mqbroker.cli.demo.corpus import Count, file_of_key
-from mqbroker.cli.demo.traffic import TOPIC
 from mqbroker.errors import MQError
 from mqbroker.spark.java import JavaMissing, find_java
+from mqbroker_demo.cluster import child_environ, end_group, python, spawn
+from mqbroker_demo.corpus import Count, file_of_key
+from mqbroker_demo.traffic import TOPIC
 
 _LINE_BYTES_MAX = 64 * 1024 * 1024
 
@@ -74,7 +73,7 @@ class SparkCount:
             "PYSPARK_DRIVER_PYTHON": sys.executable,
             "SPARK_LOCAL_IP": "127.0.0.1",
         }
-        self._process = spawn(python("mqbroker.cli.demo.counting", str(self._scratch)), self.log, environ, piped=True)
+        self._process = spawn(python("mqbroker_demo.spark_job", str(self._scratch)), self.log, environ, piped=True)
         reader = asyncio.StreamReader(limit=_LINE_BYTES_MAX)
         await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), self._process.stdout

@@ -10,12 +10,12 @@ import pytest
 from click.testing import CliRunner
 
 from mqbroker.cli import cli
-from mqbroker.cli.demo import showing
-from mqbroker.cli.demo.corpus import Corpus, Count
-from mqbroker.cli.demo.report import compare
-from mqbroker.cli.demo.showing import WorkDirectory, run_interruptibly
-from mqbroker.cli.demo.story import Outcome
 from mqbroker.errors import MQError
+from mqbroker_demo import session as showing
+from mqbroker_demo.corpus import Corpus, Count
+from mqbroker_demo.report import compare
+from mqbroker_demo.scenario import Outcome
+from mqbroker_demo.session import WorkDirectory, run_interruptibly
 
 
 @pytest.fixture

@@ -8,9 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
-from mqbroker.cli.demo.cluster import wait_until
-from mqbroker.cli.demo.corpus import Line, file_key, line_key
-from mqbroker.cli.demo.tally import Tally
 from mqbroker.client import ConsumeFrom, Message, ProducerOptions, PushOptions, ReceivedMessage
 from mqbroker.client.aio import Producer, PushConsumer
 from mqbroker.client.aio_net import AioNet
@@ -20,6 +17,8 @@ from mqbroker.wire.bodies import TopicRouteData
 from mqbroker.wire.codes import Perm, RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import CreateTopicRequestHeader, GetRouteInfoRequestHeader
+from mqbroker_demo.cluster import wait_until
+from mqbroker_demo.corpus import Line, Tally, file_key, line_key
 
 TOPIC = "demo-lines"
 GROUP = "demo-readers"

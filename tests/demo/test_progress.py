@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from mqbroker.cli.demo.progress import BarSteps, PlainSteps, make_steps
+from mqbroker_demo.report import BarSteps, PlainSteps, make_steps
 
 
 def test_a_pipe_gets_a_line_for_each_quarter() -> None:

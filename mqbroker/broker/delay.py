@@ -24,11 +24,10 @@ from mqbroker.store.commitlog import NewMessage
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.message_store import MessageStore
 from mqbroker.store.outcomes import GetResult, GetStatus
-from mqbroker.store.properties import find_property
 from mqbroker.wire.body import Body
 from mqbroker.wire.codes import SCHEDULE_TOPIC, TRANS_HALF_TOPIC, Prop
 from mqbroker.wire.names import check_topic
-from mqbroker.wire.properties import decode_properties, reencode_properties
+from mqbroker.wire.properties import decode_properties, find_property, reencode_properties
 from mqbroker.wire.record import BadRecord, RawRecord, decode_raw
 
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from mqbroker.filter import Expression
 from mqbroker.filter.bloom import BloomData
 from mqbroker.store.consumequeue_ext import ExtUnit
 from mqbroker.store.matching import IMatching
-from mqbroker.store.properties import find_property
+from mqbroker.wire.properties import find_property
 
 _RETRY_TOPIC = b"RETRY_TOPIC\x01"
 #: Terms that one get asks of messages, some 15 ms; and messages, where each may be asked those of another expression.

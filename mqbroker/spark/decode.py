@@ -8,7 +8,6 @@ UTF-8 is left to `decode_plain`. Runs in Spark's Python workers; knows nothing o
 
 from __future__ import annotations
 
-import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -22,10 +21,12 @@ from mqbroker.spark.pulling import Chunk
 from mqbroker.spark.rows import Ints, NotPlain, Rows, gather, slices
 from mqbroker.wire.codes import Prop, SysFlag
 from mqbroker.wire.record import (
+    OFFSETS,
     RECORD_BYTES_MIN,
     BadRecord,
     decode_host,
     decode_records,
+    fields_struct,
     inflate_body,
 )
 
@@ -35,7 +36,8 @@ INFLATED_BATCH_BYTES = 64 * 1024 * 1024
 
 _LONG = np.dtype(">i8")
 _HEX = np.frombuffer("".join(f"{n:02X}" for n in range(256)).encode(), np.uint8).reshape(256, 2)
-_size = struct.Struct(">i").unpack_from
+_size = fields_struct("size").unpack_from
+_OFFSET_AT = OFFSETS["physical_offset"]
 
 
 def decode_chunk(chunk: Chunk, columns: Sequence[str], schema: Any) -> Iterator[Any]:
@@ -115,7 +117,7 @@ def _property_column(name: str) -> Callable[[Rows, Any], Any]:
 
 
 def _crc(rows: Rows, kind: Any) -> Any:
-    return pa.array((rows.head["crc"] & 0x7FFFFFFF).astype(np.int64), kind)
+    return pa.array((rows.head["body_crc"] & 0x7FFFFFFF).astype(np.int64), kind)
 
 
 def _times(ms: Ints, kind: Any) -> Any:
@@ -130,10 +132,12 @@ def _message_id(rows: Rows, kind: Any) -> Any:
     if rows.any_v6:
         parts = zip(rows.store_at.tolist(), rows.store_bytes.tolist(), rows.starts, strict=True)
         data = rows.chunk.records
-        return pa.array([(data[s : s + n] + data[at + 28 : at + 36]).hex().upper() for s, n, at in parts], kind)
+        return pa.array(
+            [(data[s : s + n] + data[at + _OFFSET_AT : at + _OFFSET_AT + 8]).hex().upper() for s, n, at in parts], kind
+        )
     raw = np.empty((len(rows), 16), np.uint8)
     raw[:, :8] = rows.bytes[rows.store_at[:, None] + np.arange(8)]
-    raw[:, 8:] = rows.bytes[rows.at[:, None] + np.arange(28, 36)]
+    raw[:, 8:] = rows.bytes[rows.at[:, None] + np.arange(_OFFSET_AT, _OFFSET_AT + 8)]
     offsets = np.arange(len(rows) + 1, dtype=np.int32) * 32
     return pa.Array.from_buffers(kind, len(rows), [None, pa.py_buffer(offsets), pa.py_buffer(_HEX[raw])])
 
@@ -165,7 +169,7 @@ def _body(rows: Rows, kind: Any) -> Any:
 
 def _check_crcs(rows: Rows) -> None:
     view = memoryview(rows.chunk.records)
-    spans = zip(rows.body_at.tolist(), rows.body_end.tolist(), rows.head["crc"].tolist(), strict=True)
+    spans = zip(rows.body_at.tolist(), rows.body_end.tolist(), rows.head["body_crc"].tolist(), strict=True)
     for n, (start, end, crc) in enumerate(spans):
         if zlib.crc32(view[start:end]) & 0x7FFFFFFF != crc and end > start:
             raise BadRecord(f"the body at queue offset {int(rows.head['queue_offset'][n])} does not have its CRC")
@@ -204,16 +208,16 @@ _COLUMNS: dict[str, Callable[[Rows, Any], Any]] = {
     "keys": _keys,
     "body": _body,
     "properties": _properties,
-    "bornTimestamp": lambda rows, kind: _times(rows.head["born"], kind),
+    "bornTimestamp": lambda rows, kind: _times(rows.head["born_timestamp"], kind),
     "storeTimestamp": _store_time,
     "bornHost": lambda rows, kind: _hosts(rows, rows.born_at, kind),
     "storeHost": lambda rows, kind: _hosts(rows, rows.store_at, kind),
     "flag": _head_column("flag"),
     "sysFlag": _head_column("sys_flag"),
-    "reconsumeTimes": _tail_column("reconsume"),
+    "reconsumeTimes": _tail_column("reconsume_times"),
     "bodyCrc": _crc,
     "storeSize": _head_column("size"),
-    "preparedTransactionOffset": _tail_column("prepared"),
+    "preparedTransactionOffset": _tail_column("prepared_offset"),
     "delayTimeLevel": _delay_level,
     "producerGroup": _property_column(Prop.PRODUCER_GROUP),
 }

@@ -14,28 +14,15 @@ import pyarrow as pa
 
 from mqbroker.spark.pulling import Chunk
 from mqbroker.wire.codes import SysFlag
-from mqbroker.wire.record import BORN_HOST_OFFSET, MAGIC, BadRecord
+from mqbroker.wire.record import MAGIC, OFFSETS, V6, BadRecord, numpy_fields
 
 _COUNT_ROOM = 1 << 20
 
 Ints = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
-# Size to born timestamp, and reconsume times to body length, as the record has them.
-_HEAD = np.dtype(
-    [
-        ("size", ">i4"),
-        ("magic", ">u4"),
-        ("crc", ">u4"),
-        ("queue_id", ">i4"),
-        ("flag", ">i4"),
-        ("queue_offset", ">i8"),
-        ("physical_offset", ">i8"),
-        ("sys_flag", ">i4"),
-        ("born", ">i8"),
-    ]
-)
-_TAIL = np.dtype([("reconsume", ">i4"), ("prepared", ">i8"), ("body_bytes", ">i4")])
+_HEAD = np.dtype(numpy_fields("size", "born_timestamp"))
+_TAIL = np.dtype(numpy_fields("reconsume_times", "body_size"))
 
 
 class NotPlain(Exception):
@@ -57,16 +44,16 @@ class Rows:
         sys_flag = self.head["sys_flag"]
         born_bytes = np.where(sys_flag & SysFlag.BORN_HOST_V6, 20, 8)
         self.store_bytes = np.where(sys_flag & SysFlag.STORE_HOST_V6, 20, 8)
-        self.any_v6 = bool((sys_flag & (SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)).any())
+        self.any_v6 = bool((sys_flag & V6).any())
         self.end = self.at + self.head["size"]
-        self.born_at = self.at + BORN_HOST_OFFSET
+        self.born_at = self.at + OFFSETS["born_host"]
         self.store_time_at = self.born_at + born_bytes
         self.store_at = self.store_time_at + 8
         tail_at = self.store_at + self.store_bytes
         self.body_at = tail_at + _TAIL.itemsize
         _check(self.body_at + 3 <= self.end)
         self.tail = gather(self.bytes, tail_at, _TAIL)
-        self.body_end = self.body_at + self.tail["body_bytes"]
+        self.body_end = self.body_at + self.tail["body_size"]
         _check((self.body_end >= self.body_at) & (self.body_end + 3 <= self.end))
         self.topic_at = self.body_end + 1
         topic_end = self.topic_at + self.bytes[self.body_end]

@@ -10,7 +10,6 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from struct import Struct
 from struct import error as struct_error
 
 from zope.interface import implementer
@@ -24,7 +23,7 @@ from mqbroker.store.logview import ILogView
 from mqbroker.store.segment import SegmentSource, is_full_disk
 from mqbroker.store.transient import COMMIT_BYTES, TransientStore
 from mqbroker.wire.codes import SysFlag
-from mqbroker.wire.record import BLANK_BYTES_MIN, MAGIC, encode_blank
+from mqbroker.wire.record import BLANK_BYTES_MIN, HEAD, HEADS, MAGIC, V6, body_crc, encode_blank, host_flags
 
 #: Bytes of the log, one after another; they stay valid, and are read-only.
 Pieces = Sequence[bytes] | Sequence[memoryview]
@@ -50,14 +49,8 @@ READIED_MS = 100
 #: As many as one request brings, of a segment that is begun in the midst of it.
 FRESH_BYTES = 4 * 1024 * 1024
 
-_HEAD = Struct(">IIIiiqqiq8sq8siqi")
-# What _HEAD is without hosts, for those of which one or both are IPv6.
-_BEFORE_HOSTS = Struct(">IIIiiqqiq")
-_AFTER_HOSTS = Struct(">iqi")
-_LONG = Struct(">q")
-_V6 = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
 #: Of these heads are not as long, or there is no place in a queue.
-_UNUSUAL = SysFlag.TRANSACTION_PREPARED | _V6
+_UNUSUAL = SysFlag.TRANSACTION_PREPARED | V6
 
 
 @implementer(ILogView)
@@ -174,7 +167,7 @@ class CommitLog:
         usual_hosts = len(store_host) == 8
         table = self._queue_table
         crc32 = zlib.crc32
-        pack = _HEAD.pack
+        pack = HEAD.pack
         end = self.end
         doubtful_end = self.doubtful_end
         parts: list[bytes] = []
@@ -281,27 +274,14 @@ class CommitLog:
     ) -> tuple[bytes, int, int]:
         """Head, size and queue offset of a record with IPv6 hosts or of a transaction's half."""
         (_, queue_id, flag, sys_flag, born_ms, born_host, reconsume, prepared, body, _) = message
-        store_host = self._store_host
-        if len(born_host) not in (8, 20):
-            raise ValueError(f"a host of {len(born_host)} bytes")
-        sys_flag &= ~_V6
-        sys_flag |= SysFlag.BORN_HOST_V6 if len(born_host) == 20 else 0
-        sys_flag |= SysFlag.STORE_HOST_V6 if len(store_host) == 20 else 0
-        size += len(born_host) + len(store_host) - 16
-        queue_offset = 0
+        v6 = host_flags(born_host, self._store_host)
+        size += HEADS[v6].size - HEAD.size
         is_queued = not sys_flag & SysFlag.TRANSACTION_PREPARED
-        if is_queued:
-            queue_offset = queue.next_offset
-        crc = zlib.crc32(body) & 0x7FFFFFFF
-        head = b"".join(
-            (
-                _BEFORE_HOSTS.pack(size, MAGIC, crc, queue_id, flag, queue_offset, end, sys_flag, born_ms),
-                born_host,
-                _LONG.pack(now),
-                store_host,
-                _AFTER_HOSTS.pack(reconsume, prepared, len(body)),
-            )
-        )
+        queue_offset = queue.next_offset if is_queued else 0
+        head = HEADS[v6].pack(
+            size, MAGIC, body_crc(body), queue_id, flag, queue_offset, end, sys_flag & ~V6 | v6,
+            born_ms, born_host, now, self._store_host, reconsume, prepared, len(body),
+        )  # fmt: skip
         if is_queued:
             queue.next_offset += 1
         return head, size, queue_offset

@@ -23,7 +23,7 @@ from mqbroker.store.disk import IMappedFile, read_before_touch, unreadable
 from mqbroker.store.file_cache import CachedFile, FileCache
 from mqbroker.wire.codes import SCHEDULE_TOPIC
 from mqbroker.wire.javahash import java_hash
-from mqbroker.wire.record import RECORD_BYTES_MIN
+from mqbroker.wire.record import HEAD, RECORD_BYTES_MIN, encode_tail
 
 ENTRY_BYTES = 20
 ENTRY = Struct(">qiq")
@@ -186,13 +186,10 @@ class ConsumeQueue:
 
     def make_tail(self, properties_bytes: int) -> tuple[bytes, int]:
         """What stands between the body and the properties of a record, kept for next time."""
-        topic = self.topic_bytes
-        if properties_bytes > 0x7FFF:
-            raise ValueError(f"properties of {properties_bytes} bytes: at most 32767 fit a record")
-        data = bytes((len(topic),)) + topic + properties_bytes.to_bytes(2, "big")
+        data = encode_tail(self.topic_bytes, properties_bytes)
         if len(self.tails) >= _TAILS_MAX:
             self.tails.clear()
-        tail = self.tails[properties_bytes] = (data, 88 + len(data) + properties_bytes)
+        tail = self.tails[properties_bytes] = (data, HEAD.size + len(data) + properties_bytes)
         return tail
 
     # Writing

@@ -10,9 +10,8 @@ from collections.abc import Callable
 
 from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.consumequeue_ext import ADDRESS_MAX, ConsumeQueueExt
-from mqbroker.store.logscan import store_timestamp_at
 from mqbroker.store.logview import ILogView
-from mqbroker.wire.record import property_bytes
+from mqbroker.wire.record import property_bytes, store_timestamp_at
 
 #: Makes the bit map of a message from its property bytes. Must not raise.
 BitMap = Callable[[bytes], bytes]
@@ -35,12 +34,11 @@ def extend_entries(
     for at in range(2, len(pending), 3):
         code = pending[at]
         if code > ADDRESS_MAX and (not unextended or (queue, pending[at - 2]) not in unextended):
-            bits = b"" if bit_map is None else bit_map(_properties_at(log, pending[at - 2], pending[at - 1]))
-            address = ext.put(code, store_timestamp_at(log, pending[at - 2]), bits)
+            found = log.view(pending[at - 2])
+            timestamp_ms = -1 if found is None else store_timestamp_at(*found)
+            bits = b""
+            if bit_map is not None:
+                bits = bit_map(property_bytes(*found, pending[at - 1]) if found is not None else b"")
+            address = ext.put(code, timestamp_ms, bits)
             if address is not None:
                 pending[at] = address
-
-
-def _properties_at(log: ILogView, physical_offset: int, size: int) -> bytes:
-    found = log.view(physical_offset)
-    return property_bytes(*found, size) if found is not None else b""

@@ -8,31 +8,37 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator, Sequence
-from struct import Struct
 from typing import NamedTuple
 from zlib import crc32
 
 from mqbroker.store.consumequeues import TOPIC_NAME
 from mqbroker.store.disk import IMappedFile, Unreadable, read_before_touch
 from mqbroker.store.logview import ILogView
-from mqbroker.wire.codes import SysFlag
 from mqbroker.wire.names import is_lmq
 from mqbroker.wire.record import (
     BLANK_BYTES_MIN,
     BLANK_MAGIC,
-    BORN_HOST_OFFSET,
     MAGIC,
+    MAGIC_BYTES,
     RECORD_BYTES_MIN,
-    SYS_FLAG_OFFSET,
+    SIZE_AND_MAGIC,
+    V6,
+    BadRecord,
+    decode_raw,
+    fields_struct,
 )
 
-_SIZE_MAGIC = Struct(">II")
-# Size, magic, CRC, queue id, queue offset, physical offset, sys flag, store timestamp and body size, with IPv4 hosts.
-_HEAD_V4 = Struct(">IIIi4xqqi16xq20xi")
-BODY_OFFSET_V4 = 88
-_LONG = Struct(">q")
-_INT = Struct(">i")
-_V6 = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
+_HEAD = fields_struct(
+    "size",
+    "magic",
+    "body_crc",
+    "queue_id",
+    "queue_offset",
+    "physical_offset",
+    "sys_flag",
+    "store_timestamp",
+    "body_size",
+)
 #: A run reads so many bytes at once: few enough to be in the processor's cache when they are looked at.
 _RUN_BYTES = 128 * 1024
 RUN_RECORDS = _RUN_BYTES // RECORD_BYTES_MIN
@@ -44,7 +50,6 @@ _LOST_SECTOR = bytes(SECTOR_BYTES)
 #: What is looked through for the next record at a time; less where the disk cannot read all of that.
 _FIND_BYTES = 1024 * 1024
 _PAGE_BYTES = 4096
-_MAGIC_BYTES = MAGIC.to_bytes(4, "big")
 
 
 class Scanned(NamedTuple):
@@ -87,43 +92,20 @@ class Nothing(NamedTuple):
 
 
 def scan_at(view: memoryview, at: int, physical_offset: int) -> Scanned | Filler | Nothing:
-    """Read what stands at `at` of a segment's bytes, which is `physical_offset` in the log. Hot in a recovery."""
+    """Read what stands at `at` of a segment's bytes, which is `physical_offset` in the log."""
     room = len(view) - at
-    if room < RECORD_BYTES_MIN:
+    if room < RECORD_BYTES_MIN or SIZE_AND_MAGIC.unpack_from(view, at)[1] != MAGIC:
         return _scan_other(view, at, room)
-    (size, magic, crc, queue_id, own_offset, own_physical, sys_flag, timestamp, body_bytes) = _HEAD_V4.unpack_from(
-        view, at
-    )
-    if magic != MAGIC:
-        return _scan_other(view, at, room)
-    if not RECORD_BYTES_MIN <= size <= room:
-        return Nothing(False, f"size {size} with {room} bytes left")
-    if own_physical != physical_offset:
-        return Nothing(False, f"a record of offset {own_physical}")
-    record = view[at : at + size].tobytes()
-    place = BODY_OFFSET_V4
-    if sys_flag & _V6:
-        store_at = BORN_HOST_OFFSET + (20 if sys_flag & SysFlag.BORN_HOST_V6 else 8)
-        place = store_at + 8 + (20 if sys_flag & SysFlag.STORE_HOST_V6 else 8) + 16
-        if place > size:
-            return Nothing(False, "hosts do not fit")
-        (timestamp,) = _LONG.unpack_from(record, store_at)
-        (body_bytes,) = _INT.unpack_from(record, place - 4)
-    if not 0 <= body_bytes <= size - place - 3:
-        return Nothing(False, f"body of {body_bytes} bytes in a record of {size}")
-    topic_at = place + body_bytes
-    if body_bytes and crc32(record[place:topic_at]) & 0x7FFFFFFF != crc:
-        return Nothing(False, "body CRC differs")
-    topic_end = topic_at + 1 + record[topic_at]
-    if topic_end + 2 > size or topic_end + 2 + (record[topic_end] << 8 | record[topic_end + 1]) != size:
-        return Nothing(False, "parts do not add up to the size")
-    topic = record[topic_at + 1 : topic_end]
+    try:
+        record = decode_raw(view, at, physical_offset)
+        (size, _, _, queue_id, _, own_offset, _, sys_flag, _, _, timestamp, _, _, _, _, _, topic, properties) = record
+    except BadRecord as why:
+        return Nothing(False, str(why))
     # Every message before it in its queue took its bytes of the log.
     if not 0 <= own_offset <= physical_offset // RECORD_BYTES_MIN:
         return Nothing(False, f"queue offset {own_offset}")
     if queue_id < 0 or not _is_topic(topic):
         return Nothing(False, "topic or queue cannot be one")
-    properties = record[topic_end + 2 :]
     return Scanned(topic, queue_id, own_offset, physical_offset, size, sys_flag, timestamp, properties)
 
 
@@ -132,7 +114,7 @@ def scan_file(file: IMappedFile, at: int, physical_offset: int) -> Scanned | Fil
     room = file.size - at
     read_before_touch(file, at, min(room, RECORD_BYTES_MIN))
     if room >= RECORD_BYTES_MIN:
-        size, magic = _SIZE_MAGIC.unpack_from(file.view, at)
+        size, magic = SIZE_AND_MAGIC.unpack_from(file.view, at)
         if magic == MAGIC and size <= room:
             read_before_touch(file, at, size)
     return scan_at(file.view, at, physical_offset)
@@ -168,14 +150,14 @@ def _scan_quickly(file: IMappedFile, at: int, base: int, segment_end: int, count
     topic = tail = b""  # of the record before: most have the same
     tail_bytes = 0
     rest_bytes: int | None = None
-    unpack, add = _HEAD_V4.unpack_from, rows.append
+    unpack, add, body_start = _HEAD.unpack_from, rows.append, _HEAD.size
     for _ in range(count):
         if place > last:
             break
         size, magic, crc, queue_id, own_offset, own_physical, sys_flag, timestamp, body_bytes = unpack(data, place)
-        topic_at = place + BODY_OFFSET_V4 + body_bytes
+        topic_at = place + body_start + body_bytes
         end = place + size
-        if magic != MAGIC or own_physical != start + place or sys_flag & _V6 or body_bytes < 0 or end > room:
+        if magic != MAGIC or own_physical != start + place or sys_flag & V6 or body_bytes < 0 or end > room:
             break
         if end - topic_at != rest_bytes or not data.startswith(tail, topic_at):
             if topic_at + 3 > end:
@@ -190,7 +172,7 @@ def _scan_quickly(file: IMappedFile, at: int, base: int, segment_end: int, count
             tail_bytes, rest_bytes = len(tail), end - topic_at
         if queue_id < 0 or own_offset < 0 or own_offset * RECORD_BYTES_MIN > own_physical:
             break
-        if body_bytes and crc32(data[place + BODY_OFFSET_V4 : topic_at]) & 0x7FFFFFFF != crc:
+        if body_bytes and crc32(data[place + body_start : topic_at]) & 0x7FFFFFFF != crc:
             break
         properties = data[topic_at + tail_bytes : end]
         add((topic, queue_id, own_offset, own_physical, size, sys_flag, timestamp, properties))
@@ -232,7 +214,7 @@ def _scan_other(view: memoryview, at: int, room: int) -> Filler | Nothing:
     """As `scan_at`, for where no record can stand."""
     if room < BLANK_BYTES_MIN:
         return Nothing(room <= 0 or not any(view[at:]), "less than a filler is left of the segment")
-    size, magic = _SIZE_MAGIC.unpack_from(view, at)
+    size, magic = SIZE_AND_MAGIC.unpack_from(view, at)
     if magic == BLANK_MAGIC:
         return Filler(room) if size == room else Nothing(False, f"filler of {size} bytes where {room} are left")
     if magic != MAGIC:
@@ -253,7 +235,7 @@ def find_next(segment: IMappedFile, at: int, base: int) -> Scanned | None:
     while start < segment.size:
         end = min(start + step, segment.size)
         try:
-            found = _find_between(segment, start, min(end + len(_MAGIC_BYTES) - 1, segment.size), base)
+            found = _find_between(segment, start, min(end + len(MAGIC_BYTES) - 1, segment.size), base)
         except Unreadable:
             if step > _PAGE_BYTES:  # from here on page by page
                 step = _PAGE_BYTES
@@ -267,14 +249,14 @@ def find_next(segment: IMappedFile, at: int, base: int) -> Scanned | None:
 
 def _find_between(segment: IMappedFile, start: int, end: int, base: int) -> Scanned | None:
     read_before_touch(segment, start, end - start)
-    place = segment.buffer.find(_MAGIC_BYTES, start, end)
+    place = segment.buffer.find(MAGIC_BYTES, start, end)
     while place >= 0:
         at = place - 4
         with contextlib.suppress(Unreadable):
             found = scan_file(segment, at, base + at) if at >= 0 else None
             if isinstance(found, Scanned):
                 return found
-        place = segment.buffer.find(_MAGIC_BYTES, place + 1, end)
+        place = segment.buffer.find(MAGIC_BYTES, place + 1, end)
     return None
 
 
@@ -309,15 +291,3 @@ def scan(log: ILogView, start: int, end: int, count: int) -> Iterator[Run | Dama
         after = following.physical_offset if following else base + segment.size
         yield Damage(segment.path, offset, min(after, end), item.why if isinstance(item, Nothing) else "")
         offset = after
-
-
-def store_timestamp_at(log: ILogView, physical_offset: int) -> int:
-    """When the message at `physical_offset`, which was just read or appended, was stored, ms; -1 where the log has
-    none there."""
-    found = log.view(physical_offset)
-    if found is None:
-        return -1
-    view, at = found
-    (sys_flag,) = _INT.unpack_from(view, at + SYS_FLAG_OFFSET)
-    timestamp: int = _LONG.unpack_from(view, at + (68 if sys_flag & SysFlag.BORN_HOST_V6 else 56))[0]
-    return timestamp

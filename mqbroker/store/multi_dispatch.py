@@ -18,10 +18,9 @@ from mqbroker.store.commitlog import Appended, CommitLog, NewMessage
 from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.logscan import Scanned
-from mqbroker.store.properties import find_property
 from mqbroker.wire.codes import NO_SEND_TOPICS, TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, Prop, SysFlag
 from mqbroker.wire.names import LMQ_PREFIX
-from mqbroker.wire.properties import PROPERTIES_BYTES_MAX, decode_properties, reencode_properties
+from mqbroker.wire.properties import PROPERTIES_BYTES_MAX, decode_properties, find_property, reencode_properties
 
 #: The test for a message that names queues.
 NAMES_MARK = b"INNER_MULTI_DISPATCH\x01"

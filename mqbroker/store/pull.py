@@ -29,11 +29,11 @@ from mqbroker.store.matching import IMatching
 from mqbroker.store.mending import LostEntry, Mender
 from mqbroker.store.outcomes import Get, GetResult, GetStatus, outside
 from mqbroker.store.verifying import Verifier
-from mqbroker.wire.record import RECORD_BYTES_MIN
+from mqbroker.wire.record import RECORD_BYTES_MIN, fields_struct
 
 _LONG = Struct(">q")
 #: Of a record: size, queue id, queue offset and physical offset.
-_OWN_PLACE = Struct(">i8xi4xqq")
+_OWN_PLACE = fields_struct("size", "queue_id", "queue_offset", "physical_offset")
 _AT_ONCE_MAX = 64
 #: Messages that are scattered over more of the log than this are asked for one by one whether they are in memory.
 _SPAN_MAX = 1024 * 1024

@@ -6,7 +6,6 @@ What it touches it first asks `Pages` for, and looks up anew afterwards: while i
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from struct import Struct
 from typing import NamedTuple
 
 from mqbroker.store.cold import FailedReads, Pages, Stretch, why_unread
@@ -20,10 +19,9 @@ from mqbroker.store.index import Index
 from mqbroker.store.logscan import Damage, Scanned, scan_at
 from mqbroker.store.mending import is_lost
 from mqbroker.store.multi_dispatch import is_entry_of
-from mqbroker.store.properties import find_property
-from mqbroker.wire.record import MAGIC, RECORD_BYTES_MIN
+from mqbroker.wire.properties import find_property
+from mqbroker.wire.record import MAGIC, RECORD_BYTES_MIN, SIZE_AND_MAGIC
 
-_SIZE_MAGIC = Struct(">II")
 #: No frame brings a message as large as this, so no record is: what says it is one is not read.
 _RECORD_BYTES_MAX = 64 * 1024 * 1024
 #: How many entries of no message are passed over to the next older message, when one is looked for by its time.
@@ -96,7 +94,7 @@ class Queries:
         head = await self._bytes(physical_offset, RECORD_BYTES_MIN)
         if head is None:
             return None
-        real_size, magic = _SIZE_MAGIC.unpack_from(head)
+        real_size, magic = SIZE_AND_MAGIC.unpack_from(head)
         if magic != MAGIC or size not in (None, real_size) or not RECORD_BYTES_MIN <= real_size < _RECORD_BYTES_MAX:
             return None
         if await self._bytes(physical_offset, real_size) is None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mqbroker.store.properties import find_property
 from mqbroker.wire.javahash import java_hash
+from mqbroker.wire.properties import find_property
 
 _OF_TAG_MAX = 10_000
 _TAGS = b"TAGS\x01"

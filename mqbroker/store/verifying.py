@@ -7,9 +7,7 @@ Must never wait: who asks has the bytes in memory.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
-from struct import Struct
 
 from twisted.logger import Logger
 
@@ -17,17 +15,14 @@ from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.consumequeue_ext import ADDRESS_MAX
 from mqbroker.store.disk import read_before_touch
-from mqbroker.store.logscan import BODY_OFFSET_V4, Damage, Filler, Scanned, scan_at
+from mqbroker.store.logscan import Damage, Filler, Scanned, scan_at
 from mqbroker.store.mending import LostEntry
 from mqbroker.store.multi_dispatch import is_entry_of
 from mqbroker.store.tags_codes import TagsCodes
-from mqbroker.wire.codes import SysFlag
-from mqbroker.wire.record import BLANK_MAGIC, MAGIC
+from mqbroker.wire.record import BLANK_BYTES_MIN, BLANK_MAGIC, MAGIC, SIZE_AND_MAGIC, V6, fields_struct
 
-#: Size, magic, CRC, queue id, queue offset, physical offset, sys flag and body size, with IPv4 hosts.
-_HEAD = Struct(">IIIi4xqqi44xi")
-_HEAD_START = Struct(">II")
-_V6 = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
+_HEAD = fields_struct("size", "magic", "queue_id", "queue_offset", "physical_offset", "sys_flag", "body_size")
+_PLACE = fields_struct("size", "magic", "physical_offset")
 
 #: One bit stands for 64 bytes of the log, in which no two records can start; 16 KiB of bits for 8 MiB.
 _CELL_BITS = 6
@@ -71,34 +66,25 @@ class Verifier:
 
         All its `size` bytes, which are those at `at` of `view`, must be in the log. Hot where old messages are read.
         """
-        real_size, magic, crc, queue_id, own_offset, own_physical, sys_flag, body_bytes = _HEAD.unpack_from(view, at)
-        place = BODY_OFFSET_V4 + body_bytes
-        if (
-            magic == MAGIC
-            and real_size == size
-            and own_physical == physical_offset
-            and own_offset == queue_offset
-            and queue_id == queue.queue_id
-            and not sys_flag & _V6
-            and 0 <= body_bytes <= size - BODY_OFFSET_V4 - 3
-        ):
-            cell = physical_offset >> _CELL_BITS & _CELLS_MASK
-            chunk = self._chunks.get(physical_offset >> _CHUNK_BITS)
-            is_known = chunk is not None and chunk[cell >> 3] & 1 << (cell & 7)
-            start = at + place if is_known else at
-            record = view[start : at + size].tobytes()  # one copy of it is cheaper than many looks through a view
-            if is_known:
-                if record.startswith(queue.topic_bytes, 1) and record[0] == len(queue.topic_bytes):
-                    return True
-            elif record.startswith(queue.topic_bytes, place + 1) and record[place] == len(queue.topic_bytes):
-                tail = place + 1 + record[place]
-                if (not body_bytes or zlib.crc32(record[BODY_OFFSET_V4:place]) & 0x7FFFFFFF == crc) and (
-                    int.from_bytes(record[tail : tail + 2], "big") == size - tail - 2
-                ):
-                    self._check_code(queue, code, record[tail + 2 :])
-                    self._remember(physical_offset)
-                    return True
-        return self._judge(queue, queue_offset, physical_offset, code, size)
+        cell = physical_offset >> _CELL_BITS & _CELLS_MASK
+        chunk = self._chunks.get(physical_offset >> _CHUNK_BITS)
+        if chunk is not None and chunk[cell >> 3] & 1 << (cell & 7):
+            # Known to be whole; but the page may have left memory since, and come back as another.
+            own_size, magic, queue_id, own_offset, own_physical, sys_flag, body_bytes = _HEAD.unpack_from(view, at)
+            topic_at = _HEAD.size + body_bytes
+            tail = view[at + topic_at : at + size].tobytes() if 0 <= topic_at < size else b""
+            if (
+                magic == MAGIC
+                and own_size == size
+                and own_physical == physical_offset
+                and own_offset == queue_offset
+                and queue_id == queue.queue_id
+                and not sys_flag & V6
+                and tail.startswith(queue.topic_bytes, 1)
+                and tail[0] == len(queue.topic_bytes)
+            ):
+                return True
+        return self._judge(queue, queue_offset, physical_offset, code, view[: at + size], at)
 
     def _remember(self, physical_offset: int) -> None:
         cell = physical_offset >> _CELL_BITS & _CELLS_MASK
@@ -117,18 +103,20 @@ class Verifier:
             if code != right:
                 raise LostEntry(f"its tags code is {code} where that of its message is {right}", is_there=True)
 
-    def _judge(self, queue: ConsumeQueue, queue_offset: int, physical_offset: int, code: int, size: int) -> bool:
-        """An unusual record, or what is wrong: with the record, or with the entry that points here."""
-        found = self._commit_log.view(physical_offset)
-        assert found is not None
-        view, at = found
-        item = scan_at(view[: at + size], at, physical_offset)  # a rotten size must not lead to bytes on the disk
+    def _judge(
+        self, queue: ConsumeQueue, queue_offset: int, physical_offset: int, code: int, view: memoryview, at: int
+    ) -> bool:
+        """Look at all of the record, which ends where `view` does, as a rotten size must not lead to bytes on the disk;
+        where something is wrong, whether with it, or with the entry that points here."""
+        size = len(view) - at
+        item = scan_at(view, at, physical_offset)
         if isinstance(item, Scanned):
             if item.size != size:
                 why = f"{size} bytes where a record of {item.size} is"
             elif is_entry_of(queue, queue_offset, item):
                 if item.topic == queue.topic_bytes:
                     self._check_code(queue, code, item.properties)
+                    self._remember(physical_offset)
                 return True
             else:
                 why = f"message {item.queue_offset} of queue {item.queue_id} of {item.topic!r}"
@@ -143,8 +131,7 @@ class Verifier:
     def _is_record_place(self, physical_offset: int, size: int) -> bool:
         """Whether a record of this size was here, so that what is wrong is the record and not the entry."""
         view, at = self._commit_log.view(physical_offset) or (memoryview(b""), 0)
-        real_size, magic, _, _, _, own_physical, _, _ = _HEAD.unpack_from(view, at)
-        if (real_size, magic, own_physical) == (size, MAGIC, physical_offset):
+        if _PLACE.unpack_from(view, at) == (size, MAGIC, physical_offset):
             return True
         following = self._commit_log.view(physical_offset + size)
         if following is not None:
@@ -154,13 +141,10 @@ class Verifier:
             except OSError:
                 return False
         view, at = following or (memoryview(b""), 0)
-        if len(view) - at < _HEAD.size:
-            return len(view) - at >= 8 and _HEAD_START.unpack_from(view, at) == (len(view) - at, BLANK_MAGIC)
-        after_size, magic, _, _, _, own_physical, _, _ = _HEAD.unpack_from(view, at)
-        return (magic, own_physical) == (MAGIC, physical_offset + size) or (after_size, magic) == (
-            len(view) - at,
-            BLANK_MAGIC,
-        )
+        room = len(view) - at
+        if room >= BLANK_BYTES_MIN and SIZE_AND_MAGIC.unpack_from(view, at) == (room, BLANK_MAGIC):
+            return True
+        return room >= _HEAD.size and _PLACE.unpack_from(view, at)[1:] == (MAGIC, physical_offset + size)
 
     def is_hopeless(self, queue: ConsumeQueue, queue_offset: int) -> bool:
         """Whether an entry cannot be built again, as was told; or too many could not to look for one more."""

@@ -34,6 +34,24 @@ def reencode_properties(properties: Mapping[str, str]) -> bytes:
     return "\x02".join([f"{name}\x01{value}" for name, value in properties.items()]).encode()
 
 
+def find_property(properties: bytes, mark: bytes) -> bytes:
+    """The value of one property as `decode_properties` would give it, encoded; empty where there is none. Hot.
+
+    `mark`: its name and the byte 1. What of the value is not UTF-8 may be left as it is.
+    """
+    at = properties.rfind(mark)
+    if at < 0:
+        return b""
+    if not at or properties[at - 1] == 2:
+        start = at + len(mark)
+        end = properties.find(b"\x02", start)
+        value = properties[start:] if end < 0 else properties[start:end]
+        if value:
+            return value
+    # The end of a longer name, or of a value, or a pair without a value: then an earlier pair may count.
+    return decode_properties(properties).get(mark[:-1].decode(), "").encode()
+
+
 def decode_properties(data: bytes) -> dict[str, str]:
     """Read property bytes; what is no pair is skipped and what is not UTF-8 becomes U+FFFD, as in Java."""
     found: dict[str, str] = {}

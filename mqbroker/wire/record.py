@@ -1,73 +1,214 @@
-"""The commit log record, which is also what a pull answer carries.
+"""The commit log record, which is also what a pull answer carries: its layout as data, its one reader and its writers.
 
-    0  total size        4     | 28 physical offset   8     | ..  store host   8 or 20
-    4  magic             4     | 36 sys flag          4     | ..  reconsume    4
-    8  body CRC32        4     | 40 born timestamp    8     | ..  prepared     8
-    12 queue id          4     | 48 born host   8 or 20     | ..  body         4 + n
-    16 flag              4     | ..                         | ..  topic        1 + n
-    20 queue offset      8     | 56 store timestamp   8     | ..  properties   2 + n
-
-A host is its address (4 bytes, or 16 where the sys flag says so) and a 4-byte port. All numbers are big-endian.
-Source: CommitLog and MessageDecoder of 4.9.7. This module never touches a file.
+`HEAD_FIELDS` and `TAIL_LENGTHS` say what stands where; Structs, numpy dtypes and the drawing in docs/store.rst come
+from them. All numbers are big-endian. Source: CommitLog and MessageDecoder of 4.9.7. This module never touches a file.
 """
 
 from __future__ import annotations
 
 import socket
-import struct
 import zlib
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from struct import Struct, calcsize
+from struct import error as struct_error
 from typing import Any, NamedTuple
 
 import attrs
 
 from mqbroker.errors import MQError
 from mqbroker.wire.codes import SysFlag
-from mqbroker.wire.properties import PROPERTIES_BYTES_MAX, decode_properties, encode_properties, reencode_properties
+from mqbroker.wire.properties import PROPERTIES_BYTES_MAX, decode_properties, encode_properties
 
 MAGIC = 0xDAA320A7
 BLANK_MAGIC = 0xCBD43194
+MAGIC_BYTES = MAGIC.to_bytes(4, "big")
 
-SIZE_OFFSET = 0
-MAGIC_OFFSET = 4
-BODY_CRC_OFFSET = 8
-QUEUE_ID_OFFSET = 12
-FLAG_OFFSET = 16
-QUEUE_OFFSET_OFFSET = 20
-PHYSICAL_OFFSET_OFFSET = 28
-SYS_FLAG_OFFSET = 36
-BORN_TIMESTAMP_OFFSET = 40
-BORN_HOST_OFFSET = 48
 
+class Field(NamedTuple):
+    """A field of the record: its name, its code in a Struct, and what it holds."""
+
+    name: str
+    code: str
+    what: str
+
+
+#: All before the body, with IPv4 hosts. A host is an address and a port of four bytes.
+HEAD_FIELDS = (
+    Field("size", "I", "of the whole record, in bytes"),
+    Field("magic", "I", "daa320a7"),
+    Field("body_crc", "I", "CRC32 of the body without its highest bit"),
+    Field("queue_id", "i", "of the queue, among those of its topic"),
+    Field("flag", "i", "the producer's"),
+    Field("queue_offset", "q", "the message's number in its queue; 0 of a half message"),
+    Field("physical_offset", "q", "where the record starts in the log"),
+    Field("sys_flag", "i", "compression, transaction, and which hosts are IPv6"),
+    Field("born_timestamp", "q", "when it was sent, in ms"),
+    Field("born_host", "8s", "20 bytes where it is IPv6"),
+    Field("store_timestamp", "q", "when it was stored, in ms"),
+    Field("store_host", "8s", "20 bytes where it is IPv6"),
+    Field("reconsume_times", "i", "how often a consumer sent it back"),
+    Field("prepared_offset", "q", "of the half message that was committed or rolled back"),
+    Field("body_size", "i", "the body follows"),
+)
+#: The lengths of what stands behind the body, each with that many bytes after it.
+TAIL_LENGTHS = (
+    Field("topic_size", "B", "the topic follows"),
+    Field("properties_size", "H", "the properties follow, up to the end"),
+)
+#: The bits of the sys flag that make a host longer, and the field that they are of.
+V6_FIELDS = {SysFlag.BORN_HOST_V6: "born_host", SysFlag.STORE_HOST_V6: "store_host"}
+V6 = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
+#: Hosts by how many bytes they have.
+_HOSTS = {8: Struct(">4sI"), 20: Struct(">16sI")}
+
+#: Where each field of the head starts, with IPv4 hosts.
+OFFSETS = dict(
+    zip(
+        [field.name for field in HEAD_FIELDS],
+        accumulate([calcsize(f">{field.code}") for field in HEAD_FIELDS], initial=0),
+        strict=False,
+    )
+)
+
+
+def _head_struct(v6: int) -> Struct:
+    longer = {name for flag, name in V6_FIELDS.items() if v6 & flag}
+    return Struct(">" + "".join("20s" if field.name in longer else field.code for field in HEAD_FIELDS))
+
+
+def fields_struct(*names: str) -> Struct:
+    """What reads some fields, given in their order, of a record with IPv4 hosts, from its start on."""
+    codes = [field.code if field.name in names else f"{calcsize('>' + field.code)}x" for field in HEAD_FIELDS]
+    last = [field.name for field in HEAD_FIELDS].index(names[-1])
+    return Struct(">" + "".join(codes[: last + 1]))
+
+
+def numpy_fields(first: str, last: str) -> list[tuple[str, str]]:
+    """The fields from `first` to `last` as numpy.dtype takes them; no hosts are among them."""
+    names = list(OFFSETS)
+    codes = {"I": ">u4", "i": ">i4", "q": ">i8"}
+    return [(field.name, codes[field.code]) for field in HEAD_FIELDS[names.index(first) : names.index(last) + 1]]
+
+
+#: The heads by the sys flag's bits of V6.
+HEADS = {v6: _head_struct(v6) for v6 in (0, SysFlag.BORN_HOST_V6, SysFlag.STORE_HOST_V6, V6)}
+HEAD = HEADS[0]
+SIZE_AND_MAGIC = fields_struct("size", "magic")
 #: A record of an empty body, topic and properties, with IPv4 hosts.
-RECORD_BYTES_MIN = 91
+RECORD_BYTES_MIN = HEAD.size + sum(calcsize(f">{field.code}") for field in TAIL_LENGTHS)
 #: The filler at the end of a segment: its size and magic.
-BLANK_BYTES_MIN = 8
+BLANK_BYTES_MIN = SIZE_AND_MAGIC.size
 #: An inflated body larger than this is refused: no producer may send one.
 INFLATED_BYTES_MAX = 64 * 1024 * 1024
 
-# Size to born timestamp; then each host by itself, since its length varies.
-_HEAD = struct.Struct(">IIIiiqqiq")
-_STORE_TIME = struct.Struct(">q")
-_TAIL = struct.Struct(">iqi")
-# All before the body, with IPv4 hosts.
-_FIXED_V4 = struct.Struct(">IIIiiqqiq8sq8siqi")
-_BLANK = struct.Struct(">II")
-_INT = struct.Struct(">i")
-# Sys flag and body size, with IPv4 hosts.
-_FLAG_AND_BODY_V4 = struct.Struct(">36xi44xi")
-_BODY_SIZE_OFFSET_V4 = 84
-# Where a body of no bytes ends.
-_BODY_END_V4 = 88
-_V6 = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
-_HOST_V4 = struct.Struct(">4sI")
-_HOST_V6 = struct.Struct(">16sI")
+#: The longest topic: Java reads its length as a signed byte.
+TOPIC_BYTES_MAX = 127
+
+_BODY_OFFSET = HEAD.size
+_TAIL_BYTES_MIN = RECORD_BYTES_MIN - HEAD.size
+_SYS_FLAG_AND_BODY_SIZE = fields_struct("sys_flag", "body_size")
+_SYS_FLAG_AND_STORE_TIME = fields_struct("sys_flag", "store_timestamp")
 
 Host = tuple[str, int]
 
 
 class BadRecord(MQError):
     """Bytes that are not a whole, undamaged record."""
+
+
+def encode_host(host: Host) -> bytes:
+    """Return 8 bytes for an IPv4 host, 20 for an IPv6 one. Raises MQError where it is neither."""
+    address, port = host
+    family, size = (socket.AF_INET6, 20) if ":" in address else (socket.AF_INET, 8)
+    try:
+        return _HOSTS[size].pack(socket.inet_pton(family, address), port)
+    except (OSError, ValueError, struct_error) as error:
+        raise MQError(f"{address!r}:{port} is not an IP address and port: {error}") from error
+
+
+def decode_host(data: bytes) -> Host:
+    """The inverse of `encode_host`, of 8 or 20 bytes."""
+    family, size = (socket.AF_INET, 8) if len(data) == 8 else (socket.AF_INET6, 20)
+    address, port = _HOSTS[size].unpack(data)
+    return socket.inet_ntop(family, address), port
+
+
+def host_flags(born_host: bytes, store_host: bytes) -> int:
+    """The bits of the sys flag that say how long the hosts are. Raises ValueError where one has another length."""
+    for host in (born_host, store_host):
+        if len(host) not in _HOSTS:
+            raise ValueError(f"a host of {len(host)} bytes")
+    born_flag = SysFlag.BORN_HOST_V6 if len(born_host) == 20 else 0
+    return born_flag | (SysFlag.STORE_HOST_V6 if len(store_host) == 20 else 0)
+
+
+def body_crc(body: bytes | memoryview) -> int:
+    """The CRC32 a record keeps: Java clears its sign bit."""
+    return zlib.crc32(body) & 0x7FFFFFFF
+
+
+# Reading
+
+
+class RawRecord(NamedTuple):
+    """One stored message as its bytes have it: the fields of the head, then body, topic and properties."""
+
+    size: int
+    magic: int
+    body_crc: int
+    queue_id: int
+    flag: int
+    queue_offset: int
+    physical_offset: int
+    sys_flag: int
+    born_timestamp: int
+    born_host: bytes
+    store_timestamp: int
+    store_host: bytes
+    reconsume_times: int
+    prepared_offset: int
+    body_size: int
+    body: bytes
+    topic: bytes
+    properties: bytes
+
+
+def decode_raw(
+    data: bytes | memoryview, offset: int = 0, physical_offset: int | None = None, *, check_crc: bool = True
+) -> RawRecord:
+    """Read the record at `offset`, which must say that it stands at `physical_offset`, where that is given. Raises
+    BadRecord where it is cut short, inconsistent or fails its CRC."""
+    room = len(data) - offset
+    if room < RECORD_BYTES_MIN:
+        raise BadRecord(f"record at {offset} is cut short: {room} bytes are left")
+    head = HEAD.unpack_from(data, offset)
+    (size, magic, crc, _, _, _, own_offset, sys_flag, _, _, _, _, _, _, body_size) = head
+    if magic != MAGIC:
+        raise BadRecord(f"magic {magic:#x}")
+    if not RECORD_BYTES_MIN <= size <= room:
+        raise BadRecord(f"size {size} with {room} bytes left")
+    if own_offset != physical_offset and physical_offset is not None:
+        raise BadRecord(f"a record of offset {own_offset}")
+    body_at = _BODY_OFFSET
+    if sys_flag & V6:
+        longer = HEADS[sys_flag & V6]
+        body_at = longer.size
+        if body_at > size:
+            raise BadRecord("hosts do not fit")
+        head = longer.unpack_from(data, offset)
+        body_size = head[-1]
+    record = bytes(data[offset : offset + size])
+    if not 0 <= body_size <= size - body_at - _TAIL_BYTES_MIN:
+        raise BadRecord(f"body of {body_size} bytes in a record of {size}")
+    body_end = body_at + body_size
+    body = record[body_at:body_end]
+    if check_crc and body and zlib.crc32(body) & 0x7FFFFFFF != crc:
+        raise BadRecord("body CRC differs")
+    topic_end = body_end + 1 + record[body_end]
+    if topic_end + 2 > size or topic_end + 2 + (record[topic_end] << 8 | record[topic_end + 1]) != size:
+        raise BadRecord("parts do not add up to the size")
+    return RawRecord._make((*head, body, record[body_end + 1 : topic_end], record[topic_end + 2 :]))
 
 
 @attrs.frozen
@@ -95,190 +236,92 @@ class Record:
     properties: Mapping[str, str] = attrs.field(factory=dict)
 
 
-def encode_host(host: Host) -> bytes:
-    """Return 8 bytes for an IPv4 host, 20 for an IPv6 one. Raises MQError where it is neither."""
-    address, port = host
-    try:
-        if ":" in address:
-            return _HOST_V6.pack(socket.inet_pton(socket.AF_INET6, address), port)
-        return _HOST_V4.pack(socket.inet_pton(socket.AF_INET, address), port)
-    except (OSError, ValueError, struct.error) as error:
-        raise MQError(f"{address!r}:{port} is not an IP address and port: {error}") from error
-
-
-def decode_host(data: bytes) -> Host:
-    """The inverse of `encode_host`, of 8 or 20 bytes."""
-    if len(data) == 8:
-        raw, port = _HOST_V4.unpack(data)
-        return socket.inet_ntop(socket.AF_INET, raw), port
-    raw, port = _HOST_V6.unpack(data)
-    return socket.inet_ntop(socket.AF_INET6, raw), port
-
-
-def body_crc(body: bytes) -> int:
-    """The CRC32 a record keeps: Java clears its sign bit."""
-    return zlib.crc32(body) & 0x7FFFFFFF
-
-
 def decode_record(data: bytes | memoryview, offset: int = 0, *, check_crc: bool = True) -> Record:
-    """Read the record at `offset`. Raises BadRecord where it is cut short, inconsistent or fails its CRC."""
+    """Read the record at `offset`. Raises BadRecord as `decode_raw`, and where the topic is no text."""
+    raw = decode_raw(data, offset, check_crc=check_crc)
     try:
-        return _decode(memoryview(data)[offset:], check_crc)
-    except (struct.error, IndexError, UnicodeDecodeError) as error:
-        raise BadRecord(f"record at {offset} is cut short or not text: {error}") from error
-
-
-def _decode(data: memoryview, check_crc: bool) -> Record:
-    (size, magic, crc, queue_id, flag, queue_offset, physical_offset, sys_flag, born_timestamp) = _HEAD.unpack_from(
-        data
-    )
-    if magic != MAGIC:
-        raise BadRecord(f"magic {magic:#x} where {MAGIC:#x} must be")
-    if not RECORD_BYTES_MIN <= size <= len(data):
-        raise BadRecord(f"size {size} with {len(data)} bytes at hand")
-    data = data[:size]
-    at = BORN_HOST_OFFSET
-    host_bytes = 20 if sys_flag & SysFlag.BORN_HOST_V6 else 8
-    born_host = decode_host(bytes(data[at : at + host_bytes]))
-    at += host_bytes
-    (store_timestamp,) = _STORE_TIME.unpack_from(data, at)
-    at += 8
-    host_bytes = 20 if sys_flag & SysFlag.STORE_HOST_V6 else 8
-    store_host = decode_host(bytes(data[at : at + host_bytes]))
-    at += host_bytes
-    reconsume_times, prepared_offset, body_size = _TAIL.unpack_from(data, at)
-    at += _TAIL.size
-    if not 0 <= body_size <= size - at:
-        raise BadRecord(f"body of {body_size} bytes in a record of {size}")
-    body = bytes(data[at : at + body_size])
-    at += body_size
-    if check_crc and body and body_crc(body) != crc:
-        raise BadRecord(f"body CRC {body_crc(body):#x} where the record says {crc:#x}")
-    topic_end = at + 1 + data[at]
-    topic = bytes(data[at + 1 : topic_end]).decode()
-    properties_end = topic_end + 2 + int.from_bytes(data[topic_end : topic_end + 2], "big")
-    if properties_end != size:
-        raise BadRecord(f"parts end at {properties_end} in a record of {size}")
+        topic = raw.topic.decode()
+    except UnicodeDecodeError as error:
+        raise BadRecord(f"the topic of the record at {offset} is not text: {error}") from None
     return Record(
         topic=topic,
-        queue_id=queue_id,
-        queue_offset=queue_offset,
-        physical_offset=physical_offset,
-        store_size=size,
-        flag=flag,
-        sys_flag=sys_flag,
-        born_timestamp=born_timestamp,
-        born_host=born_host,
-        store_timestamp=store_timestamp,
-        store_host=store_host,
-        reconsume_times=reconsume_times,
-        prepared_offset=prepared_offset,
-        body=body,
-        body_crc=crc,
-        properties=decode_properties(bytes(data[topic_end + 2 :])),
+        queue_id=raw.queue_id,
+        queue_offset=raw.queue_offset,
+        physical_offset=raw.physical_offset,
+        store_size=raw.size,
+        flag=raw.flag,
+        sys_flag=raw.sys_flag,
+        born_timestamp=raw.born_timestamp,
+        born_host=decode_host(raw.born_host),
+        store_timestamp=raw.store_timestamp,
+        store_host=decode_host(raw.store_host),
+        reconsume_times=raw.reconsume_times,
+        prepared_offset=raw.prepared_offset,
+        body=raw.body,
+        body_crc=raw.body_crc,
+        properties=decode_properties(raw.properties),
     )
 
 
-def property_bytes(view: memoryview, at: int, size: int) -> bytes:
+def decode_records(data: bytes | memoryview, *, check_crc: bool = True) -> list[Record]:
+    """Read records that stand one after another, as in a pull answer. Raises BadRecord at the first bad one."""
+    records = []
+    at = 0
+    while at < len(data):
+        record = decode_record(data, at, check_crc=check_crc)
+        records.append(record)
+        at += record.store_size
+    return records
+
+
+def store_timestamp_at(data: memoryview, at: int) -> int:
+    """When the record at `at`, which is known to be one, was stored, in ms."""
+    timestamp: int
+    sys_flag, timestamp = _SYS_FLAG_AND_STORE_TIME.unpack_from(data, at)
+    if sys_flag & SysFlag.BORN_HOST_V6:
+        timestamp = HEADS[sys_flag & V6].unpack_from(data, at)[10]
+    return timestamp
+
+
+def property_bytes(buffer: Any, at: int, size: int) -> bytes:
     """The property bytes of the whole record of `size` bytes at `at`, which they end. Hot.
 
-    Something else where its parts are not as they must be.
+    Something else where its parts are not as they must be. `buffer`: bytes, or a map of a file, of which they are had
+    in half the time that a view takes.
     """
     try:
-        sys_flag, body_bytes = _FLAG_AND_BODY_V4.unpack_from(view, at)
-        place = at + _BODY_SIZE_OFFSET_V4
-        if sys_flag & _V6:
-            place += 12 * (bool(sys_flag & SysFlag.BORN_HOST_V6) + bool(sys_flag & SysFlag.STORE_HOST_V6))
-            (body_bytes,) = _INT.unpack_from(view, place)
-        place += 4 + body_bytes
-        return view[place + 3 + view[place] : at + size].tobytes()
-    except (struct.error, IndexError):
+        sys_flag, body_size = _SYS_FLAG_AND_BODY_SIZE.unpack_from(buffer, at)
+        body_at = _BODY_OFFSET
+        if sys_flag & V6:
+            longer = HEADS[sys_flag & V6]
+            body_at, body_size = longer.size, longer.unpack_from(buffer, at)[-1]
+        place = at + body_at + body_size
+        return bytes(buffer[place + 3 + buffer[place] : at + size])
+    except (struct_error, IndexError):
         return b""
 
 
 def properties_of(buffer: Any, base: int, offsets: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
-    """`property_bytes` of the records of some `sizes` at `offsets` less `base`. Hot.
-
-    `buffer`: bytes, or a map of a file, of which they are had in half the time that a view takes.
-    """
-    unpack = _FLAG_AND_BODY_V4.unpack_from
-    body_end, is_v6 = _BODY_END_V4, _V6  # which are quicker to come by than globals
+    """`property_bytes` of the records of some `sizes` at `offsets` less `base`. Hot."""
+    unpack = _SYS_FLAG_AND_BODY_SIZE.unpack_from
+    body_at, v6 = _BODY_OFFSET, V6  # which are quicker to come by than globals
     found: list[bytes] = []
     add = found.append
     for offset, size in zip(offsets, sizes, strict=True):
         at = offset - base
         try:
-            sys_flag, body_bytes = unpack(buffer, at)
-            if sys_flag & is_v6:
-                add(property_bytes(memoryview(buffer), at, size))
+            sys_flag, body_size = unpack(buffer, at)
+            if sys_flag & v6:
+                add(property_bytes(buffer, at, size))
             else:
-                place = at + body_end + body_bytes
+                place = at + body_at + body_size
                 add(buffer[place + 3 + buffer[place] : at + size])
-        except (struct.error, IndexError):
+        except (struct_error, IndexError):
             add(b"")
     return found
 
 
-class RawRecord(NamedTuple):
-    """What of a record is stored again with another: hosts and properties as they are."""
-
-    size: int
-    queue_offset: int
-    physical_offset: int
-    flag: int
-    sys_flag: int
-    born_timestamp: int
-    born_host: bytes
-    store_timestamp: int
-    reconsume_times: int
-    body: bytes
-    properties: bytes
-
-
-def decode_raw(data: memoryview, offset: int) -> RawRecord:
-    """As `decode_record`, and several times as fast: for who stores many again. Raises BadRecord."""
-    if len(data) - offset < RECORD_BYTES_MIN:
-        raise BadRecord(f"record at {offset} is cut short")
-    (size, magic, crc, _, flag, queue_offset, physical_offset, sys_flag, born_timestamp, born_host, store_timestamp,
-     _, reconsume_times, _, body_bytes) = _FIXED_V4.unpack_from(data, offset)  # fmt: skip
-    if sys_flag & _V6:
-        return _raw_of(decode_record(data, offset))
-    if magic != MAGIC or not RECORD_BYTES_MIN <= size <= len(data) - offset:
-        raise BadRecord(f"magic {magic:#x} and size {size} with {len(data) - offset} bytes at hand")
-    record = data[offset : offset + size].tobytes()
-    body_end = _FIXED_V4.size + body_bytes
-    if not _FIXED_V4.size <= body_end <= size - 3:
-        raise BadRecord(f"body of {body_bytes} bytes in a record of {size}")
-    body = record[_FIXED_V4.size : body_end]
-    if body and zlib.crc32(body) & 0x7FFFFFFF != crc:
-        raise BadRecord(f"body CRC is not {crc:#x}")
-    at = body_end + 1 + record[body_end]
-    if at + 2 > size or at + 2 + (record[at] << 8 | record[at + 1]) != size:
-        raise BadRecord(f"parts do not end where a record of {size} does")
-    return RawRecord(
-        size, queue_offset, physical_offset, flag, sys_flag, born_timestamp, born_host, store_timestamp,
-        reconsume_times, body, record[at + 2 :],
-    )  # fmt: skip
-
-
-def _raw_of(record: Record) -> RawRecord:
-    return RawRecord(
-        record.store_size, record.queue_offset, record.physical_offset, record.flag, record.sys_flag,
-        record.born_timestamp, encode_host(record.born_host), record.store_timestamp, record.reconsume_times,
-        record.body, reencode_properties(record.properties),
-    )  # fmt: skip
-
-
-def decode_records(data: bytes | memoryview, *, check_crc: bool = True) -> list[Record]:
-    """Read records that stand one after another, as in a pull answer. Raises BadRecord at the first bad one."""
-    view = memoryview(data)
-    records = []
-    at = 0
-    while at < len(view):
-        record = decode_record(view, at, check_crc=check_crc)
-        records.append(record)
-        at += record.store_size
-    return records
+# Writing
 
 
 def encode_record(record: Record) -> bytes:
@@ -288,44 +331,37 @@ def encode_record(record: Record) -> bytes:
     """
     topic = record.topic.encode()
     properties = encode_properties(record.properties)
-    if len(topic) > 127 or len(properties) > PROPERTIES_BYTES_MAX:
+    if len(topic) > TOPIC_BYTES_MAX or len(properties) > PROPERTIES_BYTES_MAX:
         raise MQError(
-            f"topic of {len(topic)} bytes (127 at most) or properties of {len(properties)} ({PROPERTIES_BYTES_MAX})"
+            f"topic of {len(topic)} bytes ({TOPIC_BYTES_MAX} at most) or properties of {len(properties)} "
+            f"({PROPERTIES_BYTES_MAX})"
         )
     born_host, store_host = encode_host(record.born_host), encode_host(record.store_host)
-    sys_flag = record.sys_flag & ~(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
-    sys_flag |= SysFlag.BORN_HOST_V6 if len(born_host) == 20 else 0
-    sys_flag |= SysFlag.STORE_HOST_V6 if len(store_host) == 20 else 0
-    size = RECORD_BYTES_MIN - 16 + len(born_host) + len(store_host) + len(record.body) + len(topic) + len(properties)
-    return b"".join(
-        (
-            _HEAD.pack(
-                size,
-                MAGIC,
-                body_crc(record.body),
-                record.queue_id,
-                record.flag,
-                record.queue_offset,
-                record.physical_offset,
-                sys_flag,
-                record.born_timestamp,
-            ),
-            born_host,
-            _STORE_TIME.pack(record.store_timestamp),
-            store_host,
-            _TAIL.pack(record.reconsume_times, record.prepared_offset, len(record.body)),
-            record.body,
-            bytes((len(topic),)),
-            topic,
-            len(properties).to_bytes(2, "big"),
-            properties,
-        )
-    )
+    v6 = host_flags(born_host, store_host)
+    head, tail = HEADS[v6], encode_tail(topic, len(properties))
+    packed = head.pack(
+        head.size + len(record.body) + len(tail) + len(properties), MAGIC, body_crc(record.body), record.queue_id,
+        record.flag, record.queue_offset, record.physical_offset, record.sys_flag & ~V6 | v6, record.born_timestamp,
+        born_host, record.store_timestamp, store_host, record.reconsume_times, record.prepared_offset,
+        len(record.body),
+    )  # fmt: skip
+    return b"".join((packed, record.body, tail, properties))
+
+
+def encode_tail(topic: bytes, properties_bytes: int) -> bytes:
+    """What stands between the body and the properties, of which there are so many bytes. Raises ValueError where they
+    do not fit their length fields."""
+    if properties_bytes > PROPERTIES_BYTES_MAX:
+        raise ValueError(f"properties of {properties_bytes} bytes: at most {PROPERTIES_BYTES_MAX} fit a record")
+    return bytes((len(topic),)) + topic + properties_bytes.to_bytes(2, "big")
 
 
 def encode_blank(size: int) -> bytes:
     """The first 8 bytes of the filler that takes the last `size` bytes of a segment."""
-    return _BLANK.pack(size, BLANK_MAGIC)
+    return SIZE_AND_MAGIC.pack(size, BLANK_MAGIC)
+
+
+# Bodies
 
 
 def record_body(record: Record) -> bytes:

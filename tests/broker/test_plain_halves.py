@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from mqbroker.broker.transactions import plain as plain_module
 from mqbroker.broker.transactions.messages import committed
 from mqbroker.broker.transactions.plain import PlainHalves
-from mqbroker.store.properties import find_property
-from mqbroker.wire.properties import decode_properties
+from mqbroker.wire.properties import decode_properties, find_property
 from mqbroker.wire.record import Record, decode_raw, encode_record
 from tests.broker.transacting import HALF
 

@@ -456,9 +456,9 @@ KNOWN = [
     ),
     Mutation(
         "serve a message whose body rotted",
-        "store/verifying.py",
-        "zlib.crc32(record[BODY_OFFSET_V4:place]) & 0x7FFFFFFF == crc",
-        "True",
+        "wire/record.py",
+        "zlib.crc32(body) & 0x7FFFFFFF != crc",
+        "False",
         ("tests/store/test_damages.py",),
     ),
     Mutation(
@@ -478,8 +478,8 @@ KNOWN = [
     Mutation(
         "serve a message of another queue",
         "store/verifying.py",
-        "            and own_offset == queue_offset\n",
-        "",
+        "is_entry_of(queue, queue_offset, item)",
+        "True",
         ("tests/store/test_damages.py",),
     ),
     Mutation(

@@ -12,15 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqbroker.errors import MQError
-from mqbroker.wire import record as module
 from mqbroker.wire.codes import SysFlag
 from mqbroker.wire.command import decode_frame
 from mqbroker.wire.properties import decode_properties
 from mqbroker.wire.record import (
     BLANK_MAGIC,
+    HEAD,
     INFLATED_BYTES_MAX,
     MAGIC,
+    OFFSETS,
     RECORD_BYTES_MIN,
+    V6,
     BadRecord,
     Record,
     body_crc,
@@ -31,11 +33,15 @@ from mqbroker.wire.record import (
     encode_blank,
     encode_host,
     encode_record,
+    fields_struct,
+    host_flags,
     inflate_body,
     properties_of,
     property_bytes,
     record_body,
+    store_timestamp_at,
 )
+from tests.record_page import PAGE, page_with, render
 
 # MessageDecoder.encode of 4.9.7, which leaves the CRC at 0: born on IPv6 and stored on IPv4; and both on IPv6 with
 # 5000 bytes of body deflated.
@@ -155,25 +161,51 @@ def test_a_compressed_record_of_java_with_two_ipv6_hosts():
     assert encode_record(record)[12:] == JAVA_V6_BOTH[12:]
 
 
-def test_the_layout_constants(golden_log):
+def test_the_layout_of_the_head():
     assert (MAGIC, BLANK_MAGIC) == (0xDAA320A7, 0xCBD43194)
     data = encode_record(PLAIN)
     assert len(data) == PLAIN_SIZE
     for name, form, wanted in [
-        ("SIZE", ">I", PLAIN_SIZE),
-        ("MAGIC", ">I", MAGIC),
-        ("BODY_CRC", ">I", body_crc(b"hello")),
-        ("QUEUE_ID", ">i", 3),
-        ("FLAG", ">i", -5),
-        ("QUEUE_OFFSET", ">q", 12345678901),
-        ("PHYSICAL_OFFSET", ">q", 98765432109),
-        ("SYS_FLAG", ">i", 0),
-        ("BORN_TIMESTAMP", ">q", 1795255515190),
-        ("BORN_HOST", ">I", 0x7F000001),
+        ("size", ">I", PLAIN_SIZE),
+        ("magic", ">I", MAGIC),
+        ("body_crc", ">I", body_crc(b"hello")),
+        ("queue_id", ">i", 3),
+        ("flag", ">i", -5),
+        ("queue_offset", ">q", 12345678901),
+        ("physical_offset", ">q", 98765432109),
+        ("sys_flag", ">i", 0),
+        ("born_timestamp", ">q", 1795255515190),
+        ("born_host", ">I", 0x7F000001),
+        ("store_timestamp", ">q", 1795255515243),
+        ("store_host", ">I", 0xC0000207),
+        ("reconsume_times", ">i", 2),
+        ("prepared_offset", ">q", 77),
+        ("body_size", ">i", 5),
     ]:
-        assert struct.unpack_from(form, data, getattr(module, f"{name}_OFFSET")) == (wanted,)
+        assert struct.unpack_from(form, data, OFFSETS[name]) == (wanted,)
+        assert fields_struct(name).unpack_from(data)[0] in (wanted, data[OFFSETS[name] : OFFSETS[name] + 8])
+    assert fields_struct("queue_id", "body_size").unpack_from(data) == (3, 5)
+    assert OFFSETS["body_size"] == BODY_LENGTH_AT
+    assert HEAD.size == BODY_AT
     empty = attrs.evolve(PLAIN, topic="", body=b"", properties={})
-    assert len(encode_record(empty)) == RECORD_BYTES_MIN
+    assert len(encode_record(empty)) == RECORD_BYTES_MIN == 91
+
+
+def test_the_docs_draw_the_record_as_the_layout_has_it():
+    page = PAGE.read_text(encoding="utf-8")
+    assert page == page_with(render(), page), "write it anew: python -m tests.record_page"
+
+
+def test_hosts_of_other_lengths_have_no_flags():
+    assert host_flags(bytes(8), bytes(20)) == SysFlag.STORE_HOST_V6
+    for hosts in [(b"", bytes(8)), (bytes(8), bytes(21))]:
+        with pytest.raises(ValueError, match="a host of"):
+            host_flags(*hosts)
+
+
+def test_the_store_timestamp_whatever_the_hosts():
+    for data in (encode_record(PLAIN), JAVA_V6_BORN, JAVA_V6_BOTH):
+        assert store_timestamp_at(memoryview(b"x" + data), 1) == 1795255515243
 
 
 def test_a_blank():
@@ -386,7 +418,6 @@ hosts = st.tuples(st.ip_addresses().map(lambda address: address.compressed), por
 int32s = st.integers(-(2**31), 2**31 - 1)
 int64s = st.integers(-(2**63), 2**63 - 1)
 words = st.text(st.characters(exclude_characters="\x01\x02", exclude_categories=["Cs"]), min_size=1, max_size=10)
-host_flags = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
 records = st.builds(
     Record,
     topic=st.text(max_size=31),
@@ -413,7 +444,7 @@ def test_any_records_survive(batch):
     pieces = [encode_record(record) for record in batch]
     decoded = decode_records(b"".join(pieces))
     for record, piece, back in zip(batch, pieces, decoded, strict=True):
-        flags = record.sys_flag & ~host_flags
+        flags = record.sys_flag & ~V6
         flags |= SysFlag.BORN_HOST_V6 if ":" in record.born_host[0] else 0
         flags |= SysFlag.STORE_HOST_V6 if ":" in record.store_host[0] else 0
         assert back == attrs.evolve(

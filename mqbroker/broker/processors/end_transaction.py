@@ -24,7 +24,6 @@ from mqbroker.remoting.handlers import HandlerTable, IConnection, RawRequest, fa
 from mqbroker.store.commitlog import NewMessage
 from mqbroker.store.message_store import MessageStore
 from mqbroker.store.outcomes import GetResult, GetStatus
-from mqbroker.store.properties import find_property
 from mqbroker.wire.codes import (
     TRANS_CHECK_MAX_TIME_TOPIC,
     TRANS_HALF_TOPIC,
@@ -40,6 +39,7 @@ from mqbroker.wire.headers import (
     decode_header,
 )
 from mqbroker.wire.ids import parse_offset_message_id
+from mqbroker.wire.properties import find_property
 from mqbroker.wire.record import RawRecord, Record, decode_raw, decode_record
 
 #: How many bytes of half messages are gathered before they are stored.

@@ -12,7 +12,6 @@ import attrs
 
 from mqbroker.errors import MQError
 from mqbroker.store.commitlog import NewMessage
-from mqbroker.store.properties import find_property
 from mqbroker.wire.codes import (
     SCHEDULE_TOPIC,
     TRANS_CHECK_MAX_TIME_TOPIC,
@@ -26,7 +25,7 @@ from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import CheckTransactionStateRequestHeader
 from mqbroker.wire.ids import offset_message_id
 from mqbroker.wire.names import check_topic
-from mqbroker.wire.properties import decode_properties, reencode_properties
+from mqbroker.wire.properties import decode_properties, find_property, reencode_properties
 from mqbroker.wire.record import RawRecord, Record, encode_host, encode_record
 
 #: The one queue of half messages, of what settles them, and of those that were given up.

@@ -6,23 +6,21 @@ in, values out. It must never know of the store.
 
 from __future__ import annotations
 
-import zlib
-from struct import Struct
-
 from mqbroker.broker.transactions.messages import BadHalf, place_of
 from mqbroker.store.commitlog import NewMessage
 from mqbroker.wire.codes import TRANS_HALF_TOPIC, Prop, SysFlag
+from mqbroker.wire.record import V6, body_crc, encode_tail, fields_struct
 
-# CRC, flag, queue offset, physical offset, sys flag, born timestamp, born host, reconsume times, body size.
-_FIXED = Struct(">8xI4xiqqiq8s16xi8xi")
-_TOPIC = bytes((len(TRANS_HALF_TOPIC),)) + TRANS_HALF_TOPIC.encode()
-#: From the end of the body to the properties.
-_TAIL_BYTES = len(_TOPIC) + 2
+_HEAD = fields_struct(
+    "body_crc", "flag", "queue_offset", "physical_offset", "sys_flag", "born_timestamp", "born_host",
+    "reconsume_times", "body_size",
+)  # fmt: skip
+_TAIL = encode_tail(TRANS_HALF_TOPIC.encode(), 0)
+_TOPIC = _TAIL[:-2]
 _GROUP = f"\x02{Prop.PRODUCER_GROUP}\x01".encode()
 _REAL_TOPIC = f"\x02{Prop.REAL_TOPIC}\x01".encode()
 _DELAY = f"{Prop.DELAY_TIME_LEVEL}\x01".encode()
 _INNER_OFFSET = f"{Prop.INNER_MULTI_QUEUE_OFFSET}\x01".encode()
-_V6 = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
 _KEPT_FLAGS = ~SysFlag.TRANSACTION_MASK
 _COMMIT = SysFlag.TRANSACTION_COMMIT
 _KEPT_MAX = 1024
@@ -43,19 +41,19 @@ class PlainHalves:
         Raises ValueError where it takes a closer look: it is not as most are, or what is said of it is not true.
         """
         crc, flag, queue_offset, place, sys_flag, born_timestamp, born_host, reconsume_times, body_bytes = (
-            _FIXED.unpack_from(record)
+            _HEAD.unpack_from(record)
         )
-        body_end = _FIXED.size + body_bytes
-        body = record[_FIXED.size : body_end]
+        body_end = _HEAD.size + body_bytes
+        body = record[_HEAD.size : body_end]
         if (
             queue_offset != offset
             or place != physical_offset
-            or sys_flag & _V6
+            or sys_flag & V6
             or not record.startswith(_TOPIC, body_end)
-            or zlib.crc32(body) & 0x7FFFFFFF != crc
+            or body_crc(body) != crc
         ):
             raise ValueError
-        properties = record[body_end + _TAIL_BYTES :]
+        properties = record[body_end + len(_TAIL) :]
         # Of two properties of one name the later counts; and to look from the end takes a third of the time.
         find = properties.rfind
         at = find(_GROUP)

@@ -15,7 +15,7 @@ from mqbroker.store.offline.indexread import IndexHeader, read_header
 from mqbroker.store.offline.layout import Layout, SegmentFile
 from mqbroker.store.offline.logwalk import walk_segment
 from mqbroker.store.offline.queuefiles import load_queues
-from mqbroker.store.properties import find_property
+from mqbroker.wire.properties import find_property
 from mqbroker.wire.record import Record, decode_record
 
 _UNIQ_KEY = b"UNIQ_KEY\x01"

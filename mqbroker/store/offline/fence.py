@@ -7,16 +7,12 @@ Java's recovery stops at the first place that holds no record, and cuts off all 
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator
-from struct import Struct
 
 from mqbroker.store.offline.logwalk import FENCE_BYTES_MIN, FENCE_TOPIC
 from mqbroker.wire.codes import SysFlag
-from mqbroker.wire.record import MAGIC, RECORD_BYTES_MIN
+from mqbroker.wire.record import HEAD, MAGIC, RECORD_BYTES_MIN, body_crc, encode_tail
 
-# Size to body size, with IPv4 hosts: see mqbroker.wire.record.
-_HEAD = Struct(">IIIiiqqiq8sq8siqi")
 #: Java takes so much memory for each record it reads; its brokers accept no larger message by default.
 FENCE_BYTES_MAX = 4 * 1024 * 1024
 
@@ -33,12 +29,12 @@ def fences(damaged: memoryview, offset: int, timestamp_ms: int) -> Iterator[tupl
             size = min(FENCE_BYTES_MAX, size - FENCE_BYTES_MIN)
         topic = FENCE_TOPIC[: size - RECORD_BYTES_MIN]
         body_bytes = size - RECORD_BYTES_MIN - len(topic)
-        body_at = at + _HEAD.size
-        crc = zlib.crc32(damaged[body_at : body_at + body_bytes]) & 0x7FFFFFFF
-        head = _HEAD.pack(
+        body_at = at + HEAD.size
+        crc = body_crc(damaged[body_at : body_at + body_bytes])
+        head = HEAD.pack(
             size, MAGIC, crc, 0, 0, 0, offset + at, SysFlag.TRANSACTION_ROLLBACK,
             timestamp_ms, bytes(8), timestamp_ms, bytes(8), 0, 0, body_bytes,
         )  # fmt: skip
         yield at, head
-        yield body_at + body_bytes, bytes((len(topic),)) + topic + b"\0\0"
+        yield body_at + body_bytes, encode_tail(topic, 0)
         at += size

@@ -9,9 +9,9 @@ from mqbroker.store.logscan import Scanned
 from mqbroker.store.offline.findings import Findings
 from mqbroker.store.offline.indexread import IndexEntry, IndexReader
 from mqbroker.store.offline.smallfiles import when
-from mqbroker.store.properties import find_property
 from mqbroker.wire.codes import SysFlag
 from mqbroker.wire.javahash import java_hash
+from mqbroker.wire.properties import find_property
 
 _UNIQ_KEY = b"UNIQ_KEY\x01"
 _KEYS = b"KEYS\x01"

@@ -18,10 +18,10 @@ from mqbroker.store.offline.filepool import FilePool
 from mqbroker.store.offline.findings import Findings
 from mqbroker.store.offline.queuefiles import QueueFiles
 from mqbroker.store.offline.queuestate import REBUILD, RUNS_MAX, QueueState, tell_queue
-from mqbroker.store.properties import find_property
 from mqbroker.store.tags_codes import TagsCodes, delay_level
 from mqbroker.wire.codes import SCHEDULE_TOPIC
 from mqbroker.wire.names import is_lmq
+from mqbroker.wire.properties import find_property
 
 _GAP_LOOK = 10_000
 _DIRT_LOOK_BYTES = 64 * 1024

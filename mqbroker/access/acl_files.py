@@ -84,12 +84,12 @@ class AclContent:
 
 
 class AclFiles:
-    """The files, and what they say. `on_change` is given the accounts whenever they change."""
+    """The files, and what they say. Whenever the accounts change, each of `on_change` is called with them."""
 
     def __init__(self, places: AclPlaces, worker: IWorker, clock: IReactorTime) -> None:
         """Read all files. Raises BadAcl with the path, and OSError."""
         self.places = places
-        self.on_change: Callable[[Accounts], None] = lambda accounts: None
+        self.on_change: list[Callable[[Accounts], None]] = []
         self._worker = worker
         self._clock = clock
         self._turn = DeferredLock()
@@ -116,7 +116,9 @@ class AclFiles:
             log.error("{why}; what was read of it before goes on to count", why=why)
         self.content = content
         log.info("accounts were read again from {n} files", n=len(content.files))
-        self.on_change(content.accounts())
+        accounts = content.accounts()
+        for callback in self.on_change:
+            callback(accounts)
 
     # --- changes
 

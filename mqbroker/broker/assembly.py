@@ -1,7 +1,6 @@
-"""What a broker is made of above its store: tables, registries and processors, and who of them knows whom.
+"""The parts of a broker over an open store, each built from those before it, and the requests that they answer.
 
-The one place where a processor gets its collaborators and its codes. What is started and stopped, and when, is the
-service's. Must never know of sockets, ports or the reactor.
+What is started and stopped, and when, is the service's. Must never know of sockets, ports or the reactor.
 """
 
 from __future__ import annotations
@@ -19,9 +18,6 @@ from mqbroker.broker.bit_maps import BitMaps
 from mqbroker.broker.client_calls import ClientCalls
 from mqbroker.broker.clients import ConsumerRegistry, ProducerRegistry
 from mqbroker.broker.delay import DelayService
-from mqbroker.broker.fall_behind import LOOK_SECONDS as FALL_BEHIND_SECONDS
-from mqbroker.broker.fall_behind import FallBehind
-from mqbroker.broker.fast_failure import KEYS as FAST_FAILURE_KEYS
 from mqbroker.broker.fast_failure import FastFailure, Turns
 from mqbroker.broker.filters import FilterTable
 from mqbroker.broker.groups import GroupTable
@@ -30,32 +26,24 @@ from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.broker.locks import QueueLocks
 from mqbroker.broker.offset_moved import OffsetMovedEvents
 from mqbroker.broker.offsets import OffsetTable
-from mqbroker.broker.processors.acl import AclProcessor
-from mqbroker.broker.processors.broker_consume_stats import BrokerConsumeStatsProcessor
-from mqbroker.broker.processors.cleaning import CleaningProcessor
-from mqbroker.broker.processors.client_calls import ClientCallProcessor
-from mqbroker.broker.processors.client_manage import ClientManageProcessor
-from mqbroker.broker.processors.configuration import ConfigurationProcessor, Save
-from mqbroker.broker.processors.consumer_manage import ConsumerManageProcessor
-from mqbroker.broker.processors.end_transaction import EndTransactionProcessor
-from mqbroker.broker.processors.group_admin import GroupAdminProcessor
-from mqbroker.broker.processors.group_offsets import GroupOffsetsProcessor
-from mqbroker.broker.processors.offset_reset import OffsetResetProcessor
-from mqbroker.broker.processors.pull import PULLS_AT_ONCE_MAX, PullProcessor
-from mqbroker.broker.processors.query import QueryProcessor
-from mqbroker.broker.processors.queue_entries import QueueEntriesProcessor
-from mqbroker.broker.processors.reply import ReplyProcessor
-from mqbroker.broker.processors.send import SendProcessor
-from mqbroker.broker.processors.send_back import SendBackProcessor
-from mqbroker.broker.processors.send_rules import SendRules
-from mqbroker.broker.processors.stats import StatsProcessor
-from mqbroker.broker.processors.tables import TablesProcessor
-from mqbroker.broker.processors.topic_view import TopicViewProcessor
-from mqbroker.broker.processors.topics import TopicsProcessor
-from mqbroker.broker.queue_views import QueueViews
+from mqbroker.broker.queue_stats import QueueStats
+from mqbroker.broker.requests.acl import AclRequests
+from mqbroker.broker.requests.admin import Save, SettingsRequests, StatsRequests
+from mqbroker.broker.requests.clients import ClientRequests, ConnectionRequests, ForwardedRequests, LockRequests
+from mqbroker.broker.requests.groups import ConsumeStatsRequests, GroupRequests
+from mqbroker.broker.requests.offsets import OffsetAdminRequests, OffsetRequests
+from mqbroker.broker.requests.pull import PULLS_AT_ONCE_MAX, PullRequests
+from mqbroker.broker.requests.queries import MessageRequests, QueueEntryRequests
+from mqbroker.broker.requests.reply import ReplyRequests
+from mqbroker.broker.requests.send import SendRequests
+from mqbroker.broker.requests.send_back import SendBackRequests
+from mqbroker.broker.requests.send_rules import SendRules
+from mqbroker.broker.requests.topics import TopicRequests
+from mqbroker.broker.requests.transactions import EndTransactionRequests
 from mqbroker.broker.runtime_info import RuntimeInfo
+from mqbroker.broker.slow_consumers import LOOK_SECONDS, SlowConsumers
 from mqbroker.broker.stats import BrokerStats
-from mqbroker.broker.topics import TopicTable, system_topics
+from mqbroker.broker.topics import TopicTable
 from mqbroker.broker.transactions.checking import Checks
 from mqbroker.broker.transactions.halves import HalfMessages
 from mqbroker.broker.unused_groups import UnusedGroups
@@ -79,7 +67,7 @@ STATS_SECONDS = 1.0
 
 
 class Assembly:
-    """The parts of one broker, built over an open store and put on the table of handlers.
+    """The parts of one broker.
 
     :param open_file: gives the table file of a name below `config/`.
     :param store_host: the broker's address as records keep it.
@@ -103,95 +91,118 @@ class Assembly:
         turns: Turns | None = None,
     ) -> None:
         """Read the tables. Raises StoreDamaged where one cannot be read."""
-        self.table = table
-        self.store = store
-        self.settings = settings
-        self._clock = clock
-        self._rng = rng
-        self._store_host = store_host
-        self._acl = acl
-        self.rights = self._register_access()
-        self._save_settings = save_settings
-        lmq = settings.store.enable_lmq
-        lmq_offsets = open_file("lmqConsumerOffset.json") if lmq else None
-        self.topics = TopicTable(
-            open_file("topics.json"), clock.seconds, system_topics(settings), lmq, settings.topics_max
-        )
-        self.groups = GroupTable(
-            open_file("subscriptionGroup.json"),
-            clock.seconds,
-            settings.auto_create_subscription_group,
-            lmq,
-            settings.groups_max,
-        )
-        self.offsets = OffsetTable(open_file("consumerOffset.json"), lmq_offsets, settings.offsets_max)
-        self.consumers = ConsumerRegistry(clock, settings.notify_consumer_ids_changed_enable, settings.clients_max)
-        self.producers = ProducerRegistry(clock.seconds, settings.clients_max)
-        unused = UnusedGroups(self.groups, self.topics, self.offsets, self.consumers, store)
-        self.groups.make_room, self.topics.make_room = unused.make_room_for_group, unused.make_room_for_topic
-        self._allowance = ReadingAllowance(clock.seconds)
-        self.filters = self._open_filters(open_file("consumerFilter.json"))
-        self.held = HeldPulls(clock, settings.held_pulls_max)
-        self.stats = BrokerStats(store, settings, clock.seconds)
-        self.delay = DelayService(
-            store, open_file("delayOffset.json"), clock, parse_delay_levels(settings.store.message_delay_level)
-        )
-        self.delay.on_delivered = self.stats.delivered
-        self.live = LiveSettings(settings, clock.seconds)
-        self._follow_settings()
-        self._register_messages()
-        self._register_clients()
-        self._register_administration()
-        self._register_transactions()
-        self._register_stats()
-        self.fall_behind = FallBehind(store, self.topics, self.groups, self.offsets, self.consumers, settings)
-        if turns is not None:
-            fast_failure = FastFailure(turns, settings)
-            fast_failure.watch(table)
-            self.live.follow(fast_failure.settings_changed, *FAST_FAILURE_KEYS)
-        follow = self.fall_behind.settings_changed
-        self.live.follow(follow, "disableConsumeIfConsumerReadSlowly", "consumerFallbehindThreshold")
-        store.on_dispatch.append(self._arrived)
-
-    def _register_access(self) -> IRights:
-        """Who may ask: comes before all that may be asked."""
-        rights: IRights = Everybody()
-        if self._acl is not None:
-            rights = guard = Guard(self._acl.content.accounts())
-            self._acl.on_change = guard.take
-            self.table.protect(guard)
-        host, port = decode_host(self._store_host)
-        AclProcessor(self._acl, self.settings, f"{host}:{port}").register_on(self.table)
-        return rights
-
-    def _open_filters(self, file: JsonFile) -> FilterTable:
-        """What groups want by expressions, which their heartbeats tell."""
-        settings = self.settings
+        now = clock.seconds
+        self.settings, self._store, self._acl = settings, store, acl
+        self.live = live = LiveSettings(settings, now)
+        self.stats = BrokerStats(store, live, now)
+        self.topics = TopicTable(open_file("topics.json"), now, live)
+        self.groups = GroupTable(open_file("subscriptionGroup.json"), now, live)
+        lmq_offsets = open_file("lmqConsumerOffset.json") if settings.store.enable_lmq else None
+        self.offsets = OffsetTable(open_file("consumerOffset.json"), live, lmq_offsets)
         bloom = BloomFilter.for_consumers(
             settings.expect_consumer_num_use_filter, settings.max_error_rate_of_bloom_filter
         )
-        filters = FilterTable(file, self._clock.seconds, bloom, settings.filter_data_clean_time_span_ms)
-        self.consumers.on_subscriptions = lambda connection, group, wanted: filters.register_group(
-            group, wanted, self._allowance.of(connection)
-        )
-        self.consumers.on_gone = filters.group_gone
+        clean_after_ms = settings.filter_data_clean_time_span_ms
+        self.filters = FilterTable(open_file("consumerFilter.json"), now, bloom, clean_after_ms)
         if settings.enable_calc_filter_bit_map:
-            self.store.make_bit_maps(BitMaps(filters).of_topic)
-        return filters
+            store.make_bit_maps(BitMaps(self.filters).of_topic)
+        self.consumers = ConsumerRegistry(clock, live, self.filters.group_gone)
+        self.producers = ProducerRegistry(now, live)
+        UnusedGroups(self.groups, self.topics, self.offsets, self.consumers, store)
+        self.slow_consumers = SlowConsumers(store, self.topics, self.groups, self.offsets, self.consumers, live)
+        self.held = HeldPulls(clock, live)
+        delays_ms = parse_delay_levels(settings.store.message_delay_level)
+        self.delay = DelayService(store, open_file("delayOffset.json"), clock, delays_ms, self.stats)
+        self.halves = HalfMessages(store, self.offsets, clock, store_host, self.stats)
+        store.on_dispatch.append(self._arrived)
+        self._follow_settings()
+
+        self.rights: IRights = Everybody()
+        if acl is not None:
+            self.rights = guard = Guard(acl.content.accounts())
+            acl.on_change.append(guard.take)
+            table.protect(guard)
+        self.checks = Checks(
+            store,
+            self.halves,
+            live,
+            clock,
+            choose=self._choose_producer,
+            make_topic=lambda name: self.topics.create_internal(name, 1),
+        )
+        self._serve_messages(table, clock, rng, store_host)
+        self._serve_others(table, clock, store_host, save_settings)
+        if turns is not None:
+            FastFailure(turns, live).watch(table)
+
+    def _serve_messages(self, table: HandlerTable, clock: IReactorTime, rng: Random, store_host: bytes) -> None:
+        """What carries messages."""
+        store, live, rights = self._store, self.live, self.rights
+        allowance = self._allowance = ReadingAllowance(clock.seconds)
+        self.rules = SendRules(self.topics, self.groups, live, rng, clock.seconds)
+        self.send = SendRequests(store, self.rules, live, store_host, self.stats)
+        table.register_batch(RequestCode.SEND_MESSAGE, self.send.take_v1)
+        table.register_batch(RequestCode.SEND_MESSAGE_V2, self.send.take_v2)
+        table.register_batch(RequestCode.SEND_BATCH_MESSAGE, self.send.take_batch)
+        self.subscriptions = PullSubscriptions(self.consumers, self.filters, allowance, live)
+        moved = OffsetMovedEvents(store, self.settings.broker_name, store_host, clock)
+        pull = PullRequests(
+            store,
+            self.topics,
+            self.groups,
+            self.offsets,
+            self.subscriptions,
+            self.held,
+            live,
+            clock,
+            self.stats.gets,
+            moved,
+        )
+        table.register_batch(RequestCode.PULL_MESSAGE, pull.take, PULLS_AT_ONCE_MAX)
+        transactions = EndTransactionRequests(store, self.halves, self.settings.store, rights)
+        table.register_batch(RequestCode.END_TRANSACTION, transactions.take)
+        for family in (
+            transactions,
+            SendBackRequests(store, self.topics, self.groups, live, rng, self.stats, rights),
+            ReplyRequests(store, self.rules, self.producers, live, clock, decode_host(store_host)),
+            MessageRequests(store, live, rights),
+        ):
+            table.serve(family)
+
+    def _serve_others(
+        self, table: HandlerTable, clock: IReactorTime, store_host: bytes, save_settings: Save | None
+    ) -> None:
+        """What clients say of themselves, and what they and administrators ask and want done."""
+        store, topics, groups, offsets = self._store, self.topics, self.groups, self.offsets
+        consumers, producers, live, stats = self.consumers, self.producers, self.live, self.stats
+        settings = self.settings
+        walks, calls = Walks(clock), ClientCalls()
+        queues = QueueStats(store, offsets, settings.broker_name, clock.seconds)
+        own_addr = "{}:{}".format(*decode_host(store_host))
+        for family in (
+            ClientRequests(consumers, producers, groups, topics, self.filters, self._allowance, live, self.rights),
+            ConnectionRequests(consumers, producers, walks),
+            LockRequests(QueueLocks(clock.seconds)),
+            ForwardedRequests(consumers, calls, store, settings.broker_name),
+            TopicRequests(topics, store, queues, stats, walks),
+            GroupRequests(groups, offsets, consumers, stats, walks),
+            ConsumeStatsRequests(groups, topics, offsets, consumers, queues, stats, walks, settings.broker_addr),
+            OffsetRequests(store, topics, offsets, self.delay, walks),
+            OffsetAdminRequests(store, topics, offsets, consumers, queues, calls, walks),
+            QueueEntryRequests(store, consumers, self.filters, walks),
+            SettingsRequests(live, save_settings),
+            StatsRequests(store, stats, RuntimeInfo(store, stats, self.delay, live, clock.seconds)),
+            AclRequests(self._acl, settings, own_addr),
+        ):
+            table.serve(family, walks.bounded)
 
     def _follow_settings(self) -> None:
-        """What of the settings counts at once when it is changed; see also where processors are made."""
-        live, store = self.live, self.store
-        live.follow(self.topics.settings_changed, "autoCreateTopicEnable", "defaultTopicQueueNums", "topicsMax")
+        """What is done at once when a setting changes; the other changeable ones are read at each use."""
+        live = self.live
+        live.follow(self.topics.settings_changed, "autoCreateTopicEnable", "defaultTopicQueueNums")
         live.follow(lambda _: self.topics.mark_changed(), "brokerPermission")
-        live.follow(self.stats.settings_changed, "autoDeleteUnusedStats", "enableScheduleMessageStats")
-        live.follow(self.groups.settings_changed, "autoCreateSubscriptionGroup", "groupsMax")
-        live.follow(self.offsets.settings_changed, "offsetsMax")
-        live.follow(self.consumers.settings_changed, "notifyConsumerIdsChangedEnable", "clientsMax")
-        live.follow(self.producers.settings_changed, "clientsMax")
-        live.follow(self.held.settings_changed, "heldPullsMax")
         live.follow(
-            lambda changed: store.settings_changed(changed.store),
+            lambda changed: self._store.settings_changed(changed.store),
             *("fileReservedTime", "deleteWhen", "cleanFileForciblyEnable", "cleanResourceInterval"),
             *("deleteCommitLogFilesInterval", "deleteConsumeQueueFilesInterval"),
             *("diskMaxUsedSpaceRatio", "diskSpaceCleanForciblyRatio", "diskSpaceWarningLevelRatio"),
@@ -200,113 +211,9 @@ class Assembly:
             *("maxTransferBytesOnMessageInDisk", "maxTransferCountOnMessageInDisk"),
         )
 
-    def _register_messages(self) -> None:
-        """What carries messages."""
-        table, store, settings = self.table, self.store, self.settings
-        self.rules = SendRules(self.topics, self.groups, settings, self._rng, self._clock.seconds)
-        self.send = SendProcessor(store, self.rules, settings, self._store_host)
-        self.send.on_batch = self.stats.sent_together
-        self.subscriptions = PullSubscriptions(self.consumers, self.filters, self._allowance, settings)
-        pull = PullProcessor(
-            store,
-            self.topics,
-            self.groups,
-            self.offsets,
-            self.subscriptions,
-            self.held,
-            settings,
-            self._clock,
-            self.stats.gets,
-        )
-        live = self.live
-        live.follow(
-            self.rules.settings_changed,
-            *("brokerPermission", "rejectTransactionMessage", "startAcceptSendRequestTimeStamp"),
-        )
-        live.follow(self.send.settings_changed, "traceOn")
-        live.follow(
-            pull.settings_changed, "brokerPermission", "longPollingEnable", "shortPollingTimeMills", "slaveReadEnable"
-        )
-        live.follow(self.subscriptions.settings_changed, "enablePropertyFilter", "filterSupportRetry")
-        pull.on_moved = OffsetMovedEvents(store, settings.broker_name, self._store_host, self._clock).tell
-        table.register_batch(RequestCode.SEND_MESSAGE, self.send.take_v1)
-        table.register_batch(RequestCode.SEND_MESSAGE_V2, self.send.take_v2)
-        table.register_batch(RequestCode.SEND_BATCH_MESSAGE, self.send.take_batch)
-        table.register_batch(RequestCode.PULL_MESSAGE, pull.take, PULLS_AT_ONCE_MAX)
-        send_back = SendBackProcessor(
-            store, self.topics, self.groups, settings, self._rng, self.stats.sent_back, self.rights
-        )
-        send_back.register_on(table)
-        live.follow(send_back.settings_changed, "brokerPermission")
-        reply = ReplyProcessor(store, self.rules, self.producers, settings, self._clock, self._store_host)
-        reply.register_on(table)
-        live.follow(reply.settings_changed, "storeReplyMessageEnable", "traceOn")
-        query = QueryProcessor(store, settings.store, self.rights)
-        query.register_on(table)
-        live.follow(query.settings_changed, "defaultQueryMaxNum")
-
-    def _register_clients(self) -> None:
-        """What clients say of themselves, and what is asked about topics and groups."""
-        table = self.table
-        clients = ClientManageProcessor(
-            self.consumers, self.producers, self.groups, self.topics, self._allowance, self.settings, self.rights
-        )
-        clients.register_on(table)
-        self.live.follow(clients.settings_changed, "enablePropertyFilter")
-        locks = QueueLocks(self._clock.seconds)
-        ConsumerManageProcessor(self.consumers, self.offsets, locks, self.topics, self.store).register_on(table)
-        TopicsProcessor(self.topics, self.groups, self.consumers, self.producers, self.store).register_on(table)
-
-    def _register_administration(self) -> None:
-        """What administrators ask and want done."""
-        table, store = self.table, self.store
-        walks = Walks(self._clock)
-        views = QueueViews(store, self.offsets, self.settings.broker_name, self._clock.seconds)
-        ConfigurationProcessor(self.live, self._save_settings).register_on(table)
-        TopicViewProcessor(self.topics, self.offsets, self.consumers, views, walks).register_on(table)
-        CleaningProcessor(self.topics, store, self.stats.topic_removed).register_on(table)
-        GroupAdminProcessor(self.groups, self.offsets, self.producers, walks, self.stats.group_removed).register_on(
-            table
-        )
-        TablesProcessor(self.topics, self.groups, self.offsets, self.delay, walks).register_on(table)
-        GroupOffsetsProcessor(
-            self.topics, self.offsets, self.consumers, views, walks, self.stats.group_get_tps
-        ).register_on(table)
-        BrokerConsumeStatsProcessor(
-            self.topics, self.groups, self.offsets, self.consumers, views, walks,
-            self.settings.broker_addr, self.stats.group_get_tps,
-        ).register_on(table)  # fmt: skip
-        QueueEntriesProcessor(self.consumers, self.filters, store, walks).register_on(table)
-        calls = ClientCalls()
-        ClientCallProcessor(self.consumers, calls, store, self.settings.broker_name).register_on(table)
-        OffsetResetProcessor(self.topics, self.offsets, self.consumers, views, walks, calls).register_on(table)
-
-    def _register_transactions(self) -> None:
-        """What ends transactions, and asks about those that nobody ends."""
-        store, settings = self.store, self.settings
-        self.halves = HalfMessages(store, self.offsets, self._clock, self._store_host)
-        self.halves.on_replaced = self.stats.stored_again
-        self.checks = Checks(
-            store,
-            self.halves,
-            settings,
-            self._clock,
-            choose=self._choose_producer,
-            make_topic=lambda name: self.topics.create_internal(name, 1),
-        )
-        self.live.follow(
-            self.checks.settings_changed, "transactionTimeOut", "transactionCheckMax", "transactionCheckInterval"
-        )
-        EndTransactionProcessor(store, self.halves, settings.store, self.rights).register_on(self.table)
-
     def _choose_producer(self, group: str, topic: str) -> IConnection | None:
         """Who of a group can be asked about a half message for `topic`, and be shown it."""
         return self.producers.choose(group, lambda account: self.rights.may_write(account, topic))
-
-    def _register_stats(self) -> None:
-        """What is counted, and how the broker is."""
-        info = RuntimeInfo(self.store, self.stats, self.delay, lambda: self.live.current, self._clock.seconds)
-        StatsProcessor(self.stats, info).register_on(self.table)
 
     def _arrived(self, topic: str, queue_id: int, next_offset: int, tags_code: int | None, timestamp: int) -> None:
         self.held.arrived(topic, queue_id, next_offset)
@@ -319,7 +226,7 @@ class Assembly:
         return self.live.adopt(settings)
 
     def connection_event(self, event: ConnectionEvent, connection: RemotingProtocol) -> None:
-        """What the server's factory tells of its connections."""
+        """Called when a connection opens or closes."""
         if event is ConnectionEvent.CLOSE:
             self.consumers.connection_closed(connection)
             self.producers.connection_closed(connection)
@@ -335,5 +242,5 @@ class Assembly:
             (self.settings.store.flush_delay_offset_interval_ms / 1000, self.delay.persist),
             (HALVES_PROGRESS_SECONDS, self.halves.save_progress),
             (STATS_SECONDS, self.stats.tick),
-            (FALL_BEHIND_SECONDS, self.fall_behind.look),
+            (LOOK_SECONDS, self.slow_consumers.look),
         ]

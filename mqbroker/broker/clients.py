@@ -11,9 +11,8 @@ import attrs
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
+from mqbroker.broker.live_settings import LiveSettings, full
 from mqbroker.broker.notifications import Notifications
-from mqbroker.broker.quota import full
-from mqbroker.config import BrokerSettings
 from mqbroker.errors import Refused
 from mqbroker.remoting.handlers import IConnection
 from mqbroker.wire.bodies import ConsumerData, SubscriptionData
@@ -24,8 +23,6 @@ log = Logger()
 #: A client that sends no heartbeat for so long is forgotten.
 CLIENT_EXPIRY_SECONDS = 120.0
 CLIENT_ID_LENGTH_MAX = 255
-#: A client counts once in each of its groups.
-CLIENTS_MAX = 100_000
 #: So many subscriptions may all groups have together, for each client there may be.
 SUBSCRIPTIONS_PER_CLIENT = 10
 
@@ -64,30 +61,20 @@ class ConsumerGroup:
 
 
 class ConsumerRegistry:
-    """Consumer groups by name.
+    """Consumer groups by name, of which clientsMax consumers are taken together.
 
-    :param clients_max: so many are taken, of all groups together.
+    :param on_gone: called with the name of a group whose last consumer is gone.
     """
 
-    def __init__(self, clock: IReactorTime, notify_enabled: bool, clients_max: int = CLIENTS_MAX) -> None:
-        self._clients_max = clients_max
+    def __init__(self, clock: IReactorTime, live: LiveSettings, on_gone: Callable[[str], None]) -> None:
+        self._live = live
+        self._on_gone = on_gone
         self._count = 0
         self._subscriptions = 0
         self._joined: dict[IConnection, set[str]] = {}
         self._now = clock.seconds
-        self._notify_enabled = notify_enabled
         self._notifications = Notifications(clock, self._connections)
         self._groups: dict[str, ConsumerGroup] = {}
-        #: Told at each heartbeat who sent it, of a group and of what it wants.
-        self.on_subscriptions: Callable[[IConnection, str, Iterable[SubscriptionData]], None] = (
-            lambda connection, group, wanted: None
-        )
-        #: Told of a group whose last consumer is gone.
-        self.on_gone: Callable[[str], None] = lambda group: None
-
-    def settings_changed(self, settings: BrokerSettings) -> None:
-        self._notify_enabled = settings.notify_consumer_ids_changed_enable
-        self._clients_max = settings.clients_max
 
     def group(self, name: str) -> ConsumerGroup | None:
         return self._groups.get(name)
@@ -140,13 +127,13 @@ class ConsumerRegistry:
         self._subscriptions += len(group.subscriptions)
         if changed and notify:
             self._notify(data.group_name)
-        self.on_subscriptions(connection, data.group_name, data.subscription_data_set)
 
     def _check_room(self, group: ConsumerGroup | None, connection: IConnection, subscriptions: int) -> None:
-        if (group is None or connection not in group.clients) and self._count >= self._clients_max:
+        clients_max = self._live.current.clients_max
+        if (group is None or connection not in group.clients) and self._count >= clients_max:
             raise full("consumers", self._count, "clientsMax")
         more = subscriptions - (len(group.subscriptions) if group is not None else 0)
-        if more > 0 and self._subscriptions + more > SUBSCRIPTIONS_PER_CLIENT * self._clients_max:
+        if more > 0 and self._subscriptions + more > SUBSCRIPTIONS_PER_CLIENT * clients_max:
             raise full("subscriptions", self._subscriptions, f"{SUBSCRIPTIONS_PER_CLIENT} times clientsMax")
 
     def unregister(self, connection: IConnection, group_name: str, notify: bool = True) -> None:
@@ -161,7 +148,7 @@ class ConsumerRegistry:
         if not group.clients:
             self._subscriptions -= len(group.subscriptions)
             del self._groups[group_name]
-            self.on_gone(group_name)
+            self._on_gone(group_name)
         elif notify:
             self._notify(group_name)
 
@@ -184,7 +171,7 @@ class ConsumerRegistry:
         self._notifications.stop()
 
     def _notify(self, name: str) -> None:
-        if self._notify_enabled:
+        if self._live.current.notify_consumer_ids_changed_enable:
             self._notifications.changed(name)
 
     def _connections(self, name: str) -> Collection[IConnection]:
@@ -205,22 +192,16 @@ def _update_subscriptions(group: ConsumerGroup, wanted: Iterable[SubscriptionDat
 
 
 class ProducerRegistry:
-    """Producers of each group by connection.
+    """Producers of each group by connection, of which clientsMax are taken together."""
 
-    :param clients_max: so many are taken, of all groups together.
-    """
-
-    def __init__(self, now: Callable[[], float], clients_max: int = CLIENTS_MAX) -> None:
+    def __init__(self, now: Callable[[], float], live: LiveSettings) -> None:
         self._now = now
-        self._clients_max = clients_max
+        self._live = live
         self._count = 0
         self._joined: dict[IConnection, set[str]] = {}
         self._groups: dict[str, dict[IConnection, Client]] = {}
         self._by_client_id: dict[str, tuple[IConnection, str | None]] = {}
         self._chosen = 0
-
-    def settings_changed(self, settings: BrokerSettings) -> None:
-        self._clients_max = settings.clients_max
 
     def group(self, name: str) -> dict[IConnection, Client]:
         return self._groups.get(name, {})
@@ -259,7 +240,7 @@ class ProducerRegistry:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"the client id {client_id} is that of another account's client")
         known = self._groups.get(group_name, {}).get(connection)
         if known is None:
-            if self._count >= self._clients_max:
+            if self._count >= self._live.current.clients_max:
                 raise full("producers", self._count, "clientsMax")
             self._count += 1
             self._joined.setdefault(connection, set()).add(group_name)

@@ -8,8 +8,7 @@ polls ten times a second; here each level has one timer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from itertools import takewhile
 from typing import TypeVar
 
@@ -19,15 +18,16 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from mqbroker.errors import MessageRefused, MQError, MultiDispatchRefused, StoreError
+from mqbroker.broker.stats import BrokerStats
+from mqbroker.broker.system_topics import NoRealTarget, real_target, stored_again, without_delay
+from mqbroker.errors import MessageRefused, MultiDispatchRefused, StoreError
 from mqbroker.store.commitlog import NewMessage
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.message_store import MessageStore
 from mqbroker.store.outcomes import GetResult, GetStatus
 from mqbroker.wire.body import Body
-from mqbroker.wire.codes import SCHEDULE_TOPIC, TRANS_HALF_TOPIC, Prop
-from mqbroker.wire.names import check_topic
-from mqbroker.wire.properties import decode_properties, find_property, reencode_properties
+from mqbroker.wire.codes import SCHEDULE_TOPIC, Prop
+from mqbroker.wire.properties import decode_properties, reencode_properties
 from mqbroker.wire.record import BadRecord, RawRecord, decode_raw
 
 T = TypeVar("T")
@@ -38,14 +38,6 @@ log = Logger()
 TURN_MESSAGES_MAX = 32
 #: How long a level waits after the store refused its messages.
 RETRY_SECONDS = 1.0
-
-QUEUE_ID_MAX = 65_535
-
-_REAL_TOPIC = f"{Prop.REAL_TOPIC}\x01".encode()
-_REAL_QUEUE_ID = f"{Prop.REAL_QUEUE_ID}\x01".encode()
-_DELAY = f"{Prop.DELAY_TIME_LEVEL}\x01".encode()
-_INNER_OFFSET = Prop.INNER_MULTI_QUEUE_OFFSET.encode()
-_PAIR_END = 2
 
 
 @attrs.frozen
@@ -58,9 +50,12 @@ class DelayOffsets(Body):
 class DelayService:
     """Delivers what is due. `delays_ms` are the levels' delays, the first level first."""
 
-    def __init__(self, store: MessageStore, file: JsonFile, clock: IReactorTime, delays_ms: list[int]) -> None:
+    def __init__(
+        self, store: MessageStore, file: JsonFile, clock: IReactorTime, delays_ms: list[int], stats: BrokerStats
+    ) -> None:
         """Load the offsets. Raises StoreDamaged."""
         self._store = store
+        self._stats = stats
         self._file = file
         self._clock = clock
         self._delays_ms = delays_ms
@@ -79,8 +74,6 @@ class DelayService:
         #: By level: messages below an offset that seem to be stored in the future are due at a time, ms.
         self._ahead: dict[int, tuple[int, float]] = {}
         self._is_refused = False
-        #: Called with a queue's id, how many messages left it for their topics, and of how many bytes they are there.
-        self.on_delivered: Callable[[int, int, int], None] = lambda queue_id, count, size: None
 
     def start(self) -> None:
         self._running = True
@@ -242,7 +235,7 @@ class DelayService:
     def _append(self, messages: list[NewMessage], level: int) -> None:
         appended = self._store.append(messages)
         self._log_end = appended[-1][0] + appended[-1][2]
-        self.on_delivered(level - 1, len(appended), sum(size for _, _, size, _ in appended))
+        self._stats.delivered(level - 1, len(appended), sum(size for _, _, size, _ in appended))
 
     def _deliver_each(self, messages: list[NewMessage], level: int) -> bool:
         """Deliver one by one: one of them the store refuses, whenever it is tried, for the queues that it names."""
@@ -269,47 +262,9 @@ def _without_names(message: NewMessage) -> NewMessage:
 
 def _real_message(record: RawRecord) -> NewMessage | None:
     """The message as its producer meant it; None, with a log line, where its properties do not say where to."""
-    properties = record.properties
     try:
-        topic = _checked_topic(find_property(properties, _REAL_TOPIC))
-        number = find_property(properties, _REAL_QUEUE_ID)
-        queue_id = int(number) if number.isdigit() and len(number) <= 9 else -1
-        if not 0 <= queue_id <= QUEUE_ID_MAX:
-            raise ValueError(f"queue {number[:20]!r} of {topic!r}")
-    except (MQError, ValueError) as error:
+        topic, queue_id = real_target(record.properties)
+    except NoRealTarget as error:
         log.error("delayed message at {n} is left out: {why}", n=record.physical_offset, why=str(error))
         return None
-    return (
-        topic,
-        queue_id,
-        record.flag,
-        record.sys_flag,
-        record.born_timestamp,
-        record.born_host,
-        record.reconsume_times,
-        0,
-        record.body,
-        _without_delay(properties),
-    )
-
-
-@lru_cache(1024)
-def _checked_topic(name: bytes) -> bytes:
-    """Raises Refused and ValueError where it is none that a message can be for."""
-    topic = check_topic(name.decode("utf-8", "replace"))
-    if topic == TRANS_HALF_TOPIC:
-        raise ValueError(f"it is for {topic}")
-    return name
-
-
-def _without_delay(properties: bytes) -> bytes:
-    """The properties without what they had for the time that the message waited."""
-    at = properties.find(_DELAY)
-    is_plain = at == 0 or (at > 0 and properties[at - 1] == _PAIR_END)
-    if is_plain and properties.find(_DELAY, at + 1) < 0 and _INNER_OFFSET not in properties:
-        end = properties.find(b"\x02", at)
-        return properties[: max(0, at - 1)] if end < 0 else properties[:at] + properties[end + 1 :]
-    found = decode_properties(properties)
-    found.pop(Prop.DELAY_TIME_LEVEL, None)
-    found.pop(Prop.INNER_MULTI_QUEUE_OFFSET, None)  # of where it stood while it waited
-    return reencode_properties(found)
+    return stored_again(record, topic, queue_id, without_delay(record.properties))

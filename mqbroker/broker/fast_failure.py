@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import attrs
 
+from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.config import BrokerSettings
 from mqbroker.errors import Refused
 from mqbroker.remoting.handlers import HandlerTable, IConnection
@@ -63,15 +64,16 @@ class _Limit:
 class FastFailure:
     """Puts itself before the handlers of requests that may not wait long."""
 
-    def __init__(self, turns: Turns, settings: BrokerSettings) -> None:
+    def __init__(self, turns: Turns, live: LiveSettings) -> None:
         self._turns = turns
         self._limits = {queue: _Limit(queue is WaitQueue.SEND) for queue in WaitQueue}
         self._log_busy_seconds = _NEVER
         #: When the sends before these were taken.
         self._sends_taken = _NEVER
-        self.settings_changed(settings)
+        self._settings_changed(live.current)
+        live.follow(self._settings_changed, *KEYS)
 
-    def settings_changed(self, settings: BrokerSettings) -> None:
+    def _settings_changed(self, settings: BrokerSettings) -> None:
         for queue, wait_ms in (
             (WaitQueue.SEND, settings.wait_time_ms_in_send_queue),
             (WaitQueue.PULL, settings.wait_time_ms_in_pull_queue),

@@ -11,8 +11,7 @@ from functools import partial
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from mqbroker.broker.quota import full
-from mqbroker.config import BrokerSettings
+from mqbroker.broker.live_settings import LiveSettings, full
 from mqbroker.errors import MQError
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.wire.bodies import DataVersion, SubscriptionGroupConfig, SubscriptionGroupWrapper
@@ -21,7 +20,6 @@ from mqbroker.wire.names import check_group, is_lmq
 
 log = Logger()
 
-GROUPS_MAX = 100_000
 _ONS_GROUPS = ("CID_ONSAPI_PULL", "CID_ONSAPI_PERMISSION", "CID_ONSAPI_OWNER", "CID_ONS-HTTP-PROXY")
 _SYSTEM_GROUPS = (TOOLS_CONSUMER_GROUP, "FILTERSRV_CONSUMER", SELF_TEST_CONSUMER_GROUP, *_ONS_GROUPS)
 
@@ -33,36 +31,24 @@ def _system_group(name: str) -> SubscriptionGroupConfig:
 class GroupTable:
     """Group settings by name.
 
-    :param has_lmq: whether each %LMQ% name is a group, which is not in the table.
-    :param groups_max: no more are made where there are as many; those of the file and of the system count, and stay.
+    With enableLmq each %LMQ% name is a group, which is not in the table. No more than groupsMax are made; those of the
+    file and of the system count, and stay.
     """
 
-    def __init__(
-        self,
-        file: JsonFile,
-        now: Callable[[], float],
-        auto_create: bool,
-        has_lmq: bool = False,
-        groups_max: int = GROUPS_MAX,
-    ) -> None:
-        """Load the table. Raises StoreDamaged."""
-        self._has_lmq = has_lmq
-        self._groups_max = groups_max
-        #: Is asked to forget what nobody needs, where there are too many.
-        self.make_room: Callable[[], None] = lambda: None
+    def __init__(self, file: JsonFile, now: Callable[[], float], live: LiveSettings) -> None:
+        """Load the table. `now` gives seconds since the epoch. Raises StoreDamaged."""
         self._file = file
         self._now = now
-        self._auto_create = auto_create
+        self._live = live
+        self._has_lmq = live.current.store.enable_lmq
+        #: Called where there are too many: they forget groups that nobody needs.
+        self.on_full: list[Callable[[], None]] = []
         self._groups = {name: _system_group(name) for name in _SYSTEM_GROUPS}
         self.data_version = DataVersion(self._now_ms(), 0)
         loaded = file.load(partial(SubscriptionGroupWrapper.from_json, dialect_bytes_max=None))
         if loaded is not None:
             self.data_version = loaded.data_version
             self._take(loaded.subscription_group_table)
-
-    def settings_changed(self, settings: BrokerSettings) -> None:
-        self._auto_create = settings.auto_create_subscription_group
-        self._groups_max = settings.groups_max
 
     def _take(self, table: dict[str, SubscriptionGroupConfig]) -> None:
         for name, group in table.items():
@@ -88,7 +74,7 @@ class GroupTable:
 
     def may_be_made_again(self, name: str) -> bool:
         """Whether `find` makes the group as it is, should it be forgotten."""
-        if not self._auto_create or name in _SYSTEM_GROUPS:
+        if not self._live.current.auto_create_subscription_group or name in _SYSTEM_GROUPS:
             return False
         return self._groups.get(name) == SubscriptionGroupConfig(name)
 
@@ -100,7 +86,7 @@ class GroupTable:
         group = self._groups.get(name)
         if group is None and self._has_lmq and is_lmq(name):
             return SubscriptionGroupConfig(name)
-        if group is None and (self._auto_create or name.startswith(CID_RMQ_SYS_PREFIX)):
+        if group is None and (self._live.current.auto_create_subscription_group or name.startswith(CID_RMQ_SYS_PREFIX)):
             try:
                 check_group(name)
             except MQError:
@@ -115,10 +101,12 @@ class GroupTable:
         if self._has_lmq and is_lmq(group.group_name):
             return
         check_group(group.group_name)
-        if group.group_name not in self._groups and len(self._groups) >= self._groups_max:
-            self.make_room()
-        if group.group_name not in self._groups and len(self._groups) >= self._groups_max:
-            raise full("subscription groups", len(self._groups), "groupsMax")
+        groups_max = self._live.current.groups_max
+        if group.group_name not in self._groups and len(self._groups) >= groups_max:
+            for make_room in self.on_full:
+                make_room()
+            if len(self._groups) >= groups_max:
+                raise full("subscription groups", len(self._groups), "groupsMax")
         self._groups[group.group_name] = group
         self.data_version = self.data_version.next(self._now_ms())
         self.persist()
@@ -136,6 +124,12 @@ class GroupTable:
     def saved(self) -> Deferred[bool] | None:
         """Fires when all changes so far are on the disk, or could not be written; None where none is under way."""
         return self._file.saved()
+
+    async def when_saved(self) -> None:
+        """Return when all changes so far are on the disk, or could not be written."""
+        saved = self.saved()
+        if saved is not None:
+            await saved
 
     def persist(self) -> Deferred[bool]:
         """Write the file; fires True when it is on the disk."""

@@ -15,16 +15,15 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.task import LoopingCall
 from twisted.logger import LogLevel
 
-from mqbroker.config import BrokerSettings
+from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.remoting.complaints import Complaints
 from mqbroker.remoting.handlers import IConnection
 from mqbroker.remoting.limits import Shares
 
 #: How often waiters whose time is up are looked for.
 SWEEP_SECONDS = 0.5
-#: As many pulls as one connection, and all together, may have waiting; by their weights.
+#: As many pulls as one connection may have waiting, by their weights.
 HELD_ON_CONNECTION_MAX = 10_000
-HELD_MAX = 200_000
 #: Of what a pull brings to say which messages it wants: so much of it weighs as a pull without.
 BYTES_PER_WEIGHT = 64
 #: As many look in one turn, each some 30 us, unless so many seconds are over.
@@ -61,13 +60,13 @@ class _Looking:
 class HeldPulls:
     """All waiting pulls, by queue.
 
-    :param held_max: no more are held, by their weights; those there are go on waiting. Of them an address and a
-        connection have no more than leaves some to others.
+    No more than heldPullsMax are held, by their weights; those there are go on waiting. Of them an address and a
+    connection have no more than leaves some to others.
     """
 
-    def __init__(self, clock: IReactorTime, held_max: int = HELD_MAX) -> None:
+    def __init__(self, clock: IReactorTime, live: LiveSettings) -> None:
         self._clock = clock
-        self._held_max = held_max
+        self._live = live
         self._complaints = Complaints("pulls not held", clock.seconds, 1)
         self._held: dict[_Key, list[HeldPull]] = {}
         self._looking: dict[_Key, _Looking] = {}
@@ -98,19 +97,17 @@ class HeldPulls:
         looking = sum(len(each.pulls) for each in self._looking.values())
         return looking + sum(map(len, self._held.values()))
 
-    def settings_changed(self, settings: BrokerSettings) -> None:
-        self._held_max = settings.held_pulls_max
-
     def hold(self, held: HeldPull) -> bool:
         """Let it wait; False, with nothing done but a line in the log, where too many do already."""
         if self._shares.of(held.connection) + held.weight > HELD_ON_CONNECTION_MAX:
             line = "{n} pulls of {peer} wait: no more of its are held"
             self._complaints.say(LogLevel.warn, line, n=HELD_ON_CONNECTION_MAX, peer=held.connection.remote_addr)
             return False
-        if not self._shares.take(held.connection, held.weight, self._held_max):
+        held_max = self._live.current.held_pulls_max
+        if not self._shares.take(held.connection, held.weight, held_max):
             line = "{n} pulls wait, with heldPullsMax={max}: {peer} has its share of them, and is answered at once"
             self._complaints.say(
-                LogLevel.warn, line, n=self._shares.taken, max=self._held_max, peer=held.connection.remote_addr
+                LogLevel.warn, line, n=self._shares.taken, max=held_max, peer=held.connection.remote_addr
             )
             return False
         self._held.setdefault((held.topic, held.queue_id), []).append(held)

@@ -1,7 +1,7 @@
-"""The broker's settings as they are now, and the parts that follow when some of them are changed.
+"""The broker's settings as they are now, and the parts that are told when some of them change.
 
-What may be changed while the broker runs is what a part follows: no path, address, name, command or credential is
-among it. Must never know who changes them, or where they are kept.
+What may be changed while the broker runs is what is read from `current` at each use, and what a part follows: no path,
+address, name, command or credential is among it. Must never know who changes them, or where they are kept.
 """
 
 from __future__ import annotations
@@ -12,11 +12,25 @@ from twisted.logger import Logger
 
 from mqbroker.config import BrokerSettings, show_settings
 from mqbroker.config.changes import change_settings
+from mqbroker.errors import Refused
 from mqbroker.wire.bodies import DataVersion
+from mqbroker.wire.codes import ResponseCode
 
 log = Logger()
 
 Follower = Callable[[BrokerSettings], None]
+
+#: The keys that parts read from `LiveSettings.current` whenever they need them.
+READ_AT_USE = frozenset(
+    (
+        *("autoCreateSubscriptionGroup", "groupsMax", "topicsMax", "offsetsMax", "clientsMax", "heldPullsMax"),
+        *("autoDeleteUnusedStats", "enableScheduleMessageStats", "notifyConsumerIdsChangedEnable"),
+        *("brokerPermission", "longPollingEnable", "shortPollingTimeMills", "slaveReadEnable", "defaultQueryMaxNum"),
+        *("enablePropertyFilter", "filterSupportRetry", "storeReplyMessageEnable"),
+        *("transactionTimeOut", "transactionCheckMax", "transactionCheckInterval"),
+        *("disableConsumeIfConsumerReadSlowly", "consumerFallbehindThreshold"),
+    )
+)
 
 
 class LiveSettings:
@@ -35,7 +49,7 @@ class LiveSettings:
     @property
     def changeable(self) -> frozenset[str]:
         """The keys that may be changed."""
-        return frozenset[str]().union(*(keys for keys, _ in self._followers))
+        return READ_AT_USE.union(*(keys for keys, _ in self._followers))
 
     def change(self, changes: Mapping[str, str]) -> None:
         """Take all of the changes, by key. Raises NotChangeable and BadSetting with nothing changed."""
@@ -62,3 +76,9 @@ class LiveSettings:
 
 def _shown(settings: BrokerSettings) -> dict[str, str]:
     return dict(line.split("=", 1) for line in show_settings(settings))
+
+
+def full(what: str, count: int, key: str) -> Refused:
+    """The refusal of one more of `what`, of which the setting `key` allows as many as there are."""
+    remark = f"this broker has {count} {what}, as many as {key} allows: remove some that nobody needs, or raise {key}"
+    return Refused(ResponseCode.SYSTEM_ERROR, remark)

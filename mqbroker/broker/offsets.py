@@ -8,8 +8,7 @@ from functools import partial
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from mqbroker.broker.quota import full
-from mqbroker.config import BrokerSettings
+from mqbroker.broker.live_settings import LiveSettings, full
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.wire.bodies import ConsumerOffsetSerializeWrapper, LmqConsumerOffsets
 from mqbroker.wire.names import is_lmq
@@ -17,24 +16,20 @@ from mqbroker.wire.names import is_lmq
 log = Logger()
 
 
-OFFSETS_MAX = 2_000_000
-
-
 class OffsetTable:
     """Committed offsets, kept in memory and written when asked, where anything changed."""
 
-    def __init__(self, file: JsonFile, lmq_file: JsonFile | None = None, offsets_max: int = OFFSETS_MAX) -> None:
-        """Load the table. Raises StoreDamaged.
+    def __init__(self, file: JsonFile, live: LiveSettings, lmq_file: JsonFile | None = None) -> None:
+        """Load the table. Raises StoreDamaged. No more than offsetsMax are kept; those of the file count, and stay.
 
-        :param offsets_max: so many are kept, of all queues and groups together; those of the file count, and stay.
         :param lmq_file: where there are %LMQ% groups: it takes the place of `file`, which is read where it is missing.
         """
         self._file = lmq_file or file
+        self._live = live
         self._has_lmq = lmq_file is not None
         #: Offsets of %LMQ% groups, which read one queue of a topic.
         self._lmq_offsets: dict[str, int] = {}
         self._offsets: dict[str, dict[int, int]] = {}
-        self._offsets_max = offsets_max
         with_lmq = lmq_file.load(partial(LmqConsumerOffsets.from_json, dialect_bytes_max=None)) if lmq_file else None
         if with_lmq is not None:
             self._offsets, self._lmq_offsets = with_lmq.offset_table, with_lmq.lmq_offset_table
@@ -45,9 +40,6 @@ class OffsetTable:
         self._count = sum(map(len, self._offsets.values())) + len(self._lmq_offsets)
         #: In how many topics each group has offsets.
         self._topics_of = Counter(group for _, group in self._keys())
-
-    def settings_changed(self, settings: BrokerSettings) -> None:
-        self._offsets_max = settings.offsets_max
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int, *, is_own: bool = False) -> None:
         """Remember that `group` goes on at `offset`. Going back is allowed (a reset does) and logged.
@@ -80,7 +72,7 @@ class OffsetTable:
 
     def _make_room(self, more: int, is_own: bool = False) -> None:
         """Count offsets that are about to be kept."""
-        if more > 0 and not is_own and self._count + more > self._offsets_max:
+        if more > 0 and not is_own and self._count + more > self._live.current.offsets_max:
             raise full("committed offsets", self._count, "offsetsMax")
         self._count += more
 

@@ -10,9 +10,11 @@ import math
 from collections.abc import Callable
 from decimal import Decimal
 
+import attrs
+
 from mqbroker.broker.delay import DelayService
+from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.broker.stats import BrokerStats
-from mqbroker.config import BrokerSettings
 from mqbroker.store.message_store import MessageStore
 from mqbroker.store.statistics import CLASS_NAMES
 from mqbroker.wire.codes import VERSION, VERSION_NAME
@@ -41,22 +43,15 @@ _POOLS = {
 }
 
 
+@attrs.frozen
 class RuntimeInfo:
-    """Makes the table. `now` gives seconds since the epoch, `settings` those that are valid now."""
+    """Makes the table. `now` gives seconds since the epoch."""
 
-    def __init__(
-        self,
-        store: MessageStore,
-        stats: BrokerStats,
-        delay: DelayService,
-        settings: Callable[[], BrokerSettings],
-        now: Callable[[], float],
-    ) -> None:
-        self._store = store
-        self._stats = stats
-        self._delay = delay
-        self._settings = settings
-        self._now = now
+    _store: MessageStore
+    _stats: BrokerStats
+    _delay: DelayService
+    _live: LiveSettings
+    _now: Callable[[], float]
 
     def table(self) -> dict[str, str]:
         self._stats.take()
@@ -64,7 +59,7 @@ class RuntimeInfo:
             **_POOLS,
             "brokerVersion": str(VERSION),
             "brokerVersionDesc": VERSION_NAME,
-            "startAcceptSendRequestTimeStamp": str(self._settings().start_accept_send_request_timestamp_ms),
+            "startAcceptSendRequestTimeStamp": str(self._live.current.start_accept_send_request_timestamp_ms),
             **self._totals(),
             **self._times(),
             **self._rates(),
@@ -124,7 +119,7 @@ class RuntimeInfo:
         }
 
     def _disk(self) -> dict[str, str]:
-        stats, settings = self._store.stats, self._settings().store
+        stats, settings = self._store.stats, self._live.current.store
         log_ratio = java_double(stats.log_disk_percent / 100)
         table = {
             "commitLogMinOffset": str(stats.log_min_offset),

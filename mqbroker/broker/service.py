@@ -28,9 +28,9 @@ from mqbroker.access.acl_files import AclFiles, acl_places
 from mqbroker.broker.assembly import Assembly
 from mqbroker.broker.fast_failure import TickedTurns, Turns
 from mqbroker.broker.live_settings import LiveSettings
-from mqbroker.broker.processors.configuration import Save
 from mqbroker.broker.registration import Registration
 from mqbroker.broker.registration_requests import BrokerIdentity
+from mqbroker.broker.requests.admin import Save
 from mqbroker.broker.topics import TopicTable
 from mqbroker.config import BrokerSettings
 from mqbroker.config.changes import rewrite_conf
@@ -318,7 +318,7 @@ class BrokerService(Service):
         )
         registration = Registration(client, settings.namesrv_addr, identity, topics, settings, clock)
         topics.on_change.append(registration.changed)
-        topics.told = registration.told
+        topics.announcers.append(registration.told)
         live.follow(registration.settings_changed, "brokerPermission", "forceRegister")
         self._stops.append(client.close)
         self._stops.append(registration.stop)

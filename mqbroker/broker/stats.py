@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import attrs
 
+from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.broker.stat_windows import CountTable, Growth, Windows
-from mqbroker.config import BrokerSettings
 from mqbroker.store.message_store import MessageStore
 from mqbroker.wire.codes import SCHEDULE_TOPIC, TRANS_OP_HALF_TOPIC
 from mqbroker.wire.names import LMQ_PREFIX
@@ -54,13 +54,14 @@ class StatsView:
 class BrokerStats:
     """All counts of one broker. `now` gives seconds since the epoch."""
 
-    def __init__(self, store: MessageStore, settings: BrokerSettings, now: Callable[[], float]) -> None:
+    def __init__(self, store: MessageStore, live: LiveSettings, now: Callable[[], float]) -> None:
+        settings = live.current
         self._store = store
+        self._live = live
         self._now = now
         self._cluster = settings.broker_cluster_name
         self._has_lmq = settings.store.enable_lmq
         self._has_details = settings.enable_detail_stat
-        self.settings_changed(settings)
         self.gets = Gets()
         #: How many more messages than requests sends brought, by topic.
         self._sent_together: dict[str, int] = {}
@@ -92,10 +93,6 @@ class BrokerStats:
         self.totals = DayTotals()
         self._day = self._local_day()
 
-    def settings_changed(self, settings: BrokerSettings) -> None:
-        self._has_schedule = settings.store.enable_schedule_message_stats
-        self._forgets = settings.auto_delete_unused_stats
-
     # Counting
 
     def sent_together(self, topic: str, count: int) -> None:
@@ -113,7 +110,7 @@ class BrokerStats:
 
     def delivered(self, queue_id: int, count: int, size: int) -> None:
         """So many delayed messages left a queue of the schedule topic."""
-        if self._has_schedule:
+        if self._live.current.store.enable_schedule_message_stats:
             self._group_gets.add(f"{SCHEDULE_TOPIC}@{SCHEDULE_GROUP}", count, count, size)
             if self._has_details:
                 self._queue_gets.add(f"{SCHEDULE_TOPIC}@{queue_id}@{SCHEDULE_GROUP}", count, count, size)
@@ -208,13 +205,13 @@ class BrokerStats:
 
     def topic_removed(self, topic: str) -> None:
         """Forget what was counted for a topic, where autoDeleteUnusedStats says so."""
-        if self._forgets:
+        if self._live.current.auto_delete_unused_stats:
             for table in (self._topic_puts, self._queue_puts, self._group_gets, self._queue_gets, self._sent_back):
                 table.remove(lambda key: key[0] == topic)
             self._latencies.remove(lambda key: key[-2] == topic)
 
     def group_removed(self, group: str) -> None:
         """The same for a group."""
-        if self._forgets:
+        if self._live.current.auto_delete_unused_stats:
             for table in (self._group_gets, self._queue_gets, self._latencies, self._sent_back):
                 table.remove(lambda key: key[-1] == group)

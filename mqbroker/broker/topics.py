@@ -12,7 +12,7 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from mqbroker.broker.quota import full
+from mqbroker.broker.live_settings import LiveSettings, full
 from mqbroker.config import BrokerSettings
 from mqbroker.errors import MQError
 from mqbroker.store.jsonfile import JsonFile
@@ -32,7 +32,6 @@ from mqbroker.wire.names import check_topic, is_lmq
 
 log = Logger()
 
-TOPICS_MAX = 200_000
 READ_WRITE = Perm.READ | Perm.WRITE
 
 
@@ -81,29 +80,23 @@ def _template(settings: BrokerSettings) -> TopicConfig:
 class TopicTable:
     """Topic by name. Every change is persisted and told to `on_change`.
 
-    :param has_lmq: whether each %LMQ% name is a topic of one queue, which is not in the table.
-    :param topics_max: no more are made where there are as many; those of the file and of the system count, and stay.
+    With enableLmq each %LMQ% name is a topic of one queue, which is not in the table. No more than topicsMax are made;
+    those of the file and of the system count, and stay.
     """
 
-    def __init__(
-        self,
-        file: JsonFile,
-        now: Callable[[], float],
-        system: list[TopicConfig],
-        has_lmq: bool = False,
-        topics_max: int = TOPICS_MAX,
-    ) -> None:
+    def __init__(self, file: JsonFile, now: Callable[[], float], live: LiveSettings) -> None:
         """Load the table. `now` gives seconds since the epoch. Raises StoreDamaged."""
-        self._has_lmq = has_lmq
-        self._topics_max = topics_max
-        #: Is asked to forget what nobody needs, where there are too many.
-        self.make_room: Callable[[], None] = lambda: None
-        self.on_change: list[Callable[[str], None]] = []
-        #: Gives what fires when name servers have heard of the changes so far; None where there is nobody to hear.
-        self.told: Callable[[], Deferred[None] | None] = lambda: None
         self._file = file
         self._now = now
-        self._topics = {topic.topic_name: topic for topic in system}
+        self._live = live
+        self._has_lmq = live.current.store.enable_lmq
+        #: Called with the name of each topic that changed.
+        self.on_change: list[Callable[[str], None]] = []
+        #: Called where there are too many: they forget topics that nobody needs.
+        self.on_full: list[Callable[[], None]] = []
+        #: Each fires when the name servers it knows have heard of the changes so far.
+        self.announcers: list[Callable[[], Deferred[None]]] = []
+        self._topics = {topic.topic_name: topic for topic in system_topics(live.current)}
         #: Names that no user may create or delete: those of every broker, and this one's own.
         self.system_names = SYSTEM_TOPICS | self._topics.keys()
         self.data_version = DataVersion(self._now_ms(), 0)
@@ -125,8 +118,7 @@ class TopicTable:
         return int(self._now() * 1000)
 
     def settings_changed(self, settings: BrokerSettings) -> None:
-        """Let topics be made by sending to them, or not; and so many topics."""
-        self._topics_max = settings.topics_max
+        """Let topics be made by sending to them, or not."""
         template = _template(settings)
         known = self._topics.get(AUTO_CREATE_TOPIC)
         if known != template and (known is not None or settings.auto_create_topic_enable):
@@ -160,7 +152,8 @@ class TopicTable:
             return
         known = self._topics.get(topic.topic_name)
         if known is None and not self._has_room_for(topic.topic_name):
-            self.make_room()
+            for make_room in self.on_full:
+                make_room()
             if not self._has_room_for(topic.topic_name):
                 raise full("topics", len(self._topics), "topicsMax")
         log.info("{what} topic {topic}", what="update" if known else "create", topic=topic)
@@ -168,7 +161,7 @@ class TopicTable:
         self._changed(topic.topic_name)
 
     def _has_room_for(self, name: str) -> bool:
-        return len(self._topics) < self._topics_max or self.is_system(name)
+        return len(self._topics) < self._live.current.topics_max or self.is_system(name)
 
     def remove(self, name: str) -> None:
         """Forget a topic; nothing happens where there is none."""
@@ -224,6 +217,17 @@ class TopicTable:
     def saved(self) -> Deferred[bool] | None:
         """Fires when all changes so far are on the disk, or could not be written; None where none is under way."""
         return self._file.saved()
+
+    async def when_saved(self) -> None:
+        """Return when all changes so far are on the disk, or could not be written."""
+        saved = self.saved()
+        if saved is not None:
+            await saved
+
+    async def when_announced(self) -> None:
+        """Return when the name servers have heard of all changes so far, or were waited for in vain."""
+        for announced in self.announcers:
+            await announced()
 
     def persist(self) -> Deferred[bool]:
         """Write the file; fires True when it is on the disk."""

@@ -41,6 +41,8 @@ class UnusedGroups:
         self._consumers = consumers
         self._store = store
         self._names: Iterator[str] = iter(())
+        groups.on_full.append(self.make_room_for_group)
+        topics.on_full.append(self.make_room_for_topic)
 
     def make_room_for_group(self) -> None:
         """Forget a group with its retry topic, if one is found among the next that are looked at."""

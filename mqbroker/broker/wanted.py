@@ -13,9 +13,9 @@ from typing import NamedTuple
 from mqbroker.broker.allowance import ReadingAllowance
 from mqbroker.broker.clients import ConsumerRegistry
 from mqbroker.broker.filters import TAG_KINDS, FilterTable, compile_kind
+from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.broker.matching import ExpressionMatching, RetryMatching
 from mqbroker.broker.subscriptions import ALL, parse_subscription
-from mqbroker.config import BrokerSettings
 from mqbroker.errors import BadExpression, MQError, Refused
 from mqbroker.remoting.handlers import IConnection
 from mqbroker.store.matching import IMatching
@@ -48,17 +48,12 @@ class PullSubscriptions:
         consumers: ConsumerRegistry,
         filters: FilterTable,
         allowance: ReadingAllowance,
-        settings: BrokerSettings,
+        live: LiveSettings,
     ) -> None:
         self._consumers = consumers
         self._filters = filters
         self._allowance = allowance
-        self.settings_changed(settings)
-
-    def settings_changed(self, settings: BrokerSettings) -> None:
-        """Go by these from now on."""
-        self._takes_expressions = settings.enable_property_filter
-        self._filters_retries = settings.filter_support_retry
+        self._live = live
 
     def wanted(
         self, header: PullMessageRequestHeader, group: SubscriptionGroupConfig, connection: IConnection
@@ -68,13 +63,17 @@ class PullSubscriptions:
             if header.expression_type not in TAG_KINDS:
                 return Wanted(None, self._brought(header, connection))
             if header.subscription == ALL:
-                return Wanted(None, self._retries(header, connection)) if self._filters_retries else EVERYTHING
+                return (
+                    Wanted(None, self._retries(header, connection))
+                    if self._live.current.filter_support_retry
+                    else EVERYTHING
+                )
             subscription = _parsed(header)
         else:
             subscription = self._registered(header, group)
             if subscription.expression_type not in TAG_KINDS:
                 return Wanted(None, self._filter(header, subscription))
-        matching = self._retries(header, connection) if self._filters_retries else None
+        matching = self._retries(header, connection) if self._live.current.filter_support_retry else None
         if subscription.sub_string == ALL or subscription.class_filter_mode:
             return Wanted(None, matching)
         return Wanted(subscription.code_set, matching)
@@ -83,7 +82,7 @@ class PullSubscriptions:
         """What an expression in the pull itself wants."""
         if not header.subscription:
             raise _not_parsed()
-        if not self._takes_expressions:
+        if not self._live.current.enable_property_filter:
             raise not_supported(header.expression_type)
         try:
             charge = self._allowance.of(connection)
@@ -116,7 +115,7 @@ class PullSubscriptions:
         if found.client_version < header.sub_version:
             remark = "the consumer's consumer filter data not latest"
             raise Refused(ResponseCode.FILTER_DATA_NOT_LATEST, remark)
-        if not self._takes_expressions:
+        if not self._live.current.enable_property_filter:
             raise not_supported(subscription.expression_type)
         return None if subscription.class_filter_mode else ExpressionMatching.of(found)
 

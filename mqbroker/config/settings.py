@@ -183,6 +183,11 @@ class StoreSettings:
     broker_role: BrokerRole = choice(BrokerRole.ASYNC_MASTER)
     duplication_enable: bool = boolean(False)
 
+    @property
+    def delay_level_count(self) -> int:
+        """How many levels `messageDelayLevel` has."""
+        return len(self.message_delay_level.split())
+
 
 @attrs.frozen(kw_only=True)
 class BrokerSettings:

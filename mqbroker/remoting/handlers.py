@@ -1,15 +1,18 @@
-"""The one table from request code to handler.
+"""The dispatch table of request handlers, by request code.
 
-A handler is a function of (request, connection). It returns the answer, a Deferred or coroutine of it, or None where it
-answers later by itself through the connection. What it raises becomes an answer: Refused with its code and remark, the
-rest SYSTEM_ERROR. A batch handler takes all requests of its code that one read brought, as plain tuples, and returns
-the bytes of all their answers: it is the fast way for the few codes that carry the traffic.
+Most handlers are methods marked with `@answers(code)`, which `HandlerTable.serve` registers: they are given a `Call`
+whose header is decoded already, by the class that the table of requests has for the code, and return what the answer
+carries. Below them is `register`, for a function of (request, connection) that returns the answer as a command, a
+Deferred or coroutine of it, or None where it answers later through the connection. What a handler raises becomes an
+answer: Refused with its code and remark, the rest SYSTEM_ERROR. A batch handler takes all requests of its code that one
+read brought, as plain tuples, and returns the bytes of all their answers: for the few codes that carry the traffic.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, cast
+from inspect import iscoroutinefunction
+from typing import Any, Generic, TypeVar, cast
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -18,8 +21,10 @@ from twisted.python.failure import Failure
 from zope.interface import Attribute, Interface
 
 from mqbroker.errors import MQError, Refused
+from mqbroker.wire.body import Body
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.command import RemotingCommand
+from mqbroker.wire.headers import Header, decode_header
 from mqbroker.wire.requests import REQUESTS
 
 log = Logger()
@@ -66,6 +71,45 @@ class IConnection(Interface):
 Answer = RemotingCommand | Deferred[RemotingCommand | None] | Awaitable[RemotingCommand | None] | None
 Handler = Callable[[RemotingCommand, IConnection], Answer]
 
+H_co = TypeVar("H_co", bound=Header | None, covariant=True)
+M = TypeVar("M", bound=Callable[..., Any])
+
+
+@attrs.frozen
+class Call(Generic[H_co]):
+    """One request as the method sees that answers it. `header` is None for a code whose row has no header class."""
+
+    header: H_co
+    request: RemotingCommand
+    connection: IConnection
+
+
+#: What such a method returns: the header or the body of a SUCCESS, None for one with neither, or a whole answer.
+Result = RemotingCommand | Header | Body | bytes | None
+
+
+def answers(*codes: int, bounded: bool = False) -> Callable[[M], M]:
+    """Mark a method of one `Call` as what answers `codes`; see `HandlerTable.serve`.
+
+    :param bounded: it looks at much, step by step: only a few of these run at a time.
+    """
+
+    def mark(method: M) -> M:
+        method.__dict__["answers"] = codes, bounded
+        return method
+
+    return mark
+
+
+def answered(request: RemotingCommand, result: Result) -> RemotingCommand:
+    """The answer that carries `result`."""
+    if isinstance(result, RemotingCommand):
+        return result
+    if isinstance(result, Header):
+        return RemotingCommand.response(request, header=result)
+    return RemotingCommand.response(request, body=result.to_json() if isinstance(result, Body) else result or b"")
+
+
 #: (extFields, opaque, flag, body, serialize type). The fields are unchecked text.
 RawRequest = tuple[dict[str, str], int, int, bytes, int]
 BatchHandler = Callable[[list[RawRequest], IConnection], "bytes | Deferred[bytes]"]
@@ -102,6 +146,20 @@ class HandlerTable:
         if code in self._handlers:
             raise ValueError(f"code {code} has a handler")
         self._handlers[int(code)] = handler if self._guard is None else self._guard.guarded(code, handler)
+
+    def serve(self, family: object, bound: Callable[[Any], Handler] | None = None) -> None:
+        """Register the methods of `family` that are marked with `@answers`; `bound` limits how many of the bounded run
+        at a time. Raises ValueError as `register` does."""
+        for name, function in vars(type(family)).items():
+            codes, is_bounded = getattr(function, "answers", ((), False))
+            for code in codes:
+                _check_known(code)
+                handler = _decoding(code, getattr(family, name))
+                if is_bounded:
+                    if bound is None:
+                        raise ValueError(f"nothing bounds the handler of code {code}")
+                    handler = bound(handler)
+                self.register(code, handler)
 
     def register_batch(self, code: int, handler: BatchHandler, run_max: int = RUN_MAX) -> None:
         """Let `handler` answer requests of `code` that came in one read together, `run_max` at a time. Raises
@@ -166,6 +224,25 @@ class HandlerTable:
             return failure_response(request, failure.value)
 
         return deferred.addErrback(failed)
+
+
+def _decoding(code: int, method: Callable[[Call[Any]], Any]) -> Handler:
+    """The handler that calls `method` with the decoded header."""
+    header_class = REQUESTS[code].header
+
+    def call(request: RemotingCommand, connection: IConnection) -> Call[Any]:
+        header = None if header_class is None else decode_header(header_class, request.ext_fields)
+        return Call(header, request, connection)
+
+    async def handle_async(request: RemotingCommand, connection: IConnection) -> RemotingCommand:
+        return answered(request, await method(call(request, connection)))
+
+    def handle(request: RemotingCommand, connection: IConnection) -> RemotingCommand:
+        return answered(request, method(call(request, connection)))
+
+    handler: Handler = handle_async if iscoroutinefunction(method) else handle
+    handler.__module__ = method.__module__
+    return handler
 
 
 def _check_length(request: RemotingCommand) -> None:

@@ -11,6 +11,7 @@ from zope.interface import implementer
 
 from mqbroker.access.acl_files import AclFiles, acl_places
 from mqbroker.broker.assembly import Assembly
+from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.config import BrokerSettings, NettySettings, StoreSettings
 from mqbroker.remoting.handlers import HandlerTable, IConnection
 from mqbroker.store.jsonfile import JsonFile
@@ -58,6 +59,11 @@ def make_settings(root, *, store=None, **changes):
         server=NettySettings(listen_port=10911),
         **changes,
     )
+
+
+def live_settings(root="store", **changes):
+    """Settings as parts of a broker read them, with changes."""
+    return LiveSettings(make_settings(root, **changes), lambda: START)
 
 
 @implementer(IWorker)

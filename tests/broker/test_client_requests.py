@@ -273,7 +273,7 @@ def test_locks_leave_nothing_long_behind(client, logged, code, changes):
 
 def test_a_topic_is_answered_for_when_name_servers_have_heard_of_it(bench, client):
     told = Deferred()
-    bench.topics.told = lambda: told
+    bench.topics.announcers.append(lambda: told)
     header = CreateTopicRequestHeader(
         topic="T", default_topic="TBW102", read_queue_nums=4, write_queue_nums=4, perm=6,
         topic_filter_type="SINGLE_TAG", order=False,

@@ -5,17 +5,17 @@ import pytest
 from mqbroker.broker.clients import CLIENT_EXPIRY_SECONDS, ConsumerRegistry, ProducerRegistry
 from mqbroker.wire.bodies import ConsumerData, SubscriptionData
 from mqbroker.wire.codes import LanguageCode, RequestCode
-from tests.broker.bench import FakeConnection
+from tests.broker.bench import FakeConnection, live_settings
 
 
 @pytest.fixture
 def consumers(clock):
-    return ConsumerRegistry(clock, True)
+    return ConsumerRegistry(clock, live_settings(), lambda group: None)
 
 
 @pytest.fixture
 def producers(clock):
-    return ProducerRegistry(clock.seconds)
+    return ProducerRegistry(clock.seconds, live_settings())
 
 
 def connections(count):
@@ -90,7 +90,8 @@ def test_one_client_on_two_connections_is_one_client(consumers):
 
 @pytest.mark.parametrize("how", ["group", "broker"])
 def test_telling_can_be_off(clock, how):
-    registry = ConsumerRegistry(clock, how != "broker")
+    live = live_settings(notify_consumer_ids_changed_enable=how != "broker")
+    registry = ConsumerRegistry(clock, live, lambda group: None)
     a, b = connections(2)
     for connection in (a, b):
         beat(registry, connection, "x", notify=how != "group")

@@ -5,7 +5,7 @@ from mmap import PAGESIZE
 import pytest
 
 from mqbroker.broker.delay import DelayService
-from mqbroker.broker.processors import pull
+from mqbroker.broker.requests import pull
 from mqbroker.broker.stat_windows import Growth
 from mqbroker.broker.transactions.messages import put_back
 from mqbroker.store import cold
@@ -203,10 +203,19 @@ def test_other_requests_wait_for_the_disk_off_the_reactor(cold_bench, client, co
     assert answer.code == 0
 
 
+def delay_service(bench, root):
+    file = JsonFile(str(root / "delayOffset.json"), InlineWorker())
+    return DelayService(bench.store, file, bench.clock, [1000], bench.parts.stats)
+
+
 def test_cold_delayed_messages_are_delivered(cold_bench, tmp_path):
     cold_bench.clock.advance(5)
     delay = DelayService(
-        cold_bench.store, JsonFile(str(tmp_path / "delayOffset.json"), InlineWorker()), cold_bench.clock, [1000]
+        cold_bench.store,
+        JsonFile(str(tmp_path / "delayOffset.json"), InlineWorker()),
+        cold_bench.clock,
+        [1000],
+        cold_bench.parts.stats,
     )
     delay.start()
     cold_bench.clock.advance(0)
@@ -225,7 +234,11 @@ def test_a_delay_level_that_cannot_be_read_is_tried_again(cold_bench, tmp_path):
     path = f"{cold_bench.settings.store.store_path_root_dir}/consumequeue/SCHEDULE_TOPIC_XXXX/0/{0:020d}"
     cold_bench.disk.faults.unreadable.add((path, 0))
     delay = DelayService(
-        cold_bench.store, JsonFile(str(tmp_path / "delayOffset.json"), InlineWorker()), cold_bench.clock, [1000]
+        cold_bench.store,
+        JsonFile(str(tmp_path / "delayOffset.json"), InlineWorker()),
+        cold_bench.clock,
+        [1000],
+        cold_bench.parts.stats,
     )
     delay.start()
     cold_bench.worker.at_once = True
@@ -241,7 +254,11 @@ def test_a_delay_level_that_cannot_be_read_is_tried_again(cold_bench, tmp_path):
 def test_stopping_while_a_delay_level_is_read(cold_bench, tmp_path):
     cold_bench.clock.advance(5)
     delay = DelayService(
-        cold_bench.store, JsonFile(str(tmp_path / "delayOffset.json"), InlineWorker()), cold_bench.clock, [1000]
+        cold_bench.store,
+        JsonFile(str(tmp_path / "delayOffset.json"), InlineWorker()),
+        cold_bench.clock,
+        [1000],
+        cold_bench.parts.stats,
     )
     delay.start()
     cold_bench.clock.advance(0)

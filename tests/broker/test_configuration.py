@@ -9,13 +9,14 @@ import pytest
 from twisted.internet.defer import Deferred, succeed
 
 from mqbroker.broker.live_settings import LiveSettings
+from mqbroker.broker.transactions.checking import CheckRules
 from mqbroker.config.java_view import _DEFAULTS, java_properties
 from mqbroker.errors import BadSetting
 from mqbroker.wire.bodies import CheckClientRequestBody, SubscriptionData
 from mqbroker.wire.codes import Perm, RequestCode, ResponseCode
 from mqbroker.wire.headers import ConsumerSendMsgBackRequestHeader
 from mqbroker.wire.record import decode_records
-from tests.broker.bench import START, make_settings
+from tests.broker.bench import START, FakeConnection, make_settings, pull_header
 from tests.broker.sending import one, put_topic
 from tests.broker.test_client_requests import OTHER, beat, consumer, pushed
 
@@ -247,7 +248,7 @@ def test_when_messages_are_taken(bench, client):
 
 def test_transactions(bench, client):
     change(client, "transactionCheckMax=3\ntransactionTimeOut=7000\nrejectTransactionMessage=true")
-    assert bench.parts.checks._settings.transaction_check_max == 3
+    assert CheckRules.of(bench.parts.checks._live.current).checks_max == 3
     answer = one(client.send("T", sys_flag=4, properties="TRAN_MSG\x01true\x02PGROUP\x01PG"))
     assert answer.code == ResponseCode.NO_PERMISSION
     assert answer.remark.endswith("sending transaction message is forbidden")
@@ -276,9 +277,12 @@ def test_expressions_are_taken_from_now_on(bench, client):
 
 
 def test_retries_are_filtered_from_now_on(bench):
-    assert not bench.parts.subscriptions._filters_retries
+    def resolved():
+        return bench.parts.subscriptions.wanted(pull_header("%RETRY%CG"), bench.groups.find("CG"), FakeConnection())
+
+    assert resolved().matching is None
     change(bench.client(), "filterSupportRetry=true")
-    assert bench.parts.subscriptions._filters_retries
+    assert resolved().matching is not None
 
 
 def test_how_much_is_given_at_a_time(bench, client):

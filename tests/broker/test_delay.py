@@ -9,6 +9,7 @@ from twisted.internet.task import Clock
 from twisted.logger import capturedLogs
 
 from mqbroker.broker.delay import DelayService
+from mqbroker.broker.stats import BrokerStats
 from mqbroker.errors import StoreUnwritable
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.message_store import MessageStore
@@ -16,6 +17,7 @@ from mqbroker.store.outcomes import GetStatus
 from mqbroker.store.worker import InlineWorker
 from mqbroker.wire.properties import decode_properties
 from mqbroker.wire.record import Record, decode_records
+from tests.broker.bench import live_settings
 from tests.store.harness import Bench, make_bench, message, stop, turns
 
 LEVELS_MS = [1000, 5000]
@@ -30,7 +32,8 @@ def bench(tmp_path: Path):
 
 def service(bench: Bench, store: MessageStore) -> DelayService:
     file = JsonFile(str(bench.root / "config" / "delayOffset.json"), InlineWorker())
-    delay = DelayService(store, file, bench.clock, LEVELS_MS)
+    stats = BrokerStats(store, live_settings(), bench.clock.seconds)
+    delay = DelayService(store, file, bench.clock, LEVELS_MS, stats)
     store.on_dispatch.append(lambda topic, queue_id, *_: delay.arrived(topic, queue_id))
     return delay
 

@@ -1,14 +1,20 @@
 """Whatever is asked is answered, once, and never with a traceback."""
 
+import importlib
+import inspect
 import json
+import pkgutil
+import typing
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mqbroker.broker import requests
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand
 from mqbroker.wire.frame import JSON, ROCKETMQ, encode_frame
+from mqbroker.wire.requests import REQUESTS
 from tests.broker.bench import Bench
 
 #: What a broker of this much answers.
@@ -50,6 +56,28 @@ def shared(tmp_path_factory):
 
 def test_the_codes_that_are_answered(bench):
     assert bench.table.codes == CODES
+
+
+def marked_methods():
+    """Each method that answers requests, with its codes."""
+    for module in pkgutil.iter_modules(requests.__path__, f"{requests.__name__}."):
+        for family in vars(importlib.import_module(module.name)).values():
+            if inspect.isclass(family) and family.__module__ == module.name:
+                for method in vars(family).values():
+                    if inspect.isfunction(method) and hasattr(method, "answers"):
+                        yield method, method.answers[0]
+
+
+def test_the_header_that_a_method_names_is_that_of_its_codes():
+    found = {}
+    for method, codes in marked_methods():
+        (named,) = typing.get_args(typing.get_type_hints(method)["call"])
+        headers = set(typing.get_args(named) or [named])
+        assert headers == {REQUESTS[code].header or type(None) for code in codes}, method.__qualname__
+        found |= dict.fromkeys(codes, method)
+    batches = {RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE,
+               RequestCode.PULL_MESSAGE, RequestCode.END_TRANSACTION}  # fmt: skip
+    assert found.keys() == CODES - batches
 
 
 @pytest.mark.parametrize("code", sorted(RequestCode))

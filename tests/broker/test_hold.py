@@ -7,7 +7,7 @@ from mqbroker.broker import hold as module
 from mqbroker.broker.hold import HeldPull, HeldPulls
 from mqbroker.remoting.limits import Shares
 from mqbroker.wire.codes import RequestCode, ResponseCode
-from tests.broker.bench import FakeConnection, pull_header
+from tests.broker.bench import FakeConnection, live_settings, pull_header
 
 
 class Look:
@@ -28,7 +28,7 @@ class Look:
 
 @pytest.fixture
 def held(clock):
-    held = HeldPulls(clock)
+    held = HeldPulls(clock, live_settings())
     held.start()
     yield held
     held.stop()
@@ -122,7 +122,7 @@ def test_each_connection_has_its_share(held, clock, look, monkeypatch):
 
 
 def test_all_connections_together_have_so_many(clock, look, logged):
-    held = HeldPulls(clock, held_max=3)
+    held = HeldPulls(clock, live_settings(held_pulls_max=3))
     held.start()
     for queue_id in range(3):
         wait(held, clock, look, connection=FakeConnection(), queue_id=queue_id)
@@ -140,7 +140,7 @@ def test_all_connections_together_have_so_many(clock, look, logged):
 
 
 def test_what_keeps_more_counts_for_more(clock, look):
-    held = HeldPulls(clock, held_max=100)
+    held = HeldPulls(clock, live_settings(held_pulls_max=100))
     heavy = HeldPull(FakeConnection(), "T", 0, 5, clock.seconds() + 10, look, weight=99)
     assert held.hold(heavy)
     other = bytes([10, 0, 0, 3, 0, 0, 0, 1])

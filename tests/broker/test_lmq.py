@@ -14,7 +14,7 @@ from mqbroker.wire.headers import (
     UpdateConsumerOffsetRequestHeader,
 )
 from mqbroker.wire.record import decode_records
-from tests.broker.bench import send_command
+from tests.broker.bench import live_settings, send_command
 
 QUEUE = "%LMQ%home%lamp+#"
 GROUP = "%LMQ%client.1"
@@ -138,15 +138,15 @@ def tables(root):
 
 def test_a_broker_that_gets_them_goes_on_where_its_groups_were(tmp_path):
     plain, lmq = tables(tmp_path)
-    former = OffsetTable(plain)
+    former = OffsetTable(plain, live_settings())
     former.commit("CG", "T", 1, 5)
     former.persist()
-    table = OffsetTable(plain, lmq)
+    table = OffsetTable(plain, live_settings(), lmq)
     assert table.query("CG", "T", 1) == 5
     table.commit("CG", "T", 1, 6)
     table.commit(GROUP, QUEUE, 0, 9)
     table.persist()
-    again = OffsetTable(plain, lmq)
+    again = OffsetTable(plain, live_settings(), lmq)
     assert (again.query("CG", "T", 1), again.query(GROUP, QUEUE, 0), again.query(GROUP, "T", 0)) == (6, 9, None)
 
 
@@ -154,7 +154,8 @@ def test_a_file_of_javas_is_read(tmp_path):
     (tmp_path / "lmqConsumerOffset.json").write_text(
         '{"lmqOffsetTable":{"%LMQ%a@%LMQ%g":12},"offsetTable":{"T@CG":{0:1,3:4}}}'
     )
-    table = OffsetTable(*tables(tmp_path))
+    plain, lmq = tables(tmp_path)
+    table = OffsetTable(plain, live_settings(), lmq)
     assert (table.query("%LMQ%g", "%LMQ%a", 0), table.query("CG", "T", 3)) == (12, 4)
 
 

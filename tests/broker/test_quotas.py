@@ -5,12 +5,12 @@ import os
 import pytest
 
 from mqbroker.broker.clients import SUBSCRIPTIONS_PER_CLIENT, ProducerRegistry
-from mqbroker.broker.processors import client_manage
+from mqbroker.broker.requests import clients
 from mqbroker.errors import Refused
 from mqbroker.wire.bodies import ConsumerData, SubscriptionData, SubscriptionGroupConfig
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.headers import UnregisterClientRequestHeader
-from tests.broker.bench import FakeConnection
+from tests.broker.bench import FakeConnection, live_settings
 from tests.broker.sending import one, put_topic
 from tests.broker.test_client_requests import OTHER, beat, commit, consumer, consumer_ids
 from tests.broker.test_configuration import change
@@ -162,7 +162,7 @@ def test_a_group_is_used_as_long_as_it_stands_somewhere(make_bench):
     offsets.clone("A", "B", "T")
     assert (offsets.has_group("A"), offsets.has_group("B")) == (True, True)
     offsets.persist()
-    again = type(offsets)(bench.file("consumerOffset.json"))
+    again = type(offsets)(bench.file("consumerOffset.json"), bench.parts.live)
     for table in (offsets, again):
         table.remove_group("A")
         assert (table.has_group("A"), table.has_group("B")) == (False, True)
@@ -270,7 +270,7 @@ def test_so_many_subscriptions_of_all_groups(make_bench):
 @pytest.mark.parametrize(
     "subscription",
     [
-        SubscriptionData("T", "x" * (client_manage.EXPRESSION_LENGTH_MAX + 1)),
+        SubscriptionData("T", "x" * (clients.EXPRESSION_LENGTH_MAX + 1)),
         SubscriptionData("T", "A", frozenset(map(str, range(1025)))),
         SubscriptionData("T", "A", frozenset("A"), frozenset(range(1025))),
     ],
@@ -283,14 +283,14 @@ def test_how_much_one_subscription_may_say(bench, client, subscription):
 
 
 def test_how_many_subscriptions_one_group_may_have(client, monkeypatch):
-    monkeypatch.setattr(client_manage, "SUBSCRIPTIONS_MAX", 2)
+    monkeypatch.setattr(clients, "SUBSCRIPTIONS_MAX", 2)
     answer = beat(client, consumers=[consumer("CG", "T", "U", "V")])
     assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "3 subscriptions of one group: 2 at most")
 
 
 @pytest.mark.parametrize("kind", ["producers", "consumers"])
 def test_how_many_groups_one_client_may_have(bench, client, monkeypatch, kind):
-    monkeypatch.setattr(client_manage, "GROUPS_OF_CLIENT_MAX", 2)
+    monkeypatch.setattr(clients, "GROUPS_OF_CLIENT_MAX", 2)
 
     def groups(count):
         names = [f"G{number}" for number in range(count)]
@@ -305,7 +305,7 @@ def test_how_many_groups_one_client_may_have(bench, client, monkeypatch, kind):
 
 
 def test_a_producer_that_says_it_is_another_each_time():
-    registry = ProducerRegistry(lambda: 0.0, clients_max=1)
+    registry = ProducerRegistry(lambda: 0.0, live_settings(clients_max=1))
     connection = FakeConnection()
     for number in range(3):
         registry.register(connection, f"p{number}", 0, 0, "PG")

@@ -125,11 +125,11 @@ def test_a_plain_send_does_not_go_by_the_rules(bench, client, monkeypatch, chang
 
 @given(_properties)
 def test_both_ways_agree_on_waiting_for_the_disk(properties):
-    from mqbroker.broker.processors.send import _without_wait
+    from mqbroker.broker.system_topics import without_wait
     from mqbroker.wire.properties import decode_properties
 
     try:
-        _, wait = _without_wait(properties)
+        _, wait = without_wait(properties)
     except ValueError:
         return  # left to the slow way
     found = decode_properties(properties.encode())

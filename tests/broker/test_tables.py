@@ -7,13 +7,13 @@ import pytest
 
 from mqbroker.broker.groups import GroupTable
 from mqbroker.broker.offsets import OffsetTable
-from mqbroker.broker.topics import TopicTable, system_topics
+from mqbroker.broker.topics import TopicTable
 from mqbroker.errors import Refused, StoreDamaged
 from mqbroker.store.jsonfile import PIECES_PER_TURN, JsonFile
 from mqbroker.store.worker import InlineWorker
 from mqbroker.wire.bodies import ConsumerOffsetSerializeWrapper, SubscriptionGroupConfig, TopicConfig
 from mqbroker.wire.codes import Perm
-from tests.broker.bench import START, HeldWorker, make_settings
+from tests.broker.bench import START, HeldWorker, live_settings
 
 
 @pytest.fixture
@@ -23,18 +23,17 @@ def root(tmp_path):
 
 def topic_table(root, **changes):
     return TopicTable(
-        JsonFile(str(root / "topics.json"), InlineWorker()),
-        lambda: START,
-        system_topics(make_settings(root, **changes)),
+        JsonFile(str(root / "topics.json"), InlineWorker()), lambda: START, live_settings(root, **changes)
     )
 
 
 def group_table(root, auto_create=True):
-    return GroupTable(JsonFile(str(root / "subscriptionGroup.json"), InlineWorker()), lambda: START, auto_create)
+    live = live_settings(auto_create_subscription_group=auto_create)
+    return GroupTable(JsonFile(str(root / "subscriptionGroup.json"), InlineWorker()), lambda: START, live)
 
 
 def offset_table(root, worker=None):
-    return OffsetTable(JsonFile(str(root / "consumerOffset.json"), worker or InlineWorker()))
+    return OffsetTable(JsonFile(str(root / "consumerOffset.json"), worker or InlineWorker()), live_settings())
 
 
 def written(root, name):
@@ -273,7 +272,7 @@ def committed(root):
 
 def test_many_offsets_are_written_in_turns_while_they_change(root):
     turns = []
-    table = OffsetTable(JsonFile(str(root / "consumerOffset.json"), InlineWorker(), turns.append))
+    table = OffsetTable(JsonFile(str(root / "consumerOffset.json"), InlineWorker(), turns.append), live_settings())
     count = 2 * PIECES_PER_TURN
     for number in range(count):
         table.commit(f"G{number}", "T", 0, number)

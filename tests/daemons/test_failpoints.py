@@ -19,6 +19,7 @@ from mqbroker.store.worker import InlineWorker
 from mqbroker.wire.bodies import ConsumerOffsetSerializeWrapper
 from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.command import RemotingCommand, encode_command
+from tests.broker.bench import live_settings
 from tests.daemons.failpoint_broker import points
 from tests.daemons.history import (
     QUEUES,
@@ -152,7 +153,7 @@ def stream_until_killed(process, label, rng):
 def check_tables(root, senders, committers):
     """The tables can be read; topics that messages were acknowledged for are in them, and no offset went back far."""
     worker = InlineWorker()
-    table = TopicTable(JsonFile(str(root / "config/topics.json"), worker), lambda: 0.0, [])
+    table = TopicTable(JsonFile(str(root / "config/topics.json"), worker), lambda: 0.0, live_settings(root))
     if any(sender.acked for sender in senders):
         assert table.get(TOPIC) is not None
     offsets = JsonFile(str(root / "config/consumerOffset.json"), worker)

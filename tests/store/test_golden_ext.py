@@ -14,6 +14,7 @@ from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.worker import InlineWorker
 from mqbroker.wire.javahash import java_hash
 from mqbroker.wire.record import decode_records
+from tests.broker.bench import live_settings
 from tests.store.harness import DATA, Bench, make_bench, stop, tree, turns
 
 CHANGES = {
@@ -82,6 +83,7 @@ def test_the_offset_of_its_group_is_read(bench: Bench) -> None:
     config = bench.root / "config"
     table = OffsetTable(
         JsonFile(str(config / "consumerOffset.json"), InlineWorker()),
+        live_settings(),
         JsonFile(str(config / "lmqConsumerOffset.json"), InlineWorker()),
     )
     assert table.query("%LMQ%client", "%LMQ%a", 0) == 17

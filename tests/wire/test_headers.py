@@ -20,6 +20,8 @@ CLASSES = {
 
 # Primitive fields of Java that are not marked as having to be there: missing, they keep 0 or false.
 PRIMITIVE_DEFAULTS = {
+    # No primitive, but its own tool leaves it out.
+    ("UpdateGlobalWhiteAddrsConfigRequestHeader", "aclFileFullPath"),
     ("CloneGroupOffsetRequestHeader", "offline"),
     ("ConsumerSendMsgBackRequestHeader", "unitMode"),
     ("CreateAccessConfigRequestHeader", "admin"),

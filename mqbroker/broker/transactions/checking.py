@@ -16,15 +16,15 @@ from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
+from mqbroker.broker.live_settings import LiveSettings
+from mqbroker.broker.system_topics import NoRealTarget, real_target_of
 from mqbroker.broker.transactions.halves import HalfMessages
 from mqbroker.broker.transactions.messages import (
-    BadHalf,
     check_request,
     check_times,
     given_up,
     immunity_ms,
     put_back,
-    real_place,
 )
 from mqbroker.config import BrokerSettings
 from mqbroker.errors import MessageRefused, MQError, StoreError
@@ -85,7 +85,7 @@ class Checks:
         self,
         store: MessageStore,
         halves: HalfMessages,
-        settings: BrokerSettings,
+        live: LiveSettings,
         clock: IReactorTime,
         *,
         choose: Callable[[str, str], IConnection | None],
@@ -93,7 +93,7 @@ class Checks:
     ) -> None:
         self._store = store
         self._halves = halves
-        self._settings = settings
+        self._live = live
         self._clock = clock
         self._choose = choose
         self._make_topic = make_topic
@@ -101,10 +101,6 @@ class Checks:
         self._call: IDelayedCall | None = None
         self._round: Deferred[None] | None = None
         self._sleep: Deferred[None] | None = None
-
-    def settings_changed(self, settings: BrokerSettings) -> None:
-        """From the next round on."""
-        self._settings = settings
 
     def start(self) -> None:
         self._is_running = True
@@ -122,7 +118,7 @@ class Checks:
 
     def _later(self) -> None:
         if self._is_running:
-            self._call = self._clock.callLater(self._settings.transaction_check_interval_ms / 1000, self._begin)
+            self._call = self._clock.callLater(self._live.current.transaction_check_interval_ms / 1000, self._begin)
 
     def _begin(self) -> None:
         self._call = None
@@ -136,7 +132,7 @@ class Checks:
         try:
             await self._halves.ready()
             self._make_topic(TRANS_HALF_TOPIC)
-            await self._check(self._store.max_offset(TRANS_HALF_TOPIC, 0), CheckRules.of(self._settings))
+            await self._check(self._store.max_offset(TRANS_HALF_TOPIC, 0), CheckRules.of(self._live.current))
         except (StoreError, OSError) as error:
             if self._is_running:
                 log.error("transactions are not checked now: {why}", why=str(error))
@@ -255,8 +251,8 @@ class Checks:
 
 def _is_good(record: Record) -> bool:
     try:
-        real_place(record)
-    except BadHalf:
+        real_target_of(record)
+    except NoRealTarget:
         return False
     return True
 

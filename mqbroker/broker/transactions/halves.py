@@ -7,7 +7,7 @@ which are never ahead of what is on the disk. Must never know of producers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from twisted.internet.defer import Deferred, ensureDeferred
@@ -15,6 +15,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
 from mqbroker.broker.offsets import OffsetTable
+from mqbroker.broker.stats import BrokerStats
 from mqbroker.broker.transactions.ledger import Ledger
 from mqbroker.broker.transactions.messages import QUEUE_ID, settled_by, settling
 from mqbroker.errors import StoreError
@@ -43,13 +44,14 @@ class _Progress(NamedTuple):
 class HalfMessages:
     """Knows which half messages are settled, and settles them."""
 
-    def __init__(self, store: MessageStore, offsets: OffsetTable, clock: IReactorTime, store_host: bytes) -> None:
+    def __init__(
+        self, store: MessageStore, offsets: OffsetTable, clock: IReactorTime, store_host: bytes, stats: BrokerStats
+    ) -> None:
         self._store = store
+        self._stats = stats
         self._offsets = offsets
         self._clock = clock
         self._store_host = store_host
-        #: Called with how many messages took the place of half messages.
-        self.on_replaced: Callable[[int], None] = lambda count: None
         half = self._start_of(TRANS_HALF_TOPIC)
         op = self._start_of(TRANS_OP_HALF_TOPIC)
         self.ledger = Ledger(half, op)
@@ -171,7 +173,7 @@ class HalfMessages:
         physical, last_op, size, _ = appended[-1]
         self.ledger.settle_all(list(settled), last_op + 1 - len(settled))
         self._log_end = physical + size
-        self.on_replaced(len(messages) - len(settled))
+        self._stats.stored_again(len(messages) - len(settled))
         return appended
 
     def put_back(self, halves: Mapping[int, NewMessage]) -> list[Appended]:

@@ -6,11 +6,10 @@ Formats are those of TransactionalMessageBridge and EndTransactionProcessor of 4
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 
 import attrs
 
-from mqbroker.errors import MQError
+from mqbroker.broker.system_topics import real_target, real_target_of, stored_again
 from mqbroker.store.commitlog import NewMessage
 from mqbroker.wire.codes import (
     SCHEDULE_TOPIC,
@@ -24,19 +23,15 @@ from mqbroker.wire.codes import (
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import CheckTransactionStateRequestHeader
 from mqbroker.wire.ids import offset_message_id
-from mqbroker.wire.names import check_topic
-from mqbroker.wire.properties import decode_properties, find_property, reencode_properties
-from mqbroker.wire.record import RawRecord, Record, encode_host, encode_record
+from mqbroker.wire.properties import decode_properties, reencode_properties
+from mqbroker.wire.record import RawRecord, Record, encode_record
 
 #: The one queue of half messages, of what settles them, and of those that were given up.
 QUEUE_ID = 0
-_QUEUE_ID_MAX = 65_535
 _HALF = TRANS_HALF_TOPIC.encode()
 _OP = TRANS_OP_HALF_TOPIC.encode()
 _GIVEN_UP = TRANS_CHECK_MAX_TIME_TOPIC.encode()
 _SCHEDULE = SCHEDULE_TOPIC.encode()
-_REAL_TOPIC = f"{Prop.REAL_TOPIC}\x01".encode()
-_REAL_QUEUE_ID = f"{Prop.REAL_QUEUE_ID}\x01".encode()
 _DELAY = f"{Prop.DELAY_TIME_LEVEL}\x01".encode()
 _INNER_OFFSET = f"{Prop.INNER_MULTI_QUEUE_OFFSET}\x01".encode()
 #: As the Java broker writes them; it looks at the tag alone.
@@ -44,49 +39,13 @@ _OP_PROPERTIES = b"WAIT\x01true\x02TAGS\x01d"
 OP_TAG = "d"
 
 
-class BadHalf(MQError):
-    """A half message that does not say where it belongs."""
-
-
-def real_place(record: Record | RawRecord) -> tuple[bytes, int]:
-    """Topic and queue that a half message is for. Raises BadHalf."""
-    if isinstance(record, RawRecord):
-        return place_of(record.properties)
-    name = record.properties.get(Prop.REAL_TOPIC, "").encode()
-    return _place(name, record.properties.get(Prop.REAL_QUEUE_ID, "").encode())
-
-
-def place_of(properties: bytes) -> tuple[bytes, int]:
-    """As `real_place`, from the properties as they are stored."""
-    return _place(find_property(properties, _REAL_TOPIC), find_property(properties, _REAL_QUEUE_ID))
-
-
-def _place(name: bytes, number: bytes) -> tuple[bytes, int]:
-    queue_id = int(number) if number.isdigit() and len(number) <= 9 else -1
-    if not 0 <= queue_id <= _QUEUE_ID_MAX:
-        raise BadHalf(f"it is for queue {number[:20]!r}")
-    return _checked(name), queue_id
-
-
-@lru_cache(1024)
-def _checked(name: bytes) -> bytes:
-    """Raises BadHalf where it is no topic that a half message can be for."""
-    try:
-        topic = check_topic(name.decode("utf-8", "replace"))
-    except MQError as error:
-        raise BadHalf(str(error)) from None
-    if topic == TRANS_HALF_TOPIC:
-        raise BadHalf(f"it is for {topic}")
-    return name
-
-
 def committed(record: RawRecord, delay_level_max: int) -> NewMessage:
-    """The message that a half message becomes. Raises BadHalf.
+    """The message that a half message becomes. Raises NoRealTarget.
 
     It keeps all its properties, as in Java: by TRAN_MSG consumers know the id of the transaction. A delayed one waits
     its time from now on.
     """
-    topic, queue_id = real_place(record)
+    topic, queue_id = real_target(record.properties)
     properties = record.properties
     if _DELAY in properties or _INNER_OFFSET in properties:
         found = decode_properties(properties)
@@ -96,18 +55,8 @@ def committed(record: RawRecord, delay_level_max: int) -> NewMessage:
             found[Prop.DELAY_TIME_LEVEL] = str(level)
             topic, queue_id = _SCHEDULE, level - 1
         properties = reencode_properties(found)
-    return (
-        topic,
-        queue_id,
-        record.flag,
-        record.sys_flag & ~SysFlag.TRANSACTION_MASK | SysFlag.TRANSACTION_COMMIT,
-        record.born_timestamp,
-        record.born_host,
-        record.reconsume_times,
-        record.physical_offset,
-        record.body,
-        properties,
-    )
+    sys_flag = record.sys_flag & ~SysFlag.TRANSACTION_MASK | SysFlag.TRANSACTION_COMMIT
+    return stored_again(record, topic, queue_id, properties, sys_flag=sys_flag, prepared_offset=record.physical_offset)
 
 
 def settling(settled: Iterable[tuple[int, NewMessage | None]], now_ms: int, store_host: bytes) -> list[NewMessage]:
@@ -135,23 +84,13 @@ def given_up(record: Record) -> NewMessage:
 def _again(record: Record, topic: bytes, properties: Mapping[str, str]) -> NewMessage:
     if Prop.INNER_MULTI_QUEUE_OFFSET in properties:  # of where it stood while it waited
         properties = {name: properties[name] for name in properties if name != Prop.INNER_MULTI_QUEUE_OFFSET}
-    return (
-        topic,
-        QUEUE_ID,
-        record.flag,
-        record.sys_flag & ~SysFlag.TRANSACTION_MASK,
-        record.born_timestamp,
-        encode_host(record.born_host),
-        record.reconsume_times,
-        0,
-        record.body,
-        reencode_properties(properties),
-    )
+    sys_flag = record.sys_flag & ~SysFlag.TRANSACTION_MASK
+    return stored_again(record, topic, QUEUE_ID, reencode_properties(properties), sys_flag=sys_flag)
 
 
 def check_request(record: Record) -> RemotingCommand:
     """The question what became of a half message: `record` is it as it is stored now. Raises MQError."""
-    topic, queue_id = real_place(record)
+    topic, queue_id = real_target_of(record)
     unique = record.properties.get(Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX)
     header = CheckTransactionStateRequestHeader(
         tran_state_table_offset=record.queue_offset,

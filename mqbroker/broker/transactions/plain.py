@@ -6,7 +6,7 @@ in, values out. It must never know of the store.
 
 from __future__ import annotations
 
-from mqbroker.broker.transactions.messages import BadHalf, place_of
+from mqbroker.broker.system_topics import NoRealTarget, real_target
 from mqbroker.store.commitlog import NewMessage
 from mqbroker.wire.codes import TRANS_HALF_TOPIC, Prop, SysFlag
 from mqbroker.wire.record import V6, body_crc, encode_tail, fields_struct
@@ -73,8 +73,8 @@ class PlainHalves:
         if not ending.startswith(_GROUP) or end < 0 or real_at < 0 or _DELAY in ending or _INNER_OFFSET in ending:
             raise ValueError
         try:
-            topic, queue_id = place_of(ending[real_at:])
-        except BadHalf as error:
+            topic, queue_id = real_target(ending[real_at:])
+        except NoRealTarget as error:
             raise ValueError from error
         found = ending[len(_GROUP) : end].decode(), topic, queue_id
         if len(ending) <= _KEPT_BYTES_MAX:

@@ -38,7 +38,8 @@ class DeleteAccessConfigRequestHeader(Header):
 @attrs.frozen(kw_only=True)
 class UpdateGlobalWhiteAddrsConfigRequestHeader(Header):
     global_white_addrs: str
-    acl_file_full_path: str
+    # Java's broker refuses a request without; its own tool leaves it out.
+    acl_file_full_path: str | None = None
 
 
 @attrs.frozen(kw_only=True)

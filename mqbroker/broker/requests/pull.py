@@ -6,7 +6,6 @@ The table from what the store found to what the peer is told is PullMessageProce
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 from twisted.internet.defer import Deferred, gatherResults
@@ -15,11 +14,12 @@ from twisted.logger import Logger
 
 from mqbroker.broker.groups import GroupTable
 from mqbroker.broker.hold import BYTES_PER_WEIGHT, HeldPull, HeldPulls
+from mqbroker.broker.live_settings import LiveSettings
+from mqbroker.broker.offset_moved import OffsetMovedEvents
 from mqbroker.broker.offsets import OffsetTable
 from mqbroker.broker.stats import Gets
 from mqbroker.broker.topics import TopicTable
 from mqbroker.broker.wanted import PullSubscriptions, Wanted
-from mqbroker.config import BrokerSettings
 from mqbroker.errors import Refused, StoreBusy
 from mqbroker.remoting.failures import OVERLOADED
 from mqbroker.remoting.handlers import IConnection, RawRequest, failure_response
@@ -69,7 +69,7 @@ class _Pull(NamedTuple):
     serialize_type: int
 
 
-class PullProcessor:
+class PullRequests:
     """Answers pulls from the store, or holds them until there is something to answer."""
 
     def __init__(
@@ -80,9 +80,10 @@ class PullProcessor:
         offsets: OffsetTable,
         subscriptions: PullSubscriptions,
         held: HeldPulls,
-        settings: BrokerSettings,
+        live: LiveSettings,
         clock: IReactorTime,
         gets: Gets,
+        moved: OffsetMovedEvents,
     ) -> None:
         self._store = store
         self._topics = topics
@@ -90,16 +91,12 @@ class PullProcessor:
         self._offsets = offsets
         self._subscriptions = subscriptions
         self._held = held
-        self._settings = settings
+        self._live = live
         self._clock = clock
         self._gets = gets
-        #: Told of pulls that are sent elsewhere: group, topic, queue, the offset asked for, and where it goes on.
-        self.on_moved: Callable[[str, str, int, int, int], None] | None = None
+        self._moved = moved
         #: How many pulls of a connection wait for the disk.
         self._cold: dict[IConnection, int] = {}
-
-    def settings_changed(self, settings: BrokerSettings) -> None:
-        self._settings = settings
 
     def take(self, requests: list[RawRequest], connection: IConnection) -> bytes | Deferred[bytes]:
         """Answer a run of pulls; over `connection` later those that are held, and those whose messages are not in
@@ -129,7 +126,7 @@ class PullProcessor:
     def _check(
         self, header: PullMessageRequestHeader, opaque: int, flag: int, serialize_type: int, connection: IConnection
     ) -> _Pull:
-        settings = self._settings
+        settings = self._live.current
         if not settings.broker_permission & Perm.READ:
             raise Refused(ResponseCode.NO_PERMISSION, f"the broker[{settings.broker_ip1}] pulling message is forbidden")
         group = self._groups.find(header.consumer_group)
@@ -211,7 +208,7 @@ class PullProcessor:
 
     def _broker_id(self, pull: _Pull, result: GetResult) -> int:
         """Whom to ask next: a slave, where messages are so far behind that the master would read them from the disk."""
-        if not self._settings.slave_read_enable:
+        if not self._live.current.slave_read_enable:
             return MASTER_ID
         group = pull.group
         return group.which_broker_when_consume_slowly if result.suggest_slave else group.broker_id
@@ -232,9 +229,9 @@ class PullProcessor:
         return b"".join((_LENGTHS.pack(4 + len(text) + size, len(text)), text.encode(), *result.pieces))
 
     def _not_found(self, pull: _Pull, code: int, result: GetResult, offset: int) -> bytes:
-        if code == ResponseCode.PULL_OFFSET_MOVED and self.on_moved is not None:
+        if code == ResponseCode.PULL_OFFSET_MOVED:
             header = pull.header
-            self.on_moved(header.consumer_group, header.topic, header.queue_id, offset, result.next_offset)
+            self._moved.tell(header.consumer_group, header.topic, header.queue_id, offset, result.next_offset)
         return self._frame(pull, code, result)
 
     def _frame(self, pull: _Pull, code: int, result: GetResult) -> bytes:
@@ -267,8 +264,8 @@ class PullProcessor:
 
     def _hold(self, pull: _Pull, offset: int, connection: IConnection) -> bool:
         header = pull.header
-        wait_ms = header.suspend_timeout_millis if self._settings.long_polling_enable else (
-            self._settings.short_polling_time_ms
+        wait_ms = header.suspend_timeout_millis if self._live.current.long_polling_enable else (
+            self._live.current.short_polling_time_ms
         )  # fmt: skip
         wait_ms = max(0, min(wait_ms, SUSPEND_MS_MAX))
         deadline = self._clock.seconds() + wait_ms / 1000

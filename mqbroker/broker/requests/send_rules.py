@@ -14,8 +14,9 @@ import attrs
 from twisted.internet.defer import Deferred
 
 from mqbroker.broker.groups import GroupTable
+from mqbroker.broker.live_settings import LiveSettings
+from mqbroker.broker.system_topics import delayed_target, half_target, waits
 from mqbroker.broker.topics import TopicTable, describe_topic
-from mqbroker.config import BrokerSettings
 from mqbroker.errors import LmqQueuesExceeded, MessageRefused, MultiDispatchRefused, Refused
 from mqbroker.remoting.handlers import IConnection
 from mqbroker.store.commitlog import NewMessage
@@ -25,8 +26,6 @@ from mqbroker.wire.codes import (
     FAQ,
     NO_SEND_TOPICS,
     RETRY_PREFIX,
-    SCHEDULE_TOPIC,
-    TRANS_HALF_TOPIC,
     Perm,
     Prop,
     RequestCode,
@@ -61,21 +60,26 @@ class SendRules:
         self,
         topics: TopicTable,
         groups: GroupTable,
-        settings: BrokerSettings,
+        live: LiveSettings,
         rng: Random,
         now: Callable[[], float],
     ) -> None:
         self._topics = topics
         self._groups = groups
-        self._settings = settings
+        self._live = live
         self._rng = rng
         self._now = now
+        settings = live.current
         # A record must fit into one segment, whatever its properties are.
         self.body_bytes_max = min(settings.store.max_message_size, settings.store.mapped_file_size_commit_log // 2)
-        self._delay_level_max = len(settings.store.message_delay_level.split())
+        self._delay_level_max = settings.store.delay_level_count
         #: Topic name to (encoded name, queues, sys flag bits): topics that a plain send may go to at once.
         self.plain_topics: dict[str, tuple[bytes, int, int]] = {}
         topics.on_change.append(self._topic_changed)
+        live.follow(
+            lambda _: self.plain_topics.clear(),
+            *("brokerPermission", "rejectTransactionMessage", "startAcceptSendRequestTimeStamp"),
+        )
 
     def saved(self) -> Deferred[bool] | None:
         """Fires when the topics are on the disk that a check may have made; None where they are already.
@@ -85,11 +89,7 @@ class SendRules:
 
     def refusal(self, error: MessageRefused) -> Refused:
         """What a sender is told of a message that the store refused."""
-        return message_refusal(error, self._settings.store.max_message_size)
-
-    def settings_changed(self, settings: BrokerSettings) -> None:
-        self._settings = settings
-        self.plain_topics.clear()
+        return message_refusal(error, self._live.current.store.max_message_size)
 
     def _topic_changed(self, name: str) -> None:
         self.plain_topics.pop(name, None)
@@ -104,33 +104,17 @@ class SendRules:
             raise illegal(self.body_bytes_max, f"msg body length {len(body)}B, ")
         sys_flag = header.sys_flag | topic_flags | (SysFlag.BORN_HOST_V6 if len(connection.remote_host) == 20 else 0)
         properties = decode_properties((header.properties or "").encode())
-        waits = properties.pop(Prop.WAIT_STORE_MSG_OK, None)
-        wait = waits is None or waits.lower() != "false"
-        properties[Prop.CLUSTER] = self._settings.broker_cluster_name
-        is_half = properties.get(Prop.TRANSACTION_PREPARED, "").lower() == "true"
-        if is_half and not (is_batch or self._settings.reject_transaction_message):
-            sys_flag &= ~SysFlag.TRANSACTION_MASK
-        elif is_half or sys_flag & SysFlag.TRANSACTION_MASK:
-            raise Refused(
-                ResponseCode.NO_PERMISSION,
-                f"the broker[{self._settings.broker_ip1}] sending transaction message is forbidden",
-            )
-        base = _Base(header, sys_flag, connection.remote_host)
-        if waits is not None and (is_batch or is_half):  # the Java broker stores it in these
-            properties[Prop.WAIT_STORE_MSG_OK] = waits
         if is_batch:
-            return self._batch(base, name, queue_id, body, properties), queue_id, wait
-        stored_name, stored_queue = self._divert(header, properties, name, queue_id)
-        if is_half:
-            stored_name, stored_queue = _half(header.producer_group, properties, stored_name, stored_queue)
-        else:
-            stored_name, stored_queue = delayed(properties, stored_name, stored_queue, self._delay_level_max)
-        message = base.message(
-            stored_name, stored_queue, header.flag, body, stored_properties(properties, self.body_bytes_max)
+            return self._batch(header, name, queue_id, sys_flag, body, properties, connection)
+        stored_name, stored_queue = self._dead_letter(header, properties, name, queue_id)
+        stored_name, stored_queue, sys_flag, wait = self._divert(
+            properties, header.producer_group, stored_name, stored_queue, sys_flag
         )
+        stored = stored_properties(properties, self.body_bytes_max)
+        message = _message(header, connection, stored_name, stored_queue, header.flag, sys_flag, body, stored)
         return [message], queue_id, wait
 
-    def set_aside(
+    def divert_plain(
         self, name: bytes, queue_id: int, sys_flag: int, text: str, group: str
     ) -> tuple[bytes, int, int, bytes, bool]:
         """As `check`, for a message to a plain topic that is delayed, or half of a transaction, and else as usual.
@@ -138,25 +122,51 @@ class SendRules:
         (topic, queue, sys flag, properties, whether the answer waits). Raises ValueError where it takes `check`.
         """
         properties = decode_properties(text.encode())
-        waits = properties.pop(Prop.WAIT_STORE_MSG_OK, None)
-        properties[Prop.CLUSTER] = self._settings.broker_cluster_name
-        if properties.get(Prop.TRANSACTION_PREPARED, "").lower() == "true":
-            if self._settings.reject_transaction_message:
-                raise ValueError
-            sys_flag &= ~SysFlag.TRANSACTION_MASK
-            if waits is not None:
-                properties[Prop.WAIT_STORE_MSG_OK] = waits
-            stored_name, queue_id = _half(group, properties, name.decode(), queue_id)
-        else:
-            try:
-                stored_name, queue_id = delayed(properties, name.decode(), queue_id, self._delay_level_max)
-            except Refused:
-                raise ValueError from None
-        wait = waits is None or waits.lower() != "false"
+        try:
+            stored_name, queue_id, sys_flag, wait = self._divert(properties, group, name.decode(), queue_id, sys_flag)
+        except Refused:
+            raise ValueError from None
         return stored_name.encode(), queue_id, sys_flag, reencode_properties(properties), wait
 
-    def _batch(self, base: _Base, name: str, queue_id: int, body: bytes, shared: dict[str, str]) -> list[NewMessage]:
+    def _divert(
+        self, properties: dict[str, str], group: str, name: str, queue_id: int, sys_flag: int
+    ) -> tuple[str, int, int, bool]:
+        """(topic, queue, sys flag, whether the answer waits) of a message that is stored, delayed and half ones in
+        their system topics. `properties` become those that are stored. Raises Refused."""
+        is_half, wait = self._prepare(properties, sys_flag)
+        if is_half:
+            sys_flag &= ~SysFlag.TRANSACTION_MASK
+            name, queue_id = half_target(properties, group, name, queue_id)
+        else:
+            name, queue_id = delayed_target(properties, name, queue_id, self._delay_level_max)
+        return name, queue_id, sys_flag, wait
+
+    def _prepare(self, properties: dict[str, str], sys_flag: int, *, is_batch: bool = False) -> tuple[bool, bool]:
+        """(whether they are of a half message, whether the answer waits). Raises Refused where it may not be one."""
+        wait = properties.pop(Prop.WAIT_STORE_MSG_OK, None)
+        properties[Prop.CLUSTER] = self._live.current.broker_cluster_name
+        is_half = properties.get(Prop.TRANSACTION_PREPARED, "").lower() == "true"
+        if (is_half and (is_batch or self._live.current.reject_transaction_message)) or (
+            not is_half and sys_flag & SysFlag.TRANSACTION_MASK
+        ):
+            remark = f"the broker[{self._live.current.broker_ip1}] sending transaction message is forbidden"
+            raise Refused(ResponseCode.NO_PERMISSION, remark)
+        if wait is not None and (is_batch or is_half):  # the Java broker stores it in these
+            properties[Prop.WAIT_STORE_MSG_OK] = wait
+        return is_half, waits(wait)
+
+    def _batch(
+        self,
+        header: SendMessageRequestHeader,
+        name: str,
+        queue_id: int,
+        sys_flag: int,
+        body: bytes,
+        shared: dict[str, str],
+        connection: IConnection,
+    ) -> tuple[list[NewMessage], int, bool]:
         """The messages of a batch; `shared`, the properties of the batch itself, are added to those of each."""
+        _, wait = self._prepare(shared, sys_flag, is_batch=True)
         if name.startswith(RETRY_PREFIX):
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, "a batch may not be sent to a retry topic")
         try:
@@ -169,14 +179,14 @@ class SendRules:
             if Prop.DELAY_TIME_LEVEL in properties or Prop.DELAY_TIME_LEVEL in shared:
                 raise Refused(ResponseCode.MESSAGE_ILLEGAL, "the message is illegal: a batch cannot be delayed")
             stored = stored_properties(properties | shared, self.body_bytes_max)
-            messages.append(base.message(name, queue_id, entry.flag, entry.body, stored))
+            messages.append(_message(header, connection, name, queue_id, entry.flag, sys_flag, entry.body, stored))
         if not messages:
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, "the message is illegal: the batch is empty")
-        return messages
+        return messages, queue_id, wait
 
     def _target(self, header: SendMessageRequestHeader, connection: IConnection) -> tuple[str, int, int]:
         """(topic, queue, flags) the send goes to, by the topic's rules; the topic is made where that is allowed."""
-        settings = self._settings
+        settings = self._live.current
         if self._now() * 1000 < settings.start_accept_send_request_timestamp_ms:
             until = _moment(settings.start_accept_send_request_timestamp_ms)
             raise Refused(ResponseCode.SYSTEM_ERROR, f"broker unable to service, until {until}")
@@ -212,7 +222,7 @@ class SendRules:
         queue_id = header.queue_id if header.queue_id >= 0 else self._rng.randrange(max(1, topic.write_queue_nums))
         return name, queue_id, flags
 
-    def _divert(
+    def _dead_letter(
         self, header: SendMessageRequestHeader, properties: dict[str, str], name: str, queue_id: int
     ) -> tuple[str, int]:
         """Where the message belongs: its topic, or the dead letter topic of its group."""
@@ -233,59 +243,18 @@ class SendRules:
         return name, queue_id
 
 
-def _half(group: str, properties: dict[str, str], name: str, queue_id: int) -> tuple[str, int]:
-    """Where a half message is stored; it keeps its real topic and queue, and who is to be asked about it. A delayed one
-    is delayed when it is committed."""
-    properties.setdefault(Prop.PRODUCER_GROUP, group)
-    properties[Prop.REAL_TOPIC] = name
-    properties[Prop.REAL_QUEUE_ID] = str(queue_id)
-    return TRANS_HALF_TOPIC, 0
-
-
-def delayed(properties: dict[str, str], name: str, queue_id: int, level_max: int) -> tuple[str, int]:
-    """Where a message with these properties is stored; a delayed one keeps its real topic and queue in them.
-
-    Level n of `messageDelayLevel` is queue n-1 of the schedule topic.
-    """
-    text = properties.get(Prop.DELAY_TIME_LEVEL)
-    if text is None:
-        return name, queue_id
-    if not text.isdecimal() or len(text) > 9:
-        raise Refused(
-            ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: delay level {text[:20]!r} is not a number"
-        )
-    level = min(int(text), level_max)
-    if level == 0:
-        return name, queue_id
-    properties[Prop.DELAY_TIME_LEVEL] = str(level)
-    properties[Prop.REAL_TOPIC] = name
-    properties[Prop.REAL_QUEUE_ID] = str(queue_id)
-    return SCHEDULE_TOPIC, level - 1
-
-
-@attrs.frozen
-class _Base:
-    """What all messages of one send share."""
-
-    header: SendMessageRequestHeader
-    sys_flag: int
-    born_host: bytes
-
-    def message(self, topic: str, queue_id: int, flag: int, body: bytes, properties: bytes) -> NewMessage:
-        header = self.header
-        times = header.reconsume_times or 0
-        return (
-            topic.encode(),
-            queue_id,
-            flag,
-            self.sys_flag,
-            header.born_timestamp,
-            self.born_host,
-            times,
-            0,
-            body,
-            properties,
-        )
+def _message(
+    header: SendMessageRequestHeader,
+    connection: IConnection,
+    topic: str,
+    queue_id: int,
+    flag: int,
+    sys_flag: int,
+    body: bytes,
+    properties: bytes,
+) -> NewMessage:
+    born = header.born_timestamp, connection.remote_host
+    return topic.encode(), queue_id, flag, sys_flag, *born, header.reconsume_times or 0, 0, body, properties
 
 
 def unit_topic_flag(unit_mode: bool, is_retry: bool) -> int:
@@ -307,9 +276,15 @@ def _moment(timestamp_ms: int) -> str:
 def read_send_header(code: int, ext: dict[str, str]) -> SendMessageRequestHeader:
     """Either form of the header."""
     if is_short_send_header(code, ext):
-        v2 = decode_header(SendMessageRequestHeaderV2, ext)
-        return SendMessageRequestHeader(**attrs.asdict(v2))
+        return long_form(decode_header(SendMessageRequestHeaderV2, ext))
     return decode_header(SendMessageRequestHeader, ext)
+
+
+def long_form(header: SendMessageRequestHeader | SendMessageRequestHeaderV2) -> SendMessageRequestHeader:
+    """The header with the long names of its fields."""
+    if isinstance(header, SendMessageRequestHeader):
+        return header
+    return SendMessageRequestHeader(**attrs.asdict(header))
 
 
 def stored_properties(properties: dict[str, str], body_bytes_max: int) -> bytes:

@@ -1,6 +1,6 @@
 """Sending: codes 10, 310 and 320 - from request bytes to record to answer bytes.
 
-`SendProcessor.take_v2` is the hot path of the broker: all sends that one read brought become one append and one write.
+`SendRequests.take_v2` is the hot path of the broker: all sends that one read brought become one append and one write.
 What is usual goes straight through; whatever is not - a new topic, a retry, a delay, a missing field - goes by
 `send_rules`, one message at a time, where the rules are spelled out.
 An answer SUCCESS means: appended to the log, in a topic that is on the disk; and, under SYNC_FLUSH unless the message
@@ -9,14 +9,17 @@ says WAIT=false, on the disk itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from struct import Struct
 
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from mqbroker.broker.processors.send_rules import SendRules, read_send_header
+from mqbroker.broker.live_settings import LiveSettings
+from mqbroker.broker.requests.send_rules import SendRules, read_send_header
+from mqbroker.broker.stats import BrokerStats
+from mqbroker.broker.system_topics import without_wait
 from mqbroker.config import BrokerSettings
 from mqbroker.errors import FlushTimedOut, MessageRefused, MQError, Refused, StoreBusy, StoreError
 from mqbroker.remoting.handlers import IConnection, RawRequest, failure_response
@@ -56,7 +59,7 @@ class _Numbers(dict[str, int]):
 _NUMBERS_MAX = 4096
 
 
-class SendProcessor:
+class SendRequests:
     """Takes sends, appends them, answers them.
 
     :param store_host: 8 or 20 bytes, this broker's address as message ids keep it.
@@ -66,11 +69,14 @@ class SendProcessor:
         self,
         store: MessageStore,
         rules: SendRules,
-        settings: BrokerSettings,
+        live: LiveSettings,
         store_host: bytes,
+        stats: BrokerStats,
     ) -> None:
         self._store = store
+        self._stats = stats
         self._rules = rules
+        settings = live.current
         self._sync = settings.store.flush_disk_type == "SYNC_FLUSH"
         self._msg_id_prefix = store_host.hex().upper()
         self._answer = _answer_template(settings)
@@ -79,11 +85,10 @@ class SendProcessor:
         self._times = _Numbers(2**63 - 1)
         #: What the answers of this read wait for beside their messages: a topic that is new.
         self._saved: Deferred[bool] | None = None
-        #: Called with topic and number of messages of a send that brings several.
-        self.on_batch: Callable[[str, int], None] = lambda topic, count: None
+        live.follow(self._settings_changed, "traceOn")
         self._cluster = f"{Prop.CLUSTER}\x01{settings.broker_cluster_name}"
 
-    def settings_changed(self, settings: BrokerSettings) -> None:
+    def _settings_changed(self, settings: BrokerSettings) -> None:
         self._answer = _answer_template(settings)
 
     # --- the hot path
@@ -95,7 +100,7 @@ class SendProcessor:
         host_flag = SysFlag.BORN_HOST_V6 if len(born_host) == 20 else 0
         body_bytes_max = self._rules.body_bytes_max
         cluster = self._cluster
-        set_aside = self._rules.set_aside
+        divert_plain = self._rules.divert_plain
         numbers = self._numbers
         times = self._times
         messages: list[NewMessage] = []
@@ -119,11 +124,11 @@ class SendProcessor:
                 sys_flag = numbers[ext["f"]]
                 stored_queue = queue_id
                 if "DELAY\x01" in properties or "TRAN_MSG\x01" in properties:
-                    topic, stored_queue, sys_flag, stored, wait = set_aside(
+                    topic, stored_queue, sys_flag, stored, wait = divert_plain(
                         topic, queue_id, sys_flag, properties, ext["a"]
                     )
                 else:
-                    properties, wait = _without_wait(properties)
+                    properties, wait = without_wait(properties)
                     # Of two properties of one name the later counts, for Java's readers as for ours.
                     stored = f"{properties}\x02{cluster}".encode() if properties else cluster.encode()
                 message = (
@@ -311,7 +316,7 @@ class SendProcessor:
             return False
         self._saved = self._rules.saved()
         if len(new) > 1:
-            self.on_batch(header.topic, len(new))
+            self._stats.sent_together(header.topic, len(new))
         pending.append((len(messages), len(new), queue_id, opaque, flag, None))
         messages.extend(new)
         return wait
@@ -327,22 +332,6 @@ def _store_refusal(error: MQError) -> Refused:
     if isinstance(error, StoreBusy):
         return Refused(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, start flow control for a while")
     return Refused(ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now. {error}")
-
-
-def _without_wait(properties: str) -> tuple[str, bool]:
-    """(properties without WAIT and without a separator at the end, whether WAIT is not false).
-
-    Raises ValueError where finding it takes more than a look.
-    """
-    at = properties.find("WAIT\x01")
-    if at < 0:
-        return properties.rstrip("\x02"), True
-    if (at and properties[at - 1] != "\x02") or properties.find("WAIT\x01", at + 5) >= 0:
-        raise ValueError
-    end = properties.find("\x02", at)
-    value = properties[at + 5 :] if end < 0 else properties[at + 5 : end]
-    properties = properties[:at] + ("" if end < 0 else properties[end + 1 :])
-    return properties.rstrip("\x02"), value.lower() != "false"
 
 
 def _answer_template(settings: BrokerSettings) -> str:

@@ -14,13 +14,14 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from mqbroker.access.rights import IRights
-from mqbroker.broker.processors.send_rules import message_refusal
+from mqbroker.broker.requests.send_rules import message_refusal
+from mqbroker.broker.system_topics import NoRealTarget
 from mqbroker.broker.transactions.halves import HalfMessages
-from mqbroker.broker.transactions.messages import QUEUE_ID, BadHalf, committed, put_back
+from mqbroker.broker.transactions.messages import QUEUE_ID, committed, put_back
 from mqbroker.broker.transactions.plain import PlainHalves
 from mqbroker.config import StoreSettings
 from mqbroker.errors import MessageRefused, MQError, Refused, StoreError
-from mqbroker.remoting.handlers import HandlerTable, IConnection, RawRequest, failure_response
+from mqbroker.remoting.handlers import Call, IConnection, RawRequest, answers, failure_response
 from mqbroker.store.commitlog import NewMessage
 from mqbroker.store.message_store import MessageStore
 from mqbroker.store.outcomes import GetResult, GetStatus
@@ -86,7 +87,7 @@ class _Run:
             self.answers.append(encode_command(answer))
 
 
-class EndTransactionProcessor:
+class EndTransactionRequests:
     """Commits and rolls back."""
 
     def __init__(self, store: MessageStore, halves: HalfMessages, settings: StoreSettings, rights: IRights) -> None:
@@ -96,11 +97,7 @@ class EndTransactionProcessor:
         self._record_at = store.hot_records(TRANS_HALF_TOPIC, QUEUE_ID)
         self._plain = PlainHalves()
         self._message_bytes_max = settings.max_message_size
-        self._delay_level_max = len(settings.message_delay_level.split())
-
-    def register_on(self, table: HandlerTable) -> None:
-        table.register_batch(RequestCode.END_TRANSACTION, self.take)
-        table.register(RequestCode.RESUME_CHECK_HALF_MESSAGE, self.resume)
+        self._delay_level_max = settings.delay_level_count
 
     # --- 37
 
@@ -269,12 +266,12 @@ class EndTransactionProcessor:
 
     # --- 323
 
-    async def resume(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
+    @answers(RequestCode.RESUME_CHECK_HALF_MESSAGE)
+    async def resume(self, call: Call[ResumeCheckHalfMessageRequestHeader]) -> None:
         """Put a message of TRANS_CHECK_MAX_TIME_TOPIC, or a half message, back with its checks counted from 0."""
         await self._halves.ready()
-        header = decode_header(ResumeCheckHalfMessageRequestHeader, request.ext_fields)
         try:
-            _, physical_offset = parse_offset_message_id(header.msg_id or "")
+            _, physical_offset = parse_offset_message_id(call.header.msg_id or "")
         except MQError:
             raise Refused(ResponseCode.SYSTEM_ERROR, _NOT_RESUMED) from None
         data = await self._store.queries.record(physical_offset)
@@ -287,7 +284,6 @@ class EndTransactionProcessor:
         except (StoreError, OSError) as error:
             remark = f"Put message back to RMQ_SYS_TRANS_HALF_TOPIC failed. {error}"
             raise Refused(ResponseCode.SYSTEM_ERROR, remark) from None
-        return RemotingCommand.response(request)
 
     def _put_back(self, record: Record, again: NewMessage) -> None:
         if record.topic == TRANS_CHECK_MAX_TIME_TOPIC:
@@ -340,7 +336,7 @@ def _ignore(_: Failure) -> None:
 
 def _shown(error: Exception) -> Exception:
     """What a peer is told of what went wrong while one request was taken."""
-    if isinstance(error, BadHalf):
+    if isinstance(error, NoRealTarget):
         return Refused(ResponseCode.SYSTEM_ERROR, f"the half message cannot be committed: {error}")
     return _unavailable(error) if isinstance(error, OSError) else error
 

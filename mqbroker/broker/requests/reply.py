@@ -12,10 +12,10 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from mqbroker.broker.clients import ProducerRegistry
-from mqbroker.broker.processors.send_rules import SendRules, read_send_header
-from mqbroker.config import BrokerSettings
+from mqbroker.broker.live_settings import LiveSettings
+from mqbroker.broker.requests.send_rules import SendRules, long_form
 from mqbroker.errors import MQError, StoreError
-from mqbroker.remoting.handlers import HandlerTable, IConnection
+from mqbroker.remoting.handlers import Call, IConnection, answers
 from mqbroker.store.commitlog import NewMessage
 from mqbroker.store.message_store import MessageStore
 from mqbroker.wire.codes import Prop, RequestCode, ResponseCode
@@ -23,11 +23,11 @@ from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import (
     ReplyMessageRequestHeader,
     SendMessageRequestHeader,
+    SendMessageRequestHeaderV2,
     SendMessageResponseHeader,
 )
 from mqbroker.wire.ids import offset_message_id
 from mqbroker.wire.properties import decode_properties, reencode_properties
-from mqbroker.wire.record import decode_host
 
 log = Logger()
 
@@ -35,51 +35,38 @@ log = Logger()
 PUSH_TIMEOUT_MS = 10_000
 
 
-class ReplyProcessor:
+@attrs.frozen
+class ReplyRequests:
     """Pushes replies to who waits for them, and stores them where `storeReplyMessageEnable` says so.
 
-    :param store_host: 8 or 20 bytes, this broker's address as message ids keep it.
+    :param store_host: this broker's address and port.
     """
 
-    def __init__(
-        self,
-        store: MessageStore,
-        rules: SendRules,
-        producers: ProducerRegistry,
-        settings: BrokerSettings,
-        clock: IReactorTime,
-        store_host: bytes,
-    ) -> None:
-        self._store = store
-        self._rules = rules
-        self._producers = producers
-        self._settings = settings
-        self._clock = clock
-        self._store_host = decode_host(store_host)
+    store: MessageStore
+    rules: SendRules
+    producers: ProducerRegistry
+    live: LiveSettings
+    clock: IReactorTime
+    store_host: tuple[str, int]
 
-    def settings_changed(self, settings: BrokerSettings) -> None:
-        self._settings = settings
-
-    def register_on(self, table: HandlerTable) -> None:
-        table.register(RequestCode.SEND_REPLY_MESSAGE, self.reply)
-        table.register(RequestCode.SEND_REPLY_MESSAGE_V2, self.reply)
-
-    async def reply(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
+    @answers(RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2)
+    async def reply(self, call: Call[SendMessageRequestHeader | SendMessageRequestHeaderV2]) -> RemotingCommand:
         """SUCCESS once the client that waits has it; SYSTEM_ERROR with a remark where it cannot be brought there."""
-        header = attrs.evolve(read_send_header(request.code, request.ext_fields), batch=False)
-        messages, queue_id, _ = self._rules.check(header, request.code, request.body, connection)
+        request, connection, settings = call.request, call.connection, self.live.current
+        header = attrs.evolve(long_form(call.header), batch=False)
+        messages, queue_id, _ = self.rules.check(header, request.code, request.body, connection)
         failed = await self._push(header, request.body, connection)
         message_id, queue_offset = "0", 0
-        if self._settings.store_reply_message_enable:
-            saved = self._rules.saved()
+        if settings.store_reply_message_enable:
+            saved = self.rules.saved()
             if saved is not None:
                 await saved
             message_id, queue_offset = self._keep(messages)
         answer = SendMessageResponseHeader(msg_id=message_id, queue_id=queue_id, queue_offset=queue_offset)
         code = ResponseCode.SUCCESS if failed is None else ResponseCode.SYSTEM_ERROR
         response = RemotingCommand.response(request, code, failed, answer)
-        response.ext_fields[Prop.MSG_REGION] = self._settings.region_id
-        response.ext_fields[Prop.TRACE_SWITCH] = str(self._settings.trace_on).lower()
+        response.ext_fields[Prop.MSG_REGION] = settings.region_id
+        response.ext_fields[Prop.TRACE_SWITCH] = str(settings.trace_on).lower()
         return response
 
     async def _push(self, header: SendMessageRequestHeader, body: bytes, sender: IConnection) -> str | None:
@@ -88,16 +75,16 @@ class ReplyProcessor:
         client_id = properties.get(Prop.MESSAGE_REPLY_TO_CLIENT)
         if client_id is None:
             return f"reply message properties[{Prop.MESSAGE_REPLY_TO_CLIENT}] is null"
-        connection = self._producers.find(client_id)
+        connection = self.producers.find(client_id)
         if connection is None:
             return f"push reply message fail, channel of <{client_id}> not found."
-        now_ms = int(self._clock.seconds() * 1000)
+        now_ms = int(self.clock.seconds() * 1000)
         properties[Prop.PUSH_REPLY_TIME] = str(now_ms)
         push = ReplyMessageRequestHeader(
             **attrs.asdict(header, filter=lambda field, _: field.name in _SHARED),
             properties=reencode_properties(properties).decode(),
             born_host=sender.remote_addr,
-            store_host=":".join(map(str, self._store_host)),
+            store_host=":".join(map(str, self.store_host)),
             store_timestamp=now_ms,
         )
         command = RemotingCommand.request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, push, body)
@@ -115,11 +102,11 @@ class ReplyProcessor:
     def _keep(self, messages: list[NewMessage]) -> tuple[str, int]:
         """Store the reply: its id and queue offset. It was brought to who waits, so that a full disk is no failure."""
         try:
-            (appended,) = self._store.append(messages)
+            (appended,) = self.store.append(messages)
         except StoreError as error:
             log.warn("a reply is not stored: {why}", why=str(error))
             return "0", 0
-        return offset_message_id(self._store_host, appended[0]), appended[1]
+        return offset_message_id(self.store_host, appended[0]), appended[1]
 
 
 #: What the header of a push takes over from that of the reply.

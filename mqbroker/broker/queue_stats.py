@@ -1,11 +1,10 @@
-"""One queue as administrators are told of it: what it holds, how far a group is, how long messages wait.
-
-Reads the store and the offsets; must never change them.
-"""
+"""What administrators are told of one queue: its offsets, how far a group is, how long messages wait."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+
+import attrs
 
 from mqbroker.broker.offsets import OffsetTable
 from mqbroker.store.message_store import MessageStore
@@ -13,35 +12,23 @@ from mqbroker.wire.admin_bodies import OffsetWrapper, QueueTimeSpan, TopicOffset
 from mqbroker.wire.bodies import MessageQueue
 
 
-class QueueViews:
-    """Views of queues of one broker. Times are ms since the epoch; of a message that is not there -1.
+@attrs.frozen
+class QueueStats:
+    """Looks at queues of one broker. Times are ms since the epoch; of a message that is not there -1.
 
     :param broker_name: by which queues are named in answers.
     :param now: gives seconds since the epoch.
     """
 
-    def __init__(self, store: MessageStore, offsets: OffsetTable, broker_name: str, now: Callable[[], float]) -> None:
-        self._store = store
-        self._offsets = offsets
-        self._broker_name = broker_name
-        self._now = now
+    _store: MessageStore
+    _offsets: OffsetTable
+    _broker_name: str
+    _now: Callable[[], float]
 
-    def name(self, topic: str, queue_id: int) -> MessageQueue:
+    def queue(self, topic: str, queue_id: int) -> MessageQueue:
         return MessageQueue(topic, self._broker_name, queue_id)
 
-    def start(self, topic: str, queue_id: int) -> int:
-        """The offset of the oldest message of a queue."""
-        return self._store.min_offset(topic, queue_id)
-
-    def end(self, topic: str, queue_id: int) -> int:
-        """The offset the next message of a queue will have."""
-        return self._store.max_offset(topic, queue_id)
-
-    async def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """The offset of the message stored nearest to a time; see `Queries.offset_by_time`."""
-        return await self._store.queries.offset_by_time(topic, queue_id, timestamp_ms)
-
-    async def content(self, topic: str, queue_id: int) -> TopicOffset:
+    async def offsets(self, topic: str, queue_id: int) -> TopicOffset:
         """What a queue holds, and when its newest message was stored: 0 where it never had one."""
         end = self._store.max_offset(topic, queue_id)
         newest_ms = await self._store.queries.store_timestamp(topic, queue_id, end - 1) if end > 0 else 0
@@ -53,7 +40,7 @@ class QueueViews:
         consumed_ms = await self._store.queries.store_timestamp(topic, queue_id, offset - 1) if offset > 0 else 0
         return OffsetWrapper(self._store.max_offset(topic, queue_id), offset, max(0, consumed_ms))
 
-    async def span(self, group: str, topic: str, queue_id: int) -> QueueTimeSpan:
+    async def time_span(self, group: str, topic: str, queue_id: int) -> QueueTimeSpan:
         """The times of a queue for a group; for one without offsets as if it began at the oldest message."""
         store, queries = self._store, self._store.queries
         start, end = store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)
@@ -65,4 +52,4 @@ class QueueViews:
         if offset < end:
             next_ms = await queries.store_timestamp(topic, queue_id, max(offset, start))
             waits_ms = max(0, int(self._now() * 1000) - next_ms) if next_ms >= 0 else 0
-        return QueueTimeSpan(self.name(topic, queue_id), oldest_ms, newest_ms, consumed_ms, waits_ms)
+        return QueueTimeSpan(self.queue(topic, queue_id), oldest_ms, newest_ms, consumed_ms, waits_ms)

@@ -13,9 +13,9 @@ from twisted.logger import Logger
 
 from mqbroker.broker.clients import ConsumerRegistry
 from mqbroker.broker.groups import GroupTable
+from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.broker.offsets import OffsetTable
 from mqbroker.broker.topics import TopicTable
-from mqbroker.config import BrokerSettings
 from mqbroker.store.message_store import MessageStore
 
 log = Logger()
@@ -24,31 +24,20 @@ log = Logger()
 LOOK_SECONDS = 180.0
 
 
-class FallBehind:
+@attrs.frozen
+class SlowConsumers:
     """Looks at what the connected groups have committed."""
 
-    def __init__(
-        self,
-        store: MessageStore,
-        topics: TopicTable,
-        groups: GroupTable,
-        offsets: OffsetTable,
-        consumers: ConsumerRegistry,
-        settings: BrokerSettings,
-    ) -> None:
-        self._store = store
-        self._topics = topics
-        self._groups = groups
-        self._offsets = offsets
-        self._consumers = consumers
-        self._settings = settings
-
-    def settings_changed(self, settings: BrokerSettings) -> None:
-        self._settings = settings
+    _store: MessageStore
+    _topics: TopicTable
+    _groups: GroupTable
+    _offsets: OffsetTable
+    _consumers: ConsumerRegistry
+    _live: LiveSettings
 
     def look(self) -> Deferred[None] | None:
         """Switch off the consumption of groups that are too far behind; fires when all were looked at."""
-        if not self._settings.disable_consume_if_consumer_read_slowly:
+        if not self._live.current.disable_consume_if_consumer_read_slowly:
             return None
         looked = Deferred.fromCoroutine(self._look())
         return looked.addErrback(lambda failure: log.failure("looking for slow consumers failed", failure))
@@ -60,7 +49,7 @@ class FallBehind:
             if live is None or group is None or not group.consume_enable:
                 continue
             behind = await self._bytes_behind(name, list(live.subscriptions))
-            if behind > self._settings.consumer_fallbehind_threshold:
+            if behind > self._live.current.consumer_fallbehind_threshold:
                 log.warn(
                     "[PROTECT_BROKER] the consumer[{group}] consume slowly, {behind} bytes, disable it",
                     group=name,

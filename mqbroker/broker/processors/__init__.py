@@ -1,1 +1,0 @@
-"""The requests a broker answers, one module for each family of them."""

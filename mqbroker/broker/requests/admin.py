@@ -1,0 +1,103 @@
+"""Requests about a broker itself: its settings (codes 25 and 26), its statistics (28 and 315), its files (329)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import attrs
+from twisted.internet.defer import Deferred, DeferredLock
+from twisted.logger import Logger
+
+from mqbroker.broker.live_settings import LiveSettings
+from mqbroker.broker.runtime_info import RuntimeInfo
+from mqbroker.broker.stats import BrokerStats
+from mqbroker.config import is_without_effect
+from mqbroker.config.changes import NotChangeable, read_changes
+from mqbroker.config.java_view import java_properties
+from mqbroker.errors import BadSetting, Refused
+from mqbroker.remoting.handlers import Call, answers
+from mqbroker.store.message_store import MessageStore
+from mqbroker.wire.bodies import BrokerStatsData, BrokerStatsItem, KVTable
+from mqbroker.wire.codes import RequestCode, ResponseCode
+from mqbroker.wire.command import RemotingCommand
+from mqbroker.wire.fastjson import dumps
+from mqbroker.wire.headers import GetBrokerConfigResponseHeader, ViewBrokerStatsDataRequestHeader
+
+log = Logger()
+
+#: Puts changes into the file the broker was started with; fires True, or False where that failed.
+Save = Callable[[Mapping[str, str]], Deferred[bool]]
+
+
+@attrs.frozen
+class SettingsRequests:
+    """The settings, shown and changed. Java takes any key of its own but a few paths, and passes over what it does not
+    know or cannot read; here nothing is taken where one thing is wrong.
+
+    :param save: None where the broker was started without a file.
+    """
+
+    live: LiveSettings
+    save: Save | None
+    _one_by_one: DeferredLock = attrs.field(factory=DeferredLock, init=False)
+
+    @answers(RequestCode.GET_BROKER_CONFIG)
+    def show(self, call: Call[None]) -> RemotingCommand:
+        """All settings as `key=value` lines, those that Java has and have no effect here among them."""
+        version = dumps(self.live.data_version.to_value()).decode()
+        body = java_properties(self.live.current).encode()
+        return RemotingCommand.response(call.request, header=GetBrokerConfigResponseHeader(version=version), body=body)
+
+    @answers(RequestCode.UPDATE_BROKER_CONFIG)
+    async def change(self, call: Call[None]) -> RemotingCommand:
+        """Change settings now and in the broker's file; all that the request names, or nothing."""
+        changed = self._one_by_one.run(lambda: Deferred.fromCoroutine(self._change(call)))
+        return RemotingCommand.response(call.request, remark=await changed)
+
+    async def _change(self, call: Call[None]) -> str | None:
+        """Returns what there is to say of a change that was made."""
+        try:
+            changes = read_changes(call.request.body)
+            changes = {key: value for key, value in changes.items() if not is_without_effect(key)}
+            self.live.change(changes)
+        except NotChangeable as error:
+            raise Refused(ResponseCode.NO_PERMISSION, str(error)) from error
+        except BadSetting as error:
+            raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        if not changes:
+            return None
+        log.info("{peer} changed settings: {keys}", peer=call.connection.remote_addr, keys=", ".join(changes))
+        if self.save is None:
+            return "changed until the next start: the broker was started without a settings file"
+        if not await self.save(changes):
+            remark = "changed until the next start only: the settings file could not be written; see the broker's log"
+            raise Refused(ResponseCode.SYSTEM_ERROR, remark)
+        return None
+
+
+@attrs.frozen
+class StatsRequests:
+    """How the broker is, and what it counts."""
+
+    store: MessageStore
+    stats: BrokerStats
+    info: RuntimeInfo
+
+    @answers(RequestCode.GET_BROKER_RUNTIME_INFO)
+    def runtime_info(self, call: Call[None]) -> KVTable:
+        return KVTable(self.info.table())
+
+    @answers(RequestCode.VIEW_BROKER_STATS_DATA)
+    def counts(self, call: Call[ViewBrokerStatsDataRequestHeader]) -> BrokerStatsData:
+        name, key = call.header.stats_name, call.header.stats_key
+        view = self.stats.view(name, key)
+        if view is None:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"The stats <{name[:255]}> <{key[:512]}> not exist")
+        items = [BrokerStatsItem(each.sum, each.tps, each.avgpt) for each in (view.minute, view.hour, view.day)]
+        return BrokerStatsData(*items)
+
+    @answers(RequestCode.DELETE_EXPIRED_COMMITLOG)
+    def delete_expired_files(self, call: Call[None]) -> None:
+        """Delete, from the next turn on, files of the log past fileReservedTime, at whatever hour it is."""
+        log.info("{peer} has expired files of the log deleted", peer=call.connection.remote_addr)
+        self.store.delete_expired_files()

@@ -1,0 +1,308 @@
+"""Requests of and about connected clients: heartbeats, connections, queue locks, and what is passed on to a consumer.
+
+Codes 34, 35, 41, 42, 46, 203, 204, 307, 309 and 328.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from mqbroker.access.rights import IRights
+from mqbroker.broker.allowance import ReadingAllowance
+from mqbroker.broker.client_calls import ClientCalls, call_failure
+from mqbroker.broker.clients import Client, ConsumerRegistry, ProducerRegistry, check_client_id
+from mqbroker.broker.filters import TAG_KINDS, FilterTable, compile_kind
+from mqbroker.broker.groups import GroupTable
+from mqbroker.broker.live_settings import LiveSettings
+from mqbroker.broker.locks import QueueLocks
+from mqbroker.broker.requests.offsets import QUEUE_ID_MAX
+from mqbroker.broker.subscriptions import ALL, TAGS_MAX, parse_subscription
+from mqbroker.broker.topics import TopicTable
+from mqbroker.broker.wanted import not_supported
+from mqbroker.errors import BadExpression, MQError, Refused
+from mqbroker.remoting.handlers import Call, IConnection, answers
+from mqbroker.remoting.walks import Walks
+from mqbroker.store.message_store import MessageStore
+from mqbroker.wire.admin_bodies import ProducerInfo, ProducerTableInfo
+from mqbroker.wire.bodies import (
+    CheckClientRequestBody,
+    Connection,
+    ConsumerConnection,
+    ConsumerData,
+    HeartbeatData,
+    LockBatchRequestBody,
+    LockBatchResponseBody,
+    ProducerConnection,
+    SubscriptionData,
+)
+from mqbroker.wire.codes import RETRY_PREFIX, LanguageCode, RequestCode, ResponseCode, TopicSysFlag
+from mqbroker.wire.command import RemotingCommand
+from mqbroker.wire.headers import (
+    ConsumeMessageDirectlyResultRequestHeader,
+    GetConsumerConnectionListRequestHeader,
+    GetConsumerRunningInfoRequestHeader,
+    GetProducerConnectionListRequestHeader,
+    UnregisterClientRequestHeader,
+)
+from mqbroker.wire.ids import parse_offset_message_id
+from mqbroker.wire.names import TOPIC_LENGTH_MAX, check_group, check_topic
+from mqbroker.wire.versions import V3_1_8_SNAPSHOT, old_version_name
+
+#: Of one group in one heartbeat.
+SUBSCRIPTIONS_MAX = 10_000
+#: Of a client's producers, and of its consumers: each takes up to 60 us to join.
+GROUPS_OF_CLIENT_MAX = 1000
+#: Of one subscription.
+EXPRESSION_LENGTH_MAX = 65_536
+#: Of what says how a group consumes, and in which language its expressions are.
+WORD_LENGTH_MAX = 64
+BROKER_NAME_LENGTH_MAX = 255
+#: How long a consumer that was asked may take.
+TIMEOUT_MS = 10_000
+#: How the administrator proved who it is; nothing for a consumer to see.
+_CREDENTIALS = frozenset({"AccessKey", "Signature", "SecurityToken"})
+
+
+@attrs.frozen
+class ClientRequests:
+    """What clients say of themselves: keeps the registries."""
+
+    consumers: ConsumerRegistry
+    producers: ProducerRegistry
+    groups: GroupTable
+    topics: TopicTable
+    filters: FilterTable
+    allowance: ReadingAllowance
+    live: LiveSettings
+    rights: IRights
+
+    @answers(RequestCode.HEART_BEAT)
+    def heartbeat(self, call: Call[None]) -> None:
+        """All groups of one client. Nothing is taken where any of its names is illegal."""
+        request, connection = call.request, call.connection
+        data = HeartbeatData.from_json(request.body)
+        client_id = check_client_id(data.client_id)
+        count = max(len(data.producer_data_set), len(data.consumer_data_set))
+        if count > GROUPS_OF_CLIENT_MAX:
+            remark = f"{count} groups of one client: {GROUPS_OF_CLIENT_MAX} at most; share them among several"
+            raise Refused(ResponseCode.SYSTEM_ERROR, remark)
+        for producer in data.producer_data_set:
+            check_group(producer.group_name)
+        consumers = [_checked(consumer) for consumer in data.consumer_data_set]
+        language, version = request.language, request.version
+        for consumer in consumers:
+            group = self.groups.find(consumer.group_name)
+            retry_topic = RETRY_PREFIX + consumer.group_name
+            if group is not None and len(retry_topic) <= TOPIC_LENGTH_MAX:
+                sys_flag = TopicSysFlag.UNIT_SUB if consumer.unit_mode else 0
+                self.topics.create_internal(retry_topic, group.retry_queue_nums, sys_flag)
+            notify = group is None or group.notify_consumer_ids_changed_enable
+            self.consumers.register(connection, client_id, language, version, consumer, notify)
+            charge = self.allowance.of(connection)
+            self.filters.register_group(consumer.group_name, consumer.subscription_data_set, charge)
+        account = self.rights.account_of(request.ext_fields, request.body, connection)
+        for producer in data.producer_data_set:
+            self.producers.register(connection, client_id, language, version, producer.group_name, account)
+
+    @answers(RequestCode.UNREGISTER_CLIENT)
+    def unregister(self, call: Call[UnregisterClientRequestHeader]) -> None:
+        header = call.header
+        if header.producer_group is not None:
+            self.producers.unregister(call.connection, header.producer_group)
+        if header.consumer_group is not None:
+            group = self.groups.get(header.consumer_group)
+            notify = group is None or group.notify_consumer_ids_changed_enable
+            self.consumers.unregister(call.connection, header.consumer_group, notify)
+
+    @answers(RequestCode.CHECK_CLIENT_CONFIG)
+    def check_client(self, call: Call[None]) -> None:
+        """Refuse a subscription that could not be served."""
+        subscription = CheckClientRequestBody.from_json(call.request.body).subscription_data
+        if subscription is None or subscription.expression_type in TAG_KINDS:
+            return
+        if not self.live.current.enable_property_filter:
+            raise not_supported(subscription.expression_type)
+        try:
+            charge = self.allowance.of(call.connection)
+            compile_kind(subscription.expression_type, subscription.sub_string, charge)
+        except BadExpression as why:
+            raise Refused(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(why)) from None
+
+
+def _checked(consumer: ConsumerData) -> ConsumerData:
+    """`consumer` with names checked, and with the hashes of its tags, which not every client sends."""
+    check_group(consumer.group_name)
+    if len(consumer.subscription_data_set) > SUBSCRIPTIONS_MAX:
+        remark = f"{len(consumer.subscription_data_set)} subscriptions of one group: {SUBSCRIPTIONS_MAX} at most"
+        raise Refused(ResponseCode.SYSTEM_ERROR, remark)
+    for word in (consumer.consume_type, consumer.message_model, consumer.consume_from_where):
+        _check_word(word)
+    subscriptions = [_with_codes(subscription) for subscription in consumer.subscription_data_set]
+    return attrs.evolve(consumer, subscription_data_set=subscriptions)
+
+
+def _with_codes(subscription: SubscriptionData) -> SubscriptionData:
+    check_topic(subscription.topic)
+    _check_word(subscription.expression_type)
+    tags = max(len(subscription.tags_set), len(subscription.code_set))
+    length = max(len(subscription.sub_string), sum(map(len, subscription.tags_set)))
+    if tags > TAGS_MAX or length > EXPRESSION_LENGTH_MAX:
+        remark = f"a subscription of {tags} tags in {length} characters: "
+        raise Refused(ResponseCode.SYSTEM_ERROR, f"{remark}{TAGS_MAX} in {EXPRESSION_LENGTH_MAX} at most")
+    if subscription.expression_type not in ("TAG", "") or subscription.code_set:
+        return subscription
+    if subscription.sub_string == ALL and not subscription.tags_set:  # nothing to add; there may be thousands
+        return subscription
+    parsed = parse_subscription(subscription.topic, subscription.sub_string, "TAG")
+    return attrs.evolve(subscription, sub_string=parsed.sub_string, tags_set=parsed.tags_set, code_set=parsed.code_set)
+
+
+def _check_word(word: str) -> None:
+    if len(word) > WORD_LENGTH_MAX:
+        raise Refused(ResponseCode.SYSTEM_ERROR, f"{word[:WORD_LENGTH_MAX]!r} and so on is no word of the protocol's")
+
+
+@attrs.frozen
+class ConnectionRequests:
+    """Who is connected."""
+
+    consumers: ConsumerRegistry
+    producers: ProducerRegistry
+    walks: Walks
+
+    @answers(RequestCode.GET_CONSUMER_CONNECTION_LIST)
+    def of_consumers(self, call: Call[GetConsumerConnectionListRequestHeader]) -> ConsumerConnection:
+        group = self.consumers.group(call.header.consumer_group)
+        if group is None:
+            remark = f"the consumer group[{call.header.consumer_group}] not online"
+            raise Refused(ResponseCode.CONSUMER_NOT_ONLINE, remark)
+        return ConsumerConnection(
+            _connections(group.clients),
+            group.subscriptions,
+            group.consume_type,
+            group.message_model,
+            group.consume_from_where,
+        )
+
+    @answers(RequestCode.GET_PRODUCER_CONNECTION_LIST)
+    def of_producers(self, call: Call[GetProducerConnectionListRequestHeader]) -> ProducerConnection:
+        clients = self.producers.group(call.header.producer_group)
+        if not clients:
+            remark = f"the producer group[{call.header.producer_group}] not exist"
+            raise Refused(ResponseCode.SYSTEM_ERROR, remark)
+        return ProducerConnection(_connections(clients))
+
+    @answers(RequestCode.GET_ALL_PRODUCER_INFO, bounded=True)
+    async def all_producers(self, call: Call[None]) -> bytes:
+        """The producers online, by group."""
+        producers: dict[str, list[ProducerInfo]] = {}
+        for name, clients in list(self.producers.groups().items()):
+            infos = producers[name] = []
+            for at, client in list(clients.items()):
+                await self.walks.step()
+                infos.append(
+                    ProducerInfo(
+                        client.client_id,
+                        f"/{at.remote_addr}",  # as Java prints addresses
+                        LanguageCode(client.language).name,
+                        client.version,
+                        int(client.last_seen * 1000),
+                    )
+                )
+        return await self.walks.written(ProducerTableInfo(producers))
+
+
+def _connections(clients: dict[IConnection, Client]) -> list[Connection]:
+    return [
+        Connection(client.client_id, connection.remote_addr, LanguageCode(client.language).name, client.version)
+        for connection, client in clients.items()
+    ]
+
+
+@attrs.frozen
+class LockRequests:
+    """Locks queues for consumers that consume in order."""
+
+    locks: QueueLocks
+
+    @answers(RequestCode.LOCK_BATCH_MQ)
+    def lock(self, call: Call[None]) -> LockBatchResponseBody:
+        """Lock queues for one client of a group; the answer lists those it holds now."""
+        asked = _checked_lock(call.request.body)
+        return LockBatchResponseBody(self.locks.lock(asked.consumer_group, asked.client_id, asked.mq_set))
+
+    @answers(RequestCode.UNLOCK_BATCH_MQ)
+    def unlock(self, call: Call[None]) -> None:
+        asked = _checked_lock(call.request.body)
+        self.locks.unlock(asked.consumer_group, asked.client_id, asked.mq_set)
+
+
+def _checked_lock(body: bytes) -> LockBatchRequestBody:
+    """The queues to lock or unlock, with what is kept of them checked."""
+    asked = LockBatchRequestBody.from_json(body)
+    check_group(asked.consumer_group)
+    check_client_id(asked.client_id)
+    for queue in asked.mq_set:
+        check_topic(queue.topic)
+        if not 0 <= queue.queue_id <= QUEUE_ID_MAX:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"no topic has a queue {queue.queue_id}")
+        if len(queue.broker_name) > BROKER_NAME_LENGTH_MAX:
+            raise Refused(ResponseCode.SYSTEM_ERROR, "the broker name is too long")
+    return asked
+
+
+@attrs.frozen
+class ForwardedRequests:
+    """Passes what administrators ask of one consumer on to it, and its answer back.
+
+    :param broker_name: what a consumer is told of where a message lies.
+    """
+
+    consumers: ConsumerRegistry
+    calls: ClientCalls
+    store: MessageStore
+    broker_name: str
+
+    @answers(RequestCode.GET_CONSUMER_RUNNING_INFO)
+    async def running_info(self, call: Call[GetConsumerRunningInfoRequestHeader]) -> RemotingCommand:
+        """What a consumer tells of itself, with the stacks of its threads where jstackEnable says so."""
+        request = call.request
+        onward = RemotingCommand(request.code, _without_credentials(request), request.body)
+        return await self._pass_on(request, onward, call.header.consumer_group, call.header.client_id)
+
+    @answers(RequestCode.CONSUME_MESSAGE_DIRECTLY)
+    async def consume_directly(self, call: Call[ConsumeMessageDirectlyResultRequestHeader]) -> RemotingCommand:
+        """Have a consumer consume one message now, by its id; the answer tells how that went."""
+        header, request = call.header, call.request
+        _, offset = parse_offset_message_id(header.msg_id or "")
+        record = await self.store.queries.record(offset)
+        if record is None:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
+        fields = _without_credentials(request) | {"brokerName": self.broker_name}
+        onward = RemotingCommand(request.code, fields, record)
+        return await self._pass_on(request, onward, header.consumer_group, header.client_id or "")
+
+    async def _pass_on(
+        self, request: RemotingCommand, onward: RemotingCommand, group: str, client_id: str
+    ) -> RemotingCommand:
+        found = self.consumers.find(group, client_id)
+        if found is None:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"The Consumer <{group}> <{client_id}> not online")
+        connection, client = found
+        if client.version < V3_1_8_SNAPSHOT:
+            remark = (
+                f"The Consumer <{client_id}> Version <{old_version_name(client.version)}> too low to finish, "
+                "please upgrade it to V3_1_8_SNAPSHOT"
+            )
+            raise Refused(ResponseCode.SYSTEM_ERROR, remark)
+        try:
+            told = await self.calls.call(connection, onward, TIMEOUT_MS)
+        except MQError as error:
+            raise call_failure(group, client_id, error) from error
+        answer = RemotingCommand.response(request, told.code, told.remark, body=told.body)
+        answer.ext_fields = told.ext_fields
+        return answer
+
+
+def _without_credentials(request: RemotingCommand) -> dict[str, str]:
+    return {key: value for key, value in request.ext_fields.items() if key not in _CREDENTIALS}

@@ -1,0 +1,138 @@
+"""Requests about consumer groups: their settings, their members, how far they are.
+
+Codes 38, 200, 201, 207, 208, 300 and 317.
+"""
+
+from __future__ import annotations
+
+import attrs
+from twisted.logger import Logger
+
+from mqbroker.broker.clients import ConsumerRegistry
+from mqbroker.broker.groups import GroupTable
+from mqbroker.broker.offsets import OffsetTable
+from mqbroker.broker.queue_stats import QueueStats
+from mqbroker.broker.requests.topics import QUEUES_MAX
+from mqbroker.broker.stats import BrokerStats
+from mqbroker.broker.topics import TopicTable
+from mqbroker.errors import Refused
+from mqbroker.remoting.handlers import Call, answers
+from mqbroker.remoting.walks import Walks
+from mqbroker.wire.admin_bodies import ConsumeStats, ConsumeStatsList, GroupList, OffsetWrapper
+from mqbroker.wire.bodies import GetConsumerListByGroupResponseBody, MessageQueue, SubscriptionGroupConfig
+from mqbroker.wire.codes import RequestCode, ResponseCode
+from mqbroker.wire.headers import (
+    DeleteSubscriptionGroupRequestHeader,
+    GetConsumerListByGroupRequestHeader,
+    GetConsumeStatsInBrokerHeader,
+    GetConsumeStatsRequestHeader,
+    QueryTopicConsumeByWhoRequestHeader,
+)
+
+log = Logger()
+
+
+@attrs.frozen
+class GroupRequests:
+    """Answers about the groups, their members and their offsets, and changes the groups."""
+
+    groups: GroupTable
+    offsets: OffsetTable
+    consumers: ConsumerRegistry
+    stats: BrokerStats
+    walks: Walks
+
+    @answers(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP)
+    async def put_group(self, call: Call[None]) -> None:
+        """Create or change a group. The answer waits until it is on the disk."""
+        group = SubscriptionGroupConfig.from_json(call.request.body)
+        if not 0 <= group.retry_queue_nums <= QUEUES_MAX:
+            remark = f"{group.retry_queue_nums} retry queues: it must be 0 to {QUEUES_MAX}"
+            raise Refused(ResponseCode.SYSTEM_ERROR, remark)
+        self.groups.put(group)
+        await self.groups.when_saved()
+
+    @answers(RequestCode.DELETE_SUBSCRIPTIONGROUP)
+    async def delete_group(self, call: Call[DeleteSubscriptionGroupRequestHeader]) -> None:
+        """Forget a group's settings, and with removeOffset its offsets; what is not there is gone already."""
+        name = call.header.group_name
+        log.info("{peer} deletes group {name}", peer=call.connection.remote_addr, name=name)
+        self.groups.remove(name)
+        if call.header.remove_offset:
+            self.offsets.remove_group(name)
+        self.stats.group_removed(name)
+        await self.groups.when_saved()
+
+    @answers(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, bounded=True)
+    async def all_groups(self, call: Call[None]) -> bytes:
+        return await self.walks.written(self.groups.snapshot())
+
+    @answers(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
+    def list_consumers(self, call: Call[GetConsumerListByGroupRequestHeader]) -> GetConsumerListByGroupResponseBody:
+        group = self.consumers.group(call.header.consumer_group)
+        if group is None:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {call.header.consumer_group}")
+        return GetConsumerListByGroupResponseBody(group.client_ids())
+
+    @answers(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO)
+    def consumed_by(self, call: Call[QueryTopicConsumeByWhoRequestHeader]) -> GroupList:
+        """The groups that subscribe to a topic now, and those that have offsets in it."""
+        topic = call.header.topic
+        return GroupList(frozenset([*self.consumers.groups_subscribed(topic), *self.offsets.groups_of(topic)]))
+
+
+@attrs.frozen
+class ConsumeStatsRequests:
+    """How far groups are, topic by topic. Topics that a group online has left, and topics that are no more, are left
+    out.
+
+    :param broker_addr: by which the broker is named in the answer.
+    """
+
+    groups: GroupTable
+    topics: TopicTable
+    offsets: OffsetTable
+    consumers: ConsumerRegistry
+    queues: QueueStats
+    stats: BrokerStats
+    walks: Walks
+    broker_addr: str
+
+    @answers(RequestCode.GET_CONSUME_STATS, bounded=True)
+    async def of_group(self, call: Call[GetConsumeStatsRequestHeader]) -> bytes:
+        """A group in the queues of one topic, or of all that it has offsets in."""
+        group, named = call.header.consumer_group, call.header.topic
+        table: dict[MessageQueue, OffsetWrapper] = {}
+        tps = 0.0
+        for name in [named] if named and not named.isspace() else self.offsets.topics_of(group):
+            topic = self.topics.get(name)
+            if topic is not None and not self.consumers.has_left(group, name):
+                table |= await self._progress(group, name, topic.read_queue_nums)
+                tps += self.stats.group_get_tps(group, name)
+        return await self.walks.written(ConsumeStats(table, tps))
+
+    @answers(RequestCode.GET_BROKER_CONSUME_STATS, bounded=True)
+    async def of_broker(self, call: Call[GetConsumeStatsInBrokerHeader]) -> bytes:
+        """Each group in the table; with isOrder only its ordered topics."""
+        topics = self.offsets.topics_by_group()
+        found: list[dict[str, list[ConsumeStats]]] = []
+        behind = 0
+        for group in self.groups.names():
+            stats = []
+            for name in topics.get(group, []):
+                topic = self.topics.get(name)
+                if topic is None or (call.header.is_order and not topic.order) or self.consumers.has_left(group, name):
+                    continue
+                table = await self._progress(group, name, topic.write_queue_nums)
+                stats.append(ConsumeStats(table, self.stats.group_get_tps(group, name)))
+                # Any offset may be committed: one behind the end of a queue makes the sum no smaller.
+                behind += sum(max(0, each.broker_offset - each.consumer_offset) for each in table.values())
+            found.append({group: stats})
+        return await self.walks.written(ConsumeStatsList(found, self.broker_addr, behind))
+
+    async def _progress(self, group: str, topic: str, queue_count: int) -> dict[MessageQueue, OffsetWrapper]:
+        table = {}
+        for queue_id in range(queue_count):
+            await self.walks.step()
+            table[self.queues.queue(topic, queue_id)] = await self.queues.progress(group, topic, queue_id)
+        return table

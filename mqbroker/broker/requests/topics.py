@@ -1,0 +1,138 @@
+"""Requests about topics: their creation and removal, what their queues hold, which there are.
+
+Codes 17, 21, 202, 215, 303, 305, 306 and 316.
+"""
+
+from __future__ import annotations
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.logger import Logger
+
+from mqbroker.broker.queue_stats import QueueStats
+from mqbroker.broker.stats import BrokerStats
+from mqbroker.broker.topics import TopicTable
+from mqbroker.errors import Refused
+from mqbroker.remoting.handlers import Call, answers
+from mqbroker.remoting.walks import Walks
+from mqbroker.store.message_store import MessageStore
+from mqbroker.wire.admin_bodies import QueryConsumeTimeSpanBody, TopicStatsTable
+from mqbroker.wire.bodies import TopicConfig, TopicList
+from mqbroker.wire.codes import RequestCode, ResponseCode
+from mqbroker.wire.headers import (
+    CreateTopicRequestHeader,
+    DeleteTopicRequestHeader,
+    GetTopicStatsInfoRequestHeader,
+    QueryConsumeTimeSpanRequestHeader,
+)
+from mqbroker.wire.names import check_topic
+
+log = Logger()
+
+#: What one topic may have: each queue is a directory.
+QUEUES_MAX = 65_535
+
+
+@attrs.frozen
+class TopicRequests:
+    """Answers from the topics and their queues, and changes them."""
+
+    topics: TopicTable
+    store: MessageStore
+    queues: QueueStats
+    stats: BrokerStats
+    walks: Walks
+
+    @answers(RequestCode.UPDATE_AND_CREATE_TOPIC)
+    async def put_topic(self, call: Call[CreateTopicRequestHeader]) -> None:
+        """Create or change a topic. The answer waits until it is on the disk, and the name servers know it."""
+        header, topics = call.header, self.topics
+        name = self._own_name(header.topic)
+        for queues in (header.read_queue_nums, header.write_queue_nums):
+            if not 0 <= queues <= QUEUES_MAX:
+                raise Refused(ResponseCode.SYSTEM_ERROR, f"{queues} queues: it must be 0 to {QUEUES_MAX}")
+        kind = header.topic_filter_type
+        if kind not in ("SINGLE_TAG", "MULTI_TAG"):
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"topicFilterType = [{kind[:40]}] value invalid")
+        if not 0 <= header.perm <= 15:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"the permission {header.perm} is not known: it must be 0 to 15")
+        sys_flag = header.topic_sys_flag or 0
+        topics.put(TopicConfig(name, header.read_queue_nums, header.write_queue_nums, header.perm, kind, sys_flag))
+        await topics.when_saved()
+        # Who has the answer asks for the topic's route next.
+        await topics.when_announced()
+
+    def _own_name(self, name: str) -> str:
+        """`name`; raises Refused where no user may have or delete such a topic."""
+        if self.topics.is_system(check_topic(name)):
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"The topic[{name}] is conflict with system topic.")
+        return name
+
+    # Removal
+
+    @answers(RequestCode.DELETE_TOPIC_IN_BROKER)
+    async def delete_topic(self, call: Call[DeleteTopicRequestHeader]) -> None:
+        """Remove a topic with its queues; one that is not there is removed already. Offsets of groups stay."""
+        name = self._own_name(call.header.topic)
+        log.info("{peer} deletes topic {name}", peer=call.connection.remote_addr, name=name)
+        self.topics.remove(name)
+        await self.topics.when_saved()
+        self.stats.topic_removed(name)
+        await self._removed(self.store.remove_topics([name]))
+
+    @answers(RequestCode.CLEAN_UNUSED_TOPIC)
+    async def clean_unused_topics(self, call: Call[None]) -> None:
+        """Remove the queues of topics that are not in the table."""
+        log.info("{peer} has unused topics cleaned", peer=call.connection.remote_addr)
+        await self._removed(self.store.keep_only_topics(self.topics.names()))
+
+    @answers(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)
+    async def clean_empty_queues(self, call: Call[None]) -> None:
+        """Remove queues all of whose messages aged away."""
+        log.info("{peer} has empty consume queues cleaned", peer=call.connection.remote_addr)
+        await self._removed(self.store.remove_empty_queues())
+
+    async def _removed(self, removal: Deferred[list[str]]) -> None:
+        try:
+            removed = await removal
+        except OSError as error:
+            remark = f"not all files could be removed: {error}; mend the disk and do it again"
+            raise Refused(ResponseCode.SYSTEM_ERROR, remark) from error
+        for topic in removed:
+            self.stats.topic_removed(topic)
+
+    # Questions
+
+    @answers(RequestCode.GET_ALL_TOPIC_CONFIG, bounded=True)
+    async def all_topics(self, call: Call[None]) -> bytes:
+        return await self.walks.written(self.topics.snapshot())
+
+    @answers(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
+    def system_topics(self, call: Call[None]) -> TopicList:
+        return TopicList(frozenset(self.topics.system_names))
+
+    @answers(RequestCode.GET_TOPIC_STATS_INFO, bounded=True)
+    async def topic_stats(self, call: Call[GetTopicStatsInfoRequestHeader]) -> bytes:
+        """What each queue of a topic holds, and when its newest message was stored."""
+        topic = self._topic(call.header.topic)
+        table = {}
+        for queue_id in range(topic.write_queue_nums):
+            await self.walks.step()
+            table[self.queues.queue(topic.topic_name, queue_id)] = await self.queues.offsets(topic.topic_name, queue_id)
+        return await self.walks.written(TopicStatsTable(table))
+
+    @answers(RequestCode.QUERY_CONSUME_TIME_SPAN, bounded=True)
+    async def time_spans(self, call: Call[QueryConsumeTimeSpanRequestHeader]) -> bytes:
+        """When each queue's oldest, newest and last consumed messages were stored, and how long the next waits."""
+        topic = self._topic(call.header.topic)
+        spans = []
+        for queue_id in range(topic.write_queue_nums):
+            await self.walks.step()
+            spans.append(await self.queues.time_span(call.header.group, topic.topic_name, queue_id))
+        return await self.walks.written(QueryConsumeTimeSpanBody(spans))
+
+    def _topic(self, name: str) -> TopicConfig:
+        topic = self.topics.get(name)
+        if topic is None:
+            raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist")
+        return topic

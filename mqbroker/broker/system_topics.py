@@ -1,0 +1,161 @@
+"""Where delayed and half messages wait, and their way back: the schedule topic, the half topic, and the real topic.
+
+A message with delay level n waits in queue n-1 of SCHEDULE_TOPIC_XXXX, a half message of a transaction in queue 0 of
+RMQ_SYS_TRANS_HALF_TOPIC. Its properties keep the topic and queue that it is for. Properties and rules are those of
+SendMessageProcessor, ScheduleMessageService and TransactionalMessageBridge of 4.9.7.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from mqbroker.errors import MQError, Refused
+from mqbroker.store.commitlog import NewMessage
+from mqbroker.wire.codes import SCHEDULE_TOPIC, TRANS_HALF_TOPIC, Prop, ResponseCode
+from mqbroker.wire.names import check_topic
+from mqbroker.wire.properties import decode_properties, find_property, reencode_properties
+from mqbroker.wire.record import RawRecord, Record, encode_host
+
+QUEUE_ID_MAX = 65_535
+
+_REAL_TOPIC = f"{Prop.REAL_TOPIC}\x01".encode()
+_REAL_QUEUE_ID = f"{Prop.REAL_QUEUE_ID}\x01".encode()
+_DELAY = f"{Prop.DELAY_TIME_LEVEL}\x01".encode()
+_INNER_OFFSET = Prop.INNER_MULTI_QUEUE_OFFSET.encode()
+_PAIR_END = 2
+_WAIT = f"{Prop.WAIT_STORE_MSG_OK}\x01"
+
+
+# --- whether an answer waits for the disk
+
+
+def waits(value: str | None) -> bool:
+    """Whether the answer to a send with this value of WAIT waits until the message is on the disk."""
+    return value is None or value.lower() != "false"
+
+
+def without_wait(properties: str) -> tuple[str, bool]:
+    """(properties without WAIT and without a separator at the end, whether the answer waits). Hot.
+
+    Raises ValueError where finding it takes more than a look.
+    """
+    at = properties.find(_WAIT)
+    if at < 0:
+        return properties.rstrip("\x02"), True
+    value_at = at + len(_WAIT)
+    if (at and properties[at - 1] != "\x02") or properties.find(_WAIT, value_at) >= 0:
+        raise ValueError
+    end = properties.find("\x02", at)
+    value = properties[value_at:] if end < 0 else properties[value_at:end]
+    properties = properties[:at] + ("" if end < 0 else properties[end + 1 :])
+    return properties.rstrip("\x02"), waits(value)
+
+
+# --- into the system topics
+
+
+def half_target(properties: dict[str, str], group: str, topic: str, queue_id: int) -> tuple[str, int]:
+    """(topic, queue) where a half message is stored. It is told what it is for, and which group is asked about it. A
+    delayed one is delayed when it is committed."""
+    properties.setdefault(Prop.PRODUCER_GROUP, group)
+    _keep_real_target(properties, topic, queue_id)
+    return TRANS_HALF_TOPIC, 0
+
+
+def delayed_target(properties: dict[str, str], topic: str, queue_id: int, level_max: int) -> tuple[str, int]:
+    """(topic, queue) where a message with these properties is stored; a delayed one is told what it is for. Raises
+    Refused where its level is no number."""
+    text = properties.get(Prop.DELAY_TIME_LEVEL)
+    if text is None:
+        return topic, queue_id
+    if not text.isdecimal() or len(text) > 9:
+        raise Refused(
+            ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: delay level {text[:20]!r} is not a number"
+        )
+    level = min(int(text), level_max)
+    if level == 0:
+        return topic, queue_id
+    properties[Prop.DELAY_TIME_LEVEL] = str(level)
+    _keep_real_target(properties, topic, queue_id)
+    return SCHEDULE_TOPIC, level - 1
+
+
+def _keep_real_target(properties: dict[str, str], topic: str, queue_id: int) -> None:
+    properties[Prop.REAL_TOPIC] = topic
+    properties[Prop.REAL_QUEUE_ID] = str(queue_id)
+
+
+# --- back to the real topic
+
+
+class NoRealTarget(MQError):
+    """A message whose properties do not say which topic and queue it is for."""
+
+
+def real_target(properties: bytes) -> tuple[bytes, int]:
+    """(topic, queue) that a message in a system topic is for, from its properties. Raises NoRealTarget."""
+    return _target(find_property(properties, _REAL_TOPIC), find_property(properties, _REAL_QUEUE_ID))
+
+
+def real_target_of(record: Record) -> tuple[bytes, int]:
+    """As `real_target`."""
+    topic, queue_id = record.properties.get(Prop.REAL_TOPIC, ""), record.properties.get(Prop.REAL_QUEUE_ID, "")
+    return _target(topic.encode(), queue_id.encode())
+
+
+def _target(topic: bytes, number: bytes) -> tuple[bytes, int]:
+    queue_id = int(number) if number.isdigit() and len(number) <= 9 else -1
+    if not 0 <= queue_id <= QUEUE_ID_MAX:
+        raise NoRealTarget(f"it is for queue {number[:20]!r} of {topic[:255]!r}")
+    return _checked(topic), queue_id
+
+
+@lru_cache(1024)
+def _checked(name: bytes) -> bytes:
+    """Raises NoRealTarget where it is no topic that a message can be for."""
+    try:
+        topic = check_topic(name.decode("utf-8", "replace"))
+    except MQError as error:
+        raise NoRealTarget(str(error)) from None
+    if topic == TRANS_HALF_TOPIC:
+        raise NoRealTarget(f"it is for {topic}")
+    return name
+
+
+def without_delay(properties: bytes) -> bytes:
+    """The properties without those that held for the time that a delayed message waited. Hot."""
+    at = properties.find(_DELAY)
+    is_plain = at == 0 or (at > 0 and properties[at - 1] == _PAIR_END)
+    if is_plain and properties.find(_DELAY, at + 1) < 0 and _INNER_OFFSET not in properties:
+        end = properties.find(b"\x02", at)
+        return properties[: max(0, at - 1)] if end < 0 else properties[:at] + properties[end + 1 :]
+    found = decode_properties(properties)
+    found.pop(Prop.DELAY_TIME_LEVEL, None)
+    found.pop(Prop.INNER_MULTI_QUEUE_OFFSET, None)  # of where it stood while it waited
+    return reencode_properties(found)
+
+
+def stored_again(
+    record: RawRecord | Record,
+    topic: bytes,
+    queue_id: int,
+    properties: bytes,
+    *,
+    sys_flag: int | None = None,
+    prepared_offset: int = 0,
+    more_reconsumed: int = 0,
+) -> NewMessage:
+    """The message of a record, for another topic and queue, with other properties."""
+    host = record.born_host
+    return (
+        topic,
+        queue_id,
+        record.flag,
+        record.sys_flag if sys_flag is None else sys_flag,
+        record.born_timestamp,
+        host if isinstance(host, bytes) else encode_host(host),
+        record.reconsume_times + more_reconsumed,
+        prepared_offset,
+        record.body,
+        properties,
+    )

@@ -163,7 +163,7 @@ PURE_SOCKET_NAMES = {"socket.AF_INET", "socket.AF_INET6", "socket.inet_ntop", "s
         ("store", "from mqbroker.remoting import server", ["mqbroker.remoting.server"]),
         ("store", "def f():\n    from mqbroker.broker import x", ["mqbroker.broker.x"]),
         ("broker", "from mqbroker import client", ["mqbroker.client"]),
-        ("broker", "from mqbroker.store.log import Log\nfrom mqbroker.broker.offsets import Offsets", []),
+        ("broker", "from mqbroker.store.log import Log\nfrom mqbroker.broker.offset_table import Offsets", []),
         ("wire", "from mqbroker.errors import MQError\nfrom mqbroker import __version__", []),
     ],
 )

@@ -13,26 +13,29 @@ from twisted.internet.interfaces import IReactorTime
 from mqbroker.access.acl_files import WATCH_SECONDS, AclFiles
 from mqbroker.access.guard import Guard
 from mqbroker.access.rights import Everybody, IRights
-from mqbroker.broker.allowance import ReadingAllowance
-from mqbroker.broker.bit_maps import BitMaps
-from mqbroker.broker.client_calls import ClientCalls
-from mqbroker.broker.clients import ConsumerRegistry, ProducerRegistry
+from mqbroker.broker.broker_stats import BrokerStats
+from mqbroker.broker.client_registry import ConsumerRegistry, ProducerRegistry
 from mqbroker.broker.delay import DelayService
 from mqbroker.broker.fast_failure import FastFailure, Turns
-from mqbroker.broker.filters import FilterTable
-from mqbroker.broker.groups import GroupTable
-from mqbroker.broker.hold import HeldPulls
+from mqbroker.broker.filter_table import BitMaps, CompileRateLimit, FilterTable
+from mqbroker.broker.group_table import GroupTable, UnusedGroupEviction
 from mqbroker.broker.live_settings import LiveSettings
-from mqbroker.broker.locks import QueueLocks
-from mqbroker.broker.offset_moved import OffsetMovedEvents
-from mqbroker.broker.offsets import OffsetTable
+from mqbroker.broker.long_polling import HeldPulls
+from mqbroker.broker.offset_table import OffsetTable
+from mqbroker.broker.queue_locks import QueueLocks
 from mqbroker.broker.queue_stats import QueueStats
 from mqbroker.broker.requests.acl import AclRequests
 from mqbroker.broker.requests.admin import Save, SettingsRequests, StatsRequests
-from mqbroker.broker.requests.clients import ClientRequests, ConnectionRequests, ForwardedRequests, LockRequests
+from mqbroker.broker.requests.clients import (
+    ClientCalls,
+    ClientRequests,
+    ConnectionRequests,
+    ForwardedRequests,
+    LockRequests,
+)
 from mqbroker.broker.requests.groups import ConsumeStatsRequests, GroupRequests
 from mqbroker.broker.requests.offsets import OffsetAdminRequests, OffsetRequests
-from mqbroker.broker.requests.pull import PULLS_AT_ONCE_MAX, PullRequests
+from mqbroker.broker.requests.pull import PULLS_AT_ONCE_MAX, OffsetMovedEvents, PullRequests
 from mqbroker.broker.requests.queries import MessageRequests, QueueEntryRequests
 from mqbroker.broker.requests.reply import ReplyRequests
 from mqbroker.broker.requests.send import SendRequests
@@ -42,12 +45,10 @@ from mqbroker.broker.requests.topics import TopicRequests
 from mqbroker.broker.requests.transactions import EndTransactionRequests
 from mqbroker.broker.runtime_info import RuntimeInfo
 from mqbroker.broker.slow_consumers import LOOK_SECONDS, SlowConsumers
-from mqbroker.broker.stats import BrokerStats
-from mqbroker.broker.topics import TopicTable
-from mqbroker.broker.transactions.checking import Checks
-from mqbroker.broker.transactions.halves import HalfMessages
-from mqbroker.broker.unused_groups import UnusedGroups
-from mqbroker.broker.wanted import PullSubscriptions
+from mqbroker.broker.subscription_resolver import SubscriptionResolver
+from mqbroker.broker.topic_table import TopicTable
+from mqbroker.broker.transactions.checks import TransactionChecks
+from mqbroker.broker.transactions.half_queue import HalfQueue
 from mqbroker.config import BrokerSettings
 from mqbroker.filter.bloom import BloomFilter
 from mqbroker.remoting.connection import RemotingProtocol
@@ -108,12 +109,12 @@ class Assembly:
             store.make_bit_maps(BitMaps(self.filters).of_topic)
         self.consumers = ConsumerRegistry(clock, live, self.filters.group_gone)
         self.producers = ProducerRegistry(now, live)
-        UnusedGroups(self.groups, self.topics, self.offsets, self.consumers, store)
+        UnusedGroupEviction(self.groups, self.topics, self.offsets, self.consumers, store)
         self.slow_consumers = SlowConsumers(store, self.topics, self.groups, self.offsets, self.consumers, live)
         self.held = HeldPulls(clock, live)
         delays_ms = parse_delay_levels(settings.store.message_delay_level)
         self.delay = DelayService(store, open_file("delayOffset.json"), clock, delays_ms, self.stats)
-        self.halves = HalfMessages(store, self.offsets, clock, store_host, self.stats)
+        self.halves = HalfQueue(store, self.offsets, clock, store_host, self.stats)
         store.on_dispatch.append(self._arrived)
         self._follow_settings()
 
@@ -122,7 +123,7 @@ class Assembly:
             self.rights = guard = Guard(acl.content.accounts())
             acl.on_change.append(guard.take)
             table.protect(guard)
-        self.checks = Checks(
+        self.checks = TransactionChecks(
             store,
             self.halves,
             live,
@@ -138,13 +139,13 @@ class Assembly:
     def _serve_messages(self, table: HandlerTable, clock: IReactorTime, rng: Random, store_host: bytes) -> None:
         """What carries messages."""
         store, live, rights = self._store, self.live, self.rights
-        allowance = self._allowance = ReadingAllowance(clock.seconds)
+        rate_limit = self._rate_limit = CompileRateLimit(clock.seconds)
         self.rules = SendRules(self.topics, self.groups, live, rng, clock.seconds)
         self.send = SendRequests(store, self.rules, live, store_host, self.stats)
         table.register_batch(RequestCode.SEND_MESSAGE, self.send.take_v1)
         table.register_batch(RequestCode.SEND_MESSAGE_V2, self.send.take_v2)
         table.register_batch(RequestCode.SEND_BATCH_MESSAGE, self.send.take_batch)
-        self.subscriptions = PullSubscriptions(self.consumers, self.filters, allowance, live)
+        self.subscriptions = SubscriptionResolver(self.consumers, self.filters, rate_limit, live)
         moved = OffsetMovedEvents(store, self.settings.broker_name, store_host, clock)
         pull = PullRequests(
             store,
@@ -180,7 +181,7 @@ class Assembly:
         queues = QueueStats(store, offsets, settings.broker_name, clock.seconds)
         own_addr = "{}:{}".format(*decode_host(store_host))
         for family in (
-            ClientRequests(consumers, producers, groups, topics, self.filters, self._allowance, live, self.rights),
+            ClientRequests(consumers, producers, groups, topics, self.filters, self._rate_limit, live, self.rights),
             ConnectionRequests(consumers, producers, walks),
             LockRequests(QueueLocks(clock.seconds)),
             ForwardedRequests(consumers, calls, store, settings.broker_name),

@@ -18,7 +18,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from mqbroker.broker.stats import BrokerStats
+from mqbroker.broker.broker_stats import BrokerStats
 from mqbroker.broker.system_topics import NoRealTarget, real_target, stored_again, without_delay
 from mqbroker.errors import MessageRefused, MultiDispatchRefused, StoreError
 from mqbroker.store.commitlog import NewMessage

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import attrs
 
-from mqbroker.broker.offsets import OffsetTable
+from mqbroker.broker.offset_table import OffsetTable
 from mqbroker.store.message_store import MessageStore
 from mqbroker.wire.admin_bodies import OffsetWrapper, QueueTimeSpan, TopicOffset
 from mqbroker.wire.bodies import MessageQueue

@@ -12,9 +12,9 @@ from decimal import Decimal
 
 import attrs
 
+from mqbroker.broker.broker_stats import BrokerStats
 from mqbroker.broker.delay import DelayService
 from mqbroker.broker.live_settings import LiveSettings
-from mqbroker.broker.stats import BrokerStats
 from mqbroker.store.message_store import MessageStore
 from mqbroker.store.statistics import CLASS_NAMES
 from mqbroker.wire.codes import VERSION, VERSION_NAME

@@ -28,10 +28,10 @@ from mqbroker.access.acl_files import AclFiles, acl_places
 from mqbroker.broker.assembly import Assembly
 from mqbroker.broker.fast_failure import TickedTurns, Turns
 from mqbroker.broker.live_settings import LiveSettings
-from mqbroker.broker.registration import Registration
+from mqbroker.broker.name_servers import Registration
 from mqbroker.broker.registration_requests import BrokerIdentity
 from mqbroker.broker.requests.admin import Save
-from mqbroker.broker.topics import TopicTable
+from mqbroker.broker.topic_table import TopicTable
 from mqbroker.config import BrokerSettings
 from mqbroker.config.changes import rewrite_conf
 from mqbroker.errors import AlreadyStarted, Refused, StoreUnwritable

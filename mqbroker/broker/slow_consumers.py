@@ -11,11 +11,11 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from mqbroker.broker.clients import ConsumerRegistry
-from mqbroker.broker.groups import GroupTable
+from mqbroker.broker.client_registry import ConsumerRegistry
+from mqbroker.broker.group_table import GroupTable
 from mqbroker.broker.live_settings import LiveSettings
-from mqbroker.broker.offsets import OffsetTable
-from mqbroker.broker.topics import TopicTable
+from mqbroker.broker.offset_table import OffsetTable
+from mqbroker.broker.topic_table import TopicTable
 from mqbroker.store.message_store import MessageStore
 
 log = Logger()

@@ -2,8 +2,8 @@
 
 import pytest
 
-from mqbroker.broker.bit_maps import BitMaps
-from mqbroker.broker.matching import ExpressionMatching
+from mqbroker.broker.filter_table import BitMaps
+from mqbroker.broker.subscription_resolver import ExpressionFilter
 from mqbroker.filter import compile_expression
 from mqbroker.filter.bloom import BloomData
 from mqbroker.store.consumequeue_ext import ExtUnit
@@ -83,7 +83,7 @@ def test_pulls_look_at_the_properties_only_where_the_bits_allow_it(bench, client
     put(client, 3, 7)
     bench.store.dispatch_now()
     asked = []
-    made = ExpressionMatching.__init__
+    made = ExpressionFilter.__init__
 
     def make(matching, expression, *more):
         made(matching, expression, *more)
@@ -92,7 +92,7 @@ def test_pulls_look_at_the_properties_only_where_the_bits_allow_it(bench, client
             expression.pick(messages, most),
         )[1]
 
-    monkeypatch.setattr(ExpressionMatching, "__init__", make)
+    monkeypatch.setattr(ExpressionFilter, "__init__", make)
     assert bodies(client.pull(sys_flag=0)) == [b"9", b"8", b"7"]
     assert asked == [b"1", b"9", b"8", b"3", b"7"]  # 2 was ruled out by its bits
     asked.clear()
@@ -101,7 +101,7 @@ def test_pulls_look_at_the_properties_only_where_the_bits_allow_it(bench, client
 
 
 def matching(*positions, count=16, born=NOW):
-    return ExpressionMatching(compile_expression("a > 5"), BloomData(positions, count), born)
+    return ExpressionFilter(compile_expression("a > 5"), BloomData(positions, count), born)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_what_bits_say(bit_map, stored, outcome):
 
 
 def test_an_expression_without_bits_may_match_anything():
-    assert ExpressionMatching(compile_expression("a > 5")).may_match(ExtUnit(0, NOW, b"\x00"))
+    assert ExpressionFilter(compile_expression("a > 5")).may_match(ExtUnit(0, NOW, b"\x00"))
 
 
 def test_maps_survive_a_restart_and_are_not_made_again(make_bench, bench, client):

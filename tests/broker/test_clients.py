@@ -2,7 +2,7 @@
 
 import pytest
 
-from mqbroker.broker.clients import CLIENT_EXPIRY_SECONDS, ConsumerRegistry, ProducerRegistry
+from mqbroker.broker.client_registry import CLIENT_EXPIRY_SECONDS, ConsumerRegistry, ProducerRegistry
 from mqbroker.wire.bodies import ConsumerData, SubscriptionData
 from mqbroker.wire.codes import LanguageCode, RequestCode
 from tests.broker.bench import FakeConnection, live_settings

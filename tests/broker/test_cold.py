@@ -4,10 +4,10 @@ from mmap import PAGESIZE
 
 import pytest
 
+from mqbroker.broker.broker_stats import Growth
 from mqbroker.broker.delay import DelayService
 from mqbroker.broker.requests import pull
-from mqbroker.broker.stat_windows import Growth
-from mqbroker.broker.transactions.messages import put_back
+from mqbroker.broker.transactions.half_message import put_back
 from mqbroker.store import cold
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.worker import InlineWorker
@@ -321,6 +321,6 @@ def test_what_others_settle_while_a_run_waits_is_not_stored_again(make_bench, tm
     assert [answer.code for answer in producer.client.heard()] == [0, 0]
     bench.worker.at_once = True
     assert sorted(transacted(bench, "T", 1)) == [b"cold", b"one", b"plain"]
-    ledger = bench.parts.halves.ledger
-    assert ledger.next_open(0) == bench.store.max_offset(HALF, 0)
+    settled = bench.parts.halves.settled
+    assert settled.next_open(0) == bench.store.max_offset(HALF, 0)
     bench.close()

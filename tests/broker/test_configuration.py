@@ -9,7 +9,7 @@ import pytest
 from twisted.internet.defer import Deferred, succeed
 
 from mqbroker.broker.live_settings import LiveSettings
-from mqbroker.broker.transactions.checking import CheckRules
+from mqbroker.broker.transactions.checks import CheckRules
 from mqbroker.config.java_view import _DEFAULTS, java_properties
 from mqbroker.errors import BadSetting
 from mqbroker.wire.bodies import CheckClientRequestBody, SubscriptionData
@@ -278,7 +278,7 @@ def test_expressions_are_taken_from_now_on(bench, client):
 
 def test_retries_are_filtered_from_now_on(bench):
     def resolved():
-        return bench.parts.subscriptions.wanted(pull_header("%RETRY%CG"), bench.groups.find("CG"), FakeConnection())
+        return bench.parts.subscriptions.resolve(pull_header("%RETRY%CG"), bench.groups.find("CG"), FakeConnection())
 
     assert resolved().matching is None
     change(bench.client(), "filterSupportRetry=true")

@@ -8,8 +8,8 @@ import pytest
 from twisted.internet.task import Clock
 from twisted.logger import capturedLogs
 
+from mqbroker.broker.broker_stats import BrokerStats
 from mqbroker.broker.delay import DelayService
-from mqbroker.broker.stats import BrokerStats
 from mqbroker.errors import StoreUnwritable
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.message_store import MessageStore

@@ -7,8 +7,8 @@ from collections import OrderedDict
 import pytest
 from twisted.internet.task import Clock
 
-from mqbroker.broker import filters as module
-from mqbroker.broker.filters import FilterTable
+from mqbroker.broker import filter_table as module
+from mqbroker.broker.filter_table import FilterTable
 from mqbroker.filter import sql92
 from mqbroker.filter.bloom import BloomFilter
 from mqbroker.filter.grammar import parse

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mqbroker.broker.offsets import OffsetTable
+from mqbroker.broker.offset_table import OffsetTable
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.worker import InlineWorker
 from mqbroker.wire.bodies import SubscriptionGroupConfig, TopicConfig

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqbroker.broker import locks as module
-from mqbroker.broker.locks import LOCK_SECONDS, QueueLocks
+from mqbroker.broker import queue_locks as module
+from mqbroker.broker.queue_locks import LOCK_SECONDS, QueueLocks
 from mqbroker.wire.bodies import MessageQueue
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mqbroker.broker.notifications import SECONDS_EACH, TURN_CONSUMERS, Notifications
+from mqbroker.broker.client_registry import SECONDS_EACH, TURN_CONSUMERS, Notifications
 from mqbroker.wire.codes import RequestCode
 from tests.broker.bench import FakeConnection
 

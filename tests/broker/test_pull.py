@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqbroker.broker.hold import HELD_ON_CONNECTION_MAX
+from mqbroker.broker.long_polling import HELD_ON_CONNECTION_MAX
 from mqbroker.wire.bodies import ConsumerData, HeartbeatData, SubscriptionData, SubscriptionGroupConfig
 from mqbroker.wire.codes import Perm, PullSysFlag, RequestCode, ResponseCode
 from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand

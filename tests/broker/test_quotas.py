@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from mqbroker.broker.clients import SUBSCRIPTIONS_PER_CLIENT, ProducerRegistry
+from mqbroker.broker.client_registry import SUBSCRIPTIONS_PER_CLIENT, ProducerRegistry
 from mqbroker.broker.requests import clients
 from mqbroker.errors import Refused
 from mqbroker.wire.bodies import ConsumerData, SubscriptionData, SubscriptionGroupConfig

@@ -4,8 +4,7 @@ import pytest
 from twisted.internet.defer import Deferred
 
 from mqbroker.broker import registration_requests
-from mqbroker.broker.name_server import RETRY_SECONDS
-from mqbroker.broker.registration import Registration
+from mqbroker.broker.name_servers import RETRY_SECONDS, Registration
 from mqbroker.broker.registration_requests import BrokerIdentity
 from mqbroker.errors import ConnectionClosed, Unreachable
 from mqbroker.wire.bodies import DataVersion, TopicConfig, TopicConfigSerializeWrapper

@@ -3,7 +3,7 @@
 import pytest
 from twisted.internet.task import Clock
 
-from mqbroker.broker.stat_windows import CountTable, Growth, Windows
+from mqbroker.broker.broker_stats import CountTable, Growth, Windows
 
 
 @pytest.fixture

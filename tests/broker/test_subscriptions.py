@@ -2,7 +2,7 @@
 
 import pytest
 
-from mqbroker.broker.subscriptions import parse_subscription
+from mqbroker.broker.subscription_resolver import parse_subscription
 from mqbroker.errors import MQError
 from mqbroker.wire.javahash import java_hash
 

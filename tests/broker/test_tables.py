@@ -5,9 +5,9 @@ import os
 
 import pytest
 
-from mqbroker.broker.groups import GroupTable
-from mqbroker.broker.offsets import OffsetTable
-from mqbroker.broker.topics import TopicTable
+from mqbroker.broker.group_table import GroupTable
+from mqbroker.broker.offset_table import OffsetTable
+from mqbroker.broker.topic_table import TopicTable
 from mqbroker.errors import Refused, StoreDamaged
 from mqbroker.store.jsonfile import PIECES_PER_TURN, JsonFile
 from mqbroker.store.worker import InlineWorker

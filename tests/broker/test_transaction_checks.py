@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mqbroker.broker.transactions.checking import CheckRules, Step
+from mqbroker.broker.transactions.checks import CheckRules, Step
 from mqbroker.errors import RecordTooLarge, StoreUnwritable
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.headers import ResumeCheckHalfMessageRequestHeader
@@ -245,7 +245,7 @@ def test_a_damaged_one_is_passed_over(bench, producer):
         file.write(b"d\xffmaged")
     beat_and_check(producer)
     assert [record.body for _, record in producer.asked()] == [b"first", b"last"]
-    assert bench.parts.halves.ledger.progress == 3
+    assert bench.parts.halves.settled.progress == 3
 
 
 def test_the_half_topic_is_there_after_the_first_round(bench):

@@ -142,12 +142,12 @@ class World:
                 raise
 
     def settle_all(self):
-        ledger = self.bench.parts.halves.ledger
+        settled = self.bench.parts.halves.settled
         for _ in range(60):
             self.check()
-            if ledger.progress == self.bench.store.max_offset(HALF, 0):
+            if settled.progress == self.bench.store.max_offset(HALF, 0):
                 return
-        raise AssertionError(f"half messages stay from {ledger.progress} on")
+        raise AssertionError(f"half messages stay from {settled.progress} on")
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -83,8 +83,8 @@ def test_ends_of_one_read_are_stored_together_and_each_once(bench, producer, mon
     assert [answer.code for answer in answers] == [0] * 5
     assert bodies(bench, "T", 1) == [b"plain", b"0", b"2", b"3"]
     assert appends == [7]
-    ledger = bench.parts.halves.ledger
-    assert (ledger.progress, ledger.op_progress, ledger.next_op) == (4, 4, 4)
+    settled = bench.parts.halves.settled
+    assert (settled.progress, settled.op_progress, settled.next_op) == (4, 4, 4)
 
 
 def test_ends_as_most_are_take_no_closer_look(bench, producer, monkeypatch):
@@ -283,7 +283,7 @@ def test_what_was_settled_before_a_restart_is_settled_after_it(bench, producer, 
     producer.commit(first)
     producer.commit(second)
     assert bodies(bench, "T", 1) == [b"plain", b"first", b"second"]
-    assert bench.parts.halves.ledger.progress == 2
+    assert bench.parts.halves.settled.progress == 2
 
 
 def test_progress_is_kept_as_the_java_broker_keeps_it(bench, producer):

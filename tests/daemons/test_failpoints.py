@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 
-from mqbroker.broker.topics import TopicTable
+from mqbroker.broker.topic_table import TopicTable
 from mqbroker.errors import MQError
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.worker import InlineWorker

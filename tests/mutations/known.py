@@ -743,17 +743,17 @@ KNOWN = [
     ),
     Mutation(
         "wake all pulls of a queue in one turn",
-        "broker/hold.py",
+        "broker/long_polling.py",
         "        if len(waiting) <= LOOKS_MAX and key not in self._looking:\n",
         "        if True:\n",
-        ("tests/broker/test_hold.py",),
+        ("tests/broker/test_long_polling.py",),
     ),
     Mutation(
         "let who wakes many go before the other queues",
-        "broker/hold.py",
+        "broker/long_polling.py",
         "            looking = self._looking.pop(key)\n",
         "            looking = self._looking[key] if len(self._looking[key].pulls) > 1 else self._looking.pop(key)\n",
-        ("tests/broker/test_hold.py",),
+        ("tests/broker/test_long_polling.py",),
     ),
     Mutation(
         "take entries that a kill left for those of the log",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mqbroker.broker.offsets import OffsetTable
+from mqbroker.broker.offset_table import OffsetTable
 from mqbroker.store.consumequeue_ext import is_address
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.worker import InlineWorker

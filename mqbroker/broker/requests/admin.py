@@ -8,9 +8,9 @@ import attrs
 from twisted.internet.defer import Deferred, DeferredLock
 from twisted.logger import Logger
 
+from mqbroker.broker.broker_stats import BrokerStats
 from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.broker.runtime_info import RuntimeInfo
-from mqbroker.broker.stats import BrokerStats
 from mqbroker.config import is_without_effect
 from mqbroker.config.changes import NotChangeable, read_changes
 from mqbroker.config.java_view import java_properties

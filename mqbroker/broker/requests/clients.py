@@ -8,18 +8,15 @@ from __future__ import annotations
 import attrs
 
 from mqbroker.access.rights import IRights
-from mqbroker.broker.allowance import ReadingAllowance
-from mqbroker.broker.client_calls import ClientCalls, call_failure
-from mqbroker.broker.clients import Client, ConsumerRegistry, ProducerRegistry, check_client_id
-from mqbroker.broker.filters import TAG_KINDS, FilterTable, compile_kind
-from mqbroker.broker.groups import GroupTable
+from mqbroker.broker.client_registry import Client, ConsumerRegistry, ProducerRegistry, check_client_id
+from mqbroker.broker.filter_table import TAG_KINDS, CompileRateLimit, FilterTable, compile_kind
+from mqbroker.broker.group_table import GroupTable
 from mqbroker.broker.live_settings import LiveSettings
-from mqbroker.broker.locks import QueueLocks
-from mqbroker.broker.requests.offsets import QUEUE_ID_MAX
-from mqbroker.broker.subscriptions import ALL, TAGS_MAX, parse_subscription
-from mqbroker.broker.topics import TopicTable
-from mqbroker.broker.wanted import not_supported
-from mqbroker.errors import BadExpression, MQError, Refused
+from mqbroker.broker.queue_locks import QueueLocks
+from mqbroker.broker.subscription_resolver import ALL, TAGS_MAX, not_supported, parse_subscription
+from mqbroker.broker.system_topics import QUEUE_ID_MAX
+from mqbroker.broker.topic_table import TopicTable
+from mqbroker.errors import BadExpression, MQError, Refused, RequestTimedOut
 from mqbroker.remoting.handlers import Call, IConnection, answers
 from mqbroker.remoting.walks import Walks
 from mqbroker.store.message_store import MessageStore
@@ -72,7 +69,7 @@ class ClientRequests:
     groups: GroupTable
     topics: TopicTable
     filters: FilterTable
-    allowance: ReadingAllowance
+    rate_limit: CompileRateLimit
     live: LiveSettings
     rights: IRights
 
@@ -98,7 +95,7 @@ class ClientRequests:
                 self.topics.create_internal(retry_topic, group.retry_queue_nums, sys_flag)
             notify = group is None or group.notify_consumer_ids_changed_enable
             self.consumers.register(connection, client_id, language, version, consumer, notify)
-            charge = self.allowance.of(connection)
+            charge = self.rate_limit.of(connection)
             self.filters.register_group(consumer.group_name, consumer.subscription_data_set, charge)
         account = self.rights.account_of(request.ext_fields, request.body, connection)
         for producer in data.producer_data_set:
@@ -123,7 +120,7 @@ class ClientRequests:
         if not self.live.current.enable_property_filter:
             raise not_supported(subscription.expression_type)
         try:
-            charge = self.allowance.of(call.connection)
+            charge = self.rate_limit.of(call.connection)
             compile_kind(subscription.expression_type, subscription.sub_string, charge)
         except BadExpression as why:
             raise Refused(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(why)) from None
@@ -306,3 +303,37 @@ class ForwardedRequests:
 
 def _without_credentials(request: RemotingCommand) -> dict[str, str]:
     return {key: value for key, value in request.ext_fields.items() if key not in _CREDENTIALS}
+
+
+#: How many answers of clients may be waited for; more requests are refused.
+CALLS_MAX = 256
+
+
+class ClientCalls:
+    """Calls of clients, counted."""
+
+    def __init__(self) -> None:
+        self._under_way = 0
+
+    async def call(self, connection: IConnection, request: RemotingCommand, timeout_ms: int) -> RemotingCommand:
+        """The client's answer, whatever its code.
+
+        Raises RequestTimedOut, ConnectionClosed, and Refused(SYSTEM_BUSY) where too many are under way.
+        """
+        if self._under_way >= CALLS_MAX:
+            remark = f"{CALLS_MAX} requests to clients wait for their answers; try again later"
+            raise Refused(ResponseCode.SYSTEM_BUSY, remark)
+        self._under_way += 1
+        try:
+            return await connection.invoke(request, timeout_ms)
+        finally:
+            self._under_way -= 1
+
+
+def call_failure(group: str, client_id: str, error: MQError) -> Refused:
+    """What the administrator who asked is told where a call failed."""
+    if isinstance(error, Refused):
+        return error
+    if isinstance(error, RequestTimedOut):
+        return Refused(ResponseCode.CONSUME_MSG_TIMEOUT, f"consumer <{group}> <{client_id}> Timeout: {error}")
+    return Refused(ResponseCode.SYSTEM_ERROR, f"invoke consumer <{group}> <{client_id}> Exception: {error}")

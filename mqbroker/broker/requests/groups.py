@@ -8,13 +8,13 @@ from __future__ import annotations
 import attrs
 from twisted.logger import Logger
 
-from mqbroker.broker.clients import ConsumerRegistry
-from mqbroker.broker.groups import GroupTable
-from mqbroker.broker.offsets import OffsetTable
+from mqbroker.broker.broker_stats import BrokerStats
+from mqbroker.broker.client_registry import ConsumerRegistry
+from mqbroker.broker.group_table import GroupTable
+from mqbroker.broker.offset_table import OffsetTable
 from mqbroker.broker.queue_stats import QueueStats
 from mqbroker.broker.requests.topics import QUEUES_MAX
-from mqbroker.broker.stats import BrokerStats
-from mqbroker.broker.topics import TopicTable
+from mqbroker.broker.topic_table import TopicTable
 from mqbroker.errors import Refused
 from mqbroker.remoting.handlers import Call, answers
 from mqbroker.remoting.walks import Walks

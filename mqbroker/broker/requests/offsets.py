@@ -9,12 +9,13 @@ import attrs
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.logger import Logger
 
-from mqbroker.broker.client_calls import ClientCalls
-from mqbroker.broker.clients import Client, ConsumerGroup, ConsumerRegistry
+from mqbroker.broker.client_registry import Client, ConsumerGroup, ConsumerRegistry
 from mqbroker.broker.delay import DelayOffsets, DelayService
-from mqbroker.broker.offsets import OffsetTable
+from mqbroker.broker.offset_table import OffsetTable
 from mqbroker.broker.queue_stats import QueueStats
-from mqbroker.broker.topics import TopicTable
+from mqbroker.broker.requests.clients import ClientCalls
+from mqbroker.broker.system_topics import QUEUE_ID_MAX
+from mqbroker.broker.topic_table import TopicTable
 from mqbroker.config.kinds import LONG_MAX
 from mqbroker.errors import MQError, Refused
 from mqbroker.remoting.handlers import Call, IConnection, answers
@@ -52,7 +53,7 @@ from mqbroker.wire.versions import V3_0_7_SNAPSHOT, old_version_name
 
 log = Logger()
 
-QUEUE_ID_MAX = 65_535
+
 STATUS_TIMEOUT_MS = 5_000
 #: As a time to reset to: the end of the queue.
 TO_THE_END = -1

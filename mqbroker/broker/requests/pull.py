@@ -12,24 +12,34 @@ from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-from mqbroker.broker.groups import GroupTable
-from mqbroker.broker.hold import BYTES_PER_WEIGHT, HeldPull, HeldPulls
+from mqbroker.broker.broker_stats import Gets
+from mqbroker.broker.group_table import GroupTable
 from mqbroker.broker.live_settings import LiveSettings
-from mqbroker.broker.offset_moved import OffsetMovedEvents
-from mqbroker.broker.offsets import OffsetTable
-from mqbroker.broker.stats import Gets
-from mqbroker.broker.topics import TopicTable
-from mqbroker.broker.wanted import PullSubscriptions, Wanted
-from mqbroker.errors import Refused, StoreBusy
+from mqbroker.broker.long_polling import BYTES_PER_WEIGHT, HeldPull, HeldPulls
+from mqbroker.broker.offset_table import OffsetTable
+from mqbroker.broker.subscription_resolver import MessageFilter, SubscriptionResolver
+from mqbroker.broker.topic_table import TopicTable
+from mqbroker.errors import Refused, StoreBusy, StoreError
 from mqbroker.remoting.failures import OVERLOADED
 from mqbroker.remoting.handlers import IConnection, RawRequest, failure_response
 from mqbroker.store.message_store import MessageStore
 from mqbroker.store.outcomes import GetResult, GetStatus
-from mqbroker.wire.bodies import SubscriptionGroupConfig
-from mqbroker.wire.codes import FAQ, MASTER_ID, VERSION, Perm, PullSysFlag, ResponseCode
+from mqbroker.wire.bodies import MessageQueue, OffsetMovedEvent, SubscriptionGroupConfig
+from mqbroker.wire.codes import (
+    FAQ,
+    MASTER_ID,
+    OFFSET_MOVED_EVENT,
+    VERSION,
+    Perm,
+    Prop,
+    PullSysFlag,
+    ResponseCode,
+    SysFlag,
+)
 from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand, encode_command
 from mqbroker.wire.frame import JSON
 from mqbroker.wire.headers import PullMessageRequestHeader, PullMessageResponseHeader, decode_header
+from mqbroker.wire.properties import reencode_properties
 
 T = TypeVar("T")
 
@@ -63,7 +73,7 @@ class _Pull(NamedTuple):
 
     header: PullMessageRequestHeader
     group: SubscriptionGroupConfig
-    wanted: Wanted
+    filter: MessageFilter
     opaque: int
     flag: int
     serialize_type: int
@@ -78,7 +88,7 @@ class PullRequests:
         topics: TopicTable,
         groups: GroupTable,
         offsets: OffsetTable,
-        subscriptions: PullSubscriptions,
+        subscriptions: SubscriptionResolver,
         held: HeldPulls,
         live: LiveSettings,
         clock: IReactorTime,
@@ -150,7 +160,9 @@ class PullRequests:
                 f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] "
                 f"topicConfig.readQueueNums:[{topic.read_queue_nums}] consumer:[/{connection.remote_addr}]",
             )
-        return _Pull(header, group, self._subscriptions.wanted(header, group, connection), opaque, flag, serialize_type)
+        return _Pull(
+            header, group, self._subscriptions.resolve(header, group, connection), opaque, flag, serialize_type
+        )
 
     # --- answers
 
@@ -160,7 +172,7 @@ class PullRequests:
         if self._cold and self._cold.get(connection, 0) >= COLD_ON_CONNECTION_MAX:
             raise StoreBusy(f"{COLD_ON_CONNECTION_MAX} pulls of the connection wait for the disk")
         result = self._store.get_when_ready(
-            header.topic, header.queue_id, offset, header.max_msg_nums, None, *pull.wanted
+            header.topic, header.queue_id, offset, header.max_msg_nums, None, *pull.filter
         )
         if header.sys_flag & PullSysFlag.COMMIT_OFFSET and header.commit_offset >= 0:
             self._commit(header)
@@ -283,7 +295,7 @@ class PullRequests:
         header = pull.header
         try:
             result = self._store.get(
-                header.topic, header.queue_id, held.offset, header.max_msg_nums, None, *pull.wanted
+                header.topic, header.queue_id, held.offset, header.max_msg_nums, None, *pull.filter
             )
             if result.status is GetStatus.FOUND:
                 answer = self._found(pull, result)
@@ -320,3 +332,44 @@ def _code(result: GetResult, offset: int) -> int:
     if result.status in (GetStatus.NO_MATCHED_LOGIC_QUEUE, GetStatus.NO_MESSAGE_IN_QUEUE):
         return ResponseCode.PULL_OFFSET_MOVED if offset else ResponseCode.PULL_NOT_FOUND
     return _CODES[result.status]
+
+
+EVENTS_PER_SECOND_MAX = 100
+
+
+class OffsetMovedEvents:
+    """Stores events.
+
+    :param host: this broker's address as records keep it, 8 or 20 bytes.
+    """
+
+    def __init__(self, store: MessageStore, broker_name: str, host: bytes, clock: IReactorTime) -> None:
+        self._store = store
+        self._broker_name = broker_name
+        self._host = host
+        self._clock = clock
+        self._second = 0
+        self._told = 0
+
+    def tell(self, group: str, topic: str, queue_id: int, asked: int, offset: int) -> None:
+        """The pull of `group` at `asked` goes on at `offset`."""
+        now = self._clock.seconds()
+        if int(now) != self._second:
+            self._second, self._told = int(now), 0
+        if self._told >= EVENTS_PER_SECOND_MAX:
+            return
+        self._told += 1
+        log.info(
+            "{group} asked for offset {asked} of {topic} {queue}: it goes on at {offset}",
+            group=group, asked=asked, topic=topic, queue=queue_id, offset=offset,
+        )  # fmt: skip
+        event = OffsetMovedEvent(group, MessageQueue(topic, self._broker_name, queue_id), asked, offset)
+        properties = reencode_properties({Prop.KEYS: group, Prop.TAGS: group})
+        flags = SysFlag.BORN_HOST_V6 if len(self._host) == 20 else 0
+        message = (
+            OFFSET_MOVED_EVENT.encode(), 0, 0, flags, int(now * 1000), self._host, 0, 0, event.to_json(), properties,
+        )  # fmt: skip
+        try:
+            self._store.append([message])
+        except StoreError as error:
+            log.warn("no event of a moved offset is stored: {why}", why=str(error))

@@ -9,11 +9,10 @@ from collections.abc import Callable
 import attrs
 
 from mqbroker.access.rights import IRights
-from mqbroker.broker.clients import ConsumerRegistry
-from mqbroker.broker.filters import TAG_KINDS, ConsumerFilter, FilterTable, filter_data
+from mqbroker.broker.client_registry import ConsumerRegistry
+from mqbroker.broker.filter_table import TAG_KINDS, ConsumerFilter, FilterTable, filter_data
 from mqbroker.broker.live_settings import LiveSettings
-from mqbroker.broker.matching import ExpressionMatching
-from mqbroker.broker.subscriptions import ALL
+from mqbroker.broker.subscription_resolver import ALL, ExpressionFilter
 from mqbroker.errors import Refused
 from mqbroker.remoting.handlers import Call, answers
 from mqbroker.remoting.walks import Walks
@@ -125,7 +124,7 @@ def passes(wanted: SubscriptionData, registered: ConsumerFilter | None) -> Passe
     if wanted.expression_type not in TAG_KINDS:
         if registered is None:
             return lambda tags_code, unit: True
-        matching = ExpressionMatching.of(registered)
+        matching = ExpressionFilter.of(registered)
         return lambda tags_code, unit: unit is None or matching.may_match(unit)
     if wanted.sub_string == ALL or wanted.class_filter_mode:
         return lambda tags_code, unit: True

@@ -11,7 +11,7 @@ import attrs
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-from mqbroker.broker.clients import ProducerRegistry
+from mqbroker.broker.client_registry import ProducerRegistry
 from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.broker.requests.send_rules import SendRules, long_form
 from mqbroker.errors import MQError, StoreError

@@ -16,9 +16,9 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from mqbroker.broker.broker_stats import BrokerStats
 from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.broker.requests.send_rules import SendRules, read_send_header
-from mqbroker.broker.stats import BrokerStats
 from mqbroker.broker.system_topics import without_wait
 from mqbroker.config import BrokerSettings
 from mqbroker.errors import FlushTimedOut, MessageRefused, MQError, Refused, StoreBusy, StoreError

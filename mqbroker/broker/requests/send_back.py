@@ -11,12 +11,12 @@ from random import Random
 import attrs
 
 from mqbroker.access.rights import IRights
-from mqbroker.broker.groups import GroupTable
+from mqbroker.broker.broker_stats import BrokerStats
+from mqbroker.broker.group_table import GroupTable
 from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.broker.requests.send_rules import DLQ_QUEUES, stored_properties, unit_topic_flag
-from mqbroker.broker.stats import BrokerStats
 from mqbroker.broker.system_topics import delayed_target, stored_again
-from mqbroker.broker.topics import TopicTable
+from mqbroker.broker.topic_table import TopicTable
 from mqbroker.errors import Refused, StoreError
 from mqbroker.remoting.handlers import Call, answers
 from mqbroker.store.message_store import MessageStore

@@ -13,10 +13,10 @@ from random import Random
 import attrs
 from twisted.internet.defer import Deferred
 
-from mqbroker.broker.groups import GroupTable
+from mqbroker.broker.group_table import GroupTable
 from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.broker.system_topics import delayed_target, half_target, waits
-from mqbroker.broker.topics import TopicTable, describe_topic
+from mqbroker.broker.topic_table import TopicTable, describe_topic
 from mqbroker.errors import LmqQueuesExceeded, MessageRefused, MultiDispatchRefused, Refused
 from mqbroker.remoting.handlers import IConnection
 from mqbroker.store.commitlog import NewMessage
@@ -51,7 +51,7 @@ DLQ_QUEUES = 1
 
 
 class SendRules:
-    """Checks sends against topics, groups and limits; makes topics where that is allowed.
+    """TransactionChecks sends against topics, groups and limits; makes topics where that is allowed.
 
     :param now: gives seconds since the epoch.
     """

@@ -9,9 +9,9 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
+from mqbroker.broker.broker_stats import BrokerStats
 from mqbroker.broker.queue_stats import QueueStats
-from mqbroker.broker.stats import BrokerStats
-from mqbroker.broker.topics import TopicTable
+from mqbroker.broker.topic_table import TopicTable
 from mqbroker.errors import Refused
 from mqbroker.remoting.handlers import Call, answers
 from mqbroker.remoting.walks import Walks

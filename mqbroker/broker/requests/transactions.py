@@ -2,7 +2,7 @@
 given up asked about again.
 
 All that one read brings is one append. A half message is settled once: whoever settles it again is answered SUCCESS,
-and nothing is stored. Checks and remarks are EndTransactionProcessor's and AdminBrokerProcessor's of 4.9.7.
+and nothing is stored. TransactionChecks and remarks are EndTransactionProcessor's and AdminBrokerProcessor's of 4.9.7.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from twisted.python.failure import Failure
 from mqbroker.access.rights import IRights
 from mqbroker.broker.requests.send_rules import message_refusal
 from mqbroker.broker.system_topics import NoRealTarget
-from mqbroker.broker.transactions.halves import HalfMessages
-from mqbroker.broker.transactions.messages import QUEUE_ID, committed, put_back
-from mqbroker.broker.transactions.plain import PlainHalves
+from mqbroker.broker.transactions.half_message import QUEUE_ID, PlainHalfMessages, committed, put_back
+from mqbroker.broker.transactions.half_queue import HalfQueue
 from mqbroker.config import StoreSettings
 from mqbroker.errors import MessageRefused, MQError, Refused, StoreError
 from mqbroker.remoting.handlers import Call, IConnection, RawRequest, answers, failure_response
@@ -90,12 +89,12 @@ class _Run:
 class EndTransactionRequests:
     """Commits and rolls back."""
 
-    def __init__(self, store: MessageStore, halves: HalfMessages, settings: StoreSettings, rights: IRights) -> None:
+    def __init__(self, store: MessageStore, halves: HalfQueue, settings: StoreSettings, rights: IRights) -> None:
         self._store = store
         self._rights = rights
         self._halves = halves
         self._record_at = store.hot_records(TRANS_HALF_TOPIC, QUEUE_ID)
-        self._plain = PlainHalves()
+        self._plain = PlainHalfMessages()
         self._message_bytes_max = settings.max_message_size
         self._delay_level_max = settings.delay_level_count
 
@@ -115,7 +114,7 @@ class EndTransactionRequests:
         of a half message as most are, is looked at here alone."""
         record_at = self._record_at
         committed_from = self._plain.committed
-        is_open = self._halves.ledger.is_open
+        is_open = self._halves.settled.is_open
         for taken, request in enumerate(requests):
             ext, _, flag, _, _ = request
             try:
@@ -203,13 +202,13 @@ class EndTransactionRequests:
     def _gather(self, run: _Run, request: RawRequest, end: _End, record: RawRecord) -> None:
         """Add what the request comes to. Raises Refused where its sender may not end the transaction."""
         self._check_sender(run, request, find_property(record.properties, _REAL_TOPIC))
-        ledger = self._halves.ledger
+        settled = self._halves.settled
         # It may have been put back since its producer, or who was asked about it, learned where it is.
-        offset = ledger.where(record.queue_offset)
-        if offset in run.endings or ledger.is_settled(offset):
+        offset = settled.where(record.queue_offset)
+        if offset in run.endings or settled.is_settled(offset):
             run.asked.append((request, offset))
             return
-        if not ledger.is_possible(offset):
+        if not settled.is_possible(offset):
             raise Refused(ResponseCode.SYSTEM_ERROR, "The transaction state table offset wrong")
         is_committed = end.outcome == SysFlag.TRANSACTION_COMMIT
         run.endings[offset] = committed(record, self._delay_level_max) if is_committed else None
@@ -238,17 +237,17 @@ class EndTransactionRequests:
             why = self._settle_each(wanted)
         except (StoreError, OSError) as error:
             why = dict.fromkeys(wanted, _unavailable(error))
-        where = self._halves.ledger.where
+        where = self._halves.settled.where
         for request, offset in asked:
             run.answer(request, why.get(where(offset)))
 
     def _still_open(self, endings: dict[int, NewMessage | None]) -> dict[int, NewMessage | None]:
         """Without what others settled meanwhile; what was put back by where it is now."""
-        ledger = self._halves.ledger
+        settled = self._halves.settled
         wanted: dict[int, NewMessage | None] = {}
         for offset, message in endings.items():
-            now_at = ledger.where(offset)
-            if not ledger.is_settled(now_at):
+            now_at = settled.where(offset)
+            if not settled.is_settled(now_at):
                 wanted.setdefault(now_at, message)
         return wanted
 
@@ -289,9 +288,9 @@ class EndTransactionRequests:
         if record.topic == TRANS_CHECK_MAX_TIME_TOPIC:
             self._store.append([again])
             return
-        ledger = self._halves.ledger
-        offset = ledger.where(record.queue_offset)
-        if record.topic != TRANS_HALF_TOPIC or ledger.is_settled(offset):
+        settled = self._halves.settled
+        offset = settled.where(record.queue_offset)
+        if record.topic != TRANS_HALF_TOPIC or settled.is_settled(offset):
             why = "it is neither a half message that is not settled nor one that was given up"
             raise Refused(ResponseCode.SYSTEM_ERROR, f"{_NOT_RESUMED} {why}")
         self._halves.put_back({offset: again})

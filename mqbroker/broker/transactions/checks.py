@@ -18,14 +18,8 @@ from twisted.logger import Logger
 
 from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.broker.system_topics import NoRealTarget, real_target_of
-from mqbroker.broker.transactions.halves import HalfMessages
-from mqbroker.broker.transactions.messages import (
-    check_request,
-    check_times,
-    given_up,
-    immunity_ms,
-    put_back,
-)
+from mqbroker.broker.transactions.half_message import check_request, check_times, given_up, immunity_ms, put_back
+from mqbroker.broker.transactions.half_queue import HalfQueue
 from mqbroker.config import BrokerSettings
 from mqbroker.errors import MessageRefused, MQError, StoreError
 from mqbroker.remoting.handlers import IConnection
@@ -74,7 +68,7 @@ class CheckRules:
         return Step.WAIT if 0 <= age_ms < self.timeout_ms else Step.ASK
 
 
-class Checks:
+class TransactionChecks:
     """Asks, every `transactionCheckInterval`.
 
     :param choose: gives a connection of a producer of a group that may write to a topic; None where there is none.
@@ -84,7 +78,7 @@ class Checks:
     def __init__(
         self,
         store: MessageStore,
-        halves: HalfMessages,
+        halves: HalfQueue,
         live: LiveSettings,
         clock: IReactorTime,
         *,
@@ -140,19 +134,19 @@ class Checks:
 
     async def _check(self, end: int, rules: CheckRules) -> None:
         """Go over all half messages below `end`. Raises StoreError and OSError."""
-        ledger = self._halves.ledger
-        at = ledger.next_open(ledger.progress)
+        settled = self._halves.settled
+        at = settled.next_open(settled.progress)
         while at < end:
             records, after = await self._halves.read(TRANS_HALF_TOPIC, at)
             if after <= at or self._is_stopped():
                 return
             self._forget_missing(at, after, records)
             open_ones = [
-                each for each in records if each.queue_offset < end and not ledger.is_settled(each.queue_offset)
+                each for each in records if each.queue_offset < end and not settled.is_settled(each.queue_offset)
             ]
             if not self._deal_with(open_ones, rules):
                 return
-            at = ledger.next_open(after)
+            at = settled.next_open(after)
             await self._turn()
             if self._is_stopped():
                 return
@@ -163,9 +157,9 @@ class Checks:
     def _forget_missing(self, start: int, end: int, records: list[Record]) -> None:
         """What is not there among start..end is damaged or deleted, and nobody can settle it."""
         for record in records:
-            self._halves.ledger.forget(start, record.queue_offset)
+            self._halves.settled.forget(start, record.queue_offset)
             start = record.queue_offset + 1
-        self._halves.ledger.forget(start, end)
+        self._halves.settled.forget(start, end)
 
     async def _turn(self) -> None:
         """Let others have their turn."""

@@ -3,8 +3,8 @@
 import pytest
 from twisted.internet.address import IPv4Address
 
-from mqbroker.broker import hold as module
-from mqbroker.broker.hold import HeldPull, HeldPulls
+from mqbroker.broker import long_polling as module
+from mqbroker.broker.long_polling import HeldPull, HeldPulls
 from mqbroker.remoting.limits import Shares
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from tests.broker.bench import FakeConnection, live_settings, pull_header

@@ -1,27 +1,68 @@
-"""What consumer groups want of topics by an expression: config/consumerFilter.json.
+"""The SQL92 filters of consumer groups: config/consumerFilter.json, and the bit maps that are made of them.
 
-Heartbeats bring it. A filter whose group is gone is kept, dead, for `filterDataCleanTimeSpan`, since the bit maps of
-messages are computed for it meanwhile. The rules of what replaces what are ConsumerFilterManager's of 4.9.7.
+Heartbeats bring them. A filter whose group is gone is kept, dead, for `filterDataCleanTimeSpan`, since the bit maps of
+messages are computed for it meanwhile. To read an expression takes some 4 us a character, in which nobody else is
+served: how much a connection may have read is limited. The rules of what replaces what are ConsumerFilterManager's of
+4.9.7, bit maps those of its CommitLogDispatcherCalcBitMap.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from weakref import WeakKeyDictionary
 
 import attrs
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from mqbroker.broker.allowance import Charge
 from mqbroker.errors import BadExpression, Refused
 from mqbroker.filter import Expression, compile_expression
 from mqbroker.filter.bloom import BloomData, BloomFilter
+from mqbroker.remoting.handlers import IConnection
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.wire.bodies import SubscriptionData
+from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.filter_bodies import BloomFilterData, ConsumerFilterData, ConsumerFilters, FilterDataMapByTopic
 
 log = Logger()
+
+
+#: Of a connection that had nothing read for a while: a quarter of a second.
+CHARACTERS_AT_ONCE = 65_536
+CHARACTERS_PER_SECOND = 4_096
+
+#: Called with the number of characters of an expression before it is read. Raises Refused.
+Charge = Callable[[int], None]
+
+
+class CompileRateLimit:
+    """Keeps account by connection.
+
+    :param now: seconds, of any clock.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        #: What was left of it, and when.
+        self._left: WeakKeyDictionary[IConnection, tuple[float, float]] = WeakKeyDictionary()
+
+    def of(self, connection: IConnection) -> Charge:
+        """What an expression that `connection` brings is charged to."""
+        return partial(self._charge, connection)
+
+    def _charge(self, connection: IConnection, characters: int) -> None:
+        now = self._now()
+        left, since = self._left.get(connection, (CHARACTERS_AT_ONCE, now))
+        left = min(CHARACTERS_AT_ONCE, left + (now - since) * CHARACTERS_PER_SECOND)
+        if characters > left:
+            remark = (
+                f"filter expressions come too fast: {characters} characters more, where a connection may bring "
+                f"{CHARACTERS_PER_SECOND} new ones a second; try again later"
+            )
+            raise Refused(ResponseCode.SYSTEM_BUSY, remark)
+        self._left[connection] = left - characters, now
+
 
 SQL92 = "SQL92"
 #: Expression types that mean tags joined by ||.
@@ -275,3 +316,27 @@ def filter_data(one: ConsumerFilter) -> ConsumerFilterData:
         bloom_filter_data=BloomFilterData(list(one.bloom.positions), one.bloom.bit_count),
         dead=one.is_dead,
     )
+
+
+class BitMaps:
+    """Makes them."""
+
+    def __init__(self, filters: FilterTable) -> None:
+        self._filters = filters
+
+    def of_topic(self, topic: str) -> Callable[[bytes], bytes] | None:
+        """What makes the map of a message of a topic from its property bytes; None where nobody filters the topic."""
+        filters = self._filters.of_topic(topic)
+        if not filters:
+            return None
+        masks = [(one.expression.pick, one.bloom.mask) for one in filters]
+        written = self._filters.bloom.bit_map
+
+        def bit_map(properties: bytes) -> bytes:
+            bits, messages = 0, (properties,)
+            for pick, mask in masks:
+                if pick(messages, 1):
+                    bits |= mask
+            return written(bits)
+
+        return bit_map

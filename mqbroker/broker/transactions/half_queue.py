@@ -1,23 +1,23 @@
-"""Half messages in the store: which of them are settled, settling them, and how far that is.
+"""The queue of half messages and its op queue: which are settled, settling them, and how far both are done with.
 
-After a start what is settled is read from the entries of RMQ_SYS_TRANS_OP_HALF_TOPIC, in turns; who needs it waits.
-How far the two queues are done with is kept as the Java broker keeps it: as offsets of the group CID_RMQ_SYS_TRANS,
-which are never ahead of what is on the disk. Must never know of producers.
+After a start what is settled is read from the op queue, in turns; who needs it waits. How far the two queues are done
+with is kept as the Java broker keeps it: as offsets of the group CID_RMQ_SYS_TRANS, which are never ahead of what is on
+the disk. Must never know of producers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from array import array
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
-from mqbroker.broker.offsets import OffsetTable
-from mqbroker.broker.stats import BrokerStats
-from mqbroker.broker.transactions.ledger import Ledger
-from mqbroker.broker.transactions.messages import QUEUE_ID, settled_by, settling
+from mqbroker.broker.broker_stats import BrokerStats
+from mqbroker.broker.offset_table import OffsetTable
+from mqbroker.broker.transactions.half_message import QUEUE_ID, settled_by, settling
 from mqbroker.errors import StoreError
 from mqbroker.store.commitlog import Appended, NewMessage
 from mqbroker.store.message_store import MessageStore
@@ -26,6 +26,125 @@ from mqbroker.wire.codes import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
 from mqbroker.wire.record import BadRecord, Record, decode_record
 
 log = Logger()
+
+
+#: How far beyond the first half message that is not settled one may be: what is kept of them is bounded by it.
+SPAN_MAX = 64 * 1024 * 1024
+#: Of how many half messages that were put back it is known where they are now.
+MOVES_MAX = 100_000
+_TRIM_MIN = 64 * 1024
+
+
+class SettledState:
+    """`progress`: all half messages below are settled. `op_progress`: entries below settle none at or above it."""
+
+    def __init__(self, progress: int, op_progress: int) -> None:
+        self.progress = progress
+        #: A byte for each half message from `_base` on, 1 where it is settled.
+        self._settled = bytearray()
+        self._base = progress
+        #: Of each entry from `_op_base` on the half message that it settles; those before `_op_at` are done with.
+        self._ops = array("q")
+        self._op_base = op_progress
+        self._op_at = 0
+        self._moves: dict[int, int] = {}
+
+    @property
+    def op_progress(self) -> int:
+        return self._op_base + self._op_at
+
+    @property
+    def next_op(self) -> int:
+        """The offset of the entry that follows."""
+        return self._op_base + len(self._ops)
+
+    def is_settled(self, offset: int) -> bool:
+        at = offset - self._base
+        return at < 0 or (at < len(self._settled) and self._settled[at] == 1)
+
+    def is_open(self, offset: int) -> bool:
+        """Whether a half message at `offset` can be settled. Hot."""
+        at = offset - self._base
+        settled = self._settled
+        return at >= 0 and (at >= len(settled) or not settled[at]) and offset < self.progress + SPAN_MAX
+
+    def is_possible(self, offset: int) -> bool:
+        """Whether a half message at `offset` can be kept account of."""
+        return 0 <= offset < self.progress + SPAN_MAX
+
+    def settle(self, offset: int, op_offset: int) -> None:
+        """Take note of the entry at `op_offset`, which settles the half message at `offset`."""
+        if op_offset < self.next_op:
+            return
+        # Entries between that are not known say nothing.
+        self._ops.extend([-1] * (op_offset - self.next_op))
+        self._ops.append(offset if self.is_possible(offset) else -1)
+        self._set(offset, offset + 1)
+
+    def settle_all(self, offsets: Sequence[int], op_offset: int) -> None:
+        """As `settle`, for entries one after another, of which the first is at `op_offset`. Hot."""
+        base = self._base
+        high = max(offsets)
+        if op_offset != self.next_op or min(offsets) < base or not self.is_possible(high):
+            for number, offset in enumerate(offsets):
+                self.settle(offset, op_offset + number)
+            return
+        self._ops.extend(offsets)
+        settled = self._settled
+        settled.extend(bytes(max(0, high + 1 - base - len(settled))))
+        for offset in offsets:
+            settled[offset - base] = 1
+        self._pass_settled()
+        self._pass_ops()
+
+    def forget(self, start: int, end: int) -> None:
+        """Half messages at start..end are not there any more: they count as settled."""
+        self._set(max(start, self._base), min(end, self.progress + SPAN_MAX))
+
+    def next_open(self, offset: int) -> int:
+        """The first half message at or after `offset` that is not settled."""
+        at = max(0, offset - self._base)
+        if at >= len(self._settled):
+            return self._base + at
+        found = self._settled.find(0, at)
+        return self._base + (found if found >= 0 else len(self._settled))
+
+    def move(self, offset: int, to: int) -> None:
+        """A half message was put back: it is at `to` now."""
+        if len(self._moves) >= MOVES_MAX:
+            del self._moves[next(iter(self._moves))]
+        self._moves[offset] = to
+
+    def where(self, offset: int) -> int:
+        """Where the half message is now that was at `offset`."""
+        while (moved := self._moves.get(offset)) is not None:
+            offset = moved
+        return offset
+
+    def _set(self, start: int, end: int) -> None:
+        if self._base <= start < end and self.is_possible(end - 1):
+            settled = self._settled
+            settled.extend(bytes(max(0, end - self._base - len(settled))))
+            settled[start - self._base : end - self._base] = b"\x01" * (end - start)
+            self._pass_settled()
+        self._pass_ops()
+
+    def _pass_settled(self) -> None:
+        self.progress = self.next_open(self.progress)
+        if self.progress - self._base >= _TRIM_MIN:
+            del self._settled[: self.progress - self._base]
+            self._base = self.progress
+
+    def _pass_ops(self) -> None:
+        ops, at, progress = self._ops, self._op_at, self.progress
+        while at < len(ops) and ops[at] < progress:
+            at += 1
+        if at >= _TRIM_MIN:
+            del ops[:at]
+            self._op_base += at
+            at = 0
+        self._op_at = at
+
 
 GROUP = "CID_RMQ_SYS_TRANS"
 #: How many messages are read at once; how many reads of what is in memory make one turn of a start.
@@ -41,7 +160,7 @@ class _Progress(NamedTuple):
     log_end: int
 
 
-class HalfMessages:
+class HalfQueue:
     """Knows which half messages are settled, and settles them."""
 
     def __init__(
@@ -54,7 +173,7 @@ class HalfMessages:
         self._store_host = store_host
         half = self._start_of(TRANS_HALF_TOPIC)
         op = self._start_of(TRANS_OP_HALF_TOPIC)
-        self.ledger = Ledger(half, op)
+        self.settled = SettledState(half, op)
         self._saved = (half, op)
         self._candidate: _Progress | None = None
         self._log_end = 0
@@ -126,13 +245,13 @@ class HalfMessages:
         """Read some entries; returns whether those were the last. Raises StoreError."""
         high = self._store.max_offset(TRANS_HALF_TOPIC, QUEUE_ID)
         for _ in range(_TURN_READS):
-            records, after = await self.read(TRANS_OP_HALF_TOPIC, self.ledger.next_op)
-            if after == self.ledger.next_op:
+            records, after = await self.read(TRANS_OP_HALF_TOPIC, self.settled.next_op)
+            if after == self.settled.next_op:
                 return True
             for record in records:
                 offset = settled_by(record)
-                self.ledger.settle(offset if offset < high else -1, record.queue_offset)
-            self.ledger.settle(-1, after - 1)  # where the last of them was no message
+                self.settled.settle(offset if offset < high else -1, record.queue_offset)
+            self.settled.settle(-1, after - 1)  # where the last of them was no message
         return False
 
     async def read(self, topic: str, offset: int) -> tuple[list[Record], int]:
@@ -171,7 +290,7 @@ class HalfMessages:
         messages = settling(settled.items(), int(self._clock.seconds() * 1000), self._store_host)
         appended = self._store.append(messages)
         physical, last_op, size, _ = appended[-1]
-        self.ledger.settle_all(list(settled), last_op + 1 - len(settled))
+        self.settled.settle_all(list(settled), last_op + 1 - len(settled))
         self._log_end = physical + size
         self._stats.stored_again(len(messages) - len(settled))
         return appended
@@ -180,7 +299,7 @@ class HalfMessages:
         """Settle half messages, each with another in its place; where those are. Raises StoreError and OSError."""
         appended = self.settle(halves)[::2]
         for offset, placed in zip(halves, appended, strict=True):
-            self.ledger.move(offset, placed[1])
+            self.settled.move(offset, placed[1])
         return appended
 
     # Progress
@@ -190,7 +309,7 @@ class HalfMessages:
         if self._is_loaded:
             self._commit_candidate()
             if self._candidate is None:
-                self._candidate = _Progress(self.ledger.progress, self.ledger.op_progress, self._log_end)
+                self._candidate = _Progress(self.settled.progress, self.settled.op_progress, self._log_end)
             self._commit_candidate()
 
     def _commit_candidate(self) -> None:

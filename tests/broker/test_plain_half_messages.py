@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqbroker.broker.transactions import plain as plain_module
-from mqbroker.broker.transactions.messages import committed
-from mqbroker.broker.transactions.plain import PlainHalves
+from mqbroker.broker.transactions import half_message as module
+from mqbroker.broker.transactions.half_message import PlainHalfMessages, committed
 from mqbroker.wire.properties import decode_properties, find_property
 from mqbroker.wire.record import Record, decode_raw, encode_record
 from tests.broker.transacting import HALF
@@ -37,7 +36,7 @@ def text_of(data):
 
 
 def plainly(record, group="PG", halves=None):
-    return (halves or PlainHalves()).committed(record, OFFSET, PHYSICAL, group)
+    return (halves or PlainHalfMessages()).committed(record, OFFSET, PHYSICAL, group)
 
 
 def the_longer_way(record):
@@ -113,7 +112,7 @@ def test_a_group_that_is_no_text_is_of_nobody():
 
 
 def test_a_second_one_alike_is_of_its_own_group():
-    halves = PlainHalves()
+    halves = PlainHalfMessages()
     assert plainly(half(), halves=halves)[:2] == (b"T", 3)
     with pytest.raises(ValueError, match=r"^$"):
         plainly(half(), "another", halves)
@@ -123,9 +122,9 @@ def test_a_second_one_alike_is_of_its_own_group():
         plainly(half(properties={"INNER_MULTI_QUEUE_OFFSET": "3"} | PROPERTIES), halves=halves)
 
 
-@pytest.mark.parametrize("count", [1, plain_module._KEPT_MAX * 2 + 10])
+@pytest.mark.parametrize("count", [1, module._KEPT_MAX * 2 + 10])
 def test_what_is_kept_is_bounded(count):
-    halves = PlainHalves()
+    halves = PlainHalfMessages()
     for n in range(count):
         properties = PROPERTIES | {"PGROUP": f"g{n}", "REAL_TOPIC": f"t{n}"}
         assert plainly(half(properties=properties), f"g{n}", halves)[0] == b"t%d" % n

@@ -4,8 +4,7 @@ import attrs
 import pytest
 from twisted.internet.task import Clock
 
-from mqbroker.broker.allowance import CHARACTERS_AT_ONCE, CHARACTERS_PER_SECOND, ReadingAllowance
-from mqbroker.broker.filters import _unread
+from mqbroker.broker.filter_table import CHARACTERS_AT_ONCE, CHARACTERS_PER_SECOND, CompileRateLimit, _unread
 from mqbroker.errors import Refused
 from mqbroker.filter import sql92
 from mqbroker.wire.bodies import CheckClientRequestBody, SubscriptionData
@@ -41,8 +40,8 @@ def use_up(client):
 
 def test_an_allowance_is_used_up_and_comes_back():
     clock, connection = Clock(), Connection()
-    allowance = ReadingAllowance(clock.seconds)
-    charge = allowance.of(connection)
+    rate_limit = CompileRateLimit(clock.seconds)
+    charge = rate_limit.of(connection)
     charge(CHARACTERS_AT_ONCE - 10)
     with pytest.raises(Refused, match="11 characters more") as refusal:
         charge(11)
@@ -59,13 +58,13 @@ def test_an_allowance_is_used_up_and_comes_back():
 
 
 def test_each_connection_has_its_own_which_goes_with_it():
-    allowance = ReadingAllowance(Clock().seconds)
+    rate_limit = CompileRateLimit(Clock().seconds)
     first, second = Connection(), Connection()
-    allowance.of(first)(CHARACTERS_AT_ONCE)
-    allowance.of(second)(CHARACTERS_AT_ONCE)
-    assert len(allowance._left) == 2
+    rate_limit.of(first)(CHARACTERS_AT_ONCE)
+    rate_limit.of(second)(CHARACTERS_AT_ONCE)
+    assert len(rate_limit._left) == 2
     del first
-    assert len(allowance._left) == 1
+    assert len(rate_limit._left) == 1
 
 
 def test_pulls_that_bring_ever_new_expressions_are_told_to_come_later(bench, client):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import attrs
 
-DEFAULT_SOURCE = Path("../shared/tools/rmqload.c")
+_SOURCE = Path(__file__).with_name("rmqload.c")
 #: After so long the load generator gives up, and a little later it is given up.
 LIMIT_S = 240
 
@@ -49,12 +49,9 @@ _LINE = re.compile(
 
 
 def build(target_dir: Path) -> Path:
-    """Compile the source at `$MQBROKER_RMQLOAD`, or at ../shared/tools/rmqload.c. Raises LoadFailed."""
-    source = Path(os.environ.get("MQBROKER_RMQLOAD", DEFAULT_SOURCE)).absolute()
-    if not source.exists():
-        raise LoadFailed(f"no load generator at {source}; set MQBROKER_RMQLOAD to the path of rmqload.c")
+    """Compile the load generator into `target_dir`. Raises LoadFailed."""
     program = target_dir / "rmqload"
-    command = [os.environ.get("CC", "cc"), "-O2", "-o", str(program), str(source)]
+    command = [os.environ.get("CC", "cc"), "-O2", "-o", str(program), str(_SOURCE)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     except FileNotFoundError:

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 import attrs
 
 from mqbroker.errors import Refused
-from mqbroker.namesrv.placements import Placement, Placements
+from mqbroker.namesrv.topic_queue_table import TopicQueues, TopicQueueTable
 from mqbroker.wire.bodies import (
     BrokerData,
     ClusterInfo,
@@ -28,8 +28,8 @@ C = TypeVar("C")
 K = TypeVar("K")
 V = TypeVar("V")
 
-#: Which topics, by how they lie.
-Which = Callable[[Placement], bool]
+#: Which topics, by their queues.
+Which = Callable[[TopicQueues], bool]
 
 MASTER_ID = 0
 
@@ -66,7 +66,7 @@ class Registered:
 
 
 @attrs.frozen
-class _Life(Generic[C]):
+class _LiveBroker(Generic[C]):
     """A broker address that registered: when last (ms), with which topics, over what."""
 
     last_ms: int
@@ -83,14 +83,14 @@ class _BrokerSet:
     addrs: dict[int, str] = attrs.field(factory=dict)
 
 
-def each(placement: Placement) -> bool:
+def each(topic_queues: TopicQueues) -> bool:
     """Each topic."""
     return True
 
 
 def of_flag(is_wanted: Callable[[int], bool]) -> Which:
     """The topics whose system flag is wanted on any broker. (Java asks one broker, whichever comes first.)"""
-    return lambda placement: any(is_wanted(queues.topic_sys_flag) for queues in placement.queues)
+    return lambda topic_queues: any(is_wanted(queues.topic_sys_flag) for queues in topic_queues.queues)
 
 
 class RouteTable(Generic[C]):
@@ -99,12 +99,12 @@ class RouteTable(Generic[C]):
     def __init__(self) -> None:
         #: Goes up whenever a broker comes, goes, or changes what routes say of it.
         self.brokers_version = 0
-        #: Goes up whenever there may be other topics or clusters, or topics lie elsewhere.
+        #: Goes up whenever there may be other topics or clusters, or topics have other queues.
         self.topics_version = 0
-        self._topics = Placements()
+        self._topics = TopicQueueTable()
         self._brokers: dict[str, _BrokerSet] = {}
         self._clusters: dict[str, set[str]] = {}
-        self._lives: dict[str, _Life[C]] = {}
+        self._live: dict[str, _LiveBroker[C]] = {}
         # What is taken out with a broker is found by these, and not by a walk over all others.
         self._addrs_of: dict[C, set[str]] = {}
         self._names_of: dict[str, set[str]] = {}
@@ -117,15 +117,15 @@ class RouteTable(Generic[C]):
         """Take in a broker, or that it still lives. Raises Refused where there is no room for it."""
         name, addr, broker_id = registration.broker_name, registration.broker_addr, registration.broker_id
         self.topics_version += 1
-        is_new = addr not in self._lives
+        is_new = addr not in self._live
         self._check_room(registration, is_new)
         former = self._brokers[name].addrs.get(broker_id) if name in self._brokers else None
         # The topics of a set are what its master says they are.
         if broker_id == MASTER_ID and (former is None or self.changed(addr, registration.topics.data_version)):
             self._topics.put(name, registration.topics.queues)
-        brokers = self._take_address(registration)
+        brokers = self._set_address(registration)
         said = attrs.evolve(registration, topics=attrs.evolve(registration.topics, queues={}))
-        self._set_life(addr, _Life(now_ms, registration.topics.data_version, connection, said))
+        self._set_live(addr, _LiveBroker(now_ms, registration.topics.data_version, connection, said))
         if registration.has_filter_servers:
             self._set_filter_servers(addr, registration.topics.filter_servers)
         replaced = former if former not in (None, addr) else None
@@ -134,28 +134,28 @@ class RouteTable(Generic[C]):
 
     def renew(self, addr: str, digest: bytes, connection: C, now_ms: int) -> Registered | None:
         """Take in that a broker still lives and says what it said last, to the byte; None where it does not."""
-        life = self._lives.get(addr)
+        life = self._live.get(addr)
         if life is None or not digest or life.said.digest != digest:
             return None
         brokers = self._brokers.get(life.said.broker_name)
         if brokers is None or brokers.addrs.get(life.said.broker_id) != addr:
             return None
-        self._set_life(addr, attrs.evolve(life, last_ms=now_ms, connection=connection))
+        self._set_live(addr, attrs.evolve(life, last_ms=now_ms, connection=connection))
         return Registered(*self._master_of(brokers, life.said.broker_id))
 
-    def _set_life(self, addr: str, life: _Life[C]) -> None:
-        self._forget_life(addr)
-        self._lives[addr] = life
+    def _set_live(self, addr: str, life: _LiveBroker[C]) -> None:
+        self._forget_live(addr)
+        self._live[addr] = life
         self._addrs_of.setdefault(life.connection, set()).add(addr)
 
-    def _forget_life(self, addr: str) -> None:
-        life = self._lives.pop(addr, None)
+    def _forget_live(self, addr: str) -> None:
+        life = self._live.pop(addr, None)
         if life is not None:
-            _take_out(self._addrs_of, life.connection, addr)
+            _discard(self._addrs_of, life.connection, addr)
 
     def _check_room(self, registration: Registration, is_new: bool) -> None:
         for is_one_more, table in (
-            (is_new, self._lives),
+            (is_new, self._live),
             (registration.broker_name not in self._brokers, self._brokers),
             (registration.cluster not in self._clusters, self._clusters),
         ):
@@ -163,7 +163,7 @@ class RouteTable(Generic[C]):
                 remark = f"the name server has no room for more than {BROKERS_MAX} brokers"
                 raise Refused(ResponseCode.SYSTEM_ERROR, remark)
 
-    def _take_address(self, registration: Registration) -> _BrokerSet:
+    def _set_address(self, registration: Registration) -> _BrokerSet:
         """Put the address under its id, and under no other: a slave that became the master is no longer a slave."""
         name, addr, broker_id = registration.broker_name, registration.broker_addr, registration.broker_id
         self._clusters.setdefault(registration.cluster, set()).add(name)
@@ -172,7 +172,7 @@ class RouteTable(Generic[C]):
         brokers = self._brokers.setdefault(name, _BrokerSet(registration.cluster))
         former = brokers.addrs.get(broker_id, addr)
         if former != addr:
-            _take_out(self._names_of, former, name)
+            _discard(self._names_of, former, name)
         kept = {key: value for key, value in brokers.addrs.items() if value != addr} | {broker_id: addr}
         if kept != brokers.addrs:
             brokers.addrs = kept
@@ -190,7 +190,7 @@ class RouteTable(Generic[C]):
 
     def _master_of(self, brokers: _BrokerSet, broker_id: int) -> tuple[str | None, str | None]:
         master_addr = brokers.addrs.get(MASTER_ID)
-        life = self._lives.get(master_addr) if master_addr is not None else None
+        life = self._live.get(master_addr) if master_addr is not None else None
         if broker_id == MASTER_ID or life is None:
             return None, None
         return master_addr, life.said.ha_server_addr
@@ -214,7 +214,7 @@ class RouteTable(Generic[C]):
 
     def expire(self, now_ms: int) -> list[tuple[str, C]]:
         """Take out the brokers that are silent for too long; return their addresses and connections."""
-        late = [(addr, life.connection) for addr, life in self._lives.items() if life.last_ms + EXPIRY_MS < now_ms]
+        late = [(addr, life.connection) for addr, life in self._live.items() if life.last_ms + EXPIRY_MS < now_ms]
         self._drop([addr for addr, _ in late])
         return late
 
@@ -223,7 +223,7 @@ class RouteTable(Generic[C]):
         self.brokers_version += len(addrs)
         names = []
         for addr in addrs:
-            self._forget_life(addr)
+            self._forget_live(addr)
             self._filter_servers.pop(addr, None)
             for name in self._names_of.pop(addr, ()):
                 brokers = self._brokers[name]
@@ -233,7 +233,7 @@ class RouteTable(Generic[C]):
         for name in names:
             del self._brokers[name]
             for cluster in self._clusters_of.pop(name):
-                _take_out(self._clusters, cluster, name)
+                _discard(self._clusters, cluster, name)
         self.topics_version += len(names)
         self._topics.remove_brokers(names)
 
@@ -241,7 +241,7 @@ class RouteTable(Generic[C]):
 
     def version_of(self, broker_addr: str) -> DataVersion | None:
         """The version of the topics that the broker registered with last."""
-        life = self._lives.get(broker_addr)
+        life = self._live.get(broker_addr)
         return life.version if life is not None else None
 
     def changed(self, broker_addr: str, version: DataVersion) -> bool:
@@ -250,9 +250,9 @@ class RouteTable(Generic[C]):
 
     def touch(self, broker_addr: str, now_ms: int) -> None:
         """Take in that a broker with nothing to tell lives."""
-        life = self._lives.get(broker_addr)
+        life = self._live.get(broker_addr)
         if life is not None:
-            self._lives[broker_addr] = attrs.evolve(life, last_ms=now_ms)
+            self._live[broker_addr] = attrs.evolve(life, last_ms=now_ms)
 
     # --- topics
 
@@ -274,22 +274,22 @@ class RouteTable(Generic[C]):
 
     # --- questions
 
-    def placement(self, topic: str) -> Placement | None:
-        """How `topic` lies; None where no broker has it."""
+    def topic_queues(self, topic: str) -> TopicQueues | None:
+        """The queues of `topic`; None where no broker has it."""
         return self._topics.get(topic)
 
     def route(self, topic: str) -> TopicRouteData | None:
         """Where `topic` is; None where no broker has it."""
-        placement = self._topics.get(topic)
-        return None if placement is None else self.route_by(placement)
+        topic_queues = self._topics.get(topic)
+        return None if topic_queues is None else self.route_by(topic_queues)
 
-    def route_by(self, placement: Placement) -> TopicRouteData:
-        """Where the topics are that lie like that."""
-        names = [queues.broker_name for queues in placement.queues]
+    def route_by(self, topic_queues: TopicQueues) -> TopicRouteData:
+        """The route of the topics that have these queues."""
+        names = [queues.broker_name for queues in topic_queues.queues]
         broker_datas = [self._broker_data(name) for name in names if name in self._brokers]
         addrs = [addr for data in broker_datas for addr in data.broker_addrs.values()]
         return TopicRouteData(
-            queue_datas=list(placement.queues),
+            queue_datas=list(topic_queues.queues),
             broker_datas=broker_datas,
             filter_server_table={a: self._filter_servers[a] for a in addrs if a in self._filter_servers},
         )
@@ -310,18 +310,18 @@ class RouteTable(Generic[C]):
         return len(self._topics)
 
     def topics(self, which: Which = each) -> TopicList:
-        """The topics that lie as is wanted: all, by default."""
+        """The topics whose queues `which` accepts: all, by default."""
         return TopicList(frozenset(chain.from_iterable(self.topics_in_parts(which, max(1, self.topics_count)))))
 
     def topics_in_parts(self, which: Which, size: int) -> Iterator[list[str]]:
         """The same, so many of all at a time; between two parts, topics may come and go."""
-        memo: dict[Placement, bool] = {}
+        memo: dict[TopicQueues, bool] = {}
         for part in self._topics.parts(size):
             found = []
-            for topic, placement in part:
-                is_wanted = memo.get(placement)
+            for topic, topic_queues in part:
+                is_wanted = memo.get(topic_queues)
                 if is_wanted is None:
-                    is_wanted = memo[placement] = which(placement)
+                    is_wanted = memo[topic_queues] = which(topic_queues)
                 if is_wanted:
                     found.append(topic)
             yield found
@@ -329,7 +329,7 @@ class RouteTable(Generic[C]):
     def of_cluster(self, cluster: str) -> Which:
         """The topics on any broker of `cluster`; none where it is unknown."""
         names = self._clusters.get(cluster, set())
-        return lambda placement: placement.is_on(names)
+        return lambda topic_queues: topic_queues.is_on(names)
 
     def system_topics(self) -> TopicList:
         """Each cluster's and broker's name is a topic; `broker_addr` is one broker that can tell more."""
@@ -343,7 +343,7 @@ class RouteTable(Generic[C]):
         return BrokerData(name, brokers.cluster, dict(sorted(brokers.addrs.items())))
 
 
-def _take_out(table: dict[K, set[V]], key: K, value: V) -> None:
+def _discard(table: dict[K, set[V]], key: K, value: V) -> None:
     """Take a value out of the set of a key, which goes with its last one."""
     values = table.get(key)
     if values is not None:

@@ -18,11 +18,9 @@ from twisted.python.threadpool import ThreadPool
 
 from mqbroker.config import NamesrvSettings
 from mqbroker.config.changes import rewrite_conf
-from mqbroker.namesrv.configuration import ConfigProcessor
-from mqbroker.namesrv.kv import KvConfig, KvWrapper
-from mqbroker.namesrv.processors import KvProcessor, RouteProcessor
-from mqbroker.namesrv.product_env import ProductEnvironment
-from mqbroker.namesrv.registering import BrokerProcessor
+from mqbroker.namesrv.broker_requests import BrokerRequests
+from mqbroker.namesrv.config_requests import KvConfig, KvRequests, KvWrapper, SettingsRequests
+from mqbroker.namesrv.route_requests import ProductEnvironment, RouteRequests
 from mqbroker.namesrv.routes import RouteTable
 from mqbroker.remoting.client import Connector, RemotingClient
 from mqbroker.remoting.connection import RemotingProtocol
@@ -131,12 +129,12 @@ def make_namesrv(
     kv = KvConfig(kv_file.load(KvWrapper.from_json))
     routes: RouteTable[IConnection] = RouteTable()
     table = HandlerTable()
-    BrokerProcessor(routes, kv, reactor).register_on(table)
+    table.serve(BrokerRequests(routes, kv, reactor))
     elsewhere = _product_environment(settings, reactor, connector)
     # A name server for cluster tests always tells of ordered topics, as in Java.
     order_message_enable = settings.order_message_enable or settings.cluster_test
     walks = Walks(reactor)
-    route_processor = RouteProcessor(routes, kv, walks, order_message_enable=order_message_enable, elsewhere=elsewhere)
+    route_processor = RouteRequests(routes, kv, walks, order_message_enable=order_message_enable, elsewhere=elsewhere)
     route_processor.register_on(table)
 
     def apply(changed: NamesrvSettings) -> None:
@@ -146,9 +144,9 @@ def make_namesrv(
         work = worker.run(lambda: rewrite_conf(settings.config_store_path, changes))
         return work.addCallbacks(lambda _: True, lambda failure: _not_saved(settings.config_store_path, failure))
 
-    configuration = ConfigProcessor(settings, apply, save)
-    configuration.register_on(table)
-    KvProcessor(kv, walks, lambda: kv_file.save(kv.to_json)).register_on(table)
+    configuration = SettingsRequests(settings, apply, save)
+    table.serve(configuration)
+    table.serve(KvRequests(kv, walks, lambda: kv_file.save(kv.to_json)))
     server = settings.server
 
     def on_event(event: ConnectionEvent, connection: RemotingProtocol) -> None:

@@ -11,6 +11,7 @@ read brought, as plain tuples, and returns the bytes of all their answers: for t
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from inspect import iscoroutinefunction
 from typing import Any, Generic, TypeVar, cast
 
@@ -237,8 +238,11 @@ def _decoding(code: int, method: Callable[[Call[Any]], Any]) -> Handler:
     async def handle_async(request: RemotingCommand, connection: IConnection) -> RemotingCommand:
         return answered(request, await method(call(request, connection)))
 
-    def handle(request: RemotingCommand, connection: IConnection) -> RemotingCommand:
-        return answered(request, method(call(request, connection)))
+    def handle(request: RemotingCommand, connection: IConnection) -> Answer:
+        result = method(call(request, connection))
+        if isinstance(result, Deferred):
+            return result.addCallback(partial(answered, request))
+        return answered(request, result)
 
     handler: Handler = handle_async if iscoroutinefunction(method) else handle
     handler.__module__ = method.__module__

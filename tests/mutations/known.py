@@ -737,7 +737,7 @@ KNOWN = [
     ),
     Mutation(
         "keep a list of topics that changed while it was made",
-        "namesrv/processors.py",
+        "namesrv/route_requests.py",
         "        return self._keep(key, body) if versions == self._current_versions() else body\n",
         "        return self._keep(key, body)\n",
         ("tests/namesrv/test_processors.py",),

@@ -1,7 +1,7 @@
 """The key-value configuration's rules and its form on the disk."""
 
-from mqbroker.namesrv import kv as kv_module
-from mqbroker.namesrv.kv import KvConfig, KvWrapper
+from mqbroker.namesrv import config_requests as kv_module
+from mqbroker.namesrv.config_requests import KvConfig, KvWrapper
 
 
 def test_values_by_namespace_and_key():

@@ -5,8 +5,8 @@ import json
 import orjson
 import pytest
 
-from mqbroker.namesrv import kv, processors
-from mqbroker.namesrv.processors import FAQ
+from mqbroker.namesrv import config_requests, route_requests
+from mqbroker.namesrv.route_requests import FAQ
 from mqbroker.remoting import walks
 from mqbroker.wire import fastjson
 from mqbroker.wire.bodies import (
@@ -295,7 +295,7 @@ def test_lists_and_deleting(peer):
 
 
 def test_long_tables_are_kept_until_they_change(peer, system, monkeypatch):
-    monkeypatch.setattr(processors, "LONG_BYTES", 0)
+    monkeypatch.setattr(route_requests, "LONG_BYTES", 0)
     made = []
     to_json = TopicList.to_json
     monkeypatch.setattr(TopicList, "to_json", lambda body: made.append(body) or to_json(body))
@@ -337,9 +337,9 @@ LISTS = (
 @pytest.fixture
 def in_turns(monkeypatch):
     """Lists of topics are made in turns of two topics, whatever their length, and kept."""
-    monkeypatch.setattr(processors, "AT_ONCE_MAX", 0)
-    monkeypatch.setattr(processors, "STEP_TOPICS", 1)
-    monkeypatch.setattr(processors, "LONG_BYTES", 0)
+    monkeypatch.setattr(route_requests, "AT_ONCE_MAX", 0)
+    monkeypatch.setattr(route_requests, "STEP_TOPICS", 1)
+    monkeypatch.setattr(route_requests, "LONG_BYTES", 0)
     monkeypatch.setattr(walks, "STEPS_PER_TURN", 2)
 
 
@@ -387,7 +387,7 @@ def test_thousands_of_brokers_are_listed_in_turns_as_few_are_at_once(system, pee
     request = RemotingCommand(RequestCode.GET_BROKER_CLUSTER_INFO)
     at_once, turns = taken_in_turns(system, peer, request)
     assert turns == 0
-    monkeypatch.setattr(processors, "BROKERS_AT_ONCE_MAX", 39)
+    monkeypatch.setattr(route_requests, "BROKERS_AT_ONCE_MAX", 39)
     monkeypatch.setattr(walks, "STEPS_PER_TURN", 2)
     monkeypatch.setattr(walks, "PIECES_PER_STEP", 10)
     in_turns, turns = taken_in_turns(system, peer, request)
@@ -396,7 +396,7 @@ def test_thousands_of_brokers_are_listed_in_turns_as_few_are_at_once(system, pee
 
 
 def test_thousands_of_keys_are_listed_in_turns_as_they_were_when_asked_for(system, peer, monkeypatch):
-    monkeypatch.setattr(processors, "KEYS_AT_ONCE_MAX", 49)
+    monkeypatch.setattr(config_requests, "KEYS_AT_ONCE_MAX", 49)
     monkeypatch.setattr(walks, "STEPS_PER_TURN", 1)
     for number in range(50):
         peer.ask(RequestCode.PUT_KV_CONFIG, namespace="N", key=f"k{number}", value="v")
@@ -452,7 +452,7 @@ def test_unit_topics(peer):
 
 
 def test_a_full_key_value_configuration_refuses_more(peer, monkeypatch):
-    monkeypatch.setattr(kv, "BYTES_MAX", 10)
+    monkeypatch.setattr(config_requests, "BYTES_MAX", 10)
     answer = peer.ask(RequestCode.PUT_KV_CONFIG, namespace="N", key="k", value="x" * 20)
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert answer.remark.startswith("the key-value configuration is full")

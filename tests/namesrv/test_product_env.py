@@ -6,7 +6,7 @@ import pytest
 from twisted.internet.defer import Deferred
 
 from mqbroker.errors import Unreachable
-from mqbroker.namesrv import product_env, service
+from mqbroker.namesrv import route_requests, service
 from mqbroker.wire.bodies import BrokerData, QueueData, TopicRouteData
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand, encode_command
@@ -117,7 +117,7 @@ def test_name_servers_that_name_each_other_do_not_ask_in_a_circle(peer, client):
 
 
 def test_questions_are_bounded(peer, client, monkeypatch):
-    monkeypatch.setattr(product_env, "ASKED_MAX", 2)
+    monkeypatch.setattr(route_requests, "ASKED_MAX", 2)
     begin(peer, "One")
     begin(peer, "Two")
     assert begin(peer, "Three")[0].code == ResponseCode.SYSTEM_BUSY

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mqbroker.namesrv import registering, routes
+from mqbroker.namesrv import broker_requests, routes
 from mqbroker.wire import registration
 from mqbroker.wire.bodies import DataVersion, RegisterBrokerBody, TopicConfig, TopicConfigSerializeWrapper
 from mqbroker.wire.codes import RequestCode, ResponseCode
@@ -18,7 +18,7 @@ MANY = {f"topic-{n}": TopicConfig(f"topic-{n}", 4, 4) for n in range(5000)}
 @pytest.fixture(autouse=True)
 def _step_by_step(monkeypatch):
     """One step a turn."""
-    monkeypatch.setattr(registering, "TURN_SECONDS", 0)
+    monkeypatch.setattr(broker_requests, "TURN_SECONDS", 0)
 
 
 def long_request(*, version=1, code=RequestCode.REGISTER_BROKER, compressed=False, opaque=1, **changes):
@@ -68,7 +68,7 @@ def test_others_are_served_meanwhile(system, broker, peer):
 def test_what_is_said_again_to_the_byte_is_not_read_again(system, broker, peer, monkeypatch):
     broker.send(long_request())
     wait(system, broker)
-    monkeypatch.setattr(registering, "read_registration", None)
+    monkeypatch.setattr(broker_requests, "read_registration", None)
     broker.send(long_request())
     assert codes(wait(system, broker)[0]) == [(1, 0)]
     # The broker is alive for as long as after any other registration.
@@ -151,7 +151,7 @@ def test_a_wrong_long_registration_is_refused_and_the_next_is_taken(system, brok
 
 
 def test_a_compressed_one_is_read_in_turns_too(system, broker, peer, monkeypatch):
-    monkeypatch.setattr(registering, "SHORT_BYTES", 1000)
+    monkeypatch.setattr(broker_requests, "SHORT_BYTES", 1000)
     monkeypatch.setattr(registration, "STEP_TOPICS", 500)
     assert broker.send(long_request(compressed=True)) == []
     assert wait(system, broker)[1] > 10
@@ -159,7 +159,7 @@ def test_a_compressed_one_is_read_in_turns_too(system, broker, peer, monkeypatch
 
 
 def test_what_waits_is_bounded(start_system, monkeypatch):
-    monkeypatch.setattr(registering, "WAITING_BYTES_MAX", 1_000_000)
+    monkeypatch.setattr(broker_requests, "WAITING_BYTES_MAX", 1_000_000)
     system = start_system()
     broker, other = system.connect(), system.connect()
     broker.send(long_request(opaque=1))

@@ -1,9 +1,9 @@
-"""Which topics lie where: of each topic its queues on each broker.
+"""The queues of each topic on each broker, as RouteInfoManager's topicQueueTable has them.
 
-A hundred thousand topics mostly lie in a few ways. Topics that lie alike are one group with one placement, so that a
-topic costs its name and a place in a table, and what is made of a placement can be kept for all of them. When a broker
-goes, the groups that it has a part in are changed, and no topic is looked at. It must never know what brokers are
-beyond their names.
+A hundred thousand topics mostly have one of a few sets of queues. Topics with the same queues are one group with one
+`TopicQueues`, so that a topic costs its name and a place in a table, and what is made of its queues can be kept for all
+of them. When a broker goes, the groups that it has a part in are changed, and no topic is looked at. It must never know
+what brokers are beyond their names.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ DEAD_MIN = 1000
 
 
 @attrs.frozen(eq=False)
-class Placement:
-    """Where topics lie: one QueueData for each broker, in the order they came. Topics that lie alike have the same."""
+class TopicQueues:
+    """The queues of a topic: one QueueData for each broker, in the order they came. Topics with equal ones share it."""
 
     queues: tuple[QueueData, ...]
 
@@ -42,16 +42,16 @@ class Placement:
 
 @attrs.define(eq=False)
 class _Group:
-    """Topics that lie alike. `placement`: None where no broker has them any more. `merged_into`: where those of its
-    topics are that are still found here, since another group came to lie as this one."""
+    """Topics with equal queues. `topic_queues`: None where no broker has them any more. `merged_into`: the group that
+    those of its topics belong to that are still found here, since both came to have equal queues."""
 
-    placement: Placement | None
+    topic_queues: TopicQueues | None
     count: int = 0
     merged_into: _Group | None = None
 
 
-class Placements:
-    """Placement by topic. A topic without queues is not in it."""
+class TopicQueueTable:
+    """TopicQueues by topic. A topic without queues is not in it."""
 
     def __init__(self) -> None:
         self._topics: dict[str, _Group] = {}
@@ -63,28 +63,28 @@ class Placements:
     def __len__(self) -> int:
         return len(self._topics) - self._dead
 
-    def __iter__(self) -> Iterator[tuple[str, Placement]]:
+    def __iter__(self) -> Iterator[tuple[str, TopicQueues]]:
         for topic in self._topics:
-            placement = self._group_of(topic).placement
-            if placement is not None:
-                yield topic, placement
+            topic_queues = self._group_of(topic).topic_queues
+            if topic_queues is not None:
+                yield topic, topic_queues
 
-    def get(self, topic: str) -> Placement | None:
+    def get(self, topic: str) -> TopicQueues | None:
         group = self._topics.get(topic)
         if group is None or group.merged_into is None:
-            return None if group is None else group.placement
-        return _last(group).placement
+            return None if group is None else group.topic_queues
+        return _last(group).topic_queues
 
-    def parts(self, size: int) -> Iterator[list[tuple[str, Placement]]]:
+    def parts(self, size: int) -> Iterator[list[tuple[str, TopicQueues]]]:
         """All topics, so many at a time. Between two parts they may change: what came since is not there, what went
         is not there either, unless it was already."""
         topics = list(self._topics)
         for begin in range(0, len(topics), size):
             found = ((topic, self.get(topic)) for topic in topics[begin : begin + size])
-            yield [(topic, placement) for topic, placement in found if placement is not None]
+            yield [(topic, topic_queues) for topic, topic_queues in found if topic_queues is not None]
 
     def put(self, broker_name: str, queues: Mapping[str, QueueNumbers]) -> None:
-        """Place topics on a broker, in place of how they lay there. Raises Refused where they are too many."""
+        """Set the queues of topics on a broker. Raises Refused where the topics are too many."""
         if len(self._topics) + len(queues) > TOPICS_MAX:
             self._check_room(queues)
         topics = self._topics
@@ -96,14 +96,14 @@ class Placements:
                 former = _last(former)
             target = targets.get((former, numbers))
             if target is None:
-                placement = former.placement if former is not None else None
-                target = self._group(_with(placement, QueueData(broker_name, *numbers)))
+                topic_queues = former.topic_queues if former is not None else None
+                target = self._group(_with(topic_queues, QueueData(broker_name, *numbers)))
                 targets[former, numbers] = target
             topics[topic] = target
             target.count += 1
             if former is not None:
                 former.count -= 1
-                self._dead -= former.placement is None
+                self._dead -= former.topic_queues is None
         for former, _ in targets:
             if former is not None:
                 self._forget_empty(former)
@@ -114,15 +114,15 @@ class Placements:
             group = self._group_of(topic)
             del self._topics[topic]
             group.count -= 1
-            self._dead -= group.placement is None
+            self._dead -= group.topic_queues is None
             self._forget_empty(group)
 
     def remove_from(self, topic: str, broker_names: Collection[str]) -> None:
         """Take out a topic's queues on these brokers."""
-        placement = self.get(topic)
-        if placement is None or not placement.is_on(broker_names):
+        topic_queues = self.get(topic)
+        if topic_queues is None or not topic_queues.is_on(broker_names):
             return
-        queues = placement.without(broker_names)
+        queues = topic_queues.without(broker_names)
         self.remove(topic)
         if queues:
             group = self._topics[topic] = self._group(queues)
@@ -131,7 +131,7 @@ class Placements:
     def remove_brokers(self, broker_names: Collection[str]) -> None:
         """Take out all queues on these brokers."""
         groups = {group: None for name in broker_names for group in self._by_broker.get(name, ())}
-        self._change(groups, lambda placement: placement.without(broker_names))
+        self._change(groups, lambda topic_queues: topic_queues.without(broker_names))
         if self._dead > max(DEAD_MIN, len(self._topics) // 4):
             self._forget_dead()
 
@@ -140,10 +140,10 @@ class Placements:
         groups = list(self._by_broker.get(broker_name, ()))
         count = sum(group.count for group in groups)
 
-        def changed(placement: Placement) -> tuple[QueueData, ...]:
-            queues = placement.of(broker_name)
+        def changed(topic_queues: TopicQueues) -> tuple[QueueData, ...]:
+            queues = topic_queues.of(broker_name)
             assert queues is not None
-            return _with(placement, attrs.evolve(queues, perm=change(queues.perm)))
+            return _with(topic_queues, attrs.evolve(queues, perm=change(queues.perm)))
 
         self._change(groups, changed)
         return count
@@ -158,40 +158,40 @@ class Placements:
         return _last(self._topics[topic])
 
     def _group(self, queues: tuple[QueueData, ...]) -> _Group:
-        """The group of the topics that lie like that."""
+        """The group of the topics that have these queues."""
         group = self._by_queues.get(queues)
         if group is None:
-            group = _Group(Placement(queues))
+            group = _Group(TopicQueues(queues))
             self._link(group, queues)
         return group
 
-    def _change(self, groups: Iterable[_Group], change: Callable[[Placement], tuple[QueueData, ...]]) -> None:
-        """Let the topics of these groups lie as `change` says of their placement."""
+    def _change(self, groups: Iterable[_Group], change: Callable[[TopicQueues], tuple[QueueData, ...]]) -> None:
+        """Give the topics of these groups the queues that `change` makes of theirs."""
         changes = []
         for group in groups:
-            assert group.placement is not None
-            changes.append((group, change(group.placement)))
+            assert group.topic_queues is not None
+            changes.append((group, change(group.topic_queues)))
             self._unlink(group)
         for group, queues in changes:
             if not queues:
-                group.placement = None
+                group.topic_queues = None
                 self._dead += group.count
             elif queues in self._by_queues:
                 self._merge(group, self._by_queues[queues])
             else:
-                group.placement = Placement(queues)
+                group.topic_queues = TopicQueues(queues)
                 self._link(group, queues)
 
     def _merge(self, group: _Group, other: _Group) -> None:
-        """Let `group` lie as `other`: the larger takes the topics of both."""
+        """Make one group of two that have equal queues: the larger takes the topics of both."""
         if group.count > other.count:
-            assert other.placement is not None
+            assert other.topic_queues is not None
             self._unlink(other)
-            group.placement = other.placement
-            self._link(group, other.placement.queues)
+            group.topic_queues = other.topic_queues
+            self._link(group, other.topic_queues.queues)
             group, other = other, group
         other.count += group.count
-        group.count, group.placement, group.merged_into = 0, None, other
+        group.count, group.topic_queues, group.merged_into = 0, None, other
 
     def _link(self, group: _Group, queues: tuple[QueueData, ...]) -> None:
         self._by_queues[queues] = group
@@ -199,22 +199,22 @@ class Placements:
             self._by_broker.setdefault(each.broker_name, {})[group] = None
 
     def _unlink(self, group: _Group) -> None:
-        assert group.placement is not None
-        del self._by_queues[group.placement.queues]
-        for each in group.placement.queues:
+        assert group.topic_queues is not None
+        del self._by_queues[group.topic_queues.queues]
+        for each in group.topic_queues.queues:
             groups = self._by_broker[each.broker_name]
             del groups[group]
             if not groups:
                 del self._by_broker[each.broker_name]
 
     def _forget_empty(self, group: _Group) -> None:
-        if not group.count and group.placement is not None:
+        if not group.count and group.topic_queues is not None:
             self._unlink(group)
-            group.placement = None
+            group.topic_queues = None
 
     def _forget_dead(self) -> None:
         self._topics = {
-            topic: group for topic in self._topics if (group := self._group_of(topic)).placement is not None
+            topic: group for topic in self._topics if (group := self._group_of(topic)).topic_queues is not None
         }
         self._dead = 0
 
@@ -225,8 +225,8 @@ def _last(group: _Group) -> _Group:
     return group
 
 
-def _with(former: Placement | None, new: QueueData) -> tuple[QueueData, ...]:
-    """How topics lie that lay as `former`, and on one broker lie as `new`."""
+def _with(former: TopicQueues | None, new: QueueData) -> tuple[QueueData, ...]:
+    """The queues of topics that had `former`, and on one broker have `new`."""
     if former is None:
         return (new,)
     if former.of(new.broker_name) is None:

@@ -5,8 +5,8 @@ from random import Random
 import pytest
 
 from mqbroker.errors import Refused
-from mqbroker.namesrv import placements
-from mqbroker.namesrv.placements import Placements
+from mqbroker.namesrv import topic_queue_table
+from mqbroker.namesrv.topic_queue_table import TopicQueueTable
 from mqbroker.wire.bodies import QueueData
 from mqbroker.wire.registration import QueueNumbers
 
@@ -15,7 +15,7 @@ FOUR, EIGHT = QueueNumbers(4, 4, 6, 0), QueueNumbers(8, 8, 6, 1)
 
 @pytest.fixture
 def table():
-    table = Placements()
+    table = TopicQueueTable()
     table.put("a", {"T": FOUR, "U": FOUR, "V": EIGHT})
     return table
 
@@ -61,7 +61,7 @@ def test_removing(table):
 def test_permissions(table):
     table.put("b", {"W": FOUR})
     assert table.set_permission("a", lambda perm: perm & 4) == 3
-    assert {topic: [queues.perm for queues in placement.queues] for topic, placement in table} == {
+    assert {topic: [queues.perm for queues in topic_queues.queues] for topic, topic_queues in table} == {
         "T": [4], "U": [4], "V": [4], "W": [6],
     }  # fmt: skip
     assert table.set_permission("a", lambda perm: perm & 4) == 3
@@ -69,7 +69,7 @@ def test_permissions(table):
 
 
 def test_it_is_bounded(table, monkeypatch):
-    monkeypatch.setattr(placements, "TOPICS_MAX", 4)
+    monkeypatch.setattr(topic_queue_table, "TOPICS_MAX", 4)
     table.put("b", {"T": FOUR, "U": FOUR, "W": FOUR})
     with pytest.raises(Refused, match="no room for 5 topics"):
         table.put("b", {"T": EIGHT, "X": FOUR})
@@ -79,16 +79,16 @@ def test_it_is_bounded(table, monkeypatch):
 
 def lay(table):
     """How topics lie, as a table of the plainest kind says it; with what is kept beside it checked."""
-    groups = {id(group): group for group in map(placements._last, table._topics.values()) if group.placement}
-    assert {group.placement.queues: id(group) for group in groups.values()} == {
+    groups = {id(group): group for group in map(topic_queue_table._last, table._topics.values()) if group.topic_queues}
+    assert {group.topic_queues.queues: id(group) for group in groups.values()} == {
         queues: id(group) for queues, group in table._by_queues.items()
     }
     of_topics = [table._group_of(topic) for topic in table._topics]
     assert all(group.count == of_topics.count(group) for group in of_topics)
     assert {name: set(map(id, found)) for name, found in table._by_broker.items()} == {
-        name: {id(group) for group in groups.values() if group.placement.is_on([name])} for name in table._by_broker
+        name: {id(group) for group in groups.values() if group.topic_queues.is_on([name])} for name in table._by_broker
     }
-    found = {topic: list(placement.queues) for topic, placement in table}
+    found = {topic: list(topic_queues.queues) for topic, topic_queues in table}
     assert len(table) == len(found)
     assert {topic for part in table.parts(2) for topic, _ in part} == found.keys()
     assert {topic: list(table.get(topic).queues) for topic in found} == found
@@ -124,11 +124,11 @@ def take(step, rng, table, model):
 
 @pytest.mark.parametrize("dead_min", [0, 1000])
 def test_it_says_what_a_table_of_each_topic_says(monkeypatch, dead_min):
-    monkeypatch.setattr(placements, "DEAD_MIN", dead_min)
+    monkeypatch.setattr(topic_queue_table, "DEAD_MIN", dead_min)
     steps = ["put", "put", "put", "remove", "remove_from", "remove_brokers", "remove_brokers", "set_permission"]
     for seed in range(60):
         rng = Random(seed)
-        table, model = Placements(), {}
+        table, model = TopicQueueTable(), {}
         for step in rng.choices(steps, k=40):
             take(step, rng, table, model)
             assert lay(table) == {

@@ -1,4 +1,4 @@
-"""Brokers that come, go and ask what is known of them. It must never know of files or ports.
+"""Requests of brokers that come, go and ask what is known of them. It must never know of files or ports.
 
 What one connection says is taken in the order it was said. A long registration is read in steps, between which others
 are served. Source of codes, bodies and remarks: DefaultRequestProcessor of 4.9.7.
@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Callable, Generator
+from collections import deque
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any
 
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import Cooperator
 from twisted.logger import Logger
 
 from mqbroker.errors import Refused
-from mqbroker.namesrv.in_order import InOrder
-from mqbroker.namesrv.kv import ORDER_TOPIC_NAMESPACE, KvConfig
+from mqbroker.namesrv.config_requests import ORDER_TOPIC_NAMESPACE, KvConfig
 from mqbroker.namesrv.routes import Registered, Registration, RouteTable
-from mqbroker.remoting.handlers import Answer, HandlerTable, IConnection
+from mqbroker.remoting.handlers import Call, IConnection, Result, answered, answers
+from mqbroker.remoting.limits import Shares
 from mqbroker.wire.bodies import DataVersion, KVTable
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
@@ -32,11 +35,58 @@ from mqbroker.wire.headers import (
     UnRegisterBrokerRequestHeader,
     WipeWritePermOfBrokerRequestHeader,
     WipeWritePermOfBrokerResponseHeader,
-    decode_header,
 )
 from mqbroker.wire.registration import Steps, read_registration
 
 log = Logger()
+
+
+Work = Callable[[], Awaitable[RemotingCommand]]
+
+
+class InOrder:
+    """Runs the work of each connection in the order it came; that of different connections runs side by side.
+
+    :param bytes_max: what the work that waits or runs may hold, of all connections together.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._shares = Shares()
+        self._waiting: dict[IConnection, deque[tuple[Work, int, Deferred[RemotingCommand]]]] = {}
+
+    def is_busy(self, connection: IConnection) -> bool:
+        return connection in self._waiting
+
+    def run(self, connection: IConnection, work: Work, size: int) -> Deferred[RemotingCommand]:
+        """Fire with what `work` gives. It holds `size` bytes. Raises Refused where too much waits already, of all or of
+        this connection and its address."""
+        if not self._shares.take(connection, size, self._bytes_max):
+            raise Refused(ResponseCode.SYSTEM_BUSY, f"{self._shares.taken} bytes of requests wait to be read")
+        done: Deferred[RemotingCommand] = Deferred()
+        waiting = self._waiting.get(connection)
+        if waiting is not None:
+            waiting.append((work, size, done))
+        else:
+            waiting = self._waiting[connection] = deque([(work, size, done)])
+            Deferred.fromCoroutine(self._serve(connection, waiting))
+        return done
+
+    async def _serve(
+        self, connection: IConnection, waiting: deque[tuple[Work, int, Deferred[RemotingCommand]]]
+    ) -> None:
+        # A loop, as one piece of work that began the next would nest as deep as a peer likes.
+        while waiting:
+            work, size, done = waiting.popleft()
+            try:
+                answer = await work()
+            except Exception:
+                done.errback()
+            else:
+                done.callback(answer)
+            self._shares.give_back(connection, size)
+        del self._waiting[connection]
+
 
 #: The version by its ordinal since which registrations name filter servers.
 V3_0_11 = 37
@@ -58,10 +108,8 @@ NAME_LENGTH_MAX = 1024
 DIGEST_BYTES = 1024 * 1024
 CRC32_MASK = 0x7FFFFFFF
 
-Handler = Callable[[RemotingCommand, IConnection], RemotingCommand]
 
-
-class BrokerProcessor:
+class BrokerRequests:
     """Answers the requests of brokers, and those that change what their topics may."""
 
     def __init__(self, routes: RouteTable[IConnection], kv: KvConfig, clock: IReactorTime) -> None:
@@ -71,17 +119,11 @@ class BrokerProcessor:
         self._cooperator = Cooperator(self._turn, lambda call: clock.callLater(NEXT_TURN_SECONDS, call))
         self._in_order = InOrder(WAITING_BYTES_MAX)
 
-    def register_on(self, table: HandlerTable) -> None:
-        table.register(RequestCode.REGISTER_BROKER, self.register)
-        table.register(RequestCode.UNREGISTER_BROKER, self._after_others(self.unregister))
-        table.register(RequestCode.QUERY_DATA_VERSION, self._after_others(self.query_data_version))
-        table.register(RequestCode.WIPE_WRITE_PERM_OF_BROKER, self.wipe_write_permission)
-        table.register(RequestCode.ADD_WRITE_PERM_OF_BROKER, self.add_write_permission)
-
     # --- registering
 
-    def register(self, request: RemotingCommand, connection: IConnection) -> Answer:
-        header = decode_header(RegisterBrokerRequestHeader, request.ext_fields)
+    @answers(RequestCode.REGISTER_BROKER)
+    def register(self, call: Call[RegisterBrokerRequestHeader]) -> RemotingCommand | Deferred[RemotingCommand]:
+        header, request, connection = call.header, call.request, call.connection
         _check_names(header)
         if len(request.body) <= SHORT_BYTES and not self._in_order.is_busy(connection):
             return _run(self._register(request, header, connection))
@@ -127,55 +169,57 @@ class BrokerProcessor:
         end = self._clock.seconds() + TURN_SECONDS
         return lambda: self._clock.seconds() >= end
 
-    def _after_others(self, handler: Handler) -> Callable[[RemotingCommand, IConnection], Answer]:
-        """`handler`, after what the same connection asked before."""
+    def _after_others(self, call: Call[Any], answer: Callable[[], Result]) -> Result | Deferred[RemotingCommand]:
+        """`answer`, after what the same connection asked before."""
+        if not self._in_order.is_busy(call.connection):
+            return answer()
 
-        def handle(request: RemotingCommand, connection: IConnection) -> Answer:
-            if not self._in_order.is_busy(connection):
-                return handler(request, connection)
+        async def later() -> RemotingCommand:
+            return answered(call.request, answer())
 
-            async def later() -> RemotingCommand:
-                return handler(request, connection)
-
-            return self._in_order.run(connection, later, len(request.body))
-
-        return handle
+        return self._in_order.run(call.connection, later, len(call.request.body))
 
     # --- the rest
 
-    def unregister(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
-        header = decode_header(UnRegisterBrokerRequestHeader, request.ext_fields)
-        if self._routes.unregister(header.broker_name, header.broker_addr, header.broker_id):
-            log.info("broker unregistered, {name} {addr}", name=header.broker_name, addr=header.broker_addr)
-        return RemotingCommand.response(request)
+    @answers(RequestCode.UNREGISTER_BROKER)
+    def unregister(self, call: Call[UnRegisterBrokerRequestHeader]) -> Result | Deferred[RemotingCommand]:
+        header = call.header
 
-    def query_data_version(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
-        header = decode_header(QueryDataVersionRequestHeader, request.ext_fields)
-        changed = self._routes.changed(header.broker_addr, DataVersion.from_json(request.body))
-        if not changed:
-            self._routes.touch(header.broker_addr, _now_ms(self._clock))
-        known = self._routes.version_of(header.broker_addr)
-        return RemotingCommand.response(
-            request,
-            header=QueryDataVersionResponseHeader(changed=changed),
-            body=known.to_json() if known is not None else b"",
-        )
+        def answer() -> None:
+            if self._routes.unregister(header.broker_name, header.broker_addr, header.broker_id):
+                log.info("broker unregistered, {name} {addr}", name=header.broker_name, addr=header.broker_addr)
 
-    def wipe_write_permission(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
-        name = decode_header(WipeWritePermOfBrokerRequestHeader, request.ext_fields).broker_name
+        return self._after_others(call, answer)
+
+    @answers(RequestCode.QUERY_DATA_VERSION)
+    def query_data_version(self, call: Call[QueryDataVersionRequestHeader]) -> Result | Deferred[RemotingCommand]:
+        addr = call.header.broker_addr
+
+        def answer() -> RemotingCommand:
+            changed = self._routes.changed(addr, DataVersion.from_json(call.request.body))
+            if not changed:
+                self._routes.touch(addr, _now_ms(self._clock))
+            known = self._routes.version_of(addr)
+            header = QueryDataVersionResponseHeader(changed=changed)
+            return RemotingCommand.response(call.request, header=header, body=known.to_json() if known else b"")
+
+        return self._after_others(call, answer)
+
+    @answers(RequestCode.WIPE_WRITE_PERM_OF_BROKER)
+    def wipe_write_permission(
+        self, call: Call[WipeWritePermOfBrokerRequestHeader]
+    ) -> WipeWritePermOfBrokerResponseHeader:
+        name, peer = call.header.broker_name, call.connection.remote_addr
         count = self._routes.wipe_write_permission(name)
-        log.info(
-            "{peer} wiped write permission of {n} topics on {name}", peer=connection.remote_addr, n=count, name=name
-        )
-        return RemotingCommand.response(request, header=WipeWritePermOfBrokerResponseHeader(wipe_topic_count=count))
+        log.info("{peer} wiped write permission of {n} topics on {name}", peer=peer, n=count, name=name)
+        return WipeWritePermOfBrokerResponseHeader(wipe_topic_count=count)
 
-    def add_write_permission(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
-        name = decode_header(AddWritePermOfBrokerRequestHeader, request.ext_fields).broker_name
+    @answers(RequestCode.ADD_WRITE_PERM_OF_BROKER)
+    def add_write_permission(self, call: Call[AddWritePermOfBrokerRequestHeader]) -> AddWritePermOfBrokerResponseHeader:
+        name, peer = call.header.broker_name, call.connection.remote_addr
         count = self._routes.add_write_permission(name)
-        log.info(
-            "{peer} gave write permission to {n} topics on {name}", peer=connection.remote_addr, n=count, name=name
-        )
-        return RemotingCommand.response(request, header=AddWritePermOfBrokerResponseHeader(add_topic_count=count))
+        log.info("{peer} gave write permission to {n} topics on {name}", peer=peer, n=count, name=name)
+        return AddWritePermOfBrokerResponseHeader(add_topic_count=count)
 
 
 def _run(steps: Steps[RemotingCommand]) -> RemotingCommand:

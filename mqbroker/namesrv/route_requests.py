@@ -1,36 +1,38 @@
-"""The requests that a name server answers, one method each. It must never know of files or ports.
+"""Requests about routes: where topics and brokers are. It must never know of files or ports.
 
-Source of codes, bodies and remarks: DefaultRequestProcessor of 4.9.7.
+Routes are encoded once for all topics that have the same queues, and kept until the brokers change. A name server for
+cluster tests asks another environment's name servers about what it does not have (ClusterTestRequestProcessor). Source
+of codes, bodies and remarks: DefaultRequestProcessor of 4.9.7.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import struct
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+import attrs
 import orjson
+from twisted.application.service import Service
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from mqbroker.errors import Refused
-from mqbroker.namesrv.answers import RouteBodies, encode_route, success_parts
-from mqbroker.namesrv.kv import BYTES_MAX, ORDER_TOPIC_NAMESPACE, KvConfig
-from mqbroker.namesrv.product_env import PASSED_ON, ProductEnvironment
+from mqbroker.errors import MQError, Refused, Unreachable
+from mqbroker.namesrv.config_requests import ORDER_TOPIC_NAMESPACE, KvConfig
 from mqbroker.namesrv.routes import RouteTable, Which, each, of_flag
-from mqbroker.remoting.handlers import Answer, HandlerTable, IConnection, RawRequest
+from mqbroker.namesrv.topic_queue_table import TopicQueues
+from mqbroker.remoting.client import RemotingClient
+from mqbroker.remoting.handlers import Answer, Call, HandlerTable, IConnection, RawRequest, answers
 from mqbroker.remoting.walks import Walks
-from mqbroker.wire.bodies import KVTable
+from mqbroker.wire.bodies import TopicList, TopicRouteData
+from mqbroker.wire.body import ANSWERED_DIALECT_BYTES_MAX
 from mqbroker.wire.codes import FAQ, RequestCode, ResponseCode, TopicSysFlag
-from mqbroker.wire.command import RemotingCommand, encode_command
+from mqbroker.wire.command import RESPONSE_FLAG, RemotingCommand, encode_command
 from mqbroker.wire.frame import JSON
 from mqbroker.wire.headers import (
-    DeleteKVConfigRequestHeader,
     DeleteTopicFromNamesrvRequestHeader,
-    GetKVConfigRequestHeader,
-    GetKVConfigResponseHeader,
-    GetKVListByNamespaceRequestHeader,
     GetRouteInfoRequestHeader,
     GetTopicsByClusterRequestHeader,
-    PutKVConfigRequestHeader,
+    Header,
     decode_header,
 )
 
@@ -47,9 +49,8 @@ LONG_BODIES_MAX = 8
 #: Of no more topics a list is made at once; of more, so many in a step.
 AT_ONCE_MAX = 5000
 STEP_TOPICS = 50
-#: The same of brokers, of which each takes 50 us, and of keys.
+#: The same of brokers, of which each takes 50 us.
 BROKERS_AT_ONCE_MAX = 100
-KEYS_AT_ONCE_MAX = 5000
 
 
 def _is_unit_sub_of_no_unit(flag: int) -> bool:
@@ -65,7 +66,7 @@ _BY_CODE: Mapping[int, Which] = {
 }
 
 
-class RouteProcessor:
+class RouteRequests:
     """Who asks where topics and brokers are.
 
     :param elsewhere: is asked about topics that no broker has here.
@@ -92,17 +93,13 @@ class RouteProcessor:
         self._versions = (-1, -1)
 
     def register_on(self, table: HandlerTable) -> None:
+        table.serve(self)
         if self._elsewhere is None:
-            table.register_batch(RequestCode.GET_ROUTEINFO_BY_TOPIC, self.take_routes)
+            table.register_batch(RequestCode.GET_ROUTEINFO_BY_TOPIC, self.answer_routes)
         else:
             table.register(RequestCode.GET_ROUTEINFO_BY_TOPIC, self.route_here_or_there)
-        table.register(RequestCode.GET_BROKER_CLUSTER_INFO, self.cluster_info)
-        for code in (RequestCode.GET_TOPICS_BY_CLUSTER, *_BY_CODE):
-            table.register(code, self.topics)
-        table.register(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS, self.system_topics)
-        table.register(RequestCode.DELETE_TOPIC_IN_NAMESRV, self.delete_topic)
 
-    def take_routes(self, run: list[RawRequest], connection: IConnection) -> bytes:
+    def answer_routes(self, run: list[RawRequest], connection: IConnection) -> bytes:
         """All questions of one read: the plain ones for topics that have routes are answered from what is kept."""
         version = connection.peer_version if type(connection.peer_version) is int else 0
         is_strict = version >= V4_9_4
@@ -153,30 +150,36 @@ class RouteProcessor:
             return answer
         return RemotingCommand.response(request, body=encode_route(route, _is_strict(request, header)))
 
-    def cluster_info(self, request: RemotingCommand, connection: IConnection) -> Answer:
-        body = self._kept(request.code)
+    @answers(RequestCode.GET_BROKER_CLUSTER_INFO)
+    def cluster_info(self, call: Call[None]) -> bytes | Answer:
+        code = call.request.code
+        body = self._kept(code)
         if body is None and self._routes.brokers_count > BROKERS_AT_ONCE_MAX:
-            return self._brokers_in_turns(request, connection)
-        if body is None:
-            body = self._keep(request.code, self._routes.cluster_info().to_json())
-        return RemotingCommand.response(request, body=body)
+            return self._brokers_in_turns(call.request, call.connection)
+        return self._keep(code, self._routes.cluster_info().to_json()) if body is None else body
 
     async def _list_brokers(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
         body = await self._made(request.code, lambda: self._walks.written(self._routes.cluster_info()))
         return RemotingCommand.response(request, body=body)
 
-    def topics(self, request: RemotingCommand, connection: IConnection) -> Answer:
+    @answers(*_BY_CODE)
+    def topics(self, call: Call[None]) -> bytes | Answer:
         """All topics, or those that the code is about."""
-        key, which = self._wanted(request)
+        return self._topics(call)
+
+    @answers(RequestCode.GET_TOPICS_BY_CLUSTER)
+    def topics_of_cluster(self, call: Call[GetTopicsByClusterRequestHeader]) -> bytes | Answer:
+        return self._topics(call)
+
+    def _topics(self, call: Call[Header | None]) -> bytes | Answer:
+        key, which = self._listed(call.request)
         body = self._kept(key)
         if body is None and self._routes.topics_count > AT_ONCE_MAX:
-            return self._topics_in_turns(request, connection)
-        if body is None:
-            body = self._keep(key, self._routes.topics(which).to_json())
-        return RemotingCommand.response(request, body=body)
+            return self._topics_in_turns(call.request, call.connection)
+        return self._keep(key, self._routes.topics(which).to_json()) if body is None else body
 
     async def _list_topics(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
-        key, which = self._wanted(request)
+        key, which = self._listed(request)
 
         async def make() -> bytes:
             parts = []
@@ -198,15 +201,16 @@ class RouteProcessor:
         body = await make()
         return self._keep(key, body) if versions == self._current_versions() else body
 
-    def _wanted(self, request: RemotingCommand) -> tuple[object, Which]:
+    def _listed(self, request: RemotingCommand) -> tuple[object, Which]:
         """Which topics a request asks for, and what they are known by."""
         if request.code == RequestCode.GET_TOPICS_BY_CLUSTER:
             cluster = decode_header(GetTopicsByClusterRequestHeader, request.ext_fields).cluster
             return (request.code, cluster), self._routes.of_cluster(cluster)
         return request.code, _BY_CODE[request.code]
 
-    def system_topics(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
-        return RemotingCommand.response(request, body=self._routes.system_topics().to_json())
+    @answers(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS)
+    def system_topics(self, call: Call[None]) -> TopicList:
+        return self._routes.system_topics()
 
     def _current_versions(self) -> tuple[int, int]:
         return self._routes.brokers_version, self._routes.topics_version
@@ -226,70 +230,116 @@ class RouteProcessor:
             self._long[key] = body
         return body
 
-    def delete_topic(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
-        header = decode_header(DeleteTopicFromNamesrvRequestHeader, request.ext_fields)
-        self._routes.delete_topic(header.topic, header.cluster_name)
-        log.info("{peer} deleted topic {topic}", peer=connection.remote_addr, topic=header.topic)
-        return RemotingCommand.response(request)
+    @answers(RequestCode.DELETE_TOPIC_IN_NAMESRV)
+    def delete_topic(self, call: Call[DeleteTopicFromNamesrvRequestHeader]) -> None:
+        topic = call.header.topic
+        self._routes.delete_topic(topic, call.header.cluster_name)
+        log.info("{peer} deleted topic {topic}", peer=call.connection.remote_addr, topic=topic)
 
 
 def _is_strict(request: RemotingCommand, header: GetRouteInfoRequestHeader) -> bool:
     return request.version >= V4_9_4 or bool(header.accept_standard_json_only)
 
 
-class KvProcessor:
-    """The key-value configuration. `save` puts it on the disk and fires True, or False where that failed."""
+#: So many are kept at most, each a few hundred bytes for each broker; then all are made anew as they are asked for.
+KEPT_MAX = 4096
 
-    def __init__(self, kv: KvConfig, walks: Walks, save: Callable[[], Deferred[bool]]) -> None:
-        self._walks = walks
-        self._keys_in_turns = walks.bounded(self._list_keys)
-        self._kv = kv
-        self._save = save
+_LENGTHS = struct.Struct(">II")
+_OPAQUE = 2**30
+_HEAD, _TAIL = (
+    encode_command(RemotingCommand(ResponseCode.SUCCESS, opaque=_OPAQUE, flag=RESPONSE_FLAG))[8:].split(b"%d" % _OPAQUE)
+)  # fmt: skip
 
-    def register_on(self, table: HandlerTable) -> None:
-        table.register(RequestCode.PUT_KV_CONFIG, self.put)
-        table.register(RequestCode.GET_KV_CONFIG, self.get)
-        table.register(RequestCode.DELETE_KV_CONFIG, self.delete)
-        table.register(RequestCode.GET_KVLIST_BY_NAMESPACE, self.list_namespace)
 
-    def get(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
-        header = decode_header(GetKVConfigRequestHeader, request.ext_fields)
-        value = self._kv.get(header.namespace, header.key)
-        if value is None:
-            remark = f"No config item, Namespace: {header.namespace} Key: {header.key}"
-            return RemotingCommand.response(request, ResponseCode.QUERY_NOT_FOUND, remark)
-        return RemotingCommand.response(request, header=GetKVConfigResponseHeader(value=value))
+class RouteBodies:
+    """Bodies of answers to GET_ROUTEINFO_BY_TOPIC."""
 
-    def list_namespace(self, request: RemotingCommand, connection: IConnection) -> Answer:
-        namespace = decode_header(GetKVListByNamespaceRequestHeader, request.ext_fields).namespace
-        values = self._kv.namespace(namespace)
-        if values is None:
-            remark = f"No config item, Namespace: {namespace}"
-            return RemotingCommand.response(request, ResponseCode.QUERY_NOT_FOUND, remark)
-        if len(values) > KEYS_AT_ONCE_MAX:
-            return self._keys_in_turns(request, connection)
-        return RemotingCommand.response(request, body=KVTable(values).to_json())
+    def __init__(self, routes: RouteTable[IConnection]) -> None:
+        self._routes = routes
+        self._kept: dict[tuple[TopicQueues, bool], bytes] = {}
+        self._brokers_version = -1
 
-    async def _list_keys(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
-        namespace = decode_header(GetKVListByNamespaceRequestHeader, request.ext_fields).namespace
-        body = await self._walks.written(KVTable(dict(self._kv.namespace(namespace) or {})))
-        return RemotingCommand.response(request, body=body)
+    def body(self, topic: str | None, strict: bool, order_conf: str | None = None) -> bytes | None:
+        """The route of `topic`, as strict JSON or in the dialect; None where no broker has it."""
+        topic_queues = self._routes.topic_queues(topic) if topic is not None else None
+        if topic_queues is None:
+            return None
+        if order_conf is not None:
+            return self._encoded(topic_queues, strict, order_conf)
+        if self._brokers_version != self._routes.brokers_version or len(self._kept) >= KEPT_MAX:
+            self._kept.clear()
+            self._brokers_version = self._routes.brokers_version
+        body = self._kept.get((topic_queues, strict))
+        if body is None:
+            body = self._kept[topic_queues, strict] = self._encoded(topic_queues, strict, None)
+        return body
 
-    async def put(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
-        header = decode_header(PutKVConfigRequestHeader, request.ext_fields)
-        if not self._kv.has_room_for(header.namespace, header.key, header.value):
-            remark = f"the key-value configuration is full: {BYTES_MAX} bytes of text at most"
-            raise Refused(ResponseCode.SYSTEM_ERROR, remark)
-        self._kv.put(header.namespace, header.key, header.value)
-        return await self._saved(request)
+    def _encoded(self, topic_queues: TopicQueues, strict: bool, order_conf: str | None) -> bytes:
+        route = attrs.evolve(self._routes.route_by(topic_queues), order_topic_conf=order_conf)
+        return encode_route(route, strict)
 
-    async def delete(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
-        header = decode_header(DeleteKVConfigRequestHeader, request.ext_fields)
-        self._kv.delete(header.namespace, header.key)
-        return await self._saved(request)
 
-    async def _saved(self, request: RemotingCommand) -> RemotingCommand:
-        # Java answers SUCCESS even where the file could not be written.
-        if not await self._save():
-            raise Refused(ResponseCode.SYSTEM_ERROR, "the key-value configuration could not be written to the disk")
-        return RemotingCommand.response(request)
+def success_parts(opaque: int, body: bytes) -> tuple[bytes, bytes, bytes]:
+    """The parts of a frame that answers a request with JSON headers well, and says nothing but its body."""
+    header = b"%b%d%b" % (_HEAD, opaque, _TAIL)
+    return _LENGTHS.pack(4 + len(header) + len(body), len(header)), header, body
+
+
+def encode_route(route: TopicRouteData, strict: bool) -> bytes:
+    """In the dialect; or as strict JSON, with quoted numeric keys, sorted as in Java."""
+    if not strict:
+        return route.to_json()
+    return orjson.dumps(route.to_value(), option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SORT_KEYS)
+
+
+TIMEOUT_MS = 5_000
+
+#: So many questions are under way at most.
+ASKED_MAX = 256
+
+#: What a question carries that was passed on, so that name servers that name each other do not ask in a circle.
+PASSED_ON = "clusterTestPassedOn"
+
+
+class ProductEnvironment(Service):
+    """The name servers at `addresses`; each is asked until one answers."""
+
+    def __init__(self, client: RemotingClient, addresses: Sequence[str], name: str) -> None:
+        self._client = client
+        self._addresses = addresses
+        self._name = name
+        self._asked = 0
+
+    async def route(self, topic: str) -> TopicRouteData | None:
+        """The route of `topic` there; None where there is none, or nobody answers.
+
+        Raises Refused where too much is asked at once.
+        """
+        if self._asked >= ASKED_MAX:
+            raise Refused(ResponseCode.SYSTEM_BUSY, f"{self._asked} questions to {self._name} are not answered yet")
+        self._asked += 1
+        try:
+            for address in self._addresses:
+                try:
+                    return await self._ask(address, topic)
+                except Unreachable as error:
+                    log.warn("environment {name}: {why}", name=self._name, why=str(error))
+        except MQError as error:
+            log.warn("environment {name}, topic {topic}: {why}", name=self._name, topic=topic, why=str(error))
+        finally:
+            self._asked -= 1
+        return None
+
+    async def _ask(self, address: str, topic: str) -> TopicRouteData | None:
+        request = RemotingCommand.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoRequestHeader(topic=topic))
+        request.ext_fields[PASSED_ON] = "true"
+        answer = await self._client.invoke_async(address, request, TIMEOUT_MS)
+        if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+            return None
+        if answer.code:
+            raise Refused(answer.code, answer.remark or "")
+        return TopicRouteData.from_json(answer.body, ANSWERED_DIALECT_BYTES_MAX)
+
+    def stopService(self) -> Deferred[None]:
+        super().stopService()  # type: ignore[no-untyped-call]
+        return self._client.close()

@@ -288,18 +288,33 @@ class LogFlusher:
     def _give_up(self) -> None:
         self._timeout_call = None
         now = self._clock.seconds()
-        waiting = self._waiting
+        waiting, late = self._waiting, []
         while waiting and waiting[0][1] <= now:
-            _fire(waiting.popleft()[2], FlushTimedOut("the disk did not confirm in time"))
+            late.append(waiting.popleft()[2])
         if waiting:
             self._timeout_call = self._clock.callLater(waiting[0][1] - now, self._give_up)
+        for each in late:  # who may wait again at once
+            _fire(each, FlushTimedOut("the disk did not confirm in time"))
 
     def stop(self) -> Deferred[None]:
-        """Sync what is left; fires, or fails with StoreUnwritable, when that is done."""
+        """Sync what is left; fires, or fails with StoreUnwritable, when that is done, however long it takes: a process
+        does not end before its syncs have."""
         if self._tick_call is not None:
             self._tick_call.cancel()
             self._tick_call = None
-        return self.durable(self._commit_log.readable_end).addBoth(self._stopped)
+        return self._all_durable().addBoth(self._stopped)
+
+    def _all_durable(self) -> Deferred[None]:
+        done: Deferred[None] = Deferred()
+
+        def ended(result: Failure | None) -> None:
+            if isinstance(result, Failure) and result.check(FlushTimedOut):  # type: ignore[no-untyped-call]
+                self._all_durable().chainDeferred(done)
+            else:
+                done.callback(result)
+
+        self.durable(self._commit_log.readable_end).addBoth(ended)
+        return done
 
     def _stopped(self, result: Failure | None) -> Failure | None:
         self._cancel_timeout()

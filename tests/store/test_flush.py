@@ -573,6 +573,23 @@ def test_stopping_syncs_everything(bench: Bench) -> None:
     assert bench.clock.getDelayedCalls() == []
 
 
+def test_stopping_waits_for_a_sync_longer_than_who_sends(make: Callable[..., Bench]) -> None:
+    bench = make(sync_flush_timeout_ms=3000)
+    store = bench.open()
+    store.start()
+    store.append([message()])
+    bench.worker.at_once = False
+    stopped: list[object] = []
+    store.stop().addCallback(stopped.append)
+    bench.clock.pump([1] * 20)
+    assert stopped == []
+    while bench.worker.waiting:
+        bench.worker.step()
+    assert stopped == [None]
+    assert not (bench.root / "abort").exists()
+    assert bench.clock.getDelayedCalls() == []
+
+
 def test_names_of_new_files_are_synced_before_anything_relies_on_them(bench: Bench) -> None:
     store = bench.open()
     store.start()

@@ -50,10 +50,6 @@ def _call(number: int, *arguments: Any) -> int:
     return result
 
 
-class QueueLost(OSError):
-    """The kernel does not say any more how its syncs ended: who waits has to sync again by other means."""
-
-
 @implementer(IReadDescriptor)
 class KernelQueue:
     """A queue of syncs, whose ends the reactor is told of.
@@ -96,8 +92,8 @@ class KernelQueue:
     def sync(self, fd: int, path: str) -> Deferred[None]:
         """Fires when all that was stored in the file is on the disk, as fdatasync(2) does; fails with OSError then.
 
-        Fails with QueueLost where nobody can tell. Raises OSError where the request is not taken: nothing was synced
-        then, nor tried.
+        It fails where nobody can tell, too: an error of the disk is told once, and another sync would end well. Raises
+        OSError where the request is not taken: nothing was synced then, nor tried.
         """
         if self._broken is not None:
             raise self._broken
@@ -172,7 +168,7 @@ class KernelQueue:
         self._take_no_more(error)
         waiting, self._waiting = self._waiting, {}
         for done, path, _block in waiting.values():
-            lost = QueueLost(error.errno, f"the kernel does not say how a sync ended: {error.strerror}", path)
+            lost = OSError(errno.EIO, f"the kernel does not say how a sync ended: {error.strerror}", path)
             done.errback(Failure(lost))  # type: ignore[no-untyped-call]
 
     def connectionLost(self, reason: Failure) -> None:

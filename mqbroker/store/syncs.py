@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from twisted.internet.defer import Deferred, fail
+from twisted.internet.defer import Deferred
 from twisted.logger import Logger
-from twisted.python.failure import Failure
 from zope.interface import Interface, implementer
 
 from mqbroker.store.disk import IMappedFile
-from mqbroker.store.kernel_queue import KernelQueue, QueueLost
+from mqbroker.store.kernel_queue import KernelQueue
 from mqbroker.store.worker import IWorker
 
 
@@ -73,23 +72,11 @@ class KernelSyncs:
             fd = files[0].descriptor
             if fd is not None:
                 try:
-                    return self._queue.sync(fd, files[0].path).addErrback(self._lost, files)
+                    return self._queue.sync(fd, files[0].path)
                 except OSError as error:
-                    self._use_no_more(error)
+                    self._queue = None
+                    self.log.warn("the kernel takes no more syncs, a thread does them now: {error}", error=error)
         return self._others.sync(files, then)
-
-    def _use_no_more(self, error: OSError) -> None:
-        if self._queue is not None:
-            self._queue = None
-            self.log.warn("the kernel takes no more syncs, a thread does them now: {error}", error=error)
-
-    def _lost(self, failure: Failure, files: Sequence[IMappedFile]) -> Deferred[None]:
-        """Sync again what the kernel's queue cannot tell the end of."""
-        error = failure.value
-        if not isinstance(error, QueueLost):
-            return fail(failure)
-        self._use_no_more(error)
-        return self._others.sync(files, None)
 
     def sync_beside(self, files: Sequence[IMappedFile], then: Callable[[], None] | None) -> Deferred[None]:
         return self._others.sync_beside(files, then)

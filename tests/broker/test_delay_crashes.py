@@ -11,7 +11,8 @@ from twisted.internet.task import Clock
 from mqbroker.config import FlushDiskType
 from tests.broker.bench import START, Bench
 from tests.broker.test_transaction_crashes import MortalWorker
-from tests.store.simulation.disk import DiskFaults, Ended, SimDisk
+from tests.store.simulation.disk import DiskFaults, SimDisk
+from tests.store.simulation.threads import Ended
 
 LIVES = 4
 SETTINGS = {

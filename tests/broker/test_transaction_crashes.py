@@ -29,7 +29,8 @@ from tests.broker.transacting import (
     bodies,
     end_command,
 )
-from tests.store.simulation.disk import DiskFaults, Ended, SimDisk
+from tests.store.simulation.disk import DiskFaults, SimDisk
+from tests.store.simulation.threads import Ended
 
 LIVES = 4
 STEPS = 25

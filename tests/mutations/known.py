@@ -663,14 +663,21 @@ KNOWN = [
         "store/kernel_queue.py",
         "            if result < 0:\n",
         "            if False:\n",
-        ("tests/store/test_syncs.py::test_a_sync_that_failed_is_told_as_that",),
+        ("tests/store/simulation/test_kernel_queue.py::test_syncs_that_end_in_another_order_are_told_each_to_its_own",),
+    ),
+    Mutation(
+        "take a sync for done of which the kernel's queue does not say how it ended",
+        "store/kernel_queue.py",
+        "            done.errback(Failure(lost))  # type: ignore[no-untyped-call]\n",
+        "            done.callback(None)\n",
+        ("tests/store/simulation/test_kernel_queue.py::test_where_nobody_can_tell_how_a_sync_ended_it_has_failed",),
     ),
     Mutation(
         "leave who waits for a kernel's queue that is lost",
         "store/kernel_queue.py",
         "                self._give_up(error)\n",
         "                pass\n",
-        ("tests/store/test_syncs.py::test_where_the_ends_cannot_be_asked_for_a_thread_syncs_again",),
+        ("tests/store/simulation/test_kernel_queue.py::test_where_nobody_can_tell_how_a_sync_ended_it_has_failed",),
     ),
     Mutation(
         "begin a new log where the log is missing",

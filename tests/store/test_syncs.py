@@ -229,14 +229,14 @@ def test_a_sync_that_failed_is_told_as_that(
     assert (error.errno, error.filename) == (errno.EIO, file.path)
 
 
-def test_where_the_ends_cannot_be_asked_for_a_thread_syncs_again(
+def test_where_the_ends_cannot_be_asked_for_a_sync_has_failed(
     watched: KernelQueue, readers: Readers, make_file: Callable[[str], IMappedFile], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The kernel tells each descriptor once of an error of the disk: another sync would end well."""
     others = Others()
     syncs = KernelSyncs(watched, others)
     file = make_file("a")
     got = told(syncs.sync([file], None))
-    assert (got, others.synced) == ([], [])
     real = kernel_queue._call
 
     def broken(number: int, *arguments: object) -> int:
@@ -246,10 +246,12 @@ def test_where_the_ends_cannot_be_asked_for_a_thread_syncs_again(
 
     monkeypatch.setattr(kernel_queue, "_call", broken)
     watched.doRead() if select.select([watched], [], [], 10)[0] else None
-    assert (got, others.synced) == ([None], [([file.path], None)])
+    (error,) = got
+    assert isinstance(error, OSError)
+    assert (error.errno, error.filename, others.synced) == (errno.EIO, file.path, [])
     assert readers.readers == []
     assert told(syncs.sync([file], None)) == [None]
-    assert len(others.synced) == 2
+    assert others.synced == [([file.path], None)]
 
 
 class Queue:

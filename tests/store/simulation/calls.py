@@ -18,20 +18,32 @@ import stat
 import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
+from tests.store.simulation.aio import Aio
 from tests.store.simulation.inode import PAGE_BYTES, Inode, pages_of
+from tests.store.simulation.threads import Threads
 
 if TYPE_CHECKING:
     from tests.store.simulation.disk import Directory, SimDisk
+
+T = TypeVar("T")
 
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 MEMORY_BYTES = 1024 * 1024 * 1024
 _FIRST_DESCRIPTOR = 100
 _MADV_POPULATE_WRITE = 23
 _PUNCH_HOLE = 0x3
+
+
+class X86:
+    """platform."""
+
+    @staticmethod
+    def machine() -> str:
+        return "x86_64"
 
 
 def error_of(number: int, path: str | None = None) -> OSError:
@@ -51,7 +63,7 @@ def load(name: str, calls: Calls) -> Any:
     module = types.ModuleType(name)
     exec(_code(name), module.__dict__)
     names = {"os": calls, "mmap": Maps(calls), "fcntl": Flags(calls), "shutil": Trees(calls), "_libc": Libc(calls)}
-    names |= {"_mincore": calls.mincore}
+    names |= {"_mincore": calls.mincore, "threading": calls.threads, "_syscall": calls.aio, "platform": X86}
     for each, value in names.items():
         if hasattr(module, each):
             setattr(module, each, value)
@@ -60,14 +72,34 @@ def load(name: str, calls: Calls) -> Any:
 
 
 @attrs.define(eq=False)
+class Event:
+    """What an event descriptor counts."""
+
+    count: int = 0
+
+
+@attrs.define(eq=False)
 class Opened:
     """An open descriptor. `errors_told`: how many of its file's write errors it need not be told any more."""
 
-    node: Inode | Directory
+    node: Inode | Directory | Event
     path: str
     flags: int
     errors_told: int = 0
     is_new: bool = False
+
+
+def _call(function: Callable[..., T]) -> Callable[..., T]:
+    """A system call: other threads may make theirs before and after, and none meanwhile."""
+
+    @functools.wraps(function)
+    def call(self: Calls, *arguments: Any) -> T:
+        self.disk.on_call()
+        result = function(self, *arguments)
+        self.disk.on_call()
+        return result
+
+    return call
 
 
 class _Paths:
@@ -79,11 +111,13 @@ class _Paths:
         self._disk = disk
 
     def lexists(self, path: str) -> bool:
+        self._disk.on_call()
         return self._disk.find(path) is not None
 
     exists = lexists
 
     def isdir(self, path: str) -> bool:
+        self._disk.on_call()
         found = self._disk.find(path)
         return found is not None and not isinstance(found, Inode)
 
@@ -94,7 +128,7 @@ class Calls:
     O_RDONLY, O_RDWR, O_CREAT, O_EXCL, O_CLOEXEC, O_DIRECTORY, O_DIRECT = (
         os.O_RDONLY, os.O_RDWR, os.O_CREAT, os.O_EXCL, os.O_CLOEXEC, os.O_DIRECTORY, os.O_DIRECT,
     )  # fmt: skip
-    POSIX_FADV_WILLNEED = os.POSIX_FADV_WILLNEED
+    POSIX_FADV_WILLNEED, EFD_NONBLOCK, EFD_CLOEXEC = os.POSIX_FADV_WILLNEED, os.EFD_NONBLOCK, os.EFD_CLOEXEC
     strerror = staticmethod(os.strerror)
 
     def __init__(self, disk: SimDisk) -> None:
@@ -102,10 +136,13 @@ class Calls:
         self.path = _Paths(disk)
         self.descriptors: dict[int, Opened] = {}
         self.maps: dict[int, tuple[Inode, str]] = {}
+        self.threads = Threads()
+        self.aio = Aio(self)
         self._next = _FIRST_DESCRIPTOR
 
     # Descriptors
 
+    @_call
     def open(self, path: str, flags: int, mode: int = 0o777) -> int:
         disk = self.disk
         disk.refuse("open", path)
@@ -145,17 +182,20 @@ class Calls:
 
     # Bytes
 
+    @_call
     def ftruncate(self, fd: int, size: int) -> None:
         inode, path = self.file(fd)
         self.disk.act("set_size", path)
         self.disk.give_blocks(inode.set_size(size))
         inode.modified_ms = self.disk.now_ms()
 
+    @_call
     def posix_fallocate(self, fd: int, offset: int, size: int) -> None:
         inode, path = self.file(fd)
         self.disk.act("allocate", path)
         self.disk.take_blocks(inode, offset, size)
 
+    @_call
     def pwrite(self, fd: int, data: Any, offset: int) -> int:
         inode, path = self.file(fd)
         data = bytes(data)
@@ -175,6 +215,7 @@ class Calls:
             if at % PAGE_BYTES:
                 self.disk.bring(inode, path, at, 1)
 
+    @_call
     def pread(self, fd: int, size: int, offset: int) -> bytes:
         inode, path = self.file(fd)
         self.disk.act("fetch", path)
@@ -191,9 +232,18 @@ class Calls:
     def posix_fadvise(self, fd: int, offset: int, size: int, advice: int) -> None:
         self.file(fd)
 
+    @_call
     def fdatasync(self, fd: int) -> None:
+        self.sync(fd)
+
+    fsync = fdatasync
+
+    def sync(self, fd: int) -> None:
+        """Sync, which is a call of no thread."""
         opened = self.opened(fd)
         node = opened.node
+        if isinstance(node, Event):
+            raise error_of(errno.EINVAL)
         if not isinstance(node, Inode):
             self.disk.sync_names(node, opened.path)
             return
@@ -206,13 +256,31 @@ class Calls:
             opened.errors_told = node.write_errors
             raise error_of(errno.EIO)
 
-    fsync = fdatasync
+    # Events
+
+    def eventfd(self, value: int, flags: int) -> int:
+        return self._add(Opened(Event(value), "", flags))
+
+    def event(self, fd: int) -> Event:
+        node = self.opened(fd).node
+        assert isinstance(node, Event)
+        return node
+
+    def eventfd_read(self, fd: int) -> int:
+        event = self.event(fd)
+        self.aio.check("event")
+        if not event.count:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        count, event.count = event.count, 0
+        return count
 
     # Names
 
+    @_call
     def listdir(self, path: str) -> list[str]:
         return list(self.disk.directory(path).names)
 
+    @_call
     def stat(self, path: str) -> types.SimpleNamespace:
         node = self.disk.find(path)
         if node is None:
@@ -232,25 +300,31 @@ class Calls:
         if not self.path.isdir(path):
             raise error_of(errno.ENOTDIR, path)
 
+    @_call
     def mkdir(self, path: str, mode: int = 0o777) -> None:
         self.disk.refuse("mkdir", path)
         self.disk.make_directory(path)
 
+    @_call
     def unlink(self, path: str) -> None:
         self.disk.unlink(path)
 
+    @_call
     def rmdir(self, path: str) -> None:
         self.disk.remove_directory(path)
 
+    @_call
     def link(self, path: str, other: str) -> None:
         self.disk.refuse("create", other)
         self.disk.link(path, other)
 
+    @_call
     def rename(self, old: str, new: str) -> None:
         self.disk.move(old, new)
 
     replace = rename
 
+    @_call
     def statvfs(self, path: str) -> types.SimpleNamespace:
         self.disk.refuse("open", path)
         if self.disk.find(path) is None:
@@ -304,6 +378,7 @@ class Maps:
             if calls.disk.faults.refused.get("mmap") == errno.ENOMEM:  # the others are about files
                 calls.disk.refuse("mmap", "")
             return mmap.mmap(fd, size, **options)
+        calls.disk.on_call()
         opened = calls.opened(fd)
         inode, path = calls.file(fd)
         if not opened.is_new:
@@ -351,7 +426,8 @@ def _of_libc(function: Callable[..., None]) -> Callable[..., int]:
     """What raises OSError, as C functions tell of errors."""
 
     @functools.wraps(function)
-    def call(self: Any, *arguments: Any) -> int:
+    def call(self: Libc, *arguments: Any) -> int:
+        self._calls.disk.on_call()
         try:
             function(self, *(getattr(each, "value", each) for each in arguments))
         except OSError as error:

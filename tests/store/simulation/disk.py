@@ -24,13 +24,12 @@ from mqbroker.errors import StoreLocked
 from mqbroker.store.disk import DiskSpace, IDisk, ILockedFile, IMappedFile
 from tests.store.simulation.calls import MEMORY_BYTES, Calls, error_of, load
 from tests.store.simulation.inode import PAGE_BYTES, Inode, pages_of
+from tests.store.simulation.threads import Ended
 
 #: So few that files of consume queues come and go all the time.
 CACHED_FILES = 2
-
-
-class Ended(BaseException):
-    """The process or the machine ended in the middle of an operation."""
+#: So few that files are synced by several threads.
+ITEMS_A_THREAD = 2
 
 
 class UnallocatedStore(AssertionError):
@@ -98,14 +97,6 @@ class DiskFaults:
     reads_to_fail: int = 1
 
 
-def error_in(act: Callable[[Any], None], item: Any) -> OSError | None:
-    try:
-        act(item)
-    except OSError as error:
-        return error
-    return None
-
-
 @implementer(ILockedFile)
 class SimLock:
     def __init__(self, locks: dict[str, SimLock], path: str) -> None:
@@ -123,7 +114,9 @@ class SimDisk:
 
     def __init__(self) -> None:
         self.calls = Calls(self)
-        self._disk: IDisk = load("mqbroker.store.os_disk", self.calls).OsDisk()
+        module = load("mqbroker.store.os_disk", self.calls)
+        module._ITEMS_A_THREAD = ITEMS_A_THREAD
+        self._disk: IDisk = module.OsDisk()
         self.root = Directory()
         self.faults = DiskFaults()
         self.is_off = False
@@ -137,6 +130,8 @@ class SimDisk:
         #: Where something was stored without a block, found in the middle of something else.
         self.hazards: list[str] = []
         self.on_write: Callable[[str], None] = lambda path: None
+        #: Called before each system call: other threads may make theirs meanwhile.
+        self.on_call: Callable[[], None] = lambda: None
         #: Told of each file that is about to be removed, and of each look at the room there is.
         self.on_remove: Callable[[str], None] = lambda path: None
         self.on_look: Callable[[DiskSpace], None] = lambda space: None
@@ -488,8 +483,7 @@ class SimDisk:
         self._disk.remove_tree(path)
 
     def together(self, act: Callable[[Any], None], items: Sequence[Any]) -> list[OSError | None]:
-        """One after the other, or no two runs would be the same."""
-        return [error_in(act, item) for item in items]
+        return self._disk.together(act, items)
 
     def sync_directory(self, path: str) -> None:
         self._disk.sync_directory(path)
@@ -590,5 +584,6 @@ class SimDisk:
         disk.operations, disk.trace = self.operations, self.trace
         disk.syncs_failed, disk.refusals = self.syncs_failed, self.refusals
         disk.reads_failed = self.reads_failed
+        disk.calls.aio.failed = self.calls.aio.failed
         disk._boots = boots
         return disk

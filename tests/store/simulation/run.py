@@ -11,13 +11,15 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import attrs
 from twisted.logger import LogEvent, globalLogPublisher
 
-from tests.store.simulation.disk import Ended
+from mqbroker.store import checkpoint_file
 from tests.store.simulation.model import Violation
 from tests.store.simulation.steps import HELD_BACK, Options, Step, options_of, steps_of
+from tests.store.simulation.threads import Ended, Threads
 from tests.store.simulation.world import World
 
 #: What each long row of seeds must have met at least once.
@@ -40,6 +42,10 @@ SOMETIMES = (
     "index roll",
     "jobs of the worker overlapped",
     "kill during a deletion",
+    "kernel's queue: event",
+    "kernel's queue: get events",
+    "kernel's queue: submit",
+    "kernel's queue: word",
     "kill while the worker was busy",
     "opening refused by the disk",
     "opening refused by an unreadable page",
@@ -61,9 +67,11 @@ SOMETIMES = (
     "short of memory",
     "short of names",
     "sync failed",
+    "syncs that hang",
     "table not saved",
     "table saved",
     "tail cut",
+    "threads switched",
     "topic removed",
     "uncommitted tail lost at a kill",
     "wait failed: FlushTimedOut",
@@ -117,6 +125,11 @@ def _logged() -> Iterator[_Log]:
 
 def run_steps(options: Options, steps: list[Step]) -> Outcome:
     """Do the steps to a new store, then heal and compare."""
+    with patch.object(checkpoint_file, "threading", Threads()):  # who waits for its lock lets others have their turn
+        return _run_steps(options, steps)
+
+
+def _run_steps(options: Options, steps: list[Step]) -> Outcome:
     counts: Counter[str] = Counter()
     trace = 0
     violation: Violation | None = None
@@ -134,7 +147,10 @@ def run_steps(options: Options, steps: list[Step]) -> Outcome:
         except Exception:
             violation = Violation("no unhandled error", traceback.format_exc())
         if world is not None:
+            world.worker.end()
             counts = world.counts
+            counts["threads switched"] += world.switching.count
+            counts.update({f"kernel's queue: {what}": count for what, count in world.disk.calls.aio.failed.items()})
         world = None
         if violation is None:
             gc.collect()  # a Deferred tells of its error when it goes

@@ -12,6 +12,7 @@ from random import Random
 from typing import Any
 
 from tests.store.simulation import spoil
+from tests.store.simulation.aio import FAULTS as FAULTS_OF_AIO
 from tests.store.simulation.hostile import HONEST, KINDS
 
 Step = list[Any]
@@ -36,6 +37,8 @@ EXTRAS = {
     "spoilt index": 0.15,
     "cold": 0.25,
     "table": 0.3,
+    "switches": 0.3,
+    "kernel queue": 0.4,
 }
 #: Extras that are met only where they are asked for.
 HELD_BACK = frozenset(
@@ -85,6 +88,9 @@ def options_of(seed: int, held_back: Collection[str] = HELD_BACK) -> Options:
         "faults": [fault for fault in FAULTS if rng.random() < 0.5],
     }
     options["extras"] = _extras_of(seed, options["faults"], held_back)
+    if "switches" in options["extras"]:
+        switches = Random(f"{seed} switches between threads")
+        options["switches"] = [switches.choice([0.03, 0.1, 0.3]), switches.getrandbits(30)]
     return options
 
 
@@ -205,6 +211,14 @@ def _table_steps(rng: Random) -> list[Step]:
     return [["rot_table", end, seed]] if share < 0.33 else []
 
 
+def _kernel_steps(rng: Random) -> list[Step]:
+    """A call of the kernel's queue goes wrong, or its syncs do not end for a while."""
+    share, what, hangs = rng.random(), rng.choice(sorted(FAULTS_OF_AIO)), rng.random() < 0.5
+    if share < 0.15:
+        return [["queue", what]]
+    return [["hang", hangs]] if share < 0.21 else []
+
+
 def _spoil_steps(extra: str, rng: Random) -> list[Step]:
     part, kinds = spoil.EXTRAS[extra]
     share, end = rng.random(), rng.choice(["kill", "power", "stop"])
@@ -218,6 +232,7 @@ _EXTRA_STEPS = {
     "removal": ("what is removed", _removal_steps),
     "cold": ("what cannot be read", _unread_steps),
     "table": ("what is saved in a table", _table_steps),
+    "kernel queue": ("what the kernel's queue does", _kernel_steps),
 }
 #: How likely a fault comes before a step, in the order of FAULTS.
 _SHARES = dict(zip(FAULTS, (0.12, 0.12, 0.12, 0.06, 0.1, 0.06, 0.1, 0.1, 0.04), strict=True))

@@ -11,7 +11,8 @@ from twisted.internet.defer import Deferred
 from mqbroker.errors import MQError
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.worker import InlineWorker
-from tests.store.simulation.disk import Ended, SimDisk
+from tests.store.simulation.disk import SimDisk
+from tests.store.simulation.threads import Ended
 
 PATH = "/data/store/config/topics.json"
 SEEDS = range(6)

@@ -19,20 +19,23 @@ from mqbroker.errors import FlushTimedOut, MQError, StoreBusy, StoreDamaged, Sto
 from mqbroker.store import MessageStore, open_store
 from mqbroker.store.checkpoint import decode_checkpoint
 from mqbroker.store.commitlog import NewMessage
+from mqbroker.store.kernel_queue import KernelQueue
 from mqbroker.store.multi_dispatch import NAMES_MARK
-from mqbroker.store.syncs import WorkerSyncs
+from mqbroker.store.syncs import ISyncs, KernelSyncs, WorkerSyncs
 from mqbroker.wire.codes import SCHEDULE_TOPIC, SysFlag
 from mqbroker.wire.names import LMQ_PREFIX
 from mqbroker.wire.record import BLANK_BYTES_MIN, MAGIC, decode_record
 from tests.store.harness import BORN, HOST, START_S
 from tests.store.simulation import coverage, hostile, spoil, steps
-from tests.store.simulation.disk import DiskFaults, Ended, SimDisk, UnallocatedStore
+from tests.store.simulation.calls import load
+from tests.store.simulation.disk import DiskFaults, SimDisk, UnallocatedStore
 from tests.store.simulation.model import Entry, Model, SyncSpan, Violation, require
 from tests.store.simulation.retention import RetentionCheck
 from tests.store.simulation.steps import Options, Step
 from tests.store.simulation.syncs import TimedSyncs
 from tests.store.simulation.tables import TableCheck
-from tests.store.simulation.worker import SimWorker
+from tests.store.simulation.threads import Ended
+from tests.store.simulation.worker import SimWorker, Switching
 
 ROOT = "/data/store"
 LOG = f"{ROOT}/commitlog"
@@ -60,6 +63,8 @@ class World:
         self.disk = SimDisk()
         self.clock = Clock()
         self.clock.rightNow = START_S
+        share, seed = options.get("switches", (0.0, 0))
+        self.switching = Switching(share, Random(seed))
         self.worker = SimWorker()
         settings = self.settings()
         commit_ms = max(settings.commit_interval_commit_log_ms, settings.commit_commit_log_thorough_interval_ms)
@@ -71,6 +76,7 @@ class World:
         self.high_s = 0.0  # the clock went back from here
         self._life = 0
         self._shortage: SyncSpan | None = None
+        self.kernel_queue: KernelQueue | None = None
         self._is_cold = "cold" in options.get("extras", ())
         self._heal()
         self.retention = RetentionCheck(self)
@@ -101,8 +107,19 @@ class World:
 
     def open(self, disk: SimDisk, clock: Clock, worker: SimWorker) -> MessageStore:
         host = V6 if self.options["ipv6_store"] else HOST
-        syncs = TimedSyncs(WorkerSyncs(worker), self.model)
+        syncs = TimedSyncs(self._log_syncs(disk, clock, worker), self.model)
         return open_store(self.settings(), disk=disk, clock=clock, worker=worker, store_host=host, log_syncs=syncs)
+
+    def _log_syncs(self, disk: SimDisk, clock: Clock, worker: SimWorker) -> ISyncs:
+        syncs = WorkerSyncs(worker)
+        if disk is not self.disk or "kernel queue" not in self.options.get("extras", ()):
+            return syncs
+        calls = disk.calls
+        calls.aio.run = worker.run_in_kernel
+        self.kernel_queue = load("mqbroker.store.kernel_queue", calls).KernelQueue(
+            calls.aio, clock.seconds, call_later=clock.callLater
+        )
+        return KernelSyncs(self.kernel_queue, syncs)
 
     def _open_anew(self, end: str, seed: int) -> MessageStore:
         """Open the store on what an end left, however often opening ends as well."""
@@ -121,7 +138,9 @@ class World:
             failed_reads = self.disk.reads_failed
             clock = Clock()
             clock.rightNow = self.clock.rightNow
-            self.clock, self.worker = clock, SimWorker()
+            self.worker.end()
+            self.clock, self.worker = clock, SimWorker(self.switching, self.disk.calls.threads.begun)
+            self.disk.on_call = self.worker.switch
             self.disk.on_write = self._written_file
             self.retention.stop()
             self.disk.now_ms = self._now_ms
@@ -540,6 +559,7 @@ class World:
         """Stop the store; returns whether it will not have to recover."""
         rng = Random(seed)
         stopped: list[None] = []
+        self.worker.hangs = False
         done: Deferred[None] = self.store.stop()
         done.addCallback(stopped.append)
         for _ in range(_DRAIN_STEPS):
@@ -550,6 +570,9 @@ class World:
             else:
                 self._pass(self.clock.rightNow + 0.1)
         require(bool(stopped), "stop comes to an end", "it does not fire")
+        if self.kernel_queue is not None:
+            self.kernel_queue.stop()
+        self.worker.end()
         if self.disk.is_off:
             raise Ended
         self._note_syncs()
@@ -703,6 +726,15 @@ class World:
         self.disk.faults.forgets = forgets
         self.disk.faults.sync_rng = Random(seed)
 
+    def _do_queue(self, what: str) -> None:
+        """A call of the kernel's queue goes wrong the next time."""
+        self.disk.calls.aio.faults.add(what)
+
+    def _do_hang(self, hangs: bool) -> None:
+        """Syncs that the kernel has do not end for a while."""
+        self.worker.hangs = hangs
+        self.counts["syncs that hang"] += hangs
+
     def _do_full(self, room_bytes: int) -> None:
         self.disk.faults.room_bytes = room_bytes
 
@@ -728,6 +760,8 @@ class World:
 
     def _heal(self) -> None:
         self._do_lift_short()
+        self.worker.hangs = False
+        self.disk.calls.aio.faults.clear()
         self.disk.mend_pages()
         self.disk.faults = DiskFaults(parts="parts" in self.options.get("extras", ()))
 
@@ -923,7 +957,7 @@ class World:
     def _settle(self) -> None:
         rng = Random(5)
         for _ in range(60):
-            self._do_advance(self.options["flush_ms"], 0.9, rng.getrandbits(30))
+            self._do_advance(self.options["flush_ms"], 0.99, rng.getrandbits(30))
             if self._is_settled():
                 break
 

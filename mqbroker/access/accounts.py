@@ -1,16 +1,15 @@
-"""Accounts and what each may do. Values only; whose request it is, and what it needs, is found out elsewhere.
-
-Source of rules and remarks: PlainPermissionManager and Permission of 4.9.7.
-"""
+"""Accounts and what each may do. Values only; whose request it is, and what it needs, is found out elsewhere."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
 import attrs
+from zope.interface import Interface, implementer
 
 from mqbroker.access.addresses import AddressPattern
 from mqbroker.errors import MQError
+from mqbroker.remoting.handlers import IConnection
 from mqbroker.wire.access import Need, Permission
 from mqbroker.wire.signature import ACCESS_KEY, is_signed
 
@@ -93,3 +92,40 @@ class Accounts:
         if not is_signed(fields, body, account.secret_key):
             raise AccessRefused(f"Check signature failed for accessKey={access_key}")
         return account
+
+
+class IRights(Interface):
+    """Knows who may do what."""
+
+    def check_topic(code: int, fields: Mapping[str, str], body: bytes, connection: IConnection, topic: str) -> None:
+        """Raise Refused where the sender of a request may not ask `code` about a message of `topic`."""
+
+    def check_record(code: int, fields: Mapping[str, str], body: bytes, connection: IConnection, record: bytes) -> None:
+        """As `check_topic`, for the message that `record` is, whole as it is stored."""
+
+    def account_of(fields: Mapping[str, str], body: bytes, connection: IConnection) -> str | None:
+        """The access key of a request that was let through; None where its sender needs none."""
+
+    def may_write(access_key: str | None, topic: str) -> bool:
+        """Whether the account may write to `topic` now, as whoever needs none may."""
+
+
+@implementer(IRights)
+class Everybody:
+    """Where access is not controlled."""
+
+    def check_topic(
+        self, code: int, fields: Mapping[str, str], body: bytes, connection: IConnection, topic: str
+    ) -> None:
+        pass
+
+    def check_record(
+        self, code: int, fields: Mapping[str, str], body: bytes, connection: IConnection, record: bytes
+    ) -> None:
+        pass
+
+    def account_of(self, fields: Mapping[str, str], body: bytes, connection: IConnection) -> str | None:
+        return None
+
+    def may_write(self, access_key: str | None, topic: str) -> bool:
+        return True

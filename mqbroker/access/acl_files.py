@@ -18,11 +18,20 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from mqbroker.access.accounts import Account, Accounts
-from mqbroker.access.acl_edit import AccountChange, Raw, with_account, with_version, with_white, without_account
-from mqbroker.access.acl_yaml import AclFile, BadAcl, dump_acl, parse_acl
+from mqbroker.access.acl_yaml import (
+    AccountChange,
+    AclFile,
+    BadAcl,
+    Raw,
+    dump_acl,
+    parse_acl,
+    with_account,
+    with_version,
+    with_white,
+    without_account,
+)
 from mqbroker.access.addresses import AddressPattern
-from mqbroker.config.rights import others_can_read
-from mqbroker.config.stamps import FileStamp, file_stamp
+from mqbroker.config.system import FileStamp, file_stamp, others_can_read
 from mqbroker.store.os_disk import replace_file
 from mqbroker.store.worker import IWorker
 

@@ -11,8 +11,7 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 from zope.interface import implementer
 
-from mqbroker.access.accounts import AccessRefused, Account, Accounts
-from mqbroker.access.rights import IRights
+from mqbroker.access.accounts import AccessRefused, Account, Accounts, IRights
 from mqbroker.errors import MQError, Refused
 from mqbroker.remoting.handlers import Answer, BatchHandler, Handler, IConnection, IGuard, RawRequest
 from mqbroker.wire.access import PUB, Demand, Need

@@ -10,9 +10,9 @@ from random import Random
 
 from twisted.internet.interfaces import IReactorTime
 
+from mqbroker.access.accounts import Everybody, IRights
 from mqbroker.access.acl_files import WATCH_SECONDS, AclFiles
 from mqbroker.access.guard import Guard
-from mqbroker.access.rights import Everybody, IRights
 from mqbroker.broker.broker_stats import BrokerStats
 from mqbroker.broker.client_registry import ConsumerRegistry, ProducerRegistry
 from mqbroker.broker.delay import DelayService

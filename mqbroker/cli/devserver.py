@@ -26,7 +26,7 @@ from mqbroker.cli.failures import Failure
 from mqbroker.cli.names import DEFAULT_NAME_SERVER
 from mqbroker.config import BrokerSettings, LogLevel, NamesrvSettings, load_broker_settings, load_namesrv_settings
 from mqbroker.daemons.logs import LineObserver
-from mqbroker.daemons.reactor import install_reactor
+from mqbroker.daemons.process import install_reactor
 from mqbroker.errors import StoreLocked
 from mqbroker.namesrv.service import Namesrv, make_namesrv
 from mqbroker.store.lock import LockedFile, lock_file

@@ -120,7 +120,7 @@ def account(path: str | None, environment: Mapping[str, str]) -> Credentials | N
 
 def _account_in(path: str) -> Credentials:
     from mqbroker.client.account_file import BadAccount, read_account
-    from mqbroker.config.rights import others_can_read
+    from mqbroker.config.system import others_can_read
 
     if others_can_read(path):
         click.echo(f"mq: others can read the secret in {path}: `chmod 600 {path}` keeps it yours", err=True)

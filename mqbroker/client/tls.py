@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 import attrs
 
 from mqbroker.client.errors import TlsFailed
-from mqbroker.config.stamps import StampedFiles
+from mqbroker.config.system import StampedFiles
 from mqbroker.errors import BadTls, ConnectionClosed
 from mqbroker.wire.frame import FRAME_BYTES_MAX
 

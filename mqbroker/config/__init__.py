@@ -1,19 +1,21 @@
 """Typed settings, read from the same .conf files and keys as the Java system's. Knows nothing of the parts they set."""
 
 from mqbroker.config.conf_file import Given, read_conf
-from mqbroker.config.host import Host
 from mqbroker.config.load import is_without_effect, load_broker_settings, load_namesrv_settings, show_settings
 from mqbroker.config.settings import (
     BrokerRole,
     BrokerSettings,
+    ClientAuth,
     ClientSettings,
     FlushDiskType,
     LogLevel,
     NamesrvSettings,
     NettySettings,
     StoreSettings,
+    TlsMode,
+    TlsSettings,
 )
-from mqbroker.config.tls import ClientAuth, TlsMode, TlsSettings
+from mqbroker.config.system import Host
 
 __all__ = [
     "BrokerRole",

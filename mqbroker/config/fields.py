@@ -1,26 +1,179 @@
-"""The makers of the settings' attrs fields: each carries its key in the file, its parser and what it is for.
+"""The settings' attrs fields: each carries its key in the file, its parser and its limits.
 
 The key is the field's name in camelCase without the unit; the few of Java's that are spelled otherwise say so.
+A parser takes the text and returns the value, or raises ValueError that says what would be right.
 """
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable
 from enum import Enum
 from typing import Any, TypeVar
 
 import attrs
 
-from mqbroker.config.kinds import (
-    INT_MAX,
-    LONG_MAX,
-    OneOf,
-    Parser,
-    Whole,
-    parse_boolean,
-    parse_text,
-    show,
-)
+INT_MAX = 2**31 - 1
+LONG_MAX = 2**63 - 1
+
+Parser = Callable[[str], Any]
+
+
+def parse_boolean(text: str) -> bool:
+    word = text.lower()
+    if word not in ("true", "false"):
+        raise ValueError(f"{text!r} is neither true nor false")
+    return word == "true"
+
+
+@attrs.frozen
+class Whole:
+    """A whole number from `low` to `high`."""
+
+    low: int
+    high: int
+
+    def __call__(self, text: str) -> int:
+        if not re.fullmatch(r"[+-]?[0-9]{1,19}", text):
+            raise ValueError(f"{text!r} is not a whole number: {self.range}")
+        value = int(text)
+        if not self.low <= value <= self.high:
+            raise ValueError(f"{value} is out of range: {self.range}")
+        return value
+
+    @property
+    def range(self) -> str:
+        return f"it goes from {self.low} to {self.high}"
+
+
+@attrs.frozen
+class OneOf:
+    """A member of `enum`, by name."""
+
+    enum: type[Enum]
+
+    def __call__(self, text: str) -> Enum:
+        try:
+            return self.enum[text]
+        except KeyError:
+            names = ", ".join(self.enum.__members__)
+            raise ValueError(f"{text!r} is not one of {names}") from None
+
+
+def parse_text(text: str) -> str:
+    return text
+
+
+def parse_name(text: str) -> str:
+    """A name that goes into topics, file names and routes of other programs."""
+    if not re.fullmatch(r"[%|a-zA-Z0-9_.-]{1,255}", text):
+        raise ValueError(f"{text!r} is not a name: 1 to 255 letters, digits and any of . _ - % |")
+    return text
+
+
+def parse_path(text: str) -> str:
+    if not text or "\0" in text:
+        raise ValueError("it must name a file or a directory")
+    return os.path.abspath(os.path.expanduser(text))
+
+
+def parse_log_path(text: str) -> str:
+    """As `parse_path`; the several paths of Java's MultiPathMappedFileQueue are refused."""
+    if "," in text:
+        raise ValueError(
+            "a log in several directories is not served; move the segments (the files named by 20 digits) of all of "
+            "them into one, and name that"
+        )
+    return parse_path(text)
+
+
+def parse_optional_path(text: str) -> str:
+    """As `parse_path`; nothing stays nothing."""
+    return parse_path(text) if text else ""
+
+
+def parse_relative_path(text: str) -> str:
+    """A path that counts from a directory given elsewhere, unless it is absolute."""
+    if not text or "\0" in text:
+        raise ValueError("it must name a file")
+    return os.path.normpath(text)
+
+
+def parse_bind_address(text: str) -> str:
+    """An address of this machine as digits; empty for all."""
+    if text in ("", "0.0.0.0", "::") or _is_ip(text):
+        return text
+    raise ValueError(f"{text!r} is not an address: write one such as 127.0.0.1, or nothing for all of this machine")
+
+
+def parse_host(text: str) -> str:
+    """An address or a host name that other machines can reach."""
+    is_name = re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252})", text) and not re.fullmatch(r"[\d.]+", text)
+    if not (_is_ip(text) or is_name):
+        raise ValueError(f"{text!r} is neither an address such as 192.168.0.1 nor a host name")
+    return text
+
+
+def parse_addresses(text: str) -> tuple[str, ...]:
+    """`host:port;host:port`; nothing gives an empty tuple."""
+    return tuple(_parse_address(part.strip()) for part in text.split(";") if part.strip())
+
+
+def _parse_address(text: str) -> str:
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError(f"{text!r} is not host:port; write for example 127.0.0.1:9876;192.168.0.1:9876")
+    try:
+        parse_host(host.strip("[]"))
+    except ValueError as error:
+        raise ValueError(f"in {text!r}, {error}") from None
+    return text
+
+
+def parse_hours(text: str) -> tuple[int, ...]:
+    """Hours of the day: `04` or `04;16`."""
+    hour = Whole(0, 23)
+    try:
+        return tuple(hour(part.strip()) for part in text.split(";"))
+    except ValueError:
+        raise ValueError(f"{text!r} is not hours of the day; write for example 04 or 04;16") from None
+
+
+def parse_delays(text: str) -> str:
+    """Delays such as `1s 5s 10m 2h`, kept as text."""
+    parts = text.split()
+    if not parts or not all(re.fullmatch(r"[0-9]{1,9}[smhd]", part) for part in parts):
+        raise ValueError(f"{text!r} is not a list of delays; write for example 1s 10s 5m 2h")
+    return " ".join(parts)
+
+
+def show(value: Any) -> str:
+    """The text that would be parsed to `value`."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, tuple):
+        return ";".join(map(str, value))
+    return str(value)
+
+
+def show_hours(hours: tuple[int, ...]) -> str:
+    return ";".join(f"{hour:02d}" for hour in hours)
+
+
+def _is_ip(text: str) -> bool:
+    import ipaddress
+
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
 
 E = TypeVar("E", bound=Enum)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -10,7 +11,6 @@ import attrs
 
 from mqbroker.config.conf_file import Given
 from mqbroker.config.fields import Note, Setting, settings_of
-from mqbroker.config.host import Host
 from mqbroker.config.settings import (
     BROKER_PORT,
     NAMESRV_PORT,
@@ -19,9 +19,12 @@ from mqbroker.config.settings import (
     NamesrvSettings,
     NettySettings,
     StoreSettings,
+    TlsMode,
+    TlsSettings,
+    add_tls_file,
 )
 from mqbroker.config.sources import Faults, Sources, Warn
-from mqbroker.config.tls import TlsMode, TlsSettings, add_tls_file
+from mqbroker.config.system import Host
 from mqbroker.config.unused import REFUSED, REFUSED_KEYS, REFUSED_VALUES, REPLICATION, UNUSED
 from mqbroker.errors import BadSetting
 
@@ -249,3 +252,16 @@ def _check_cluster_test(settings: NamesrvSettings, given: Mapping[str, Given]) -
     if settings.cluster_test and not settings.namesrv_addr:
         why = "it needs namesrvAddr, or NAMESRV_ADDR: the name servers to ask about topics that are not here"
         raise given["clusterTest"].bad(why)
+
+
+_DEFAULTS = {key: unused.default for key, unused in UNUSED.items() if unused.default is not None}
+_DEFAULTS["enableDLegerCommitLog"] = "false"
+_is_secret = re.compile("password|secret|credential|accesskey|token", re.IGNORECASE).search
+
+
+def java_properties(settings: Any) -> str:
+    """All keys of the Java broker as `key=value` lines, sorted, as its peers expect them: those that have no effect
+    here with Java's default, and none that is secret."""
+    shown = dict(line.split("=", 1) for line in show_settings(settings))
+    table = _DEFAULTS | shown
+    return "".join(f"{key}={table[key]}\n" for key in sorted(table) if not _is_secret(key))

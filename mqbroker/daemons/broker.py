@@ -9,9 +9,9 @@ from twisted.application.service import IService
 
 from mqbroker.config import BrokerSettings, load_broker_settings
 from mqbroker.daemons.daemon import Served
-from mqbroker.daemons.open_files import files_for_connections
 from mqbroker.daemons.options import ConsoleOptions
 from mqbroker.daemons.plugin import TwistdOptions, make_twistd_service
+from mqbroker.daemons.process import files_for_connections
 
 
 class _Namesrv:

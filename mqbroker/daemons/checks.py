@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping
 
 from mqbroker.access.acl_files import acl_places, read_at_start, warnings_of
 from mqbroker.config import BrokerSettings, NamesrvSettings
-from mqbroker.daemons.advice import advice
-from mqbroker.daemons.daemon import why_not_started
-from mqbroker.daemons.own_files import require_file
+from mqbroker.daemons.daemon import advice, why_not_started
+from mqbroker.daemons.process import require_file
 from mqbroker.errors import MQError
 from mqbroker.remoting.tls import client_context, server_context
 

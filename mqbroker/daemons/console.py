@@ -13,12 +13,10 @@ from twisted.python import usage
 from twisted.python.failure import Failure
 
 from mqbroker.config import LogLevel
-from mqbroker.daemons.collector import settle_collector
 from mqbroker.daemons.daemon import Daemon, Served, StartFailed, install_reload_signals, why_not_started
 from mqbroker.daemons.logs import LineObserver
 from mqbroker.daemons.options import ConsoleOptions
-from mqbroker.daemons.own_files import AlreadyRunning, PidFile
-from mqbroker.daemons.reactor import install_reactor
+from mqbroker.daemons.process import AlreadyRunning, PidFile, install_reactor, settle_collector
 
 log = Logger()
 

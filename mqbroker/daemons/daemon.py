@@ -15,11 +15,9 @@ from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.error import CannotListenError
 from twisted.logger import Logger
 
-from mqbroker.config import LogLevel, show_settings
-from mqbroker.daemons.advice import advice
-from mqbroker.daemons.open_files import raise_file_limit, warn_of_few_files
+from mqbroker.config import BrokerSettings, LogLevel, NamesrvSettings, TlsMode, show_settings
 from mqbroker.daemons.options import DaemonOptions
-from mqbroker.daemons.own_files import WrittenFile
+from mqbroker.daemons.process import WrittenFile, raise_file_limit, warn_of_few_files
 from mqbroker.errors import MQError
 
 log = Logger()
@@ -31,6 +29,7 @@ _LISTEN_HINTS = {
     errno.EACCES: "only root may use ports below 1024; set a higher listenPort",
 }
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+_LOOPBACK = ("127.", "::1")
 
 
 @attrs.frozen
@@ -132,6 +131,34 @@ class Daemon(Service):
         if self._served is None or self._served.adopt is None:
             return {line.partition("=")[0] for line in changed}
         return set(self._served.adopt(settings))
+
+
+def advice(settings: BrokerSettings | NamesrvSettings) -> list[str]:
+    """What an administrator should know of settings that are right, and may yet not be what he wants; one line each."""
+    found = []
+    if isinstance(settings, BrokerSettings) and not settings.namesrv_addr:
+        found.append(
+            "no name server is set, so this broker registers nowhere and only who knows its address finds it; "
+            "set namesrvAddr, the environment's NAMESRV_ADDR or -n"
+        )
+    exposed = _exposed(settings)
+    return found if exposed is None else [*found, exposed]
+
+
+def _exposed(settings: BrokerSettings | NamesrvSettings) -> str | None:
+    server, tls = settings.server, settings.tls
+    is_broker = isinstance(settings, BrokerSettings)
+    controlled = isinstance(settings, BrokerSettings) and settings.acl_enable
+    encrypted = tls.mode is TlsMode.ENFORCING and not tls.test_mode
+    if controlled or encrypted or server.bind_address.startswith(_LOOPBACK):
+        return None
+    # A name server has no accounts.
+    ways = "aclEnable, tls.server.mode" if is_broker else "tls.server.mode with tls.server.need.client.auth"
+    can = "read, write and delete" if is_broker else "register brokers and delete routes"
+    return (
+        f"SERVING {server.bind_address or 'ALL ADDRESSES'} WITHOUT ACCESS CONTROL OR ENCRYPTION: whoever reaches port "
+        f"{server.listen_port} can {can}; set bindAddress=127.0.0.1, or let only those in who may ({ways})"
+    )
 
 
 class StartFailed(MQError):

@@ -1,9 +1,8 @@
-"""Twisted's epoll reactor with shorter turns. Only where there is epoll.
+"""Twisted's epoll reactor with shorter turns, busy polling and a clock never set back. Only where there is epoll.
 
 Twisted enters a logging context for every readable socket, so that old-style log calls know whose they are; nobody
 reads it here. And most turns of a broker have no timed call to make: they go from one poll to the next. Measured on two
 cores a broker answers 7 to 20 % more sends without that context where few are in flight on a connection.
-Its time goes on when the system's clock is set back.
 Of thousands of connections that end at once some are told so in each turn, and the others in those that follow.
 """
 
@@ -11,7 +10,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from itertools import islice
+from os import sched_yield
 from select import EPOLLIN
 from typing import Any
 
@@ -19,8 +20,99 @@ from twisted.internet import tcp
 from twisted.internet.epollreactor import EPollReactor
 from twisted.logger import Logger
 
-from mqbroker.daemons.eager_wait import EagerWait
-from mqbroker.daemons.steady_time import SteadyTime
+#: After it was set back, time runs so much slower until the system's clock has come up with it.
+SLOWED_BY = 0.02
+#: How often the system's clock is looked at: it is read several times in each turn of the reactor.
+LOOK_SECONDS = 0.01
+
+
+class MonotonicTime:
+    """The time of day for timers, which may slow down and never stands still or goes back: call it for the seconds
+    since 1970.
+
+    Twisted's reactor takes its time from the system's clock. Where that is set back, every timer waits as much longer,
+    that of the flush which bounds what a power cut may take as well.
+
+    :param wall: the system's clock, seconds since 1970, which may jump.
+    :param monotonic: seconds since any moment, which does not.
+    """
+
+    def __init__(self, wall: Callable[[], float], monotonic: Callable[[], float]) -> None:
+        self._wall = wall
+        self._monotonic = monotonic
+        self._last = monotonic()
+        self._ahead = wall() - self._last
+        self._fresh_until = self._last
+
+    def __call__(self) -> float:
+        now = self._monotonic()
+        if now >= self._fresh_until:
+            self._look(now)
+        return now + self._ahead
+
+    def _look(self, now: float) -> None:
+        ahead = self._wall() - now
+        if ahead < self._ahead:
+            ahead = max(ahead, self._ahead - SLOWED_BY * (now - self._last))
+        self._ahead = ahead
+        self._last = now
+        self._fresh_until = now + LOOK_SECONDS
+
+
+#: Where the last wait was shorter than this, the next is begun awake, and for as long: the time that clients which are
+#: not written in C take to read an answer and to ask again. They get 1.2 to 1.6 times as much as with 50 us.
+SOON_SECONDS = 120e-6
+
+#: (file descriptor, events) of what is ready, by the seconds to wait (-1: without end) and how many of them at most.
+Poll = Callable[[float, int], list[tuple[int, int]]]
+
+
+class BusyPoll:
+    """Polls busily for a while where the last wait was short, or where something is expected, before it sleeps.
+
+    To be woken takes a process 10 to 30 us on a machine of two cores, as long as it takes to answer a pull: measured
+    there, 1.3 times as many requests are answered on one connection, 1.2 times as many on four, and as many as before
+    on sixteen; and 1.3 times as many that each wait for a quick disk.
+
+    Between two looks the processor is given to whoever wants it: the kernel's work for the disk does, on the very
+    processor that asked for it.
+
+    :param now: seconds of a clock that is never set.
+    :param is_alone: there is one processor only, on which a peer can do nothing while this one is awake.
+    """
+
+    def __init__(
+        self, now: Callable[[], float], *, is_alone: bool, let_others: Callable[[], None] = sched_yield
+    ) -> None:
+        self._now = now
+        self._is_alone = is_alone
+        self._let_others = let_others
+        self._is_soon = False
+        self._expected_until = 0.0
+
+    def expect(self, seconds: float) -> None:
+        """Something will be ready within so many seconds, as far as is known: wait for it awake."""
+        self._expected_until = self._now() + seconds
+
+    def wait(self, poll: Poll, timeout: float | None, most: int) -> list[tuple[int, int]]:
+        """What is ready within `timeout` seconds, without end where that is None. Raises what `poll` does."""
+        if timeout == 0:  # a look, which says nothing of who asks
+            return poll(0, most)
+        now = self._now
+        began = now()
+        until = began + SOON_SECONDS if self._is_soon else began
+        if until < self._expected_until:
+            until = self._expected_until
+        if until > began and not self._is_alone:
+            while now() < until:
+                ready = poll(0, most)
+                if ready:
+                    return ready
+                self._let_others()
+        ready = poll(-1 if timeout is None else timeout, most)
+        self._is_soon = now() - began < SOON_SECONDS
+        return ready
+
 
 log = Logger()
 
@@ -38,11 +130,11 @@ class PlainEPollReactor(EPollReactor):
     #: When it found several things ready: what is read later in that turn has waited since then.
     turn_began = _NEVER
 
-    _eager = EagerWait(time.monotonic, is_alone=len(os.sched_getaffinity(0)) == 1)
-    _wait = _eager.wait
+    _busy_poll = BusyPoll(time.monotonic, is_alone=len(os.sched_getaffinity(0)) == 1)
+    _wait = _busy_poll.wait
     #: Told of what will be ready soon, as far as is known.
-    expect = _eager.expect
-    seconds = SteadyTime(time.time, time.monotonic)
+    expect = _busy_poll.expect
+    seconds = MonotonicTime(time.time, time.monotonic)
 
     def __init__(self) -> None:
         self._ends = 0

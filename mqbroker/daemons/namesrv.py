@@ -10,9 +10,9 @@ from twisted.internet.defer import Deferred, succeed
 
 from mqbroker.config import NamesrvSettings, load_namesrv_settings
 from mqbroker.daemons.daemon import Served
-from mqbroker.daemons.open_files import files_for_connections
 from mqbroker.daemons.options import ConsoleOptions
 from mqbroker.daemons.plugin import TwistdOptions, make_twistd_service
+from mqbroker.daemons.process import files_for_connections
 
 BOOT_LINE = "The Name Server boot success. serializeType=JSON"
 

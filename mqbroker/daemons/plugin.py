@@ -10,18 +10,47 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import attrs
 from twisted.application.service import IService, Service
 from twisted.internet.defer import Deferred
 from twisted.logger import ILogObserver, Logger
 from twisted.python.components import Componentized
 from twisted.python.failure import Failure
+from twisted.python.logfile import LogFile
 
 from mqbroker.config import LogLevel
-from mqbroker.daemons.collector import settle_collector
 from mqbroker.daemons.daemon import Daemon, Served, StartFailed, install_reload_signals
+from mqbroker.daemons.logs import LineObserver, Stream
 from mqbroker.daemons.options import DaemonOptions
-from mqbroker.daemons.reactor import install_reactor
-from mqbroker.daemons.twistd_log import TwistdLog, make_twistd_log
+from mqbroker.daemons.process import install_reactor, settle_collector
+
+#: Where twistd writes in the background when it is not told.
+_FILE = "twistd.log"
+
+
+@attrs.frozen
+class TwistdLog:
+    """`observer` writes the log; `rotate` begins a new file, and does nothing where there is none."""
+
+    observer: LineObserver
+    rotate: Callable[[], None]
+
+
+def make_twistd_log(twistd: Mapping[str, Any], log_format: str, level: LogLevel, stdout: Stream) -> TwistdLog | None:
+    """The log that twistd's own options ask for; None where twistd is to see to it. SystemExit with one line where its
+    file cannot be opened."""
+    path = twistd.get("logfile")
+    in_foreground = bool(twistd.get("nodaemon"))
+    if twistd.get("logger") or twistd.get("syslog") or (path == "-" and not in_foreground):
+        return None
+    if path == "-" or (in_foreground and not path):
+        return TwistdLog(LineObserver(log_format, level, stdout), lambda: None)
+    try:
+        file = LogFile.fromFullPath(path or _FILE)  # type: ignore[no-untyped-call]
+    except OSError as error:
+        raise SystemExit(f"{path or _FILE}: the log cannot be written there: {error.strerror}") from None
+    return TwistdLog(LineObserver(log_format, level, file), file.rotate)
+
 
 log = Logger()
 

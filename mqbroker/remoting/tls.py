@@ -26,7 +26,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from mqbroker.config import ClientAuth, TlsMode, TlsSettings
-from mqbroker.config.stamps import StampedFiles
+from mqbroker.config.system import StampedFiles
 from mqbroker.errors import BadTls
 
 if TYPE_CHECKING:

@@ -4,8 +4,16 @@ import pytest
 import yaml
 
 from mqbroker.access.accounts import AccessRefused
-from mqbroker.access.acl_edit import AccountChange, with_account, with_version, with_white, without_account
-from mqbroker.access.acl_yaml import BadAcl, dump_acl, parse_acl
+from mqbroker.access.acl_yaml import (
+    AccountChange,
+    BadAcl,
+    dump_acl,
+    parse_acl,
+    with_account,
+    with_version,
+    with_white,
+    without_account,
+)
 from mqbroker.wire.access import Need, Permission
 from mqbroker.wire.bodies import DataVersion
 from tests.access.acl import PLAIN

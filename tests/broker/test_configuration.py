@@ -10,7 +10,7 @@ from twisted.internet.defer import Deferred, succeed
 
 from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.broker.transactions.checks import CheckRules
-from mqbroker.config.java_view import _DEFAULTS, java_properties
+from mqbroker.config.load import _DEFAULTS, java_properties
 from mqbroker.errors import BadSetting
 from mqbroker.wire.bodies import CheckClientRequestBody, SubscriptionData
 from mqbroker.wire.codes import Perm, RequestCode, ResponseCode
@@ -77,7 +77,7 @@ def test_what_has_no_effect_has_the_default_of_java():
 
 def test_no_secret_is_shown(tmp_path, monkeypatch):
     lines = ["tlsServerKeyPassword=geheim", "aSecretKey=geheim", "listenPort=1"]
-    monkeypatch.setattr("mqbroker.config.java_view.show_settings", lambda settings: lines)
+    monkeypatch.setattr("mqbroker.config.load.show_settings", lambda settings: lines)
     text = java_properties(make_settings(tmp_path))
     assert "geheim" not in text
     assert "\nlistenPort=1\n" in text

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from mqbroker.config import BrokerSettings, NamesrvSettings
 from mqbroker.config.fields import settings_of
-from mqbroker.config.settings import ClientSettings, NettySettings, StoreSettings
-from mqbroker.config.tls import TlsSettings
+from mqbroker.config.settings import ClientSettings, NettySettings, StoreSettings, TlsSettings
 from mqbroker.config.unused import UNUSED
 from tests import settings_page
 

@@ -15,8 +15,16 @@ from mqbroker.config import (
     show_settings,
 )
 from mqbroker.config.fields import settings_of
-from mqbroker.config.settings import BrokerSettings, ClientSettings, NamesrvSettings, NettySettings, StoreSettings
-from mqbroker.config.tls import ClientAuth, TlsMode, TlsSettings
+from mqbroker.config.settings import (
+    BrokerSettings,
+    ClientAuth,
+    ClientSettings,
+    NamesrvSettings,
+    NettySettings,
+    StoreSettings,
+    TlsMode,
+    TlsSettings,
+)
 from mqbroker.config.unused import REFUSED_KEYS, UNUSED
 from mqbroker.errors import BadSetting, BadSettings
 

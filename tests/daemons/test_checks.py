@@ -6,7 +6,7 @@ import pytest
 
 from mqbroker.daemons.broker import BrokerConsoleOptions
 from mqbroker.daemons.namesrv import NamesrvConsoleOptions
-from mqbroker.daemons.own_files import PidFile, WrittenFile
+from mqbroker.daemons.process import PidFile, WrittenFile
 from tests.remoting.certificates import Authority
 
 BOTH = pytest.mark.parametrize("daemon_options", [BrokerConsoleOptions, NamesrvConsoleOptions])

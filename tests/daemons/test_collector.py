@@ -4,12 +4,12 @@ import gc
 import subprocess
 import sys
 
-from mqbroker.daemons.collector import YOUNGEST
+from mqbroker.daemons.process import YOUNGEST
 
 # In a process of its own: what it does cannot be undone for objects that die meanwhile.
 PROGRAM = """
 import gc
-from mqbroker.daemons.collector import settle_collector
+from mqbroker.daemons.process import settle_collector
 
 cycle = []
 cycle.append(cycle)

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.skipif(not hasattr(select, "epoll"), reason="this syste
 BEGIN = """
 import socket
 from twisted.internet.protocol import Factory, Protocol
-from mqbroker.daemons.reactor import install_reactor
+from mqbroker.daemons.process import install_reactor
 install_reactor()
 from twisted.internet import reactor
 

@@ -8,9 +8,8 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from mqbroker.access.acl_edit import AccountChange
 from mqbroker.access.acl_files import AclFiles, describe_versions
-from mqbroker.access.acl_yaml import BadAcl
+from mqbroker.access.acl_yaml import AccountChange, BadAcl
 from mqbroker.config import BrokerSettings
 from mqbroker.errors import Refused
 from mqbroker.remoting.handlers import Call, answers

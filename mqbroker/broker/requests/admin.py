@@ -13,7 +13,7 @@ from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.broker.runtime_info import RuntimeInfo
 from mqbroker.config import is_without_effect
 from mqbroker.config.changes import NotChangeable, read_changes
-from mqbroker.config.java_view import java_properties
+from mqbroker.config.load import java_properties
 from mqbroker.errors import BadSetting, Refused
 from mqbroker.remoting.handlers import Call, answers
 from mqbroker.store.message_store import MessageStore

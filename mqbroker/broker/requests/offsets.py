@@ -16,7 +16,7 @@ from mqbroker.broker.queue_stats import QueueStats
 from mqbroker.broker.requests.clients import ClientCalls
 from mqbroker.broker.system_topics import QUEUE_ID_MAX
 from mqbroker.broker.topic_table import TopicTable
-from mqbroker.config.kinds import LONG_MAX
+from mqbroker.config.fields import LONG_MAX
 from mqbroker.errors import MQError, Refused
 from mqbroker.remoting.handlers import Call, IConnection, answers
 from mqbroker.remoting.walks import Walks

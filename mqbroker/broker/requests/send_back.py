@@ -10,7 +10,7 @@ from random import Random
 
 import attrs
 
-from mqbroker.access.rights import IRights
+from mqbroker.access.accounts import IRights
 from mqbroker.broker.broker_stats import BrokerStats
 from mqbroker.broker.group_table import GroupTable
 from mqbroker.broker.live_settings import LiveSettings

@@ -13,7 +13,7 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
-from mqbroker.access.rights import IRights
+from mqbroker.access.accounts import IRights
 from mqbroker.broker.requests.send_rules import message_refusal
 from mqbroker.broker.system_topics import NoRealTarget
 from mqbroker.broker.transactions.half_message import QUEUE_ID, PlainHalfMessages, committed, put_back

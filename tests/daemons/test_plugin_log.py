@@ -5,7 +5,7 @@ import io
 import pytest
 
 from mqbroker.config import LogLevel
-from mqbroker.daemons.twistd_log import make_twistd_log
+from mqbroker.daemons.plugin import make_twistd_log
 
 
 def make(**twistd):

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from mqbroker.daemons.steady_time import LOOK_SECONDS, SLOWED_BY, SteadyTime
+from mqbroker.daemons.epoll import LOOK_SECONDS, SLOWED_BY, MonotonicTime
 
 
 class Clocks:
@@ -13,7 +13,7 @@ class Clocks:
 
     def __init__(self):
         self.wall, self.monotonic = 1_700_000_000.0, 50.0
-        self.time = SteadyTime(lambda: self.wall, lambda: self.monotonic)
+        self.time = MonotonicTime(lambda: self.wall, lambda: self.monotonic)
 
     def go_on(self, seconds):
         self.wall += seconds
@@ -39,7 +39,7 @@ def test_a_clock_set_forward_is_followed_at_once(clocks):
 def test_the_clock_is_looked_at_anew_after_a_while():
     looks = []
     clocks = Clocks()
-    clocks.time = SteadyTime(lambda: looks.append(clocks.monotonic) or clocks.wall, lambda: clocks.monotonic)
+    clocks.time = MonotonicTime(lambda: looks.append(clocks.monotonic) or clocks.wall, lambda: clocks.monotonic)
     for _ in range(101):
         clocks.go_on(LOOK_SECONDS / 10)
     assert 1 + 9 <= len(looks) <= 1 + 11
@@ -60,11 +60,11 @@ def test_a_clock_set_back_does_not_stop_time_and_is_met_in_the_end(clocks):
 
 def test_the_daemons_timers_use_it():
     code = (
-        "from mqbroker.daemons.reactor import install_reactor; install_reactor(); "
+        "from mqbroker.daemons.process import install_reactor; install_reactor(); "
         "from twisted.internet import reactor; "
-        "from mqbroker.daemons.steady_time import SteadyTime; "
+        "from mqbroker.daemons.epoll import MonotonicTime; "
         "from twisted.internet.error import ReactorNotRunning; "
-        "assert isinstance(reactor.seconds, SteadyTime); "
+        "assert isinstance(reactor.seconds, MonotonicTime); "
         "before = reactor.seconds(); "
         "call = reactor.callLater(0.01, reactor.stop); "
         "assert 0 < call.getTime() - before < 5; "

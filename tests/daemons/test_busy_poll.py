@@ -2,7 +2,7 @@
 
 import pytest
 
-from mqbroker.daemons.eager_wait import SOON_SECONDS, EagerWait
+from mqbroker.daemons.epoll import SOON_SECONDS, BusyPoll
 
 READY = [(3, 1)]
 MICROSECOND = 1e-6
@@ -15,7 +15,7 @@ class World:
         self.time = 0.0
         self.ready_at = 0.0
         self.asked = []
-        self.eager = EagerWait(lambda: self.time, is_alone=is_alone, let_others=lambda: self.asked.append("others"))
+        self.busy_poll = BusyPoll(lambda: self.time, is_alone=is_alone, let_others=lambda: self.asked.append("others"))
 
     def poll(self, timeout, most):
         self.asked.append(timeout)
@@ -34,7 +34,7 @@ class World:
         """What comes of a wait, and what the sockets were asked for meanwhile."""
         self.asked.clear()
         self.ready_at = self.time + after_us * MICROSECOND
-        return self.eager.wait(self.poll, timeout, 10), list(self.asked)
+        return self.busy_poll.wait(self.poll, timeout, 10), list(self.asked)
 
 
 @pytest.fixture
@@ -65,14 +65,14 @@ def test_what_is_long_in_coming_is_waited_for_asleep_and_so_is_the_next(world):
     assert world.wait(20)[1][0] == 0
 
 
-def test_a_long_wait_makes_nobody_eager(world):
+def test_after_a_long_wait_nothing_is_polled_busily(world):
     world.wait(130)
     assert world.wait(20) == (READY, [-1])
 
 
 def test_what_is_expected_is_waited_for_awake(world):
     world.wait(1000)
-    world.eager.expect(300 * MICROSECOND)
+    world.busy_poll.expect(300 * MICROSECOND)
     found, asked = world.wait(200)
     assert (found, set(asked)) == (READY, {0, "others"})
     found, asked = world.wait(1000)  # it has come: what is left of that time is waited awake, and no more
@@ -83,14 +83,14 @@ def test_what_is_expected_is_waited_for_awake(world):
 
 def test_what_is_expected_within_less_than_the_last_wait_shortens_nothing(world):
     world.wait(20)
-    world.eager.expect(10 * MICROSECOND)
+    world.busy_poll.expect(10 * MICROSECOND)
     found, asked = world.wait(40)
     assert (found, asked[-1]) == (READY, 0)
 
 
 def test_where_nothing_is_waited_for_one_look_is_enough(world):
     world.wait(20)
-    world.eager.expect(300 * MICROSECOND)
+    world.busy_poll.expect(300 * MICROSECOND)
     assert world.wait(20, timeout=0) == ([], [0])
     assert world.wait(20)[1][0] == 0  # and that look says nothing of who asks
 
@@ -106,5 +106,5 @@ def test_a_timed_call_comes_in_time(world):
 def test_on_the_only_processor_it_is_always_asleep():
     world = World(is_alone=True)
     for _ in range(3):
-        world.eager.expect(300 * MICROSECOND)
+        world.busy_poll.expect(300 * MICROSECOND)
         assert world.wait(20) == (READY, [-1])

@@ -1,16 +1,69 @@
-"""Files by which a daemon tells others of itself. It takes them away at its end, and never those of another."""
+"""What belongs to the process of a daemon: limit of open files, garbage collector, pid and ports files, reactor."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import fcntl
+import gc
 import os
+import resource
 import stat
+import sys
 from io import TextIOWrapper
 
-from mqbroker.config.stamps import FileStamp, file_stamp
+from twisted.internet.error import ReactorAlreadyInstalledError
+from twisted.internet.main import installReactor
+from twisted.logger import Logger
+
+from mqbroker.config import NettySettings
+from mqbroker.config.system import FileStamp, file_stamp
 from mqbroker.errors import MQError
+from mqbroker.store.os_disk import files_kept
+
+log = Logger()
+
+
+def raise_file_limit() -> None:
+    """Allow as many open files as the system lets us."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        log.info("open files allowed: {hard} instead of {soft}", hard=hard, soft=soft)
+
+
+def files_for_connections() -> int:
+    """How many files may be open while connections are still taken."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if allowed == resource.RLIM_INFINITY else allowed - files_kept()
+
+
+def warn_of_few_files(server: NettySettings) -> None:
+    """Say so where there cannot be as many connections as the settings allow."""
+    most = files_for_connections()
+    if server.connections_max > most:
+        allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        log.warn(
+            "connectionsMax={wanted} cannot be reached: {allowed} files may be open, of which {kept} are kept for what "
+            "is no connection; raise the limit of open files (ulimit -Hn, LimitNOFILE) or lower connectionsMax",
+            wanted=server.connections_max,
+            allowed=allowed,
+            kept=allowed - most,
+        )
+
+
+#: Containers that come to be between two collections of the youngest. Python's 700 are two reads of a busy connection.
+YOUNGEST = 20_000
+
+
+def settle_collector() -> None:
+    """Leave what is there now, which stays, out of all collections: for when a daemon has started.
+
+    Collecting it again and again, tens of thousands of objects each time, held answers back for 40 ms.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNGEST, *gc.get_threshold()[1:])
 
 
 class AlreadyRunning(MQError):
@@ -84,3 +137,15 @@ class WrittenFile:
         if stamp is not None and file_stamp(self._path) == stamp:
             with contextlib.suppress(OSError):
                 os.unlink(self._path)
+
+
+def install_reactor() -> None:
+    """Install our own, where this system has epoll and no reactor is installed yet."""
+    try:
+        from mqbroker.daemons.epoll import PlainEPollReactor
+    except ImportError:
+        return
+    try:
+        installReactor(PlainEPollReactor())  # type: ignore[no-untyped-call]
+    except ReactorAlreadyInstalledError:
+        return

@@ -223,13 +223,15 @@ class ConsumeQueue:
             at += len(part)
 
     def _find_kept(self, flat: Sequence[int]) -> int:
-        """How many of the entries stand where they are to be written: then nothing is stored. Raises OSError."""
+        """How many of the entries stand where they are to be written: that is done without mapping the file, for the
+        kernel may take their pages for synced after a sync that failed. Raises OSError."""
         kept = self._kept
         count = min(len(flat), len(kept) // ENTRY_BYTES * 3) // 3
         data = entries_struct(count).pack(*flat[: 3 * count])
         if not kept.startswith(data):
             self.clear_kept()
             return 0
+        self._files[-1].write_at((self.max_offset - self._base) * ENTRY_BYTES, memoryview(data))
         self._kept = kept[len(data) :]
         self.last = flat[3 * count - 3], flat[3 * count - 2]
         self.max_offset += count
@@ -601,6 +603,9 @@ class ConsumeQueue:
         if not self._files:
             return []
         is_gone: Callable[[int, int], bool] = lambda offset, size: offset < physical_min or _is_blank(offset, size)  # noqa: E731
+        if self.min_offset < self.begins_at <= self.max_offset:  # whatever became of the entries before
+            self.min_offset = self.begins_at
+            self._oldest = None
         if self.min_offset < self.max_offset and is_gone(*self.oldest()):
             self.min_offset = self.search(is_gone, self._first, self.max_offset)
             self._oldest = None

@@ -207,6 +207,9 @@ class IDisk(Interface):
     def read_part(path: str, offset: int, size: int) -> bytes:
         """Some bytes of a file; fewer where it ends before."""
 
+    def write_part(path: str, offset: int, data: memoryview) -> None:
+        """Write some bytes of a file that is as long."""
+
     def write(path: str, data: bytes) -> None:
         """Write a small file in place, create it where missing, and sync it and its directory's entry."""
 

@@ -157,8 +157,12 @@ class CachedFile:
 
     def write_at(self, offset: int, data: memoryview) -> None:
         self.is_dirty = True
-        with self._opened() as mapped:
+        mapped = self.mapped
+        if mapped is not None:
             mapped.write_at(offset, data)
+            return
+        self._check_open()
+        self._cache.disk.write_part(self.path, offset, data)
 
     def is_resident(self, offset: int, size: int) -> bool:
         """Not where it cannot be mapped: who then has it fetched gets to know why."""

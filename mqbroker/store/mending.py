@@ -129,6 +129,12 @@ class Mender:
                 entries[number] = entry
             if not is_doubtful:
                 blank = entry[0] + entry[1] % BLANK_SIZE, BLANK_SIZE, 0
+        # What is before the first message went with it: a start must see there that nothing is.
+        for number in reversed(range(max(queue.first_offset, low - _AROUND_MAX), low if low == oldest else 0)):
+            physical_offset, size, _ = queue.entry_from_disk(number)
+            if not is_lost(physical_offset, size, log.readable_end):
+                break
+            entries[number] = 0, BLANK_SIZE, 0
         return entries, damages
 
     def _is_right(self, queue: ConsumeQueue, number: int) -> bool | None:

@@ -146,6 +146,7 @@ class Opening:
             disk.write(paths.abort, disk.boot_id())
         kept = CheckpointFile(disk, paths.checkpoint, checkpoint)
         refuse_later(segments, queues)
+        self._sync_checkpoint(abort, checkpoint_data)
         forget_ends(disk, paths.queue_ends)
         start = find_start(segments, queues, checkpoint, is_clean, is_intact)
         kept.forget_queues_above(start.offset)
@@ -315,6 +316,11 @@ class Opening:
         if abort:  # ours, which ended before there was a checkpoint, or while the first was being written
             return data, Checkpoint(log_offset=0, queues_offset=0)
         return data, Checkpoint()
+
+    def _sync_checkpoint(self, abort: bytes | None, data: bytes) -> None:
+        # One that a killed process wrote and did not sync could give way to an older one, which says more.
+        if abort is not None and data:
+            self.disk.write(self.paths.checkpoint, data)
 
     def _make_lasting(self, commit_log: CommitLog) -> None:
         # What was cut off could come back in another crash, behind what is appended now.

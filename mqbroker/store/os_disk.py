@@ -441,6 +441,14 @@ class OsDisk:
         finally:
             os.close(fd)
 
+    def write_part(self, path: str, offset: int, data: memoryview) -> None:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            with _naming(path):
+                _write_all(fd, data, offset)
+        finally:
+            os.close(fd)
+
     def write(self, path: str, data: bytes) -> None:
         is_new = not os.path.exists(path)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)

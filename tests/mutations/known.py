@@ -136,6 +136,27 @@ KNOWN = [
         ("tests/store/test_lost_queues.py",),
     ),
     Mutation(
+        "go by a checkpoint that a killed process wrote and did not sync",
+        "store/opening.py",
+        "        if abort is not None and data:",
+        "        if False:",
+        ("tests/store/simulation/test_guarantees.py",),
+    ),
+    Mutation(
+        "take kept entries for synced after a kill",
+        "store/consumequeue.py",
+        "        self._files[-1].write_at((self.max_offset - self._base) * ENTRY_BYTES, memoryview(data))",
+        "        pass",
+        ("tests/store/simulation/test_seeds.py",),
+    ),
+    Mutation(
+        "begin a queue that was made again with its lost blank entries",
+        "store/consumequeue.py",
+        "        if self.min_offset < self.begins_at <= self.max_offset:",
+        "        if False:",
+        ("tests/store/simulation/test_seeds.py",),
+    ),
+    Mutation(
         "begin a queue with lost entries of which the log has no message",
         "store/mending.py",
         "start if low > oldest else 0",

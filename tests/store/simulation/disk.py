@@ -466,6 +466,9 @@ class SimDisk:
     def read_part(self, path: str, offset: int, size: int) -> bytes:
         return self._disk.read_part(path, offset, size)
 
+    def write_part(self, path: str, offset: int, data: memoryview) -> None:
+        self._disk.write_part(path, offset, data)
+
     def write(self, path: str, data: bytes) -> None:
         self._disk.write(path, data)
         self.on_write(path)

@@ -169,3 +169,16 @@ def test_a_second_removal_that_was_cut_short_keeps_the_first(jobs: int) -> None:
     world.do(["kill", 0])
     world.do(["lose", ["consumequeue"], 0, 0, "kill"])  # all is built from the log, and checked
     assert world.store.min_offset("A", 0) >= 2
+
+
+@pytest.mark.parametrize("operations", range(12, 22))
+def test_a_checkpoint_that_a_killed_process_did_not_sync(operations: int) -> None:
+    for seed in range(6):
+        world = make_world(index_entries=5)
+        for _ in range(8):
+            append(world, waits=True)
+        world.do(["advance", 12_000, 0.9, 0])
+        world.do(["lose", ["index"], seed, operations, "kill"])  # at one of them the checkpoint is being written
+        world.do(["advance", 20, 0.3, seed])
+        world.do(["power", seed])
+        world.finish()

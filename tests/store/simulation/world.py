@@ -78,6 +78,7 @@ class World:
         self._shortage: SyncSpan | None = None
         self.kernel_queue: KernelQueue | None = None
         self._is_cold = "cold" in options.get("extras", ())
+        self._checkpoint_before = b""  # what it said when something that it covers was spoilt
         self._heal()
         self.retention = RetentionCheck(self)
         self.table = TableCheck(self)
@@ -622,6 +623,7 @@ class World:
             self.disk.remove_tree(os.path.join(ROOT, name))
             self.disk.sync_directory(ROOT)
             self.counts[f"{name} deleted"] += 1
+        self._note_checkpoint()
         self.disk = self.disk.killed(Random(seed))
         if operations:
             self._do_end_in(operations, end, seed)
@@ -641,7 +643,12 @@ class World:
             if kind in ("zeros", "garbage"):
                 self.model.spoilt[path] = self.disk.content(path)
             self.model.caches_lost |= part == "consumequeue"
+            self._note_checkpoint()
         self._reopen(end, seed)
+
+    def _note_checkpoint(self) -> None:
+        path = f"{ROOT}/checkpoint"
+        self._checkpoint_before = self.disk.content(path) if self.disk.find(path) else b""
 
     def _do_drop(self, fails: int, has_bad: bool, seed: int) -> None:
         """Segments from before the start leave memory; so many reads fail then, or all of one page for a while."""
@@ -806,7 +813,11 @@ class World:
 
     def _written_file(self, path: str) -> None:
         if os.path.basename(path) == "checkpoint":
-            checkpoint = decode_checkpoint(self.disk.content(path))
+            data = self.disk.content(path)
+            if data == self._checkpoint_before:  # a start has it on the disk before it looks for what is lost
+                return
+            self._checkpoint_before = b""
+            checkpoint = decode_checkpoint(data)
             problem = coverage.checkpoint_is_true(self.disk, ROOT, self.options, checkpoint, self.model)
             if problem:
                 self.violations.append(Violation("checkpoint covers what is durable", problem))

@@ -16,9 +16,9 @@ from twisted.internet.task import LoopingCall
 from twisted.logger import LogLevel
 
 from mqbroker.broker.live_settings import LiveSettings
-from mqbroker.remoting.complaints import Complaints
 from mqbroker.remoting.handlers import IConnection
 from mqbroker.remoting.limits import Shares
+from mqbroker.remoting.rate_limited_log import RateLimitedLog
 
 #: How often waiters whose time is up are looked for.
 SWEEP_SECONDS = 0.5
@@ -67,7 +67,7 @@ class HeldPulls:
     def __init__(self, clock: IReactorTime, live: LiveSettings) -> None:
         self._clock = clock
         self._live = live
-        self._complaints = Complaints("pulls not held", clock.seconds, 1)
+        self._refusal_log = RateLimitedLog("pulls not held", clock.seconds, 1)
         self._held: dict[_Key, list[HeldPull]] = {}
         self._looking: dict[_Key, _Looking] = {}
         self._call: IDelayedCall | None = None
@@ -101,12 +101,12 @@ class HeldPulls:
         """Let it wait; False, with nothing done but a line in the log, where too many do already."""
         if self._shares.of(held.connection) + held.weight > HELD_ON_CONNECTION_MAX:
             line = "{n} pulls of {peer} wait: no more of its are held"
-            self._complaints.say(LogLevel.warn, line, n=HELD_ON_CONNECTION_MAX, peer=held.connection.remote_addr)
+            self._refusal_log.say(LogLevel.warn, line, n=HELD_ON_CONNECTION_MAX, peer=held.connection.remote_addr)
             return False
         held_max = self._live.current.held_pulls_max
         if not self._shares.take(held.connection, held.weight, held_max):
             line = "{n} pulls wait, with heldPullsMax={max}: {peer} has its share of them, and is answered at once"
-            self._complaints.say(
+            self._refusal_log.say(
                 LogLevel.warn, line, n=self._shares.taken, max=held_max, peer=held.connection.remote_addr
             )
             return False
@@ -140,7 +140,7 @@ class HeldPulls:
                     del self._held[key]
                 self._let_look(key, over, last=True)
         self._look_on()
-        self._complaints.look()
+        self._refusal_log.look()
 
     def _let_look(self, key: _Key, waiting: list[HeldPull], *, last: bool) -> _Looking:
         looking = self._looking.setdefault(key, _Looking())

@@ -17,12 +17,12 @@ from twisted.internet.protocol import Factory
 from twisted.python.failure import Failure
 
 from mqbroker.errors import ConnectionClosed, MQError, RequestTimedOut, TooManyRequests, Unreachable
-from mqbroker.remoting.complaints import Complaints
 from mqbroker.remoting.connection import RemotingProtocol
+from mqbroker.remoting.fair_scheduler import FairScheduler
 from mqbroker.remoting.handlers import HandlerTable
 from mqbroker.remoting.limits import Limits, Load
+from mqbroker.remoting.rate_limited_log import RateLimitedLog
 from mqbroker.remoting.server import CLOSINGS_LOGGED_PER_MINUTE, IdleWatch
-from mqbroker.remoting.turns import Turns
 from mqbroker.wire.command import RemotingCommand
 
 #: As in Java's clientAsyncSemaphoreValue.
@@ -58,7 +58,7 @@ class RemotingClient:
         self._connector = connector or tcp_connector(reactor)
         self._on_closed = on_closed
         self._factory = _ClientFactory(handlers or HandlerTable(), self._clock, limits or Limits())
-        self._watch = IdleWatch(self._factory.connections, self._clock, [self._factory.complaints])
+        self._watch = IdleWatch(self._factory.connections, self._clock, [self._factory.close_log])
         self._permits = DeferredSemaphore(requests_max)
         self._connections: dict[str, RemotingProtocol] = {}
         self._connecting: dict[str, tuple[Deferred[RemotingProtocol], list[Deferred[RemotingProtocol]]]] = {}
@@ -203,8 +203,8 @@ class _ClientFactory(Factory):
         self._clock = clock
         self._limits = limits
         self.load = Load()
-        self.turns = Turns(clock)
-        self.complaints = Complaints("connections closed", clock.seconds, CLOSINGS_LOGGED_PER_MINUTE)
+        self.scheduler = FairScheduler(clock)
+        self.close_log = RateLimitedLog("connections closed", clock.seconds, CLOSINGS_LOGGED_PER_MINUTE)
 
     def buildProtocol(self, addr: IAddress | None) -> RemotingProtocol:
         return RemotingProtocol(self._table, self._clock, self._limits, self)

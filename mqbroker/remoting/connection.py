@@ -2,7 +2,7 @@
 
 Both ends of a RocketMQ connection may ask, so server and client share this. It knows nothing of topics or stores.
 The hot path is `dataReceived`: all frames of one read are decoded, those of a code with a batch handler are handed over
-together, and all answers leave in one write. What takes more than its share of the reactor's turn waits; see `turns`.
+together, and all answers leave in one write. What takes more than its share of the reactor's turn waits; see `fair_scheduler`.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from mqbroker.errors import BadFrame, ConnectionClosed, MQError
-from mqbroker.remoting.complaints import Complaints
 from mqbroker.remoting.failures import OVERLOADED, Asked, asked, encode_answer, failures
+from mqbroker.remoting.fair_scheduler import FairScheduler
 from mqbroker.remoting.handlers import BatchHandler, HandlerTable, IConnection, RawRequest
 from mqbroker.remoting.limits import AddressLoad, Limits, Load
 from mqbroker.remoting.own_requests import OwnRequests
+from mqbroker.remoting.rate_limited_log import RateLimitedLog
 from mqbroker.remoting.tcp import unsent_bytes
-from mqbroker.remoting.turns import Turns
 from mqbroker.wire.command import (
     EXT_FIELDS_MAX,
     ONEWAY_FLAG,
@@ -70,8 +70,8 @@ class ConnectionOwner(StructuralType):
         """Return False to have it closed at once."""
 
     load: Load
-    turns: Turns
-    complaints: Complaints
+    scheduler: FairScheduler
+    close_log: RateLimitedLog
 
     def disconnected(self, connection: RemotingProtocol) -> None: ...
 
@@ -91,7 +91,7 @@ class RemotingProtocol(Protocol):
         self._limits = limits
         self._owner = owner
         self._load = owner.load
-        self._turns = owner.turns
+        self._scheduler = owner.scheduler
         self.from_address = AddressLoad(b"")  # until it is known
         self.handled_s = 0.0
         self.kept_bytes = 0
@@ -185,7 +185,7 @@ class RemotingProtocol(Protocol):
         if not self.closed:
             self.closed = True
             self._let_go()
-            self._owner.complaints.say(level, "closing {peer}: {why}", peer=self.remote_addr, why=why)
+            self._owner.close_log.say(level, "closing {peer}: {why}", peer=self.remote_addr, why=why)
             cast(ITCPTransport, self.transport).abortConnection()
 
     def _let_go(self) -> None:
@@ -264,9 +264,9 @@ class RemotingProtocol(Protocol):
     def _handle_read(self, frames: list[Frame]) -> None:
         """Handle what came as far as it may be at once."""
         began, address = self.last_active, self.from_address
-        until = self._turns.until(address, began)
+        until = self._scheduler.until(address, began)
         handled = self._handle(frames, until) if until > began and self._may_go_on() else 0
-        self._turns.spent(address, self._clock.seconds() - began)
+        self._scheduler.spent(address, self._clock.seconds() - began)
         if handled < len(frames) and not self.closed:
             self._put_off(frames[handled:])
 
@@ -513,7 +513,7 @@ class RemotingProtocol(Protocol):
         may_go_on = self._may_go_on()
         if may_go_on and self._waiting and not self._has_entered:
             self._has_entered = True
-            self._turns.wait(self)
+            self._scheduler.wait(self)
         reading = may_go_on and not self._waiting
         if reading == self._reading:
             return

@@ -136,7 +136,7 @@ class Connected(Protocol):
 
 @attrs.define(eq=False)
 class AddressLoad:
-    """What the connections from one address have under way together. The rest is for Turns."""
+    """What the connections from one address have under way together. The rest is for FairScheduler."""
 
     address: bytes
     #: The newest last.

@@ -10,12 +10,12 @@ from twisted.internet.protocol import ServerFactory
 from twisted.internet.task import LoopingCall
 from twisted.logger import LogLevel
 
-from mqbroker.remoting.complaints import Complaints
 from mqbroker.remoting.connection import RemotingProtocol
+from mqbroker.remoting.fair_scheduler import FairScheduler
 from mqbroker.remoting.handlers import HandlerTable
 from mqbroker.remoting.limits import Limits, Load
+from mqbroker.remoting.rate_limited_log import RateLimitedLog
 from mqbroker.remoting.tls import ServerTls
-from mqbroker.remoting.turns import Turns
 
 #: How often idle connections and unfinished frames are looked for.
 WATCH_SECONDS = 5.0
@@ -31,14 +31,14 @@ class ConnectionEvent(Enum):
 
 
 class IdleWatch:
-    """Closes connections that are overdue, on one timer for all of them; `complaints` are looked after on it too."""
+    """Closes connections that are overdue, on one timer for all of them; `logs` are looked after on it too."""
 
     def __init__(
-        self, connections: set[RemotingProtocol], clock: IReactorTime, complaints: Sequence[Complaints] = ()
+        self, connections: set[RemotingProtocol], clock: IReactorTime, logs: Sequence[RateLimitedLog] = ()
     ) -> None:
         self._connections = connections
         self._clock = clock
-        self._complaints = complaints
+        self._logs = logs
         self._loop = LoopingCall(self._look)
         self._loop.clock = clock
 
@@ -56,8 +56,8 @@ class IdleWatch:
             why = connection.overdue(now)
             if why is not None:
                 connection.close(why)
-        for complaints in self._complaints:
-            complaints.look()
+        for limited in self._logs:
+            limited.look()
 
 
 class RemotingServerFactory(ServerFactory):
@@ -80,10 +80,10 @@ class RemotingServerFactory(ServerFactory):
         self.on_event = on_event
         self._tls = tls
         self.load = Load()
-        self.turns = Turns(clock)
-        self.complaints = Complaints("connections closed", clock.seconds, CLOSINGS_LOGGED_PER_MINUTE)
-        self._refusals = Complaints("connections refused", clock.seconds, 1)
-        self._watch = IdleWatch(self.connections, clock, (self.complaints, self._refusals))
+        self.scheduler = FairScheduler(clock)
+        self.close_log = RateLimitedLog("connections closed", clock.seconds, CLOSINGS_LOGGED_PER_MINUTE)
+        self._refusals = RateLimitedLog("connections refused", clock.seconds, 1)
+        self._watch = IdleWatch(self.connections, clock, (self.close_log, self._refusals))
 
     def startFactory(self) -> None:
         self._watch.start()

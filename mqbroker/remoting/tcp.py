@@ -19,7 +19,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from mqbroker.config import NettySettings
-from mqbroker.remoting.complaints import Complaints
+from mqbroker.remoting.rate_limited_log import RateLimitedLog
 
 
 class PromptServer(tcp.Server):
@@ -72,15 +72,15 @@ class _FewLines:
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
-        self._complaints = Complaints("connections not accepted", now, 1)
+        self._refusal_log = RateLimitedLog("connections not accepted", now, 1)
 
     def __call__(self, event: LogEvent) -> None:
         if "address" in event:
             line = "a connection is closed at once: no more files may be open; raise ulimit -n"
-            self._complaints.say(LogLevel.warn, line)
+            self._refusal_log.say(LogLevel.warn, line)
         elif "acceptError" in event:
             line = "connections wait to be accepted: {error}"
-            self._complaints.say(LogLevel.warn, line, error=event["acceptError"])
+            self._refusal_log.say(LogLevel.warn, line, error=event["acceptError"])
 
 
 @attrs.frozen

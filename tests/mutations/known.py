@@ -570,7 +570,7 @@ KNOWN = [
         "remoting/connection.py",
         "self._clock.seconds() >= until or not self._may_go_on()",
         "not self._may_go_on()",
-        ("tests/remoting/test_turns.py::test_of_one_read_as_much_is_handled_as_its_turn_allows",),
+        ("tests/remoting/test_fair_scheduler.py::test_of_one_read_as_much_is_handled_as_its_turn_allows",),
     ),
     Mutation(
         "answer on though the peer does not read",
@@ -581,10 +581,10 @@ KNOWN = [
     ),
     Mutation(
         "serve who came first, not who was served least",
-        "remoting/turns.py",
+        "remoting/fair_scheduler.py",
         "address.handled_s = handled_s + then - now",
         "address.handled_s = 0.0",
-        ("tests/remoting/test_turns.py::test_who_was_handled_least_goes_first",),
+        ("tests/remoting/test_fair_scheduler.py::test_who_was_handled_least_goes_first",),
     ),
     Mutation(
         "let who finds the route ready go before those who wait for it",

@@ -10,12 +10,12 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from mqbroker.remoting.complaints import Complaints
 from mqbroker.remoting.connection import RemotingProtocol
+from mqbroker.remoting.fair_scheduler import FairScheduler
 from mqbroker.remoting.handlers import HandlerTable
 from mqbroker.remoting.limits import Limits, Load
+from mqbroker.remoting.rate_limited_log import RateLimitedLog
 from mqbroker.remoting.server import RemotingServerFactory
-from mqbroker.remoting.turns import Turns
 from mqbroker.wire.command import decode_commands
 from mqbroker.wire.frame import FrameDecoder
 
@@ -191,8 +191,8 @@ class NoOwner:
 
     def __init__(self):
         self.load = Load()
-        self.turns = Turns(Clock())
-        self.complaints = Complaints("connections closed", lambda: 0.0, 100)
+        self.scheduler = FairScheduler(Clock())
+        self.close_log = RateLimitedLog("connections closed", lambda: 0.0, 100)
 
     def connected(self, connection):
         return True

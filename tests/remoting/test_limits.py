@@ -6,9 +6,9 @@ from twisted.internet.defer import Deferred
 from twisted.logger import LogLevel
 
 from mqbroker.config import NettySettings
-from mqbroker.remoting.complaints import Complaints
 from mqbroker.remoting.handlers import HandlerTable
 from mqbroker.remoting.limits import Limits, Shares
+from mqbroker.remoting.rate_limited_log import RateLimitedLog
 from mqbroker.remoting.server import WATCH_SECONDS
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand, encode_command
@@ -123,13 +123,13 @@ def test_closings_are_logged_up_to_so_many_a_minute(clock, table, logged):
     assert len([line for line in logged.lines if "more" in line]) == 1
 
 
-def test_complaints_begin_anew_each_minute(clock, logged):
-    complaints = Complaints("things", clock.seconds, 2)
+def test_a_rate_limited_log_begins_anew_each_minute(clock, logged):
+    limited = RateLimitedLog("things", clock.seconds, 2)
     for minute in range(2):
         for _ in range(3):
-            complaints.say(LogLevel.warn, "in {minute}", minute=minute)
+            limited.say(LogLevel.warn, "in {minute}", minute=minute)
         clock.advance(60)
-    complaints.look()
+    limited.look()
     one = "1 more things within a minute"
     assert logged.lines == ["in 0", "in 0", one, "in 1", "in 1", one]
 

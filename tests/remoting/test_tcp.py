@@ -12,10 +12,10 @@ from twisted.python.failure import Failure
 
 from mqbroker.config import NettySettings
 from mqbroker.remoting.connection import RemotingProtocol
+from mqbroker.remoting.fair_scheduler import FairScheduler
 from mqbroker.remoting.handlers import HandlerTable
 from mqbroker.remoting.limits import Limits
 from mqbroker.remoting.tcp import NO_BUFFERS, Buffers, PromptPort, PromptServer, unsent_bytes
-from mqbroker.remoting.turns import Turns
 from mqbroker.wire.command import RemotingCommand, encode_command
 from tests.remoting.link import CLIENT, SERVER, End, NoOwner
 
@@ -232,7 +232,7 @@ def connected(tcp_pair, reactor, table, owner, **limits):
 
 @pytest.mark.parametrize("code", [10, 11])
 def test_of_what_a_peer_asks_and_does_not_read_little_is_answered(tcp_pair, reactor, table, owner, code):
-    owner.turns = Turns(reactor)
+    owner.scheduler = FairScheduler(reactor)
     protocol, server = connected(tcp_pair, reactor, table, owner)
     protocol.dataReceived(encode_command(RemotingCommand(code, {"x": ""})) * 20)
     for _ in range(10):

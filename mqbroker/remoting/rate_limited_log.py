@@ -12,10 +12,10 @@ log = Logger()
 MINUTE = 60.0
 
 
-class Complaints:
+class RateLimitedLog:
     """Writes the first lines of each minute, and after it one that counts the rest.
 
-    :param what: what is complained of, in the plural, as the counting line names it.
+    :param what: what the lines are about, in the plural, as the counting line names it.
     :param now: gives seconds.
     """
 

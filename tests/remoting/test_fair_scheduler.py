@@ -4,9 +4,9 @@ import pytest
 from twisted.internet.address import IPv4Address
 from twisted.internet.task import Clock
 
+from mqbroker.remoting.fair_scheduler import ALL_AT_ONCE_S, AT_ONCE_S, SLICE_S, WAITING_S
 from mqbroker.remoting.handlers import HandlerTable
 from mqbroker.remoting.limits import Limits
-from mqbroker.remoting.turns import ALL_AT_ONCE_S, AT_ONCE_S, SLICE_S, WAITING_S
 from tests.remoting.link import Link, Peer, serve
 from tests.remoting.requests import BATCH, ECHO, LATER, echo, request
 

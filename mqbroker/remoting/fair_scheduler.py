@@ -36,7 +36,7 @@ class Waiting(Protocol):
         """Handle what waits until so many seconds on the clock. Returns whether some may be handled still."""
 
 
-class Turns:
+class FairScheduler:
     """Shares out the reactor's time, as `clock` measures it."""
 
     def __init__(self, clock: IReactorTime) -> None:

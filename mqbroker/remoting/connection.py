@@ -2,7 +2,8 @@
 
 Both ends of a RocketMQ connection may ask, so server and client share this. It knows nothing of topics or stores.
 The hot path is `dataReceived`: all frames of one read are decoded, those of a code with a batch handler are handed over
-together, and all answers leave in one write. What takes more than its share of the reactor's turn waits; see `fair_scheduler`.
+together, and all answers leave in one write. What takes more than its share of the reactor's turn waits; see
+`fair_scheduler`.
 """
 
 from __future__ import annotations

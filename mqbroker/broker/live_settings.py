@@ -26,7 +26,7 @@ READ_AT_USE = frozenset(
         *("autoCreateSubscriptionGroup", "groupsMax", "topicsMax", "offsetsMax", "clientsMax", "heldPullsMax"),
         *("autoDeleteUnusedStats", "enableScheduleMessageStats", "notifyConsumerIdsChangedEnable"),
         *("brokerPermission", "longPollingEnable", "shortPollingTimeMills", "slaveReadEnable", "defaultQueryMaxNum"),
-        *("enablePropertyFilter", "filterSupportRetry", "storeReplyMessageEnable"),
+        *("enablePropertyFilter", "filterSupportRetry", "storeReplyMessageEnable", "forceRegister"),
         *("transactionTimeOut", "transactionCheckMax", "transactionCheckInterval"),
         *("disableConsumeIfConsumerReadSlowly", "consumerFallbehindThreshold"),
     )

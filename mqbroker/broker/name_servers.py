@@ -2,7 +2,8 @@
 
 Each name server is told by itself, so that one that hangs keeps no other waiting. One request to it is under way at a
 time, and what comes up meanwhile is told by the next. A name server that has the topics of a version needs only the
-changes since; one that may have lost them - the connection closed, a request failed - is told all of them.
+changes since; one that may have lost them - the connection closed, a request failed - is told all of them. Source of
+headers and bodies: BrokerOuterAPI and BrokerController of 4.9.7.
 """
 
 from __future__ import annotations
@@ -10,35 +11,152 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 
-from twisted.internet.defer import CancelledError, Deferred, gatherResults
+import attrs
+from twisted.internet.defer import CancelledError, Deferred, DeferredLock, gatherResults, succeed
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
-from twisted.internet.task import LoopingCall
+from twisted.internet.task import Cooperator, LoopingCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from mqbroker.broker.registration_requests import BrokerIdentity, RegistrationRequests
+from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.broker.topic_table import TopicTable
-from mqbroker.config import BrokerSettings
 from mqbroker.errors import ConnectionClosed, MQError, Refused
 from mqbroker.remoting.client import RemotingClient
-from mqbroker.wire.bodies import DataVersion, KVTable
+from mqbroker.wire.bodies import DataVersion, KVTable, RegisterBrokerBody, TopicConfigSerializeWrapper
+from mqbroker.wire.codes import Perm, RequestCode
 from mqbroker.wire.command import RemotingCommand
-from mqbroker.wire.headers import QueryDataVersionResponseHeader, decode_header
+from mqbroker.wire.frame import FRAME_BYTES_MAX
+from mqbroker.wire.headers import (
+    QueryDataVersionRequestHeader,
+    QueryDataVersionResponseHeader,
+    RegisterBrokerRequestHeader,
+    UnRegisterBrokerRequestHeader,
+    decode_header,
+)
+from mqbroker.wire.registration import STEP_TOPICS, body_crc32, encode_registration, write_registration
 
 log = Logger()
 
 UNREGISTER_TIMEOUT_MS = 3_000
-
 #: A name server that is away, or closed the connection, is tried again so soon. It has taken the broker out.
 RETRY_SECONDS = 5.0
-
-
+#: How long who changed a topic waits for name servers that do not answer. Clients wait for 5 s.
+TOLD_SECONDS_MAX = 3.0
 #: Where a name server closes the connection and has never answered.
 LOST_AT_ONCE_HINT = "look whether both sides use TLS (useTLS here, tls.server.mode there)"
 
+#: How long others wait while a long body is made.
+TURN_SECONDS = 0.01
+NEXT_TURN_SECONDS = 1e-6
+#: Where slaves would connect to. Nobody listens; the field must be there.
+NO_HA_ADDRESS = ""
+#: What a name server's frame has room for beside its header.
+BODY_BYTES_MAX = FRAME_BYTES_MAX - 64 * 1024
 
-class _Wanted(IntEnum):
-    """What is to be told beside changes."""
+
+@attrs.frozen
+class BrokerIdentity:
+    """What a broker calls itself towards name servers."""
+
+    broker_addr: str
+    broker_name: str
+    cluster_name: str
+    broker_id: int
+
+
+@attrs.frozen
+class _Body:
+    """A body that was made, and the version of the topics in it."""
+
+    version: DataVersion
+    compressed: bool
+    data: bytes
+
+
+class RegistrationRequests:
+    """The requests by which a broker registers: made once for all name servers, the long ones in steps."""
+
+    def __init__(self, identity: BrokerIdentity, topics: TopicTable, live: LiveSettings, clock: IReactorTime) -> None:
+        self._identity = attrs.asdict(identity)
+        self._topics = topics
+        self._live = live
+        self._clock = clock
+        self._compressed = live.current.compressed_register
+        self._cooperator = Cooperator(self._turn, lambda call: clock.callLater(NEXT_TURN_SECONDS, call))
+        self._one_by_one = DeferredLock()
+        #: The last body of all topics that was made, and of which version and permission.
+        self._made: tuple[tuple[DataVersion, int], _Body] | None = None
+
+    async def register(self, changes: set[str] | None) -> tuple[RemotingCommand, DataVersion]:
+        """A registration of all topics, or of the `changes` alone; and the version that who takes it has then."""
+        topics = self._topics.snapshot()
+        if changes is None:
+            body = await self._one_by_one.run(lambda: Deferred.fromCoroutine(self._all(topics)))
+        else:
+            body = self._some(topics, changes)
+        header = RegisterBrokerRequestHeader(
+            **self._identity,
+            ha_server_addr=NO_HA_ADDRESS,
+            compressed=body.compressed,
+            body_crc32=body_crc32(body.data),
+        )
+        return RemotingCommand.request(RequestCode.REGISTER_BROKER, header, body.data), body.version
+
+    def query(self) -> tuple[RemotingCommand, DataVersion]:
+        """The question whether a name server has the topics' version, and that version."""
+        version = self._topics.snapshot().data_version
+        header = QueryDataVersionRequestHeader(**self._identity)
+        return RemotingCommand.request(RequestCode.QUERY_DATA_VERSION, header, version.to_json()), version
+
+    def goodbye(self) -> RemotingCommand:
+        return RemotingCommand.request(RequestCode.UNREGISTER_BROKER, UnRegisterBrokerRequestHeader(**self._identity))
+
+    async def _all(self, topics: TopicConfigSerializeWrapper) -> _Body:
+        """All topics: kept until they change."""
+        key = topics.data_version, self._live.current.broker_permission
+        if self._made is not None and self._made[0] == key:
+            return self._made[1]
+        data, compressed = await self._written(topics, self._compressed), self._compressed
+        if len(data) > BODY_BYTES_MAX and not compressed:
+            log.warn(
+                "{n} topics are {size} bytes, more than name servers take: they are registered compressed, as with "
+                "compressedRegister=true",
+                n=len(topics.topic_config_table),
+                size=len(data),
+            )
+            data, compressed = await self._written(topics, True), True
+        body = _Body(topics.data_version, compressed, data)
+        self._made = key, body
+        return body
+
+    async def _written(self, topics: TopicConfigSerializeWrapper, compressed: bool) -> bytes:
+        steps = write_registration(RegisterBrokerBody(topics), compressed=compressed, permission=self._permission())
+        if len(topics.topic_config_table) <= STEP_TOPICS:
+            return b"".join(steps)
+        pieces: list[bytes] = []
+        await self._cooperator.coiterate(map(pieces.append, steps))
+        return b"".join(pieces)
+
+    def _some(self, topics: TopicConfigSerializeWrapper, names: set[str]) -> _Body:
+        table = topics.topic_config_table
+        some = {name: table[name] for name in sorted(names) if name in table}
+        body = RegisterBrokerBody(attrs.evolve(topics, topic_config_table=some))
+        data = encode_registration(body, compressed=self._compressed, permission=self._permission())
+        return _Body(topics.data_version, self._compressed, data)
+
+    def _permission(self) -> int | None:
+        """The permission of all topics, where the broker itself may not be both read and written."""
+        both = Perm.READ | Perm.WRITE
+        permission = self._live.current.broker_permission
+        return None if permission & both == both else permission
+
+    def _turn(self) -> Callable[[], bool]:
+        end = self._clock.seconds() + TURN_SECONDS
+        return lambda: self._clock.seconds() >= end
+
+
+class _Due(IntEnum):
+    """What a name server is to be told beside changes."""
 
     NOTHING = 0
     ALL_IF_UNKNOWN = 1
@@ -48,7 +166,7 @@ class _Wanted(IntEnum):
 class NameServer:
     """Keeps one broker registered with the name server at `address`.
 
-    :param on_order_topics: is told which topics are ordered, by each answer that says so.
+    :param on_order_topics: called with the topics that are ordered, by each answer that says so.
     """
 
     def __init__(
@@ -67,10 +185,13 @@ class NameServer:
         self._timeout_ms = timeout_ms
         self._clock = clock
         self._on_order_topics = on_order_topics
-        self._knows: DataVersion | None = None
-        self._wanted = _Wanted.NOTHING
+        #: The version of the topics that it has; None where that is not known.
+        self._known: DataVersion | None = None
+        self._due = _Due.NOTHING
         self._changes: set[str] = set()
         self._working: Deferred[None] | None = None
+        #: Fired when the work that is under way has ended.
+        self._waiters: list[Deferred[None]] = []
         self._retry: IDelayedCall | None = None
         self._is_stopped = False
 
@@ -79,8 +200,8 @@ class NameServer:
 
         Fires when it has answered or failed. Failures are logged, not passed on.
         """
-        self._wanted = max(self._wanted, _Wanted.ALL if force else _Wanted.ALL_IF_UNKNOWN)
-        return self._go()
+        self._due = max(self._due, _Due.ALL if force else _Due.ALL_IF_UNKNOWN)
+        return self.tell_changes()
 
     def note_change(self, topic: str) -> None:
         """Have it told by the next request, whatever that is made for.
@@ -91,80 +212,72 @@ class NameServer:
 
     def tell_changes(self) -> Deferred[None]:
         """Register what changed. Fires when the name server has answered or failed."""
-        return self._go()
+        if self._is_stopped:
+            return succeed(None)
+        done = self._ended()
+        if self._working is None:
+            working = self._working = Deferred.fromCoroutine(self._work())
+            working.addBoth(self._end)
+        return done
 
     def connection_closed(self) -> None:
         """The name server took the broker out, and may have lost all it knew."""
-        self._knows = None
-        self._try_again_soon()
+        self._known = None
+        self._retry_later()
 
-    def stop(self) -> Deferred[None]:
-        """Tell nothing more, and wait for what is under way, for 3 s at most."""
+    async def unregister(self) -> None:
+        """Say goodbye, once what is under way has ended, or 3 s later. Failures are logged."""
         self._is_stopped = True
         if self._retry is not None and self._retry.active():
             self._retry.cancel()
-        working = self._working
-        if working is None:
-            return _fired()
-        give_up = self._clock.callLater(UNREGISTER_TIMEOUT_MS / 1000, working.cancel)
-
-        def ended(_: None) -> None:
+        if self._working is not None:
+            give_up = self._clock.callLater(UNREGISTER_TIMEOUT_MS / 1000, self._working.cancel)
+            await self._ended()
             if give_up.active():
                 give_up.cancel()
-
-        return _follow(working).addCallback(ended)
-
-    async def unregister(self) -> None:
-        """Say goodbye. Failures are logged."""
-        await self.stop()
         try:
             await self._client.invoke_sync(self.address, self._requests.goodbye(), UNREGISTER_TIMEOUT_MS)
         except MQError as error:
-            self._say(False, str(error))
+            self._log_change(False, str(error))
         else:
             log.info("unregistered from name server {address}", address=self.address)
 
-    # --- steps
+    # --- the work
 
-    def _go(self) -> Deferred[None]:
-        if self._is_stopped:
-            return _fired()
-        if self._working is None:
-            working = self._working = Deferred.fromCoroutine(self._work())
-            working.addBoth(self._ended)
-            if working.called:
-                self._working = None
-                return working
-        return _follow(self._working)
+    def _ended(self) -> Deferred[None]:
+        self._waiters.append(Deferred())
+        return self._waiters[-1]
 
-    def _ended(self, result: object) -> None:
+    def _end(self, result: object) -> None:
         self._working = None
         if isinstance(result, Failure) and result.check(CancelledError) is None:  # type: ignore[no-untyped-call]
             log.failure("name server {address} is not told of this broker", result, address=self.address)
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter.callback(None)
 
     async def _work(self) -> None:
-        while (self._wanted or self._changes) and not self._is_stopped:
-            wanted, self._wanted = self._wanted, _Wanted.NOTHING
+        while (self._due or self._changes) and not self._is_stopped:
+            due, self._due = self._due, _Due.NOTHING
             try:
-                await self._tell(wanted)
+                await self._tell(due)
             except MQError as error:
-                self._knows = None
-                self._say(False, self._why(error))
-                self._try_again_soon()
+                self._log_change(False, self._why(error))
+                self.connection_closed()
                 return
 
-    async def _tell(self, wanted: _Wanted) -> None:
-        if wanted is _Wanted.ALL_IF_UNKNOWN and self._knows is not None and not await self._is_unknown():
+    async def _tell(self, due: _Due) -> None:
+        if due is _Due.ALL_IF_UNKNOWN and self._known is not None and not await self._is_unknown():
             if not self._changes:
                 return
-            wanted = _Wanted.NOTHING
+            due = _Due.NOTHING
         changes, self._changes = self._changes, set()
-        is_all = wanted is not _Wanted.NOTHING or self._knows is None
+        is_all = due is not _Due.NOTHING or self._known is None
         # Changes are written at once: they go out over the connection of the name server that knows the rest.
         command, version = await self._requests.register(None if is_all else changes)
         answer = await self._ask(command)
-        self._knows = version
-        self._say(True, "")
+        self._known = version
+        self._log_change(True)
         if answer.body:
             self._on_order_topics(self, frozenset(KVTable.from_json(answer.body).table))
 
@@ -181,22 +294,20 @@ class NameServer:
             raise Refused(answer.code, answer.remark or "")
         return answer
 
-    def _try_again_soon(self) -> None:
-        if self._is_stopped or (self._retry is not None and self._retry.active()):
-            return
-        self._retry = self._clock.callLater(RETRY_SECONDS, self._retried)
+    def _retry_later(self) -> None:
+        if not self._is_stopped and (self._retry is None or not self._retry.active()):
+            self._retry = self._clock.callLater(RETRY_SECONDS, self._retry_now)
 
-    def _retried(self) -> None:
-        if self._knows is None:
+    def _retry_now(self) -> None:
+        if self._known is None:
             self.tell_all(force=True)
 
     def _why(self, error: MQError) -> str:
         if isinstance(error, ConnectionClosed) and self.is_reachable is None:
-            why = str(error).rstrip(".")
-            return f"{why}; {LOST_AT_ONCE_HINT}"
+            return f"{str(error).rstrip('.')}; {LOST_AT_ONCE_HINT}"
         return str(error)
 
-    def _say(self, is_reachable: bool, why: str) -> None:
+    def _log_change(self, is_reachable: bool, why: str = "") -> None:
         """Log only what changed: a name server that stays away is one line."""
         if self.is_reachable is is_reachable:
             return
@@ -205,28 +316,6 @@ class NameServer:
             log.info("register broker to name server {address} OK", address=self.address)
         else:
             log.warn("name server {address} is not told of this broker: {why}", address=self.address, why=why)
-
-
-def _fired() -> Deferred[None]:
-    done: Deferred[None] = Deferred()
-    done.callback(None)
-    return done
-
-
-def _follow(working: Deferred[None]) -> Deferred[None]:
-    """Fires when `working` has ended, however that was."""
-    done: Deferred[None] = Deferred()
-
-    def pass_on(result: None) -> None:
-        done.callback(None)
-        return result
-
-    working.addCallback(pass_on)
-    return done
-
-
-#: How long who changed a topic waits for name servers that do not answer. Clients wait for 5 s.
-TOLD_SECONDS_MAX = 3.0
 
 
 class Registration:
@@ -238,35 +327,33 @@ class Registration:
         addresses: Sequence[str],
         identity: BrokerIdentity,
         topics: TopicTable,
-        settings: BrokerSettings,
+        live: LiveSettings,
         clock: IReactorTime,
     ) -> None:
-        self._client = client
         self._topics = topics
-        self._settings = settings
+        self._live = live
         self._clock = clock
-        self._requests = RegistrationRequests(
-            identity,
-            topics.snapshot,
-            settings.broker_permission,
-            clock,
-            compressed=settings.compressed_register,
-        )
         self._is_to_tell = False
         self._loop = LoopingCall(self._tick)
         self._loop.clock = clock
-        self._servers = [self._server(address) for address in addresses]
+        requests = RegistrationRequests(identity, topics, live, clock)
+        timeout_ms = live.current.register_broker_timeout_ms
+        self._servers = [
+            NameServer(address, client, requests, timeout_ms, clock, self._set_order_topics) for address in addresses
+        ]
+        live.follow(self._permission_changed, "brokerPermission")
 
     def start(self) -> Deferred[None]:
         """Register now; fires when every name server has answered or failed."""
-        self._loop.start(self._settings.register_name_server_period_ms / 1000, now=False)
+        self._loop.start(self._live.current.register_name_server_period_ms / 1000, now=False)
         return self._tell_all(force=True)
 
-    def settings_changed(self, settings: BrokerSettings) -> None:
-        """Register with the broker's permission where that is another now; the topics have another version already."""
-        former, self._settings = self._settings, settings
-        if settings.broker_permission != former.broker_permission and self._loop.running:
-            self.permission_changed(settings.broker_permission)
+    def stop(self) -> Deferred[None]:
+        """Unregister everywhere; fires when all have answered or failed."""
+        if self._loop.running:
+            self._loop.stop()
+        gone = [Deferred.fromCoroutine(server.unregister()) for server in self._servers]
+        return gatherResults(gone).addCallback(lambda _: None)
 
     def changed(self, topic: str) -> None:
         """Register a topic that changed soon: all changes of this turn together."""
@@ -280,54 +367,30 @@ class Registration:
 
     def told(self) -> Deferred[None]:
         """Fires when all name servers were told of the changes so far, or failed, and after 3 s at the latest."""
-        heard: Deferred[None] = Deferred()
-        late = self._clock.callLater(TOLD_SECONDS_MAX, heard.callback, None)
+        told: Deferred[None] = Deferred()
+        late = self._clock.callLater(TOLD_SECONDS_MAX, told.callback, None)
 
         def done(_: object) -> None:
             if late.active():
                 late.cancel()
-                heard.callback(None)
+                told.callback(None)
 
         gatherResults([server.tell_changes() for server in self._servers]).addCallback(done)
-        return heard
-
-    def permission_changed(self, permission: int) -> Deferred[None]:
-        """Register with another permission of the broker; the topics have another version already."""
-        self._requests.permission = permission
-        return self._tell_all(force=True)
+        return told
 
     def connection_closed(self, address: str) -> None:
-        """Hear of a connection that closed: that name server has taken the broker out."""
+        """Called when a connection closes: that name server has taken the broker out."""
         for server in self._servers:
             if server.address == address:
                 server.connection_closed()
 
-    def use(self, addresses: Sequence[str]) -> None:
-        """Register with these name servers from now on. Others take the broker out as the connection closes."""
-        former = {server.address: server for server in self._servers}
-        self._servers = [former.pop(each) if each in former else self._server(each) for each in addresses]
-        for server in former.values():
-            server.stop()
-            self._client.drop(server.address, "it is no longer among the name servers")
-        for server in self._servers:
-            if server.is_reachable is None:
-                server.tell_all(force=True)
-
-    def stop(self) -> Deferred[None]:
-        """Unregister everywhere; fires when all have answered or failed."""
+    def _permission_changed(self, _: object) -> None:
+        """Register with the broker's permission that is another now; the topics have another version already."""
         if self._loop.running:
-            self._loop.stop()
-        gone = [Deferred.fromCoroutine(server.unregister()) for server in self._servers]
-        return gatherResults(gone).addCallback(lambda _: None)
-
-    # --- steps
-
-    def _server(self, address: str) -> NameServer:
-        timeout_ms = self._settings.register_broker_timeout_ms
-        return NameServer(address, self._client, self._requests, timeout_ms, self._clock, self._hear_order_topics)
+            self._tell_all(force=True)
 
     def _tick(self) -> None:
-        self._tell_all(force=self._settings.force_register)
+        self._tell_all(force=self._live.current.force_register)
 
     def _tell_all(self, *, force: bool) -> Deferred[None]:
         told = [server.tell_all(force=force) for server in self._servers]
@@ -339,7 +402,7 @@ class Registration:
             for server in self._servers:
                 server.tell_changes()
 
-    def _hear_order_topics(self, speaker: NameServer, topics: frozenset[str]) -> None:
-        """Take the word of the first name server that answers: two that differ would change topics to and fro."""
-        if next(server for server in self._servers if server.is_reachable) is speaker:
+    def _set_order_topics(self, server: NameServer, topics: frozenset[str]) -> None:
+        """Go by the first name server that answers: two that differ would change topics to and fro."""
+        if next(each for each in self._servers if each.is_reachable) is server:
             self._topics.set_order_topics(topics)

@@ -28,8 +28,7 @@ from mqbroker.access.acl_files import AclFiles, acl_places
 from mqbroker.broker.assembly import Assembly
 from mqbroker.broker.fast_failure import TickedTurns, Turns
 from mqbroker.broker.live_settings import LiveSettings
-from mqbroker.broker.name_servers import Registration
-from mqbroker.broker.registration_requests import BrokerIdentity
+from mqbroker.broker.name_servers import BrokerIdentity, Registration
 from mqbroker.broker.requests.admin import Save
 from mqbroker.broker.topic_table import TopicTable
 from mqbroker.config import BrokerSettings
@@ -316,10 +315,9 @@ class BrokerService(Service):
             settings.broker_cluster_name,
             settings.broker_id,
         )
-        registration = Registration(client, settings.namesrv_addr, identity, topics, settings, clock)
+        registration = Registration(client, settings.namesrv_addr, identity, topics, live, clock)
         topics.on_change.append(registration.changed)
         topics.announcers.append(registration.told)
-        live.follow(registration.settings_changed, "brokerPermission", "forceRegister")
         self._stops.append(client.close)
         self._stops.append(registration.stop)
         told = registration.start()

@@ -3,15 +3,14 @@
 import pytest
 from twisted.internet.defer import Deferred
 
-from mqbroker.broker import registration_requests
-from mqbroker.broker.name_servers import RETRY_SECONDS, Registration
-from mqbroker.broker.registration_requests import BrokerIdentity
+from mqbroker.broker import name_servers
+from mqbroker.broker.name_servers import RETRY_SECONDS, BrokerIdentity, Registration
 from mqbroker.errors import ConnectionClosed, Unreachable
 from mqbroker.wire.bodies import DataVersion, TopicConfig, TopicConfigSerializeWrapper
 from mqbroker.wire.codes import Perm, RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.registration import QueueNumbers, body_crc32, decode_registration
-from tests.broker.bench import make_settings
+from tests.broker.bench import live_settings
 
 A, B = "10.0.0.8:9876", "10.0.0.9:9876"
 IDENTITY = BrokerIdentity("10.0.0.1:10911", "broker-a", "DefaultCluster", 0)
@@ -82,8 +81,10 @@ def topics():
 @pytest.fixture
 def make(network, topics, clock, tmp_path):
     def make(addresses=(A, B), **changes):
-        settings = make_settings(tmp_path, **changes)
-        return Registration(network, addresses, IDENTITY, topics, settings, clock)
+        live = live_settings(tmp_path, **changes)
+        registration = Registration(network, addresses, IDENTITY, topics, live, clock)
+        registration.live = live
+        return registration
 
     return make
 
@@ -354,13 +355,11 @@ def test_order_topics_are_those_of_the_first_name_server_that_answers(make, netw
 
 
 def test_many_topics_are_written_once_and_in_turns(make, network, clock, topics, monkeypatch):
-    monkeypatch.setattr(registration_requests, "TURN_SECONDS", 0)
+    monkeypatch.setattr(name_servers, "TURN_SECONDS", 0)
     topics.table = {f"topic-{n}": TopicConfig(f"topic-{n}") for n in range(3500)}
     written = []
-    write = registration_requests.write_registration
-    monkeypatch.setattr(
-        registration_requests, "write_registration", lambda *a, **k: written.append(1) or write(*a, **k)
-    )
+    write = name_servers.write_registration
+    monkeypatch.setattr(name_servers, "write_registration", lambda *a, **k: written.append(1) or write(*a, **k))
     make(register_name_server_period_ms=10_000).start()
     turns = 0
     while not network.told:
@@ -376,7 +375,7 @@ def test_many_topics_are_written_once_and_in_turns(make, network, clock, topics,
 
 
 def test_what_no_frame_holds_is_registered_compressed(make, network, clock, topics, monkeypatch, logged):
-    monkeypatch.setattr(registration_requests, "BODY_BYTES_MAX", 1000)
+    monkeypatch.setattr(name_servers, "BODY_BYTES_MAX", 1000)
     topics.table = {f"topic-{n}": TopicConfig(f"topic-{n}") for n in range(20)}
     make([A]).start()
     ((_, command, _, _),) = network.requests
@@ -385,24 +384,11 @@ def test_what_no_frame_holds_is_registered_compressed(make, network, clock, topi
     assert logged.lines[0].startswith("20 topics are ")
 
 
-def test_a_list_of_name_servers_can_change(make, network, clock, topics):
-    registration = make()
-    registration.start()
-    network.answer()
-    registration.use([B, "10.0.0.10:9876"])
-    assert network.told == [("10.0.0.10:9876", REGISTER)]
-    assert network.dropped == [A]
-    network.answer()
-    change(registration, topics, "N")
-    clock.advance(0)
-    assert [address for address, _ in network.told] == [B, "10.0.0.10:9876"]
-
-
 def test_another_permission_of_the_broker_is_told_of_all_topics(make, network, topics):
     registration = make([A])
     registration.start()
     network.answer()
-    registration.permission_changed(Perm.READ)
+    registration.live.change({"brokerPermission": str(int(Perm.READ))})
     ((_, command, _, _),) = network.requests
     assert decode_registration(command.body, compressed=False).queues == {"T": QueueNumbers(4, 4, 4, 0)}
 

@@ -142,9 +142,9 @@ class Assembly:
         rate_limit = self._rate_limit = CompileRateLimit(clock.seconds)
         self.rules = SendRules(self.topics, self.groups, live, rng, clock.seconds)
         self.send = SendRequests(store, self.rules, live, store_host, self.stats)
-        table.register_batch(RequestCode.SEND_MESSAGE, self.send.take_v1)
-        table.register_batch(RequestCode.SEND_MESSAGE_V2, self.send.take_v2)
-        table.register_batch(RequestCode.SEND_BATCH_MESSAGE, self.send.take_batch)
+        table.register_batch(RequestCode.SEND_MESSAGE, self.send.send_v1)
+        table.register_batch(RequestCode.SEND_MESSAGE_V2, self.send.send_v2)
+        table.register_batch(RequestCode.SEND_BATCH_MESSAGE, self.send.send_batches)
         self.subscriptions = SubscriptionResolver(self.consumers, self.filters, rate_limit, live)
         moved = OffsetMovedEvents(store, self.settings.broker_name, store_host, clock)
         pull = PullRequests(

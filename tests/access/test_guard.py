@@ -257,7 +257,7 @@ def test_peers_that_were_told_of_are_bounded(bench, logged):
 
 def test_without_access_control_no_handler_is_guarded(tmp_path):
     bench = Bench(tmp_path / "open")
-    assert bench.table.batch[V2].__wrapped__ == bench.send.take_v2  # what is around it looks at the time only
+    assert bench.table.batch[V2].__wrapped__ == bench.send.send_v2  # what is around it looks at the time only
     bench.close()
 
 

@@ -187,7 +187,7 @@ ALWAYS = {
     Code.GET_BROKER_CLUSTER_ACL_INFO: (1, ACL),
     Code.GET_BROKER_CLUSTER_ACL_CONFIG: (1, ACL),
 }
-#: What a plain send does not look at, which has no use for it: see `SendProcessor.take_v2`.
+#: What a plain send does not look at, which has no use for it: see `SendProcessor.send_v2`.
 NOT_READ = {(Code.SEND_MESSAGE_V2, key) for key in "acdl"}
 #: Refused, and yet something comes of it, as in the Java broker: a reply that was not taken is stored, and so is what
 #: tells of a pull that was sent elsewhere.

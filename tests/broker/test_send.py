@@ -182,5 +182,5 @@ def test_a_record_too_large_for_a_segment_is_refused_alone(make_bench, logged):
 
 def test_born_host_is_where_the_send_came_from(bench):
     connection = FakeConnection(host=CLIENT_HOST)
-    bench.send.take_v2([raw(send_command())], connection)
+    bench.send.send_v2([raw(send_command())], connection)
     assert bench.records("T")[0].born_host == ("10.0.0.2", 40000)

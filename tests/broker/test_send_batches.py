@@ -101,5 +101,5 @@ def test_properties_in_a_batch_have_the_same_limit(bench, client):
 
 @given(st.binary(max_size=200))
 def test_any_batch_body_is_answered(module_bench, body):
-    data = module_bench.send.take_batch([raw(send_command("Known", body, BATCH))], FakeConnection())
+    data = module_bench.send.send_batches([raw(send_command("Known", body, BATCH))], FakeConnection())
     assert len(FrameDecoder().feed(data)) == 1

@@ -26,8 +26,8 @@ def both_ways(bench, command):
         bench.rules.plain_topics.clear()
         if not slow:
             # What any plain send before has left.
-            bench.send.take_v2([raw(send_command("Known"))], FakeConnection())
-        take = (lambda run, c: bench.send._take_slowly(V2, run, c)) if slow else bench.send.take_v2
+            bench.send.send_v2([raw(send_command("Known"))], FakeConnection())
+        take = (lambda run, c: bench.send._send_by_rules(V2, run, c)) if slow else bench.send.send_v2
         try:
             data = take([raw(command)], FakeConnection())
         except Exception as error:

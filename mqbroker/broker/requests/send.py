@@ -1,8 +1,8 @@
-"""Sending: codes 10, 310 and 320 - from request bytes to record to answer bytes.
+"""Send requests, codes 10, 310 and 320: from request bytes to record to answer bytes.
 
-`SendRequests.take_v2` is the hot path of the broker: all sends that one read brought become one append and one write.
-What is usual goes straight through; whatever is not - a new topic, a retry, a delay, a missing field - goes by
-`send_rules`, one message at a time, where the rules are spelled out.
+`SendRequests.send_v2` is the hot path of the broker: all sends that one read brought become one append and one write.
+What is usual goes straight through; whatever is not - a new topic, a retry, a missing field - goes by `send_rules`, one
+message at a time, where the rules are spelled out.
 An answer SUCCESS means: appended to the log, in a topic that is on the disk; and, under SYNC_FLUSH unless the message
 says WAIT=false, on the disk itself.
 """
@@ -83,8 +83,6 @@ class SendRequests:
         self._prefixes: dict[int, str] = {}
         self._numbers = _Numbers(2**31 - 1)
         self._times = _Numbers(2**63 - 1)
-        #: What the answers of this read wait for beside their messages: a topic that is new.
-        self._saved: Deferred[bool] | None = None
         live.follow(self._settings_changed, "traceOn")
         self._cluster = f"{Prop.CLUSTER}\x01{settings.broker_cluster_name}"
 
@@ -93,7 +91,7 @@ class SendRequests:
 
     # --- the hot path
 
-    def take_v2(self, requests: list[RawRequest], connection: IConnection) -> bytes | Deferred[bytes]:
+    def send_v2(self, requests: list[RawRequest], connection: IConnection) -> bytes | Deferred[bytes]:
         """Answer a run of SEND_MESSAGE_V2 requests. Fields that a plain send has no use for are not looked at."""
         plain_topics = self._rules.plain_topics
         born_host = connection.remote_host
@@ -105,8 +103,7 @@ class SendRequests:
         times = self._times
         messages: list[NewMessage] = []
         pending: list[_Pending] = []
-        unhurried: list[int] = []
-        waits = False
+        saved: Deferred[bool] | None = None
         for request in requests:
             ext, opaque, flag, body, serialize_type = request
             try:
@@ -143,65 +140,50 @@ class SendRequests:
                     body,
                     stored,
                 )
-                if len(stored) > PROPERTIES_BYTES_MAX or message[3] & _UNUSUAL_FLAGS:
+                if len(stored) > PROPERTIES_BYTES_MAX or message[3] & SysFlag.TRANSACTION_MASK:
                     raise ValueError
             except (KeyError, ValueError, TypeError):
-                if self._unusual(RequestCode.SEND_MESSAGE_V2, request, connection, messages, pending):
-                    waits = True
-                else:
-                    unhurried.append(len(pending) - 1)
+                code = RequestCode.SEND_MESSAGE_V2
+                saved = self._add_by_rules(code, request, connection, messages, pending) or saved
                 continue
-            if wait:
-                waits = True
-            else:
-                unhurried.append(len(pending))
-            pending.append((len(messages), 1, queue_id, opaque, flag, None))
+            pending.append((len(messages), 1, queue_id, opaque, flag, None, wait))
             messages.append(message)
-        return self._append(messages, pending, waits, unhurried, connection)
+        return self._answer_when_saved(messages, pending, connection, saved)
 
-    def take_v1(self, requests: list[RawRequest], connection: IConnection) -> bytes | Deferred[bytes]:
+    def send_v1(self, requests: list[RawRequest], connection: IConnection) -> bytes | Deferred[bytes]:
         """Answer a run of SEND_MESSAGE requests, whose field names are long; few clients send them."""
-        return self._take_slowly(RequestCode.SEND_MESSAGE, requests, connection)
+        return self._send_by_rules(RequestCode.SEND_MESSAGE, requests, connection)
 
-    def take_batch(self, requests: list[RawRequest], connection: IConnection) -> bytes | Deferred[bytes]:
+    def send_batches(self, requests: list[RawRequest], connection: IConnection) -> bytes | Deferred[bytes]:
         """Answer a run of SEND_BATCH_MESSAGE requests."""
-        return self._take_slowly(RequestCode.SEND_BATCH_MESSAGE, requests, connection)
+        return self._send_by_rules(RequestCode.SEND_BATCH_MESSAGE, requests, connection)
 
-    def _take_slowly(self, code: int, requests: list[RawRequest], connection: IConnection) -> bytes | Deferred[bytes]:
+    def _send_by_rules(self, code: int, requests: list[RawRequest], connection: IConnection) -> bytes | Deferred[bytes]:
         messages: list[NewMessage] = []
         pending: list[_Pending] = []
-        unhurried: list[int] = []
-        waits = False
+        saved: Deferred[bool] | None = None
         for request in requests:
-            if self._unusual(code, request, connection, messages, pending):
-                waits = True
-            else:
-                unhurried.append(len(pending) - 1)
-        return self._append(messages, pending, waits, unhurried, connection)
+            saved = self._add_by_rules(code, request, connection, messages, pending) or saved
+        return self._answer_when_saved(messages, pending, connection, saved)
 
-    def _append(
+    def _answer_when_saved(
         self,
         messages: list[NewMessage],
         pending: list[_Pending],
-        waits: bool,
-        unhurried: list[int],
         connection: IConnection,
+        saved: Deferred[bool] | None,
     ) -> bytes | Deferred[bytes]:
-        """Store and answer what one read brought. `unhurried`: which of `pending` do not wait for the disk."""
-        if self._saved is None:
-            return self._append_now(messages, pending, waits, unhurried, connection)
-        saved, self._saved = self._saved, None
-        answers = self._append_now(messages, pending, waits, [], connection)
+        """Store and answer what one read brought. `saved`: fires when the topics are on the disk that are new."""
+        if saved is None:
+            return self._append(messages, pending, connection)
+        answers = self._append(messages, pending, None)
         return saved.addCallback(lambda _: answers)
 
-    def _append_now(
-        self,
-        messages: list[NewMessage],
-        pending: list[_Pending],
-        waits: bool,
-        unhurried: list[int],
-        connection: IConnection,
+    def _append(
+        self, messages: list[NewMessage], pending: list[_Pending], connection: IConnection | None
     ) -> bytes | Deferred[bytes]:
+        """Store the messages and answer; over `connection`, where given, what does not wait for the disk before what
+        does."""
         if not messages:
             return self._answers([], pending)
         try:
@@ -213,12 +195,11 @@ class SendRequests:
         except StoreError as error:
             self._store.statistics.failed_puts += len(messages)
             return self._answers([], pending, refusal=_store_refusal(error))
-        if not (waits and self._sync):
+        if not self._sync or not any(each[-1] for each in pending):
             return self._answers(appended, pending)
-        if unhurried:
-            connection.write(self._answers(appended, [pending[i] for i in unhurried]))
-            answered = set(unhurried)
-            pending = [each for i, each in enumerate(pending) if i not in answered]
+        if connection is not None and (ready := [each for each in pending if not each[-1]]):
+            connection.write(self._answers(appended, ready))
+            pending = [each for each in pending if each[-1]]
 
         def late(failure: Failure) -> bytes:
             # The messages are stored; only their being on the disk is not confirmed.
@@ -240,7 +221,7 @@ class SendRequests:
         stored: list[NewMessage] = []
         appended: list[Appended] = []
         answers: list[_Pending] = []
-        for first, count, queue_id, opaque, flag, ready in pending:
+        for first, count, queue_id, opaque, flag, ready, wait in pending:
             part = messages[first : first + count]
             answer = ready
             try:
@@ -251,7 +232,7 @@ class SendRequests:
                 refusal = failure_response(RemotingCommand(0, opaque=opaque), self._refusal(error))
                 answer = encode_command(refusal)
                 part = []
-            answers.append((len(stored), len(part), queue_id, opaque, flag, answer))
+            answers.append((len(stored), len(part), queue_id, opaque, flag, answer, wait))
             stored += part
         return stored, answers, appended
 
@@ -272,7 +253,7 @@ class SendRequests:
         id_prefix = self._msg_id_prefix
         prefixes = self._prefixes
         parts: list[str] = []
-        for first, count, queue_id, opaque, flag, ready in pending:
+        for first, count, queue_id, opaque, flag, ready, _ in pending:
             if flag & ONEWAY_FLAG:
                 continue
             if ready is not None:
@@ -295,37 +276,33 @@ class SendRequests:
             parts += (prefix, header)
         return "".join(parts).encode("latin-1")
 
-    # --- everything that is not usual
-
-    def _unusual(
+    def _add_by_rules(
         self,
         code: int,
         request: RawRequest,
         connection: IConnection,
         messages: list[NewMessage],
         pending: list[_Pending],
-    ) -> bool:
-        """Check one send by all rules; add its messages or its refusal. Returns whether it waits for the disk."""
+    ) -> Deferred[bool] | None:
+        """Check one send by all rules; add its messages or its refusal. Returns what fires when its topic is on the
+        disk, where it is not yet."""
         ext, opaque, flag, body, serialize_type = request
-        command = RemotingCommand(code, ext, body, opaque=opaque, flag=flag, serialize_type=serialize_type)
         try:
             header = read_send_header(code, ext)
             new, queue_id, wait = self._rules.check(header, code, body, connection)
         except Exception as error:
-            pending.append((0, 0, 0, opaque, flag, encode_command(failure_response(command, error))))
-            return False
-        self._saved = self._rules.saved()
+            command = RemotingCommand(code, ext, body, opaque=opaque, flag=flag, serialize_type=serialize_type)
+            pending.append((0, 0, 0, opaque, flag, encode_command(failure_response(command, error)), False))
+            return None
         if len(new) > 1:
             self._stats.sent_together(header.topic, len(new))
-        pending.append((len(messages), len(new), queue_id, opaque, flag, None))
+        pending.append((len(messages), len(new), queue_id, opaque, flag, None, wait))
         messages.extend(new)
-        return wait
+        return self._rules.saved()
 
 
-#: (first message, how many, queue, opaque, flag, frame where it is answered already)
-_Pending = tuple[int, int, int, int, int, bytes | None]
-
-_UNUSUAL_FLAGS = SysFlag.TRANSACTION_MASK
+#: (first message, how many, queue, opaque, flag, frame where it is answered already, whether that waits for the disk)
+_Pending = tuple[int, int, int, int, int, bytes | None, bool]
 
 
 def _store_refusal(error: MQError) -> Refused:

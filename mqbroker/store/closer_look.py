@@ -8,7 +8,6 @@ passed over. Must never wait for the disk: it says what it misses.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from collections.abc import Set as AbstractSet
 from struct import Struct
 
 import attrs
@@ -17,7 +16,7 @@ from mqbroker.config import StoreSettings
 from mqbroker.store.cold import Stretch
 from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.consumequeue import BLANK_SIZE, ENTRY_BYTES, ConsumeQueue, entries_struct
-from mqbroker.store.consumequeue_ext import ADDRESS_MAX, UNIT_BYTES_MIN, undecorate
+from mqbroker.store.consumequeue_ext import ADDRESS_MAX, UNIT_BYTES_MIN, ExtUnit, undecorate
 from mqbroker.store.damages import Damages
 from mqbroker.store.disk import IMappedFile
 from mqbroker.store.hot_pages import HotPages
@@ -200,17 +199,21 @@ class CloserLook:
                 look.is_full = True
                 queue_offset -= 1
                 break
-            if tags_codes is not None and code not in tags_codes and not self._is_wanted(look, code, tags_codes):
-                if not count:
-                    look.status = GetStatus.NO_MATCHED_MESSAGE
-                continue
+            if tags_codes is not None and code not in tags_codes:
+                wanted = self._wanted_code(look, queue_offset, physical_offset, code)
+                if wanted is None and not look.why_lost:
+                    continue
+                code = code if wanted is None else wanted
             at = physical_offset - base
             if not 0 <= at < room:
                 base, view, room = self._segment(physical_offset)
                 at = physical_offset - base
             is_sure = physical_offset >= doubtful_below and size >= RECORD_BYTES_MIN and 0 <= at <= room - size
             is_sure = is_sure and self._hot_pages.has_log(physical_offset, physical_offset + size)
-            if not is_sure and not self._is_there(look, queue_offset, physical_offset, size, code, view, at, room):
+            is_taken = not look.why_lost and (
+                is_sure or self._is_there(look, queue_offset, physical_offset, size, code, view, at, room)
+            )
+            if not is_taken:
                 if look.why_lost:
                     queue_offset -= 1
                     break
@@ -256,9 +259,10 @@ class CloserLook:
             return False
         tags_codes = look.get.tags_codes
         look.status = GetStatus.NO_MATCHED_MESSAGE
-        if tags_codes is not None and code not in tags_codes and not self._is_wanted(look, code, tags_codes):
+        is_wanted = tags_codes is None or code in tags_codes
+        if not is_wanted and self._wanted_code(look, queue_offset, physical_offset, code) is None:
             return False
-        if code <= ADDRESS_MAX and not self._may_match(look, code, matching):
+        if code <= ADDRESS_MAX and not self._may_match(look, queue_offset, physical_offset, code, matching):
             return False
         base, view, room = self._segment(physical_offset)
         at = physical_offset - base
@@ -266,20 +270,28 @@ class CloserLook:
             return False
         return not look.missing and bool(matching.pick((property_bytes(view, at, size),), 1))
 
-    def _may_match(self, look: _Look, code: int, matching: IMatching) -> bool:
+    def _may_match(self, look: _Look, queue_offset: int, physical_offset: int, code: int, matching: IMatching) -> bool:
         """What the unit of a message says of it; where there is none, nobody knows."""
+        unit = self._unit(look, queue_offset, physical_offset, code, _UNIT_BYTES)
+        return not (look.missing or look.why_lost) and (unit is None or matching.may_match(unit))
+
+    def _unit(self, look: _Look, queue_offset: int, physical_offset: int, code: int, size: int) -> ExtUnit | None:
+        """The unit, of `size` bytes, at the address in an entry; None where there is none, or in `look` is said why it
+        cannot be told now."""
         ext = look.get.queue.ext
         if ext is None:
-            return True
+            return None
         place = ext.place(code) if look.missing is not None else None
         if place is not None:
-            size = min(_UNIT_BYTES, ext.end - undecorate(code))
+            size = min(size, ext.end - undecorate(code))
             if not self._has(look, *place, size):
                 assert look.missing is not None
                 look.missing.append(Stretch(*place, size))
-                return False
+                return None
         unit = ext.unit(code)
-        return unit is None or matching.may_match(unit)
+        if unit is None:
+            self._is_to_mend(look, queue_offset, physical_offset, "no unit in the extension")
+        return unit
 
     def _take(self, look: _Look, physical_offset: int, size: int) -> None:
         runs = look.runs
@@ -290,21 +302,19 @@ class CloserLook:
         look.total += size
         look.count += 1
 
-    def _is_wanted(self, look: _Look, code: int, tags_codes: AbstractSet[int]) -> bool:
-        """Whether a message is wanted whose entry does not have a wanted tags code but may have the address of its
-        unit.
-
-        Without its unit nobody knows: the consumer looks at the tag itself."""
-        queue = look.get.queue
-        if code > ADDRESS_MAX:
-            return False
-        place = queue.ext.place(code) if queue.ext is not None and look.missing is not None else None
-        if place is not None and not self._has(look, *place, UNIT_BYTES_MIN):
-            assert look.missing is not None
-            look.missing.append(Stretch(*place, UNIT_BYTES_MIN))
-            return False
-        tags_code = queue.tags_code(code)
-        return tags_code is None or tags_code in tags_codes
+    def _wanted_code(self, look: _Look, queue_offset: int, physical_offset: int, code: int) -> int | None:
+        """The tags code of a message whose entry does not have a wanted one but may have the address of its unit; that
+        address where nobody knows: the consumer looks at the tag itself. None where it is not wanted, or in `look` is
+        said why that cannot be told now."""
+        tags_codes = look.get.tags_codes
+        assert tags_codes is not None
+        if code <= ADDRESS_MAX:
+            unit = self._unit(look, queue_offset, physical_offset, code, UNIT_BYTES_MIN)
+            if not (look.missing or look.why_lost) and (unit is None or unit.tags_code in tags_codes):
+                return code if unit is None else unit.tags_code
+        if not look.count:
+            look.status = GetStatus.NO_MATCHED_MESSAGE
+        return None
 
     def _would_be_too_much(self, get: Get, count: int, total: int, is_near: bool) -> bool:
         """Whether a get that has `count` messages takes none that makes it `total` bytes."""

@@ -18,7 +18,7 @@ from struct import Struct
 from typing import NamedTuple
 
 from mqbroker.errors import StoreDamaged
-from mqbroker.store.consumequeue_ext import ADDRESS_MAX, ConsumeQueueExt
+from mqbroker.store.consumequeue_ext import ConsumeQueueExt
 from mqbroker.store.disk import IMappedFile, read_before_touch, unreadable
 from mqbroker.store.file_cache import CachedFile, FileCache
 from mqbroker.wire.codes import SCHEDULE_TOPIC
@@ -395,14 +395,6 @@ class ConsumeQueue:
         index, at = divmod(offset - self._first, self._per_file)
         found: tuple[int, int] = _SPAN.unpack_from(self._files[index].view, at * ENTRY_BYTES)
         return found
-
-    def tags_code(self, code: int) -> int | None:
-        """The tags code behind what an entry has in its place; None where it is the address of a unit that is not
-        there."""
-        if code > ADDRESS_MAX:
-            return code
-        unit = self.ext.find(code) if self.ext is not None else None
-        return unit.tags_code if unit is not None else None
 
     def end_of_last(self) -> int:
         """Where the newest message ends in the log; -1 where there is none known."""

@@ -86,8 +86,6 @@ class ConsumeQueueExt:
     def __init__(self, cache: FileCache, directory: str, file_bytes: int, new_names: set[str]) -> None:
         self.directory = directory
         self.end = 0
-        #: How many addresses were asked for at which no unit stands.
-        self.misses = 0
         self._cache = cache
         self._disk = cache.disk
         self._file_bytes = file_bytes
@@ -204,20 +202,6 @@ class ConsumeQueueExt:
             return None
         index, at = divmod(offset - self._first, self._file_bytes)
         return self._files[index], at
-
-    def find(self, address: int) -> ExtUnit | None:
-        """As `unit`; where there is none it is counted, and the first time told."""
-        found = self.unit(address)
-        if found is None:
-            self.misses += 1
-            if self.misses == 1:
-                self.log.error(
-                    "{directory}: no unit at offset {offset}: messages without one go to every subscriber, who look "
-                    "at their tags themselves; delete the directories of this queue in consumequeue and "
-                    "consumequeue_ext while the broker is stopped to have both built anew",
-                    directory=self.directory, offset=undecorate(address),
-                )  # fmt: skip
-        return found
 
     # Loading and cutting
 

@@ -1,5 +1,6 @@
-"""Building entries of a consume queue again that a reader found lost: zeros where a page was, what cannot be one, or
-what points to something else than its message.
+"""Building entries of a consume queue again that a reader found lost: zeros where a page was, what cannot be one, what
+points to something else than its message, or has the address of a unit of the extension that is not there or not its
+message's. Such an entry gets its tags code instead.
 
 The log between the messages of the nearest right entries before and behind has them. Must never know who reads.
 """
@@ -151,6 +152,11 @@ class Mender:
             return None
         if item.size != size or not is_entry_of(queue, number, item):
             return False
+        if is_address(code) and queue.ext is not None:
+            unit = queue.ext.unit(code)
+            if unit is None or unit.store_timestamp_ms != item.store_timestamp_ms:
+                return False
+            code = unit.tags_code
         if item.topic != queue.topic_bytes or queue.is_schedule or is_address(code):
             return True
         return self._entering.place_of(queue, item) == (number, code)

@@ -238,6 +238,20 @@ KNOWN = [
         ("tests/store/test_lost_queues.py::test_what_a_crash_took_of_a_queue_is_built_again_from_the_log",),
     ),
     Mutation(
+        "leave a rotten unit of the extension as it is",
+        "store/closer_look.py",
+        '            self._is_to_mend(look, queue_offset, physical_offset, "no unit in the extension")\n',
+        "            pass\n",
+        ("tests/store/test_consumequeue_ext.py::test_units_that_a_reader_finds_rotten_are_built_again_from_the_log",),
+    ),
+    Mutation(
+        "take the unit of another message for that of an entry",
+        "store/mending.py",
+        "            if unit is None or unit.store_timestamp_ms != item.store_timestamp_ms:\n",
+        "            if unit is None:\n",
+        ("tests/store/test_consumequeue_ext.py::test_units_of_other_messages_are_built_again_from_the_log",),
+    ),
+    Mutation(
         "pass over an entry that was lost",
         "store/mending.py",
         "    return size < RECORD_BYTES_MIN or not 0 <= physical_offset <= log_end - size % BLANK_SIZE\n",

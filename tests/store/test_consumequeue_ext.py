@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from struct import Struct
 from typing import Any
@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from twisted.internet.defer import Deferred
+from twisted.logger import LogLevel, capturedLogs, formatEvent
+from zope.interface import implementer
 
 from mqbroker.errors import StoreDamaged
-from mqbroker.store import GetStatus, MessageStore
+from mqbroker.store import GetResult, GetStatus, MessageStore
 from mqbroker.store.consumequeue_ext import (
     ADDRESS_MAX,
     ALLOCATE_BYTES,
@@ -26,6 +29,7 @@ from mqbroker.store.consumequeue_ext import (
     undecorate,
 )
 from mqbroker.store.file_cache import FileCache
+from mqbroker.store.matching import IMatching
 from mqbroker.wire.javahash import java_hash
 from mqbroker.wire.record import decode_records
 from tests.store.harness import START_S, Bench, FaultyDisk, FaultyFile, message, stop, tree, turns
@@ -420,21 +424,99 @@ def test_switched_on_over_a_store_without(on: Bench) -> None:
     assert found(store, "A") == [0, 3, 5]
 
 
-@pytest.mark.parametrize(
-    "unit", [b"", b"\xff" * 20, b"\x7f\xff" + bytes(18), b"\0\x14" + bytes(16) + b"\x7f\xff", b"\0\x13" + bytes(18)]
-)
-def test_a_bad_unit_is_told_once_and_never_fails_a_get(on: Bench, unit: bytes) -> None:
+@implementer(IMatching)
+class WithTag:
+    """Wants messages with a tag, and believes units."""
+
+    most_at_once = 100
+
+    def __init__(self, tag: str) -> None:
+        self._tag = tag
+
+    def may_match(self, unit: ExtUnit) -> bool:
+        return unit.tags_code == java_hash(self._tag)
+
+    def pick(self, messages: Sequence[bytes], most: int) -> list[int]:
+        return [at for at, properties in enumerate(messages) if properties.endswith(self._tag.encode())][:most]
+
+
+def all_with_a(
+    get: Callable[..., GetResult | Deferred[GetResult]], matching: WithTag | None = None, count: int = 10
+) -> list[int]:
+    """The queue offsets of the messages with tag A, got one after another."""
+    wanted = None if matching is not None else frozenset([java_hash("A")])
+    offset, got = 0, []
+    while offset < count:
+        result = get("T", 0, offset, 32, 1 << 20, wanted, matching)
+        if isinstance(result, Deferred):
+            assert isinstance(result.result, GetResult)
+            result = result.result
+        got += [record.queue_offset for record in decode_records(b"".join(result.pieces))]
+        assert result.next_offset > offset
+        offset = result.next_offset
+    return got
+
+
+def rewrite(path: Path, at: int, data: bytes) -> None:
+    content = bytearray(path.read_bytes())
+    content[at : at + len(data)] = data
+    path.write_bytes(content)
+
+
+ROTTEN_UNITS = {
+    "zeros": bytes(40),
+    "ones": b"\xff" * 40,
+    "too long": (b"\x7f\xff" + bytes(18)) * 2,
+    "too long a bit map": (b"\0\x14" + bytes(16) + b"\x7f\xff") * 2,
+    "too short": (b"\0\x13" + bytes(18)) * 2,
+    "of another time": b"".join(Struct(">hqqh").pack(20, java_hash(tag), 5, 0) for tag in "CB"),
+    "of another tag": b"".join(Struct(">hqqh").pack(20, java_hash("A"), NOW_MS, 0) for _ in "CB"),
+}
+
+
+def unit_file(bench: Bench) -> Path:
+    return bench.root / "consumequeue_ext" / "T" / "0" / f"{0:020d}"
+
+
+@pytest.mark.parametrize("has_matching", [False, True])
+@pytest.mark.parametrize("is_waiting", [False, True])
+@pytest.mark.parametrize("kind", [kind for kind in ROTTEN_UNITS if "another" not in kind])
+def test_units_that_a_reader_finds_rotten_are_built_again_from_the_log(
+    on: Bench, kind: str, is_waiting: bool, has_matching: bool
+) -> None:
     store = on.open()
     send(on, store, 20)
-    path = on.root / "consumequeue_ext" / "T" / "0" / f"{0:020d}"
-    data = bytearray(path.read_bytes())
-    data[20:60] = unit.ljust(20, b"\0") * 2
-    path.write_bytes(data)
-    assert found(store, "A") == [0, 1, 2, 3, 6, 9]
-    assert found(store, "A") == [0, 1, 2, 3, 6, 9]
-    ext = store._queues.by_name["T", 0].ext
-    assert ext is not None
-    assert ext.misses == 4
+    rewrite(unit_file(on), 20, ROTTEN_UNITS[kind])
+    with capturedLogs() as logs:
+        got = all_with_a(store.get_when_ready if is_waiting else store.get, WithTag("A") if has_matching else None)
+    assert got == [0, 3, 6, 9]
+    (told,) = [formatEvent(entry) for entry in logs if entry["log_level"] is LogLevel.warn]
+    assert "entries 1 to 2 were lost and are built again from the log, 0 of them without" in told
+    assert codes_of(on.root)[:4] == [decorate(0), java_hash("C"), java_hash("B"), decorate(60)]
+    stop(store)
+    assert all_with_a(on.open().get) == got
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ROTTEN_UNITS if "another" in kind])
+def test_units_of_other_messages_are_built_again_from_the_log(on: Bench, kind: str) -> None:
+    store = on.open()
+    send(on, store, 20)
+    stop(store)
+    rewrite(unit_file(on), 20, ROTTEN_UNITS[kind])
+    if kind == "of another time":  # which nobody looks at, but beside one that is missed
+        rewrite(unit_file(on), 60, bytes(20))
+    assert all_with_a(on.open().get) == [0, 3, 6, 9]
+    assert codes_of(on.root)[1:3] == [java_hash("C"), java_hash("B")]
+
+
+def test_beside_damage_in_the_log_a_rotten_unit_hides_nothing_else(on: Bench) -> None:
+    store = on.open()
+    send(on, store, 20)
+    start, _, _ = store._queues.by_name["T", 0].entry(3)
+    stop(store)
+    rewrite(unit_file(on), 60, bytes(20))
+    rewrite(on.root / "commitlog" / f"{0:020d}", start + 4, b"\xff" * 4)
+    assert all_with_a(on.open().get) == [0, 6, 9]
 
 
 def test_a_full_disk_makes_dispatch_wait_and_loses_no_unit(on: Bench) -> None:

@@ -62,6 +62,7 @@ def test_each_queue_gives_its_messages_and_filters_them(bench: Bench) -> None:
     for (topic, queue_id), count in COUNTS.items():
         assert store.max_offset(topic, queue_id) == count
         queue = store._queues.by_name[topic, queue_id]
+        assert queue.ext is not None
         for offset in range(count):
             (record,) = decode_records(store.get(topic, queue_id, offset, 1).pieces[0])
             properties = dict(record.properties)
@@ -73,7 +74,9 @@ def test_each_queue_gives_its_messages_and_filters_them(bench: Bench) -> None:
             code = java_hash(properties["TAGS"])
             if "DELAY" in properties:
                 code = record.store_timestamp + 2 * 3_600_000
-            assert queue.tags_code(queue.entry(offset)[2]) == code
+            own = queue.entry(offset)[2]
+            unit = queue.ext.unit(own)
+            assert (own if unit is None else unit.tags_code) == code
             assert store.get(topic, queue_id, offset, 1, tags_codes=frozenset([code])).count == 1
             assert store.get(topic, queue_id, count - 1, 1, tags_codes=frozenset([code + 7])).count == 0
     stop(store)

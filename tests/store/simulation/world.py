@@ -22,7 +22,9 @@ from mqbroker.store.commitlog import NewMessage
 from mqbroker.store.kernel_queue import KernelQueue
 from mqbroker.store.multi_dispatch import NAMES_MARK
 from mqbroker.store.syncs import ISyncs, KernelSyncs, WorkerSyncs
+from mqbroker.store.tags_codes import TagsCodes
 from mqbroker.wire.codes import SCHEDULE_TOPIC, SysFlag
+from mqbroker.wire.javahash import java_hash
 from mqbroker.wire.names import LMQ_PREFIX
 from mqbroker.wire.record import BLANK_BYTES_MIN, MAGIC, decode_record
 from tests.store.harness import BORN, HOST, START_S
@@ -43,6 +45,7 @@ TOPICS = ("A", "B", *hostile.TOPICS)
 V6 = bytes(range(16)) + b"\0\0\x2a\x9f"
 _DRAIN_STEPS = 2000
 _READS_MAX = 10
+_OF_ITS_TAG = TagsCodes(()).of_its_tag
 _PATTERN = bytes(range(1, 256)) * 70
 
 
@@ -470,6 +473,25 @@ class World:
         low, high = self.store.min_offset(topic, queue_id), self.store.max_offset(topic, queue_id)
         offset = rng.randint(low, max(low, high))
         self._get(topic, queue_id, offset, rng.choice([1, 3, 32]))
+        if topic != SCHEDULE_TOPIC and low <= offset < high:
+            self._get_tagged(topic, queue_id, offset, seed % 3)
+
+    def _get_tagged(self, topic: str, queue_id: int, offset: int, tag: int) -> None:
+        """Get messages with a tag and compare: whatever is wrong with what was built from the log, none is missed."""
+        wanted = frozenset([java_hash(f"t{tag}")])
+        ask = partial(self.store.get_when_ready, topic, queue_id, offset, 32, None, wanted)
+        result = self._read(ask) if self._is_cold else self.store.get(topic, queue_id, offset, 32, None, wanted)
+        where = f"{topic} {queue_id} from {offset} with t{tag} ({result.status.name})"
+        data = b"".join(bytes(piece) for piece in result.pieces)
+        at = 0
+        for entry in self.model.queues[topic, queue_id][offset : result.next_offset]:
+            is_unsure = entry.is_rotten or entry.is_gone_from((topic, queue_id)) or entry.queue[0] == SCHEDULE_TOPIC
+            if (is_unsure or _OF_ITS_TAG(entry.message[9]) in wanted) and data.startswith(entry.record, at):
+                at += len(entry.record)
+            else:
+                is_missed = not is_unsure and _OF_ITS_TAG(entry.message[9]) in wanted
+                require(not is_missed, "nothing lost", f"{where}: {entry.queue_offset} is not got")
+        require(at == len(data), "no record altered", f"{where}: others than are wanted")
 
     def _get(self, topic: str, queue_id: int, offset: int, count: int) -> int:
         """Get and compare; returns the next offset."""

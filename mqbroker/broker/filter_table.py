@@ -86,7 +86,7 @@ def compile_kind(kind: str | None, text: str, charge: Charge | None = None) -> E
 
 def _unread(text: str) -> Expression:
     """An expression that was not read yet: any message may be what it wants."""
-    return Expression(text, lambda properties: True, lambda messages, most: list(range(min(most, len(messages)))))
+    return Expression(text, lambda properties: True)
 
 
 @attrs.frozen

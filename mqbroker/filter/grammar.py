@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mqbroker.errors import BadExpression
-from mqbroker.filter import comparisons, terms
-from mqbroker.filter.terms import Term
+from mqbroker.filter import conditions as c
+from mqbroker.filter.conditions import Term
 
 if TYPE_CHECKING:
     from lark import Lark, Token
@@ -119,27 +119,27 @@ def _text(literal: str) -> str:
 
 
 _ACTIONS: dict[str, Callable[..., Term]] = {
-    "disjunction": lambda *parts: terms.either(parts),
-    "conjunction": lambda *parts: terms.both(parts),
-    "equal": comparisons.equal,
-    "not_equal": lambda left, right: terms.negation(comparisons.equal(left, right)),
-    "is_null": comparisons.is_null,
-    "is_not_null": lambda term: terms.negation(comparisons.is_null(term)),
-    "greater": lambda left, right: comparisons.ordered(left, ">", right),
-    "greater_or_equal": lambda left, right: comparisons.ordered(left, ">=", right),
-    "less": lambda left, right: comparisons.ordered(left, "<", right),
-    "less_or_equal": lambda left, right: comparisons.ordered(left, "<=", right),
-    "between": comparisons.between,
-    "not_between": comparisons.not_between,
-    "is_in": lambda term, *strings: comparisons.one_of(term, list(map(_text, strings)), True),
-    "is_not_in": lambda term, *strings: comparisons.one_of(term, list(map(_text, strings)), False),
-    "negated": terms.negated,
-    "negation": terms.negation,
-    "string": lambda literal: terms.constant(_text(literal)),
-    "decimal": lambda token: terms.decimal(str(token)),
-    "floating": lambda token: terms.floating(str(token)),
-    "true": lambda: terms.constant(True),
-    "false": lambda: terms.constant(False),
-    "null": lambda: terms.constant(None),
-    "named": lambda token: terms.property_named(str(token)),
+    "disjunction": lambda *parts: c.either(parts),
+    "conjunction": lambda *parts: c.both(parts),
+    "equal": c.equal,
+    "not_equal": lambda left, right: c.negation(c.equal(left, right)),
+    "is_null": c.is_null,
+    "is_not_null": lambda term: c.negation(c.is_null(term)),
+    "greater": lambda left, right: c.ordered(left, ">", right),
+    "greater_or_equal": lambda left, right: c.ordered(left, ">=", right),
+    "less": lambda left, right: c.ordered(left, "<", right),
+    "less_or_equal": lambda left, right: c.ordered(left, "<=", right),
+    "between": c.between,
+    "not_between": c.not_between,
+    "is_in": lambda term, *strings: c.one_of(term, list(map(_text, strings)), True),
+    "is_not_in": lambda term, *strings: c.one_of(term, list(map(_text, strings)), False),
+    "negated": c.negated,
+    "negation": c.negation,
+    "string": lambda literal: c.constant(_text(literal)),
+    "decimal": lambda token: c.decimal(str(token)),
+    "floating": lambda token: c.floating(str(token)),
+    "true": lambda: c.constant(True),
+    "false": lambda: c.constant(False),
+    "null": lambda: c.constant(None),
+    "named": lambda token: c.property_named(str(token)),
 }

@@ -3,33 +3,37 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import compress, count, islice
 
 import attrs
 
 from mqbroker.errors import BadExpression, NotEvaluable
-from mqbroker.filter.generated import Pick, generate
+from mqbroker.filter.conditions import Evaluate, Properties, as_condition
 from mqbroker.filter.grammar import parse
-from mqbroker.filter.lookup import Properties
-from mqbroker.filter.sifting import sifted
-from mqbroker.filter.terms import Evaluate, as_condition
+from mqbroker.wire.properties import find_in_each
 
 #: Characters of an expression. Reading takes time in which nobody else is served.
 EXPRESSION_LENGTH_MAX = 16_384
 #: Expressions that are kept compiled, and refusals with them.
 KEPT_MAX = 256
+#: Outcomes that are kept of an expression, and how many bytes the values may have that one is kept by.
+OUTCOMES_MAX = 1024
+OUTCOME_BYTES_MAX = 128
 
 
 @attrs.frozen
 class Expression:
-    """A compiled expression."""
+    """A compiled expression. `size`: how many terms it has."""
 
     text: str
     _evaluate: Evaluate = attrs.field(eq=False, repr=False)
-    #: Which of some messages it is true of: what takes the least time. See `Pick`.
-    pick: Pick = attrs.field(eq=False, repr=False)
-    #: How many terms it has: what a message costs.
+    _names: tuple[str, ...] = attrs.field(default=(), eq=False, repr=False)
     size: int = attrs.field(default=1, eq=False, repr=False)
+    _outcomes: _Outcomes = attrs.field(init=False, eq=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        object.__setattr__(self, "_outcomes", _Outcomes(self))
 
     def evaluate(self, properties: Properties) -> bool | None:
         """True, False, or None for null. Raises NotEvaluable where a property cannot be compared as it is written."""
@@ -43,6 +47,32 @@ class Expression:
             return self._evaluate(properties) is True
         except NotEvaluable:
             return False
+
+    def pick(self, messages: Sequence[bytes], most: int) -> list[int]:
+        """Which of some messages, of each of which the property bytes are given, it is true of: the places, in order,
+        of the first so many. Hot."""
+        if not self._names:
+            return list(range(len(messages))[:most]) if self.matches({}) else []
+        values = zip(*[find_in_each(messages, name) for name in self._names], strict=True)
+        return list(islice(compress(count(), map(self._outcomes.__getitem__, values)), most))
+
+
+class _Outcomes(dict[tuple[bytes, ...], bool]):
+    """Whether an expression is true of a message, by the values of the properties that it names: of many messages few
+    differ in these, and to look one up takes a tenth of the time of an evaluation."""
+
+    def __init__(self, expression: Expression) -> None:
+        self._expression = expression
+
+    def __missing__(self, found: tuple[bytes, ...]) -> bool:
+        expression = self._expression
+        named = zip(expression._names, found, strict=True)
+        outcome = expression.matches({name: value.decode("utf-8", "replace") for name, value in named if value})
+        if sum(map(len, found)) <= OUTCOME_BYTES_MAX:
+            if len(self) >= OUTCOMES_MAX:
+                self.clear()
+            self[found] = outcome
+        return outcome
 
 
 _kept: OrderedDict[str, Expression | BadExpression] = OrderedDict()
@@ -72,6 +102,6 @@ def compile_expression(text: str, charge: Callable[[int], None] | None = None) -
 def _compiled(text: str) -> Expression | BadExpression:
     try:
         condition = as_condition(parse(text))
-        return Expression(text, condition.evaluate, sifted(condition, generate(condition)), condition.size)
+        return Expression(text, condition.evaluate, tuple(sorted(condition.names)), condition.size)
     except BadExpression as why:
         return why

@@ -23,7 +23,7 @@ INTEGER_MIN, INTEGER_MAX = -(2**31), 2**31 - 1
 LONG_MIN, LONG_MAX = -(2**63), 2**63 - 1
 _DIGITS_MAX = 19
 #: Fewer digits than these are a number of 32 bits.
-SURE_DIGITS = 10
+_SURE_DIGITS = 10
 
 _WHOLE = re.compile(r"([+-]?)(\d+)")
 _DOUBLE = re.compile(
@@ -32,6 +32,11 @@ _DOUBLE = re.compile(
 )
 #: What Java's String.trim takes away.
 _BLANKS = "".join(map(chr, range(0x21)))
+
+
+def _is_short(text: str) -> bool:
+    """Whether it is a small number of digits alone, as most are."""
+    return len(text) < _SURE_DIGITS and text.isdigit() and text.isascii()
 
 
 def _parse_whole(text: str, low: int, high: int) -> int:
@@ -47,12 +52,16 @@ def _parse_whole(text: str, low: int, high: int) -> int:
 
 def parse_integer(text: str) -> int:
     """Read a string as Java's `Integer.valueOf`. Raises NotEvaluable."""
+    if _is_short(text):
+        return int(text)
     return _parse_whole(text, INTEGER_MIN, INTEGER_MAX)
 
 
-def parse_long(text: str) -> Long:
+def parse_long(text: str) -> int:
     """Read a string as Java's `Long.valueOf`. Raises NotEvaluable."""
-    return Long(_parse_whole(text, LONG_MIN, LONG_MAX))
+    if _is_short(text):
+        return int(text)
+    return _parse_whole(text, LONG_MIN, LONG_MAX)
 
 
 def parse_double(text: str) -> float:
@@ -60,6 +69,8 @@ def parse_double(text: str) -> float:
 
     Raises NotEvaluable.
     """
+    if _is_short(text):
+        return float(text)
     text = text.strip(_BLANKS)
     match = _DOUBLE.fullmatch(text)
     if match is None:
@@ -138,31 +149,3 @@ def _read_as(other: int | float, text: str) -> int | float:
     if isinstance(other, float):
         return parse_double(text)
     return parse_long(text) if isinstance(other, Long) else parse_integer(text)
-
-
-# Values of properties as they are written, most of them small numbers
-
-
-def read_integer(found: bytes | str) -> int:
-    """As `parse_integer`."""
-    if len(found) < SURE_DIGITS and found.isdigit() and found.isascii():
-        return int(found)
-    return parse_integer(_text(found))
-
-
-def read_long(found: bytes | str) -> int:
-    """As `parse_long`."""
-    if len(found) < SURE_DIGITS and found.isdigit() and found.isascii():
-        return int(found)
-    return parse_long(_text(found))
-
-
-def read_double(found: bytes | str) -> float:
-    """As `parse_double`."""
-    if len(found) < SURE_DIGITS and found.isdigit() and found.isascii():
-        return float(found)
-    return parse_double(_text(found))
-
-
-def _text(found: bytes | str) -> str:
-    return found.decode("utf-8", "replace") if isinstance(found, bytes) else found

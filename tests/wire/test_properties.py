@@ -6,7 +6,13 @@ from hypothesis import strategies as st
 
 from mqbroker.errors import MQError
 from mqbroker.wire.command import decode_frame
-from mqbroker.wire.properties import PROPERTIES_BYTES_MAX, decode_properties, encode_properties
+from mqbroker.wire.properties import (
+    PROPERTIES_BYTES_MAX,
+    decode_properties,
+    encode_properties,
+    find_in_each,
+    find_property,
+)
 
 # What MessageDecoder.string2messageProperties of 4.9.7 makes of these.
 FROM_JAVA = [
@@ -76,3 +82,22 @@ def test_any_bytes_are_read_as_pairs_of_something(data):
         assert value
         assert "\x01" not in name
         assert "\x02" not in name + value
+
+
+PARTS = [b"a", b"b", b"ab", b"\x01", b"\x02", b"\xff", "\u00e9".encode(), b"1"]
+
+
+@given(st.lists(st.lists(st.sampled_from(PARTS), max_size=20).map(b"".join), max_size=4))
+def test_a_property_is_found_as_it_is_read(messages):
+    for name in ("a", "b", "ab", "bb"):
+        wanted = [decode_properties(data).get(name, "") for data in messages]
+        mark = name.encode() + b"\x01"
+        assert [find_property(data, mark).decode("utf-8", "replace") for data in messages] == wanted
+        assert [value.decode("utf-8", "replace") for value in find_in_each(messages, name)] == wanted
+
+
+def test_properties_that_look_alike():
+    data = b"aa\x011\x02a\x012\x02b\x01x\x01y"
+    found = [find_property(data, name + b"\x01") for name in (b"a", b"aa", b"b", b"x", b"missing")]
+    assert found == [b"2", b"1", b"x\x01y", b"", b""]
+    assert find_property(b"a\x011\x02b\x012\x02a\x01", b"a\x01") == b"1"  # a pair without a value is none

@@ -16,7 +16,7 @@ from random import Random
 from typing import Any, cast
 
 from twisted.application.service import Service
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import LoopingCall
 from twisted.internet.threads import deferToThreadPool
@@ -27,10 +27,8 @@ from twisted.python.threadpool import ThreadPool
 from mqbroker.access.acl_files import AclFiles, acl_places
 from mqbroker.broker.assembly import Assembly
 from mqbroker.broker.fast_failure import TickedTurns, Turns
-from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.broker.name_servers import BrokerIdentity, Registration
 from mqbroker.broker.requests.admin import Save
-from mqbroker.broker.topic_table import TopicTable
 from mqbroker.config import BrokerSettings
 from mqbroker.config.changes import rewrite_conf
 from mqbroker.errors import AlreadyStarted, Refused, StoreUnwritable
@@ -89,8 +87,9 @@ class BrokerService(Service):
         self.port = 0
         self._vip_port: int | None = None
         self._assembly: Assembly | None = None
-        self._look_at_tls: Callable[[], object] = lambda: None
+        self._read_tls: Callable[[], object] | None = None
         self._reactor = reactor
+        self._clock = cast(IReactorTime, reactor)
         self._disk = disk
         self._rng = rng
         self._worker = worker
@@ -131,88 +130,78 @@ class BrokerService(Service):
             raise
 
     async def _start(self) -> None:
-        clock = cast(IReactorTime, self._reactor)
+        clock, settings = self._clock, self.settings
         table = HandlerTable()
-        tls = ServerTls(self.settings.tls, clock)
-        factory, listening = self._listen(table, clock, tls)
+        tls = ServerTls(settings.tls, clock)
+        factory, listening = self._listen(table, tls)
         worker = self._worker or self._make_worker()
         if tls.has_files:
-            self._look_at_tls = partial(tls.look, worker.run)
-            self._every(TLS_WATCH_SECONDS, self._look_at_tls, clock)
-        acl = self._read_acl(worker, clock)
-        log_syncs = None if self._worker else self._make_log_syncs()
-        address = f"{self.settings.broker_ip1}:{self.port}"
+            self._read_tls = partial(tls.look, worker.run)
+            self._every(TLS_WATCH_SECONDS, self._read_tls)
+        acl = self._read_acl(worker)
+        store_host = encode_host((settings.broker_ip1, self.port))
         opening = open_store_in_turns(
-            self.settings.store,
+            settings.store,
             disk=self._disk,
             clock=clock,
             worker=worker,
-            store_host=self._store_host(),
-            log_syncs=log_syncs,
+            store_host=store_host,
+            log_syncs=None if self._worker else self._make_log_syncs(),
         )
         if not opening.called:
             listening.pause()
         store = await opening
         self._stops.append(store.stop)
-        assembly = self._assembly = Assembly(
+        parts = self._assembly = Assembly(
             table,
             store,
-            self.settings,
+            settings,
             open_file=lambda name: self._file(name, worker),
             clock=clock,
             rng=self._rng,
-            store_host=self._store_host(),
+            store_host=store_host,
             acl=acl,
             save_settings=self._saver(worker),
-            turns=self._turns(clock),
+            turns=self._turns(),
         )
-        self._stops.append(assembly.topics.persist)
-        self._stops.append(assembly.groups.persist)
-        self._stops.append(assembly.offsets.persist)
-        self._stops.append(assembly.filters.persist)
-        factory.on_event = assembly.connection_event
+        self._stops += [parts.topics.persist, parts.groups.persist, parts.offsets.persist, parts.filters.persist]
+        factory.on_event = parts.connection_event
         store.start()
-        assembly.delay.start()
-        self._stops.append(assembly.delay.stop)
-        self._stops.append(assembly.consumers.stop)
-        assembly.halves.start()
-        self._stops.append(assembly.halves.stop)
-        assembly.checks.start()
-        self._stops.append(assembly.checks.stop)
-        for seconds, action in assembly.periodic():
-            self._every(seconds, action, clock)
-        self._save_offsets(assembly, clock)
+        parts.delay.start()
+        self._stops += [parts.delay.stop, parts.consumers.stop]
+        parts.halves.start()
+        parts.checks.start()
+        self._stops += [parts.halves.stop, parts.checks.stop]
+        for seconds, action in parts.periodic():
+            self._every(seconds, action)
+        self._save_offsets(parts)
         # The port was taken first, so that a port in use touches nothing; it is let go before what it serves stops.
         self._stops.remove(listening.stopService)
-        self._stops.append(listening.stopService)
-        self._stops.append(lambda: answered(factory.load, clock, DRAIN_SECONDS_MAX))
+        self._stops += [listening.stopService, lambda: answered(factory.load, clock, DRAIN_SECONDS_MAX)]
         listening.resume()
-        assembly.held.start()
-        self._stops.append(assembly.held.stop)
-        self._stops.append(lambda: table.refuse(codes_where(lambda request: request.new_work), STOPPING))
-        self._stops.append(listening.stop_accepting)
-        self._register(address, assembly.topics, assembly.live, clock)
+        parts.held.start()
+        self._stops += [
+            parts.held.stop,
+            lambda: table.refuse(codes_where(lambda request: request.new_work), STOPPING),
+            listening.stop_accepting,
+        ]
+        self._register(parts)
 
-    def _read_acl(self, worker: IWorker, clock: IReactorTime) -> AclFiles | None:
+    def _read_acl(self, worker: IWorker) -> AclFiles | None:
         if not self.settings.acl_enable:
             return None
-        return AclFiles(acl_places(self.settings.rocketmq_home, self.settings.acl_plain_file), worker, clock)
+        return AclFiles(acl_places(self.settings.rocketmq_home, self.settings.acl_plain_file), worker, self._clock)
 
-    def _turns(self, clock: IReactorTime) -> Turns:
+    def _turns(self) -> Turns:
         if hasattr(self._reactor, "turn_began"):
             return cast(Turns, self._reactor)
-        turns = TickedTurns(clock.seconds)
-        self._every(TickedTurns.SECONDS, turns.tick, clock)
+        turns = TickedTurns(self._clock.seconds)
+        self._every(TickedTurns.SECONDS, turns.tick)
         return turns
 
-    def _store_host(self) -> bytes:
-        return encode_host((self.settings.broker_ip1, self.port))
-
-    def _listen(
-        self, table: HandlerTable, clock: IReactorTime, tls: ServerTls
-    ) -> tuple[RemotingServerFactory, ListeningService]:
+    def _listen(self, table: HandlerTable, tls: ServerTls) -> tuple[RemotingServerFactory, ListeningService]:
         server = self.settings.server
-        factory = RemotingServerFactory(table, clock, Limits.of(server, self._files_max), tls=tls)
+        factory = RemotingServerFactory(table, self._clock, Limits.of(server, self._files_max), tls=tls)
         listening = ListeningService(
             self._reactor,
             server.listen_port,
@@ -262,7 +251,7 @@ class BrokerService(Service):
             raise StoreUnwritable(f"{folder}: {why}; mend its rights, or set another storePathRootDir")
         path = os.path.join(folder, name)
         file = JsonFile(path, worker, lambda act: self._reactor.callLater(0, act), self._disk)
-        self._every(FILE_RETRY_SECONDS, file.retry, self._reactor)
+        self._every(FILE_RETRY_SECONDS, file.retry)
         return file
 
     def _saver(self, worker: IWorker) -> Save | None:
@@ -281,23 +270,23 @@ class BrokerService(Service):
 
         return save
 
-    def _save_offsets(self, assembly: Assembly, clock: IReactorTime) -> None:
-        saving = self._every(self.settings.flush_consumer_offset_interval_ms / 1000, assembly.offsets.persist, clock)
+    def _save_offsets(self, parts: Assembly) -> None:
+        saving = self._every(self.settings.flush_consumer_offset_interval_ms / 1000, parts.offsets.persist)
 
-        def follow(settings: BrokerSettings) -> None:
+        def restart(settings: BrokerSettings) -> None:
             saving.stop()
             saving.start(settings.flush_consumer_offset_interval_ms / 1000, now=False)
 
-        assembly.live.follow(follow, "flushConsumerOffsetInterval")
+        parts.live.follow(restart, "flushConsumerOffsetInterval")
 
-    def _every(self, seconds: float, action: Callable[[], object], clock: IReactorTime) -> LoopingCall:
+    def _every(self, seconds: float, action: Callable[[], object]) -> LoopingCall:
         loop = LoopingCall(action)
-        loop.clock = clock
+        loop.clock = self._clock
         loop.start(seconds, now=False)
         self._stops.append(loop.stop)
         return loop
 
-    def _register(self, address: str, topics: TopicTable, live: LiveSettings, clock: IReactorTime) -> None:
+    def _register(self, parts: Assembly) -> None:
         settings = self.settings
         if not settings.namesrv_addr:
             self.started.callback(None)
@@ -309,19 +298,13 @@ class BrokerService(Service):
             requests_max=settings.client.client_async_semaphore_value,
             on_closed=lambda address: registration.connection_closed(address),
         )
-        identity = BrokerIdentity(
-            address,
-            settings.broker_name,
-            settings.broker_cluster_name,
-            settings.broker_id,
-        )
-        registration = Registration(client, settings.namesrv_addr, identity, topics, live, clock)
-        topics.on_change.append(registration.changed)
-        topics.announcers.append(registration.told)
-        self._stops.append(client.close)
-        self._stops.append(registration.stop)
-        told = registration.start()
-        told.addCallback(self.started.callback)
+        address = f"{settings.broker_ip1}:{self.port}"
+        identity = BrokerIdentity(address, settings.broker_name, settings.broker_cluster_name, settings.broker_id)
+        registration = Registration(client, settings.namesrv_addr, identity, parts.topics, parts.live, self._clock)
+        parts.topics.on_change.append(registration.changed)
+        parts.topics.announcers.append(registration.told)
+        self._stops += [client.close, registration.stop]
+        registration.start().addCallback(self.started.callback)
 
     def _own_connector(self) -> Connector:
         """For connections to name servers."""
@@ -337,7 +320,8 @@ class BrokerService(Service):
         certificates; returns the keys of the others that differ. Raises BadSetting with no setting changed."""
         if self._assembly is None:
             return []
-        self._look_at_tls()
+        if self._read_tls is not None:
+            self._read_tls()
         return self._assembly.adopt(settings)
 
     # --- stop
@@ -362,7 +346,7 @@ class BrokerService(Service):
         while self._stops:
             step = self._stops.pop()
             try:
-                await _as_deferred(step())
+                await maybeDeferred(step)
             except Exception:
                 log.failure("a step of stopping failed; going on with the next")
 
@@ -379,14 +363,6 @@ def _expect_nothing(seconds: float) -> None:
 
 def _expect_cancelled(failure: Failure) -> None:
     failure.trap(CancelledError)  # type: ignore[no-untyped-call]
-
-
-def _as_deferred(result: Deferred[Any] | None) -> Deferred[Any]:
-    if isinstance(result, Deferred):
-        return result
-    done: Deferred[Any] = Deferred()
-    done.callback(None)
-    return done
 
 
 def make_broker(settings: BrokerSettings, reactor: Any, rng: Random, files_max: int = sys.maxsize) -> BrokerService:

@@ -44,7 +44,7 @@ from mqbroker.broker.requests.send_rules import SendRules
 from mqbroker.broker.requests.topics import TopicRequests
 from mqbroker.broker.requests.transactions import EndTransactionRequests
 from mqbroker.broker.runtime_info import RuntimeInfo
-from mqbroker.broker.slow_consumers import LOOK_SECONDS, SlowConsumers
+from mqbroker.broker.slow_consumers import CHECK_SECONDS, SlowConsumers
 from mqbroker.broker.subscription_resolver import SubscriptionResolver
 from mqbroker.broker.topic_table import TopicTable
 from mqbroker.broker.transactions.checks import TransactionChecks
@@ -114,7 +114,7 @@ class Assembly:
         self.held = HeldPulls(clock, live)
         delays_ms = parse_delay_levels(settings.store.message_delay_level)
         self.delay = DelayService(store, open_file("delayOffset.json"), clock, delays_ms, self.stats)
-        self.halves = HalfQueue(store, self.offsets, clock, store_host, self.stats)
+        self.half_queue = HalfQueue(store, self.offsets, clock, store_host, self.stats)
         store.on_dispatch.append(self._arrived)
         self._follow_settings()
 
@@ -125,7 +125,7 @@ class Assembly:
             table.protect(guard)
         self.checks = TransactionChecks(
             store,
-            self.halves,
+            self.half_queue,
             live,
             clock,
             choose=self._choose_producer,
@@ -159,9 +159,9 @@ class Assembly:
             self.stats.gets,
             moved,
         )
-        table.register_batch(RequestCode.PULL_MESSAGE, pull.take, PULLS_AT_ONCE_MAX)
-        transactions = EndTransactionRequests(store, self.halves, self.settings.store, rights)
-        table.register_batch(RequestCode.END_TRANSACTION, transactions.take)
+        table.register_batch(RequestCode.PULL_MESSAGE, pull.pull, PULLS_AT_ONCE_MAX)
+        transactions = EndTransactionRequests(store, self.half_queue, self.settings.store, rights)
+        table.register_batch(RequestCode.END_TRANSACTION, transactions.end)
         for family in (
             transactions,
             SendBackRequests(store, self.topics, self.groups, live, rng, self.stats, rights),
@@ -241,7 +241,7 @@ class Assembly:
             (EXPIRY_CHECK_SECONDS, self.producers.expire),
             (FILTERS_PERSIST_SECONDS, self.filters.persist),
             (self.settings.store.flush_delay_offset_interval_ms / 1000, self.delay.persist),
-            (HALVES_PROGRESS_SECONDS, self.halves.save_progress),
+            (HALVES_PROGRESS_SECONDS, self.half_queue.save_progress),
             (STATS_SECONDS, self.stats.tick),
-            (LOOK_SECONDS, self.slow_consumers.look),
+            (CHECK_SECONDS, self.slow_consumers.check),
         ]

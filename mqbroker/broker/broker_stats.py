@@ -1,10 +1,10 @@
 """What the broker counts for those who watch it: messages put into topics, given to groups, and sent back by them.
 
-Counts only grow; a window looks at them at a fixed pace, and answers how much they grew within the last minute, hour or
-day from two looks: the newest, and that which its length lies before. What is counted often is counted in plain dicts,
-once for each pull and for each queue that a turn of dispatch touched, and taken from there once a second. Names, keys,
-paces and lengths are those of BrokerStatsManager and StatsItem of 4.9.7, which also takes a count that it sees for the
-first time to have been 0 one step before.
+Counts only grow; a window takes samples of them at a fixed pace, and answers how much they grew within the last minute,
+hour or day from two of these: the newest, and that which its length lies before. What is counted often is counted in
+plain dicts, once for each pull and for each queue that a turn of dispatch touched, and collected once a second. Names,
+keys, paces and lengths are those of BrokerStatsManager and StatsItem of 4.9.7, which also takes a count that it sees
+for the first time to have been 0 one step before.
 """
 
 from __future__ import annotations
@@ -36,69 +36,69 @@ class Growth:
 class Counts:
     """What is counted under one key: how often, and one or several amounts."""
 
-    __slots__ = ("looks", "numbers")
+    __slots__ = ("numbers", "samples")
 
     def __init__(self, amounts: int) -> None:
         #: How often, then the amounts.
         self.numbers = [0] * (amounts + 1)
-        #: By window: (number of the look, the numbers then) wherever they had changed.
-        self.looks: tuple[list[_Look], ...] = ([], [], [])
+        #: By window: (number of the sample, the numbers then) wherever they had changed.
+        self.samples: tuple[list[_Sample], ...] = ([], [], [])
 
 
-_Look = tuple[int, list[int]]
+_Sample = tuple[int, list[int]]
 
 
 class Window:
     """One window of all counts of a broker.
 
-    :param number: which of `Counts.looks` is its own.
-    :param looks_max: how many looks it keeps; it is one step less long.
+    :param number: which of `Counts.samples` is its own.
+    :param samples_max: how many samples it keeps; it is one step less long.
     """
 
-    def __init__(self, number: int, step_s: float, looks_max: int) -> None:
+    def __init__(self, number: int, step_s: float, samples_max: int) -> None:
         self.step_s = step_s
         self._number = number
-        self._steps = looks_max - 1
-        self._times: deque[float] = deque(maxlen=looks_max)
+        self._steps = samples_max - 1
+        self._times: deque[float] = deque(maxlen=samples_max)
         self._last = 0
-        #: What changed since the last look.
+        #: What changed since the last sample.
         self.waiting: dict[Counts, None] = {}
 
     def changed(self, counts: Counts) -> None:
-        """Tell of a change since the last look."""
+        """Tell of a change since the last sample."""
         self.waiting[counts] = None
 
     def forget(self, counts: Counts) -> None:
         self.waiting.pop(counts, None)
 
-    def look(self, now: float) -> None:
+    def sample(self, now: float) -> None:
         """`now` in seconds."""
         self._last += 1
         self._times.append(now)
         changed, self.waiting = self.waiting, {}
         for counts in changed:
-            looks = counts.looks[self._number]
-            if not looks:
-                looks.append((self._last - 1, [0] * len(counts.numbers)))
-            looks.append((self._last, counts.numbers.copy()))
-            while looks[1][0] <= self._last - self._steps:
-                del looks[0]
+            samples = counts.samples[self._number]
+            if not samples:
+                samples.append((self._last - 1, [0] * len(counts.numbers)))
+            samples.append((self._last, counts.numbers.copy()))
+            while samples[1][0] <= self._last - self._steps:
+                del samples[0]
 
     def growth(self, counts: Counts, amount: int) -> Growth:
         """How much an amount (1 the first) grew; nothing where it was not looked at yet."""
-        looks = counts.looks[self._number]
-        if not looks:
+        samples = counts.samples[self._number]
+        if not samples:
             return Growth()
-        first = max(looks[0][0], self._last - self._steps)
-        before = next(numbers for look, numbers in reversed(looks) if look <= first)
-        numbers = looks[-1][1]
+        first = max(samples[0][0], self._last - self._steps)
+        before = next(numbers for sample, numbers in reversed(samples) if sample <= first)
+        numbers = samples[-1][1]
         total = numbers[amount] - before[amount]
         times = numbers[0] - before[0]
         seconds = self._seconds_since(first)
         return Growth(total, total / seconds if seconds > 0 else 0.0, total / times if times > 0 else 0.0)
 
-    def _seconds_since(self, look: int) -> float:
-        steps = self._last - look
+    def _seconds_since(self, sample: int) -> float:
+        steps = self._last - sample
         if steps < len(self._times):
             return self._times[-1] - self._times[-1 - steps]
         return self._times[-1] - self._times[0] + self.step_s
@@ -117,11 +117,11 @@ class Windows:
         self._next = [began + window.step_s for window in self._all]
 
     def tick(self) -> None:
-        """Let those windows look whose step is over."""
+        """Let those windows take a sample whose step is over."""
         now = self._now()
         for i, window in enumerate(self._all):
             if now >= self._next[i]:
-                window.look(now)
+                window.sample(now)
                 missed = (now - self._next[i]) // window.step_s
                 self._next[i] += (missed + 1) * window.step_s
 
@@ -280,8 +280,8 @@ class BrokerStats:
     # Once a second
 
     def tick(self) -> None:
-        """Take what was counted; let the windows look."""
-        self.take()
+        """Take what was counted; let the windows take samples."""
+        self.collect()
         self._store.statistics.sample()
         self._windows.tick()
         if (day := self._local_day()) != self._day:
@@ -293,12 +293,12 @@ class BrokerStats:
         now = time.localtime(self._now())
         return now.tm_year, now.tm_yday
 
-    def take(self) -> None:
+    def collect(self) -> None:
         """Bring the counts up to date."""
-        self._take_puts()
-        self._take_gets()
+        self._collect_puts()
+        self._collect_gets()
 
-    def _take_puts(self) -> None:
+    def _collect_puts(self) -> None:
         entered = self._store.entered
         by_topic: dict[str, list[int]] = {}
         for queue, (count, size) in entered.items():
@@ -324,7 +324,7 @@ class BrokerStats:
         if sent > not_sent:
             self._broker_puts.add(self._cluster, 0, sent - not_sent)
 
-    def _take_gets(self) -> None:
+    def _collect_gets(self) -> None:
         statistics = self._store.statistics
         got = 0
         for (topic, group, queue_id), (times, count, size, ms) in self.gets.found.items():

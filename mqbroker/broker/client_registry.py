@@ -61,12 +61,12 @@ class Notifications:
     def _turn(self) -> None:
         told = TURN_CONSUMERS
         try:
-            told = self._tell_some()
+            told = self._notify_some()
         finally:
             # Also where nobody is left: what changes now is told when those before have been paid for.
             self._call = self._clock.callLater(told * SECONDS_EACH, self._turn) if told else None
 
-    def _tell_some(self) -> int:
+    def _notify_some(self) -> int:
         """Tell as many as one turn may; returns how many those were."""
         for told in range(TURN_CONSUMERS):
             connection = self._next()
@@ -246,9 +246,9 @@ class ConsumerRegistry:
         return () if group is None else group.clients
 
 
-def _update_subscriptions(group: ConsumerGroup, wanted: Iterable[SubscriptionData]) -> bool:
+def _update_subscriptions(group: ConsumerGroup, subscriptions: Iterable[SubscriptionData]) -> bool:
     """Make the group's subscriptions those of the heartbeat; True where a topic came or went."""
-    by_topic = {subscription.topic: subscription for subscription in wanted}
+    by_topic = {subscription.topic: subscription for subscription in subscriptions}
     changed = by_topic.keys() != group.subscriptions.keys()
     for topic, subscription in by_topic.items():
         known = group.subscriptions.get(topic)

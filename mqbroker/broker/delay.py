@@ -1,4 +1,4 @@
-"""Delayed messages: level n of `messageDelayLevel` waits in queue n-1 of SCHEDULE_TOPIC_XXXX, first in, first due.
+"""Delivers delayed messages: those of level n wait in queue n-1 of SCHEDULE_TOPIC_XXXX, first in, first due.
 
 When its time comes a message is stored again in its real topic and queue, which its properties keep. How far each level
 is delivered is kept in config/delayOffset.json, written once a second and never ahead of what of the log is on the
@@ -78,7 +78,7 @@ class DelayService:
     def start(self) -> None:
         self._running = True
         for level in range(1, len(self._delays_ms) + 1):
-            self._again(level, 0)
+            self._schedule(level, 0)
 
     def stop(self) -> Deferred[bool]:
         """Stop delivering; fires when what was delivered and the offsets are on the disk."""
@@ -124,9 +124,9 @@ class DelayService:
         if topic != SCHEDULE_TOPIC or not self._running or level > len(self._delays_ms):
             return
         if level not in self._timers and level not in self._reading:
-            self._again(level, 0)
+            self._schedule(level, 0)
 
-    def _again(self, level: int, seconds: float) -> None:
+    def _schedule(self, level: int, seconds: float) -> None:
         self._timers[level] = self._clock.callLater(seconds, self._turn, level)
 
     def _turn(self, level: int) -> None:
@@ -141,10 +141,10 @@ class DelayService:
         if isinstance(found, Deferred):
             self._reading.add(level)
             found.addBoth(self._was_read, level)
-            found.addCallbacks(self._take, self._read_failed, callbackArgs=(level, offset), errbackArgs=(level,))
+            found.addCallbacks(self._deliver_due, self._read_failed, callbackArgs=(level, offset), errbackArgs=(level,))
             found.addErrback(lambda failure: log.failure("delay level {delay} stopped", failure, delay=level))
         else:
-            self._take(found, level, offset)
+            self._deliver_due(found, level, offset)
 
     def _was_read(self, result: T, level: int) -> T:
         self._reading.discard(level)
@@ -154,9 +154,9 @@ class DelayService:
         failure.trap(StoreError)  # type: ignore[no-untyped-call]
         if self._running:
             log.error("delay level {delay} cannot be read: {why}", delay=level, why=failure.getErrorMessage())
-            self._again(level, RETRY_SECONDS)
+            self._schedule(level, RETRY_SECONDS)
 
-    def _take(self, found: GetResult, level: int, offset: int) -> None:
+    def _deliver_due(self, found: GetResult, level: int, offset: int) -> None:
         if not self._running:
             return
         if found.status is not GetStatus.FOUND:
@@ -166,16 +166,16 @@ class DelayService:
         now_ms = self._clock.seconds() * 1000
         due = list(takewhile(lambda record: self._due_ms(record, level, now_ms) <= now_ms, records))
         if not self._deliver(due, level):
-            self._again(level, RETRY_SECONDS)
+            self._schedule(level, RETRY_SECONDS)
             return
         # Not by their number: what is damaged among them was passed over.
         if len(due) < len(records):
             if due:
                 self._move(level, records[len(due)].queue_offset)
-            self._again(level, max(0.0, self._due_ms(records[len(due)], level, now_ms) - now_ms) / 1000)
+            self._schedule(level, max(0.0, self._due_ms(records[len(due)], level, now_ms) - now_ms) / 1000)
         else:
             self._move(level, records[-1].queue_offset + 1 if records else offset + 1)
-            self._again(level, 0)
+            self._schedule(level, 0)
 
     def _decode(self, level: int, offset: int, found: GetResult) -> list[RawRecord]:
         """The messages that were found, up to one that cannot be decoded; none, with a log line, where that is the
@@ -211,7 +211,7 @@ class DelayService:
         if next_offset != offset:
             log.warn("delay level {delay} goes on at {next} instead of {n}", delay=level, next=next_offset, n=offset)
             self._move(level, next_offset)
-            self._again(level, 0)
+            self._schedule(level, 0)
 
     def _move(self, level: int, offset: int) -> None:
         self._offsets[level] = offset

@@ -148,11 +148,11 @@ class FilterTable:
         the heartbeats to come."""
         topics = set()
         refusals = []
-        for wanted in subscriptions:
-            topics.add(wanted.topic)
-            if wanted.expression_type not in TAG_KINDS and wanted.sub_string:
+        for subscription in subscriptions:
+            topics.add(subscription.topic)
+            if subscription.expression_type not in TAG_KINDS and subscription.sub_string:
                 try:
-                    self._register(group, wanted, charge)
+                    self._register(group, subscription, charge)
                 except Refused as why:
                     refusals.append(why.remark)
         if refusals:
@@ -167,18 +167,19 @@ class FilterTable:
         for topic in list(self._topics.get(group, ())):
             self._kill(topic, group)
 
-    def _register(self, group: str, wanted: SubscriptionData, charge: Charge | None) -> None:
-        topic, version = wanted.topic, wanted.sub_version
+    def _register(self, group: str, subscription: SubscriptionData, charge: Charge | None) -> None:
+        topic, version = subscription.topic, subscription.sub_version
         known = self._known(topic, group)
         if known is not None and version <= known.client_version:
             if version == known.client_version and known.is_dead:
                 self._put(attrs.evolve(known, dead_ms=0))
             return
-        if known is not None and known.expression.text == wanted.sub_string and wanted.expression_type == SQL92:
+        kind, text = subscription.expression_type, subscription.sub_string
+        if known is not None and known.expression.text == text and kind == SQL92:
             self._put(attrs.evolve(known, client_version=version, dead_ms=0))
             return
         try:
-            expression = compile_kind(wanted.expression_type, wanted.sub_string, charge)
+            expression = compile_kind(kind, text, charge)
         except BadExpression as why:
             log.warn("{group} wants of {topic} what cannot be read: {why}", group=group, topic=topic, why=str(why))
             if known is not None:  # the consumer shall be told, and not be served by what it wanted before
@@ -270,7 +271,7 @@ class FilterTable:
         except _TooManyForAStart:
             is_read, expression = False, _unread(data.expression)
         except BadExpression as why:
-            self._say_unreadable(data.topic, data.consumer_group, why)
+            self._log_unreadable(data.topic, data.consumer_group, why)
             return None
         dead_ms = data.dead_time or max(data.born_time, self._now_ms() - _DEAD_BEFORE_START_MS)
         return ConsumerFilter(
@@ -287,14 +288,14 @@ class FilterTable:
         try:
             expression = compile_kind(SQL92, one.expression.text, charge)
         except BadExpression as why:
-            self._say_unreadable(one.topic, one.group, why)
+            self._log_unreadable(one.topic, one.group, why)
             self._remove(one)
             return None
         read = attrs.evolve(one, expression=expression, is_read=True)
         self._filters[one.topic][one.group] = read
         return read
 
-    def _say_unreadable(self, topic: str, group: str, why: BadExpression) -> None:
+    def _log_unreadable(self, topic: str, group: str, why: BadExpression) -> None:
         log.error("{path}: the filter of {group} for {topic} cannot be read: {why}",
                   path=self._file.path, group=group, topic=topic, why=str(why))  # fmt: skip
 

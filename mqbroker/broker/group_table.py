@@ -55,9 +55,9 @@ class GroupTable:
         loaded = file.load(partial(SubscriptionGroupWrapper.from_json, dialect_bytes_max=None))
         if loaded is not None:
             self.data_version = loaded.data_version
-            self._take(loaded.subscription_group_table)
+            self._load(loaded.subscription_group_table)
 
-    def _take(self, table: dict[str, SubscriptionGroupConfig]) -> None:
+    def _load(self, table: dict[str, SubscriptionGroupConfig]) -> None:
         for name, group in table.items():
             try:
                 check_group(name)
@@ -143,8 +143,8 @@ class GroupTable:
         return self._file.save(lambda: self.snapshot().json_pieces())
 
 
-#: So many groups are looked at for each that is to be forgotten.
-LOOKS = 100
+#: So many groups are searched for each that is to be forgotten.
+SEARCHED_MAX = 100
 
 
 class UnusedGroupEviction:
@@ -193,7 +193,7 @@ class UnusedGroupEviction:
 
     def _find(self, is_wanted: Callable[[str], bool]) -> str | None:
         online = None
-        for _ in range(min(LOOKS, len(self._groups))):
+        for _ in range(min(SEARCHED_MAX, len(self._groups))):
             name = next(self._names, None)
             if name is None:
                 self._names = iter(self._groups.names())

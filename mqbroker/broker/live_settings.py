@@ -53,9 +53,9 @@ class LiveSettings:
 
     def change(self, changes: Mapping[str, str]) -> None:
         """Take all of the changes, by key. Raises NotChangeable and BadSetting with nothing changed."""
-        before = _shown(self.current)
+        before = _values(self.current)
         settings = change_settings(self.current, changes, self.changeable)
-        after = _shown(settings)
+        after = _values(settings)
         self.current = settings
         self.data_version = self.data_version.next(int(self._now() * 1000))
         changed = {key for key in changes if before[key] != after[key]}
@@ -67,14 +67,14 @@ class LiveSettings:
 
     def adopt(self, settings: BrokerSettings) -> list[str]:
         """Take what may be changed of settings that were read anew; returns the other keys that differ."""
-        wanted, now = _shown(settings), _shown(self.current)
+        new, now = _values(settings), _values(self.current)
         changeable = self.changeable
-        differ = [key for key in wanted if wanted[key] != now.get(key)]
-        self.change({key: wanted[key] for key in differ if key in changeable})
+        differ = [key for key in new if new[key] != now.get(key)]
+        self.change({key: new[key] for key in differ if key in changeable})
         return [key for key in differ if key not in changeable]
 
 
-def _shown(settings: BrokerSettings) -> dict[str, str]:
+def _values(settings: BrokerSettings) -> dict[str, str]:
     return dict(line.split("=", 1) for line in show_settings(settings))
 
 

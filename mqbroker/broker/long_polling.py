@@ -1,8 +1,8 @@
-"""Pulls that found nothing and wait: until a message that they want is there, or their time is up.
+"""Long polling: pulls that found nothing are held until a message for them is there, or their time is up.
 
-Each waits at an offset of one queue. A new message wakes the waiters of its queue; one that looks again and finds only
+Each waits at an offset of one queue. A new message wakes the waiters of its queue; one that checks again and finds only
 messages it does not want goes on waiting, from behind them. Of many that are woken at once, or whose time is up, some
-look in each turn of the clock, in the order they came and queue by queue in turn.
+check in each turn of the clock, in the order they came and queue by queue in turn.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ SWEEP_SECONDS = 0.5
 HELD_ON_CONNECTION_MAX = 10_000
 #: Of what a pull brings to say which messages it wants: so much of it weighs as a pull without.
 BYTES_PER_WEIGHT = 64
-#: As many look in one turn, each some 30 us, unless so many seconds are over.
-LOOKS_MAX = 64
+#: As many check in one turn, each some 30 us, unless so many seconds are over.
+CHECKS_MAX = 64
 TURN_S = 0.01
 
 _Key = tuple[str, int]
@@ -35,7 +35,7 @@ _Key = tuple[str, int]
 
 @attrs.define(eq=False)
 class HeldPull:
-    """One waiting pull. `look(held, last)` answers it and returns True, or moves `offset` on and returns False.
+    """One waiting pull. `check(held, last)` answers it and returns True, or moves `offset` on and returns False.
 
     `last` is True when its time is up: then it must answer. `weight` is 1 where it keeps no more than usual.
     """
@@ -45,13 +45,13 @@ class HeldPull:
     queue_id: int
     offset: int
     deadline: float
-    look: Callable[[HeldPull, bool], bool]
+    check: Callable[[HeldPull, bool], bool]
     weight: int = 1
 
 
 @attrs.define
-class _Looking:
-    """Pulls of one queue that are to look, and whether it is for the last time. Its messages end at `next_offset`."""
+class _Woken:
+    """Pulls of one queue that are to check, and whether it is for the last time. Its messages end at `next_offset`."""
 
     next_offset: int = 0
     pulls: deque[tuple[HeldPull, bool]] = attrs.field(factory=deque)
@@ -69,7 +69,7 @@ class HeldPulls:
         self._live = live
         self._refusal_log = RateLimitedLog("pulls not held", clock.seconds, 1)
         self._held: dict[_Key, list[HeldPull]] = {}
-        self._looking: dict[_Key, _Looking] = {}
+        self._woken: dict[_Key, _Woken] = {}
         self._call: IDelayedCall | None = None
         self._shares = Shares()
         self._sweep = LoopingCall(self.sweep)
@@ -85,17 +85,17 @@ class HeldPulls:
         if self._call is not None:
             self._call.cancel()
             self._call = None
-        for looking in self._looking.values():
-            for held, _ in looking.pulls:
-                self._ends(held, True)
-        self._looking.clear()
+        for woken in self._woken.values():
+            for held, _ in woken.pulls:
+                self._finish(held, True)
+        self._woken.clear()
         for key in list(self._held):
             for held in self._held.pop(key):
-                self._ends(held, True)
+                self._finish(held, True)
 
     def __len__(self) -> int:
-        looking = sum(len(each.pulls) for each in self._looking.values())
-        return looking + sum(map(len, self._held.values()))
+        woken = sum(len(each.pulls) for each in self._woken.values())
+        return woken + sum(map(len, self._held.values()))
 
     def hold(self, held: HeldPull) -> bool:
         """Let it wait; False, with nothing done but a line in the log, where too many do already."""
@@ -119,13 +119,13 @@ class HeldPulls:
         waiting = self._held.pop(key, None)
         if waiting is None:
             return
-        if len(waiting) <= LOOKS_MAX and key not in self._looking:
-            staying = [held for held in waiting if held.offset >= next_offset or not self._ends(held, False)]
+        if len(waiting) <= CHECKS_MAX and key not in self._woken:
+            staying = [held for held in waiting if held.offset >= next_offset or not self._finish(held, False)]
             if staying:
                 self._held.setdefault(key, []).extend(staying)
             return
-        self._let_look(key, waiting, last=False).next_offset = next_offset
-        self._look_on()
+        self._enqueue(key, waiting, last=False).next_offset = next_offset
+        self._go_on()
 
     def sweep(self) -> None:
         """Answer those whose time is up, and forget those whose connection is gone."""
@@ -138,40 +138,40 @@ class HeldPulls:
                     self._held[key] = staying
                 else:
                     del self._held[key]
-                self._let_look(key, over, last=True)
-        self._look_on()
+                self._enqueue(key, over, last=True)
+        self._go_on()
         self._refusal_log.look()
 
-    def _let_look(self, key: _Key, waiting: list[HeldPull], *, last: bool) -> _Looking:
-        looking = self._looking.setdefault(key, _Looking())
-        looking.pulls.extend((held, last) for held in waiting)
-        return looking
+    def _enqueue(self, key: _Key, waiting: list[HeldPull], *, last: bool) -> _Woken:
+        woken = self._woken.setdefault(key, _Woken())
+        woken.pulls.extend((held, last) for held in waiting)
+        return woken
 
-    def _look_on(self) -> None:
-        if self._looking and self._call is None:
+    def _go_on(self) -> None:
+        if self._woken and self._call is None:
             self._turn()
 
     def _turn(self) -> None:
         self._call = None
         end = self._clock.seconds() + TURN_S
-        for _ in range(LOOKS_MAX):
-            key = next(iter(self._looking), None)
+        for _ in range(CHECKS_MAX):
+            key = next(iter(self._woken), None)
             if key is None:
                 return
-            looking = self._looking.pop(key)
-            held, last = looking.pulls.popleft()
-            if looking.pulls:
-                self._looking[key] = looking  # behind the other queues
-            if (held.offset >= looking.next_offset and not last) or not self._ends(held, last):
+            woken = self._woken.pop(key)
+            held, last = woken.pulls.popleft()
+            if woken.pulls:
+                self._woken[key] = woken  # behind the other queues
+            if (held.offset >= woken.next_offset and not last) or not self._finish(held, last):
                 self._held.setdefault(key, []).append(held)
             if self._clock.seconds() >= end:
                 break
-        if self._looking:
+        if self._woken:
             self._call = self._clock.callLater(0, self._turn)
 
-    def _ends(self, held: HeldPull, last: bool) -> bool:
-        """Let it look again, where anybody is there to answer; True where it waits no longer."""
-        if not held.connection.closed and not held.look(held, last):
+    def _finish(self, held: HeldPull, last: bool) -> bool:
+        """Let it check again, where anybody is there to answer; True where it waits no longer."""
+        if not held.connection.closed and not held.check(held, last):
             return False
         self._shares.give_back(held.connection, held.weight)
         return True

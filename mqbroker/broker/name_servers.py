@@ -41,7 +41,7 @@ UNREGISTER_TIMEOUT_MS = 3_000
 #: A name server that is away, or closed the connection, is tried again so soon. It has taken the broker out.
 RETRY_SECONDS = 5.0
 #: How long who changed a topic waits for name servers that do not answer. Clients wait for 5 s.
-TOLD_SECONDS_MAX = 3.0
+CHANGES_SECONDS_MAX = 3.0
 #: Where a name server closes the connection and has never answered.
 LOST_AT_ONCE_HINT = "look whether both sides use TLS (useTLS here, tls.server.mode there)"
 
@@ -195,13 +195,13 @@ class NameServer:
         self._retry: IDelayedCall | None = None
         self._is_stopped = False
 
-    def tell_all(self, *, force: bool) -> Deferred[None]:
+    def register_all(self, *, force: bool) -> Deferred[None]:
         """Register; without `force` only where the name server says that it does not have this version of the topics.
 
         Fires when it has answered or failed. Failures are logged, not passed on.
         """
         self._due = max(self._due, _Due.ALL if force else _Due.ALL_IF_UNKNOWN)
-        return self.tell_changes()
+        return self.register_changes()
 
     def note_change(self, topic: str) -> None:
         """Have it told by the next request, whatever that is made for.
@@ -210,7 +210,7 @@ class NameServer:
         """
         self._changes.add(topic)
 
-    def tell_changes(self) -> Deferred[None]:
+    def register_changes(self) -> Deferred[None]:
         """Register what changed. Fires when the name server has answered or failed."""
         if self._is_stopped:
             return succeed(None)
@@ -260,13 +260,13 @@ class NameServer:
         while (self._due or self._changes) and not self._is_stopped:
             due, self._due = self._due, _Due.NOTHING
             try:
-                await self._tell(due)
+                await self._register(due)
             except MQError as error:
                 self._log_change(False, self._why(error))
                 self.connection_closed()
                 return
 
-    async def _tell(self, due: _Due) -> None:
+    async def _register(self, due: _Due) -> None:
         if due is _Due.ALL_IF_UNKNOWN and self._known is not None and not await self._is_unknown():
             if not self._changes:
                 return
@@ -275,7 +275,7 @@ class NameServer:
         is_all = due is not _Due.NOTHING or self._known is None
         # Changes are written at once: they go out over the connection of the name server that knows the rest.
         command, version = await self._requests.register(None if is_all else changes)
-        answer = await self._ask(command)
+        answer = await self._request(command)
         self._known = version
         self._log_change(True)
         if answer.body:
@@ -284,11 +284,11 @@ class NameServer:
     async def _is_unknown(self) -> bool:
         """Whether the name server has another version of the topics."""
         command, version = self._requests.query()
-        answer = await self._ask(command)
+        answer = await self._request(command)
         header = decode_header(QueryDataVersionResponseHeader, answer.ext_fields)
         return header.changed or bool(answer.body and DataVersion.from_json(answer.body) != version)
 
-    async def _ask(self, command: RemotingCommand) -> RemotingCommand:
+    async def _request(self, command: RemotingCommand) -> RemotingCommand:
         answer = await self._client.invoke_sync(self.address, command, self._timeout_ms)
         if answer.code:
             raise Refused(answer.code, answer.remark or "")
@@ -300,7 +300,7 @@ class NameServer:
 
     def _retry_now(self) -> None:
         if self._known is None:
-            self.tell_all(force=True)
+            self.register_all(force=True)
 
     def _why(self, error: MQError) -> str:
         if isinstance(error, ConnectionClosed) and self.is_reachable is None:
@@ -333,7 +333,7 @@ class Registration:
         self._topics = topics
         self._live = live
         self._clock = clock
-        self._is_to_tell = False
+        self._is_scheduled = False
         self._loop = LoopingCall(self._tick)
         self._loop.clock = clock
         requests = RegistrationRequests(identity, topics, live, clock)
@@ -346,7 +346,7 @@ class Registration:
     def start(self) -> Deferred[None]:
         """Register now; fires when every name server has answered or failed."""
         self._loop.start(self._live.current.register_name_server_period_ms / 1000, now=False)
-        return self._tell_all(force=True)
+        return self._register_all(force=True)
 
     def stop(self) -> Deferred[None]:
         """Unregister everywhere; fires when all have answered or failed."""
@@ -361,21 +361,21 @@ class Registration:
             return
         for server in self._servers:
             server.note_change(topic)
-        if not self._is_to_tell:
-            self._is_to_tell = True
-            self._clock.callLater(0, self._tell_changes)
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._clock.callLater(0, self._register_changes)
 
-    def told(self) -> Deferred[None]:
+    def changes_registered(self) -> Deferred[None]:
         """Fires when all name servers were told of the changes so far, or failed, and after 3 s at the latest."""
         told: Deferred[None] = Deferred()
-        late = self._clock.callLater(TOLD_SECONDS_MAX, told.callback, None)
+        late = self._clock.callLater(CHANGES_SECONDS_MAX, told.callback, None)
 
         def done(_: object) -> None:
             if late.active():
                 late.cancel()
                 told.callback(None)
 
-        gatherResults([server.tell_changes() for server in self._servers]).addCallback(done)
+        gatherResults([server.register_changes() for server in self._servers]).addCallback(done)
         return told
 
     def connection_closed(self, address: str) -> None:
@@ -387,20 +387,20 @@ class Registration:
     def _permission_changed(self, _: object) -> None:
         """Register with the broker's permission that is another now; the topics have another version already."""
         if self._loop.running:
-            self._tell_all(force=True)
+            self._register_all(force=True)
 
     def _tick(self) -> None:
-        self._tell_all(force=self._live.current.force_register)
+        self._register_all(force=self._live.current.force_register)
 
-    def _tell_all(self, *, force: bool) -> Deferred[None]:
-        told = [server.tell_all(force=force) for server in self._servers]
+    def _register_all(self, *, force: bool) -> Deferred[None]:
+        told = [server.register_all(force=force) for server in self._servers]
         return gatherResults(told).addCallback(lambda _: None)
 
-    def _tell_changes(self) -> None:
-        self._is_to_tell = False
+    def _register_changes(self) -> None:
+        self._is_scheduled = False
         if self._loop.running:
             for server in self._servers:
-                server.tell_changes()
+                server.register_changes()
 
     def _set_order_topics(self, server: NameServer, topics: frozenset[str]) -> None:
         """Go by the first name server that answers: two that differ would change topics to and fro."""

@@ -54,7 +54,7 @@ class RuntimeInfo:
     _now: Callable[[], float]
 
     def table(self) -> dict[str, str]:
-        self._stats.take()
+        self._stats.collect()
         return {
             **_POOLS,
             "brokerVersion": str(VERSION),

@@ -169,9 +169,9 @@ class BrokerService(Service):
         store.start()
         parts.delay.start()
         self._stops += [parts.delay.stop, parts.consumers.stop]
-        parts.halves.start()
+        parts.half_queue.start()
         parts.checks.start()
-        self._stops += [parts.halves.stop, parts.checks.stop]
+        self._stops += [parts.half_queue.stop, parts.checks.stop]
         for seconds, action in parts.periodic():
             self._every(seconds, action)
         self._save_offsets(parts)
@@ -302,7 +302,7 @@ class BrokerService(Service):
         identity = BrokerIdentity(address, settings.broker_name, settings.broker_cluster_name, settings.broker_id)
         registration = Registration(client, settings.namesrv_addr, identity, parts.topics, parts.live, self._clock)
         parts.topics.on_change.append(registration.changed)
-        parts.topics.announcers.append(registration.told)
+        parts.topics.announcers.append(registration.changes_registered)
         self._stops += [client.close, registration.stop]
         registration.start().addCallback(self.started.callback)
 

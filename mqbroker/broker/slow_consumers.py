@@ -1,4 +1,4 @@
-"""Groups that read too slowly: their consumption is switched off, where that is wanted.
+"""Slow consumers: groups that lag too far behind are disabled, where disableConsumeIfConsumerReadSlowly says so.
 
 A group that lags by more than the memory of the machine has the broker read old messages from the disk all the time.
 Rule and setting are those of BrokerController.protectBroker of 4.9.7, which measures what was pulled last; here it is
@@ -20,13 +20,13 @@ from mqbroker.store.message_store import MessageStore
 
 log = Logger()
 
-#: How often it is looked, as in the Java broker.
-LOOK_SECONDS = 180.0
+#: How often they are checked, as in the Java broker.
+CHECK_SECONDS = 180.0
 
 
 @attrs.frozen
 class SlowConsumers:
-    """Looks at what the connected groups have committed."""
+    """Checks what the connected groups have committed."""
 
     _store: MessageStore
     _topics: TopicTable
@@ -35,14 +35,14 @@ class SlowConsumers:
     _consumers: ConsumerRegistry
     _live: LiveSettings
 
-    def look(self) -> Deferred[None] | None:
-        """Switch off the consumption of groups that are too far behind; fires when all were looked at."""
+    def check(self) -> Deferred[None] | None:
+        """Switch off the consumption of groups that are too far behind; fires when all were checked."""
         if not self._live.current.disable_consume_if_consumer_read_slowly:
             return None
-        looked = Deferred.fromCoroutine(self._look())
-        return looked.addErrback(lambda failure: log.failure("looking for slow consumers failed", failure))
+        looked = Deferred.fromCoroutine(self._check_all())
+        return looked.addErrback(lambda failure: log.failure("the check for slow consumers failed", failure))
 
-    async def _look(self) -> None:
+    async def _check_all(self) -> None:
         for name in self._consumers.names():
             live = self._consumers.group(name)
             group = self._groups.find(name)

@@ -103,9 +103,9 @@ class TopicTable:
         loaded = file.load(partial(TopicConfigSerializeWrapper.from_json, dialect_bytes_max=None))
         if loaded is not None:
             self.data_version = loaded.data_version
-            self._take(loaded.topic_config_table)
+            self._load(loaded.topic_config_table)
 
-    def _take(self, table: dict[str, TopicConfig]) -> None:
+    def _load(self, table: dict[str, TopicConfig]) -> None:
         for name, topic in table.items():
             try:
                 check_topic(name)

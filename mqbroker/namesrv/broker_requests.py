@@ -151,9 +151,9 @@ class BrokerRequests:
                 raise Refused(ResponseCode.SYSTEM_ERROR, "the connection closed")
             registered = self._routes.register(registration, connection, _now_ms(self._clock))
             _log_registration(registration, registered)
-        return self._told(request, registered)
+        return self._answer(request, registered)
 
-    def _told(self, request: RemotingCommand, registered: Registered) -> RemotingCommand:
+    def _answer(self, request: RemotingCommand, registered: Registered) -> RemotingCommand:
         order_topics = self._kv.namespace(ORDER_TOPIC_NAMESPACE)
         return RemotingCommand.response(
             request,

@@ -185,9 +185,9 @@ class SettingsRequests:
 
     def adopt(self, settings: NamesrvSettings) -> list[str]:
         """Take what may be changed of settings that were read anew; returns the other keys that differ."""
-        wanted, now = _shown(settings), _shown(self._settings)
-        differ = [key for key in wanted if wanted[key] != now[key]]
-        changes = {key: wanted[key] for key in differ if key in CHANGEABLE}
+        new, now = _values(settings), _values(self._settings)
+        differ = [key for key in new if new[key] != now[key]]
+        changes = {key: new[key] for key in differ if key in CHANGEABLE}
         if changes:
             self._settings = change_settings(self._settings, changes, CHANGEABLE)
             self._apply(self._settings)
@@ -217,5 +217,5 @@ class SettingsRequests:
             raise Refused(ResponseCode.SYSTEM_ERROR, remark)
 
 
-def _shown(settings: NamesrvSettings) -> dict[str, str]:
+def _values(settings: NamesrvSettings) -> dict[str, str]:
     return dict(line.split("=", 1) for line in show_settings(settings))

@@ -92,9 +92,9 @@ class Namesrv(OrderedService):
         self._adopt = adopt
 
     def startService(self) -> Deferred[None]:
-        return super().startService().addCallback(self._say_so)
+        return super().startService().addCallback(self._log_started)
 
-    def _say_so(self, _: None) -> None:
+    def _log_started(self, _: None) -> None:
         if self.running:
             log.info("The Name Server boot success. port {port}", port=self._listening.port)
 

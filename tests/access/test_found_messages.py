@@ -255,7 +255,7 @@ def test_nor_while_what_is_settled_is_still_being_read(make_bench):
     half = Peer(bench, OWNER).half()
     other = Peer(bench, OTHER)
     assert other.ask_all(signed(OTHER, Code.END_TRANSACTION, encode_header(end_header(half, COMMIT)))) == []
-    bench.parts.halves.start()
+    bench.parts.half_queue.start()
     bench.turn()
     (answer,) = other.client.heard()
     assert answer.remark == f"{PREFIX}No default permission for topic:T"

@@ -193,7 +193,7 @@ class Bench:
         self.store.start()
         self.held.start()
         if reads_halves:
-            parts.halves.start()
+            parts.half_queue.start()
 
     def file(self, name):
         return JsonFile(os.path.join(self.settings.store.store_path_root_dir, "config", name), self.table_worker)
@@ -223,7 +223,7 @@ class Bench:
     def close(self):
         self.factory.doStop()
         self.parts.checks.stop()
-        self.parts.halves.stop()
+        self.parts.half_queue.stop()
         self.held.stop()
         stopped = self.store.stop()
         if isinstance(self.worker, HeldWorker):

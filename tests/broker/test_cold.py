@@ -316,11 +316,11 @@ def test_what_others_settle_while_a_run_waits_is_not_stored_again(make_bench, tm
         assert other.commit(half).code == ResponseCode.SUCCESS
     else:
         (record,) = [each for each in bench.records(HALF) if each.body == b"one"]
-        bench.parts.halves.put_back({half.offset: put_back(record, record.properties)})
+        bench.parts.half_queue.put_back({half.offset: put_back(record, record.properties)})
     bench.step_all()
     assert [answer.code for answer in producer.client.heard()] == [0, 0]
     bench.worker.at_once = True
     assert sorted(transacted(bench, "T", 1)) == [b"cold", b"one", b"plain"]
-    settled = bench.parts.halves.settled
+    settled = bench.parts.half_queue.settled
     assert settled.next_open(0) == bench.store.max_offset(HALF, 0)
     bench.close()

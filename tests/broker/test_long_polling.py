@@ -185,7 +185,7 @@ class TestOfABroker:
 @pytest.fixture
 def turns(monkeypatch):
     """Two look in each turn."""
-    monkeypatch.setattr(module, "LOOKS_MAX", 2)
+    monkeypatch.setattr(module, "CHECKS_MAX", 2)
 
 
 class Order(list):

@@ -199,7 +199,7 @@ def test_who_changed_a_topic_hears_when_all_were_told(make, network, clock, topi
     network.answer()
     change(registration, topics, "New")
     heard = []
-    registration.told().addCallback(heard.append)
+    registration.changes_registered().addCallback(heard.append)
     assert network.told == [(A, REGISTER), (B, REGISTER)]
     network.answer(address=A)
     assert heard == []
@@ -214,7 +214,7 @@ def test_nobody_waits_long_for_a_name_server_that_hangs(make, network, clock, to
     network.answer()
     change(registration, topics, "New")
     heard = []
-    registration.told().addCallback(heard.append)
+    registration.changes_registered().addCallback(heard.append)
     network.answer(address=A)
     clock.advance(2.9)
     assert heard == []

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mqbroker.broker.slow_consumers import LOOK_SECONDS
+from mqbroker.broker.slow_consumers import CHECK_SECONDS
 from mqbroker.wire.codes import ResponseCode
 from tests.broker.test_client_requests import beat, consumer
 
@@ -28,7 +28,7 @@ ON = {"disable_consume_if_consumer_read_slowly": True}
 
 
 def look(bench):
-    looked = bench.parts.slow_consumers.look()
+    looked = bench.parts.slow_consumers.check()
     assert looked is None or looked.called
 
 
@@ -71,4 +71,4 @@ def test_a_group_that_is_not_there_is_left_alone(slow):
 
 
 def test_it_is_looked_for_while_the_broker_runs(bench):
-    assert (LOOK_SECONDS, bench.parts.slow_consumers.look) in bench.parts.periodic()
+    assert (CHECK_SECONDS, bench.parts.slow_consumers.check) in bench.parts.periodic()

@@ -167,7 +167,7 @@ def test_one_sent_back_before_its_message_arrives(bench, client):
     bench.parts.stats.sent_back("CG", "T")
     bench.parts.stats.sent_back("CG", "T")
     client.send("T")
-    bench.parts.stats.take()
+    bench.parts.stats.collect()
     client.ask_all(*[send_command("T") for _ in range(3)])
     pass_seconds(bench, 10)
     assert last_minute(client, "BROKER_PUT_NUMS", "DefaultCluster").sum == 2

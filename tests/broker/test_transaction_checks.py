@@ -245,7 +245,7 @@ def test_a_damaged_one_is_passed_over(bench, producer):
         file.write(b"d\xffmaged")
     beat_and_check(producer)
     assert [record.body for _, record in producer.asked()] == [b"first", b"last"]
-    assert bench.parts.halves.settled.progress == 3
+    assert bench.parts.half_queue.settled.progress == 3
 
 
 def test_the_half_topic_is_there_after_the_first_round(bench):

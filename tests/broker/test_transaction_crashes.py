@@ -126,7 +126,7 @@ class World:
         self.bench.turn(self.rng.choice([0, 0.5, 1]))
 
     def save(self):
-        self.bench.parts.halves.save_progress()
+        self.bench.parts.half_queue.save_progress()
         self.bench.offsets.persist()
 
     def live(self):
@@ -143,7 +143,7 @@ class World:
                 raise
 
     def settle_all(self):
-        settled = self.bench.parts.halves.settled
+        settled = self.bench.parts.half_queue.settled
         for _ in range(60):
             self.check()
             if settled.progress == self.bench.store.max_offset(HALF, 0):

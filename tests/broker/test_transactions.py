@@ -83,7 +83,7 @@ def test_ends_of_one_read_are_stored_together_and_each_once(bench, producer, mon
     assert [answer.code for answer in answers] == [0] * 5
     assert bodies(bench, "T", 1) == [b"plain", b"0", b"2", b"3"]
     assert appends == [7]
-    settled = bench.parts.halves.settled
+    settled = bench.parts.half_queue.settled
     assert (settled.progress, settled.op_progress, settled.next_op) == (4, 4, 4)
 
 
@@ -283,16 +283,16 @@ def test_what_was_settled_before_a_restart_is_settled_after_it(bench, producer, 
     producer.commit(first)
     producer.commit(second)
     assert bodies(bench, "T", 1) == [b"plain", b"first", b"second"]
-    assert bench.parts.halves.settled.progress == 2
+    assert bench.parts.half_queue.settled.progress == 2
 
 
 def test_progress_is_kept_as_the_java_broker_keeps_it(bench, producer):
     halves = [producer.half(b"%d" % n) for n in range(4)]
     for n in (1, 0, 3):
         producer.commit(halves[n])
-    bench.parts.halves.save_progress()
+    bench.parts.half_queue.save_progress()
     bench.turn(2)
-    bench.parts.halves.save_progress()
+    bench.parts.half_queue.save_progress()
     assert bench.offsets.query("CID_RMQ_SYS_TRANS", HALF, 0) == 2
     assert bench.offsets.query("CID_RMQ_SYS_TRANS", OP, 0) == 2
 
@@ -304,11 +304,11 @@ def test_no_progress_is_kept_that_stands_on_what_is_not_on_the_disk(make_bench):
     producer = Transactor(bench)
     producer.commit(producer.half(b"one"))
     for _ in range(3):
-        bench.parts.halves.save_progress()
+        bench.parts.half_queue.save_progress()
     assert bench.offsets.query("CID_RMQ_SYS_TRANS", HALF, 0) is None
     bench.turn(1)
     bench.worker.work()
-    bench.parts.halves.save_progress()
+    bench.parts.half_queue.save_progress()
     assert bench.offsets.query("CID_RMQ_SYS_TRANS", HALF, 0) == 1
     bench.worker.work()
 
@@ -319,7 +319,7 @@ def test_ends_wait_until_it_is_known_what_is_settled(bench, producer, restart):
     bench = restart(reads_halves=False)
     producer = Transactor(bench)
     assert producer.client.ask_all(*[end_command(half, COMMIT) for half in (halves[0], halves[-1])]) == []
-    bench.parts.halves.start()
+    bench.parts.half_queue.start()
     bench.turn()
     assert [answer.code for answer in producer.client.heard()] == [0, 0]
     assert bodies(bench, "T", 1) == [b"plain", b"299"]
@@ -330,7 +330,7 @@ def test_who_waits_for_that_is_told_when_the_broker_stops(bench, producer, resta
     bench = restart(reads_halves=False)
     producer = Transactor(bench)
     producer.client.tell(end_command(half, COMMIT))
-    bench.parts.halves.stop()
+    bench.parts.half_queue.stop()
     assert [answer.remark for answer in producer.client.heard()] == ["the broker is stopping"]
 
 

@@ -794,15 +794,15 @@ KNOWN = [
     Mutation(
         "wake all pulls of a queue in one turn",
         "broker/long_polling.py",
-        "        if len(waiting) <= LOOKS_MAX and key not in self._looking:\n",
+        "        if len(waiting) <= CHECKS_MAX and key not in self._woken:\n",
         "        if True:\n",
         ("tests/broker/test_long_polling.py",),
     ),
     Mutation(
         "let who wakes many go before the other queues",
         "broker/long_polling.py",
-        "            looking = self._looking.pop(key)\n",
-        "            looking = self._looking[key] if len(self._looking[key].pulls) > 1 else self._looking.pop(key)\n",
+        "            woken = self._woken.pop(key)\n",
+        "            woken = self._woken[key] if len(self._woken[key].pulls) > 1 else self._woken.pop(key)\n",
         ("tests/broker/test_long_polling.py",),
     ),
     Mutation(

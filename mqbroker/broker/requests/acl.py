@@ -91,7 +91,7 @@ class AclRequests:
         by_key: dict[str, Any] = {}
         for raw in raws:
             for account in raw.get("accounts") or []:
-                by_key.setdefault(str(account["accessKey"]), _shown(account))
+                by_key.setdefault(str(account["accessKey"]), _account_view(account))
         white = [str(each) for raw in raws for each in raw.get("globalWhiteRemoteAddresses") or []]
         body = {"globalWhiteAddrs": white, "plainAccessConfigs": list(by_key.values())}
         return fastjson.dumps(body)
@@ -114,7 +114,7 @@ class AclRequests:
 _SHOWN = ("whiteRemoteAddress", "defaultTopicPerm", "defaultGroupPerm", "topicPerms", "groupPerms")
 
 
-def _shown(account: dict[str, Any]) -> dict[str, Any]:
+def _account_view(account: dict[str, Any]) -> dict[str, Any]:
     """An account as a Java tool reads it. Its secret is left out rather than masked: a tool could send a mask back."""
     shown = {key: account[key] for key in _SHOWN if account.get(key) is not None}
     return {"accessKey": str(account["accessKey"]), "admin": str(account.get("admin")).lower() == "true", **shown}

@@ -108,25 +108,25 @@ class PullRequests:
         #: How many pulls of a connection wait for the disk.
         self._cold: dict[IConnection, int] = {}
 
-    def take(self, requests: list[RawRequest], connection: IConnection) -> bytes | Deferred[bytes]:
+    def pull(self, requests: list[RawRequest], connection: IConnection) -> bytes | Deferred[bytes]:
         """Answer a run of pulls; over `connection` later those that are held, and those whose messages are not in
         memory. Of the latter the Deferred tells when all are answered."""
         if len(requests) == 1:
-            return self._take_one(requests[0], connection)
-        answers = [self._take_one(request, connection) for request in requests]
+            return self._pull_one(requests[0], connection)
+        answers = [self._pull_one(request, connection) for request in requests]
         try:
             return b"".join(answers)  # type: ignore[arg-type]  # the quickest way to know that none comes later
         except TypeError:
             return _answered_later(answers, connection)
 
-    def _take_one(self, request: RawRequest, connection: IConnection) -> bytes | Deferred[bytes]:
+    def _pull_one(self, request: RawRequest, connection: IConnection) -> bytes | Deferred[bytes]:
         ext, opaque, flag, _, serialize_type = request
         if flag & ONEWAY_FLAG:  # it asks, and wants no answer
             return b""
         try:
             header = decode_header(PullMessageRequestHeader, ext)
             pull = self._check(header, opaque, flag, serialize_type, connection)
-            answer = self._answer(pull, header.queue_offset, connection)
+            answer = self._get(pull, header.queue_offset, connection)
         except Exception as error:
             answer = _failed(error, opaque, serialize_type)
         return answer
@@ -166,7 +166,7 @@ class PullRequests:
 
     # --- answers
 
-    def _answer(self, pull: _Pull, offset: int, connection: IConnection) -> bytes | Deferred[bytes]:
+    def _get(self, pull: _Pull, offset: int, connection: IConnection) -> bytes | Deferred[bytes]:
         """The answer's frame; nothing where the pull is held now."""
         header = pull.header
         if self._cold and self._cold.get(connection, 0) >= COLD_ON_CONNECTION_MAX:
@@ -179,9 +179,9 @@ class PullRequests:
         if isinstance(result, Deferred):
             self._cold[connection] = self._cold.get(connection, 0) + 1
             result.addBoth(self._ended, connection)
-            answer = result.addCallback(self._tell_cold, pull, offset, connection, self._clock.seconds())
+            answer = result.addCallback(self._answer_cold, pull, offset, connection, self._clock.seconds())
             return answer.addErrback(lambda failure: _failed(failure.value, pull.opaque, pull.serialize_type))
-        return self._tell(result, pull, offset, connection)
+        return self._answer(result, pull, offset, connection)
 
     def _commit(self, header: PullMessageRequestHeader) -> None:
         try:
@@ -195,8 +195,8 @@ class PullRequests:
             del self._cold[connection]
         return result
 
-    def _tell_cold(self, result: GetResult, pull: _Pull, offset: int, connection: IConnection, since: float) -> bytes:
-        answer = self._tell(result, pull, offset, connection)
+    def _answer_cold(self, result: GetResult, pull: _Pull, offset: int, connection: IConnection, since: float) -> bytes:
+        answer = self._answer(result, pull, offset, connection)
         header, gets = pull.header, self._gets
         ms = int((self._clock.seconds() - since) * 1000)
         gets.longest_ms = max(gets.longest_ms, ms)
@@ -204,7 +204,7 @@ class PullRequests:
             gets.found[header.topic, header.consumer_group, header.queue_id][3] += ms
         return answer
 
-    def _tell(self, result: GetResult, pull: _Pull, offset: int, connection: IConnection) -> bytes:
+    def _answer(self, result: GetResult, pull: _Pull, offset: int, connection: IConnection) -> bytes:
         if result.status is GetStatus.FOUND:
             return self._found(pull, result)
         code = _code(result, offset)
@@ -243,7 +243,7 @@ class PullRequests:
     def _not_found(self, pull: _Pull, code: int, result: GetResult, offset: int) -> bytes:
         if code == ResponseCode.PULL_OFFSET_MOVED:
             header = pull.header
-            self._moved.tell(header.consumer_group, header.topic, header.queue_id, offset, result.next_offset)
+            self._moved.store(header.consumer_group, header.topic, header.queue_id, offset, result.next_offset)
         return self._frame(pull, code, result)
 
     def _frame(self, pull: _Pull, code: int, result: GetResult) -> bytes:
@@ -283,12 +283,12 @@ class PullRequests:
         deadline = self._clock.seconds() + wait_ms / 1000
         weight = 1 + (len(header.subscription or "") + len(header.bname or "")) // BYTES_PER_WEIGHT
 
-        def look(held: HeldPull, last: bool) -> bool:
-            return self._look(pull, held, last)
+        def check(held: HeldPull, last: bool) -> bool:
+            return self._check_again(pull, held, last)
 
-        return self._held.hold(HeldPull(connection, header.topic, header.queue_id, offset, deadline, look, weight))
+        return self._held.hold(HeldPull(connection, header.topic, header.queue_id, offset, deadline, check, weight))
 
-    def _look(self, pull: _Pull, held: HeldPull, last: bool) -> bool:
+    def _check_again(self, pull: _Pull, held: HeldPull, last: bool) -> bool:
         """Look again for a held pull; False where it goes on waiting, behind what it does not want.
 
         What it waits for was appended just now, so that it is in memory."""
@@ -351,7 +351,7 @@ class OffsetMovedEvents:
         self._second = 0
         self._told = 0
 
-    def tell(self, group: str, topic: str, queue_id: int, asked: int, offset: int) -> None:
+    def store(self, group: str, topic: str, queue_id: int, asked: int, offset: int) -> None:
         """The pull of `group` at `asked` goes on at `offset`."""
         now = self._clock.seconds()
         if int(now) != self._second:

@@ -50,8 +50,8 @@ class MessageRequests:
         """Messages of a topic that have a key, within times of storing in ms."""
         header, settings = call.header, self.live.current.store
         by_unique_key = call.request.ext_fields.get(UNIQUE_MSG_QUERY_FLAG, "").lower() == "true"
-        wanted = settings.default_query_max_num if by_unique_key else header.max_num
-        count = max(0, min(wanted, settings.max_msgs_num_batch))
+        count_max = settings.default_query_max_num if by_unique_key else header.max_num
+        count = max(0, min(count_max, settings.max_msgs_num_batch))
         found = await self.store.query_when_ready(
             header.topic, header.key, count, header.begin_timestamp, header.end_timestamp
         )
@@ -102,7 +102,7 @@ class QueueEntryRequests:
                 entry = await self.store.queries.queue_entry(topic, queue_id, offset)
                 if entry is None:  # aged away meanwhile
                     break
-                shown.append(_shown(entry, is_given))
+                shown.append(_entry_view(entry, is_given))
         body = QueryConsumeQueueResponseBody(subscription, filter_text, shown, end, start)
         return RemotingCommand.response(call.request, remark=remark, body=await self.walks.written(body))
 
@@ -119,20 +119,20 @@ class QueueEntryRequests:
         return subscription, shown, passes(subscription, registered)
 
 
-def passes(wanted: SubscriptionData, registered: ConsumerFilter | None) -> Passes:
+def passes(subscription: SubscriptionData, registered: ConsumerFilter | None) -> Passes:
     """By the hashes of tags, or the bit map for an expression; what a queue cannot tell passes."""
-    if wanted.expression_type not in TAG_KINDS:
+    if subscription.expression_type not in TAG_KINDS:
         if registered is None:
             return lambda tags_code, unit: True
         matching = ExpressionFilter.of(registered)
         return lambda tags_code, unit: unit is None or matching.may_match(unit)
-    if wanted.sub_string == ALL or wanted.class_filter_mode:
+    if subscription.sub_string == ALL or subscription.class_filter_mode:
         return lambda tags_code, unit: True
-    codes = wanted.code_set
+    codes = subscription.code_set
     return lambda tags_code, unit: tags_code in codes
 
 
-def _shown(entry: QueueEntry, is_given: Passes | None) -> ConsumeQueueData:
+def _entry_view(entry: QueueEntry, is_given: Passes | None) -> ConsumeQueueData:
     unit = entry.unit
     missing = f"Cq extend not exist!addr: {entry.code}" if entry.has_unit and unit is None else None
     return ConsumeQueueData(

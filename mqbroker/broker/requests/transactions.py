@@ -89,10 +89,10 @@ class _Run:
 class EndTransactionRequests:
     """Commits and rolls back."""
 
-    def __init__(self, store: MessageStore, halves: HalfQueue, settings: StoreSettings, rights: IRights) -> None:
+    def __init__(self, store: MessageStore, half_queue: HalfQueue, settings: StoreSettings, rights: IRights) -> None:
         self._store = store
         self._rights = rights
-        self._halves = halves
+        self._half_queue = half_queue
         self._record_at = store.hot_records(TRANS_HALF_TOPIC, QUEUE_ID)
         self._plain = PlainHalfMessages()
         self._message_bytes_max = settings.max_message_size
@@ -100,21 +100,21 @@ class EndTransactionRequests:
 
     # --- 37
 
-    def take(self, requests: list[RawRequest], connection: IConnection) -> bytes | Deferred[bytes]:
+    def end(self, requests: list[RawRequest], connection: IConnection) -> bytes | Deferred[bytes]:
         """Answer a run of END_TRANSACTION requests."""
         run = _Run(connection)
-        taken = self._take_plain(run, requests) if self._halves.is_ready else 0
+        taken = self._end_plain(run, requests) if self._half_queue.is_ready else 0
         if taken == len(requests):
             self._settle(run)
             return b"".join(run.answers)
-        return Deferred.fromCoroutine(self._take_later(run, requests[taken:]))
+        return Deferred.fromCoroutine(self._end_later(run, requests[taken:]))
 
-    def _take_plain(self, run: _Run, requests: list[RawRequest]) -> int:
+    def _end_plain(self, run: _Run, requests: list[RawRequest]) -> int:
         """Take requests up to one that has to wait for the disk; returns how many those are. Hot: an end as most are,
         of a half message as most are, is looked at here alone."""
         record_at = self._record_at
         committed_from = self._plain.committed
-        is_open = self._halves.settled.is_open
+        is_open = self._half_queue.settled.is_open
         for taken, request in enumerate(requests):
             ext, _, flag, _, _ = request
             try:
@@ -131,7 +131,7 @@ class EndTransactionRequests:
                 self._check_sender(run, request, message[0])
             except (KeyError, ValueError):
                 # What is wrong, or only unusual, is found out by a closer look.
-                if not self._take_at_once(run, request):
+                if not self._end_in_memory(run, request):
                     return taken
                 continue
             except Refused as error:
@@ -145,36 +145,36 @@ class EndTransactionRequests:
                 self._settle(run)
         return len(requests)
 
-    def _take_at_once(self, run: _Run, request: RawRequest) -> bool:
+    def _end_in_memory(self, run: _Run, request: RawRequest) -> bool:
         """Take a request, unless it has to wait for the disk: then False."""
         try:
-            end = _read(request[0])
+            end = _parse(request[0])
             if end.outcome == SysFlag.TRANSACTION_NOT:  # its producer is asked again later
                 run.answer(request)
                 return True
-            record = self._find_at_once(end)
+            record = self._find_in_memory(end)
             if record is None:
                 return False
-            self._gather(run, request, end, record)
+            self._add(run, request, end, record)
         except Exception as error:
-            run.answer(request, _shown(error))
+            run.answer(request, _as_refusal(error))
         return True
 
-    async def _take_later(self, run: _Run, requests: list[RawRequest]) -> bytes:
+    async def _end_later(self, run: _Run, requests: list[RawRequest]) -> bytes:
         run.has_waited = True
-        await self._halves.ready()
+        await self._half_queue.ready()
         for request in requests:
-            if self._take_at_once(run, request):
+            if self._end_in_memory(run, request):
                 continue
             try:
-                end = _read(request[0])
-                self._gather(run, request, end, await self._find(end))
+                end = _parse(request[0])
+                self._add(run, request, end, await self._find(end))
             except Exception as error:
-                run.answer(request, _shown(error))
+                run.answer(request, _as_refusal(error))
         self._settle(run)
         return b"".join(run.answers)
 
-    def _find_at_once(self, end: _End) -> RawRecord | None:
+    def _find_in_memory(self, end: _End) -> RawRecord | None:
         """The half message, where it is in memory and what the request says of it is true; None where it takes a
         closer look."""
         if end.offset >= self._store.max_offset(TRANS_HALF_TOPIC, QUEUE_ID):
@@ -184,25 +184,25 @@ class EndTransactionRequests:
             found.addErrback(_ignore)  # `_find` asks for it again
             return None
         record = _first(found)
-        return record if record is not None and _why_wrong(record, end) is None else None
+        return record if record is not None and _mismatch(record, end) is None else None
 
     async def _find(self, end: _End) -> RawRecord:
         """The half message. Raises Refused where there is none, or not such a one; StoreError."""
         queued = self._store.get_when_ready(TRANS_HALF_TOPIC, QUEUE_ID, max(0, end.offset), 1)
         found = _first(await queued if isinstance(queued, Deferred) else queued)
-        if found is not None and _why_wrong(found, end) is None:
+        if found is not None and _mismatch(found, end) is None:
             return found
         # What is wrong is said of the message that stands in the log there, as the Java broker does.
         data = await self._store.queries.record(end.physical_offset)
         if data is None or decode_record(data).topic != TRANS_HALF_TOPIC:
             raise Refused(ResponseCode.SYSTEM_ERROR, "Find prepared transaction message failed")
-        why = _why_wrong(decode_raw(memoryview(data), 0), end)
+        why = _mismatch(decode_raw(memoryview(data), 0), end)
         raise Refused(ResponseCode.SYSTEM_ERROR, why or "The transaction state table offset wrong")
 
-    def _gather(self, run: _Run, request: RawRequest, end: _End, record: RawRecord) -> None:
+    def _add(self, run: _Run, request: RawRequest, end: _End, record: RawRecord) -> None:
         """Add what the request comes to. Raises Refused where its sender may not end the transaction."""
         self._check_sender(run, request, find_property(record.properties, _REAL_TOPIC))
-        settled = self._halves.settled
+        settled = self._half_queue.settled
         # It may have been put back since its producer, or who was asked about it, learned where it is.
         offset = settled.where(record.queue_offset)
         if offset in run.endings or settled.is_settled(offset):
@@ -225,38 +225,38 @@ class EndTransactionRequests:
 
     def _settle(self, run: _Run) -> None:
         """Store what was gathered, and add the answers."""
-        wanted, run.endings = run.endings, {}
+        endings, run.endings = run.endings, {}
         asked, run.asked = run.asked, []
         run.gathered_bytes = 0
         if run.has_waited:
-            wanted = self._still_open(wanted)
+            endings = self._still_open(endings)
         why: dict[int, Refused] = {}
         try:
-            self._halves.settle(wanted)
+            self._half_queue.settle(endings)
         except MessageRefused:
-            why = self._settle_each(wanted)
+            why = self._settle_each(endings)
         except (StoreError, OSError) as error:
-            why = dict.fromkeys(wanted, _unavailable(error))
-        where = self._halves.settled.where
+            why = dict.fromkeys(endings, _unavailable(error))
+        where = self._half_queue.settled.where
         for request, offset in asked:
             run.answer(request, why.get(where(offset)))
 
     def _still_open(self, endings: dict[int, NewMessage | None]) -> dict[int, NewMessage | None]:
         """Without what others settled meanwhile; what was put back by where it is now."""
-        settled = self._halves.settled
-        wanted: dict[int, NewMessage | None] = {}
+        settled = self._half_queue.settled
+        still_open: dict[int, NewMessage | None] = {}
         for offset, message in endings.items():
             now_at = settled.where(offset)
             if not settled.is_settled(now_at):
-                wanted.setdefault(now_at, message)
-        return wanted
+                still_open.setdefault(now_at, message)
+        return still_open
 
-    def _settle_each(self, wanted: dict[int, NewMessage | None]) -> dict[int, Refused]:
+    def _settle_each(self, endings: dict[int, NewMessage | None]) -> dict[int, Refused]:
         """Settle them one by one, for one of them the store refuses; returns which were not, and why."""
         why = {}
-        for offset, message in wanted.items():
+        for offset, message in endings.items():
             try:
-                self._halves.settle({offset: message})
+                self._half_queue.settle({offset: message})
             except MessageRefused as error:
                 why[offset] = message_refusal(error, self._message_bytes_max)
             except (StoreError, OSError) as error:
@@ -268,7 +268,7 @@ class EndTransactionRequests:
     @answers(RequestCode.RESUME_CHECK_HALF_MESSAGE)
     async def resume(self, call: Call[ResumeCheckHalfMessageRequestHeader]) -> None:
         """Put a message of TRANS_CHECK_MAX_TIME_TOPIC, or a half message, back with its checks counted from 0."""
-        await self._halves.ready()
+        await self._half_queue.ready()
         try:
             _, physical_offset = parse_offset_message_id(call.header.msg_id or "")
         except MQError:
@@ -288,12 +288,12 @@ class EndTransactionRequests:
         if record.topic == TRANS_CHECK_MAX_TIME_TOPIC:
             self._store.append([again])
             return
-        settled = self._halves.settled
+        settled = self._half_queue.settled
         offset = settled.where(record.queue_offset)
         if record.topic != TRANS_HALF_TOPIC or settled.is_settled(offset):
             why = "it is neither a half message that is not settled nor one that was given up"
             raise Refused(ResponseCode.SYSTEM_ERROR, f"{_NOT_RESUMED} {why}")
-        self._halves.put_back({offset: again})
+        self._half_queue.put_back({offset: again})
 
 
 def _command(request: RawRequest) -> RemotingCommand:
@@ -302,7 +302,7 @@ def _command(request: RawRequest) -> RemotingCommand:
     return RemotingCommand(code, ext, b"", opaque=opaque, flag=flag, serialize_type=serialize_type)
 
 
-def _read(ext: dict[str, str]) -> _End:
+def _parse(ext: dict[str, str]) -> _End:
     """What is said. Raises Refused and MQError."""
     header = decode_header(EndTransactionRequestHeader, ext)
     if header.commit_or_rollback not in _OUTCOMES:
@@ -318,7 +318,7 @@ def _first(found: GetResult) -> RawRecord | None:
     return decode_raw(memoryview(found.pieces[0] if len(found.pieces) == 1 else b"".join(found.pieces)), 0)
 
 
-def _why_wrong(record: RawRecord, end: _End) -> str | None:
+def _mismatch(record: RawRecord, end: _End) -> str | None:
     """What of a request is not true of the half message."""
     if find_property(record.properties, _GROUP) != end.group:
         return "The producer group wrong"
@@ -333,7 +333,7 @@ def _ignore(_: Failure) -> None:
     """Of what fails somebody else is told."""
 
 
-def _shown(error: Exception) -> Exception:
+def _as_refusal(error: Exception) -> Exception:
     """What a peer is told of what went wrong while one request was taken."""
     if isinstance(error, NoRealTarget):
         return Refused(ResponseCode.SYSTEM_ERROR, f"the half message cannot be committed: {error}")

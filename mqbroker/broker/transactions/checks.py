@@ -78,7 +78,7 @@ class TransactionChecks:
     def __init__(
         self,
         store: MessageStore,
-        halves: HalfQueue,
+        half_queue: HalfQueue,
         live: LiveSettings,
         clock: IReactorTime,
         *,
@@ -86,7 +86,7 @@ class TransactionChecks:
         make_topic: Callable[[str], object],
     ) -> None:
         self._store = store
-        self._halves = halves
+        self._half_queue = half_queue
         self._live = live
         self._clock = clock
         self._choose = choose
@@ -124,20 +124,20 @@ class TransactionChecks:
 
     async def _check_all(self) -> None:
         try:
-            await self._halves.ready()
+            await self._half_queue.ready()
             self._make_topic(TRANS_HALF_TOPIC)
             await self._check(self._store.max_offset(TRANS_HALF_TOPIC, 0), CheckRules.of(self._live.current))
         except (StoreError, OSError) as error:
             if self._is_running:
                 log.error("transactions are not checked now: {why}", why=str(error))
-        self._halves.save_progress()
+        self._half_queue.save_progress()
 
     async def _check(self, end: int, rules: CheckRules) -> None:
         """Go over all half messages below `end`. Raises StoreError and OSError."""
-        settled = self._halves.settled
+        settled = self._half_queue.settled
         at = settled.next_open(settled.progress)
         while at < end:
-            records, after = await self._halves.read(TRANS_HALF_TOPIC, at)
+            records, after = await self._half_queue.read(TRANS_HALF_TOPIC, at)
             if after <= at or self._is_stopped():
                 return
             self._forget_missing(at, after, records)
@@ -157,9 +157,9 @@ class TransactionChecks:
     def _forget_missing(self, start: int, end: int, records: list[Record]) -> None:
         """What is not there among start..end is damaged or deleted, and nobody can settle it."""
         for record in records:
-            self._halves.settled.forget(start, record.queue_offset)
+            self._half_queue.settled.forget(start, record.queue_offset)
             start = record.queue_offset + 1
-        self._halves.settled.forget(start, end)
+        self._half_queue.settled.forget(start, end)
 
     async def _turn(self) -> None:
         """Let others have their turn."""
@@ -204,28 +204,28 @@ class TransactionChecks:
     def _give_up(self, gone: dict[int, NewMessage]) -> None:
         self._make_topic(TRANS_CHECK_MAX_TIME_TOPIC)
         try:
-            self._halves.settle(gone)
+            self._half_queue.settle(gone)
         except MessageRefused:
             for offset, new in gone.items():
                 try:
-                    self._halves.settle({offset: new})
+                    self._half_queue.settle({offset: new})
                 except MessageRefused as error:
                     log.error("the half message at {n} is left out: {why}", n=offset, why=str(error))
-                    self._halves.settle({offset: None})
+                    self._half_queue.settle({offset: None})
 
     def _put_back(self, backs: list[tuple[Record, NewMessage]]) -> dict[int, Appended | None]:
         """Put half messages back; where each is then, None where it stays in its place."""
         if not backs:
             return {}
         try:
-            appended = self._halves.put_back({record.queue_offset: new for record, new in backs})
+            appended = self._half_queue.put_back({record.queue_offset: new for record, new in backs})
         except MessageRefused:
             return {record.queue_offset: self._put_one_back(record, new) for record, new in backs}
         return {record.queue_offset: placed for (record, _), placed in zip(backs, appended, strict=True)}
 
     def _put_one_back(self, record: Record, new: NewMessage) -> Appended | None:
         try:
-            return self._halves.put_back({record.queue_offset: new})[0]
+            return self._half_queue.put_back({record.queue_offset: new})[0]
         except MessageRefused as error:
             # With one property more it may be too large.
             log.error("the half message {key} stays where it is: {why}", key=_key(record), why=str(error))

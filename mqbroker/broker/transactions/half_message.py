@@ -61,7 +61,7 @@ def committed(record: RawRecord, delay_level_max: int) -> NewMessage:
     return stored_again(record, topic, queue_id, properties, sys_flag=sys_flag, prepared_offset=record.physical_offset)
 
 
-def settling(settled: Iterable[tuple[int, NewMessage | None]], now_ms: int, store_host: bytes) -> list[NewMessage]:
+def settlement(settled: Iterable[tuple[int, NewMessage | None]], now_ms: int, store_host: bytes) -> list[NewMessage]:
     """What is stored where half messages at offsets of their queue are settled: for each the message that takes its
     place, if any, and after it the entry that says so. Hot."""
     messages: list[NewMessage] = []
@@ -175,7 +175,7 @@ class PlainHalfMessages:
         find = properties.rfind
         at = find(_GROUP)
         ending = properties[at:]
-        named, topic, queue_id = self._endings.get(ending) or self._look_at(ending)
+        named, topic, queue_id = self._endings.get(ending) or self._parse_ending(ending)
         if named != group or find(_DELAY, 0, at) >= 0 or find(_INNER_OFFSET, 0, at) >= 0:
             raise ValueError
         return (
@@ -183,7 +183,7 @@ class PlainHalfMessages:
             born_host, reconsume_times, physical_offset, body, properties,
         )  # fmt: skip
 
-    def _look_at(self, ending: bytes) -> tuple[str, bytes, int]:
+    def _parse_ending(self, ending: bytes) -> tuple[str, bytes, int]:
         """What the properties from PGROUP on say. Raises ValueError."""
         end = ending.find(b"\x02", len(_GROUP))
         real_at = ending.rfind(_REAL_TOPIC)

@@ -17,7 +17,7 @@ from twisted.logger import Logger
 
 from mqbroker.broker.broker_stats import BrokerStats
 from mqbroker.broker.offset_table import OffsetTable
-from mqbroker.broker.transactions.half_message import QUEUE_ID, settled_by, settling
+from mqbroker.broker.transactions.half_message import QUEUE_ID, settled_by, settlement
 from mqbroker.errors import StoreError
 from mqbroker.store.commitlog import Appended, NewMessage
 from mqbroker.store.message_store import MessageStore
@@ -287,7 +287,7 @@ class HalfQueue:
         """
         if not settled:
             return []
-        messages = settling(settled.items(), int(self._clock.seconds() * 1000), self._store_host)
+        messages = settlement(settled.items(), int(self._clock.seconds() * 1000), self._store_host)
         appended = self._store.append(messages)
         physical, last_op, size, _ = appended[-1]
         self.settled.settle_all(list(settled), last_op + 1 - len(settled))

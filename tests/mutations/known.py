@@ -147,14 +147,14 @@ KNOWN = [
         "store/consumequeue.py",
         "        self._files[-1].write_at((self.max_offset - self._base) * ENTRY_BYTES, memoryview(data))",
         "        pass",
-        ("tests/store/simulation/test_seeds.py",),
+        ("tests/store/simulation/test_seeds.py::test_what_once_failed",),
     ),
     Mutation(
         "begin a queue that was made again with its lost blank entries",
         "store/consumequeue.py",
         "        if self.min_offset < self.begins_at <= self.max_offset:",
         "        if False:",
-        ("tests/store/simulation/test_seeds.py",),
+        ("tests/store/simulation/test_guarantees.py",),
     ),
     Mutation(
         "begin a queue with lost entries of which the log has no message",

@@ -182,3 +182,18 @@ def test_a_checkpoint_that_a_killed_process_did_not_sync(operations: int) -> Non
         world.do(["advance", 20, 0.3, seed])
         world.do(["power", seed])
         world.finish()
+
+
+@pytest.mark.parametrize("end", ["kill", "power"])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_lost_beginning_of_a_queue_that_was_made_again(end: str, seed: int) -> None:
+    world = make_world(queue_file_bytes=200)
+    append(world, waits=True)
+    world.do(["remove", "A", 0, "kill", 0])
+    work_off(world)
+    for _ in range(12):  # two files, one of which loses all
+        append(world, waits=True)
+    world.do(["advance", 3000, 0.9, 0])
+    world.do(["spoil", "consumequeue", "zeros", end, seed])
+    assert world.store.min_offset("A", 0) == 1
+    world.finish()

@@ -64,7 +64,7 @@ class JsonFile:
     def load(self, read: Callable[[bytes], T]) -> T | None:
         """Return `read` of the content, of the `.bak` where that fails, None where neither is there.
 
-        Raises StoreDamaged where there is content and none of it can be read.
+        Raises StoreDamaged where there is content and none of it can be read, and OSError.
         """
         damage = None
         for path in (self.path, self.path + ".bak"):
@@ -81,6 +81,8 @@ class JsonFile:
             if path != self.path:
                 self._is_damaged = damage is not None
                 log.warn("{path} is used instead of {missing}", path=path, missing=self.path)
+                # A process that was killed between the renames did not: the damaged one alone could come to the disk.
+                self._disk.sync_directory(os.path.dirname(path))
             return value
         if damage is not None:
             raise damage

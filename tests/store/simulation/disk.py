@@ -137,6 +137,7 @@ class SimDisk:
         self.on_look: Callable[[DiskSpace], None] = lambda space: None
         self._locks: dict[str, SimLock] = {}
         self._changes: list[Change] = []
+        self._with_bad_pages: list[Inode] = []
         self.used_bytes = 0
         self._boots = 1
 
@@ -402,14 +403,20 @@ class SimDisk:
         for _, inode in self.files():
             inode.drop(rng, share)
 
+    def make_bad(self, inode: Inode, number: int) -> None:
+        """Have reads of a page fail until `mend_pages`, be the file removed meanwhile."""
+        inode.bad.add(number)
+        self._with_bad_pages.append(inode)
+
     @property
     def has_bad_pages(self) -> bool:
-        return any(inode.bad for _, inode in self.files())
+        return any(inode.bad for inode in self._with_bad_pages)
 
     def mend_pages(self) -> None:
         """Have the disk read all of its pages again."""
-        for _, inode in self.files():
+        for inode in self._with_bad_pages:
             inode.bad.clear()
+        self._with_bad_pages.clear()
 
     def sync_names(self, directory: Directory, path: str) -> None:
         self.act("sync_directory", path)

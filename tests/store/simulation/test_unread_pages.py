@@ -24,7 +24,7 @@ def with_a_bad_page(number: int) -> SimDisk:
     disk.make_directories("/data")
     disk.write(PATH, CONTENT)
     disk.drop(Random(0), 1.0)
-    disk.inode(PATH).bad.add(number)
+    disk.make_bad(disk.inode(PATH), number)
     return disk
 
 
@@ -110,7 +110,7 @@ def test_a_start_that_meets_an_unreadable_page_changes_nothing(part: str) -> Non
     world.disk.drop(Random(0), 1.0)
     path, inode = next(iter(world.disk.files(f"{ROOT}/{part}")))
     before = inode.image()
-    inode.bad.add(0)
+    world.disk.make_bad(inode, 0)
     with pytest.raises(Unreadable, match=f"^.*'{path}'$"):
         world.open(world.disk, world.clock, world.worker)
     assert inode.image() == before

@@ -336,6 +336,8 @@ class World:
             what = f"{queue} gave {offset} where {allowed} is due"
             require(offset in allowed, "queue offsets dense and never given twice", what)
             del model.queues.get(queue, [])[offset:]
+            if offset < model.removed_below.get(queue, 0):  # those with higher numbers aged, and nobody knows them
+                model.removed_below[queue] = offset
         model.add(entry)
 
     def _just_appended(self, start: int, size: int) -> bytes:
@@ -685,7 +687,7 @@ class World:
         unread = [(inode, number) for inode in old for number in sorted(inode.unread)]
         if unread and has_bad:
             inode, number = rng.choice(unread)
-            inode.bad.add(number)
+            self.disk.make_bad(inode, number)
             self._read_beside_bad_pages()
         self.disk.faults.fail_read_in, self.disk.faults.reads_to_fail = 1, fails
         for topic, queue_id in sorted(self.model.queues):
@@ -704,7 +706,8 @@ class World:
         found = [inode for _, inode in self.disk.files(os.path.join(ROOT, part)) if any(inode.blocks)]
         if found and not self.model.has_rot:  # behind what rotted such a page is passed over for good
             inode = rng.choice(found)
-            inode.bad.add(rng.choice([number for number, has_block in enumerate(inode.blocks) if has_block]))
+            blocks = [number for number, has_block in enumerate(inode.blocks) if has_block]
+            self.disk.make_bad(inode, rng.choice(blocks))
         self._reopen(end, seed)
 
     def _read_beside_bad_pages(self) -> None:

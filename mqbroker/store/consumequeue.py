@@ -311,7 +311,7 @@ class ConsumeQueue:
         directory = self.directory
         for _ in range(4):  # of the queue, the topic, all topics, and the store
             self._new_names.add(directory)
-            directory = os.path.dirname(directory)
+            directory = directory.rpartition("/")[0]
 
     def _activate(self) -> None:
         # What a file already had is allocated, or a hole: allocating it again costs nothing.

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import mmap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import attrs
@@ -115,15 +114,21 @@ def read_before_touch(file: IMappedFile, offset: int, size: int) -> None:
             file.fetch(offset, size)
 
 
-@contextlib.contextmanager
-def unreadable(path: str, offset: int) -> Iterator[None]:
+class unreadable:  # noqa: N801 - a context manager, entered for each queue at a start: a generator would be slower
     """Have an error of the disk raised as Unreadable; a want of descriptors or of memory says nothing of the disk."""
-    try:
-        yield
-    except OSError as error:
-        if is_shortage(error) or isinstance(error, FileNotFoundError | Unreadable):
-            raise
-        raise Unreadable(path, offset, error) from error
+
+    __slots__ = ("_offset", "_path")
+
+    def __init__(self, path: str, offset: int) -> None:
+        self._path = path
+        self._offset = offset
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, OSError) and not (is_shortage(error) or isinstance(error, FileNotFoundError | Unreadable)):
+            raise Unreadable(self._path, self._offset, error) from error
 
 
 def store_again(file: IMappedFile, start: int, end: int, *, is_sparse: bool = False) -> None:

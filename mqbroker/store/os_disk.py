@@ -58,15 +58,20 @@ _mincore = _libc.mincore
 _mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 
 
-@contextlib.contextmanager
-def _naming(path: str) -> Iterator[None]:
+class _naming:  # noqa: N801 - as disk.unreadable
     """Have an OSError say which file it is about, as those of open() do."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None:
-            error.filename = path
-        raise
+
+    __slots__ = ("_path",)
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = self._path
 
 
 @implementer(IMappedFile)

@@ -15,10 +15,10 @@ from mqbroker.cli.lines import visible
 from mqbroker.cli.progress import ProgressLine
 from mqbroker.store.checkpoint import Checkpoint
 from mqbroker.store.logscan import Damage
+from mqbroker.store.offline.check import read_checkpoint
 from mqbroker.store.offline.dump import Selection, read_index_headers, read_messages, read_queues
-from mqbroker.store.offline.findings import Findings
+from mqbroker.store.offline.findings import Findings, when
 from mqbroker.store.offline.layout import Given, Layout, read_layout
-from mqbroker.store.offline.smallfiles import read_checkpoint, when
 from mqbroker.store.os_disk import OsDisk
 from mqbroker.wire.record import BadRecord, Record, record_body
 

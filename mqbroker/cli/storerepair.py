@@ -20,8 +20,7 @@ from mqbroker.store.layout import other_layout
 from mqbroker.store.lock import lock_holder
 from mqbroker.store.offline.check import Report, check_store
 from mqbroker.store.offline.layout import Given
-from mqbroker.store.offline.repair import Repair
-from mqbroker.store.offline.repairplan import Plan, make_plan
+from mqbroker.store.offline.repair import Plan, Repair, make_plan
 from mqbroker.store.os_disk import OsDisk
 
 

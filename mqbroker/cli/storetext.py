@@ -12,8 +12,7 @@ import click
 from mqbroker.cli.lines import visible
 from mqbroker.cli.progress import size_text
 from mqbroker.store.offline.check import Report
-from mqbroker.store.offline.findings import Finding, Severity
-from mqbroker.store.offline.smallfiles import when
+from mqbroker.store.offline.findings import Finding, Severity, when
 
 _COLORS = {Severity.LOST: "red", Severity.BROKEN: "yellow", Severity.NOTE: "cyan"}
 

@@ -15,6 +15,7 @@ import mmap
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from zope.interface import implementer
 
@@ -27,8 +28,9 @@ _LOOKS_MAX = 16
 class FileCache:
     """Makes and opens files, and keeps at most `most` of them mapped. For the reactor's thread."""
 
-    def __init__(self, disk: IDisk, most: int) -> None:
+    def __init__(self, disk: IDisk, most: int, *, read_only: bool = False) -> None:
         self.disk = disk
+        self._read_only = read_only
         self._most = most
         #: Those that are mapped, the next to go first.
         self._mapped: OrderedDict[CachedFile, None] = OrderedDict()
@@ -49,7 +51,7 @@ class FileCache:
 
     def map(self, file: CachedFile) -> IMappedFile:
         """Map an existing file. Raises OSError."""
-        return self._map(file, self.disk.open_mapped)
+        return self._map(file, partial(self.disk.open_mapped, read_only=self._read_only))
 
     def _map(self, file: CachedFile, act: Callable[[str, int], IMappedFile]) -> IMappedFile:
         self._shrink(self._most - 1)
@@ -76,6 +78,10 @@ class FileCache:
             file.is_used = False
             mapped[file] = None
         return mapped.popitem(last=False)[0]
+
+    def close(self) -> None:
+        """Unmap all; what is used again is mapped again."""
+        self._shrink(0)
 
     def forget(self, file: CachedFile) -> None:
         """It is not mapped any more."""

@@ -63,11 +63,22 @@ class KeyHasher:
         self.heads[head] = (factor, add)
         return factor, add
 
+    def of_record(self, topic_hash: int, sys_flag: int, properties: bytes) -> list[int]:
+        """The hashes of a record's keys, in the order in which they are entered."""
+        if sys_flag & SysFlag.TRANSACTION_MASK == SysFlag.TRANSACTION_ROLLBACK:
+            return []
+        return [self.hash(topic_hash, key) for key in record_keys(properties) if key]
+
     def _pair(self, pair: bytes) -> int:
         value = 31 * pair[0] + pair[1]
         if len(self.pairs) < _PAIRS_MAX:
             self.pairs[pair] = value
         return value
+
+
+def record_keys(properties: bytes) -> list[bytes]:
+    """A message's unique key, and each of its keys; some may be empty."""
+    return [find_property(properties, _UNIQ_KEY), *find_property(properties, _KEYS).split(b" ")]
 
 
 class Index:
@@ -179,10 +190,8 @@ class Index:
         self, queue: ConsumeQueue, sys_flag: int, properties: bytes, physical_offset: int, timestamp_ms: int
     ) -> list[IndexRow]:
         """What to enter for one message: its unique key and each of its keys."""
-        if sys_flag & SysFlag.TRANSACTION_MASK == SysFlag.TRANSACTION_ROLLBACK:
-            return []
-        keys = [find_property(properties, _UNIQ_KEY), *find_property(properties, _KEYS).split(b" ")]
-        rows = [(self._hasher.hash(queue.key_hash, key), physical_offset, timestamp_ms) for key in keys if key]
+        hashes = self._hasher.of_record(queue.key_hash, sys_flag, properties)
+        rows = [(key_hash, physical_offset, timestamp_ms) for key_hash in hashes]
         if physical_offset == self._resumed[0]:
             del rows[: self._resumed[1]]
         return rows

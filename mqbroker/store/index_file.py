@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from struct import Struct
 
+import attrs
+
 from mqbroker.store.cold import Pages
 from mqbroker.store.disk import IMappedFile, read_before_touch
 
@@ -19,10 +21,27 @@ HEADER_BYTES = 40
 SLOT_BYTES = 4
 ENTRY_BYTES = 20
 _HEADER = Struct(">qqqqii")
-_SLOT = Struct(">i")
-_ENTRY = Struct(">iqii")
+SLOT = Struct(">i")
+ENTRY = Struct(">iqii")
 _ALLOCATE_BYTES = 1024 * 1024
 _MAX_INT = 0x7FFFFFFF
+
+
+@attrs.frozen
+class IndexHeader:
+    """As in the file, unchecked."""
+
+    begin_ms: int
+    end_ms: int
+    begin_offset: int
+    end_offset: int
+    slots_used: int
+    count: int
+
+
+def read_header(view: memoryview) -> IndexHeader:
+    return IndexHeader(*_HEADER.unpack_from(view))
+
 
 #: Hash of "topic#key", physical offset, store timestamp (ms).
 IndexRow = tuple[int, int, int]
@@ -70,7 +89,7 @@ class IndexFile:
         places: list[int] = []
         for number in (1, self.count - 1):
             read_before_touch(self.file, self._at(number), ENTRY_BYTES)
-            places.append(_ENTRY.unpack_from(self.file.view, self._at(number))[1])
+            places.append(ENTRY.unpack_from(self.file.view, self._at(number))[1])
         is_possible = 0 < self.slots_used < self.count and 0 <= self.begin_offset <= self.end_offset
         return is_possible and places == [self.begin_offset, self.end_offset]
 
@@ -89,7 +108,7 @@ class IndexFile:
         buffer = self._buffer
         slots = self._slots
         begin = self.begin_ms
-        read_slot, write_slot, write_entry = _SLOT.unpack_from, _SLOT.pack_into, _ENTRY.pack_into
+        read_slot, write_slot, write_entry = SLOT.unpack_from, SLOT.pack_into, ENTRY.pack_into
         seconds = former_ms = 0
         for key_hash, physical_offset, timestamp_ms in rows[start:stop]:
             if timestamp_ms != former_ms:
@@ -114,10 +133,10 @@ class IndexFile:
         key_hash, physical_offset, timestamp_ms = row
         # Java counts the seconds of this one from what the file had for its beginning before.
         seconds = (timestamp_ms - self.begin_ms) // 1000 if 0 < self.begin_ms < timestamp_ms else 0
-        _ENTRY.pack_into(
+        ENTRY.pack_into(
             self._buffer, self._entries_at + ENTRY_BYTES, key_hash, physical_offset, min(seconds, _MAX_INT), 0
         )
-        _SLOT.pack_into(self._buffer, HEADER_BYTES + key_hash % self._slots * SLOT_BYTES, 1)
+        SLOT.pack_into(self._buffer, HEADER_BYTES + key_hash % self._slots * SLOT_BYTES, 1)
         self.slots_used += 1
         self.begin_offset = self.end_offset = physical_offset
         self.begin_ms = self.end_ms = timestamp_ms
@@ -135,10 +154,10 @@ class IndexFile:
         while number < self._capacity and self._has_entry(number):
             number += 1
         for undone in range(number - 1, self.count - 1, -1):
-            key_hash, _, _, older = _ENTRY.unpack_from(self._buffer, self._at(undone))
+            key_hash, _, _, older = ENTRY.unpack_from(self._buffer, self._at(undone))
             slot_at = HEADER_BYTES + key_hash % self._slots * SLOT_BYTES
-            if _SLOT.unpack_from(self._buffer, slot_at)[0] == undone:
-                _SLOT.pack_into(self._buffer, slot_at, older)
+            if SLOT.unpack_from(self._buffer, slot_at)[0] == undone:
+                SLOT.pack_into(self._buffer, slot_at, older)
             self._buffer[self._at(undone) : self._at(undone + 1)] = bytes(ENTRY_BYTES)
 
     def _has_entry(self, number: int) -> bool:
@@ -159,7 +178,7 @@ class IndexFile:
         number = self.count - 1
         while number > 0:
             read_before_touch(self.file, self._at(number), ENTRY_BYTES)
-            _, physical_offset, _, _ = _ENTRY.unpack_from(self._buffer, self._at(number))
+            _, physical_offset, _, _ = ENTRY.unpack_from(self._buffer, self._at(number))
             if physical_offset != message_offset:
                 break
             number -= 1
@@ -199,11 +218,11 @@ class IndexFile:
         slot_at = HEADER_BYTES + key_hash % self._slots * SLOT_BYTES
         if not await self._is_ready(pages, slot_at, SLOT_BYTES):
             return []
-        (number,) = _SLOT.unpack_from(self._buffer, slot_at)
+        (number,) = SLOT.unpack_from(self._buffer, slot_at)
         while 0 < number < self.count and len(found) < count:
             if not await self._is_ready(pages, self._at(number), ENTRY_BYTES):
                 return []
-            entry_hash, physical_offset, seconds, older = _ENTRY.unpack_from(self._buffer, self._at(number))
+            entry_hash, physical_offset, seconds, older = ENTRY.unpack_from(self._buffer, self._at(number))
             # The first entry is the beginning, whatever it says: see `_put_first`.
             time_ms = self.begin_ms + (seconds * 1000 if number > 1 else 0)
             if entry_hash == key_hash and begin_ms <= time_ms + 999 and time_ms <= end_ms:

@@ -7,19 +7,14 @@ from collections.abc import Callable, Iterator
 import attrs
 
 from mqbroker.store.disk import IDisk
-from mqbroker.store.index_file import HEADER_BYTES
+from mqbroker.store.index import record_keys
+from mqbroker.store.index_file import HEADER_BYTES, IndexHeader, read_header
 from mqbroker.store.logscan import Damage, Scanned, scan_at
-from mqbroker.store.offline.filepool import FilePool
 from mqbroker.store.offline.findings import Findings
-from mqbroker.store.offline.indexread import IndexHeader, read_header
 from mqbroker.store.offline.layout import Layout, SegmentFile
-from mqbroker.store.offline.logwalk import walk_segment
-from mqbroker.store.offline.queuefiles import load_queues
-from mqbroker.wire.properties import find_property
+from mqbroker.store.offline.log_walk import walk_segment
+from mqbroker.store.offline.queue_files import files_to_read, load_queues
 from mqbroker.wire.record import Record, decode_record
-
-_UNIQ_KEY = b"UNIQ_KEY\x01"
-_KEYS = b"KEYS\x01"
 
 
 @attrs.frozen
@@ -45,10 +40,7 @@ class Selection:
         offset = item.queue_offset if self.is_of_queue else item.physical_offset
         if (self.start is not None and offset < self.start) or (self.end is not None and offset >= self.end):
             return False
-        return self.key is None or self.key.encode("utf-8", "replace") in (
-            find_property(item.properties, _UNIQ_KEY),
-            *find_property(item.properties, _KEYS).split(b" "),
-        )
+        return self.key is None or self.key.encode("utf-8", "replace") in record_keys(item.properties)
 
 
 def read_messages(
@@ -97,15 +89,15 @@ def _log_range(disk: IDisk, layout: Layout, selection: Selection) -> tuple[int, 
         return start, selection.end
     if not start:
         return 0, None
-    pool = FilePool(disk, layout.queue_file_bytes)
-    queues = load_queues(disk, layout.path("consumequeue"), pool, Findings(), [])
+    cache = files_to_read(disk)
+    queues = load_queues(disk, layout.path("consumequeue"), cache, layout.queue_file_bytes, Findings(), [])
     try:
         queue = queues.get(((selection.topic or "").encode("utf-8", "replace"), selection.queue_id or 0))
         entry = queue.entry(start) if queue is not None else None
         # Only a hint of where to begin: the log itself says which messages there are.
         return (entry[0] if entry is not None and 0 < entry[1] < 0x7FFFFFFF else 0), None
     finally:
-        pool.close()
+        cache.close()
 
 
 @attrs.frozen
@@ -118,15 +110,15 @@ class QueueHead:
 
 def read_queues(disk: IDisk, layout: Layout, selection: Selection) -> Iterator[QueueHead]:
     """The consume queues, by topic and queue."""
-    pool = FilePool(disk, layout.queue_file_bytes)
-    queues = load_queues(disk, layout.path("consumequeue"), pool, Findings(), [])
+    cache = files_to_read(disk)
+    queues = load_queues(disk, layout.path("consumequeue"), cache, layout.queue_file_bytes, Findings(), [])
     try:
         for (topic, queue_id), queue in sorted(queues.items()):
             name = topic.decode()
             if selection.topic in (None, name) and selection.queue_id in (None, queue_id):
                 yield QueueHead(name, queue_id, *queue.bounds(layout.log_first))
     finally:
-        pool.close()
+        cache.close()
 
 
 def read_index_headers(disk: IDisk, layout: Layout) -> Iterator[tuple[str, IndexHeader]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
@@ -10,6 +11,14 @@ import attrs
 
 #: So many findings are kept whole; the others are counted.
 FINDINGS_MAX = 1000
+
+
+def when(timestamp_ms: int) -> str:
+    """A time in ms as text, in UTC, whatever number it is."""
+    try:
+        return datetime.fromtimestamp(timestamp_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + " UTC"
+    except (OverflowError, OSError, ValueError):
+        return f"{timestamp_ms} ms"
 
 
 class Severity(StrEnum):

@@ -17,11 +17,10 @@ import attrs
 from mqbroker.errors import StoreUnknown
 from mqbroker.store.consumequeue import ENTRY_BYTES as QUEUE_ENTRY_BYTES
 from mqbroker.store.disk import IDisk, IMappedFile
+from mqbroker.store.index_file import ENTRY, HEADER_BYTES, SLOT, SLOT_BYTES, read_header
 from mqbroker.store.index_file import ENTRY_BYTES as INDEX_ENTRY_BYTES
-from mqbroker.store.index_file import HEADER_BYTES, SLOT_BYTES
 from mqbroker.store.layout import INDEX_NAME, SEGMENT_NAME, other_layout
 from mqbroker.store.offline.findings import Findings
-from mqbroker.store.offline.indexread import ENTRY, SLOT, read_header
 from mqbroker.wire.record import RECORD_BYTES_MIN
 
 #: What Java's files are unless the settings say otherwise.
@@ -33,6 +32,12 @@ _TRIES = 10_000
 #: What to do about files that keep a broker from starting.
 FOREIGN_ADVICE = "the broker does not start with it; `mq store repair --move-foreign` moves it away"
 _MISSIZED = "name the broker's settings with -c; if this size is wrong, restore the file from a copy"
+
+
+def tell_foreign(path: str, why: str, findings: Findings, foreign: list[str]) -> None:
+    """A path that no store has."""
+    foreign.append(path)
+    findings.broken("foreign file", path, 0, why, FOREIGN_ADVICE)
 
 
 @attrs.frozen
@@ -117,8 +122,7 @@ def _segments(
         if SEGMENT_NAME.fullmatch(name) and int(name) < 1 << 63 and not disk.is_directory(path):
             found.append(SegmentFile(path, int(name), disk.file_size(path)))
         else:
-            foreign.append(path)
-            findings.broken("foreign file", path, 0, "not a segment of the log", FOREIGN_ADVICE)
+            tell_foreign(path, "not a segment of the log", findings, foreign)
     if found and not found[-1].size:
         path = found.pop().path
         findings.note("unfinished file", path, 0, "made by a broker that was killed; the next start takes it up")
@@ -126,8 +130,7 @@ def _segments(
     segments = []
     for file in found:
         if size and file.offset % size:
-            foreign.append(file.path)
-            findings.broken("foreign file", file.path, 0, f"no segment of {size} bytes starts there", FOREIGN_ADVICE)
+            tell_foreign(file.path, f"no segment of {size} bytes starts there", findings, foreign)
             continue
         if file.size != size:
             what = f"{file.size} bytes where a segment has {size or 'none known'}"

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from mqbroker.store.offline.repairplan import make_plan
+from mqbroker.store.offline.repair import make_plan
 from tests.store.harness import Bench, message, stop, tree, turns
 from tests.store.offline.stores import add_tables, check, kinds, picture, zero
 from tests.store.offline.test_repair import plan_of, repair

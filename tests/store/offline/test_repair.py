@@ -15,8 +15,7 @@ from zope.interface import implementer
 from mqbroker.store.consumequeue import BLANK_SIZE, ENTRY
 from mqbroker.store.disk import IDisk, IMappedFile
 from mqbroker.store.offline.layout import Given
-from mqbroker.store.offline.repair import Repair
-from mqbroker.store.offline.repairplan import Plan, make_plan
+from mqbroker.store.offline.repair import Plan, Repair, make_plan
 from mqbroker.store.os_disk import OsDisk
 from mqbroker.wire.record import decode_record
 from tests.store.harness import START_S, Bench, make_bench, message, stop, tree, unpack_golden

@@ -1,0 +1,255 @@
+"""Consume queues and their extensions as they lie on the disk: which files each has, and what stands in them.
+
+What is missing, misshapen or foreign is a finding, and the rest is read. Must never know the log.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterator
+
+import attrs
+
+from mqbroker.store.consumequeue import BLANK_SIZE, ENTRY, ENTRY_BYTES, entries_struct
+from mqbroker.store.consumequeue_ext import END_BYTES, ExtUnit, is_address, parse_unit, undecorate
+from mqbroker.store.consumequeues import TOPIC_NAME, TRASH
+from mqbroker.store.disk import IDisk
+from mqbroker.store.file_cache import CachedFile, FileCache
+from mqbroker.store.layout import SEGMENT_NAME
+from mqbroker.store.offline.findings import Findings
+from mqbroker.store.offline.layout import listed, tell_foreign
+from mqbroker.wire.names import is_lmq
+
+#: So many files are mapped at a time.
+MAPPED_MAX = 512
+_CHUNK = 256
+
+Entry = tuple[int, int, int]
+QueueKey = tuple[bytes, int]
+
+
+@attrs.frozen
+class _FileKind:
+    """What is said of the files of a queue, or of those of an extension."""
+
+    name: str
+    wrong_size: str
+    missing: str
+    if_unfinished: str
+    advice: str
+    entry_bytes: int = 1
+
+
+_QUEUE_FILE = _FileKind(
+    "consume queue file", "consume queue size", "missing queue file", "takes it up",
+    "`mq store repair` builds consume queues anew from the log", ENTRY_BYTES,
+)  # fmt: skip
+_EXT_FILE = _FileKind(
+    "extension file", "extension size", "missing extension file", "deletes it",
+    "`mq store repair` builds it anew with its consume queue from the log",
+)  # fmt: skip
+
+
+class _Files:
+    """Files of `file_bytes` each in one directory, of which some may be missing."""
+
+    __slots__ = ("_cache", "_file_bytes", "_files", "directory")
+
+    def __init__(self, cache: FileCache, file_bytes: int, directory: str) -> None:
+        self._cache = cache
+        self._file_bytes = file_bytes
+        #: By the place of their first byte among those of all files.
+        self._files: dict[int, CachedFile] = {}
+        self.directory = directory
+
+    def _find(self, place: int) -> tuple[CachedFile | None, int]:
+        """The file that has the byte at `place` of all files, None where it is not there; and the position in it."""
+        at = place % self._file_bytes if self._file_bytes else place
+        return self._files.get(place - at), at
+
+    def load(self, disk: IDisk, kind: _FileKind, findings: Findings, foreign: list[str]) -> bool:
+        """Take the files there are; whether all are of the right size, and follow each other."""
+        is_good, expected, file_bytes = True, -1, self._file_bytes
+        names = disk.names(self.directory)
+        article = "an" if kind.name[0] in "aeiou" else "a"
+        for name in names:
+            path = os.path.join(self.directory, name)
+            if not SEGMENT_NAME.fullmatch(name) or disk.is_directory(path) or int(name) >= 1 << 63:
+                tell_foreign(path, f"not {article} {kind.name}", findings, foreign)
+                continue
+            size = disk.file_size(path)
+            if not size and name == names[-1]:
+                what = f"made by a broker that was killed; the next start {kind.if_unfinished}"
+                findings.note("unfinished file", path, 0, what)
+                continue
+            base = int(name)
+            if not file_bytes or size != file_bytes or base % file_bytes or size % kind.entry_bytes:
+                what = f"{size} bytes where {article} {kind.name} has {file_bytes or 'none known'}"
+                findings.broken(kind.wrong_size, path, min(size, file_bytes), what, kind.advice)
+                is_good = False
+                continue
+            if expected not in (-1, base):
+                findings.broken(kind.missing, path, 0, "the file before it is missing", kind.advice)
+                is_good = False
+            expected = base + file_bytes
+            self._files[base] = self._cache.open(path, file_bytes)
+        return is_good
+
+
+class QueueFiles(_Files):
+    """The files of one queue, which is `name`d by its topic and its number."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, cache: FileCache, file_bytes: int, name: str, directory: str) -> None:
+        super().__init__(cache, file_bytes, directory)
+        self.name = name
+
+    @property
+    def first(self) -> int:
+        """The lowest offset there is a place for."""
+        return next(iter(self._files), 0) // ENTRY_BYTES
+
+    @property
+    def is_there(self) -> bool:
+        return bool(self._files)
+
+    def place(self, offset: int) -> tuple[str, int]:
+        """File and byte of an entry, for a report."""
+        file, at = self._find(offset * ENTRY_BYTES)
+        return self.directory if file is None else file.path, at
+
+    def entry(self, offset: int) -> Entry | None:
+        """None where no file has it. Hot."""
+        file, at = self._find(offset * ENTRY_BYTES)
+        return None if file is None else ENTRY.unpack_from(file.view, at)
+
+    def entries(self, start: int) -> Iterator[tuple[int, Entry]]:
+        """The entries from `start` on up to the first place that was never written, with their offsets."""
+        offset = start
+        while True:
+            file, at = self._find(offset * ENTRY_BYTES)
+            if file is None:
+                return
+            count = min(_CHUNK, (self._file_bytes - at) // ENTRY_BYTES)
+            flat = entries_struct(count).unpack_from(file.view, at)
+            for i in range(0, 3 * count, 3):
+                if flat[i + 1] <= 0:
+                    return
+                yield offset + i // 3, flat[i : i + 3]
+            offset += count
+
+    def bounds(self, log_first: int) -> tuple[int, int]:
+        """The lowest offset whose message may be in the log, which starts at `log_first`, and the one after the
+        highest."""
+        top = self.max_offset()
+        low = self._search(
+            self.first, top, lambda entry: entry[0] < log_first or (entry[1] == BLANK_SIZE and not entry[0])
+        )
+        return low, top
+
+    def max_offset(self) -> int:
+        """The offset after the highest that was written, as an opening finds it."""
+        high = (max(self._files) + self._file_bytes) // ENTRY_BYTES if self._files else 0
+        return self._search(self.first, high, lambda entry: entry[1] > 0)
+
+    def _search(self, low: int, high: int, is_below: Callable[[Entry], bool]) -> int:
+        while low < high:
+            middle = (low + high) // 2
+            entry = self.entry(middle)
+            if entry is not None and is_below(entry):
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def dirt_after(self, offset: int, size: int) -> int:
+        """How many of the next `size` bytes of the file, from where entry `offset` would stand, are not zero."""
+        file, at = self._find(offset * ENTRY_BYTES)
+        piece = b"" if file is None else bytes(file.view[at : at + size])
+        return len(piece) - piece.count(0)
+
+
+class ExtFiles(_Files):
+    """The files of one queue's extension."""
+
+    __slots__ = ()
+
+    def unit(self, address: int) -> ExtUnit | None:
+        """The unit at an address; None where no whole one stands."""
+        file, at = self._find(undecorate(address)) if is_address(address) else (None, 0)
+        return None if file is None else parse_unit(file.view, at, self._file_bytes - END_BYTES - at)
+
+
+def files_to_read(disk: IDisk) -> FileCache:
+    """What maps the files of queues, a bounded number at a time."""
+    return FileCache(disk, MAPPED_MAX, read_only=True)
+
+
+def load_queues(
+    disk: IDisk, root: str, cache: FileCache, file_bytes: int, findings: Findings, foreign: list[str]
+) -> dict[QueueKey, QueueFiles]:
+    """The queues there are. What is no file of a queue is a finding; its path is added to `foreign`."""
+    queues: dict[QueueKey, QueueFiles] = {}
+    for topic in listed(disk, root):
+        topic_path = os.path.join(root, topic)
+        if topic == TRASH:  # queues that are being deleted
+            continue
+        if not disk.is_directory(topic_path):
+            tell_foreign(topic_path, "not a directory of a topic", findings, foreign)
+            continue
+        is_topic = TOPIC_NAME.fullmatch(topic) or is_lmq(topic)
+        for queue_id in disk.names(topic_path):
+            path = os.path.join(topic_path, queue_id)
+            if not _is_number(queue_id) or not is_topic or not disk.is_directory(path):
+                tell_foreign(path, "not a directory of a queue", findings, foreign)
+                continue
+            queue = queues[topic.encode(), int(queue_id)] = QueueFiles(cache, file_bytes, f"{topic}/{queue_id}", path)
+            queue.load(disk, _QUEUE_FILE, findings, foreign)
+    return queues
+
+
+@attrs.frozen
+class Extensions:
+    """`bad`: directories of queues' extensions with which an opening refuses the store, or that it cannot use."""
+
+    by_queue: dict[QueueKey, ExtFiles]
+    bad: list[str]
+
+
+def load_extensions(
+    disk: IDisk,
+    root: str,
+    cache: FileCache,
+    file_bytes: int,
+    queues: Collection[QueueKey],
+    findings: Findings,
+    foreign: list[str],
+) -> Extensions:
+    """The extensions of `queues`. What is no file of one is a finding; its path is added to `foreign` where an opening
+    comes upon it."""
+    found = Extensions({}, [])
+    for topic in listed(disk, root):
+        topic_path = os.path.join(root, topic)
+        if topic == TRASH:
+            continue
+        if not disk.is_directory(topic_path):
+            findings.note("foreign file", topic_path, 0, "not a directory of a topic; brokers pass over it")
+            continue
+        for queue_id in disk.names(topic_path):
+            path = os.path.join(topic_path, queue_id)
+            key = (topic.encode(), int(queue_id)) if _is_number(queue_id) else None
+            if key is None or key not in queues:
+                findings.note("extension of no queue", path, 0, "there is no consume queue of this name")
+            elif not disk.is_directory(path):
+                tell_foreign(path, "not a directory of an extension", findings, foreign)
+            else:
+                ext = found.by_queue[key] = ExtFiles(cache, file_bytes, path)
+                if not ext.load(disk, _EXT_FILE, findings, foreign):
+                    found.bad.append(path)
+    return found
+
+
+def _is_number(text: str) -> bool:
+    """Whether it is the number of a queue."""
+    return text.isascii() and text.isdecimal() and int(text) <= 0x7FFFFFFF

@@ -17,29 +17,34 @@ log = Logger()
 
 
 class OffsetTable:
-    """Committed offsets, kept in memory and written when asked, where anything changed."""
+    """Committed offsets, kept in memory and written when asked, where anything changed.
+
+    No more than offsetsMax are kept; those of the file count, and stay. With enableLmq %LMQ% groups read one queue of a
+    topic: their offsets are kept as those of queue 0, and are a table of their own in the file.
+    """
 
     def __init__(self, file: JsonFile, live: LiveSettings, lmq_file: JsonFile | None = None) -> None:
-        """Load the table. Raises StoreDamaged. No more than offsetsMax are kept; those of the file count, and stay.
+        """Load the table. Raises StoreDamaged.
 
         :param lmq_file: where there are %LMQ% groups: it takes the place of `file`, which is read where it is missing.
         """
         self._file = lmq_file or file
         self._live = live
         self._has_lmq = lmq_file is not None
-        #: Offsets of %LMQ% groups, which read one queue of a topic.
-        self._lmq_offsets: dict[str, int] = {}
         self._offsets: dict[str, dict[int, int]] = {}
         with_lmq = lmq_file.load(partial(LmqConsumerOffsets.from_json, dialect_bytes_max=None)) if lmq_file else None
         if with_lmq is not None:
-            self._offsets, self._lmq_offsets = with_lmq.offset_table, with_lmq.lmq_offset_table
+            self._offsets = with_lmq.offset_table | {key: {0: at} for key, at in with_lmq.lmq_offset_table.items()}
         elif (
             loaded := file.load(partial(ConsumerOffsetSerializeWrapper.from_json, dialect_bytes_max=None))
         ) is not None:
             self._offsets = loaded.offset_table
-        self._count = sum(map(len, self._offsets.values())) + len(self._lmq_offsets)
+        self._count = sum(map(len, self._offsets.values()))
         #: In how many topics each group has offsets.
         self._topics_of = Counter(group for _, group in self._keys())
+
+    def _is_lmq(self, group: str) -> bool:
+        return self._has_lmq and is_lmq(group)
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int, *, is_own: bool = False) -> None:
         """Remember that `group` goes on at `offset`. Going back is allowed (a reset does) and logged.
@@ -47,13 +52,8 @@ class OffsetTable:
         Raises Refused where there are too many to keep one more, but for one of the broker itself (`is_own`).
         """
         key = f"{topic}@{group}"
-        if self._has_lmq and is_lmq(group):
-            if key not in self._lmq_offsets:
-                self._make_room(1)
-                self._topics_of[group] += 1
-            self._lmq_offsets[key] = offset
-            self._file.is_behind = True
-            return
+        if self._is_lmq(group):
+            queue_id = 0
         queues = self._offsets.get(key)
         known = queues.get(queue_id) if queues is not None else None
         if known == offset:
@@ -78,9 +78,7 @@ class OffsetTable:
 
     def query(self, group: str, topic: str, queue_id: int) -> int | None:
         """The committed offset, None where there is none."""
-        if self._has_lmq and is_lmq(group):
-            return self._lmq_offsets.get(f"{topic}@{group}")
-        return self._offsets.get(f"{topic}@{group}", {}).get(queue_id)
+        return self._offsets.get(f"{topic}@{group}", {}).get(0 if self._is_lmq(group) else queue_id)
 
     def has_group(self, group: str) -> bool:
         """Whether a group has offsets."""
@@ -90,7 +88,7 @@ class OffsetTable:
         """The topics in which a group has offsets."""
         end = f"@{group}"
         length = len(end)
-        return [key[:-length] for key in self._names() if key.endswith(end) and key.index("@") == len(key) - length]
+        return [key[:-length] for key in self._offsets if key.endswith(end) and key.index("@") == len(key) - length]
 
     def topics_by_group(self) -> dict[str, list[str]]:
         """The topics in which each group has offsets."""
@@ -102,21 +100,14 @@ class OffsetTable:
     def groups_of(self, topic: str) -> list[str]:
         """The groups that have offsets in a topic."""
         begin = f"{topic}@"
-        return [] if "@" in topic else [key[len(begin) :] for key in self._names() if key.startswith(begin)]
+        return [] if "@" in topic else [key[len(begin) :] for key in self._offsets if key.startswith(begin)]
 
     def _keys(self) -> list[tuple[str, str]]:
         """(topic, group) of all that is kept."""
-        return [(topic, group) for topic, at, group in (key.partition("@") for key in self._names()) if at]
-
-    def _names(self) -> list[str]:
-        """Topic and group of all that is kept, as one text."""
-        return [*self._offsets, *self._lmq_offsets]
+        return [(topic, group) for topic, at, group in (key.partition("@") for key in self._offsets) if at]
 
     def by_queue(self, group: str, topic: str) -> dict[int, int]:
         """A copy of a group's offsets in a topic, by queue id."""
-        if self._has_lmq and is_lmq(group):
-            offset = self._lmq_offsets.get(f"{topic}@{group}")
-            return {} if offset is None else {0: offset}
         return dict(self._offsets.get(f"{topic}@{group}", {}))
 
     def clone(self, source: str, target: str, topic: str) -> None:
@@ -127,14 +118,12 @@ class OffsetTable:
         offsets = self.by_queue(source, topic)
         if not offsets:
             return
-        lmq = self._has_lmq and is_lmq(target)
+        if self._is_lmq(target):
+            offsets = {0: min(offsets.values())}
         known = len(self.by_queue(target, topic))
-        self._make_room((1 if lmq else len(offsets)) - known)
+        self._make_room(len(offsets) - known)
         self._topics_of[target] += not known
-        if lmq:
-            self._lmq_offsets[f"{topic}@{target}"] = min(offsets.values())
-        else:
-            self._offsets[f"{topic}@{target}"] = offsets
+        self._offsets[f"{topic}@{target}"] = offsets
         self._file.is_behind = True
 
     def remove_group(self, group: str) -> None:
@@ -142,16 +131,20 @@ class OffsetTable:
         topics = self.topics_of(group)
         for topic in topics:
             self._count -= len(self._offsets.pop(f"{topic}@{group}", ()))
-            self._count -= self._lmq_offsets.pop(f"{topic}@{group}", None) is not None
             self._file.is_behind = True
         if topics:
             log.info("the offsets of {group} in {n} topics are removed", group=group, n=len(topics))
         self._topics_of.pop(group, None)
 
     def snapshot(self) -> ConsumerOffsetSerializeWrapper | LmqConsumerOffsets:
-        if self._has_lmq:
-            return LmqConsumerOffsets(self._lmq_offsets, self._offsets)
-        return ConsumerOffsetSerializeWrapper(self._offsets)
+        if not self._has_lmq:
+            return ConsumerOffsetSerializeWrapper(self._offsets)
+        lmq = {
+            key: queues[0]
+            for key, queues in self._offsets.items()
+            if queues.keys() == {0} and is_lmq(key.partition("@")[2])
+        }
+        return LmqConsumerOffsets(lmq, {key: queues for key, queues in self._offsets.items() if key not in lmq})
 
     def persist(self) -> Deferred[bool]:
         """Write the file where anything changed since; fires True when it is on the disk."""

@@ -13,6 +13,7 @@ from functools import lru_cache, partial
 from itertools import islice
 from typing import NamedTuple
 
+import attrs
 from zope.interface import implementer
 
 from mqbroker.broker.client_registry import ConsumerRegistry
@@ -137,20 +138,14 @@ def not_supported(kind: str | None) -> Refused:
     return Refused(ResponseCode.SYSTEM_ERROR, remark)
 
 
+@attrs.frozen
 class SubscriptionResolver:
     """Finds out what pulls want."""
 
-    def __init__(
-        self,
-        consumers: ConsumerRegistry,
-        filters: FilterTable,
-        rate_limit: CompileRateLimit,
-        live: LiveSettings,
-    ) -> None:
-        self._consumers = consumers
-        self._filters = filters
-        self._rate_limit = rate_limit
-        self._live = live
+    _consumers: ConsumerRegistry
+    _filters: FilterTable
+    _rate_limit: CompileRateLimit
+    _live: LiveSettings
 
     def resolve(
         self, header: PullMessageRequestHeader, group: SubscriptionGroupConfig, connection: IConnection

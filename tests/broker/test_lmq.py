@@ -5,7 +5,7 @@ import pytest
 from mqbroker.broker.offset_table import OffsetTable
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.worker import InlineWorker
-from mqbroker.wire.bodies import SubscriptionGroupConfig, TopicConfig
+from mqbroker.wire.bodies import LmqConsumerOffsets, SubscriptionGroupConfig, TopicConfig
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.headers import (
     GetMaxOffsetRequestHeader,
@@ -157,6 +157,18 @@ def test_a_file_of_javas_is_read(tmp_path):
     plain, lmq = tables(tmp_path)
     table = OffsetTable(plain, live_settings(), lmq)
     assert (table.query("%LMQ%g", "%LMQ%a", 0), table.query("CG", "T", 3)) == (12, 4)
+
+
+def test_offsets_of_a_light_group_in_other_queues_stay_in_the_file(tmp_path):
+    """As a broker without enableLmq has left them."""
+    (tmp_path / "consumerOffset.json").write_text('{"offsetTable":{"T@%LMQ%g":{0:1,3:4},"U@%LMQ%g":{2:7}}}')
+    plain, lmq = tables(tmp_path)
+    table = OffsetTable(plain, live_settings(), lmq)
+    table.commit("%LMQ%h", "T", 0, 5)
+    table.persist()
+    written = LmqConsumerOffsets.from_json((tmp_path / "lmqConsumerOffset.json").read_bytes())
+    assert written.lmq_offset_table == {"T@%LMQ%h": 5}
+    assert written.offset_table == {"T@%LMQ%g": {0: 1, 3: 4}, "U@%LMQ%g": {2: 7}}
 
 
 def test_topics_and_groups_are_in_no_table(lmq, tmp_path):

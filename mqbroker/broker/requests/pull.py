@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple, TypeVar
 
+import attrs
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
@@ -79,34 +80,22 @@ class _Pull(NamedTuple):
     serialize_type: int
 
 
+@attrs.define(eq=False)
 class PullRequests:
     """Answers pulls from the store, or holds them until there is something to answer."""
 
-    def __init__(
-        self,
-        store: MessageStore,
-        topics: TopicTable,
-        groups: GroupTable,
-        offsets: OffsetTable,
-        subscriptions: SubscriptionResolver,
-        held: HeldPulls,
-        live: LiveSettings,
-        clock: IReactorTime,
-        gets: Gets,
-        moved: OffsetMovedEvents,
-    ) -> None:
-        self._store = store
-        self._topics = topics
-        self._groups = groups
-        self._offsets = offsets
-        self._subscriptions = subscriptions
-        self._held = held
-        self._live = live
-        self._clock = clock
-        self._gets = gets
-        self._moved = moved
-        #: How many pulls of a connection wait for the disk.
-        self._cold: dict[IConnection, int] = {}
+    _store: MessageStore
+    _topics: TopicTable
+    _groups: GroupTable
+    _offsets: OffsetTable
+    _subscriptions: SubscriptionResolver
+    _held: HeldPulls
+    _live: LiveSettings
+    _clock: IReactorTime
+    _gets: Gets
+    _moved: OffsetMovedEvents
+    #: How many pulls of a connection wait for the disk.
+    _cold: dict[IConnection, int] = attrs.field(init=False, factory=dict)
 
     def pull(self, requests: list[RawRequest], connection: IConnection) -> bytes | Deferred[bytes]:
         """Answer a run of pulls; over `connection` later those that are held, and those whose messages are not in
@@ -337,19 +326,19 @@ def _code(result: GetResult, offset: int) -> int:
 EVENTS_PER_SECOND_MAX = 100
 
 
+@attrs.define(eq=False)
 class OffsetMovedEvents:
     """Stores events.
 
     :param host: this broker's address as records keep it, 8 or 20 bytes.
     """
 
-    def __init__(self, store: MessageStore, broker_name: str, host: bytes, clock: IReactorTime) -> None:
-        self._store = store
-        self._broker_name = broker_name
-        self._host = host
-        self._clock = clock
-        self._second = 0
-        self._told = 0
+    _store: MessageStore
+    _broker_name: str
+    _host: bytes
+    _clock: IReactorTime
+    _second: int = attrs.field(init=False, default=0)
+    _told: int = attrs.field(init=False, default=0)
 
     def store(self, group: str, topic: str, queue_id: int, asked: int, offset: int) -> None:
         """The pull of `group` at `asked` goes on at `offset`."""

@@ -68,6 +68,7 @@ class CheckRules:
         return Step.WAIT if 0 <= age_ms < self.timeout_ms else Step.ASK
 
 
+@attrs.define(eq=False)
 class TransactionChecks:
     """Asks, every `transactionCheckInterval`.
 
@@ -75,26 +76,16 @@ class TransactionChecks:
     :param make_topic: makes a topic of one queue, where it is missing.
     """
 
-    def __init__(
-        self,
-        store: MessageStore,
-        half_queue: HalfQueue,
-        live: LiveSettings,
-        clock: IReactorTime,
-        *,
-        choose: Callable[[str, str], IConnection | None],
-        make_topic: Callable[[str], object],
-    ) -> None:
-        self._store = store
-        self._half_queue = half_queue
-        self._live = live
-        self._clock = clock
-        self._choose = choose
-        self._make_topic = make_topic
-        self._is_running = False
-        self._call: IDelayedCall | None = None
-        self._round: Deferred[None] | None = None
-        self._sleep: Deferred[None] | None = None
+    _store: MessageStore
+    _half_queue: HalfQueue
+    _live: LiveSettings
+    _clock: IReactorTime
+    _choose: Callable[[str, str], IConnection | None] = attrs.field(kw_only=True)
+    _make_topic: Callable[[str], object] = attrs.field(kw_only=True)
+    _is_running: bool = attrs.field(init=False, default=False)
+    _call: IDelayedCall | None = attrs.field(init=False, default=None)
+    _round: Deferred[None] | None = attrs.field(init=False, default=None)
+    _sleep: Deferred[None] | None = attrs.field(init=False, default=None)
 
     def start(self) -> None:
         self._is_running = True

@@ -7,7 +7,7 @@ from twisted.internet.testing import MemoryReactorClock
 
 from mqbroker.client.peer import MemberPeer
 from mqbroker.config import NamesrvSettings, NettySettings
-from mqbroker.namesrv.service import make_namesrv
+from mqbroker.namesrv.namesrv_service import make_namesrv
 from mqbroker.store.worker import InlineWorker
 from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.requests import REQUESTS, UNANSWERED, demand_of

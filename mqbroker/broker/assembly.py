@@ -24,31 +24,31 @@ from mqbroker.broker.long_polling import HeldPulls
 from mqbroker.broker.offset_table import OffsetTable
 from mqbroker.broker.queue_locks import QueueLocks
 from mqbroker.broker.queue_stats import QueueStats
-from mqbroker.broker.requests.acl import AclRequests
-from mqbroker.broker.requests.admin import Save, SettingsRequests, StatsRequests
-from mqbroker.broker.requests.clients import (
+from mqbroker.broker.requests.acl_requests import AclRequests
+from mqbroker.broker.requests.broker_admin import Save, SettingsRequests, StatsRequests
+from mqbroker.broker.requests.client_requests import (
     ClientCalls,
     ClientRequests,
     ConnectionRequests,
     ForwardedRequests,
     LockRequests,
 )
-from mqbroker.broker.requests.groups import ConsumeStatsRequests, GroupRequests
-from mqbroker.broker.requests.offsets import OffsetAdminRequests, OffsetRequests
-from mqbroker.broker.requests.pull import PULLS_AT_ONCE_MAX, OffsetMovedEvents, PullRequests
-from mqbroker.broker.requests.queries import MessageRequests, QueueEntryRequests
-from mqbroker.broker.requests.reply import ReplyRequests
-from mqbroker.broker.requests.send import SendRequests
+from mqbroker.broker.requests.end_transaction import EndTransactionRequests
+from mqbroker.broker.requests.group_requests import ConsumeStatsRequests, GroupRequests
+from mqbroker.broker.requests.offset_requests import OffsetAdminRequests, OffsetRequests
+from mqbroker.broker.requests.pull_message import PULLS_AT_ONCE_MAX, OffsetMovedEvents, PullRequests
+from mqbroker.broker.requests.query_message import MessageRequests, QueueEntryRequests
+from mqbroker.broker.requests.reply_message import ReplyRequests
 from mqbroker.broker.requests.send_back import SendBackRequests
+from mqbroker.broker.requests.send_message import SendRequests
 from mqbroker.broker.requests.send_rules import SendRules
-from mqbroker.broker.requests.topics import TopicRequests
-from mqbroker.broker.requests.transactions import EndTransactionRequests
+from mqbroker.broker.requests.topic_requests import TopicRequests
 from mqbroker.broker.runtime_info import RuntimeInfo
 from mqbroker.broker.slow_consumers import CHECK_SECONDS, SlowConsumers
 from mqbroker.broker.subscription_resolver import SubscriptionResolver
 from mqbroker.broker.topic_table import TopicTable
-from mqbroker.broker.transactions.checks import TransactionChecks
 from mqbroker.broker.transactions.half_queue import HalfQueue
+from mqbroker.broker.transactions.transaction_checks import TransactionChecks
 from mqbroker.config import BrokerSettings
 from mqbroker.filter.bloom import BloomFilter
 from mqbroker.remoting.connection import RemotingProtocol

@@ -21,14 +21,14 @@ from twisted.internet.error import CannotListenError
 from twisted.logger import Logger, globalLogBeginner
 from twisted.python.failure import Failure as TwistedFailure
 
-from mqbroker.broker.service import BrokerService, make_broker
+from mqbroker.broker.broker_service import BrokerService, make_broker
 from mqbroker.cli.failures import Failure
 from mqbroker.cli.names import DEFAULT_NAME_SERVER
 from mqbroker.config import BrokerSettings, LogLevel, NamesrvSettings, load_broker_settings, load_namesrv_settings
 from mqbroker.daemons.logs import LineObserver
 from mqbroker.daemons.process import install_reactor
 from mqbroker.errors import StoreLocked
-from mqbroker.namesrv.service import Namesrv, make_namesrv
+from mqbroker.namesrv.namesrv_service import Namesrv, make_namesrv
 from mqbroker.store.lock import LockedFile, lock_file
 
 log = Logger()

@@ -46,7 +46,7 @@ def serve(settings: BrokerSettings, reactor: Any) -> Served:
     # Late, so that a wrong setting is told before all this is read.
     from random import Random
 
-    from mqbroker.broker.service import make_broker
+    from mqbroker.broker.broker_service import make_broker
 
     broker = make_broker(settings, reactor, Random(), files_for_connections())
 

@@ -2,7 +2,7 @@
 
 Peers choose some of what is logged, and how often: a line is bounded, and so is how many of a kind a minute has.
 
-2026-11-21 12:00:00,123 WARN [mqbroker.namesrv.service] broker 127.0.0.1:10911 did not register ...
+2026-11-21 12:00:00,123 WARN [mqbroker.namesrv.namesrv_service] broker 127.0.0.1:10911 did not register ...
 {"time": "2026-11-21T12:00:00.123+00:00", "level": "warn", "logger": "mqbroker...", "msg": "...", "addr": "..."}
 """
 

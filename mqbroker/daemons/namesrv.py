@@ -35,7 +35,7 @@ class NamesrvConsoleOptions(ConsoleOptions):
 def serve(settings: NamesrvSettings, reactor: Any) -> Served:
     """The name server, not yet started."""
     # Late, so that a wrong setting is told before all this is read.
-    from mqbroker.namesrv.service import make_namesrv
+    from mqbroker.namesrv.namesrv_service import make_namesrv
 
     namesrv = make_namesrv(settings, reactor, files_max=files_for_connections())
 

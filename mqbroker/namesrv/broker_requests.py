@@ -19,7 +19,7 @@ from twisted.logger import Logger
 
 from mqbroker.errors import Refused
 from mqbroker.namesrv.config_requests import ORDER_TOPIC_NAMESPACE, KvConfig
-from mqbroker.namesrv.routes import Registered, Registration, RouteTable
+from mqbroker.namesrv.route_table import Registered, Registration, RouteTable
 from mqbroker.remoting.handlers import Call, IConnection, Result, answered, answers
 from mqbroker.remoting.limits import Shares
 from mqbroker.wire.bodies import DataVersion, KVTable

@@ -18,7 +18,7 @@ from twisted.logger import Logger
 
 from mqbroker.errors import MQError, Refused, Unreachable
 from mqbroker.namesrv.config_requests import ORDER_TOPIC_NAMESPACE, KvConfig
-from mqbroker.namesrv.routes import RouteTable, Which, each, of_flag
+from mqbroker.namesrv.route_table import RouteTable, Which, each, of_flag
 from mqbroker.namesrv.topic_queue_table import TopicQueues
 from mqbroker.remoting.client import RemotingClient
 from mqbroker.remoting.handlers import Answer, Call, HandlerTable, IConnection, RawRequest, answers

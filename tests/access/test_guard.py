@@ -245,7 +245,7 @@ def test_a_refusal_is_logged_once_for_each_peer_and_tells_no_secret(bench, logge
 
 def test_peers_that_were_told_of_are_bounded(bench, logged):
     from mqbroker.access import guard
-    from mqbroker.broker.requests.acl import AclRequests  # noqa: F401 - the guard stands before it
+    from mqbroker.broker.requests.acl_requests import AclRequests  # noqa: F401 - the guard stands before it
 
     watch = guard.Guard(bench.acl.content.accounts())
     for count in range(guard._PEERS_MAX + 50):

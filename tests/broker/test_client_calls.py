@@ -2,7 +2,7 @@
 
 import pytest
 
-from mqbroker.broker.requests import clients
+from mqbroker.broker.requests import client_requests
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import RESPONSE_FLAG, RemotingCommand, encode_command
 from mqbroker.wire.headers import ConsumeMessageDirectlyResultRequestHeader, GetConsumerRunningInfoRequestHeader
@@ -107,7 +107,7 @@ def test_a_consumer_too_old(client, admin):
 
 
 def test_so_many_calls_at_a_time(bench, client, admin, monkeypatch):
-    monkeypatch.setattr(clients, "CALLS_MAX", 2)
+    monkeypatch.setattr(client_requests, "CALLS_MAX", 2)
     join(client)
     assert [running_info(admin), running_info(admin)] == [None, None]
     assert running_info(admin).code == ResponseCode.SYSTEM_BUSY

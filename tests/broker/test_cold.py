@@ -6,7 +6,7 @@ import pytest
 
 from mqbroker.broker.broker_stats import Growth
 from mqbroker.broker.delay import DelayService
-from mqbroker.broker.requests import pull
+from mqbroker.broker.requests import pull_message
 from mqbroker.broker.transactions.half_message import put_back
 from mqbroker.store import cold
 from mqbroker.store.jsonfile import JsonFile
@@ -150,7 +150,7 @@ def test_too_many_cold_pulls_are_told_to_come_back(cold_bench, client, monkeypat
 
 
 def test_one_connection_does_not_take_the_share_of_others(cold_bench, client, monkeypatch):
-    monkeypatch.setattr(pull, "COLD_ON_CONNECTION_MAX", 2)
+    monkeypatch.setattr(pull_message, "COLD_ON_CONNECTION_MAX", 2)
     busy = client.ask_all(*[RemotingCommand.request(PULL, pull_header(queue_offset=0)) for _ in range(3)])
     assert [answer.code for answer in busy] == [ResponseCode.SYSTEM_BUSY]
     other = cold_bench.client()

@@ -9,7 +9,7 @@ import pytest
 from twisted.internet.defer import Deferred, succeed
 
 from mqbroker.broker.live_settings import LiveSettings
-from mqbroker.broker.transactions.checks import CheckRules
+from mqbroker.broker.transactions.transaction_checks import CheckRules
 from mqbroker.config.load import _DEFAULTS, java_properties
 from mqbroker.errors import BadSetting
 from mqbroker.wire.bodies import CheckClientRequestBody, SubscriptionData

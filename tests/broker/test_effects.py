@@ -5,7 +5,7 @@ from random import Random
 import pytest
 from twisted.internet.testing import MemoryReactorClock
 
-from mqbroker.broker.service import make_broker
+from mqbroker.broker.broker_service import make_broker
 from mqbroker.config import ClientSettings
 from tests.broker.bench import make_settings
 

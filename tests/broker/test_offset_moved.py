@@ -2,7 +2,7 @@
 
 import json
 
-from mqbroker.broker.requests.pull import EVENTS_PER_SECOND_MAX
+from mqbroker.broker.requests.pull_message import EVENTS_PER_SECOND_MAX
 from mqbroker.errors import StoreUnwritable
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.javahash import java_hash

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from mqbroker.broker.requests import queries
-from mqbroker.broker.requests.queries import passes
+from mqbroker.broker.requests import query_message
+from mqbroker.broker.requests.query_message import passes
 from mqbroker.store.consumequeue_ext import ExtUnit
 from mqbroker.wire.admin_bodies import QueryConsumeQueueResponseBody
 from mqbroker.wire.bodies import SubscriptionData
@@ -56,7 +56,7 @@ def test_so_many_entries(bench, client, index, count, wanted):
 
 
 def test_never_too_many(bench, client, monkeypatch):
-    monkeypatch.setattr(queries, "ENTRIES_MAX", 2)
+    monkeypatch.setattr(query_message, "ENTRIES_MAX", 2)
     send(bench, client, "A", "A", "A")
     assert len(read(ask(client)).queue_data) == 2
 
@@ -119,8 +119,8 @@ def test_a_unit_that_is_not_there(make_bench, monkeypatch):
 
 def test_bit_maps_as_java_shows_them():
     unit = ExtUnit(7, 9, bytes([0b101, 0x80]))
-    assert queries._bits(unit.bit_map) == "1000000000000101\n"
-    assert json.loads(queries._unit_json(unit)) == {
+    assert query_message._bits(unit.bit_map) == "1000000000000101\n"
+    assert json.loads(query_message._unit_json(unit)) == {
         "filterBitMap": "BYA=", "msgStoreTime": 9, "size": 22, "tagsCode": 7
     }  # fmt: skip
 

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from mqbroker.broker.client_registry import SUBSCRIPTIONS_PER_CLIENT, ProducerRegistry
-from mqbroker.broker.requests import clients
+from mqbroker.broker.requests import client_requests
 from mqbroker.errors import Refused
 from mqbroker.wire.bodies import ConsumerData, SubscriptionData, SubscriptionGroupConfig
 from mqbroker.wire.codes import RequestCode, ResponseCode
@@ -270,7 +270,7 @@ def test_so_many_subscriptions_of_all_groups(make_bench):
 @pytest.mark.parametrize(
     "subscription",
     [
-        SubscriptionData("T", "x" * (clients.EXPRESSION_LENGTH_MAX + 1)),
+        SubscriptionData("T", "x" * (client_requests.EXPRESSION_LENGTH_MAX + 1)),
         SubscriptionData("T", "A", frozenset(map(str, range(1025)))),
         SubscriptionData("T", "A", frozenset("A"), frozenset(range(1025))),
     ],
@@ -283,14 +283,14 @@ def test_how_much_one_subscription_may_say(bench, client, subscription):
 
 
 def test_how_many_subscriptions_one_group_may_have(client, monkeypatch):
-    monkeypatch.setattr(clients, "SUBSCRIPTIONS_MAX", 2)
+    monkeypatch.setattr(client_requests, "SUBSCRIPTIONS_MAX", 2)
     answer = beat(client, consumers=[consumer("CG", "T", "U", "V")])
     assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "3 subscriptions of one group: 2 at most")
 
 
 @pytest.mark.parametrize("kind", ["producers", "consumers"])
 def test_how_many_groups_one_client_may_have(bench, client, monkeypatch, kind):
-    monkeypatch.setattr(clients, "GROUPS_OF_CLIENT_MAX", 2)
+    monkeypatch.setattr(client_requests, "GROUPS_OF_CLIENT_MAX", 2)
 
     def groups(count):
         names = [f"G{number}" for number in range(count)]

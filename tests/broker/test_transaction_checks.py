@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mqbroker.broker.transactions.checks import CheckRules, Step
+from mqbroker.broker.transactions.transaction_checks import CheckRules, Step
 from mqbroker.errors import RecordTooLarge, StoreUnwritable
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.headers import ResumeCheckHalfMessageRequestHeader

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mqbroker.broker.requests import transactions
+from mqbroker.broker.requests import end_transaction
 from mqbroker.errors import RecordTooLarge, StoreUnwritable
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.command import ONEWAY_FLAG
@@ -146,7 +146,7 @@ def test_one_that_cannot_be_read_is_refused_and_holds_nobody_up(bench, producer,
 
 
 def test_what_one_read_brings_is_stored_in_bounded_parts(bench, producer, monkeypatch):
-    monkeypatch.setattr(transactions, "GATHERED_BYTES_MAX", 1000)
+    monkeypatch.setattr(end_transaction, "GATHERED_BYTES_MAX", 1000)
     halves = [producer.half(b"%d" % n * 300) for n in range(9)]
     appends = []
     append = bench.store.append

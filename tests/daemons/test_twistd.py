@@ -123,7 +123,7 @@ def test_a_locked_store_ends_it_in_the_background_too(background, tmp_path):
 
 
 def test_one_that_is_killed_while_it_starts_is_no_success(background, tmp_path):
-    killing = "import os, signal\nfrom mqbroker.broker.service import BrokerService\n\n"
+    killing = "import os, signal\nfrom mqbroker.broker.broker_service import BrokerService\n\n"
     killing += "def start(self):\n    os.kill(os.getpid(), signal.SIGKILL)\n\nBrokerService.startService = start\n\n"
     (background.folder / "killing.py").write_text(killing + "def observer():\n    return lambda event: None\n")
     started = background.start("--logger=killing.observer", "mqbroker", *settings(tmp_path))

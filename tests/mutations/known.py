@@ -511,7 +511,7 @@ KNOWN = [
     ),
     Mutation(
         "store a message of a transaction again that others committed meanwhile",
-        "broker/requests/transactions.py",
+        "broker/requests/end_transaction.py",
         "        run.has_waited = True\n",
         "",
         ("tests/broker/test_cold.py::test_what_others_settle_while_a_run_waits_is_not_stored_again",),
@@ -744,14 +744,14 @@ KNOWN = [
     ),
     Mutation(
         "show a message by its offset to any account",
-        "broker/requests/queries.py",
+        "broker/requests/query_message.py",
         "        self.rights.check_record(request.code, request.ext_fields, request.body, call.connection, record)\n",
         "",
         ("tests/access/test_found_messages.py::test_a_message_is_shown_to_who_may_read_its_topic",),
     ),
     Mutation(
         "let any account end a transaction that is quickly found",
-        "broker/requests/transactions.py",
+        "broker/requests/end_transaction.py",
         "                self._check_sender(run, request, message[0])\n",
         "",
         ("tests/access/test_found_messages.py::test_a_foreign_transaction_is_not_ended",),
@@ -821,14 +821,14 @@ KNOWN = [
     ),
     Mutation(
         "let one client join any number of groups",
-        "broker/requests/clients.py",
+        "broker/requests/client_requests.py",
         "        if count > GROUPS_OF_CLIENT_MAX:\n",
         "        if False:\n",
         ("tests/broker/test_quotas.py",),
     ),
     Mutation(
         "list all producers in one turn",
-        "broker/requests/clients.py",
+        "broker/requests/client_requests.py",
         "            for at, client in list(clients.items()):\n                await self.walks.step()\n",
         "            for at, client in list(clients.items()):\n",
         ("tests/broker/test_topic_admin.py",),

@@ -10,7 +10,7 @@ from twisted.internet.address import IPv4Address
 from twisted.internet.testing import MemoryReactorClock, StringTransport
 
 from mqbroker.config import NamesrvSettings, NettySettings
-from mqbroker.namesrv.service import make_namesrv
+from mqbroker.namesrv.namesrv_service import make_namesrv
 from mqbroker.store.worker import InlineWorker
 from mqbroker.wire.command import RemotingCommand, decode_commands, encode_command
 from mqbroker.wire.frame import FrameDecoder

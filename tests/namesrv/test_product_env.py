@@ -6,7 +6,7 @@ import pytest
 from twisted.internet.defer import Deferred
 
 from mqbroker.errors import Unreachable
-from mqbroker.namesrv import route_requests, service
+from mqbroker.namesrv import namesrv_service, route_requests
 from mqbroker.wire.bodies import BrokerData, QueueData, TopicRouteData
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand, encode_command
@@ -45,7 +45,7 @@ class FakeClient:
 @pytest.fixture
 def client(monkeypatch):
     client = FakeClient()
-    monkeypatch.setattr(service, "RemotingClient", lambda *args, **kwargs: client)
+    monkeypatch.setattr(namesrv_service, "RemotingClient", lambda *args, **kwargs: client)
     return client
 
 

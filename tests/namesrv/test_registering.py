@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mqbroker.namesrv import broker_requests, routes
+from mqbroker.namesrv import broker_requests, route_table
 from mqbroker.wire import registration
 from mqbroker.wire.bodies import DataVersion, RegisterBrokerBody, TopicConfig, TopicConfigSerializeWrapper
 from mqbroker.wire.codes import RequestCode, ResponseCode
@@ -179,7 +179,7 @@ def test_names_without_end_are_refused(peer, field):
 
 @pytest.mark.parametrize("field", ["brokerName", "brokerAddr", "clusterName"])
 def test_brokers_are_bounded(peer, monkeypatch, field):
-    monkeypatch.setattr(routes, "BROKERS_MAX", 1)
+    monkeypatch.setattr(route_table, "BROKERS_MAX", 1)
     assert register(peer, "T").code == ResponseCode.SUCCESS
     answer = register(peer, "T", **{field: "another"})
     assert answer.code == ResponseCode.SYSTEM_ERROR

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqbroker.namesrv.routes import EXPIRY_MS, Registered, Registration, RouteTable
+from mqbroker.namesrv.route_table import EXPIRY_MS, Registered, Registration, RouteTable
 from mqbroker.wire.bodies import BrokerData, DataVersion, QueueData, TopicConfig, TopicList
 from mqbroker.wire.codes import Perm
 from mqbroker.wire.registration import BrokerTopics, QueueNumbers

@@ -99,7 +99,9 @@ def test_certificates_are_looked_at_when_settings_are_read_anew(start_system, mo
     cert, key = authority.issue("server")
     tls = TlsSettings(test_mode=False, server_cert_path=cert, server_key_path=key)
     system = start_system(tls=tls)
-    monkeypatch.setattr("mqbroker.namesrv.service.make_namesrv", lambda settings, reactor, files_max: system.service)
+    monkeypatch.setattr(
+        "mqbroker.namesrv.namesrv_service.make_namesrv", lambda settings, reactor, files_max: system.service
+    )
     served = daemon.serve(system.settings, system.reactor)
     with log_kept() as logged:
         later = served.adopt(system.settings)

@@ -6,7 +6,7 @@ import attrs
 from twisted.internet.error import CannotListenError
 from twisted.internet.testing import MemoryReactorClock
 
-from mqbroker.broker.service import BrokerService
+from mqbroker.broker.broker_service import BrokerService
 from mqbroker.errors import StoreLocked
 from mqbroker.store.lock import lock_file
 from mqbroker.store.os_disk import OsDisk

@@ -5,7 +5,7 @@ from random import Random
 import attrs
 import pytest
 
-from mqbroker.broker.service import BrokerService, make_broker, vip_port
+from mqbroker.broker.broker_service import BrokerService, make_broker, vip_port
 from tests.broker.bench import make_settings
 
 

@@ -13,7 +13,7 @@ from mqbroker.broker.client_registry import Client, ConsumerGroup, ConsumerRegis
 from mqbroker.broker.delay import DelayOffsets, DelayService
 from mqbroker.broker.offset_table import OffsetTable
 from mqbroker.broker.queue_stats import QueueStats
-from mqbroker.broker.requests.clients import ClientCalls
+from mqbroker.broker.requests.client_requests import ClientCalls
 from mqbroker.broker.system_topics import QUEUE_ID_MAX
 from mqbroker.broker.topic_table import TopicTable
 from mqbroker.config.fields import LONG_MAX

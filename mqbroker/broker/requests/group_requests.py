@@ -13,7 +13,7 @@ from mqbroker.broker.client_registry import ConsumerRegistry
 from mqbroker.broker.group_table import GroupTable
 from mqbroker.broker.offset_table import OffsetTable
 from mqbroker.broker.queue_stats import QueueStats
-from mqbroker.broker.requests.topics import QUEUES_MAX
+from mqbroker.broker.requests.topic_requests import QUEUES_MAX
 from mqbroker.broker.topic_table import TopicTable
 from mqbroker.errors import Refused
 from mqbroker.remoting.handlers import Call, answers

@@ -28,7 +28,7 @@ from mqbroker.access.acl_files import AclFiles, acl_places
 from mqbroker.broker.assembly import Assembly
 from mqbroker.broker.fast_failure import TickedTurns, Turns
 from mqbroker.broker.name_servers import BrokerIdentity, Registration
-from mqbroker.broker.requests.admin import Save
+from mqbroker.broker.requests.broker_admin import Save
 from mqbroker.config import BrokerSettings
 from mqbroker.config.changes import rewrite_conf
 from mqbroker.errors import AlreadyStarted, Refused, StoreUnwritable

@@ -21,7 +21,7 @@ from mqbroker.config.changes import rewrite_conf
 from mqbroker.namesrv.broker_requests import BrokerRequests
 from mqbroker.namesrv.config_requests import KvConfig, KvRequests, KvWrapper, SettingsRequests
 from mqbroker.namesrv.route_requests import ProductEnvironment, RouteRequests
-from mqbroker.namesrv.routes import RouteTable
+from mqbroker.namesrv.route_table import RouteTable
 from mqbroker.remoting.client import Connector, RemotingClient
 from mqbroker.remoting.connection import RemotingProtocol
 from mqbroker.remoting.handlers import HandlerTable, IConnection

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from mqbroker.spark.decode_plain import TIME_MS_MAX, delay_level, host_text, plain_batch, split_keys
 from mqbroker.spark.errors import DataLoss, Loss
-from mqbroker.spark.pulling import Chunk
+from mqbroker.spark.reading import Chunk
 from mqbroker.spark.rows import Ints, NotPlain, Rows, gather, slices
 from mqbroker.wire.codes import Prop, SysFlag
 from mqbroker.wire.record import (

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mqbroker.spark.pulling import Chunk
+from mqbroker.spark.reading import Chunk
 from mqbroker.wire.codes import SysFlag
 from mqbroker.wire.record import MAGIC, OFFSETS, V6, BadRecord, numpy_fields
 

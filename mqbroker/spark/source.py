@@ -16,12 +16,22 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from mqbroker.spark.errors import PySparkTooOld
-from mqbroker.spark.offsets import Positions, describe, from_json, to_json
+from mqbroker.spark.offsets import (
+    Positions,
+    QueueRange,
+    TopicBounds,
+    advance,
+    cap,
+    describe,
+    from_json,
+    limit_rows,
+    plan_batch,
+    plan_stream,
+    to_json,
+)
 from mqbroker.spark.options import SourceOptions, parse_options
-from mqbroker.spark.plan import QueueRange, Sighting, advance, cap, limit_rows, plan_batch, plan_stream
-from mqbroker.spark.pulling import Patience, read_chunks
+from mqbroker.spark.reading import RetryDeadline, fetch_all_bounds, fetch_bounds, read_chunks
 from mqbroker.spark.schema import choose_columns, default_ddl
-from mqbroker.spark.sighting import look, look_until_whole
 from mqbroker.wire.bodies import MessageQueue
 
 log = logging.getLogger(__name__)
@@ -62,7 +72,7 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """One for each queue that has something to read. Raises BadOption, DataLoss, or what the client raises."""
         options = self._options
-        seen = _look_at_start(options)
+        seen = _bounds_at_start(options)
         ranges = plan_batch(options.starting.resolve(seen.bounds), options.ending.resolve(seen.bounds))
         return [InputPartition(found) for found in ranges]
 
@@ -86,7 +96,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         """Where a query without a checkpoint starts. Spark asks twice, and must hear the same."""
         if self._initial is None:
-            seen = _look_at_start(self._options)
+            seen = _bounds_at_start(self._options)
             self._initial = self._options.starting.resolve(seen.bounds)
         return to_json(self._initial)
 
@@ -97,9 +107,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         here = from_json(start)
         if here == self._initial and not self._anchored:
             return start
-        sighting = look(_client(self._options), self._options.topics, _patience(self._options))
-        self._tell_silent(sighting.silent())
-        self._seen = end = advance(here, sighting)
+        seen = fetch_bounds(_client(self._options), self._options.topics, _deadline(self._options))
+        self._tell_silent(seen.silent())
+        self._seen = end = advance(here, seen)
         if self._target is not None:
             end = cap(here, end, self._target)
         if isinstance(limit, ReadMaxRows):
@@ -119,7 +129,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Settle how far this run goes."""
-        seen = _look_at_start(self._options)
+        seen = _bounds_at_start(self._options)
         self._target = {queue: bound.end for queue, bound in seen.bounds.items()}
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -146,13 +156,13 @@ def _columns(schema: StructType) -> tuple[str, ...]:
     return choose_columns((field.name, field.dataType.simpleString(), field.nullable) for field in schema.fields)
 
 
-def _patience(options: SourceOptions) -> Patience:
-    return Patience(options.retry_timeout_ms / 1000, time.monotonic, time.sleep)
+def _deadline(options: SourceOptions) -> RetryDeadline:
+    return RetryDeadline(options.retry_timeout_ms / 1000, time.monotonic, time.sleep)
 
 
-def _look_at_start(options: SourceOptions) -> Sighting:
-    patience = Patience(min(options.retry_timeout_ms / 1000, _START_TIMEOUT_S), time.monotonic, time.sleep)
-    return look_until_whole(_client(options), options.topics, patience)
+def _bounds_at_start(options: SourceOptions) -> TopicBounds:
+    deadline = RetryDeadline(min(options.retry_timeout_ms / 1000, _START_TIMEOUT_S), time.monotonic, time.sleep)
+    return fetch_all_bounds(_client(options), options.topics, deadline)
 
 
 def _client(options: SourceOptions) -> Any:
@@ -172,7 +182,7 @@ def _read(
     from mqbroker.spark.decode import decode_chunk
 
     arrow_schema = to_arrow_schema(schema, timezone="UTC")
-    chunks = read_chunks(_client(options), todo, options.pull_batch, _patience(options))
+    chunks = read_chunks(_client(options), todo, options.pull_batch, _deadline(options))
     try:
         for chunk in chunks:
             yield from decode_chunk(chunk, columns, arrow_schema)

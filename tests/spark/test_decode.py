@@ -17,7 +17,7 @@ from mqbroker.spark import rows as rows_module  # noqa: E402
 from mqbroker.spark.decode import decode_chunk  # noqa: E402
 from mqbroker.spark.decode_plain import plain_batch  # noqa: E402
 from mqbroker.spark.errors import DataLoss  # noqa: E402
-from mqbroker.spark.pulling import Chunk  # noqa: E402
+from mqbroker.spark.reading import Chunk  # noqa: E402
 from mqbroker.spark.schema import COLUMNS  # noqa: E402
 from mqbroker.wire.bodies import MessageQueue  # noqa: E402
 from mqbroker.wire.codes import SysFlag  # noqa: E402

@@ -5,15 +5,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqbroker.spark.errors import BadOption, DataLoss, Loss
-from mqbroker.spark.offsets import Bounds, Positions
-from mqbroker.spark.plan import QueueRange, Sighting, advance, cap, limit_rows, plan_batch, plan_stream
+from mqbroker.spark.offsets import (
+    Bounds,
+    Positions,
+    QueueRange,
+    TopicBounds,
+    advance,
+    cap,
+    limit_rows,
+    plan_batch,
+    plan_stream,
+)
 from mqbroker.wire.bodies import MessageQueue
 
 A0, A1, B0, B1 = (MessageQueue("orders", broker, n) for broker in "ab" for n in (0, 1))
 
 
-def seen(bounds: dict[MessageQueue, tuple[int, int]], *silent: MessageQueue) -> Sighting:
-    return Sighting(frozenset(bounds) | set(silent), {q: Bounds(*b) for q, b in bounds.items()})
+def seen(bounds: dict[MessageQueue, tuple[int, int]], *silent: MessageQueue) -> TopicBounds:
+    return TopicBounds(frozenset(bounds) | set(silent), {q: Bounds(*b) for q, b in bounds.items()})
 
 
 def test_a_batch_has_a_range_for_each_queue_that_holds_something() -> None:
@@ -57,7 +66,7 @@ def test_a_stream_never_goes_back(end: Positions, loss: Loss) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sighting", "loss"),
+    ("seen", "loss"),
     [
         (seen({A0: (0, 4), A1: (0, 9)}), Loss.CUT_SHORT),
         (seen({A0: (6, 9), A1: (0, 9)}), Loss.AGED_OUT),
@@ -65,15 +74,15 @@ def test_a_stream_never_goes_back(end: Positions, loss: Loss) -> None:
         (seen({}, A1), Loss.QUEUE_GONE),
     ],
 )
-def test_messages_that_are_gone_are_a_loss(sighting: Sighting, loss: Loss) -> None:
+def test_messages_that_are_gone_are_a_loss(seen: TopicBounds, loss: Loss) -> None:
     with pytest.raises(DataLoss) as caught:
-        advance({A0: 5}, sighting)
+        advance({A0: 5}, seen)
     assert caught.value.loss is loss
 
 
-@pytest.mark.parametrize("sighting", [seen({B0: (0, 9)}), seen({B0: (0, 9)}, A0)])
-def test_the_queues_of_a_broker_that_is_away_stay_where_they_are(sighting: Sighting) -> None:
-    assert advance({A0: 5, B0: 3}, sighting) == {A0: 5, B0: 9}
+@pytest.mark.parametrize("seen", [seen({B0: (0, 9)}), seen({B0: (0, 9)}, A0)])
+def test_the_queues_of_a_broker_that_is_away_stay_where_they_are(seen: TopicBounds) -> None:
+    assert advance({A0: 5, B0: 3}, seen) == {A0: 5, B0: 9}
 
 
 def test_a_target_is_not_passed() -> None:

@@ -265,7 +265,7 @@ def test_workers_load_neither_twisted_nor_at_the_look_up_arrow() -> None:
     script = (
         "import sys, pyspark_rocketmq; assert pyspark_rocketmq.DefaultSource.name() == 'rocketmq';"
         "print([m for m in ('numpy', 'pyarrow', 'twisted', 'asyncio') if m in sys.modules]);"
-        "import mqbroker.spark.decode, mqbroker.spark.connections; print('twisted' in sys.modules)"
+        "import mqbroker.spark.decode, mqbroker.spark.reading; print('twisted' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["[]", "False"]

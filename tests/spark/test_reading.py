@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from mqbroker.client.messages import PullStatus, RawPull
 from mqbroker.errors import MQError, Refused, Unreachable
 from mqbroker.spark.errors import DataLoss, Loss, NotReadable
-from mqbroker.spark.plan import QueueRange
-from mqbroker.spark.pulling import WINDOW_BYTES, WINDOW_MESSAGES, Chunk, Patience, read_chunks
+from mqbroker.spark.offsets import QueueRange
+from mqbroker.spark.reading import WINDOW_BYTES, WINDOW_MESSAGES, Chunk, RetryDeadline, read_chunks
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.record import decode_records
@@ -19,7 +19,7 @@ QUEUE = MessageQueue("orders", "broker-a", 1)
 
 def read(log: FakeLog, start: int, end: int, batch: int = 32, time: FakeTime | None = None) -> list[Chunk]:
     time = time or FakeTime()
-    return list(read_chunks(log, QueueRange(QUEUE, start, end), batch, Patience(10.0, time.now, time.sleep)))
+    return list(read_chunks(log, QueueRange(QUEUE, start, end), batch, RetryDeadline(10.0, time.now, time.sleep)))
 
 
 def offsets(chunks: list[Chunk]) -> list[int]:
@@ -82,7 +82,7 @@ def test_the_next_window_is_asked_for_before_one_is_handed_out() -> None:
     log = FakeLog()
     log.add(QUEUE, 20_000)
     time = FakeTime()
-    chunks = read_chunks(log, QueueRange(QUEUE, 0, 20_000), 32, Patience(10, time.now, time.sleep))
+    chunks = read_chunks(log, QueueRange(QUEUE, 0, 20_000), 32, RetryDeadline(10, time.now, time.sleep))
     next(chunks)
     assert log.flying == 1
     chunks.close()
@@ -120,7 +120,7 @@ def test_patience_is_renewed_by_what_comes() -> None:
     log = FakeLog()
     log.add(QUEUE, 300)
     time = FakeTime()
-    # After each answer the broker is away for 3 s: far longer in all than patience lasts.
+    # After each answer the broker is away for 3 s: far longer in all than deadline lasts.
     back = [0.0]
 
     def one_at_a_time(want: Want) -> MQError | None:

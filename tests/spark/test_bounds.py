@@ -8,8 +8,7 @@ from mqbroker.client.errors import TopicNotFound
 from mqbroker.errors import MQError, Refused
 from mqbroker.spark.errors import NotReadable
 from mqbroker.spark.offsets import Bounds
-from mqbroker.spark.pulling import Patience
-from mqbroker.spark.sighting import look, look_until_whole
+from mqbroker.spark.reading import RetryDeadline, fetch_all_bounds, fetch_bounds
 from mqbroker.wire.bodies import MessageQueue
 from tests.spark.fake_log import FakeLog, FakeTime
 
@@ -37,27 +36,27 @@ class WakingTime(FakeTime):
             self._log.down.clear()
 
 
-def patience(time: FakeTime) -> Patience:
-    return Patience(10.0, time.now, time.sleep)
+def deadline(time: FakeTime) -> RetryDeadline:
+    return RetryDeadline(10.0, time.now, time.sleep)
 
 
 def test_all_queues_and_their_bounds() -> None:
-    sighting = look(two_queues(), ["orders"], patience(FakeTime()))
-    assert sighting.queues == {A0, B0}
-    assert sighting.bounds == {A0: Bounds(0, 5), B0: Bounds(2, 7)}
+    seen = fetch_bounds(two_queues(), ["orders"], deadline(FakeTime()))
+    assert seen.queues == {A0, B0}
+    assert seen.bounds == {A0: Bounds(0, 5), B0: Bounds(2, 7)}
 
 
 def test_a_broker_that_is_away_is_left_out() -> None:
     log = two_queues()
     log.down.add("a")
-    sighting = look(log, ["orders"], patience(FakeTime()))
-    assert (sighting.queues, set(sighting.bounds)) == ({A0, B0}, {B0})
+    seen = fetch_bounds(log, ["orders"], deadline(FakeTime()))
+    assert (seen.queues, set(seen.bounds)) == ({A0, B0}, {B0})
 
 
 def test_a_start_waits_for_all_brokers() -> None:
     log = two_queues()
     log.down.add("a")
-    assert set(look_until_whole(log, ["orders"], patience(WakingTime(log))).bounds) == {A0, B0}
+    assert set(fetch_all_bounds(log, ["orders"], deadline(WakingTime(log))).bounds) == {A0, B0}
 
 
 def test_a_start_does_not_wait_for_ever() -> None:
@@ -65,21 +64,21 @@ def test_a_start_does_not_wait_for_ever() -> None:
     log.down.add("a")
     time = FakeTime()
     with pytest.raises(NotReadable, match="queue 0 of topic orders on broker a does not answer"):
-        look_until_whole(log, ["orders"], patience(time))
+        fetch_all_bounds(log, ["orders"], deadline(time))
     assert 10 <= time.now() < 12
 
 
 def test_a_start_does_not_wait_for_a_topic_that_is_not_there() -> None:
     time = FakeTime()
     with pytest.raises(TopicNotFound):
-        look_until_whole(two_queues(), ["orders", "bills"], patience(time))
+        fetch_all_bounds(two_queues(), ["orders", "bills"], deadline(time))
     assert time.now() == 0
 
 
 def test_a_stream_under_way_waits_for_its_topic() -> None:
     time = FakeTime()
     with pytest.raises(TopicNotFound):
-        look(two_queues(), ["orders", "bills"], patience(time))
+        fetch_bounds(two_queues(), ["orders", "bills"], deadline(time))
     assert 10 <= time.now() < 12
 
 
@@ -100,5 +99,5 @@ def test_an_error_that_waiting_cannot_help_is_raised() -> None:
     for broken in (Broken(), BrokenBounds(), Guarded()):
         broken.add(A0, 5)
         with pytest.raises(MQError, match="broken"):
-            look(broken, ["orders"], patience(time))
+            fetch_bounds(broken, ["orders"], deadline(time))
     assert time.now() == 0

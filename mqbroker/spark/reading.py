@@ -1,8 +1,9 @@
-"""Reading one range of a queue by pulls that are sent ahead, as pieces of the commit log for the decoder.
+"""What is asked of brokers: which queues topics have, what each holds, and ranges of them as pieces of the commit log.
 
-A queue's offsets have no gaps, so the pulls of a whole window can be on their way at once. What answers leave out, as
-they are bounded in count and bytes, is asked for again; how much one answer holds is learned. The next window is asked
-for before the present one is handed out. Time, sleep and the pulls themselves come in as arguments.
+A range is read by pulls that are sent ahead. A queue's offsets have no gaps, so the pulls of a whole window can be on
+their way at once. What answers leave out, as they are bounded in count and bytes, is asked for again; how much one
+answer holds is learned. The next window is asked for before the present one is handed out. Time, sleep and the pulls
+themselves come in as arguments.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from typing import Protocol
 
 import attrs
 
+from mqbroker.client.errors import TopicNotFound, is_about_account
 from mqbroker.client.messages import PullStatus, RawPull
 from mqbroker.errors import MQError, Refused
 from mqbroker.spark.errors import DataLoss, Loss, NotReadable
-from mqbroker.spark.offsets import describe
-from mqbroker.spark.plan import QueueRange
+from mqbroker.spark.offsets import Bounds, QueueRange, TopicBounds, describe
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import ResponseCode
 
@@ -65,7 +66,7 @@ class _Piece:
 
 
 @attrs.define
-class Patience:
+class RetryDeadline:
     """How long nothing may come before a read is given up: `timeout_s` by the clock `now`."""
 
     timeout_s: float
@@ -114,7 +115,9 @@ class _Pace:
             self.step = min(self.batch, 2 * self.step) if brought == self.step else max(1, int(brought))
 
 
-def read_chunks(source: PullSource, todo: QueueRange, batch: int, patience: Patience) -> Generator[Chunk, None, None]:
+def read_chunks(
+    source: PullSource, todo: QueueRange, batch: int, deadline: RetryDeadline
+) -> Generator[Chunk, None, None]:
     """Yield all records of `todo`, in order. `batch` is how many messages a pull asks for.
 
     Raises DataLoss where messages are gone, NotReadable where the broker gives nothing for too long, Refused where it
@@ -123,18 +126,18 @@ def read_chunks(source: PullSource, todo: QueueRange, batch: int, patience: Pati
     pace = _Pace(batch, batch)
     at = todo.start
     wants = _split(todo.queue, at, min(todo.end, at + pace.window()), pace.step)
-    ahead = _send(source, wants, patience) if wants else None
+    ahead = _send(source, wants, deadline) if wants else None
     try:
         while ahead is not None:
             pieces: dict[int, _Piece] = {}
-            _take(wants, ahead, pieces, patience)
+            _take(wants, ahead, pieces, deadline)
             pace.learn(wants, pieces)
             end = _cut(pieces, wants[-1][1] + wants[-1][2], at + pace.window())
-            _fill(source, todo.queue, at, end, pace.step, pieces, patience)
+            _fill(source, todo.queue, at, end, pace.step, pieces, deadline)
             chunk = Chunk(todo.queue, at, end, b"".join(pieces[n].records for n in sorted(pieces)))
             at = end
             wants = _split(todo.queue, at, min(todo.end, at + pace.window()), pace.step)
-            ahead = _send(source, wants, patience) if wants else None
+            ahead = _send(source, wants, deadline) if wants else None
             yield chunk
     finally:
         if ahead is not None:
@@ -145,12 +148,12 @@ def _split(queue: MessageQueue, start: int, end: int, step: int) -> list[Want]:
     return [(queue, at, min(step, end - at)) for at in range(start, end, step)]
 
 
-def _send(source: PullSource, wants: Sequence[Want], patience: Patience) -> PullsAhead:
+def _send(source: PullSource, wants: Sequence[Want], deadline: RetryDeadline) -> PullsAhead:
     while True:
         try:
             return source.fetch_ahead(wants)
         except MQError as error:
-            patience.wait(_passing(error, wants[0]))
+            deadline.wait(_passing(error, wants[0]))
 
 
 def _cut(pieces: dict[int, _Piece], end: int, bound: int) -> int:
@@ -169,14 +172,14 @@ def _fill(
     end: int,
     step: int,
     pieces: dict[int, _Piece],
-    patience: Patience,
+    deadline: RetryDeadline,
 ) -> None:
     """Ask again for what is missing between `start` and `end` until nothing is."""
     while gaps := _gaps(pieces, start, end):
         wants = [want for low, high in gaps for want in _split(queue, low, high, step)]
-        ahead = _send(source, wants, patience)
+        ahead = _send(source, wants, deadline)
         try:
-            _take(wants, ahead, pieces, patience)
+            _take(wants, ahead, pieces, deadline)
         finally:
             ahead.abandon()
 
@@ -193,7 +196,7 @@ def _gaps(pieces: Mapping[int, _Piece], start: int, end: int) -> list[tuple[int,
     return gaps
 
 
-def _take(wants: Sequence[Want], ahead: PullsAhead, pieces: dict[int, _Piece], patience: Patience) -> None:
+def _take(wants: Sequence[Want], ahead: PullsAhead, pieces: dict[int, _Piece], deadline: RetryDeadline) -> None:
     """Put the answers into `pieces`; wait a little where not one has anything."""
     trouble: MQError | None = None
     found = False
@@ -206,9 +209,9 @@ def _take(wants: Sequence[Want], ahead: PullsAhead, pieces: dict[int, _Piece], p
         else:
             trouble = trouble or _nothing(want, answer)
     if found:
-        patience.renew()
+        deadline.renew()
     elif trouble is not None:
-        patience.wait(trouble)
+        deadline.wait(trouble)
 
 
 def _piece(want: Want, answer: RawPull) -> _Piece:
@@ -237,3 +240,52 @@ def _passing(error: MQError, want: Want) -> NotReadable:
         raise error
     queue, at, _ = want
     return NotReadable(f"{describe(queue)} gives nothing from {at} on: {type(error).__name__}: {error}")
+
+
+class QueueSource(Protocol):
+    """Who is asked: a blocking PullConsumer."""
+
+    def queues(self, topic: str) -> list[MessageQueue]: ...
+
+    def bounds(self, queues: Sequence[MessageQueue]) -> list[tuple[int, int] | MQError]: ...
+
+
+def fetch_bounds(
+    source: QueueSource, topics: Sequence[str], deadline: RetryDeadline, *, wait_for_topics: bool = True
+) -> TopicBounds:
+    """Ask once, waiting only where a topic has no queue at all. Raises TopicNotFound or NameServerUnreachable.
+
+    A queue whose broker does not answer, or refuses, has no bounds in the result; where it refuses the account, its
+    Refused is raised.
+    """
+    queues = [queue for topic in topics for queue in _queues(source, topic, deadline, wait_for_topics)]
+    bounds = {}
+    for queue, found in zip(queues, source.bounds(queues), strict=True):
+        if not isinstance(found, MQError):
+            bounds[queue] = Bounds(*found)
+        elif is_about_account(found) or not (found.retriable or isinstance(found, Refused)):
+            raise found
+    return TopicBounds(frozenset(queues), bounds)
+
+
+def fetch_all_bounds(source: QueueSource, topics: Sequence[str], deadline: RetryDeadline) -> TopicBounds:
+    """As `fetch_bounds`, until every queue that is listed has answered. Raises NotReadable where that takes too long.
+
+    A topic that does not exist raises TopicNotFound at once.
+    """
+    while True:
+        seen = fetch_bounds(source, topics, deadline, wait_for_topics=False)
+        missing = seen.silent()
+        if not missing:
+            return seen
+        deadline.wait(NotReadable(f"the broker of {describe(missing[0])} does not answer, or refuses"))
+
+
+def _queues(source: QueueSource, topic: str, deadline: RetryDeadline, wait_for_topics: bool) -> list[MessageQueue]:
+    while True:
+        try:
+            return source.queues(topic)
+        except MQError as error:
+            if not error.retriable or (isinstance(error, TopicNotFound) and not wait_for_topics):
+                raise
+            deadline.wait(error)

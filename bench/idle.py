@@ -24,8 +24,7 @@ from bench.rmqload import LoadFailed, Shape
 from bench.servers import Bench, Kind, Server
 from bench.table import Table, divided, number
 from mqbroker.wire.codes import PullSysFlag, RequestCode, ResponseCode
-from mqbroker.wire.command import RemotingCommand, decode_command, encode_command
-from mqbroker.wire.frame import FrameDecoder
+from mqbroker.wire.command import FrameDecoder, RemotingCommand, decode_command, encode_command
 from mqbroker.wire.headers import CreateTopicRequestHeader
 
 WARM_UP = Shape("warm-up 16x4 128 B", "send", 16, 4, 128, 200_000)

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from bench.rmqload import LoadFailed
 from mqbroker.wire.codes import RequestCode, ResponseCode
-from mqbroker.wire.command import RemotingCommand, decode_command, encode_command
-from mqbroker.wire.frame import FrameDecoder
+from mqbroker.wire.command import FrameDecoder, RemotingCommand, decode_command, encode_command
 from mqbroker.wire.headers import PullMessageRequestHeader, SendMessageRequestHeaderV2
 from mqbroker.wire.record import decode_records
 

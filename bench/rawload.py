@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from bench.rmqload import LoadFailed
-from mqbroker.wire.frame import FrameDecoder
+from mqbroker.wire.command import FrameDecoder
 
 #: How many connections a load uses, and how many requests are in flight on each.
 CONNECTIONS = 4

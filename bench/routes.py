@@ -18,8 +18,7 @@ from bench.servers import JVM, Bench, Kind
 from bench.table import Table, by_kind, divided, number
 from mqbroker.wire.bodies import DataVersion, RegisterBrokerBody, TopicConfig, TopicConfigSerializeWrapper
 from mqbroker.wire.codes import RequestCode
-from mqbroker.wire.command import RemotingCommand, decode_commands, encode_command
-from mqbroker.wire.frame import FrameDecoder
+from mqbroker.wire.command import FrameDecoder, RemotingCommand, decode_command, encode_command
 from mqbroker.wire.headers import RegisterBrokerRequestHeader
 from mqbroker.wire.registration import body_crc32, encode_registration
 from tests.interop.processes import Process, ProcessFailed, free_ports
@@ -61,7 +60,7 @@ class Namesrv:
         decoder = FrameDecoder()
         while not (frames := decoder.feed(self.broker.recv(1 << 16))):
             pass
-        (answer,) = decode_commands(frames)
+        (answer,) = [decode_command(*frame) for frame in frames]
         if answer.code:
             raise LoadFailed(f"{self.process.name}: registration refused: {answer.code} {answer.remark}")
         return time.monotonic() - began

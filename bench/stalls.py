@@ -27,8 +27,7 @@ from mqbroker.wire.bodies import (
     TopicConfigSerializeWrapper,
 )
 from mqbroker.wire.codes import RequestCode
-from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand, encode_command
-from mqbroker.wire.frame import FrameDecoder
+from mqbroker.wire.command import ONEWAY_FLAG, FrameDecoder, RemotingCommand, encode_command
 from mqbroker.wire.headers import RegisterBrokerRequestHeader
 from mqbroker.wire.registration import body_crc32, encode_registration
 

@@ -72,7 +72,7 @@ def modules() -> list[str]:
 
 
 def package_of(module: str) -> str:
-    """The package, or the top-level module, that the file `module` belongs to: "wire" for "wire/frame.py"."""
+    """The package, or the top-level module, that the file `module` belongs to: "wire" for "wire/command.py"."""
     return module.partition("/")[0].removesuffix(".py")
 
 

@@ -21,9 +21,14 @@ from mqbroker.filter import Expression, compile_expression
 from mqbroker.filter.bloom import BloomData, BloomFilter
 from mqbroker.remoting.handlers import IConnection
 from mqbroker.store.jsonfile import JsonFile
-from mqbroker.wire.bodies import SubscriptionData
+from mqbroker.wire.bodies import (
+    BloomFilterData,
+    ConsumerFilterData,
+    ConsumerFilters,
+    FilterDataMapByTopic,
+    SubscriptionData,
+)
 from mqbroker.wire.codes import ResponseCode
-from mqbroker.wire.filter_bodies import BloomFilterData, ConsumerFilterData, ConsumerFilters, FilterDataMapByTopic
 
 log = Logger()
 

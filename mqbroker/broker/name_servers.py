@@ -24,8 +24,7 @@ from mqbroker.errors import ConnectionClosed, MQError, Refused
 from mqbroker.remoting.client import RemotingClient
 from mqbroker.wire.bodies import DataVersion, KVTable, RegisterBrokerBody, TopicConfigSerializeWrapper
 from mqbroker.wire.codes import Perm, RequestCode
-from mqbroker.wire.command import RemotingCommand
-from mqbroker.wire.frame import FRAME_BYTES_MAX
+from mqbroker.wire.command import FRAME_BYTES_MAX, RemotingCommand
 from mqbroker.wire.headers import (
     QueryDataVersionRequestHeader,
     QueryDataVersionResponseHeader,

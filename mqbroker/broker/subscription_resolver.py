@@ -28,7 +28,7 @@ from mqbroker.store.matching import IMatching
 from mqbroker.wire.bodies import SubscriptionData, SubscriptionGroupConfig
 from mqbroker.wire.codes import FAQ, RETRY_PREFIX, PullSysFlag, ResponseCode
 from mqbroker.wire.headers import PullMessageRequestHeader
-from mqbroker.wire.javahash import java_hash
+from mqbroker.wire.names import java_hash
 from mqbroker.wire.properties import find_property
 
 ALL = "*"

@@ -19,8 +19,7 @@ from mqbroker.client.net import Lock, PeerHandler, Signal, extension_s, signed
 from mqbroker.client.options import split_address
 from mqbroker.client.tls import ClientTls, Contexts, is_alert, lost, ssl_context, ssl_failed
 from mqbroker.errors import BadFrame, ConnectionClosed, MQError, RequestTimedOut, Unreachable
-from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand, decode_command, encode_command
-from mqbroker.wire.frame import FrameDecoder
+from mqbroker.wire.command import ONEWAY_FLAG, FrameDecoder, RemotingCommand, decode_command, encode_command
 from mqbroker.wire.signature import Credentials
 
 log = logging.getLogger(__name__)

@@ -23,10 +23,9 @@ from mqbroker.wire.codes import (
     ResponseCode,
     SysFlag,
 )
-from mqbroker.wire.command import RemotingCommand
-from mqbroker.wire.frame import FRAME_BYTES_MAX
+from mqbroker.wire.command import FRAME_BYTES_MAX, RemotingCommand
 from mqbroker.wire.headers import SendMessageRequestHeaderV2, SendMessageResponseHeader, decode_header
-from mqbroker.wire.javahash import java_hash
+from mqbroker.wire.names import java_hash
 from mqbroker.wire.properties import PROPERTIES_BYTES_MAX, encode_properties
 
 #: Refusals after which another broker may take the message, as in DefaultMQProducer of 4.9.7, and a busy broker.

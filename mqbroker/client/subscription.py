@@ -6,7 +6,7 @@ import re
 
 from mqbroker.errors import MQError
 from mqbroker.wire.bodies import SubscriptionData
-from mqbroker.wire.javahash import java_hash
+from mqbroker.wire.names import java_hash
 
 ALL = "*"
 

@@ -15,7 +15,7 @@ import attrs
 from mqbroker.client.errors import TlsFailed
 from mqbroker.config.system import StampedFiles
 from mqbroker.errors import BadTls, ConnectionClosed
-from mqbroker.wire.frame import FRAME_BYTES_MAX
+from mqbroker.wire.command import FRAME_BYTES_MAX
 
 C = TypeVar("C")
 

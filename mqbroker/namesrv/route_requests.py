@@ -26,8 +26,7 @@ from mqbroker.remoting.walks import Walks
 from mqbroker.wire.bodies import TopicList, TopicRouteData
 from mqbroker.wire.body import ANSWERED_DIALECT_BYTES_MAX
 from mqbroker.wire.codes import FAQ, RequestCode, ResponseCode, TopicSysFlag
-from mqbroker.wire.command import RESPONSE_FLAG, RemotingCommand, encode_command
-from mqbroker.wire.frame import JSON
+from mqbroker.wire.command import JSON, RESPONSE_FLAG, RemotingCommand, encode_command
 from mqbroker.wire.headers import (
     DeleteTopicFromNamesrvRequestHeader,
     GetRouteInfoRequestHeader,

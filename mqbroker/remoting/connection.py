@@ -39,13 +39,15 @@ from mqbroker.remoting.rate_limited_log import RateLimitedLog
 from mqbroker.remoting.tcp import unsent_bytes
 from mqbroker.wire.command import (
     EXT_FIELDS_MAX,
+    JSON,
     ONEWAY_FLAG,
     RESPONSE_FLAG,
+    Frame,
+    FrameDecoder,
     RemotingCommand,
     decode_command,
     encode_command,
 )
-from mqbroker.wire.frame import JSON, Frame, FrameDecoder
 from mqbroker.wire.record import encode_host
 
 log = Logger()

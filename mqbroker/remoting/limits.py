@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
-from mqbroker.wire.frame import FRAME_BYTES_MAX
+from mqbroker.wire.command import FRAME_BYTES_MAX
 
 if TYPE_CHECKING:
     # Clients use limits without any settings file.

@@ -22,7 +22,7 @@ from mqbroker.store.consumequeue_ext import ConsumeQueueExt
 from mqbroker.store.disk import IMappedFile, read_before_touch, unreadable
 from mqbroker.store.file_cache import CachedFile, FileCache
 from mqbroker.wire.codes import SCHEDULE_TOPIC
-from mqbroker.wire.javahash import java_hash
+from mqbroker.wire.names import java_hash
 from mqbroker.wire.record import HEAD, RECORD_BYTES_MIN, encode_tail
 
 ENTRY_BYTES = 20

@@ -97,15 +97,6 @@ class ConsumeQueueExt:
         self._unsynced: list[CachedFile] = []
 
     @property
-    def min_address(self) -> int:
-        return decorate(self._first)
-
-    @property
-    def max_address(self) -> int:
-        """The address the next unit has, unless it begins the next file."""
-        return decorate(self.end)
-
-    @property
     def has_files(self) -> bool:
         return bool(self._files)
 

@@ -15,7 +15,7 @@ from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.disk import IDisk, IMappedFile
 from mqbroker.store.index_file import ENTRY_BYTES, HEADER_BYTES, SLOT_BYTES, IndexFile, IndexRow
 from mqbroker.wire.codes import SysFlag
-from mqbroker.wire.javahash import java_hash
+from mqbroker.wire.names import java_hash
 from mqbroker.wire.properties import find_property
 
 _MAX_INT = 0x7FFFFFFF

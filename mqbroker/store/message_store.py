@@ -266,14 +266,6 @@ class MessageStore:
         """Whether a message of a queue is so far behind that it counts as on the disk; False where there is none."""
         return await self.queries.is_far(topic, queue_id, offset, self._reader.near_bytes)
 
-    def read_log(self, offset: int, max_bytes: int) -> memoryview:
-        """Bytes of the log from `offset` on, up to the end of its segment: what replication sends."""
-        found = self._commit_log.view(offset)
-        if found is None:
-            return memoryview(b"")
-        view, at = found
-        return view[at : min(at + max_bytes, len(view), at + self._commit_log.readable_end - offset)]
-
     @property
     def log_min_offset(self) -> int:
         return self._commit_log.min_offset

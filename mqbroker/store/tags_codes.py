@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mqbroker.wire.javahash import java_hash
+from mqbroker.wire.names import java_hash
 from mqbroker.wire.properties import find_property
 
 _OF_TAG_MAX = 10_000

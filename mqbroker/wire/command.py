@@ -1,7 +1,12 @@
-"""RemotingCommand: one request or response, in either of its two header encodings.
+"""RemotingCommand: one request or response, in either of its two header encodings, and the frames that carry them.
 
-Source: RemotingCommand and RocketMQSerializable of 4.9.7. What comes in is hostile until checked here: types, ranges,
-the number of fields; a header that fails is a BadFrame, on which the connection is closed.
+    4 bytes  length of all that follows
+    1 byte   serialize type of the header (0 JSON, 1 ROCKETMQ)
+    3 bytes  header length
+    n bytes  header, then the body up to the end of the frame
+
+Source: NettyDecoder, RemotingCommand and RocketMQSerializable of 4.9.7. What comes in is hostile until checked here:
+lengths, types, ranges, the number of fields; a header that fails is a BadFrame, on which the connection is closed.
 """
 
 from __future__ import annotations
@@ -14,8 +19,87 @@ import orjson
 
 from mqbroker.errors import BadFrame
 from mqbroker.wire.codes import VERSION, LanguageCode, RequestCode, ResponseCode
-from mqbroker.wire.frame import JSON, ROCKETMQ, Frame, FrameDecoder, encode_frame
 from mqbroker.wire.headers import Header, encode_header
+
+#: The bound of a Java peer (`com.rocketmq.remoting.frameMaxLength`).
+FRAME_BYTES_MAX = 16 * 1024 * 1024
+
+JSON = 0
+ROCKETMQ = 1
+
+Frame = tuple[int, bytes, bytes]
+
+_LENGTHS = struct.Struct(">II")
+_HEADER_LENGTH_MASK = 0xFFFFFF
+
+
+class FrameDecoder:
+    """Cuts frames out of a stream; keeps what is not yet whole, never more than `frame_bytes_max`."""
+
+    def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+        self._frame_bytes_max = frame_bytes_max
+        self._pending = bytearray()
+        self._wanted = 8
+
+    @property
+    def pending_bytes(self) -> int:
+        """How many bytes of an unfinished frame are held."""
+        return len(self._pending)
+
+    def clear(self) -> None:
+        """Hold nothing any more; the stream is at its end."""
+        self._pending = bytearray()
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """Return the frames that `data` completes, as (serialize type, header, body).
+
+        Raises BadFrame on a length that no frame can have; the stream is of no use after that.
+        """
+        if self._pending:
+            self._pending += data
+            if len(self._pending) < self._wanted:
+                self._check_first_length()
+                return []
+            data = bytes(self._pending)
+            self._pending.clear()
+        frames: list[Frame] = []
+        at = 0
+        end = len(data)
+        while end - at >= 8:
+            length, word = _LENGTHS.unpack_from(data, at)
+            header_length = word & _HEADER_LENGTH_MASK
+            if not 4 <= length <= self._frame_bytes_max:
+                raise BadFrame(f"frame length {length} is not between 4 and {self._frame_bytes_max}")
+            if header_length > length - 4:
+                raise BadFrame(f"header length {header_length} in a frame of {length}")
+            stop = at + 4 + length
+            if stop > end:
+                self._wanted = stop - at
+                break
+            body_at = at + 8 + header_length
+            frames.append((word >> 24, data[at + 8 : body_at], data[body_at:stop]))
+            at = stop
+        else:
+            self._wanted = 8
+        if at < end:
+            self._pending += data[at:] if at else data
+            self._check_first_length()
+        return frames
+
+    def _check_first_length(self) -> None:
+        """Refuse a hostile length as soon as its four bytes are there, before anything is collected for it."""
+        if 4 <= len(self._pending) < 8:
+            length = int.from_bytes(self._pending[:4], "big")
+            if not 4 <= length <= self._frame_bytes_max:
+                raise BadFrame(f"frame length {length} is not between 4 and {self._frame_bytes_max}")
+
+
+def encode_frame(serialize_type: int, header: bytes, body: bytes = b"") -> bytes:
+    """Return one whole frame. Raises BadFrame on a header too long for its length field."""
+    if len(header) > _HEADER_LENGTH_MASK:
+        raise BadFrame(f"header of {len(header)} bytes, {_HEADER_LENGTH_MASK} at most")
+    return _LENGTHS.pack(4 + len(header) + len(body), serialize_type << 24 | len(header)) + header + body
+
 
 RESPONSE_FLAG = 1
 ONEWAY_FLAG = 2
@@ -94,20 +178,6 @@ def decode_command(serialize_type: int, header: bytes, body: bytes) -> RemotingC
     if serialize_type == ROCKETMQ:
         return _decode_binary(header, body)
     raise BadFrame(f"serialize type {serialize_type} is neither JSON (0) nor ROCKETMQ (1)")
-
-
-def decode_commands(frames: list[Frame]) -> list[RemotingCommand]:
-    """Read what FrameDecoder.feed returned."""
-    return [decode_command(*frame) for frame in frames]
-
-
-def decode_frame(data: bytes) -> RemotingCommand:
-    """Read exactly one whole frame with its length. Raises BadFrame where it is more or less than that."""
-    decoder = FrameDecoder()
-    frames = decoder.feed(data)
-    if len(frames) != 1 or decoder.pending_bytes:
-        raise BadFrame(f"{len(data)} bytes hold {len(frames)} frames and {decoder.pending_bytes} bytes more")
-    return decode_command(*frames[0])
 
 
 def encode_command(command: RemotingCommand) -> bytes:

@@ -54,3 +54,16 @@ def check_group(group: str) -> str:
     if len(group) > GROUP_LENGTH_MAX:
         raise Refused(ResponseCode.SYSTEM_ERROR, "The specified group is longer than group max length 255.")
     return group
+
+
+def java_hash(text: str) -> int:
+    """Return the 32-bit signed hash Java computes over the UTF-16 code units of `text`."""
+    if text.isascii():
+        units: list[int] | bytes = text.encode("ascii")
+    else:
+        data = text.encode("utf-16-be", "surrogatepass")
+        units = [data[i] << 8 | data[i + 1] for i in range(0, len(data), 2)]
+    h = 0
+    for unit in units:
+        h = (31 * h + unit) & 0xFFFFFFFF
+    return h - 0x100000000 if h & 0x80000000 else h

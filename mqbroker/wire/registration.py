@@ -116,17 +116,6 @@ def _write_compressed(
     yield deflater.compress(_with_length(fastjson.dumps(body.filter_server_list))) + deflater.flush()
 
 
-def decode_registration(data: bytes, *, compressed: bool) -> BrokerTopics:
-    """Read the request's body at once. Raises BadBody."""
-    steps = read_registration(data, compressed=compressed)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            found: BrokerTopics = end.value
-            return found
-
-
 def read_registration(data: bytes, *, compressed: bool) -> Steps[BrokerTopics]:
     """Read the request's body in steps; none at all is a broker without topics. Raises BadBody."""
     if not data:

@@ -33,7 +33,7 @@ from mqbroker.wire.access import (
     Demand,
 )
 from mqbroker.wire.codes import RequestCode as Code
-from mqbroker.wire.frame import FRAME_BYTES_MAX
+from mqbroker.wire.command import FRAME_BYTES_MAX
 from mqbroker.wire.headers import Header
 
 #: The longest body of most requests, in bytes: many have none, the others lists of settings.

@@ -7,8 +7,7 @@ from twisted.internet.address import IPv4Address
 
 from mqbroker.wire.access import Access
 from mqbroker.wire.codes import RequestCode, ResponseCode
-from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand
-from mqbroker.wire.frame import JSON, ROCKETMQ
+from mqbroker.wire.command import JSON, ONEWAY_FLAG, ROCKETMQ, RemotingCommand
 from mqbroker.wire.headers import encode_header
 from mqbroker.wire.requests import codes_where
 from mqbroker.wire.signature import ACCESS_KEY, SIGNATURE

@@ -19,8 +19,7 @@ from mqbroker.store.message_store import open_store
 from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.worker import InlineWorker, IWorker
 from mqbroker.wire.codes import RequestCode
-from mqbroker.wire.command import RemotingCommand, decode_commands, encode_command
-from mqbroker.wire.frame import FrameDecoder
+from mqbroker.wire.command import FrameDecoder, RemotingCommand, encode_command
 from mqbroker.wire.headers import (
     PullMessageRequestHeader,
     SendMessageRequestHeader,
@@ -28,6 +27,7 @@ from mqbroker.wire.headers import (
     encode_header,
 )
 from mqbroker.wire.record import decode_records, encode_host
+from tests.commands import decode_commands
 from tests.remoting.link import CLIENT, Link, Peer, serve
 
 START = 1_700_000_000

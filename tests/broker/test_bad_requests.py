@@ -15,8 +15,7 @@ from mqbroker.remoting.handlers import UNFORESEEN
 from mqbroker.wire.batch import BatchEntry, encode_batch
 from mqbroker.wire.codes import PullSysFlag, RequestCode, ResponseCode
 from mqbroker.wire.codes import RequestCode as Code
-from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand, encode_command
-from mqbroker.wire.frame import JSON, ROCKETMQ
+from mqbroker.wire.command import JSON, ONEWAY_FLAG, ROCKETMQ, RemotingCommand, encode_command
 from tests.broker.bench import Bench
 from tests.broker.every_request import (
     BOOLS,

@@ -3,12 +3,11 @@
 import pytest
 
 from mqbroker.broker.requests import client_requests
-from mqbroker.wire.codes import RequestCode, ResponseCode
+from mqbroker.wire.codes import V3_1_8_SNAPSHOT, RequestCode, ResponseCode
 from mqbroker.wire.command import RESPONSE_FLAG, RemotingCommand, encode_command
 from mqbroker.wire.headers import ConsumeMessageDirectlyResultRequestHeader, GetConsumerRunningInfoRequestHeader
 from mqbroker.wire.ids import offset_message_id
 from mqbroker.wire.record import decode_record
-from mqbroker.wire.versions import V3_1_8_SNAPSHOT
 from tests.broker.bench import HOST
 from tests.broker.test_client_requests import beat, pushed
 from tests.broker.test_offset_reset import THIRD, join

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from mqbroker import namesrv
 from mqbroker.broker import requests
 from mqbroker.wire.codes import RequestCode, ResponseCode
-from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand
-from mqbroker.wire.frame import JSON, ROCKETMQ, encode_frame
+from mqbroker.wire.command import JSON, ONEWAY_FLAG, ROCKETMQ, RemotingCommand, encode_frame
 from mqbroker.wire.requests import REQUESTS
 from tests.broker.bench import Bench
 

@@ -5,7 +5,7 @@ import json
 from mqbroker.broker.requests.pull_message import EVENTS_PER_SECOND_MAX
 from mqbroker.errors import StoreUnwritable
 from mqbroker.wire.codes import ResponseCode
-from mqbroker.wire.javahash import java_hash
+from mqbroker.wire.names import java_hash
 from tests.broker.bench import HOST, START
 
 TOPIC = "OFFSET_MOVED_EVENT"

@@ -7,10 +7,16 @@ from twisted.internet.address import IPv4Address
 
 from mqbroker.wire.admin_bodies import GetConsumerStatusBody, ResetOffsetBody
 from mqbroker.wire.bodies import MessageQueue
-from mqbroker.wire.codes import LanguageCode, RequestCode, ResponseCode
+from mqbroker.wire.codes import (
+    V3_0_7_SNAPSHOT,
+    V3_1_8_SNAPSHOT,
+    LanguageCode,
+    RequestCode,
+    ResponseCode,
+    old_version_name,
+)
 from mqbroker.wire.command import RESPONSE_FLAG, RemotingCommand, encode_command
 from mqbroker.wire.headers import GetConsumerStatusRequestHeader, ResetOffsetRequestHeader
-from mqbroker.wire.versions import V3_0_7_SNAPSHOT, V3_1_8_SNAPSHOT, old_version_name
 from tests.broker.bench import START
 from tests.broker.sending import put_topic
 from tests.broker.test_client_requests import OTHER, commit, consumer, heartbeat, pushed

@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 from mqbroker.broker.long_polling import HELD_ON_CONNECTION_MAX
 from mqbroker.wire.bodies import ConsumerData, HeartbeatData, SubscriptionData, SubscriptionGroupConfig
 from mqbroker.wire.codes import Perm, PullSysFlag, RequestCode, ResponseCode
-from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand
-from mqbroker.wire.frame import ROCKETMQ, FrameDecoder
+from mqbroker.wire.command import ONEWAY_FLAG, ROCKETMQ, FrameDecoder, RemotingCommand
 from mqbroker.wire.headers import CreateTopicRequestHeader, encode_header
-from mqbroker.wire.javahash import java_hash
+from mqbroker.wire.names import java_hash
 from mqbroker.wire.record import decode_records
 from tests.broker.bench import FakeConnection, pull_header
 from tests.broker.sending import put_topic

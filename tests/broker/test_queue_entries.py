@@ -11,7 +11,7 @@ from mqbroker.wire.admin_bodies import QueryConsumeQueueResponseBody
 from mqbroker.wire.bodies import SubscriptionData
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.headers import QueryConsumeQueueRequestHeader
-from mqbroker.wire.javahash import java_hash
+from mqbroker.wire.names import java_hash
 from tests.broker.bench import START
 from tests.broker.test_client_requests import OTHER, consumer, heartbeat
 

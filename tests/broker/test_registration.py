@@ -9,8 +9,9 @@ from mqbroker.errors import ConnectionClosed, Unreachable
 from mqbroker.wire.bodies import DataVersion, TopicConfig, TopicConfigSerializeWrapper
 from mqbroker.wire.codes import Perm, RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
-from mqbroker.wire.registration import QueueNumbers, body_crc32, decode_registration
+from mqbroker.wire.registration import QueueNumbers, body_crc32
 from tests.broker.bench import live_settings
+from tests.commands import decode_registration
 
 A, B = "10.0.0.8:9876", "10.0.0.9:9876"
 IDENTITY = BrokerIdentity("10.0.0.1:10911", "broker-a", "DefaultCluster", 0)

@@ -5,8 +5,7 @@ from twisted.internet.address import IPv6Address
 
 from mqbroker.wire.batch import BatchEntry, encode_batch
 from mqbroker.wire.codes import VERSION, ResponseCode
-from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand
-from mqbroker.wire.frame import ROCKETMQ
+from mqbroker.wire.command import ONEWAY_FLAG, ROCKETMQ, RemotingCommand
 from mqbroker.wire.ids import parse_offset_message_id
 from tests.broker.bench import (
     BODY_MAX,

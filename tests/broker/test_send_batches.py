@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mqbroker.wire.batch import BatchEntry, encode_batch
 from mqbroker.wire.codes import ResponseCode
-from mqbroker.wire.frame import FrameDecoder
+from mqbroker.wire.command import FrameDecoder
 from mqbroker.wire.ids import parse_offset_message_id
 from tests.broker.bench import (
     FakeConnection,

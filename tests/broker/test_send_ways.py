@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mqbroker.remoting.handlers import failure_response
 from mqbroker.wire.codes import ResponseCode
-from mqbroker.wire.frame import FrameDecoder
+from mqbroker.wire.command import FrameDecoder
 from mqbroker.wire.ids import parse_offset_message_id
 from mqbroker.wire.record import decode_record
 from tests.broker.bench import (

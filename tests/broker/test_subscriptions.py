@@ -4,7 +4,7 @@ import pytest
 
 from mqbroker.broker.subscription_resolver import parse_subscription
 from mqbroker.errors import MQError
-from mqbroker.wire.javahash import java_hash
+from mqbroker.wire.names import java_hash
 
 
 @pytest.mark.parametrize("expression", [None, "", "*", "  ", " * "])

@@ -27,11 +27,11 @@ from mqbroker.wire.bodies import (
     TopicRouteData,
 )
 from mqbroker.wire.codes import RequestCode, ResponseCode
-from mqbroker.wire.command import RemotingCommand, decode_commands, decode_frame, encode_command
-from mqbroker.wire.frame import FrameDecoder
+from mqbroker.wire.command import FrameDecoder, RemotingCommand, encode_command
 from mqbroker.wire.properties import decode_properties
 from mqbroker.wire.record import encode_record
 from tests.client.records import a_record
+from tests.commands import decode_commands, decode_frame
 
 NAME_SERVER = "10.0.0.1:9876"
 SILENT = object()

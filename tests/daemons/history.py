@@ -14,9 +14,10 @@ from mqbroker.store import open_store
 from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.worker import InlineWorker
 from mqbroker.wire.codes import RequestCode
-from mqbroker.wire.command import RemotingCommand, decode_frame, encode_command
+from mqbroker.wire.command import RemotingCommand, encode_command
 from mqbroker.wire.ids import parse_offset_message_id
 from mqbroker.wire.record import BLANK_MAGIC, decode_record, decode_records
+from tests.commands import decode_frame
 from tests.daemons.processes import DEADLINE_SECONDS, ask, ask_on, receive
 
 TOPIC = "Killed"

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import mqbroker
-from mqbroker.wire.command import RemotingCommand, decode_frame, encode_command
+from mqbroker.wire.command import RemotingCommand, encode_command
+from tests.commands import decode_frame
 
 DEADLINE_SECONDS = 30
 #: For a whole demo, or where a JVM is started, which alone may take a third of that on a busy machine.

@@ -9,8 +9,7 @@ from typing import Any
 
 from mqbroker.wire.batch import BatchEntry, encode_batch
 from mqbroker.wire.codes import PullSysFlag, RequestCode, ResponseCode
-from mqbroker.wire.command import RemotingCommand, decode_commands, encode_command
-from mqbroker.wire.frame import FrameDecoder
+from mqbroker.wire.command import FrameDecoder, RemotingCommand, encode_command
 from mqbroker.wire.headers import (
     CreateTopicRequestHeader,
     PullMessageRequestHeader,
@@ -18,6 +17,7 @@ from mqbroker.wire.headers import (
 )
 from mqbroker.wire.properties import encode_properties
 from mqbroker.wire.record import Record, decode_records
+from tests.commands import decode_commands
 from tests.interop.processes import PATIENCE_S
 
 GROUP = "interop"

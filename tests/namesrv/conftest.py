@@ -12,8 +12,8 @@ from twisted.internet.testing import MemoryReactorClock, StringTransport
 from mqbroker.config import NamesrvSettings, NettySettings
 from mqbroker.namesrv.namesrv_service import make_namesrv
 from mqbroker.store.worker import InlineWorker
-from mqbroker.wire.command import RemotingCommand, decode_commands, encode_command
-from mqbroker.wire.frame import FrameDecoder
+from mqbroker.wire.command import FrameDecoder, RemotingCommand, encode_command
+from tests.commands import decode_commands
 
 DATA = Path(__file__).parent.parent / "data"
 

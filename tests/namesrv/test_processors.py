@@ -17,9 +17,9 @@ from mqbroker.wire.bodies import (
     TopicList,
 )
 from mqbroker.wire.codes import RequestCode, ResponseCode
-from mqbroker.wire.command import RemotingCommand, decode_frame, encode_command
-from mqbroker.wire.frame import encode_frame
+from mqbroker.wire.command import RemotingCommand, encode_command, encode_frame
 from mqbroker.wire.registration import body_crc32, encode_registration
+from tests.commands import decode_frame
 
 BROKER = {
     "brokerName": "broker-a",

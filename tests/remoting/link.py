@@ -16,8 +16,8 @@ from mqbroker.remoting.handlers import HandlerTable
 from mqbroker.remoting.limits import Limits, Load
 from mqbroker.remoting.rate_limited_log import RateLimitedLog
 from mqbroker.remoting.server import RemotingServerFactory
-from mqbroker.wire.command import decode_commands
-from mqbroker.wire.frame import FrameDecoder
+from mqbroker.wire.command import FrameDecoder
+from tests.commands import decode_commands
 
 SERVER = IPv4Address("TCP", "10.0.0.1", 10911)
 CLIENT = IPv4Address("TCP", "10.0.0.2", 40000)

@@ -1,7 +1,6 @@
 """Requests as bytes, and handlers for them."""
 
-from mqbroker.wire.command import RemotingCommand, encode_command
-from mqbroker.wire.frame import JSON
+from mqbroker.wire.command import JSON, RemotingCommand, encode_command
 
 # Any that are classified.
 ECHO, BATCH, OTHER_BATCH, LATER = 10, 11, 12, 15

@@ -8,8 +8,7 @@ from twisted.internet.defer import Deferred, succeed
 from mqbroker.errors import Refused
 from mqbroker.remoting.handlers import UNFORESEEN, HandlerTable
 from mqbroker.wire.codes import RequestCode, ResponseCode
-from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand
-from mqbroker.wire.frame import FRAME_BYTES_MAX, JSON, ROCKETMQ
+from mqbroker.wire.command import FRAME_BYTES_MAX, JSON, ONEWAY_FLAG, ROCKETMQ, RemotingCommand
 from mqbroker.wire.requests import REQUESTS
 from tests.remoting.link import raw_link, serve
 from tests.remoting.requests import BATCH, ECHO, LATER, echo, request

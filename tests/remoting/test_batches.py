@@ -9,8 +9,15 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
 from mqbroker.remoting.handlers import HandlerTable
-from mqbroker.wire.command import ONEWAY_FLAG, RESPONSE_FLAG, RemotingCommand, encode_command
-from mqbroker.wire.frame import JSON, ROCKETMQ, encode_frame
+from mqbroker.wire.command import (
+    JSON,
+    ONEWAY_FLAG,
+    RESPONSE_FLAG,
+    ROCKETMQ,
+    RemotingCommand,
+    encode_command,
+    encode_frame,
+)
 from tests.remoting.link import CLIENT, End, Link, Peer, raw_link, serve
 from tests.remoting.requests import BATCH, ECHO, LATER, OTHER_BATCH, echo, request
 

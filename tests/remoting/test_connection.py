@@ -10,8 +10,7 @@ from mqbroker.errors import ConnectionClosed, RequestTimedOut
 from mqbroker.remoting.connection import RemotingProtocol
 from mqbroker.remoting.handlers import HandlerTable, IConnection
 from mqbroker.remoting.limits import Limits
-from mqbroker.wire.command import RESPONSE_FLAG, RemotingCommand
-from mqbroker.wire.frame import JSON, ROCKETMQ
+from mqbroker.wire.command import JSON, RESPONSE_FLAG, ROCKETMQ, RemotingCommand
 from tests.remoting.link import Link, NoOwner, Peer, protocol_link, raw_link, result, serve, waiting
 from tests.remoting.requests import BATCH, ECHO, LATER, echo, request
 

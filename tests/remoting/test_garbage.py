@@ -10,7 +10,7 @@ from twisted.internet.task import Clock
 
 from mqbroker.remoting.handlers import HandlerTable
 from mqbroker.remoting.limits import Limits
-from mqbroker.wire.frame import JSON, ROCKETMQ, encode_frame
+from mqbroker.wire.command import JSON, ROCKETMQ, encode_frame
 from tests.remoting.link import raw_link, serve
 from tests.remoting.requests import BATCH, ECHO, echo, request
 

@@ -17,8 +17,8 @@ from mqbroker.remoting.limits import Limits
 from mqbroker.remoting.server import RemotingServerFactory
 from mqbroker.remoting.tcp import PromptServer
 from mqbroker.remoting.tls import ServerTls, TlsWatch, tls_connector
-from mqbroker.wire.command import RemotingCommand, decode_commands, encode_command
-from mqbroker.wire.frame import FrameDecoder
+from mqbroker.wire.command import FrameDecoder, RemotingCommand, encode_command
+from tests.commands import decode_commands
 from tests.remoting.certificates import Authority
 from tests.remoting.test_tcp import Reactor, read
 

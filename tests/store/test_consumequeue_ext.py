@@ -30,7 +30,7 @@ from mqbroker.store.consumequeue_ext import (
 )
 from mqbroker.store.file_cache import FileCache
 from mqbroker.store.matching import IMatching
-from mqbroker.wire.javahash import java_hash
+from mqbroker.wire.names import java_hash
 from mqbroker.wire.record import decode_records
 from tests.store.harness import START_S, Bench, FaultyDisk, FaultyFile, message, stop, tree, turns
 
@@ -75,7 +75,7 @@ def test_a_unit_is_laid_out_as_javas(tmp_path: Path) -> None:
     assert file == (first + second).ljust(FILE_BYTES, b"\0")
     assert ext.unit(decorate(0)) == ExtUnit(-5, 0x0102030405060708, b"\xaa\xbb")
     assert ext.unit(decorate(22)) == ExtUnit(java_hash("TagA"), 7, b"")
-    assert (ext.min_address, ext.max_address) == (decorate(0), decorate(42))
+    assert (ext._first, ext.end) == (0, 42)
 
 
 def test_a_unit_that_does_not_fit_begins_the_next_file(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_files_before_the_oldest_address_are_forgotten(tmp_path: Path) -> None:
     assert ext.truncate_by_min(addresses[PER_FILE]) == []  # as in Java: not before one unit of the next is gone too
     assert ext.truncate_by_min(17) == []
     assert ext.truncate_by_min(addresses[PER_FILE + 1]) == [str(directory / f"{0:020d}")]
-    assert ext.min_address == decorate(1024)
+    assert ext._first == 1024
     assert ext.unit(addresses[0]) is None
     assert ext.unit(addresses[PER_FILE]) == ExtUnit(PER_FILE, 1000 + PER_FILE, b"")
     assert [Path(file.path).name for file in ext.take_unsynced()] == [f"{1024:020d}", f"{2048:020d}"]

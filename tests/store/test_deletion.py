@@ -11,7 +11,7 @@ from twisted.logger import capturedLogs
 
 from mqbroker.store.flush import CacheFlusher
 from mqbroker.store.outcomes import GetResult, GetStatus
-from mqbroker.wire.javahash import java_hash
+from mqbroker.wire.names import java_hash
 from mqbroker.wire.record import decode_record
 from tests.store.aging import BODY, HOUR_MS, NOW_HOUR, SEGMENT, a_turn, age, bodies, filled, names, numbered, to_second
 from tests.store.harness import Bench, SteppedWorker, message, stop, turns
@@ -23,7 +23,7 @@ def test_what_was_got_before_stays_readable(make: Callable[..., Bench]) -> None:
     bench = make(delete_when_hours=(NOW_HOUR,), file_reserved_time_hours=1)
     store = filled(bench, 3)
     got = store.get("T", 0, 0, 4)
-    sent = store.read_log(100, 50_000)
+    sent = store._commit_log.read(100, 50_000)
     before = [bytes(piece) for piece in got.pieces], bytes(sent)
     age(bench, 2 * HOUR_MS)
     a_turn(bench)

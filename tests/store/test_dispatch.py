@@ -10,7 +10,7 @@ from mqbroker.errors import StoreUnwritable
 from mqbroker.store import GetStatus, dispatch, indexing
 from mqbroker.store import commitlog as commitlog_module
 from mqbroker.store.tags_codes import parse_delay_levels
-from mqbroker.wire.javahash import java_hash
+from mqbroker.wire.names import java_hash
 from tests.store.harness import START_S, Bench, message, stop, tree
 
 NOW_MS = int(START_S * 1000)

@@ -12,7 +12,7 @@ from mqbroker.broker.offset_table import OffsetTable
 from mqbroker.store.consumequeue_ext import is_address
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.worker import InlineWorker
-from mqbroker.wire.javahash import java_hash
+from mqbroker.wire.names import java_hash
 from mqbroker.wire.record import decode_records
 from tests.broker.bench import live_settings
 from tests.store.harness import DATA, Bench, make_bench, stop, tree, turns

@@ -17,7 +17,7 @@ from mqbroker.store import GetResult, MessageStore
 from mqbroker.store.checkpoint import decode_checkpoint, encode_checkpoint
 from mqbroker.store.cold import run_now
 from mqbroker.wire.codes import SysFlag
-from mqbroker.wire.javahash import java_hash
+from mqbroker.wire.names import java_hash
 from mqbroker.wire.record import decode_records
 from tests.store.aging import BODY, HOUR_MS, NOW_HOUR, SEGMENT, a_turn, age, numbered
 from tests.store.aging import bodies as aged_bodies

@@ -13,7 +13,7 @@ from mqbroker.store import GetResult, GetStatus, MessageStore
 from mqbroker.store import pull as module
 from mqbroker.store.consumequeue_ext import ExtUnit
 from mqbroker.store.matching import IMatching
-from mqbroker.wire.javahash import java_hash
+from mqbroker.wire.names import java_hash
 from mqbroker.wire.record import decode_records
 from tests.store.harness import Bench, after_restart, message
 from tests.store.test_cold_reads import fail_for_good, kept, offsets, step_all

@@ -12,7 +12,7 @@ import pytest
 from mqbroker.errors import LmqQueuesExceeded, MultiDispatchRefused, RecordTooLarge, StoreUnwritable
 from mqbroker.store import GetStatus, MessageStore
 from mqbroker.store.commitlog import NewMessage
-from mqbroker.wire.javahash import java_hash
+from mqbroker.wire.names import java_hash
 from mqbroker.wire.properties import PROPERTIES_BYTES_MAX, find_property
 from mqbroker.wire.record import Record, decode_records
 from tests.store.harness import Bench, after_restart, message, stop, tree, turns

@@ -15,7 +15,7 @@ from mqbroker.store import GetResult, GetStatus, MessageStore
 from mqbroker.store.closer_look import CloserLook
 from mqbroker.store.outcomes import Get
 from mqbroker.store.picking import Picking
-from mqbroker.wire.javahash import java_hash
+from mqbroker.wire.names import java_hash
 from tests.store.harness import Bench, make_bench, message
 from tests.store.test_cold_reads import offsets
 from tests.store.test_matching import Matching

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqbroker.wire.batch import BadBatch, BatchEntry, decode_batch, encode_batch
-from mqbroker.wire.command import decode_frame
 from mqbroker.wire.properties import decode_properties
+from tests.commands import decode_frame
 
 # MessageDecoder.encodeMessages of 4.9.7: two messages, the first with tags, a key and flag 9.
 FROM_JAVA = bytes.fromhex(

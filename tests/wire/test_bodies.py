@@ -45,8 +45,8 @@ from mqbroker.wire.bodies import (
     TopicRouteData,
 )
 from mqbroker.wire.body import BadBody, Body, Int
-from mqbroker.wire.command import decode_frame
 from mqbroker.wire.headers import camel_case
+from tests.commands import decode_frame
 
 CLASSES = {
     name: value

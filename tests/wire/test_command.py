@@ -13,14 +13,16 @@ from mqbroker.errors import BadFrame
 from mqbroker.wire.codes import VERSION, LanguageCode, RequestCode, ResponseCode
 from mqbroker.wire.command import (
     EXT_FIELDS_MAX,
+    JSON,
+    ROCKETMQ,
+    FrameDecoder,
     RemotingCommand,
     decode_command,
-    decode_commands,
-    decode_frame,
     encode_command,
+    encode_frame,
 )
-from mqbroker.wire.frame import JSON, ROCKETMQ, FrameDecoder, encode_frame
 from mqbroker.wire.headers import GetMaxOffsetRequestHeader, GetMaxOffsetResponseHeader
+from tests.commands import decode_commands, decode_frame
 
 # RemotingCommand.encode() of 4.9.7: a oneway GO request with a remark, four-byte characters and an empty field,
 # and a response with neither remark nor fields.

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mqbroker.wire.command import decode_frame
 from mqbroker.wire.fastjson import DEPTH_MAX, BadJson, JsonKey, dumps, loads
+from tests.commands import decode_frame
 
 
 def objects(found: list[tuple[str, object]]) -> dict:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqbroker.errors import BadFrame
-from mqbroker.wire.frame import FRAME_BYTES_MAX, JSON, ROCKETMQ, Frame, FrameDecoder, encode_frame
+from mqbroker.wire.command import FRAME_BYTES_MAX, JSON, ROCKETMQ, Frame, FrameDecoder, encode_frame
 
 
 def feed_pieces(data: bytes, cuts: list[int]) -> list[Frame]:

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from mqbroker.errors import Refused
 from mqbroker.wire import headers
 from mqbroker.wire.codes import ResponseCode
-from mqbroker.wire.command import decode_frame
 from mqbroker.wire.headers import Header, camel_case, decode_header, encode_header
 from mqbroker.wire.requests import REQUESTS
+from tests.commands import decode_frame
 
 CLASSES = {
     name: value

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqbroker.wire.javahash import java_hash
+from mqbroker.wire.names import java_hash
 
 # Printed by String.hashCode of OpenJDK 17.
 FROM_JAVA = [

@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqbroker.errors import MQError
-from mqbroker.wire.command import decode_frame
 from mqbroker.wire.properties import (
     PROPERTIES_BYTES_MAX,
     decode_properties,
@@ -13,6 +12,7 @@ from mqbroker.wire.properties import (
     find_in_each,
     find_property,
 )
+from tests.commands import decode_frame
 
 # What MessageDecoder.string2messageProperties of 4.9.7 makes of these.
 FROM_JAVA = [

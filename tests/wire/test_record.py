@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from mqbroker.errors import MQError
 from mqbroker.wire.codes import SysFlag
-from mqbroker.wire.command import decode_frame
 from mqbroker.wire.properties import decode_properties
 from mqbroker.wire.record import (
     BLANK_MAGIC,
@@ -41,6 +40,7 @@ from mqbroker.wire.record import (
     record_body,
     store_timestamp_at,
 )
+from tests.commands import decode_frame
 from tests.record_page import PAGE, page_with, render
 
 # MessageDecoder.encode of 4.9.7, which leaves the CRC at 0: born on IPv6 and stored on IPv4; and both on IPv6 with

@@ -20,10 +20,10 @@ from mqbroker.wire.registration import (
     BrokerTopics,
     QueueNumbers,
     body_crc32,
-    decode_registration,
     encode_registration,
     read_registration,
 )
+from tests.commands import decode_registration
 
 BODY = RegisterBrokerBody(
     TopicConfigSerializeWrapper(

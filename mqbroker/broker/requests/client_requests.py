@@ -32,7 +32,15 @@ from mqbroker.wire.bodies import (
     ProducerConnection,
     SubscriptionData,
 )
-from mqbroker.wire.codes import RETRY_PREFIX, LanguageCode, RequestCode, ResponseCode, TopicSysFlag
+from mqbroker.wire.codes import (
+    RETRY_PREFIX,
+    V3_1_8_SNAPSHOT,
+    LanguageCode,
+    RequestCode,
+    ResponseCode,
+    TopicSysFlag,
+    old_version_name,
+)
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import (
     ConsumeMessageDirectlyResultRequestHeader,
@@ -43,7 +51,6 @@ from mqbroker.wire.headers import (
 )
 from mqbroker.wire.ids import parse_offset_message_id
 from mqbroker.wire.names import TOPIC_LENGTH_MAX, check_group, check_topic
-from mqbroker.wire.versions import V3_1_8_SNAPSHOT, old_version_name
 
 #: Of one group in one heartbeat.
 SUBSCRIPTIONS_MAX = 10_000

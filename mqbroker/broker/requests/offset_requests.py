@@ -29,7 +29,7 @@ from mqbroker.wire.admin_bodies import (
     ResetOffsetBodyForC,
 )
 from mqbroker.wire.bodies import MessageQueue
-from mqbroker.wire.codes import LanguageCode, RequestCode, ResponseCode
+from mqbroker.wire.codes import V3_0_7_SNAPSHOT, LanguageCode, RequestCode, ResponseCode, old_version_name
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import (
     CloneGroupOffsetRequestHeader,
@@ -49,7 +49,6 @@ from mqbroker.wire.headers import (
     UpdateConsumerOffsetRequestHeader,
 )
 from mqbroker.wire.names import check_group, check_topic, is_lmq
-from mqbroker.wire.versions import V3_0_7_SNAPSHOT, old_version_name
 
 log = Logger()
 

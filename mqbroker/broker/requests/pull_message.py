@@ -37,8 +37,7 @@ from mqbroker.wire.codes import (
     ResponseCode,
     SysFlag,
 )
-from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand, encode_command
-from mqbroker.wire.frame import JSON
+from mqbroker.wire.command import JSON, ONEWAY_FLAG, RemotingCommand, encode_command
 from mqbroker.wire.headers import PullMessageRequestHeader, PullMessageResponseHeader, decode_header
 from mqbroker.wire.properties import reencode_properties
 

@@ -32,8 +32,7 @@ from mqbroker.wire.codes import (
     ResponseCode,
     SysFlag,
 )
-from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand, encode_command
-from mqbroker.wire.frame import JSON
+from mqbroker.wire.command import JSON, ONEWAY_FLAG, RemotingCommand, encode_command
 from mqbroker.wire.properties import PROPERTIES_BYTES_MAX
 
 log = Logger()

@@ -17,7 +17,7 @@ from mqbroker.store.index import KeyHasher
 from mqbroker.store.index_file import ENTRY, ENTRY_BYTES, HEADER_BYTES, SLOT_BYTES, IndexHeader, read_header
 from mqbroker.store.logscan import Scanned
 from mqbroker.store.offline.findings import Findings, when
-from mqbroker.wire.javahash import java_hash
+from mqbroker.wire.names import java_hash
 
 _CHUNK = 1024
 _SLOTS_CHUNK = 65536

@@ -24,8 +24,7 @@ from mqbroker.store.multi_dispatch import NAMES_MARK
 from mqbroker.store.syncs import ISyncs, KernelSyncs, WorkerSyncs
 from mqbroker.store.tags_codes import TagsCodes
 from mqbroker.wire.codes import SCHEDULE_TOPIC, SysFlag
-from mqbroker.wire.javahash import java_hash
-from mqbroker.wire.names import LMQ_PREFIX
+from mqbroker.wire.names import LMQ_PREFIX, java_hash
 from mqbroker.wire.record import BLANK_BYTES_MIN, MAGIC, decode_record
 from tests.store.harness import BORN, HOST, START_S
 from tests.store.simulation import coverage, hostile, spoil, steps

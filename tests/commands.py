@@ -1,0 +1,30 @@
+"""Whole frames, and bodies that are read in steps, read at once."""
+
+from mqbroker.errors import BadFrame
+from mqbroker.wire.command import Frame, FrameDecoder, RemotingCommand, decode_command
+from mqbroker.wire.registration import BrokerTopics, read_registration
+
+
+def decode_commands(frames: list[Frame]) -> list[RemotingCommand]:
+    """Read what FrameDecoder.feed returned."""
+    return [decode_command(*frame) for frame in frames]
+
+
+def decode_frame(data: bytes) -> RemotingCommand:
+    """Read exactly one whole frame with its length. Raises BadFrame where it is more or less than that."""
+    decoder = FrameDecoder()
+    frames = decoder.feed(data)
+    if len(frames) != 1 or decoder.pending_bytes:
+        raise BadFrame(f"{len(data)} bytes hold {len(frames)} frames and {decoder.pending_bytes} bytes more")
+    return decode_command(*frames[0])
+
+
+def decode_registration(data: bytes, *, compressed: bool) -> BrokerTopics:
+    """Read the request's body at once. Raises BadBody."""
+    steps = read_registration(data, compressed=compressed)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: BrokerTopics = end.value
+            return found

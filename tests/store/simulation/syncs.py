@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from mqbroker.store.disk import IMappedFile
+from mqbroker.store.disk import IMappedFile, is_shortage
 from mqbroker.store.flush import RUNNING_MAX
 from mqbroker.store.syncs import ISyncs
 from tests.store.simulation.model import Model, SyncSpan
@@ -36,6 +37,8 @@ class TimedSyncs:
 
         def ended(result: Any) -> Any:
             span.end_s = model.exposed_s
+            if isinstance(result, Failure) and result.check(OSError) and not is_shortage(result.value):
+                model.unsynced_may_go = True  # also where it is the kernel's queue that does not say how it ended
             return result
 
         return running.addBoth(ended)

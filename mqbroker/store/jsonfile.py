@@ -1,7 +1,8 @@
 """A table kept as one JSON file, replaced as a whole and never half.
 
 The new content is written beside the file, synced, and renamed over it; the former content stays as `.bak`, which is
-read where the file itself is missing or damaged. Java deletes before it renames and syncs nothing.
+read where the file itself is missing or damaged. Where it is damaged, too, what was to be the next content is read.
+Java deletes before it renames and syncs nothing.
 """
 
 from __future__ import annotations
@@ -62,12 +63,15 @@ class JsonFile:
         self.is_behind = False
 
     def load(self, read: Callable[[bytes], T]) -> T | None:
-        """Return `read` of the content, of the `.bak` where that fails, None where neither is there.
+        """Return `read` of the content, of the `.bak` or what was to be the next where that fails, None where there is
+        nothing.
 
         Raises StoreDamaged where there is content and none of it can be read, and OSError.
         """
         damage = None
-        for path in (self.path, self.path + ".bak"):
+        backup, unfinished = self.path + ".bak", self.path + ".tmp"
+        # Where a process ended while it replaced the file, both names may be of one file, and a newer one be whole.
+        for path in (self.path, backup, unfinished) if self._disk.exists(backup) else (self.path,):
             try:
                 data = self._disk.read(path)
             except FileNotFoundError:
@@ -79,8 +83,10 @@ class JsonFile:
                 log.error("{path} cannot be read: {why}", path=path, why=str(error))
                 continue
             if path != self.path:
-                self._is_damaged = damage is not None
+                self._is_damaged = damage is not None and path == backup
                 log.warn("{path} is used instead of {missing}", path=path, missing=self.path)
+                if path == unfinished:
+                    self._disk.rename(path, self.path)
                 # A process that was killed between the renames did not: the damaged one alone could come to the disk.
                 self._disk.sync_directory(os.path.dirname(path))
             return value

@@ -39,6 +39,7 @@ from mqbroker.store.recovery import (
     Recovered,
     Segments,
     cut_queues,
+    ends_well,
     find_lacking,
     find_start,
     is_whole,
@@ -141,7 +142,7 @@ class Opening:
         refuse_lost_log(segments, queues, bool(disk.names(paths.index)), checkpoint, is_intact)
         # Not before: a lost log may be moved to where this would be in its way.
         make_lasting_directories(disk, paths.commit_log)
-        finish_removals(queues, removed, disk)
+        finish_removals(queues, removed, disk, lambda queue: ends_well(segments, queue, is_clean=False))
         if is_clean:  # from here on files change
             disk.write(paths.abort, disk.boot_id())
         kept = CheckpointFile(disk, paths.checkpoint, checkpoint)

@@ -223,7 +223,7 @@ def cut_queues(segments: Segments, queues: ConsumeQueues, start: int, is_clean: 
         if not is_clean or queue.end_of_last() > start:
             queue.truncate(start)
         is_headless = queue.lacks_first or _may_lack_first(segments, queue)
-        is_garbled = not _ends_well(segments, queue, is_clean)
+        is_garbled = not ends_well(segments, queue, is_clean)
         if is_headless or is_garbled:
             log.warn("{directory} is not as the log says: it is built anew", directory=queue.directory)
             lost[queue] = queue.first_offset if is_headless else 0
@@ -260,7 +260,7 @@ def find_lacking(
     return offset if ends and is_boundary else segments.first_offset
 
 
-def _ends_well(segments: Segments, queue: ConsumeQueue, is_clean: bool) -> bool:
+def ends_well(segments: Segments, queue: ConsumeQueue, is_clean: bool) -> bool:
     """Whether the newest entry of a queue can be one. After a crash the log is asked, where it has the message."""
     if queue.is_empty:
         return True

@@ -190,12 +190,15 @@ def empty_trash(disk: IDisk, roots: Iterable[str]) -> None:
             disk.remove_tree(trash)
 
 
-def finish_removals(queues: ConsumeQueues, removed: RemovedQueues, disk: IDisk) -> None:
+def finish_removals(
+    queues: ConsumeQueues, removed: RemovedQueues, disk: IDisk, ends_well: Callable[[ConsumeQueue], bool]
+) -> None:
     """Remove the queues that a process was about to remove when it ended. Raises OSError.
 
-    One that has newer messages was made again since; it stays.
+    One that has newer messages was made again since; it stays. So does one whose newest entry is garbage: it is built
+    anew, from where its note says.
     """
-    _forget_renumbered(queues, removed)
+    _forget_renumbered(queues, removed, ends_well)
     if not removed.removing:
         return
     for key in removed.removing:
@@ -204,7 +207,8 @@ def finish_removals(queues: ConsumeQueues, removed: RemovedQueues, disk: IDisk) 
         if queue is None or note is None:
             continue
         if queue.end_of_last() > note.until:
-            _note_earlier(queue, removed)
+            if ends_well(queue):
+                _note_earlier(queue, removed)
             continue
         for file in queues.forget(queue):
             file.close()
@@ -242,10 +246,14 @@ def _note_earlier(queue: ConsumeQueue, removed: RemovedQueues) -> None:
         removed.table[queue.topic, queue.queue_id] = Removed(begin, queue.entry(begin)[0])
 
 
-def _forget_renumbered(queues: ConsumeQueues, removed: RemovedQueues) -> None:
+def _forget_renumbered(
+    queues: ConsumeQueues, removed: RemovedQueues, ends_well: Callable[[ConsumeQueue], bool]
+) -> None:
     """Forget what is remembered of queues that a Java broker made again: it began at 0."""
     for key, note in list(removed.table.items()):
         queue = queues.by_name.get(key)
-        if queue is not None and queue.end_of_last() > note.until and queue.max_offset <= note.next_offset:
+        if queue is None or queue.end_of_last() <= note.until or queue.max_offset > note.next_offset:
+            continue
+        if ends_well(queue):
             del removed.table[key]
             queue.begins_at = 0

@@ -276,8 +276,9 @@ class StoreFiles:
         self._tallied.clear()
 
         def alone() -> Any:
-            self.checkpoint.forget_tally()
-            return work()
+            result = work()
+            self.checkpoint.forget_tally()  # not where that failed, and nothing goes
+            return result
 
         return self._flusher.run_alone(alone)
 

@@ -157,6 +157,27 @@ KNOWN = [
         ("tests/store/simulation/test_guarantees.py",),
     ),
     Mutation(
+        "forget the count of queues for a removal that cannot be noted",
+        "store/store_files.py",
+        "            result = work()\n            self.checkpoint.forget_tally()",
+        "            self.checkpoint.forget_tally()\n            result = work()",
+        ("tests/store/simulation/test_seeds.py::test_what_once_failed",),
+    ),
+    Mutation(
+        "take a garbled queue for one that Java made again",
+        "store/removal.py",
+        "            continue\n        if ends_well(queue):",
+        "            continue\n        if True:",
+        ("tests/store/simulation/test_guarantees.py",),
+    ),
+    Mutation(
+        "read the former content of a table without bringing its name to the disk",
+        "store/jsonfile.py",
+        "                self._disk.sync_directory(os.path.dirname(path))",
+        "                pass",
+        ("tests/store/simulation/test_seeds.py::test_what_once_failed",),
+    ),
+    Mutation(
         "begin a queue with lost entries of which the log has no message",
         "store/mending.py",
         "start if low > oldest else 0",

@@ -96,9 +96,6 @@ def options_of(seed: int, held_back: Collection[str] = HELD_BACK) -> Options:
 
 def _extras_of(seed: int, faults: Collection[str], held_back: Collection[str]) -> list[str]:
     found = [extra for extra, share in EXTRAS.items() if Random(f"{seed} {extra}").random() < share]
-    if ("full" in faults or "short" in found) and {"lost queues", "garbled queues"}.intersection(found):
-        # Where a removal cannot be noted for long, there is no count of queues by which a start knows what they lack.
-        found = [extra for extra in found if extra != "removal"]
     return [extra for extra in found if extra not in held_back]
 
 

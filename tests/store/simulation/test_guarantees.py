@@ -197,3 +197,17 @@ def test_the_lost_beginning_of_a_queue_that_was_made_again(end: str, seed: int) 
     world.do(["spoil", "consumequeue", "zeros", end, seed])
     assert world.store.min_offset("A", 0) == 1
     world.finish()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_garbage_in_a_queue_that_was_made_again(seed: int) -> None:
+    world = make_world(queue_file_bytes=20_000, index=False)
+    for _ in range(18):
+        world.do(["append", True, [[0, 0, 0, PLAIN]] * 10])
+    world.do(["remove", "A", 0, "kill", 0])
+    work_off(world)
+    append(world, waits=True)
+    world.do(["advance", 3000, 0.9, 0])
+    world.do(["spoil", "consumequeue", "garbage", "kill", seed])  # where the newest entry is, it has no message
+    assert (world.store.min_offset("A", 0), world.store.max_offset("A", 0)) == (180, 181)
+    world.finish()

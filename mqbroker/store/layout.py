@@ -14,7 +14,7 @@ INDEX_NAME = re.compile(r"\d{17}")
 #: What the Java broker 4.9 and ours keep in a store directory.
 PARTS = (
     "commitlog", "consumequeue", "consumequeue_ext", "index", "config", "checkpoint", "abort", "lock",
-    "removedQueues.json", "queueEnds",
+    "removedQueues.json", "queueEnds", "queueEnds.last",
 )  # fmt: skip
 _DIRECTORIES = ("commitlog", "consumequeue", "consumequeue_ext", "index", "config")
 

@@ -16,7 +16,7 @@ from mqbroker.store.checkpoint import Checkpoint, decode_checkpoint
 from mqbroker.store.checkpoint_file import CheckpointFile
 from mqbroker.store.cold import ColdReads, FailedReads
 from mqbroker.store.commitlog import Appended, CommitLog, NewMessage
-from mqbroker.store.consumequeue import ConsumeQueue
+from mqbroker.store.consumequeue import ConsumeQueue, QueueEnd
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.damages import Damages
 from mqbroker.store.deletion import CacheCleaner, LogCleaner, Remover
@@ -34,7 +34,7 @@ from mqbroker.store.logscan import Damage
 from mqbroker.store.mending import Mender
 from mqbroker.store.multi_dispatch import MultiAppender, MultiQueues
 from mqbroker.store.pull import Reader
-from mqbroker.store.queue_ends import forget_ends, read_ends
+from mqbroker.store.queue_ends import put_ends_aside, read_ends, read_former_ends
 from mqbroker.store.recovery import (
     Recovered,
     Segments,
@@ -51,7 +51,7 @@ from mqbroker.store.recovery import (
     store_log_again,
     sync_log,
 )
-from mqbroker.store.removal import TopicRemover, empty_trash, finish_removals, lower_numbers
+from mqbroker.store.removal import TopicRemover, empty_trash, finish_removals, lower_numbers, take_up_numbers
 from mqbroker.store.removed_queues import RemovedQueues
 from mqbroker.store.retention import Retention, RetentionRules
 from mqbroker.store.segment import SegmentSource, is_full_disk, why_full
@@ -148,7 +148,7 @@ class Opening:
         kept = CheckpointFile(disk, paths.checkpoint, checkpoint)
         refuse_later(segments, queues)
         self._sync_checkpoint(abort, checkpoint_data)
-        forget_ends(disk, paths.queue_ends)
+        put_ends_aside(disk, paths.queue_ends)
         start = find_start(segments, queues, checkpoint, is_clean, is_intact)
         kept.forget_queues_above(start.offset)
         lost = cut_queues(segments, queues, start.offset, is_clean and not start.queues_lack)
@@ -218,6 +218,7 @@ class Opening:
         yield from self._build_queues(builder, dispatcher, commit_log, rebuild_from, lost)
         if known is not None:
             self._say_built(queues, known, trusted)
+        self._take_up_numbers(queues, removed, ends or read_former_ends(disk, paths.queue_ends), recovered.end)
         entering.last_timestamp_ms = max(checkpoint.queues_ms, entering.last_timestamp_ms)
         if not is_intact:  # not before what the machine may have lost is built anew
             disk.write(paths.abort, disk.boot_id())
@@ -346,6 +347,16 @@ class Opening:
             "and that is built anew",
             root=self.paths.root, start=start, end=trusted,
         )  # fmt: skip
+
+    def _take_up_numbers(
+        self, queues: ConsumeQueues, removed: RemovedQueues, ends: Mapping[tuple[str, int], QueueEnd], log_end: int
+    ) -> None:
+        former = {key: end.max_offset for key, end in ends.items()}
+        for topic, queue_id in take_up_numbers(queues, removed, former, log_end):
+            self.log.warn(
+                "{topic}, queue {queue_id}: its files are lost and of its messages the log has none, it goes on at {n}",
+                topic=topic, queue_id=queue_id, n=removed.table[topic, queue_id].next_offset,
+            )  # fmt: skip
 
     def _say_built(self, queues: ConsumeQueues, known: Mapping[ConsumeQueue, int], trusted: int) -> None:
         """Tell how many queues lacked entries of messages below `trusted` in the log; they had them up to `known`."""

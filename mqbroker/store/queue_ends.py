@@ -1,8 +1,8 @@
 """The note of a clean stop: where each consume queue ends, so that a start need not look into all their files.
 
-A start takes it away before anything is changed. It is true only together with the checkpoint that was written with it:
-a Java broker, which does not mind the file, changes that with the first message it stores. Must never know how a queue
-is opened.
+A start gives it another name before anything is changed. It is true only together with the checkpoint that was written
+with it: a Java broker, which does not mind the file, changes that with the first message it stores. Under its other
+name it says from then on which numbers queues have given at least. Must never know how a queue is opened.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from mqbroker.store.disk import IDisk
 
 log = Logger()
 
+#: Ends the name of a note that was put aside.
+FORMER = ".last"
 _NUMBER_MAX = 2**63 - 1
 
 
@@ -35,29 +37,39 @@ def write_ends(disk: IDisk, path: str, queues: Iterable[ConsumeQueue], checkpoin
 
 def read_ends(disk: IDisk, path: str, checkpoint: bytes) -> dict[tuple[str, int], QueueEnd]:
     """Read the note that was written with this checkpoint; empty where there is none. Raises OSError."""
+    return _read(disk, path, zlib.crc32(checkpoint))
+
+
+def read_former_ends(disk: IDisk, path: str) -> dict[tuple[str, int], QueueEnd]:
+    """Read the note that was put aside last, whatever happened since; empty where there is none. Raises OSError."""
+    return _read(disk, path + FORMER, None)
+
+
+def _read(disk: IDisk, path: str, checkpoint_crc: int | None) -> dict[tuple[str, int], QueueEnd]:
     if not disk.exists(path):
         return {}
     try:
-        return parse_ends(disk.read(path), zlib.crc32(checkpoint))
+        return parse_ends(disk.read(path), checkpoint_crc)
     except ValueError as error:
         log.warn("{path} is damaged and not used: {why}", path=path, why=str(error))
     return {}
 
 
-def forget_ends(disk: IDisk, path: str) -> None:
-    """Delete the note: files are about to change. Raises OSError."""
+def put_ends_aside(disk: IDisk, path: str) -> None:
+    """Give the note its other name: files are about to change. Raises OSError."""
     if disk.exists(path):
-        disk.remove(path)
+        disk.rename(path, path + FORMER)
 
 
-def parse_ends(data: bytes, checkpoint_crc: int) -> dict[tuple[str, int], QueueEnd]:
-    """The ends of queues by topic and queue id; none where they are of another checkpoint. Raises ValueError."""
+def parse_ends(data: bytes, checkpoint_crc: int | None) -> dict[tuple[str, int], QueueEnd]:
+    """The ends of queues by topic and queue id; none where they are of another checkpoint, of which None is any.
+    Raises ValueError."""
     head, _, body = data.partition(b"\n")
     if head != b"%08x" % zlib.crc32(body):
         raise ValueError("its CRC is another")
     try:
         content = json.loads(body)
-        if content["checkpoint"] != checkpoint_crc:
+        if checkpoint_crc not in (None, content["checkpoint"]):
             return {}
         return dict(map(_parse_row, content["queues"]))
     except (KeyError, TypeError, RecursionError) as error:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from twisted.internet.defer import Deferred, DeferredLock
 from twisted.logger import Logger
 
 from mqbroker.store.consumequeue import BLANK_SIZE, ConsumeQueue
-from mqbroker.store.consumequeues import TRASH, ConsumeQueues, Removed
+from mqbroker.store.consumequeues import TOPIC_NAME, TRASH, ConsumeQueues, Removed
 from mqbroker.store.deletion import RunFunction
 from mqbroker.store.disk import IDisk, IMappedFile
 from mqbroker.store.removed_queues import RemovedQueues
@@ -235,6 +235,29 @@ def lower_numbers(queues: ConsumeQueues, removed: RemovedQueues, log_end: int) -
             queue.reset()
             queues.dirty[queue] = None
     removed.write(removed.encode())
+
+
+def take_up_numbers(
+    queues: ConsumeQueues, removed: RemovedQueues, former: Mapping[tuple[str, int], int], log_end: int
+) -> list[tuple[str, int]]:
+    """Have queues without a message, that have lost their files since they gave `former` numbers, go on with these as
+    removed queues do; which ones. For when all that the log has is in the queues. Raises OSError."""
+    highest = log_end // RECORD_BYTES_MIN
+    found: list[tuple[str, int]] = []
+    for key, number in former.items():
+        queue, next_offset = queues.by_name.get(key), min(number, highest)
+        if queue is not None and (queue.min_offset < queue.max_offset or queue.max_offset >= next_offset):
+            continue
+        if next_offset > 0 and key not in removed.table and TOPIC_NAME.fullmatch(key[0]):
+            found.append(key)
+            removed.table[key] = Removed(next_offset, 0)
+            if queue is not None:
+                queue.begins_at = queue.next_offset = next_offset
+                queue.reset()
+                queues.dirty[queue] = None
+    if found:
+        removed.write(removed.encode())
+    return found
 
 
 def _note_earlier(queue: ConsumeQueue, removed: RemovedQueues) -> None:

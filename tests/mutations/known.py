@@ -273,6 +273,16 @@ KNOWN = [
         ("tests/store/test_consumequeue_ext.py::test_units_of_other_messages_are_built_again_from_the_log",),
     ),
     Mutation(
+        "give numbers again of a queue that neither files nor log know any more",
+        "store/removal.py",
+        "            removed.table[key] = Removed(next_offset, 0)\n",
+        "            removed.table[key] = Removed(0, 0)\n",
+        (
+            "tests/store/test_lost_queues.py"
+            "::test_a_queue_that_lost_all_goes_on_with_the_numbers_that_it_had_at_the_last_stop",
+        ),
+    ),
+    Mutation(
         "pass over an entry that was lost",
         "store/mending.py",
         "    return size < RECORD_BYTES_MIN or not 0 <= physical_offset <= log_end - size % BLANK_SIZE\n",

@@ -211,6 +211,51 @@ def test_a_queue_goes_on_with_its_numbers_of_which_neither_files_nor_log_have_a_
     stop(again)
 
 
+@pytest.mark.parametrize("loss", ["the file", "the directory", "the page"])
+@pytest.mark.parametrize("how", ["stopped", "killed", "killed twice", "killed again later"])
+def test_a_queue_that_lost_all_goes_on_with_the_numbers_that_it_had_at_the_last_stop(
+    aged: Bench, how: str, loss: str
+) -> None:
+    """The log has none of its messages, so that nothing else could tell."""
+    if how.startswith("killed"):
+        aged.open().append([message(body=b"later")])  # nobody stops it
+        aged = aged.image("killed")
+    if how == "killed twice":
+        aged.open()
+        aged = aged.image("twice")
+    directory = aged.root / "consumequeue" / "Gone" / "0"
+    if loss == "the page":
+        write(directory / f"{0:020d}", 0, bytes(60))
+    else:
+        shutil.rmtree(directory if loss == "the file" else directory.parent)
+    with capturedLogs() as logs:
+        again = aged.open()
+    assert [entry["n"] for entry in logs if "it goes on at" in entry["log_format"]] == [2]
+    assert again.bounds("Gone", 0) == (2, 2)
+    if how == "killed again later":  # what it goes on with is on the disk
+        (aged.root / "queueEnds.last").unlink(missing_ok=True)
+        aged = aged.image("later")
+        again = aged.open()
+    assert again.append([message("Gone", body=b"next")])[0][1] == 2
+    again.dispatch_now()
+    assert aged_bodies(again, "Gone") == [b"next"]
+    stop(again)
+    with capturedLogs() as logs:
+        again = aged.open()
+    assert not [entry for entry in logs if "it goes on at" in entry["log_format"]]
+    assert aged_bodies(again, "Gone") == [b"next"]
+    assert again.bounds("Gone", 0) == (2, 3)
+    stop(again)
+
+
+def test_with_another_log_no_queue_goes_on_with_numbers_of_the_one_before(aged: Bench) -> None:
+    for name in ("commitlog", "consumequeue", "index"):
+        shutil.rmtree(aged.root / name, ignore_errors=True)
+    again = aged.open()
+    assert again.append([message("Gone")])[0][1] == 0
+    stop(again)
+
+
 def test_a_queue_that_is_built_anew_does_not_give_the_numbers_again_of_what_went_before_the_log(
     make: Callable[..., Bench], utc: None
 ) -> None:
@@ -229,6 +274,7 @@ def test_a_queue_that_is_built_anew_does_not_give_the_numbers_again_of_what_went
     known = attrs.evolve(known, queues_offset=first[0], tally=None)
     (bench.root / "checkpoint").write_bytes(encode_checkpoint(known))
     killed(bench, "killed")
+    (bench.root / "queueEnds").unlink()  # which knows that there was one more
     for damaged in (rare, hidden):
         base = damaged[0] // SEGMENT * SEGMENT
         write(bench.root / "commitlog" / f"{base:020d}", damaged[0] - base + 4, b"\xff")

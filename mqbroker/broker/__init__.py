@@ -1,1 +1,1 @@
-"""What a broker keeps and answers: topics, groups, offsets, clients, held pulls, and the processors over them."""
+"""The behaviour of a broker: its tables of topics, groups, offsets and clients, and the requests over them."""

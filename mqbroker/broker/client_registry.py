@@ -1,8 +1,8 @@
 """The connected producers and consumers of each group, from their heartbeats, and the notice that a group has changed.
 
 NOTIFY_CONSUMER_IDS_CHANGED tells the consumers of a group that they must share their queues anew. Whatever changes in a
-group before its consumers are told is told once. Of thousands of consumers some are told in each turn of the clock, so
-that nobody waits for them; a group that changes meanwhile is told again when its turn comes.
+group before its consumers are notified takes one notice. Of thousands of consumers some are notified in each turn of
+the clock, so that nobody waits for them; a group that changes meanwhile is notified again when its turn comes.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from mqbroker.wire.headers import NotifyConsumerIdsChangedRequestHeader
 log = Logger()
 
 
-#: So many consumers are told in one turn, a ms or two; the next comes so much later for each of them.
+#: So many consumers are notified in one turn, a ms or two; the next comes so much later for each of them.
 TURN_CONSUMERS = 100
 SECONDS_EACH = 50e-6
 
 
 class Notifications:
-    """Tells the consumers of groups that their group has changed.
+    """Notifies the consumers of groups that their group has changed.
 
     :param consumers_of: the connections of a group's consumers; none where there is no such group.
     """
@@ -38,7 +38,7 @@ class Notifications:
     def __init__(self, clock: IReactorTime, consumers_of: Callable[[str], Collection[IConnection]]) -> None:
         self._clock = clock
         self._consumers_of = consumers_of
-        #: Groups that changed since their consumers were told, in that order.
+        #: Groups that changed since their consumers were notified, in that order.
         self._changed: dict[str, None] = {}
         self._under_way: Iterator[IConnection] = iter(())
         self._group = ""
@@ -46,7 +46,7 @@ class Notifications:
         self._is_stopped = False
 
     def changed(self, group: str) -> None:
-        """The consumers of `group` are to be told, soon."""
+        """Have the consumers of `group` notified, soon."""
         self._changed[group] = None
         if self._call is None and not self._is_stopped:
             self._call = self._clock.callLater(0, self._turn)
@@ -63,11 +63,11 @@ class Notifications:
         try:
             told = self._notify_some()
         finally:
-            # Also where nobody is left: what changes now is told when those before have been paid for.
+            # Also where nobody is left: what changes now waits until those before have had their time.
             self._call = self._clock.callLater(told * SECONDS_EACH, self._turn) if told else None
 
     def _notify_some(self) -> int:
-        """Tell as many as one turn may; returns how many those were."""
+        """Notify as many as one turn may; returns how many those were."""
         for told in range(TURN_CONSUMERS):
             connection = self._next()
             if connection is None:
@@ -77,7 +77,7 @@ class Notifications:
         return TURN_CONSUMERS
 
     def _next(self) -> IConnection | None:
-        """Who is to be told next; None where everybody was."""
+        """The next to notify; None where all were."""
         while (connection := next(self._under_way, None)) is None:
             if not self._changed:
                 return None

@@ -1,6 +1,6 @@
-"""Fast failure: what waited too long to be taken is answered SYSTEM_BUSY, while who sent it still waits for an answer.
+"""Fast failure: a request that waited too long to be handled is answered SYSTEM_BUSY while its sender still waits.
 
-Requests wait in sockets: of all that the reactor finds ready at once, the last ones wait for the first. How long is
+Requests wait in sockets: of all that the reactor finds ready at once, the last wait for the first. How long is
 known to the millisecond, by the beginning of the reactor's turn. Settings and remarks are those of BrokerFastFailure of
 4.9.7, whose requests wait in the queues of thread pools.
 """
@@ -33,7 +33,7 @@ _NEVER = float("inf")
 
 
 class Turns(Protocol):
-    """Knows when the reactor's turn began."""
+    """Tells when the reactor's turn began."""
 
     turn_began: float
 
@@ -62,7 +62,7 @@ class _Limit:
 
 
 class FastFailure:
-    """Puts itself before the handlers of requests that may not wait long."""
+    """Wraps the handlers of requests that may not wait long."""
 
     def __init__(self, turns: Turns, live: LiveSettings) -> None:
         self._turns = turns
@@ -84,7 +84,7 @@ class FastFailure:
         self._log_busy_seconds = settings.os_page_cache_busy_time_out_ms / 1000
 
     def watch(self, table: HandlerTable) -> None:
-        """Guard what is served by now."""
+        """Wrap the handlers that are registered by now."""
         for code, request in REQUESTS.items():
             if request.wait_queue is not None:
                 table.wrap(code, partial(self._guarded, limit=self._limits[request.wait_queue]))

@@ -90,7 +90,7 @@ def compile_kind(kind: str | None, text: str, charge: Charge | None = None) -> E
 
 
 def _unread(text: str) -> Expression:
-    """An expression that was not read yet: any message may be what it wants."""
+    """An expression that was not read yet: it matches all messages."""
     return Expression(text, lambda properties: True)
 
 
@@ -186,15 +186,15 @@ class FilterTable:
         try:
             expression = compile_kind(kind, text, charge)
         except BadExpression as why:
-            log.warn("{group} wants of {topic} what cannot be read: {why}", group=group, topic=topic, why=str(why))
-            if known is not None:  # the consumer shall be told, and not be served by what it wanted before
+            log.warn("the filter of {group} for {topic} cannot be read: {why}", group=group, topic=topic, why=str(why))
+            if known is not None:  # its pulls are refused, and not served by the former filter
                 self._remove(known)
             return
         if known is None and self._count >= FILTERS_MAX:
             log.error("the filter of {group} for {topic} is left out: there are {max}",
                       group=group, topic=topic, max=FILTERS_MAX)  # fmt: skip
             return
-        log.info("{group} wants of {topic}: {text}", group=group, topic=topic, text=expression.text)
+        log.info("the filter of {group} for {topic} is: {text}", group=group, topic=topic, text=expression.text)
         bloom = self.bloom.of(f"{group}#{topic}")
         self._put(ConsumerFilter(topic, group, expression, version, self._now_ms(), 0, bloom))
 
@@ -325,13 +325,13 @@ def filter_data(one: ConsumerFilter) -> ConsumerFilterData:
 
 
 class BitMaps:
-    """Makes them."""
+    """Computes bit maps of messages, where `enableCalcFilterBitMap` says so."""
 
     def __init__(self, filters: FilterTable) -> None:
         self._filters = filters
 
     def of_topic(self, topic: str) -> Callable[[bytes], bytes] | None:
-        """What makes the map of a message of a topic from its property bytes; None where nobody filters the topic."""
+        """The function from a message's property bytes to its bit map; None where no group filters the topic."""
         filters = self._filters.of_topic(topic)
         if not filters:
             return None

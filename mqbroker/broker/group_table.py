@@ -148,7 +148,7 @@ SEARCHED_MAX = 100
 
 
 class UnusedGroupEviction:
-    """Finds such groups, going round the table a part at a time."""
+    """Forgets unused groups, and their retry topics, where a table is full: searches the table a part at a time."""
 
     def __init__(
         self,

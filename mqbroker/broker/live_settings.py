@@ -43,7 +43,7 @@ class LiveSettings:
         self._followers: list[tuple[frozenset[str], Follower]] = []
 
     def follow(self, follower: Follower, *keys: str) -> None:
-        """From now on `keys` may be changed, and `follower` is told when one of them is."""
+        """From now on `keys` may be changed, and `follower` is called with the new settings when one of them is."""
         self._followers.append((frozenset(keys), follower))
 
     @property

@@ -1,8 +1,8 @@
 """Keeps a broker registered with its name servers: at the start, every period, on each change of topics, until goodbye.
 
-Each name server is told by itself, so that one that hangs keeps no other waiting. One request to it is under way at a
-time, and what comes up meanwhile is told by the next. A name server that has the topics of a version needs only the
-changes since; one that may have lost them - the connection closed, a request failed - is told all of them. Source of
+Each name server has its own sequence of requests, so that one that hangs keeps no other waiting. One request is under
+way at a time, and what changes meanwhile goes with the next. A name server that has the topics of a version gets only
+the changes since; one that may have lost them - the connection closed, a request failed - gets all of them. Source of
 headers and bodies: BrokerOuterAPI and BrokerController of 4.9.7.
 """
 
@@ -55,7 +55,7 @@ BODY_BYTES_MAX = FRAME_BYTES_MAX - 64 * 1024
 
 @attrs.frozen
 class BrokerIdentity:
-    """What a broker calls itself towards name servers."""
+    """How a broker is named in its requests to name servers."""
 
     broker_addr: str
     broker_name: str
@@ -155,7 +155,7 @@ class RegistrationRequests:
 
 
 class _Due(IntEnum):
-    """What a name server is to be told beside changes."""
+    """What is to be registered beside changes."""
 
     NOTHING = 0
     ALL_IF_UNKNOWN = 1
@@ -203,7 +203,7 @@ class NameServer:
         return self.register_changes()
 
     def note_change(self, topic: str) -> None:
-        """Have it told by the next request, whatever that is made for.
+        """Register it with the next request, whatever that is made for.
 
         The request has the version of all topics, and name servers do not look at another one of that version.
         """

@@ -1,4 +1,4 @@
-"""Where each consumer group stands in each queue: config/consumerOffset.json, with enableLmq lmqConsumerOffset.json."""
+"""The committed offsets of consumer groups: config/consumerOffset.json, with enableLmq lmqConsumerOffset.json."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which client of a group may consume a queue in order. A lock not renewed for 60 s is anybody's.
+"""Locks of queues for orderly consumption: which client of a group holds a queue. They expire after 60 s.
 
 Source: RebalanceLockManager of 4.9.7.
 """

@@ -1,4 +1,4 @@
-"""What administrators are told of one queue: its offsets, how far a group is, how long messages wait."""
+"""Statistics of one queue, for administrators: its offsets, how far a group is, how long messages wait."""
 
 from __future__ import annotations
 

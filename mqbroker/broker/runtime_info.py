@@ -1,4 +1,4 @@
-"""How a broker is, as a table of texts: what GET_BROKER_RUNTIME_INFO answers.
+"""The runtime information of a broker, a table of texts that GET_BROKER_RUNTIME_INFO answers.
 
 Keys and the form of values are those of AdminBrokerProcessor.prepareRuntimeInfo, of StoreStatsService and of
 DefaultMessageStore of 4.9.7, which dashboards and exporters take apart. Must never know of the network.

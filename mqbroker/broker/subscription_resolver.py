@@ -96,7 +96,7 @@ class ExpressionFilter:
 
 @implementer(IMatching)
 class RetryFilter:
-    """For a group's retry topic: by what it wants of the topic that a message was first in, where that is filtered.
+    """For a group's retry topic: by its filter of the topic that a message was first in, if it has one.
 
     :param find: the group's filter of a topic. Where it raises Refused, since it would take too long, a message of that
         topic is wanted, as it was when it came first.
@@ -123,7 +123,7 @@ class RetryFilter:
 
 
 class MessageFilter(NamedTuple):
-    """What a get is asked for; all messages where both are None."""
+    """Which messages a pull is given; all where both are None."""
 
     tags_codes: AbstractSet[int] | None
     matching: IMatching | None
@@ -133,14 +133,14 @@ EVERYTHING = MessageFilter(None, None)
 
 
 def not_supported(kind: str | None) -> Refused:
-    """What a consumer is told whose expressions this broker does not take."""
+    """The refusal of expressions where the broker does not support them."""
     remark = f"The broker does not support consumer to filter message by {str(kind)[:80]}"
     return Refused(ResponseCode.SYSTEM_ERROR, remark)
 
 
 @attrs.frozen
 class SubscriptionResolver:
-    """Finds out what pulls want."""
+    """Resolves the subscription of a pull to a filter of messages."""
 
     _consumers: ConsumerRegistry
     _filters: FilterTable
@@ -150,7 +150,7 @@ class SubscriptionResolver:
     def resolve(
         self, header: PullMessageRequestHeader, group: SubscriptionGroupConfig, connection: IConnection
     ) -> MessageFilter:
-        """What a pull of an existing group wants. Raises Refused."""
+        """The filter of a pull of an existing group. Raises Refused."""
         if header.sys_flag & PullSysFlag.SUBSCRIPTION:
             if header.expression_type not in TAG_KINDS:
                 return MessageFilter(None, self._brought(header, connection))
@@ -171,7 +171,7 @@ class SubscriptionResolver:
         return MessageFilter(subscription.code_set, matching)
 
     def _brought(self, header: PullMessageRequestHeader, connection: IConnection) -> IMatching:
-        """What an expression in the pull itself wants."""
+        """The filter of an expression in the pull itself."""
         if not header.subscription:
             raise _not_parsed()
         if not self._live.current.enable_property_filter:
@@ -199,7 +199,7 @@ class SubscriptionResolver:
         return wanted
 
     def _filter(self, header: PullMessageRequestHeader, subscription: SubscriptionData) -> IMatching | None:
-        """What the expression of a group wants."""
+        """The filter of a group's expression."""
         found = self._filters.get(header.topic, header.consumer_group)
         if found is None:
             remark = "The broker's consumer filter data is not exist!Your expression may be wrong!"
@@ -212,7 +212,7 @@ class SubscriptionResolver:
         return None if subscription.class_filter_mode else ExpressionFilter.of(found)
 
     def _retries(self, header: PullMessageRequestHeader, connection: IConnection) -> IMatching | None:
-        """With filterSupportRetry: what the group of a retry topic wants of the topics behind it."""
+        """With filterSupportRetry: the filter of a retry topic, by the group's filters of the topics behind it."""
         if not header.topic.startswith(RETRY_PREFIX):
             return None
         group, charge = header.topic[len(RETRY_PREFIX) :], self._rate_limit.of(connection)

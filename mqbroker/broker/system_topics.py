@@ -1,4 +1,4 @@
-"""Where delayed and half messages wait, and their way back: the schedule topic, the half topic, and the real topic.
+"""The system topics in which delayed and half messages wait, and their way back to the real topic.
 
 A message with delay level n waits in queue n-1 of SCHEDULE_TOPIC_XXXX, a half message of a transaction in queue 0 of
 RMQ_SYS_TRANS_HALF_TOPIC. Its properties keep the topic and queue that it is for. Properties and rules are those of
@@ -55,16 +55,16 @@ def without_wait(properties: str) -> tuple[str, bool]:
 
 
 def half_target(properties: dict[str, str], group: str, topic: str, queue_id: int) -> tuple[str, int]:
-    """(topic, queue) where a half message is stored. It is told what it is for, and which group is asked about it. A
-    delayed one is delayed when it is committed."""
+    """(topic, queue) where a half message is stored. Its properties get its real topic and queue, and the group that is
+    asked about it. A delayed one is delayed when it is committed."""
     properties.setdefault(Prop.PRODUCER_GROUP, group)
     _keep_real_target(properties, topic, queue_id)
     return TRANS_HALF_TOPIC, 0
 
 
 def delayed_target(properties: dict[str, str], topic: str, queue_id: int, level_max: int) -> tuple[str, int]:
-    """(topic, queue) where a message with these properties is stored; a delayed one is told what it is for. Raises
-    Refused where its level is no number."""
+    """(topic, queue) where a message with these properties is stored; those of a delayed one get its real
+    topic and queue. Raises Refused where its level is no number."""
     text = properties.get(Prop.DELAY_TIME_LEVEL)
     if text is None:
         return topic, queue_id

@@ -94,7 +94,7 @@ class TopicTable:
         self.on_change: list[Callable[[str], None]] = []
         #: Called where there are too many: they forget topics that nobody needs.
         self.on_full: list[Callable[[], None]] = []
-        #: Each fires when the name servers it knows have heard of the changes so far.
+        #: Each gives a Deferred that fires when name servers have got the changes so far.
         self.announcers: list[Callable[[], Deferred[None]]] = []
         self._topics = {topic.topic_name: topic for topic in system_topics(live.current)}
         #: Names that no user may create or delete: those of every broker, and this one's own.
@@ -169,7 +169,7 @@ class TopicTable:
             self._changed(name)
 
     def set_order_topics(self, names: frozenset[str]) -> None:
-        """Mark these topics as ordered, and no others. Name servers hear of it with what else they are told."""
+        """Mark these topics as ordered, and no others. Name servers get it with the next registration."""
         changed = {
             name: attrs.evolve(topic, order=name in names)
             for name, topic in self._topics.items()
@@ -225,7 +225,7 @@ class TopicTable:
             await saved
 
     async def when_announced(self) -> None:
-        """Return when the name servers have heard of all changes so far, or were waited for in vain."""
+        """Return when the name servers have got all changes so far, or did not answer in time."""
         for announced in self.announcers:
             await announced()
 

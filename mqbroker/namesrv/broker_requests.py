@@ -1,7 +1,7 @@
-"""Requests of brokers that come, go and ask what is known of them. It must never know of files or ports.
+"""Requests of brokers: registration, unregistration, version of topics, write permission. Knows no files or ports.
 
-What one connection says is taken in the order it was said. A long registration is read in steps, between which others
-are served. Source of codes, bodies and remarks: DefaultRequestProcessor of 4.9.7.
+The requests of one connection are handled in the order they came. A long registration is read in steps, between which
+others are served. Source of codes, bodies and remarks: DefaultRequestProcessor of 4.9.7.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ log = Logger()
 Work = Callable[[], Awaitable[RemotingCommand]]
 
 
-class InOrder:
-    """Runs the work of each connection in the order it came; that of different connections runs side by side.
+class ConnectionSequencer:
+    """Runs the work of each connection in order; that of different connections runs side by side.
 
     :param bytes_max: what the work that waits or runs may hold, of all connections together.
     """
@@ -117,7 +117,7 @@ class BrokerRequests:
         self._kv = kv
         self._clock = clock
         self._cooperator = Cooperator(self._turn, lambda call: clock.callLater(NEXT_TURN_SECONDS, call))
-        self._in_order = InOrder(WAITING_BYTES_MAX)
+        self._sequencer = ConnectionSequencer(WAITING_BYTES_MAX)
 
     # --- registering
 
@@ -125,7 +125,7 @@ class BrokerRequests:
     def register(self, call: Call[RegisterBrokerRequestHeader]) -> RemotingCommand | Deferred[RemotingCommand]:
         header, request, connection = call.header, call.request, call.connection
         _check_names(header)
-        if len(request.body) <= SHORT_BYTES and not self._in_order.is_busy(connection):
+        if len(request.body) <= SHORT_BYTES and not self._sequencer.is_busy(connection):
             return _run(self._register(request, header, connection))
 
         async def in_turns() -> RemotingCommand:
@@ -133,7 +133,7 @@ class BrokerRequests:
             await self._cooperator.coiterate(_kept(self._register(request, header, connection), answers))
             return answers[0]
 
-        return self._in_order.run(connection, in_turns, len(request.body))
+        return self._sequencer.run(connection, in_turns, len(request.body))
 
     def _register(
         self, request: RemotingCommand, header: RegisterBrokerRequestHeader, connection: IConnection
@@ -170,14 +170,14 @@ class BrokerRequests:
         return lambda: self._clock.seconds() >= end
 
     def _after_others(self, call: Call[Any], answer: Callable[[], Result]) -> Result | Deferred[RemotingCommand]:
-        """`answer`, after what the same connection asked before."""
-        if not self._in_order.is_busy(call.connection):
+        """`answer`, after the requests before it on the same connection."""
+        if not self._sequencer.is_busy(call.connection):
             return answer()
 
         async def later() -> RemotingCommand:
             return answered(call.request, answer())
 
-        return self._in_order.run(call.connection, later, len(call.request.body))
+        return self._sequencer.run(call.connection, later, len(call.request.body))
 
     # --- the rest
 

@@ -169,7 +169,7 @@ PATHS = frozenset({"kvConfigPath", "configStorePath"})
 class SettingsRequests:
     """GET and UPDATE_NAMESRV_CONFIG.
 
-    :param apply: is told of changed settings.
+    :param apply: called with changed settings.
     :param save: puts changes into the settings' file, and fires True, or False where that failed.
     """
 

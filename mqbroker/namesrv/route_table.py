@@ -1,4 +1,4 @@
-"""The routes: which broker has which topic, where it is, and whether it still lives.
+"""The route table: the brokers of each topic, their addresses, and whether they are alive.
 
 Rules only: values and a time (ms) come in, values go out. It must never know of sockets or requests; a connection is
 any object that tells brokers' registrations apart. Source of the rules: RouteInfoManager of 4.9.7.
@@ -72,7 +72,7 @@ class _LiveBroker(Generic[C]):
     last_ms: int
     version: DataVersion
     connection: C
-    said: Registration
+    registration: Registration
 
 
 @attrs.define
@@ -94,7 +94,7 @@ def of_flag(is_wanted: Callable[[int], bool]) -> Which:
 
 
 class RouteTable(Generic[C]):
-    """All that the name server knows of brokers. Lives in memory only: brokers tell it anew."""
+    """All that the name server knows of brokers. In memory only: brokers register again."""
 
     def __init__(self) -> None:
         #: Goes up whenever a broker comes, goes, or changes what routes say of it.
@@ -124,8 +124,8 @@ class RouteTable(Generic[C]):
         if broker_id == MASTER_ID and (former is None or self.changed(addr, registration.topics.data_version)):
             self._topics.put(name, registration.topics.queues)
         brokers = self._set_address(registration)
-        said = attrs.evolve(registration, topics=attrs.evolve(registration.topics, queues={}))
-        self._set_live(addr, _LiveBroker(now_ms, registration.topics.data_version, connection, said))
+        kept = attrs.evolve(registration, topics=attrs.evolve(registration.topics, queues={}))
+        self._set_live(addr, _LiveBroker(now_ms, registration.topics.data_version, connection, kept))
         if registration.has_filter_servers:
             self._set_filter_servers(addr, registration.topics.filter_servers)
         replaced = former if former not in (None, addr) else None
@@ -133,15 +133,15 @@ class RouteTable(Generic[C]):
         return Registered(master_addr, ha_server_addr, is_new, replaced)
 
     def renew(self, addr: str, digest: bytes, connection: C, now_ms: int) -> Registered | None:
-        """Take in that a broker still lives and says what it said last, to the byte; None where it does not."""
+        """Renew a broker whose registration is the same as the last, to the byte; None where it is another."""
         life = self._live.get(addr)
-        if life is None or not digest or life.said.digest != digest:
+        if life is None or not digest or life.registration.digest != digest:
             return None
-        brokers = self._brokers.get(life.said.broker_name)
-        if brokers is None or brokers.addrs.get(life.said.broker_id) != addr:
+        brokers = self._brokers.get(life.registration.broker_name)
+        if brokers is None or brokers.addrs.get(life.registration.broker_id) != addr:
             return None
         self._set_live(addr, attrs.evolve(life, last_ms=now_ms, connection=connection))
-        return Registered(*self._master_of(brokers, life.said.broker_id))
+        return Registered(*self._master_of(brokers, life.registration.broker_id))
 
     def _set_live(self, addr: str, life: _LiveBroker[C]) -> None:
         self._forget_live(addr)
@@ -193,7 +193,7 @@ class RouteTable(Generic[C]):
         life = self._live.get(master_addr) if master_addr is not None else None
         if broker_id == MASTER_ID or life is None:
             return None, None
-        return master_addr, life.said.ha_server_addr
+        return master_addr, life.registration.ha_server_addr
 
     def unregister(self, broker_name: str, broker_addr: str, broker_id: int) -> bool:
         """Take out a broker; True where it was there.

@@ -1,4 +1,4 @@
-"""The accounts as administrators see and change them: codes 50 to 54. Secrets are taken, and never told."""
+"""Requests that show and change the accounts: codes 50 to 54. Secrets are accepted, and never returned."""
 
 from __future__ import annotations
 

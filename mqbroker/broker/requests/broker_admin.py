@@ -77,7 +77,7 @@ class SettingsRequests:
 
 @attrs.frozen
 class StatsRequests:
-    """How the broker is, and what it counts."""
+    """Runtime information and statistics, and the deletion of expired files."""
 
     store: MessageStore
     stats: BrokerStats

@@ -69,7 +69,7 @@ _CREDENTIALS = frozenset({"AccessKey", "Signature", "SecurityToken"})
 
 @attrs.frozen
 class ClientRequests:
-    """What clients say of themselves: keeps the registries."""
+    """Heartbeats, unregistration and checks of clients: keeps the registries."""
 
     consumers: ConsumerRegistry
     producers: ProducerRegistry
@@ -168,7 +168,7 @@ def _check_word(word: str) -> None:
 
 @attrs.frozen
 class ConnectionRequests:
-    """Who is connected."""
+    """Lists the connections of producers and consumers."""
 
     consumers: ConsumerRegistry
     producers: ProducerRegistry
@@ -259,7 +259,7 @@ def _checked_lock(body: bytes) -> LockBatchRequestBody:
 class ForwardedRequests:
     """Passes what administrators ask of one consumer on to it, and its answer back.
 
-    :param broker_name: what a consumer is told of where a message lies.
+    :param broker_name: by which a consumer is told where a message is.
     """
 
     consumers: ConsumerRegistry
@@ -317,7 +317,7 @@ CALLS_MAX = 256
 
 
 class ClientCalls:
-    """Calls of clients, counted."""
+    """Requests to clients, of which only so many are under way at a time."""
 
     def __init__(self) -> None:
         self._under_way = 0
@@ -338,7 +338,7 @@ class ClientCalls:
 
 
 def call_failure(group: str, client_id: str, error: MQError) -> Refused:
-    """What the administrator who asked is told where a call failed."""
+    """The refusal of a request that a client did not answer."""
     if isinstance(error, Refused):
         return error
     if isinstance(error, RequestTimedOut):

@@ -1,5 +1,4 @@
-"""The end of transactions: code 37, which commits a half message or rolls it back, and code 323, which has one that was
-given up asked about again.
+"""Ends transactions: code 37 commits or rolls back a half message, code 323 has one that was given up checked again.
 
 All that one read brings is one append. A half message is settled once: whoever settles it again is answered SUCCESS,
 and nothing is stored. TransactionChecks and remarks are EndTransactionProcessor's and AdminBrokerProcessor's of 4.9.7.
@@ -54,7 +53,7 @@ _NOT_RESUMED = "Exception was thrown when putting message back to RMQ_SYS_TRANS_
 
 
 class _End(NamedTuple):
-    """What one request says."""
+    """The fields of one request."""
 
     group: bytes
     offset: int
@@ -64,7 +63,7 @@ class _End(NamedTuple):
 
 @attrs.define
 class _Run:
-    """The requests of one read, as far as they are."""
+    """The requests of one read: what they come to so far."""
 
     connection: IConnection
     answers: list[bytes] = attrs.field(factory=list)
@@ -87,7 +86,7 @@ class _Run:
 
 
 class EndTransactionRequests:
-    """Commits and rolls back."""
+    """Commits and rolls back half messages."""
 
     def __init__(self, store: MessageStore, half_queue: HalfQueue, settings: StoreSettings, rights: IRights) -> None:
         self._store = store
@@ -303,7 +302,7 @@ def _command(request: RawRequest) -> RemotingCommand:
 
 
 def _parse(ext: dict[str, str]) -> _End:
-    """What is said. Raises Refused and MQError."""
+    """The fields of a request. Raises Refused and MQError."""
     header = decode_header(EndTransactionRequestHeader, ext)
     if header.commit_or_rollback not in _OUTCOMES:
         raise Refused(ResponseCode.SYSTEM_ERROR, "commitOrRollback field wrong")
@@ -330,11 +329,11 @@ def _mismatch(record: RawRecord, end: _End) -> str | None:
 
 
 def _ignore(_: Failure) -> None:
-    """Of what fails somebody else is told."""
+    """The failure is passed on elsewhere."""
 
 
 def _as_refusal(error: Exception) -> Exception:
-    """What a peer is told of what went wrong while one request was taken."""
+    """The error that a request is answered with."""
     if isinstance(error, NoRealTarget):
         return Refused(ResponseCode.SYSTEM_ERROR, f"the half message cannot be committed: {error}")
     return _unavailable(error) if isinstance(error, OSError) else error

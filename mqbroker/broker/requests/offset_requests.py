@@ -60,7 +60,7 @@ TO_THE_END = -1
 
 @attrs.frozen
 class OffsetRequests:
-    """Offsets of queues, and committed ones."""
+    """Offsets of queues, and committed offsets."""
 
     store: MessageStore
     topics: TopicTable

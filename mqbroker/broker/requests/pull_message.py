@@ -1,6 +1,6 @@
-"""Pulling: code 11, with long polling.
+"""Pull requests, code 11, with long polling.
 
-The table from what the store found to what the peer is told is PullMessageProcessor's of 4.9.7, remarks included.
+Which result of the store is answered with which code and remark is PullMessageProcessor's of 4.9.7.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class PullRequests:
     def _commit(self, header: PullMessageRequestHeader) -> None:
         try:
             self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
-        except Refused as error:  # who commits without pulling is told
+        except Refused as error:  # only who commits without pulling gets the refusal
             log.debug("{group} pulls, and its offset is not kept: {why}", group=header.consumer_group, why=error.remark)
 
     def _ended(self, result: T, connection: IConnection) -> T:
@@ -316,7 +316,7 @@ def _failed(error: BaseException | None, opaque: int, serialize_type: int) -> by
 
 
 def _code(result: GetResult, offset: int) -> int:
-    """What a peer that asked for `offset` is told of `result`, which found nothing."""
+    """The code of the answer to a pull at `offset` that found nothing."""
     if result.status in (GetStatus.NO_MATCHED_LOGIC_QUEUE, GetStatus.NO_MESSAGE_IN_QUEUE):
         return ResponseCode.PULL_OFFSET_MOVED if offset else ResponseCode.PULL_NOT_FOUND
     return _CODES[result.status]

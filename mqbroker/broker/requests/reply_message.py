@@ -1,4 +1,4 @@
-"""Request and reply: codes 324 and 325 carry a reply to the broker, 326 takes it on to who asked.
+"""Reply messages: codes 324 and 325 carry a reply to the broker, 326 takes it on to the client that asked.
 
 A consumer that was asked something sends its reply to the broker that the question came from. The message's property
 REPLY_TO_CLIENT names the client that waits; it is found among the producers by its id. Source of the rules and remarks:
@@ -37,7 +37,7 @@ PUSH_TIMEOUT_MS = 10_000
 
 @attrs.frozen
 class ReplyRequests:
-    """Pushes replies to who waits for them, and stores them where `storeReplyMessageEnable` says so.
+    """Pushes replies to the clients that wait for them, and stores them where `storeReplyMessageEnable` says so.
 
     :param store_host: this broker's address and port.
     """
@@ -70,7 +70,7 @@ class ReplyRequests:
         return response
 
     async def _push(self, header: SendMessageRequestHeader, body: bytes, sender: IConnection) -> str | None:
-        """Bring the reply to who asked. Returns why that failed, None where it did not."""
+        """Push the reply to the client that asked. Returns why that failed, None where it did not."""
         properties = decode_properties((header.properties or "").encode())
         client_id = properties.get(Prop.MESSAGE_REPLY_TO_CLIENT)
         if client_id is None:

@@ -88,7 +88,7 @@ class SendRules:
         return self._topics.saved()
 
     def refusal(self, error: MessageRefused) -> Refused:
-        """What a sender is told of a message that the store refused."""
+        """The refusal of a message that the store refused."""
         return message_refusal(error, self._live.current.store.max_message_size)
 
     def _topic_changed(self, name: str) -> None:
@@ -191,7 +191,7 @@ class SendRules:
             until = _moment(settings.start_accept_send_request_timestamp_ms)
             raise Refused(ResponseCode.SYSTEM_ERROR, f"broker unable to service, until {until}")
         topic = self._topics.get(header.topic)
-        # A producer hears within half a minute that the broker takes no more. What it sends until then is lost where
+        # A producer learns within half a minute that the broker takes no more. What it sends until then is lost where
         # it does not look at answers; only what must stay in order may not come to a broker that is being emptied.
         if not settings.broker_permission & Perm.WRITE and topic is not None and topic.order:
             remark = f"the broker[{settings.broker_ip1}] sending message is forbidden"
@@ -258,7 +258,7 @@ def _message(
 
 
 def unit_topic_flag(unit_mode: bool, is_retry: bool) -> int:
-    """The flags of a topic that a unit's client brings about."""
+    """The flags of a topic that is created for a client in unit mode."""
     if not unit_mode:
         return 0
     return TopicSysFlag.UNIT_SUB if is_retry else TopicSysFlag.UNIT

@@ -1,4 +1,4 @@
-"""Half messages: what one becomes when its transaction ends, what is asked about it, what is stored beside it.
+"""Half messages: what one becomes when its transaction ends, the check about it, the op message that settles it.
 
 A half message waits in queue 0 of RMQ_SYS_TRANS_HALF_TOPIC. An entry of RMQ_SYS_TRANS_OP_HALF_TOPIC, whose body is its
 queue offset, settles it: it was committed, rolled back, put back under another offset, or given up. Values in, values

@@ -1,4 +1,4 @@
-"""The queue of half messages and its op queue: which are settled, settling them, and how far both are done with.
+"""The half message queue and its op queue: which half messages are settled, settling them, the progress of both.
 
 After a start what is settled is read from the op queue, in turns; who needs it waits. How far the two queues are done
 with is kept as the Java broker keeps it: as offsets of the group CID_RMQ_SYS_TRANS, which are never ahead of what is on
@@ -69,7 +69,7 @@ class SettledState:
         return at >= 0 and (at >= len(settled) or not settled[at]) and offset < self.progress + SPAN_MAX
 
     def is_possible(self, offset: int) -> bool:
-        """Whether a half message at `offset` can be kept account of."""
+        """Whether the state of a half message at `offset` can be kept."""
         return 0 <= offset < self.progress + SPAN_MAX
 
     def settle(self, offset: int, op_offset: int) -> None:

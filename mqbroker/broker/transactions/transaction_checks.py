@@ -1,4 +1,4 @@
-"""Asking producers about half messages that they did not settle in time.
+"""Transaction checks: producers are asked about half messages that they did not settle in time.
 
 A round goes over the half messages that are there when it begins, some in each turn of the clock. What is asked about
 is put back at the end of the queue, with its checks counted, so that the queue moves on; what was asked about often
@@ -70,7 +70,7 @@ class CheckRules:
 
 @attrs.define(eq=False)
 class TransactionChecks:
-    """Asks, every `transactionCheckInterval`.
+    """Checks the half messages, every `transactionCheckInterval`.
 
     :param choose: gives a connection of a producer of a group that may write to a topic; None where there is none.
     :param make_topic: makes a topic of one queue, where it is missing.

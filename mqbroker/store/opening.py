@@ -281,7 +281,7 @@ class Opening:
             transient,
             self._make_retention(commit_log, queues, index, files),
             TopicRemover(
-                queues, removed, disk, self.worker, files.run_alone, lambda: (commit_log.min_offset, commit_log.end)
+                queues, removed, disk, self.worker, files.note_removal, lambda: (commit_log.min_offset, commit_log.end)
             ),
         )
 

@@ -27,7 +27,7 @@ from mqbroker.wire.record import RECORD_BYTES_MIN
 class TopicRemover:
     """Removes topics and queues; one demand after another.
 
-    :param run_alone: runs on the worker while no file of theirs is being synced.
+    :param run_note: runs on the worker what notes that queues go, while no file of theirs is being synced.
     :param log_bounds: where the log starts and ends.
     """
 
@@ -39,14 +39,14 @@ class TopicRemover:
         removed: RemovedQueues,
         disk: IDisk,
         worker: IWorker,
-        run_alone: RunFunction,
+        run_note: RunFunction,
         log_bounds: Callable[[], tuple[int, int]],
     ) -> None:
         self._queues = queues
         self._removed = removed
         self._disk = disk
         self._worker = worker
-        self._run_alone = run_alone
+        self._run_note = run_note
         self._log_bounds = log_bounds
         self._lock = DeferredLock()
         self._trashed = 0
@@ -117,7 +117,7 @@ class TopicRemover:
     async def _save(self) -> None:
         """Bring the note to the disk, after the names that it is about. Raises OSError: it is owed then."""
         save = self._owe()
-        await self._run_alone(save)
+        await self._run_note(save)
         self._removed.saved(save)
 
     def _owe(self) -> Callable[[], None]:

@@ -273,14 +273,17 @@ class StoreFiles:
     def run_alone(self, work: Callable[[], Any]) -> Deferred[Any]:
         """Run `work` on the worker while no consume queue and no index file is being synced."""
         assert self._flusher is not None
+        return self._flusher.run_alone(work)
+
+    def note_removal(self, note: Callable[[], None]) -> Deferred[None]:
+        """Run `note` as `run_alone` does, after which queues go."""
         self._tallied.clear()
 
-        def alone() -> Any:
-            result = work()
+        def alone() -> None:
+            note()
             self.checkpoint.forget_tally()  # not where that failed, and nothing goes
-            return result
 
-        return self._flusher.run_alone(alone)
+        return self.run_alone(alone)
 
     def stop(self) -> Deferred[None]:
         """Sync what is left and note that the store was stopped; fails where that cannot be."""

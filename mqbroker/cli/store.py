@@ -12,7 +12,7 @@ import click
 from mqbroker.cli.failures import FAILED, Failure, told
 
 if TYPE_CHECKING:
-    from mqbroker.store.offline.layout import Given
+    from mqbroker.store.offline.detected_layout import Given
 
 DIRECTORY = click.argument("directory", metavar="DIR", type=click.Path(exists=True))
 CONFIG = click.option(
@@ -49,7 +49,7 @@ def check(directory: str, config: str | None, commitlog: str | None, live: bool,
     or created.
     """
     with told():
-        from mqbroker.cli.storetext import report_as_dict, report_lines
+        from mqbroker.cli.store_output import report_as_dict, report_lines
         from mqbroker.store.lock import lock_holder
         from mqbroker.store.offline.check import check_store
         from mqbroker.store.os_disk import OsDisk
@@ -101,7 +101,7 @@ def repair(
     something to do, or something cannot be done.
     """
     with told():
-        from mqbroker.cli.storerepair import run_repair
+        from mqbroker.cli.store_output import run_repair
 
         given = _given(config, commitlog)
         done = run_repair(directory, given, write=write, fence=fence, move_foreign=move_foreign, as_json=as_json)
@@ -147,16 +147,16 @@ def dump(
     and how the body begins.
     """
     with told():
-        from mqbroker.cli import storedump
+        from mqbroker.cli import store_output
         from mqbroker.store.offline.dump import Selection
 
         selection = Selection(topic, queue_id, start, end, key)
         given = _given(config, commitlog)
         if what is None:
             progress = None if sys.stdout.isatty() else _progress("reading")
-            storedump.print_messages(directory, given, selection, count, as_json, progress)
+            store_output.print_messages(directory, given, selection, count, as_json, progress)
         else:
-            storedump.print_heads(directory, given, selection, what, as_json)
+            store_output.print_heads(directory, given, selection, what, as_json)
 
 
 def _progress(what: str) -> Any:
@@ -167,7 +167,7 @@ def _progress(what: str) -> Any:
 
 def _given(config: str | None, commit_log: str | None) -> Given:
     """What the command line and the broker's settings say about the store."""
-    from mqbroker.store.offline.layout import Given
+    from mqbroker.store.offline.detected_layout import Given
 
     if config is None:
         return Given(commit_log=commit_log)

@@ -17,9 +17,9 @@ from mqbroker.store.checkpoint import TALLY_AT, Checkpoint, decode_checkpoint
 from mqbroker.store.consumequeues import TRASH, Removed
 from mqbroker.store.disk import IDisk
 from mqbroker.store.logscan import Damage, Scanned
+from mqbroker.store.offline.detected_layout import Given, Layout, listed, read_layout
 from mqbroker.store.offline.findings import Findings, Totals, when
 from mqbroker.store.offline.index_check import IndexCheck, IndexReader
-from mqbroker.store.offline.layout import Given, Layout, listed, read_layout
 from mqbroker.store.offline.log_walk import Fence, Tail, walk
 from mqbroker.store.offline.queue_check import QueueCheck
 from mqbroker.store.offline.queue_files import QueueFiles, files_to_read, load_extensions, load_queues

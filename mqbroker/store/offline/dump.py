@@ -10,8 +10,8 @@ from mqbroker.store.disk import IDisk
 from mqbroker.store.index import record_keys
 from mqbroker.store.index_file import HEADER_BYTES, IndexHeader, read_header
 from mqbroker.store.logscan import Damage, Scanned, scan_at
+from mqbroker.store.offline.detected_layout import Layout, SegmentFile
 from mqbroker.store.offline.findings import Findings
-from mqbroker.store.offline.layout import Layout, SegmentFile
 from mqbroker.store.offline.log_walk import walk_segment
 from mqbroker.store.offline.queue_files import files_to_read, load_queues
 from mqbroker.wire.record import Record, decode_record

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from mqbroker.store.disk import IDisk, IMappedFile
 from mqbroker.store.layout import MAGIC_V2
 from mqbroker.store.logscan import Damage, Filler, Scanned, find_next, scan_at
-from mqbroker.store.offline.layout import SegmentFile
+from mqbroker.store.offline.detected_layout import SegmentFile
 from mqbroker.wire.codes import SysFlag
 from mqbroker.wire.record import HEAD, MAGIC, RECORD_BYTES_MIN, body_crc, encode_tail
 

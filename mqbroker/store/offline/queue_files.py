@@ -16,8 +16,8 @@ from mqbroker.store.consumequeues import TOPIC_NAME, TRASH
 from mqbroker.store.disk import IDisk
 from mqbroker.store.file_cache import CachedFile, FileCache
 from mqbroker.store.layout import SEGMENT_NAME
+from mqbroker.store.offline.detected_layout import listed, tell_foreign
 from mqbroker.store.offline.findings import Findings
-from mqbroker.store.offline.layout import listed, tell_foreign
 from mqbroker.wire.names import is_lmq
 
 #: So many files are mapped at a time.

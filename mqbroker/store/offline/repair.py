@@ -23,8 +23,8 @@ from mqbroker.store.disk import IDisk, ILockedFile, IMappedFile
 from mqbroker.store.logscan import Damage, Scanned, scan_at
 from mqbroker.store.message_store import MessageStore
 from mqbroker.store.offline.check import REMOVED_UNREADABLE, Report
+from mqbroker.store.offline.detected_layout import Layout, SegmentFile
 from mqbroker.store.offline.findings import Findings
-from mqbroker.store.offline.layout import Layout, SegmentFile
 from mqbroker.store.offline.log_walk import FENCE_BYTES_MIN, Tail, fences
 from mqbroker.store.offline.queue_files import QueueFiles, files_to_read, load_queues
 from mqbroker.store.opening import Opening

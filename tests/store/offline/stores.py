@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mqbroker.store.offline.check import Report, check_store
-from mqbroker.store.offline.layout import Given
+from mqbroker.store.offline.detected_layout import Given
 from mqbroker.store.os_disk import OsDisk
 from tests.store.harness import SMALL, Bench, message, stop
 

@@ -10,7 +10,7 @@ import pytest
 
 from mqbroker.errors import StoreUnknown
 from mqbroker.store.consumequeue import ENTRY
-from mqbroker.store.offline.layout import Given
+from mqbroker.store.offline.detected_layout import Given
 from tests.store.harness import Bench, make_bench, message, stop, unpack_golden
 from tests.store.offline.stores import (
     PER_SEGMENT,

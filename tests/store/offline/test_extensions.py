@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mqbroker.store.consumequeue import ENTRY
 from mqbroker.store.consumequeue_ext import undecorate
-from mqbroker.store.offline.layout import Given
+from mqbroker.store.offline.detected_layout import Given
 from tests.store.harness import DATA, Bench, make_bench, message, stop, tree
 from tests.store.offline.stores import add_tables, change, check, fill, flip, kinds, picture, segment, zero
 from tests.store.offline.test_fuzz import edit, edits

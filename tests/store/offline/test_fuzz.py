@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from mqbroker.errors import StoreUnknown
 from mqbroker.store.logscan import Scanned, scan_at
-from mqbroker.store.offline.layout import Given
+from mqbroker.store.offline.detected_layout import Given
 from tests.store.harness import golden_messages, unpack_golden
 from tests.store.offline.stores import change, check, picture
 

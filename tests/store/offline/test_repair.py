@@ -14,7 +14,7 @@ from zope.interface import implementer
 
 from mqbroker.store.consumequeue import BLANK_SIZE, ENTRY
 from mqbroker.store.disk import IDisk, IMappedFile
-from mqbroker.store.offline.layout import Given
+from mqbroker.store.offline.detected_layout import Given
 from mqbroker.store.offline.repair import Plan, Repair, make_plan
 from mqbroker.store.os_disk import OsDisk
 from mqbroker.wire.record import decode_record

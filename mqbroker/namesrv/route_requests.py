@@ -66,7 +66,7 @@ _BY_CODE: Mapping[int, Which] = {
 
 
 class RouteRequests:
-    """Who asks where topics and brokers are.
+    """Answers where topics and brokers are.
 
     :param elsewhere: is asked about topics that no broker has here.
     """
@@ -86,8 +86,6 @@ class RouteRequests:
         self._bodies = RouteBodies(routes)
         self._kv = kv
         self._walks = walks
-        self._topics_in_turns = walks.bounded(self._list_topics)
-        self._brokers_in_turns = walks.bounded(self._list_brokers)
         self._long: dict[object, bytes] = {}
         self._versions = (-1, -1)
 
@@ -103,12 +101,12 @@ class RouteRequests:
         version = connection.peer_version if type(connection.peer_version) is int else 0
         is_strict = version >= V4_9_4
         body_of = None if self.order_message_enable else self._bodies.body
-        answers: list[bytes] = []
+        frames: list[bytes] = []
         for ext_fields, opaque, flag, _, serialize_type in run:
             if body_of is not None and serialize_type == JSON and not flag and (is_strict or len(ext_fields) == 1):
                 body = body_of(ext_fields.get("topic"), is_strict)
                 if body is not None:
-                    answers += success_parts(opaque, body)
+                    frames += success_parts(opaque, body)
                     continue
             request = RemotingCommand(
                 RequestCode.GET_ROUTEINFO_BY_TOPIC,
@@ -119,8 +117,8 @@ class RouteRequests:
                 serialize_type=serialize_type,
             )
             if not request.is_oneway:
-                answers.append(encode_command(self._answered(request)))
-        return b"".join(answers)
+                frames.append(encode_command(self._answered(request)))
+        return b"".join(frames)
 
     def _answered(self, request: RemotingCommand) -> RemotingCommand:
         try:
@@ -151,44 +149,52 @@ class RouteRequests:
 
     @answers(RequestCode.GET_BROKER_CLUSTER_INFO)
     def cluster_info(self, call: Call[None]) -> bytes | Answer:
-        code = call.request.code
-        body = self._kept(code)
-        if body is None and self._routes.brokers_count > BROKERS_AT_ONCE_MAX:
-            return self._brokers_in_turns(call.request, call.connection)
-        return self._keep(code, self._routes.cluster_info().to_json()) if body is None else body
+        def in_steps() -> Awaitable[bytes]:
+            return self._walks.written(self._routes.cluster_info())
 
-    async def _list_brokers(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
-        body = await self._made(request.code, lambda: self._walks.written(self._routes.cluster_info()))
-        return RemotingCommand.response(request, body=body)
+        is_short = self._routes.brokers_count <= BROKERS_AT_ONCE_MAX
+        return self._table(call, call.request.code, is_short, lambda: self._routes.cluster_info().to_json(), in_steps)
 
     @answers(*_BY_CODE)
     def topics(self, call: Call[None]) -> bytes | Answer:
         """All topics, or those that the code is about."""
-        return self._topics(call)
+        code = call.request.code
+        return self._topics(call, code, lambda: _BY_CODE[code])
 
     @answers(RequestCode.GET_TOPICS_BY_CLUSTER)
     def topics_of_cluster(self, call: Call[GetTopicsByClusterRequestHeader]) -> bytes | Answer:
-        return self._topics(call)
+        cluster = call.header.cluster
+        return self._topics(call, (call.request.code, cluster), lambda: self._routes.of_cluster(cluster))
 
-    def _topics(self, call: Call[Header | None]) -> bytes | Answer:
-        key, which = self._listed(call.request)
-        body = self._kept(key)
-        if body is None and self._routes.topics_count > AT_ONCE_MAX:
-            return self._topics_in_turns(call.request, call.connection)
-        return self._keep(key, self._routes.topics(which).to_json()) if body is None else body
-
-    async def _list_topics(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
-        key, which = self._listed(request)
-
-        async def make() -> bytes:
+    def _topics(self, call: Call[Header | None], key: object, which: Callable[[], Which]) -> bytes | Answer:
+        async def in_steps() -> bytes:
             parts = []
-            for part in self._routes.topics_in_parts(which, STEP_TOPICS):
+            for part in self._routes.topics_in_parts(which(), STEP_TOPICS):
                 if part:
                     parts.append(orjson.dumps(part)[1:-1])
                 await self._walks.step()
             return b'{"topicList":[%b]}' % b",".join(parts)
 
-        return RemotingCommand.response(request, body=await self._made(key, make))
+        is_short = self._routes.topics_count <= AT_ONCE_MAX
+        return self._table(call, key, is_short, lambda: self._routes.topics(which()).to_json(), in_steps)
+
+    def _table(
+        self,
+        call: Call[Header | None],
+        key: object,
+        is_short: bool,
+        at_once: Callable[[], bytes],
+        in_steps: Callable[[], Awaitable[bytes]],
+    ) -> bytes | Answer:
+        """The body of a whole table, which is kept as `key`; of one that is not short, written in turn with others."""
+        body = self._kept(key)
+        if body is not None or is_short:
+            return self._keep(key, at_once()) if body is None else body
+
+        async def in_turn(request: RemotingCommand, connection: IConnection) -> RemotingCommand:
+            return RemotingCommand.response(request, body=await self._made(key, in_steps))
+
+        return self._walks.bounded(in_turn)(call.request, call.connection)
 
     async def _made(self, key: object, make: Callable[[], Awaitable[bytes]]) -> bytes:
         """What is kept by now, or what `make` gives, which is kept where nothing changed meanwhile."""
@@ -199,13 +205,6 @@ class RouteRequests:
         versions = self._versions
         body = await make()
         return self._keep(key, body) if versions == self._current_versions() else body
-
-    def _listed(self, request: RemotingCommand) -> tuple[object, Which]:
-        """Which topics a request asks for, and what they are known by."""
-        if request.code == RequestCode.GET_TOPICS_BY_CLUSTER:
-            cluster = decode_header(GetTopicsByClusterRequestHeader, request.ext_fields).cluster
-            return (request.code, cluster), self._routes.of_cluster(cluster)
-        return request.code, _BY_CODE[request.code]
 
     @answers(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS)
     def system_topics(self, call: Call[None]) -> TopicList:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from inspect import iscoroutinefunction
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -76,8 +76,7 @@ H_co = TypeVar("H_co", bound=Header | None, covariant=True)
 M = TypeVar("M", bound=Callable[..., Any])
 
 
-@attrs.frozen
-class Call(Generic[H_co]):
+class Call(NamedTuple, Generic[H_co]):
     """One request as the method sees that answers it. `header` is None for a code whose row has no header class."""
 
     header: H_co

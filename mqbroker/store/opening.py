@@ -38,6 +38,7 @@ from mqbroker.store.queue_ends import put_ends_aside, read_ends, read_former_end
 from mqbroker.store.recovery import (
     Recovered,
     Segments,
+    Start,
     cut_queues,
     ends_well,
     find_lacking,
@@ -93,6 +94,44 @@ class Parts:
 
 
 @attrs.frozen
+class _Found:
+    """What a directory holds. `is_clean`: the store was stopped; `is_intact`: all is there that a process stored."""
+
+    is_clean: bool
+    is_intact: bool
+    checkpoint: Checkpoint
+    kept: CheckpointFile
+    segments: Segments
+    queues: ConsumeQueues
+    removed: RemovedQueues
+    ends: Mapping[tuple[str, int], QueueEnd]
+
+
+@attrs.frozen
+class _Cut:
+    """From where the log is read: `start`; consume queues are trusted below `trusted` and built from `rebuild_from`.
+
+    lost: first offsets of queues that the log has nothing of. known: where queues ended that are built anew; None
+    where none lacks anything. known_ms: the newest store time that is known of.
+    """
+
+    start: Start
+    trusted: int
+    rebuild_from: int
+    lost: Mapping[ConsumeQueue, int]
+    known: dict[ConsumeQueue, int] | None
+    known_ms: int
+
+
+@attrs.frozen
+class _OpenLog:
+    commit_log: CommitLog
+    source: SegmentSource
+    transient: TransientStore | None
+    last_ms: int
+
+
+@attrs.frozen
 class Opening:
     """The steps of opening a store."""
 
@@ -116,6 +155,58 @@ class Opening:
         return parts
 
     def _open(self, opened: ExitStack) -> Steps[Parts]:
+        found = yield from self._load(opened)
+        segments, queues, kept, checkpoint = found.segments, found.queues, found.kept, found.checkpoint
+        cut = self._cut(found)
+        misplaced: list[Damage] = []
+        tags_codes = TagsCodes(parse_delay_levels(self.settings.message_delay_level))
+        entering = Entering(segments, queues, tags_codes, misplaced.append, self._multi_queues(queues))
+        builder = QueueBuilder(entering, queues, kept, self.disk, cut.rebuild_from, cut.known is not None)
+        # What queues miss of the log below, they must get first.
+        is_taken = cut.rebuild_from == cut.start.offset
+        recovered = yield from read_back(segments, cut.start, builder.take if is_taken else lambda run: None)
+        self._say_found(segments, recovered, cut.rebuild_from, found.is_clean)
+        if not found.is_clean:
+            _store_found_again(segments, recovered.end, kept, found.is_intact)
+        lower_numbers(queues, found.removed, recovered.end)
+        log = self._open_log(found, recovered, cut.known_ms, opened)
+        commit_log = log.commit_log
+        index = self._open_index(found, commit_log) if self.settings.message_index_enable else None
+        if index is not None:
+            opened.callback(index.close)
+            kept.forget_index_above(index.offset, index.end_ms)
+        damages = Damages(commit_log.end)
+        files = StoreFiles(self.disk, self.paths, self.lock, log.source, queues, index, kept, damages, found.removed)
+        for damage in recovered.damages + misplaced:
+            files.add_damage_at_open(damage)
+        entering.log_view, entering.on_damage = commit_log, files.add_damage
+        statistics = StoreStatistics(self.clock.seconds, self.settings.flush_disk_type is FlushDiskType.SYNC_FLUSH)
+        dispatcher = Dispatcher(
+            commit_log,
+            queues,
+            index,
+            entering,
+            self.clock,
+            recovered.end if is_taken else cut.rebuild_from,
+            files.add_damage,
+            statistics,
+            self._why_not_dispatched,
+        )
+        yield from self._build_queues(builder, dispatcher, commit_log, cut.rebuild_from, cut.lost)
+        if cut.known is not None:
+            self._say_built(queues, cut.known, cut.trusted)
+        ends = found.ends or read_former_ends(self.disk, self.paths.queue_ends)
+        self._take_up_numbers(queues, found.removed, ends, recovered.end)
+        entering.last_timestamp_ms = max(checkpoint.queues_ms, entering.last_timestamp_ms)
+        if not found.is_intact:  # not before what the machine may have lost is built anew
+            self.disk.write(self.paths.abort, self.disk.boot_id())
+        durable = recovered.end if found.is_clean else min(recovered.end, checkpoint.log_offset or 0)
+        flusher = self._make_flusher(log, max(segments.first_offset, durable), statistics, files)
+        flusher.flushed_ms = log.last_ms if durable == recovered.end else checkpoint.log_ms
+        return self._make_parts(log, queues, found.removed, entering, dispatcher, flusher, index, files, statistics)
+
+    def _load(self, opened: ExitStack) -> Steps[_Found]:
+        """Take what the directory holds. Refuses a store that a person has to look at before any of it is cut."""
         settings, disk, paths = self.settings, self.disk, self.paths
         abort = disk.read(paths.abort) if disk.exists(paths.abort) else None
         is_clean = abort is None
@@ -149,6 +240,12 @@ class Opening:
         refuse_later(segments, queues)
         self._sync_checkpoint(abort, checkpoint_data)
         put_ends_aside(disk, paths.queue_ends)
+        return _Found(abort is None, is_intact, checkpoint, kept, segments, queues, removed, ends)
+
+    def _cut(self, found: _Found) -> _Cut:
+        """Find from where the log is read again, and cut off consume queues what is not known to be good above."""
+        segments, queues, kept, checkpoint = found.segments, found.queues, found.kept, found.checkpoint
+        is_clean, is_intact = found.is_clean, found.is_intact
         start = find_start(segments, queues, checkpoint, is_clean, is_intact)
         kept.forget_queues_above(start.offset)
         lost = cut_queues(segments, queues, start.offset, is_clean and not start.queues_lack)
@@ -156,7 +253,7 @@ class Opening:
         trusted = start.offset
         if lost or start.queues_lack or not (is_clean or is_whole(queues, checkpoint, trusted)):
             # What is in the others is passed over.
-            start = attrs.evolve(start, offset=find_lacking(segments, queues, ends, trusted))
+            start = attrs.evolve(start, offset=find_lacking(segments, queues, found.ends, trusted))
             # Not from there: where this start ends early, nothing says what queues should have there.
             kept.forget_queues_above(segments.first_offset)
             known = {queue: queue.max_offset for queue in queues}
@@ -166,78 +263,39 @@ class Opening:
         if known is None:
             kept.note_cut(rebuild_from, queues.tally())
         queues.note_cuts(is_clean)
-        misplaced: list[Damage] = []
-        tags_codes = TagsCodes(parse_delay_levels(settings.message_delay_level))
-        entering = Entering(segments, queues, tags_codes, misplaced.append, self._multi_queues(queues))
-        builder = QueueBuilder(entering, queues, kept, disk, rebuild_from, known is not None)
-        # What queues miss of the log below, they must get first.
-        is_taken = rebuild_from == start.offset
-        recovered = yield from read_back(segments, start, builder.take if is_taken else lambda run: None)
-        self._say_found(segments, recovered, rebuild_from, is_clean)
-        if not is_clean:
-            _store_found_again(segments, recovered.end, kept, is_intact)
-        lower_numbers(queues, removed, recovered.end)
-        source = SegmentSource(
-            disk, self.worker, paths.commit_log, settings.mapped_file_size_commit_log, settings.warm_maped_file_enable
-        )
-        last_ms = max(
-            recovered.last_timestamp_ms,
-            known_ms,
-            checkpoint.log_ms if checkpoint.log_offset is not None else 0,  # half messages are in no queue
-        )
-        transient = self._make_transient(recovered.end, last_ms)
-        commit_log = self._open_log(segments, recovered, source, queues, is_clean, transient)
-        opened.callback(commit_log.close)
-        if not is_clean:
-            self._make_lasting(commit_log)
-            commit_log.doubtful_end = recovered.end  # as far as anybody knows
-        kept.forget_log_above(recovered.end)
-        commit_log.last_timestamp_ms = last_ms
-        index = self._open_index(checkpoint, commit_log, is_clean, is_intact) if settings.message_index_enable else None
-        if index is not None:
-            opened.callback(index.close)
-            kept.forget_index_above(index.offset, index.end_ms)
-        damages = Damages(commit_log.end)
-        files = StoreFiles(disk, paths, self.lock, source, queues, index, kept, damages, removed)
-        for damage in recovered.damages + misplaced:
-            files.add_damage_at_open(damage)
-        entering.log_view, entering.on_damage = commit_log, files.add_damage
-        is_sync = settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
-        statistics = StoreStatistics(self.clock.seconds, is_sync)
-        dispatcher = Dispatcher(
-            commit_log,
-            queues,
-            index,
-            entering,
-            self.clock,
-            recovered.end if is_taken else rebuild_from,
-            files.add_damage,
-            statistics,
-            self._why_not_dispatched,
-        )
-        yield from self._build_queues(builder, dispatcher, commit_log, rebuild_from, lost)
-        if known is not None:
-            self._say_built(queues, known, trusted)
-        self._take_up_numbers(queues, removed, ends or read_former_ends(disk, paths.queue_ends), recovered.end)
-        entering.last_timestamp_ms = max(checkpoint.queues_ms, entering.last_timestamp_ms)
-        if not is_intact:  # not before what the machine may have lost is built anew
-            disk.write(paths.abort, disk.boot_id())
-        durable = recovered.end if is_clean else min(recovered.end, checkpoint.log_offset or 0)
+        return _Cut(start, trusted, rebuild_from, lost, known, known_ms)
+
+    def _make_flusher(self, log: _OpenLog, durable: int, statistics: StoreStatistics, files: StoreFiles) -> LogFlusher:
+        settings = self.settings
         flusher = LogFlusher(
-            commit_log,
+            log.commit_log,
             self.clock,
             self.log_syncs,
-            source,
+            log.source,
             settings.flush_interval_commit_log_ms,
             settings.sync_flush_timeout_ms,
-            max(segments.first_offset, durable),
+            durable,
         )
-        flusher.flushed_ms = last_ms if durable == recovered.end else checkpoint.log_ms
         flusher.on_served = statistics.durable
-        flusher.note_durable = kept.note_log
+        flusher.note_durable = files.checkpoint.note_log
         flusher.on_failed = lambda: self._mark_unlike_disk(files)
-        if transient is not None:
-            transient.on_commit.append(flusher.wake)
+        if log.transient is not None:
+            log.transient.on_commit.append(flusher.wake)
+        return flusher
+
+    def _make_parts(
+        self,
+        log: _OpenLog,
+        queues: ConsumeQueues,
+        removed: RemovedQueues,
+        entering: Entering,
+        dispatcher: Dispatcher,
+        flusher: LogFlusher,
+        index: Index | None,
+        files: StoreFiles,
+        statistics: StoreStatistics,
+    ) -> Parts:
+        settings, disk, commit_log = self.settings, self.disk, log.commit_log
         files.follow(
             lambda snapshot: CacheFlusher(
                 self.clock, self.worker, settings.flush_interval_consume_queue_ms, INDEX_EVERY, snapshot
@@ -267,7 +325,7 @@ class Opening:
                 queues,
                 settings,
                 disk.memory_bytes(),
-                damages,
+                files.damages,
                 files.add_damage,
                 cold,
                 failed_reads,
@@ -278,7 +336,7 @@ class Opening:
             failed_reads,
             mender,
             files,
-            transient,
+            log.transient,
             self._make_retention(commit_log, queues, index, files),
             TopicRemover(
                 queues, removed, disk, self.worker, files.note_removal, lambda: (commit_log.min_offset, commit_log.end)
@@ -425,20 +483,45 @@ class Opening:
             return str(error)
         return why_full(self.disk, self.paths.root, "messages cannot be got that are in no consume queue", error)
 
-    def _open_log(
-        self,
-        segments: Segments,
-        recovered: Recovered,
-        source: SegmentSource,
-        queues: ConsumeQueues,
-        is_clean: bool,
-        transient: TransientStore | None,
-    ) -> CommitLog:
+    def _open_log(self, found: _Found, recovered: Recovered, known_ms: int, opened: ExitStack) -> _OpenLog:
+        settings, checkpoint = self.settings, found.checkpoint
+        source = SegmentSource(
+            self.disk,
+            self.worker,
+            self.paths.commit_log,
+            settings.mapped_file_size_commit_log,
+            settings.warm_maped_file_enable,
+        )
+        last_ms = max(
+            recovered.last_timestamp_ms,
+            known_ms,
+            checkpoint.log_ms if checkpoint.log_offset is not None else 0,  # half messages are in no queue
+        )
+        transient = self._make_transient(recovered.end, last_ms)
+        commit_log = CommitLog(
+            self._end_log(found.segments, recovered.end, source, found.is_clean),
+            found.segments.first_offset,
+            recovered.end,
+            source,
+            found.queues,
+            lambda: int(self.clock.seconds() * 1000),
+            self.store_host,
+            transient,
+        )
+        opened.callback(commit_log.close)
+        if not found.is_clean:
+            self._make_lasting(commit_log)
+            commit_log.doubtful_end = recovered.end  # as far as anybody knows
+        found.kept.forget_log_above(recovered.end)
+        commit_log.last_timestamp_ms = last_ms
+        return _OpenLog(commit_log, source, transient, last_ms)
+
+    def _end_log(self, segments: Segments, end: int, source: SegmentSource, is_clean: bool) -> list[IMappedFile]:
+        """The files of the log, which ends at `end`: nothing is behind it, in its last file or in others."""
         if segments.unfinished is not None:
             self.disk.remove(segments.unfinished)
         files = list(segments.files)
         size = segments.segment_bytes
-        end = recovered.end
         if not files or end == segments.end:  # the first segment, or one after a full last one
             files.append(source.take(segments.end))
         else:
@@ -446,16 +529,7 @@ class Opening:
             self._end_at(files[active], (end - segments.first_offset) % size)
             self._close_later(files[active + 1 :], segments.first_offset + (active + 1) * size, source, is_clean)
             del files[active + 1 :]
-        return CommitLog(
-            files,
-            segments.first_offset,
-            end,
-            source,
-            queues,
-            lambda: int(self.clock.seconds() * 1000),
-            self.store_host,
-            transient,
-        )
+        return files
 
     def _end_at(self, active: IMappedFile, at: int) -> None:
         """Make sure of zeros above the end, or an old record there could be taken for a new one after a crash.
@@ -477,8 +551,8 @@ class Opening:
             files[0].allocate(0, files[0].size)
             source.adopt(offset, files[0])
 
-    def _open_index(self, checkpoint: Checkpoint, commit_log: CommitLog, is_clean: bool, is_intact: bool) -> Index:
-        settings = self.settings
+    def _open_index(self, found: _Found, commit_log: CommitLog) -> Index:
+        settings, checkpoint, is_clean = self.settings, found.checkpoint, found.is_clean
         index = Index(self.disk, self.paths.index, settings.max_hash_slot_num, settings.max_index_num, self._index_name)
         index.load()
         is_noted = is_clean and checkpoint.index_offset is not None
@@ -488,7 +562,7 @@ class Opening:
         def is_good(file: IndexFile) -> bool:
             if is_other and file is files[-1]:
                 return False
-            return _is_good_index(file, checkpoint, commit_log.end, is_intact)
+            return _is_good_index(file, checkpoint, commit_log.end, found.is_intact)
 
         index.keep_files(is_good)
         if len(index.files) < len(files):

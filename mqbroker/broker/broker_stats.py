@@ -22,6 +22,9 @@ from mqbroker.wire.names import LMQ_PREFIX
 
 #: As many keys a table has; beyond, the one that was not counted for the longest time goes.
 KEYS_MAX = 20_000
+_Sample = tuple[int, list[int]]
+#: The group under which the Java broker counts the delivery of delayed messages.
+SCHEDULE_GROUP = "SCHEDULE_CONSUMER"
 
 
 @attrs.frozen
@@ -43,9 +46,6 @@ class Counts:
         self.numbers = [0] * (amounts + 1)
         #: By window: (number of the sample, the numbers then) wherever they had changed.
         self.samples: tuple[list[_Sample], ...] = ([], [], [])
-
-
-_Sample = tuple[int, list[int]]
 
 
 class Window:
@@ -172,10 +172,6 @@ class CountTable:
 
     def _forget(self, key: str) -> None:
         self._windows.forget(self._counts.pop(key))
-
-
-#: The group under which the Java broker counts the delivery of delayed messages.
-SCHEDULE_GROUP = "SCHEDULE_CONSUMER"
 
 
 @attrs.define

@@ -27,6 +27,11 @@ log = Logger()
 #: So many consumers are notified in one turn, a ms or two; the next comes so much later for each of them.
 TURN_CONSUMERS = 100
 SECONDS_EACH = 50e-6
+#: A client that sends no heartbeat for so long is forgotten.
+CLIENT_EXPIRY_SECONDS = 120.0
+CLIENT_ID_LENGTH_MAX = 255
+#: So many subscriptions may all groups have together, for each client there may be.
+SUBSCRIPTIONS_PER_CLIENT = 10
 
 
 class Notifications:
@@ -85,13 +90,6 @@ class Notifications:
             del self._changed[self._group]
             self._under_way = iter(list(self._consumers_of(self._group)))
         return connection
-
-
-#: A client that sends no heartbeat for so long is forgotten.
-CLIENT_EXPIRY_SECONDS = 120.0
-CLIENT_ID_LENGTH_MAX = 255
-#: So many subscriptions may all groups have together, for each client there may be.
-SUBSCRIPTIONS_PER_CLIENT = 10
 
 
 def check_client_id(client_id: str) -> str:

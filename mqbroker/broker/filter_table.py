@@ -39,6 +39,15 @@ CHARACTERS_PER_SECOND = 4_096
 
 #: Called with the number of characters of an expression before it is read. Raises Refused.
 Charge = Callable[[int], None]
+SQL92 = "SQL92"
+#: Expression types that mean tags joined by ||.
+TAG_KINDS = (None, "", "TAG")
+#: As many are kept: peers bring them.
+FILTERS_MAX = 10_000
+#: Characters of the file's expressions that are read at a start, some 4 us each; the others are when they are needed.
+CHARACTERS_AT_START = 262_144
+#: How long before a start those are taken to have died that were alive in the file.
+_DEAD_BEFORE_START_MS = 30_000
 
 
 class CompileRateLimit:
@@ -67,17 +76,6 @@ class CompileRateLimit:
             )
             raise Refused(ResponseCode.SYSTEM_BUSY, remark)
         self._left[connection] = left - characters, now
-
-
-SQL92 = "SQL92"
-#: Expression types that mean tags joined by ||.
-TAG_KINDS = (None, "", "TAG")
-#: As many are kept: peers bring them.
-FILTERS_MAX = 10_000
-#: Characters of the file's expressions that are read at a start, some 4 us each; the others are when they are needed.
-CHARACTERS_AT_START = 262_144
-#: How long before a start those are taken to have died that were alive in the file.
-_DEAD_BEFORE_START_MS = 30_000
 
 
 def compile_kind(kind: str | None, text: str, charge: Charge | None = None) -> Expression:

@@ -29,6 +29,8 @@ log = Logger()
 
 _ONS_GROUPS = ("CID_ONSAPI_PULL", "CID_ONSAPI_PERMISSION", "CID_ONSAPI_OWNER", "CID_ONS-HTTP-PROXY")
 _SYSTEM_GROUPS = (TOOLS_CONSUMER_GROUP, "FILTERSRV_CONSUMER", SELF_TEST_CONSUMER_GROUP, *_ONS_GROUPS)
+#: So many groups are searched for each that is to be forgotten.
+SEARCHED_MAX = 100
 
 
 def _system_group(name: str) -> SubscriptionGroupConfig:
@@ -141,10 +143,6 @@ class GroupTable:
     def persist(self) -> Deferred[bool]:
         """Write the file; fires True when it is on the disk."""
         return self._file.save(lambda: self.snapshot().json_pieces())
-
-
-#: So many groups are searched for each that is to be forgotten.
-SEARCHED_MAX = 100
 
 
 class UnusedGroupEviction:

@@ -34,6 +34,10 @@ from mqbroker.wire.properties import find_property
 ALL = "*"
 TAGS_MAX = 1024
 _KEPT_LENGTH_MAX = 256
+_RETRY_TOPIC = b"RETRY_TOPIC\x01"
+#: Terms that one get asks of messages, some 15 ms; and messages, where each may be asked those of another expression.
+TERMS_AT_ONCE = 20_000
+_RETRIES_AT_ONCE = 100
 
 
 def parse_subscription(topic: str, expression: str | None, kind: str | None) -> SubscriptionData:
@@ -59,12 +63,6 @@ def _read_tags(text: str) -> tuple[frozenset[str], frozenset[int]]:
 
 #: Of those that pulls bring along again and again.
 _tags = lru_cache(maxsize=1024)(_read_tags)
-
-
-_RETRY_TOPIC = b"RETRY_TOPIC\x01"
-#: Terms that one get asks of messages, some 15 ms; and messages, where each may be asked those of another expression.
-TERMS_AT_ONCE = 20_000
-_RETRIES_AT_ONCE = 100
 
 
 @implementer(IMatching)

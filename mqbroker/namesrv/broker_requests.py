@@ -42,6 +42,20 @@ log = Logger()
 
 
 Work = Callable[[], Awaitable[RemotingCommand]]
+#: The version by its ordinal since which registrations name filter servers.
+V3_0_11 = 37
+#: A shorter body is read at once: some hundred topics, a ms or two.
+SHORT_BYTES = 64 * 1024
+#: Long bodies that wait or are being read, of all brokers together. A frame is 16 MiB at most.
+WAITING_BYTES_MAX = 128 * 1024 * 1024
+#: How long others wait while a long registration is read.
+TURN_SECONDS = 0.01
+NEXT_TURN_SECONDS = 1e-6
+#: No name or address that a broker has is as long.
+NAME_LENGTH_MAX = 1024
+#: Check values of a body are computed in pieces of so many bytes.
+DIGEST_BYTES = 1024 * 1024
+CRC32_MASK = 0x7FFFFFFF
 
 
 class ConnectionSequencer:
@@ -86,27 +100,6 @@ class ConnectionSequencer:
                 done.callback(answer)
             self._shares.give_back(connection, size)
         del self._waiting[connection]
-
-
-#: The version by its ordinal since which registrations name filter servers.
-V3_0_11 = 37
-
-#: A shorter body is read at once: some hundred topics, a ms or two.
-SHORT_BYTES = 64 * 1024
-
-#: Long bodies that wait or are being read, of all brokers together. A frame is 16 MiB at most.
-WAITING_BYTES_MAX = 128 * 1024 * 1024
-
-#: How long others wait while a long registration is read.
-TURN_SECONDS = 0.01
-NEXT_TURN_SECONDS = 1e-6
-
-#: No name or address that a broker has is as long.
-NAME_LENGTH_MAX = 1024
-
-#: Check values of a body are computed in pieces of so many bytes.
-DIGEST_BYTES = 1024 * 1024
-CRC32_MASK = 0x7FFFFFFF
 
 
 class BrokerRequests:

@@ -38,6 +38,11 @@ ORDER_TOPIC_NAMESPACE = "ORDER_TOPIC_CONFIG"
 
 #: Of namespaces, keys and values together. The whole file is written at each change.
 BYTES_MAX = 4 * 1024 * 1024
+#: Of no more keys a list is made at once.
+KEYS_AT_ONCE_MAX = 5000
+#: What a request may change: never a path, an address, or what others reach it by.
+CHANGEABLE = frozenset({"orderMessageEnable"})
+PATHS = frozenset({"kvConfigPath", "configStorePath"})
 
 
 @attrs.frozen
@@ -105,10 +110,6 @@ def _size(text: str) -> int:
     return len(text.encode(errors="surrogatepass"))
 
 
-#: Of no more keys a list is made at once.
-KEYS_AT_ONCE_MAX = 5000
-
-
 @attrs.frozen
 class KvRequests:
     """Reads and changes it. `save` puts it on the disk and fires True, or False where that failed."""
@@ -158,12 +159,6 @@ class KvRequests:
         # Java answers SUCCESS even where the file could not be written.
         if not await self.save():
             raise Refused(ResponseCode.SYSTEM_ERROR, "the key-value configuration could not be written to the disk")
-
-
-#: What a request may change: never a path, an address, or what others reach it by.
-CHANGEABLE = frozenset({"orderMessageEnable"})
-
-PATHS = frozenset({"kvConfigPath", "configStorePath"})
 
 
 class SettingsRequests:

@@ -50,6 +50,18 @@ AT_ONCE_MAX = 5000
 STEP_TOPICS = 50
 #: The same of brokers, of which each takes 50 us.
 BROKERS_AT_ONCE_MAX = 100
+#: So many are kept at most, each a few hundred bytes for each broker; then all are made anew as they are asked for.
+KEPT_MAX = 4096
+_LENGTHS = struct.Struct(">II")
+_OPAQUE = 2**30
+_HEAD, _TAIL = (
+    encode_command(RemotingCommand(ResponseCode.SUCCESS, opaque=_OPAQUE, flag=RESPONSE_FLAG))[8:].split(b"%d" % _OPAQUE)
+)  # fmt: skip
+TIMEOUT_MS = 5_000
+#: So many questions are under way at most.
+ASKED_MAX = 256
+#: What a question carries that was passed on, so that name servers that name each other do not ask in a circle.
+PASSED_ON = "clusterTestPassedOn"
 
 
 def _is_unit_sub_of_no_unit(flag: int) -> bool:
@@ -239,16 +251,6 @@ def _is_strict(request: RemotingCommand, header: GetRouteInfoRequestHeader) -> b
     return request.version >= V4_9_4 or bool(header.accept_standard_json_only)
 
 
-#: So many are kept at most, each a few hundred bytes for each broker; then all are made anew as they are asked for.
-KEPT_MAX = 4096
-
-_LENGTHS = struct.Struct(">II")
-_OPAQUE = 2**30
-_HEAD, _TAIL = (
-    encode_command(RemotingCommand(ResponseCode.SUCCESS, opaque=_OPAQUE, flag=RESPONSE_FLAG))[8:].split(b"%d" % _OPAQUE)
-)  # fmt: skip
-
-
 class RouteBodies:
     """Bodies of answers to GET_ROUTEINFO_BY_TOPIC."""
 
@@ -288,15 +290,6 @@ def encode_route(route: TopicRouteData, strict: bool) -> bytes:
     if not strict:
         return route.to_json()
     return orjson.dumps(route.to_value(), option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SORT_KEYS)
-
-
-TIMEOUT_MS = 5_000
-
-#: So many questions are under way at most.
-ASKED_MAX = 256
-
-#: What a question carries that was passed on, so that name servers that name each other do not ask in a circle.
-PASSED_ON = "clusterTestPassedOn"
 
 
 class ProductEnvironment(Service):

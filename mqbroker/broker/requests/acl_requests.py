@@ -26,6 +26,7 @@ from mqbroker.wire.headers import (
 log = Logger()
 
 _OFF = "this broker controls no access: set aclEnable=true"
+_SHOWN = ("whiteRemoteAddress", "defaultTopicPerm", "defaultGroupPerm", "topicPerms", "groupPerms")
 
 
 @attrs.frozen
@@ -109,9 +110,6 @@ class AclRequests:
         except OSError as error:
             log.error("the accounts could not be written: {why}", why=str(error))
             raise Refused(code, f"the accounts could not be written: {error.strerror}") from None
-
-
-_SHOWN = ("whiteRemoteAddress", "defaultTopicPerm", "defaultGroupPerm", "topicPerms", "groupPerms")
 
 
 def _account_view(account: dict[str, Any]) -> dict[str, Any]:

@@ -65,6 +65,8 @@ BROKER_NAME_LENGTH_MAX = 255
 TIMEOUT_MS = 10_000
 #: How the administrator proved who it is; nothing for a consumer to see.
 _CREDENTIALS = frozenset({"AccessKey", "Signature", "SecurityToken"})
+#: How many answers of clients may be waited for; more requests are refused.
+CALLS_MAX = 256
 
 
 @attrs.frozen
@@ -310,10 +312,6 @@ class ForwardedRequests:
 
 def _without_credentials(request: RemotingCommand) -> dict[str, str]:
     return {key: value for key, value in request.ext_fields.items() if key not in _CREDENTIALS}
-
-
-#: How many answers of clients may be waited for; more requests are refused.
-CALLS_MAX = 256
 
 
 class ClientCalls:

@@ -66,6 +66,7 @@ _FOUND = (
     f'"version":{VERSION}}}'
 )
 _LENGTHS = struct.Struct(">II")
+EVENTS_PER_SECOND_MAX = 100
 
 
 class _Pull(NamedTuple):
@@ -320,9 +321,6 @@ def _code(result: GetResult, offset: int) -> int:
     if result.status in (GetStatus.NO_MATCHED_LOGIC_QUEUE, GetStatus.NO_MESSAGE_IN_QUEUE):
         return ResponseCode.PULL_OFFSET_MOVED if offset else ResponseCode.PULL_NOT_FOUND
     return _CODES[result.status]
-
-
-EVENTS_PER_SECOND_MAX = 100
 
 
 @attrs.define(eq=False)

@@ -33,6 +33,10 @@ log = Logger()
 
 #: How long the client that asked may take to say that it has the reply.
 PUSH_TIMEOUT_MS = 10_000
+#: What the header of a push takes over from that of the reply.
+_SHARED = {field.name for field in attrs.fields(ReplyMessageRequestHeader)} & {
+    field.name for field in attrs.fields(SendMessageRequestHeader)
+} - {"properties"}
 
 
 @attrs.frozen
@@ -107,9 +111,3 @@ class ReplyRequests:
             log.warn("a reply is not stored: {why}", why=str(error))
             return "0", 0
         return offset_message_id(self.store_host, appended[0]), appended[1]
-
-
-#: What the header of a push takes over from that of the reply.
-_SHARED = {field.name for field in attrs.fields(ReplyMessageRequestHeader)} & {
-    field.name for field in attrs.fields(SendMessageRequestHeader)
-} - {"properties"}

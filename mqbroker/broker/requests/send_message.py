@@ -38,6 +38,9 @@ from mqbroker.wire.properties import PROPERTIES_BYTES_MAX
 log = Logger()
 
 _LENGTHS = Struct(">II")
+_NUMBERS_MAX = 4096
+#: (first message, how many, queue, opaque, flag, frame where it is answered already, whether that waits for the disk)
+_Pending = tuple[int, int, int, int, int, bytes | None, bool]
 
 
 class _Numbers(dict[str, int]):
@@ -53,9 +56,6 @@ class _Numbers(dict[str, int]):
             self.clear()
         self[text] = number
         return number
-
-
-_NUMBERS_MAX = 4096
 
 
 class SendRequests:
@@ -298,10 +298,6 @@ class SendRequests:
         pending.append((len(messages), len(new), queue_id, opaque, flag, None, wait))
         messages.extend(new)
         return self._rules.saved()
-
-
-#: (first message, how many, queue, opaque, flag, frame where it is answered already, whether that waits for the disk)
-_Pending = tuple[int, int, int, int, int, bytes | None, bool]
 
 
 def _store_refusal(error: MQError) -> Refused:

@@ -39,6 +39,18 @@ _INNER_OFFSET = f"{Prop.INNER_MULTI_QUEUE_OFFSET}\x01".encode()
 #: As the Java broker writes them; it looks at the tag alone.
 _OP_PROPERTIES = b"WAIT\x01true\x02TAGS\x01d"
 OP_TAG = "d"
+_HEAD = fields_struct(
+    "body_crc", "flag", "queue_offset", "physical_offset", "sys_flag", "born_timestamp", "born_host",
+    "reconsume_times", "body_size",
+)  # fmt: skip
+_TAIL = encode_tail(TRANS_HALF_TOPIC.encode(), 0)
+_TOPIC = _TAIL[:-2]
+_GROUP = f"\x02{Prop.PRODUCER_GROUP}\x01".encode()
+_REAL_TOPIC = f"\x02{Prop.REAL_TOPIC}\x01".encode()
+_KEPT_FLAGS = ~SysFlag.TRANSACTION_MASK
+_COMMIT = SysFlag.TRANSACTION_COMMIT
+_KEPT_MAX = 1024
+_KEPT_BYTES_MAX = 512
 
 
 def committed(record: RawRecord, delay_level_max: int) -> NewMessage:
@@ -126,22 +138,6 @@ def immunity_ms(record: Record) -> int | None:
 
 def _number(text: str) -> int:
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= 15 else 0
-
-
-_HEAD = fields_struct(
-    "body_crc", "flag", "queue_offset", "physical_offset", "sys_flag", "born_timestamp", "born_host",
-    "reconsume_times", "body_size",
-)  # fmt: skip
-_TAIL = encode_tail(TRANS_HALF_TOPIC.encode(), 0)
-_TOPIC = _TAIL[:-2]
-_GROUP = f"\x02{Prop.PRODUCER_GROUP}\x01".encode()
-_REAL_TOPIC = f"\x02{Prop.REAL_TOPIC}\x01".encode()
-_DELAY = f"{Prop.DELAY_TIME_LEVEL}\x01".encode()
-_INNER_OFFSET = f"{Prop.INNER_MULTI_QUEUE_OFFSET}\x01".encode()
-_KEPT_FLAGS = ~SysFlag.TRANSACTION_MASK
-_COMMIT = SysFlag.TRANSACTION_COMMIT
-_KEPT_MAX = 1024
-_KEPT_BYTES_MAX = 512
 
 
 class PlainHalfMessages:

@@ -33,6 +33,11 @@ SPAN_MAX = 64 * 1024 * 1024
 #: Of how many half messages that were put back it is known where they are now.
 MOVES_MAX = 100_000
 _TRIM_MIN = 64 * 1024
+GROUP = "CID_RMQ_SYS_TRANS"
+#: How many messages are read at once; how many reads of what is in memory make one turn of a start.
+READ_MAX = 32
+_TURN_READS = 8
+_RETRY_SECONDS = 1.0
 
 
 class SettledState:
@@ -144,13 +149,6 @@ class SettledState:
             self._op_base += at
             at = 0
         self._op_at = at
-
-
-GROUP = "CID_RMQ_SYS_TRANS"
-#: How many messages are read at once; how many reads of what is in memory make one turn of a start.
-READ_MAX = 32
-_TURN_READS = 8
-_RETRY_SECONDS = 1.0
 
 
 class _Progress(NamedTuple):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from mqbroker.store.disk import IDisk, IMappedFile
 from mqbroker.store.layout import MAGIC_V2
-from mqbroker.store.logscan import Damage, Filler, Scanned, find_next, scan_at
+from mqbroker.store.logscan import Damage, Filler, Nothing, Scanned, find_next, scan_at, scan_run
 from mqbroker.store.offline.detected_layout import SegmentFile
 from mqbroker.wire.codes import SysFlag
 from mqbroker.wire.record import HEAD, MAGIC, RECORD_BYTES_MIN, body_crc, encode_tail
@@ -92,17 +92,21 @@ def walk_segment(
         if at - told >= _STEP:
             on_progress(at - told)
             told = at
-        item = scan_at(view, at, base + at)
-        if isinstance(item, Scanned):
+        run = scan_run(file, at, base, size)
+        for row in run.rows:
+            item = Scanned._make(row)
             if item.sys_flag & SysFlag.TRANSACTION_MASK == SysFlag.TRANSACTION_ROLLBACK and _is_fence(item):
-                yield Fence(segment.path, base + at, base + at + item.size)
+                yield Fence(segment.path, item.physical_offset, item.physical_offset + item.size)
             else:
                 yield item
-            at += item.size
-        elif isinstance(item, Filler):
+        at = run.end - base
+        if run.rows:
+            continue
+        found = scan_at(view, at, base + at)
+        if isinstance(found, Filler):
             at = size
         else:
-            why = "" if item.is_empty else item.why
+            why = found.why if isinstance(found, Nothing) and not found.is_empty else ""
             if view[at + 4 : at + 8] == MAGIC_V2.to_bytes(4, "big"):
                 why = "a record of RocketMQ 5.x"
             following = find_next(file, at, base)

@@ -22,16 +22,10 @@ from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.broker.topic_table import TopicTable
 from mqbroker.errors import ConnectionClosed, MQError, Refused
 from mqbroker.remoting.client import RemotingClient
+from mqbroker.wire import headers as h
 from mqbroker.wire.bodies import DataVersion, KVTable, RegisterBrokerBody, TopicConfigSerializeWrapper
 from mqbroker.wire.codes import Perm, RequestCode
 from mqbroker.wire.command import FRAME_BYTES_MAX, RemotingCommand
-from mqbroker.wire.headers import (
-    QueryDataVersionRequestHeader,
-    QueryDataVersionResponseHeader,
-    RegisterBrokerRequestHeader,
-    UnRegisterBrokerRequestHeader,
-    decode_header,
-)
 from mqbroker.wire.registration import STEP_TOPICS, body_crc32, encode_registration, write_registration
 
 log = Logger()
@@ -93,7 +87,7 @@ class RegistrationRequests:
             body = await self._one_by_one.run(lambda: Deferred.fromCoroutine(self._all(topics)))
         else:
             body = self._some(topics, changes)
-        header = RegisterBrokerRequestHeader(
+        header = h.RegisterBrokerRequestHeader(
             **self._identity,
             ha_server_addr=NO_HA_ADDRESS,
             compressed=body.compressed,
@@ -104,11 +98,11 @@ class RegistrationRequests:
     def query(self) -> tuple[RemotingCommand, DataVersion]:
         """The question whether a name server has the topics' version, and that version."""
         version = self._topics.snapshot().data_version
-        header = QueryDataVersionRequestHeader(**self._identity)
+        header = h.QueryDataVersionRequestHeader(**self._identity)
         return RemotingCommand.request(RequestCode.QUERY_DATA_VERSION, header, version.to_json()), version
 
     def goodbye(self) -> RemotingCommand:
-        return RemotingCommand.request(RequestCode.UNREGISTER_BROKER, UnRegisterBrokerRequestHeader(**self._identity))
+        return RemotingCommand.request(RequestCode.UNREGISTER_BROKER, h.UnRegisterBrokerRequestHeader(**self._identity))
 
     async def _all(self, topics: TopicConfigSerializeWrapper) -> _Body:
         """All topics: kept until they change."""
@@ -284,7 +278,7 @@ class NameServer:
         """Whether the name server has another version of the topics."""
         command, version = self._requests.query()
         answer = await self._request(command)
-        header = decode_header(QueryDataVersionResponseHeader, answer.ext_fields)
+        header = h.decode_header(h.QueryDataVersionResponseHeader, answer.ext_fields)
         return header.changed or bool(answer.body and DataVersion.from_json(answer.body) != version)
 
     async def _request(self, command: RemotingCommand) -> RemotingCommand:

@@ -22,20 +22,10 @@ from mqbroker.namesrv.config_requests import ORDER_TOPIC_NAMESPACE, KvConfig
 from mqbroker.namesrv.route_table import Registered, Registration, RouteTable
 from mqbroker.remoting.handlers import Call, IConnection, Result, answered, answers
 from mqbroker.remoting.limits import Shares
+from mqbroker.wire import headers as h
 from mqbroker.wire.bodies import DataVersion, KVTable
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
-from mqbroker.wire.headers import (
-    AddWritePermOfBrokerRequestHeader,
-    AddWritePermOfBrokerResponseHeader,
-    QueryDataVersionRequestHeader,
-    QueryDataVersionResponseHeader,
-    RegisterBrokerRequestHeader,
-    RegisterBrokerResponseHeader,
-    UnRegisterBrokerRequestHeader,
-    WipeWritePermOfBrokerRequestHeader,
-    WipeWritePermOfBrokerResponseHeader,
-)
 from mqbroker.wire.registration import Steps, read_registration
 
 log = Logger()
@@ -115,7 +105,7 @@ class BrokerRequests:
     # --- registering
 
     @answers(RequestCode.REGISTER_BROKER)
-    def register(self, call: Call[RegisterBrokerRequestHeader]) -> RemotingCommand | Deferred[RemotingCommand]:
+    def register(self, call: Call[h.RegisterBrokerRequestHeader]) -> RemotingCommand | Deferred[RemotingCommand]:
         header, request, connection = call.header, call.request, call.connection
         _check_names(header)
         if len(request.body) <= SHORT_BYTES and not self._sequencer.is_busy(connection):
@@ -129,7 +119,7 @@ class BrokerRequests:
         return self._sequencer.run(connection, in_turns, len(request.body))
 
     def _register(
-        self, request: RemotingCommand, header: RegisterBrokerRequestHeader, connection: IConnection
+        self, request: RemotingCommand, header: h.RegisterBrokerRequestHeader, connection: IConnection
     ) -> Steps[RemotingCommand]:
         """Answer in steps. Nothing is changed before the last."""
         crc32, digest = yield from _check_values(request)
@@ -150,7 +140,7 @@ class BrokerRequests:
         order_topics = self._kv.namespace(ORDER_TOPIC_NAMESPACE)
         return RemotingCommand.response(
             request,
-            header=RegisterBrokerResponseHeader(
+            header=h.RegisterBrokerResponseHeader(
                 ha_server_addr=registered.ha_server_addr, master_addr=registered.master_addr
             ),
             body=KVTable(order_topics).to_json() if order_topics is not None else b"",
@@ -175,7 +165,7 @@ class BrokerRequests:
     # --- the rest
 
     @answers(RequestCode.UNREGISTER_BROKER)
-    def unregister(self, call: Call[UnRegisterBrokerRequestHeader]) -> Result | Deferred[RemotingCommand]:
+    def unregister(self, call: Call[h.UnRegisterBrokerRequestHeader]) -> Result | Deferred[RemotingCommand]:
         header = call.header
 
         def answer() -> None:
@@ -185,7 +175,7 @@ class BrokerRequests:
         return self._after_others(call, answer)
 
     @answers(RequestCode.QUERY_DATA_VERSION)
-    def query_data_version(self, call: Call[QueryDataVersionRequestHeader]) -> Result | Deferred[RemotingCommand]:
+    def query_data_version(self, call: Call[h.QueryDataVersionRequestHeader]) -> Result | Deferred[RemotingCommand]:
         addr = call.header.broker_addr
 
         def answer() -> RemotingCommand:
@@ -193,26 +183,28 @@ class BrokerRequests:
             if not changed:
                 self._routes.touch(addr, _now_ms(self._clock))
             known = self._routes.version_of(addr)
-            header = QueryDataVersionResponseHeader(changed=changed)
+            header = h.QueryDataVersionResponseHeader(changed=changed)
             return RemotingCommand.response(call.request, header=header, body=known.to_json() if known else b"")
 
         return self._after_others(call, answer)
 
     @answers(RequestCode.WIPE_WRITE_PERM_OF_BROKER)
     def wipe_write_permission(
-        self, call: Call[WipeWritePermOfBrokerRequestHeader]
-    ) -> WipeWritePermOfBrokerResponseHeader:
+        self, call: Call[h.WipeWritePermOfBrokerRequestHeader]
+    ) -> h.WipeWritePermOfBrokerResponseHeader:
         name, peer = call.header.broker_name, call.connection.remote_addr
         count = self._routes.wipe_write_permission(name)
         log.info("{peer} wiped write permission of {n} topics on {name}", peer=peer, n=count, name=name)
-        return WipeWritePermOfBrokerResponseHeader(wipe_topic_count=count)
+        return h.WipeWritePermOfBrokerResponseHeader(wipe_topic_count=count)
 
     @answers(RequestCode.ADD_WRITE_PERM_OF_BROKER)
-    def add_write_permission(self, call: Call[AddWritePermOfBrokerRequestHeader]) -> AddWritePermOfBrokerResponseHeader:
+    def add_write_permission(
+        self, call: Call[h.AddWritePermOfBrokerRequestHeader]
+    ) -> h.AddWritePermOfBrokerResponseHeader:
         name, peer = call.header.broker_name, call.connection.remote_addr
         count = self._routes.add_write_permission(name)
         log.info("{peer} gave write permission to {n} topics on {name}", peer=peer, n=count, name=name)
-        return AddWritePermOfBrokerResponseHeader(add_topic_count=count)
+        return h.AddWritePermOfBrokerResponseHeader(add_topic_count=count)
 
 
 def _run(steps: Steps[RemotingCommand]) -> RemotingCommand:
@@ -241,7 +233,7 @@ def _check_values(request: RemotingCommand) -> Steps[tuple[int, bytes]]:
     return crc32 & CRC32_MASK, digest.digest()
 
 
-def _read(request: RemotingCommand, header: RegisterBrokerRequestHeader, digest: bytes) -> Steps[Registration]:
+def _read(request: RemotingCommand, header: h.RegisterBrokerRequestHeader, digest: bytes) -> Steps[Registration]:
     has_filter_servers = request.version >= V3_0_11
     body = request.body
     if body and not has_filter_servers:
@@ -259,7 +251,7 @@ def _read(request: RemotingCommand, header: RegisterBrokerRequestHeader, digest:
     )
 
 
-def _check_names(header: RegisterBrokerRequestHeader) -> None:
+def _check_names(header: h.RegisterBrokerRequestHeader) -> None:
     for name in ("broker_name", "broker_addr", "cluster_name", "ha_server_addr"):
         if len(getattr(header, name)) > NAME_LENGTH_MAX:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"the {name} is longer than {NAME_LENGTH_MAX} characters")

@@ -18,17 +18,11 @@ from mqbroker.config.changes import NotChangeable, change_settings, read_changes
 from mqbroker.errors import Refused
 from mqbroker.remoting.handlers import Answer, Call, IConnection, answers
 from mqbroker.remoting.walks import Walks
+from mqbroker.wire import headers as h
 from mqbroker.wire.bodies import KVTable
 from mqbroker.wire.body import Body
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
-from mqbroker.wire.headers import (
-    DeleteKVConfigRequestHeader,
-    GetKVConfigRequestHeader,
-    GetKVConfigResponseHeader,
-    GetKVListByNamespaceRequestHeader,
-    PutKVConfigRequestHeader,
-)
 
 log = Logger()
 
@@ -119,15 +113,15 @@ class KvRequests:
     save: Callable[[], Deferred[bool]]
 
     @answers(RequestCode.GET_KV_CONFIG)
-    def get(self, call: Call[GetKVConfigRequestHeader]) -> GetKVConfigResponseHeader:
+    def get(self, call: Call[h.GetKVConfigRequestHeader]) -> h.GetKVConfigResponseHeader:
         namespace, key = call.header.namespace, call.header.key
         value = self.kv.get(namespace, key)
         if value is None:
             raise Refused(ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {namespace} Key: {key}")
-        return GetKVConfigResponseHeader(value=value)
+        return h.GetKVConfigResponseHeader(value=value)
 
     @answers(RequestCode.GET_KVLIST_BY_NAMESPACE)
-    def list_namespace(self, call: Call[GetKVListByNamespaceRequestHeader]) -> KVTable | Answer:
+    def list_namespace(self, call: Call[h.GetKVListByNamespaceRequestHeader]) -> KVTable | Answer:
         namespace = call.header.namespace
         values = self.kv.namespace(namespace)
         if values is None:
@@ -142,7 +136,7 @@ class KvRequests:
         return self.walks.bounded(written)(call.request, call.connection)
 
     @answers(RequestCode.PUT_KV_CONFIG)
-    async def put(self, call: Call[PutKVConfigRequestHeader]) -> None:
+    async def put(self, call: Call[h.PutKVConfigRequestHeader]) -> None:
         header = call.header
         if not self.kv.has_room_for(header.namespace, header.key, header.value):
             remark = f"the key-value configuration is full: {BYTES_MAX} bytes of text at most"
@@ -151,7 +145,7 @@ class KvRequests:
         await self._saved()
 
     @answers(RequestCode.DELETE_KV_CONFIG)
-    async def delete(self, call: Call[DeleteKVConfigRequestHeader]) -> None:
+    async def delete(self, call: Call[h.DeleteKVConfigRequestHeader]) -> None:
         self.kv.delete(call.header.namespace, call.header.key)
         await self._saved()
 

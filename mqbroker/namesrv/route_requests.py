@@ -23,17 +23,11 @@ from mqbroker.namesrv.topic_queue_table import TopicQueues
 from mqbroker.remoting.client import RemotingClient
 from mqbroker.remoting.handlers import Answer, Call, HandlerTable, IConnection, RawRequest, answers
 from mqbroker.remoting.walks import Walks
+from mqbroker.wire import headers as h
 from mqbroker.wire.bodies import TopicList, TopicRouteData
 from mqbroker.wire.body import ANSWERED_DIALECT_BYTES_MAX
 from mqbroker.wire.codes import FAQ, RequestCode, ResponseCode, TopicSysFlag
 from mqbroker.wire.command import JSON, RESPONSE_FLAG, RemotingCommand, encode_command
-from mqbroker.wire.headers import (
-    DeleteTopicFromNamesrvRequestHeader,
-    GetRouteInfoRequestHeader,
-    GetTopicsByClusterRequestHeader,
-    Header,
-    decode_header,
-)
 
 log = Logger()
 
@@ -139,7 +133,7 @@ class RouteRequests:
             return RemotingCommand.response(request, refused.code, refused.remark)
 
     def route(self, request: RemotingCommand) -> RemotingCommand:
-        header = decode_header(GetRouteInfoRequestHeader, request.ext_fields)
+        header = h.decode_header(h.GetRouteInfoRequestHeader, request.ext_fields)
         order_conf = self._kv.get(ORDER_TOPIC_NAMESPACE, header.topic) if self.order_message_enable else None
         body = self._bodies.body(header.topic, _is_strict(request, header), order_conf)
         if body is None:
@@ -153,7 +147,7 @@ class RouteRequests:
         is_here = answer.code != ResponseCode.TOPIC_NOT_EXIST
         if is_here or self._elsewhere is None or PASSED_ON in request.ext_fields:
             return answer
-        header = decode_header(GetRouteInfoRequestHeader, request.ext_fields)
+        header = h.decode_header(h.GetRouteInfoRequestHeader, request.ext_fields)
         route = await self._elsewhere.route(header.topic)
         if route is None:
             return answer
@@ -174,11 +168,11 @@ class RouteRequests:
         return self._topics(call, code, lambda: _BY_CODE[code])
 
     @answers(RequestCode.GET_TOPICS_BY_CLUSTER)
-    def topics_of_cluster(self, call: Call[GetTopicsByClusterRequestHeader]) -> bytes | Answer:
+    def topics_of_cluster(self, call: Call[h.GetTopicsByClusterRequestHeader]) -> bytes | Answer:
         cluster = call.header.cluster
         return self._topics(call, (call.request.code, cluster), lambda: self._routes.of_cluster(cluster))
 
-    def _topics(self, call: Call[Header | None], key: object, which: Callable[[], Which]) -> bytes | Answer:
+    def _topics(self, call: Call[h.Header | None], key: object, which: Callable[[], Which]) -> bytes | Answer:
         async def in_steps() -> bytes:
             parts = []
             for part in self._routes.topics_in_parts(which(), STEP_TOPICS):
@@ -192,7 +186,7 @@ class RouteRequests:
 
     def _table(
         self,
-        call: Call[Header | None],
+        call: Call[h.Header | None],
         key: object,
         is_short: bool,
         at_once: Callable[[], bytes],
@@ -241,13 +235,13 @@ class RouteRequests:
         return body
 
     @answers(RequestCode.DELETE_TOPIC_IN_NAMESRV)
-    def delete_topic(self, call: Call[DeleteTopicFromNamesrvRequestHeader]) -> None:
+    def delete_topic(self, call: Call[h.DeleteTopicFromNamesrvRequestHeader]) -> None:
         topic = call.header.topic
         self._routes.delete_topic(topic, call.header.cluster_name)
         log.info("{peer} deleted topic {topic}", peer=call.connection.remote_addr, topic=topic)
 
 
-def _is_strict(request: RemotingCommand, header: GetRouteInfoRequestHeader) -> bool:
+def _is_strict(request: RemotingCommand, header: h.GetRouteInfoRequestHeader) -> bool:
     return request.version >= V4_9_4 or bool(header.accept_standard_json_only)
 
 
@@ -322,7 +316,7 @@ class ProductEnvironment(Service):
         return None
 
     async def _ask(self, address: str, topic: str) -> TopicRouteData | None:
-        request = RemotingCommand.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoRequestHeader(topic=topic))
+        request = RemotingCommand.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, h.GetRouteInfoRequestHeader(topic=topic))
         request.ext_fields[PASSED_ON] = "true"
         answer = await self._client.invoke_async(address, request, TIMEOUT_MS)
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:

@@ -20,6 +20,7 @@ from mqbroker.errors import BadExpression, MQError, Refused, RequestTimedOut
 from mqbroker.remoting.handlers import Call, IConnection, answers
 from mqbroker.remoting.walks import Walks
 from mqbroker.store.message_store import MessageStore
+from mqbroker.wire import headers as h
 from mqbroker.wire.admin_bodies import ProducerInfo, ProducerTableInfo
 from mqbroker.wire.bodies import (
     CheckClientRequestBody,
@@ -42,13 +43,6 @@ from mqbroker.wire.codes import (
     old_version_name,
 )
 from mqbroker.wire.command import RemotingCommand
-from mqbroker.wire.headers import (
-    ConsumeMessageDirectlyResultRequestHeader,
-    GetConsumerConnectionListRequestHeader,
-    GetConsumerRunningInfoRequestHeader,
-    GetProducerConnectionListRequestHeader,
-    UnregisterClientRequestHeader,
-)
 from mqbroker.wire.ids import parse_offset_message_id
 from mqbroker.wire.names import TOPIC_LENGTH_MAX, check_group, check_topic
 
@@ -111,7 +105,7 @@ class ClientRequests:
             self.producers.register(connection, client_id, language, version, producer.group_name, account)
 
     @answers(RequestCode.UNREGISTER_CLIENT)
-    def unregister(self, call: Call[UnregisterClientRequestHeader]) -> None:
+    def unregister(self, call: Call[h.UnregisterClientRequestHeader]) -> None:
         header = call.header
         if header.producer_group is not None:
             self.producers.unregister(call.connection, header.producer_group)
@@ -177,7 +171,7 @@ class ConnectionRequests:
     walks: Walks
 
     @answers(RequestCode.GET_CONSUMER_CONNECTION_LIST)
-    def of_consumers(self, call: Call[GetConsumerConnectionListRequestHeader]) -> ConsumerConnection:
+    def of_consumers(self, call: Call[h.GetConsumerConnectionListRequestHeader]) -> ConsumerConnection:
         group = self.consumers.group(call.header.consumer_group)
         if group is None:
             remark = f"the consumer group[{call.header.consumer_group}] not online"
@@ -191,7 +185,7 @@ class ConnectionRequests:
         )
 
     @answers(RequestCode.GET_PRODUCER_CONNECTION_LIST)
-    def of_producers(self, call: Call[GetProducerConnectionListRequestHeader]) -> ProducerConnection:
+    def of_producers(self, call: Call[h.GetProducerConnectionListRequestHeader]) -> ProducerConnection:
         clients = self.producers.group(call.header.producer_group)
         if not clients:
             remark = f"the producer group[{call.header.producer_group}] not exist"
@@ -270,14 +264,14 @@ class ForwardedRequests:
     broker_name: str
 
     @answers(RequestCode.GET_CONSUMER_RUNNING_INFO)
-    async def running_info(self, call: Call[GetConsumerRunningInfoRequestHeader]) -> RemotingCommand:
+    async def running_info(self, call: Call[h.GetConsumerRunningInfoRequestHeader]) -> RemotingCommand:
         """What a consumer tells of itself, with the stacks of its threads where jstackEnable says so."""
         request = call.request
         onward = RemotingCommand(request.code, _without_credentials(request), request.body)
         return await self._pass_on(request, onward, call.header.consumer_group, call.header.client_id)
 
     @answers(RequestCode.CONSUME_MESSAGE_DIRECTLY)
-    async def consume_directly(self, call: Call[ConsumeMessageDirectlyResultRequestHeader]) -> RemotingCommand:
+    async def consume_directly(self, call: Call[h.ConsumeMessageDirectlyResultRequestHeader]) -> RemotingCommand:
         """Have a consumer consume one message now, by its id; the answer tells how that went."""
         header, request = call.header, call.request
         _, offset = parse_offset_message_id(header.msg_id or "")

@@ -18,16 +18,10 @@ from mqbroker.broker.topic_table import TopicTable
 from mqbroker.errors import Refused
 from mqbroker.remoting.handlers import Call, answers
 from mqbroker.remoting.walks import Walks
+from mqbroker.wire import headers as h
 from mqbroker.wire.admin_bodies import ConsumeStats, ConsumeStatsList, GroupList, OffsetWrapper
 from mqbroker.wire.bodies import GetConsumerListByGroupResponseBody, MessageQueue, SubscriptionGroupConfig
 from mqbroker.wire.codes import RequestCode, ResponseCode
-from mqbroker.wire.headers import (
-    DeleteSubscriptionGroupRequestHeader,
-    GetConsumerListByGroupRequestHeader,
-    GetConsumeStatsInBrokerHeader,
-    GetConsumeStatsRequestHeader,
-    QueryTopicConsumeByWhoRequestHeader,
-)
 
 log = Logger()
 
@@ -53,7 +47,7 @@ class GroupRequests:
         await self.groups.when_saved()
 
     @answers(RequestCode.DELETE_SUBSCRIPTIONGROUP)
-    async def delete_group(self, call: Call[DeleteSubscriptionGroupRequestHeader]) -> None:
+    async def delete_group(self, call: Call[h.DeleteSubscriptionGroupRequestHeader]) -> None:
         """Forget a group's settings, and with removeOffset its offsets; what is not there is gone already."""
         name = call.header.group_name
         log.info("{peer} deletes group {name}", peer=call.connection.remote_addr, name=name)
@@ -68,14 +62,14 @@ class GroupRequests:
         return await self.walks.written(self.groups.snapshot())
 
     @answers(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
-    def list_consumers(self, call: Call[GetConsumerListByGroupRequestHeader]) -> GetConsumerListByGroupResponseBody:
+    def list_consumers(self, call: Call[h.GetConsumerListByGroupRequestHeader]) -> GetConsumerListByGroupResponseBody:
         group = self.consumers.group(call.header.consumer_group)
         if group is None:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {call.header.consumer_group}")
         return GetConsumerListByGroupResponseBody(group.client_ids())
 
     @answers(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO)
-    def consumed_by(self, call: Call[QueryTopicConsumeByWhoRequestHeader]) -> GroupList:
+    def consumed_by(self, call: Call[h.QueryTopicConsumeByWhoRequestHeader]) -> GroupList:
         """The groups that subscribe to a topic now, and those that have offsets in it."""
         topic = call.header.topic
         return GroupList(frozenset([*self.consumers.groups_subscribed(topic), *self.offsets.groups_of(topic)]))
@@ -99,7 +93,7 @@ class ConsumeStatsRequests:
     broker_addr: str
 
     @answers(RequestCode.GET_CONSUME_STATS, bounded=True)
-    async def of_group(self, call: Call[GetConsumeStatsRequestHeader]) -> bytes:
+    async def of_group(self, call: Call[h.GetConsumeStatsRequestHeader]) -> bytes:
         """A group in the queues of one topic, or of all that it has offsets in."""
         group, named = call.header.consumer_group, call.header.topic
         table: dict[MessageQueue, OffsetWrapper] = {}
@@ -112,7 +106,7 @@ class ConsumeStatsRequests:
         return await self.walks.written(ConsumeStats(table, tps))
 
     @answers(RequestCode.GET_BROKER_CONSUME_STATS, bounded=True)
-    async def of_broker(self, call: Call[GetConsumeStatsInBrokerHeader]) -> bytes:
+    async def of_broker(self, call: Call[h.GetConsumeStatsInBrokerHeader]) -> bytes:
         """Each group in the table; with isOrder only its ordered topics."""
         topics = self.offsets.topics_by_group()
         found: list[dict[str, list[ConsumeStats]]] = []

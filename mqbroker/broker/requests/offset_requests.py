@@ -21,6 +21,7 @@ from mqbroker.errors import MQError, Refused
 from mqbroker.remoting.handlers import Call, IConnection, answers
 from mqbroker.remoting.walks import Walks
 from mqbroker.store.message_store import MessageStore
+from mqbroker.wire import headers as h
 from mqbroker.wire.admin_bodies import (
     GetConsumerStatusBody,
     MessageQueueForC,
@@ -31,23 +32,6 @@ from mqbroker.wire.admin_bodies import (
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import V3_0_7_SNAPSHOT, LanguageCode, RequestCode, ResponseCode, old_version_name
 from mqbroker.wire.command import RemotingCommand
-from mqbroker.wire.headers import (
-    CloneGroupOffsetRequestHeader,
-    GetConsumerStatusRequestHeader,
-    GetEarliestMsgStoretimeRequestHeader,
-    GetEarliestMsgStoretimeResponseHeader,
-    GetMaxOffsetRequestHeader,
-    GetMaxOffsetResponseHeader,
-    GetMinOffsetRequestHeader,
-    GetMinOffsetResponseHeader,
-    QueryConsumerOffsetRequestHeader,
-    QueryConsumerOffsetResponseHeader,
-    QueryCorrectionOffsetHeader,
-    ResetOffsetRequestHeader,
-    SearchOffsetRequestHeader,
-    SearchOffsetResponseHeader,
-    UpdateConsumerOffsetRequestHeader,
-)
 from mqbroker.wire.names import check_group, check_topic, is_lmq
 
 log = Logger()
@@ -69,28 +53,28 @@ class OffsetRequests:
     walks: Walks
 
     @answers(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)
-    async def search_offset(self, call: Call[SearchOffsetRequestHeader]) -> SearchOffsetResponseHeader:
+    async def search_offset(self, call: Call[h.SearchOffsetRequestHeader]) -> h.SearchOffsetResponseHeader:
         header = call.header
         offset = await self.store.queries.offset_by_time(header.topic, header.queue_id, header.timestamp)
-        return SearchOffsetResponseHeader(offset=offset)
+        return h.SearchOffsetResponseHeader(offset=offset)
 
     @answers(RequestCode.GET_MAX_OFFSET)
-    def max_offset(self, call: Call[GetMaxOffsetRequestHeader]) -> GetMaxOffsetResponseHeader:
-        return GetMaxOffsetResponseHeader(offset=self.store.max_offset(call.header.topic, call.header.queue_id))
+    def max_offset(self, call: Call[h.GetMaxOffsetRequestHeader]) -> h.GetMaxOffsetResponseHeader:
+        return h.GetMaxOffsetResponseHeader(offset=self.store.max_offset(call.header.topic, call.header.queue_id))
 
     @answers(RequestCode.GET_MIN_OFFSET)
-    def min_offset(self, call: Call[GetMinOffsetRequestHeader]) -> GetMinOffsetResponseHeader:
-        return GetMinOffsetResponseHeader(offset=self.store.min_offset(call.header.topic, call.header.queue_id))
+    def min_offset(self, call: Call[h.GetMinOffsetRequestHeader]) -> h.GetMinOffsetResponseHeader:
+        return h.GetMinOffsetResponseHeader(offset=self.store.min_offset(call.header.topic, call.header.queue_id))
 
     @answers(RequestCode.GET_EARLIEST_MSG_STORETIME)
     async def earliest_time(
-        self, call: Call[GetEarliestMsgStoretimeRequestHeader]
-    ) -> GetEarliestMsgStoretimeResponseHeader:
+        self, call: Call[h.GetEarliestMsgStoretimeRequestHeader]
+    ) -> h.GetEarliestMsgStoretimeResponseHeader:
         timestamp = await self.store.queries.earliest_timestamp(call.header.topic, call.header.queue_id)
-        return GetEarliestMsgStoretimeResponseHeader(timestamp=timestamp)
+        return h.GetEarliestMsgStoretimeResponseHeader(timestamp=timestamp)
 
     @answers(RequestCode.UPDATE_CONSUMER_OFFSET)
-    def commit(self, call: Call[UpdateConsumerOffsetRequestHeader]) -> None:
+    def commit(self, call: Call[h.UpdateConsumerOffsetRequestHeader]) -> None:
         """Commit an offset, for a topic there is. A queue that is no more may still be committed to."""
         header = call.header
         if not is_lmq(header.consumer_group):
@@ -107,7 +91,7 @@ class OffsetRequests:
         self.offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
 
     @answers(RequestCode.QUERY_CONSUMER_OFFSET)
-    async def committed(self, call: Call[QueryConsumerOffsetRequestHeader]) -> QueryConsumerOffsetResponseHeader:
+    async def committed(self, call: Call[h.QueryConsumerOffsetRequestHeader]) -> h.QueryConsumerOffsetResponseHeader:
         """The committed offset; for a group without one 0, while the queue's first message is still in memory."""
         topic, queue_id = call.header.topic, call.header.queue_id
         offset = self.offsets.query(call.header.consumer_group, topic, queue_id)
@@ -116,7 +100,7 @@ class OffsetRequests:
                 remark = "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first"
                 raise Refused(ResponseCode.QUERY_NOT_FOUND, remark)
             offset = 0
-        return QueryConsumerOffsetResponseHeader(offset=offset)
+        return h.QueryConsumerOffsetResponseHeader(offset=offset)
 
     @answers(RequestCode.GET_ALL_CONSUMER_OFFSET, bounded=True)
     async def all_committed(self, call: Call[None]) -> bytes:
@@ -140,7 +124,7 @@ class OffsetAdminRequests:
     walks: Walks
 
     @answers(RequestCode.QUERY_CORRECTION_OFFSET, bounded=True)
-    async def corrections(self, call: Call[QueryCorrectionOffsetHeader]) -> bytes:
+    async def corrections(self, call: Call[h.QueryCorrectionOffsetHeader]) -> bytes:
         """By queue the least offset of the groups of a topic but those in filterGroups, of messages still there.
 
         Where the compared group is before it, or nobody has one, it is 2**63 - 1: nothing to correct.
@@ -159,7 +143,7 @@ class OffsetAdminRequests:
         return await self.walks.written(QueryCorrectionOffsetBody(least))
 
     @answers(RequestCode.CLONE_GROUP_OFFSET, bounded=True)
-    async def clone(self, call: Call[CloneGroupOffsetRequestHeader]) -> None:
+    async def clone(self, call: Call[h.CloneGroupOffsetRequestHeader]) -> None:
         """Give one group the offsets of another, in one topic or in all that the other has offsets in."""
         header = call.header
         source, target, named = header.src_group, header.dest_group, header.topic
@@ -174,7 +158,7 @@ class OffsetAdminRequests:
     # Of a group that consumes now: through its consumers
 
     @answers(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, bounded=True)
-    async def reset(self, call: Call[ResetOffsetRequestHeader]) -> bytes:
+    async def reset(self, call: Call[h.ResetOffsetRequestHeader]) -> bytes:
         """Have the consumers of a group go on at messages of a time; without force no queue is moved forward.
 
         They do it and commit by themselves; the answer tells the offsets they were given.
@@ -190,7 +174,7 @@ class OffsetAdminRequests:
             )
             raise Refused(ResponseCode.CONSUMER_NOT_ONLINE, remark)
         _refuse_old(group)
-        told = ResetOffsetRequestHeader(
+        told = h.ResetOffsetRequestHeader(
             topic=header.topic, group=header.group, timestamp=header.timestamp, is_force=False
         )
         written = data = await self.walks.written(ResetOffsetBody(table))
@@ -201,7 +185,7 @@ class OffsetAdminRequests:
             consumer.invoke_oneway(RemotingCommand.request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, told, data))
         return written
 
-    async def _offsets_to_reset(self, header: ResetOffsetRequestHeader) -> dict[MessageQueue, int]:
+    async def _offsets_to_reset(self, header: h.ResetOffsetRequestHeader) -> dict[MessageQueue, int]:
         topic = self.topics.get(header.topic)
         if topic is None:
             remark = f"[reset-offset] reset offset failed, no topic in this broker. topic={header.topic}"
@@ -220,7 +204,7 @@ class OffsetAdminRequests:
         return table
 
     @answers(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS)
-    async def consumer_status(self, call: Call[GetConsumerStatusRequestHeader]) -> GetConsumerStatusBody:
+    async def consumer_status(self, call: Call[h.GetConsumerStatusRequestHeader]) -> GetConsumerStatusBody:
         """Where each consumer of a group, or the one that clientAddr names by its id, is in its queues of a topic.
 
         Those that do not answer in time are left out.
@@ -231,7 +215,7 @@ class OffsetAdminRequests:
             remark = f"No Any Consumer online in the consumer group: [{header.group}]"
             raise Refused(ResponseCode.SYSTEM_ERROR, remark)
         _refuse_old(group)
-        asked = GetConsumerStatusRequestHeader(topic=header.topic, group=header.group)
+        asked = h.GetConsumerStatusRequestHeader(topic=header.topic, group=header.group)
         client_id = (header.client_addr or "").strip()
         told: dict[str, dict[MessageQueue, int]] = {}
         await gatherResults(
@@ -247,7 +231,7 @@ class OffsetAdminRequests:
         self,
         connection: IConnection,
         client: Client,
-        header: GetConsumerStatusRequestHeader,
+        header: h.GetConsumerStatusRequestHeader,
         told: dict[str, dict[MessageQueue, int]],
     ) -> None:
         command = RemotingCommand.request(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, header)

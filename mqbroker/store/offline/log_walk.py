@@ -8,12 +8,13 @@ that holds no record, and cuts off all that follows. Must never know of queues o
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from mqbroker.store.disk import IDisk, IMappedFile
+from mqbroker.store.disk import IDisk, IMappedFile, Unreadable
 from mqbroker.store.layout import MAGIC_V2
-from mqbroker.store.logscan import Damage, Filler, Nothing, Scanned, find_next, scan_at, scan_run
+from mqbroker.store.logscan import Damage, Filler, Nothing, Run, Scanned, find_next, scan_file, scan_run
 from mqbroker.store.offline.detected_layout import SegmentFile
 from mqbroker.wire.codes import SysFlag
 from mqbroker.wire.record import HEAD, MAGIC, RECORD_BYTES_MIN, body_crc, encode_tail
@@ -92,7 +93,7 @@ def walk_segment(
         if at - told >= _STEP:
             on_progress(at - told)
             told = at
-        run = scan_run(file, at, base, size)
+        run = _run_at(file, at, base)
         for row in run.rows:
             item = Scanned._make(row)
             if item.sys_flag & SysFlag.TRANSACTION_MASK == SysFlag.TRANSACTION_ROLLBACK and _is_fence(item):
@@ -102,18 +103,34 @@ def walk_segment(
         at = run.end - base
         if run.rows:
             continue
-        found = scan_at(view, at, base + at)
+        why = ""
+        try:
+            found = scan_file(file, at, base + at)
+            if isinstance(found, Nothing) and not found.is_empty:
+                why = found.why
+            if view[at + 4 : at + 8] == MAGIC_V2.to_bytes(4, "big"):
+                why = "a record of RocketMQ 5.x"
+        except Unreadable as error:
+            found, why = None, f"the disk cannot read it: {error}"
         if isinstance(found, Filler):
             at = size
         else:
-            why = found.why if isinstance(found, Nothing) and not found.is_empty else ""
-            if view[at + 4 : at + 8] == MAGIC_V2.to_bytes(4, "big"):
-                why = "a record of RocketMQ 5.x"
             following = find_next(file, at, base)
             end = following.physical_offset - base if following else size
             yield Damage(segment.path, base + at, base + end, why)
             at = end
     on_progress(max(0, size - told))
+
+
+def _run_at(file: IMappedFile, at: int, base: int) -> Run:
+    """The records from `at` of a segment on, one alone where the disk cannot read all that is read ahead."""
+    with contextlib.suppress(Unreadable):
+        return scan_run(file, at, base, file.size)
+    with contextlib.suppress(Unreadable):
+        found = scan_file(file, at, base + at)
+        if isinstance(found, Scanned):
+            return Run([found], base + at + found.size, found.store_timestamp_ms)
+    return Run([], base + at, 0)
 
 
 def _is_fence(item: Scanned) -> bool:

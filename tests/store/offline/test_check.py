@@ -10,6 +10,7 @@ import pytest
 
 from mqbroker.errors import StoreUnknown
 from mqbroker.store.consumequeue import ENTRY
+from mqbroker.store.offline.check import check_store
 from mqbroker.store.offline.detected_layout import Given
 from tests.store.harness import Bench, make_bench, message, stop, unpack_golden
 from tests.store.offline.stores import (
@@ -315,7 +316,6 @@ def test_an_empty_store_is_whole(tmp_path: Path) -> None:
 
 
 def test_progress_reaches_the_end(bench: Bench) -> None:
-    from mqbroker.store.offline.check import check_store
     from mqbroker.store.os_disk import OsDisk
 
     fill(bench)
@@ -324,3 +324,16 @@ def test_progress_reaches_the_end(bench: Bench) -> None:
     assert heard[0] == (0, 4 * SEGMENT)
     assert heard[-1] == (4 * SEGMENT, 4 * SEGMENT)
     assert heard == sorted(heard)
+
+
+def test_what_the_disk_cannot_read_is_told_and_passed_over(bench: Bench) -> None:
+    fill(bench, 8)
+    at = record_at(bench, 5)
+    bench.disk.faults.evict()
+    bench.disk.faults.unreadable.add((str(segment(bench.root)), at + 5000))
+    report = check_store(bench.disk, str(bench.root), Given(), lambda done, total: None)
+    assert kinds(report) == {"damaged log": "lost", "messages missing": "lost", "index entry orphaned": "broken"}
+    (damage,) = report.damages
+    assert (damage.start, damage.end) == (at, record_at(bench, 6))
+    assert "the disk cannot read it" in damage.why
+    assert report.totals.records == 7

@@ -52,9 +52,9 @@ from mqbroker.broker.transactions.transaction_checks import TransactionChecks
 from mqbroker.config import BrokerSettings
 from mqbroker.filter.bloom import BloomFilter
 from mqbroker.remoting.connection import RemotingProtocol
+from mqbroker.remoting.cooperative_tasks import CooperativeTasks
 from mqbroker.remoting.handlers import HandlerTable, IConnection
 from mqbroker.remoting.server import ConnectionEvent
-from mqbroker.remoting.walks import Walks
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.message_store import MessageStore
 from mqbroker.store.tags_codes import parse_delay_levels
@@ -177,25 +177,25 @@ class Assembly:
         store, topics, groups, offsets = self._store, self.topics, self.groups, self.offsets
         consumers, producers, live, stats = self.consumers, self.producers, self.live, self.stats
         settings = self.settings
-        walks, calls = Walks(clock), ClientCalls()
+        tasks, calls = CooperativeTasks(clock), ClientCalls()
         queues = QueueStats(store, offsets, settings.broker_name, clock.seconds)
         own_addr = "{}:{}".format(*decode_host(store_host))
         for family in (
             ClientRequests(consumers, producers, groups, topics, self.filters, self._rate_limit, live, self.rights),
-            ConnectionRequests(consumers, producers, walks),
+            ConnectionRequests(consumers, producers, tasks),
             LockRequests(QueueLocks(clock.seconds)),
             ForwardedRequests(consumers, calls, store, settings.broker_name),
-            TopicRequests(topics, store, queues, stats, walks),
-            GroupRequests(groups, offsets, consumers, stats, walks),
-            ConsumeStatsRequests(groups, topics, offsets, consumers, queues, stats, walks, settings.broker_addr),
-            OffsetRequests(store, topics, offsets, self.delay, walks),
-            OffsetAdminRequests(store, topics, offsets, consumers, queues, calls, walks),
-            QueueEntryRequests(store, consumers, self.filters, walks),
+            TopicRequests(topics, store, queues, stats, tasks),
+            GroupRequests(groups, offsets, consumers, stats, tasks),
+            ConsumeStatsRequests(groups, topics, offsets, consumers, queues, stats, tasks, settings.broker_addr),
+            OffsetRequests(store, topics, offsets, self.delay, tasks),
+            OffsetAdminRequests(store, topics, offsets, consumers, queues, calls, tasks),
+            QueueEntryRequests(store, consumers, self.filters, tasks),
             SettingsRequests(live, save_settings),
             StatsRequests(store, stats, RuntimeInfo(store, stats, self.delay, live, clock.seconds)),
             AclRequests(self._acl, settings, own_addr),
         ):
-            table.serve(family, walks.bounded)
+            table.serve(family, tasks.bounded)
 
     def _follow_settings(self) -> None:
         """What is done at once when a setting changes; the other changeable ones are read at each use."""

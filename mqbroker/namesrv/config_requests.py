@@ -16,8 +16,8 @@ from twisted.logger import Logger
 from mqbroker.config import NamesrvSettings, is_without_effect, show_settings
 from mqbroker.config.changes import NotChangeable, change_settings, read_changes
 from mqbroker.errors import Refused
+from mqbroker.remoting.cooperative_tasks import CooperativeTasks
 from mqbroker.remoting.handlers import Answer, Call, IConnection, answers
-from mqbroker.remoting.walks import Walks
 from mqbroker.wire import headers as h
 from mqbroker.wire.bodies import KVTable
 from mqbroker.wire.body import Body
@@ -109,7 +109,7 @@ class KvRequests:
     """Reads and changes it. `save` puts it on the disk and fires True, or False where that failed."""
 
     kv: KvConfig
-    walks: Walks
+    tasks: CooperativeTasks
     save: Callable[[], Deferred[bool]]
 
     @answers(RequestCode.GET_KV_CONFIG)
@@ -130,10 +130,10 @@ class KvRequests:
             return KVTable(values)
 
         async def written(request: RemotingCommand, connection: IConnection) -> RemotingCommand:
-            body = await self.walks.written(KVTable(dict(self.kv.namespace(namespace) or {})))
+            body = await self.tasks.written(KVTable(dict(self.kv.namespace(namespace) or {})))
             return RemotingCommand.response(request, body=body)
 
-        return self.walks.bounded(written)(call.request, call.connection)
+        return self.tasks.bounded(written)(call.request, call.connection)
 
     @answers(RequestCode.PUT_KV_CONFIG)
     async def put(self, call: Call[h.PutKVConfigRequestHeader]) -> None:

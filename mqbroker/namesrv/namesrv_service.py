@@ -24,6 +24,7 @@ from mqbroker.namesrv.route_requests import ProductEnvironment, RouteRequests
 from mqbroker.namesrv.route_table import RouteTable
 from mqbroker.remoting.client import Connector, RemotingClient
 from mqbroker.remoting.connection import RemotingProtocol
+from mqbroker.remoting.cooperative_tasks import CooperativeTasks
 from mqbroker.remoting.handlers import HandlerTable, IConnection
 from mqbroker.remoting.limits import Limits
 from mqbroker.remoting.listening import ListeningService
@@ -31,7 +32,6 @@ from mqbroker.remoting.ordered import OrderedService
 from mqbroker.remoting.server import ConnectionEvent, RemotingServerFactory
 from mqbroker.remoting.tcp import Buffers
 from mqbroker.remoting.tls import ServerTls, TlsWatch
-from mqbroker.remoting.walks import Walks
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.worker import IWorker, ThreadWorker
 
@@ -133,8 +133,8 @@ def make_namesrv(
     elsewhere = _product_environment(settings, reactor, connector)
     # A name server for cluster tests always tells of ordered topics, as in Java.
     order_message_enable = settings.order_message_enable or settings.cluster_test
-    walks = Walks(reactor)
-    route_processor = RouteRequests(routes, kv, walks, order_message_enable=order_message_enable, elsewhere=elsewhere)
+    tasks = CooperativeTasks(reactor)
+    route_processor = RouteRequests(routes, kv, tasks, order_message_enable=order_message_enable, elsewhere=elsewhere)
     route_processor.register_on(table)
 
     def apply(changed: NamesrvSettings) -> None:
@@ -146,7 +146,7 @@ def make_namesrv(
 
     configuration = SettingsRequests(settings, apply, save)
     table.serve(configuration)
-    table.serve(KvRequests(kv, walks, lambda: kv_file.save(kv.to_json)))
+    table.serve(KvRequests(kv, tasks, lambda: kv_file.save(kv.to_json)))
     server = settings.server
 
     def on_event(event: ConnectionEvent, connection: RemotingProtocol) -> None:

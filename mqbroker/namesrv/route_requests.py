@@ -21,8 +21,8 @@ from mqbroker.namesrv.config_requests import ORDER_TOPIC_NAMESPACE, KvConfig
 from mqbroker.namesrv.route_table import RouteTable, Which, each, of_flag
 from mqbroker.namesrv.topic_queue_table import TopicQueues
 from mqbroker.remoting.client import RemotingClient
+from mqbroker.remoting.cooperative_tasks import CooperativeTasks
 from mqbroker.remoting.handlers import Answer, Call, HandlerTable, IConnection, RawRequest, answers
-from mqbroker.remoting.walks import Walks
 from mqbroker.wire import headers as h
 from mqbroker.wire.bodies import TopicList, TopicRouteData
 from mqbroker.wire.body import ANSWERED_DIALECT_BYTES_MAX
@@ -81,7 +81,7 @@ class RouteRequests:
         self,
         routes: RouteTable[IConnection],
         kv: KvConfig,
-        walks: Walks,
+        tasks: CooperativeTasks,
         *,
         order_message_enable: bool,
         elsewhere: ProductEnvironment | None = None,
@@ -91,7 +91,7 @@ class RouteRequests:
         self._routes = routes
         self._bodies = RouteBodies(routes)
         self._kv = kv
-        self._walks = walks
+        self._tasks = tasks
         self._long: dict[object, bytes] = {}
         self._versions = (-1, -1)
 
@@ -156,7 +156,7 @@ class RouteRequests:
     @answers(RequestCode.GET_BROKER_CLUSTER_INFO)
     def cluster_info(self, call: Call[None]) -> bytes | Answer:
         def in_steps() -> Awaitable[bytes]:
-            return self._walks.written(self._routes.cluster_info())
+            return self._tasks.written(self._routes.cluster_info())
 
         is_short = self._routes.brokers_count <= BROKERS_AT_ONCE_MAX
         return self._table(call, call.request.code, is_short, lambda: self._routes.cluster_info().to_json(), in_steps)
@@ -178,7 +178,7 @@ class RouteRequests:
             for part in self._routes.topics_in_parts(which(), STEP_TOPICS):
                 if part:
                     parts.append(orjson.dumps(part)[1:-1])
-                await self._walks.step()
+                await self._tasks.step()
             return b'{"topicList":[%b]}' % b",".join(parts)
 
         is_short = self._routes.topics_count <= AT_ONCE_MAX
@@ -200,13 +200,13 @@ class RouteRequests:
         async def in_turn(request: RemotingCommand, connection: IConnection) -> RemotingCommand:
             return RemotingCommand.response(request, body=await self._made(key, in_steps))
 
-        return self._walks.bounded(in_turn)(call.request, call.connection)
+        return self._tasks.bounded(in_turn)(call.request, call.connection)
 
     async def _made(self, key: object, make: Callable[[], Awaitable[bytes]]) -> bytes:
         """What is kept by now, or what `make` gives, which is kept where nothing changed meanwhile."""
         body = self._kept(key)
         if body is not None:
-            await self._walks.turn()  # many may have waited for it, and to write it takes a ms
+            await self._tasks.turn()  # many may have waited for it, and to write it takes a ms
             return body
         versions = self._versions
         body = await make()

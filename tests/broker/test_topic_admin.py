@@ -6,8 +6,14 @@ import pytest
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
-from mqbroker.remoting import walks
-from mqbroker.remoting.walks import OF_ADDRESS_MAX, PIECES_PER_STEP, STEPS_PER_TURN, WALKS_MAX, Walks
+from mqbroker.remoting import cooperative_tasks
+from mqbroker.remoting.cooperative_tasks import (
+    PIECES_PER_STEP,
+    STEPS_PER_TURN,
+    TASKS_MAX,
+    TASKS_OF_ADDRESS_MAX,
+    CooperativeTasks,
+)
 from mqbroker.wire.admin_bodies import (
     GroupList,
     ProducerTableInfo,
@@ -222,7 +228,7 @@ def take_turns(bench, monkeypatch):
     return take
 
 
-def test_a_walk_leaves_the_reactor_its_turns(client, take_turns):
+def test_a_task_leaves_the_reactor_its_turns(client, take_turns):
     put_topic(client, "T", write_queue_nums=3 * STEPS_PER_TURN + 1)
     answer, turns = take_turns(RequestCode.GET_TOPIC_STATS_INFO, GetTopicStatsInfoRequestHeader(topic="T"))
     assert turns == 3
@@ -250,10 +256,10 @@ def test_offsets_in_thousands_of_topics_are_cloned_in_turns(bench, take_turns):
     assert sorted(bench.offsets.topics_of("H")) == sorted(topics)
 
 
-def test_few_walks_at_a_time_and_none_for_who_is_gone(monkeypatch):
-    monkeypatch.setattr(walks, "STEPS_PER_TURN", 1)
+def test_few_tasks_at_a_time_and_none_for_who_is_gone(monkeypatch):
+    monkeypatch.setattr(cooperative_tasks, "STEPS_PER_TURN", 1)
     clock = Clock()
-    bounded = Walks(clock)
+    bounded = CooperativeTasks(clock)
     begun = []
 
     async def handle(request, connection):
@@ -261,19 +267,19 @@ def test_few_walks_at_a_time_and_none_for_who_is_gone(monkeypatch):
         await bounded.step()
         return RemotingCommand.response(request)
 
-    connections = [FakeConnection(host=bytes([10, 0, 0, number, 0, 0, 0, 1])) for number in range(WALKS_MAX + 2)]
+    connections = [FakeConnection(host=bytes([10, 0, 0, number, 0, 0, 0, 1])) for number in range(TASKS_MAX + 2)]
     answers = [bounded.bounded(handle)(RemotingCommand(1), connection) for connection in connections]
-    assert begun == connections[:WALKS_MAX]
-    connections[WALKS_MAX].closed = True
+    assert begun == connections[:TASKS_MAX]
+    connections[TASKS_MAX].closed = True
     clock.advance(0)
-    assert begun == [*connections[:WALKS_MAX], connections[-1]]
-    assert [answer.result is None for answer in answers] == [False] * WALKS_MAX + [True, False]
+    assert begun == [*connections[:TASKS_MAX], connections[-1]]
+    assert [answer.result is None for answer in answers] == [False] * TASKS_MAX + [True, False]
 
 
-def test_one_address_has_not_all_walks(monkeypatch):
-    monkeypatch.setattr(walks, "STEPS_PER_TURN", 1)
+def test_one_address_has_not_all_tasks(monkeypatch):
+    monkeypatch.setattr(cooperative_tasks, "STEPS_PER_TURN", 1)
     clock = Clock()
-    bounded = Walks(clock)
+    bounded = CooperativeTasks(clock)
     begun = []
 
     async def handle(request, connection):
@@ -284,7 +290,7 @@ def test_one_address_has_not_all_walks(monkeypatch):
     greedy = [FakeConnection() for _ in range(50)]
     modest = [FakeConnection(host=bytes([10, 0, 0, number, 0, 0, 0, 1])) for number in (101, 102, 103)]
     answers = [bounded.bounded(handle)(RemotingCommand(1), connection) for connection in [*greedy, *modest]]
-    assert begun == [*greedy[:OF_ADDRESS_MAX], *modest[: WALKS_MAX - OF_ADDRESS_MAX]]
+    assert begun == [*greedy[:TASKS_OF_ADDRESS_MAX], *modest[: TASKS_MAX - TASKS_OF_ADDRESS_MAX]]
     clock.advance(0)
     assert set(modest) <= set(begun)
     clock.pump([0] * 50)
@@ -294,8 +300,8 @@ def test_one_address_has_not_all_walks(monkeypatch):
     assert not bounded._waiting
 
 
-def test_thousands_of_walks_for_who_is_gone_end_without_nesting():
-    bounded = Walks(Clock())
+def test_thousands_of_tasks_for_who_is_gone_end_without_nesting():
+    bounded = CooperativeTasks(Clock())
 
     async def handle(request, connection):
         raise AssertionError
@@ -306,7 +312,7 @@ def test_thousands_of_walks_for_who_is_gone_end_without_nesting():
     async def wait(request, connection):
         await held
 
-    for connection in connections[:OF_ADDRESS_MAX]:
+    for connection in connections[:TASKS_OF_ADDRESS_MAX]:
         bounded.bounded(wait)(RemotingCommand(1), connection)
     answers = [bounded.bounded(handle)(RemotingCommand(1), connection) for connection in connections]
     for connection in connections:
@@ -316,7 +322,7 @@ def test_thousands_of_walks_for_who_is_gone_end_without_nesting():
 
 
 def test_who_does_not_read_waits_and_keeps_nobody_waiting():
-    bounded = Walks(Clock())
+    bounded = CooperativeTasks(Clock())
     served = []
 
     async def handle(request, connection):
@@ -325,9 +331,9 @@ def test_who_does_not_read_waits_and_keeps_nobody_waiting():
         return RemotingCommand.response(request)
 
     reads, does_not, goes = FakeConnection(), FakeConnection(), FakeConnection()
-    for connection in [does_not] * 3 + [goes] * 2 + [reads] * (WALKS_MAX + 1):
+    for connection in [does_not] * 3 + [goes] * 2 + [reads] * (TASKS_MAX + 1):
         bounded.bounded(handle)(RemotingCommand(1), connection)
-    assert served == [does_not, goes] + [reads] * (WALKS_MAX + 1)
+    assert served == [does_not, goes] + [reads] * (TASKS_MAX + 1)
     for count in (2, 3, 3):
         does_not.has_room = True
         does_not.read()
@@ -352,7 +358,7 @@ class Turns(Clock):
 def test_a_long_body_is_written_in_turns():
     clock = Turns()
     body = TopicStatsTable({queue(number): TopicOffset(number, 2**40, START_MS) for number in range(5000)})
-    writing = Deferred.fromCoroutine(Walks(clock).written(body))
+    writing = Deferred.fromCoroutine(CooperativeTasks(clock).written(body))
     assert not writing.called
     clock.advance(0)
     assert clock.turns == 5000 // (STEPS_PER_TURN * PIECES_PER_STEP)

@@ -817,7 +817,7 @@ KNOWN = [
     ),
     Mutation(
         "make large answers for who does not read them",
-        "remoting/walks.py",
+        "remoting/cooperative_tasks.py",
         "            if not (connection.has_room or connection.closed):\n",
         "            if False:\n",
         ("tests/broker/test_topic_admin.py",),
@@ -860,7 +860,7 @@ KNOWN = [
     Mutation(
         "list all producers in one turn",
         "broker/requests/client_requests.py",
-        "            for at, client in list(clients.items()):\n                await self.walks.step()\n",
+        "            for at, client in list(clients.items()):\n                await self.tasks.step()\n",
         "            for at, client in list(clients.items()):\n",
         ("tests/broker/test_topic_admin.py",),
     ),

@@ -7,7 +7,7 @@ import pytest
 
 from mqbroker.namesrv import config_requests, route_requests
 from mqbroker.namesrv.route_requests import FAQ
-from mqbroker.remoting import walks
+from mqbroker.remoting import cooperative_tasks
 from mqbroker.wire import fastjson
 from mqbroker.wire.bodies import (
     DataVersion,
@@ -340,7 +340,7 @@ def in_turns(monkeypatch):
     monkeypatch.setattr(route_requests, "AT_ONCE_MAX", 0)
     monkeypatch.setattr(route_requests, "STEP_TOPICS", 1)
     monkeypatch.setattr(route_requests, "LONG_BYTES", 0)
-    monkeypatch.setattr(walks, "STEPS_PER_TURN", 2)
+    monkeypatch.setattr(cooperative_tasks, "STEPS_PER_TURN", 2)
 
 
 def turn(reactor):
@@ -388,8 +388,8 @@ def test_thousands_of_brokers_are_listed_in_turns_as_few_are_at_once(system, pee
     at_once, turns = taken_in_turns(system, peer, request)
     assert turns == 0
     monkeypatch.setattr(route_requests, "BROKERS_AT_ONCE_MAX", 39)
-    monkeypatch.setattr(walks, "STEPS_PER_TURN", 2)
-    monkeypatch.setattr(walks, "PIECES_PER_STEP", 10)
+    monkeypatch.setattr(cooperative_tasks, "STEPS_PER_TURN", 2)
+    monkeypatch.setattr(cooperative_tasks, "PIECES_PER_STEP", 10)
     in_turns, turns = taken_in_turns(system, peer, request)
     assert turns > 3
     assert without_local_things(in_turns) == without_local_things(at_once)
@@ -397,7 +397,7 @@ def test_thousands_of_brokers_are_listed_in_turns_as_few_are_at_once(system, pee
 
 def test_thousands_of_keys_are_listed_in_turns_as_they_were_when_asked_for(system, peer, monkeypatch):
     monkeypatch.setattr(config_requests, "KEYS_AT_ONCE_MAX", 49)
-    monkeypatch.setattr(walks, "STEPS_PER_TURN", 1)
+    monkeypatch.setattr(cooperative_tasks, "STEPS_PER_TURN", 1)
     for number in range(50):
         peer.ask(RequestCode.PUT_KV_CONFIG, namespace="N", key=f"k{number}", value="v")
     request = RemotingCommand(RequestCode.GET_KVLIST_BY_NAMESPACE, {"namespace": "N"})
@@ -434,7 +434,7 @@ def test_thousands_who_want_one_list_are_given_it_some_in_a_turn(system, peer, i
     while sum(counts) < 100:
         turn(system.reactor)
         counts.append(len(peer.received()))
-    assert max(counts) <= walks.OF_ADDRESS_MAX
+    assert max(counts) <= cooperative_tasks.TASKS_OF_ADDRESS_MAX
 
 
 def test_unit_topics(peer):

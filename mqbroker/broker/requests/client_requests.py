@@ -17,8 +17,8 @@ from mqbroker.broker.subscription_resolver import ALL, TAGS_MAX, not_supported, 
 from mqbroker.broker.system_topics import QUEUE_ID_MAX
 from mqbroker.broker.topic_table import TopicTable
 from mqbroker.errors import BadExpression, MQError, Refused, RequestTimedOut
+from mqbroker.remoting.cooperative_tasks import CooperativeTasks
 from mqbroker.remoting.handlers import Call, IConnection, answers
-from mqbroker.remoting.walks import Walks
 from mqbroker.store.message_store import MessageStore
 from mqbroker.wire import headers as h
 from mqbroker.wire.admin_bodies import ProducerInfo, ProducerTableInfo
@@ -168,7 +168,7 @@ class ConnectionRequests:
 
     consumers: ConsumerRegistry
     producers: ProducerRegistry
-    walks: Walks
+    tasks: CooperativeTasks
 
     @answers(RequestCode.GET_CONSUMER_CONNECTION_LIST)
     def of_consumers(self, call: Call[h.GetConsumerConnectionListRequestHeader]) -> ConsumerConnection:
@@ -199,7 +199,7 @@ class ConnectionRequests:
         for name, clients in list(self.producers.groups().items()):
             infos = producers[name] = []
             for at, client in list(clients.items()):
-                await self.walks.step()
+                await self.tasks.step()
                 infos.append(
                     ProducerInfo(
                         client.client_id,
@@ -209,7 +209,7 @@ class ConnectionRequests:
                         int(client.last_seen * 1000),
                     )
                 )
-        return await self.walks.written(ProducerTableInfo(producers))
+        return await self.tasks.written(ProducerTableInfo(producers))
 
 
 def _connections(clients: dict[IConnection, Client]) -> list[Connection]:

@@ -16,8 +16,8 @@ from mqbroker.broker.queue_stats import QueueStats
 from mqbroker.broker.requests.topic_requests import QUEUES_MAX
 from mqbroker.broker.topic_table import TopicTable
 from mqbroker.errors import Refused
+from mqbroker.remoting.cooperative_tasks import CooperativeTasks
 from mqbroker.remoting.handlers import Call, answers
-from mqbroker.remoting.walks import Walks
 from mqbroker.wire import headers as h
 from mqbroker.wire.admin_bodies import ConsumeStats, ConsumeStatsList, GroupList, OffsetWrapper
 from mqbroker.wire.bodies import GetConsumerListByGroupResponseBody, MessageQueue, SubscriptionGroupConfig
@@ -34,7 +34,7 @@ class GroupRequests:
     offsets: OffsetTable
     consumers: ConsumerRegistry
     stats: BrokerStats
-    walks: Walks
+    tasks: CooperativeTasks
 
     @answers(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP)
     async def put_group(self, call: Call[None]) -> None:
@@ -59,7 +59,7 @@ class GroupRequests:
 
     @answers(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, bounded=True)
     async def all_groups(self, call: Call[None]) -> bytes:
-        return await self.walks.written(self.groups.snapshot())
+        return await self.tasks.written(self.groups.snapshot())
 
     @answers(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
     def list_consumers(self, call: Call[h.GetConsumerListByGroupRequestHeader]) -> GetConsumerListByGroupResponseBody:
@@ -89,7 +89,7 @@ class ConsumeStatsRequests:
     consumers: ConsumerRegistry
     queues: QueueStats
     stats: BrokerStats
-    walks: Walks
+    tasks: CooperativeTasks
     broker_addr: str
 
     @answers(RequestCode.GET_CONSUME_STATS, bounded=True)
@@ -103,7 +103,7 @@ class ConsumeStatsRequests:
             if topic is not None and not self.consumers.has_left(group, name):
                 table |= await self._progress(group, name, topic.read_queue_nums)
                 tps += self.stats.group_get_tps(group, name)
-        return await self.walks.written(ConsumeStats(table, tps))
+        return await self.tasks.written(ConsumeStats(table, tps))
 
     @answers(RequestCode.GET_BROKER_CONSUME_STATS, bounded=True)
     async def of_broker(self, call: Call[h.GetConsumeStatsInBrokerHeader]) -> bytes:
@@ -122,11 +122,11 @@ class ConsumeStatsRequests:
                 # Any offset may be committed: one behind the end of a queue makes the sum no smaller.
                 behind += sum(max(0, each.broker_offset - each.consumer_offset) for each in table.values())
             found.append({group: stats})
-        return await self.walks.written(ConsumeStatsList(found, self.broker_addr, behind))
+        return await self.tasks.written(ConsumeStatsList(found, self.broker_addr, behind))
 
     async def _progress(self, group: str, topic: str, queue_count: int) -> dict[MessageQueue, OffsetWrapper]:
         table = {}
         for queue_id in range(queue_count):
-            await self.walks.step()
+            await self.tasks.step()
             table[self.queues.queue(topic, queue_id)] = await self.queues.progress(group, topic, queue_id)
         return table

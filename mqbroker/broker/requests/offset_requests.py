@@ -18,8 +18,8 @@ from mqbroker.broker.system_topics import QUEUE_ID_MAX
 from mqbroker.broker.topic_table import TopicTable
 from mqbroker.config.fields import LONG_MAX
 from mqbroker.errors import MQError, Refused
+from mqbroker.remoting.cooperative_tasks import CooperativeTasks
 from mqbroker.remoting.handlers import Call, IConnection, answers
-from mqbroker.remoting.walks import Walks
 from mqbroker.store.message_store import MessageStore
 from mqbroker.wire import headers as h
 from mqbroker.wire.admin_bodies import (
@@ -50,7 +50,7 @@ class OffsetRequests:
     topics: TopicTable
     offsets: OffsetTable
     delay: DelayService
-    walks: Walks
+    tasks: CooperativeTasks
 
     @answers(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)
     async def search_offset(self, call: Call[h.SearchOffsetRequestHeader]) -> h.SearchOffsetResponseHeader:
@@ -104,7 +104,7 @@ class OffsetRequests:
 
     @answers(RequestCode.GET_ALL_CONSUMER_OFFSET, bounded=True)
     async def all_committed(self, call: Call[None]) -> bytes:
-        return await self.walks.written(self.offsets.snapshot())
+        return await self.tasks.written(self.offsets.snapshot())
 
     @answers(RequestCode.GET_ALL_DELAY_OFFSET)
     def all_of_delay_levels(self, call: Call[None]) -> DelayOffsets:
@@ -121,7 +121,7 @@ class OffsetAdminRequests:
     consumers: ConsumerRegistry
     queues: QueueStats
     calls: ClientCalls
-    walks: Walks
+    tasks: CooperativeTasks
 
     @answers(RequestCode.QUERY_CORRECTION_OFFSET, bounded=True)
     async def corrections(self, call: Call[h.QueryCorrectionOffsetHeader]) -> bytes:
@@ -134,13 +134,13 @@ class OffsetAdminRequests:
         least: dict[int, int] = {}
         for group in set(self.offsets.groups_of(header.topic)) - left_out:
             for queue_id, offset in self.offsets.by_queue(group, header.topic).items():
-                await self.walks.step()
+                await self.tasks.step()
                 if offset >= self.store.min_offset(header.topic, queue_id):
                     least[queue_id] = min(offset, least.get(queue_id, offset))
         for queue_id, offset in self.offsets.by_queue(header.compare_group, header.topic).items():
             if least.get(queue_id, LONG_MAX) > offset:
                 least[queue_id] = LONG_MAX
-        return await self.walks.written(QueryCorrectionOffsetBody(least))
+        return await self.tasks.written(QueryCorrectionOffsetBody(least))
 
     @answers(RequestCode.CLONE_GROUP_OFFSET, bounded=True)
     async def clone(self, call: Call[h.CloneGroupOffsetRequestHeader]) -> None:
@@ -150,7 +150,7 @@ class OffsetAdminRequests:
         if not is_lmq(target):
             check_group(target)
         for topic in [named] if named and not named.isspace() else self.offsets.topics_of(source):
-            await self.walks.step()
+            await self.tasks.step()
             if self.topics.get(topic) is not None and (header.offline or not self.consumers.has_left(source, topic)):
                 log.info("{group} gets the offsets of {source} in {topic}", group=target, source=source, topic=topic)
                 self.offsets.clone(source, target, topic)
@@ -177,10 +177,10 @@ class OffsetAdminRequests:
         told = h.ResetOffsetRequestHeader(
             topic=header.topic, group=header.group, timestamp=header.timestamp, is_force=False
         )
-        written = data = await self.walks.written(ResetOffsetBody(table))
+        written = data = await self.tasks.written(ResetOffsetBody(table))
         if call.request.language == LanguageCode.CPP:
             queues = [MessageQueueForC(each.topic, each.broker_name, each.queue_id, at) for each, at in table.items()]
-            data = await self.walks.written(ResetOffsetBodyForC(queues))
+            data = await self.tasks.written(ResetOffsetBodyForC(queues))
         for consumer in list(group.clients):
             consumer.invoke_oneway(RemotingCommand.request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, told, data))
         return written
@@ -192,7 +192,7 @@ class OffsetAdminRequests:
             raise Refused(ResponseCode.SYSTEM_ERROR, remark)
         table = {}
         for queue_id in range(topic.write_queue_nums):
-            await self.walks.step()
+            await self.tasks.step()
             committed = self.offsets.query(header.group, header.topic, queue_id)
             if committed is None:
                 raise Refused(ResponseCode.SYSTEM_ERROR, f"THe consumer group <{header.group}> not exist")

@@ -14,8 +14,8 @@ from mqbroker.broker.filter_table import TAG_KINDS, ConsumerFilter, FilterTable,
 from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.broker.subscription_resolver import ALL, ExpressionFilter
 from mqbroker.errors import Refused
+from mqbroker.remoting.cooperative_tasks import CooperativeTasks
 from mqbroker.remoting.handlers import Call, answers
-from mqbroker.remoting.walks import Walks
 from mqbroker.store.consumequeue_ext import ExtUnit
 from mqbroker.store.message_store import MessageStore
 from mqbroker.store.queries import QueueEntry
@@ -80,7 +80,7 @@ class QueueEntryRequests:
     store: MessageStore
     consumers: ConsumerRegistry
     filters: FilterTable
-    walks: Walks
+    tasks: CooperativeTasks
 
     @answers(RequestCode.QUERY_CONSUME_QUEUE, bounded=True)
     async def entries(self, call: Call[QueryConsumeQueueRequestHeader]) -> RemotingCommand:
@@ -98,13 +98,13 @@ class QueueEntryRequests:
             remark = f"Index {header.index} of {queue_id}@{topic} is not exist!"
         else:
             for offset in range(header.index, min(end, header.index + min(header.count, ENTRIES_MAX))):
-                await self.walks.step()
+                await self.tasks.step()
                 entry = await self.store.queries.queue_entry(topic, queue_id, offset)
                 if entry is None:  # aged away meanwhile
                     break
                 shown.append(_entry_view(entry, is_given))
         body = QueryConsumeQueueResponseBody(subscription, filter_text, shown, end, start)
-        return RemotingCommand.response(call.request, remark=remark, body=await self.walks.written(body))
+        return RemotingCommand.response(call.request, remark=remark, body=await self.tasks.written(body))
 
     def _filter(self, group: str | None, topic: str) -> tuple[SubscriptionData | None, str | None, Passes | None]:
         if group is None:

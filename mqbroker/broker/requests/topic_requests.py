@@ -13,8 +13,8 @@ from mqbroker.broker.broker_stats import BrokerStats
 from mqbroker.broker.queue_stats import QueueStats
 from mqbroker.broker.topic_table import TopicTable
 from mqbroker.errors import Refused
+from mqbroker.remoting.cooperative_tasks import CooperativeTasks
 from mqbroker.remoting.handlers import Call, answers
-from mqbroker.remoting.walks import Walks
 from mqbroker.store.message_store import MessageStore
 from mqbroker.wire.admin_bodies import QueryConsumeTimeSpanBody, TopicStatsTable
 from mqbroker.wire.bodies import TopicConfig, TopicList
@@ -41,7 +41,7 @@ class TopicRequests:
     store: MessageStore
     queues: QueueStats
     stats: BrokerStats
-    walks: Walks
+    tasks: CooperativeTasks
 
     @answers(RequestCode.UPDATE_AND_CREATE_TOPIC)
     async def put_topic(self, call: Call[CreateTopicRequestHeader]) -> None:
@@ -105,7 +105,7 @@ class TopicRequests:
 
     @answers(RequestCode.GET_ALL_TOPIC_CONFIG, bounded=True)
     async def all_topics(self, call: Call[None]) -> bytes:
-        return await self.walks.written(self.topics.snapshot())
+        return await self.tasks.written(self.topics.snapshot())
 
     @answers(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
     def system_topics(self, call: Call[None]) -> TopicList:
@@ -117,9 +117,9 @@ class TopicRequests:
         topic = self._topic(call.header.topic)
         table = {}
         for queue_id in range(topic.write_queue_nums):
-            await self.walks.step()
+            await self.tasks.step()
             table[self.queues.queue(topic.topic_name, queue_id)] = await self.queues.offsets(topic.topic_name, queue_id)
-        return await self.walks.written(TopicStatsTable(table))
+        return await self.tasks.written(TopicStatsTable(table))
 
     @answers(RequestCode.QUERY_CONSUME_TIME_SPAN, bounded=True)
     async def time_spans(self, call: Call[QueryConsumeTimeSpanRequestHeader]) -> bytes:
@@ -127,9 +127,9 @@ class TopicRequests:
         topic = self._topic(call.header.topic)
         spans = []
         for queue_id in range(topic.write_queue_nums):
-            await self.walks.step()
+            await self.tasks.step()
             spans.append(await self.queues.time_span(call.header.group, topic.topic_name, queue_id))
-        return await self.walks.written(QueryConsumeTimeSpanBody(spans))
+        return await self.tasks.written(QueryConsumeTimeSpanBody(spans))
 
     def _topic(self, name: str) -> TopicConfig:
         topic = self.topics.get(name)

@@ -1,6 +1,6 @@
-"""Requests that look at much: a few at a time, each in turns that leave the reactor time for others.
+"""Cooperative tasks: handlers of requests that take long, a few at a time, in steps that leave the reactor to others.
 
-Must never know what is looked at.
+Must never know what they do.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from mqbroker.remoting.limits import address_of
 from mqbroker.wire.body import Body
 from mqbroker.wire.command import RemotingCommand
 
-#: How many walks go on at a time, of all and of one address; others wait, and addresses take turns.
-WALKS_MAX = 6
-OF_ADDRESS_MAX = 4
-#: How many steps are taken in one turn of the reactor: what one looks at takes some 30 us.
+#: How many tasks run at a time, of all and of one address; others wait, and addresses take turns.
+TASKS_MAX = 6
+TASKS_OF_ADDRESS_MAX = 4
+#: How many steps are taken in one turn of the reactor: each takes some 30 us.
 STEPS_PER_TURN = 100
 #: How many pieces of a body are a step.
 PIECES_PER_STEP = 10
 
-Walk = Callable[[], Deferred[RemotingCommand | None]]
+Task = Callable[[], Deferred[RemotingCommand | None]]
 #: Who asked, what is done for it, and what its answer goes to.
-_Waiting = tuple[IConnection, Walk, Deferred[RemotingCommand | None]]
+_Waiting = tuple[IConnection, Task, Deferred[RemotingCommand | None]]
 
 
-class WalkingHandler(Protocol):
-    """A handler that takes a step of `Walks` at each queue."""
+class CooperativeHandler(Protocol):
+    """A handler that awaits `CooperativeTasks.step` at each step of its work."""
 
     def __call__(
         self, request: RemotingCommand, connection: IConnection
     ) -> Coroutine[Any, Any, RemotingCommand | None]: ...
 
 
-class Walks:
-    """Hands out turns of `clock` to walks."""
+class CooperativeTasks:
+    """Runs handlers in turns of `clock`."""
 
     def __init__(self, clock: IReactorTime) -> None:
         self._clock = clock
@@ -71,13 +71,13 @@ class Walks:
                 await self.step()
         return b"".join(parts)
 
-    def bounded(self, handle: WalkingHandler) -> Handler:
+    def bounded(self, handle: CooperativeHandler) -> Handler:
         """`handle`, of which only so many go on at a time. Who is gone before its turn is not served, and who does
         not read its answers waits until it does."""
 
         @wraps(handle)
         def handle_in_turn(request: RemotingCommand, connection: IConnection) -> Deferred[RemotingCommand | None]:
-            def walk() -> Deferred[RemotingCommand | None]:
+            def task() -> Deferred[RemotingCommand | None]:
                 if connection.closed:
                     gone: Deferred[RemotingCommand | None] = Deferred()
                     gone.callback(None)
@@ -85,7 +85,7 @@ class Walks:
                 return Deferred.fromCoroutine(handle(request, connection))
 
             done: Deferred[RemotingCommand | None] = Deferred()
-            self._wait((connection, walk, done))
+            self._wait((connection, task, done))
             return done
 
         return handle_in_turn
@@ -95,23 +95,23 @@ class Walks:
         self._begin()
 
     def _begin(self) -> None:
-        """Begin what may go on. A loop, as walks that end at once would nest."""
+        """Begin what may go on. A loop, as tasks that end at once would nest."""
         if self._is_beginning:
             return
         self._is_beginning = True
-        while self._running.total() < WALKS_MAX:
-            address = next((each for each in self._waiting if self._running[each] < OF_ADDRESS_MAX), None)
+        while self._running.total() < TASKS_MAX:
+            address = next((each for each in self._waiting if self._running[each] < TASKS_OF_ADDRESS_MAX), None)
             if address is None:
                 break
             waiting = self._waiting.pop(address)
-            connection, walk, done = waiting.popleft()
+            connection, task, done = waiting.popleft()
             if waiting:
                 self._waiting[address] = waiting  # behind the other addresses
             if not (connection.has_room or connection.closed):
-                connection.notify_room(partial(self._wait, (connection, walk, done)))
+                connection.notify_room(partial(self._wait, (connection, task, done)))
                 continue
             self._running[address] += 1
-            walk().addBoth(self._ended, address, done)
+            task().addBoth(self._ended, address, done)
         self._is_beginning = False
 
     def _ended(self, result: Any, address: bytes, done: Deferred[RemotingCommand | None]) -> None:

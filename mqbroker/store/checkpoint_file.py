@@ -61,12 +61,13 @@ class CheckpointFile:
         if self.known.queues_offset == offset and self.known.tally != tally:
             self.write(attrs.evolve(self.known, tally=tally))
 
-    def forget_queues_above(self, offset: int) -> None:
+    def forget_queues_above(self, offset: int, tally: tuple[int, int] | None = None) -> None:
         """Note that consume queues are about to be built anew from `offset` of the log: an end of the process or of
-        the machine meanwhile leaves them shorter than the checkpoint says."""
+        the machine meanwhile leaves them shorter than the checkpoint says. `tally`: of what they have below, where that
+        is known."""
         known = self.known
         if known.queues_offset is not None and known.queues_offset > offset:
-            self.write(attrs.evolve(known, queues_offset=offset, queues_ms=0, tally=None))
+            self.write(attrs.evolve(known, queues_offset=offset, queues_ms=0, tally=tally))
 
     def forget_index_above(self, offset: int, end_ms: int) -> None:
         """As `forget_queues_above`, for the index, whose newest message is of `end_ms`."""

@@ -247,7 +247,7 @@ class Opening:
         segments, queues, kept, checkpoint = found.segments, found.queues, found.kept, found.checkpoint
         is_clean, is_intact = found.is_clean, found.is_intact
         start = find_start(segments, queues, checkpoint, is_clean, is_intact)
-        kept.forget_queues_above(start.offset)
+        kept.forget_queues_above(start.offset, start.tally)
         lost = cut_queues(segments, queues, start.offset, is_clean and not start.queues_lack)
         known: dict[ConsumeQueue, int] | None = None
         trusted = start.offset

@@ -102,13 +102,14 @@ class Start:
     """Where the log is read from: a place where a record begins, or the log ends. Consume queues can be relied on
     below; all of them but some that lack entries, where `queues_lack`. What is below `durable_end`, or was stored
     before `durable_ms`, was on the disk once. Above, sectors of records may be missing where `may_lack_sectors`: those
-    that leave doubt are on the disk below the mark only."""
+    that leave doubt are on the disk below the mark only. `tally`: of queues below the offset, where known."""
 
     offset: int
     durable_end: int
     durable_ms: int = 0
     may_lack_sectors: bool = False
     queues_lack: bool = False
+    tally: tuple[int, int] | None = None
 
 
 @attrs.frozen
@@ -172,7 +173,9 @@ def find_start(
     if is_clean and (not queues.is_whole or checkpoint.tally not in (None, queues.tally())):
         return Start(*_crashed_start(segments, queues, checkpoint), queues_lack=True)
     if is_clean:
-        return Start(*_clean_start(segments, queues, checkpoint.log_offset or 0))
+        offset, durable_end = _clean_start(segments, queues, checkpoint.log_offset or 0)
+        is_cut = any(queue.end_of_last() > offset for queue in queues)
+        return Start(offset, durable_end, tally=None if is_cut else checkpoint.tally)
     found = _crashed_start(segments, queues, checkpoint)
     if checkpoint.log_offset is None:
         return Start(*found, checkpoint.safe_ms, queues_lack=not queues.is_whole)

@@ -178,6 +178,13 @@ KNOWN = [
         ("tests/store/simulation/test_seeds.py::test_what_once_failed",),
     ),
     Mutation(
+        "forget the count of queues at a start after a clean stop",
+        "store/opening.py",
+        "kept.forget_queues_above(start.offset, start.tally)",
+        "kept.forget_queues_above(start.offset)",
+        ("tests/store/simulation/test_seeds.py::test_what_once_failed",),
+    ),
+    Mutation(
         "begin a queue with lost entries of which the log has no message",
         "store/mending.py",
         "start if low > oldest else 0",

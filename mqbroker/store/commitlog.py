@@ -160,9 +160,7 @@ class CommitLog:
 
     def _append_here(self, messages: Sequence[NewMessage]) -> list[Appended] | None:
         """Append to the current segment; None, and nothing done, where that is too small."""
-        now = self._now_ms()
-        if now < self.last_timestamp_ms:
-            now = self.last_timestamp_ms
+        now = max(self._now_ms(), self.last_timestamp_ms)
         store_host = self._store_host
         usual_hosts = len(store_host) == 8
         table = self._queue_table

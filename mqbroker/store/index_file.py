@@ -14,6 +14,7 @@ from struct import Struct
 
 import attrs
 
+from mqbroker.store.checkpoint import Checkpoint
 from mqbroker.store.cold import Pages
 from mqbroker.store.disk import IMappedFile, read_before_touch
 
@@ -231,3 +232,14 @@ class IndexFile:
                 break
             number = older
         return found
+
+
+def is_good_after(file: IndexFile, checkpoint: Checkpoint, log_end: int, is_intact: bool) -> bool:
+    """Whether an index file can be relied on: after the machine stopped only one that was full and synced."""
+    if not file.is_sound():
+        return False
+    if file.end_offset >= log_end or is_intact:
+        return file.end_offset < log_end
+    if checkpoint.index_offset is not None:
+        return file.is_full and file.end_offset < checkpoint.index_offset
+    return file.is_full and file.end_ms <= checkpoint.index_ms

@@ -28,7 +28,7 @@ from mqbroker.store.ext_recovery import align_extensions
 from mqbroker.store.flush import CacheFlusher, LogFlusher
 from mqbroker.store.hot_pages import HotPages
 from mqbroker.store.index import Index
-from mqbroker.store.index_file import IndexFile
+from mqbroker.store.index_file import IndexFile, is_good_after
 from mqbroker.store.lasting import make_lasting_directories, remove_last_first, remove_unfinished_segments
 from mqbroker.store.logscan import Damage
 from mqbroker.store.mending import Mender
@@ -49,8 +49,7 @@ from mqbroker.store.recovery import (
     read_back,
     refuse_later,
     refuse_lost_log,
-    store_log_again,
-    sync_log,
+    store_found_again,
 )
 from mqbroker.store.removal import TopicRemover, empty_trash, finish_removals, lower_numbers, take_up_numbers
 from mqbroker.store.removed_queues import RemovedQueues
@@ -167,7 +166,7 @@ class Opening:
         recovered = yield from read_back(segments, cut.start, builder.take if is_taken else lambda run: None)
         self._say_found(segments, recovered, cut.rebuild_from, found.is_clean)
         if not found.is_clean:
-            _store_found_again(segments, recovered.end, kept, found.is_intact)
+            store_found_again(segments, recovered.end, kept, found.is_intact)
         lower_numbers(queues, found.removed, recovered.end)
         log = self._open_log(found, recovered, cut.known_ms, opened)
         commit_log = log.commit_log
@@ -562,7 +561,7 @@ class Opening:
         def is_good(file: IndexFile) -> bool:
             if is_other and file is files[-1]:
                 return False
-            return _is_good_index(file, checkpoint, commit_log.end, found.is_intact)
+            return is_good_after(file, checkpoint, commit_log.end, found.is_intact)
 
         index.keep_files(is_good)
         if len(index.files) < len(files):
@@ -579,29 +578,6 @@ class Opening:
     def _index_name(self, ahead_ms: int) -> str:
         now_ms = int(self.clock.seconds() * 1000) + ahead_ms
         return time.strftime("%Y%m%d%H%M%S", time.localtime(now_ms // 1000)) + f"{now_ms % 1000:03d}"
-
-
-def _store_found_again(segments: Segments, end: int, kept: CheckpointFile, is_intact: bool) -> None:
-    """Have the next sync bring to the disk what was found of the log above what is known to be there. After a power cut
-    it is noted at once: what behind it is about to be cut off may be all that makes its last record look whole."""
-    start = kept.known.log_offset
-    if start is None:
-        return
-    store_log_again(segments, min(start, end), end)
-    if not is_intact:
-        sync_log(segments, start, end)
-        kept.note_log(end)
-
-
-def _is_good_index(file: IndexFile, checkpoint: Checkpoint, log_end: int, is_intact: bool) -> bool:
-    """Whether an index file can be relied on: after the machine stopped only one that was full and synced."""
-    if not file.is_sound():
-        return False
-    if file.end_offset >= log_end or is_intact:
-        return file.end_offset < log_end
-    if checkpoint.index_offset is not None:
-        return file.is_full and file.end_offset < checkpoint.index_offset
-    return file.is_full and file.end_ms <= checkpoint.index_ms
 
 
 def _progress_of(

@@ -18,6 +18,7 @@ from zope.interface import implementer
 
 from mqbroker.errors import LogMissing, StoreDamaged, StoreUnknown
 from mqbroker.store.checkpoint import Checkpoint
+from mqbroker.store.checkpoint_file import CheckpointFile
 from mqbroker.store.consumequeue import BLANK_SIZE, ConsumeQueue, QueueEnd
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.disk import IDisk, IMappedFile, read_before_touch, store_again
@@ -450,3 +451,15 @@ def last_timestamp(segments: Segments, queues: ConsumeQueues, end: int) -> int:
             newest = max(newest, physical_offset)
     found = segments.scan_at(newest) if newest >= 0 else None
     return found.store_timestamp_ms if isinstance(found, Scanned) else 0
+
+
+def store_found_again(segments: Segments, end: int, kept: CheckpointFile, is_intact: bool) -> None:
+    """Have the next sync bring to the disk what was found of the log above what is known to be there. After a power cut
+    it is noted at once: what behind it is about to be cut off may be all that makes its last record look whole."""
+    start = kept.known.log_offset
+    if start is None:
+        return
+    store_log_again(segments, min(start, end), end)
+    if not is_intact:
+        sync_log(segments, start, end)
+        kept.note_log(end)

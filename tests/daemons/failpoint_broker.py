@@ -173,8 +173,7 @@ def in_path(part):
 def points():
     from mqbroker.store.commitlog import CommitLog
     from mqbroker.store.consumequeue import ConsumeQueue
-    from mqbroker.store.index import Index
-    from mqbroker.store.index_file import IndexFile
+    from mqbroker.store.index import Index, IndexFile
     from mqbroker.store.indexing import Indexing
     from mqbroker.store.opening import Opening
     from mqbroker.store.os_disk import OsDisk, OsMappedFile
@@ -228,7 +227,7 @@ def points():
         "delete.index_file_removed": after(OsDisk, "remove", in_path("/index/")),
         # tables
         "json.before_sync": in_json(
-            "fsync", before, lambda fd: os.readlink(f"/proc/self/fd/{fd}").endswith(".json.tmp")
+            "fsync", before, lambda fd: os.readlink(f"/proc/self/fd/{fd}").endswith("json.tmp")
         ),
         "json.before_backup": in_json("replace", before, lambda _, to: to.endswith(".bak")),
         "json.before_rename": in_json("replace", before, lambda _, to: to.endswith(".json")),

@@ -457,8 +457,8 @@ KNOWN = [
     Mutation(
         "let store timestamps go back with the clock",
         "store/commitlog.py",
-        "        if now < self.last_timestamp_ms:\n            now = self.last_timestamp_ms\n",
-        "",
+        "        now = max(self._now_ms(), self.last_timestamp_ms)\n",
+        "        now = self._now_ms()\n",
         ("tests/store/test_append.py::test_timestamps_do_not_go_back_with_the_clock",),
     ),
     Mutation(

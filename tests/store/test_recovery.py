@@ -12,7 +12,7 @@ import pytest
 from twisted.logger import capturedLogs
 
 from mqbroker.errors import LogMissing, StoreDamaged, StoreUnknown
-from mqbroker.store import GetStatus, MessageStore, opening
+from mqbroker.store import GetStatus, MessageStore, recovery
 from mqbroker.store.checkpoint import Checkpoint, encode_checkpoint
 from mqbroker.store.recovery import load_segments, store_log_again
 from mqbroker.wire.record import decode_record, decode_records, encode_blank, encode_record
@@ -728,7 +728,7 @@ def test_what_was_not_known_to_be_on_the_disk_is_stored_again_before_it_is_synce
     assert len(stored) == end // 4096 - durable // 4096 + 1
     assert {at % 4096 for at in stored} == {0}
     calls: list[tuple[int, int]] = []
-    monkeypatch.setattr(opening, "store_log_again", lambda segments, start, end: calls.append((start, end)))
+    monkeypatch.setattr(recovery, "store_log_again", lambda segments, start, end: calls.append((start, end)))
     again = image.open()
     assert calls == [(durable, end)]
     again.durable(end)

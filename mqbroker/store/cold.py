@@ -16,7 +16,7 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.python.failure import Failure
 
 from mqbroker.errors import StoreBusy, StoreDamaged, StoreError
-from mqbroker.store.disk import IMappedFile, is_shortage
+from mqbroker.store.disk import IMappedFile, is_shortage, read_before_touch
 from mqbroker.store.worker import IWorker
 
 T = TypeVar("T")
@@ -98,7 +98,7 @@ class TouchingPages:
     """For whoever may wait for the disk where it stands: tools, and tests."""
 
     async def ready(self, file: IMappedFile, at: int, size: int) -> None:
-        """The bytes can always be touched."""
+        read_before_touch(file, at, size)
 
 
 def run_now(steps: Coroutine[Any, Any, T]) -> T:

@@ -208,11 +208,13 @@ class ConsumeQueue:
         self.max_offset += count
 
     def read_end(self) -> None:
-        """Have the page in memory that the next entry is stored in: it may have gone since the last sync. Raises
-        Unreadable."""
+        """Have the page in memory that the next entry is stored in, and that of the next unit: they may have gone since
+        the last sync. Raises Unreadable."""
         at = (self.max_offset - self._base) * ENTRY_BYTES
         if self._files and 0 < at < self._file_bytes:
             read_before_touch(self._files[-1], at - 1, 1)
+        if self.ext is not None:
+            self.ext.read_end()
 
     def _write_slowly(self, flat: Sequence[int]) -> None:
         at = 3 * self._find_kept(flat) if self._kept else 0

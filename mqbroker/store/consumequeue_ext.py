@@ -124,6 +124,12 @@ class ConsumeQueueExt:
         self.end += size
         return address
 
+    def read_end(self) -> None:
+        """As `ConsumeQueue.read_end`."""
+        at = self.end - self._base
+        if self._files and 0 < at < self._file_bytes:
+            read_before_touch(self._files[-1], at - 1, 1)
+
     def _roll(self) -> None:
         if not self._files:
             self._add_file(0)

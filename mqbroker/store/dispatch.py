@@ -53,7 +53,7 @@ class Dispatcher:
         self._why_not = why_not
         self._commit_log = commit_log
         self._queues = queues
-        self._indexing = Indexing(index, commit_log, queues) if index is not None else None
+        self._indexing = Indexing(index, commit_log, queues, clock.seconds) if index is not None else None
         self._entering = entering
         self._clock = clock
         self._on_damage = on_damage

@@ -241,6 +241,11 @@ class Index:
             name = max(name, f"{newest + 1 + ahead_ms:017d}")
         return os.path.join(self._directory, name)
 
+    def read(self) -> None:
+        """Have in memory what new entries touch of the last file. Raises Unreadable."""
+        if self.files:
+            self.files[-1].read()
+
     def write_header(self) -> None:
         if self.files:
             self.files[-1].write_header()

@@ -25,6 +25,8 @@ _HEADER = Struct(">qqqqii")
 SLOT = Struct(">i")
 ENTRY = Struct(">iqii")
 _ALLOCATE_BYTES = 1024 * 1024
+#: What is read at once of slots that left memory.
+_READ_BYTES = 1024 * 1024
 _MAX_INT = 0x7FFFFFFF
 
 
@@ -167,7 +169,8 @@ class IndexFile:
 
     def read(self) -> None:
         """Have in memory what new entries touch. Raises Unreadable."""
-        read_before_touch(self.file, 0, self._entries_at)
+        for at in range(0, self._entries_at, _READ_BYTES):
+            read_before_touch(self.file, at, min(_READ_BYTES, self._entries_at - at))
         newest = self._at(self.count - 1)
         read_before_touch(self.file, newest, min(2 * ENTRY_BYTES, self.file.size - newest))
 

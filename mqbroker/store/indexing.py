@@ -7,7 +7,7 @@ nor of the disk.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mqbroker.store.commitlog import PILE_BYTES_MAX, CommitLog, Piled
 from mqbroker.store.consumequeues import ConsumeQueues
@@ -15,11 +15,20 @@ from mqbroker.store.index import Index
 from mqbroker.store.index_file import IndexRow
 from mqbroker.store.logscan import Run, scan
 
+#: How long what was in memory when it was looked at counts as that, seconds: entries go all over the file.
+MOMENT_S = 0.5
+
 
 class Indexing:
-    """Feeds the index. `end`, as its methods get it: all of the log below is in the consume queues."""
+    """Feeds the index. `end`, as its methods get it: all of the log below is in the consume queues.
 
-    def __init__(self, index: Index, commit_log: CommitLog, queues: ConsumeQueues) -> None:
+    :param now: seconds.
+    """
+
+    def __init__(self, index: Index, commit_log: CommitLog, queues: ConsumeQueues, now: Callable[[], float]) -> None:
+        self._now = now
+        # When the pages that entries touch were looked at last.
+        self._looked = 0.0
         self._index = index
         self._commit_log = commit_log
         self._queues = queues
@@ -41,6 +50,10 @@ class Indexing:
         """Index about `count` messages. Raises OSError."""
         index = self._index
         waiting = self._waiting
+        now = self._now()
+        if not self._looked <= now < self._looked + MOMENT_S:
+            index.read()
+            self._looked = now
         while count > 0 and waiting:
             begin = waiting[0][1][0][0]
             if index.offset < begin:

@@ -325,6 +325,36 @@ KNOWN = [
         ("tests/store/test_unreadable_pages.py",),
     ),
     Mutation(
+        "enter keys into pages of the index that left memory",
+        "store/indexing.py",
+        "            index.read()\n",
+        "            pass\n",
+        (
+            "tests/store/test_unreadable_pages.py"
+            "::test_messages_of_this_process_are_read_and_appended_after_their_pages_left_memory",
+        ),
+    ),
+    Mutation(
+        "store units into pages that left memory",
+        "store/consumequeue.py",
+        "            self.ext.read_end()\n",
+        "            pass\n",
+        (
+            "tests/store/test_unreadable_pages.py"
+            "::test_messages_of_this_process_are_read_and_appended_after_their_pages_left_memory",
+        ),
+    ),
+    Mutation(
+        "look keys up in pages of the index that left memory",
+        "store/cold.py",
+        "        read_before_touch(file, at, size)\n",
+        "        pass\n",
+        (
+            "tests/store/test_unreadable_pages.py"
+            "::test_messages_of_this_process_are_read_and_appended_after_their_pages_left_memory",
+        ),
+    ),
+    Mutation(
         "store messages into pages that left memory",
         "store/commitlog.py",
         "        if stop > self._readied_to or now >= self._readied_until:\n",

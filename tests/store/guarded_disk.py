@@ -2,8 +2,8 @@
 where the disk cannot read them.
 
 `python -X faulthandler -m tests.store.guarded_disk [[ROOT, [[PATH, PAGE] ...]] ...]` opens and reads stores, in a
-process that may end so, and prints a line for each. `... evict ROOT` makes a store and has its pages leave memory while
-it is written to and read.
+process that may end so, and prints a line for each. `... evict ROOT HAS_CACHES` makes a store and has its pages leave
+memory while it is written to and read.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import errno
 import json
 import os
 import sys
+from collections.abc import Callable
 from mmap import PAGESIZE
 from typing import Any
 
@@ -197,18 +198,45 @@ def open_and_read(root: str, unreadable: set[tuple[str, int]]) -> dict[str, Any]
         stop(store)
 
 
+def fail_alone(store: MessageStore, disk: GuardedDisk, root: str) -> list[tuple[str, str]]:
+    """Look up by key, and by tag, where index or extension cannot be read: the files, and why each was refused."""
+    found: list[tuple[str, str]] = []
+    asks: dict[str, Callable[[], Any]] = {
+        "index": lambda: store.query_when_ready("T", "k1", 32, 0, 2**62),
+        "consumequeue_ext/T/0": lambda: store.get_when_ready("T", 0, 0, 32, None, frozenset([97])),
+    }
+    for directory, ask in asks.items():
+        (name,) = os.listdir(os.path.join(root, directory))
+        path = os.path.join(root, directory, name)
+        disk.evict()
+        disk.unreadable = {(path, page) for page in _pages(0, os.path.getsize(path))}
+        try:
+            _result(ask())
+        except StoreError as error:
+            found.append((path, str(error)))
+        assert _result(store.get_when_ready("T", 0, 0, 32)).count > 0
+        disk.unreadable = set()
+        _result(ask())
+    return found
+
+
 ROUNDS = 12
 
 
-def evict_and_go_on(root: str) -> dict[str, Any]:
-    """Append and read messages of a new store, whose pages leave memory again and again; then what happens where the
-    next page cannot be read."""
+def evict_and_go_on(root: str, has_caches: bool) -> dict[str, Any]:
+    """Append and read messages of a new store, with extension and index or without, whose pages leave memory again and
+    again; then what happens where the next page cannot be read."""
     disk = GuardedDisk()
-    store, clock = make(root, disk, has_ext=False, has_index=False)
+    store, clock = make(root, disk, has_ext=has_caches, has_index=has_caches)
     store.start()
     counts: list[int] = []
     for number in range(ROUNDS):
-        store.append([message("T", i % 2, b"%05d" % i * 300, b"TAGS\x01%c" % (97 + i % 3)) for i in range(number + 5)])
+        store.append(
+            [
+                message("T", i % 2, b"%05d" % i * 300, b"KEYS\x01k%d\x02TAGS\x01%c" % (number, 97 + i % 3))
+                for i in range(number + 5)
+            ]
+        )
         turns(clock, 2)
         disk.evict()
         clock.advance(2)
@@ -220,6 +248,13 @@ def evict_and_go_on(root: str) -> dict[str, Any]:
         turns(clock, 2)
         assert find(offset, physical_offset) is None
         counts.append(read_all(store))
+        disk.evict()
+        assert len(_result(store.query_when_ready("T", f"k{number}", 32, 0, 2**62)).records) == has_caches * (
+            number + 5
+        )
+        disk.evict()
+        assert len(store.query("T", f"k{number}", 32, 0, 2**62)) == has_caches * (number + 5)
+    refused = fail_alone(store, disk, root) if has_caches else []
     stored = sum(store.max_offset("T", queue_id) for queue_id in (0, 1))
     end = store.log_end
     turns(clock, 2)
@@ -237,12 +272,12 @@ def evict_and_go_on(root: str) -> dict[str, Any]:
     turns(clock, 2)
     last = read_all(store)
     stop(store)
-    return {"counts": counts, "stored": stored, "why": why, "path": path, "last": last}
+    return {"counts": counts, "stored": stored, "why": why, "path": path, "last": last, "refused": refused}
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "evict":
-        print(json.dumps(evict_and_go_on(sys.argv[2])))
+        print(json.dumps(evict_and_go_on(sys.argv[2], sys.argv[3] == "True")))
         sys.exit()
     for root, unreadable in json.loads(sys.argv[1]):
         print(json.dumps(open_and_read(root, {(path, page) for path, page in unreadable})), flush=True)

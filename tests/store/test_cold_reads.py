@@ -417,6 +417,7 @@ def test_a_segment_deleted_while_it_is_fetched(make: Callable[..., Bench]) -> No
 
 def test_queries_fetch_what_they_touch(bench: Bench, store: MessageStore) -> None:
     at = store.physical_offset("T", 0, 7)
+    bench.disk.faults.evict()
     record = kept(store.queries.record(at))
     time = kept(store.queries.store_timestamp("T", 0, 7))
     far = kept(store.is_far("T", 0, 7))

@@ -83,9 +83,13 @@ def test_no_page_is_touched_before_it_was_read(tmp_path: Path, has_ext: bool) ->
     assert 0 < of_torn["count"] < COUNT
 
 
-def test_messages_of_this_process_are_read_and_appended_after_their_pages_left_memory(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_caches", [False, True])
+def test_messages_of_this_process_are_read_and_appended_after_their_pages_left_memory(
+    tmp_path: Path, has_caches: bool
+) -> None:
+    evict = ["-m", "tests.store.guarded_disk", "evict", str(tmp_path / "store"), str(has_caches)]
     ended = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-m", "tests.store.guarded_disk", "evict", str(tmp_path / "store")],
+        [sys.executable, "-X", "faulthandler", *evict],
         cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
@@ -95,6 +99,8 @@ def test_messages_of_this_process_are_read_and_appended_after_their_pages_left_m
     assert "where the next message goes" in found["why"]
     assert found["path"] in found["why"]
     assert found["last"] == found["stored"] + 1
+    assert len(found["refused"]) == 2 * has_caches
+    assert all(why.startswith(path) for path, why in found["refused"])
 
 
 def test_a_start_that_meets_a_page_that_cannot_be_read_says_so_in_one_line(tmp_path: Path) -> None:

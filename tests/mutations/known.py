@@ -270,7 +270,7 @@ KNOWN = [
         "store/closer_look.py",
         '            self._is_to_mend(look, queue_offset, physical_offset, "no unit in the extension")\n',
         "            pass\n",
-        ("tests/store/test_consumequeue_ext.py::test_units_that_a_reader_finds_rotten_are_built_again_from_the_log",),
+        ("tests/store/test_consumequeue_ext.py::test_rotten_units_that_a_reader_finds_are_built_again",),
     ),
     Mutation(
         "take the unit of another message for that of an entry",
@@ -284,10 +284,7 @@ KNOWN = [
         "store/removal.py",
         "            removed.table[key] = Removed(next_offset, 0)\n",
         "            removed.table[key] = Removed(0, 0)\n",
-        (
-            "tests/store/test_lost_queues.py"
-            "::test_a_queue_that_lost_all_goes_on_with_the_numbers_that_it_had_at_the_last_stop",
-        ),
+        ("tests/store/test_lost_queues.py::test_a_queue_that_lost_all_goes_on_with_its_numbers_of_the_last_stop",),
     ),
     Mutation(
         "pass over an entry that was lost",
@@ -329,30 +326,21 @@ KNOWN = [
         "store/indexing.py",
         "            index.read()\n",
         "            pass\n",
-        (
-            "tests/store/test_unreadable_pages.py"
-            "::test_messages_of_this_process_are_read_and_appended_after_their_pages_left_memory",
-        ),
+        ("tests/store/test_unreadable_pages.py::test_pages_that_left_memory_are_read_before_they_are_touched",),
     ),
     Mutation(
         "store units into pages that left memory",
         "store/consumequeue.py",
         "            self.ext.read_end()\n",
         "            pass\n",
-        (
-            "tests/store/test_unreadable_pages.py"
-            "::test_messages_of_this_process_are_read_and_appended_after_their_pages_left_memory",
-        ),
+        ("tests/store/test_unreadable_pages.py::test_pages_that_left_memory_are_read_before_they_are_touched",),
     ),
     Mutation(
         "look keys up in pages of the index that left memory",
         "store/cold.py",
         "        read_before_touch(file, at, size)\n",
         "        pass\n",
-        (
-            "tests/store/test_unreadable_pages.py"
-            "::test_messages_of_this_process_are_read_and_appended_after_their_pages_left_memory",
-        ),
+        ("tests/store/test_unreadable_pages.py::test_pages_that_left_memory_are_read_before_they_are_touched",),
     ),
     Mutation(
         "store messages into pages that left memory",

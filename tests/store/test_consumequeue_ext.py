@@ -481,7 +481,7 @@ def unit_file(bench: Bench) -> Path:
 @pytest.mark.parametrize("has_matching", [False, True])
 @pytest.mark.parametrize("is_waiting", [False, True])
 @pytest.mark.parametrize("kind", [kind for kind in ROTTEN_UNITS if "another" not in kind])
-def test_units_that_a_reader_finds_rotten_are_built_again_from_the_log(
+def test_rotten_units_that_a_reader_finds_are_built_again(
     on: Bench, kind: str, is_waiting: bool, has_matching: bool
 ) -> None:
     store = on.open()

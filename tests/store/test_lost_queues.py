@@ -213,9 +213,7 @@ def test_a_queue_goes_on_with_its_numbers_of_which_neither_files_nor_log_have_a_
 
 @pytest.mark.parametrize("loss", ["the file", "the directory", "the page"])
 @pytest.mark.parametrize("how", ["stopped", "killed", "killed twice", "killed again later"])
-def test_a_queue_that_lost_all_goes_on_with_the_numbers_that_it_had_at_the_last_stop(
-    aged: Bench, how: str, loss: str
-) -> None:
+def test_a_queue_that_lost_all_goes_on_with_its_numbers_of_the_last_stop(aged: Bench, how: str, loss: str) -> None:
     """The log has none of its messages, so that nothing else could tell."""
     if how.startswith("killed"):
         aged.open().append([message(body=b"later")])  # nobody stops it

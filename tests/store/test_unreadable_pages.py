@@ -84,9 +84,7 @@ def test_no_page_is_touched_before_it_was_read(tmp_path: Path, has_ext: bool) ->
 
 
 @pytest.mark.parametrize("has_caches", [False, True])
-def test_messages_of_this_process_are_read_and_appended_after_their_pages_left_memory(
-    tmp_path: Path, has_caches: bool
-) -> None:
+def test_pages_that_left_memory_are_read_before_they_are_touched(tmp_path: Path, has_caches: bool) -> None:
     evict = ["-m", "tests.store.guarded_disk", "evict", str(tmp_path / "store"), str(has_caches)]
     ended = subprocess.run(
         [sys.executable, "-X", "faulthandler", *evict],

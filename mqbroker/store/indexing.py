@@ -11,12 +11,14 @@ from collections.abc import Callable, Sequence
 
 from mqbroker.store.commitlog import PILE_BYTES_MAX, CommitLog, Piled
 from mqbroker.store.consumequeues import ConsumeQueues
-from mqbroker.store.index import Index
+from mqbroker.store.index import Index, KeyHasher
 from mqbroker.store.index_file import IndexRow
 from mqbroker.store.logscan import Run, scan
 
 #: How long what was in memory when it was looked at counts as that, seconds: entries go all over the file.
 MOMENT_S = 0.5
+#: After so many messages without a key it is taken that a file begins where the one before has ended.
+_LOOKS_MAX = 1000
 
 
 class Indexing:
@@ -97,6 +99,18 @@ class Indexing:
             indexed_to = found.end
         index.put(rows, end if indexed < count else indexed_to)
         return indexed
+
+
+def has_keys_between(log: CommitLog, before: int, end: int) -> bool:
+    """Whether messages in the log behind the one at `before` (-1 for none) and below `end` have keys: a file of the
+    index that had them is lost then. May wait. Raises Unreadable."""
+    hasher = KeyHasher()
+    for found in scan(log, max(before, log.min_offset), end, _LOOKS_MAX):
+        for row in found.rows if isinstance(found, Run) else ():
+            _, _, _, physical_offset, _, sys_flag, _, properties = row
+            if physical_offset > before and hasher.of_record(0, sys_flag, properties):
+                return True
+    return False
 
 
 def pop_adjoining(pile: deque[Piled], count: int) -> tuple[list[Piled], int]:

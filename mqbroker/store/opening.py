@@ -29,6 +29,7 @@ from mqbroker.store.flush import CacheFlusher, LogFlusher
 from mqbroker.store.hot_pages import HotPages
 from mqbroker.store.index import Index
 from mqbroker.store.index_file import IndexFile, is_good_after
+from mqbroker.store.indexing import has_keys_between
 from mqbroker.store.lasting import make_lasting_directories, remove_last_first, remove_unfinished_segments
 from mqbroker.store.logscan import Damage
 from mqbroker.store.mending import Mender
@@ -561,7 +562,11 @@ class Opening:
         def is_good(file: IndexFile) -> bool:
             if is_other and file is files[-1]:
                 return False
-            return is_good_after(file, checkpoint, commit_log.end, found.is_intact)
+            if not is_good_after(file, checkpoint, commit_log.end, found.is_intact):
+                return False
+            number = files.index(file)
+            before = files[number - 1].end_offset if number else -1
+            return not (file.has_entries and has_keys_between(commit_log, before, file.begin_offset))
 
         index.keep_files(is_good)
         if len(index.files) < len(files):

@@ -185,6 +185,13 @@ KNOWN = [
         ("tests/store/simulation/test_seeds.py::test_what_once_failed",),
     ),
     Mutation(
+        "overlook that a file of the index is lost",
+        "store/opening.py",
+        "return not (file.has_entries and has_keys_between(commit_log, before, file.begin_offset))",
+        "return True",
+        ("tests/store/test_index.py",),
+    ),
+    Mutation(
         "begin a queue with lost entries of which the log has no message",
         "store/mending.py",
         "start if low > oldest else 0",

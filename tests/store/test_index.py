@@ -212,6 +212,32 @@ def test_files_that_were_never_used_hide_no_keys(tmp_path: Path) -> None:
     assert offsets_of(again, "k3", begin_ms=1_000_000)[:2] == [3000, 2400]
 
 
+@pytest.mark.parametrize("how", ["missing", "zeros"])
+@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_a_file_that_is_lost_is_built_anew(make: Callable[..., Bench], number: int, how: str, is_clean: bool) -> None:
+    bench = make(max_hash_slot_num=7, max_index_num=5)
+    store = bench.open()
+    store.start()
+    for key in range(14):
+        store.append([message(properties=b"KEYS\x01k%d" % key)])
+    bench.clock.advance(20)
+    if is_clean:
+        stop(store)
+    else:
+        bench = bench.image("killed")
+    files = sorted((bench.root / "index").iterdir())
+    assert len(files) == 4
+    if how == "missing":
+        files[number].unlink()
+    else:
+        files[number].write_bytes(bytes(files[number].stat().st_size))
+    store = bench.open()
+    store.start()
+    bench.clock.advance(1)
+    assert [len(store.query("T", f"k{key}", 9, 0, 2**62)) for key in range(14)] == [1] * 14
+
+
 def test_names_of_deleted_files_are_to_be_synced(tmp_path: Path) -> None:
     index = make_index(tmp_path)
     for i in range(30):

@@ -167,7 +167,7 @@ class Opening:
         recovered = yield from read_back(segments, cut.start, builder.take if is_taken else lambda run: None)
         self._say_found(segments, recovered, cut.rebuild_from, found.is_clean)
         if not found.is_clean:
-            store_found_again(segments, recovered.end, kept, found.is_intact)
+            store_found_again(self.disk, segments, recovered.end, kept, found.is_intact)
         lower_numbers(queues, found.removed, recovered.end)
         log = self._open_log(found, recovered, cut.known_ms, opened)
         commit_log = log.commit_log

@@ -453,7 +453,7 @@ def last_timestamp(segments: Segments, queues: ConsumeQueues, end: int) -> int:
     return found.store_timestamp_ms if isinstance(found, Scanned) else 0
 
 
-def store_found_again(segments: Segments, end: int, kept: CheckpointFile, is_intact: bool) -> None:
+def store_found_again(disk: IDisk, segments: Segments, end: int, kept: CheckpointFile, is_intact: bool) -> None:
     """Have the next sync bring to the disk what was found of the log above what is known to be there. After a power cut
     it is noted at once: what behind it is about to be cut off may be all that makes its last record look whole."""
     start = kept.known.log_offset
@@ -462,4 +462,5 @@ def store_found_again(segments: Segments, end: int, kept: CheckpointFile, is_int
     store_log_again(segments, min(start, end), end)
     if not is_intact:
         sync_log(segments, start, end)
+        disk.sync_directory(segments.directory)  # after a failed sync and a kill names may not be there either
         kept.note_log(end)

@@ -73,6 +73,10 @@ class TableCheck:
         disk = self._world.disk
         if disk.find(PATH) is None or disk.find(PATH + ".bak") is None:
             return
+        try:
+            _parse(disk.content(PATH + ".bak"))
+        except MQError:  # it is what rotted before, and nothing was saved since
+            return
         inode = disk.inode(PATH)
         at = rng.randrange(inode.size)
         inode.spoil(at, rng.choice([b"\xff", b"\0" * (inode.size - at)]))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from mqbroker.client import ConsumeFrom, Message, ProducerOptions, PushOptions, ReceivedMessage
 from mqbroker.client.aio import Producer, PushConsumer
 from mqbroker.client.aio_net import AioNet
-from mqbroker.client.peer import decline
+from mqbroker.client.broker_requests import decline
 from mqbroker.errors import MQError, Refused
 from mqbroker.wire.bodies import TopicRouteData
 from mqbroker.wire.codes import Perm, RequestCode, ResponseCode

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from twisted.internet.testing import MemoryReactorClock
 
-from mqbroker.client.peer import MemberPeer
+from mqbroker.client.broker_requests import MemberRequests
 from mqbroker.config import NamesrvSettings, NettySettings
 from mqbroker.namesrv.namesrv_service import make_namesrv
 from mqbroker.store.worker import InlineWorker
@@ -38,7 +38,7 @@ def who_serves(code, tables):
     """The words of the table for `code`: modules, or why there are none."""
     modules = [f"``{table.served_by(code)}``" for table in tables if code in table.codes]
     if code in REQUESTS and REQUESTS[code].to_clients:
-        ours = f" (ours: ``{MemberPeer.__module__}``)" if code in MemberPeer.CODES else ""
+        ours = f" (ours: ``{MemberRequests.__module__}``)" if code in MemberRequests.CODES else ""
         modules.append(f"asked of clients{ours}")
     return ", ".join(modules) or UNANSWERED[code]
 

@@ -42,7 +42,7 @@ SMALL_DOORS: dict[str, set[str]] = {
     # Several workers may write the one file at a time.
     "store/checkpoint_file.py": {"threading"},
     # The faces hand it over: what an administrator sees of the threads of a client's process.
-    "client/stacks.py": {"threading"},
+    "client/stack_traces.py": {"threading"},
 }
 
 WORLD = {

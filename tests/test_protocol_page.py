@@ -35,6 +35,9 @@ def test_each_row_says_who_serves(tables):
     by_name = {row[1]: row[2:] for row in rows(tables)}
     assert by_name["SEND_MESSAGE_V2"] == ("``PUB`` of the topic", "``mqbroker.broker.requests.send_message``")
     assert by_name["REGISTER_BROKER"] == ("everybody", "``mqbroker.namesrv.broker_requests``")
-    assert by_name["NOTIFY_CONSUMER_IDS_CHANGED"] == ("", "asked of clients (ours: ``mqbroker.client.peer``)")
+    assert by_name["NOTIFY_CONSUMER_IDS_CHANGED"] == (
+        "",
+        "asked of clients (ours: ``mqbroker.client.broker_requests``)",
+    )
     assert by_name["CHECK_TRANSACTION_STATE"] == ("", "asked of clients")
     assert by_name["SUSPEND_CONSUMER"] == ("", "4.9 neither sends nor answers it")

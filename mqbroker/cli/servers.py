@@ -119,7 +119,7 @@ def account(path: str | None, environment: Mapping[str, str]) -> Credentials | N
 
 
 def _account_in(path: str) -> Credentials:
-    from mqbroker.client.account_file import BadAccount, read_account
+    from mqbroker.client.identity import BadAccount, read_account
     from mqbroker.config.system import others_can_read
 
     if others_can_read(path):

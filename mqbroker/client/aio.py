@@ -18,19 +18,19 @@ from types import TracebackType
 from typing import Any, Self
 
 from mqbroker.client.aio_net import AioNet
-from mqbroker.client.consuming import Listener
+from mqbroker.client.broker_requests import MemberRequests, decline, pull_peer
+from mqbroker.client.consume_service import Listener
 from mqbroker.client.errors import ClientClosed
 from mqbroker.client.identity import local_ip, make_client_id
+from mqbroker.client.listeners import check_listener
 from mqbroker.client.messages import Message, PullResult, RawPull, ReceivedMessage, SendResult
 from mqbroker.client.net import Task
 from mqbroker.client.options import ProducerOptions, PullOptions, PushOptions, parse_name_servers
-from mqbroker.client.peer import MemberPeer, decline, pull_peer
 from mqbroker.client.producer import ProducerCore, Selector, make_producer
 from mqbroker.client.pull_consumer import PullConsumerCore, make_pull_consumer
 from mqbroker.client.push_consumer import PushConsumerCore
-from mqbroker.client.stacks import thread_stacks
+from mqbroker.client.stack_traces import thread_stacks
 from mqbroker.client.subscription import ALL
-from mqbroker.client.verdicts import check_listener
 from mqbroker.errors import MQError
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.ids import UniqIdSource
@@ -152,7 +152,7 @@ class PushConsumer:
         servers = parse_name_servers(name_servers)
         rng = rng or random.Random()
         options = options or PushOptions()
-        net = AioNet(MemberPeer(lambda: self._core, thread_stacks).answer, rng, options.credentials, options.tls)
+        net = AioNet(MemberRequests(lambda: self._core, thread_stacks).answer, rng, options.credentials, options.tls)
         self.client_id = make_client_id(local_ip(servers), os.getpid(), rng)
         self._net = net
         self._listener = listener

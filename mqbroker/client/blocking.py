@@ -27,12 +27,12 @@ from mqbroker.client.blocking_calls import ProducerCalls, PullConsumerCalls
 from mqbroker.client.blocking_net import BlockingNet, Flight, run
 from mqbroker.client.errors import ClientClosed, NotHandled
 from mqbroker.client.identity import local_ip, make_client_id
+from mqbroker.client.listeners import check_listener
 from mqbroker.client.messages import ConsumeResult, Message, RawPull, ReceivedMessage, SendResult
 from mqbroker.client.options import ProducerOptions, PullOptions, PushOptions, parse_name_servers
 from mqbroker.client.producer import ProducerCore, Selector, make_producer
 from mqbroker.client.pull_consumer import PullConsumerCore, make_pull_consumer
 from mqbroker.client.subscription import ALL
-from mqbroker.client.verdicts import check_listener
 from mqbroker.errors import MQError
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.command import RemotingCommand

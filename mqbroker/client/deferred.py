@@ -17,21 +17,21 @@ from typing import Any, TypeVar
 
 from twisted.internet.defer import Deferred
 
-from mqbroker.client.consuming import Listener
+from mqbroker.client.broker_requests import MemberRequests, pull_peer
+from mqbroker.client.consume_service import Listener
 from mqbroker.client.deferred_calls import ProducerCalls, PullConsumerCalls
 from mqbroker.client.deferred_net import DeferredNet, PatientConnector, peer_table
 from mqbroker.client.errors import ClientClosed
 from mqbroker.client.identity import local_ip, make_client_id
+from mqbroker.client.listeners import check_listener
 from mqbroker.client.net import Task
 from mqbroker.client.options import ProducerOptions, PullOptions, PushOptions, parse_name_servers
-from mqbroker.client.peer import MemberPeer, pull_peer
 from mqbroker.client.producer import ProducerCore, make_producer
 from mqbroker.client.pull_consumer import PullConsumerCore, make_pull_consumer
 from mqbroker.client.push_consumer import PushConsumerCore
-from mqbroker.client.stacks import thread_stacks
+from mqbroker.client.stack_traces import thread_stacks
 from mqbroker.client.subscription import ALL
 from mqbroker.client.tls import ClientTls
-from mqbroker.client.verdicts import check_listener
 from mqbroker.remoting.client import Connector, RemotingClient
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.ids import UniqIdSource
@@ -119,7 +119,7 @@ class PushConsumer:
     ) -> None:
         servers = parse_name_servers(name_servers)
         rng = rng or random.Random()
-        handlers = peer_table(MemberPeer(lambda: self._core, thread_stacks).answer)
+        handlers = peer_table(MemberRequests(lambda: self._core, thread_stacks).answer)
         options = options or PushOptions()
         connector = _connector(reactor, connector, options.tls)
         client = RemotingClient(reactor, handlers=handlers, connector=connector)

@@ -16,8 +16,8 @@ from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from mqbroker.client.broker_requests import MemberRequests
 from mqbroker.client.net import Lock, PeerHandler, Signal, Task, extension_s, signed
-from mqbroker.client.peer import MemberPeer
 from mqbroker.client.tls import lost
 from mqbroker.errors import ConnectionClosed, MQError, RequestTimedOut
 from mqbroker.remoting.client import CONNECT_TIMEOUT_MS, Connector, RemotingClient
@@ -39,7 +39,7 @@ def peer_table(answer: PeerHandler) -> HandlerTable:
         return answer(request)
 
     table = HandlerTable()
-    for code in MemberPeer.CODES:
+    for code in MemberRequests.CODES:
         table.register(code, handle)
     return table
 

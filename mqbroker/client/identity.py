@@ -1,4 +1,8 @@
-"""Who a client says it is. The address comes from the routing table; no packet is sent and no name is looked up."""
+"""Who a client says it is: its id and address, and the account in a file as Java's mqadmin has one.
+
+The address comes from the routing table; no packet is sent and no name is looked up. Errors never repeat what the
+file holds.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,11 @@ import random
 import socket
 from collections.abc import Sequence
 
+import yaml
+
 from mqbroker.client.options import split_address
+from mqbroker.errors import MQError
+from mqbroker.wire.signature import Credentials
 
 #: Any outside address gives the interface of the default route (this one is reserved for documentation).
 _OUTSIDE = ("192.0.2.1", 9)
@@ -32,3 +40,36 @@ def local_ip(name_servers: Sequence[str]) -> str:
 def make_client_id(ip: str, pid: int, rng: random.Random) -> str:
     """Unique for each client: brokers and group members tell clients apart by it alone."""
     return f"{ip}@{pid}#{rng.getrandbits(48):012x}"
+
+
+RIGHT = "right are two lines: `accessKey: NAME` and `secretKey: SECRET`"
+
+_BYTES_MAX = 64 * 1024
+
+
+class BadAccount(MQError):
+    """An account that cannot be used; the text names where it comes from, and no secret."""
+
+
+def read_account(path: str) -> Credentials:
+    """The account in the YAML file at `path`: accessKey, secretKey, and securityToken where there is one.
+
+    Raises BadAccount.
+    """
+    try:
+        with open(path, "rb") as file:
+            text = file.read(_BYTES_MAX)
+        found = yaml.safe_load(text)
+    except OSError as error:
+        raise BadAccount(f"{path}: {error.strerror}") from None
+    except (yaml.YAMLError, ValueError, RecursionError):
+        # The library's words quote what it read.
+        raise BadAccount(f"{path} cannot be read as YAML; {RIGHT}") from None
+    if not isinstance(found, dict):
+        raise BadAccount(f"{path} holds no account; {RIGHT}")
+    access_key, secret_key = found.get("accessKey"), found.get("secretKey")
+    for key, value in (("accessKey", access_key), ("secretKey", secret_key)):
+        if value is None or isinstance(value, (dict, list, bool)) or not str(value).strip():
+            raise BadAccount(f"{path} has no {key}; {RIGHT}")
+    token = found.get("securityToken")
+    return Credentials(str(access_key).strip(), str(secret_key).strip(), None if token is None else str(token).strip())

@@ -1,12 +1,19 @@
-"""What of one message queue has been pulled and not yet consumed, and the offset that may be committed."""
+"""One message queue that this member consumes: where to start, pulling with flow control, what may be committed."""
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-from mqbroker.client.messages import ReceivedMessage
-from mqbroker.wire.bodies import MessageQueue
+from mqbroker.client.messages import PullStatus, RawPull, ReceivedMessage
+from mqbroker.client.net import LiveNet
+from mqbroker.client.options import PushOptions
+from mqbroker.client.queue_requests import read_messages
+from mqbroker.errors import MQError, Unreachable
+from mqbroker.wire.admin_bodies import ProcessQueueInfo
+from mqbroker.wire.bodies import MessageQueue, SubscriptionData
+from mqbroker.wire.codes import MASTER_ID
 
 
 class ProcessQueue:
@@ -73,3 +80,164 @@ class ProcessQueue:
         held = self._held.pop(offset, None)
         if held is not None:
             self._held_bytes -= len(held[1].body)
+
+
+log = logging.getLogger(__name__)
+
+#: Asked where the master does not answer; a set without this slave has its others, or the master again.
+SLAVE_ID = 1
+
+#: pull(queue, offset, broker id to ask first)
+Pull = Callable[[MessageQueue, int, int], Awaitable[RawPull]]
+
+
+class AssignedQueue:
+    """Pulls `queue` from `find_start()` on until it is stopped or dropped, and delivers what matches.
+
+    `promised` is an offset to commit until a broker has confirmed where the queue starts: an administrator's.
+    """
+
+    def __init__(
+        self,
+        net: LiveNet,
+        queue: MessageQueue,
+        subscription: SubscriptionData,
+        options: PushOptions,
+        *,
+        pause_s: float,
+        find_start: Callable[[MessageQueue], Awaitable[int]],
+        pull: Pull,
+        deliver: Callable[[AssignedQueue, Sequence[ReceivedMessage]], None],
+        promised: int | None = None,
+    ) -> None:
+        self.queue = queue
+        self.dropped = False
+        self.subscription = subscription
+        self._net = net
+        self._options = options
+        self._find_start = find_start
+        self._pull = pull
+        self._deliver = deliver
+        self._broker_id = MASTER_ID
+        self._process_queue: ProcessQueue | None = None
+        self._answered = False
+        self._failed_before = False
+        self._told_of_span = False
+        self._promised = promised
+        self._pause_s = pause_s
+        self._pulled_at = self._consumed_at = net.now()
+        self._stopped = False
+        self._room = net.signal()
+        self._task = net.spawn(self._run())
+
+    @property
+    def committable(self) -> int | None:
+        """The offset to commit, or None as long as the broker has not confirmed where this queue starts."""
+        return self._process_queue.committable if self._process_queue is not None and self._answered else self._promised
+
+    def info(self) -> ProcessQueueInfo:
+        """What an administrator is told of it."""
+        held = self._process_queue
+        first, last = (0, 0) if held is None else held.span
+        committable = self.committable
+        return ProcessQueueInfo(
+            commit_offset=-1 if committable is None else committable,
+            cached_msg_min_offset=first,
+            cached_msg_max_offset=last,
+            cached_msg_count=0 if held is None else len(held),
+            cached_msg_size_in_mi_b=0 if held is None else held.held_bytes // (1024 * 1024),
+            droped=self.dropped,
+            last_pull_timestamp=int(self._pulled_at * 1000),
+            last_consume_timestamp=int(self._consumed_at * 1000),
+        )
+
+    def done(self, message: ReceivedMessage) -> None:
+        """The message is consumed, or the broker has it back."""
+        if self._process_queue is not None:
+            self._process_queue.done(message)
+            self._consumed_at = self._net.now()
+            if not self._process_queue.is_full:
+                self._room.set()
+
+    def stop(self) -> None:
+        """Pull no more; what has been pulled still counts."""
+        self._stopped = True
+        self._task.cancel()
+
+    def drop(self) -> None:
+        """Stop, and let nothing count any more: another member goes on from the committed offset."""
+        self.dropped = True
+        # A listener may be with one of the messages for ever; it shall not keep the others.
+        self._process_queue = None
+        self.stop()
+
+    def _is_stopped(self) -> bool:
+        return self._stopped
+
+    async def _run(self) -> None:
+        if self._pause_s:
+            await self._net.sleep(self._pause_s)
+        while not self._is_stopped():
+            try:
+                await self._step()
+            except Exception as error:
+                if self._is_stopped():
+                    return
+                if isinstance(error, Unreachable):
+                    self._broker_id = MASTER_ID if self._broker_id else SLAVE_ID
+                self._log_failure(error)
+                await self._net.sleep(self._options.pull_error_pause_s)
+            else:
+                self._failed_before = False
+
+    def _log_failure(self, error: Exception) -> None:
+        if not isinstance(error, MQError):
+            log.exception("%s: pulling failed", self.queue)
+            return
+        # The first of a row says it all.
+        level = logging.DEBUG if self._failed_before else logging.WARNING
+        log.log(level, "%s: %s; trying every %g s", self.queue, error, self._options.pull_error_pause_s)
+        self._failed_before = True
+
+    async def _step(self) -> None:
+        held = self._process_queue
+        if held is None:
+            start = await self._find_start(self.queue)
+            self._process_queue = ProcessQueue(
+                self.queue,
+                start,
+                messages_max=self._options.queue_messages_max,
+                bytes_max=self._options.queue_bytes_max,
+                span_max=self._options.queue_span_max,
+            )
+        elif held.is_full:
+            if held.is_stretched and not self._told_of_span:
+                self._told_of_span = True
+                log.warning(
+                    "%s: not pulled on while message %d is not consumed: more than %d came after it (queue_span_max)",
+                    self.queue,
+                    held.span[0],
+                    self._options.queue_span_max,
+                )
+            await self._room.wait()
+        else:
+            self._pulled_at = self._net.now()
+            pulled = await self._pull(self.queue, held.next_offset, self._broker_id)
+            if not self._is_stopped():
+                self._take(held, pulled)
+
+    def _take(self, held: ProcessQueue, pulled: RawPull) -> None:
+        messages = read_messages(pulled, self.queue, self.subscription)
+        if pulled.status is PullStatus.OFFSET_ILLEGAL:
+            log.warning(
+                "%s: offset %d is not between %d and %d; going on at %d",
+                self.queue,
+                held.next_offset,
+                pulled.min_offset,
+                pulled.max_offset,
+                pulled.next_offset,
+            )
+        held.add(messages, pulled.next_offset)
+        self._broker_id = pulled.broker_id
+        self._answered = True
+        self._deliver(self, messages)

@@ -7,17 +7,17 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from mqbroker.client.errors import ClientClosed, NoBrokerForTopic, SendFailed
-from mqbroker.client.in_flight import InFlight
+from mqbroker.client.heartbeats import Heartbeats
 from mqbroker.client.messages import Message, SendResult
 from mqbroker.client.net import LiveNet, Net, Task, every
 from mqbroker.client.options import ProducerOptions
-from mqbroker.client.presence import Presence
 from mqbroker.client.routes import Route, Routes
 from mqbroker.client.send import (
     PASSING_CODES,
     RETRIABLE_CODES,
     Outgoing,
     Rotation,
+    SendsInFlight,
     prepare,
     prepare_batch,
     queue_for_key,
@@ -54,11 +54,11 @@ class ProducerCore:
         self,
         net: Net,
         routes: Routes,
-        presence: Presence,
+        presence: Heartbeats,
         group: str,
         options: ProducerOptions,
         next_id: Callable[[], str],
-        in_flight: InFlight | None,
+        in_flight: SendsInFlight | None,
     ) -> None:
         """Without `in_flight` the callers bound how many sends there are at once: they are threads."""
         self._net = net
@@ -274,7 +274,7 @@ def make_producer(
         default_topic_queues=options.default_topic_queues,
         timeout_ms=options.send_timeout_ms,
     )
-    presence = Presence(
+    presence = Heartbeats(
         net,
         routes,
         client_id,
@@ -282,7 +282,7 @@ def make_producer(
         heartbeat_s=options.heartbeat_s,
         timeout_ms=options.send_timeout_ms,
     )
-    in_flight = InFlight(live, options.sends_in_flight_max, options.sends_in_flight_bytes_max) if live else None
+    in_flight = SendsInFlight(live, options.sends_in_flight_max, options.sends_in_flight_bytes_max) if live else None
     return ProducerCore(net, routes, presence, group, options, next_id, in_flight)
 
 

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from mqbroker.client.errors import NoBrokerForTopic
 from mqbroker.client.messages import PullResult, RawPull
 from mqbroker.client.net import Net
-from mqbroker.client.offsets import Offsets
 from mqbroker.client.options import PullOptions
-from mqbroker.client.pulling import pull_request, read_messages, read_pull_answer
+from mqbroker.client.queue_requests import Offsets, pull_request, read_messages, read_pull_answer
 from mqbroker.client.routes import Routes
 from mqbroker.client.subscription import ALL, subscribe_to
 from mqbroker.errors import MQError

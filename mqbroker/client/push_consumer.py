@@ -9,19 +9,17 @@ import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from mqbroker.client.assigned import AssignedQueue
-from mqbroker.client.consuming import LOOKS_MAX, Consuming, Listener
+from mqbroker.client.consume_service import LOOKS_MAX, ConsumeService, Listener
 from mqbroker.client.errors import ClientClosed, NoSubscription, TopicNotFound
+from mqbroker.client.heartbeats import Heartbeats
 from mqbroker.client.messages import PullStatus, RawPull, ReceivedMessage
-from mqbroker.client.meters import Meters
 from mqbroker.client.net import LiveNet, Task, every
-from mqbroker.client.offsets import Offsets
 from mqbroker.client.options import PushOptions
-from mqbroker.client.presence import Presence
-from mqbroker.client.pulling import pull_request, read_pull_answer
+from mqbroker.client.process_queue import AssignedQueue
+from mqbroker.client.queue_requests import Offsets, pull_request, read_pull_answer
 from mqbroker.client.rebalance import Rebalance, Share
 from mqbroker.client.routes import Routes
-from mqbroker.client.running_info import About, positions, running_info
+from mqbroker.client.running_info import About, ConsumerStats, positions, running_info
 from mqbroker.client.subscription import ALL, subscribe_to
 from mqbroker.errors import MQError, Refused, Unreachable
 from mqbroker.wire.admin_bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo
@@ -54,14 +52,14 @@ class PushConsumerCore:
         self._net = net
         self._group = check_group(group)
         self._about = About(group, name_servers, options, int(net.now() * 1000))
-        self._meters = Meters(net.now)
+        self._meters = ConsumerStats(net.now)
         self._options = options
         timeout_ms = options.request_timeout_ms
         self._routes = Routes(net, name_servers, age_s=None, timeout_ms=timeout_ms)
         self._offsets = Offsets(net, self._routes, group, timeout_ms)
         self._rebalance = Rebalance(net, self._routes, group, me, timeout_ms)
-        self._presence = Presence(net, self._routes, me, consumer_data=self._consumer_data, timeout_ms=timeout_ms)
-        self._consuming = Consuming(
+        self._presence = Heartbeats(net, self._routes, me, consumer_data=self._consumer_data, timeout_ms=timeout_ms)
+        self._consuming = ConsumeService(
             net,
             listener,
             self._send_back,

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import attrs
 
-from mqbroker.client.account_file import BadAccount, read_account
+from mqbroker.client.identity import BadAccount, read_account
 from mqbroker.client.options import parse_name_servers
 from mqbroker.client.tls import ClientTls
 from mqbroker.errors import BadTls, MQError, Refused

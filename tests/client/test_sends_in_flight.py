@@ -12,10 +12,10 @@ from twisted.internet.testing import MemoryReactorClock
 from mqbroker.client import Message, ProducerOptions, SendFailed
 from mqbroker.client.aio import Producer
 from mqbroker.client.aio_net import AioNet
+from mqbroker.client.broker_requests import decline
 from mqbroker.client.deferred_net import PatientConnector
-from mqbroker.client.in_flight import InFlight
 from mqbroker.client.net import extension_s
-from mqbroker.client.peer import decline
+from mqbroker.client.send import SendsInFlight
 from mqbroker.errors import RequestTimedOut
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import RequestCode
@@ -30,7 +30,7 @@ class Places:
 
     def __init__(self, world, count_max=3, bytes_max=100):
         self.world = world
-        self.in_flight = InFlight(world.net(), count_max, bytes_max)
+        self.in_flight = SendsInFlight(world.net(), count_max, bytes_max)
         self.order = []
         self.gates = {}
 
@@ -88,7 +88,7 @@ def test_those_that_leave_the_line_take_no_place(world):
 
 
 def test_thousands_that_end_at_once_come_from_a_loop(world):
-    in_flight, order = InFlight(world.net(), 1, 1), []
+    in_flight, order = SendsInFlight(world.net(), 1, 1), []
     gate = Deferred()
 
     async def enter(n):
@@ -106,7 +106,7 @@ def test_thousands_that_end_at_once_come_from_a_loop(world):
 
 def test_on_asyncio_nobody_overtakes_and_cancelled_ones_give_their_places_back():
     async def main():
-        in_flight, order = InFlight(AioNet(decline, random.Random(1)), 2, 1000), []
+        in_flight, order = SendsInFlight(AioNet(decline, random.Random(1)), 2, 1000), []
 
         async def enter(n):
             await in_flight.enter(1)

@@ -3,9 +3,8 @@ import threading
 
 import pytest
 
-from mqbroker.client.meters import Meters, Sums
-from mqbroker.client.places import describe_error
-from mqbroker.client.stacks import CHARACTERS_MAX, FRAMES_MAX, thread_stacks
+from mqbroker.client.running_info import ConsumerStats, Sums
+from mqbroker.client.stack_traces import CHARACTERS_MAX, FRAMES_MAX, describe_error, thread_stacks
 
 
 class Clock:
@@ -50,7 +49,7 @@ def test_memory_does_not_grow_with_time():
 
 
 def test_a_meter_tells_rates_of_the_minute_and_failures_of_the_hour(clock):
-    meter = Meters(clock).of("T")
+    meter = ConsumerStats(clock).of("T")
     for _ in range(30):
         meter.pulled(5.0)
         meter.delivered(10)
@@ -72,8 +71,8 @@ def test_a_meter_tells_rates_of_the_minute_and_failures_of_the_hour(clock):
     assert (meter.status().consume_rt, meter.status().consume_failed_msgs) == (0, 0)
 
 
-def test_meters_keep_one_for_each_topic(clock):
-    meters = Meters(clock)
+def test_running_info_keep_one_for_each_topic(clock):
+    meters = ConsumerStats(clock)
     assert meters.of("T") is meters.of("T")
     assert meters.of("U") is not meters.of("T")
 
@@ -100,11 +99,11 @@ def test_stacks_name_threads_and_places_innermost_first():
     first, *places = mine.splitlines()
     assert first == f"{'some-listener':<40}TID: {thread.native_id}"
     assert all(place.startswith(f"{'some-listener':<40}") for place in places)
-    deeps = [place for place in places if ".deep(test_meters.py:" in place]
+    deeps = [place for place in places if ".deep(test_running_info.py:" in place]
     assert len(deeps) == 3
     assert places.index(deeps[-1]) > places.index(deeps[0]) > 0
     assert any("threading.Thread.run(threading.py:" in place for place in places[-3:])
-    assert ".test_stacks_name_threads_and_places_innermost_first(test_meters.py:" in stacks
+    assert ".test_stacks_name_threads_and_places_innermost_first(test_running_info.py:" in stacks
 
 
 def test_stacks_are_bounded_in_depth_and_size():
@@ -140,6 +139,6 @@ def test_an_error_is_told_in_one_line_with_its_place():
     with pytest.raises(KeyError) as caught:
         outer("k")
     told = describe_error(caught.value)
-    assert told.startswith("KeyError: 'k', tests.client.test_meters.")
-    assert "raise_it(test_meters.py:" in told
+    assert told.startswith("KeyError: 'k', tests.client.test_running_info.")
+    assert "raise_it(test_running_info.py:" in told
     assert len(describe_error(ValueError("x" * 10_000))) == 1024

@@ -1,6 +1,6 @@
 """Handing messages to the listener, a bounded number at a time, and dealing with what it says.
 
-What an administrator wants consumed goes to the same listener, beside the queues and without a word to them.
+What an administrator wants consumed goes to the same listener, beside the queues, and moves no offset.
 """
 
 from __future__ import annotations
@@ -14,16 +14,57 @@ from typing import Any, Protocol
 
 import attrs
 
-from mqbroker.client.direct import DirectConsumption
 from mqbroker.client.errors import NotHandled, RetryLater
+from mqbroker.client.listeners import ListenerResults
 from mqbroker.client.messages import ReceivedMessage
-from mqbroker.client.meters import Meters
 from mqbroker.client.net import LiveNet, Signal
-from mqbroker.client.verdicts import Verdicts
+from mqbroker.client.running_info import ConsumerStats
+from mqbroker.client.stack_traces import describe_error
 from mqbroker.errors import MQError, Refused
 from mqbroker.wire.admin_bodies import ConsumeMessageDirectlyResult
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import ResponseCode
+
+log = logging.getLogger(__name__)
+
+#: As many may be with the listener at once; more are refused.
+DIRECT_MAX = 16
+
+#: None where the listener is content, else the delay level it asks for; what the listener raises comes out.
+Listen = Callable[[ReceivedMessage], Awaitable[int | None]]
+
+
+class ConsumeDirectly:
+    """Calls the listener for messages that no queue brought."""
+
+    def __init__(self, listen: Listen, now: Callable[[], float]) -> None:
+        self._listen = listen
+        self._now = now
+        self.running = 0
+
+    async def consume(self, message: ReceivedMessage) -> ConsumeMessageDirectlyResult:
+        """What the listener makes of `message`. Raises Refused where too many are with it."""
+        if self.running >= DIRECT_MAX:
+            why = f"{DIRECT_MAX} messages for direct consumption are with the listener; try again later"
+            raise Refused(ResponseCode.SYSTEM_BUSY, why)
+        log.info("consuming message %s of %s directly", message.msg_id, message.queue)
+        began = self._now()
+        self.running += 1
+        try:
+            result, remark = await self._ask(message)
+        finally:
+            self.running -= 1
+        spent_ms = max(0, int((self._now() - began) * 1000))
+        return ConsumeMessageDirectlyResult(consume_result=result, remark=remark, spent_time_mills=spent_ms)
+
+    async def _ask(self, message: ReceivedMessage) -> tuple[str, str | None]:
+        try:
+            delay_level = await self._listen(message)
+        except Exception as error:
+            log.warning("the listener failed on message %s, consumed directly: %r", message.msg_id, error)
+            return "CR_THROW_EXCEPTION", describe_error(error)
+        return ("CR_SUCCESS" if delay_level is None else "CR_LATER"), None
+
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +85,7 @@ SendBack = Callable[[ReceivedMessage, int], Awaitable[None]]
 class _Call:
     """A listener that is being called, as what it calls in turn can find it."""
 
-    consuming: Consuming
+    consuming: ConsumeService
     has_ended: bool = False
 
 
@@ -71,7 +112,7 @@ class _Run:
     is_sent_back: bool = False
 
 
-class Consuming:
+class ConsumeService:
     """Runs `listener` for at most `concurrency` messages at once, in the order they came."""
 
     def __init__(
@@ -79,14 +120,14 @@ class Consuming:
         net: LiveNet,
         listener: Listener,
         send_back: SendBack,
-        meters: Meters,
+        meters: ConsumerStats,
         *,
         concurrency: int,
         local_retry_s: float,
     ) -> None:
         self._net = net
         self._listener = listener
-        self._verdicts = Verdicts(listener, net.now)
+        self._verdicts = ListenerResults(listener, net.now)
         self._send_back = send_back
         self._meters = meters
         self._concurrency = concurrency
@@ -96,7 +137,7 @@ class Consuming:
         #: How many of them are of which queue.
         self._busy: Counter[MessageQueue] = Counter()
         self._waiting_for: list[tuple[MessageQueue, Signal]] = []
-        self._direct = DirectConsumption(self._ask, net.now)
+        self._direct = ConsumeDirectly(self._ask, net.now)
         self._starting = False
         #: A message did not get to the listener, or a call of it was torn down: no other message would fare better.
         self._halted = False

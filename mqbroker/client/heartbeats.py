@@ -17,7 +17,7 @@ from mqbroker.wire.headers import UnregisterClientRequestHeader
 log = logging.getLogger(__name__)
 
 
-class Presence:
+class Heartbeats:
     """One client's presence: as a producer of `producer_group`, or as the consumer that `consumer_data` describes."""
 
     def __init__(

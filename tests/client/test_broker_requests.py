@@ -9,9 +9,9 @@ import pytest
 from twisted.internet.defer import Deferred
 
 from mqbroker.client import RetryLater
+from mqbroker.client.broker_requests import MemberRequests, decline, pull_peer
+from mqbroker.client.consume_service import DIRECT_MAX
 from mqbroker.client.deferred_net import peer_table
-from mqbroker.client.direct import DIRECT_MAX
-from mqbroker.client.peer import MemberPeer, decline, pull_peer
 from mqbroker.client.push_consumer import RESET_WAIT_S
 from mqbroker.remoting.connection import RemotingProtocol
 from mqbroker.remoting.limits import Limits
@@ -62,7 +62,7 @@ def consume(body=None, broker_name="a"):
 
 
 def peer_of(member):
-    return MemberPeer(lambda: member.core, lambda: "stacks")
+    return MemberRequests(lambda: member.core, lambda: "stacks")
 
 
 def ask(member, request):
@@ -255,7 +255,7 @@ def test_what_the_listener_says_is_told_and_nothing_goes_back(one_queue, name_se
     told = ConsumeMessageDirectlyResult.from_json(ask(member, consume()).body)
     assert told.consume_result == result
     if listener is fail:
-        assert told.remark.startswith("ValueError: no money, tests.client.test_peer.fail(test_peer.py:")
+        assert told.remark.startswith("ValueError: no money, tests.client.test_broker_requests.fail(test_broker_requests.py:")
     else:
         assert told.remark is None
     assert one_queue.cluster.sent_back == []
@@ -544,7 +544,7 @@ def test_a_mistake_of_ours_is_answered_too_and_logged(one_queue, caplog):
     def nobody():
         raise LookupError("no member")
 
-    answer = one_queue.result(MemberPeer(nobody, str).answer(INFO))
+    answer = one_queue.result(MemberRequests(nobody, str).answer(INFO))
     assert (answer.code, "no member" in answer.remark) == (ResponseCode.SYSTEM_ERROR, False)
     assert "no member" in caplog.text
 

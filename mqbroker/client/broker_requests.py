@@ -70,14 +70,14 @@ def pull_peer(group: str) -> PeerHandler:
     )
 
     async def answer(request: RemotingCommand) -> RemotingCommand | None:
-        if request.code in MemberPeer.CODES:
+        if request.code in MemberRequests.CODES:
             return _answer(request, ResponseCode.SYSTEM_ERROR, remark)
         return await decline(request)
 
     return answer
 
 
-class MemberPeer:
+class MemberRequests:
     """The answers of a group's member.
 
     :param member: gives it; it may not be there yet while its client is put together.

@@ -19,9 +19,9 @@ from mqbroker.client import (
     blocking,
     deferred,
 )
+from mqbroker.client.listeners import TELL_EVERY_S, ListenerResults, check_listener
 from mqbroker.client.messages import ReceivedMessage
 from mqbroker.client.options import ConsumeFrom
-from mqbroker.client.verdicts import TELL_EVERY_S, Verdicts, check_listener
 from mqbroker.wire.admin_bodies import ConsumeMessageDirectlyResult
 from mqbroker.wire.bodies import MessageQueue
 from tests.client.member import Member, Q
@@ -45,19 +45,19 @@ UNKNOWN = [0, 1, 1.0, "RETRY", "", b"", ValueError("no"), RetryLater, ConsumeRes
 
 @pytest.mark.parametrize("verdict", TAKEN)
 def test_what_takes_a_message(verdict, caplog):
-    assert Verdicts(print, lambda: 0.0).delay_level(verdict, a_message()) is None
+    assert ListenerResults(print, lambda: 0.0).delay_level(verdict, a_message()) is None
     assert not caplog.records
 
 
 @pytest.mark.parametrize("verdict", REJECTED)
 def test_what_sends_a_message_back(verdict, caplog):
-    assert Verdicts(print, lambda: 0.0).delay_level(verdict, a_message()) == 0
+    assert ListenerResults(print, lambda: 0.0).delay_level(verdict, a_message()) == 0
     assert not caplog.records
 
 
 @pytest.mark.parametrize("verdict", UNKNOWN, ids=repr)
 def test_all_else_sends_it_back_and_is_told(verdict, caplog):
-    assert Verdicts(unawaited, lambda: 0.0).delay_level(verdict, a_message()) == 0
+    assert ListenerResults(unawaited, lambda: 0.0).delay_level(verdict, a_message()) == 0
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert "the listener unawaited returned" in record.message
@@ -66,13 +66,13 @@ def test_all_else_sends_it_back_and_is_told(verdict, caplog):
 
 
 def test_a_returned_retry_later_counts_as_raised_and_is_told(caplog):
-    assert Verdicts(print, lambda: 0.0).delay_level(RetryLater(5), a_message()) == 5
+    assert ListenerResults(print, lambda: 0.0).delay_level(RetryLater(5), a_message()) == 5
     assert "RetryLater, which is to be raised" in caplog.text
 
 
 def test_a_coroutine_is_closed_so_that_nothing_warns_of_it(caplog):
     coroutine = unawaited(None)
-    assert Verdicts(print, lambda: 0.0).delay_level(coroutine, a_message()) == 0
+    assert ListenerResults(print, lambda: 0.0).delay_level(coroutine, a_message()) == 0
     with pytest.raises(RuntimeError, match="cannot reuse"):
         coroutine.send(None)
     assert "the coroutine unawaited, which nothing awaits" in caplog.text
@@ -80,7 +80,7 @@ def test_a_coroutine_is_closed_so_that_nothing_warns_of_it(caplog):
 
 def test_unknown_verdicts_are_told_once_a_minute_and_counted(caplog):
     now = [0.0]
-    verdicts = Verdicts(print, lambda: now[0])
+    verdicts = ListenerResults(print, lambda: now[0])
     for _ in range(10_000):
         verdicts.delay_level(0, a_message())
     assert len(caplog.records) == 1
@@ -96,7 +96,7 @@ def test_a_verdict_whose_repr_fails_is_told_too(caplog):
         def __repr__(self):
             raise ValueError("boo")
 
-    assert Verdicts(print, lambda: 0.0).delay_level(Broken(), a_message()) == 0
+    assert ListenerResults(print, lambda: 0.0).delay_level(Broken(), a_message()) == 0
     assert "Broken" in caplog.text
 
 

@@ -12,7 +12,7 @@ from mqbroker.client.messages import ConsumeResult, ReceivedMessage, short
 
 log = logging.getLogger(__name__)
 
-#: Verdicts that are none are told of once in so many seconds.
+#: ListenerResults that are none are told of once in so many seconds.
 TELL_EVERY_S = 60.0
 
 _RIGHT = (
@@ -42,7 +42,7 @@ def check_listener(listener: object, *, may_await: bool) -> None:
         )
 
 
-class Verdicts:
+class ListenerResults:
     """Reads what one listener returns. `now` gives seconds."""
 
     def __init__(self, listener: object, now: Callable[[], float]) -> None:

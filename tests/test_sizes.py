@@ -13,7 +13,6 @@ FILE_LINES_MAX = 600
 STILL_LONG = {
     "mqbroker/store/consumequeue.py": 710,
     "tests/client/test_broker_requests.py": 610,
-    "tests/mutations/known.py": 900,
     "tests/store/simulation/world.py": 1060,
     "tests/store/test_cold_reads.py": 640,
     "tests/store/test_flush.py": 620,

@@ -382,11 +382,6 @@ class Opening:
         if abort is not None and data:
             self.disk.write(self.paths.checkpoint, data)
 
-    def _make_lasting(self, commit_log: CommitLog) -> None:
-        # What was cut off could come back in another crash, behind what is appended now.
-        commit_log.segments[-1].sync()
-        self.disk.sync_directory(self.paths.commit_log)
-
     def _say_found(self, segments: Segments, recovered: Recovered, rebuild_from: int, is_clean: bool) -> None:
         if is_clean and not segments.files and segments.unfinished is None:
             self.log.info("{root}: there is no log yet, and one is begun", root=self.paths.root)
@@ -510,7 +505,9 @@ class Opening:
         )
         opened.callback(commit_log.close)
         if not found.is_clean:
-            self._make_lasting(commit_log)
+            # What was cut off could come back in another crash, behind what is appended now.
+            commit_log.segments[-1].sync()
+            self.disk.sync_directory(self.paths.commit_log)
             commit_log.doubtful_end = recovered.end  # as far as anybody knows
         found.kept.forget_log_above(recovered.end)
         commit_log.last_timestamp_ms = last_ms

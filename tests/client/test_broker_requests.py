@@ -255,7 +255,9 @@ def test_what_the_listener_says_is_told_and_nothing_goes_back(one_queue, name_se
     told = ConsumeMessageDirectlyResult.from_json(ask(member, consume()).body)
     assert told.consume_result == result
     if listener is fail:
-        assert told.remark.startswith("ValueError: no money, tests.client.test_broker_requests.fail(test_broker_requests.py:")
+        assert told.remark.startswith(
+            "ValueError: no money, tests.client.test_broker_requests.fail(test_broker_requests.py:"
+        )
     else:
         assert told.remark is None
     assert one_queue.cluster.sent_back == []

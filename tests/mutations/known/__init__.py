@@ -1,0 +1,8 @@
+"""Mistakes that message stores have made, ready to be made again: each must turn the tests red."""
+
+from tests.mutations.known import broker, log, network, queues
+from tests.mutations.mutation import SOURCE, Mutation
+
+__all__ = ["KNOWN", "SOURCE", "Mutation"]
+
+KNOWN = [*log.MISTAKES, *queues.MISTAKES, *broker.MISTAKES, *network.MISTAKES]

@@ -5,7 +5,9 @@ Source: MessageDecoder of 4.9.7. A pair without a name or without a value is ski
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
 
 from mqbroker.errors import MQError
 
@@ -52,17 +54,27 @@ def find_property(properties: bytes, mark: bytes) -> bytes:
     return decode_properties(properties).get(mark[:-1].decode(), "").encode()
 
 
-def find_in_each(messages: Sequence[bytes], name: str) -> list[bytes]:
-    """The value of one property in each of some messages, as `find_property` finds it. Hot."""
-    mark = name.encode() + b"\1"
+def find_in_each(messages: Sequence[bytes], marks: Sequence[bytes]) -> list[Iterable[bytes]]:
+    """The values of some properties in each of some messages, as `find_property` finds them: for each property one
+    after another, found when it is asked for. Hot."""
+    together = b"\2".join(messages)
+    return [_find_in_each(messages, mark) if mark in together else repeat(b"", len(messages)) for mark in marks]
+
+
+def _find_in_each(messages: Sequence[bytes], mark: bytes) -> Iterator[bytes]:
     pair = b"\2" + mark
-    if pair not in b"\2".join([b"", *messages]):
-        return [b""] * len(messages)
-    # What has no such mark in it is its own third part; a value may be empty, or be that of the first pair.
-    return [
-        (b"" if (found := one.rpartition(pair)[2]) is one else found.partition(b"\2")[0]) or find_property(one, mark)
-        for one in messages
-    ]
+    for one in messages:
+        found = one.rpartition(pair)[2]  # what has no such mark in it is its own third part
+        value = b"" if found is one else found.partition(b"\2")[0]
+        yield value or find_property(one, mark)  # it may be empty, or that of the first pair
+
+
+def value_finder(mark: bytes) -> Callable[[bytes], set[bytes]]:
+    """What finds each value that a property may have in messages, whose property bytes stand behind a byte 2 each; the
+    empty one for none is always among them. Hot."""
+    pair = b"\2" + mark
+    find = re.compile(re.escape(pair) + b"([^\2]*)").findall
+    return lambda together: {b"", *find(together)} if pair in together else {b""}
 
 
 def decode_properties(data: bytes) -> dict[str, str]:

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mqbroker.errors import BadExpression
-from mqbroker.filter import compile_expression
-from mqbroker.filter.sql92 import OUTCOME_BYTES_MAX, OUTCOMES_MAX
+from mqbroker.filter import compile_expression, sql92
+from mqbroker.filter.sql92 import OUTCOME_BYTES_MAX, OUTCOMES_MAX, TOGETHER_BYTES_MAX, TOGETHER_MIN
 from mqbroker.wire.properties import decode_properties, encode_properties, reencode_properties
 from tests.filter.cases import questions
 
@@ -61,8 +61,36 @@ MESSAGES = st.lists(st.lists(PAIRS, max_size=4).map(b"\x02".join), max_size=8)
 def test_any_expression_of_any_messages(text, messages):
     expression = compiled(text)
     if expression is not None:
-        for _ in range(2):  # the second time from what is kept
-            assert expression.pick(messages, 1000) == one_by_one(expression, messages)
+        wanted = one_by_one(expression, messages)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sql92, "TOGETHER_MIN", 2)
+            for were_none in (False, False, True, True):  # from the second time on from what is kept
+                expression._outcomes.were_none = were_none
+                assert expression.pick(messages, 1000) == wanted
+        assert [bool(expression.pick([message], 1)) for message in messages] == [
+            place in wanted for place in range(len(messages))
+        ]
+
+
+def test_values_are_gathered_where_none_was_picked():
+    expression = compile_expression("gathered > 1000 OR absent = 'x'")
+    vain = [b"gathered\x01%d\x02n\x011" % number for number in range(100)]
+    for number in (7, 5000):
+        for _ in range(3):
+            assert expression.pick(vain, 9) == []
+        assert expression._outcomes.were_none
+        assert not expression._outcomes.may_be_true_of_any(vain)
+        other = b"n\x011\x02gathered\x01%d" % number
+        assert expression.pick([*vain, other], 9) == ([100] if number > 1000 else [])
+    assert expression.pick([*vain, b"absent\x01x"], 9) == [100]
+    assert expression.pick([b"gathered\x01%d" % -number for number in range(3000)], 9) == []
+
+
+def test_values_that_are_gathered_are_kept_within_bounds():
+    expression = compile_expression("wide = 'x'")
+    for size, is_kept in [(TOGETHER_BYTES_MAX + 1, False), (TOGETHER_BYTES_MAX, True)]:
+        assert not expression._outcomes.may_be_true_of_any([b"wide\x01" + b"y" * size] * TOGETHER_MIN)
+        assert (max(map(len, expression._outcomes._of_none)) > 0) is is_kept
 
 
 def test_so_many_are_picked():

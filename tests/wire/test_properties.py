@@ -93,7 +93,7 @@ def test_a_property_is_found_as_it_is_read(messages):
         wanted = [decode_properties(data).get(name, "") for data in messages]
         mark = name.encode() + b"\x01"
         assert [find_property(data, mark).decode("utf-8", "replace") for data in messages] == wanted
-        assert [value.decode("utf-8", "replace") for value in find_in_each(messages, name)] == wanted
+        assert [value.decode("utf-8", "replace") for value in find_in_each(messages, [mark])[0]] == wanted
 
 
 def test_properties_that_look_alike():

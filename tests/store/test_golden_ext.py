@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from mqbroker.store.worker import InlineWorker
 from mqbroker.wire.names import java_hash
 from mqbroker.wire.record import decode_records
 from tests.broker.bench import live_settings
-from tests.store.harness import DATA, Bench, make_bench, stop, tree, turns
+from tests.store.harness import Bench, make_bench, stop, tree, turns, unpack
 
 CHANGES = {
     "enable_consume_queue_ext": True,
@@ -36,8 +35,7 @@ COUNTS = {
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
-    with tarfile.open(DATA / "store-ext-lmq-4.9.7.tar.gz") as archive:
-        archive.extractall(tmp_path, filter="data")
+    unpack("store-ext-lmq-4.9.7.tar.gz", tmp_path)
     return make_bench(tmp_path / "store-ext-lmq", **CHANGES)
 
 

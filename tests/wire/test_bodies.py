@@ -90,8 +90,14 @@ def key_of(field: attrs.Attribute) -> str:
 def smallest(cls: type[Body]) -> dict[str, Any]:
     """The fields that must be there, and no other."""
     fields = [field for field in attrs.fields(cls) if field.default is attrs.NOTHING]
-    samples = {"int": 1, "Int": 1, "MessageQueue": {"topic": "x", "brokerName": "x", "queueId": 1}}
-    return {key_of(field): samples.get(field.type, "x") for field in fields}
+    samples = {
+        "int": 1,
+        "Int": 1,
+        "MessageQueue": {"topic": "x", "brokerName": "x", "queueId": 1},
+        "list": [],
+        "dict": {},
+    }
+    return {key_of(field): samples.get(field.type.partition("[")[0], "x") for field in fields}
 
 
 def unordered(value: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from mqbroker.store.consumequeue import ENTRY
 from mqbroker.store.consumequeue_ext import undecorate
 from mqbroker.store.offline.detected_layout import Given
-from tests.store.harness import DATA, Bench, make_bench, message, stop, tree
+from tests.store.harness import Bench, make_bench, message, stop, tree, unpack
 from tests.store.offline.stores import add_tables, change, check, fill, flip, kinds, picture, segment, zero
 from tests.store.offline.test_fuzz import edit, edits
 from tests.store.offline.test_repair import plan_of, repair
@@ -28,8 +27,7 @@ ABSENT = {"named queues absent": "note"}
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    with tarfile.open(DATA / "store-ext-lmq-4.9.7.tar.gz") as archive:
-        archive.extractall(tmp_path, filter="data")
+    unpack("store-ext-lmq-4.9.7.tar.gz", tmp_path)
     return tmp_path / "store-ext-lmq"
 
 

@@ -156,6 +156,8 @@ class _TwistdService(Service):
     def startService(self) -> None:
         super().startService()  # type: ignore[no-untyped-call]
         install_reload_signals(self._reactor, self._daemon.reload, self._reopen())
+        # Until the reactor runs and has a handler of its own, the signal would end the process as a kill does.
+        signal.signal(signal.SIGTERM, lambda *_: self._reactor.callWhenRunning(self._reactor.stop))
         failed: list[Failure] = []
         starting = self._daemon.startService()
         starting.addCallbacks(lambda _: self._started(), self._failed, errbackArgs=(failed,))

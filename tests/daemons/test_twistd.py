@@ -55,6 +55,18 @@ def test_the_reactor_is_that_of_the_console_scripts_unless_another_is_asked_for(
     process.wait()
 
 
+def test_it_stops_in_order_when_it_is_told_to_before_the_reactor_runs(start, tmp_path):
+    early = TWISTD.replace(
+        "    run_reactor(", "    import os, signal\n    os.kill(os.getpid(), signal.SIGTERM)\n    run_reactor("
+    )
+    process = start(
+        "-c", early, "-n", "--pidfile=early.pid", "mqbroker", "--ports-file=ports.json", *settings(tmp_path)
+    )
+    assert process.wait() == 0
+    assert not {"early.pid", "ports.json"} & {path.name for path in process.folder.iterdir()}
+    assert not (tmp_path / "store" / "abort").exists()
+
+
 class Background:
     """Daemons in the background, all in one directory."""
 

@@ -27,7 +27,7 @@ def test_the_files_that_a_page_names_exist(page: Path) -> None:
 
 
 def test_a_file_that_is_nowhere_is_found_out() -> None:
-    assert missing("``store/nowhere.py`` and ``store/pull.py``, ``nowhere.py::test_x``") == [
+    assert missing("``store/nowhere.py`` and ``store/message_reader.py``, ``nowhere.py::test_x``") == [
         "nowhere.py",
         "store/nowhere.py",
     ]

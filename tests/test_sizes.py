@@ -14,7 +14,7 @@ STILL_LONG = {
     "mqbroker/store/consumequeue.py": 710,
     "tests/client/test_broker_requests.py": 610,
     "tests/store/simulation/world.py": 1060,
-    "tests/store/test_cold_reads.py": 640,
+    "tests/store/test_page_loader.py": 640,
     "tests/store/test_flush.py": 620,
     "tests/store/test_lost_queues.py": 700,
     "tests/store/test_recovery.py": 750,

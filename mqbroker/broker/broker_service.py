@@ -44,10 +44,10 @@ from mqbroker.remoting.tls import ServerTls, tls_connector
 from mqbroker.store.disk import IDisk
 from mqbroker.store.flush import RUNNING_MAX
 from mqbroker.store.jsonfile import JsonFile
-from mqbroker.store.kernel_queue import KernelQueue
+from mqbroker.store.linux_aio import LinuxAio
 from mqbroker.store.message_store import open_store_in_turns
 from mqbroker.store.os_disk import OsDisk
-from mqbroker.store.syncs import ISyncs, KernelSyncs, WorkerSyncs
+from mqbroker.store.syncs import AioSyncs, ISyncs, WorkerSyncs
 from mqbroker.store.worker import IWorker, SerialWorker, ThreadWorker
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.record import encode_host
@@ -231,12 +231,12 @@ class BrokerService(Service):
             return syncs
         try:
             expect = getattr(self._reactor, "expect", _expect_nothing)
-            queue = KernelQueue(self._reactor, self._reactor.seconds, expect, self._reactor.callLater)
+            queue = LinuxAio(self._reactor, self._reactor.seconds, expect, self._reactor.callLater)
         except OSError as error:
-            log.info("the log is synced by a thread: the kernel's queue cannot be had: {error}", error=error)
+            log.info("the log is synced by a thread: Linux AIO is not available: {error}", error=error)
             return syncs
         self._stops.append(queue.stop)
-        return KernelSyncs(queue, syncs)
+        return AioSyncs(queue, syncs)
 
     def _make_threads(self, count: int) -> ThreadPool:
         threads = ThreadPool(0, count, "disk")

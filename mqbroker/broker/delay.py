@@ -22,9 +22,9 @@ from mqbroker.broker.broker_stats import BrokerStats
 from mqbroker.broker.system_topics import NoRealTarget, real_target, stored_again, without_delay
 from mqbroker.errors import MessageRefused, MultiDispatchRefused, StoreError
 from mqbroker.store.commitlog import NewMessage
+from mqbroker.store.get_message_result import GetMessageResult, GetMessageStatus
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.message_store import MessageStore
-from mqbroker.store.outcomes import GetResult, GetStatus
 from mqbroker.wire.body import Body
 from mqbroker.wire.codes import SCHEDULE_TOPIC, Prop
 from mqbroker.wire.properties import decode_properties, reencode_properties
@@ -116,7 +116,7 @@ class DelayService:
         if self._candidate is not None and self._candidate[1] <= self._store.flushed:
             self._kept, _ = self._candidate
             self._candidate = None
-            self._file.is_behind = True
+            self._file.is_dirty = True
 
     def arrived(self, topic: str, queue_id: int) -> None:
         """A queue has new messages: where it is a level that waits for one, look at it."""
@@ -156,10 +156,10 @@ class DelayService:
             log.error("delay level {delay} cannot be read: {why}", delay=level, why=failure.getErrorMessage())
             self._schedule(level, RETRY_SECONDS)
 
-    def _deliver_due(self, found: GetResult, level: int, offset: int) -> None:
+    def _deliver_due(self, found: GetMessageResult, level: int, offset: int) -> None:
         if not self._running:
             return
-        if found.status is not GetStatus.FOUND:
+        if found.status is not GetMessageStatus.FOUND:
             self._correct(level, offset, found.next_offset)
             return
         records = self._decode(level, offset, found)
@@ -177,7 +177,7 @@ class DelayService:
             self._move(level, records[-1].queue_offset + 1 if records else offset + 1)
             self._schedule(level, 0)
 
-    def _decode(self, level: int, offset: int, found: GetResult) -> list[RawRecord]:
+    def _decode(self, level: int, offset: int, found: GetMessageResult) -> list[RawRecord]:
         """The messages that were found, up to one that cannot be decoded; none, with a log line, where that is the
         first: skip it."""
         data = memoryview(b"".join(found.pieces))

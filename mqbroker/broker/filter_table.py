@@ -206,7 +206,7 @@ class FilterTable:
         self._count += one.group not in of_topic
         of_topic[one.group] = one
         self._topics.setdefault(one.group, set()).add(one.topic)
-        self._file.is_behind = True
+        self._file.is_dirty = True
 
     def _remove(self, one: ConsumerFilter) -> None:
         of_topic, topics = self._filters[one.topic], self._topics[one.group]
@@ -217,7 +217,7 @@ class FilterTable:
         if not topics:
             del self._topics[one.group]
         self._count -= 1
-        self._file.is_behind = True
+        self._file.is_dirty = True
 
     def _now_ms(self) -> int:
         return int(self._now() * 1000)
@@ -265,7 +265,7 @@ class FilterTable:
                     found.append(one)
         for one in found:
             self._put(one)
-        self._file.is_behind = False
+        self._file.is_dirty = False
 
     def _loaded(self, data: ConsumerFilterData, bloom: BloomData) -> ConsumerFilter | None:
         is_read = True

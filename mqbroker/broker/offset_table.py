@@ -68,7 +68,7 @@ class OffsetTable:
                 self._topics_of[group] += 1
         assert queues is not None
         queues[queue_id] = offset
-        self._file.is_behind = True
+        self._file.is_dirty = True
 
     def _make_room(self, more: int, is_own: bool = False) -> None:
         """Count offsets that are about to be kept."""
@@ -124,14 +124,14 @@ class OffsetTable:
         self._make_room(len(offsets) - known)
         self._topics_of[target] += not known
         self._offsets[f"{topic}@{target}"] = offsets
-        self._file.is_behind = True
+        self._file.is_dirty = True
 
     def remove_group(self, group: str) -> None:
         """Forget all offsets of a group."""
         topics = self.topics_of(group)
         for topic in topics:
             self._count -= len(self._offsets.pop(f"{topic}@{group}", ()))
-            self._file.is_behind = True
+            self._file.is_dirty = True
         if topics:
             log.info("the offsets of {group} in {n} topics are removed", group=group, n=len(topics))
         self._topics_of.pop(group, None)

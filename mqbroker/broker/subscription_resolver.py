@@ -24,7 +24,7 @@ from mqbroker.filter import Expression
 from mqbroker.filter.bloom import BloomData
 from mqbroker.remoting.handlers import IConnection
 from mqbroker.store.consumequeue_ext import ExtUnit
-from mqbroker.store.matching import IMatching
+from mqbroker.store.property_filter import IPropertyFilter
 from mqbroker.wire.bodies import SubscriptionData, SubscriptionGroupConfig
 from mqbroker.wire.codes import FAQ, RETRY_PREFIX, PullSysFlag, ResponseCode
 from mqbroker.wire.headers import PullMessageRequestHeader
@@ -65,7 +65,7 @@ def _read_tags(text: str) -> tuple[frozenset[str], frozenset[int]]:
 _tags = lru_cache(maxsize=1024)(_read_tags)
 
 
-@implementer(IMatching)
+@implementer(IPropertyFilter)
 class ExpressionFilter:
     """By an expression, and the bits of the consumer that has it.
 
@@ -92,7 +92,7 @@ class ExpressionFilter:
         return not self._mask & ~int.from_bytes(bit_map, "little")
 
 
-@implementer(IMatching)
+@implementer(IPropertyFilter)
 class RetryFilter:
     """For a group's retry topic: by its filter of the topic that a message was first in, if it has one.
 
@@ -124,7 +124,7 @@ class MessageFilter(NamedTuple):
     """Which messages a pull is given; all where both are None."""
 
     tags_codes: AbstractSet[int] | None
-    matching: IMatching | None
+    property_filter: IPropertyFilter | None
 
 
 EVERYTHING = MessageFilter(None, None)
@@ -163,12 +163,12 @@ class SubscriptionResolver:
             subscription = self._registered(header, group)
             if subscription.expression_type not in TAG_KINDS:
                 return MessageFilter(None, self._filter(header, subscription))
-        matching = self._retries(header, connection) if self._live.current.filter_support_retry else None
+        property_filter = self._retries(header, connection) if self._live.current.filter_support_retry else None
         if subscription.sub_string == ALL or subscription.class_filter_mode:
-            return MessageFilter(None, matching)
-        return MessageFilter(subscription.code_set, matching)
+            return MessageFilter(None, property_filter)
+        return MessageFilter(subscription.code_set, property_filter)
 
-    def _brought(self, header: PullMessageRequestHeader, connection: IConnection) -> IMatching:
+    def _brought(self, header: PullMessageRequestHeader, connection: IConnection) -> IPropertyFilter:
         """The filter of an expression in the pull itself."""
         if not header.subscription:
             raise _not_parsed()
@@ -196,7 +196,7 @@ class SubscriptionResolver:
             raise Refused(ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
         return wanted
 
-    def _filter(self, header: PullMessageRequestHeader, subscription: SubscriptionData) -> IMatching | None:
+    def _filter(self, header: PullMessageRequestHeader, subscription: SubscriptionData) -> IPropertyFilter | None:
         """The filter of a group's expression."""
         found = self._filters.get(header.topic, header.consumer_group)
         if found is None:
@@ -209,7 +209,7 @@ class SubscriptionResolver:
             raise not_supported(subscription.expression_type)
         return None if subscription.class_filter_mode else ExpressionFilter.of(found)
 
-    def _retries(self, header: PullMessageRequestHeader, connection: IConnection) -> IMatching | None:
+    def _retries(self, header: PullMessageRequestHeader, connection: IConnection) -> IPropertyFilter | None:
         """With filterSupportRetry: the filter of a retry topic, by the group's filters of the topics behind it."""
         if not header.topic.startswith(RETRY_PREFIX):
             return None

@@ -1,7 +1,7 @@
 """The commit log: every message of every queue, one after another, in segments.
 
 A segment ends with a filler (its size and BLANK_MAGIC) where the next record does not fit. Appending leaves what the
-dispatcher needs in `pile`. Must never know of flushing, indexes, or who reads.
+dispatcher needs in `dispatch_queue`. Must never know of flushing, indexes, or who reads.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NewMessage = tuple[bytes, int, int, int, int, bytes, int, int, bytes, bytes]
 #: physical offset, queue offset, size, store timestamp (ms).
 Appended = tuple[int, int, int, int]
 #: What one append leaves to be dispatched.
-Piled = tuple[Sequence[NewMessage], list[Appended], list[ConsumeQueue]]
+Dispatchable = tuple[Sequence[NewMessage], list[Appended], list[ConsumeQueue]]
 
 #: Bytes of messages that may wait for the dispatcher in memory; it reads those beyond from the log.
 PILE_BYTES_MAX = 16 * 1024 * 1024
@@ -88,17 +88,17 @@ class CommitLog:
         self._store_host = store_host
         self._transient = transient
         self._is_reserved = False
-        self._uncommitted: deque[tuple[Piled, int]] = deque()
-        self._leave = self._add_to_pile
+        self._uncommitted: deque[tuple[Dispatchable, int]] = deque()
+        self._leave = self._add_to_dispatch_queue
         if transient is not None:
             self._leave = self._leave_uncommitted
             transient.on_commit.append(self._committed)
             transient.on_failure = self._commit_failed
         #: Appends that were not dispatched yet, and how many bytes of the log they are.
-        self.pile: deque[Piled] = deque()
+        self.dispatch_queue: deque[Dispatchable] = deque()
         self.pile_bytes = 0
         #: Called when there is something to be dispatched after there was nothing, or more often.
-        self.on_pile: Callable[[], None] = lambda: None
+        self.on_dispatchable: Callable[[], None] = lambda: None
         #: Called once for each segment, when the next is to be made.
         self.on_next_wanted: Callable[[], None] = lambda: None
         #: Why nothing can be appended, for good or for now; empty where it can.
@@ -146,17 +146,17 @@ class CommitLog:
 
     def _append_unpiled(self, messages: Sequence[NewMessage]) -> list[Appended]:
         leave = self._leave
-        self._leave = self._leave_unpiled
+        self._leave = self._leave_unqueued
         try:
             return self.append(messages)
         finally:
             self._leave = leave
 
-    def _leave_unpiled(self, piled: Piled, size: int) -> None:
+    def _leave_unqueued(self, queued: Dispatchable, size: int) -> None:
         if self._transient is not None:
             self._transient.appended(self.end, self.last_timestamp_ms)
         else:
-            self.on_pile()
+            self.on_dispatchable()
 
     def _append_here(self, messages: Sequence[NewMessage]) -> list[Appended] | None:
         """Append to the current segment; None, and nothing done, where that is too small."""
@@ -240,28 +240,28 @@ class CommitLog:
                 raise StoreUnwritable(f"where the next message goes {error}") from error
         self._readied_to, self._readied_until = end, now + READIED_MS
 
-    def _add_to_pile(self, piled: Piled, size: int) -> None:
-        pile = self.pile
-        if not pile:
-            self.on_pile()
+    def _add_to_dispatch_queue(self, queued: Dispatchable, size: int) -> None:
+        dispatch_queue = self.dispatch_queue
+        if not dispatch_queue:
+            self.on_dispatchable()
         elif self.pile_bytes > PILE_BYTES_MAX:
             # The dispatcher goes to the log for what is missing before the first of the pile.
-            pile.clear()
+            dispatch_queue.clear()
             self.pile_bytes = 0
-        pile.append(piled)
+        dispatch_queue.append(queued)
         self.pile_bytes += size
 
-    def _leave_uncommitted(self, piled: Piled, size: int) -> None:
+    def _leave_uncommitted(self, queued: Dispatchable, size: int) -> None:
         assert self._transient is not None
-        self._uncommitted.append((piled, size))
+        self._uncommitted.append((queued, size))
         self._transient.appended(self.end, self.last_timestamp_ms)
 
     def _committed(self) -> None:
         end = self.readable_end
         waiting = self._uncommitted
         while waiting and waiting[0][0][1][0][0] < end:
-            self._add_to_pile(*waiting.popleft())
-        self.on_pile()  # for what is not piled
+            self._add_to_dispatch_queue(*waiting.popleft())
+        self.on_dispatchable()  # for what is not piled
 
     def _commit_failed(self, why: str) -> None:
         self.why_stopped = why

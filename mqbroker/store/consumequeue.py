@@ -86,8 +86,8 @@ class ConsumeQueue:
 
     `next_offset` is the next to be given out by the log, `max_offset` the next to be written here: between them are
     messages that wait for the dispatcher. `pending` is the dispatcher's: flat numbers of entries to write this turn.
-    `asked_below` and `known_good` are the reader's: entries below the one may not be in memory; messages of which all
-    are whole, from and to, are the other.
+    `resident_from` and `verified_range` are the reader's: entries below the one may not be in memory; messages of which
+    all are whole, from and to, are the other.
     """
 
     __slots__ = (
@@ -105,7 +105,6 @@ class ConsumeQueue:
         "_per_file",
         "_tail",
         "_unsynced",
-        "asked_below",
         "begins_at",
         "directory",
         "ext",
@@ -113,7 +112,6 @@ class ConsumeQueue:
         "is_removed",
         "is_schedule",
         "key_hash",
-        "known_good",
         "lacks_first",
         "last",
         "max_offset",
@@ -121,10 +119,12 @@ class ConsumeQueue:
         "next_offset",
         "pending",
         "queue_id",
+        "resident_from",
         "tails",
         "tallied",
         "topic",
         "topic_bytes",
+        "verified_range",
     )
 
     def __init__(
@@ -159,8 +159,8 @@ class ConsumeQueue:
         self.min_offset = begins_at
         #: Physical offset and size of the newest entry, where there is one: nobody needs the file for it.
         self.last = (0, 0)
-        self.asked_below = 0
-        self.known_good = (0, 0)
+        self.resident_from = 0
+        self.verified_range = (0, 0)
         self.pending: list[int] = []
         #: What the tally of all queues has of this one.
         self.tallied = 0
@@ -461,7 +461,7 @@ class ConsumeQueue:
             else:
                 self.lacks_first = None if end is None else end.first < self._first
                 self._find_end(is_intact)
-            self.asked_below = self.max_offset
+            self.resident_from = self.max_offset
         if self.ext is not None:
             self.ext.load()
         return is_whole
@@ -646,8 +646,8 @@ class ConsumeQueue:
         self.max_offset = self.min_offset = self.begins_at
         self._oldest = None
         self._tail = self._kept = b""
-        self.asked_below = 0
-        self.known_good = (0, 0)
+        self.resident_from = 0
+        self.verified_range = (0, 0)
         if self.ext is not None:
             self.ext.reset()
 
@@ -661,7 +661,7 @@ class ConsumeQueue:
         self._oldest = None
         self._tail = self._kept = b""
         self.min_offset = self.max_offset = self.next_offset
-        self.known_good = (0, 0)
+        self.verified_range = (0, 0)
         self.pending = []
         return files if self.ext is None else files + self.ext.take_files()
 

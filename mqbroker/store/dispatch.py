@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
-from mqbroker.store.commitlog import CommitLog, Piled
+from mqbroker.store.commitlog import CommitLog, Dispatchable
 from mqbroker.store.consumequeue import ConsumeQueue
+from mqbroker.store.consumequeue_dispatcher import ConsumeQueueDispatcher
 from mqbroker.store.consumequeues import ConsumeQueues
-from mqbroker.store.entering import Entering
 from mqbroker.store.index import Index
-from mqbroker.store.indexing import Indexing, pop_adjoining
+from mqbroker.store.index_dispatcher import IndexDispatcher, pop_adjoining
 from mqbroker.store.logscan import Damage, scan
 from mqbroker.store.statistics import StoreStatistics
 
@@ -42,7 +42,7 @@ class Dispatcher:
         commit_log: CommitLog,
         queues: ConsumeQueues,
         index: Index | None,
-        entering: Entering,
+        cq_dispatcher: ConsumeQueueDispatcher,
         clock: IReactorTime,
         start: int,
         on_damage: Callable[[Damage], None],
@@ -53,8 +53,10 @@ class Dispatcher:
         self._why_not = why_not
         self._commit_log = commit_log
         self._queues = queues
-        self._indexing = Indexing(index, commit_log, queues, clock.seconds) if index is not None else None
-        self._entering = entering
+        self._index_dispatcher = (
+            IndexDispatcher(index, commit_log, queues, clock.seconds) if index is not None else None
+        )
+        self._cq_dispatcher = cq_dispatcher
         self._clock = clock
         self._on_damage = on_damage
         self.offset = start
@@ -67,14 +69,14 @@ class Dispatcher:
 
     def start(self) -> None:
         self._is_started = True
-        self._entering.entered.clear()
-        self._commit_log.on_pile = self._schedule
+        self._cq_dispatcher.entered.clear()
+        self._commit_log.on_dispatchable = self._schedule
         self._schedule()
 
     def stop(self) -> None:
         """Take no more turns of the clock's."""
         self._is_started = False
-        self._commit_log.on_pile = lambda: None
+        self._commit_log.on_dispatchable = lambda: None
         if self._call is not None:
             self._call.cancel()
             self._call = None
@@ -91,9 +93,9 @@ class Dispatcher:
             # all be read from the log again, at several times the cost.
             while self._is_next_piled:
                 self.dispatch(TURN_MESSAGES)
-            if self._indexing is not None:
-                self._indexing.index(self.offset, TURN_MESSAGES)
-                self._indexing.index_piled(self.offset, TURN_MESSAGES)
+            if self._index_dispatcher is not None:
+                self._index_dispatcher.index(self.offset, TURN_MESSAGES)
+                self._index_dispatcher.index_queued(self.offset, TURN_MESSAGES)
         except OSError as error:
             if not self._commit_log.why_behind:
                 self.log.error("dispatch waits for the disk, and no messages are taken: {error}", error=error)
@@ -109,8 +111,8 @@ class Dispatcher:
 
     @property
     def _is_next_piled(self) -> bool:
-        pile = self._commit_log.pile
-        return bool(pile) and pile[0][1][0][0] <= self._taken
+        dispatch_queue = self._commit_log.dispatch_queue
+        return bool(dispatch_queue) and dispatch_queue[0][1][0][0] <= self._taken
 
     def restart(self, start: int) -> dict[ConsumeQueue, int]:
         """Build the queues that have messages at or above `start` of the log anew, from there. Returns those, with the
@@ -130,17 +132,17 @@ class Dispatcher:
 
     @property
     def _is_index_behind(self) -> bool:
-        return self._indexing is not None and self._indexing.is_behind(self.offset)
+        return self._index_dispatcher is not None and self._index_dispatcher.is_dirty(self.offset)
 
     def index_all(self) -> None:
         """Bring the index up to date. Raises OSError."""
-        if self._indexing is not None:
-            self._indexing.index_all(self.offset, TURN_MESSAGES)
+        if self._index_dispatcher is not None:
+            self._index_dispatcher.index_all(self.offset, TURN_MESSAGES)
 
-    def index_piled(self) -> None:
+    def index_queued(self) -> None:
         """Index what waits in memory, unless older messages must be indexed from the log first. Raises OSError."""
-        if self._indexing is not None:
-            self._indexing.index_piled(self.offset, TURN_MESSAGES)
+        if self._index_dispatcher is not None:
+            self._index_dispatcher.index_queued(self.offset, TURN_MESSAGES)
 
     # Consume queues
 
@@ -148,33 +150,33 @@ class Dispatcher:
         """Write about `count` messages to their consume queues and tell the listeners. Raises OSError: what was
         taken waits, and is written by the next call."""
         commit_log = self._commit_log
-        pile = commit_log.pile
-        if self._entering.touched:
+        dispatch_queue = commit_log.dispatch_queue
+        if self._cq_dispatcher.touched:
             self._write_pending()
-        while count > 0 and pile:
-            begin = pile[0][1][0][0]
+        while count > 0 and dispatch_queue:
+            begin = dispatch_queue[0][1][0][0]
             if self._taken < begin:
                 count -= self._take_from_log(begin, count)
                 continue
-            appends, taken = pop_adjoining(pile, count)
+            appends, taken = pop_adjoining(dispatch_queue, count)
             self._take(appends)
             if len(appends) > 1 or not begin % TIMED_EVERY:
                 self._statistics.put(taken, appends[0][1][0][3])
             count -= taken
-        if not pile:
+        if not dispatch_queue:
             commit_log.pile_bytes = 0
             if self._taken < commit_log.readable_end and count > 0:
                 self._take_from_log(commit_log.readable_end, count)
         self._write_pending()
 
-    def _take(self, appends: Sequence[Piled]) -> None:
-        self._entering.take(appends)
+    def _take(self, appends: Sequence[Dispatchable]) -> None:
+        self._cq_dispatcher.take(appends)
         last = appends[-1][1][-1]
         taken_bytes = last[0] + last[2] - self._taken
         self._commit_log.pile_bytes -= taken_bytes
         self._taken += taken_bytes
-        if self._indexing is not None:
-            self._indexing.keep(appends, taken_bytes)
+        if self._index_dispatcher is not None:
+            self._index_dispatcher.keep(appends, taken_bytes)
 
     def _take_from_log(self, end: int, count: int) -> int:
         """As `_take`, for at most `count` messages below `end` read back from the log; says how many there were."""
@@ -185,12 +187,12 @@ class Dispatcher:
                 self._on_damage(found)
             else:
                 taken += len(found.rows)
-                self._entering.take_run(found)
+                self._cq_dispatcher.take_run(found)
             self._taken = found.end
         if taken < count:
             self._taken = end
         return taken
 
     def _write_pending(self) -> None:
-        self._entering.write()
+        self._cq_dispatcher.write()
         self.offset = self._taken

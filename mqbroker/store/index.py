@@ -9,11 +9,11 @@ import os
 import re
 from collections.abc import Callable, Sequence
 
-from mqbroker.store.cold import Pages
-from mqbroker.store.commitlog import Piled
+from mqbroker.store.commitlog import Dispatchable
 from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.disk import IDisk, IMappedFile
 from mqbroker.store.index_file import ENTRY_BYTES, HEADER_BYTES, SLOT_BYTES, IndexFile, IndexRow
+from mqbroker.store.page_loader import Pages
 from mqbroker.wire.codes import SysFlag
 from mqbroker.wire.names import java_hash
 from mqbroker.wire.properties import find_property
@@ -149,7 +149,7 @@ class Index:
                 self._disk.remove(os.path.join(self._directory, name))
                 self._has_new_name = True
 
-    def add(self, appends: Sequence[Piled]) -> None:
+    def add(self, appends: Sequence[Dispatchable]) -> None:
         """Index the keys of messages, appended one after another. Raises OSError; see `offset` for how far it came."""
         hasher = self._hasher
         heads = hasher.heads

@@ -15,8 +15,8 @@ from struct import Struct
 import attrs
 
 from mqbroker.store.checkpoint import Checkpoint
-from mqbroker.store.cold import Pages
 from mqbroker.store.disk import IMappedFile, read_before_touch
+from mqbroker.store.page_loader import Pages
 
 HEADER_BYTES = 40
 SLOT_BYTES = 4

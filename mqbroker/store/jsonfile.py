@@ -18,7 +18,7 @@ from twisted.python.failure import Failure
 
 from mqbroker.errors import MQError, StoreDamaged
 from mqbroker.store.disk import IDisk
-from mqbroker.store.lasting import make_lasting_directories
+from mqbroker.store.durable_names import make_durable_directories
 from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.outages import Outage
 from mqbroker.store.worker import IWorker
@@ -60,7 +60,7 @@ class JsonFile:
         self._newest: Content | None = None
         self._writing: Deferred[bool] | None = None
         #: For tables that are saved now and then: set where the table has changed since; see `save_changes`.
-        self.is_behind = False
+        self.is_dirty = False
 
     def load(self, read: Callable[[bytes], T]) -> T | None:
         """Return `read` of the content, of the `.bak` or what was to be the next where that fails, None where there is
@@ -106,14 +106,14 @@ class JsonFile:
         return done
 
     def save_changes(self, content: Content) -> Deferred[bool]:
-        """As `save`, but only where `is_behind`, which it is again where that fails."""
-        if not self.is_behind:
+        """As `save`, but only where `is_dirty`, which it is again where that fails."""
+        if not self.is_dirty:
             return succeed(True)
-        self.is_behind = False
+        self.is_dirty = False
         return self.save(content).addCallback(self._saved_changes)
 
     def _saved_changes(self, succeeded: bool) -> bool:
-        self.is_behind |= not succeeded
+        self.is_dirty |= not succeeded
         return succeeded
 
     def saved(self) -> Deferred[bool] | None:
@@ -163,7 +163,7 @@ class JsonFile:
     def _bring(self, pieces: list[bytes]) -> None:
         """On the worker."""
         if not self._has_directory:
-            make_lasting_directories(self._disk, os.path.dirname(self.path))
+            make_durable_directories(self._disk, os.path.dirname(self.path))
             self._has_directory = True
         if self._is_damaged:
             self._disk.rename(self.path, self.path + ".damaged")

@@ -19,17 +19,17 @@ from twisted.python.failure import Failure
 
 from mqbroker.config import StoreSettings
 from mqbroker.errors import StoreUnwritable
-from mqbroker.store.cold import Pages, TouchingPages, run_now
 from mqbroker.store.commitlog import Appended, NewMessage
 from mqbroker.store.consumequeue import ConsumeQueue
+from mqbroker.store.consumequeue_dispatcher import DispatchListener
 from mqbroker.store.disk import DiskSpace, IDisk, ILockedFile
-from mqbroker.store.entering import DispatchListener
+from mqbroker.store.durable_names import make_durable_directories
 from mqbroker.store.extending import BitMap
 from mqbroker.store.hot_records import HotRecord, hot_records
-from mqbroker.store.lasting import make_lasting_directories
 from mqbroker.store.layout import refuse_other
 from mqbroker.store.logscan import Damage, Scanned, scan_file
 from mqbroker.store.opening import Opening, Parts
+from mqbroker.store.page_loader import Pages, TouchingPages, run_now
 from mqbroker.store.queries import ByKey, Queries
 from mqbroker.store.store_files import StorePaths
 from mqbroker.store.syncs import ISyncs, WorkerSyncs
@@ -44,7 +44,7 @@ class StoreStats:
     `uncommitted`: bytes of the log that are in memory only, in buffers of the transient pool of which
     `buffers_left` are free; None where there is no pool. `log_space`: of the log's disk, None where not looked at yet.
     `earliest_ms`: when the oldest message of the log was stored; -1 where there is none.
-    `damages`: ranges of the log that hold no record. `rotten_entries`: of consume queues, which point elsewhere.
+    `corrupt_ranges`: ranges of the log that hold no record. `rotten_entries`: of consume queues, which point elsewhere.
     """
 
     log_min_offset: int
@@ -53,7 +53,7 @@ class StoreStats:
     dispatched: int
     indexed: int
     flushes: int
-    damages: int
+    corrupt_ranges: int
     earliest_ms: int
     deleted_segments: int
     deleted_cache_files: int
@@ -76,12 +76,12 @@ class MessageStore:
         self._commit_log = commit_log
         self._queues = parts.queues
         self._index = parts.index
-        self._entering = parts.entering
+        self._cq_dispatcher = parts.cq_dispatcher
         self._dispatcher = dispatcher
         self._log_flusher = parts.log_flusher
         self._sync_watch = parts.sync_watch
         self._reader = parts.reader
-        self._cold = parts.cold
+        self._page_loader = parts.page_loader
         self._files = parts.files
         self._transient = parts.transient
         self._retention = parts.retention
@@ -91,7 +91,7 @@ class MessageStore:
         self._earliest = (-1, -1)
         self.statistics = parts.statistics
         #: Messages and bytes that came into each queue since the start; cleared by who counts them.
-        self.entered = parts.entering.entered
+        self.entered = parts.cq_dispatcher.entered
         #: Hot: the log's own function, unless messages may name queues (see multi_dispatch).
         self.append: Callable[[Sequence[NewMessage]], list[Appended]] = parts.append
         #: Hot: the reader's own functions.
@@ -100,24 +100,26 @@ class MessageStore:
 
         reader = parts.reader
         self._hot_records = partial(
-            hot_records, commit_log, parts.queues, parts.files.damages, reader.near_bytes, reader.hot_pages
+            hot_records, commit_log, parts.queues, parts.files.corrupt_ranges, reader.near_bytes, reader.resident_pages
         )
 
-        def queries_with(pages: Pages, mend: Callable[[ConsumeQueue, int], Awaitable[bool]]) -> Queries:
+        def queries_with(pages: Pages, repair: Callable[[ConsumeQueue, int], Awaitable[bool]]) -> Queries:
             files = parts.files
-            damages, report = files.damages, files.add_damage
-            return Queries(commit_log, parts.queues, parts.index, damages, report, pages, parts.failed_reads, mend)
+            corrupt_ranges, report = files.corrupt_ranges, files.add_damage
+            return Queries(
+                commit_log, parts.queues, parts.index, corrupt_ranges, report, pages, parts.failed_reads, repair
+            )
 
         #: Looks messages up, and never waits for the disk.
-        self.queries = queries_with(parts.cold, parts.mender.mend)
-        self._waiting_queries = queries_with(TouchingPages(), parts.mender.mend_waiting)
+        self.queries = queries_with(parts.page_loader, parts.entry_repair.repair)
+        self._waiting_queries = queries_with(TouchingPages(), parts.entry_repair.mend_waiting)
         #: Called with topic, queue id, next offset, tags code (None for several) and store timestamp (ms) once for
         #: each queue that got messages in a turn, after they can be got.
-        self.on_dispatch: list[DispatchListener] = parts.entering.listeners
+        self.on_dispatch: list[DispatchListener] = parts.cq_dispatcher.listeners
 
     def make_bit_maps(self, of_topic: Callable[[str], BitMap | None]) -> None:
         """Have units of the extension written with bit maps from now on, of topics for which something makes them."""
-        self._entering.bit_maps = of_topic
+        self._cq_dispatcher.bit_maps = of_topic
 
     # Life
 
@@ -157,7 +159,7 @@ class MessageStore:
 
     def _close(self) -> Deferred[None]:
         # The worker may still be at the segments' files: they are closed after it is done.
-        stopped = self._files.close().addBoth(lambda _: self._cold.stop())
+        stopped = self._files.close().addBoth(lambda _: self._page_loader.stop())
         return stopped.addBoth(lambda _: self._close_files())
 
     def _close_files(self) -> None:
@@ -250,17 +252,17 @@ class MessageStore:
         return run_now(self._waiting_queries.record(physical_offset, size))
 
     def query(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> list[bytes]:
-        self._index_piled()
+        self._index_queued()
         return run_now(self._waiting_queries.by_key(topic, key, max_count, begin_ms, end_ms)).records
 
     async def query_when_ready(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> ByKey:
         """Records of a topic by unique key or key, stored between two times: see `Queries.by_key`."""
-        self._index_piled()
+        self._index_queued()
         return await self.queries.by_key(topic, key, max_count, begin_ms, end_ms)
 
-    def _index_piled(self) -> None:
+    def _index_queued(self) -> None:
         with contextlib.suppress(OSError):  # on a full disk what waits to be indexed is not found
-            self._dispatcher.index_piled()
+            self._dispatcher.index_queued()
 
     async def is_far(self, topic: str, queue_id: int, offset: int) -> bool:
         """Whether a message of a queue is so far behind that it counts as on the disk; False where there is none."""
@@ -285,9 +287,9 @@ class MessageStore:
         return (self._index.end_ms, self._index.end_offset) if self._index is not None else (0, 0)
 
     @property
-    def damages(self) -> Sequence[Damage]:
+    def corrupt_ranges(self) -> Sequence[Damage]:
         """Ranges of the log found to hold no record."""
-        return tuple(self._files.damages)
+        return tuple(self._files.corrupt_ranges)
 
     def _earliest_ms(self) -> int:
         """When the oldest message was stored, looked up once: it may be on the disk only. -1 where none can be read."""
@@ -315,7 +317,7 @@ class MessageStore:
             dispatched=self._dispatcher.offset,
             indexed=self._index.offset if self._index is not None else 0,
             flushes=self._log_flusher.flushes,
-            damages=len(self._files.damages),
+            corrupt_ranges=len(self._files.corrupt_ranges),
             earliest_ms=self._earliest_ms(),
             deleted_segments=retention.segments.deleted,
             deleted_cache_files=retention.caches.deleted,
@@ -368,7 +370,7 @@ def open_store_in_turns(
 def _lock(disk: IDisk, paths: StorePaths) -> ILockedFile:
     """Raises StoreLocked, StoreUnwritable where nobody can write, OSError."""
     try:
-        make_lasting_directories(disk, paths.root)
+        make_durable_directories(disk, paths.root)
         return disk.lock(paths.lock)
     except OSError as error:
         if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):

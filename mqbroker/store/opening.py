@@ -11,31 +11,30 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from mqbroker.config import BrokerRole, FlushDiskType, StoreSettings
-from mqbroker.store.building import QueueBuilder
 from mqbroker.store.checkpoint import Checkpoint, decode_checkpoint
 from mqbroker.store.checkpoint_file import CheckpointFile
-from mqbroker.store.cold import ColdReads, FailedReads
 from mqbroker.store.commitlog import Appended, CommitLog, NewMessage
 from mqbroker.store.consumequeue import ConsumeQueue, QueueEnd
+from mqbroker.store.consumequeue_dispatcher import ConsumeQueueDispatcher
 from mqbroker.store.consumequeues import ConsumeQueues
-from mqbroker.store.damages import Damages
+from mqbroker.store.corrupt_ranges import CorruptRanges
 from mqbroker.store.deletion import CacheCleaner, LogCleaner, Remover
 from mqbroker.store.disk import IDisk, ILockedFile, IMappedFile, read_before_touch
 from mqbroker.store.disk_watch import DiskWatch, RoomLimits
 from mqbroker.store.dispatch import Dispatcher
-from mqbroker.store.entering import Entering
+from mqbroker.store.durable_names import make_durable_directories, remove_last_first, remove_unfinished_segments
+from mqbroker.store.entry_repair import EntryRepair
 from mqbroker.store.ext_recovery import align_extensions
 from mqbroker.store.flush import CacheFlusher, LogFlusher
-from mqbroker.store.hot_pages import HotPages
 from mqbroker.store.index import Index
+from mqbroker.store.index_dispatcher import has_keys_between
 from mqbroker.store.index_file import IndexFile, is_good_after
-from mqbroker.store.indexing import has_keys_between
-from mqbroker.store.lasting import make_lasting_directories, remove_last_first, remove_unfinished_segments
 from mqbroker.store.logscan import Damage
-from mqbroker.store.mending import Mender
+from mqbroker.store.message_reader import Reader
 from mqbroker.store.multi_dispatch import MultiAppender, MultiQueues
-from mqbroker.store.pull import Reader
+from mqbroker.store.page_loader import FailedReads, PageLoader
 from mqbroker.store.queue_ends import put_ends_aside, read_ends, read_former_ends
+from mqbroker.store.queue_rebuild import QueueRebuild
 from mqbroker.store.recovery import (
     Recovered,
     Segments,
@@ -52,15 +51,16 @@ from mqbroker.store.recovery import (
     refuse_lost_log,
     store_found_again,
 )
-from mqbroker.store.removal import TopicRemover, empty_trash, finish_removals, lower_numbers, take_up_numbers
 from mqbroker.store.removed_queues import RemovedQueues
+from mqbroker.store.resident_pages import ResidentPages
 from mqbroker.store.retention import Retention, RetentionRules
 from mqbroker.store.segment import SegmentSource, is_full_disk, why_full
 from mqbroker.store.statistics import StoreStatistics
 from mqbroker.store.store_files import StoreFiles, StorePaths
-from mqbroker.store.sync_watch import SyncWatch
+from mqbroker.store.sync_watchdog import SyncWatchdog
 from mqbroker.store.syncs import ISyncs
 from mqbroker.store.tags_codes import TagsCodes, parse_delay_levels
+from mqbroker.store.topic_removal import TopicRemover, empty_trash, finish_removals, lower_numbers, take_up_numbers
 from mqbroker.store.transient import PAGE_BYTES, TransientRules, TransientStore
 from mqbroker.store.turns import Steps
 from mqbroker.store.worker import IWorker
@@ -78,15 +78,15 @@ class Parts:
     commit_log: CommitLog
     queues: ConsumeQueues
     index: Index | None
-    entering: Entering
+    cq_dispatcher: ConsumeQueueDispatcher
     dispatcher: Dispatcher
     log_flusher: LogFlusher
-    sync_watch: SyncWatch
+    sync_watch: SyncWatchdog
     statistics: StoreStatistics
     reader: Reader
-    cold: ColdReads
+    page_loader: PageLoader
     failed_reads: FailedReads
-    mender: Mender
+    entry_repair: EntryRepair
     files: StoreFiles
     transient: TransientStore | None
     retention: Retention
@@ -160,8 +160,8 @@ class Opening:
         cut = self._cut(found)
         misplaced: list[Damage] = []
         tags_codes = TagsCodes(parse_delay_levels(self.settings.message_delay_level))
-        entering = Entering(segments, queues, tags_codes, misplaced.append, self._multi_queues(queues))
-        builder = QueueBuilder(entering, queues, kept, self.disk, cut.rebuild_from, cut.known is not None)
+        cq = ConsumeQueueDispatcher(segments, queues, tags_codes, misplaced.append, self._multi_queues(queues))
+        builder = QueueRebuild(cq, queues, kept, self.disk, cut.rebuild_from, cut.known is not None)
         # What queues miss of the log below, they must get first.
         is_taken = cut.rebuild_from == cut.start.offset
         recovered = yield from read_back(segments, cut.start, builder.take if is_taken else lambda run: None)
@@ -175,17 +175,17 @@ class Opening:
         if index is not None:
             opened.callback(index.close)
             kept.forget_index_above(index.offset, index.end_ms)
-        damages = Damages(commit_log.end)
-        files = StoreFiles(self.disk, self.paths, self.lock, log.source, queues, index, kept, damages, found.removed)
-        for damage in recovered.damages + misplaced:
+        corrupt = CorruptRanges(commit_log.end)
+        files = StoreFiles(self.disk, self.paths, self.lock, log.source, queues, index, kept, corrupt, found.removed)
+        for damage in recovered.corrupt_ranges + misplaced:
             files.add_damage_at_open(damage)
-        entering.log_view, entering.on_damage = commit_log, files.add_damage
+        cq.log_view, cq.on_damage = commit_log, files.add_damage
         statistics = StoreStatistics(self.clock.seconds, self.settings.flush_disk_type is FlushDiskType.SYNC_FLUSH)
         dispatcher = Dispatcher(
             commit_log,
             queues,
             index,
-            entering,
+            cq,
             self.clock,
             recovered.end if is_taken else cut.rebuild_from,
             files.add_damage,
@@ -197,13 +197,13 @@ class Opening:
             self._say_built(queues, cut.known, cut.trusted)
         ends = found.ends or read_former_ends(self.disk, self.paths.queue_ends)
         self._take_up_numbers(queues, found.removed, ends, recovered.end)
-        entering.last_timestamp_ms = max(checkpoint.queues_ms, entering.last_timestamp_ms)
+        cq.last_timestamp_ms = max(checkpoint.queues_ms, cq.last_timestamp_ms)
         if not found.is_intact:  # not before what the machine may have lost is built anew
             self.disk.write(self.paths.abort, self.disk.boot_id())
         durable = recovered.end if found.is_clean else min(recovered.end, checkpoint.log_offset or 0)
         flusher = self._make_flusher(log, max(segments.first_offset, durable), statistics, files)
         flusher.flushed_ms = log.last_ms if durable == recovered.end else checkpoint.log_ms
-        return self._make_parts(log, queues, found.removed, entering, dispatcher, flusher, index, files, statistics)
+        return self._make_parts(log, queues, found.removed, cq, dispatcher, flusher, index, files, statistics)
 
     def _load(self, opened: ExitStack) -> Steps[_Found]:
         """Take what the directory holds. Refuses a store that a person has to look at before any of it is cut."""
@@ -232,7 +232,7 @@ class Opening:
         yield from queues.load(is_clean, is_intact, ends)
         refuse_lost_log(segments, queues, bool(disk.names(paths.index)), checkpoint, is_intact)
         # Not before: a lost log may be moved to where this would be in its way.
-        make_lasting_directories(disk, paths.commit_log)
+        make_durable_directories(disk, paths.commit_log)
         finish_removals(queues, removed, disk, lambda queue: ends_well(segments, queue, is_clean=False))
         if is_clean:  # from here on files change
             disk.write(paths.abort, disk.boot_id())
@@ -288,7 +288,7 @@ class Opening:
         log: _OpenLog,
         queues: ConsumeQueues,
         removed: RemovedQueues,
-        entering: Entering,
+        cq: ConsumeQueueDispatcher,
         dispatcher: Dispatcher,
         flusher: LogFlusher,
         index: Index | None,
@@ -300,20 +300,20 @@ class Opening:
             lambda snapshot: CacheFlusher(
                 self.clock, self.worker, settings.flush_interval_consume_queue_ms, INDEX_EVERY, snapshot
             ),
-            _progress_of(flusher, dispatcher, entering, index, queues),
+            _progress_of(flusher, dispatcher, cq, index, queues),
         )
         multi = self._multi_queues(queues)
-        cold, failed_reads = ColdReads(self.worker), FailedReads(self.clock.seconds)
-        mender = Mender(commit_log, queues, entering, self.worker, files.add_damage)
+        page_loader, failed_reads = PageLoader(self.worker), FailedReads(self.clock.seconds)
+        entry_repair = EntryRepair(commit_log, queues, cq, self.worker, files.add_damage)
         return Parts(
             commit_log.append if multi is None else MultiAppender(commit_log, multi).append,
             commit_log,
             queues,
             index,
-            entering,
+            cq,
             dispatcher,
             flusher,
-            SyncWatch(
+            SyncWatchdog(
                 commit_log,
                 flusher,
                 self.clock,
@@ -325,16 +325,16 @@ class Opening:
                 queues,
                 settings,
                 disk.memory_bytes(),
-                files.damages,
+                files.corrupt_ranges,
                 files.add_damage,
-                cold,
+                page_loader,
                 failed_reads,
-                mender,
-                HotPages(commit_log, self.clock.seconds),
+                entry_repair,
+                ResidentPages(commit_log, self.clock.seconds),
             ),
-            cold,
+            page_loader,
             failed_reads,
-            mender,
+            entry_repair,
             files,
             log.transient,
             self._make_retention(commit_log, queues, index, files),
@@ -388,10 +388,10 @@ class Opening:
             return
         self.log.info(
             "{root}: last stopped {how}; the log goes from {first} to {end} in {files} files, {read} bytes of it were "
-            "read back, {damages} places hold no record; consume queues are built from {start}",
+            "read back, {corrupt_ranges} places hold no record; consume queues are built from {start}",
             root=self.paths.root, how="normally" if is_clean else "abnormally", first=segments.first_offset,
             files=len(segments.files), end=recovered.end, read=recovered.read_bytes,
-            damages=len(recovered.damages), start=rebuild_from,
+            corrupt_ranges=len(recovered.corrupt_ranges), start=rebuild_from,
         )  # fmt: skip
 
     def _say_lacking(self, start: int, trusted: int) -> None:
@@ -449,7 +449,7 @@ class Opening:
 
     def _build_queues(
         self,
-        builder: QueueBuilder,
+        builder: QueueRebuild,
         dispatcher: Dispatcher,
         commit_log: CommitLog,
         rebuild_from: int,
@@ -457,7 +457,7 @@ class Opening:
     ) -> Steps[None]:
         """Dispatch what consume queues do not have yet, and number the next message of each."""
         yield from builder.catch_up(dispatcher, commit_log)
-        if builder.entering.gaps and rebuild_from > commit_log.min_offset:
+        if builder.cq_dispatcher.gaps and rebuild_from > commit_log.min_offset:
             self.log.warn("{root}: consume queues miss messages, all are built anew", root=self.paths.root)
             builder.checkpoint.forget_queues_above(commit_log.min_offset)
             lost = {**lost, **dispatcher.restart(commit_log.min_offset)}
@@ -583,17 +583,17 @@ class Opening:
 
 
 def _progress_of(
-    flusher: LogFlusher, dispatcher: Dispatcher, entering: Entering, index: Index | None, queues: ConsumeQueues
+    flusher: LogFlusher, dispatcher: Dispatcher, cq: ConsumeQueueDispatcher, index: Index | None, queues: ConsumeQueues
 ) -> Callable[[], Checkpoint]:
     def progress() -> Checkpoint:
         return Checkpoint(
             log_ms=flusher.flushed_ms,
-            queues_ms=entering.last_timestamp_ms,
+            queues_ms=cq.last_timestamp_ms,
             index_ms=index.end_ms if index is not None else 0,
             log_offset=flusher.flushed,
             queues_offset=dispatcher.offset,
             index_offset=index.offset if index is not None else 0,
-            tally=queues.tally_now() if not entering.touched else None,
+            tally=queues.tally_now() if not cq.touched else None,
         )
 
     return progress

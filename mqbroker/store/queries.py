@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-from mqbroker.store.cold import FailedReads, Pages, Stretch, why_unread
 from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.consumequeue import BLANK_SIZE, ENTRY_BYTES, ConsumeQueue
 from mqbroker.store.consumequeue_ext import UNIT_BYTES_MAX, ExtUnit, is_address
 from mqbroker.store.consumequeues import ConsumeQueues
-from mqbroker.store.damages import Damages
+from mqbroker.store.corrupt_ranges import CorruptRanges
 from mqbroker.store.disk import is_shortage
+from mqbroker.store.entry_repair import is_lost
 from mqbroker.store.index import Index
 from mqbroker.store.logscan import Damage, Scanned, scan_at
-from mqbroker.store.mending import is_lost
 from mqbroker.store.multi_dispatch import is_entry_of
+from mqbroker.store.page_loader import FailedReads, FileRange, Pages, why_unread
 from mqbroker.wire.properties import find_property
 from mqbroker.wire.record import MAGIC, RECORD_BYTES_MIN, SIZE_AND_MAGIC
 
@@ -61,18 +61,18 @@ class Queries:
         log: CommitLog,
         queues: ConsumeQueues,
         index: Index | None,
-        damages: Damages,
+        corrupt_ranges: CorruptRanges,
         report: Callable[[Damage], None],
         pages: Pages,
         failed_reads: FailedReads,
-        mend: Callable[[ConsumeQueue, int], Awaitable[bool]],
+        repair: Callable[[ConsumeQueue, int], Awaitable[bool]],
     ) -> None:
-        self._mend = mend
+        self._repair = repair
         self._log = log
         self._queues = queues.by_name
         self._bounds = queues.bounds
         self._index = index
-        self._damages = damages
+        self._corrupt_ranges = corrupt_ranges
         self._report = report
         self._pages = pages
         self._failed_reads = failed_reads
@@ -89,7 +89,7 @@ class Queries:
 
     async def _scanned(self, physical_offset: int, size: int | None = None) -> Scanned | None:
         log = self._log
-        if self._damages.covers(physical_offset, physical_offset + RECORD_BYTES_MIN):
+        if self._corrupt_ranges.covers(physical_offset, physical_offset + RECORD_BYTES_MIN):
             return None
         head = await self._bytes(physical_offset, RECORD_BYTES_MIN)
         if head is None:
@@ -99,7 +99,7 @@ class Queries:
             return None
         if await self._bytes(physical_offset, real_size) is None:
             return None
-        if self._damages.covers(physical_offset, physical_offset + real_size):
+        if self._corrupt_ranges.covers(physical_offset, physical_offset + real_size):
             return None
         view, at = log.view(physical_offset) or (memoryview(b""), 0)
         item = scan_at(view[: at + real_size], at, physical_offset)
@@ -117,7 +117,7 @@ class Queries:
             if is_shortage(error):
                 raise why_unread(file.path, at, error) from error
             if physical_offset >= log.min_offset:
-                self._failed_reads.check(Stretch(file, at, size), error)
+                self._failed_reads.check(FileRange(file, at, size), error)
                 why = f"the disk cannot read it: {error}"
                 self._report(Damage(file.path, physical_offset, physical_offset + size, why))
             return None
@@ -165,13 +165,13 @@ class Queries:
         """As `entry`, built again where it is lost."""
         entry = await self.entry(queue, offset)
         if entry is not None and is_lost(entry[0], entry[1], self._log.readable_end):
-            await self._mend_entry(queue, offset)
+            await self._repair_entry(queue, offset)
             entry = await self.entry(queue, offset)
         return entry
 
-    async def _mend_entry(self, queue: ConsumeQueue, offset: int) -> None:
+    async def _repair_entry(self, queue: ConsumeQueue, offset: int) -> None:
         try:
-            await self._mend(queue, offset)
+            await self._repair(queue, offset)
         except OSError as error:
             raise why_unread(error.filename or queue.directory, 0, error) from error
 
@@ -186,17 +186,19 @@ class Queries:
         return await self._time_at(queue, queue.min_offset) if queue is not None else -1
 
     async def _time_at(self, queue: ConsumeQueue, offset: int) -> int:
-        for is_mended in (False, True):
+        for is_repaired in (False, True):
             entry = await self._entry_again(queue, offset)
             if entry is None or entry[1] == BLANK_SIZE:
                 break
             found = await self._scanned(entry[0], entry[1])
             if found is not None and is_entry_of(queue, offset, found):
                 return found.store_timestamp_ms
-            is_gone = entry[0] < self._log.min_offset or self._damages.covers(entry[0], entry[0] + RECORD_BYTES_MIN)
-            if is_mended or is_gone:
+            is_gone = entry[0] < self._log.min_offset or self._corrupt_ranges.covers(
+                entry[0], entry[0] + RECORD_BYTES_MIN
+            )
+            if is_repaired or is_gone:
                 break
-            await self._mend_entry(queue, offset)
+            await self._repair_entry(queue, offset)
         return -1
 
     async def is_far(self, topic: str, queue_id: int, offset: int, near_bytes: int) -> bool:

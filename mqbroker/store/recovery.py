@@ -119,7 +119,7 @@ class Recovered:
 
     end: int
     last_timestamp_ms: int
-    damages: list[Damage]
+    corrupt_ranges: list[Damage]
     read_bytes: int
 
 
@@ -345,7 +345,7 @@ def _start_by_time(segments: Segments, safe_ms: int) -> int:
 def read_back(segments: Segments, start: Start, take: Callable[[Run], None]) -> Steps[Recovered]:
     """Read records from the start to the first place above what was on the disk where none stands: there the log ends.
     Changes nothing of it. `take` gets them all in their order; none that the log will not have."""
-    damages: list[Damage] = []
+    corrupt_ranges: list[Damage] = []
     offset = start.offset
     timestamp = 0
     used_end = segments.used_end
@@ -369,14 +369,14 @@ def read_back(segments: Segments, start: Start, take: Callable[[Run], None]) -> 
         if offset >= start.durable_end and timestamp >= start.durable_ms:
             break
         damage, following = _pass_damage(segments, offset, item, start.durable_end)
-        damages.append(damage)
+        corrupt_ranges.append(damage)
         if following is None:
             break
         offset = following
-    if segments.files and offset < start.durable_end and not damages:
+    if segments.files and offset < start.durable_end and not corrupt_ranges:
         why = "the log ends here, and more was on the disk: its last segments are missing"
-        damages.append(Damage(segments.files[-1].path, offset, start.durable_end, why))
-    return Recovered(offset, timestamp, damages, offset - start.offset)
+        corrupt_ranges.append(Damage(segments.files[-1].path, offset, start.durable_end, why))
+    return Recovered(offset, timestamp, corrupt_ranges, offset - start.offset)
 
 
 def _refuse(file: IMappedFile, at: int) -> None:

@@ -14,9 +14,9 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from mqbroker.store.ahead import Ahead
 from mqbroker.store.disk import IDisk, IMappedFile
 from mqbroker.store.outages import Outage
+from mqbroker.store.page_prefault import PagePrefault
 from mqbroker.store.worker import IWorker
 
 log = Logger()
@@ -60,7 +60,7 @@ class SegmentSource:
         self._names_made = 1
         self._names_synced = 0
         self._written_through: set[str] = set()
-        self._ahead = Ahead(worker)
+        self._ahead = PagePrefault(worker)
         self._preparing = Outage(
             f"the next segment cannot be prepared in {directory}, which is tried again", "segments are prepared again"
         )

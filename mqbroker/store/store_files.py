@@ -18,7 +18,7 @@ from twisted.logger import Logger
 from mqbroker.store.checkpoint import Checkpoint, encode_checkpoint
 from mqbroker.store.checkpoint_file import CheckpointFile
 from mqbroker.store.consumequeues import ConsumeQueues
-from mqbroker.store.damages import Damages
+from mqbroker.store.corrupt_ranges import CorruptRanges
 from mqbroker.store.disk import IDisk, ILockedFile, IMappedFile, is_shortage, store_again, sync_each
 from mqbroker.store.flush import CacheFlusher, SnapshotFunction
 from mqbroker.store.index import Index
@@ -100,7 +100,7 @@ class StoreFiles:
         queues: ConsumeQueues,
         index: Index | None,
         checkpoint: CheckpointFile,
-        damages: Damages,
+        corrupt_ranges: CorruptRanges,
         removed: RemovedQueues,
     ) -> None:
         self._disk = disk
@@ -126,7 +126,7 @@ class StoreFiles:
         self._writing = Outage("the checkpoint cannot be written and is tried again", "the checkpoint is written again")
         # What opening cut off must be synced, though no message came.
         self._is_saved = False
-        self.damages = damages
+        self.corrupt_ranges = corrupt_ranges
         self._removed = removed
         # Progress that is to be noted once the log is synced as far.
         self._tallied: deque[Checkpoint] = deque()
@@ -142,12 +142,12 @@ class StoreFiles:
 
     def add_damage(self, damage: Damage) -> None:
         """Keep a range of the log from readers, and tell it once."""
-        if self.damages.add(damage):
+        if self.corrupt_ranges.add(damage):
             self._tell(damage)
 
     def add_damage_at_open(self, damage: Damage) -> None:
         """As `add_damage`, for what was found before the log was opened."""
-        if self.damages.add_at_open(damage):
+        if self.corrupt_ranges.add_at_open(damage):
             self._tell(damage)
 
     def _tell(self, damage: Damage) -> None:

@@ -9,7 +9,7 @@ from twisted.logger import Logger
 from zope.interface import Interface, implementer
 
 from mqbroker.store.disk import IMappedFile
-from mqbroker.store.kernel_queue import KernelQueue
+from mqbroker.store.linux_aio import LinuxAio
 from mqbroker.store.worker import IWorker
 
 
@@ -55,7 +55,7 @@ class WorkerSyncs:
 
 
 @implementer(ISyncs)
-class KernelSyncs:
+class AioSyncs:
     """Has the kernel sync the one file that it is about nearly always; all else is done by `others`.
 
     So is everything once the kernel refuses a request: no sync is lost by that, as it was never begun.
@@ -63,8 +63,8 @@ class KernelSyncs:
 
     log = Logger()
 
-    def __init__(self, queue: KernelQueue, others: ISyncs) -> None:
-        self._queue: KernelQueue | None = queue
+    def __init__(self, queue: LinuxAio, others: ISyncs) -> None:
+        self._queue: LinuxAio | None = queue
         self._others = others
 
     def sync(self, files: Sequence[IMappedFile], then: Callable[[], None] | None) -> Deferred[None]:

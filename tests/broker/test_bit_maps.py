@@ -85,9 +85,9 @@ def test_pulls_look_at_the_properties_only_where_the_bits_allow_it(bench, client
     asked = []
     made = ExpressionFilter.__init__
 
-    def make(matching, expression, *more):
-        made(matching, expression, *more)
-        matching.pick = lambda messages, most: (
+    def make(property_filter, expression, *more):
+        made(property_filter, expression, *more)
+        property_filter.pick = lambda messages, most: (
             asked.extend(message[2:3] for message in messages),
             expression.pick(messages, most),
         )[1]
@@ -100,7 +100,7 @@ def test_pulls_look_at_the_properties_only_where_the_bits_allow_it(bench, client
     assert len(asked) == 6  # an expression in the pull has no bits
 
 
-def matching(*positions, count=16, born=NOW):
+def property_filter(*positions, count=16, born=NOW):
     return ExpressionFilter(compile_expression("a > 5"), BloomData(positions, count), born)
 
 
@@ -119,7 +119,7 @@ def matching(*positions, count=16, born=NOW):
     ],
 )
 def test_what_bits_say(bit_map, stored, outcome):
-    assert matching(1, 8).may_match(ExtUnit(0, stored, bit_map)) is outcome
+    assert property_filter(1, 8).may_match(ExtUnit(0, stored, bit_map)) is outcome
 
 
 def test_an_expression_without_bits_may_match_anything():

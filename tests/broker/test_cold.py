@@ -8,7 +8,7 @@ from mqbroker.broker.broker_stats import Growth
 from mqbroker.broker.delay import DelayService
 from mqbroker.broker.requests import pull_message
 from mqbroker.broker.transactions.half_message import put_back
-from mqbroker.store import cold
+from mqbroker.store import page_loader
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.worker import InlineWorker
 from mqbroker.wire.bodies import SubscriptionGroupConfig
@@ -140,7 +140,7 @@ def test_a_cold_pull_commits_its_offset_at_once(cold_bench, client):
 
 
 def test_too_many_cold_pulls_are_told_to_come_back(cold_bench, client, monkeypatch):
-    monkeypatch.setattr(cold, "WAITING_MAX", 1)
+    monkeypatch.setattr(page_loader, "WAITING_MAX", 1)
     answers = client.ask_all(*[RemotingCommand.request(PULL, pull_header(queue_offset=0)) for _ in range(4)])
     assert [(answer.code, answer.remark) for answer in answers] == [
         (ResponseCode.SYSTEM_BUSY, "[OVERLOAD]system busy, start flow control for a while")

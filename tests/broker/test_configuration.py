@@ -280,9 +280,9 @@ def test_retries_are_filtered_from_now_on(bench):
     def resolved():
         return bench.parts.subscriptions.resolve(pull_header("%RETRY%CG"), bench.groups.find("CG"), FakeConnection())
 
-    assert resolved().matching is None
+    assert resolved().property_filter is None
     change(bench.client(), "filterSupportRetry=true")
-    assert resolved().matching is not None
+    assert resolved().property_filter is not None
 
 
 def test_how_much_is_given_at_a_time(bench, client):

@@ -11,9 +11,9 @@ from twisted.logger import capturedLogs
 from mqbroker.broker.broker_stats import BrokerStats
 from mqbroker.broker.delay import DelayService
 from mqbroker.errors import StoreUnwritable
+from mqbroker.store.get_message_result import GetMessageStatus
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.message_store import MessageStore
-from mqbroker.store.outcomes import GetStatus
 from mqbroker.store.worker import InlineWorker
 from mqbroker.wire.properties import decode_properties
 from mqbroker.wire.record import Record, decode_records
@@ -260,7 +260,7 @@ def test_one_that_seems_older_than_the_one_before_it_waits_for_that(bench):
 
     def with_other_times(*args):
         found = get(*args)
-        if found.status is not GetStatus.FOUND:
+        if found.status is not GetMessageStatus.FOUND:
             return found
         data = bytearray(b"".join(found.pieces))
         at = 0

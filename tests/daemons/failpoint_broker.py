@@ -174,7 +174,7 @@ def points():
     from mqbroker.store.commitlog import CommitLog
     from mqbroker.store.consumequeue import ConsumeQueue
     from mqbroker.store.index import Index, IndexFile
-    from mqbroker.store.indexing import Indexing
+    from mqbroker.store.index_dispatcher import IndexDispatcher
     from mqbroker.store.opening import Opening
     from mqbroker.store.os_disk import OsDisk, OsMappedFile
     from mqbroker.store.segment import SegmentSource
@@ -200,7 +200,7 @@ def points():
         "dispatch.after_queue": after(ConsumeQueue, "write"),
         "dispatch.queue_file_created": after(OsDisk, "create_mapped", in_path("/consumequeue/")),
         "dispatch.queue_file_made": after(ConsumeQueue, "_add_file"),
-        "dispatch.before_index": before(Indexing, "index"),
+        "dispatch.before_index": before(IndexDispatcher, "index"),
         "dispatch.index_without_header": before(Index, "write_header"),
         "dispatch.index_rows": after(IndexFile, "put_rows"),
         "dispatch.index_file_created": after(OsDisk, "create_mapped", in_path("/index/")),

@@ -81,7 +81,7 @@ class Model:
                 assert result.next_offset == len(found)
             assert found == bodies
         assert len(self.store.query("T", "all", 10_000, 0, 2**62)) == self.written
-        assert not self.store.damages
+        assert not self.store.corrupt_ranges
 
     def compare_with_a_rebuild(self) -> None:
         stop(self.store)

@@ -17,7 +17,7 @@ from twisted.logger import LogLevel, capturedLogs, formatEvent
 from zope.interface import implementer
 
 from mqbroker.errors import StoreDamaged
-from mqbroker.store import GetResult, GetStatus, MessageStore
+from mqbroker.store import GetMessageResult, GetMessageStatus, MessageStore
 from mqbroker.store.consumequeue_ext import (
     ADDRESS_MAX,
     ALLOCATE_BYTES,
@@ -29,7 +29,7 @@ from mqbroker.store.consumequeue_ext import (
     undecorate,
 )
 from mqbroker.store.file_cache import FileCache
-from mqbroker.store.matching import IMatching
+from mqbroker.store.property_filter import IPropertyFilter
 from mqbroker.wire.names import java_hash
 from mqbroker.wire.record import decode_records
 from tests.store.harness import START_S, Bench, FaultyDisk, FaultyFile, message, stop, tree, turns
@@ -264,7 +264,7 @@ def test_entries_have_addresses_and_gets_filter_by_what_stands_there(on: Bench) 
     assert found(store, "A") == [0, 3, 6, 9, 12]
     assert found(store, "A", "B") == [i for i in range(15) if i % 3 != 1]
     assert found(store) == list(range(15))
-    assert store.get("T", 0, 0, 32, None, frozenset([5])).status is GetStatus.NO_MATCHED_MESSAGE
+    assert store.get("T", 0, 0, 32, None, frozenset([5])).status is GetMessageStatus.NO_MATCHED_MESSAGE
 
 
 def test_the_time_a_delayed_message_is_due_stands_in_its_unit(on: Bench) -> None:
@@ -424,7 +424,7 @@ def test_switched_on_over_a_store_without(on: Bench) -> None:
     assert found(store, "A") == [0, 3, 5]
 
 
-@implementer(IMatching)
+@implementer(IPropertyFilter)
 class WithTag:
     """Wants messages with a tag, and believes units."""
 
@@ -441,15 +441,17 @@ class WithTag:
 
 
 def all_with_a(
-    get: Callable[..., GetResult | Deferred[GetResult]], matching: WithTag | None = None, count: int = 10
+    get: Callable[..., GetMessageResult | Deferred[GetMessageResult]],
+    property_filter: WithTag | None = None,
+    count: int = 10,
 ) -> list[int]:
     """The queue offsets of the messages with tag A, got one after another."""
-    wanted = None if matching is not None else frozenset([java_hash("A")])
+    wanted = None if property_filter is not None else frozenset([java_hash("A")])
     offset, got = 0, []
     while offset < count:
-        result = get("T", 0, offset, 32, 1 << 20, wanted, matching)
+        result = get("T", 0, offset, 32, 1 << 20, wanted, property_filter)
         if isinstance(result, Deferred):
-            assert isinstance(result.result, GetResult)
+            assert isinstance(result.result, GetMessageResult)
             result = result.result
         got += [record.queue_offset for record in decode_records(b"".join(result.pieces))]
         assert result.next_offset > offset

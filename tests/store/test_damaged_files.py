@@ -319,7 +319,7 @@ def test_damage_in_the_log(originals: dict[str, Original], tmp_path: Path, mutat
     served = check_served(store, original)
     assert rest.items() <= served.items()
     promised = {place for place, record in original.records.items() if record.physical_offset < original.durable}
-    assert promised <= set(served) or store.stats.damages + store.stats.rotten_entries > 0
+    assert promised <= set(served) or store.stats.corrupt_ranges + store.stats.rotten_entries > 0
     bench.close()
 
 
@@ -340,7 +340,7 @@ def test_segments_cut_or_missing(
         return
     served = check_served(store, original)
     assert intact(original, bench.root).items() <= served.items()
-    assert store.stats.damages > 0 or mutate is log_first_missing
+    assert store.stats.corrupt_ranges > 0 or mutate is log_first_missing
     bench.close()
 
 

@@ -10,7 +10,7 @@ from twisted.internet.task import Clock
 from twisted.logger import capturedLogs
 
 from mqbroker.store.flush import CacheFlusher
-from mqbroker.store.outcomes import GetResult, GetStatus
+from mqbroker.store.get_message_result import GetMessageResult, GetMessageStatus
 from mqbroker.wire.names import java_hash
 from mqbroker.wire.record import decode_record
 from tests.store.aging import BODY, HOUR_MS, NOW_HOUR, SEGMENT, a_turn, age, bodies, filled, names, numbered, to_second
@@ -44,7 +44,7 @@ def test_a_get_that_waits_for_the_disk_finds_its_segment_deleted(make: Callable[
     bench.worker.at_once = False
     waiting = store.get_when_ready("T", 0, 2, 1)
     assert isinstance(waiting, Deferred)
-    got: list[GetResult] = []
+    got: list[GetMessageResult] = []
     waiting.addCallback(got.append)
     fetch = bench.worker.waiting.pop()
     bench.worker.at_once = True
@@ -52,8 +52,8 @@ def test_a_get_that_waits_for_the_disk_finds_its_segment_deleted(make: Callable[
     a_turn(bench)
     assert (names(bench), got) == (["2"], [])
     fetch[1].callback(fetch[0]())
-    assert [(result.status, result.next_offset) for result in got] == [(GetStatus.OFFSET_TOO_SMALL, 8)]
-    assert list(store.damages) == []
+    assert [(result.status, result.next_offset) for result in got] == [(GetMessageStatus.OFFSET_TOO_SMALL, 8)]
+    assert list(store.corrupt_ranges) == []
 
 
 def test_a_file_that_cannot_be_deleted_is_tried_again_and_told_of_once(make: Callable[..., Bench]) -> None:
@@ -144,7 +144,7 @@ def test_consume_queues_follow(make: Callable[..., Bench]) -> None:
     assert store.physical_offset("T", 0, low) >= 3 * SEGMENT > 3 * SEGMENT - 2500
     assert files("T", 0) == files("T", 1) == list(range(low // 100, 4))
     assert len(bodies(store)) == 350 - low
-    assert store.get("T", 0, low - 1, 1).status is GetStatus.OFFSET_TOO_SMALL
+    assert store.get("T", 0, low - 1, 1).status is GetMessageStatus.OFFSET_TOO_SMALL
     assert store.get("T", 0, low - 1, 1).next_offset == low
     age(bench, 2 * HOUR_MS)
     a_turn(bench)

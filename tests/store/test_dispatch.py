@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from mqbroker.errors import StoreUnwritable
-from mqbroker.store import GetStatus, dispatch, indexing
+from mqbroker.store import GetMessageStatus, dispatch, index_dispatcher
 from mqbroker.store import commitlog as commitlog_module
 from mqbroker.store.tags_codes import parse_delay_levels
 from mqbroker.wire.names import java_hash
@@ -32,10 +32,10 @@ def test_messages_can_be_got_in_the_turn_after_their_append(bench: Bench) -> Non
     store = bench.open()
     store.start()
     store.append([message()])
-    assert store.get("T", 0, 0, 32).status is GetStatus.NO_MESSAGE_IN_QUEUE
+    assert store.get("T", 0, 0, 32).status is GetMessageStatus.NO_MESSAGE_IN_QUEUE
     bench.clock.advance(0)
     found = store.get("T", 0, 0, 32)
-    assert (found.status, found.count, found.next_offset) == (GetStatus.FOUND, 1, 1)
+    assert (found.status, found.count, found.next_offset) == (GetMessageStatus.FOUND, 1, 1)
 
 
 def test_messages_appended_before_the_start_are_dispatched_by_it(bench: Bench) -> None:
@@ -198,7 +198,7 @@ def test_beyond_the_bound_of_the_pile_the_log_is_read(
     for bench in benches:
         if bench is benches[1]:
             monkeypatch.setattr(commitlog_module, "PILE_BYTES_MAX", 3000)
-            monkeypatch.setattr(indexing, "PILE_BYTES_MAX", 3000)
+            monkeypatch.setattr(index_dispatcher, "PILE_BYTES_MAX", 3000)
         store = bench.open()
         store.start()
         for i, batch in enumerate(batches):

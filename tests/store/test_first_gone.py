@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from mqbroker.store import MessageStore
-from mqbroker.store.outcomes import GetStatus
+from mqbroker.store.get_message_result import GetMessageStatus
 from mqbroker.wire.record import decode_record, decode_records
 from tests.store.aging import BODY, HOUR_MS, NOW_HOUR, SEGMENT, a_turn, age, bodies, names, numbered
 from tests.store.harness import Bench, message, stop, turns
@@ -42,7 +42,7 @@ def check_first_gone(store: MessageStore) -> None:
     assert store.earliest_timestamp("T", 0) == first == store.stats.earliest_ms
     assert [store.offset_by_time("T", 0, first + add) for add in (-9999, 0, 10, 9999)] == [8, 8, 9, 17]
     assert store.get("T", 0, 3, 9).next_offset == 8
-    assert store.get("T", 0, 3, 9).status is GetStatus.OFFSET_TOO_SMALL
+    assert store.get("T", 0, 3, 9).status is GetMessageStatus.OFFSET_TOO_SMALL
     assert store.read_record(0) is None
     assert store.query("T", "k3", 9, 0, 2**62) == []
     assert [decode_record(found).body[:6] for found in store.query("T", "k12", 9, 0, 2**62)] == [b"000012"]

@@ -15,7 +15,7 @@ from zope.interface import implementer
 
 from mqbroker.config import StoreSettings
 from mqbroker.errors import FlushTimedOut, StoreUnwritable
-from mqbroker.store import GetStatus, MessageStore, open_store_in_turns
+from mqbroker.store import GetMessageStatus, MessageStore, open_store_in_turns
 from mqbroker.store.checkpoint import decode_checkpoint
 from mqbroker.store.disk import IMappedFile
 from mqbroker.store.flush import AT_ONCE_BYTES, INTERVAL_S_MIN, RUNNING_MAX
@@ -397,7 +397,7 @@ def test_a_failed_sync_fails_all_who_wait_and_stops_writes_for_good(bench: Bench
     assert not store.writable
     assert store.flushed == 0
     # Reads go on.
-    assert store.get("T", 0, 0, 32).status is GetStatus.FOUND
+    assert store.get("T", 0, 0, 32).status is GetMessageStatus.FOUND
     assert store.max_offset("T", 0) == 3
     stop(store)
     # It was no clean stop, and the checkpoint covers nothing.

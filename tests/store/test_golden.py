@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mqbroker.store import GetStatus
+from mqbroker.store import GetMessageStatus
 from mqbroker.wire.record import decode_host, decode_record, decode_records
 from tests.store.harness import golden_messages, make_bench, stop, tree, turns, unpack_golden
 
@@ -30,7 +30,7 @@ def test_all_messages_of_the_listing_are_there(tmp_path: Path, name: str) -> Non
         )
         assert dict(record.properties) == expected["properties"]
     assert store.log_end == listing[-1]["offset"] + listing[-1]["size"]
-    assert not store.damages
+    assert not store.corrupt_ranges
     stop(store)
 
 
@@ -45,7 +45,7 @@ def test_queues_hold_each_message_with_its_tags_code(tmp_path: Path, name: str) 
         if topic == "SCHEDULE_TOPIC_XXXX":  # when it is due
             code = expected["store_timestamp"] + (1000, 5000)[queue_id]
         found = store.get(topic, queue_id, expected["queue_offset"], 1, tags_codes=frozenset([code]))
-        assert found.status is GetStatus.FOUND
+        assert found.status is GetMessageStatus.FOUND
         assert decode_records(found.pieces[0])[0].physical_offset == expected["offset"]
     for (topic, queue_id), offsets in by_queue.items():
         assert store.max_offset(topic, queue_id) == len(offsets)

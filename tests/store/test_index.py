@@ -16,9 +16,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mqbroker.store import MessageStore
-from mqbroker.store.cold import TouchingPages, run_now
 from mqbroker.store.index import Index, KeyHasher, positive_hash
 from mqbroker.store.index_file import IndexFile
+from mqbroker.store.page_loader import TouchingPages, run_now
 from mqbroker.wire.names import java_hash
 from mqbroker.wire.record import decode_record
 from tests.store.harness import START_S, Bench, FaultyDisk, message, stop, tree

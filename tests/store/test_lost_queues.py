@@ -13,9 +13,9 @@ import pytest
 from twisted.internet.defer import Deferred
 from twisted.logger import capturedLogs
 
-from mqbroker.store import GetResult, MessageStore
+from mqbroker.store import GetMessageResult, MessageStore
 from mqbroker.store.checkpoint import decode_checkpoint, encode_checkpoint
-from mqbroker.store.cold import run_now
+from mqbroker.store.page_loader import run_now
 from mqbroker.wire.codes import SysFlag
 from mqbroker.wire.names import java_hash
 from mqbroker.wire.record import decode_records
@@ -331,7 +331,7 @@ def test_what_goes_before_a_start_has_counted_what_it_built_anew_is_there(bench:
 
 
 def test_what_a_long_recovery_saves_is_counted(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mqbroker.store.building.SAVE_BYTES", 4096)
+    monkeypatch.setattr("mqbroker.store.queue_rebuild.SAVE_BYTES", 4096)
     filled(bench)
     image = bench.image("killed")
     shutil.rmtree(image.root / "consumequeue")
@@ -495,9 +495,9 @@ def test_entries_that_a_reader_finds_lost_are_built_again_from_the_log(
     stop(again)
 
 
-def result_of(found: GetResult | Deferred[GetResult]) -> GetResult:
+def result_of(found: GetMessageResult | Deferred[GetMessageResult]) -> GetMessageResult:
     if isinstance(found, Deferred):
-        assert isinstance(found.result, GetResult)
+        assert isinstance(found.result, GetMessageResult)
         return found.result
     return found
 
@@ -638,7 +638,7 @@ def test_an_entry_stays_that_leads_to_where_the_log_is_damaged(bench: Bench) -> 
     again = bench.open()
     for _ in range(2):
         assert read_from(again) == [number for number in range(COUNT) if number not in (150, 151, 152)]
-    assert again.damages
+    assert again.corrupt_ranges
     stop(again)
     assert tree(bench.root / "consumequeue") == queues
     log.write_bytes(data)

@@ -13,7 +13,7 @@ import pytest
 from twisted.internet.task import Clock
 from twisted.logger import capturedLogs, formatEvent
 
-from mqbroker.store import GetResult, MessageStore
+from mqbroker.store import GetMessageResult, MessageStore
 from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.disk import IMappedFile
 from mqbroker.store.os_disk import OsDisk
@@ -57,7 +57,7 @@ def send(store: MessageStore, rounds: int = 1) -> None:
 
 def counts(store: MessageStore) -> list[int]:
     found = [store.get(topic, queue_id, 0, 32) for topic, queue_id in KEYS]
-    assert all(isinstance(each, GetResult) for each in found)
+    assert all(isinstance(each, GetMessageResult) for each in found)
     return [each.count for each in found]
 
 

@@ -10,7 +10,7 @@ from struct import Struct
 import pytest
 
 from mqbroker.errors import LmqQueuesExceeded, MultiDispatchRefused, RecordTooLarge, StoreUnwritable
-from mqbroker.store import GetStatus, MessageStore
+from mqbroker.store import GetMessageStatus, MessageStore
 from mqbroker.store.commitlog import NewMessage
 from mqbroker.wire.names import java_hash
 from mqbroker.wire.properties import PROPERTIES_BYTES_MAX, find_property
@@ -65,7 +65,7 @@ def test_each_named_queue_gets_the_message_and_the_record_its_offsets(lmq: Bench
     own = entries(lmq.root, "T", 3)
     assert entries(lmq.root, "%LMQ%b") == own
     assert own[0][2] == java_hash("A")
-    assert store.get("%LMQ%b", 0, 0, 9, None, frozenset([1])).status is GetStatus.NO_MATCHED_MESSAGE
+    assert store.get("%LMQ%b", 0, 0, 9, None, frozenset([1])).status is GetMessageStatus.NO_MATCHED_MESSAGE
 
 
 def test_listeners_hear_of_each_queue(lmq: Bench) -> None:

@@ -148,7 +148,7 @@ def test_a_failure_in_a_later_turn_fails_it_and_lets_go_of_the_directory(unindex
 def test_a_kill_while_queues_are_built_loses_none_of_them(
     unindexed: Bench, monkeypatch: pytest.MonkeyPatch, is_lucky: bool
 ) -> None:
-    monkeypatch.setattr("mqbroker.store.building.SAVE_BYTES", 200_000 if is_lucky else 2**40)
+    monkeypatch.setattr("mqbroker.store.queue_rebuild.SAVE_BYTES", 200_000 if is_lucky else 2**40)
     clock = slow_clock(unindexed)
     opening = begin(unindexed, clock)
     while not list((unindexed.root / "consumequeue").glob("*/*/*")):

@@ -13,7 +13,7 @@ import pytest
 from twisted.logger import capturedLogs
 
 from mqbroker.errors import LogMissing, StoreDamaged, StoreUnknown
-from mqbroker.store import GetStatus, MessageStore, recovery
+from mqbroker.store import GetMessageStatus, MessageStore, recovery
 from mqbroker.store.checkpoint import Checkpoint, encode_checkpoint
 from mqbroker.store.recovery import load_segments, store_log_again
 from mqbroker.wire.record import decode_record, decode_records, encode_blank, encode_record
@@ -84,7 +84,7 @@ def test_a_killed_process_loses_nothing(bench: Bench, dispatched: bool, synced: 
     assert (image.root / "abort").exists()
     again = image.open()
     assert bodies(again) == [b"%05d" % i * 200 for i in range(400)]
-    assert not again.damages
+    assert not again.corrupt_ranges
     stop(again)
     stop(store)
     assert tree(image.root / "consumequeue") == tree(bench.root / "consumequeue")
@@ -220,13 +220,13 @@ def test_damage_below_the_durable_mark_is_passed_over_and_reported(bench: Bench)
     shutil.rmtree(image.root / "consumequeue")
     again = image.open()
     assert again.log_end == end
-    assert [(damage.path, damage.start, damage.end) for damage in again.damages] == [
+    assert [(damage.path, damage.start, damage.end) for damage in again.corrupt_ranges] == [
         (str(segment(image)), rows[7][0], rows[8][0])
     ]
     assert bodies(again) == [b"%d" % i * 50 for i in range(20) if i != 7]
     assert again.read_record(rows[7][0]) is None
     found = again.get("T", 0, 7, 1)
-    assert (found.status, found.next_offset, found.count) == (GetStatus.FOUND, 9, 1)
+    assert (found.status, found.next_offset, found.count) == (GetMessageStatus.FOUND, 9, 1)
     assert again.append([message()])[0][:2] == (end, 20)
     stop(again)
 
@@ -243,7 +243,7 @@ def test_damage_up_to_the_durable_mark_is_kept_and_the_log_goes_on_behind_it(ben
     shutil.rmtree(image.root / "consumequeue")
     again = image.open()
     assert again.log_end == end
-    assert [damage[1:3] for damage in again.damages] == [(rows[4][0], end)]
+    assert [damage[1:3] for damage in again.corrupt_ranges] == [(rows[4][0], end)]
     assert segment(image).read_bytes()[rows[4][0] :][:150] == b"\xff" * 150
     assert again.append([message(body=b"new")])[0][0] == end
     again.dispatch_now()
@@ -272,7 +272,7 @@ def test_what_stands_alone_above_the_durable_mark_behind_damage_is_a_torn_tail(b
     again = image.open()
     assert again.log_end == (end if survivor == 3 else rows[1][0] + rows[1][2])
     assert bodies(again) == ([b"0"] if survivor == 3 else [b"0", b"2" * 200, b"3" * 200])
-    assert [damage.end for damage in again.damages] == [end]
+    assert [damage.end for damage in again.corrupt_ranges] == [end]
     stop(again)
 
 
@@ -286,7 +286,7 @@ def test_a_whole_segment_of_zeros_below_the_durable_mark_is_passed_over(bench: B
     shutil.rmtree(image.root / "consumequeue")
     again = image.open()
     assert bodies(again) == [b"%05d" % i * 2000 for i in range(40) if not 12 <= i < 24]
-    assert again.damages[0].start == SEGMENT
+    assert again.corrupt_ranges[0].start == SEGMENT
     assert again.append([message()])[0][1] == 40
     stop(again)
 
@@ -400,7 +400,7 @@ def test_a_record_that_leaves_no_room_for_a_filler_ends_the_log_well(bench: Benc
     write(segment(image), end, encode_record(attrs.evolve(first, physical_offset=end, queue_offset=1, body=body)))
     (image.root / "checkpoint").write_bytes(encode_checkpoint(Checkpoint(2**42, 2**42, 0)))
     again = image.open()
-    assert (again.log_end, list(again.damages)) == (SEGMENT, [])
+    assert (again.log_end, list(again.corrupt_ranges)) == (SEGMENT, [])
     assert bodies(again) == [b"first", body]
     assert again.append([message()])[0][:2] == (SEGMENT, 2)
     stop(again)
@@ -424,7 +424,7 @@ def test_consume_queues_ahead_of_the_log_are_cut(bench: Bench) -> None:
         segment(bench, number).unlink()
     again = bench.open()
     assert bodies(again) == [b"%05d" % i * 2000 for i in range(24)]
-    (damage,) = again.damages
+    (damage,) = again.corrupt_ranges
     assert (damage.path, damage.start) == (str(segment(bench, 1)), 2 * SEGMENT)
     assert damage.end > 3 * SEGMENT
     assert "its last segments are missing" in damage.why
@@ -452,7 +452,7 @@ def test_files_that_a_killed_process_made_and_gave_no_size_are_made_again(bench:
     again.append([message(body=b"y" * 1000)] * 101)
     again.dispatch_now()
     assert bodies(again) == [b"x" * 1000] * (0 if is_first else 100) + [b"y" * 1000] * 101
-    assert not again.damages
+    assert not again.corrupt_ranges
     stop(again)
     assert {path.stat().st_size for path in (image.root / "commitlog").iterdir()} == {SEGMENT}
     assert {path.stat().st_size for path in (image.root / "consumequeue" / "T" / "0").iterdir()} == {2000}
@@ -520,7 +520,7 @@ def test_a_log_whose_first_segments_are_gone_keeps_its_offsets(bench: Bench) -> 
     segment(bench, 0).unlink()
     again = bench.open()
     assert (again.min_offset("T", 0), again.max_offset("T", 0)) == (12, 40)
-    assert again.get("T", 0, 0, 1).status is GetStatus.OFFSET_TOO_SMALL
+    assert again.get("T", 0, 0, 1).status is GetMessageStatus.OFFSET_TOO_SMALL
     assert again.log_min_offset == SEGMENT
     stop(again)
     bench.opened.clear()
@@ -615,7 +615,7 @@ def test_queues_that_changed_while_the_store_was_stopped_are_built_anew(bench: B
         again = bench.open()
     for queue_id in range(3):
         assert bodies(again, queue_id=queue_id) == [b"%d" % i for i in range(30) if i % 3 == queue_id]
-    assert not again.damages
+    assert not again.corrupt_ranges
     (found,) = [event for event in events if "last stopped" in event["log_format"]]
     assert (found["start"] == again.log_end) is (how == "nothing")
     stop(again)
@@ -637,7 +637,7 @@ def test_queues_that_lost_what_the_checkpoint_covers_are_built_anew(bench: Bench
     again = image.open()
     for queue_id in range(3):
         assert bodies(again, queue_id=queue_id) == [b"%d" % i for i in range(36) if i % 3 == queue_id]
-    assert not again.damages
+    assert not again.corrupt_ranges
     stop(again)
     stop(store)
     assert tree(image.root / "consumequeue") == tree(bench.root / "consumequeue")
@@ -694,7 +694,7 @@ def test_a_queue_offset_that_cannot_be_is_damage(bench: Bench, is_gap: bool) -> 
     bad, after = rows[5][0], rows[6][0]
     write(segment(image), bad + 20, (50).to_bytes(8, "big"))
     again = image.open()
-    assert [damage[:3] for damage in again.damages] == [(str(segment(image)), bad, after)]
+    assert [damage[:3] for damage in again.corrupt_ranges] == [(str(segment(image)), bad, after)]
     assert bodies(again) == [b"%d" % i * 1000 for i in range(10) if i != 5]
     assert len(bodies(again, queue_id=1)) == 2
 

@@ -15,11 +15,11 @@ from twisted.internet.task import Clock
 from zope.interface import implementer
 from zope.interface.verify import verifyObject
 
-from mqbroker.store import kernel_queue
+from mqbroker.store import linux_aio
 from mqbroker.store.disk import IMappedFile
-from mqbroker.store.kernel_queue import LOOK_S, QUICK_SECONDS, KernelQueue
+from mqbroker.store.linux_aio import LOOK_S, QUICK_SECONDS, LinuxAio
 from mqbroker.store.os_disk import OsDisk
-from mqbroker.store.syncs import ISyncs, KernelSyncs, WorkerSyncs
+from mqbroker.store.syncs import AioSyncs, ISyncs, WorkerSyncs
 from mqbroker.store.worker import InlineWorker
 from tests.store.harness import FaultyDisk, SteppedWorker
 
@@ -28,12 +28,12 @@ class Readers:
     """A reactor that has readers only."""
 
     def __init__(self) -> None:
-        self.readers: list[KernelQueue] = []
+        self.readers: list[LinuxAio] = []
 
-    def addReader(self, reader: KernelQueue) -> None:  # noqa: N802
+    def addReader(self, reader: LinuxAio) -> None:  # noqa: N802
         self.readers.append(reader)
 
-    def removeReader(self, reader: KernelQueue) -> None:  # noqa: N802
+    def removeReader(self, reader: LinuxAio) -> None:  # noqa: N802
         self.readers.remove(reader)
 
     def wait(self) -> None:
@@ -49,9 +49,9 @@ def readers() -> Readers:
 
 
 @pytest.fixture
-def queue(readers: Readers) -> Iterator[KernelQueue]:
+def queue(readers: Readers) -> Iterator[LinuxAio]:
     try:
-        queue = KernelQueue(readers, lambda: 0.0)  # type: ignore[arg-type]
+        queue = LinuxAio(readers, lambda: 0.0)  # type: ignore[arg-type]
     except OSError as error:
         pytest.skip(f"this machine has no queue of the kernel's: {error}")
     yield queue
@@ -84,7 +84,7 @@ def descriptor(file: IMappedFile) -> int:
 
 
 def test_a_sync_is_told_when_the_reactor_reads(
-    queue: KernelQueue, readers: Readers, make_file: Callable[[str], IMappedFile]
+    queue: LinuxAio, readers: Readers, make_file: Callable[[str], IMappedFile]
 ) -> None:
     assert verifyObject(IReadDescriptor, queue)  # type: ignore[no-untyped-call]
     file = make_file("a")
@@ -98,7 +98,7 @@ def test_a_sync_is_told_when_the_reactor_reads(
 
 
 def test_many_at_once_are_each_told_once(
-    queue: KernelQueue, readers: Readers, make_file: Callable[[str], IMappedFile]
+    queue: LinuxAio, readers: Readers, make_file: Callable[[str], IMappedFile]
 ) -> None:
     files = [make_file(name) for name in "abc"]
     got = [told(queue.sync(descriptor(file), file.path)) for file in files]
@@ -107,7 +107,7 @@ def test_many_at_once_are_each_told_once(
     assert got == [[None], [None], [None]]
 
 
-def test_what_cannot_be_asked_is_raised(queue: KernelQueue) -> None:
+def test_what_cannot_be_asked_is_raised(queue: LinuxAio) -> None:
     read, write = os.pipe()
     os.close(write)
     os.close(read)
@@ -117,7 +117,7 @@ def test_what_cannot_be_asked_is_raised(queue: KernelQueue) -> None:
 
 
 def test_stopping_waits_and_tells_nobody(
-    queue: KernelQueue, readers: Readers, make_file: Callable[[str], IMappedFile]
+    queue: LinuxAio, readers: Readers, make_file: Callable[[str], IMappedFile]
 ) -> None:
     file = make_file("a")
     got = told(queue.sync(descriptor(file), file.path))
@@ -135,7 +135,7 @@ def test_the_next_end_is_expected_where_the_last_sync_was_quick(
     time = 100.0
     expected: list[float] = []
     try:
-        queue = KernelQueue(readers, lambda: time, expected.append)  # type: ignore[arg-type]
+        queue = LinuxAio(readers, lambda: time, expected.append)  # type: ignore[arg-type]
     except OSError as error:
         pytest.skip(f"this machine has no queue of the kernel's: {error}")
     file = make_file("a")
@@ -154,9 +154,9 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def watched(readers: Readers, clock: Clock) -> Iterator[KernelQueue]:
+def watched(readers: Readers, clock: Clock) -> Iterator[LinuxAio]:
     try:
-        queue = KernelQueue(readers, lambda: 0.0, call_later=clock.callLater)  # type: ignore[arg-type]
+        queue = LinuxAio(readers, lambda: 0.0, call_later=clock.callLater)  # type: ignore[arg-type]
     except OSError as error:
         pytest.skip(f"this machine has no queue of the kernel's: {error}")
     yield queue
@@ -174,7 +174,7 @@ def until_told(got: list[BaseException | None], clock: Clock) -> None:
 
 
 def test_an_end_that_the_reactor_does_not_hear_of_is_found_after_a_while(
-    watched: KernelQueue, clock: Clock, make_file: Callable[[str], IMappedFile]
+    watched: LinuxAio, clock: Clock, make_file: Callable[[str], IMappedFile]
 ) -> None:
     file = make_file("a")
     got = told(watched.sync(descriptor(file), file.path))
@@ -184,7 +184,7 @@ def test_an_end_that_the_reactor_does_not_hear_of_is_found_after_a_while(
 
 
 def test_without_its_event_descriptor_what_runs_is_told_and_nothing_more_taken(
-    watched: KernelQueue,
+    watched: LinuxAio,
     readers: Readers,
     clock: Clock,
     make_file: Callable[[str], IMappedFile],
@@ -206,22 +206,22 @@ def test_without_its_event_descriptor_what_runs_is_told_and_nothing_more_taken(
 
 
 def test_a_sync_that_failed_is_told_as_that(
-    queue: KernelQueue, make_file: Callable[[str], IMappedFile], monkeypatch: pytest.MonkeyPatch
+    queue: LinuxAio, make_file: Callable[[str], IMappedFile], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel's answer is changed as a disk that fails would have it."""
     file = make_file("a")
     got = told(queue.sync(descriptor(file), file.path))
-    real = kernel_queue._call
+    real = linux_aio._call
 
     def failing(number: int, *arguments: Any) -> int:
         count = real(number, *arguments)
         if number == queue._get_events and count:
-            event = kernel_queue._IO_EVENT
+            event = linux_aio._IO_EVENT
             data, block, _, second = event.unpack_from(queue._events)
             event.pack_into(queue._events, 0, data, block, -errno.EIO, second)
         return count
 
-    monkeypatch.setattr(kernel_queue, "_call", failing)
+    monkeypatch.setattr(linux_aio, "_call", failing)
     assert select.select([queue], [], [], 10)[0]
     queue.doRead()
     (error,) = got
@@ -230,21 +230,21 @@ def test_a_sync_that_failed_is_told_as_that(
 
 
 def test_where_the_ends_cannot_be_asked_for_a_sync_has_failed(
-    watched: KernelQueue, readers: Readers, make_file: Callable[[str], IMappedFile], monkeypatch: pytest.MonkeyPatch
+    watched: LinuxAio, readers: Readers, make_file: Callable[[str], IMappedFile], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel tells each descriptor once of an error of the disk: another sync would end well."""
     others = Others()
-    syncs = KernelSyncs(watched, others)
+    syncs = AioSyncs(watched, others)
     file = make_file("a")
     got = told(syncs.sync([file], None))
-    real = kernel_queue._call
+    real = linux_aio._call
 
     def broken(number: int, *arguments: object) -> int:
         if number == watched._get_events:
             raise OSError(errno.EINVAL, "Invalid argument")
         return real(number, *arguments)
 
-    monkeypatch.setattr(kernel_queue, "_call", broken)
+    monkeypatch.setattr(linux_aio, "_call", broken)
     watched.doRead() if select.select([watched], [], [], 10)[0] else None
     (error,) = got
     assert isinstance(error, OSError)
@@ -288,7 +288,7 @@ def test_the_kernel_syncs_one_open_file_and_a_worker_all_else(
     make_file: Callable[[str], IMappedFile], tmp_path: Path
 ) -> None:
     queue, others = Queue(), Others()
-    syncs = KernelSyncs(queue, others)  # type: ignore[arg-type]
+    syncs = AioSyncs(queue, others)  # type: ignore[arg-type]
     assert verifyObject(ISyncs, syncs)  # type: ignore[no-untyped-call]
     one, two = make_file("a"), make_file("b")
     closed = OsDisk().open_mapped(one.path, one.size)
@@ -310,7 +310,7 @@ def test_the_kernel_syncs_one_open_file_and_a_worker_all_else(
 
 def test_what_the_kernel_does_not_take_a_worker_does_from_then_on(make_file: Callable[[str], IMappedFile]) -> None:
     queue, others = Queue(), Others()
-    syncs = KernelSyncs(queue, others)  # type: ignore[arg-type]
+    syncs = AioSyncs(queue, others)  # type: ignore[arg-type]
     file = make_file("a")
     queue.error = OSError(errno.EAGAIN, "no more")
     assert told(syncs.sync([file], None)) == [None]

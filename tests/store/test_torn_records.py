@@ -123,7 +123,7 @@ def test_a_message_of_any_bytes_and_those_behind_it_are_there_after_a_crash(
         shutil.rmtree(image.root / "consumequeue")
     again = image.open()
     assert [again.read_record(start) for start, _ in records] == [record for _, record in records]
-    assert (again.log_end, list(again.damages)) == (store.log_end, [])
+    assert (again.log_end, list(again.corrupt_ranges)) == (store.log_end, [])
     topic = messages[before][0].decode()
     assert again.max_offset(topic, 0) == (1 if topic != "T" else len(messages))
     stop(again)

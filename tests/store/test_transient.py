@@ -12,7 +12,7 @@ import pytest
 from mqbroker.errors import StoreBusy, StoreUnwritable
 from mqbroker.store import MessageStore
 from mqbroker.store.disk import IMappedFile
-from mqbroker.store.outcomes import GetStatus
+from mqbroker.store.get_message_result import GetMessageStatus
 from mqbroker.wire.record import decode_records
 from tests.store.harness import Bench, make_bench, message, stop, turns
 
@@ -35,7 +35,7 @@ class Pool:
         found: list[bytes] = []
         while True:
             result = self.store.get("T", 0, len(found), 32)
-            if result.status is not GetStatus.FOUND:
+            if result.status is not GetMessageStatus.FOUND:
                 return found
             found += [record.body for piece in result.pieces for record in decode_records(piece)]
 
@@ -121,7 +121,7 @@ def test_segments_roll_and_their_buffers_come_back(tmp_path: Path, buffers: int)
     rebuilt.disk.remove_tree(str(rebuilt.root / "consumequeue"))
     pool.store = rebuilt.open()
     assert pool.bodies() == sent
-    assert not pool.store.damages
+    assert not pool.store.corrupt_ranges
 
 
 def test_without_a_free_buffer_messages_go_into_the_file(tmp_path: Path) -> None:

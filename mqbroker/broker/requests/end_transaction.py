@@ -21,8 +21,8 @@ from mqbroker.config import StoreSettings
 from mqbroker.errors import MessageRefused, MQError, Refused, StoreError
 from mqbroker.remoting.handlers import Call, IConnection, RawRequest, answers, failure_response
 from mqbroker.store.commitlog import NewMessage
+from mqbroker.store.get_message_result import GetMessageResult, GetMessageStatus
 from mqbroker.store.message_store import MessageStore
-from mqbroker.store.outcomes import GetResult, GetStatus
 from mqbroker.wire.codes import (
     TRANS_CHECK_MAX_TIME_TOPIC,
     TRANS_HALF_TOPIC,
@@ -310,9 +310,9 @@ def _parse(ext: dict[str, str]) -> _End:
     return _End(group, header.tran_state_table_offset, header.commit_log_offset, header.commit_or_rollback)
 
 
-def _first(found: GetResult) -> RawRecord | None:
+def _first(found: GetMessageResult) -> RawRecord | None:
     """The message that was found, if any."""
-    if found.status is not GetStatus.FOUND or not found.pieces:
+    if found.status is not GetMessageStatus.FOUND or not found.pieces:
         return None
     return decode_raw(memoryview(found.pieces[0] if len(found.pieces) == 1 else b"".join(found.pieces)), 0)
 

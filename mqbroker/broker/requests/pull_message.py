@@ -23,8 +23,8 @@ from mqbroker.broker.topic_table import TopicTable
 from mqbroker.errors import Refused, StoreBusy, StoreError
 from mqbroker.remoting.failures import OVERLOADED
 from mqbroker.remoting.handlers import IConnection, RawRequest, failure_response
+from mqbroker.store.get_message_result import GetMessageResult, GetMessageStatus
 from mqbroker.store.message_store import MessageStore
-from mqbroker.store.outcomes import GetResult, GetStatus
 from mqbroker.wire.bodies import MessageQueue, OffsetMovedEvent, SubscriptionGroupConfig
 from mqbroker.wire.codes import (
     FAQ,
@@ -53,12 +53,12 @@ PULLS_AT_ONCE_MAX = 8
 SUSPEND_MS_MAX = 600_000
 
 _CODES = {
-    GetStatus.MESSAGE_WAS_REMOVING: ResponseCode.PULL_RETRY_IMMEDIATELY,
-    GetStatus.NO_MATCHED_MESSAGE: ResponseCode.PULL_RETRY_IMMEDIATELY,
-    GetStatus.OFFSET_FOUND_NULL: ResponseCode.PULL_NOT_FOUND,
-    GetStatus.OFFSET_OVERFLOW_ONE: ResponseCode.PULL_NOT_FOUND,
-    GetStatus.OFFSET_OVERFLOW_BADLY: ResponseCode.PULL_OFFSET_MOVED,
-    GetStatus.OFFSET_TOO_SMALL: ResponseCode.PULL_OFFSET_MOVED,
+    GetMessageStatus.MESSAGE_WAS_REMOVING: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    GetMessageStatus.NO_MATCHED_MESSAGE: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    GetMessageStatus.OFFSET_FOUND_NULL: ResponseCode.PULL_NOT_FOUND,
+    GetMessageStatus.OFFSET_OVERFLOW_ONE: ResponseCode.PULL_NOT_FOUND,
+    GetMessageStatus.OFFSET_OVERFLOW_BADLY: ResponseCode.PULL_OFFSET_MOVED,
+    GetMessageStatus.OFFSET_TOO_SMALL: ResponseCode.PULL_OFFSET_MOVED,
 }
 _FOUND = (
     '{"code":0,"extFields":{"suggestWhichBrokerId":"%d","nextBeginOffset":"%d","maxOffset":"%d","minOffset":"%d"},'
@@ -184,17 +184,19 @@ class PullRequests:
             del self._cold[connection]
         return result
 
-    def _answer_cold(self, result: GetResult, pull: _Pull, offset: int, connection: IConnection, since: float) -> bytes:
+    def _answer_cold(
+        self, result: GetMessageResult, pull: _Pull, offset: int, connection: IConnection, since: float
+    ) -> bytes:
         answer = self._answer(result, pull, offset, connection)
         header, gets = pull.header, self._gets
         ms = int((self._clock.seconds() - since) * 1000)
         gets.longest_ms = max(gets.longest_ms, ms)
-        if result.status is GetStatus.FOUND:
+        if result.status is GetMessageStatus.FOUND:
             gets.found[header.topic, header.consumer_group, header.queue_id][3] += ms
         return answer
 
-    def _answer(self, result: GetResult, pull: _Pull, offset: int, connection: IConnection) -> bytes:
-        if result.status is GetStatus.FOUND:
+    def _answer(self, result: GetMessageResult, pull: _Pull, offset: int, connection: IConnection) -> bytes:
+        if result.status is GetMessageStatus.FOUND:
             return self._found(pull, result)
         code = _code(result, offset)
         self._gets.missed += 1
@@ -207,14 +209,14 @@ class PullRequests:
             return b""
         return self._not_found(pull, code, result, offset)
 
-    def _broker_id(self, pull: _Pull, result: GetResult) -> int:
+    def _broker_id(self, pull: _Pull, result: GetMessageResult) -> int:
         """Whom to ask next: a slave, where messages are so far behind that the master would read them from the disk."""
         if not self._live.current.slave_read_enable:
             return MASTER_ID
         group = pull.group
         return group.which_broker_when_consume_slowly if result.suggest_slave else group.broker_id
 
-    def _found(self, pull: _Pull, result: GetResult) -> bytes:
+    def _found(self, pull: _Pull, result: GetMessageResult) -> bytes:
         """The answer's frame where there are messages. Hot."""
         size = sum(map(len, result.pieces))
         self._count(pull.header, result.count, size)
@@ -229,13 +231,13 @@ class PullRequests:
         )
         return b"".join((_LENGTHS.pack(4 + len(text) + size, len(text)), text.encode(), *result.pieces))
 
-    def _not_found(self, pull: _Pull, code: int, result: GetResult, offset: int) -> bytes:
+    def _not_found(self, pull: _Pull, code: int, result: GetMessageResult, offset: int) -> bytes:
         if code == ResponseCode.PULL_OFFSET_MOVED:
             header = pull.header
             self._moved.store(header.consumer_group, header.topic, header.queue_id, offset, result.next_offset)
         return self._frame(pull, code, result)
 
-    def _frame(self, pull: _Pull, code: int, result: GetResult) -> bytes:
+    def _frame(self, pull: _Pull, code: int, result: GetMessageResult) -> bytes:
         answer = RemotingCommand.response(
             RemotingCommand(0, opaque=pull.opaque, serialize_type=pull.serialize_type),
             code,
@@ -286,13 +288,15 @@ class PullRequests:
             result = self._store.get(
                 header.topic, header.queue_id, held.offset, header.max_msg_nums, None, *pull.filter
             )
-            if result.status is GetStatus.FOUND:
+            if result.status is GetMessageStatus.FOUND:
                 answer = self._found(pull, result)
             else:
                 self._gets.missed += 1
                 code = _code(result, held.offset)
-                if not last and (code == ResponseCode.PULL_NOT_FOUND or result.status is GetStatus.NO_MATCHED_MESSAGE):
-                    if result.status is GetStatus.NO_MATCHED_MESSAGE:
+                if not last and (
+                    code == ResponseCode.PULL_NOT_FOUND or result.status is GetMessageStatus.NO_MATCHED_MESSAGE
+                ):
+                    if result.status is GetMessageStatus.NO_MATCHED_MESSAGE:
                         held.offset = result.next_offset
                     return False
                 answer = self._not_found(pull, code, result, held.offset)
@@ -316,9 +320,9 @@ def _failed(error: BaseException | None, opaque: int, serialize_type: int) -> by
     return encode_command(failure_response(command, error))
 
 
-def _code(result: GetResult, offset: int) -> int:
+def _code(result: GetMessageResult, offset: int) -> int:
     """The code of the answer to a pull at `offset` that found nothing."""
-    if result.status in (GetStatus.NO_MATCHED_LOGIC_QUEUE, GetStatus.NO_MESSAGE_IN_QUEUE):
+    if result.status in (GetMessageStatus.NO_MATCHED_LOGIC_QUEUE, GetMessageStatus.NO_MESSAGE_IN_QUEUE):
         return ResponseCode.PULL_OFFSET_MOVED if offset else ResponseCode.PULL_NOT_FOUND
     return _CODES[result.status]
 

@@ -124,8 +124,8 @@ def passes(subscription: SubscriptionData, registered: ConsumerFilter | None) ->
     if subscription.expression_type not in TAG_KINDS:
         if registered is None:
             return lambda tags_code, unit: True
-        matching = ExpressionFilter.of(registered)
-        return lambda tags_code, unit: unit is None or matching.may_match(unit)
+        property_filter = ExpressionFilter.of(registered)
+        return lambda tags_code, unit: unit is None or property_filter.may_match(unit)
     if subscription.sub_string == ALL or subscription.class_filter_mode:
         return lambda tags_code, unit: True
     codes = subscription.code_set

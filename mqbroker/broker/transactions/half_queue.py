@@ -20,8 +20,8 @@ from mqbroker.broker.offset_table import OffsetTable
 from mqbroker.broker.transactions.half_message import QUEUE_ID, settled_by, settlement
 from mqbroker.errors import StoreError
 from mqbroker.store.commitlog import Appended, NewMessage
+from mqbroker.store.get_message_result import GetMessageStatus
 from mqbroker.store.message_store import MessageStore
-from mqbroker.store.outcomes import GetStatus
 from mqbroker.wire.codes import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
 from mqbroker.wire.record import BadRecord, Record, decode_record
 
@@ -260,7 +260,7 @@ class HalfQueue:
         found = self._store.get_when_ready(topic, QUEUE_ID, offset, READ_MAX)
         if isinstance(found, Deferred):
             found = await found
-        if found.status is not GetStatus.FOUND:
+        if found.status is not GetMessageStatus.FOUND:
             return [], max(offset, found.next_offset)
         data = memoryview(b"".join(found.pieces))
         records: list[Record] = []

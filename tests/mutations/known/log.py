@@ -194,7 +194,7 @@ MISTAKES = [
     ),
     Mutation(
         "leave a rotten unit of the extension as it is",
-        "store/closer_look.py",
+        "store/checked_reader.py",
         '            self._is_to_mend(look, queue_offset, physical_offset, "no unit in the extension")\n',
         "            pass\n",
         ("tests/store/test_consumequeue_ext.py::test_rotten_units_that_a_reader_finds_are_built_again",),
@@ -208,14 +208,14 @@ MISTAKES = [
     ),
     Mutation(
         "take it for granted that what this process appended is in memory",
-        "store/hot_pages.py",
+        "store/resident_pages.py",
         "            if not file.is_resident(at, size):\n",
         "            if False:\n",
         ("tests/store/test_unreadable_pages.py",),
     ),
     Mutation(
         "look keys up in pages of the index that left memory",
-        "store/cold.py",
+        "store/page_loader.py",
         "        read_before_touch(file, at, size)\n",
         "        pass\n",
         ("tests/store/test_unreadable_pages.py::test_pages_that_left_memory_are_read_before_they_are_touched",),
@@ -311,7 +311,7 @@ MISTAKES = [
     Mutation(
         "leave the name of the tables' directory unsynced",
         "store/jsonfile.py",
-        "            make_lasting_directories(self._disk, os.path.dirname(self.path))\n",
+        "            make_durable_directories(self._disk, os.path.dirname(self.path))\n",
         "",
         ("tests/store/simulation/test_tables.py",),
     ),
@@ -383,14 +383,14 @@ MISTAKES = [
         "store/store_files.py",
         "                    if note_removed is not None:\n                        note_removed()\n",
         "",
-        ("tests/store/test_removal.py",),
+        ("tests/store/test_topic_removal.py",),
     ),
     Mutation(
         "take a stop for clean though it could not be noted what was removed",
         "store/store_files.py",
         "self._is_marked or self._removed.unsaved)",
         "self._is_marked)",
-        ("tests/store/test_removal.py",),
+        ("tests/store/test_topic_removal.py",),
     ),
     Mutation(
         "take a record inside of a message for one",
@@ -401,17 +401,17 @@ MISTAKES = [
     ),
     Mutation(
         "touch pages that are on the disk",
-        "store/closer_look.py",
-        "                look.missing.append(Stretch(file, at, size))\n                return True\n",
+        "store/checked_reader.py",
+        "                look.missing.append(FileRange(file, at, size))\n                return True\n",
         "                return True\n",
-        ("tests/store/test_cold_reads.py::test_messages_from_before_the_start_come_when_they_are_in_memory",),
+        ("tests/store/test_page_loader.py::test_messages_from_before_the_start_come_when_they_are_in_memory",),
     ),
     Mutation(
         "pass over messages behind a removed one",
-        "store/closer_look.py",
+        "store/checked_reader.py",
         "if 0 <= physical_offset < log.min_offset:",
         "if True:",
-        ("tests/store/test_damages.py::test_a_record_that_rotted_is_served_to_nobody",),
+        ("tests/store/test_corrupt_ranges.py::test_a_record_that_rotted_is_served_to_nobody",),
     ),
     Mutation(
         "count names made during a sync as synced",
@@ -436,10 +436,10 @@ MISTAKES = [
     ),
     Mutation(
         "hide messages for one read that failed",
-        "store/cold.py",
+        "store/page_loader.py",
         "        if is_shortage(error) or not self._is_lasting(stretch):\n",
         "        if is_shortage(error):\n",
-        ("tests/store/test_cold_reads.py::test_what_was_found_whole_and_cannot_be_read_any_more",),
+        ("tests/store/test_page_loader.py::test_what_was_found_whole_and_cannot_be_read_any_more",),
     ),
     Mutation(
         "touch pages of the log before they were read",

@@ -333,7 +333,7 @@ def test_what_the_disk_cannot_read_is_told_and_passed_over(bench: Bench) -> None
     bench.disk.faults.unreadable.add((str(segment(bench.root)), at + 5000))
     report = check_store(bench.disk, str(bench.root), Given(), lambda done, total: None)
     assert kinds(report) == {"damaged log": "lost", "messages missing": "lost", "index entry orphaned": "broken"}
-    (damage,) = report.damages
+    (damage,) = report.corrupt_ranges
     assert (damage.start, damage.end) == (at, record_at(bench, 6))
     assert "the disk cannot read it" in damage.why
     assert report.totals.records == 7

@@ -11,7 +11,7 @@ from mqbroker.store.offline.repair import make_plan
 from tests.store.harness import Bench, message, stop, tree, turns
 from tests.store.offline.stores import add_tables, check, kinds, picture, zero
 from tests.store.offline.test_repair import plan_of, repair
-from tests.store.test_removal import bodies, directories, filled, result
+from tests.store.test_topic_removal import bodies, directories, filled, result
 
 TOPICS = b'{"topicConfigTable":{"Kept":{},"Old":{}}}'
 

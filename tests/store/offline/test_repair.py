@@ -129,7 +129,7 @@ def test_a_fence_makes_the_log_whole_again_and_keeps_what_was_there(bench: Bench
     fill(bench)
     first = record_at(bench, 3)
     zero(segment(bench.root), first, size)
-    lost = check(bench.root).damages
+    lost = check(bench.root).corrupt_ranges
     before = segment(bench.root).read_bytes()
     folder = repair(bench.root, fence=True)
     report = check(bench.root)
@@ -140,7 +140,7 @@ def test_a_fence_makes_the_log_whole_again_and_keeps_what_was_there(bench: Bench
     gone = report.findings.messages_lost
     assert gone == -(-size // (record_at(bench, 1) - record_at(bench, 0)))
     store = bench.open()
-    assert not store.damages
+    assert not store.corrupt_ranges
     stop(store)
     bench.opened.clear()
     found = numbers(bench)

@@ -1,4 +1,4 @@
-"""Linux's own queue of input and output on the simulated disk: the calls that `store/kernel_queue.py` makes of it.
+"""Linux's own queue of input and output on the simulated disk: the calls that `store/linux_aio.py` makes of it.
 
 What is submitted runs when the seed says so, in any order, and the event descriptor tells of it later. Must never know
 whose files they are.
@@ -19,7 +19,7 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 if TYPE_CHECKING:
-    from mqbroker.store.kernel_queue import KernelQueue
+    from mqbroker.store.linux_aio import LinuxAio
     from tests.store.simulation.calls import Calls
 
 # As include/uapi/linux/aio_abi.h has them, and the table of system calls of x86_64.
@@ -56,16 +56,16 @@ class Aio:
         self.run: Callable[[Callable[[], None]], Deferred[None]] | None = None
         self.faults: set[str] = set()
         self.failed: Counter[str] = Counter()
-        self.readers: list[KernelQueue] = []
+        self.readers: list[LinuxAio] = []
         self._running: list[Request] = []
         self._ended: list[bytes] = []
 
     # A reactor
 
-    def addReader(self, reader: KernelQueue) -> None:  # noqa: N802
+    def addReader(self, reader: LinuxAio) -> None:  # noqa: N802
         self.readers.append(reader)
 
-    def removeReader(self, reader: KernelQueue) -> None:  # noqa: N802
+    def removeReader(self, reader: LinuxAio) -> None:  # noqa: N802
         self.readers.remove(reader)
 
     def look(self, _: object = None) -> None:

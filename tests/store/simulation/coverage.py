@@ -125,12 +125,12 @@ def compare_with_rebuild(world: World, root: str) -> dict[str, int]:
             break
         clock.advance(0)
         worker.step(rng)
-    damages = store.damages
+    corrupt_ranges = store.corrupt_ranges
     if world.model.has_rot:
         for entry in world.model.entries:
             if entry.is_rotten and world.model.removed <= entry.start and entry.end < world.model.end:
-                found = any(damage.start <= entry.start and entry.end <= damage.end for damage in damages)
-                what = f"record {entry.start} to {entry.end} rotted, reported are {damages}"
+                found = any(damage.start <= entry.start and entry.end <= damage.end for damage in corrupt_ranges)
+                what = f"record {entry.start} to {entry.end} rotted, reported are {corrupt_ranges}"
                 require(found, "rot is reported", what)
     stopped: list[None] = []
     store.stop().addCallback(stopped.append)
@@ -141,7 +141,7 @@ def compare_with_rebuild(world: World, root: str) -> dict[str, int]:
             break
     require(bool(stopped), "stop comes to an end", "after a rebuild")
     if world.model.has_rot:  # queues keep their entries of messages that rotted later; a rebuild cannot know them
-        return {"rot reported by a rebuild": len(damages)}
+        return {"rot reported by a rebuild": len(corrupt_ranges)}
     if world.model.floor:
         require_equal_above_minimum(world.model, world.disk, disk, root)
         return {}

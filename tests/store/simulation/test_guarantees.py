@@ -102,7 +102,7 @@ def test_torn_tail_is_cut_at_the_last_whole_record(lost: int) -> None:
     world.do(["power", 0])
     assert world.store.log_end == whole
     assert world.store.max_offset("A", 0) == 1
-    assert not world.store.damages
+    assert not world.store.corrupt_ranges
     # The place is used again, and nothing of what stood there is taken for a message.
     append(world, waits=True)
     work_off(world)

@@ -19,9 +19,9 @@ from mqbroker.errors import FlushTimedOut, MQError, StoreBusy, StoreDamaged, Sto
 from mqbroker.store import MessageStore, open_store
 from mqbroker.store.checkpoint import decode_checkpoint
 from mqbroker.store.commitlog import NewMessage
-from mqbroker.store.kernel_queue import KernelQueue
+from mqbroker.store.linux_aio import LinuxAio
 from mqbroker.store.multi_dispatch import NAMES_MARK
-from mqbroker.store.syncs import ISyncs, KernelSyncs, WorkerSyncs
+from mqbroker.store.syncs import AioSyncs, ISyncs, WorkerSyncs
 from mqbroker.store.tags_codes import TagsCodes
 from mqbroker.wire.codes import SCHEDULE_TOPIC, SysFlag
 from mqbroker.wire.names import LMQ_PREFIX, java_hash
@@ -78,7 +78,7 @@ class World:
         self.high_s = 0.0  # the clock went back from here
         self._life = 0
         self._shortage: SyncSpan | None = None
-        self.kernel_queue: KernelQueue | None = None
+        self.linux_aio: LinuxAio | None = None
         self._is_cold = "cold" in options.get("extras", ())
         self._checkpoint_before = b""  # what it said when something that it covers was spoilt
         self._heal()
@@ -119,10 +119,10 @@ class World:
             return syncs
         calls = disk.calls
         calls.aio.run = worker.run_in_kernel
-        self.kernel_queue = load("mqbroker.store.kernel_queue", calls).KernelQueue(
+        self.linux_aio = load("mqbroker.store.linux_aio", calls).LinuxAio(
             calls.aio, clock.seconds, call_later=clock.callLater
         )
-        return KernelSyncs(self.kernel_queue, syncs)
+        return AioSyncs(self.linux_aio, syncs)
 
     def _open_anew(self, end: str, seed: int) -> MessageStore:
         """Open the store on what an end left, however often opening ends as well."""
@@ -596,8 +596,8 @@ class World:
             else:  # what shifted with the clock is due some time
                 self._pass(max(self.clock.rightNow, self.high_s) + 0.1)
         require(bool(stopped), "stop comes to an end", "it does not fire")
-        if self.kernel_queue is not None:
-            self.kernel_queue.stop()
+        if self.linux_aio is not None:
+            self.linux_aio.stop()
         self.worker.end()
         if self.disk.is_off:
             raise Ended
@@ -870,9 +870,9 @@ class World:
         if lost:
             self.counts["tail cut"] += 1
         model.forget_numbers_above(store.log_end)
-        if store.damages:
+        if store.corrupt_ranges:
             self.counts["damage found"] += 1
-            require(model.has_rot, "damage is damage", f"nothing rotted, yet: {store.damages[0]}")
+            require(model.has_rot, "damage is damage", f"nothing rotted, yet: {store.corrupt_ranges[0]}")
         # Of what rotted before a checkpoint had its time nobody knows that.
         model.last_ms = next((entry.store_ms for entry in reversed(model.entries) if not entry.is_rotten), 0)
         model.removals.clear()

@@ -47,7 +47,7 @@ def why_unread(path: str, at: int, error: OSError, advice: str = "") -> StoreErr
     return StoreDamaged(path, at, f"{why}; {advice}" if advice else why)
 
 
-class Stretch(NamedTuple):
+class FileRange(NamedTuple):
     """Some bytes of a file."""
 
     file: IMappedFile
@@ -56,7 +56,7 @@ class Stretch(NamedTuple):
 
 
 #: Stretches that could not be read, and why.
-Unreadable = list[tuple[Stretch, OSError]]
+Unreadable = list[tuple[FileRange, OSError]]
 
 
 class FailedReads:
@@ -70,13 +70,13 @@ class FailedReads:
         # When it first failed and last, and how often.
         self._places: dict[tuple[str, int], tuple[float, float, int]] = {}
 
-    def check(self, stretch: Stretch, error: OSError) -> None:
+    def check(self, stretch: FileRange, error: OSError) -> None:
         """Take note of a place that could not be read. Raises StoreError for the one who wanted it, but where it goes
         on failing, and is to be taken for damaged."""
         if is_shortage(error) or not self._is_lasting(stretch):
             raise why_unread(stretch.file.path, stretch.at, error) from error
 
-    def _is_lasting(self, stretch: Stretch) -> bool:
+    def _is_lasting(self, stretch: FileRange) -> bool:
         key, now = (stretch.file.path, stretch.at), self._now()
         first, last, count = self._places.pop(key, (now, now, 0))
         if not 0 <= now - last <= FORGOTTEN_S:
@@ -119,19 +119,19 @@ class _Stream:
     end: int
 
 
-class ColdReads:
+class PageLoader:
     """Fetches on the worker, a few at a time and the rest in order."""
 
     def __init__(self, worker: IWorker) -> None:
         self._worker = worker
         self._running = 0
-        self._waiting: deque[tuple[Sequence[Stretch], Deferred[Unreadable]]] = deque()
+        self._waiting: deque[tuple[Sequence[FileRange], Deferred[Unreadable]]] = deque()
         self._streams: dict[str, _Stream] = {}
         self._stopped: Deferred[None] | None = None
         #: How many fetches there were.
         self.fetches = 0
 
-    def fetch(self, stretches: Sequence[Stretch], *, goes_on: bool = False) -> Deferred[Unreadable]:
+    def fetch(self, stretches: Sequence[FileRange], *, goes_on: bool = False) -> Deferred[Unreadable]:
         """Fires when they are in memory, with those that cannot be read.
 
         Raises StoreBusy where too many wait, unless it goes on with what waited before.
@@ -149,11 +149,11 @@ class ColdReads:
         while self._waiting and self._running < RUNNING_MAX:
             stretches, done = self._waiting.popleft()
             first = stretches[0]
-            around = Stretch(first.file, first.at, min(AROUND_BYTES, first.file.size - first.at))
+            around = FileRange(first.file, first.at, min(AROUND_BYTES, first.file.size - first.at))
             self._follow(first)
             self._run(around, stretches, done)
 
-    def _run(self, around: Stretch, stretches: Sequence[Stretch], done: Deferred[Unreadable]) -> None:
+    def _run(self, around: FileRange, stretches: Sequence[FileRange], done: Deferred[Unreadable]) -> None:
         self._running += 1
         self.fetches += 1
         self._worker.run(lambda: _fetch(around, stretches)).addBoth(self._ended, done)
@@ -167,7 +167,7 @@ class ColdReads:
 
     # Reading ahead
 
-    def _follow(self, first: Stretch) -> None:
+    def _follow(self, first: FileRange) -> None:
         stream = self._streams.pop(first.file.path, None)
         end = first.at + AROUND_BYTES
         # What goes on where the last fetch ended, or a bit further, is read from front to back.
@@ -183,7 +183,7 @@ class ColdReads:
             return
         if self._running >= RUNNING_MAX or stream.end >= file.size:
             return
-        ahead = Stretch(file, stream.end, min(AHEAD_BYTES, file.size - stream.end))
+        ahead = FileRange(file, stream.end, min(AHEAD_BYTES, file.size - stream.end))
         stream.next_at, stream.end = stream.end, ahead.at + ahead.size
         self._run(ahead, (), Deferred())
 
@@ -192,7 +192,7 @@ class ColdReads:
     async def ready(self, file: IMappedFile, at: int, size: int) -> None:
         """See `Pages`."""
         if not file.is_resident(at, size):
-            unreadable = await self.fetch([Stretch(file, at, size)])
+            unreadable = await self.fetch([FileRange(file, at, size)])
             if unreadable:
                 raise unreadable[0][1]
 
@@ -207,7 +207,7 @@ class ColdReads:
         return stopped
 
 
-def _fetch(around: Stretch, stretches: Sequence[Stretch]) -> Unreadable:
+def _fetch(around: FileRange, stretches: Sequence[FileRange]) -> Unreadable:
     """On the worker: read what is wanted, and what is near it."""
     with contextlib.suppress(OSError):  # it may be of bytes that nobody asked for
         around.file.fetch(around.at, around.size)

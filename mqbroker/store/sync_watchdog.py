@@ -20,7 +20,7 @@ LOOK_S = 1.0
 LONG_S = 5
 
 
-class SyncWatch:
+class SyncWatchdog:
     """Looks at the log's syncs.
 
     :param unsynced_s_max: messages are refused while something waits for its sync for longer than this, seconds.

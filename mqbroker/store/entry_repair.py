@@ -16,9 +16,9 @@ from twisted.python.failure import Failure
 
 from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.consumequeue import BLANK_SIZE, ENTRY, ConsumeQueue
+from mqbroker.store.consumequeue_dispatcher import ConsumeQueueDispatcher
 from mqbroker.store.consumequeue_ext import is_address
 from mqbroker.store.consumequeues import ConsumeQueues
-from mqbroker.store.entering import Entering
 from mqbroker.store.logscan import Damage, Scanned, scan, scan_file
 from mqbroker.store.multi_dispatch import is_entry_of
 from mqbroker.store.worker import IWorker
@@ -47,7 +47,7 @@ def is_lost(physical_offset: int, size: int, log_end: int) -> bool:
     return size < RECORD_BYTES_MIN or not 0 <= physical_offset <= log_end - size % BLANK_SIZE
 
 
-class Mender:
+class EntryRepair:
     """Mends one range of a queue at a time.
 
     :param report: is told of what of the log holds no record.
@@ -59,18 +59,18 @@ class Mender:
         self,
         commit_log: CommitLog,
         queues: ConsumeQueues,
-        entering: Entering,
+        cq_dispatcher: ConsumeQueueDispatcher,
         worker: IWorker,
         report: Callable[[Damage], None],
     ) -> None:
         self._report = report
         self._commit_log = commit_log
         self._queues = queues
-        self._entering = entering
+        self._cq_dispatcher = cq_dispatcher
         self._worker = worker
         self._running: dict[ConsumeQueue, list[Deferred[bool]]] = {}
 
-    def mend(self, queue: ConsumeQueue, offset: int) -> Deferred[bool]:
+    def repair(self, queue: ConsumeQueue, offset: int) -> Deferred[bool]:
         """Fires with True when entry `offset`, and the lost ones around it, are there again as far as the log has them;
         with False after others of the queue were mended, which is to be tried again. Fails with OSError."""
         done: Deferred[bool] = Deferred()
@@ -92,11 +92,11 @@ class Mender:
         return done
 
     async def mend_waiting(self, queue: ConsumeQueue, offset: int) -> bool:
-        """As `mend`, for who may wait for the disk where it stands. Raises OSError."""
-        self.mend_now(queue, offset)
+        """As `repair`, for who may wait for the disk where it stands. Raises OSError."""
+        self.repair_now(queue, offset)
         return True
 
-    def mend_now(self, queue: ConsumeQueue, offset: int) -> None:
+    def repair_now(self, queue: ConsumeQueue, offset: int) -> None:
         """As `mend_waiting`."""
         self._store(queue, self._find(queue, offset, queue.min_offset, queue.max_offset))
 
@@ -117,7 +117,7 @@ class Mender:
             start = max(start, before + size)
         if high < high_max:
             end = queue.entry_from_disk(high)[0]
-        found, damages = self._scan(queue, start, end)
+        found, corrupt_ranges = self._scan(queue, start, end)
         entries: dict[int, Entry] = {}
         # Its message is damaged, or gone from the log; where none is before it the queue begins behind it.
         blank = start if low > oldest else 0, BLANK_SIZE, 0
@@ -136,7 +136,7 @@ class Mender:
             if not is_lost(physical_offset, size, log.readable_end):
                 break
             entries[number] = 0, BLANK_SIZE, 0
-        return entries, damages
+        return entries, corrupt_ranges
 
     def _is_right(self, queue: ConsumeQueue, number: int) -> bool | None:
         """Whether an entry is that of its message; None where there is none to ask: one of no message, or of one that
@@ -159,24 +159,24 @@ class Mender:
             code = unit.tags_code
         if item.topic != queue.topic_bytes or queue.is_schedule or is_address(code):
             return True
-        return self._entering.place_of(queue, item) == (number, code)
+        return self._cq_dispatcher.place_of(queue, item) == (number, code)
 
     def _scan(self, queue: ConsumeQueue, start: int, end: int) -> Found:
         found: dict[int, Entry] = {}
-        damages: list[Damage] = []
+        corrupt_ranges: list[Damage] = []
         for run in scan(self._commit_log, start, end, _ALL):
             if isinstance(run, Damage):
-                damages.append(run)
+                corrupt_ranges.append(run)
                 continue
             for row in run.rows:
-                place = self._entering.place_of(queue, row)
+                place = self._cq_dispatcher.place_of(queue, row)
                 if place is not None:
                     found[place[0]] = row[3], row[4], place[1]
-        return found, damages
+        return found, corrupt_ranges
 
     def _store(self, queue: ConsumeQueue, found: Found) -> None:
-        entries, damages = found
-        for damage in damages:
+        entries, corrupt_ranges = found
+        for damage in corrupt_ranges:
             self._report(damage)
         if queue.is_removed or not entries:
             return

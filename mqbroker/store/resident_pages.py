@@ -25,7 +25,7 @@ _STRETCHES_MAX = 4096
 _QUEUES_MAX = 10_000
 
 
-class HotPages:
+class ResidentPages:
     """Looks, and remembers.
 
     :param now: seconds.

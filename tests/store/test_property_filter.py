@@ -9,17 +9,17 @@ from twisted.internet.defer import Deferred
 from zope.interface import implementer
 from zope.interface.verify import verifyObject
 
-from mqbroker.store import GetResult, GetStatus, MessageStore
-from mqbroker.store import pull as module
+from mqbroker.store import GetMessageResult, GetMessageStatus, MessageStore
+from mqbroker.store import message_reader as module
 from mqbroker.store.consumequeue_ext import ExtUnit
-from mqbroker.store.matching import IMatching
+from mqbroker.store.property_filter import IPropertyFilter
 from mqbroker.wire.names import java_hash
 from mqbroker.wire.record import decode_records
 from tests.store.harness import Bench, after_restart, message
-from tests.store.test_cold_reads import fail_for_good, kept, offsets, step_all
+from tests.store.test_page_loader import fail_for_good, kept, offsets, step_all
 
 
-@implementer(IMatching)
+@implementer(IPropertyFilter)
 class Matching:
     """Wants messages with one of the numbers; keeps what it was asked."""
 
@@ -49,8 +49,8 @@ def fill(store: MessageStore, count: int, size: int = 10) -> None:
     store.dispatch_now()
 
 
-def found(answer: GetResult | Deferred[GetResult]) -> GetResult:
-    assert isinstance(answer, GetResult)
+def found(answer: GetMessageResult | Deferred[GetMessageResult]) -> GetMessageResult:
+    assert isinstance(answer, GetMessageResult)
     return answer
 
 
@@ -62,67 +62,67 @@ def store(bench: Bench) -> MessageStore:
 
 
 def test_the_seam() -> None:
-    assert verifyObject(IMatching, Matching())
+    assert verifyObject(IPropertyFilter, Matching())
 
 
 def test_messages_are_picked(store: MessageStore) -> None:
-    matching = Matching(3, 4, 30)
+    property_filter = Matching(3, 4, 30)
     for get in (store.get, store.get_when_ready):
-        result = found(get("T", 0, 2, 32, matching=matching))
-        assert (result.status, offsets(result), result.count) == (GetStatus.FOUND, [3, 4, 30], 3)
+        result = found(get("T", 0, 2, 32, property_filter=property_filter))
+        assert (result.status, offsets(result), result.count) == (GetMessageStatus.FOUND, [3, 4, 30], 3)
         assert (result.next_offset, result.min_offset, result.max_offset) == (40, 0, 40)
-    assert matching.asked == [*range(2, 40)] * 2
+    assert property_filter.asked == [*range(2, 40)] * 2
 
 
 def test_as_many_are_picked_as_are_asked_for(store: MessageStore) -> None:
-    matching = Matching(3, 4, 30, 31)
-    result = found(store.get_when_ready("T", 0, 0, 2, matching=matching))
+    property_filter = Matching(3, 4, 30, 31)
+    result = found(store.get_when_ready("T", 0, 0, 2, property_filter=property_filter))
     assert (offsets(result), result.next_offset) == ([3, 4], 5)
-    result = found(store.get_when_ready("T", 0, 5, 2, matching=matching))
+    result = found(store.get_when_ready("T", 0, 5, 2, property_filter=property_filter))
     assert (offsets(result), result.next_offset) == ([30, 31], 32)
     size = len(result.pieces[0]) // 2
-    result = found(store.get_when_ready("T", 0, 0, 32, size + 1, matching=matching))
+    result = found(store.get_when_ready("T", 0, 0, 32, size + 1, property_filter=property_filter))
     assert (offsets(result), result.next_offset) == ([3], 4)
 
 
 def test_none_is_picked(store: MessageStore) -> None:
-    result = found(store.get_when_ready("T", 0, 1, 32, matching=Matching()))
-    assert (result.status, result.count, result.next_offset) == (GetStatus.NO_MATCHED_MESSAGE, 0, 40)
-    result = found(store.get_when_ready("T", 0, 40, 32, matching=Matching()))
-    assert (result.status, result.next_offset) == (GetStatus.OFFSET_OVERFLOW_ONE, 40)
+    result = found(store.get_when_ready("T", 0, 1, 32, property_filter=Matching()))
+    assert (result.status, result.count, result.next_offset) == (GetMessageStatus.NO_MATCHED_MESSAGE, 0, 40)
+    result = found(store.get_when_ready("T", 0, 40, 32, property_filter=Matching()))
+    assert (result.status, result.next_offset) == (GetMessageStatus.OFFSET_OVERFLOW_ONE, 40)
 
 
 def test_a_get_looks_at_so_many_at_most(bench: Bench) -> None:
     store = bench.open()
     fill(store, 999)
-    result = found(store.get_when_ready("T", 0, 0, 32, matching=Matching(900)))
-    assert result.status is GetStatus.NO_MATCHED_MESSAGE
+    result = found(store.get_when_ready("T", 0, 0, 32, property_filter=Matching(900)))
+    assert result.status is GetMessageStatus.NO_MATCHED_MESSAGE
     assert 0 < result.next_offset <= 800
-    while result.status is not GetStatus.FOUND:
-        result = found(store.get_when_ready("T", 0, result.next_offset, 32, matching=Matching(900)))
+    while result.status is not GetMessageStatus.FOUND:
+        result = found(store.get_when_ready("T", 0, result.next_offset, 32, property_filter=Matching(900)))
     assert offsets(result) == [900]
 
 
 def test_a_get_looks_at_no_more_than_the_matching_says(bench: Bench) -> None:
     store = bench.open()
     fill(store, 40)
-    matching = Matching(3, 20)
-    matching.most_at_once = 7
+    property_filter = Matching(3, 20)
+    property_filter.most_at_once = 7
     seen = 0
     for expected in ([3], [], [20]):
-        result = found(store.get_when_ready("T", 0, seen, 32, matching=matching))
+        result = found(store.get_when_ready("T", 0, seen, 32, property_filter=property_filter))
         seen += 7
         assert (offsets(result), result.next_offset) == (expected, seen)
     store = after_restart(bench, store)
-    result = found(store.get("T", 0, 14, 32, matching=matching))
+    result = found(store.get("T", 0, 14, 32, property_filter=property_filter))
     assert (offsets(result), result.next_offset) == ([20], 21)
 
 
 def test_tags_are_looked_at_first(store: MessageStore) -> None:
-    matching = Matching(3, 4, 5)
-    result = found(store.get_when_ready("T", 0, 0, 32, None, {java_hash("b")}, matching))
+    property_filter = Matching(3, 4, 5)
+    result = found(store.get_when_ready("T", 0, 0, 32, None, {java_hash("b")}, property_filter))
     assert offsets(result) == [3, 5]
-    assert matching.asked == [*range(1, 40, 2)]
+    assert property_filter.asked == [*range(1, 40, 2)]
 
 
 def test_removed_messages_are_passed_over(make: Callable[..., Bench]) -> None:
@@ -132,11 +132,11 @@ def test_removed_messages_are_passed_over(make: Callable[..., Bench]) -> None:
     first = store._commit_log.segments[0]
     store._commit_log.segments = store._commit_log.segments[1:]
     store._commit_log.min_offset += 4096
-    result = found(store.get("T", 0, 0, 1, matching=Matching(*range(40))))
-    assert result.status is GetStatus.FOUND
+    result = found(store.get("T", 0, 0, 1, property_filter=Matching(*range(40))))
+    assert result.status is GetMessageStatus.FOUND
     assert offsets(result)[0] > 0
-    result = found(store.get("T", 0, 0, 1, matching=Matching()))
-    assert (result.status, result.next_offset) == (GetStatus.NO_MATCHED_MESSAGE, 40)
+    result = found(store.get("T", 0, 0, 1, property_filter=Matching()))
+    assert (result.status, result.next_offset) == (GetMessageStatus.NO_MATCHED_MESSAGE, 40)
     first.close()
 
 
@@ -157,13 +157,13 @@ def test_units_may_rule_messages_out(extended: Bench) -> None:
         units.append(unit)
         return unit.tags_code == java_hash("a")
 
-    matching = Matching(2, 3, 4, units=is_even)
-    assert offsets(found(store.get_when_ready("T", 0, 0, 32, matching=matching))) == [2, 4]
-    assert matching.asked == [0, 2, 4, 6, 8]
+    property_filter = Matching(2, 3, 4, units=is_even)
+    assert offsets(found(store.get_when_ready("T", 0, 0, 32, property_filter=property_filter))) == [2, 4]
+    assert property_filter.asked == [0, 2, 4, 6, 8]
     assert [unit.tags_code for unit in units] == [java_hash("ab"[i % 2]) for i in range(10)]
-    matching = Matching(2, 3, 4, units=is_even)
-    assert offsets(found(store.get_when_ready("T", 0, 0, 32, None, {java_hash("b")}, matching))) == []
-    assert matching.asked == []
+    property_filter = Matching(2, 3, 4, units=is_even)
+    assert offsets(found(store.get_when_ready("T", 0, 0, 32, None, {java_hash("b")}, property_filter))) == []
+    assert property_filter.asked == []
 
 
 def test_units_that_are_not_in_memory_are_fetched_first(extended: Bench) -> None:
@@ -172,26 +172,26 @@ def test_units_that_are_not_in_memory_are_fetched_first(extended: Bench) -> None
     store = after_restart(extended, store)
     extended.disk.faults.evict()
     extended.worker.at_once = False
-    matching = Matching(2, 3, 4, units=lambda unit: unit.tags_code == java_hash("a"))
-    results = kept(store.get_when_ready("T", 0, 0, 32, matching=matching))
+    property_filter = Matching(2, 3, 4, units=lambda unit: unit.tags_code == java_hash("a"))
+    results = kept(store.get_when_ready("T", 0, 0, 32, property_filter=property_filter))
     assert step_all(extended) == 3  # entries, units, messages
     assert offsets(results[0]) == [2, 4]
-    assert matching.asked == [0, 2, 4, 6, 8]
+    assert property_filter.asked == [0, 2, 4, 6, 8]
 
 
 def test_without_its_unit_a_message_may_match(extended: Bench) -> None:
     store = extended.open()
     fill(store, 4)
     store._queues.by_name["T", 0].ext = None
-    matching = Matching(1, units=lambda unit: False)
-    assert offsets(found(store.get_when_ready("T", 0, 0, 32, matching=matching))) == [1]
+    property_filter = Matching(1, units=lambda unit: False)
+    assert offsets(found(store.get_when_ready("T", 0, 0, 32, property_filter=property_filter))) == [1]
 
 
 # What is not in memory
 
 
 @pytest.fixture
-def cold(bench: Bench) -> MessageStore:
+def page_loader(bench: Bench) -> MessageStore:
     """Messages over some ten blocks that are fetched, from before the start; nothing is in memory."""
     store = bench.open()
     fill(store, 100, 6000)
@@ -201,27 +201,27 @@ def cold(bench: Bench) -> MessageStore:
     return store
 
 
-def test_messages_are_looked_at_when_they_are_in_memory(bench: Bench, cold: MessageStore) -> None:
-    matching = Matching(3, 4)
-    results = kept(cold.get_when_ready("T", 0, 0, 2, matching=matching))
+def test_messages_are_looked_at_when_they_are_in_memory(bench: Bench, page_loader: MessageStore) -> None:
+    property_filter = Matching(3, 4)
+    results = kept(page_loader.get_when_ready("T", 0, 0, 2, property_filter=property_filter))
     assert not results
     assert step_all(bench) == 2
     assert offsets(results[0]) == [3, 4]
-    assert max(matching.asked) == 4
+    assert max(property_filter.asked) == 4
 
 
 def test_a_get_that_fetched_often_ends_with_what_it_has(
-    bench: Bench, cold: MessageStore, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, page_loader: MessageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_FETCHES_MAX", 3)
     seen, answers = 0, 0
     picked: list[int] = []
     while seen < 100:
-        results = kept(cold.get_when_ready("T", 0, seen, 32, matching=Matching(3, 70)))
+        results = kept(page_loader.get_when_ready("T", 0, seen, 32, property_filter=Matching(3, 70)))
         assert step_all(bench) <= 4
         (answer,) = results
         assert answer.next_offset > seen
-        assert answer.status is (GetStatus.FOUND if answer.count else GetStatus.NO_MATCHED_MESSAGE)
+        assert answer.status is (GetMessageStatus.FOUND if answer.count else GetMessageStatus.NO_MATCHED_MESSAGE)
         picked += [record.queue_offset for piece in answer.pieces for record in decode_records(piece)]
         seen = answer.next_offset
         answers += 1
@@ -229,13 +229,13 @@ def test_a_get_that_fetched_often_ends_with_what_it_has(
     assert answers > 1
 
 
-def test_a_message_that_cannot_be_read_is_left_out(bench: Bench, cold: MessageStore) -> None:
-    at = cold.physical_offset("T", 0, 3)
+def test_a_message_that_cannot_be_read_is_left_out(bench: Bench, page_loader: MessageStore) -> None:
+    at = page_loader.physical_offset("T", 0, 3)
     bench.disk.faults.evict()
     bench.disk.faults.unreadable.add((str(bench.root / "commitlog" / f"{0:020d}"), at + 100))
-    fail_for_good(bench, lambda: cold.get_when_ready("T", 0, 0, 2, matching=Matching(2, 3, 4)))
-    matching = Matching(2, 3, 4)
-    results = kept(cold.get_when_ready("T", 0, 0, 2, matching=matching))
+    fail_for_good(bench, lambda: page_loader.get_when_ready("T", 0, 0, 2, property_filter=Matching(2, 3, 4)))
+    property_filter = Matching(2, 3, 4)
+    results = kept(page_loader.get_when_ready("T", 0, 0, 2, property_filter=property_filter))
     step_all(bench)
     assert offsets(results[0]) == [2, 4]
-    assert 3 not in matching.asked
+    assert 3 not in property_filter.asked

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mqbroker.store import os_disk
-from mqbroker.store.lasting import make_lasting_directories, remove_last_first, remove_unfinished_segments
+from mqbroker.store.durable_names import make_durable_directories, remove_last_first, remove_unfinished_segments
 from mqbroker.store.os_disk import OsDisk
 from tests.store.harness import FaultyDisk
 
@@ -19,11 +19,11 @@ SIZE = 4096
 
 def test_names_of_directories_are_synced_up_to_one_that_was_there(tmp_path: Path) -> None:
     disk = FaultyDisk()
-    make_lasting_directories(disk, str(tmp_path / "a" / "b"))
+    make_durable_directories(disk, str(tmp_path / "a" / "b"))
     assert (tmp_path / "a" / "b").is_dir()
     assert {str(tmp_path), str(tmp_path / "a")} <= disk.faults.synced_directories
     disk.faults.synced_directories.clear()
-    make_lasting_directories(disk, str(tmp_path / "a" / "b"))
+    make_durable_directories(disk, str(tmp_path / "a" / "b"))
     assert disk.faults.synced_directories == {str(tmp_path / "a")}
 
 
@@ -32,7 +32,7 @@ def test_a_parent_that_may_not_be_opened_is_passed_over(tmp_path: Path) -> None:
         def sync_directory(self, path: str) -> None:
             raise PermissionError(errno.EACCES, "Permission denied", path)
 
-    make_lasting_directories(Guarded(), str(tmp_path / "store"))
+    make_durable_directories(Guarded(), str(tmp_path / "store"))
     assert (tmp_path / "store").is_dir()
 
 
@@ -42,7 +42,7 @@ def test_a_failing_sync_of_names_is_told(tmp_path: Path) -> None:
             raise OSError(errno.EIO, "Input/output error", path)
 
     with pytest.raises(OSError, match="Input/output error"):
-        make_lasting_directories(Failing(), str(tmp_path / "store"))
+        make_durable_directories(Failing(), str(tmp_path / "store"))
 
 
 def make_segments(directory: Path, sizes: list[int]) -> None:

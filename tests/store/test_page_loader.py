@@ -13,21 +13,21 @@ from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.python.failure import Failure
 
 from mqbroker.errors import StoreBusy, StoreDamaged, StoreError
-from mqbroker.store import GetResult, GetStatus, MessageStore, closer_look
-from mqbroker.store import cold as module
-from mqbroker.store.cold import (
+from mqbroker.store import GetMessageResult, GetMessageStatus, MessageStore, checked_reader
+from mqbroker.store import page_loader as module
+from mqbroker.store.consumequeue import ConsumeQueue
+from mqbroker.store.disk import IMappedFile
+from mqbroker.store.os_disk import OsDisk
+from mqbroker.store.page_loader import (
     AHEAD_BYTES,
     AROUND_BYTES,
     FORGOTTEN_S,
     LASTING_COUNT,
     LASTING_S,
-    ColdReads,
-    Stretch,
+    FileRange,
+    PageLoader,
     Unreadable,
 )
-from mqbroker.store.consumequeue import ConsumeQueue
-from mqbroker.store.disk import IMappedFile
-from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.worker import InlineWorker
 from mqbroker.wire.record import decode_records
 from tests.store.harness import Bench, Faults, FaultyFile, SteppedWorker, after_restart, message
@@ -35,7 +35,7 @@ from tests.store.harness import Bench, Faults, FaultyFile, SteppedWorker, after_
 T = TypeVar("T")
 
 
-def offsets(found: GetResult) -> list[int]:
+def offsets(found: GetMessageResult) -> list[int]:
     return [record.queue_offset for piece in found.pieces for record in decode_records(piece)]
 
 
@@ -53,7 +53,7 @@ def store(bench: Bench) -> MessageStore:
     return store
 
 
-def kept(answer: GetResult | Deferred[T] | Awaitable[T]) -> list[T]:
+def kept(answer: GetMessageResult | Deferred[T] | Awaitable[T]) -> list[T]:
     """Where the answer will be once it is there."""
     results: list[T] = []
     deferred = answer if isinstance(answer, Deferred) else ensureDeferred(answer)  # type: ignore[arg-type]
@@ -95,9 +95,9 @@ def test_messages_from_before_the_start_come_when_they_are_in_memory(bench: Benc
     results = kept(store.get_when_ready("T", 0, 3, 10))
     assert step_all(bench) == 2  # entries, then messages
     (found,) = results
-    assert (found.status, offsets(found), found.next_offset) == (GetStatus.FOUND, list(range(3, 13)), 13)
+    assert (found.status, offsets(found), found.next_offset) == (GetMessageStatus.FOUND, list(range(3, 13)), 13)
     again = store.get_when_ready("T", 0, 3, 10)
-    assert isinstance(again, GetResult)
+    assert isinstance(again, GetMessageResult)
     assert again == found
 
 
@@ -118,7 +118,7 @@ def test_entries_from_before_the_start_are_not_touched_before_they_are_fetched(
 def test_what_was_found_whole_is_fetched_again_when_it_left_memory(bench: Bench, store: MessageStore) -> None:
     kept(store.get_when_ready("T", 0, 0, 20))
     step_all(bench)
-    assert isinstance(store.get_when_ready("T", 0, 0, 20), GetResult)
+    assert isinstance(store.get_when_ready("T", 0, 0, 20), GetMessageResult)
     log, queue = (str(bench.root / part / f"{0:020d}") for part in ("commitlog", "consumequeue/T/0"))
     for path in (log, queue):
         bench.disk.faults.fetched -= {(path, page) for page in range(1000)}
@@ -140,7 +140,7 @@ def test_what_was_found_whole_and_cannot_be_read_any_more(bench: Bench, store: M
     bench.disk.faults.is_cold = False
     for get in (store.get, store.get_when_ready):
         found = get("T", 0, 0, 10)
-        assert isinstance(found, GetResult)
+        assert isinstance(found, GetMessageResult)
         assert offsets(found) == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10]
 
 
@@ -156,7 +156,7 @@ def test_what_this_process_appended_is_not_asked_for(bench: Bench, store: Messag
     store.append([message("T", 0, b"new")] * 3)
     store.dispatch_now()
     found = store.get_when_ready("T", 0, 20, 32)
-    assert isinstance(found, GetResult)
+    assert isinstance(found, GetMessageResult)
     assert offsets(found) == [20, 21, 22]
     assert not bench.worker.waiting
 
@@ -171,7 +171,7 @@ def test_what_this_process_appended_is_asked_for_when_it_is_far_behind(make: Cal
     results = kept(store.get_when_ready("T", 0, 0, 32))
     assert step_all(bench) == 2
     assert (results[0].count, results[0].suggest_slave) == (8, True)
-    assert store._queues.by_name["T", 0].asked_below == 8
+    assert store._queues.by_name["T", 0].resident_from == 8
     bench.disk.faults.evict()
     results = kept(store.get_when_ready("T", 0, 8, 32))
     assert step_all(bench) == 2
@@ -181,7 +181,7 @@ def test_what_this_process_appended_is_asked_for_when_it_is_far_behind(make: Cal
 def test_what_this_process_appended_is_asked_for_from_some_distance_on(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(closer_look, "HOT_BYTES_MAX", 3000)
+    monkeypatch.setattr(checked_reader, "HOT_BYTES_MAX", 3000)
     store = bench.open()
     store.append([message()] * 40)
     store.dispatch_now()
@@ -190,7 +190,7 @@ def test_what_this_process_appended_is_asked_for_from_some_distance_on(
     bench.worker.at_once = False
     # What was in memory a moment ago is not asked for again.
     assert store.get_when_ready("T", 0, 30, 10) == near
-    assert isinstance(near, GetResult)
+    assert isinstance(near, GetMessageResult)
     assert near.count == 10
     results = kept(store.get_when_ready("T", 0, 0, 40))
     assert step_all(bench) == 2
@@ -212,7 +212,7 @@ def test_filters_fetch_only_what_they_want(bench: Bench, store: MessageStore) ->
     bench.disk.faults.evict()
     nothing = kept(store.get_when_ready("T", 0, 0, 32, None, frozenset([1])))
     assert step_all(bench) == 1
-    assert (nothing[0].status, nothing[0].next_offset) == (GetStatus.NO_MATCHED_MESSAGE, 20)
+    assert (nothing[0].status, nothing[0].next_offset) == (GetMessageStatus.NO_MATCHED_MESSAGE, 20)
 
 
 def test_units_of_the_extension_are_fetched_before_they_are_looked_at(make: Callable[..., Bench]) -> None:
@@ -240,17 +240,17 @@ def test_units_of_the_extension_are_fetched_before_they_are_looked_at(make: Call
 @pytest.mark.parametrize(
     ("queue_id", "offset", "status"),
     [
-        (0, 20, GetStatus.OFFSET_OVERFLOW_ONE),
-        (0, 21, GetStatus.OFFSET_OVERFLOW_BADLY),
-        (0, -1, GetStatus.OFFSET_TOO_SMALL),
-        (9, 0, GetStatus.NO_MESSAGE_IN_QUEUE),
+        (0, 20, GetMessageStatus.OFFSET_OVERFLOW_ONE),
+        (0, 21, GetMessageStatus.OFFSET_OVERFLOW_BADLY),
+        (0, -1, GetMessageStatus.OFFSET_TOO_SMALL),
+        (9, 0, GetMessageStatus.NO_MESSAGE_IN_QUEUE),
     ],
 )
 def test_outcomes_without_messages_wait_for_nothing(
-    bench: Bench, store: MessageStore, queue_id: int, offset: int, status: GetStatus
+    bench: Bench, store: MessageStore, queue_id: int, offset: int, status: GetMessageStatus
 ) -> None:
     found = store.get_when_ready("T", queue_id, offset, 32)
-    assert isinstance(found, GetResult)
+    assert isinstance(found, GetMessageResult)
     assert found.status is status
     assert not bench.worker.waiting
 
@@ -263,7 +263,7 @@ def test_rotten_messages_are_passed_over_when_they_are_in_memory(bench: Bench, s
     results = kept(store.get_when_ready("T", 0, 4, 3))
     step_all(bench)
     assert offsets(results[0]) == [4, 6, 7]
-    assert [damage.start for damage in store.damages] == [at]
+    assert [damage.start for damage in store.corrupt_ranges] == [at]
 
 
 # Disks that cannot read
@@ -278,7 +278,7 @@ def test_a_read_that_fails_once_hides_nothing(bench: Bench, store: MessageStore)
         for _ in range(20):  # of many who ask at once
             assert why_failed(bench, act()).startswith(f"{path} is damaged at byte {at}: the disk cannot read it")
         bench.clock.advance(FORGOTTEN_S + 1)
-    assert not store.damages
+    assert not store.corrupt_ranges
     bench.disk.faults.unreadable.clear()
     results = kept(store.get_when_ready("T", 0, 3, 5))
     record = kept(store.queries.record(at))
@@ -292,16 +292,16 @@ def test_a_message_that_cannot_be_read_is_reported_and_the_rest_served(bench: Be
     path = str(bench.root / "commitlog" / f"{0:020d}")
     bench.disk.faults.unreadable.add((path, at + 100))
     fail_for_good(bench, lambda: store.get_when_ready("T", 0, 3, 5))
-    assert not store.damages
+    assert not store.corrupt_ranges
     results = kept(store.get_when_ready("T", 0, 3, 5))
     step_all(bench)
     assert offsets(results[0]) == [3, 4, 6, 7, 8]
-    (damage,) = store.damages
+    (damage,) = store.corrupt_ranges
     assert (damage.start, damage.end) == (at, store.physical_offset("T", 1, 5))
     assert "the disk cannot read it" in damage.why
     fetches = len(bench.disk.faults.fetches)
     again = store.get_when_ready("T", 0, 3, 5)
-    assert isinstance(again, GetResult)
+    assert isinstance(again, GetMessageResult)
     assert offsets(again) == [3, 4, 6, 7, 8]
     assert len(bench.disk.faults.fetches) == fetches
     assert kept(store.queries.record(at)) == [None]
@@ -350,7 +350,7 @@ def test_a_want_of_descriptors_is_no_damage(
     assert part in why
     assert "raise the limit of open files (ulimit -n)" in why
     assert "delete" not in why
-    assert store.damages == ()
+    assert store.corrupt_ranges == ()
     results = kept(ask())
     step_all(bench)
     assert results
@@ -380,7 +380,7 @@ def test_a_segment_that_was_cut_off_ends_nobody(tmp_path: Path) -> None:
         if offset == 20:
             break
     assert got == [0]
-    assert len(store.damages) == 19
+    assert len(store.corrupt_ranges) == 19
     assert kept(store.queries.record(store.log_end - 5200)) == [None]
 
 
@@ -406,9 +406,9 @@ def test_a_segment_deleted_while_it_is_fetched(make: Callable[..., Bench]) -> No
     step_all(bench)
     (found,) = results
     # The queue's minimum has not followed yet.
-    assert (found.status, found.min_offset) == (GetStatus.FOUND, 0)
+    assert (found.status, found.min_offset) == (GetMessageStatus.FOUND, 0)
     assert offsets(found)[0] == 21
-    assert not store.damages
+    assert not store.corrupt_ranges
     assert offsets(held) == [0, 1]
 
 
@@ -467,18 +467,18 @@ def test_a_few_fetches_run_and_a_bounded_number_waits(tmp_path: Path, monkeypatc
     monkeypatch.setattr(module, "WAITING_MAX", 3)
     worker = SteppedWorker()
     worker.at_once = False
-    reads = ColdReads(worker)
+    reads = PageLoader(worker)
     file, _ = cold_file(tmp_path, 4096)
     done: list[Unreadable] = []
     for _ in range(5):
-        reads.fetch([Stretch(file, 0, 10)]).addCallback(done.append)
+        reads.fetch([FileRange(file, 0, 10)]).addCallback(done.append)
     assert len(worker.waiting) == 2
     with pytest.raises(StoreBusy):
-        reads.fetch([Stretch(file, 0, 10)])
+        reads.fetch([FileRange(file, 0, 10)])
     while worker.waiting:
         worker.step()
     assert done == [[]] * 5
-    reads.fetch([Stretch(file, 0, 10)]).addCallback(done.append)
+    reads.fetch([FileRange(file, 0, 10)]).addCallback(done.append)
     worker.step()
     assert len(done) == 6
     file.close()
@@ -487,12 +487,12 @@ def test_a_few_fetches_run_and_a_bounded_number_waits(tmp_path: Path, monkeypatc
 def test_stopping_waits_for_what_runs_and_refuses_what_waits(tmp_path: Path) -> None:
     worker = SteppedWorker()
     worker.at_once = False
-    reads = ColdReads(worker)
+    reads = PageLoader(worker)
     file, _ = cold_file(tmp_path, 4096)
     done: list[Unreadable] = []
     failed: list[str] = []
     for _ in range(3):
-        reads.fetch([Stretch(file, 0, 10)]).addCallbacks(
+        reads.fetch([FileRange(file, 0, 10)]).addCallbacks(
             done.append, lambda failure: failed.append(failure.getErrorMessage())
         )
     stopped: list[None] = []
@@ -503,7 +503,7 @@ def test_stopping_waits_for_what_runs_and_refuses_what_waits(tmp_path: Path) -> 
     worker.step()
     assert (done, stopped) == ([[], []], [None])
     with pytest.raises(StoreError):
-        reads.fetch([Stretch(file, 0, 10)])
+        reads.fetch([FileRange(file, 0, 10)])
     file.close()
 
 
@@ -552,14 +552,14 @@ def test_bytes_that_never_come_to_memory_are_served_all_the_same(bench: Bench, s
 def test_what_is_read_from_front_to_back_is_fetched_ahead(tmp_path: Path) -> None:
     worker = SteppedWorker()
     worker.at_once = False
-    reads = ColdReads(worker)
+    reads = PageLoader(worker)
     size = 40 * 1024 * 1024
     file, faults = cold_file(tmp_path, size)
     waits = 0
     for at in range(0, 32 * 1024 * 1024, 8192):
         if not file.is_resident(at, 8192):
             waits += 1
-            reads.fetch([Stretch(file, at, 8192)])
+            reads.fetch([FileRange(file, at, 8192)])
             worker.step()
         reads.touched(file, at)
         while worker.waiting:
@@ -571,10 +571,10 @@ def test_what_is_read_from_front_to_back_is_fetched_ahead(tmp_path: Path) -> Non
 
 
 def test_what_is_read_here_and_there_is_not_fetched_ahead(tmp_path: Path) -> None:
-    reads = ColdReads(InlineWorker())
+    reads = PageLoader(InlineWorker())
     file, faults = cold_file(tmp_path, 40 * 1024 * 1024)
     for at in (30, 20, 10, 0, 15, 5):
-        reads.fetch([Stretch(file, at << 20, 100)])
+        reads.fetch([FileRange(file, at << 20, 100)])
         reads.touched(file, at << 20)
     assert max(size for _, _, size in faults.fetches) == AROUND_BYTES
     file.close()
@@ -593,10 +593,10 @@ def _real() -> tuple[object, object, object, dict[str, int]]:
     return clock, OsDisk(), InlineWorker(), {**SMALL}
 
 
-def _as_deferred(answer: GetResult | Deferred[GetResult]) -> Deferred[GetResult]:
+def _as_deferred(answer: GetMessageResult | Deferred[GetMessageResult]) -> Deferred[GetMessageResult]:
     if isinstance(answer, Deferred):
         return answer
-    done: Deferred[GetResult] = Deferred()
+    done: Deferred[GetMessageResult] = Deferred()
     done.callback(answer)
     return done
 

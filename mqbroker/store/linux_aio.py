@@ -51,7 +51,7 @@ def _call(number: int, *arguments: Any) -> int:
 
 
 @implementer(IReadDescriptor)
-class KernelQueue:
+class LinuxAio:
     """A queue of syncs, whose ends the reactor is told of.
 
     Making one raises OSError where the system has none, or no more of them, or does not permit them.
@@ -176,7 +176,7 @@ class KernelQueue:
         self._broken = self._broken or OSError(errno.EIO, f"the reactor let go of it: {reason.getErrorMessage()}")
 
     def stop(self) -> None:
-        """Let go of the kernel's queue. What still runs is waited for; nobody is told of its end."""
+        """Destroy the AIO context. What still runs is waited for; nobody is told of its end."""
         if self._broken is None:
             self._reactor.removeReader(self)
         if self._look_call is not None:

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqbroker.store import GetStatus, MessageStore, verifying
-from mqbroker.store import damages as module
-from mqbroker.store.damages import Damages
+from mqbroker.store import GetMessageStatus, MessageStore, record_verifier
+from mqbroker.store import corrupt_ranges as module
+from mqbroker.store.corrupt_ranges import CorruptRanges
 from mqbroker.store.logscan import Damage, scan_at
 from mqbroker.wire.record import decode_records
 from tests.store.harness import Bench, after_restart, message, stop
@@ -25,48 +25,48 @@ def damage(start: int, end: int, why: str = "why") -> Damage:
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)), max_size=12))
 def test_they_are_ordered_and_disjoint_and_cover_what_was_added(ranges: list[tuple[int, int]]) -> None:
-    damages = Damages(10)
+    corrupt_ranges = CorruptRanges(10)
     lost: set[int] = set()
     for start, size in ranges:
         wanted = set(range(start, start + size))
-        assert damages.add(damage(start, start + size)) == (not wanted <= lost)
+        assert corrupt_ranges.add(damage(start, start + size)) == (not wanted <= lost)
         lost |= wanted
-    known = list(damages)
-    assert len(damages) == len(known)
+    known = list(corrupt_ranges)
+    assert len(corrupt_ranges) == len(known)
     assert all(before.end <= after.start for before, after in itertools.pairwise(known))
     assert {offset for each in known for offset in range(each.start, each.end)} == lost
     for start in range(82):
         for size in (1, 2, 7):
-            assert damages.covers(start, start + size) == bool(lost & set(range(start, start + size)))
-    assert damages.sure_from == max([10, *(offset + 1 for offset in lost)])
+            assert corrupt_ranges.covers(start, start + size) == bool(lost & set(range(start, start + size)))
+    assert corrupt_ranges.intact_from == max([10, *(offset + 1 for offset in lost)])
 
 
 def test_the_first_of_what_is_joined_says_why() -> None:
-    damages = Damages(0)
-    damages.add(damage(10, 20, "later"))
-    damages.add(damage(5, 12, "first"))
-    assert list(damages) == [damage(5, 20, "first")]
+    corrupt_ranges = CorruptRanges(0)
+    corrupt_ranges.add(damage(10, 20, "later"))
+    corrupt_ranges.add(damage(5, 12, "first"))
+    assert list(corrupt_ranges) == [damage(5, 20, "first")]
 
 
 def test_what_was_beyond_the_end_of_the_log_is_told_but_not_kept_from_readers() -> None:
-    damages = Damages(100)
-    assert damages.add_at_open(damage(100, 130))
-    assert not damages.add_at_open(damage(100, 130))
-    assert damages.add_at_open(damage(40, 50))
-    assert list(damages) == [damage(40, 50), damage(100, 130)]
-    assert (damages.covers(100, 130), damages.covers(45, 46)) == (False, True)
-    assert damages.sure_from == 100
-    damages.add(damage(90, 110))
-    assert not damages.covers(110, 130)
-    assert damages.sure_from == 110
+    corrupt_ranges = CorruptRanges(100)
+    assert corrupt_ranges.add_at_open(damage(100, 130))
+    assert not corrupt_ranges.add_at_open(damage(100, 130))
+    assert corrupt_ranges.add_at_open(damage(40, 50))
+    assert list(corrupt_ranges) == [damage(40, 50), damage(100, 130)]
+    assert (corrupt_ranges.covers(100, 130), corrupt_ranges.covers(45, 46)) == (False, True)
+    assert corrupt_ranges.intact_from == 100
+    corrupt_ranges.add(damage(90, 110))
+    assert not corrupt_ranges.covers(110, 130)
+    assert corrupt_ranges.intact_from == 110
 
 
 def test_their_number_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RANGES_MAX", 3)
-    damages = Damages(0)
-    assert [damages.add(damage(10 * i, 10 * i + 5)) for i in range(4)] == [True, True, True, False]
-    assert len(damages) == 3
-    assert not damages.covers(30, 35)
+    corrupt_ranges = CorruptRanges(0)
+    assert [corrupt_ranges.add(damage(10 * i, 10 * i + 5)) for i in range(4)] == [True, True, True, False]
+    assert len(corrupt_ranges) == 3
+    assert not corrupt_ranges.covers(30, 35)
 
 
 # What rots
@@ -146,12 +146,12 @@ def test_a_rotten_record_is_reported_once_and_kept_from_all_readers(bench: Bench
     again = bench.open()
     assert again.read_record(at) is None
     assert again.query("T", "k10", 9, 0, 2**62) == []
-    assert not again.damages
+    assert not again.corrupt_ranges
     assert again.store_timestamp("T", 0, 5) == -1
     for _ in range(3):
         all_of(again, 0)
-    assert list(again.damages) == [Damage(str(log_file(bench)), at, at + size, "body CRC differs")]
-    assert again.stats.damages == 1
+    assert list(again.corrupt_ranges) == [Damage(str(log_file(bench)), at, at + size, "body CRC differs")]
+    assert again.stats.corrupt_ranges == 1
     assert len(again.query("T", "k8", 9, 0, 2**62)) == 1
     assert again.read_record(places[4][0]) is not None
 
@@ -163,9 +163,9 @@ def test_the_last_message_of_a_queue_is_damaged(bench: Bench) -> None:
     overwrite(log_file(bench), places[9][0] + 120, b"?")
     again = bench.open()
     found = again.get("T", 0, 9, 1)
-    assert (found.status, found.next_offset) == (GetStatus.FOUND, 11)
+    assert (found.status, found.next_offset) == (GetMessageStatus.FOUND, 11)
     found = again.get("T", 0, 9, 32, tags_codes=frozenset([5]))
-    assert (found.status, found.next_offset) == (GetStatus.NO_MATCHED_MESSAGE, 11)
+    assert (found.status, found.next_offset) == (GetMessageStatus.NO_MATCHED_MESSAGE, 11)
 
 
 def test_the_last_message_of_the_log_is_damaged_and_no_other_is_cut_away(bench: Bench) -> None:
@@ -188,8 +188,8 @@ def test_only_a_damaged_message_is_there(bench: Bench) -> None:
     overwrite(log_file(bench), at + 90, b"?")
     again = bench.open()
     found = again.get("T", 0, 0, 32)
-    assert (found.status, found.next_offset, found.pieces) == (GetStatus.MESSAGE_WAS_REMOVING, 1, [])
-    assert again.get("T", 0, 1, 32).status is GetStatus.OFFSET_OVERFLOW_ONE
+    assert (found.status, found.next_offset, found.pieces) == (GetMessageStatus.MESSAGE_WAS_REMOVING, 1, [])
+    assert again.get("T", 0, 1, 32).status is GetMessageStatus.OFFSET_OVERFLOW_ONE
 
 
 @pytest.mark.parametrize("points_to", ["another queue's", "another offset's", "the middle of one", "nothing"])
@@ -211,7 +211,7 @@ def test_an_entry_that_points_elsewhere_is_built_again_and_harms_no_other(
     for _ in range(2):
         assert all_of(again, 0, count) == list(range(10))
     assert all_of(again, 1) == list(range(10))
-    assert not again.damages
+    assert not again.corrupt_ranges
     assert again.stats.rotten_entries == 0
     assert again.read_record(at) is not None
 
@@ -228,7 +228,7 @@ def test_queues_whose_directories_were_swapped_are_built_again(bench: Bench) -> 
     for topic in ("Aa", "BB"):
         for _ in range(2):
             found = again.get(topic, 0, 0, 32)
-            assert (found.status, found.next_offset) == (GetStatus.FOUND, 2)
+            assert (found.status, found.next_offset) == (GetMessageStatus.FOUND, 2)
             assert {record.topic for piece in found.pieces for record in decode_records(bytes(piece))} == {topic}
     assert (mine.read_bytes(), other.read_bytes()) == data
 
@@ -258,7 +258,7 @@ def test_a_rotten_size_leads_to_no_other_bytes(bench: Bench, monkeypatch: pytest
         rooms.append(len(view) - at)
         return scan_at(view, at, physical_offset)
 
-    monkeypatch.setattr(verifying, "scan_at", look)
+    monkeypatch.setattr(record_verifier, "scan_at", look)
     assert all_of(again, 0) == [0, 1, 2, 3, 4, 6, 7, 8, 9]
     assert set(rooms) == {size for _, size in places}
 
@@ -293,15 +293,15 @@ def test_a_record_is_verified_once(bench: Bench, monkeypatch: pytest.MonkeyPatch
         checked.append(physical_offset)
         return scan_at(view, at, physical_offset)
 
-    monkeypatch.setattr(verifying, "scan_at", look)
+    monkeypatch.setattr(record_verifier, "scan_at", look)
     for _ in range(3):
         assert all_of(store, 0, 32)[:10] == list(range(10))
     assert checked == [at for at, _ in places]
 
 
 def test_what_is_verified_is_forgotten_within_bounds(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verifying, "_CHUNKS_MAX", 1)
-    monkeypatch.setattr(verifying, "_CHUNK_BITS", 9)
+    monkeypatch.setattr(record_verifier, "_CHUNKS_MAX", 1)
+    monkeypatch.setattr(record_verifier, "_CHUNK_BITS", 9)
     store, _ = fill(bench)
     store = after_restart(bench, store)
     for _ in range(2):
@@ -315,4 +315,4 @@ def test_records_with_hosts_of_16_bytes_are_verified_too(bench: Bench) -> None:
     overwrite(log_file(bench), 140, b"?")
     again = bench.open()
     assert all_of(again, 0) == list(range(1, 10))
-    assert again.stats.damages == 1
+    assert again.stats.corrupt_ranges == 1

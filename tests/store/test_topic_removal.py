@@ -12,7 +12,7 @@ from twisted.logger import capturedLogs
 from twisted.python.failure import Failure
 
 from mqbroker.store import MessageStore
-from mqbroker.store.outcomes import GetResult, GetStatus
+from mqbroker.store.get_message_result import GetMessageResult, GetMessageStatus
 from mqbroker.wire.codes import SCHEDULE_TOPIC
 from mqbroker.wire.record import decode_record
 from tests.store.harness import Bench, message, stop, turns
@@ -44,7 +44,7 @@ def bodies(store: MessageStore, topic: str = "Old", queue_id: int = 0) -> list[b
     found = []
     for offset in range(store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)):
         got = store.get(topic, queue_id, offset, 1)
-        assert got.status is GetStatus.FOUND
+        assert got.status is GetMessageStatus.FOUND
         assert decode_record(got.pieces[0]).queue_offset == offset
         found.append(decode_record(got.pieces[0]).body)
     return found
@@ -89,7 +89,7 @@ def test_one_that_is_made_again_goes_on_with_its_numbers(bench: Bench) -> None:
     assert [row[1] for row in appended] == [3, 3, 0]
     turns(bench.clock, 3)
     assert bodies(store) == [b"new"]
-    assert store.get("Old", 0, 0, 9).status is GetStatus.OFFSET_TOO_SMALL
+    assert store.get("Old", 0, 0, 9).status is GetMessageStatus.OFFSET_TOO_SMALL
     assert store.get("Old", 0, 0, 9).next_offset == 3
     stop(store)
     assert bodies(bench.open()) == [b"new"]
@@ -106,7 +106,7 @@ def test_its_offsets_are_those_that_its_first_message_will_have(bench: Bench, re
     assert store.bounds("Old", 0) == (store.min_offset("Old", 0), store.max_offset("Old", 0)) == (3, 3)
     assert (store.bounds("Old", 9), store.min_offset("Old", 9), store.max_offset("Old", 9)) == (None, 0, 0)
     assert store.offset_by_time("Old", 0, 0) == 3
-    for offset, status in [(0, GetStatus.OFFSET_TOO_SMALL), (3, GetStatus.OFFSET_OVERFLOW_ONE)]:
+    for offset, status in [(0, GetMessageStatus.OFFSET_TOO_SMALL), (3, GetMessageStatus.OFFSET_OVERFLOW_ONE)]:
         got = store.get("Old", 0, offset, 9)
         assert (got.status, got.next_offset, got.min_offset, got.max_offset) == (status, 3, 3, 3)
         assert store.get_when_ready("Old", 0, offset, 9) == got
@@ -428,7 +428,7 @@ def test_where_the_log_began_anew_a_removed_queue_gets_no_number_that_no_record_
     for _ in range(2):  # what was noted is on the disk
         store = bench.open()
         assert bodies(store) == [b"0", b"1"]
-        assert not store.damages
+        assert not store.corrupt_ranges
         stop(store)
 
 
@@ -532,7 +532,7 @@ def test_a_get_that_waits_for_the_disk_finds_its_topic_removed(bench: Bench) -> 
     bench.worker.at_once = False
     waiting = store.get_when_ready("Old", 0, 0, 9)
     assert isinstance(waiting, Deferred)
-    got: list[GetResult] = []
+    got: list[GetMessageResult] = []
     waiting.addCallback(got.append)
     fetch = bench.worker.waiting.pop()
     removed: list[list[str]] = []
@@ -542,7 +542,7 @@ def test_a_get_that_waits_for_the_disk_finds_its_topic_removed(bench: Bench) -> 
     assert (removed, got) == ([["Old"]], [])
     bench.worker.waiting.append(fetch)
     bench.worker.step()
-    assert [(result.status, result.next_offset) for result in got] == [(GetStatus.OFFSET_TOO_SMALL, 3)]
+    assert [(result.status, result.next_offset) for result in got] == [(GetMessageStatus.OFFSET_TOO_SMALL, 3)]
     bench.worker.at_once = True
 
 

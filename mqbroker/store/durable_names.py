@@ -19,7 +19,7 @@ log = Logger()
 _SEGMENT_NAME = re.compile(r"\d{20}")
 
 
-def make_lasting_directories(disk: IDisk, path: str) -> None:
+def make_durable_directories(disk: IDisk, path: str) -> None:
     """Create `path` and its parents where missing, and bring their names to the disk. Raises OSError.
 
     A directory that is there may have been made by a process that was killed before it came to that.

@@ -14,15 +14,15 @@ from mqbroker.store.logscan import Damage
 RANGES_MAX = 10_000
 
 
-class Damages:
+class CorruptRanges:
     """Disjoint ranges of the log, in order.
 
-    `sure_from`: there is no range at or above. It starts as the end of the log when that was opened, so that what this
-    process appends is known by one comparison.
+    `intact_from`: there is no range at or above. It starts as the end of the log when that was opened, so that what
+    this process appends is known by one comparison.
     """
 
     def __init__(self, log_end: int) -> None:
-        self.sure_from = log_end
+        self.intact_from = log_end
         self._log_end = log_end
         self._ranges: list[Damage] = []
         self._starts: list[int] = []
@@ -50,7 +50,7 @@ class Damages:
         kept.insert(bisect_left(kept, damage.start, key=_start), damage)
         self._ranges = kept
         self._starts = [known.start for known in kept]
-        self.sure_from = max(self.sure_from, damage.end)
+        self.intact_from = max(self.intact_from, damage.end)
         return True
 
     def add_at_open(self, damage: Damage) -> bool:

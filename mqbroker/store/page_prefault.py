@@ -19,7 +19,7 @@ AHEAD_BYTES = 64 * 1024 * 1024
 PIECE_BYTES = 16 * 1024 * 1024
 
 
-class Ahead:
+class PagePrefault:
     """Looks after one file at a time, on the worker."""
 
     log = Logger()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mqbroker.store.ahead import AHEAD_BYTES, PIECE_BYTES, Ahead
 from mqbroker.store.os_disk import OsDisk
+from mqbroker.store.page_prefault import AHEAD_BYTES, PIECE_BYTES, PagePrefault
 from tests.store.harness import SteppedWorker
 
 
@@ -43,7 +43,7 @@ def pieces(start: int, end: int) -> list[tuple[int, int]]:
 
 
 def test_pages_ahead_are_made_ready_once_and_each_piece_is_synced(worker: SteppedWorker) -> None:
-    ahead, file = Ahead(worker), Pages()
+    ahead, file = PagePrefault(worker), Pages()
     ahead.keep(file, 0)
     ahead.keep(file, 0)
     assert len(worker.waiting) == 1
@@ -58,14 +58,14 @@ def test_pages_ahead_are_made_ready_once_and_each_piece_is_synced(worker: Steppe
 
 
 def test_a_restart_begins_at_the_piece_that_is_written_to(worker: SteppedWorker) -> None:
-    ahead, file = Ahead(worker), Pages()
+    ahead, file = PagePrefault(worker), Pages()
     ahead.keep(file, 5 * PIECE_BYTES + 77)
     worker.step()
     assert file.done == pieces(5 * PIECE_BYTES, 5 * PIECE_BYTES + AHEAD_BYTES)
 
 
 def test_it_ends_with_the_file_and_begins_anew_with_the_next(worker: SteppedWorker) -> None:
-    ahead, file = Ahead(worker), Pages(PIECE_BYTES * 3 // 2)
+    ahead, file = PagePrefault(worker), Pages(PIECE_BYTES * 3 // 2)
     ahead.keep(file, 0)
     worker.step()
     assert file.done == [(0, PIECE_BYTES), (PIECE_BYTES, PIECE_BYTES * 3 // 2)]
@@ -78,12 +78,12 @@ def test_it_ends_with_the_file_and_begins_anew_with_the_next(worker: SteppedWork
 
 
 def test_small_files_are_left_alone(worker: SteppedWorker) -> None:
-    Ahead(worker).keep(Pages(PIECE_BYTES - 1), 0)
+    PagePrefault(worker).keep(Pages(PIECE_BYTES - 1), 0)
     assert worker.waiting == []
 
 
 def test_a_failure_ends_it_and_harms_nobody(worker: SteppedWorker) -> None:
-    ahead, file = Ahead(worker), Pages()
+    ahead, file = PagePrefault(worker), Pages()
     file.error = OSError(errno.EIO, "Input/output error")
     ahead.keep(file, 0)
     worker.step()
@@ -92,7 +92,7 @@ def test_a_failure_ends_it_and_harms_nobody(worker: SteppedWorker) -> None:
 
 
 def test_stopping_waits_for_the_worker_and_takes_up_no_more(worker: SteppedWorker) -> None:
-    ahead, file = Ahead(worker), Pages()
+    ahead, file = PagePrefault(worker), Pages()
     ahead.keep(file, 0)
     stopped: list[None] = []
     ahead.stop().addCallback(stopped.append)

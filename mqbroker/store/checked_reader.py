@@ -1,4 +1,4 @@
-"""Gets that take a closer look: far behind, of messages from before the start, or with something amiss.
+"""Gets that need checks: far behind, of messages from before the start, or with something amiss.
 
 One entry of the consume queue after another, by the rules of DefaultMessageStore.getMessage of 4.9.7: what counts as
 full, how far a get looks, and where the next one goes on. Messages that were removed, are damaged or are none are
@@ -13,18 +13,18 @@ from struct import Struct
 import attrs
 
 from mqbroker.config import StoreSettings
-from mqbroker.store.cold import Stretch
 from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.consumequeue import BLANK_SIZE, ENTRY_BYTES, ConsumeQueue, entries_struct
 from mqbroker.store.consumequeue_ext import ADDRESS_MAX, UNIT_BYTES_MIN, ExtUnit, undecorate
-from mqbroker.store.damages import Damages
+from mqbroker.store.corrupt_ranges import CorruptRanges
 from mqbroker.store.disk import IMappedFile
-from mqbroker.store.hot_pages import HotPages
-from mqbroker.store.matching import IMatching
-from mqbroker.store.mending import LOST, LostEntry, is_lost
-from mqbroker.store.outcomes import Get, GetResult, GetStatus, outside
-from mqbroker.store.picking import Picking
-from mqbroker.store.verifying import Verifier
+from mqbroker.store.entry_repair import LOST, LostEntry, is_lost
+from mqbroker.store.filtered_read import FilteredRead
+from mqbroker.store.get_message_result import Get, GetMessageResult, GetMessageStatus, outside
+from mqbroker.store.page_loader import FileRange
+from mqbroker.store.property_filter import IPropertyFilter
+from mqbroker.store.record_verifier import RecordVerifier
+from mqbroker.store.resident_pages import ResidentPages
 from mqbroker.wire.record import RECORD_BYTES_MIN, property_bytes
 
 _ENTRY = Struct(">qiq")
@@ -46,14 +46,14 @@ _NO_BYTES = memoryview(b"")
 @attrs.define
 class _Look:
     """How far one get is. `missing`: what is not in memory; None where that does not matter. `was_read`: what counts as
-    in memory whatever is said of it. `is_mended`: what is wrong with the first entry now cannot be mended.
+    in memory whatever is said of it. `is_repaired`: what is wrong with the first entry now cannot be mended.
     `why_lost`: what is wrong with the entry before which it ended."""
 
     get: Get
-    missing: list[Stretch] | None
-    was_read: Sequence[Stretch] = ()
-    is_mended: bool = False
-    status: GetStatus = GetStatus.NO_MATCHED_MESSAGE
+    missing: list[FileRange] | None
+    was_read: Sequence[FileRange] = ()
+    is_repaired: bool = False
+    status: GetMessageStatus = GetMessageStatus.NO_MATCHED_MESSAGE
     seen: int = 0
     newest: int = 0
     skip_below: int = -1
@@ -65,7 +65,7 @@ class _Look:
     in_memory: tuple[IMappedFile | None, int, int] = (None, 0, 0)
 
 
-class CloserLook:
+class CheckedReader:
     """Looks closer.
 
     :param near_bytes: messages further behind than this count as on the disk.
@@ -75,16 +75,16 @@ class CloserLook:
     def __init__(
         self,
         log: CommitLog,
-        damages: Damages,
-        verifier: Verifier,
+        corrupt_ranges: CorruptRanges,
+        verifier: RecordVerifier,
         settings: StoreSettings,
         near_bytes: int,
         touched: Callable[[IMappedFile, int], None],
-        hot_pages: HotPages,
+        resident_pages: ResidentPages,
     ) -> None:
-        self._hot_pages = hot_pages
+        self._resident_pages = resident_pages
         self._log = log
-        self._damages = damages
+        self._corrupt_ranges = corrupt_ranges
         self._verifier = verifier
         self._near_bytes = near_bytes
         self.hot_bytes = min(near_bytes, HOT_BYTES_MAX)
@@ -97,58 +97,65 @@ class CloserLook:
             settings.max_transfer_count_on_message_in_memory,
             settings.max_transfer_bytes_on_message_in_memory,
         )
-        self._picking = Picking(self._log, self._damages, self.hot_bytes, self._memory_limits, self._hot_pages)
+        self._picking = FilteredRead(
+            self._log, self._corrupt_ranges, self.hot_bytes, self._memory_limits, self._resident_pages
+        )
         self._disk_limits = (
             settings.max_transfer_count_on_message_in_disk,
             settings.max_transfer_bytes_on_message_in_disk,
         )
 
     def get(
-        self, get: Get, missing: list[Stretch] | None, was_read: Sequence[Stretch] = (), *, is_mended: bool = False
-    ) -> GetResult:
+        self,
+        get: Get,
+        missing: list[FileRange] | None,
+        was_read: Sequence[FileRange] = (),
+        *,
+        is_repaired: bool = False,
+    ) -> GetMessageResult:
         """The answer. Where something was added to `missing` it means nothing, and is to be asked for again when that
         is in memory, or `was_read`. Raises LostEntry, unless the first entry was mended just now."""
         queue, offset = get.queue, get.offset
         if not queue.min_offset <= offset < queue.max_offset:
             return outside(offset, queue.min_offset, queue.max_offset)
         window = _window(get.max_count)
-        if get.matching is not None:
-            window = min(window, get.matching.most_at_once)
-        if get.tags_codes is not None or get.matching is not None:
+        if get.property_filter is not None:
+            window = min(window, get.property_filter.most_at_once)
+        if get.tags_codes is not None or get.property_filter is not None:
             found = self._picking.get(get, window)
             if found is not None:
                 return found
-        look = _Look(get, missing, was_read, is_mended)
+        look = _Look(get, missing, was_read, is_repaired)
         _, _, available = queue.place(offset)
         end = offset + min(available, window)
         for start in range(offset, end, _CHUNK):
             entries = self._entries(look, start, min(_CHUNK, end - start))
             if entries is None:
                 break
-            if get.matching is not None:
-                self._look_for_matching(look, start, entries, get.matching)
+            if get.property_filter is not None:
+                self._look_for_matching(look, start, entries, get.property_filter)
             elif look.count or not self._pass_over(look, start, entries):
                 self._look_at(look, start, entries)
             if look.is_full:
                 break
         return self._ended(look)
 
-    def _ended(self, look: _Look) -> GetResult:
+    def _ended(self, look: _Look) -> GetMessageResult:
         queue, offset = look.get.queue, look.get.offset
         if look.why_lost and not look.seen and not look.missing:
             raise LostEntry(look.why_lost)
         if look.newest and look.newest < self._log.end - self.hot_bytes:
-            queue.asked_below = max(queue.asked_below, offset + look.seen)
+            queue.resident_from = max(queue.resident_from, offset + look.seen)
         if look.count == look.seen and not look.missing:
             self._remember(queue, offset, offset + look.seen)
         return self._result(look)
 
     def _remember(self, queue: ConsumeQueue, start: int, end: int) -> None:
         """Messages of a queue were all found whole: so that the next who asks is answered at once."""
-        known_start, known_end = queue.known_good
+        known_start, known_end = queue.verified_range
         if start <= known_end and known_start <= end:
             start, end = min(start, known_start), max(end, known_end)
-        queue.known_good = start, end
+        queue.verified_range = start, end
 
     def _entries(self, look: _Look, start: int, count: int) -> memoryview | None:
         """Entries from `start` on; None where they are not in memory, and the get ends or waits."""
@@ -156,7 +163,7 @@ class CloserLook:
         size = count * ENTRY_BYTES
         if look.missing is not None and not self._has(look, file, at, size):
             if not look.count:
-                look.missing.append(Stretch(file, at, size))
+                look.missing.append(FileRange(file, at, size))
             return None
         return file.view[at : at + size]
 
@@ -173,7 +180,7 @@ class CloserLook:
             return False
         look.seen = start - look.get.offset + len(flat) // 3
         look.newest = flat[-3]
-        look.status = GetStatus.NO_MATCHED_MESSAGE
+        look.status = GetMessageStatus.NO_MATCHED_MESSAGE
         return True
 
     def _look_at(self, look: _Look, start: int, entries: memoryview) -> None:
@@ -181,7 +188,7 @@ class CloserLook:
         get = look.get
         tags_codes = get.tags_codes
         near_from = self._log.end - self._near_bytes
-        doubtful_below = max(self._log.end - self.hot_bytes, self._damages.sure_from)
+        doubtful_below = max(self._log.end - self.hot_bytes, self._corrupt_ranges.intact_from)
         count, total, runs = look.count, look.total, look.runs
         base = room = 0
         view = _NO_BYTES
@@ -209,7 +216,7 @@ class CloserLook:
                 base, view, room = self._segment(physical_offset)
                 at = physical_offset - base
             is_sure = physical_offset >= doubtful_below and size >= RECORD_BYTES_MIN and 0 <= at <= room - size
-            is_sure = is_sure and self._hot_pages.has_log(physical_offset, physical_offset + size)
+            is_sure = is_sure and self._resident_pages.has_log(physical_offset, physical_offset + size)
             is_taken = not look.why_lost and (
                 is_sure or self._is_there(look, queue_offset, physical_offset, size, code, view, at, room)
             )
@@ -226,10 +233,12 @@ class CloserLook:
             count += 1
             look.count, look.total = count, total
         if count:
-            look.status = GetStatus.FOUND
+            look.status = GetMessageStatus.FOUND
         look.seen = queue_offset + 1 - get.offset
 
-    def _look_for_matching(self, look: _Look, start: int, entries: memoryview, matching: IMatching) -> None:
+    def _look_for_matching(
+        self, look: _Look, start: int, entries: memoryview, property_filter: IPropertyFilter
+    ) -> None:
         """As `_look_at`, where more is asked than tags codes. It ends before one of which something is missing."""
         get = look.get
         for queue_offset, (physical_offset, size, code) in enumerate(_ENTRY.iter_unpack(entries), start):
@@ -241,7 +250,7 @@ class CloserLook:
             if look.count and self._would_be_too_much(get, look.count, look.total + size, is_near):
                 look.is_full = True
                 break
-            is_wanted = self._is_matching(look, queue_offset, physical_offset, size, code, matching)
+            is_wanted = self._is_matching(look, queue_offset, physical_offset, size, code, property_filter)
             if look.missing or look.why_lost:
                 look.is_full = True
                 break
@@ -249,31 +258,39 @@ class CloserLook:
                 self._take(look, physical_offset, size)
             look.seen = queue_offset + 1 - get.offset
         if look.count:
-            look.status = GetStatus.FOUND
+            look.status = GetMessageStatus.FOUND
 
     def _is_matching(
-        self, look: _Look, queue_offset: int, physical_offset: int, size: int, code: int, matching: IMatching
+        self,
+        look: _Look,
+        queue_offset: int,
+        physical_offset: int,
+        size: int,
+        code: int,
+        property_filter: IPropertyFilter,
     ) -> bool:
         """Whether a message is wanted and there. It means nothing where something is in `look.missing` then."""
         if physical_offset < look.skip_below:
             return False
         tags_codes = look.get.tags_codes
-        look.status = GetStatus.NO_MATCHED_MESSAGE
+        look.status = GetMessageStatus.NO_MATCHED_MESSAGE
         is_wanted = tags_codes is None or code in tags_codes
         if not is_wanted and self._wanted_code(look, queue_offset, physical_offset, code) is None:
             return False
-        if code <= ADDRESS_MAX and not self._may_match(look, queue_offset, physical_offset, code, matching):
+        if code <= ADDRESS_MAX and not self._may_match(look, queue_offset, physical_offset, code, property_filter):
             return False
         base, view, room = self._segment(physical_offset)
         at = physical_offset - base
         if not self._is_there(look, queue_offset, physical_offset, size, code, view, at, room):
             return False
-        return not look.missing and bool(matching.pick((property_bytes(view, at, size),), 1))
+        return not look.missing and bool(property_filter.pick((property_bytes(view, at, size),), 1))
 
-    def _may_match(self, look: _Look, queue_offset: int, physical_offset: int, code: int, matching: IMatching) -> bool:
+    def _may_match(
+        self, look: _Look, queue_offset: int, physical_offset: int, code: int, property_filter: IPropertyFilter
+    ) -> bool:
         """What the unit of a message says of it; where there is none, nobody knows."""
         unit = self._unit(look, queue_offset, physical_offset, code, _UNIT_BYTES)
-        return not (look.missing or look.why_lost) and (unit is None or matching.may_match(unit))
+        return not (look.missing or look.why_lost) and (unit is None or property_filter.may_match(unit))
 
     def _unit(self, look: _Look, queue_offset: int, physical_offset: int, code: int, size: int) -> ExtUnit | None:
         """The unit, of `size` bytes, at the address in an entry; None where there is none, or in `look` is said why it
@@ -286,7 +303,7 @@ class CloserLook:
             size = min(size, ext.end - undecorate(code))
             if not self._has(look, *place, size):
                 assert look.missing is not None
-                look.missing.append(Stretch(*place, size))
+                look.missing.append(FileRange(*place, size))
                 return None
         unit = ext.unit(code)
         if unit is None:
@@ -313,7 +330,7 @@ class CloserLook:
             if not (look.missing or look.why_lost) and (unit is None or unit.tags_code in tags_codes):
                 return code if unit is None else unit.tags_code
         if not look.count:
-            look.status = GetStatus.NO_MATCHED_MESSAGE
+            look.status = GetMessageStatus.NO_MATCHED_MESSAGE
         return None
 
     def _would_be_too_much(self, get: Get, count: int, total: int, is_near: bool) -> bool:
@@ -338,8 +355,8 @@ class CloserLook:
         """Whether the message of an entry is there, whole; where it is not it is passed by, or the get ends before
         it."""
         if size >= RECORD_BYTES_MIN and 0 <= at <= room - size:
-            if physical_offset >= max(self._log.end - self.hot_bytes, self._damages.sure_from) and (
-                self._hot_pages.has_log(physical_offset, physical_offset + size)
+            if physical_offset >= max(self._log.end - self.hot_bytes, self._corrupt_ranges.intact_from) and (
+                self._resident_pages.has_log(physical_offset, physical_offset + size)
             ):
                 return True
             if self._is_good(look, queue_offset, physical_offset, code, view, at, size):
@@ -358,15 +375,15 @@ class CloserLook:
         """Whether a message that is some way behind, or from before the start, is whole.
 
         That is taken for granted as long as it is not in memory."""
-        damages = self._damages
-        is_own = physical_offset >= damages.sure_from
-        if not is_own and damages.covers(physical_offset, physical_offset + size):
+        corrupt_ranges = self._corrupt_ranges
+        is_own = physical_offset >= corrupt_ranges.intact_from
+        if not is_own and corrupt_ranges.covers(physical_offset, physical_offset + size):
             return False
         if look.missing is not None:
             known, start, end = look.in_memory
             file = self._log.place(physical_offset)[0]
             if not (known is file and start <= at and at + size <= end) and not self._has(look, file, at, size):
-                look.missing.append(Stretch(file, at, size))
+                look.missing.append(FileRange(file, at, size))
                 return True
         try:
             queue = look.get.queue
@@ -377,7 +394,7 @@ class CloserLook:
     def _is_to_mend(self, look: _Look, queue_offset: int, physical_offset: int, why: str) -> bool:
         """Have the get end before an entry that is wrong: one that begins there has it mended. False where that was
         done, and it stays as it is."""
-        if look.is_mended and queue_offset == look.get.offset:
+        if look.is_repaired and queue_offset == look.get.offset:
             self._verifier.tell_rotten(look.get.queue, queue_offset, physical_offset, why)
             return False
         if self._verifier.is_hopeless(look.get.queue, queue_offset):
@@ -388,7 +405,7 @@ class CloserLook:
 
     def _pass_by(self, look: _Look, physical_offset: int) -> None:
         if not look.count:
-            look.status = GetStatus.MESSAGE_WAS_REMOVING
+            look.status = GetMessageStatus.MESSAGE_WAS_REMOVING
         log = self._log
         if 0 <= physical_offset < log.min_offset:  # so are the others of its segment
             look.skip_below = physical_offset - physical_offset % log.segment_bytes + log.segment_bytes
@@ -422,14 +439,14 @@ class CloserLook:
     def _is_far(self, physical_offset: int) -> bool:
         return self._log.end - physical_offset > self._near_bytes
 
-    def _result(self, look: _Look) -> GetResult:
+    def _result(self, look: _Look) -> GetMessageResult:
         pieces = []
         for start, end in look.runs:
             piece = self._log.read(start, end - start)
             assert piece is not None
             pieces.append(piece)
         queue, offset = look.get.queue, look.get.offset
-        return GetResult(
+        return GetMessageResult(
             look.status,
             offset + look.seen,
             queue.min_offset,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import attrs
 from twisted.logger import Logger
 
-from mqbroker.store.commitlog import Piled
+from mqbroker.store.commitlog import Dispatchable
 from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.consumequeue_ext import ADDRESS_MAX
 from mqbroker.store.consumequeues import ConsumeQueues
@@ -40,7 +40,7 @@ def _place_in(queue: ConsumeQueue) -> _Place:
     return _Place(queue, queue.max_offset + len(queue.pending) // 3, queue.pending)
 
 
-class Entering:
+class ConsumeQueueDispatcher:
     """Makes the entries. `log_view` is where messages are that have to be looked at again."""
 
     log = Logger()
@@ -73,7 +73,7 @@ class Entering:
         # Entries that stay without a unit of their queue's extension, by physical offset.
         self._unextended: set[tuple[ConsumeQueue, int]] = set()
 
-    def take(self, appends: Sequence[Piled]) -> None:
+    def take(self, appends: Sequence[Dispatchable]) -> None:
         """Turn messages, appended one after another, into pending entries of their queues. Hot."""
         touched = self.touched
         tags_code = self._tags_codes.of

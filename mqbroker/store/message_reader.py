@@ -1,7 +1,7 @@
 """Getting messages of a queue, which is what pulls are answered from: pieces of the log, small ones of them copied.
 
 Hot path: what this process appended not long ago is in memory and as it was stored, and is answered at once; the rest
-takes a closer look, and what is not in memory is fetched first. Must never know who asks.
+is read with checks (`checked_reader.py`), and what is not in memory is fetched first. Must never know who asks.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from twisted.python.failure import Failure
 
 from mqbroker.config import StoreSettings
 from mqbroker.errors import StoreBusy, StoreError
-from mqbroker.store.closer_look import CloserLook
-from mqbroker.store.cold import ColdReads, FailedReads, Stretch, Unreadable, why_unread
+from mqbroker.store.checked_reader import CheckedReader
 from mqbroker.store.commitlog import CommitLog, Pieces
 from mqbroker.store.consumequeue import ENTRY_BYTES, ConsumeQueue, places_struct
 from mqbroker.store.consumequeues import ConsumeQueues
-from mqbroker.store.damages import Damages
+from mqbroker.store.corrupt_ranges import CorruptRanges
 from mqbroker.store.disk import is_shortage
-from mqbroker.store.hot_pages import HotPages
+from mqbroker.store.entry_repair import EntryRepair, LostEntry
+from mqbroker.store.get_message_result import Get, GetMessageResult, GetMessageStatus, outside
 from mqbroker.store.logscan import Damage
-from mqbroker.store.matching import IMatching
-from mqbroker.store.mending import LostEntry, Mender
-from mqbroker.store.outcomes import Get, GetResult, GetStatus, outside
-from mqbroker.store.verifying import Verifier
+from mqbroker.store.page_loader import FailedReads, FileRange, PageLoader, Unreadable, why_unread
+from mqbroker.store.property_filter import IPropertyFilter
+from mqbroker.store.record_verifier import RecordVerifier
+from mqbroker.store.resident_pages import ResidentPages
 from mqbroker.wire.record import RECORD_BYTES_MIN, fields_struct
 
 _LONG = Struct(">q")
@@ -57,25 +57,27 @@ class Reader:
         queues: ConsumeQueues,
         settings: StoreSettings,
         memory_bytes: int,
-        damages: Damages,
+        corrupt_ranges: CorruptRanges,
         report: Callable[[Damage], None],
-        cold: ColdReads,
+        page_loader: PageLoader,
         failed_reads: FailedReads,
-        mender: Mender,
-        hot_pages: HotPages,
+        entry_repair: EntryRepair,
+        resident_pages: ResidentPages,
     ) -> None:
-        self.hot_pages = hot_pages
+        self.resident_pages = resident_pages
         self._log = log
-        self._mender = mender
+        self._entry_repair = entry_repair
         self._queues = queues.by_name
         self._bounds = queues.bounds
-        self._damages = damages
+        self._corrupt_ranges = corrupt_ranges
         self._report = report
-        self._cold = cold
+        self._page_loader = page_loader
         self._failed_reads = failed_reads
-        self.verifier = Verifier(log, report)
+        self.verifier = RecordVerifier(log, report)
         self.near_bytes = int(memory_bytes * (settings.access_message_in_memory_max_ratio / 100))
-        self._look = CloserLook(log, damages, self.verifier, settings, self.near_bytes, cold.touched, hot_pages)
+        self._look = CheckedReader(
+            log, corrupt_ranges, self.verifier, settings, self.near_bytes, page_loader.touched, resident_pages
+        )
         self._hot_bytes = self._look.hot_bytes
         self.settings_changed(settings)
 
@@ -93,10 +95,10 @@ class Reader:
         max_count: int,
         max_bytes: int | None = None,
         tags_codes: AbstractSet[int] | None = None,
-        matching: IMatching | None = None,
-    ) -> GetResult:
+        property_filter: IPropertyFilter | None = None,
+    ) -> GetMessageResult:
         """Messages of a queue from `offset` on, at least one however large, of those with one of `tags_codes` and of
-        those that are `matching`, where given.
+        those that are `property_filter`, where given.
 
         May wait for the disk. Raises StoreBusy where no more files can be open, and StoreDamaged.
         """
@@ -104,20 +106,20 @@ class Reader:
         if queue is None:
             return outside(offset, *(self._bounds(topic, queue_id) or (0, 0)))
         try:
-            found = self._get_at_once(queue, offset, max_count, max_bytes, tags_codes, matching)
+            found = self._get_at_once(queue, offset, max_count, max_bytes, tags_codes, property_filter)
             if found is None:
-                get = Get(queue, offset, max_count, max_bytes, tags_codes, matching)
+                get = Get(queue, offset, max_count, max_bytes, tags_codes, property_filter)
                 found = self._get_known(get, False) or self._look_again(get)
         except OSError as error:
             raise self._cannot_open(queue, error) from error
         return found
 
-    def _look_again(self, get: Get) -> GetResult:
+    def _look_again(self, get: Get) -> GetMessageResult:
         try:
             return self._look.get(get, None)
         except LostEntry:
-            self._mender.mend_now(get.queue, get.offset)
-            return self._look.get(get, None, is_mended=True)
+            self._entry_repair.repair_now(get.queue, get.offset)
+            return self._look.get(get, None, is_repaired=True)
 
     def _cannot_open(self, queue: ConsumeQueue, error: OSError) -> StoreError:
         return why_unread(error.filename or queue.directory, 0, error, _rebuild(queue))
@@ -130,8 +132,8 @@ class Reader:
         max_count: int,
         max_bytes: int | None = None,
         tags_codes: AbstractSet[int] | None = None,
-        matching: IMatching | None = None,
-    ) -> GetResult | Deferred[GetResult]:
+        property_filter: IPropertyFilter | None = None,
+    ) -> GetMessageResult | Deferred[GetMessageResult]:
         """As `get`, but never waits for the disk: what is not in memory comes later.
 
         Raises StoreBusy where too many wait, or no more files can be open. The Deferred fails with StoreDamaged where
@@ -142,9 +144,9 @@ class Reader:
         if queue is None:
             return outside(offset, *(self._bounds(topic, queue_id) or (0, 0)))
         try:
-            found = self._get_at_once(queue, offset, max_count, max_bytes, tags_codes, matching)
+            found = self._get_at_once(queue, offset, max_count, max_bytes, tags_codes, property_filter)
             if found is None:
-                get = Get(queue, offset, max_count, max_bytes, tags_codes, matching)
+                get = Get(queue, offset, max_count, max_bytes, tags_codes, property_filter)
                 return self._get_known(get, True) or self._get_cold(get, _FETCHES_MAX)
         except OSError as error:
             raise self._cannot_open(queue, error) from error
@@ -157,13 +159,13 @@ class Reader:
         max_count: int,
         max_bytes: int | None,
         tags_codes: AbstractSet[int] | None,
-        matching: IMatching | None,
-    ) -> GetResult | None:
-        """The answer, or None where it takes a closer look. Hot."""
+        property_filter: IPropertyFilter | None,
+    ) -> GetMessageResult | None:
+        """The answer, or None where it is read with checks (`checked_reader.py`). Hot."""
         low, high = queue.min_offset, queue.max_offset
         if not low <= offset < high:
             return outside(offset, low, high)
-        if tags_codes is not None or offset < queue.asked_below or matching is not None:
+        if tags_codes is not None or offset < queue.resident_from or property_filter is not None:
             return None
         log = self._log
         view, at, available = queue.locate(offset)
@@ -172,15 +174,15 @@ class Reader:
             count = 1
         elif count > _AT_ONCE_MAX:
             return None
-        if not self.hot_pages.has_entries(queue, offset, count):
+        if not self.resident_pages.has_entries(queue, offset, count):
             return None
         (first,) = _LONG.unpack_from(view, at)
-        if first < self._damages.sure_from or log.end - first > self._hot_bytes:
+        if first < self._corrupt_ranges.intact_from or log.end - first > self._hot_bytes:
             return None
         pieces = self._pieces(view, at, count, self._bytes_limit if max_bytes is None else max_bytes, is_hot=True)
         if pieces is None:
             return None
-        return GetResult(GetStatus.FOUND, offset + count, low, high, pieces, count, False)
+        return GetMessageResult(GetMessageStatus.FOUND, offset + count, low, high, pieces, count, False)
 
     def _pieces(
         self, view: memoryview, at: int, count: int, bytes_limit: int, *, is_hot: bool = False
@@ -194,7 +196,7 @@ class Reader:
             return None
         first, last = offsets[0], offsets[-1]
         span = last + sizes[-1] - first
-        if is_hot and (span <= 0 or not self.hot_pages.has_log(first, first + span)):
+        if is_hot and (span <= 0 or not self.resident_pages.has_log(first, first + span)):
             return None
         if size == span:  # one after another
             whole = self._log.read(first, span)
@@ -205,11 +207,11 @@ class Reader:
             return None
         return self._log.read_each(offsets, sizes, copy=size <= count * _COPIED_BYTES_MAX)
 
-    def _get_known(self, get: Get, ask: bool) -> GetResult | None:
+    def _get_known(self, get: Get, ask: bool) -> GetMessageResult | None:
         """The answer, where all that is asked for was appended by this process, or found whole before, and is in
-        memory, which is looked at where `ask` is true; None where it takes a closer look."""
-        queue, offset, max_count, max_bytes, tags_codes, matching = get
-        if tags_codes is not None or matching is not None:
+        memory, which is looked at where `ask` is true; None where it is read with checks (`checked_reader.py`)."""
+        queue, offset, max_count, max_bytes, tags_codes, property_filter = get
+        if tags_codes is not None or property_filter is not None:
             return None
         file, at, available = queue.place(offset)
         count = max(1, min(max_count, self._count_limit, available))
@@ -217,29 +219,31 @@ class Reader:
             return None
         log = self._log
         first, first_size, _ = queue.entry(offset)
-        start, end = queue.known_good
-        if first < self._damages.sure_from and not start <= offset <= offset + count <= end:
+        start, end = queue.verified_range
+        if first < self._corrupt_ranges.intact_from and not start <= offset <= offset + count <= end:
             return None
         last, size, _ = queue.entry(offset + count - 1)
         span = last + size - first
         if first < log.min_offset or log.end - first > self.near_bytes or not 0 < span <= _SPAN_MAX:
             return None
-        if self._damages.covers(first, first + span):
+        if self._corrupt_ranges.covers(first, first + span):
             return None
         if ask:
             segment, place = log.place(first)
             if not segment.is_resident(place, min(span, segment.size - place)):
                 return None
-            self._cold.touched(segment, place)
+            self._page_loader.touched(segment, place)
         pieces = self._pieces(file.view, at, count, self._bytes_limit if max_bytes is None else max_bytes)
         if pieces is None:
             return None
         # Entries may have left memory since, and come back as others: pages, so that the outermost tell.
-        if first < self._damages.sure_from and not (
+        if first < self._corrupt_ranges.intact_from and not (
             self._is_at(queue, offset, first, first_size) and self._is_at(queue, offset + count - 1, last, size)
         ):
             return None
-        return GetResult(GetStatus.FOUND, offset + count, queue.min_offset, queue.max_offset, pieces, count, False)
+        return GetMessageResult(
+            GetMessageStatus.FOUND, offset + count, queue.min_offset, queue.max_offset, pieces, count, False
+        )
 
     def _is_at(self, queue: ConsumeQueue, offset: int, physical_offset: int, size: int) -> bool:
         """Whether the record at a place of the log, which is in memory, says that it is at `offset` of this queue."""
@@ -248,28 +252,28 @@ class Reader:
         return own == (size, queue.queue_id, offset, physical_offset)
 
     def _get_cold(
-        self, get: Get, tries: int, was_read: Sequence[Stretch] = (), *, is_mended: bool = False
-    ) -> GetResult | Deferred[GetResult]:
-        missing: list[Stretch] = []
+        self, get: Get, tries: int, was_read: Sequence[FileRange] = (), *, is_repaired: bool = False
+    ) -> GetMessageResult | Deferred[GetMessageResult]:
+        missing: list[FileRange] = []
         try:
             # What never stays in memory, or where nobody can tell, counts as that in the end if it was read.
-            found = self._look.get(get, missing, () if tries > 0 else was_read, is_mended=is_mended)
+            found = self._look.get(get, missing, () if tries > 0 else was_read, is_repaired=is_repaired)
         except LostEntry:
-            mended = self._mender.mend(get.queue, get.offset)
-            return mended.addCallbacks(self._mended, self._not_mended, (get, tries), {}, (get,))
+            mended = self._entry_repair.repair(get.queue, get.offset)
+            return mended.addCallbacks(self._repaired, self._not_repaired, (get, tries), {}, (get,))
         if not missing:
             return found
-        if tries <= 0 and get.matching is not None and found.next_offset > get.offset:
+        if tries <= 0 and get.property_filter is not None and found.next_offset > get.offset:
             return found  # what was looked at so far is an answer: the rest is left to the next get
         if tries <= -_FETCHES_MAX:
             raise StoreBusy("what is read leaves memory again before it is looked at")
-        done = self._cold.fetch(missing, goes_on=tries < _FETCHES_MAX)
-        return done.addCallback(self._fetched, get, tries - 1, [*was_read, *missing], is_mended=is_mended)
+        done = self._page_loader.fetch(missing, goes_on=tries < _FETCHES_MAX)
+        return done.addCallback(self._fetched, get, tries - 1, [*was_read, *missing], is_repaired=is_repaired)
 
-    def _mended(self, is_mended: bool, get: Get, tries: int) -> GetResult | Deferred[GetResult]:
-        return self._fetched([], get, tries, is_mended=is_mended)
+    def _repaired(self, is_repaired: bool, get: Get, tries: int) -> GetMessageResult | Deferred[GetMessageResult]:
+        return self._fetched([], get, tries, is_repaired=is_repaired)
 
-    def _not_mended(self, failure: Failure, get: Get) -> Failure:
+    def _not_repaired(self, failure: Failure, get: Get) -> Failure:
         if isinstance(failure.value, OSError):
             raise self._cannot_open(get.queue, failure.value) from failure.value
         return failure
@@ -279,20 +283,20 @@ class Reader:
         unreadable: Unreadable,
         get: Get,
         tries: int,
-        was_read: Sequence[Stretch] = (),
+        was_read: Sequence[FileRange] = (),
         *,
-        is_mended: bool = False,
-    ) -> GetResult | Deferred[GetResult]:
+        is_repaired: bool = False,
+    ) -> GetMessageResult | Deferred[GetMessageResult]:
         for stretch, error in unreadable:
             self._leave_out(stretch, error, get)
         failed = [stretch for stretch, _ in unreadable]
         try:
             was_read = [stretch for stretch in was_read if stretch not in failed]
-            return self._get_cold(get, tries, was_read, is_mended=is_mended)
+            return self._get_cold(get, tries, was_read, is_repaired=is_repaired)
         except OSError as error:
             raise self._cannot_open(get.queue, error) from error
 
-    def _leave_out(self, stretch: Stretch, error: OSError, get: Get) -> None:
+    def _leave_out(self, stretch: FileRange, error: OSError, get: Get) -> None:
         """Keep what goes on being unreadable of the log from readers. Raises StoreBusy where there was only no
         descriptor, and StoreDamaged where it may be read the next time, or where it is of the queue, which is not lost
         but can be built again; what was deleted meanwhile is no matter."""

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from mqbroker.store.commitlog import Pieces
 from mqbroker.store.consumequeue import ConsumeQueue
-from mqbroker.store.matching import IMatching
+from mqbroker.store.property_filter import IPropertyFilter
 
 
-class GetStatus(enum.Enum):
+class GetMessageStatus(enum.Enum):
     """Outcomes of a get, by the names of the Java broker.
 
     Two are never told: a queue that was never written to has no message, so that there is no NO_MATCHED_LOGIC_QUEUE,
@@ -30,13 +30,13 @@ class GetStatus(enum.Enum):
     NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
 
 
-class GetResult(NamedTuple):
+class GetMessageResult(NamedTuple):
     """`pieces` together are `count` records.
 
     `suggest_slave`: what was looked at last is so far behind that it counts as on the disk.
     """
 
-    status: GetStatus
+    status: GetMessageStatus
     next_offset: int
     min_offset: int
     max_offset: int
@@ -46,22 +46,22 @@ class GetResult(NamedTuple):
 
 
 class Get(NamedTuple):
-    """What is asked for: messages of `queue` from `offset` on, all where `tags_codes` and `matching` are None."""
+    """What is asked for: messages of `queue` from `offset` on, all where both filters are None."""
 
     queue: ConsumeQueue
     offset: int
     max_count: int
     max_bytes: int | None
     tags_codes: AbstractSet[int] | None
-    matching: IMatching | None = None
+    property_filter: IPropertyFilter | None = None
 
 
-def outside(offset: int, low: int, high: int) -> GetResult:
+def outside(offset: int, low: int, high: int) -> GetMessageResult:
     """The answer to who asks for an offset that is not within low..high, what a queue holds."""
     if high == 0:
-        return GetResult(GetStatus.NO_MESSAGE_IN_QUEUE, 0, low, 0, [], 0, False)
+        return GetMessageResult(GetMessageStatus.NO_MESSAGE_IN_QUEUE, 0, low, 0, [], 0, False)
     if offset < low:
-        return GetResult(GetStatus.OFFSET_TOO_SMALL, low, low, high, [], 0, False)
+        return GetMessageResult(GetMessageStatus.OFFSET_TOO_SMALL, low, low, high, [], 0, False)
     if offset == high:
-        return GetResult(GetStatus.OFFSET_OVERFLOW_ONE, offset, low, high, [], 0, False)
-    return GetResult(GetStatus.OFFSET_OVERFLOW_BADLY, high, low, high, [], 0, False)
+        return GetMessageResult(GetMessageStatus.OFFSET_OVERFLOW_ONE, offset, low, high, [], 0, False)
+    return GetMessageResult(GetMessageStatus.OFFSET_OVERFLOW_BADLY, high, low, high, [], 0, False)

@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 import pytest
 
-from mqbroker.store import GetResult, GetStatus, MessageStore, queries
+from mqbroker.store import GetMessageResult, GetMessageStatus, MessageStore, queries
 from mqbroker.store.commitlog import NewMessage
 from mqbroker.wire.names import java_hash
 from mqbroker.wire.record import decode_records
 from tests.store.harness import Bench, message, stop
 
 
-def offsets(found: GetResult) -> list[int]:
+def offsets(found: GetMessageResult) -> list[int]:
     records = [record for piece in found.pieces for record in decode_records(piece)]
     assert len(records) == found.count
     return [record.queue_offset for record in records]
@@ -33,19 +33,19 @@ def store(bench: Bench) -> MessageStore:
 @pytest.mark.parametrize(
     ("queue_id", "offset", "status", "next_offset"),
     [
-        (0, 0, GetStatus.FOUND, 32),
-        (0, 49, GetStatus.FOUND, 50),
-        (0, 50, GetStatus.OFFSET_OVERFLOW_ONE, 50),
-        (0, 51, GetStatus.OFFSET_OVERFLOW_BADLY, 50),
-        (0, -1, GetStatus.OFFSET_TOO_SMALL, 0),
-        (9, 5, GetStatus.NO_MESSAGE_IN_QUEUE, 0),
+        (0, 0, GetMessageStatus.FOUND, 32),
+        (0, 49, GetMessageStatus.FOUND, 50),
+        (0, 50, GetMessageStatus.OFFSET_OVERFLOW_ONE, 50),
+        (0, 51, GetMessageStatus.OFFSET_OVERFLOW_BADLY, 50),
+        (0, -1, GetMessageStatus.OFFSET_TOO_SMALL, 0),
+        (9, 5, GetMessageStatus.NO_MESSAGE_IN_QUEUE, 0),
     ],
 )
-def test_outcomes(store: MessageStore, queue_id: int, offset: int, status: GetStatus, next_offset: int) -> None:
+def test_outcomes(store: MessageStore, queue_id: int, offset: int, status: GetMessageStatus, next_offset: int) -> None:
     found = store.get("T", queue_id, offset, 32)
     end = 50 if queue_id == 0 else 0
     assert (found.status, found.next_offset, found.min_offset, found.max_offset) == (status, next_offset, 0, end)
-    assert offsets(found) == (list(range(offset, next_offset)) if status is GetStatus.FOUND else [])
+    assert offsets(found) == (list(range(offset, next_offset)) if status is GetMessageStatus.FOUND else [])
 
 
 def test_messages_in_a_row_are_one_piece(store: MessageStore) -> None:
@@ -122,7 +122,7 @@ def test_tags_filter_and_the_next_offset_passes_what_was_left_out(store: Message
     assert found.next_offset == 6
     assert store.get("T", 1, 0, 32, tags_codes=frozenset([a, b])).count == 20
     nothing = store.get("T", 1, 4, 32, tags_codes=frozenset([1]))
-    assert (nothing.status, nothing.next_offset, nothing.pieces) == (GetStatus.NO_MATCHED_MESSAGE, 20, [])
+    assert (nothing.status, nothing.next_offset, nothing.pieces) == (GetMessageStatus.NO_MATCHED_MESSAGE, 20, [])
 
 
 def test_a_filter_looks_at_800_entries_at_most(make: Callable[..., Bench]) -> None:
@@ -131,7 +131,7 @@ def test_a_filter_looks_at_800_entries_at_most(make: Callable[..., Bench]) -> No
     store.append([message(body=b"")] * 900)
     store.dispatch_now()
     found = store.get("T", 0, 0, 32, tags_codes=frozenset([1]))
-    assert (found.status, found.next_offset) == (GetStatus.NO_MATCHED_MESSAGE, 800)
+    assert (found.status, found.next_offset) == (GetMessageStatus.NO_MATCHED_MESSAGE, 800)
 
 
 def test_a_get_ends_with_the_file_of_the_queue_and_goes_on_in_the_next(bench: Bench) -> None:
@@ -236,38 +236,38 @@ A, B, OTHER = frozenset([java_hash("a")]), frozenset([java_hash("b")]), frozense
 
 def test_found(store: MessageStore) -> None:
     found = store.get("T", 0, 3, 4)
-    assert found[:4] == (GetStatus.FOUND, 7, 0, 50)
+    assert found[:4] == (GetMessageStatus.FOUND, 7, 0, 50)
     assert (offsets(found), found.count, found.suggest_slave) == ([3, 4, 5, 6], 4, False)
 
 
 def test_no_matched_message(store: MessageStore) -> None:
     found = store.get("T", 1, 4, 32, tags_codes=OTHER)
-    assert found == (GetStatus.NO_MATCHED_MESSAGE, 20, 0, 20, [], 0, False)
+    assert found == (GetMessageStatus.NO_MATCHED_MESSAGE, 20, 0, 20, [], 0, False)
 
 
 def test_no_message_in_queue(bench: Bench) -> None:
     store = bench.open()
     for offset in (-1, 0, 5):
-        assert store.get("T", 0, offset, 32) == (GetStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0, [], 0, False)
+        assert store.get("T", 0, offset, 32) == (GetMessageStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0, [], 0, False)
     store.append([message()])  # not dispatched yet
-    assert store.get("T", 0, 0, 32).status is GetStatus.NO_MESSAGE_IN_QUEUE
+    assert store.get("T", 0, 0, 32).status is GetMessageStatus.NO_MESSAGE_IN_QUEUE
 
 
 def test_offset_overflow_one(store: MessageStore) -> None:
-    assert store.get("T", 0, 50, 32) == (GetStatus.OFFSET_OVERFLOW_ONE, 50, 0, 50, [], 0, False)
+    assert store.get("T", 0, 50, 32) == (GetMessageStatus.OFFSET_OVERFLOW_ONE, 50, 0, 50, [], 0, False)
 
 
 def test_offset_overflow_badly(store: MessageStore) -> None:
     for offset in (51, 2**63 - 1):
-        assert store.get("T", 0, offset, 32) == (GetStatus.OFFSET_OVERFLOW_BADLY, 50, 0, 50, [], 0, False)
+        assert store.get("T", 0, offset, 32) == (GetMessageStatus.OFFSET_OVERFLOW_BADLY, 50, 0, 50, [], 0, False)
 
 
 def test_offset_too_small(store: MessageStore) -> None:
     for offset in (-1, -(2**63)):
-        assert store.get("T", 0, offset, 32) == (GetStatus.OFFSET_TOO_SMALL, 0, 0, 50, [], 0, False)
+        assert store.get("T", 0, offset, 32) == (GetMessageStatus.OFFSET_TOO_SMALL, 0, 0, 50, [], 0, False)
     store._queues.by_name["T", 0].min_offset = 20
-    assert store.get("T", 0, 19, 32) == (GetStatus.OFFSET_TOO_SMALL, 20, 20, 50, [], 0, False)
-    assert store.get("T", 0, 20, 1).status is GetStatus.FOUND
+    assert store.get("T", 0, 19, 32) == (GetMessageStatus.OFFSET_TOO_SMALL, 20, 20, 50, [], 0, False)
+    assert store.get("T", 0, 20, 1).status is GetMessageStatus.FOUND
 
 
 def rolled(bench: Bench, first: list[NewMessage], second: list[NewMessage]) -> MessageStore:
@@ -286,17 +286,17 @@ def test_message_was_removing(bench: Bench) -> None:
     store = rolled(bench, tagged(20), tagged(1, b"c"))
     found = store.get("T", 0, 0, 32, tags_codes=A)
     # The entries of the deleted segment are passed over, wanted or not; the one after it is not wanted.
-    assert found == (GetStatus.NO_MATCHED_MESSAGE, 21, 0, 21, [], 0, False)
+    assert found == (GetMessageStatus.NO_MATCHED_MESSAGE, 21, 0, 21, [], 0, False)
     store._queues.by_name["T", 0].max_offset = 20
     found = store.get("T", 0, 3, 32, tags_codes=A)
-    assert found == (GetStatus.MESSAGE_WAS_REMOVING, 20, 0, 20, [], 0, False)
-    assert store.get("T", 0, 3, 32) == (GetStatus.MESSAGE_WAS_REMOVING, 20, 0, 20, [], 0, False)
+    assert found == (GetMessageStatus.MESSAGE_WAS_REMOVING, 20, 0, 20, [], 0, False)
+    assert store.get("T", 0, 3, 32) == (GetMessageStatus.MESSAGE_WAS_REMOVING, 20, 0, 20, [], 0, False)
 
 
 def test_messages_behind_removed_ones_are_found_by_the_same_get(bench: Bench) -> None:
     store = rolled(bench, tagged(50), tagged(40))
     found = store.get("T", 0, 10, 4)
-    assert (found.status, found.next_offset, offsets(found)) == (GetStatus.FOUND, 54, [50, 51, 52, 53])
+    assert (found.status, found.next_offset, offsets(found)) == (GetMessageStatus.FOUND, 54, [50, 51, 52, 53])
 
 
 def test_a_get_looks_at_no_more_than_800_entries_though_all_are_removed(make: Callable[..., Bench]) -> None:
@@ -308,7 +308,7 @@ def test_a_get_looks_at_no_more_than_800_entries_though_all_are_removed(make: Ca
     store.dispatch_now()
     store._commit_log.drop_first().close()
     found = store.get("T", 0, 50, 32)
-    assert (found.status, found.next_offset) == (GetStatus.MESSAGE_WAS_REMOVING, 850)
+    assert (found.status, found.next_offset) == (GetMessageStatus.MESSAGE_WAS_REMOVING, 850)
 
 
 @pytest.mark.parametrize(
@@ -328,7 +328,7 @@ def test_how_far_a_filter_looks(make: Callable[..., Bench], max_count: int, look
     bench = make(mapped_file_size_consume_queue=20_000)
     store = fill(bench, tagged(1000, size=0))
     found = store.get("T", 0, 0, max_count, tags_codes=OTHER)
-    assert (found.status, found.next_offset) == (GetStatus.NO_MATCHED_MESSAGE, looked_at)
+    assert (found.status, found.next_offset) == (GetMessageStatus.NO_MATCHED_MESSAGE, looked_at)
 
 
 def test_a_get_that_is_full_does_not_pass_over_what_is_not_wanted(bench: Bench) -> None:

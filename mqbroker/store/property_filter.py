@@ -9,7 +9,7 @@ from zope.interface import Attribute, Interface
 from mqbroker.store.consumequeue_ext import ExtUnit
 
 
-class IMatching(Interface):
+class IPropertyFilter(Interface):
     """Says which messages are wanted. Must not wait, nor raise."""
 
     most_at_once: int = Attribute("how many messages one get may look at: nobody else is served meanwhile")

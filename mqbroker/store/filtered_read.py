@@ -1,8 +1,8 @@
 """Filtered gets of messages that this process appended not long ago: whole and in memory, so that none is asked after.
 
 Hot, since few may be wanted of many that are looked at: entries are taken by the stretch, in a few steps for each that
-is not wanted. What counts as full, how far a get looks and where the next one goes on is as in `closer_look.py`, which
-answers whatever is not as plain as that. Must never wait for the disk.
+is not wanted. What counts as full, how far a get looks and where the next one goes on is as in `checked_reader.py`,
+which answers whatever is not as plain as that. Must never wait for the disk.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from struct import Struct
 
 from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.consumequeue import ENTRY_BYTES, entries_struct, places_struct
-from mqbroker.store.damages import Damages
-from mqbroker.store.hot_pages import HotPages
-from mqbroker.store.outcomes import Get, GetResult, GetStatus
+from mqbroker.store.corrupt_ranges import CorruptRanges
+from mqbroker.store.get_message_result import Get, GetMessageResult, GetMessageStatus
+from mqbroker.store.resident_pages import ResidentPages
 from mqbroker.wire.record import RECORD_BYTES_MIN, properties_of
 
 _LONG = Struct(">q")
@@ -27,7 +27,7 @@ _COPIED_BYTES = 2048
 _MAX_INT = 0x7FFFFFFF
 
 
-class Picking:
+class FilteredRead:
     """Picks messages.
 
     :param hot_bytes: messages further behind the end of the log may not be in memory.
@@ -35,26 +35,31 @@ class Picking:
     """
 
     def __init__(
-        self, log: CommitLog, damages: Damages, hot_bytes: int, limits: tuple[int, int], hot_pages: HotPages
+        self,
+        log: CommitLog,
+        corrupt_ranges: CorruptRanges,
+        hot_bytes: int,
+        limits: tuple[int, int],
+        resident_pages: ResidentPages,
     ) -> None:
-        self._hot_pages = hot_pages
+        self._resident_pages = resident_pages
         self._log = log
-        self._damages = damages
+        self._corrupt_ranges = corrupt_ranges
         self._hot_bytes = hot_bytes
         self._count_limit, self._bytes_limit = limits
 
-    def get(self, get: Get, window: int) -> GetResult | None:
-        """What is wanted of `window` entries, from an offset on that the queue has; None where it takes a closer look.
+    def get(self, get: Get, window: int) -> GetMessageResult | None:
+        """What is wanted of `window` entries, from an offset on that the queue has; None where it needs checks.
         Hot."""
-        queue, offset, max_count, max_bytes, tags_codes, matching = get
-        is_one = tags_codes is None or matching is None
-        if queue.ext is not None or offset < queue.asked_below or not is_one:
+        queue, offset, max_count, max_bytes, tags_codes, property_filter = get
+        is_one = tags_codes is None or property_filter is None
+        if queue.ext is not None or offset < queue.resident_from or not is_one:
             return None
-        sure_from = max(self._log.min_offset, self._log.end - self._hot_bytes, self._damages.sure_from)
+        intact_from = max(self._log.min_offset, self._log.end - self._hot_bytes, self._corrupt_ranges.intact_from)
         entries, at, available = queue.locate(offset)
-        if not self._hot_pages.has_entries(queue, offset, min(available, window)):
+        if not self._resident_pages.has_entries(queue, offset, min(available, window)):
             return None
-        if _LONG.unpack_from(entries, at)[0] < sure_from:
+        if _LONG.unpack_from(entries, at)[0] < intact_from:
             return None
         bytes_limit = self._bytes_limit if max_bytes is None else max_bytes
         room = max(1, min(max_count, self._count_limit))
@@ -64,7 +69,7 @@ class Picking:
         places: list[tuple[int, int]] = []
         while at < end and room:
             count = min(stretch, (end - at) // ENTRY_BYTES)
-            if matching is None:
+            if property_filter is None:
                 assert tags_codes is not None
                 flat = entries_struct(count).unpack_from(entries, at)
                 offsets, sizes = flat[::3], flat[1::3]
@@ -74,10 +79,10 @@ class Picking:
                 flat = places_struct(count).unpack_from(entries, at)
                 offsets, sizes = flat[::2], flat[1::2]
                 largest = max(sizes)
-                messages = self._properties(offsets, sizes, largest, sure_from)
+                messages = self._properties(offsets, sizes, largest, intact_from)
                 if messages is None:
                     return None
-                picked = matching.pick(messages, room)
+                picked = property_filter.pick(messages, room)
             at += count * ENTRY_BYTES
             room -= len(picked)
             if not room:
@@ -96,14 +101,14 @@ class Picking:
                 stretch = min(_STRETCH_MAX, room * (next_offset - offset) // len(places) + _STRETCH_MIN)
             else:
                 stretch = _STRETCH_MAX
-        pieces = self._pieces(places, sure_from)
+        pieces = self._pieces(places, intact_from)
         if pieces is None:
             return None
-        status = GetStatus.FOUND if places else GetStatus.NO_MATCHED_MESSAGE
-        return GetResult(status, next_offset, queue.min_offset, queue.max_offset, pieces, len(places), False)
+        status = GetMessageStatus.FOUND if places else GetMessageStatus.NO_MATCHED_MESSAGE
+        return GetMessageResult(status, next_offset, queue.min_offset, queue.max_offset, pieces, len(places), False)
 
     def _properties(
-        self, offsets: Sequence[int], sizes: Sequence[int], largest: int, sure_from: int
+        self, offsets: Sequence[int], sizes: Sequence[int], largest: int, intact_from: int
     ) -> list[bytes] | None:
         """The property bytes of messages; None where they may not be as they were stored.
 
@@ -111,20 +116,20 @@ class Picking:
         are wanted."""
         log = self._log
         low, high = offsets[0], offsets[-1] + sizes[-1]
-        if not sure_from <= low < high <= log.readable_end or largest > high - low:
+        if not intact_from <= low < high <= log.readable_end or largest > high - low:
             return None
         segment, at = log.place(low)
-        if at + high - low > segment.size or not self._hot_pages.has_log(low, high):
+        if at + high - low > segment.size or not self._resident_pages.has_log(low, high):
             return None
         if high - low <= len(offsets) * _COPIED_BYTES:
             return properties_of(segment.buffer[at : at + high - low], low, offsets, sizes)
         return properties_of(segment.buffer, low - at, offsets, sizes)
 
-    def _pieces(self, places: Sequence[tuple[int, int]], sure_from: int) -> list[memoryview] | None:
+    def _pieces(self, places: Sequence[tuple[int, int]], intact_from: int) -> list[memoryview] | None:
         """The messages at some places of the log, those that stand one after another in one piece; None where one may
         not be there."""
         runs: list[tuple[int, int]] = []
-        end = sure_from
+        end = intact_from
         for offset, size in places:
             if offset < end or size < RECORD_BYTES_MIN:
                 return None
@@ -137,7 +142,7 @@ class Picking:
             return []
         read = self._log.read
         low, high = runs[0][0], runs[-1][1]
-        if high > self._log.readable_end or not self._hot_pages.has_log(low, high):
+        if high > self._log.readable_end or not self._resident_pages.has_log(low, high):
             return None
         whole = read(low, high - low)
         if whole is not None:  # they are in one segment

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from mqbroker.store.commitlog import PILE_BYTES_MAX, CommitLog, Piled
+from mqbroker.store.commitlog import PILE_BYTES_MAX, CommitLog, Dispatchable
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.index import Index, KeyHasher
 from mqbroker.store.index_file import IndexRow
@@ -21,7 +21,7 @@ MOMENT_S = 0.5
 _LOOKS_MAX = 1000
 
 
-class Indexing:
+class IndexDispatcher:
     """Feeds the index. `end`, as its methods get it: all of the log below is in the consume queues.
 
     :param now: seconds.
@@ -34,13 +34,13 @@ class Indexing:
         self._index = index
         self._commit_log = commit_log
         self._queues = queues
-        self._waiting: deque[Piled] = deque()
+        self._waiting: deque[Dispatchable] = deque()
         self._waiting_bytes = 0
 
-    def is_behind(self, end: int) -> bool:
+    def is_dirty(self, end: int) -> bool:
         return self._index.offset < end
 
-    def keep(self, appends: Sequence[Piled], size: int) -> None:
+    def keep(self, appends: Sequence[Dispatchable], size: int) -> None:
         """Have appends of `size` bytes in the log, the next that enter consume queues, wait here."""
         if self._waiting_bytes > PILE_BYTES_MAX:
             self._waiting.clear()
@@ -73,10 +73,10 @@ class Indexing:
 
     def index_all(self, end: int, count: int) -> None:
         """Index all there is, about `count` messages at a time. Raises OSError."""
-        while self.is_behind(end):
+        while self.is_dirty(end):
             self.index(end, count)
 
-    def index_piled(self, end: int, count: int) -> None:
+    def index_queued(self, end: int, count: int) -> None:
         """Index what waits here, about `count` messages at a time, unless older ones must be indexed from the log
         first. Raises OSError."""
         while self._waiting and self._index.offset >= self._waiting[0][1][0][0]:
@@ -113,14 +113,14 @@ def has_keys_between(log: CommitLog, before: int, end: int) -> bool:
     return False
 
 
-def pop_adjoining(pile: deque[Piled], count: int) -> tuple[list[Piled], int]:
+def pop_adjoining(dispatch_queue: deque[Dispatchable], count: int) -> tuple[list[Dispatchable], int]:
     """Take appends of about `count` messages off the front, none missing between them; and how many messages."""
-    appends = [pile.popleft()]
+    appends = [dispatch_queue.popleft()]
     taken = len(appends[0][1])
-    while pile and taken < count:
+    while dispatch_queue and taken < count:
         last = appends[-1][1][-1]
-        if pile[0][1][0][0] != last[0] + last[2]:
+        if dispatch_queue[0][1][0][0] != last[0] + last[2]:
             break
-        appends.append(pile.popleft())
+        appends.append(dispatch_queue.popleft())
         taken += len(appends[-1][1])
     return appends, taken

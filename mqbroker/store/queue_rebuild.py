@@ -9,10 +9,10 @@ import attrs
 
 from mqbroker.store.checkpoint_file import CheckpointFile
 from mqbroker.store.commitlog import CommitLog
+from mqbroker.store.consumequeue_dispatcher import ConsumeQueueDispatcher
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.disk import IDisk
 from mqbroker.store.dispatch import TURN_MESSAGES, Dispatcher
-from mqbroker.store.entering import Entering
 from mqbroker.store.logscan import Run
 from mqbroker.store.turns import Progress, Steps
 
@@ -21,11 +21,11 @@ SAVE_BYTES = 1024 * 1024 * 1024
 
 
 @attrs.define
-class QueueBuilder:
+class QueueRebuild:
     """Builds them. `saved`: what is in the log below is in the queues, on the disk as far as it ever will be told.
     `have_more`: some queues have had what is above from the beginning."""
 
-    entering: Entering
+    cq_dispatcher: ConsumeQueueDispatcher
     queues: ConsumeQueues
     checkpoint: CheckpointFile
     disk: IDisk
@@ -34,8 +34,8 @@ class QueueBuilder:
 
     def take(self, run: Run) -> None:
         """Put messages into their queues that recovery has read. Raises OSError."""
-        self.entering.take_run(run)
-        self.entering.write()
+        self.cq_dispatcher.take_run(run)
+        self.cq_dispatcher.write()
         self._save_sometimes(run.end)
 
     def catch_up(self, dispatcher: Dispatcher, commit_log: CommitLog) -> Steps[None]:
@@ -56,5 +56,5 @@ class QueueBuilder:
             file.sync()
         for directory in self.queues.take_new_names():
             self.disk.sync_directory(directory)
-        self.checkpoint.note_queues(offset, self.entering.last_timestamp_ms, tally)
+        self.checkpoint.note_queues(offset, self.cq_dispatcher.last_timestamp_ms, tally)
         self.saved = offset

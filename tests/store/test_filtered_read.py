@@ -11,38 +11,38 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqbroker.store import GetResult, GetStatus, MessageStore
-from mqbroker.store.closer_look import CloserLook
-from mqbroker.store.outcomes import Get
-from mqbroker.store.picking import Picking
+from mqbroker.store import GetMessageResult, GetMessageStatus, MessageStore
+from mqbroker.store.checked_reader import CheckedReader
+from mqbroker.store.filtered_read import FilteredRead
+from mqbroker.store.get_message_result import Get
 from mqbroker.wire.names import java_hash
 from tests.store.harness import Bench, make_bench, message
-from tests.store.test_cold_reads import offsets
-from tests.store.test_matching import Matching
+from tests.store.test_page_loader import offsets
+from tests.store.test_property_filter import Matching
 
 V6_HOST = bytes(15) + b"\x01" + (40000).to_bytes(4, "big")
 
 
-def look_of(store: MessageStore) -> CloserLook:
+def look_of(store: MessageStore) -> CheckedReader:
     return store._reader._look
 
 
-def picking_of(store: MessageStore) -> Picking:
+def picking_of(store: MessageStore) -> FilteredRead:
     return look_of(store)._picking
 
 
-def quickly(store: MessageStore, get: Get, window: int = 800) -> GetResult | None:
+def quickly(store: MessageStore, get: Get, window: int = 800) -> GetMessageResult | None:
     return picking_of(store).get(get, window)
 
 
-def slowly(store: MessageStore, get: Get, monkeypatch: pytest.MonkeyPatch) -> GetResult:
+def slowly(store: MessageStore, get: Get, monkeypatch: pytest.MonkeyPatch) -> GetMessageResult:
     """What the closer look alone answers."""
     with monkeypatch.context() as patch:
-        patch.setattr(Picking, "get", lambda self, get, window: None)
+        patch.setattr(FilteredRead, "get", lambda self, get, window: None)
         return look_of(store).get(get, None)
 
 
-def seen(result: GetResult | None) -> Any:
+def seen(result: GetMessageResult | None) -> Any:
     assert result is not None
     return result._replace(pieces=list(map(bytes, result.pieces)))
 
@@ -85,10 +85,10 @@ def test_the_answers_are_those_of_a_closer_look(sent, wanted, limits, offset) ->
         queue = store._queues.by_name["T", sent[0][0]]
         tags, numbers = wanted
         codes = None if tags is None else {java_hash(str(tag)) for tag in tags}
-        matching = None if numbers is None else Matching(*numbers)
-        get = Get(queue, offset % queue.max_offset, *limits, codes, matching)
+        property_filter = None if numbers is None else Matching(*numbers)
+        get = Get(queue, offset % queue.max_offset, *limits, codes, property_filter)
         found = quickly(store, get)
-        assert found is not None or (matching is not None and len(store._commit_log.segments) > 1)
+        assert found is not None or (property_filter is not None and len(store._commit_log.segments) > 1)
         if found is not None:
             assert seen(found) == seen(slowly(store, get, patch))
         bench.close()
@@ -112,7 +112,7 @@ def test_a_get_of_what_was_just_appended_is_answered_quickly(bench: Bench) -> No
     fill(store)
     found = quickly(store, by_tag(store, 6))
     assert found is not None
-    assert (found.status, offsets(found), found.next_offset) == (GetStatus.FOUND, [*range(9, 100, 4)], 100)
+    assert (found.status, offsets(found), found.next_offset) == (GetMessageStatus.FOUND, [*range(9, 100, 4)], 100)
     assert (found.min_offset, found.max_offset, found.suggest_slave) == (0, 100, False)
     found = quickly(store, by_tag(store, 6), 10)
     assert found is not None
@@ -122,7 +122,7 @@ def test_a_get_of_what_was_just_appended_is_answered_quickly(bench: Bench) -> No
     assert (offsets(found), found.count, len(found.pieces)) == ([5, 6, 90], 3, 2)
     found = quickly(store, by_tag(store, tag="other"))
     assert found is not None
-    assert (found.status, found.pieces, found.next_offset) == (GetStatus.NO_MATCHED_MESSAGE, [], 100)
+    assert (found.status, found.pieces, found.next_offset) == (GetMessageStatus.NO_MATCHED_MESSAGE, [], 100)
 
 
 @pytest.mark.parametrize("between", [0, 100, 1500, 2500])
@@ -141,8 +141,8 @@ def test_messages_stand_close_or_far_apart(bench: Bench, between: int) -> None:
     found = quickly(store, get)
     assert found is not None
     assert (offsets(found), found.next_offset) == ([2, 7, 29], 30)
-    assert isinstance(get.matching, Matching)
-    assert get.matching.asked == [*range(30)]
+    assert isinstance(get.property_filter, Matching)
+    assert get.property_filter.asked == [*range(30)]
 
 
 def test_bytes_are_bounded_also_by_what_is_not_wanted(bench: Bench) -> None:
@@ -189,16 +189,16 @@ def test_what_is_not_as_plain_takes_a_closer_look(make: Callable[..., Bench]) ->
     assert quickly(store, by_tag(store)) is None
     assert quickly(store, by_tag(store, 90)) is not None
     picking_of(store)._hot_bytes = 1 << 30
-    store._queues.by_name["T", 0].asked_below = 3
+    store._queues.by_name["T", 0].resident_from = 3
     assert quickly(store, by_tag(store, 2)) is None
     assert quickly(store, by_tag(store, 3)) is not None
     store._commit_log.min_offset = 1
     assert quickly(store, by_tag(store, 3)) is not None
-    store._queues.by_name["T", 0].asked_below = 0
+    store._queues.by_name["T", 0].resident_from = 0
     assert quickly(store, by_tag(store)) is None
     store = make("again").open()
     fill(store)
-    picking_of(store)._damages.sure_from = 1  # as after a start
+    picking_of(store)._corrupt_ranges.intact_from = 1  # as after a start
     assert quickly(store, by_tag(store)) is None
 
 
@@ -218,8 +218,8 @@ def test_an_entry_of_no_message_takes_a_closer_look(bench: Bench, physical_offse
     get = by_number(store, 8, 9, 10)
     found = quickly(store, get)
     assert found is None or (offsets(found) == [8, 10] and size != 0x7FFFFFFF)  # as much is not copied
-    got = [*offsets(store.get("T", 0, 0, 32, None, None, get.matching))]
-    got += offsets(store.get("T", 0, 9, 32, None, None, get.matching))
+    got = [*offsets(store.get("T", 0, 0, 32, None, None, get.property_filter))]
+    got += offsets(store.get("T", 0, 9, 32, None, None, get.property_filter))
     assert {*got} >= {8, 10}
     put_entry(store, 99, physical_offset, size)
     found = quickly(store, get._replace(offset=99))

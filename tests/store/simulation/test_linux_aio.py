@@ -10,7 +10,7 @@ import pytest
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
-from mqbroker.store.kernel_queue import LOOK_S, KernelQueue
+from mqbroker.store.linux_aio import LOOK_S, LinuxAio
 from tests.store.simulation.calls import load
 from tests.store.simulation.disk import SimDisk
 from tests.store.simulation.test_guarantees import append, make_world, work_off
@@ -24,8 +24,8 @@ class Bench:
         self.calls = self.disk.calls
         self.aio = self.calls.aio
         self.clock = Clock()
-        module = load("mqbroker.store.kernel_queue", self.calls)
-        self.queue: KernelQueue = module.KernelQueue(self.aio, self.clock.seconds, call_later=self.clock.callLater)
+        module = load("mqbroker.store.linux_aio", self.calls)
+        self.queue: LinuxAio = module.LinuxAio(self.aio, self.clock.seconds, call_later=self.clock.callLater)
         self.paths = [f"/{number}" for number in range(count)]
         self.fds = [self.calls.open(path, os.O_RDWR | os.O_CREAT) for path in self.paths]
         for fd in self.fds:

@@ -15,8 +15,8 @@ from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.consumequeue_ext import ADDRESS_MAX
 from mqbroker.store.disk import read_before_touch
+from mqbroker.store.entry_repair import LostEntry
 from mqbroker.store.logscan import Damage, Filler, Scanned, scan_at
-from mqbroker.store.mending import LostEntry
 from mqbroker.store.multi_dispatch import is_entry_of
 from mqbroker.store.tags_codes import TagsCodes
 from mqbroker.wire.record import BLANK_BYTES_MIN, BLANK_MAGIC, MAGIC, SIZE_AND_MAGIC, V6, fields_struct
@@ -34,7 +34,7 @@ _CHUNKS_MAX = 1024
 _ROTTEN_MAX = 1000
 
 
-class Verifier:
+class RecordVerifier:
     """Remembers which records it found whole.
 
     :param report: is told of each record that is not.

@@ -19,7 +19,14 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from mqbroker.broker.broker_stats import BrokerStats
-from mqbroker.broker.system_topics import NoRealTarget, real_target, stored_again, without_delay
+from mqbroker.broker.system_topics import (
+    NoRealTarget,
+    real_target,
+    schedule_level,
+    schedule_queue,
+    stored_again,
+    without_delay,
+)
 from mqbroker.errors import MessageRefused, MultiDispatchRefused, StoreError
 from mqbroker.store.commitlog import NewMessage
 from mqbroker.store.get_message_result import GetMessageResult, GetMessageStatus
@@ -97,7 +104,7 @@ class DelayService:
     def progress(self) -> dict[int, tuple[int, int]]:
         """By level the next offset to deliver, and where its messages end."""
         return {
-            level: (offset, self._store.max_offset(SCHEDULE_TOPIC, level - 1))
+            level: (offset, self._store.max_offset(SCHEDULE_TOPIC, schedule_queue(level)))
             for level, offset in sorted(self._offsets.items())
         }
 
@@ -120,7 +127,7 @@ class DelayService:
 
     def arrived(self, topic: str, queue_id: int) -> None:
         """A queue has new messages: where it is a level that waits for one, look at it."""
-        level = queue_id + 1
+        level = schedule_level(queue_id)
         if topic != SCHEDULE_TOPIC or not self._running or level > len(self._delays_ms):
             return
         if level not in self._timers and level not in self._reading:
@@ -134,7 +141,7 @@ class DelayService:
         del self._timers[level]
         offset = self._offsets.get(level, 0)
         try:
-            found = self._store.get_when_ready(SCHEDULE_TOPIC, level - 1, offset, TURN_MESSAGES_MAX)
+            found = self._store.get_when_ready(SCHEDULE_TOPIC, schedule_queue(level), offset, TURN_MESSAGES_MAX)
         except StoreError as error:
             self._read_failed(Failure(error), level)  # type: ignore[no-untyped-call]
             return
@@ -202,7 +209,7 @@ class DelayService:
             return record.store_timestamp + delay_ms
         end, due_ms = self._ahead.get(level, (0, 0.0))
         if record.queue_offset >= end or due_ms > now_ms + delay_ms:
-            end, due_ms = self._store.max_offset(SCHEDULE_TOPIC, level - 1), now_ms + delay_ms
+            end, due_ms = self._store.max_offset(SCHEDULE_TOPIC, schedule_queue(level)), now_ms + delay_ms
             self._ahead[level] = end, due_ms
         return min(record.store_timestamp + delay_ms, due_ms)
 
@@ -235,7 +242,7 @@ class DelayService:
     def _append(self, messages: list[NewMessage], level: int) -> None:
         appended = self._store.append(messages)
         self._log_end = appended[-1][0] + appended[-1][2]
-        self._stats.delivered(level - 1, len(appended), sum(size for _, _, size, _ in appended))
+        self._stats.delivered(schedule_queue(level), len(appended), sum(size for _, _, size, _ in appended))
 
     def _deliver_each(self, messages: list[NewMessage], level: int) -> bool:
         """Deliver one by one: one of them the store refuses, whenever it is tried, for the queues that it names."""

@@ -11,17 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from mqbroker.broker.client_registry import ConsumerRegistry
-from mqbroker.broker.live_settings import LiveSettings, full
+from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.broker.offset_table import OffsetTable
 from mqbroker.broker.topic_table import TopicTable
+from mqbroker.broker.versioned_table import VersionedTable
 from mqbroker.errors import MQError
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.message_store import MessageStore
-from mqbroker.wire.bodies import DataVersion, SubscriptionGroupConfig, SubscriptionGroupWrapper
+from mqbroker.wire.bodies import SubscriptionGroupConfig, SubscriptionGroupWrapper
 from mqbroker.wire.codes import CID_RMQ_SYS_PREFIX, RETRY_PREFIX, SELF_TEST_CONSUMER_GROUP, TOOLS_CONSUMER_GROUP
 from mqbroker.wire.names import check_group, is_lmq
 
@@ -37,7 +37,7 @@ def _system_group(name: str) -> SubscriptionGroupConfig:
     return SubscriptionGroupConfig(name, consume_broadcast_enable=name in _ONS_GROUPS or name in _SYSTEM_GROUPS)
 
 
-class GroupTable:
+class GroupTable(VersionedTable[SubscriptionGroupConfig]):
     """Group settings by name.
 
     With enableLmq each %LMQ% name is a group, which is not in the table. No more than groupsMax are made; those of the
@@ -46,53 +46,31 @@ class GroupTable:
 
     def __init__(self, file: JsonFile, now: Callable[[], float], live: LiveSettings) -> None:
         """Load the table. `now` gives seconds since the epoch. Raises StoreDamaged."""
-        self._file = file
-        self._now = now
-        self._live = live
-        self._has_lmq = live.current.store.enable_lmq
-        #: Called where there are too many: they forget groups that nobody needs.
-        self.on_full: list[Callable[[], None]] = []
-        self._groups = {name: _system_group(name) for name in _SYSTEM_GROUPS}
-        self.data_version = DataVersion(self._now_ms(), 0)
+        super().__init__(file, now, live, "subscription group")
+        self._values = {name: _system_group(name) for name in _SYSTEM_GROUPS}
         loaded = file.load(partial(SubscriptionGroupWrapper.from_json, dialect_bytes_max=None))
         if loaded is not None:
-            self.data_version = loaded.data_version
-            self._load(loaded.subscription_group_table)
-
-    def _load(self, table: dict[str, SubscriptionGroupConfig]) -> None:
-        for name, group in table.items():
-            try:
-                check_group(name)
-            except MQError as error:
-                log.warn("{path}: group {name} is left out: {why}", path=self._file.path, name=name, why=str(error))
-            else:
-                self._groups[name] = group
-
-    def _now_ms(self) -> int:
-        return int(self._now() * 1000)
+            self._load(loaded.data_version, loaded.subscription_group_table, check_group)
 
     def get(self, name: str) -> SubscriptionGroupConfig | None:
         """The group; None where there is none."""
-        return self._groups.get(name)
+        return self._values.get(name)
 
     def __len__(self) -> int:
-        return len(self._groups)
-
-    def names(self) -> list[str]:
-        return list(self._groups)
+        return len(self._values)
 
     def may_be_made_again(self, name: str) -> bool:
         """Whether `find` makes the group as it is, should it be forgotten."""
         if not self._live.current.auto_create_subscription_group or name in _SYSTEM_GROUPS:
             return False
-        return self._groups.get(name) == SubscriptionGroupConfig(name)
+        return self._values.get(name) == SubscriptionGroupConfig(name)
 
     def find(self, name: str) -> SubscriptionGroupConfig | None:
         """The group, made where it is unknown and `autoCreateSubscriptionGroup` allows; None otherwise.
 
         Raises Refused where there are too many to make one more.
         """
-        group = self._groups.get(name)
+        group = self._values.get(name)
         if group is None and self._has_lmq and is_lmq(name):
             return SubscriptionGroupConfig(name)
         if group is None and (self._live.current.auto_create_subscription_group or name.startswith(CID_RMQ_SYS_PREFIX)):
@@ -110,39 +88,19 @@ class GroupTable:
         if self._has_lmq and is_lmq(group.group_name):
             return
         check_group(group.group_name)
-        groups_max = self._live.current.groups_max
-        if group.group_name not in self._groups and len(self._groups) >= groups_max:
-            for make_room in self.on_full:
-                make_room()
-            if len(self._groups) >= groups_max:
-                raise full("subscription groups", len(self._groups), "groupsMax")
-        self._groups[group.group_name] = group
-        self.data_version = self.data_version.next(self._now_ms())
-        self.persist()
+        if group.group_name not in self._values:
+            self._make_room(lambda: len(self._values) < self._live.current.groups_max, "groupsMax")
+        self._values[group.group_name] = group
+        self.mark_changed()
 
     def remove(self, name: str) -> None:
         """Forget a group; nothing happens where there is none."""
-        if self._groups.pop(name, None) is not None:
+        if self._values.pop(name, None) is not None:
             log.info("delete subscription group {name}", name=name)
-            self.data_version = self.data_version.next(self._now_ms())
-            self.persist()
+            self.mark_changed()
 
     def snapshot(self) -> SubscriptionGroupWrapper:
-        return SubscriptionGroupWrapper(dict(self._groups), self.data_version)
-
-    def saved(self) -> Deferred[bool] | None:
-        """Fires when all changes so far are on the disk, or could not be written; None where none is under way."""
-        return self._file.saved()
-
-    async def when_saved(self) -> None:
-        """Return when all changes so far are on the disk, or could not be written."""
-        saved = self.saved()
-        if saved is not None:
-            await saved
-
-    def persist(self) -> Deferred[bool]:
-        """Write the file; fires True when it is on the disk."""
-        return self._file.save(lambda: self.snapshot().json_pieces())
+        return SubscriptionGroupWrapper(dict(self._values), self.data_version)
 
 
 class UnusedGroupEviction:

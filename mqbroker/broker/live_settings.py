@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 
 from twisted.logger import Logger
 
-from mqbroker.config import BrokerSettings, show_settings
-from mqbroker.config.changes import change_settings
+from mqbroker.config import BrokerSettings
+from mqbroker.config.changes import change_settings, differing_values, values_of
 from mqbroker.errors import Refused
 from mqbroker.wire.bodies import DataVersion
 from mqbroker.wire.codes import ResponseCode
@@ -53,29 +53,22 @@ class LiveSettings:
 
     def change(self, changes: Mapping[str, str]) -> None:
         """Take all of the changes, by key. Raises NotChangeable and BadSetting with nothing changed."""
-        before = _values(self.current)
+        before = values_of(self.current)
         settings = change_settings(self.current, changes, self.changeable)
-        after = _values(settings)
+        changed = differing_values(self.current, settings)
         self.current = settings
         self.data_version = self.data_version.next(int(self._now() * 1000))
-        changed = {key for key in changes if before[key] != after[key]}
-        for key in sorted(changed):
-            log.info("{key} is {after} now, was {before}", key=key, before=before[key], after=after[key])
+        for key, after in sorted(changed.items()):
+            log.info("{key} is {after} now, was {before}", key=key, before=before[key], after=after)
         for keys, follower in self._followers:
-            if keys & changed:
+            if not keys.isdisjoint(changed):
                 follower(settings)
 
     def adopt(self, settings: BrokerSettings) -> list[str]:
         """Take what may be changed of settings that were read anew; returns the other keys that differ."""
-        new, now = _values(settings), _values(self.current)
-        changeable = self.changeable
-        differ = [key for key in new if new[key] != now.get(key)]
-        self.change({key: new[key] for key in differ if key in changeable})
+        changeable, differ = self.changeable, differing_values(self.current, settings)
+        self.change({key: value for key, value in differ.items() if key in changeable})
         return [key for key in differ if key not in changeable]
-
-
-def _values(settings: BrokerSettings) -> dict[str, str]:
-    return dict(line.split("=", 1) for line in show_settings(settings))
 
 
 def full(what: str, count: int, key: str) -> Refused:

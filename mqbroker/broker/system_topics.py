@@ -77,7 +77,17 @@ def delayed_target(properties: dict[str, str], topic: str, queue_id: int, level_
         return topic, queue_id
     properties[Prop.DELAY_TIME_LEVEL] = str(level)
     _keep_real_target(properties, topic, queue_id)
-    return SCHEDULE_TOPIC, level - 1
+    return SCHEDULE_TOPIC, schedule_queue(level)
+
+
+def schedule_queue(level: int) -> int:
+    """The queue of the schedule topic that has the messages of a delay level: ScheduleMessageService of 4.9.7."""
+    return level - 1
+
+
+def schedule_level(queue_id: int) -> int:
+    """The delay level of the messages in a queue of the schedule topic."""
+    return queue_id + 1
 
 
 def _keep_real_target(properties: dict[str, str], topic: str, queue_id: int) -> None:

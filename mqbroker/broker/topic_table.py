@@ -12,11 +12,11 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from mqbroker.broker.live_settings import LiveSettings, full
+from mqbroker.broker.live_settings import LiveSettings
+from mqbroker.broker.versioned_table import VersionedTable
 from mqbroker.config import BrokerSettings
-from mqbroker.errors import MQError
 from mqbroker.store.jsonfile import JsonFile
-from mqbroker.wire.bodies import DataVersion, TopicConfig, TopicConfigSerializeWrapper
+from mqbroker.wire.bodies import TopicConfig, TopicConfigSerializeWrapper
 from mqbroker.wire.codes import (
     AUTO_CREATE_TOPIC,
     BENCHMARK_TOPIC,
@@ -77,7 +77,7 @@ def _template(settings: BrokerSettings) -> TopicConfig:
     return TopicConfig(AUTO_CREATE_TOPIC, queues, queues, perm)
 
 
-class TopicTable:
+class TopicTable(VersionedTable[TopicConfig]):
     """Topic by name. Every change is persisted and told to `on_change`.
 
     With enableLmq each %LMQ% name is a topic of one queue, which is not in the table. No more than topicsMax are made;
@@ -86,106 +86,74 @@ class TopicTable:
 
     def __init__(self, file: JsonFile, now: Callable[[], float], live: LiveSettings) -> None:
         """Load the table. `now` gives seconds since the epoch. Raises StoreDamaged."""
-        self._file = file
-        self._now = now
-        self._live = live
-        self._has_lmq = live.current.store.enable_lmq
+        super().__init__(file, now, live, "topic")
         #: Called with the name of each topic that changed.
         self.on_change: list[Callable[[str], None]] = []
-        #: Called where there are too many: they forget topics that nobody needs.
-        self.on_full: list[Callable[[], None]] = []
         #: Each gives a Deferred that fires when name servers have got the changes so far.
         self.announcers: list[Callable[[], Deferred[None]]] = []
-        self._topics = {topic.topic_name: topic for topic in system_topics(live.current)}
+        self._values = {topic.topic_name: topic for topic in system_topics(live.current)}
         #: Names that no user may create or delete: those of every broker, and this one's own.
-        self.system_names = SYSTEM_TOPICS | self._topics.keys()
-        self.data_version = DataVersion(self._now_ms(), 0)
+        self.system_names = SYSTEM_TOPICS | self._values.keys()
         loaded = file.load(partial(TopicConfigSerializeWrapper.from_json, dialect_bytes_max=None))
         if loaded is not None:
-            self.data_version = loaded.data_version
-            self._load(loaded.topic_config_table)
-
-    def _load(self, table: dict[str, TopicConfig]) -> None:
-        for name, topic in table.items():
-            try:
-                check_topic(name)
-            except MQError as error:
-                log.warn("{path}: topic {name} is left out: {why}", path=self._file.path, name=name, why=str(error))
-            else:
-                self._topics[name] = topic
-
-    def _now_ms(self) -> int:
-        return int(self._now() * 1000)
+            self._load(loaded.data_version, loaded.topic_config_table, check_topic)
 
     def settings_changed(self, settings: BrokerSettings) -> None:
         """Let topics be made by sending to them, or not."""
         template = _template(settings)
-        known = self._topics.get(AUTO_CREATE_TOPIC)
+        known = self._values.get(AUTO_CREATE_TOPIC)
         if known != template and (known is not None or settings.auto_create_topic_enable):
             self.put(template)
 
-    def mark_changed(self) -> None:
-        """Give the table another version: what name servers know all topics with has changed."""
-        self.data_version = self.data_version.next(self._now_ms())
-        self.persist()
-
     def get(self, name: str) -> TopicConfig | None:
-        topic = self._topics.get(name)
+        topic = self._values.get(name)
         if topic is None and self._has_lmq and is_lmq(name):
             return TopicConfig(name, 1, 1, READ_WRITE)
         return topic
-
-    def names(self) -> list[str]:
-        return list(self._topics)
 
     def is_system(self, name: str) -> bool:
         """Whether no user may create or delete it: the cluster's and the broker's own name among them."""
         return name in self.system_names or is_system_topic(name)
 
     def snapshot(self) -> TopicConfigSerializeWrapper:
-        """All topics with their data version: what is registered, persisted and shown."""
-        return TopicConfigSerializeWrapper(dict(self._topics), self.data_version)
+        return TopicConfigSerializeWrapper(dict(self._values), self.data_version)
 
     def put(self, topic: TopicConfig) -> None:
         """Create or replace a topic. %LMQ% topics are what they are. Raises Refused where there are too many."""
         if self._has_lmq and is_lmq(topic.topic_name):
             return
-        known = self._topics.get(topic.topic_name)
-        if known is None and not self._has_room_for(topic.topic_name):
-            for make_room in self.on_full:
-                make_room()
-            if not self._has_room_for(topic.topic_name):
-                raise full("topics", len(self._topics), "topicsMax")
+        known = self._values.get(topic.topic_name)
+        if known is None:
+            self._make_room(lambda: self._has_room_for(topic.topic_name), "topicsMax")
         log.info("{what} topic {topic}", what="update" if known else "create", topic=topic)
-        self._topics[topic.topic_name] = topic
+        self._values[topic.topic_name] = topic
         self._changed(topic.topic_name)
 
     def _has_room_for(self, name: str) -> bool:
-        return len(self._topics) < self._live.current.topics_max or self.is_system(name)
+        return len(self._values) < self._live.current.topics_max or self.is_system(name)
 
     def remove(self, name: str) -> None:
         """Forget a topic; nothing happens where there is none."""
-        if self._topics.pop(name, None) is not None:
+        if self._values.pop(name, None) is not None:
             self._changed(name)
 
     def set_order_topics(self, names: frozenset[str]) -> None:
         """Mark these topics as ordered, and no others. Name servers get it with the next registration."""
         changed = {
             name: attrs.evolve(topic, order=name in names)
-            for name, topic in self._topics.items()
+            for name, topic in self._values.items()
             if topic.order is not (name in names)
         }
         if changed:
-            log.info("ordered topics are now: {names}", names=sorted(names & self._topics.keys()))
-            self._topics |= changed
-            self.data_version = self.data_version.next(self._now_ms())
-            self.persist()
+            log.info("ordered topics are now: {names}", names=sorted(names & self._values.keys()))
+            self._values |= changed
+            self.mark_changed()
 
     def create_for_send(
         self, name: str, default_name: str, queues_wanted: int, sys_flag: int = 0
     ) -> TopicConfig | None:
         """Make a topic that was sent to, from the template topic the producer names; None where that forbids it."""
-        template = self._topics.get(default_name)
+        template = self._values.get(default_name)
         if template is None or not template.perm & Perm.INHERIT:
             return None
         queues = max(0, min(queues_wanted, template.write_queue_nums))
@@ -202,33 +170,18 @@ class TopicTable:
 
     def create_internal(self, name: str, queues: int, sys_flag: int = 0) -> TopicConfig:
         """Return the retry or dead letter topic `name`, made where it is missing. Raises Refused on an illegal name."""
-        topic = self._topics.get(name)
+        topic = self._values.get(name)
         if topic is None:
             topic = TopicConfig(check_topic(name), queues, queues, READ_WRITE, topic_sys_flag=sys_flag)
             self.put(topic)
         return topic
 
     def _changed(self, name: str) -> None:
-        self.data_version = self.data_version.next(self._now_ms())
-        self.persist()
+        self.mark_changed()
         for callback in self.on_change:
             callback(name)
-
-    def saved(self) -> Deferred[bool] | None:
-        """Fires when all changes so far are on the disk, or could not be written; None where none is under way."""
-        return self._file.saved()
-
-    async def when_saved(self) -> None:
-        """Return when all changes so far are on the disk, or could not be written."""
-        saved = self.saved()
-        if saved is not None:
-            await saved
 
     async def when_announced(self) -> None:
         """Return when the name servers have got all changes so far, or did not answer in time."""
         for announced in self.announcers:
             await announced()
-
-    def persist(self) -> Deferred[bool]:
-        """Write the file; fires True when it is on the disk."""
-        return self._file.save(lambda: self.snapshot().json_pieces())

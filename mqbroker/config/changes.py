@@ -15,6 +15,7 @@ import attrs
 
 from mqbroker.config.conf_file import UTF_8_MARK
 from mqbroker.config.fields import Setting, settings_of
+from mqbroker.config.load import show_settings
 from mqbroker.errors import BadSetting
 
 T = TypeVar("T")
@@ -53,6 +54,17 @@ def change_settings(settings: T, changes: Mapping[str, str], allowed: Collection
             why = f"it cannot be changed while the daemon runs; of those that can there are {may_be}"
             raise NotChangeable(key, _REQUEST, None, why)
     return _evolved(settings, changes)
+
+
+def values_of(settings: Any) -> dict[str, str]:
+    """All settings as text, by key."""
+    return dict(line.split("=", 1) for line in show_settings(settings))
+
+
+def differing_values(old: Any, new: Any) -> dict[str, str]:
+    """The values of `new`, by key, that are not those of `old`."""
+    before = values_of(old)
+    return {key: value for key, value in values_of(new).items() if value != before.get(key)}
 
 
 def rewrite_conf(path: str, changes: Mapping[str, str]) -> None:

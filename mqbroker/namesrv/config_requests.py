@@ -14,7 +14,7 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from mqbroker.config import NamesrvSettings, is_without_effect, show_settings
-from mqbroker.config.changes import NotChangeable, change_settings, read_changes
+from mqbroker.config.changes import NotChangeable, change_settings, differing_values, read_changes
 from mqbroker.errors import Refused
 from mqbroker.remoting.cooperative_tasks import CooperativeTasks
 from mqbroker.remoting.handlers import Answer, Call, IConnection, answers
@@ -174,9 +174,8 @@ class SettingsRequests:
 
     def adopt(self, settings: NamesrvSettings) -> list[str]:
         """Take what may be changed of settings that were read anew; returns the other keys that differ."""
-        new, now = _values(settings), _values(self._settings)
-        differ = [key for key in new if new[key] != now[key]]
-        changes = {key: new[key] for key in differ if key in CHANGEABLE}
+        differ = differing_values(self._settings, settings)
+        changes = {key: value for key, value in differ.items() if key in CHANGEABLE}
         if changes:
             self._settings = change_settings(self._settings, changes, CHANGEABLE)
             self._apply(self._settings)
@@ -204,7 +203,3 @@ class SettingsRequests:
             path = self._settings.config_store_path
             remark = f"changed until the next start only: {path} could not be written"
             raise Refused(ResponseCode.SYSTEM_ERROR, remark)
-
-
-def _values(settings: NamesrvSettings) -> dict[str, str]:
-    return dict(line.split("=", 1) for line in show_settings(settings))

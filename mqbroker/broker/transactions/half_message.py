@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 import attrs
 
-from mqbroker.broker.system_topics import NoRealTarget, real_target, real_target_of, stored_again
+from mqbroker.broker.system_topics import NoRealTarget, real_target, real_target_of, schedule_queue, stored_again
 from mqbroker.store.commitlog import NewMessage
 from mqbroker.wire.codes import (
     SCHEDULE_TOPIC,
@@ -67,7 +67,7 @@ def committed(record: RawRecord, delay_level_max: int) -> NewMessage:
         level = min(_number(found.get(Prop.DELAY_TIME_LEVEL, "")), delay_level_max)
         if level > 0:
             found[Prop.DELAY_TIME_LEVEL] = str(level)
-            topic, queue_id = _SCHEDULE, level - 1
+            topic, queue_id = _SCHEDULE, schedule_queue(level)
         properties = reencode_properties(found)
     sys_flag = record.sys_flag & ~SysFlag.TRANSACTION_MASK | SysFlag.TRANSACTION_COMMIT
     return stored_again(record, topic, queue_id, properties, sys_flag=sys_flag, prepared_offset=record.physical_offset)

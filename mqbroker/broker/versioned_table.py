@@ -1,0 +1,96 @@
+"""Tables of the broker that are kept in a file under a DataVersion: what topics and subscription groups share.
+
+Source of the rules: ConfigManager of 4.9.7, whose tables are written whole after each change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Generic, TypeVar
+
+from twisted.internet.defer import Deferred
+from twisted.logger import Logger
+
+from mqbroker.broker.live_settings import LiveSettings, full
+from mqbroker.errors import MQError
+from mqbroker.store.jsonfile import JsonFile
+from mqbroker.wire.bodies import DataVersion
+
+log = Logger()
+
+T = TypeVar("T")
+
+
+class VersionedTable(Generic[T]):
+    """Values by name. Each change gives it another version and writes the file.
+
+    :param file: its path is told where a name in it is left out.
+    :param now: seconds since the epoch.
+    :param what: what a value is called, such as "topic".
+    """
+
+    def __init__(self, file: JsonFile, now: Callable[[], float], live: LiveSettings, what: str) -> None:
+        self._file = file
+        self._now = now
+        self._live = live
+        self._what = what
+        self._has_lmq = live.current.store.enable_lmq
+        self._values: dict[str, T] = {}
+        #: Called where there are too many: they forget values that nobody needs.
+        self.on_full: list[Callable[[], None]] = []
+        self.data_version = DataVersion(self._now_ms(), 0)
+
+    def snapshot(self) -> Any:
+        """All values with their data version: what is registered, persisted and shown."""
+        raise NotImplementedError
+
+    def names(self) -> list[str]:
+        """The names of all values."""
+        return list(self._values)
+
+    def _load(self, version: DataVersion, table: Mapping[str, T], check: Callable[[str], object]) -> None:
+        """Take what the file has, but for names that `check` refuses with MQError."""
+        self.data_version = version
+        for name, value in table.items():
+            try:
+                check(name)
+            except MQError as error:
+                path, what = self._file.path, self._what
+                log.warn("{path}: {what} {name} is left out: {why}", path=path, what=what, name=name, why=str(error))
+            else:
+                self._values[name] = value
+
+    def _make_room(self, has_room: Callable[[], bool], key: str) -> None:
+        """Have unused values forgotten. Raises Refused where none is; the setting `key` says how many there may be."""
+        if has_room():
+            return
+        for make_room in self.on_full:
+            make_room()
+        if not has_room():
+            raise full(f"{self._what}s", len(self._values), key)
+
+    def _now_ms(self) -> int:
+        return int(self._now() * 1000)
+
+    def mark_changed(self) -> None:
+        """Give the table another version, and write it."""
+        self.data_version = self.data_version.next(self._now_ms())
+        self.persist()
+
+    def saved(self) -> Deferred[bool] | None:
+        """Fires when all changes so far are on the disk, or could not be written; None where none is under way."""
+        return self._file.saved()
+
+    async def when_saved(self) -> None:
+        """Return when all changes so far are on the disk, or could not be written."""
+        saved = self.saved()
+        if saved is not None:
+            await saved
+
+    def persist(self) -> Deferred[bool]:
+        """Write the file; fires True when it is on the disk."""
+        return self._file.save(self._pieces)
+
+    def _pieces(self) -> Iterator[bytes]:
+        pieces: Iterator[bytes] = self.snapshot().json_pieces()
+        return pieces

@@ -29,9 +29,9 @@ class Table:
         below: float | None = None,
     ) -> None:
         """A row of which something is wanted, if it was measured: a ratio as it is printed, or a figure."""
-        self.row(name, f"{cells}   {self._judge(name, measured, at_least, below)}")
+        self.row(name, f"{cells}   {self._check_request(name, measured, at_least, below)}")
 
-    def _judge(self, name: str, measured: float | None, at_least: float | None, below: float | None) -> str:
+    def _check_request(self, name: str, measured: float | None, at_least: float | None, below: float | None) -> str:
         wanted = f"< {below:,g}" if at_least is None else f">= {at_least:.2f}"
         if measured is None:
             return f"(wanted {wanted})"

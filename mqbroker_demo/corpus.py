@@ -130,6 +130,7 @@ def file_key(file: str) -> str:
 
 
 def line_key(line: Line) -> str:
+    """The key of the message of a line."""
     return f"{file_key(line.file)}:{line.number}"
 
 
@@ -140,6 +141,7 @@ def parse_line_key(key: str) -> tuple[str, int]:
 
 
 def file_of_key(key: str) -> str:
+    """The file that a key is of."""
     return unquote(key)
 
 

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
-from mqbroker.cli.lines import visible
+from mqbroker.cli.lines import escape_controls
 from mqbroker_demo.corpus import Count
 
 
@@ -33,6 +33,7 @@ class Steps(Protocol):
 
 
 def make_steps(console: Console) -> Steps:
+    """What shows the steps, in a terminal or elsewhere."""
     return BarSteps(console) if console.is_terminal else PlainSteps(console)
 
 
@@ -205,7 +206,7 @@ def _titles() -> list[str]:
 def _cells(row: Row) -> list[str]:
     spark = row.counted
     return [
-        visible(row.name),
+        escape_controls(row.name),
         f"{row.plain.lines:,}",
         f"{row.published.lines:,}",
         f"{row.consumed.lines:,}",

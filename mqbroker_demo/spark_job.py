@@ -43,6 +43,7 @@ def _wait_for_end(ended: threading.Event) -> None:
 
 
 def say(out: IO[str], **event: object) -> None:
+    """Write an event for who started the job."""
     out.write(json.dumps(event) + "\n")
     out.flush()
 

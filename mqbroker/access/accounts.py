@@ -32,13 +32,13 @@ class Account:
     groups: Mapping[str, Permission] = attrs.field(factory=dict)
 
     @property
-    def lacks_nothing(self) -> bool:
+    def has_all_permissions(self) -> bool:
         """Whether it is an administrator's without a list of its own."""
         return self.admin and not self.topics and not self.groups
 
     def check(self, needs: Iterable[Need]) -> None:
         """Raise AccessRefused where it lacks one of `needs`."""
-        if self.lacks_nothing:
+        if self.has_all_permissions:
             return
         for need in needs:
             if not self._has(need):
@@ -94,7 +94,7 @@ class Accounts:
         return account
 
 
-class IRights(Interface):
+class IAccessControl(Interface):
     """Knows who may do what."""
 
     def check_topic(code: int, fields: Mapping[str, str], body: bytes, connection: IConnection, topic: str) -> None:
@@ -110,8 +110,8 @@ class IRights(Interface):
         """Whether the account may write to `topic` now, as whoever needs none may."""
 
 
-@implementer(IRights)
-class Everybody:
+@implementer(IAccessControl)
+class NoAccessControl:
     """Where access is not controlled."""
 
     def check_topic(

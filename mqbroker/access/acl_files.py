@@ -107,7 +107,7 @@ class AclFiles:
 
     def look(self) -> Deferred[None]:
         """Read the files again where they changed. Fires when that is done; never fails."""
-        return self._turn.run(self._look).addErrback(_could_not_look)
+        return self._turn.run(self._look).addErrback(_log_check_failure)
 
     def _look(self) -> Deferred[None]:
         former = self.content
@@ -239,7 +239,7 @@ def _say_what_was_found(content: AclContent, plain_file: str) -> None:
         log.warn("{warning}", warning=warning)
 
 
-def _could_not_look(failure: Failure) -> None:
+def _log_check_failure(failure: Failure) -> None:
     log.failure("the ACL files could not be looked at", failure)
 
 

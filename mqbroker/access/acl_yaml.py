@@ -80,6 +80,7 @@ def parse_permission(text: str | None) -> Permission:
 
 
 def is_permission(text: str) -> bool:
+    """Whether it is one of the words that Java's ACL files have for permissions."""
     return text.strip() in _PERMISSIONS
 
 
@@ -247,14 +248,17 @@ def with_account(raw: Raw, change: AccountChange) -> Raw:
 
 
 def without_account(raw: Raw, access_key: str) -> Raw:
+    """The content without the account of that access key."""
     return {**raw, "accounts": [each for each in _accounts(raw) if _key(each) != access_key]}
 
 
 def with_white(raw: Raw, addresses: Sequence[str]) -> Raw:
+    """The content with these addresses in place of those that need no account."""
     return {**raw, "globalWhiteRemoteAddresses": list(addresses)}
 
 
 def with_version(raw: Raw, version: DataVersion) -> Raw:
+    """The content under another data version."""
     return {**raw, "dataVersion": [{"counter": version.counter, "timestamp": version.timestamp}]}
 
 

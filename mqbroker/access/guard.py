@@ -11,7 +11,7 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 from zope.interface import implementer
 
-from mqbroker.access.accounts import AccessRefused, Account, Accounts, IRights
+from mqbroker.access.accounts import AccessRefused, Account, Accounts, IAccessControl
 from mqbroker.errors import MQError, Refused
 from mqbroker.remoting.handlers import Answer, BatchHandler, Handler, IConnection, IGuard, RawRequest
 from mqbroker.wire.access import PUB, Demand, Need
@@ -32,7 +32,7 @@ _PEERS_MAX = 1000
 _REASON_LENGTH_MAX = 200
 
 
-@implementer(IGuard, IRights)
+@implementer(IGuard, IAccessControl)
 class Guard:
     """Checks requests against accounts, which may be replaced at any time."""
 
@@ -97,16 +97,18 @@ class Guard:
         self, code: int, fields: Fields, body: bytes, connection: IConnection, topics: list[str]
     ) -> None:
         needs = _needs_of_message(code, topics)
-        self._judge(code, fields, body, connection, lambda account: account.check(needs))
+        self._check_request(code, fields, body, connection, lambda account: account.check(needs))
 
     def _identify(self, fields: Fields, body: bytes, connection: IConnection) -> Account | None:
         return self._accounts.identify(fields, body, connection.remote_addr.rpartition(":")[0])
 
     def _check(self, code: int, demand: Demand, fields: Fields, body: bytes, connection: IConnection) -> None:
         """Raise Refused where the peer may not ask this."""
-        self._judge(code, fields, body, connection, lambda account: _check_account(account, code, demand, fields, body))
+        self._check_request(
+            code, fields, body, connection, lambda account: _check_account(account, code, demand, fields, body)
+        )
 
-    def _judge(
+    def _check_request(
         self, code: int, fields: Fields, body: bytes, connection: IConnection, check: Callable[[Account], None]
     ) -> None:
         """Raise Refused where `check` refuses the account of a request, if it needs one."""
@@ -172,7 +174,7 @@ def _topics_of(record: Record) -> list[str]:
 def _check_account(account: Account, code: int, demand: Demand, fields: Fields, body: bytes) -> None:
     if demand.is_of_administrators:
         account.check_admin(code)
-    if account.lacks_nothing:
+    if account.has_all_permissions:
         return
     try:
         needs = demand.find(code, fields, body)

@@ -10,7 +10,7 @@ from random import Random
 
 from twisted.internet.interfaces import IReactorTime
 
-from mqbroker.access.accounts import Everybody, IRights
+from mqbroker.access.accounts import IAccessControl, NoAccessControl
 from mqbroker.access.acl_files import WATCH_SECONDS, AclFiles
 from mqbroker.access.guard import Guard
 from mqbroker.broker.broker_stats import BrokerStats
@@ -118,7 +118,7 @@ class Assembly:
         store.on_dispatch.append(self._arrived)
         self._follow_settings()
 
-        self.rights: IRights = Everybody()
+        self.rights: IAccessControl = NoAccessControl()
         if acl is not None:
             self.rights = guard = Guard(acl.content.accounts())
             acl.on_change.append(guard.take)

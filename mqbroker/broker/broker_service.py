@@ -26,7 +26,7 @@ from twisted.python.threadpool import ThreadPool
 
 from mqbroker.access.acl_files import AclFiles, acl_places
 from mqbroker.broker.assembly import Assembly
-from mqbroker.broker.fast_failure import TickedTurns, Turns
+from mqbroker.broker.fast_failure import TickingTurnClock, Turns
 from mqbroker.broker.name_servers import BrokerIdentity, Registration
 from mqbroker.broker.requests.broker_admin import Save
 from mqbroker.config import BrokerSettings
@@ -195,8 +195,8 @@ class BrokerService(Service):
     def _turns(self) -> Turns:
         if hasattr(self._reactor, "turn_began"):
             return cast(Turns, self._reactor)
-        turns = TickedTurns(self._clock.seconds)
-        self._every(TickedTurns.SECONDS, turns.tick)
+        turns = TickingTurnClock(self._clock.seconds)
+        self._every(TickingTurnClock.SECONDS, turns.tick)
         return turns
 
     def _listen(self, table: HandlerTable, tls: ServerTls) -> tuple[RemotingServerFactory, ListeningService]:

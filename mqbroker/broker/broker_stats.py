@@ -175,7 +175,7 @@ class CountTable:
 
 
 @attrs.define
-class Gets:
+class PullCounts:
     """Pulls since the last second. `found`: by topic, group and queue id how many were given messages, how many
     messages, of how many bytes, and how long they took together, ms. `missed`: how often nothing was found."""
 
@@ -214,7 +214,7 @@ class BrokerStats:
         self._cluster = settings.broker_cluster_name
         self._has_lmq = settings.store.enable_lmq
         self._has_details = settings.enable_detail_stat
-        self.gets = Gets()
+        self.gets = PullCounts()
         #: How many more messages than requests sends brought, by topic.
         self._sent_together: dict[str, int] = {}
         #: How many messages that came into topics were not sent by producers.

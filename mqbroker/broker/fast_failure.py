@@ -38,7 +38,7 @@ class Turns(Protocol):
     turn_began: float
 
 
-class TickedTurns:
+class TickingTurnClock:
     """Turns of a reactor that does not tell of them, as far as a timer notices: its ticks come when a turn begins."""
 
     #: How often `tick` is to be called.

@@ -101,7 +101,7 @@ class RegistrationRequests:
         header = h.QueryDataVersionRequestHeader(**self._identity)
         return RemotingCommand.request(RequestCode.QUERY_DATA_VERSION, header, version.to_json()), version
 
-    def goodbye(self) -> RemotingCommand:
+    def unregistration(self) -> RemotingCommand:
         return RemotingCommand.request(RequestCode.UNREGISTER_BROKER, h.UnRegisterBrokerRequestHeader(**self._identity))
 
     async def _all(self, topics: TopicConfigSerializeWrapper) -> _Body:
@@ -229,7 +229,7 @@ class NameServer:
             if give_up.active():
                 give_up.cancel()
         try:
-            await self._client.invoke_sync(self.address, self._requests.goodbye(), UNREGISTER_TIMEOUT_MS)
+            await self._client.invoke_sync(self.address, self._requests.unregistration(), UNREGISTER_TIMEOUT_MS)
         except MQError as error:
             self._log_change(False, str(error))
         else:

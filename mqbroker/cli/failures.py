@@ -24,7 +24,7 @@ class Failure(click.ClickException):
     exit_code = FAILED
 
 
-class NobodyAnswers(Failure):
+class NoAnswer(Failure):
     """A name server or broker cannot be reached: the same command may work later, or with another address."""
 
     exit_code = 3
@@ -53,19 +53,19 @@ def failure_of(error: MQError) -> Failure:
 
     text = str(error) or type(error).__name__
     if isinstance(error, NameServerUnreachable):
-        return NobodyAnswers(f"{text}. `mq dev` starts one here; -n HOST:PORT or NAMESRV_ADDR names another")
+        return NoAnswer(f"{text}. `mq dev` starts one here; -n HOST:PORT or NAMESRV_ADDR names another")
     if isinstance(error, SendFailed):
         causes = [cause for _, _, cause in error.attempts]
         for cause in causes:
             if isinstance(cause, TlsFailed) or is_about_account(cause):
                 return failure_of(cause)  # it says what to do
-        return (NobodyAnswers if all(isinstance(cause, Unreachable) for cause in causes) else Failure)(text)
+        return (NoAnswer if all(isinstance(cause, Unreachable) for cause in causes) else Failure)(text)
     if isinstance(error, TlsFailed):
         return Failure(text)
     if isinstance(error, (ConnectionClosed, RequestTimedOut)):
-        return NobodyAnswers(text)  # it was reached
+        return NoAnswer(text)  # it was reached
     if isinstance(error, Unreachable):
-        return NobodyAnswers(f"{text}. Check that it runs and can be reached from here")
+        return NoAnswer(f"{text}. Check that it runs and can be reached from here")
     if isinstance(error, Refused):
         hint = f". {ACCOUNT_HINT}" if is_about_account(error) else ""
         return Failure(f"the broker refuses: {text}{hint}")

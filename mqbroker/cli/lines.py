@@ -20,7 +20,7 @@ def plain_line(body: bytes) -> bytes:
     return body.replace(b"\r", b"\\r").replace(b"\n", b"\\n") + b"\n"
 
 
-def visible(text: str | bytes) -> str:
+def escape_controls(text: str | bytes) -> str:
     r"""Text in which what is not to be shown stands as an escape like \x1b or \n."""
     if isinstance(text, bytes):
         text = text.decode(errors="backslashreplace")
@@ -33,11 +33,13 @@ def terminal_line(message: ReceivedMessage) -> str:
     """Time, place, tag, keys and body, in colours."""
     time = datetime.fromtimestamp(message.store_timestamp_ms / 1000).strftime("%H:%M:%S")
     queue = message.queue
-    parts = [click.style(f"{time} {visible(queue.broker_name)}/{queue.queue_id}@{message.queue_offset}", dim=True)]
+    parts = [
+        click.style(f"{time} {escape_controls(queue.broker_name)}/{queue.queue_id}@{message.queue_offset}", dim=True)
+    ]
     if message.tags:
-        parts.append(click.style(visible(message.tags), fg="cyan"))
+        parts.append(click.style(escape_controls(message.tags), fg="cyan"))
     if message.keys:
-        parts.append(click.style(visible(" ".join(message.keys)), fg="yellow"))
+        parts.append(click.style(escape_controls(" ".join(message.keys)), fg="yellow"))
     if message.reconsume_times:
         parts.append(click.style(f"(again, {message.reconsume_times})", fg="red"))
-    return "  ".join([*parts, visible(message.body)])
+    return "  ".join([*parts, escape_controls(message.body)])

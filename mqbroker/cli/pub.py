@@ -77,7 +77,7 @@ class Sender:
     def send_lines(self, read: Callable[[int], bytes]) -> None:
         """Send each line that `read` gives, until it gives nothing more. Raises MQError; then tells how many went."""
         try:
-            for lines in piled_up(read):
+            for lines in line_batches(read):
                 bodies = [line for line in lines if line]
                 self.empty += len(lines) - len(bodies)
                 if bodies:
@@ -93,7 +93,7 @@ class Sender:
             raise SystemExit(FAILED)
 
 
-def piled_up(read: Callable[[int], bytes]) -> Iterator[list[bytes]]:
+def line_batches(read: Callable[[int], bytes]) -> Iterator[list[bytes]]:
     """Group lines as they come: what is there is not kept waiting for more, and no group is beyond the bounds."""
     rest = b""
     while data := read(READ_BYTES):

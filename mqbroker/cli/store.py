@@ -128,7 +128,7 @@ def repair(
 @click.option("--index", "what", flag_value="index", help="List the index files with their headers instead.")
 @click.option("--checkpoint", "what", flag_value="checkpoint", help="Show the checkpoint instead.")
 @JSON
-def dump(
+def dump(  # noqa: PLR0913 - an option each
     directory: str,
     config: str | None,
     commitlog: str | None,

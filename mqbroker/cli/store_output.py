@@ -17,7 +17,7 @@ import click
 from twisted.internet.task import Clock
 
 from mqbroker.cli.failures import Failure
-from mqbroker.cli.lines import visible
+from mqbroker.cli.lines import escape_controls
 from mqbroker.cli.progress import ProgressLine, size_text
 from mqbroker.store.checkpoint import Checkpoint
 from mqbroker.store.layout import other_layout
@@ -49,12 +49,13 @@ def report_lines(report: Report, holder: str) -> Iterator[str]:
 def _finding_lines(finding: Finding, root: str) -> Iterator[str]:
     name = click.style(f"{finding.severity:<6}", fg=_COLORS[finding.severity])
     place = os.path.relpath(finding.path, root) if finding.path else "commitlog"
-    yield visible(f"{place} @ {finding.offset}: {finding.kind}: {finding.what}").join((f"{name} ", ""))
+    yield escape_controls(f"{place} @ {finding.offset}: {finding.kind}: {finding.what}").join((f"{name} ", ""))
     if finding.advice:
         yield f"       {finding.advice}"
 
 
 def summary_lines(report: Report, holder: str) -> Iterator[str]:
+    """What a check found, in a few lines; `holder` says who has the store open."""
     totals, counts = report.totals, report.findings.counts
     sizes = f"{totals.segments} segments of {size_text(totals.segment_bytes)}"
     yield f"log        {sizes}, bytes {totals.log_first} to {totals.log_end}"
@@ -136,7 +137,7 @@ def run_repair(directory: str, given: Given, *, write: bool, fence: bool, move_f
     rest = make_plan(after, fence=fence, move_foreign=move_foreign)
     if not as_json:
         for line in plan.lines():
-            click.echo(visible(f"done: {line}"))
+            click.echo(escape_controls(f"done: {line}"))
     _say(after, rest, folder, as_json)
     return rest.is_empty and not rest.obstacles
 
@@ -162,11 +163,11 @@ def _say(report: Report, plan: Plan, folder: str, as_json: bool) -> None:
         click.echo(json.dumps(found))
         return
     for line in plan.lines():
-        click.echo(visible(f"to do: {line}"))
+        click.echo(escape_controls(f"to do: {line}"))
     for line in plan.obstacles:
-        click.echo(visible(f"in the way: {line}"))
+        click.echo(escape_controls(f"in the way: {line}"))
     for line in plan.left:
-        click.echo(visible(f"left: {line}"))
+        click.echo(escape_controls(f"left: {line}"))
     for line in summary_lines(report, ""):
         click.echo(line)
     if folder:
@@ -185,6 +186,7 @@ _BODY_CHARACTERS = 80
 def print_messages(
     directory: str, given: Given, selection: Selection, count: int | None, as_json: bool, progress: ProgressLine | None
 ) -> None:
+    """Print the messages of a store that a selection takes, `count` at most."""
     disk = OsDisk()
     layout = _layout(disk, directory, given)
     total = sum(segment.size for segment in layout.segments)
@@ -213,7 +215,7 @@ def _layout(disk: OsDisk, directory: str, given: Given) -> Layout:
     findings = Findings()
     layout = read_layout(disk, directory, given, findings)
     for finding in findings.kept:
-        click.echo(visible(f"{finding.path}: {finding.what}"), err=True)
+        click.echo(escape_controls(f"{finding.path}: {finding.what}"), err=True)
     return layout
 
 
@@ -226,6 +228,7 @@ def _whole(items: Iterator[Record | Damage]) -> Iterator[Record]:
 
 
 def line_of(record: Record) -> str:
+    """A record as one line of text."""
     properties = record.properties
     body = _body(record)[: 4 * _BODY_CHARACTERS]
     cells = [
@@ -239,7 +242,7 @@ def line_of(record: Record) -> str:
         properties.get("KEYS", ""),
         body.decode(errors="backslashreplace")[:_BODY_CHARACTERS],
     ]
-    return "\t".join(visible(cell).replace("\t", "\\t") for cell in cells)
+    return "\t".join(escape_controls(cell).replace("\t", "\\t") for cell in cells)
 
 
 def _body(record: Record) -> bytes:
@@ -250,6 +253,7 @@ def _body(record: Record) -> bytes:
 
 
 def as_dict(record: Record) -> dict[str, Any]:
+    """A record as it is printed with --json."""
     body = _body(record)
     found = {
         "physical_offset": record.physical_offset,
@@ -307,4 +311,4 @@ def _checkpoint_row(checkpoint: Checkpoint) -> dict[str, Any]:
 def _cell(name: str, value: Any) -> str:
     if value is None:
         return "-"
-    return when(value) if name.endswith("_ms") and value > 0 else visible(str(value))
+    return when(value) if name.endswith("_ms") and value > 0 else escape_controls(str(value))

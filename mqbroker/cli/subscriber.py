@@ -55,7 +55,7 @@ class Printer:
         self._count = count
         self._coloured = coloured
 
-    def lose_reader(self) -> None:
+    def reader_closed(self) -> None:
         """Nobody reads any more."""
         self.reader_left = True
         self.ended.set()
@@ -70,7 +70,7 @@ class Printer:
             # The group moves on when this returns, so it has to be out.
             self._out.flush()
         except BrokenPipeError:
-            self.lose_reader()
+            self.reader_closed()
             raise NotHandled("nobody reads any more") from None
         self.printed += 1
         if self.printed == self._count:
@@ -86,7 +86,7 @@ async def _consume(consumer: PushConsumer, printer: Printer, topic: str, tags: s
     pipe = _stdout_pipe()
     if pipe is not None:
         # What can only be written to is never readable; it wakes us when its reader has gone.
-        asyncio.get_running_loop().add_reader(pipe, printer.lose_reader)
+        asyncio.get_running_loop().add_reader(pipe, printer.reader_closed)
     await consumer.subscribe(topic, tags)
     starting = asyncio.ensure_future(consumer.start())
     ended = asyncio.ensure_future(printer.ended.wait())

@@ -35,7 +35,7 @@ def thread_stacks() -> str:
     threads = {thread.ident: thread for thread in threading.enumerate()}
     parts: list[str] = []
     room = CHARACTERS_MAX
-    for ident, frame in sys._current_frames().items():
+    for ident, frame in sys._current_frames().items():  # noqa: SLF001 - documented
         thread = threads.get(ident)
         part = _stack(thread.name if thread else str(ident), (thread and thread.native_id) or ident, frame)
         room -= len(part)

@@ -21,6 +21,7 @@ Parser = Callable[[str], Any]
 
 
 def parse_boolean(text: str) -> bool:
+    """Read true or false. Raises ValueError."""
     word = text.lower()
     if word not in ("true", "false"):
         raise ValueError(f"{text!r} is neither true nor false")
@@ -28,7 +29,7 @@ def parse_boolean(text: str) -> bool:
 
 
 @attrs.frozen
-class Whole:
+class IntegerRange:
     """A whole number from `low` to `high`."""
 
     low: int
@@ -62,6 +63,7 @@ class OneOf:
 
 
 def parse_text(text: str) -> str:
+    """Take it as it is."""
     return text
 
 
@@ -73,6 +75,7 @@ def parse_name(text: str) -> str:
 
 
 def parse_path(text: str) -> str:
+    """Make a path absolute. Raises ValueError where it is empty."""
     if not text or "\0" in text:
         raise ValueError("it must name a file or a directory")
     return os.path.abspath(os.path.expanduser(text))
@@ -133,7 +136,7 @@ def _parse_address(text: str) -> str:
 
 def parse_hours(text: str) -> tuple[int, ...]:
     """Hours of the day: `04` or `04;16`."""
-    hour = Whole(0, 23)
+    hour = IntegerRange(0, 23)
     try:
         return tuple(hour(part.strip()) for part in text.split(";"))
     except ValueError:
@@ -162,6 +165,7 @@ def show(value: Any) -> str:
 
 
 def show_hours(hours: tuple[int, ...]) -> str:
+    """Hours as Java's files have them."""
     return ";".join(f"{hour:02d}" for hour in hours)
 
 
@@ -181,7 +185,7 @@ _NOTE = "setting"
 
 
 @attrs.frozen
-class Note:
+class SettingSpec:
     """What a field knows beside its default. `clamp`: out of the range a value is moved to its end, as Java does."""
 
     parse: Parser
@@ -198,7 +202,7 @@ class Setting:
 
     key: str
     field: str
-    note: Note
+    note: SettingSpec
 
 
 def settings_of(cls: type) -> tuple[Setting, ...]:
@@ -207,7 +211,7 @@ def settings_of(cls: type) -> tuple[Setting, ...]:
     return tuple(Setting(_key(name, note), name, note) for name, note in notes if note is not None)
 
 
-def _key(name: str, note: Note) -> str:
+def _key(name: str, note: SettingSpec) -> str:
     if note.key:
         return note.key
     first, *rest = name.removesuffix(f"_{note.unit}" if note.unit else "").split("_")
@@ -224,20 +228,24 @@ def whole(
     important: bool = False,
     clamp: tuple[int, int] | None = None,
 ) -> int:
-    note = Note(Whole(low, high), key=key, unit=unit, important=important, clamp=clamp)
+    """A field of whole numbers from `low` to `high`; `unit` is told with it."""
+    note = SettingSpec(IntegerRange(low, high), key=key, unit=unit, important=important, clamp=clamp)
     return attrs.field(default=default, metadata={_NOTE: note})
 
 
 def long(default: int, low: int = 0, *, unit: str = "", key: str | None = None, important: bool = False) -> int:
+    """A field of Java's long."""
     return whole(default, low, LONG_MAX, unit=unit, key=key, important=important)
 
 
 def boolean(default: bool, *, key: str | None = None, important: bool = False) -> bool:
-    return attrs.field(default=default, metadata={_NOTE: Note(parse_boolean, key=key, important=important)})
+    """A field that is true or false."""
+    return attrs.field(default=default, metadata={_NOTE: SettingSpec(parse_boolean, key=key, important=important)})
 
 
 def choice(default: E) -> E:
-    note = Note(OneOf(type(default)), important=True)
+    """A field of one of the names of an enumeration."""
+    note = SettingSpec(OneOf(type(default)), important=True)
     return attrs.field(default=default, metadata={_NOTE: note})
 
 
@@ -250,5 +258,6 @@ def text(
     unit: str = "",
     important: bool = False,
 ) -> Any:
-    note = Note(parse, shown, key=key, unit=unit, important=important)
+    """A field that `parse` reads from text, and `shown` makes text of."""
+    note = SettingSpec(parse, shown, key=key, unit=unit, important=important)
     return attrs.field(default=default, metadata={_NOTE: note})

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import attrs
 
 from mqbroker.config.conf_file import Given
-from mqbroker.config.fields import Note, Setting, settings_of
+from mqbroker.config.fields import Setting, SettingSpec, settings_of
 from mqbroker.config.settings import (
     BROKER_PORT,
     NAMESRV_PORT,
@@ -75,7 +75,7 @@ def load_broker_settings(
     faults.check(lambda: _check_name_servers(settings, given), "namesrvAddr")
     faults.check(lambda: _check_accounts(settings, given), "aclEnable", "rocketmqHome")
     faults.raise_any(given)
-    _tell_of_unused(given, warn)
+    _warn_of_unused(given, warn)
     if settings.broker_id:
         warn(f"{given['brokerId'].where}: brokerId={settings.broker_id} is taken as 0, a master's: {REPLICATION}")
     # A master's id is 0 whatever the file says, as Java has it.
@@ -104,7 +104,7 @@ def load_namesrv_settings(
     maker.faults.check(lambda: _check_cluster_test(settings, maker.given), "clusterTest", "namesrvAddr")
     maker.faults.raise_any(maker.given)
     # One file may serve both daemons; what is the broker's alone is told there.
-    _tell_of_unused({key: item for key, item in maker.given.items() if key.startswith("server")}, warn)
+    _warn_of_unused({key: item for key, item in maker.given.items() if key.startswith("server")}, warn)
     return settings
 
 
@@ -138,7 +138,7 @@ def _refuse_what_is_not_here(item: Given) -> None:
         raise item.bad(why)
 
 
-def _tell_of_unused(given: Mapping[str, Given], warn: Warn) -> None:
+def _warn_of_unused(given: Mapping[str, Given], warn: Warn) -> None:
     """Say once which of the keys that were given something else than the default have no effect."""
     by_why: dict[str, list[str]] = {}
     for key, item in given.items():
@@ -193,7 +193,7 @@ class _Maker:
         return tls
 
 
-def _is_same(note: Note | None, value: str, other: str) -> bool:
+def _is_same(note: SettingSpec | None, value: str, other: str) -> bool:
     try:
         return value == other or (note is not None and bool(note.parse(value) == note.parse(other)))
     except ValueError:
@@ -215,7 +215,7 @@ def _value(setting: Setting, item: Given, warn: Warn) -> Any:
     return value if setting.note.clamp is None else _clamped(value, setting.note, item, warn)
 
 
-def _clamped(value: int, note: Note, item: Given, warn: Warn) -> int:
+def _clamped(value: int, note: SettingSpec, item: Given, warn: Warn) -> int:
     assert note.clamp is not None
     low, high = note.clamp
     kept = min(max(value, low), high)

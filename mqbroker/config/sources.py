@@ -76,7 +76,7 @@ class Sources:
             if key in lines:
                 self._warn(f"{item.where}: {key} is given again; this one counts, not that of line {lines[key]}")
             if key not in self._all_known:
-                self._warn(f"{item.where}: {key} is not a setting and changes nothing{_meant(key, self._own)}")
+                self._warn(f"{item.where}: {key} is not a setting and changes nothing{_closest_name(key, self._own)}")
             lines[key] = line
             self._given[key] = [item]
 
@@ -89,7 +89,7 @@ class Sources:
             if key is not None:
                 if key in self._known and value.strip():
                     self.add(Given(key, value.strip(), _VARIABLE + name))
-            elif _seems_ours(name, value):
+            elif _is_meant_for_us(name, value):
                 self._warn(f"{_VARIABLE}{name} is not a setting and changes nothing{_meant_variable(name, self._own)}")
 
     def add_options(self, options: Iterable[tuple[str, str]], faults: Faults) -> None:
@@ -99,7 +99,7 @@ class Sources:
             if key in self._known:
                 self.add(item)
             else:
-                faults.add(item.bad(f"no such setting{_meant(key, self._own)}"))
+                faults.add(item.bad(f"no such setting{_closest_name(key, self._own)}"))
 
     def last(self, key: str) -> Given | None:
         """What counts for a key as far as it was added."""
@@ -127,7 +127,7 @@ def _variable(key: str) -> str:
     return _PREFIX + re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key).upper()
 
 
-def _seems_ours(name: str, value: str) -> bool:
+def _is_meant_for_us(name: str, value: str) -> bool:
     """Whether somebody who sets this variable seems to want it of us."""
     if not name.startswith(_PREFIX):
         return bool(get_close_matches(name, [_NAMESRV_ADDR], cutoff=_SEEMS))
@@ -140,14 +140,14 @@ def _folded(name: str) -> str:
 
 def _meant_variable(name: str, own: Iterable[str]) -> str:
     if not name.startswith(_PREFIX):
-        return _meant(name, [_NAMESRV_ADDR])
+        return _closest_name(name, [_NAMESRV_ADDR])
     variables = [*map(_variable, own), *_OTHERS]
     # What all of them begin with is no likeness.
-    hint = _meant(name.removeprefix(_PREFIX), [variable.removeprefix(_PREFIX) for variable in variables])
+    hint = _closest_name(name.removeprefix(_PREFIX), [variable.removeprefix(_PREFIX) for variable in variables])
     return hint.replace("mean ", f"mean {_PREFIX}")
 
 
-def _meant(text: str, known: Iterable[str]) -> str:
+def _closest_name(text: str, known: Iterable[str]) -> str:
     by_folded = {name.lower(): name for name in known}
     close = get_close_matches(text.lower(), by_folded, n=1, cutoff=0.7)
     return f"; did you mean {by_folded[close[0]]}?" if close else ""

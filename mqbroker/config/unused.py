@@ -6,22 +6,22 @@ import attrs
 
 
 @attrs.frozen
-class Unused:
+class UnusedKey:
     """Why a key has no effect, and its default in the Java system as text; None where that has none."""
 
     why: str
     default: str | None
 
 
-def _unused(why: str, text: str) -> dict[str, Unused]:
+def _unused(why: str, text: str) -> dict[str, UnusedKey]:
     items = (item.partition("=") for item in text.split())
-    return {key: Unused(why, default if equals else None) for key, equals, default in items}
+    return {key: UnusedKey(why, default if equals else None) for key, equals, default in items}
 
 
 REPLICATION = "replication is not served by this version"
 
 #: Keys that are taken from a Java file and change nothing. Those that are settings are checked, and shown as given.
-UNUSED: dict[str, Unused] = (
+UNUSED: dict[str, UnusedKey] = (
     _unused(
         "one thread takes all requests, in the order they come",
         """

@@ -16,7 +16,7 @@ from mqbroker.config import LogLevel
 from mqbroker.daemons.daemon import Daemon, Served, StartFailed, install_reload_signals, why_not_started
 from mqbroker.daemons.logs import LineObserver
 from mqbroker.daemons.options import ConsoleOptions
-from mqbroker.daemons.process import AlreadyRunning, PidFile, install_reactor, settle_collector
+from mqbroker.daemons.process import AlreadyRunning, PidFile, freeze_collector, install_reactor
 
 log = Logger()
 
@@ -78,7 +78,7 @@ def _run(program: str, options: ConsoleOptions, make: Callable[[Any, Any], Serve
             log.error("the log file cannot be opened anew: {why}", why=str(error))
 
     daemon = Daemon(options, lambda settings: make(settings, reactor), _say, set_level)
-    life = _Life(program, daemon, reactor, lambda: observer.errors)
+    life = _RunState(program, daemon, reactor, lambda: observer.errors)
     install_reload_signals(reactor, daemon.reload, reopen)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: reactor.callFromThread(life.stop, signal.Signals(number).name))
@@ -91,7 +91,7 @@ def _say(line: str) -> None:
     print(line, flush=True)  # noqa: T201
 
 
-class _Life:
+class _RunState:
     """From the reactor's start to its stop."""
 
     def __init__(self, program: str, daemon: Daemon, reactor: Any, errors: Callable[[], int]) -> None:
@@ -104,7 +104,7 @@ class _Life:
         self._stopping = False
 
     def start(self) -> None:
-        maybeDeferred(self._daemon.startService).addCallback(lambda _: settle_collector()).addErrback(self._failed)
+        maybeDeferred(self._daemon.startService).addCallback(lambda _: freeze_collector()).addErrback(self._failed)
 
     def _failed(self, failure: Failure) -> None:
         self.exit_code = 1

@@ -101,8 +101,7 @@ class BusyPoll:
         now = self._now
         began = now()
         until = began + SOON_SECONDS if self._is_soon else began
-        if until < self._expected_until:
-            until = self._expected_until
+        until = max(until, self._expected_until)
         if until > began and not self._is_alone:
             while now() < until:
                 ready = poll(0, most)
@@ -122,7 +121,7 @@ ENDS_MAX = 32
 _NEVER = float("inf")
 
 
-class PlainEPollReactor(EPollReactor):
+class BusyPollReactor(EPollReactor):
     """An IReactorCore as Twisted's, from which it takes all that is not said here."""
 
     _poller: Any
@@ -199,7 +198,7 @@ class PlainEPollReactor(EPollReactor):
         for selectable in list(islice(self._ending, ENDS_MAX)):
             why = self._ending.pop(selectable)
             # Who cut it meanwhile has it told by a call of its own.
-            if not selectable.disconnected and not selectable._aborting:
+            if not selectable.disconnected and not selectable._aborting:  # noqa: SLF001
                 self._disconnectSelectable(selectable, *why)
 
     def removeAll(self) -> list[Any]:  # noqa: N802

@@ -67,7 +67,7 @@ def json_line(event: LogEvent) -> str:
     return json.dumps(found) + "\n"
 
 
-class FewOfAKind:
+class LogRateLimiter:
     """Counts events by what their lines are made from, and lets so many of each pass in a minute."""
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ class LineObserver:
         self.level = level
         #: How many errors it was told of, written or not.
         self.errors = 0
-        self._few = FewOfAKind()
+        self._few = LogRateLimiter()
         self._line = FORMATS[log_format]
         self._path = path
         self._stream = open(path, "a", encoding="utf-8") if path is not None else stream  # noqa: SIM115

@@ -22,7 +22,7 @@ from mqbroker.config import LogLevel
 from mqbroker.daemons.daemon import Daemon, Served, StartFailed, install_reload_signals
 from mqbroker.daemons.logs import LineObserver, Stream
 from mqbroker.daemons.options import DaemonOptions
-from mqbroker.daemons.process import install_reactor, settle_collector
+from mqbroker.daemons.process import freeze_collector, install_reactor
 
 #: Where twistd writes in the background when it is not told.
 _FILE = "twistd.log"
@@ -177,7 +177,7 @@ class _TwistdService(Service):
     def _started(self) -> None:
         if self._parent is not None:
             self._parent.tell(None)
-        self._reactor.callWhenRunning(settle_collector)
+        self._reactor.callWhenRunning(freeze_collector)
 
     def _reopen(self) -> Callable[[], None] | None:
         if self._log is not None:

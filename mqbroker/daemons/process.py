@@ -56,7 +56,7 @@ def warn_of_few_files(server: NettySettings) -> None:
 YOUNGEST = 20_000
 
 
-def settle_collector() -> None:
+def freeze_collector() -> None:
     """Leave what is there now, which stays, out of all collections: for when a daemon has started.
 
     Collecting it again and again, tens of thousands of objects each time, held answers back for 40 ms.
@@ -142,10 +142,10 @@ class WrittenFile:
 def install_reactor() -> None:
     """Install our own, where this system has epoll and no reactor is installed yet."""
     try:
-        from mqbroker.daemons.epoll import PlainEPollReactor
+        from mqbroker.daemons.epoll import BusyPollReactor
     except ImportError:
         return
     try:
-        installReactor(PlainEPollReactor())  # type: ignore[no-untyped-call]
+        installReactor(BusyPollReactor())  # type: ignore[no-untyped-call]
     except ReactorAlreadyInstalledError:
         return

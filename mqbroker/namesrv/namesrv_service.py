@@ -62,7 +62,7 @@ class ExpiryService(Service):
             connection.close("its broker did not register for 120 s")
 
 
-class PoolService(Service):
+class ThreadPoolService(Service):
     """Threads, while it runs. None is started before there is work."""
 
     def __init__(self, pool: ThreadPool) -> None:
@@ -165,7 +165,7 @@ def make_namesrv(
         buffers=Buffers.of(server),
     )
     watches: list[IService] = [TlsWatch(tls, worker.run, reactor)] if tls.has_files else []
-    others: list[IService] = [PoolService(pool), *watches, ExpiryService(routes, reactor)]
+    others: list[IService] = [ThreadPoolService(pool), *watches, ExpiryService(routes, reactor)]
     others += [] if elsewhere is None else [elsewhere]
     return Namesrv(others, listening, partial(tls.look, worker.run), configuration.adopt)
 

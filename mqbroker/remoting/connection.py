@@ -149,7 +149,7 @@ class RemotingProtocol(Protocol):
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self.closed = True
-        self._let_go()
+        self._release()
         self.from_address.connections.pop(self, None)
         self._load.forget(self.from_address)
         self._asked.connection_lost(f"connection to {self.remote_addr} closed: {reason.getErrorMessage()}")
@@ -157,7 +157,7 @@ class RemotingProtocol(Protocol):
         callbacks, self._on_closed = self._on_closed, []
         for callback in callbacks:
             callback()
-        self._tell_of_room()
+        self._notify_room()
 
     def notify_closed(self, callback: Callable[[], None]) -> None:
         if self.closed:
@@ -168,14 +168,14 @@ class RemotingProtocol(Protocol):
     def notify_room(self, callback: Callable[[], None]) -> None:
         """Call back once the peer has read what was sent, after those who asked before; at once where it has."""
         self._on_room.append(callback)
-        self._tell_of_room()
+        self._notify_room()
 
     @property
     def has_room(self) -> bool:
         """Whether the peer has read what it was sent, but for what the transport may keep."""
         return not self._answers_unread
 
-    def _tell_of_room(self) -> None:
+    def _notify_room(self) -> None:
         # Whoever is told writes, and the transport may have enough again.
         while self._on_room and (self.closed or self.has_room):
             self._on_room.popleft()()
@@ -187,11 +187,11 @@ class RemotingProtocol(Protocol):
         """Neither takes nor sends anything from now on; the transport tells of the end later."""
         if not self.closed:
             self.closed = True
-            self._let_go()
+            self._release()
             self._owner.close_log.say(level, "closing {peer}: {why}", peer=self.remote_addr, why=why)
             cast(ITCPTransport, self.transport).abortConnection()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         """Of all that came and is not handled. Nothing here may lead back to itself, or collections alone would find
         it."""
         self._write = self._prompt_write = _discard
@@ -256,7 +256,7 @@ class RemotingProtocol(Protocol):
                 self._frame_begun = None
             if frames:
                 if self._waiting:
-                    self._put_off(frames)
+                    self._queue_frames(frames)
                 else:
                     self._handle_read(frames)
             if pending > UNCOUNTED_BYTES_MAX or self.kept_bytes:
@@ -271,9 +271,9 @@ class RemotingProtocol(Protocol):
         handled = self._handle(frames, until) if until > began and self._may_go_on() else 0
         self._scheduler.spent(address, self._clock.seconds() - began)
         if handled < len(frames) and not self.closed:
-            self._put_off(frames[handled:])
+            self._queue_frames(frames[handled:])
 
-    def _put_off(self, frames: list[Frame]) -> None:
+    def _queue_frames(self, frames: list[Frame]) -> None:
         """Let them wait; until all that waits is handled, nothing more is read."""
         self._waiting += frames
         self._waiting_bytes += sum(len(header) + len(body) + FRAME_COST_BYTES for _, header, body in frames)
@@ -488,7 +488,7 @@ class RemotingProtocol(Protocol):
     def resumeProducing(self) -> None:
         self._answers_unread = False
         self._pace()
-        self._tell_of_room()
+        self._notify_room()
 
     def stopProducing(self) -> None:
         """The transport is gone; connectionLost says the rest."""
@@ -507,7 +507,7 @@ class RemotingProtocol(Protocol):
         self.from_address.kept_bytes += grown
         load.kept_bytes += grown
         if grown > 0:
-            load.close_heaviest(self._limits.unfinished_bytes_max)
+            load.close_largest(self._limits.unfinished_bytes_max)
 
     def _pace(self) -> None:
         """Read from the peer only while it reads from us and has not too much under way, or waiting."""

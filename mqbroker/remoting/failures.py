@@ -17,6 +17,7 @@ OVERLOADED = Refused(ResponseCode.SYSTEM_BUSY, "[OVERLOAD]system busy, start flo
 
 
 def asked(run: Sequence[RawRequest]) -> list[Asked]:
+    """What the answers to a run of requests are made from."""
     return [(opaque, flag, serialize_type) for _, opaque, flag, _, serialize_type in run]
 
 

@@ -70,7 +70,7 @@ def address_of(host: bytes) -> bytes:
     return host[:8] if len(host) > 8 else host[:4]
 
 
-def leaves_room(most: int, taken: int, of_address: int, own: int) -> bool:
+def has_fair_share(most: int, taken: int, of_address: int, own: int) -> bool:
     """Whether more may be taken of what all share, of which there is `most`: by an address up to twice what is free,
     and by each of its connections up to twice what is free to that. So there is always some for a newcomer."""
     free = most - taken
@@ -94,7 +94,7 @@ class Shares:
         """Take `size`, of `most` for all; False, with nothing taken, where that would leave too little to others."""
         address = address_of(connection.remote_host)
         of_address, own = self._addresses.get(address, 0), self.of(connection)
-        if self.taken + size > most or not leaves_room(most, self.taken, of_address, own):
+        if self.taken + size > most or not has_fair_share(most, self.taken, of_address, own):
             return False
         self.taken += size
         self._addresses[address] = of_address + size
@@ -178,9 +178,9 @@ class Load:
 
     def has_room(self, requests_max: int, part: AddressLoad, own: int) -> bool:
         """Whether a connection with `own` requests under way may have one more."""
-        return leaves_room(requests_max, self.requests, part.requests, own)
+        return has_fair_share(requests_max, self.requests, part.requests, own)
 
-    def close_heaviest(self, bytes_max: int) -> None:
+    def close_largest(self, bytes_max: int) -> None:
         """Close who keeps the most, until no more than `bytes_max` are kept."""
         while self.kept_bytes > bytes_max:
             part = max(self._addresses.values(), key=lambda each: each.kept_bytes)

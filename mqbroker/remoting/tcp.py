@@ -22,7 +22,7 @@ from mqbroker.config import NettySettings
 from mqbroker.remoting.rate_limited_log import RateLimitedLog
 
 
-class PromptServer(tcp.Server):
+class ImmediateWriteServer(tcp.Server):
     """The server side of one connection, with `write_at_once`."""
 
     # What one recv asks for, and how much may wait to be sent before producers are paused.
@@ -56,7 +56,7 @@ def unsent_bytes(transport: Any) -> int:
     """How much of what was written to `transport`, or to what it wraps, the system has not taken yet."""
     while (beneath := getattr(transport, "transport", None)) is not None:
         transport = beneath
-    unsent: int = len(transport.dataBuffer) - transport.offset + transport._tempDataLen
+    unsent: int = len(transport.dataBuffer) - transport.offset + transport._tempDataLen  # noqa: SLF001
     return unsent
 
 
@@ -65,7 +65,7 @@ ACCEPTS_MAX = 32
 
 
 @implementer(ILogObserver)
-class _FewLines:
+class _AcceptFailureLog:
     """Hears what Twisted's port says of each connection that it could not accept, and writes a line a minute of it.
 
     Where no more files may be open a port lets go of one that it keeps for that, accepts who waits and closes them.
@@ -98,17 +98,17 @@ class Buffers:
 NO_BUFFERS = Buffers()
 
 
-class PromptPort(tcp.Port):
+class ImmediateWritePort(tcp.Port):
     """A listening port whose connections are PromptServers."""
 
-    transport = PromptServer
+    transport = ImmediateWriteServer
 
     def __init__(
         self, port: int, factory: ServerFactory, backlog: int, interface: str, reactor: Any, buffers: Buffers
     ) -> None:
         super().__init__(port, factory, backlog, interface, reactor)
         self._buffers = buffers
-        self._logger = Logger("mqbroker.remoting.tcp", observer=_FewLines(reactor.seconds))
+        self._logger = Logger("mqbroker.remoting.tcp", observer=_AcceptFailureLog(reactor.seconds))
 
     def createInternetSocket(self) -> Any:  # noqa: N802
         """What is set on it counts for the connections that it accepts."""
@@ -136,6 +136,6 @@ def listen(
     """Listen on `port` (0 takes a free one). Raises twisted's CannotListenError."""
     if not isinstance(reactor, ReactorBase):
         return reactor.listenTCP(port, factory, backlog, interface)
-    listening = PromptPort(port, factory, backlog, interface, reactor, buffers)
+    listening = ImmediateWritePort(port, factory, backlog, interface, reactor, buffers)
     listening.startListening()
     return listening

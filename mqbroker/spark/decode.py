@@ -18,7 +18,7 @@ import pyarrow as pa
 from mqbroker.spark.decode_plain import TIME_MS_MAX, delay_level, host_text, plain_batch, split_keys
 from mqbroker.spark.errors import DataLoss, Loss
 from mqbroker.spark.reading import Chunk
-from mqbroker.spark.rows import Ints, NotPlain, Rows, gather, slices
+from mqbroker.spark.rows import Ints, Rows, UndecodableProperties, gather, slices
 from mqbroker.wire.codes import Prop, SysFlag
 from mqbroker.wire.record import (
     OFFSETS,
@@ -51,7 +51,7 @@ def decode_chunk(chunk: Chunk, columns: Sequence[str], schema: Any) -> Iterator[
     for part in _parts(rows) if "body" in columns else (rows,):
         try:
             arrays = [_COLUMNS[name](part, field.type) for name, field in zip(columns, schema, strict=True)]
-        except NotPlain:
+        except UndecodableProperties:
             queue = chunk.queue
             yield plain_batch(decode_records(part.data()), queue.topic, queue.broker_name, columns, schema)
             continue

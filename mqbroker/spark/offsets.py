@@ -148,7 +148,7 @@ class TopicBounds:
         """The queues that are listed and did not answer."""
         return sorted(self.queues - self.bounds.keys())
 
-    def lacks(self, queue: MessageQueue) -> bool:
+    def is_missing(self, queue: MessageQueue) -> bool:
         """True where the queue's broker is listed for the topic, and the queue is not."""
         brokers = {(q.topic, q.broker_name) for q in self.queues}
         return queue not in self.queues and (queue.topic, queue.broker_name) in brokers
@@ -194,7 +194,7 @@ def advance(start: Positions, seen: TopicBounds) -> Positions:
 
 def _check_stream(start: Positions, seen: TopicBounds) -> None:
     for queue, offset in start.items():
-        if seen.lacks(queue):
+        if seen.is_missing(queue):
             raise DataLoss(Loss.QUEUE_GONE, queue, f"read up to {offset}")
         bound = seen.bounds.get(queue)
         if bound is None:

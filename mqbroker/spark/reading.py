@@ -92,7 +92,7 @@ class RetryDeadline:
 
 
 @attrs.define
-class _Pace:
+class _PullSize:
     """How many messages one pull brings, of `batch` that may be asked for, and how many bytes a message has."""
 
     batch: int
@@ -123,7 +123,7 @@ def read_chunks(
     Raises DataLoss where messages are gone, NotReadable where the broker gives nothing for too long, Refused where it
     will never do. When the generator is closed early, pulls on their way are abandoned.
     """
-    pace = _Pace(batch, batch)
+    pace = _PullSize(batch, batch)
     at = todo.start
     wants = _split(todo.queue, at, min(todo.end, at + pace.window()), pace.step)
     ahead = _send(source, wants, deadline) if wants else None

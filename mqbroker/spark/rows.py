@@ -25,7 +25,7 @@ _HEAD = np.dtype(numpy_fields("size", "born_timestamp"))
 _TAIL = np.dtype(numpy_fields("reconsume_times", "body_size"))
 
 
-class NotPlain(Exception):
+class UndecodableProperties(Exception):
     """Properties that are not UTF-8: only the record by record decoder replaces what is wrong in them."""
 
 
@@ -85,7 +85,7 @@ class Rows:
         return self.chunk.records[int(self.body_at[n]) : int(self.body_end[n])]
 
     @cached_property
-    def pairs(self) -> Pairs:
+    def pairs(self) -> PropertyPairs:
         return read_pairs(self)
 
 
@@ -111,7 +111,7 @@ def slices(data: Any, starts: Ints, ends: Ints, kind: Any) -> Any:
     return view.take(pa.array(np.arange(0, 2 * count, 2)))
 
 
-class Pairs:
+class PropertyPairs:
     """Property names and values of all rows, and the row of each pair.
 
     Where a row has a name twice its last value counts: Java's brokers write some properties of a batch again.
@@ -168,8 +168,11 @@ def _any_twice(marks: Ints, room: int) -> bool:
     return len(np.unique(marks)) < len(marks)
 
 
-def read_pairs(rows: Rows) -> Pairs:
-    """Find all pairs: `\\x02` ends one, the first `\\x01` in it divides it. Raises NotPlain on odd bytes."""
+def read_pairs(rows: Rows) -> PropertyPairs:
+    """Find all pairs: `\\x02` ends one, the first `\\x01` in it divides it.
+
+    Raises UndecodableProperties where bytes are no UTF-8.
+    """
     packed = slices(rows.chunk.records, rows.properties_at, rows.end, pa.binary())
     _, offsets_buffer, data_buffer = packed.buffers()
     offsets = np.frombuffer(offsets_buffer, np.int32, len(rows) + 1).astype(np.int64)
@@ -189,5 +192,5 @@ def read_pairs(rows: Rows) -> Pairs:
         names.validate(full=True)
         values.validate(full=True)
     except pa.ArrowInvalid:
-        raise NotPlain from None
-    return Pairs(row, names, values, len(rows))
+        raise UndecodableProperties from None
+    return PropertyPairs(row, names, values, len(rows))

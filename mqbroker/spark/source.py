@@ -108,7 +108,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if here == self._initial and not self._anchored:
             return start
         seen = fetch_bounds(_client(self._options), self._options.topics, _deadline(self._options))
-        self._tell_silent(seen.silent())
+        self._warn_silent(seen.silent())
         self._seen = end = advance(here, seen)
         if self._target is not None:
             end = cap(here, end, self._target)
@@ -116,7 +116,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             end = limit_rows(here, end, limit.max_rows)
         return start if end == here else to_json(end)
 
-    def _tell_silent(self, queues: list[MessageQueue]) -> None:
+    def _warn_silent(self, queues: list[MessageQueue]) -> None:
         """Triggers come many times a second: only what changes is worth a line."""
         if queues != self._silent:
             self._silent = queues

@@ -61,6 +61,7 @@ class Checkpoint:
 
 
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
+    """The content of the file."""
     data = _TIMES.pack(checkpoint.log_ms, checkpoint.queues_ms, checkpoint.index_ms)
     if checkpoint.log_offset is not None:
         offsets = (checkpoint.log_offset, checkpoint.queues_offset, checkpoint.index_offset)

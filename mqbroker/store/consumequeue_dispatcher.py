@@ -228,8 +228,7 @@ class ConsumeQueueDispatcher:
                 counts[0] += size // 3
                 counts[1] += sum(pending[1::3])
             queue.pending = []
-            if queue.next_offset < queue.max_offset:
-                queue.next_offset = queue.max_offset
+            queue.next_offset = max(queue.next_offset, queue.max_offset)
             if listeners:
                 self._tell(queue, code, timestamp)
 

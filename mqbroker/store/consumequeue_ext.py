@@ -249,7 +249,7 @@ class ConsumeQueueExt:
         if is_address(address):
             while len(self._files) > 1 and self._first + self._file_bytes < undecorate(address):
                 file = self._files.pop(0)
-                self._let_go(file)
+                self._release(file)
                 gone.append(file.path)
                 self._first += self._file_bytes
         return gone
@@ -269,10 +269,10 @@ class ConsumeQueueExt:
         return files
 
     def _drop(self, file: CachedFile) -> None:
-        self._let_go(file)
+        self._release(file)
         self._disk.remove(file.path)
 
-    def _let_go(self, file: CachedFile) -> None:
+    def _release(self, file: CachedFile) -> None:
         self._unsynced = [other for other in self._unsynced if other is not file]
         file.close()
 

@@ -43,6 +43,7 @@ class IndexHeader:
 
 
 def read_header(view: memoryview) -> IndexHeader:
+    """The header of an index file. Raises struct.error where it is shorter than one."""
     return IndexHeader(*_HEADER.unpack_from(view))
 
 

@@ -26,6 +26,8 @@ _BUSY = (errno.EACCES, errno.EAGAIN)
 
 @implementer(ILockedFile)
 class LockedFile:
+    """A file that this process has locked."""
+
     def __init__(self, fd: int) -> None:
         self._fd: int | None = fd
 

@@ -176,8 +176,7 @@ def _scan_quickly(file: IMappedFile, at: int, base: int, segment_end: int, count
             break
         properties = data[topic_at + tail_bytes : end]
         add((topic, queue_id, own_offset, own_physical, size, sys_flag, timestamp, properties))
-        if timestamp > newest:
-            newest = timestamp
+        newest = max(newest, timestamp)
         place = end
     return Run(rows, start + place, newest)
 

@@ -84,7 +84,7 @@ class RecordVerifier:
                 and tail[0] == len(queue.topic_bytes)
             ):
                 return True
-        return self._judge(queue, queue_offset, physical_offset, code, view[: at + size], at)
+        return self._check_request(queue, queue_offset, physical_offset, code, view[: at + size], at)
 
     def _remember(self, physical_offset: int) -> None:
         cell = physical_offset >> _CELL_BITS & _CELLS_MASK
@@ -103,7 +103,7 @@ class RecordVerifier:
             if code != right:
                 raise LostEntry(f"its tags code is {code} where that of its message is {right}", is_there=True)
 
-    def _judge(
+    def _check_request(
         self, queue: ConsumeQueue, queue_offset: int, physical_offset: int, code: int, view: memoryview, at: int
     ) -> bool:
         """Look at all of the record, which ends where `view` does, as a rotten size must not lead to bytes on the disk;

@@ -23,6 +23,7 @@ log = Logger()
 
 
 def segment_path(directory: str, offset: int) -> str:
+    """The path of the segment that starts at `offset`."""
     return os.path.join(directory, f"{offset:020d}")
 
 

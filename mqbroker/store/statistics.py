@@ -86,8 +86,7 @@ class StoreStatistics:
         # Whole ms: what took less than 10 of them and more than 0 is the second class.
         self._classes[bisect_right(_CLASSES_MS, ms)] += count
         self._bounds[bisect_left(_BOUNDS_MS, ms)] += count
-        if ms > self.longest_put_ms:
-            self.longest_put_ms = ms
+        self.longest_put_ms = max(self.longest_put_ms, ms)
 
     # Sampling
 

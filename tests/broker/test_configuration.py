@@ -9,7 +9,7 @@ import pytest
 from twisted.internet.defer import Deferred, succeed
 
 from mqbroker.broker.live_settings import LiveSettings
-from mqbroker.broker.transactions.transaction_checks import CheckRules
+from mqbroker.broker.transactions.transaction_checks import TransactionCheckRules
 from mqbroker.config.load import _DEFAULTS, java_properties
 from mqbroker.errors import BadSetting
 from mqbroker.wire.bodies import CheckClientRequestBody, SubscriptionData
@@ -248,7 +248,7 @@ def test_when_messages_are_taken(bench, client):
 
 def test_transactions(bench, client):
     change(client, "transactionCheckMax=3\ntransactionTimeOut=7000\nrejectTransactionMessage=true")
-    assert CheckRules.of(bench.parts.checks._live.current).checks_max == 3
+    assert TransactionCheckRules.of(bench.parts.checks._live.current).checks_max == 3
     answer = one(client.send("T", sys_flag=4, properties="TRAN_MSG\x01true\x02PGROUP\x01PG"))
     assert answer.code == ResponseCode.NO_PERMISSION
     assert answer.remark.endswith("sending transaction message is forbidden")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mqbroker.broker.fast_failure import TickedTurns
+from mqbroker.broker.fast_failure import TickingTurnClock
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import ONEWAY_FLAG
 from tests.broker.bench import send_command
@@ -105,10 +105,10 @@ def test_they_may_be_changed_while_it_runs(bench, client):
 
 
 def test_a_reactor_that_does_not_tell_is_watched_by_a_timer(clock):
-    turns = TickedTurns(clock.seconds)
+    turns = TickingTurnClock(clock.seconds)
     assert clock.seconds() - turns.turn_began < 0
     turns.tick()
-    clock.advance(TickedTurns.SECONDS)
+    clock.advance(TickingTurnClock.SECONDS)
     assert clock.seconds() - turns.turn_began < 0.001  # it slept, nobody waited
     clock.advance(1)
     assert clock.seconds() - turns.turn_began >= 0.999

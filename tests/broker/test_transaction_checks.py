@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mqbroker.broker.transactions.transaction_checks import CheckRules, Step
+from mqbroker.broker.transactions.transaction_checks import Step, TransactionCheckRules
 from mqbroker.errors import RecordTooLarge, StoreUnwritable
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.headers import ResumeCheckHalfMessageRequestHeader
@@ -64,7 +64,7 @@ def half_record(age_ms, now_ms=10**12, **properties):
     ],
 )
 def test_the_step_for_each(age_ms, properties, step):
-    assert CheckRules(6000, 3, 72 * HOUR_MS).step(half_record(age_ms, **properties), 10**12) is step
+    assert TransactionCheckRules(6000, 3, 72 * HOUR_MS).step(half_record(age_ms, **properties), 10**12) is step
 
 
 def test_a_producer_is_asked_about_what_it_did_not_end(bench, producer):

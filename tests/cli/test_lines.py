@@ -5,7 +5,7 @@ from collections.abc import Callable
 import click
 import pytest
 
-from mqbroker.cli.lines import plain_line, terminal_line, visible
+from mqbroker.cli.lines import escape_controls, plain_line, terminal_line
 from mqbroker.client import ReceivedMessage
 
 
@@ -37,7 +37,7 @@ def test_a_pipe_gets_the_body_in_one_line(body: bytes, line: bytes) -> None:
     ],
 )
 def test_nothing_reaches_a_terminal_as_a_command(text: str | bytes, shown: str) -> None:
-    assert visible(text) == shown
+    assert escape_controls(text) == shown
 
 
 def test_a_terminal_gets_place_tag_keys_and_body(received: Callable[..., ReceivedMessage]) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from mqbroker.cli.pub import BATCH_BYTES_MAX, BATCH_LINES_MAX, Sender, cut, piled_up
+from mqbroker.cli.pub import BATCH_BYTES_MAX, BATCH_LINES_MAX, Sender, cut, line_batches
 from mqbroker.client import Message, MessageQueue, SendResult, SendStatus
 from mqbroker.errors import Unreachable
 
@@ -53,7 +53,7 @@ def sender(producer: FakeProducer) -> Sender:
     ],
 )
 def test_lines_go_out_as_they_come(pieces: list[bytes], groups: list[list[bytes]]) -> None:
-    assert list(piled_up(reader(*pieces))) == groups
+    assert list(line_batches(reader(*pieces))) == groups
 
 
 def test_groups_are_bounded_in_lines_and_bytes() -> None:

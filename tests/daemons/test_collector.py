@@ -9,12 +9,12 @@ from mqbroker.daemons.process import YOUNGEST
 # In a process of its own: what it does cannot be undone for objects that die meanwhile.
 PROGRAM = """
 import gc
-from mqbroker.daemons.process import settle_collector
+from mqbroker.daemons.process import freeze_collector
 
 cycle = []
 cycle.append(cycle)
 del cycle
-settle_collector()
+freeze_collector()
 print(gc.get_freeze_count() > 1000, len(gc.get_objects()) < 100, gc.get_threshold(), gc.isenabled(), gc.collect())
 """
 

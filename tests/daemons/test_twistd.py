@@ -44,7 +44,7 @@ def settings(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("wanted", ["PlainEPollReactor", "PollReactor"])
+@pytest.mark.parametrize("wanted", ["BusyPollReactor", "PollReactor"])
 def test_the_reactor_is_that_of_the_console_scripts_unless_another_is_asked_for(start, tmp_path, wanted):
     chosen = ["--reactor=poll"] if wanted == "PollReactor" else []
     process = start("-c", TWISTD, "-n", *chosen, "mqbroker", "--ports-file=ports.json", *settings(tmp_path))

@@ -133,7 +133,7 @@ def test_late_answers_to_a_lost_connection_go_nowhere(clock):
 
 
 class PromptEnd(End):
-    """As a PromptServer is; `how` records which way each write took."""
+    """As an ImmediateWriteServer is; `how` records which way each write took."""
 
     def __init__(self, *addresses):
         super().__init__(*addresses)

@@ -15,7 +15,7 @@ from mqbroker.remoting.connection import RemotingProtocol
 from mqbroker.remoting.fair_scheduler import FairScheduler
 from mqbroker.remoting.handlers import HandlerTable
 from mqbroker.remoting.limits import Limits
-from mqbroker.remoting.tcp import NO_BUFFERS, Buffers, PromptPort, PromptServer, unsent_bytes
+from mqbroker.remoting.tcp import NO_BUFFERS, Buffers, ImmediateWritePort, ImmediateWriteServer, unsent_bytes
 from mqbroker.wire.command import RemotingCommand, encode_command
 from tests.remoting.link import CLIENT, SERVER, End, NoOwner
 
@@ -60,7 +60,7 @@ def pair():
 @pytest.fixture
 def server(pair, reactor):
     protocol = Protocol()
-    server = PromptServer(pair[0], protocol, ("127.0.0.1", 1), None, 0, reactor)
+    server = ImmediateWriteServer(pair[0], protocol, ("127.0.0.1", 1), None, 0, reactor)
     protocol.makeConnection(server)
     return server
 
@@ -224,7 +224,7 @@ def owner():
 
 def connected(tcp_pair, reactor, table, owner, **limits):
     protocol = RemotingProtocol(table, reactor, Limits(**limits), owner)
-    server = PromptServer(tcp_pair[0], protocol, ("127.0.0.1", 1), None, 0, reactor)
+    server = ImmediateWriteServer(tcp_pair[0], protocol, ("127.0.0.1", 1), None, 0, reactor)
     server.bufferSize = 200_000
     protocol.makeConnection(server)
     return protocol, server
@@ -332,7 +332,9 @@ def buffers_of(port):
 
 def test_buffers_are_as_large_as_is_set(reactor):
     server = NettySettings(server_socket_snd_buf_size=20_000, server_socket_rcv_buf_size=30_000)
-    port, usual = [PromptPort(0, ServerFactory(), 5, "", reactor, each) for each in (Buffers.of(server), NO_BUFFERS)]
+    port, usual = [
+        ImmediateWritePort(0, ServerFactory(), 5, "", reactor, each) for each in (Buffers.of(server), NO_BUFFERS)
+    ]
     # The kernel gives twice as much, for itself as well.
     assert buffers_of(port) == [40_000, 60_000]
     assert buffers_of(usual) != buffers_of(port)

@@ -15,7 +15,7 @@ from mqbroker.errors import BadTls
 from mqbroker.remoting.handlers import HandlerTable
 from mqbroker.remoting.limits import Limits
 from mqbroker.remoting.server import RemotingServerFactory
-from mqbroker.remoting.tcp import PromptServer
+from mqbroker.remoting.tcp import ImmediateWriteServer
 from mqbroker.remoting.tls import ServerTls, TlsWatch, tls_connector
 from mqbroker.wire.command import FrameDecoder, RemotingCommand, encode_command
 from tests.commands import decode_commands
@@ -42,7 +42,7 @@ class Peer:
         for each in (self.served, self.socket):
             each.setblocking(False)
         self.protocol = self.factory.buildProtocol(IPv4Address("TCP", "127.0.0.1", 1))
-        self.server = PromptServer(self.served, self.protocol, ("127.0.0.1", 1), None, 0, self.reactor)
+        self.server = ImmediateWriteServer(self.served, self.protocol, ("127.0.0.1", 1), None, 0, self.reactor)
         self.server.setTcpNoDelay = lambda on: None
         self.protocol.makeConnection(self.server)
         self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()

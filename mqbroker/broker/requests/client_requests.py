@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import attrs
 
-from mqbroker.access.accounts import IRights
+from mqbroker.access.accounts import IAccessControl
 from mqbroker.broker.client_registry import Client, ConsumerRegistry, ProducerRegistry, check_client_id
 from mqbroker.broker.filter_table import TAG_KINDS, CompileRateLimit, FilterTable, compile_kind
 from mqbroker.broker.group_table import GroupTable
@@ -74,7 +74,7 @@ class ClientRequests:
     filters: FilterTable
     rate_limit: CompileRateLimit
     live: LiveSettings
-    rights: IRights
+    rights: IAccessControl
 
     @answers(RequestCode.HEART_BEAT)
     def heartbeat(self, call: Call[None]) -> None:

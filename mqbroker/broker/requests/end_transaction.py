@@ -12,7 +12,7 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
-from mqbroker.access.accounts import IRights
+from mqbroker.access.accounts import IAccessControl
 from mqbroker.broker.requests.send_rules import message_refusal
 from mqbroker.broker.system_topics import NoRealTarget
 from mqbroker.broker.transactions.half_message import QUEUE_ID, PlainHalfMessages, committed, put_back
@@ -88,7 +88,9 @@ class _Run:
 class EndTransactionRequests:
     """Commits and rolls back half messages."""
 
-    def __init__(self, store: MessageStore, half_queue: HalfQueue, settings: StoreSettings, rights: IRights) -> None:
+    def __init__(
+        self, store: MessageStore, half_queue: HalfQueue, settings: StoreSettings, rights: IAccessControl
+    ) -> None:
         self._store = store
         self._rights = rights
         self._half_queue = half_queue

@@ -13,7 +13,7 @@ from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-from mqbroker.broker.broker_stats import Gets
+from mqbroker.broker.broker_stats import PullCounts
 from mqbroker.broker.group_table import GroupTable
 from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.broker.long_polling import BYTES_PER_WEIGHT, HeldPull, HeldPulls
@@ -92,7 +92,7 @@ class PullRequests:
     _held: HeldPulls
     _live: LiveSettings
     _clock: IReactorTime
-    _gets: Gets
+    _gets: PullCounts
     _moved: OffsetMovedEvents
     #: How many pulls of a connection wait for the disk.
     _cold: dict[IConnection, int] = attrs.field(init=False, factory=dict)

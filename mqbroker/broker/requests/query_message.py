@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import attrs
 
-from mqbroker.access.accounts import IRights
+from mqbroker.access.accounts import IAccessControl
 from mqbroker.broker.client_registry import ConsumerRegistry
 from mqbroker.broker.filter_table import TAG_KINDS, ConsumerFilter, FilterTable, filter_data
 from mqbroker.broker.live_settings import LiveSettings
@@ -43,7 +43,7 @@ class MessageRequests:
 
     store: MessageStore
     live: LiveSettings
-    rights: IRights
+    rights: IAccessControl
 
     @answers(RequestCode.QUERY_MESSAGE)
     async def by_key(self, call: Call[QueryMessageRequestHeader]) -> RemotingCommand:

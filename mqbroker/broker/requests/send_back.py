@@ -10,7 +10,7 @@ from random import Random
 
 import attrs
 
-from mqbroker.access.accounts import IRights
+from mqbroker.access.accounts import IAccessControl
 from mqbroker.broker.broker_stats import BrokerStats
 from mqbroker.broker.group_table import GroupTable
 from mqbroker.broker.live_settings import LiveSettings
@@ -40,7 +40,7 @@ class SendBackRequests:
     live: LiveSettings
     rng: Random
     stats: BrokerStats
-    rights: IRights
+    rights: IAccessControl
 
     @answers(RequestCode.CONSUMER_SEND_MSG_BACK)
     async def send_back(self, call: Call[ConsumerSendMsgBackRequestHeader]) -> None:

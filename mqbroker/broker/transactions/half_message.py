@@ -90,7 +90,7 @@ def put_back(record: Record, properties: Mapping[str, str]) -> NewMessage:
     return _again(record, _HALF, properties)
 
 
-def given_up(record: Record) -> NewMessage:
+def check_limit_exceeded(record: Record) -> NewMessage:
     """The half message, for the topic of those that nobody settled."""
     return _again(record, _GIVEN_UP, record.properties)
 

@@ -18,7 +18,13 @@ from twisted.logger import Logger
 
 from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.broker.system_topics import NoRealTarget, real_target_of
-from mqbroker.broker.transactions.half_message import check_request, check_times, given_up, immunity_ms, put_back
+from mqbroker.broker.transactions.half_message import (
+    check_limit_exceeded,
+    check_request,
+    check_times,
+    immunity_ms,
+    put_back,
+)
 from mqbroker.broker.transactions.half_queue import HalfQueue
 from mqbroker.config import BrokerSettings
 from mqbroker.errors import MessageRefused, MQError, StoreError
@@ -43,7 +49,7 @@ class Step(enum.Enum):
 
 
 @attrs.frozen
-class CheckRules:
+class TransactionCheckRules:
     """When a producer is asked, and how often."""
 
     timeout_ms: int
@@ -51,7 +57,7 @@ class CheckRules:
     reserved_ms: int
 
     @classmethod
-    def of(cls, settings: BrokerSettings) -> CheckRules:
+    def of(cls, settings: BrokerSettings) -> TransactionCheckRules:
         reserved_ms = settings.store.file_reserved_time_hours * _HOUR_MS
         return cls(settings.transaction_time_out_ms, settings.transaction_check_max, reserved_ms)
 
@@ -117,13 +123,13 @@ class TransactionChecks:
         try:
             await self._half_queue.ready()
             self._make_topic(TRANS_HALF_TOPIC)
-            await self._check(self._store.max_offset(TRANS_HALF_TOPIC, 0), CheckRules.of(self._live.current))
+            await self._check(self._store.max_offset(TRANS_HALF_TOPIC, 0), TransactionCheckRules.of(self._live.current))
         except (StoreError, OSError) as error:
             if self._is_running:
                 log.error("transactions are not checked now: {why}", why=str(error))
         self._half_queue.save_progress()
 
-    async def _check(self, end: int, rules: CheckRules) -> None:
+    async def _check(self, end: int, rules: TransactionCheckRules) -> None:
         """Go over all half messages below `end`. Raises StoreError and OSError."""
         settled = self._half_queue.settled
         at = settled.next_open(settled.progress)
@@ -165,7 +171,7 @@ class TransactionChecks:
         if sleep is not None:
             sleep.callback(None)
 
-    def _deal_with(self, records: list[Record], rules: CheckRules) -> bool:
+    def _deal_with(self, records: list[Record], rules: TransactionCheckRules) -> bool:
         """Take the steps for these; False where those behind them are too young for any."""
         now_ms = self._clock.seconds() * 1000
         backs: list[tuple[Record, NewMessage]] = []
@@ -179,7 +185,7 @@ class TransactionChecks:
                 break
             if step is Step.GIVE_UP or not _is_good(record):
                 log.error("the half message {key} is given up: nobody said what became of it", key=_key(record))
-                gone[record.queue_offset] = given_up(record)
+                gone[record.queue_offset] = check_limit_exceeded(record)
                 continue
             if step is Step.ASK:
                 record = _counted(record)

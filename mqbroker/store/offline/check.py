@@ -54,6 +54,7 @@ def read_checkpoint(disk: IDisk, path: str) -> Checkpoint | None:
 
 
 def read_small_files(disk: IDisk, layout: Layout, findings: Findings) -> SmallFiles:
+    """Read checkpoint, abort file and tables; what is wrong with them is added to `findings`."""
     is_stopped = not disk.exists(layout.path("abort"))
     if not is_stopped:
         findings.note("not stopped", layout.path("abort"), 0, "a broker has it open, or was killed")

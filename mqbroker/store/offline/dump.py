@@ -102,6 +102,8 @@ def _log_range(disk: IDisk, layout: Layout, selection: Selection) -> tuple[int, 
 
 @attrs.frozen
 class QueueHead:
+    """A consume queue and its offsets."""
+
     topic: str
     queue_id: int
     min_offset: int

@@ -93,6 +93,7 @@ class Plan:
 
 
 def make_plan(report: Report, *, fence: bool, move_foreign: bool) -> Plan:
+    """What a repair would do, and what keeps it from being done."""
     layout, kinds = report.layout, report.findings.kinds
     obstacles: list[str] = []
     left: list[str] = []

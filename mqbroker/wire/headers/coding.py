@@ -46,6 +46,7 @@ _decoders: dict[type[Header], Callable[[Mapping[str, str]], Any]] = {}
 
 
 def camel_case(name: str) -> str:
+    """The name that a field has on the wire."""
     first, *rest = name.split("_")
     return first + "".join(part[:1].upper() + part[1:] for part in rest)
 

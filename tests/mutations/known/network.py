@@ -153,7 +153,7 @@ MISTAKES = [
     Mutation(
         "end a connection again that was cut while it waited to be ended",
         "daemons/epoll.py",
-        "            if not selectable.disconnected and not selectable._aborting:\n",
+        "            if not selectable.disconnected and not selectable._aborting:  # noqa: SLF001\n",
         "            if True:\n",
         ("tests/daemons/test_epoll.py",),
     ),

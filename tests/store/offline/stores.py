@@ -23,7 +23,7 @@ def check(root: Path, given: Given | None = None, **how: Any) -> Report:
 
 
 def kinds(report: Report) -> dict[str, str]:
-    """kind -> the worst severity of the findings."""
+    """Kind -> the worst severity of the findings."""
     order = ["note", "broken", "lost"]
     findings = sorted(report.findings.kept, key=lambda finding: order.index(finding.severity))
     return {finding.kind: str(finding.severity) for finding in findings}

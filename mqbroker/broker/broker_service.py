@@ -294,6 +294,7 @@ class BrokerService(Service):
         client = RemotingClient(
             self._reactor,
             connector=self._connector or self._own_connector(),
+            connect_timeout_ms=settings.client.connect_timeout_ms,
             limits=Limits(idle_seconds=settings.client.client_channel_max_idle_time_seconds),
             requests_max=settings.client.client_async_semaphore_value,
             on_closed=lambda address: registration.connection_closed(address),
@@ -308,10 +309,9 @@ class BrokerService(Service):
 
     def _own_connector(self) -> Connector:
         """For connections to name servers."""
-        client = self.settings.client
-        if client.use_tls:
-            return tls_connector(self._reactor, self.settings.tls, client.connect_timeout_ms)
-        return tcp_connector(self._reactor, client.connect_timeout_ms)
+        if self.settings.client.use_tls:
+            return tls_connector(self._reactor, self.settings.tls)
+        return tcp_connector(self._reactor)
 
     # --- while it runs
 

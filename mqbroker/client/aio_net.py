@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import random
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any, cast
 
 import attrs
 
-from mqbroker.client.net import Lock, PeerHandler, Signal, extension_s, signed
+from mqbroker.client.net import Lock, PeerHandler, Signal, signed
 from mqbroker.client.options import split_address
-from mqbroker.client.tls import ClientTls, Contexts, is_alert, lost, ssl_context, ssl_failed
+from mqbroker.client.tls import ClientTls, Contexts, ssl_context, ssl_failed, why_lost
 from mqbroker.errors import BadFrame, ConnectionClosed, MQError, RequestTimedOut, Unreachable
+from mqbroker.remoting.response_table import PendingRequest, ResponseTable, Timeout
 from mqbroker.wire.command import ONEWAY_FLAG, FrameDecoder, RemotingCommand, decode_command, encode_command
 from mqbroker.wire.signature import Credentials
 
@@ -35,49 +36,18 @@ UNANSWERED_MAX = 64
 
 
 @asynccontextmanager
-async def _patience(seconds: float) -> AsyncIterator[None]:
+async def _timeout(seconds: float) -> AsyncIterator[None]:
     """As asyncio.timeout, but time in which the loop did not turn is not counted."""
     loop = asyncio.get_running_loop()
-
-    def look(due: float) -> None:
-        more_s = extension_s(due, loop.time())
-        if more_s:
-            call_at(loop.time() + more_s)
-        else:
-            limit.reschedule(loop.time())
-
-    def call_at(due: float) -> None:
-        timers[:] = [loop.call_at(due, look, due)]
-
-    timers: list[asyncio.TimerHandle] = []
     async with asyncio.timeout(None) as limit:
-        call_at(loop.time() + seconds)
+        timeout = Timeout(loop.time, loop.call_later, seconds, lambda: limit.reschedule(loop.time()))
         try:
             yield
         finally:
-            timers[0].cancel()
+            timeout.cancel()
 
 
-@attrs.define(eq=False)
-class _Asked:
-    """A request that waits for its answer. Its time begins when it is written."""
-
-    waiter: asyncio.Future[RemotingCommand]
-    command: RemotingCommand
-    timeout_ms: int
-    timer: asyncio.TimerHandle | None = None
-
-    @property
-    def size(self) -> int:
-        """About how many bytes its frame has."""
-        return len(self.command.body)
-
-    def disarm(self) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
-
-
-class _Line:
+class _FifoLock:
     """A lock that is taken in the order of asking. `is_empty` tells that nobody has it or waits for it.
 
     Who finds what the lock guards ready must not go past those who waited for that: sends would leave out of order.
@@ -118,19 +88,18 @@ class _Connection(asyncio.Protocol):
         #: Requests of the peer whose answers are not made yet, or do not fit into the socket's buffer.
         self.unanswered = 0
         self._decoder = FrameDecoder()
-        self._opaques = itertools.count(1)
-        self._pending: dict[int, _Asked] = {}
+        loop = asyncio.get_running_loop()
+        self._responses = ResponseTable(addr, loop.time, loop.call_later, self.close)
         self._transport: asyncio.Transport | None = None
         self._unwritten: list[bytes] = []
         self._unwritten_bytes = 0
-        self._unwritten_requests: list[_Asked] = []
+        self._unwritten_requests: list[PendingRequest] = []
         self._writable = asyncio.Event()
         self._writable.set()
-        self._line = _Line()
+        self._write_lock = _FifoLock()
         self._giving_up: asyncio.TimerHandle | None = None
         self._lost = asyncio.Event()
         self.is_open = False
-        self.heard_at = 0.0
 
     def pause_writing(self) -> None:
         self._writable.clear()
@@ -162,12 +131,10 @@ class _Connection(asyncio.Protocol):
             log.warning("closing the connection to %s: %s", self._addr, error)
             self.close()
             return
-        self.heard_at = asyncio.get_running_loop().time()
+        now = self._responses.heard_at = asyncio.get_running_loop().time()
         for command in commands:
             if command.is_response:
-                asked = self._pending.pop(command.opaque, None)
-                if asked is not None and not asked.waiter.done():
-                    asked.waiter.set_result(command)
+                self._responses.answer(command, now)
             else:
                 self._answer(command, self)
 
@@ -176,17 +143,10 @@ class _Connection(asyncio.Protocol):
         self._lost.set()
         self._writable.set()
         self._stop_giving_up()
-        pending, self._pending = self._pending, {}
-        largest = max((asked.size for asked in pending.values()), default=0)
-        for asked in pending.values():
-            if not asked.waiter.done():
-                asked.waiter.set_exception(self._why_lost(error, largest))
-
-    def _why_lost(self, error: Exception | None, request_bytes: int) -> MQError:
-        if self._tls is not None and isinstance(error, OSError) and is_alert(error):
-            return ssl_failed(self._addr, self._tls, error)
-        text = f"the connection to {self._addr} was lost: {error or 'closed'}"
-        return lost(text, self._tls, has_answered=bool(self.heard_at), request_bytes=request_bytes)
+        has_answered = self._responses.has_heard
+        self._responses.lost(
+            lambda largest: why_lost(self._addr, self._tls, error, has_answered=has_answered, request_bytes=largest)
+        )
 
     def send(self, command: RemotingCommand) -> None:
         """Write at the end of this turn of the loop, with whatever else is sent in it, or once that is much."""
@@ -201,12 +161,12 @@ class _Connection(asyncio.Protocol):
     @property
     def is_writable(self) -> bool:
         """Whether what was sent is with the socket, and nobody waits to send more."""
-        return self._writable.is_set() and self._line.is_empty
+        return self._writable.is_set() and self._write_lock.is_empty
 
     async def writable(self) -> bool:
         """Wait, in the order of asking, until what was sent is with the socket; False where the connection ended."""
         if not self.is_writable:
-            async with self._line:
+            async with self._write_lock:
                 await self._writable.wait()
         return self.is_open
 
@@ -214,29 +174,15 @@ class _Connection(asyncio.Protocol):
         """Send at once, whether or not it is writable, and wait so long for the answer from when it is written."""
         if not self.is_open:
             raise ConnectionClosed(f"the connection to {self._addr} is closed")
-        opaque = next(self._opaques) & 0x7FFFFFFF
+        opaque = self._responses.next_opaque()
         waiter: asyncio.Future[RemotingCommand] = asyncio.get_running_loop().create_future()
-        asked = _Asked(waiter, command, timeout_ms)
-        self._pending[opaque] = asked
+        request = self._responses.add(opaque, command, timeout_ms, partial(_complete, waiter))
         try:
-            self._unwritten_requests.append(asked)
+            self._unwritten_requests.append(request)
             self.send(attrs.evolve(command, opaque=opaque))
             return await waiter
         finally:
-            self._pending.pop(opaque, None)
-            asked.disarm()
-
-    def _expire(self, asked: _Asked, written_at: float, due: float) -> None:
-        now = asyncio.get_running_loop().time()
-        more_s = extension_s(due, now)
-        if more_s:
-            asked.timer = asyncio.get_running_loop().call_later(more_s, self._expire, asked, written_at, now + more_s)
-        elif not asked.waiter.done():
-            what = f"{asked.command.describe()}: no answer from {self._addr} in {asked.timeout_ms} ms"
-            asked.waiter.set_exception(RequestTimedOut(what))
-            if self.heard_at < written_at:
-                # Nothing at all came back: the peer may be gone without a word, and a new connection finds out.
-                self.close()
+            self._responses.forget(opaque)
 
     def _write(self) -> None:
         unwritten, self._unwritten = self._unwritten, []
@@ -244,12 +190,7 @@ class _Connection(asyncio.Protocol):
         if self._transport is not None and unwritten and not self._transport.is_closing():
             self._transport.write(b"".join(unwritten))
         requests, self._unwritten_requests = self._unwritten_requests, []
-        loop = asyncio.get_running_loop()
-        now = loop.time()
-        for asked in requests:
-            if not asked.waiter.done():
-                due = now + asked.timeout_ms / 1000
-                asked.timer = loop.call_at(due, self._expire, asked, now, due)
+        self._responses.written(requests)
 
     def close(self) -> None:
         self._write()
@@ -268,6 +209,15 @@ class _Connection(asyncio.Protocol):
             await self._lost.wait()
 
 
+def _complete(waiter: asyncio.Future[RemotingCommand], result: RemotingCommand | MQError) -> None:
+    if waiter.done():  # it was cancelled
+        return
+    if isinstance(result, MQError):
+        waiter.set_exception(result)
+    else:
+        waiter.set_result(result)
+
+
 class AioNet:
     """LiveNet on the running asyncio loop."""
 
@@ -284,7 +234,7 @@ class AioNet:
         self._credentials = credentials
         self._on_request = on_request
         self._connections: dict[str, _Connection] = {}
-        self._connecting: dict[str, _Line] = {}
+        self._connect_locks: dict[str, _FifoLock] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -295,7 +245,7 @@ class AioNet:
         connection = self._open_connection(addr)
         if connection is None:
             try:
-                async with _patience(timeout_ms / 1000):
+                async with _timeout(timeout_ms / 1000):
                     connection = await self._connection(addr)
             except TimeoutError:
                 raise RequestTimedOut(f"{command.describe()}: no connection to {addr} in {timeout_ms} ms") from None
@@ -372,17 +322,19 @@ class AioNet:
     def _open_connection(self, addr: str) -> _Connection | None:
         """The open connection to `addr`; None where there is none, or somebody waits for it."""
         connection = self._connections.get(addr)
-        return connection if connection is not None and connection.is_open and self._line(addr).is_empty else None
+        return (
+            connection if connection is not None and connection.is_open and self._connect_lock(addr).is_empty else None
+        )
 
-    def _line(self, addr: str) -> _Line:
-        line = self._connecting.get(addr)
-        if line is None:
-            line = self._connecting[addr] = _Line()
-        return line
+    def _connect_lock(self, addr: str) -> _FifoLock:
+        lock = self._connect_locks.get(addr)
+        if lock is None:
+            lock = self._connect_locks[addr] = _FifoLock()
+        return lock
 
     async def _connection(self, addr: str) -> _Connection:
         """The open connection to `addr`, or a new one; all who wait share one attempt."""
-        async with self._line(addr):
+        async with self._connect_lock(addr):
             connection = self._connections.get(addr)
             if connection is None or not connection.is_open:
                 connection = await self._connect(addr)
@@ -398,7 +350,7 @@ class AioNet:
         if self._tls is not None:
             encrypted = {"ssl": self._tls.current(), "server_hostname": self._tls.tls.name_of(host)}
         try:
-            async with _patience(_CONNECT_TIMEOUT_S):
+            async with _timeout(_CONNECT_TIMEOUT_S):
                 _, connection = await loop.create_connection(
                     lambda: _Connection(addr, self._answer, tls), host, port, **encrypted
                 )

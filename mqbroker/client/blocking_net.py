@@ -14,6 +14,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -21,9 +22,10 @@ import attrs
 
 from mqbroker.client.net import Lock, signed
 from mqbroker.client.options import split_address
-from mqbroker.client.tls import ClientTls, Contexts, is_alert, lost, ssl_context, ssl_failed
+from mqbroker.client.tls import ClientTls, Contexts, is_alert, ssl_context, ssl_failed, why_lost
 from mqbroker.errors import ConnectionClosed, MQError, RequestTimedOut, Unreachable
-from mqbroker.wire.command import ONEWAY_FLAG, FrameDecoder, RemotingCommand, decode_command, encode_command
+from mqbroker.remoting.response_table import Complete, ResponseTable
+from mqbroker.wire.command import ONEWAY_FLAG, Frame, FrameDecoder, RemotingCommand, decode_command, encode_command
 from mqbroker.wire.signature import Credentials
 
 log = logging.getLogger(__name__)
@@ -49,18 +51,18 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     raise AssertionError("a coroutine suspended where nothing can resume it")
 
 
+def _decoded(frame: Frame) -> RemotingCommand:
+    return decode_command(*frame)
+
+
 class _Connection:
     """One socket, used by one thread at a time."""
 
     def __init__(self, addr: str, timeout_s: float, tls: Contexts[ssl.SSLContext] | None) -> None:
         self._addr = addr
         self._tls = None if tls is None else tls.tls
-        self._heard = False
-        #: The bytes of the largest request since it was last idle.
-        self._largest = 0
         self._decoder = FrameDecoder()
-        self._opaques = itertools.count(1)
-        self._answers: dict[int, RemotingCommand] = {}
+        self.responses = ResponseTable(addr, time.monotonic)
         self.idle_since = 0.0
         try:
             self._socket = socket.create_connection(split_address(addr), min(timeout_s, _CONNECT_TIMEOUT_S))
@@ -70,27 +72,28 @@ class _Connection:
         if tls is not None:
             self._socket = _encrypted(self._socket, addr, tls)
 
-    def send(self, command: RemotingCommand, deadline: float, flag: int = 0) -> int:
-        """Send a request and return its opaque."""
-        opaque = next(self._opaques) & 0x7FFFFFFF
-        data = encode_command(attrs.evolve(command, opaque=opaque, flag=command.flag | flag))
-        self._largest = max(self._largest, len(data))
+    def send(self, command: RemotingCommand, deadline: float, complete: Complete | None = None) -> None:
+        """Send a request; without `complete` a oneway one."""
+        opaque = self.responses.next_opaque()
+        flag = command.flag if complete else command.flag | ONEWAY_FLAG
+        data = encode_command(attrs.evolve(command, opaque=opaque, flag=flag))
+        if complete is not None:
+            self.responses.add(opaque, command, 0, complete)
         self._within(deadline, command, lambda: self._socket.sendall(data))
-        return opaque
 
-    def answer(self, opaque: int, command: RemotingCommand, deadline: float) -> RemotingCommand:
-        """Wait for the answer with `opaque`; others that come first are kept."""
-        while opaque not in self._answers:
-            data = self._within(deadline, command, lambda: self._socket.recv(_READ_BYTES))
-            if not data:
-                raise self._lost(f"{self._addr} closed the connection before it answered")
-            self._heard = True
-            self._take(data)
-        return self._answers.pop(opaque)
+    def read(self, command: RemotingCommand, deadline: float) -> None:
+        """Wait for answers, as that of `command` may be, and complete what they answer."""
+        data = self._within(deadline, command, lambda: self._socket.recv(_READ_BYTES))
+        if not data:
+            raise self._why_lost(None, command)
+        now = self.responses.heard_at = time.monotonic()
+        for answer in map(_decoded, self._decoder.feed(data)):
+            # What a broker asks of a producer that heartbeats needs a live client to answer it.
+            if answer.is_response:
+                self.responses.answer(answer, now)
 
     def is_usable(self, now: float) -> bool:
         """False where the peer has closed it, or it was idle for too long."""
-        self._largest = 0
         if now - self.idle_since > _IDLE_S_MAX:
             return False
         # Looked at by a read that does not wait: select() cannot tell of descriptors above 1023.
@@ -109,27 +112,17 @@ class _Connection:
     def close(self) -> None:
         self._socket.close()
 
-    def _lost(self, text: str) -> ConnectionClosed:
-        return lost(text, self._tls, has_answered=self._heard, request_bytes=self._largest)
-
-    def _refusal(self, error: OSError) -> MQError | None:
-        """What the server said when it ended an encrypted connection; a send may find it ended before that is read."""
-        if self._tls is None:
-            return None
-        try:
-            if not is_alert(error) and not self._heard:
+    def _why_lost(self, error: OSError | None, command: RemotingCommand) -> MQError:
+        has_answered = self.responses.has_heard
+        if self._tls is not None and error is not None and not is_alert(error) and not has_answered:
+            # A send may find the connection ended before it is read why the server ended it.
+            try:
                 self._socket.settimeout(0)
                 self._socket.recv(1)
-        except (OSError, ValueError) as found:
-            error = found if isinstance(found, OSError) else error
-        return ssl_failed(self._addr, self._tls, error) if is_alert(error) else None
-
-    def _take(self, data: bytes) -> None:
-        for frame in self._decoder.feed(data):
-            command = decode_command(*frame)
-            # What a broker asks of a producer that heartbeats needs a live client to answer it.
-            if command.is_response:
-                self._answers[command.opaque] = command
+            except (OSError, ValueError) as found:
+                error = found if isinstance(found, OSError) else error
+        request_bytes = max(self.responses.largest_bytes, len(command.body))
+        return why_lost(self._addr, self._tls, error, has_answered=has_answered, request_bytes=request_bytes)
 
     def _within(self, deadline: float, command: RemotingCommand, act: Callable[[], T]) -> T:
         left_s = deadline - time.monotonic()
@@ -141,7 +134,7 @@ class _Connection:
         except TimeoutError:
             raise RequestTimedOut(f"{command.describe()}: no answer from {self._addr} in time") from None
         except OSError as error:
-            raise self._refusal(error) or self._lost(f"the connection to {self._addr} was lost: {error}") from error
+            raise self._why_lost(error, command) from error
 
 
 def _encrypted(plain: socket.socket, addr: str, tls: Contexts[ssl.SSLContext]) -> socket.socket:
@@ -166,48 +159,51 @@ class _Pipeline:
         self._net = net
         self._addr = addr
         self._commands: list[RemotingCommand] = []
-        self._opaques: list[int] = []
+        self._results: list[RemotingCommand | MQError | None] = []
+        self._sent = 0
         self._connection: _Connection | None = None
-        self._error: MQError | None = None
 
     def add(self, command: RemotingCommand) -> None:
         self._commands.append(command)
+        self._results.append(None)
 
     def start(self, deadline: float) -> None:
         """Send the first window."""
         try:
             self._connection = self._net.take(self._addr, deadline)
-            self._send_up_to(_WINDOW, deadline)
+            self._fill_window(self._connection, deadline)
         except MQError as error:
-            self._error = error
+            self._fail(error)
 
     def finish(self, deadline: float) -> list[RemotingCommand | MQError]:
         """Collect all answers, in order; after an error all that are missing are that error."""
-        results: list[RemotingCommand | MQError] = []
-        for n, command in enumerate(self._commands):
-            if self._error is None and self._connection is not None:
-                try:
-                    results.append(self._connection.answer(self._opaques[n], command, deadline))
-                    self._send_up_to(n + 1 + _WINDOW, deadline)
-                    continue
-                except MQError as error:
-                    self._error = error
-            if len(results) == n:
-                results.append(self._error or ConnectionClosed("not sent"))
-        if self._connection is not None and self._error is None:
+        connection = self._connection
+        try:
+            while connection is not None and len(connection.responses):
+                connection.read(self._commands[self._results.index(None)], deadline)
+                self._fill_window(connection, deadline)
+        except MQError as error:
+            self._fail(error)
+        if self._connection is not None:
             self._net.give_back(self._addr, self._connection)
             self._connection = None
-        return results
+        return [result or ConnectionClosed("not sent") for result in self._results]
 
     def abandon(self) -> None:
         """Close the connection unless it is back in the pool: answers may still be on their way over it."""
         if self._connection is not None:
             self._connection.close()
+            self._connection = None
 
-    def _send_up_to(self, count: int, deadline: float) -> None:
-        assert self._connection is not None
-        for command in self._commands[len(self._opaques) : count]:
-            self._opaques.append(self._connection.send(command, deadline))
+    def _fill_window(self, connection: _Connection, deadline: float) -> None:
+        while self._sent < len(self._commands) and len(connection.responses) < _WINDOW:
+            self._sent += 1
+            complete = partial(self._results.__setitem__, self._sent - 1)
+            connection.send(self._commands[self._sent - 1], deadline, complete)
+
+    def _fail(self, error: MQError) -> None:
+        self._results = [error if result is None else result for result in self._results]
+        self.abandon()
 
 
 class Flight:
@@ -293,7 +289,7 @@ class BlockingNet:
         deadline = time.monotonic() + _CONNECT_TIMEOUT_S
         connection = self.take(addr, deadline)
         try:
-            connection.send(signed(command, self._credentials), deadline, ONEWAY_FLAG)
+            connection.send(signed(command, self._credentials), deadline)
         except BaseException:
             connection.close()
             raise

@@ -20,7 +20,7 @@ from twisted.internet.defer import Deferred
 from mqbroker.client.broker_requests import MemberRequests, pull_peer
 from mqbroker.client.consume_service import Listener
 from mqbroker.client.deferred_calls import ProducerCalls, PullConsumerCalls
-from mqbroker.client.deferred_net import DeferredNet, PatientConnector, peer_table
+from mqbroker.client.deferred_net import DeferredNet, peer_table
 from mqbroker.client.errors import ClientClosed
 from mqbroker.client.identity import local_ip, make_client_id
 from mqbroker.client.listeners import check_listener
@@ -188,12 +188,10 @@ class PullConsumer(PullConsumerCalls):
         return self._core
 
 
-def _connector(reactor: Any, given: Connector | None, tls: ClientTls | None) -> Connector:
+def _connector(reactor: Any, given: Connector | None, tls: ClientTls | None) -> Connector | None:
     """Raises BadTls."""
-    if given is not None:
+    if given is not None or tls is None:
         return given
-    if tls is None:
-        return PatientConnector(reactor)
     # What encrypts is read where it is wanted.
     from mqbroker.client.deferred_tls import TlsConnector
 

@@ -5,22 +5,20 @@ from __future__ import annotations
 import logging
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, cast
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredList
-from twisted.internet.endpoints import TCP4ClientEndpoint, TCP6ClientEndpoint
-from twisted.internet.interfaces import IProtocol, IProtocolFactory, IReactorTime, IStreamClientEndpoint
+from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
-from zope.interface import implementer
 
 from mqbroker.client.broker_requests import MemberRequests
-from mqbroker.client.net import Lock, PeerHandler, Signal, Task, extension_s, signed
-from mqbroker.client.tls import lost
-from mqbroker.errors import ConnectionClosed, MQError, RequestTimedOut
-from mqbroker.remoting.client import CONNECT_TIMEOUT_MS, Connector, RemotingClient
+from mqbroker.client.net import Lock, PeerHandler, Signal, Task, signed
+from mqbroker.client.tls import connection_lost
+from mqbroker.errors import ConnectionClosed, MQError
+from mqbroker.remoting.client import Connector, RemotingClient
 from mqbroker.remoting.handlers import HandlerTable, IConnection
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.signature import Credentials
@@ -28,8 +26,6 @@ from mqbroker.wire.signature import Credentials
 log = logging.getLogger(__name__)
 
 _ONEWAY_TIMEOUT_MS = 3000
-#: Time-outs are ours, which know when the reactor was late; the remoting client's own come long after them.
-_SPARE_MS = 600_000
 
 
 def peer_table(answer: PeerHandler) -> HandlerTable:
@@ -61,29 +57,17 @@ class DeferredNet:
         self._credentials = credentials
         self._clock: IReactorTime = reactor
         self._client = client
-        self._heard_at: dict[str, float] = {}
+        self._have_answered: set[str] = set()
 
     def now(self) -> float:
         return float(self._clock.seconds())
 
     async def invoke(self, addr: str, command: RemotingCommand, timeout_ms: int) -> RemotingCommand:
-        started = self.now()
-        asked = self._client.invoke_sync(addr, signed(command, self._credentials), timeout_ms + _SPARE_MS)
-        timer = _Patience(self._clock, timeout_ms / 1000, asked.cancel)
         try:
-            answer = await asked
-        except CancelledError:
-            if not timer.is_over:
-                raise
-            if self._heard_at.get(addr, 0.0) < started:
-                # Nothing at all came back: the peer may be gone without a word, and a new connection finds out.
-                self._client.drop(addr, "no answer came over it in time")
-            raise RequestTimedOut(f"{command.describe()}: no answer from {addr} in {timeout_ms} ms") from None
+            answer = await self._client.invoke_sync(addr, signed(command, self._credentials), timeout_ms)
         except ConnectionClosed as error:
             raise self._why_lost(addr, error, len(command.body)) from error
-        finally:
-            timer.stop()
-        self._heard_at[addr] = self.now()
+        self._have_answered.add(addr)
         return answer
 
     def _why_lost(self, addr: str, error: ConnectionClosed, request_bytes: int) -> MQError:
@@ -93,7 +77,7 @@ class DeferredNet:
         if self._client.is_closed:
             return error
         tls = getattr(self._connector, "tls", None)
-        return lost(str(error), tls, has_answered=addr in self._heard_at, request_bytes=request_bytes)
+        return connection_lost(str(error), tls, has_answered=addr in self._have_answered, request_bytes=request_bytes)
 
     async def invoke_many(
         self, requests: Sequence[tuple[str, RemotingCommand]], timeout_ms: int
@@ -126,59 +110,6 @@ def _mq_error(failure: Failure) -> MQError:
         return failure.value
     failure.raiseException()
     raise AssertionError("raiseException returned")
-
-
-class _Patience:
-    """Calls `give_up` after `seconds`, in which time that the reactor was late is not counted."""
-
-    def __init__(self, clock: IReactorTime, seconds: float, give_up: Callable[[], object]) -> None:
-        self.is_over = False
-        self._clock = clock
-        self._give_up = give_up
-        self._due = float(clock.seconds()) + seconds
-        self._timer = clock.callLater(seconds, self._look)
-
-    def stop(self) -> None:
-        if self._timer.active():
-            self._timer.cancel()
-
-    def _look(self) -> None:
-        now = float(self._clock.seconds())
-        more_s = extension_s(self._due, now)
-        if more_s:
-            self._due = now + more_s
-            self._timer = self._clock.callLater(more_s, self._look)
-        else:
-            self.is_over = True
-            self._give_up()
-
-
-class PatientConnector:
-    """Plain TCP, whose attempts end in time, but not because the reactor was late."""
-
-    def __init__(self, reactor: Any) -> None:
-        self._reactor = reactor
-
-    def __call__(self, host: str, port: int) -> IStreamClientEndpoint:
-        kind = TCP6ClientEndpoint if ":" in host else TCP4ClientEndpoint
-        return _PatientEndpoint(kind(self._reactor, host, port, timeout=_SPARE_MS // 1000), self._reactor)
-
-
-@implementer(IStreamClientEndpoint)
-class _PatientEndpoint:
-    def __init__(self, endpoint: IStreamClientEndpoint, clock: IReactorTime) -> None:
-        self._endpoint = endpoint
-        self._clock = clock
-
-    def connect(self, factory: IProtocolFactory) -> Deferred[IProtocol]:
-        attempt = self._endpoint.connect(factory)
-        patience = _Patience(self._clock, CONNECT_TIMEOUT_MS / 1000, attempt.cancel)
-
-        def ended(result: IProtocol | Failure) -> IProtocol | Failure:
-            patience.stop()
-            return Failure(TimeoutError("timed out")) if patience.is_over else result  # type: ignore[no-untyped-call]
-
-        return attempt.addBoth(ended)
 
 
 class _Task:

@@ -18,7 +18,6 @@ from twisted.internet.interfaces import (
     IHandshakeListener,
     IOpenSSLClientConnectionCreator,
     IProtocolFactory,
-    IReactorTime,
     IStreamClientEndpoint,
     ITCPTransport,
 )
@@ -29,9 +28,7 @@ from zope.interface import implementer
 from mqbroker.client.errors import TlsFailed
 from mqbroker.client.tls import OTHER_NAME, ClientTls, Contexts, not_trusted, tls_failed
 from mqbroker.config import TlsSettings
-from mqbroker.remoting.tls import client_context
-
-_TIMEOUT_SECONDS = 3
+from mqbroker.remoting.tls import ENDPOINT_TIMEOUT_S, client_context
 
 _CONTROL_FLOW = (SSL.WantReadError, SSL.ZeroReturnError, SSL.SysCallError)
 
@@ -50,9 +47,9 @@ class TlsConnector:
         self._contexts = Contexts(tls, _context)
 
     def __call__(self, host: str, port: int) -> IStreamClientEndpoint:
-        tcp = HostnameEndpoint(self._reactor, host, port, timeout=_TIMEOUT_SECONDS)
+        tcp = HostnameEndpoint(self._reactor, host, port, timeout=ENDPOINT_TIMEOUT_S)
         server = _Server(host, port, self.tls, self.refusals)
-        return _TlsEndpoint(tcp, self._contexts.current(), server, self._reactor)
+        return _TlsEndpoint(tcp, self._contexts.current(), server)
 
 
 @attrs.frozen
@@ -111,13 +108,11 @@ class _TlsEndpoint:
     tcp: IStreamClientEndpoint
     context: SSL.Context
     server: _Server
-    clock: IReactorTime
 
     def connect(self, protocolFactory: IProtocolFactory) -> Deferred[Any]:  # noqa: N803 - Twisted's name
         handshakes = _Handshakes(protocolFactory, self.server)
         made = wrapClientTLS(_Creator(self.context, self.server), self.tcp).connect(handshakes)
-        made.addCallback(lambda handshake: cast(_Handshake, handshake).done)
-        return made.addTimeout(_TIMEOUT_SECONDS, self.clock)
+        return made.addCallback(lambda handshake: cast(_Handshake, handshake).done)
 
 
 class _Handshakes(Factory):

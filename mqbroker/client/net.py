@@ -33,19 +33,6 @@ def signed(command: RemotingCommand, credentials: Credentials | None) -> Remotin
     return attrs.evolve(command, ext_fields=fields)
 
 
-#: A loop that comes to a timer so much too late, or more, was busy; what came meanwhile is not read yet.
-_LATE_S = 0.05
-_EXTENSION_S = 0.5
-
-
-def extension_s(due: float, now: float) -> float:
-    """How much longer a time-out that was due at `due` has to wait, 0 where it is over.
-
-    Time in which the loop did not turn is not counted: a peer may have answered, and nobody was there to read it.
-    """
-    return max(now - due, _EXTENSION_S) if now - due >= _LATE_S else 0.0
-
-
 class Lock(Protocol):
     """For `async with`: what the locks of Twisted, asyncio and ours have in common."""
 

@@ -14,7 +14,7 @@ import attrs
 
 from mqbroker.client.errors import TlsFailed
 from mqbroker.config.system import StampedFiles
-from mqbroker.errors import BadTls, ConnectionClosed
+from mqbroker.errors import BadTls, ConnectionClosed, MQError
 from mqbroker.wire.command import FRAME_BYTES_MAX
 
 C = TypeVar("C")
@@ -177,7 +177,17 @@ def not_trusted(addr: str, tls: ClientTls, verify_code: int) -> TlsFailed:
     )
 
 
-def lost(text: str, tls: ClientTls | None, *, has_answered: bool, request_bytes: int) -> ConnectionClosed:
+def why_lost(
+    addr: str, tls: ClientTls | None, error: BaseException | None, *, has_answered: bool, request_bytes: int
+) -> MQError:
+    """The error of a connection that `error` ended, None where the peer closed it; see `connection_lost`."""
+    if tls is not None and isinstance(error, OSError) and is_alert(error):
+        return ssl_failed(addr, tls, error)
+    text = f"the connection to {addr} was lost: {error or 'closed'}"
+    return connection_lost(text, tls, has_answered=has_answered, request_bytes=request_bytes)
+
+
+def connection_lost(text: str, tls: ClientTls | None, *, has_answered: bool, request_bytes: int) -> ConnectionClosed:
     """The error of a connection that was made, and lost by no fault of this side that is known.
 
     :param has_answered: whether the peer has ever said anything on it.

@@ -6,9 +6,9 @@ TooManyRequests at the bound of `invoke_async`. An answer with an error code is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredSemaphore, gatherResults
 from twisted.internet.endpoints import TCP4ClientEndpoint, TCP6ClientEndpoint
@@ -22,8 +22,12 @@ from mqbroker.remoting.fair_scheduler import FairScheduler
 from mqbroker.remoting.handlers import HandlerTable
 from mqbroker.remoting.limits import Limits, Load
 from mqbroker.remoting.rate_limited_log import RateLimitedLog
+from mqbroker.remoting.response_table import Timeout, left_s
 from mqbroker.remoting.server import CLOSINGS_LOGGED_PER_MINUTE, IdleWatch
+from mqbroker.remoting.tls import ENDPOINT_TIMEOUT_S
 from mqbroker.wire.command import RemotingCommand
+
+T = TypeVar("T")
 
 #: As in Java's clientAsyncSemaphoreValue.
 REQUESTS_MAX = 65_535
@@ -51,11 +55,13 @@ class RemotingClient:
         limits: Limits | None = None,
         handlers: HandlerTable | None = None,
         connector: Connector | None = None,
+        connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
         requests_max: int = REQUESTS_MAX,
         on_closed: Callable[[str], None] | None = None,
     ) -> None:
         self._clock = cast(IReactorTime, reactor)
         self._connector = connector or tcp_connector(reactor)
+        self._connect_timeout_ms = connect_timeout_ms
         self._on_closed = on_closed
         self._factory = _ClientFactory(handlers or HandlerTable(), self._clock, limits or Limits())
         self._watch = IdleWatch(self._factory.connections, self._clock, [self._factory.close_log])
@@ -78,7 +84,7 @@ class RemotingClient:
 
         `timeout_ms` covers connecting, waiting and the answer. Cancelling frees the permit; the peer may do the work.
         """
-        return self._within(self._invoke(address, command, timeout_ms), address, command, timeout_ms)
+        return Deferred.fromCoroutine(self._invoke(address, command, timeout_ms))
 
     def invoke_async(self, address: str, command: RemotingCommand, timeout_ms: int) -> Deferred[RemotingCommand]:
         """Like `invoke_sync`, but fails at once with TooManyRequests where as many as allowed are in flight."""
@@ -91,7 +97,7 @@ class RemotingClient:
 
         Nothing says that it arrived.
         """
-        return self._within(self._send_oneway(address, command), address, command, timeout_ms)
+        return Deferred.fromCoroutine(self._send_oneway(address, command, timeout_ms))
 
     def close(self) -> Deferred[None]:
         """Close all connections; requests under way fail with ConnectionClosed. Fires when all are gone."""
@@ -115,32 +121,43 @@ class RemotingClient:
 
     # --- steps
 
-    def _within(
-        self, work: Coroutine[Deferred[Any], Any, Any], address: str, command: RemotingCommand, timeout_ms: int
-    ) -> Deferred[Any]:
-        what = command.describe()
-
-        def timed_out(_: Any, __: float) -> Any:
-            raise RequestTimedOut(f"{what}: no answer from {address} in {timeout_ms} ms")
-
-        return Deferred.fromCoroutine(work).addTimeout(timeout_ms / 1000, self._clock, timed_out)
-
     async def _invoke(self, address: str, command: RemotingCommand, timeout_ms: int) -> RemotingCommand:
-        await self._permits.acquire()
+        due = self._clock.seconds() + timeout_ms / 1000
+        await self._in_time(self._permits.acquire(), due, address, command, timeout_ms)
         try:
-            connection = await self._connection(address)
-            return await connection.invoke(command, timeout_ms)
+            connection = await self._in_time(self._connection(address), due, address, command, timeout_ms)
+            return await connection.invoke(command, timeout_ms, left_s(due, self._clock.seconds()))
         finally:
             self._permits.release()
 
-    async def _send_oneway(self, address: str, command: RemotingCommand) -> None:
-        connection = await self._connection(address)
+    async def _send_oneway(self, address: str, command: RemotingCommand, timeout_ms: int) -> None:
+        due = self._clock.seconds() + timeout_ms / 1000
+        connection = await self._in_time(self._connection(address), due, address, command, timeout_ms)
         room: Deferred[None] = Deferred(_give_up)
         connection.notify_room(partial(_fire, room))
-        await room
+        await self._in_time(room, due, address, command, timeout_ms)
         if connection.closed:
             raise ConnectionClosed(f"connection to {address} is closed")
         connection.invoke_oneway(command)
+
+    def _in_time(
+        self, waiting: Deferred[T], due: float, address: str, command: RemotingCommand, timeout_ms: int
+    ) -> Deferred[T]:
+        """`waiting`, which fails with RequestTimedOut where it takes longer than until `due`."""
+        if waiting.called:
+            return waiting
+        timeout = self._timeout(left_s(due, self._clock.seconds()), waiting)
+
+        def ended(result: T | Failure) -> T | Failure:
+            timeout.cancel()
+            if timeout.is_over:
+                raise RequestTimedOut(f"{command.describe()}: no answer from {address} in {timeout_ms} ms")
+            return result
+
+        return cast("Deferred[T]", waiting.addBoth(ended))
+
+    def _timeout(self, seconds: float, waiting: Deferred[Any]) -> Timeout:
+        return Timeout(self._clock.seconds, self._clock.callLater, seconds, waiting.cancel)
 
     def _connection(self, address: str) -> Deferred[RemotingProtocol]:
         """The open connection to `address`, or the one that is being made; all who wait share one attempt."""
@@ -162,7 +179,9 @@ class RemotingClient:
             return _failed(error)
         attempt = cast("Deferred[RemotingProtocol]", endpoint.connect(self._factory))
         self._connecting[address] = attempt, [waiter]
-        attempt.addCallbacks(self._made, self._unmade, callbackArgs=(address,), errbackArgs=(address,))
+        timeout = self._timeout(self._connect_timeout_ms / 1000, attempt)
+        attempt.addBoth(partial(_cancel, timeout))
+        attempt.addCallbacks(self._made, self._unmade, callbackArgs=(address,), errbackArgs=(address, timeout))
         return waiter
 
     def _made(self, connection: RemotingProtocol, address: str) -> None:
@@ -174,9 +193,10 @@ class RemotingClient:
             if not waiter.called:
                 waiter.callback(connection)
 
-    def _unmade(self, failure: Failure, address: str) -> None:
+    def _unmade(self, failure: Failure, address: str, timeout: Timeout) -> None:
         _, waiters = self._connecting.pop(address)
-        error: MQError = Unreachable(f"connect to {address} failed: {failure.getErrorMessage()}")
+        why = "timed out" if timeout.is_over else failure.getErrorMessage()
+        error: MQError = Unreachable(f"connect to {address} failed: {why}")
         if self._closed:
             error = ConnectionClosed("the client is closing")
         elif isinstance(failure.value, MQError):  # a connector's own, which says more
@@ -207,7 +227,7 @@ class _ClientFactory(Factory):
         self.close_log = RateLimitedLog("connections closed", clock.seconds, CLOSINGS_LOGGED_PER_MINUTE)
 
     def buildProtocol(self, addr: IAddress | None) -> RemotingProtocol:
-        return RemotingProtocol(self._table, self._clock, self._limits, self)
+        return RemotingProtocol(self._table, self._clock, self._limits, self, closes_silent=True)
 
     def connected(self, connection: RemotingProtocol) -> bool:
         self.connections.add(connection)
@@ -217,14 +237,19 @@ class _ClientFactory(Factory):
         self.connections.discard(connection)
 
 
-def tcp_connector(reactor: Any, timeout_ms: int = CONNECT_TIMEOUT_MS) -> Connector:
-    """Makes plain connections; one that takes longer is given up."""
+def tcp_connector(reactor: Any) -> Connector:
+    """Makes plain connections."""
 
     def connect(host: str, port: int) -> IStreamClientEndpoint:
         kind = TCP6ClientEndpoint if ":" in host else TCP4ClientEndpoint
-        return kind(reactor, host, port, timeout=timeout_ms / 1000)
+        return kind(reactor, host, port, timeout=ENDPOINT_TIMEOUT_S)
 
     return connect
+
+
+def _cancel(timeout: Timeout, result: T) -> T:
+    timeout.cancel()
+    return result
 
 
 def _fire(waiter: Deferred[None]) -> None:

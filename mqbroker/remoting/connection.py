@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 from typing import Protocol as StructuralType
 
 import orjson
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred, fail
 from twisted.internet.interfaces import (
     IAddress,
     IConsumer,
@@ -34,8 +35,8 @@ from mqbroker.remoting.failures import OVERLOADED, Asked, asked, encode_answer, 
 from mqbroker.remoting.fair_scheduler import FairScheduler
 from mqbroker.remoting.handlers import BatchHandler, HandlerTable, IConnection, RawRequest
 from mqbroker.remoting.limits import AddressLoad, Limits, Load
-from mqbroker.remoting.own_requests import OwnRequests
 from mqbroker.remoting.rate_limited_log import RateLimitedLog
+from mqbroker.remoting.response_table import OPAQUE_MASK, ResponseTable
 from mqbroker.remoting.tcp import unsent_bytes
 from mqbroker.wire.command import (
     EXT_FIELDS_MAX,
@@ -63,8 +64,6 @@ UNCOUNTED_BYTES_MAX = 16 * 1024
 #: What a frame that waits costs beside its bytes.
 FRAME_COST_BYTES = 100
 
-_OPAQUE_MASK = 0x7FFFFFFF
-
 
 class ConnectionOwner(StructuralType):
     """Who is told of a connection's beginning and end: a factory."""
@@ -83,7 +82,16 @@ class ConnectionOwner(StructuralType):
 class RemotingProtocol(Protocol):
     """A connection that speaks RemotingCommands. See IConnection for what handlers use of it."""
 
-    def __init__(self, table: HandlerTable, clock: IReactorTime, limits: Limits, owner: ConnectionOwner) -> None:
+    def __init__(
+        self,
+        table: HandlerTable,
+        clock: IReactorTime,
+        limits: Limits,
+        owner: ConnectionOwner,
+        *,
+        closes_silent: bool = False,
+    ) -> None:
+        """With `closes_silent` it is closed where a request timed out and nothing was answered since it was sent."""
         self.remote_addr = "?"
         self.remote_host = b""
         self.peer_version = 0
@@ -101,7 +109,9 @@ class RemotingProtocol(Protocol):
         self._decoder = FrameDecoder(limits.frame_bytes_max)
         self._frame_begun: float | None = None
         self._handshake_begun: float | None = None
-        self._asked = OwnRequests(clock)
+        self._responses = ResponseTable(
+            "?", clock.seconds, clock.callLater, self._close_silent if closes_silent else None
+        )
         self._in_flight = 0
         self._waiting: list[Frame] = []
         self._waiting_bytes = 0
@@ -125,6 +135,7 @@ class RemotingProtocol(Protocol):
         prompt = hasattr(type(transport), "write_at_once")
         self._prompt_write = cast(Any, transport).write_at_once if prompt else transport.write
         self.remote_addr, self.remote_host = _peer(transport.getPeer())
+        self._responses.peer = self.remote_addr
         self.from_address = self._load.of(self.remote_host)
         if hasattr(transport, "setTcpNoDelay"):
             transport.setTcpNoDelay(True)
@@ -152,7 +163,8 @@ class RemotingProtocol(Protocol):
         self._release()
         self.from_address.connections.pop(self, None)
         self._load.forget(self.from_address)
-        self._asked.connection_lost(f"connection to {self.remote_addr} closed: {reason.getErrorMessage()}")
+        why = f"connection to {self.remote_addr} closed: {reason.getErrorMessage()}"
+        self._responses.lost(lambda largest: ConnectionClosed(why))
         self._owner.disconnected(self)
         callbacks, self._on_closed = self._on_closed, []
         for callback in callbacks:
@@ -322,7 +334,7 @@ class RemotingProtocol(Protocol):
                             len(ext) > EXT_FIELDS_MAX
                             or type(opaque + flag + fields["code"]) is not int
                             or flag & ~ONEWAY_FLAG
-                            or not -_OPAQUE_MASK <= opaque <= _OPAQUE_MASK
+                            or not -OPAQUE_MASK <= opaque <= OPAQUE_MASK
                         ):
                             chosen = None
                 except (ValueError, TypeError, KeyError, AttributeError):
@@ -386,7 +398,7 @@ class RemotingProtocol(Protocol):
 
     def _take(self, command: RemotingCommand, write: Callable[[bytes], None]) -> None:
         if command.is_response:
-            if not self._asked.settle(command):
+            if not self._responses.answer(command, self.last_active):
                 log.debug("{peer} answered no request of ours (opaque {n})", peer=self.remote_addr, n=command.opaque)
             return
         if self.closed:
@@ -432,21 +444,28 @@ class RemotingProtocol(Protocol):
 
     # --- our own requests
 
-    def invoke(self, command: RemotingCommand, timeout_ms: int) -> Deferred[RemotingCommand]:
-        """Send `command` under a new opaque. Cancelling forgets the request; its answer, should it come, is dropped."""
+    def invoke(
+        self, command: RemotingCommand, timeout_ms: int, seconds: float | None = None
+    ) -> Deferred[RemotingCommand]:
+        """Send `command` under a new opaque. Cancelling forgets the request; its answer, should it come, is dropped.
+
+        Fails with ConnectionClosed, or with RequestTimedOut after `timeout_ms`, or after `seconds` where that is given.
+        """
         if self.closed:
-            deferred: Deferred[RemotingCommand] = Deferred()
-            deferred.errback(ConnectionClosed(f"connection to {self.remote_addr} is closed"))
-            return deferred
-        command.opaque = self._asked.next_opaque()
+            return fail(ConnectionClosed(f"connection to {self.remote_addr} is closed"))
+        command.opaque = self._responses.next_opaque()
         data = encode_command(command)
-        what = f"{command.describe()}: no answer from {self.remote_addr} in {timeout_ms} ms"
-        deferred = self._asked.wait(command.opaque, timeout_ms, what)
+        deferred: Deferred[RemotingCommand] = Deferred(partial(_forget, self._responses, command.opaque))
+        request = self._responses.add(command.opaque, command, timeout_ms, partial(_complete, deferred))
         self.write(data)
+        self._responses.written([request], seconds)
         return deferred
 
+    def _close_silent(self) -> None:
+        self.close("no answer came over it in time")
+
     def invoke_oneway(self, command: RemotingCommand) -> None:
-        command.opaque = self._asked.next_opaque()
+        command.opaque = self._responses.next_opaque()
         command.flag |= ONEWAY_FLAG
         self.send(command)
 
@@ -528,6 +547,18 @@ class RemotingProtocol(Protocol):
             transport.resumeProducing()
         else:
             transport.pauseProducing()
+
+
+def _complete(deferred: Deferred[RemotingCommand], result: RemotingCommand | MQError) -> None:
+    if isinstance(result, MQError):
+        deferred.errback(result)
+    else:
+        deferred.callback(result)
+
+
+def _forget(responses: ResponseTable, opaque: int, deferred: Deferred[RemotingCommand]) -> None:
+    responses.forget(opaque)
+    deferred.errback(CancelledError())
 
 
 def _discard(data: bytes) -> None:

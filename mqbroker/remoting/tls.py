@@ -39,7 +39,8 @@ log = Logger()
 HANDSHAKE = 0x16
 #: How often the files are looked at.
 WATCH_SECONDS = 5.0
-CONNECT_TIMEOUT_MS = 3_000
+#: Endpoints have a time-out too, which shall not end what RemotingClient waits for.
+ENDPOINT_TIMEOUT_S = 3600
 
 
 @implementer(IOpenSSLServerConnectionCreator, IOpenSSLClientConnectionCreator)
@@ -207,14 +208,12 @@ def self_signed_context(now_seconds: float) -> Context:
     return context
 
 
-def tls_connector(
-    reactor: Any, settings: TlsSettings, timeout_ms: int = CONNECT_TIMEOUT_MS
-) -> Callable[[str, int], IStreamClientEndpoint]:
+def tls_connector(reactor: Any, settings: TlsSettings) -> Callable[[str, int], IStreamClientEndpoint]:
     """Makes a client's connections encrypted ones, by the files as they are when one is made. Raises BadTls."""
     files = _ClientFiles(settings)
 
     def connect(host: str, port: int) -> IStreamClientEndpoint:
-        endpoint = HostnameEndpoint(reactor, host, port, timeout=timeout_ms / 1000)
+        endpoint = HostnameEndpoint(reactor, host, port, timeout=ENDPOINT_TIMEOUT_S)
         return wrapClientTLS(files.current(), endpoint)
 
     return connect

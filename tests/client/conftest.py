@@ -16,6 +16,7 @@ from twisted.internet.task import Clock
 
 from mqbroker.client.deferred_net import DeferredNet
 from mqbroker.errors import BadFrame, ConnectionClosed, RequestTimedOut, Unreachable
+from mqbroker.remoting.response_table import Timeout
 from mqbroker.wire import headers as h
 from mqbroker.wire.batch import decode_batch
 from mqbroker.wire.bodies import (
@@ -222,7 +223,6 @@ class FakeRemoting:
         self.clock = clock
         self.cluster = cluster
         self.closed = False
-        self.dropped = []
 
     @property
     def is_closed(self):
@@ -234,17 +234,19 @@ class FakeRemoting:
         sent = decode_frame(encode_command(attrs.evolve(command, opaque=1)))
         waiter = self.cluster.handle(addr, sent)
 
-        def timed_out(_, __):
-            raise RequestTimedOut(f"no answer from {addr}")
+        timeout = Timeout(self.clock.seconds, self.clock.callLater, timeout_ms / 1000, waiter.cancel)
 
-        return waiter.addTimeout(timeout_ms / 1000, self.clock, timed_out)
+        def ended(result):
+            timeout.cancel()
+            if timeout.is_over:
+                raise RequestTimedOut(f"{command.describe()}: no answer from {addr} in {timeout_ms} ms")
+            return result
+
+        return waiter.addBoth(ended)
 
     def invoke_oneway(self, addr, command, timeout_ms):
         done = self.cluster.handle(addr, decode_frame(encode_command(command)))
         return done.addCallback(lambda _: None)
-
-    def drop(self, addr, why):
-        self.dropped.append(addr)
 
     def close(self):
         self.closed = True

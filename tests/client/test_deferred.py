@@ -10,7 +10,6 @@ from mqbroker.client import ClientClosed, Message, MessageQueue, deferred
 from mqbroker.client.deferred_net import DeferredNet
 from mqbroker.client.net import every
 from mqbroker.errors import Unreachable
-from mqbroker.wire.command import RemotingCommand
 
 
 @pytest.fixture
@@ -151,24 +150,3 @@ class Refusing:
         waiter = Deferred()
         waiter.errback(ConnectionRefusedError("refused"))
         return waiter
-
-
-def test_a_connection_is_dropped_only_where_nothing_came_over_it(world, silent):
-    net = world.net()
-    world.cluster.add_topic("T")
-    addr = "10.0.0.2:10911"
-    world.cluster.refuse[addr, 30] = silent
-
-    def ask(code):
-        request = RemotingCommand(code, {"topic": "T", "bname": "a", "queueId": "0"})
-        Deferred.fromCoroutine(net.invoke(addr, request, 1000)).addErrback(lambda _: None)
-
-    world.clock.advance(1)
-    ask(30)
-    world.clock.advance(0.5)
-    ask(31)
-    world.clock.advance(0.5)
-    assert net._client.dropped == []
-    ask(30)
-    world.clock.advance(1)
-    assert net._client.dropped == [addr]

@@ -24,7 +24,7 @@ from mqbroker.client.options import ProducerOptions, parse_name_servers
 from mqbroker.client.process_queue import ProcessQueue
 from mqbroker.client.send import Rotation, prepare, prepare_batch, queue_for_key, send_request
 from mqbroker.client.subscription import matches, subscribe_to
-from mqbroker.client.tls import lost
+from mqbroker.client.tls import connection_lost
 from mqbroker.errors import ConnectionClosed, MQError, Refused, RequestTimedOut, Unreachable
 from mqbroker.wire.batch import decode_batch
 from mqbroker.wire.codes import ResponseCode
@@ -352,7 +352,7 @@ def test_the_same_attempt_again_and_again_is_told_once():
     ],
 )
 def test_a_lost_connection_is_explained_by_what_was_on_it(tls, has_answered, request_bytes, says):
-    text = str(lost("lost", tls, has_answered=has_answered, request_bytes=request_bytes))
+    text = str(connection_lost("lost", tls, has_answered=has_answered, request_bytes=request_bytes))
     assert says in text
     assert ("encrypted" in text) == ("encrypted" in says)
     assert (text == "lost") == (says == "lost")

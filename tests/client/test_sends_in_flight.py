@@ -6,17 +6,12 @@ import socket
 
 import pytest
 from twisted.internet.defer import Deferred
-from twisted.internet.protocol import Factory, Protocol
-from twisted.internet.testing import MemoryReactorClock
 
 from mqbroker.client import Message, ProducerOptions, SendFailed
 from mqbroker.client.aio import Producer
 from mqbroker.client.aio_net import AioNet
 from mqbroker.client.broker_requests import decline
-from mqbroker.client.deferred_net import PatientConnector
-from mqbroker.client.net import extension_s
 from mqbroker.client.send import SendsInFlight
-from mqbroker.errors import RequestTimedOut
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.command import RemotingCommand
@@ -256,12 +251,6 @@ def test_one_key_keeps_its_order_over_a_connection_that_takes_no_more(server):
 # --- time-outs, and loops that are busy with thousands of sends
 
 
-def test_time_in_which_the_loop_did_not_turn_is_not_counted():
-    assert extension_s(10.0, 10.001) == 0.0
-    assert extension_s(10.0, 10.06) == 0.5
-    assert extension_s(10.0, 17.0) == 7.0
-
-
 def test_on_twisted_an_answer_that_came_while_the_reactor_was_busy_counts(world, name_server, silent):
     world.cluster.add_topic("T", brokers=["a"])
     producer, found = make(world, name_server), []
@@ -284,44 +273,6 @@ def test_on_twisted_no_answer_is_waited_for_without_an_end(world, name_server, s
     world.clock.advance(5.0)
     assert isinstance(found[0].value, SendFailed)
     assert not world.clock.getDelayedCalls()
-
-
-def test_on_twisted_a_connection_that_was_made_while_the_reactor_was_busy_counts():
-    clock = MemoryReactorClock()
-    found = []
-    endpoint = PatientConnector(clock)("127.0.0.1", 9876)
-    endpoint.connect(Factory.forProtocol(Protocol)).addBoth(found.append)
-    clock.advance(5.0)
-    assert not found
-    clock.advance(2.0)
-    assert isinstance(found[0].value, TimeoutError)
-    assert not clock.getDelayedCalls()
-
-
-def test_on_asyncio_a_time_out_that_comes_late_looks_once_more(server, silent):
-    server.before_answer = lambda request, connection: silent
-
-    async def main():
-        net = AioNet(decline, random.Random(1))
-        request = RemotingCommand(RequestCode.UNREGISTER_CLIENT, {"clientID": "c"})
-        asking = asyncio.create_task(net.invoke(server.addr, request, 60_000))
-        while not net._connections or not net._connections[server.addr]._pending:  # noqa: ASYNC110 - it tells nobody
-            await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        (connection,) = net._connections.values()
-        (asked,) = connection._pending.values()
-        first, now = asked.timer, asyncio.get_running_loop().time()
-        assert first.when() > now + 50
-        connection._expire(asked, now, now - 3.0)
-        assert asked.timer is not first
-        assert not asking.done()
-        connection._expire(asked, now, now + 1.0)
-        with pytest.raises(RequestTimedOut, match="in 60000 ms"):
-            await asking
-        first.cancel()
-        await net.close()
-
-    asyncio.run(main())
 
 
 @pytest.fixture

@@ -125,6 +125,41 @@ def test_the_time_covers_connecting_and_answering(client, network, clock):
     assert "1000 ms" in str(error)
 
 
+def test_a_connection_that_was_made_while_the_reactor_was_busy_counts(client, network, clock):
+    network.hold = True
+    asked = client.invoke_sync(A, echo(b"x"), 3000)
+    clock.advance(5)  # timers come first at the end of such a turn, and what was made after them
+    assert not asked.called
+    network.let_through()
+    network.pump()
+    assert result(asked).body == b"x"
+
+
+def test_a_connect_is_given_up_in_time(client, network, clock):
+    network.hold = True
+    asked = client.invoke_sync(A, echo(), 60_000)
+    clock.advance(3)
+    assert "connect to 10.0.0.1:10911 failed: timed out" in str(result(asked))
+    network.let_through()
+    assert network.links == []
+
+
+def test_a_connection_is_closed_where_no_answer_came_since_a_request_that_timed_out(client, network, clock, held):
+    first = client.invoke_sync(A, RemotingCommand(LATER), 1000)
+    clock.advance(0.5)
+    second = client.invoke_sync(A, echo(), 1000)
+    network.pump()
+    clock.advance(0.5)
+    network.pump()
+    assert (type(result(first)), type(result(second))) == (RequestTimedOut, RemotingCommand)
+    assert client.addresses == [A]
+    third = client.invoke_sync(A, RemotingCommand(LATER), 1000)
+    clock.advance(1)
+    network.pump()
+    assert isinstance(result(third), RequestTimedOut)
+    assert client.addresses == []
+
+
 def test_a_lost_connection_fails_its_requests_and_the_next_connects_again(client, network, closed, held):
     asked = [client.invoke_sync(A, RemotingCommand(LATER), 1000) for _ in range(3)]
     other = client.invoke_sync(B, RemotingCommand(LATER), 1000)

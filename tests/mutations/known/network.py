@@ -75,10 +75,10 @@ MISTAKES = [
     ),
     Mutation(
         "count the time of a send from its call",
-        "client/net.py",
+        "remoting/response_table.py",
         "return max(now - due, _EXTENSION_S) if now - due >= _LATE_S else 0.0",
         "return 0.0",
-        ("tests/client/test_sends_in_flight.py::test_time_in_which_the_loop_did_not_turn_is_not_counted",),
+        ("tests/remoting/test_response_table.py::test_time_in_which_the_loop_did_not_turn_is_not_counted",),
     ),
     Mutation(
         "send an overdue message back twice",

@@ -1,0 +1,200 @@
+"""The response table: requests that one end of a connection sent and that wait for their answers, by opaque.
+
+It does no I/O and imports no event loop, so that every client uses it: its owner hands over a clock and timers, writes
+the frames and reads the answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from math import inf
+from typing import Protocol
+
+import attrs
+
+from mqbroker.errors import MQError, RequestTimedOut
+from mqbroker.wire.command import RemotingCommand
+
+OPAQUE_MASK = 0x7FFFFFFF
+
+#: A loop that comes to a timer so much too late, or more, was busy; what came meanwhile is not read yet.
+_LATE_S = 0.05
+_EXTENSION_S = 0.5
+#: Clocks round: a timer may be so much too early.
+_EARLY_S = 1e-6
+
+
+class Timer(Protocol):
+    def cancel(self) -> object: ...
+
+
+#: Seconds on the clock of the loop that a connection is on.
+Now = Callable[[], float]
+CallLater = Callable[[float, Callable[[], None]], Timer]
+#: Called once, with the answer or with what became of the request instead.
+Complete = Callable[[RemotingCommand | MQError], object]
+
+
+def extension_s(due: float, now: float) -> float:
+    """How much longer a time-out that was due at `due` has to wait, 0 where it is over.
+
+    Time in which the loop did not turn is not counted: a peer may have answered, and nobody was there to read it.
+    """
+    return max(now - due, _EXTENSION_S) if now - due >= _LATE_S else 0.0
+
+
+def left_s(due: float, now: float) -> float:
+    """The time until `due`; a little where the loop was late, and it has passed."""
+    return due - now if due > now else _EXTENSION_S
+
+
+class Timeout:
+    """Calls `on_timeout` once after `seconds` in which the loop turned, unless it is cancelled before."""
+
+    def __init__(self, now: Now, call_later: CallLater, seconds: float, on_timeout: Callable[[], object]) -> None:
+        self.is_over = False
+        self._now = now
+        self._call_later = call_later
+        self._on_timeout = on_timeout
+        self._due = now() + seconds
+        self._timer: Timer | None = call_later(seconds, self._expire)
+
+    def cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _expire(self) -> None:
+        self._timer = None
+        now = self._now()
+        more_s = extension_s(self._due, now)
+        if more_s:
+            self._due = now + more_s
+            self._timer = self._call_later(more_s, self._expire)
+        else:
+            self.is_over = True
+            self._on_timeout()
+
+
+@attrs.define(eq=False)
+class PendingRequest:
+    """A request that waits for its answer. Its time begins when it is written."""
+
+    opaque: int
+    command: RemotingCommand
+    timeout_ms: int
+    complete: Complete
+    written_at: float = inf
+    due: float = inf
+
+
+def _no_timers(seconds: float, what: Callable[[], None]) -> Timer:
+    raise AssertionError("this response table was made without timers")
+
+
+class ResponseTable:
+    """The requests of one connection. Each is completed once: answered, timed out, lost or forgotten."""
+
+    def __init__(
+        self, peer: str, now: Now, call_later: CallLater = _no_timers, on_silence: Callable[[], None] | None = None
+    ) -> None:
+        """`on_silence` is called where a request timed out and nothing at all was heard since it was written.
+
+        The peer may be gone without a word then, and a new connection finds out.
+        """
+        self.peer = peer
+        self.heard_at = -inf
+        self._now = now
+        self._call_later = call_later
+        self._on_silence = on_silence
+        self._opaque = 0
+        self._pending: dict[int, PendingRequest] = {}
+        self._timer: Timer | None = None
+        self._timer_due = inf
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    @property
+    def has_heard(self) -> bool:
+        """Whether the peer has ever answered."""
+        return self.heard_at > -inf
+
+    @property
+    def largest_bytes(self) -> int:
+        """About the size of the largest frame that is not answered."""
+        return max((len(request.command.body) for request in self._pending.values()), default=0)
+
+    def next_opaque(self) -> int:
+        self._opaque = (self._opaque + 1) & OPAQUE_MASK
+        return self._opaque
+
+    def add(self, opaque: int, command: RemotingCommand, timeout_ms: int, complete: Complete) -> PendingRequest:
+        """A request that is about to be written under an opaque of `next_opaque`."""
+        request = self._pending[opaque] = PendingRequest(opaque, command, timeout_ms, complete)
+        return request
+
+    def written(self, requests: Iterable[PendingRequest], seconds: float | None = None) -> None:
+        """From now on their time counts: what each has, or `seconds`."""
+        now = self._now()
+        for request in requests:
+            request.written_at = now
+            request.due = now + (request.timeout_ms / 1000 if seconds is None else seconds)
+            if request.due < self._timer_due and request.opaque in self._pending:
+                self._set_timer(request.due, now)
+
+    def answer(self, command: RemotingCommand, now: float) -> bool:
+        """Complete what `command` answers. False where nothing, or nothing any more, waits for it."""
+        self.heard_at = now
+        request = self._pending.pop(command.opaque, None)
+        if request is None:
+            return False
+        if not self._pending:
+            self._stop_timer()
+        request.complete(command)
+        return True
+
+    def forget(self, opaque: int) -> None:
+        """Nobody waits for it any more; its answer, should it come, is dropped."""
+        self._pending.pop(opaque, None)
+        if not self._pending:
+            self._stop_timer()
+
+    def lost(self, why: Callable[[int], MQError]) -> None:
+        """The connection ended: complete all with errors that `why` makes from the size of the largest request."""
+        self._on_silence = None  # its owner, which is to go without the garbage collector
+        self._stop_timer()
+        largest = self.largest_bytes
+        while self._pending:  # whoever is told may have others forgotten
+            request = self._pending.pop(next(iter(self._pending)))
+            request.complete(why(largest))
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer, self._timer_due = None, inf
+
+    def _set_timer(self, due: float, now: float) -> None:
+        # There is one, for the first that is due; it is left running when that is answered and others are not.
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_due = due
+        self._timer = self._call_later(due - now, self._expire)
+
+    def _expire(self) -> None:
+        self._timer, self._timer_due = None, inf
+        now = self._now()
+        is_silent = False
+        for request in [each for each in self._pending.values() if each.due <= now + _EARLY_S]:
+            more_s = extension_s(request.due, now)
+            if more_s:
+                request.due = now + more_s
+            elif self._pending.pop(request.opaque, None) is not None:
+                what = f"{request.command.describe()}: no answer from {self.peer} in {request.timeout_ms} ms"
+                is_silent |= self.heard_at < request.written_at
+                request.complete(RequestTimedOut(what))
+        due = min((request.due for request in self._pending.values()), default=inf)
+        if due < self._timer_due:
+            self._set_timer(due, now)
+        if is_silent and self._on_silence is not None:
+            self._on_silence()

@@ -1,5 +1,6 @@
 """The drawing of a record in docs/store.rst, as the layout has it; `python -m tests.record_page` writes it anew."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from struct import calcsize
 
@@ -9,14 +10,14 @@ PAGE = Path(__file__).parent.parent / "docs" / "store.rst"
 BEGIN, END = ".. the record begins\n\n", "\n.. the record ends\n"
 
 
-def rows():
+def rows() -> Iterator[tuple[str, str, str, str]]:
     for field in HEAD_FIELDS:
         yield str(OFFSETS[field.name]), str(calcsize(f">{field.code}")), f"``{field.name}``", field.what
     for field in TAIL_LENGTHS:
         yield "then", str(calcsize(f">{field.code}")), f"``{field.name}``", field.what
 
 
-def render():
+def render() -> str:
     """The table in reStructuredText."""
     lines = [("At", "Bytes", "Field", "What"), *rows()]
     widths = [max(len(line[column]) for line in lines) for column in range(4)]
@@ -25,7 +26,7 @@ def render():
     return "\n".join([edge, text[0], edge, *text[1:], edge, ""])
 
 
-def page_with(table, page):
+def page_with(table: str, page: str) -> str:
     return page[: page.index(BEGIN) + len(BEGIN)] + table + page[page.index(END) :]
 
 

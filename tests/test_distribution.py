@@ -6,12 +6,12 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 
 
-def test_the_source_distribution_has_what_tests_and_documentation_need():
+def test_the_source_distribution_has_what_tests_and_documentation_need() -> None:
     lines = (ROOT / "MANIFEST.in").read_text().splitlines()
     assert {"graft bench", "graft changes", "graft conf", "graft docs", "graft tests"} <= set(lines)
 
 
-def test_an_installation_has_every_annotated_file_of_settings_and_every_page():
+def test_an_installation_has_every_annotated_file_of_settings_and_every_page() -> None:
     setup = ConfigParser()
     setup.read(ROOT / "setup.cfg")
     shared = setup["options.data_files"]

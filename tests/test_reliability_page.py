@@ -11,15 +11,15 @@ NAMED = sorted(set(re.findall(r"``(tests/[\w/]+\.py)::(test_\w+)``", PAGE)))
 
 
 @pytest.mark.parametrize(("path", "name"), NAMED)
-def test_a_named_test_exists(path, name):
+def test_a_named_test_exists(path: str, name: str) -> None:
     assert re.search(rf"^def {name}\(", (ROOT / path).read_text(), re.MULTILINE)
 
 
-def test_each_event_but_the_loss_of_the_disk_names_a_test():
+def test_each_event_but_the_loss_of_the_disk_names_a_test() -> None:
     rows = PAGE.partition("     - Shown by\n")[2].partition("\nHow often")[0].split("   * - ")[1:]
     assert [row.partition("\n")[0] for row in rows if "::test_" not in row] == ["The disk is lost"]
     assert len(rows) > 10
 
 
-def test_whatever_is_written_as_a_test_has_a_name():
+def test_whatever_is_written_as_a_test_has_a_name() -> None:
     assert len(re.findall(r"tests/[\w/]+\.py::", PAGE)) == len(re.findall(r"``tests/[\w/]+\.py::test_\w+``", PAGE))

@@ -6,12 +6,12 @@ import pytest
 from rich.console import Console
 
 from mqbroker_demo.corpus import Count
-from mqbroker_demo.report import ROWS_MAX, Counts, compare, print_table, rows_to_show
+from mqbroker_demo.report import ROWS_MAX, Comparison, Counts, compare, print_table, rows_to_show
 
 RIGHT = {"a": Count(3, 10), "b": Count(2, 20)}
 
 
-def printed(comparison, *, terminal: bool) -> str:
+def printed(comparison: Comparison, *, terminal: bool) -> str:
     out = io.StringIO()
     print_table(comparison, Console(file=out, force_terminal=terminal, width=120, color_system=None))
     return out.getvalue()

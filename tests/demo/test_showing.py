@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def text(tmp_path: Path) -> Path:
 @pytest.fixture
 def run_demo(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Run `mq demo` with a story that ends as it is told."""
-    monkeypatch.setattr(showing.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     def run(story: Any, *options: str) -> tuple[int, str, list[Path]]:
         monkeypatch.setattr(showing, "run_story", story)
@@ -116,7 +117,7 @@ def test_a_signal_lets_the_work_clean_up(number: signal.Signals) -> None:
 
 
 def test_a_work_directory_goes_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(showing.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with WorkDirectory(keep=False) as work:
         (work.path / "file").touch()
     assert list(tmp_path.iterdir()) == []

@@ -1,6 +1,6 @@
 """Fixtures of the comparison with the Java system: fleets of daemons, and their output in the report of a failure."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -86,7 +86,9 @@ def topic(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.failed:
         fleets = {id(f): f for f in getattr(item, "funcargs", {}).values() if isinstance(f, Fleet)}

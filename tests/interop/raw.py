@@ -64,11 +64,11 @@ class Line:
         assert not failed, failed[:3]
         return answers
 
-    def one(self, code: int, **fields: object) -> RemotingCommand:
+    def one(self, code: int, **fields: Any) -> RemotingCommand:
         """Ask one thing by its code and header fields, as they are named on the wire."""
         return self.ask([request(code, **fields)])[0]
 
-    def number(self, code: int, field: str, **fields: object) -> int:
+    def number(self, code: int, field: str, **fields: Any) -> int:
         """The number `field` in the header of the answer."""
         return int(self.ask_well([request(code, **fields)])[0].ext_fields[field])
 
@@ -96,7 +96,13 @@ class Line:
 
         Each once, though a Java broker that comes after a kill indexes the last message of a full file again.
         """
-        fields = {"topic": topic, "key": key, "maxNum": count, "beginTimestamp": 0, "endTimestamp": 2**63 - 1}
+        fields: dict[str, Any] = {
+            "topic": topic,
+            "key": key,
+            "maxNum": count,
+            "beginTimestamp": 0,
+            "endTimestamp": 2**63 - 1,
+        }
         [answer] = self.ask([request(RequestCode.QUERY_MESSAGE, **fields)])
         assert answer.code in (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND), answer
         records = {record.physical_offset: record for record in decode_records(answer.body)}
@@ -106,7 +112,7 @@ class Line:
         self._socket.close()
 
 
-def request(code: int, body: bytes = b"", **fields: object) -> RemotingCommand:
+def request(code: int, body: bytes = b"", **fields: Any) -> RemotingCommand:
     return RemotingCommand(code, {name: str(value) for name, value in fields.items()}, body)
 
 

@@ -6,6 +6,7 @@ import shutil
 import time
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from mqbroker.wire.command import RemotingCommand
 from tests.interop.fleet import Kind
@@ -48,7 +49,7 @@ class Sample(Enum):
         return self is not Sample.OURS
 
     @property
-    def settings(self) -> dict[str, str]:
+    def settings(self) -> dict[str, Any]:
         return {**SETTINGS, **FEATURES} if self.is_full else SETTINGS
 
 
@@ -95,7 +96,7 @@ def fill(line: Line, sample: Sample) -> None:
     line.ask_well([message("plain", 0, i, 1000) for i in range(1, 210)])
     line.ask_well([message("plain", 2, i) for i in range(20)])
     # Tags "A", "B" and none in turns; then so many of one tag that a get does not look at all of them.
-    tags: list[dict[str, str]] = [{"TAGS": "A"}, {"TAGS": "B"}, {}]
+    tags: list[dict[str, Any]] = [{"TAGS": "A"}, {"TAGS": "B"}, {}]
     for i in range(90):
         line.ask_well([message("tags", 0, i, **tags[i % 3])])
     line.ask_well([message("tags", 1, i, 1, TAGS="A") for i in range(1100)])
@@ -119,7 +120,7 @@ def wait_all(line: Line, sample: Sample) -> None:
     for (topic, queue_id), count in COUNTS.items():
         if topic.startswith("%LMQ%") and not sample.is_full:
             continue
-        eventually(f"all of {topic} {queue_id}", lambda t=topic, q=queue_id, c=count: line.max_offset(t, q) == c)
+        eventually(f"all of {topic} {queue_id}", lambda t=topic, q=queue_id, c=count: line.max_offset(t, q) == c)  # type: ignore[misc]
 
 
 def _write_times(line: Line) -> None:

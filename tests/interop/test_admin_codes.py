@@ -2,7 +2,7 @@
 
 import re
 from functools import partial
-from typing import get_args
+from typing import Any, get_args
 
 from mqbroker.wire import fastjson
 from mqbroker.wire.codes import RequestCode, ResponseCode
@@ -16,7 +16,7 @@ TOPIC, ONLINE = "Administered", "OnlineGroup"
 _RESET_S = 40.0
 
 
-def ask(line: Line, code: int, **fields: object) -> tuple[int, str | None, str]:
+def ask(line: Line, code: int, **fields: Any) -> tuple[int, str | None, str]:
     """An answer with all masked that is of one run, and map keys and lists in one order."""
     [answer] = line.ask([request(code, **fields)])
     body = ordered(fastjson.loads(answer.body)) if answer.body else ""

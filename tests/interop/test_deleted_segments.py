@@ -1,24 +1,26 @@
 """A store whose oldest segments our broker deleted, opened by the Java broker, and the other way back."""
 
+from typing import Any
+
 from tests.interop.fleet import Broker, Fleet
 from tests.interop.processes import eventually
 from tests.interop.traffic import Event, bodies, produce, pull
 
 BROKER = "travelling"
 SEGMENT_BYTES = 131_072
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "brokerName": BROKER,
     "mappedFileSizeCommitLog": str(SEGMENT_BYTES),
     # 50 messages to a file.
     "mappedFileSizeConsumeQueue": "1000",
 }
-DELETING = {
+DELETING: dict[str, Any] = {
     "fileReservedTime": "0",
     "deleteWhen": ";".join(f"{hour:02d}" for hour in range(24)),
     "cleanResourceInterval": "200",
     "flushIntervalConsumeQueue": "100",
 }
-KEEPING = {"fileReservedTime": "72"}
+KEEPING: dict[str, Any] = {"fileReservedTime": "72"}
 
 
 def first_offset(broker: Broker) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import attrs
 from twisted.internet.task import Clock
@@ -21,7 +22,7 @@ from tests.interop.processes import eventually
 from tests.interop.raw import Line, create_topic, pull, request, send, send_batch
 
 SEGMENT_BYTES = 65536
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "enableConsumeQueueExt": "true",
     "mappedFileSizeConsumeQueueExt": "2048",
     "enableLmq": "true",
@@ -77,8 +78,8 @@ def fill(line: Line, turn: int) -> None:
     line.ask_well([message(start + 6 * i, DELAY="18") for i in range(4)])
     for (topic, queue_id), count in COUNTS.items():
         end = count * (turn + 1)
-        eventually(f"all of {topic} {queue_id}", lambda t=topic, q=queue_id, e=end: line.max_offset(t, q) == e)
-    fields = {"consumerGroup": GROUP, "topic": "%LMQ%a", "queueId": 0, "commitOffset": COMMITTED + turn}
+        eventually(f"all of {topic} {queue_id}", lambda t=topic, q=queue_id, e=end: line.max_offset(t, q) == e)  # type: ignore[misc]
+    fields: dict[str, Any] = {"consumerGroup": GROUP, "topic": "%LMQ%a", "queueId": 0, "commitOffset": COMMITTED + turn}
     line.ask_well([request(RequestCode.UPDATE_CONSUMER_OFFSET, **fields)])
 
 
@@ -126,7 +127,7 @@ def answers(line: Line, turns: int) -> Answers:
 
 
 def committed(line: Line) -> int:
-    fields = {"consumerGroup": GROUP, "topic": "%LMQ%a", "queueId": 0}
+    fields: dict[str, Any] = {"consumerGroup": GROUP, "topic": "%LMQ%a", "queueId": 0}
     return line.number(RequestCode.QUERY_CONSUMER_OFFSET, "offset", **fields)
 
 

@@ -23,7 +23,7 @@ from tests.interop.fleet import Broker, Fleet, Kind, Namesrv
 from tests.interop.processes import eventually
 from tests.interop.raw import Line, create_topic, request, send
 
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "enablePropertyFilter": "true",
     "enableConsumeQueueExt": "true",
     "enableCalcFilterBitMap": "true",

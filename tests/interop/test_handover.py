@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from typing import Literal
+from typing import Any, Literal
 
 import attrs
 import pytest
@@ -17,7 +17,7 @@ from tests.interop.sample_store import FEATURES
 
 How = Literal["stopped", "killed"]
 SEGMENT_BYTES = 65536
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "mappedFileSizeCommitLog": str(SEGMENT_BYTES),
     # 100 messages, and 200 keys.
     "mappedFileSizeConsumeQueue": "2000",
@@ -119,7 +119,7 @@ class Relay:
         counts |= {place: len(copies) for place, copies in self._copies.items()}
         counts["SCHEDULE_TOPIC_XXXX", 0] = len(self.delayed)
         for (topic, queue), count in counts.items():
-            eventually(f"all of {topic} {queue}", lambda t=topic, q=queue, c=count: line.max_offset(t, q) >= c)
+            eventually(f"all of {topic} {queue}", lambda t=topic, q=queue, c=count: line.max_offset(t, q) >= c)  # type: ignore[misc]
 
     def wait_delayed(self, line: Line) -> None:
         """Each delayed message comes; after a broker was killed it may come twice."""
@@ -146,7 +146,7 @@ class Relay:
         self.sent += messages
 
 
-def take_turns(fleet: Fleet, namesrv: Namesrv, turns: Sequence[tuple[Kind, How, dict[str, str]]]) -> None:
+def take_turns(fleet: Fleet, namesrv: Namesrv, turns: Sequence[tuple[Kind, How, dict[str, Any]]]) -> None:
     """Have one broker after the other at the store."""
     store = fleet.scratch / "store"
     relay = Relay(dispatches=any("enableMultiDispatch" in settings for _, _, settings in turns))
@@ -171,7 +171,7 @@ def take_turns(fleet: Fleet, namesrv: Namesrv, turns: Sequence[tuple[Kind, How, 
 
 
 @pytest.mark.parametrize("settings", [{}, FEATURES], ids=["plain", "full"])
-def test_a_store_goes_back_and_forth(fleet: Fleet, our_namesrv: Namesrv, settings: dict[str, str]) -> None:
+def test_a_store_goes_back_and_forth(fleet: Fleet, our_namesrv: Namesrv, settings: dict[str, Any]) -> None:
     take_turns(fleet, our_namesrv, [(kind, how, settings) for kind, how in TURNS])
 
 

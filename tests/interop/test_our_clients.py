@@ -131,7 +131,7 @@ def test_the_pull_consumer_reads_what_java_sent(shared_fleet: Fleet, java_namesr
             assert reader.pull(queue, end).status is PullStatus.NO_NEW_MESSAGE
             with_tag += sum(len(reader.pull(queue, at, tags="B").messages) for at in range(0, end, 32))
             reader.commit(queue, end)
-            eventually("the offset is committed", lambda q=queue, e=end: reader.committed(q) == e)
+            eventually("the offset is committed", lambda q=queue, e=end: reader.committed(q) == e)  # type: ignore[misc]
     assert hashes_of(found) == bodies(sent)
     positions = {(m.queue.queue_id, m.queue_offset): m for m in found}
     for event in sent[:100]:
@@ -160,7 +160,7 @@ def test_a_message_refused_by_the_listener_comes_again(
     shared_fleet: Fleet, java_namesrv: Namesrv, queues4: str
 ) -> None:
     sent = produce(shared_fleet, java_namesrv, queues4, count=4)
-    inbox, refused = Inbox(), []
+    inbox, refused = Inbox(), list[str]()
 
     def listener(message: ReceivedMessage) -> None:
         if message.reconsume_times == 0 and message.queue_offset == 0 and not refused:

@@ -6,6 +6,7 @@ Where they differ on purpose, `DELIBERATE` says why; such a difference must be t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import attrs
 import pytest
@@ -221,11 +222,11 @@ def queries(pair: Pair, counts: Iterable[int] = (1, 2, 32, 64, 65, 1000)) -> Ite
         for begin, end in windows:
             for count in counts:
                 yield query(topic, key, count, begin, end)
-        yield query(topic, key, 1, **{UNIQUE_MSG_QUERY_FLAG: "true"})
-        yield query(topic, key, 1, **{UNIQUE_MSG_QUERY_FLAG: "false"})
+        for unique in ("true", "false"):
+            yield query(topic, key, 1, **dict[str, Any]({UNIQUE_MSG_QUERY_FLAG: unique}))
 
 
-def query(topic: str, key: str, count: int = 32, begin: int = 0, end: int = LONG_MAX, **more: str) -> RemotingCommand:
+def query(topic: str, key: str, count: int = 32, begin: int = 0, end: int = LONG_MAX, **more: Any) -> RemotingCommand:
     return request(
         RequestCode.QUERY_MESSAGE, topic=topic, key=key, maxNum=count, beginTimestamp=begin, endTimestamp=end, **more
     )

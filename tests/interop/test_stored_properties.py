@@ -33,7 +33,7 @@ def stored(broker: Broker, topic: str) -> list[dict[str, str]]:
             line.ask_well([batch])
             sent += 2
         eventually("all of them", lambda: line.max_offset(topic, 0) == sent)
-        return [record.properties for record in line.read(topic, 0)]
+        return [dict(record.properties) for record in line.read(topic, 0)]
 
 
 def test_properties_are_stored_as_by_the_java_broker(our_broker: Broker, java_broker: Broker, topic: str) -> None:

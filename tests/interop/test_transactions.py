@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from typing import Any
 
 import pytest
 
@@ -15,8 +16,8 @@ HALF = "RMQ_SYS_TRANS_HALF_TOPIC"
 OP = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 GIVEN_UP = "TRANS_CHECK_MAX_TIME_TOPIC"
 #: Ask soon, but not before a Java broker has warmed up: it asks about what it is just committing.
-SOON = {"transactionTimeOut": "3000", "transactionCheckInterval": "500", "transactionCheckMax": "4"}
-NEVER = {"transactionCheckInterval": "3600000"}
+SOON: dict[str, Any] = {"transactionTimeOut": "3000", "transactionCheckInterval": "500", "transactionCheckMax": "4"}
+NEVER: dict[str, Any] = {"transactionCheckInterval": "3600000"}
 #: Who takes a store over counts the rounds in which it has not heard of the producer yet.
 PATIENT = {**SOON, "transactionCheckMax": "12"}
 #: What the producer says when it has sent, and when it is asked.

@@ -138,7 +138,7 @@ def test_patience_is_renewed_by_what_comes() -> None:
 def test_an_overloaded_broker_is_asked_again(code: int) -> None:
     log = FakeLog()
     log.add(QUEUE, 10)
-    log.faults.append(lambda want: log.faults.clear() or Refused(code, "later"))  # type: ignore[func-returns-value]
+    log.faults.append(lambda want: log.faults.clear() or Refused(code, "later"))
     assert offsets(read(log, 0, 10)) == list(range(10))
 
 

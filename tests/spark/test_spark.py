@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import pytest
@@ -307,7 +307,7 @@ def kill_in_batch(driver: "subprocess.Popen[bytes]", checkpoint: Path, batch: in
             f"batch {batch} begins",
             PATIENCE_SECONDS,
         )
-        output = Path(driver.args[-1]) / "output"  # type: ignore[index]
+        output = Path(cast(list[str], driver.args)[-1]) / "output"
         assert driver.poll() is None, f"the driver ended by itself: {output.read_text()[-5000:]}"
     finally:
         os.killpg(driver.pid, signal.SIGKILL)

@@ -28,7 +28,7 @@ for ask in (source.schema, lambda: source.reader(None), lambda: source.streamRea
 
 
 @pytest.mark.parametrize("version", ["4.0.5", "4.1.4"])
-def test_an_old_pyspark_finds_a_source_that_says_what_is_needed(tmp_path, version):
+def test_an_old_pyspark_finds_a_source_that_says_what_is_needed(tmp_path: Path, version: str) -> None:
     package = tmp_path / "pyspark"
     (package / "sql" / "streaming").mkdir(parents=True)
     (package / "__init__.py").write_text(f"__version__ = {version!r}\n")

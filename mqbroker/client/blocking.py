@@ -20,66 +20,113 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from mqbroker.client import aio
-from mqbroker.client.blocking_calls import ProducerCalls, PullConsumerCalls
-from mqbroker.client.blocking_net import BlockingNet, Flight, run
+from mqbroker.client.blocking_net import BlockingNet, RequestsInFlight, run
 from mqbroker.client.errors import ClientClosed, NotHandled
-from mqbroker.client.identity import local_ip, make_client_id
+from mqbroker.client.faces import core, offsets
+from mqbroker.client.identity import producer_identity
 from mqbroker.client.listeners import check_listener
 from mqbroker.client.messages import ConsumeResult, Message, RawPull, ReceivedMessage, SendResult
 from mqbroker.client.options import ProducerOptions, PullOptions, PushOptions, parse_name_servers
-from mqbroker.client.producer import ProducerCore, Selector, make_producer
-from mqbroker.client.pull_consumer import PullConsumerCore, make_pull_consumer
+from mqbroker.client.producer import ProducerCore, Selector
+from mqbroker.client.pull_consumer import PullConsumerCore
+from mqbroker.client.queue_requests import Offsets
 from mqbroker.client.subscription import ALL
 from mqbroker.errors import MQError
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.command import RemotingCommand
-from mqbroker.wire.ids import UniqIdSource
 
 log = logging.getLogger(__name__)
 
+P = ParamSpec("P")
 T = TypeVar("T")
+C = TypeVar("C")
+Core = TypeVar("Core", bound=ProducerCore | PullConsumerCore)
+Options = TypeVar("Options", bound=ProducerOptions | PullOptions)
 
 
-class _PerProcess(Generic[T]):
-    """A client's core with its connections, made anew in each process that uses it."""
+def call(
+    method: Callable[Concatenate[C, P], Coroutine[Any, Any, T]], of: Callable[[Any], C]
+) -> Callable[Concatenate[Any, P], T]:
+    """A client's method that calls `method` of the core that `of` finds in the client, and waits for its end."""
 
-    def __init__(self, make: Callable[[BlockingNet], T], options: ProducerOptions | PullOptions) -> None:
-        self._make = make
-        self._options = options
+    @functools.wraps(method)
+    def calling(client: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return run(method(of(client), *args, **kwargs))
+
+    return calling
+
+
+class _Client:
+    """What all clients have in common: `start` and `close`, also by `with`."""
+
+    def start(self) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _PerProcess(_Client, Generic[Core, Options]):
+    """A client whose core and connections are made anew in each process that uses it."""
+
+    def __init__(self, name_servers: str | Iterable[str], group: str, options: Options) -> None:
+        self._name_servers = parse_name_servers(name_servers)
+        self._group = group
+        self._options: Options = options
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._made: tuple[BlockingNet, T] | None = None
+        self._made: tuple[BlockingNet, Core] | None = None
         self._closed = False
 
-    def get(self) -> T:
-        """The core of this process. Raises ClientClosed."""
-        return self.made()[1]
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _remake, (type(self), self._name_servers, self._group, self._options)
 
-    def made(self) -> tuple[BlockingNet, T]:
-        """As `get`, with the network that the core is on."""
-        if self._pid != os.getpid():
-            self._forget_parent()
+    def _make_core(self, net: BlockingNet) -> Core:
+        raise NotImplementedError
+
+    @property
+    def _core(self) -> Core:
+        return self._parts()[1]
+
+    def _parts(self) -> tuple[BlockingNet, Core]:
+        """The network and the core of this process. Raises ClientClosed."""
+        self._forget_parent()
         with self._lock:
             if self._closed:
                 raise ClientClosed("this client is closed")
             if self._made is None:
                 net = BlockingNet(random.Random(), self._options.credentials, self._options.tls)
-                self._made = net, self._make(net)
+                self._made = net, self._make_core(net)
             return self._made
 
-    def close(self) -> T | None:
-        """Let nobody get it any more; return the core of this process, if there is one, to be closed."""
-        if self._pid != os.getpid():
-            self._forget_parent()
+    def start(self) -> None:
+        """Check the settings. Connections are made when they are first needed."""
+        self._parts()
+
+    def close(self) -> None:
+        """Leave the brokers, where they know this client, and close the connections."""
+        self._forget_parent()
         with self._lock:
             self._closed = True
             made, self._made = self._made, None
-            return made[1] if made is not None else None
+        if made is not None:
+            run(made[1].close())
 
     def _forget_parent(self) -> None:
+        if self._pid == os.getpid():
+            return
         # The parent's lock may have been held by another thread when it forked.
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -88,41 +135,31 @@ class _PerProcess(Generic[T]):
             made[0].abandon()
 
 
-class Producer(ProducerCalls):
+class Producer(_PerProcess[ProducerCore, ProducerOptions]):
     """Sends messages for `group`. `name_servers` is "host:port;host:port" or a list. Threads may share it."""
 
     def __init__(
         self, name_servers: str | Iterable[str], group: str, *, options: ProducerOptions | None = None
     ) -> None:
-        self._name_servers = parse_name_servers(name_servers)
-        self._group = group
-        self._options = options or ProducerOptions()
-        self._core = _PerProcess(self._make, self._options)
+        super().__init__(name_servers, group, options or ProducerOptions())
         self._threads: tuple[int, ThreadPoolExecutor] | None = None
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _remake, (type(self), self._name_servers, self._group, self._options)
-
-    def _make(self, net: BlockingNet) -> ProducerCore:
-        ip, pid = local_ip(self._name_servers), os.getpid()
-        source = UniqIdSource(ip, pid, net.rng.getrandbits(32), net.now)
+    def _make_core(self, net: BlockingNet) -> ProducerCore:
         lock = threading.Lock()
+        client_id, source = producer_identity(self._name_servers, net.rng, net.now)
 
         def next_id() -> str:
             with lock:
                 return source()
 
-        client_id = make_client_id(ip, pid, net.rng)
-        return make_producer(
+        return ProducerCore(
             net, self._name_servers, self._group, self._options, client_id=client_id, next_id=next_id, live=None
         )
 
-    def _ready(self) -> ProducerCore:
-        return self._core.get()
-
-    def start(self) -> None:
-        """Check the settings. Connections are made when they are first needed."""
-        self._core.get()
+    send = call(ProducerCore.send, core)
+    send_batch = call(ProducerCore.send_batch, core)
+    send_oneway = call(ProducerCore.send_oneway, core)
+    queues = call(ProducerCore.queues, core)
 
     def send_async(
         self,
@@ -134,7 +171,7 @@ class Producer(ProducerCalls):
         timeout_ms: int | None = None,
     ) -> Future[SendResult]:
         """As `send`, on one of `options.send_threads` threads. Order between such sends is not kept."""
-        core = self._core.get()
+        core = self._core
         return self._executor().submit(
             lambda: run(core.send(message, queue=queue, key=key, selector=selector, timeout_ms=timeout_ms))
         )
@@ -144,18 +181,7 @@ class Producer(ProducerCalls):
         threads, self._threads = self._threads, None
         if threads is not None and threads[0] == os.getpid():
             threads[1].shutdown()
-        core = self._core.close()
-        if core is not None:
-            run(core.close())
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        super().close()
 
     def _executor(self) -> ThreadPoolExecutor:
         if self._threads is None or self._threads[0] != os.getpid():
@@ -163,72 +189,55 @@ class Producer(ProducerCalls):
         return self._threads[1]
 
 
-class PullsAhead:
+class PullsInFlight:
     """Pulls on their way: call `finish`, or `abandon` where the answers are not wanted any more."""
 
     def __init__(
-        self, flight: Flight, read: Callable[[list[RemotingCommand | MQError]], list[RawPull | MQError]]
+        self, requests: RequestsInFlight, read: Callable[[list[RemotingCommand | MQError]], list[RawPull | MQError]]
     ) -> None:
-        self._flight = flight
+        self._requests = requests
         self._read = read
 
     def finish(self) -> list[RawPull | MQError]:
         """Wait for the answers, from now on for as long as `pull_timeout_ms` says; an error stands in its place."""
-        return self._read(self._flight.finish())
+        return self._read(self._requests.finish())
 
     def abandon(self) -> None:
         """Close the connections that the answers come on."""
-        self._flight.abandon()
+        self._requests.abandon()
 
 
-class PullConsumer(PullConsumerCalls):
+class PullConsumer(_PerProcess[PullConsumerCore, PullOptions]):
     """Reads queues at offsets that the caller keeps; `group` names the committed offsets. Threads may share it."""
 
     def __init__(self, name_servers: str | Iterable[str], group: str, *, options: PullOptions | None = None) -> None:
-        self._name_servers = parse_name_servers(name_servers)
-        self._group = group
-        self._options = options or PullOptions()
-        self._core = _PerProcess(self._make, self._options)
+        super().__init__(name_servers, group, options or PullOptions())
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _remake, (type(self), self._name_servers, self._group, self._options)
+    def _make_core(self, net: BlockingNet) -> PullConsumerCore:
+        return PullConsumerCore(net, self._name_servers, self._group, self._options)
 
-    def _make(self, net: BlockingNet) -> PullConsumerCore:
-        return make_pull_consumer(net, self._name_servers, self._group, self._options)
+    queues = call(PullConsumerCore.queues, core)
+    pull = call(PullConsumerCore.pull, core)
+    fetch_raw = call(PullConsumerCore.fetch_raw, core)
+    fetch_many = call(PullConsumerCore.fetch_many, core)
+    bounds = call(Offsets.bounds, offsets)
+    min_offset = call(Offsets.min, offsets)
+    max_offset = call(Offsets.max, offsets)
+    offset_by_time = call(Offsets.at_time, offsets)
+    committed = call(Offsets.committed, offsets)
+    commit = call(Offsets.commit, offsets)
 
-    def _ready(self) -> PullConsumerCore:
-        return self._core.get()
-
-    def start(self) -> None:
-        """Check the settings. Connections are made when they are first needed."""
-        self._core.get()
-
-    def fetch_ahead(self, wants: Sequence[tuple[MessageQueue, int, int]], *, tags: str = ALL) -> PullsAhead:
+    def fetch_ahead(self, wants: Sequence[tuple[MessageQueue, int, int]], *, tags: str = ALL) -> PullsInFlight:
         """As `fetch_many`, in two steps: the pulls are sent now, so that brokers work while the caller does.
 
         Raises a route's errors.
         """
-        net, core = self._core.made()
-        flight = net.launch(run(core.requests(wants, tags=tags)), self._options.pull_timeout_ms)
-        return PullsAhead(flight, lambda answers: core.read_answers(wants, answers))
-
-    def close(self) -> None:
-        """Close the connections."""
-        core = self._core.close()
-        if core is not None:
-            run(core.close())
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        net, core = self._parts()
+        requests = net.launch(run(core.requests(wants, tags=tags)), self._options.pull_timeout_ms)
+        return PullsInFlight(requests, lambda answers: core.read_answers(wants, answers))
 
 
-class PushConsumer:
+class PushConsumer(_Client):
     """A member of `group`: `listener` is called with each ReceivedMessage, on one of `options.concurrency` threads.
 
     It takes a message by returning None, True or ConsumeResult.SUCCESS. With False, ConsumeResult.RETRY or any
@@ -312,15 +321,6 @@ class PushConsumer:
             closing.close()
         if not self._consumer.is_calling:
             self._thread.join()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _run(self, ready: threading.Event) -> None:
         """The thread's work: to run the loop until `_shut`."""

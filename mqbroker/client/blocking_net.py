@@ -206,7 +206,7 @@ class _Pipeline:
         self.abandon()
 
 
-class Flight:
+class RequestsInFlight:
     """Requests on their way. `finish` takes the answers; without it `abandon` closes the connections they are on."""
 
     def __init__(self, net: BlockingNet, requests: Sequence[tuple[str, RemotingCommand]], timeout_ms: int) -> None:
@@ -281,9 +281,11 @@ class BlockingNet:
     ) -> list[RemotingCommand | MQError]:
         return self.launch(requests, timeout_ms).finish()
 
-    def launch(self, requests: Sequence[tuple[str, RemotingCommand]], timeout_ms: int) -> Flight:
+    def launch(self, requests: Sequence[tuple[str, RemotingCommand]], timeout_ms: int) -> RequestsInFlight:
         """Send requests now and take their answers later. What fails already is an error among the answers."""
-        return Flight(self, [(addr, signed(command, self._credentials)) for addr, command in requests], timeout_ms)
+        return RequestsInFlight(
+            self, [(addr, signed(command, self._credentials)) for addr, command in requests], timeout_ms
+        )
 
     async def send_oneway(self, addr: str, command: RemotingCommand) -> None:
         deadline = time.monotonic() + _CONNECT_TIMEOUT_S

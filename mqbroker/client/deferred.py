@@ -10,40 +10,48 @@ Cancelling a Deferred gives up waiting: a request that has been sent may still b
 
 from __future__ import annotations
 
+import functools
 import os
 import random
-from collections.abc import Coroutine, Iterable
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from twisted.internet.defer import Deferred
 
 from mqbroker.client.broker_requests import MemberRequests, pull_peer
 from mqbroker.client.consume_service import Listener
-from mqbroker.client.deferred_calls import ProducerCalls, PullConsumerCalls
 from mqbroker.client.deferred_net import DeferredNet, peer_table
-from mqbroker.client.errors import ClientClosed
-from mqbroker.client.identity import local_ip, make_client_id
+from mqbroker.client.faces import core, offsets, started
+from mqbroker.client.identity import local_ip, make_client_id, producer_identity
 from mqbroker.client.listeners import check_listener
-from mqbroker.client.net import Task
+from mqbroker.client.net import PeerHandler
 from mqbroker.client.options import ProducerOptions, PullOptions, PushOptions, parse_name_servers
-from mqbroker.client.producer import ProducerCore, make_producer
-from mqbroker.client.pull_consumer import PullConsumerCore, make_pull_consumer
+from mqbroker.client.producer import ProducerCore
+from mqbroker.client.pull_consumer import PullConsumerCore
 from mqbroker.client.push_consumer import PushConsumerCore
+from mqbroker.client.queue_requests import Offsets
 from mqbroker.client.stack_traces import thread_stacks
-from mqbroker.client.subscription import ALL
-from mqbroker.client.tls import ClientTls
 from mqbroker.remoting.client import Connector, RemotingClient
 from mqbroker.wire.bodies import MessageQueue
-from mqbroker.wire.ids import UniqIdSource
 
+P = ParamSpec("P")
 T = TypeVar("T")
+C = TypeVar("C")
 
 
-def _run(work: Coroutine[Any, Any, T]) -> Deferred[T]:
-    return Deferred.fromCoroutine(work)
+def call(
+    method: Callable[Concatenate[C, P], Coroutine[Any, Any, T]], of: Callable[[Any], C]
+) -> Callable[Concatenate[Any, P], Deferred[T]]:
+    """A client's method that calls `method` of the core that `of` finds in the client; it returns a Deferred."""
+
+    @functools.wraps(method)
+    def calling(client: Any, /, *args: P.args, **kwargs: P.kwargs) -> Deferred[T]:
+        return Deferred.fromCoroutine(method(of(client), *args, **kwargs))
+
+    return calling
 
 
-class Producer(ProducerCalls):
+class Producer:
     """Sends messages for `group`. `name_servers` is "host:port;host:port" or a list.
 
     `connector(host, port)` makes the endpoint of a connection; where it is None, that is TCP, encrypted by
@@ -63,39 +71,16 @@ class Producer(ProducerCalls):
         servers = parse_name_servers(name_servers)
         rng = rng or random.Random()
         options = options or ProducerOptions()
-        connector = _connector(reactor, connector, options.tls)
-        client = RemotingClient(reactor, connector=connector)
-        self._net = DeferredNet(reactor, client, rng, options.credentials, connector)
-        ip, pid = local_ip(servers), os.getpid()
-        self._core = make_producer(
-            self._net,
-            servers,
-            group,
-            options,
-            client_id=make_client_id(ip, pid, rng),
-            next_id=UniqIdSource(ip, pid, rng.getrandbits(32), self._net.now),
-            live=self._net,
-        )
-        self._loops: list[Task] | None = None
+        net = _net(reactor, options, rng, connector)
+        client_id, next_id = producer_identity(servers, rng, net.now)
+        self._core = ProducerCore(net, servers, group, options, client_id=client_id, next_id=next_id, live=net)
 
-    def start(self) -> Deferred[None]:
-        """Begin to send heartbeats. No connection is made before it is needed."""
-        self._loops = self._core.keep_alive(self._net)
-        return _run(_nothing())
-
-    def close(self) -> Deferred[None]:
-        """Leave the brokers and close the connections; sends under way fail with ConnectionClosed."""
-        if self._loops is None:
-            return _run(_nothing())
-        for loop in self._loops:
-            loop.cancel()
-        self._loops = None
-        return _run(self._core.close())
-
-    def _ready(self) -> ProducerCore:
-        if self._loops is None:
-            raise ClientClosed("this producer is not started, or was closed")
-        return self._core
+    start = call(ProducerCore.start, core)
+    send = call(ProducerCore.send, started)
+    send_batch = call(ProducerCore.send_batch, started)
+    send_oneway = call(ProducerCore.send_oneway, started)
+    queues = call(ProducerCore.queues, started)
+    close = call(ProducerCore.close, core)
 
 
 class PushConsumer:
@@ -119,11 +104,9 @@ class PushConsumer:
     ) -> None:
         servers = parse_name_servers(name_servers)
         rng = rng or random.Random()
-        handlers = peer_table(MemberRequests(lambda: self._core, thread_stacks).answer)
         options = options or PushOptions()
-        connector = _connector(reactor, connector, options.tls)
-        client = RemotingClient(reactor, handlers=handlers, connector=connector)
-        net = DeferredNet(reactor, client, rng, options.credentials, connector)
+        answer = MemberRequests(lambda: self._core, thread_stacks).answer
+        net = _net(reactor, options, rng, connector, answer)
         self.client_id = make_client_id(local_ip(servers), os.getpid(), rng)
         self._listener = listener
         self._core = PushConsumerCore(net, servers, group, listener, options, self.client_id)
@@ -133,30 +116,23 @@ class PushConsumer:
         """The queues this member consumes now."""
         return self._core.assigned
 
-    def subscribe(self, topic: str, expression: str = ALL) -> Deferred[None]:
-        """Consume `topic`: messages with one of the tags in "a || b", or all with "*"."""
-        return _run(self._core.subscribe(topic, expression))
+    subscribe = call(PushConsumerCore.subscribe, core)
 
     def start(self) -> Deferred[None]:
         """Join the group; fires when the first balance is done.
 
         Fails with BadListener, NoSubscription or NameServerUnreachable.
         """
-        return _run(self._start())
+        return Deferred.fromCoroutine(self._start())
 
     async def _start(self) -> None:
         check_listener(self._listener, may_await=True)
         await self._core.start()
 
-    def close(self) -> Deferred[None]:
-        """Let running listeners end, commit, leave the group, close the connections.
-
-        Inside the listener it begins that and fires at once: it is done once the listener has returned.
-        """
-        return _run(self._core.close())
+    close = call(PushConsumerCore.close, core)
 
 
-class PullConsumer(PullConsumerCalls):
+class PullConsumer:
     """Reads queues at offsets that the caller keeps; `group` names the committed offsets."""
 
     def __init__(
@@ -171,31 +147,35 @@ class PullConsumer(PullConsumerCalls):
     ) -> None:
         servers = parse_name_servers(name_servers)
         options = options or PullOptions()
-        connector = _connector(reactor, connector, options.tls)
-        client = RemotingClient(reactor, handlers=peer_table(pull_peer(group)), connector=connector)
-        net = DeferredNet(reactor, client, rng or random.Random(), options.credentials, connector)
-        self._core = make_pull_consumer(net, servers, group, options)
+        net = _net(reactor, options, rng or random.Random(), connector, pull_peer(group))
+        self._core = PullConsumerCore(net, servers, group, options)
 
-    def start(self) -> Deferred[None]:
-        """Nothing needs to be started; it is here so that all clients are used alike."""
-        return _run(_nothing())
-
-    def close(self) -> Deferred[None]:
-        """Close the connections."""
-        return _run(self._core.close())
-
-    def _ready(self) -> PullConsumerCore:
-        return self._core
-
-
-def _connector(reactor: Any, given: Connector | None, tls: ClientTls | None) -> Connector | None:
-    """Raises BadTls."""
-    if given is not None or tls is None:
-        return given
-    # What encrypts is read where it is wanted.
-    from mqbroker.client.deferred_tls import TlsConnector
-
-    return TlsConnector(reactor, tls)
+    start = call(PullConsumerCore.start, core)
+    queues = call(PullConsumerCore.queues, core)
+    pull = call(PullConsumerCore.pull, core)
+    fetch_raw = call(PullConsumerCore.fetch_raw, core)
+    fetch_many = call(PullConsumerCore.fetch_many, core)
+    bounds = call(Offsets.bounds, offsets)
+    min_offset = call(Offsets.min, offsets)
+    max_offset = call(Offsets.max, offsets)
+    offset_by_time = call(Offsets.at_time, offsets)
+    committed = call(Offsets.committed, offsets)
+    commit = call(Offsets.commit, offsets)
+    close = call(PullConsumerCore.close, core)
 
 
-async def _nothing() -> None: ...
+def _net(
+    reactor: Any,
+    options: ProducerOptions | PushOptions | PullOptions,
+    rng: random.Random,
+    connector: Connector | None,
+    answer: PeerHandler | None = None,
+) -> DeferredNet:
+    """A client's network; `answer` answers what brokers ask of it. Raises BadTls."""
+    if connector is None and options.tls is not None:
+        # What encrypts is read where it is wanted.
+        from mqbroker.client.deferred_tls import TlsConnector
+
+        connector = TlsConnector(reactor, options.tls)
+    client = RemotingClient(reactor, handlers=answer and peer_table(answer), connector=connector)
+    return DeferredNet(reactor, client, rng, options.credentials, connector)

@@ -7,14 +7,16 @@ file holds.
 from __future__ import annotations
 
 import ipaddress
+import os
 import random
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import yaml
 
 from mqbroker.client.options import split_address
 from mqbroker.errors import MQError
+from mqbroker.wire.ids import UniqIdSource
 from mqbroker.wire.signature import Credentials
 
 #: Any outside address gives the interface of the default route (this one is reserved for documentation).
@@ -40,6 +42,14 @@ def local_ip(name_servers: Sequence[str]) -> str:
 def make_client_id(ip: str, pid: int, rng: random.Random) -> str:
     """Unique for each client: brokers and group members tell clients apart by it alone."""
     return f"{ip}@{pid}#{rng.getrandbits(48):012x}"
+
+
+def producer_identity(
+    name_servers: Sequence[str], rng: random.Random, now: Callable[[], float]
+) -> tuple[str, UniqIdSource]:
+    """The client id of a producer in this process, and what makes the ids of its messages; `now` gives seconds."""
+    ip, pid = local_ip(name_servers), os.getpid()
+    return make_client_id(ip, pid, rng), UniqIdSource(ip, pid, rng.getrandbits(32), now)
 
 
 RIGHT = "right are two lines: `accessKey: NAME` and `secretKey: SECRET`"

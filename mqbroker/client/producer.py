@@ -53,22 +53,43 @@ class ProducerCore:
     def __init__(
         self,
         net: Net,
-        routes: Routes,
-        presence: Heartbeats,
+        name_servers: tuple[str, ...],
         group: str,
         options: ProducerOptions,
+        *,
+        client_id: str,
         next_id: Callable[[], str],
-        in_flight: SendsInFlight | None,
+        live: LiveNet | None,
     ) -> None:
-        """Without `in_flight` the callers bound how many sends there are at once: they are threads."""
+        """`live` is `net` where that is one: it can be started then, and bounds how many sends there are at once.
+
+        Without it the callers bound them: they are threads.
+        """
         self._net = net
-        self._routes = routes
+        self._live = live
         self._group = check_group(group)
         self._options = options
         self._next_id = next_id
-        self._presence = presence
+        self._routes = Routes(
+            net,
+            name_servers,
+            age_s=None if live else options.route_age_s,
+            default_topic_queues=options.default_topic_queues,
+            timeout_ms=options.send_timeout_ms,
+        )
+        self._heartbeats = Heartbeats(
+            net,
+            self._routes,
+            client_id,
+            producer_group=group,
+            heartbeat_s=options.heartbeat_s,
+            timeout_ms=options.send_timeout_ms,
+        )
         self._rotation = Rotation(net.rng)
-        self._in_flight = in_flight
+        self._in_flight = (
+            SendsInFlight(live, options.sends_in_flight_max, options.sends_in_flight_bytes_max) if live else None
+        )
+        self._tasks: list[Task] = []
         self._closed = False
 
     async def queues(self, topic: str) -> list[MessageQueue]:
@@ -92,7 +113,7 @@ class ProducerCore:
         SendFailed where every attempt failed, Refused where the broker will never take the message, BadMessage,
         TopicNotFound, NameServerUnreachable, NoBrokerForTopic, and ClientClosed where it was closed meanwhile.
         """
-        async with self._place([message]):
+        async with self._in_flight_slot([message]):
             outgoing = prepare(message, self._options, self._next_id, self._now_ms())
             return await self._attempts(outgoing, _chooser(message, queue, key, selector), timeout_ms)
 
@@ -105,7 +126,7 @@ class ProducerCore:
         timeout_ms: int | None = None,
     ) -> SendResult:
         """Send messages of one topic to one queue, all or none. Raises as `send` does."""
-        async with self._place(messages):
+        async with self._in_flight_slot(messages):
             outgoing = prepare_batch(messages, self._options, self._next_id, self._now_ms())
             return await self._attempts(outgoing, _chooser(messages[0], queue, key, None), timeout_ms)
 
@@ -121,31 +142,41 @@ class ProducerCore:
 
         Waits while the connection takes no more, or as many sends are on their way as may be.
         """
-        async with self._place([message]):
+        async with self._in_flight_slot([message]):
             outgoing = prepare(message, self._options, self._next_id, self._now_ms())
             chosen, addr = await self._where(message.topic, _chooser(message, queue, key, selector), set())
             request = send_request(outgoing, chosen, self._group, self._options)
             await self._net.send_oneway(addr, request)
 
-    def keep_alive(self, net: LiveNet) -> list[Task]:
-        """Send heartbeats and refresh routes beside the sends, on a running loop; the tasks are the caller's to end."""
-        return [
-            net.spawn(every(net, self._options.heartbeat_s, self._presence.beat)),
-            net.spawn(every(net, self._options.route_age_s, self._routes.refresh_all)),
+    def started(self) -> ProducerCore:
+        """This producer. Raises ClientClosed where it is not started, or was closed."""
+        if not self._tasks:
+            raise ClientClosed("this producer is not started, or was closed")
+        return self
+
+    async def start(self) -> None:
+        """Begin to send heartbeats and to refresh routes. No connection is made before it is needed."""
+        assert self._live is not None
+        self._tasks = [
+            self._live.spawn(every(self._live, self._options.heartbeat_s, self._heartbeats.beat)),
+            self._live.spawn(every(self._live, self._options.route_age_s, self._routes.refresh_all)),
         ]
 
     async def close(self) -> None:
-        """Leave the brokers and close the connections; sends under way and those that wait fail."""
+        """Leave the brokers and close the connections; sends under way, and those that wait, fail."""
         self._closed = True
-        await self._presence.leave()
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await self._heartbeats.leave()
         await self._net.close()
 
     def _now_ms(self) -> int:
         return int(self._net.now() * 1000)
 
     @asynccontextmanager
-    async def _place(self, messages: Sequence[Message]) -> AsyncIterator[None]:
-        """A place among the sends in flight. What waits for one costs next to nothing: it is not prepared yet."""
+    async def _in_flight_slot(self, messages: Sequence[Message]) -> AsyncIterator[None]:
+        """A slot among the sends in flight. What waits for one costs next to nothing: it is not prepared yet."""
         if self._in_flight is None:
             yield
             return
@@ -219,7 +250,7 @@ class ProducerCore:
         request = send_request(outgoing, queue, self._group, self._options)
         answer = await self._net.invoke(addr, request, timeout_ms)
         result = read_send_answer(outgoing, queue, answer)
-        await self._presence.contact(addr)
+        await self._heartbeats.contact(addr)
         return result
 
 
@@ -254,36 +285,6 @@ class _Trials:
         failure = SendFailed(self._topic, tuple(self.attempts))
         failure.__cause__ = self.attempts[-1][2]
         return failure
-
-
-def make_producer(
-    net: Net,
-    name_servers: tuple[str, ...],
-    group: str,
-    options: ProducerOptions,
-    *,
-    client_id: str,
-    next_id: Callable[[], str],
-    live: LiveNet | None,
-) -> ProducerCore:
-    """Put a producer together. `live` is `net` where that is one: `keep_alive` will run, and sends are bounded."""
-    routes = Routes(
-        net,
-        name_servers,
-        age_s=None if live else options.route_age_s,
-        default_topic_queues=options.default_topic_queues,
-        timeout_ms=options.send_timeout_ms,
-    )
-    presence = Heartbeats(
-        net,
-        routes,
-        client_id,
-        producer_group=group,
-        heartbeat_s=options.heartbeat_s,
-        timeout_ms=options.send_timeout_ms,
-    )
-    in_flight = SendsInFlight(live, options.sends_in_flight_max, options.sends_in_flight_bytes_max) if live else None
-    return ProducerCore(net, routes, presence, group, options, next_id, in_flight)
 
 
 def _worth_retrying(error: MQError) -> bool:

@@ -23,12 +23,12 @@ _SUSPEND_GRACE_MS = 5000
 class PullConsumerCore:
     """Reads queues for `group`, whose committed offsets it can read and write."""
 
-    def __init__(self, net: Net, routes: Routes, offsets: Offsets, group: str, options: PullOptions) -> None:
+    def __init__(self, net: Net, name_servers: tuple[str, ...], group: str, options: PullOptions) -> None:
         self._net = net
-        self._routes = routes
+        self._routes = Routes(net, name_servers, age_s=options.route_age_s, timeout_ms=options.request_timeout_ms)
         self._group = check_group(group)
         self._options = options
-        self.offsets = offsets
+        self.offsets = Offsets(net, self._routes, group, options.request_timeout_ms)
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues of `topic`, by broker and id. Raises TopicNotFound, NameServerUnreachable, NoBrokerForTopic."""
@@ -94,6 +94,9 @@ class PullConsumerCore:
                 self._routes.doubt(queue.topic)
         return results
 
+    async def start(self) -> None:
+        """Nothing needs to be started; it is here so that all clients are used alike."""
+
     async def close(self) -> None:
         """Close the connections."""
         await self._net.close()
@@ -122,13 +125,6 @@ class PullConsumerCore:
         except MQError:
             self._routes.doubt(queue.topic)
             raise
-
-
-def make_pull_consumer(net: Net, name_servers: tuple[str, ...], group: str, options: PullOptions) -> PullConsumerCore:
-    """Put a pull consumer together."""
-    routes = Routes(net, name_servers, age_s=options.route_age_s, timeout_ms=options.request_timeout_ms)
-    offsets = Offsets(net, routes, group, options.request_timeout_ms)
-    return PullConsumerCore(net, routes, offsets, group, options)
 
 
 def _read_or_error(answer: RemotingCommand | MQError) -> RawPull | MQError:

@@ -58,7 +58,7 @@ class PushConsumerCore:
         self._routes = Routes(net, name_servers, age_s=None, timeout_ms=timeout_ms)
         self._offsets = Offsets(net, self._routes, group, timeout_ms)
         self._rebalance = Rebalance(net, self._routes, group, me, timeout_ms)
-        self._presence = Heartbeats(net, self._routes, me, consumer_data=self._consumer_data, timeout_ms=timeout_ms)
+        self._heartbeats = Heartbeats(net, self._routes, me, consumer_data=self._consumer_data, timeout_ms=timeout_ms)
         self._consuming = ConsumeService(
             net,
             listener,
@@ -96,7 +96,7 @@ class PushConsumerCore:
         """Let a running member act upon a subscription that was added or changed."""
         for queue in [queue for queue in self._assigned if queue.topic == topic]:
             await self._release(queue)
-        await self._presence.beat()
+        await self._heartbeats.beat()
         self._wake.set()
 
     @property
@@ -124,14 +124,14 @@ class PushConsumerCore:
             except TopicNotFound as error:
                 if not topic.startswith(RETRY_PREFIX):
                     log.warning("waiting for the topic: %s", error)
-        await self._presence.begin()
+        await self._heartbeats.begin()
         settled = await self._balance()
         if self._closed:
             return
         options = self._options
         self._loops = [
             self._net.spawn(self._keep_balanced(settled)),
-            self._net.spawn(every(self._net, options.heartbeat_s, self._presence.beat)),
+            self._net.spawn(every(self._net, options.heartbeat_s, self._heartbeats.beat)),
             self._net.spawn(every(self._net, options.commit_s, self._commit_oneway)),
             self._net.spawn(every(self._net, options.consume_timeout_s / LOOKS_MAX, self._consuming.send_back_overdue)),
             self._net.spawn(every(self._net, options.route_age_s, self._routes.refresh_all)),
@@ -169,7 +169,7 @@ class PushConsumerCore:
             log.warning("listeners of %s still run after %g s", self._group, self._options.close_timeout_s)
         if self._started:
             await self._offsets.commit_many(self._committable())
-            await self._presence.leave()
+            await self._heartbeats.leave()
         for assigned in self._assigned.values():
             assigned.drop()
         await self._net.close()
@@ -237,7 +237,7 @@ class PushConsumerCore:
         for topic in list(self._subscriptions):
             try:
                 await self._routes.get(topic)
-                await self._presence.meet()
+                await self._heartbeats.meet()
                 share = await self._rebalance.share(topic)
             except MQError as error:
                 log.info("not balancing %s of %s: %s", topic, self._group, error)
@@ -307,7 +307,7 @@ class PushConsumerCore:
             pulled = read_pull_answer(await self._net.invoke(addr, request, self._options.pull_timeout_ms))
         except Refused as refused:
             if refused.code in _HEARTBEAT_HELPS:
-                await self._presence.beat_to(addr)
+                await self._heartbeats.beat_to(addr)
             raise
         except Unreachable:
             self._routes.doubt(queue.topic)

@@ -25,6 +25,8 @@ _EARLY_S = 1e-6
 
 
 class Timer(Protocol):
+    """What a loop calls later, unless it is cancelled before."""
+
     def cancel(self) -> object: ...
 
 

@@ -4,8 +4,6 @@ import os
 import pickle
 import resource
 import socket
-import subprocess
-import sys
 import threading
 
 import attrs
@@ -27,12 +25,6 @@ PULL = RequestCode.PULL_MESSAGE
 def topic(server):
     server.cluster.add_topic("T", queues=2)
     return server
-
-
-def test_nothing_of_twisted_is_imported():
-    code = "import sys, mqbroker.client.blocking, mqbroker.client.aio; print('twisted' in sys.modules)"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == "False"
 
 
 def test_sends_and_pulls_over_one_kept_connection(topic):
@@ -135,7 +127,7 @@ def test_a_connection_with_a_high_descriptor_is_used_again(topic):
     try:
         with Producer(topic.addr, "pg") as producer:
             producer.send(Message("T", b"0"))
-            (connection,) = producer._core.made()[0]._idle[topic.addr]
+            (connection,) = producer._parts()[0]._idle[topic.addr]
             high = socket.socket(fileno=fcntl.fcntl(connection._socket.fileno(), fcntl.F_DUPFD, 1500))
             connection._socket.close()
             connection._socket = high

@@ -8,7 +8,7 @@ from mqbroker.client import (
     SendFailed,
     SendStatus,
 )
-from mqbroker.client.producer import make_producer
+from mqbroker.client.producer import ProducerCore
 from mqbroker.errors import ConnectionClosed, Refused, RequestTimedOut
 from mqbroker.wire.bodies import HeartbeatData, MessageQueue
 from mqbroker.wire.codes import RequestCode, ResponseCode
@@ -21,7 +21,7 @@ A, B = "10.0.0.2:10911", "10.0.0.3:10911"
 def make(world, name_server, **options):
     ids = iter(range(10000))
     net = world.net()
-    return make_producer(
+    return ProducerCore(
         net,
         (name_server,),
         "pg",
@@ -268,10 +268,9 @@ def test_brokers_hear_of_the_producer_once_a_period_and_when_it_leaves(world, pr
 def test_kept_alive_it_beats_and_refreshes_by_itself(world, producer):
     world.result(producer.send(Message("T", b"x")))
     before = len(world.cluster.requests)
-    tasks = producer.keep_alive(world.net())
+    world.result(producer.start())
     world.clock.advance(30)
     codes = [request.code for _, request in world.cluster.requests[before:]]
     assert sorted(codes) == [RequestCode.HEART_BEAT, RequestCode.HEART_BEAT, RequestCode.GET_ROUTEINFO_BY_TOPIC]
-    for task in tasks:
-        task.cancel()
+    world.result(producer.close())
     assert not world.clock.getDelayedCalls()

@@ -1,7 +1,7 @@
 import pytest
 
 from mqbroker.client import MessageQueue, NoBrokerForTopic, PullOptions, PullStatus, TopicNotFound
-from mqbroker.client.pull_consumer import make_pull_consumer
+from mqbroker.client.pull_consumer import PullConsumerCore
 from mqbroker.errors import Refused, Unreachable
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.record import decode_records
@@ -13,7 +13,7 @@ Q = MessageQueue("T", "a", 0)
 @pytest.fixture
 def consumer(world, name_server):
     world.cluster.add_topic("T", queues=2)
-    return make_pull_consumer(world.net(), (name_server,), "cg", PullOptions())
+    return PullConsumerCore(world.net(), (name_server,), "cg", PullOptions())
 
 
 def test_a_pull_carries_its_subscription_and_no_heartbeat_is_sent(world, consumer):

@@ -1,0 +1,23 @@
+"""What the three faces share: where a client's methods find the core that does the work.
+
+A face makes its methods of the cores' coroutines, one line each, by its own `call`: `send = call(ProducerCore.send,
+started)`. Arguments, their types and what is said of them are the core's.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import Any
+
+from mqbroker.client.producer import ProducerCore
+
+#: The core of a client.
+core = attrgetter("_core")
+#: What asks brokers for offsets, in the core of a pull consumer.
+offsets = attrgetter("_core.offsets")
+
+
+def started(client: Any) -> ProducerCore:
+    """The core of a producer. Raises ClientClosed where it is not started, or was closed."""
+    producer: ProducerCore = core(client)
+    return producer.started()

@@ -91,13 +91,8 @@ class EntryRepair:
         found.addBoth(ended)
         return done
 
-    async def mend_waiting(self, queue: ConsumeQueue, offset: int) -> bool:
-        """As `repair`, for who may wait for the disk where it stands. Raises OSError."""
-        self.repair_now(queue, offset)
-        return True
-
     def repair_now(self, queue: ConsumeQueue, offset: int) -> None:
-        """As `mend_waiting`."""
+        """As `repair`, for who may wait for the disk where it stands. Raises OSError."""
         self._store(queue, self._find(queue, offset, queue.min_offset, queue.max_offset))
 
     def _find(self, queue: ConsumeQueue, offset: int, low_min: int, high_max: int) -> Found:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 import attrs
@@ -20,7 +20,6 @@ from twisted.python.failure import Failure
 from mqbroker.config import StoreSettings
 from mqbroker.errors import StoreUnwritable
 from mqbroker.store.commitlog import Appended, NewMessage
-from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.consumequeue_dispatcher import DispatchListener
 from mqbroker.store.disk import DiskSpace, IDisk, ILockedFile
 from mqbroker.store.durable_names import make_durable_directories
@@ -29,7 +28,6 @@ from mqbroker.store.hot_records import HotRecord, hot_records
 from mqbroker.store.layout import refuse_other
 from mqbroker.store.logscan import Damage, Scanned, scan_file
 from mqbroker.store.opening import Opening, Parts
-from mqbroker.store.page_loader import Pages, TouchingPages, run_now
 from mqbroker.store.queries import ByKey, Queries
 from mqbroker.store.store_files import StorePaths
 from mqbroker.store.syncs import ISyncs, WorkerSyncs
@@ -103,16 +101,17 @@ class MessageStore:
             hot_records, commit_log, parts.queues, parts.files.corrupt_ranges, reader.near_bytes, reader.resident_pages
         )
 
-        def queries_with(pages: Pages, repair: Callable[[ConsumeQueue, int], Awaitable[bool]]) -> Queries:
-            files = parts.files
-            corrupt_ranges, report = files.corrupt_ranges, files.add_damage
-            return Queries(
-                commit_log, parts.queues, parts.index, corrupt_ranges, report, pages, parts.failed_reads, repair
-            )
-
         #: Looks messages up, and never waits for the disk.
-        self.queries = queries_with(parts.page_loader, parts.entry_repair.repair)
-        self._waiting_queries = queries_with(TouchingPages(), parts.entry_repair.mend_waiting)
+        self.queries = Queries(
+            commit_log,
+            parts.queues,
+            parts.index,
+            parts.files.corrupt_ranges,
+            parts.files.add_damage,
+            parts.page_loader,
+            parts.failed_reads,
+            parts.entry_repair.repair,
+        )
         #: Called with topic, queue id, next offset, tags code (None for several) and store timestamp (ms) once for
         #: each queue that got messages in a turn, after they can be got.
         self.on_dispatch: list[DispatchListener] = parts.cq_dispatcher.listeners
@@ -170,10 +169,6 @@ class MessageStore:
         self._files.lock.release()
 
     # Writing
-
-    @property
-    def writable(self) -> bool:
-        return not self.why_unwritable
 
     @property
     def why_unwritable(self) -> str:
@@ -235,27 +230,7 @@ class MessageStore:
         """See `ConsumeQueues.bounds`."""
         return self._queues.bounds(topic, queue_id)
 
-    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """See `Queries.offset_by_time`; this and the next may wait for the disk."""
-        return run_now(self._waiting_queries.offset_by_time(topic, queue_id, timestamp_ms))
-
-    def store_timestamp(self, topic: str, queue_id: int, offset: int) -> int:
-        return run_now(self._waiting_queries.store_timestamp(topic, queue_id, offset))
-
-    def earliest_timestamp(self, topic: str, queue_id: int) -> int:
-        return run_now(self._waiting_queries.earliest_timestamp(topic, queue_id))
-
-    def physical_offset(self, topic: str, queue_id: int, offset: int) -> int:
-        return run_now(self._waiting_queries.physical_offset(topic, queue_id, offset))
-
-    def read_record(self, physical_offset: int, size: int | None = None) -> bytes | None:
-        return run_now(self._waiting_queries.record(physical_offset, size))
-
-    def query(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> list[bytes]:
-        self._index_queued()
-        return run_now(self._waiting_queries.by_key(topic, key, max_count, begin_ms, end_ms)).records
-
-    async def query_when_ready(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> ByKey:
+    async def query(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> ByKey:
         """Records of a topic by unique key or key, stored between two times: see `Queries.by_key`."""
         self._index_queued()
         return await self.queries.by_key(topic, key, max_count, begin_ms, end_ms)

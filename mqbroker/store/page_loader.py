@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, TypeVar
 
 import attrs
 from twisted.internet.defer import Deferred, succeed
 from twisted.python.failure import Failure
 
 from mqbroker.errors import StoreBusy, StoreDamaged, StoreError
-from mqbroker.store.disk import IMappedFile, is_shortage, read_before_touch
+from mqbroker.store.disk import IMappedFile, is_shortage
 from mqbroker.store.worker import IWorker
 
 T = TypeVar("T")
@@ -92,23 +92,6 @@ class Pages(Protocol):
 
     async def ready(self, file: IMappedFile, at: int, size: int) -> None:
         """Return when the bytes can be touched. Raises OSError where the disk cannot read them, and StoreBusy."""
-
-
-class TouchingPages:
-    """For whoever may wait for the disk where it stands: tools, and tests."""
-
-    async def ready(self, file: IMappedFile, at: int, size: int) -> None:
-        read_before_touch(file, at, size)
-
-
-def run_now(steps: Coroutine[Any, Any, T]) -> T:
-    """The result of what waits for nothing."""
-    try:
-        steps.send(None)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    raise AssertionError("it waits")
 
 
 @attrs.define

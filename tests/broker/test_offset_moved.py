@@ -7,6 +7,7 @@ from mqbroker.errors import StoreUnwritable
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.names import java_hash
 from tests.broker.bench import HOST, START
+from tests.store.harness import now
 
 TOPIC = "OFFSET_MOVED_EVENT"
 MOVED = ResponseCode.PULL_OFFSET_MOVED
@@ -26,7 +27,7 @@ def test_an_event_says_who_and_from_where_to_where(bench, client):
     }
     assert event.properties == {"KEYS": "CG", "TAGS": "CG"}
     assert (event.born_host, event.born_timestamp, event.sys_flag) == ((HOST, 10911), START * 1000, 0)
-    (found,) = bench.store.query(TOPIC, "CG", 10, 0, 2**62)
+    (found,) = now(bench.store).query(TOPIC, "CG", 10, 0, 2**62)
     assert found
     wanted = frozenset({java_hash("CG")})
     assert bench.store.get(TOPIC, 0, 0, 10, None, wanted).count == 1

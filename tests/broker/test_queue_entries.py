@@ -14,6 +14,7 @@ from mqbroker.wire.headers import QueryConsumeQueueRequestHeader
 from mqbroker.wire.names import java_hash
 from tests.broker.bench import START
 from tests.broker.test_client_requests import OTHER, consumer, heartbeat
+from tests.store.harness import now
 
 
 def ask(client, index=0, count=10, *, topic="T", queue_id=0, group=None):
@@ -41,7 +42,7 @@ def test_entries(bench, client):
     assert (body.min_queue_index, body.max_queue_index) == (0, 3)
     assert (body.subscription_data, body.filter_data, answer.remark) == (None, None, None)
     assert [entry.tags_code for entry in body.queue_data] == [0, java_hash("B")]
-    first = bench.store.physical_offset("T", 0, 1)
+    first = now(bench.store).physical_offset("T", 0, 1)
     assert (body.queue_data[0].physic_offset, body.queue_data[0].eval) == (first, False)
     assert body.queue_data[1].physic_offset == first + body.queue_data[0].physic_size
     # The Java peer finds no field where there is nothing to say.

@@ -111,7 +111,7 @@ def test_a_failed_sync_refuses_all_who_wait_and_all_who_come(sync_bench):
     answers = client.heard() + other.heard()
     assert [answer.code for answer in answers] == [ResponseCode.SERVICE_NOT_AVAILABLE] * 3
     assert "Input/output error" in answers[0].remark
-    assert not sync_bench.store.writable
+    assert sync_bench.store.why_unwritable
     for properties in (WAITING, NOT_WAITING):
         late = one(client.send(properties=properties))
         assert late.code == ResponseCode.SERVICE_NOT_AVAILABLE

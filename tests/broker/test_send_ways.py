@@ -17,6 +17,7 @@ from tests.broker.bench import (
     send_command,
 )
 from tests.broker.sending import V2, one, raw
+from tests.store.harness import now
 
 
 def both_ways(bench, command):
@@ -40,7 +41,7 @@ def both_ways(bench, command):
             if answer["code"] == 0:
                 _, offset = parse_offset_message_id(answer["ext"].pop("msgId"))
                 answer["ext"].pop("queueOffset")
-                stored = decode_record(bench.store.read_record(offset))
+                stored = decode_record(now(bench.store).record(offset))
                 record = {name: getattr(stored, name) for name in
                           ("topic", "queue_id", "flag", "sys_flag", "born_timestamp", "born_host", "reconsume_times",
                            "body", "properties")}  # fmt: skip

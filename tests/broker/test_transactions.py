@@ -11,6 +11,7 @@ from mqbroker.wire.command import ONEWAY_FLAG
 from mqbroker.wire.record import encode_host
 from tests.broker.bench import HOST, STORE_HOST, Bench, HeldWorker
 from tests.broker.transacting import COMMIT, HALF, OP, ROLLBACK, UNKNOWN, Transactor, bodies, end_command
+from tests.store.harness import now
 
 
 @pytest.fixture
@@ -201,10 +202,10 @@ def test_a_record_inside_of_a_body_is_no_half_message(bench, producer, offset):
     whole = producer.half(b"one")
     size = bench.records(HALF)[0].store_size
     inside = bench.store.log_end + 88
-    forged = bytearray(bench.store.read_record(whole.physical_offset))
+    forged = bytearray(now(bench.store).record(whole.physical_offset))
     forged[20:36] = offset.to_bytes(8, "big") + inside.to_bytes(8, "big")
     producer.client.send(body=bytes(forged), queue_id=1)
-    assert len(bench.store.read_record(inside)) == size
+    assert len(now(bench.store).record(inside)) == size
     answer = producer.commit(whole, tran_state_table_offset=offset, commit_log_offset=inside)
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert bodies(bench, OP) == []

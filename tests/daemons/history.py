@@ -19,6 +19,7 @@ from mqbroker.wire.ids import parse_offset_message_id
 from mqbroker.wire.record import BLANK_MAGIC, decode_record, decode_records
 from tests.commands import decode_frame
 from tests.daemons.processes import DEADLINE_SECONDS, ask, ask_on, receive
+from tests.store.harness import now
 
 TOPIC = "Killed"
 QUEUES = 4
@@ -194,9 +195,9 @@ def check_store(root, copies, sizes, senders):
     for sender in senders:
         for n, (body, _) in enumerate(sender.sent):
             if body in sender.acked:
-                found = store.query(TOPIC, f"{sender.label}-{n}", 2, 0, 1 << 62)
+                found = now(store).query(TOPIC, f"{sender.label}-{n}", 2, 0, 1 << 62)
                 assert [record.body for data in found for record in decode_records(data)] == [body]
-    assert list(store.damages) == []
+    assert list(store.corrupt_ranges) == []
     stop_here(store)
     check_history(scan_log(opened / "commitlog"), queues, senders)
     check_caches(opened, copies / "rebuilt", sizes)
@@ -229,9 +230,9 @@ def check_remaining(root, copies, sizes, senders):
         for n, (body, _) in enumerate(sender.sent):
             if body in remaining:
                 for each in (store, other):
-                    found = each.query(TOPIC, f"{sender.label}-{n}", 2, 0, 1 << 62)
+                    found = now(each).query(TOPIC, f"{sender.label}-{n}", 2, 0, 1 << 62)
                     assert [record.body for data in found for record in decode_records(data)] == [body]
-    assert list(store.damages) == list(other.damages) == []
+    assert list(store.corrupt_ranges) == list(other.corrupt_ranges) == []
     stop_here(store)
     stop_here(other)
     shutil.rmtree(copies)

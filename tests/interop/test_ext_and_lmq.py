@@ -20,6 +20,7 @@ from mqbroker.wire.record import Record, decode_records, encode_host
 from tests.interop.fleet import Fleet, Kind
 from tests.interop.processes import eventually
 from tests.interop.raw import Line, create_topic, pull, request, send, send_batch
+from tests.store.harness import now
 
 SEGMENT_BYTES = 65536
 SETTINGS: dict[str, Any] = {
@@ -153,7 +154,7 @@ def rebuilt(store: Path, copy: Path) -> Path:
     )
     host = encode_host(("127.0.0.1", 10911))
     opened = open_store(settings, disk=OsDisk(), clock=Clock(), worker=InlineWorker(), store_host=host)
-    opened.query("plain", "none", 1, 0, 1)
+    now(opened).query("plain", "none", 1, 0, 1)
     stopped: list[None] = []
     opened.stop().addCallback(stopped.append)
     assert stopped == [None]

@@ -28,7 +28,7 @@ from mqbroker.store import MessageStore, open_store
 from mqbroker.store.disk import IMappedFile
 from mqbroker.store.os_disk import OsDisk, OsMappedFile
 from mqbroker.store.worker import InlineWorker
-from tests.store.harness import HOST, SMALL, START_S, message, stop, turns
+from tests.store.harness import HOST, SMALL, START_S, message, now, stop, turns
 
 _mprotect = ctypes.CDLL(None, use_errno=True).mprotect
 _mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -172,7 +172,7 @@ def read_all(store: MessageStore) -> int:
         _result(store.get_when_ready("T", queue_id, 0, 32, None, frozenset([97])))
         time_ms = _result(store.queries.store_timestamp("T", queue_id, 3))
         _result(store.queries.offset_by_time("T", queue_id, time_ms))
-    _result(store.query_when_ready("T", "k7", 32, 0, 2**62))
+    _result(store.query("T", "k7", 32, 0, 2**62))
     return count
 
 
@@ -202,7 +202,7 @@ def fail_alone(store: MessageStore, disk: GuardedDisk, root: str) -> list[tuple[
     """Look up by key, and by tag, where index or extension cannot be read: the files, and why each was refused."""
     found: list[tuple[str, str]] = []
     asks: dict[str, Callable[[], Any]] = {
-        "index": lambda: store.query_when_ready("T", "k1", 32, 0, 2**62),
+        "index": lambda: store.query("T", "k1", 32, 0, 2**62),
         "consumequeue_ext/T/0": lambda: store.get_when_ready("T", 0, 0, 32, None, frozenset([97])),
     }
     for directory, ask in asks.items():
@@ -249,11 +249,9 @@ def evict_and_go_on(root: str, has_caches: bool) -> dict[str, Any]:
         assert find(offset, physical_offset) is None
         counts.append(read_all(store))
         disk.evict()
-        assert len(_result(store.query_when_ready("T", f"k{number}", 32, 0, 2**62)).records) == has_caches * (
-            number + 5
-        )
+        assert len(_result(store.query("T", f"k{number}", 32, 0, 2**62)).records) == has_caches * (number + 5)
         disk.evict()
-        assert len(store.query("T", f"k{number}", 32, 0, 2**62)) == has_caches * (number + 5)
+        assert len(now(store).query("T", f"k{number}", 32, 0, 2**62)) == has_caches * (number + 5)
     refused = fail_alone(store, disk, root) if has_caches else []
     stored = sum(store.max_offset("T", queue_id) for queue_id in (0, 1))
     end = store.log_end

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mqbroker.store import MessageStore
 from mqbroker.wire.record import decode_records
-from tests.store.harness import Bench, make_bench, message, stop, tree
+from tests.store.harness import Bench, make_bench, message, now, stop, tree
 
 # A batch of messages, each a queue and the length of its body.
 batches = st.lists(st.tuples(st.integers(0, 2), st.sampled_from([0, 10, 500, 1500, 3900])), min_size=1, max_size=12)
@@ -80,7 +80,7 @@ class Model:
                     found += [record.body for record in decode_records(piece)]
                 assert result.next_offset == len(found)
             assert found == bodies
-        assert len(self.store.query("T", "all", 10_000, 0, 2**62)) == self.written
+        assert len(now(self.store).query("T", "all", 10_000, 0, 2**62)) == self.written
         assert not self.store.corrupt_ranges
 
     def compare_with_a_rebuild(self) -> None:

@@ -12,7 +12,7 @@ from mqbroker.errors import RecordTooLarge, StoreUnwritable
 from mqbroker.store.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
 from mqbroker.wire.codes import SysFlag
 from mqbroker.wire.record import BLANK_MAGIC, Record, decode_record, encode_host, encode_record
-from tests.store.harness import BORN, HOST, START_S, Bench, message, turns
+from tests.store.harness import BORN, HOST, START_S, Bench, message, now, turns
 
 NOW_MS = int(START_S * 1000)
 V6 = encode_host(("2001:db8::1", 5000))
@@ -45,7 +45,7 @@ def test_a_record_is_what_the_codec_makes_of_it(bench: Bench) -> None:
     store = bench.open()
     [(offset, queue_offset, size, timestamp)] = store.append([message()])
     assert (offset, queue_offset, timestamp) == (0, 0, NOW_MS)
-    assert store.read_record(0) == expected_record()
+    assert now(store).record(0) == expected_record()
     assert size == len(expected_record()) == store.log_end
 
 
@@ -56,7 +56,7 @@ def test_records_follow_one_another_with_offsets_of_their_queues(bench: Bench) -
     assert [row[0] for row in appended] == [sum(row[2] for row in appended[:i]) for i in range(4)]
     assert store.append([message()])[0][:2] == (sum(row[2] for row in appended), 2)
     for row in appended:
-        data = store.read_record(row[0], row[2])
+        data = now(store).record(row[0], row[2])
         assert data is not None
         record = decode_record(data)
         assert (record.physical_offset, record.queue_offset) == (row[0], row[1])
@@ -80,7 +80,7 @@ def test_flags_of_ipv6_hosts_follow_the_hosts(make: Callable[..., Bench], born: 
     store = bench.open()
     # A peer may send any flags: those of the hosts are ours.
     store.append([message(born_host=born, sys_flag=16 | 32 | 1)])
-    data = store.read_record(0)
+    data = now(store).record(0)
     assert data is not None
     hosts = {BORN: ("127.0.0.1", 12345), HOST: ("127.0.0.1", 10911), V6: ("2001:db8::1", 5000)}
     assert data == expected_record(born_host=hosts[born], store_host=hosts[stored], sys_flag=1)
@@ -93,7 +93,7 @@ def test_halves_of_transactions_take_no_queue_offset(bench: Bench, sys_flag: int
     [(at, queue_offset, _, _)] = store.append([message(sys_flag=sys_flag)])
     assert queue_offset == (1 if takes_offset else 0)
     assert store.append([message()])[0][1] == (2 if takes_offset else 1)
-    data = store.read_record(at)
+    data = now(store).record(at)
     assert data is not None
     assert decode_record(data).sys_flag == sys_flag
 
@@ -174,7 +174,7 @@ def test_a_batch_goes_on_in_the_next_segments(bench: Bench) -> None:
     assert sorted({row[0] // 131072 for row in appended}) == list(range(6))
     for row, body in zip(appended, bodies, strict=True):
         assert row[0] % 131072 + row[2] + 8 <= 131072
-        data = store.read_record(row[0], row[2])
+        data = now(store).record(row[0], row[2])
         assert data is not None
         assert decode_record(data).body == body
     store.dispatch_now()
@@ -228,14 +228,14 @@ def test_without_room_for_a_segment_appends_are_refused_until_there_is(bench: Be
     with pytest.raises(StoreUnwritable, match="No space"):
         store.append([message(body=b"x" * 60_000)] * 6)  # three segments more
     assert store.log_end < 131072
-    assert not store.writable
+    assert store.why_unwritable
     assert "No space" in store.why_unwritable
-    assert store.read_record(0) is not None
+    assert now(store).record(0) is not None
     # One segment was made, and is used; a smaller record fits the first one anyway.
     assert store.append([message()])[0][1] == 1
     bench.disk.faults.room = None
     bench.clock.advance(0.5)
-    assert store.writable
+    assert not store.why_unwritable
     appended = store.append([message(body=b"x" * 60_000)] * 6)
     assert [row[1] for row in appended] == list(range(2, 8))
     store.dispatch_now()

@@ -15,7 +15,7 @@ import pytest
 from mqbroker.errors import MQError, StoreDamaged, StoreError, StoreLocked, StoreUnknown, StoreUnwritable
 from mqbroker.store.lock import lock_file
 from mqbroker.store.os_disk import OsDisk
-from tests.store.harness import SMALL, Bench, message, stop, turns
+from tests.store.harness import SMALL, Bench, message, now, stop, turns
 from tests.store.offline.stores import check, picture
 
 SEGMENT = SMALL["mapped_file_size_commit_log"]
@@ -153,7 +153,7 @@ def test_a_foreign_file_beside_the_index_is_passed_over(bench: Bench) -> None:
     (bench.root / "index" / "00-readme").write_bytes(b"mine")
     index = {path.name for path in (bench.root / "index").iterdir()}
     store = bench.open()
-    assert len(store.query("T", "7F0000010A2C18B4AAC27D0000000001", 10, 0, 1 << 60)) == 10
+    assert len(now(store).query("T", "7F0000010A2C18B4AAC27D0000000001", 10, 0, 1 << 60)) == 10
     stop(store)
     assert {path.name for path in (bench.root / "index").iterdir()} == index
 

@@ -16,7 +16,7 @@ from mqbroker.store import corrupt_ranges as module
 from mqbroker.store.corrupt_ranges import CorruptRanges
 from mqbroker.store.logscan import Damage, scan_at
 from mqbroker.wire.record import decode_records
-from tests.store.harness import Bench, after_restart, message, stop
+from tests.store.harness import Bench, after_restart, message, now, stop
 
 
 def damage(start: int, end: int, why: str = "why") -> Damage:
@@ -144,16 +144,16 @@ def test_a_rotten_record_is_reported_once_and_kept_from_all_readers(bench: Bench
     at, size = places[5]
     overwrite(log_file(bench), at + 120, b"?")
     again = bench.open()
-    assert again.read_record(at) is None
-    assert again.query("T", "k10", 9, 0, 2**62) == []
+    assert now(again).record(at) is None
+    assert now(again).query("T", "k10", 9, 0, 2**62) == []
     assert not again.corrupt_ranges
-    assert again.store_timestamp("T", 0, 5) == -1
+    assert now(again).store_timestamp("T", 0, 5) == -1
     for _ in range(3):
         all_of(again, 0)
     assert list(again.corrupt_ranges) == [Damage(str(log_file(bench)), at, at + size, "body CRC differs")]
     assert again.stats.corrupt_ranges == 1
-    assert len(again.query("T", "k8", 9, 0, 2**62)) == 1
-    assert again.read_record(places[4][0]) is not None
+    assert len(now(again).query("T", "k8", 9, 0, 2**62)) == 1
+    assert now(again).record(places[4][0]) is not None
 
 
 def test_the_last_message_of_a_queue_is_damaged(bench: Bench) -> None:
@@ -213,7 +213,7 @@ def test_an_entry_that_points_elsewhere_is_built_again_and_harms_no_other(
     assert all_of(again, 1) == list(range(10))
     assert not again.corrupt_ranges
     assert again.stats.rotten_entries == 0
-    assert again.read_record(at) is not None
+    assert now(again).record(at) is not None
 
 
 def test_queues_whose_directories_were_swapped_are_built_again(bench: Bench) -> None:

@@ -20,7 +20,7 @@ import pytest
 from mqbroker.errors import StoreDamaged
 from mqbroker.store import MessageStore
 from mqbroker.wire.record import Record, decode_records
-from tests.store.harness import Bench, make_bench, message, stop, turns
+from tests.store.harness import Bench, make_bench, message, now, stop, turns
 
 SEED = int(os.environ.get("MQBROKER_DAMAGE_SEED", "497"))
 SEGMENT = 131072
@@ -62,7 +62,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Or
         opened = again.open()
         records = dict(walk(opened))
         data = {
-            record.physical_offset: bytes(opened.read_record(record.physical_offset) or b"")
+            record.physical_offset: bytes(now(opened).record(record.physical_offset) or b"")
             for record in records.values()
         }
         assert len(records) == 430
@@ -302,7 +302,7 @@ def check_served(store: MessageStore, original: Original) -> dict[tuple[int, int
     served = dict(walk(store))
     assert {place: content(record) for place, record in served.items()}.items() <= contents(original.records).items()
     for n in range(430):
-        for data in store.query("T", f"k{n}", 9, 0, 1 << 62):
+        for data in now(store).query("T", f"k{n}", 9, 0, 1 << 62):
             (record,) = decode_records(data)
             assert record.body.startswith(b"%d-" % n)
     return served

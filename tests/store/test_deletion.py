@@ -14,7 +14,7 @@ from mqbroker.store.get_message_result import GetMessageResult, GetMessageStatus
 from mqbroker.wire.names import java_hash
 from mqbroker.wire.record import decode_record
 from tests.store.aging import BODY, HOUR_MS, NOW_HOUR, SEGMENT, a_turn, age, bodies, filled, names, numbered, to_second
-from tests.store.harness import Bench, SteppedWorker, message, stop, turns
+from tests.store.harness import Bench, SteppedWorker, message, now, stop, turns
 
 pytestmark = pytest.mark.usefixtures("utc")
 
@@ -141,7 +141,7 @@ def test_consume_queues_follow(make: Callable[..., Bench]) -> None:
     assert store.log_min_offset == 3 * SEGMENT
     low = store.min_offset("T", 0)
     assert 100 < low < 250
-    assert store.physical_offset("T", 0, low) >= 3 * SEGMENT > 3 * SEGMENT - 2500
+    assert now(store).physical_offset("T", 0, low) >= 3 * SEGMENT > 3 * SEGMENT - 2500
     assert files("T", 0) == files("T", 1) == list(range(low // 100, 4))
     assert len(bodies(store)) == 350 - low
     assert store.get("T", 0, low - 1, 1).status is GetMessageStatus.OFFSET_TOO_SMALL
@@ -229,15 +229,15 @@ def test_index_files_follow_but_not_the_last(make: Callable[..., Bench]) -> None
     a_turn(bench)
     left = len(list((bench.root / "index").iterdir()))
     assert 1 < left < count
-    assert store.query("T", "k0", 9, 0, 2**62) == []
-    assert len(store.query("T", "k499", 9, 0, 2**62)) == 1
+    assert now(store).query("T", "k0", 9, 0, 2**62) == []
+    assert len(now(store).query("T", "k499", 9, 0, 2**62)) == 1
     first = store.min_offset("T", 0)
-    assert len(store.query("T", f"k{first}", 9, 0, 2**62)) == 1
+    assert len(now(store).query("T", f"k{first}", 9, 0, 2**62)) == 1
     age(bench, 2 * HOUR_MS)
     a_turn(bench)
     a_turn(bench)
     assert len(list((bench.root / "index").iterdir())) >= 1
-    assert len(store.query("T", "k499", 9, 0, 2**62)) == 1
+    assert len(now(store).query("T", "k499", 9, 0, 2**62)) == 1
 
 
 def test_what_would_disturb_a_sync_runs_alone() -> None:

@@ -47,7 +47,7 @@ try:
         store.append([row] * 10)
         count += 10
         clock.advance(0.1)
-        if not store.writable:
+        if store.why_unwritable:
             raise StoreUnwritable(store.why_unwritable)
 except StoreUnwritable as error:
     print(count, error)

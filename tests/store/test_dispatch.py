@@ -11,7 +11,7 @@ from mqbroker.store import GetMessageStatus, dispatch, index_dispatcher
 from mqbroker.store import commitlog as commitlog_module
 from mqbroker.store.tags_codes import parse_delay_levels
 from mqbroker.wire.names import java_hash
-from tests.store.harness import START_S, Bench, message, stop, tree
+from tests.store.harness import START_S, Bench, message, now, stop, tree
 
 NOW_MS = int(START_S * 1000)
 Told = tuple[str, int, int, int | None, int]
@@ -227,7 +227,7 @@ def test_what_the_pile_lost_between_two_appends_is_indexed_too(bench: Bench, mon
     store.dispatch_now()
     store.start()
     bench.clock.advance(0)
-    assert [len(store.query("T", key, 9, 0, 2 * NOW_MS)) for key in ("before", "lost", "after")] == [1, 1, 1]
+    assert [len(now(store).query("T", key, 9, 0, 2 * NOW_MS)) for key in ("before", "lost", "after")] == [1, 1, 1]
 
 
 def test_dispatch_waits_for_a_full_disk_and_goes_on(bench: Bench) -> None:
@@ -253,6 +253,6 @@ def test_dispatch_waits_for_a_full_disk_and_goes_on(bench: Bench) -> None:
     store.append([message()])
     bench.clock.advance(1)
     assert (store.max_offset("T", 0), store.max_offset("T", 1)) == (2, 1)
-    assert store.writable
+    assert not store.why_unwritable
     assert sorted(row[:3] for row in told) == [("T", 0, 1), ("T", 0, 2), ("T", 1, 1)]
-    assert store.query("T", "7F0000010A2C18B4AAC27D0000000001", 10, 0, 2**62)
+    assert now(store).query("T", "7F0000010A2C18B4AAC27D0000000001", 10, 0, 2**62)

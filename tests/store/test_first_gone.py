@@ -10,7 +10,7 @@ from mqbroker.store import MessageStore
 from mqbroker.store.get_message_result import GetMessageStatus
 from mqbroker.wire.record import decode_record, decode_records
 from tests.store.aging import BODY, HOUR_MS, NOW_HOUR, SEGMENT, a_turn, age, bodies, names, numbered
-from tests.store.harness import Bench, message, stop, turns
+from tests.store.harness import Bench, message, now, stop, turns
 
 pytestmark = pytest.mark.usefixtures("utc")
 
@@ -38,14 +38,14 @@ def check_first_gone(store: MessageStore) -> None:
     assert store.log_min_offset == 2 * SEGMENT
     assert bodies(store) == numbered(8, 18)
     assert bodies(store, "Rare") == [b"rare"]
-    first = store.store_timestamp("T", 0, 8)
-    assert store.earliest_timestamp("T", 0) == first == store.stats.earliest_ms
-    assert [store.offset_by_time("T", 0, first + add) for add in (-9999, 0, 10, 9999)] == [8, 8, 9, 17]
+    first = now(store).store_timestamp("T", 0, 8)
+    assert now(store).earliest_timestamp("T", 0) == first == store.stats.earliest_ms
+    assert [now(store).offset_by_time("T", 0, first + add) for add in (-9999, 0, 10, 9999)] == [8, 8, 9, 17]
     assert store.get("T", 0, 3, 9).next_offset == 8
     assert store.get("T", 0, 3, 9).status is GetMessageStatus.OFFSET_TOO_SMALL
-    assert store.read_record(0) is None
-    assert store.query("T", "k3", 9, 0, 2**62) == []
-    assert [decode_record(found).body[:6] for found in store.query("T", "k12", 9, 0, 2**62)] == [b"000012"]
+    assert now(store).record(0) is None
+    assert now(store).query("T", "k3", 9, 0, 2**62) == []
+    assert [decode_record(found).body[:6] for found in now(store).query("T", "k12", 9, 0, 2**62)] == [b"000012"]
     assert store.append([message(), message("Rare")])[1][1] == 1
     store.dispatch_now()
     assert store.max_offset("T", 0) == 19
@@ -78,8 +78,8 @@ def test_lost_entries_hide_no_messages_where_it_begins(
         assert got.next_offset > offset
         offset = got.next_offset
     assert found == list(range(8, 18))
-    first_ms = store.store_timestamp("T", 0, 8)
-    assert [store.offset_by_time("T", 0, first_ms + add) for add in (0, 10, 9999)] == [8, 9, 17]
+    first_ms = now(store).store_timestamp("T", 0, 8)
+    assert [now(store).offset_by_time("T", 0, first_ms + add) for add in (0, 10, 9999)] == [8, 9, 17]
     stop(store)
 
 
@@ -153,7 +153,7 @@ def test_every_moment_of_a_deletion_can_be_the_last(make: Callable[..., Bench]) 
             opened = image.open()
             low = opened.min_offset("T", 0)
             assert bodies(opened) == numbered(low, 500)
-            assert opened.physical_offset("T", 0, low) >= opened.log_min_offset
+            assert now(opened).physical_offset("T", 0, low) >= opened.log_min_offset
             assert opened.append([message()])[0][1] == 500
             stop(opened)
             bench.disk.remove_tree(str(image.root))

@@ -274,7 +274,7 @@ def test_a_failed_sync_is_final_whatever_others_beside_it_say(bench: Bench, fail
     syncs.end(running[failing], OSError(errno.EIO, "Input/output error"))
     assert [type(error) for error in got] == [StoreUnwritable]
     syncs.end(running[1 - failing])
-    assert (store.flushed, store.writable) == (0, False)
+    assert (store.flushed, not store.why_unwritable) == (0, False)
 
 
 def test_no_file_for_a_sync_beside_another_is_tried_when_that_has_ended(bench: Bench) -> None:
@@ -285,7 +285,7 @@ def test_no_file_for_a_sync_beside_another_is_tried_when_that_has_ended(bench: B
     store.append([message()])
     bench.clock.advance(0.5)
     syncs.end(syncs.running[1], OSError(errno.EMFILE, "Too many open files"))
-    assert (got, store.writable) == ([], True)
+    assert (got, not store.why_unwritable) == ([], True)
     syncs.end(syncs.running[0])
     assert got == [None]
     (again,) = syncs.running
@@ -358,7 +358,7 @@ def test_who_waits_too_long_is_told(make: Callable[..., Bench]) -> None:
     bench.clock.advance(3)
     assert (len(first), second) == (1, [None])
     assert bench.clock.getDelayedCalls() == []
-    assert store.writable
+    assert not store.why_unwritable
 
 
 def test_giving_up_waiting_harms_nobody(bench: Bench) -> None:
@@ -385,7 +385,7 @@ def test_a_failed_sync_fails_all_who_wait_and_stops_writes_for_good(bench: Bench
     bench.disk.faults.sync_error = errno.EIO
     bench.worker.step()
     assert [type(error) for error in got + late] == [StoreUnwritable] * 3
-    assert not store.writable
+    assert store.why_unwritable
     assert "Input/output error" in store.why_unwritable
     with pytest.raises(StoreUnwritable, match="Input/output error"):
         store.append([message()])
@@ -394,7 +394,7 @@ def test_a_failed_sync_fails_all_who_wait_and_stops_writes_for_good(bench: Bench
     bench.disk.faults.sync_error = None
     bench.worker.at_once = True
     bench.clock.advance(5)
-    assert not store.writable
+    assert store.why_unwritable
     assert store.flushed == 0
     # Reads go on.
     assert store.get("T", 0, 0, 32).status is GetMessageStatus.FOUND
@@ -411,7 +411,7 @@ def test_a_failed_sync_has_a_start_after_a_kill_trust_the_log_as_little_as_after
     store.append([message()])
     bench.disk.faults.sync_error = errno.EIO
     bench.clock.pump([0.5] * 4)  # of the log, and then of consume queues
-    assert not store.writable
+    assert store.why_unwritable
     bench.disk.faults.sync_error = None
     bench.clock.pump([0.5] * 6)  # queues are synced; the log stays what it is
     assert decode_checkpoint((bench.root / "checkpoint").read_bytes()).queues_offset == store.log_end
@@ -429,7 +429,7 @@ def test_a_sync_for_which_no_file_could_be_opened_is_tried_again(bench: Bench, n
     bench.worker.step()
     assert isinstance(got[0], StoreUnwritable)
     assert "limit of open files" in str(got[0])
-    assert store.writable
+    assert not store.why_unwritable
     bench.disk.faults.sync_error = None
     bench.worker.at_once = True
     end = end_of(store.append([message()]))

@@ -9,7 +9,7 @@ import pytest
 
 from mqbroker.store import GetMessageStatus
 from mqbroker.wire.record import decode_host, decode_record, decode_records
-from tests.store.harness import golden_messages, make_bench, stop, tree, turns, unpack_golden
+from tests.store.harness import golden_messages, make_bench, now, stop, tree, turns, unpack_golden
 
 BOTH = pytest.mark.parametrize("name", ["store-clean", "store-crashed"])
 
@@ -20,7 +20,7 @@ def test_all_messages_of_the_listing_are_there(tmp_path: Path, name: str) -> Non
     listing = golden_messages()
     assert len(listing) == 343
     for expected in listing:
-        data = store.read_record(expected["offset"], expected["size"])
+        data = now(store).record(expected["offset"], expected["size"])
         assert data is not None
         record = decode_record(data)
         assert (record.topic, record.queue_id, record.queue_offset) == (
@@ -80,7 +80,7 @@ def test_messages_are_found_by_unique_key_and_by_key(tmp_path: Path) -> None:
         keys = [expected["properties"].get("UNIQ_KEY", ""), *expected["properties"].get("KEYS", "").split(" ")]
         for key in filter(None, keys):
             at = expected["store_timestamp"]
-            found = store.query(expected["topic"], key, 64, at - 60_000, at + 60_000)
+            found = now(store).query(expected["topic"], key, 64, at - 60_000, at + 60_000)
             assert expected["offset"] in [decode_record(data).physical_offset for data in found]
     stop(store)
 
@@ -89,8 +89,8 @@ def test_offset_by_time_finds_the_message_of_that_time(tmp_path: Path) -> None:
     store = make_bench(unpack_golden("store-clean", tmp_path)).open()
     for expected in golden_messages():
         topic, queue_id, at = expected["topic"], expected["queue_id"], expected["store_timestamp"]
-        found = store.offset_by_time(topic, queue_id, at)
-        assert store.store_timestamp(topic, queue_id, found) == at
+        found = now(store).offset_by_time(topic, queue_id, at)
+        assert now(store).store_timestamp(topic, queue_id, found) == at
     stop(store)
 
 
@@ -107,7 +107,7 @@ def test_a_stopped_store_stays_as_it_was(tmp_path: Path) -> None:
 def test_hosts_are_read_as_java_wrote_them(tmp_path: Path) -> None:
     store = make_bench(unpack_golden("store-clean", tmp_path)).open()
     expected = golden_messages()[0]
-    data = store.read_record(expected["offset"])
+    data = now(store).record(expected["offset"])
     assert data is not None
     assert "{}:{}".format(*decode_host(data[48:56])) == expected["born_host"]
     stop(store)

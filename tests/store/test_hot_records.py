@@ -7,7 +7,7 @@ import pytest
 from mqbroker.store import MessageStore, hot_records
 from mqbroker.store.logscan import Damage
 from mqbroker.wire.record import decode_record
-from tests.store.harness import Bench, message, stop, turns
+from tests.store.harness import Bench, message, now, stop, turns
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def store(bench: Bench) -> MessageStore:
 def places(store: MessageStore, topic: str = "T", queue_id: int = 0) -> list[tuple[int, int]]:
     """Queue offset and physical offset of each message."""
     offsets = range(store.max_offset(topic, queue_id))
-    return [(offset, store.physical_offset(topic, queue_id, offset)) for offset in offsets]
+    return [(offset, now(store).physical_offset(topic, queue_id, offset)) for offset in offsets]
 
 
 def test_a_record_is_found_as_it_is_stored(store: MessageStore) -> None:
@@ -30,7 +30,7 @@ def test_a_record_is_found_as_it_is_stored(store: MessageStore) -> None:
     for offset, physical_offset in places(store):
         record = record_at(offset, physical_offset)
         assert record is not None
-        assert record == store.read_record(physical_offset)
+        assert record == now(store).record(physical_offset)
         found = decode_record(record)
         assert (found.queue_offset, found.body) == (offset, b"%d" % offset * 10)
 

@@ -18,10 +18,9 @@ from hypothesis import strategies as st
 from mqbroker.store import MessageStore
 from mqbroker.store.index import Index, KeyHasher, positive_hash
 from mqbroker.store.index_file import IndexFile
-from mqbroker.store.page_loader import TouchingPages, run_now
 from mqbroker.wire.names import java_hash
 from mqbroker.wire.record import decode_record
-from tests.store.harness import START_S, Bench, FaultyDisk, message, stop, tree
+from tests.store.harness import START_S, Bench, FaultyDisk, TouchingPages, message, now, run_now, stop, tree
 
 NOW_MS = int(START_S * 1000)
 
@@ -149,7 +148,7 @@ def test_a_query_looks_at_the_messages_and_returns_each_once(bench: Bench) -> No
     bench.clock.advance(0)
 
     def found(key: str, topic: str = "T", begin_ms: int = NOW_MS - 1, end_ms: int = NOW_MS + 1) -> list[int]:
-        return [decode_record(data).queue_offset for data in store.query(topic, key, 10, begin_ms, end_ms)]
+        return [decode_record(data).queue_offset for data in now(store).query(topic, key, 10, begin_ms, end_ms)]
 
     assert found("Aa") == [0]
     assert found("BB") == [1]
@@ -159,8 +158,8 @@ def test_a_query_looks_at_the_messages_and_returns_each_once(bench: Bench) -> No
     assert found("y", "Other") == [0]
     assert found("y", "None") == []
     assert found("y", begin_ms=NOW_MS + 1, end_ms=NOW_MS + 2000) == []
-    assert [decode_record(data).queue_offset for data in store.query("T", "y", 1, 0, 2**62)] == [3]
-    assert store.query("T", "y", 0, 0, 2**62) == store.query("T", "y", -1, 0, 2**62) == []
+    assert [decode_record(data).queue_offset for data in now(store).query("T", "y", 1, 0, 2**62)] == [3]
+    assert now(store).query("T", "y", 0, 0, 2**62) == now(store).query("T", "y", -1, 0, 2**62) == []
 
 
 def test_a_query_sees_all_that_was_dispatched(bench: Bench) -> None:
@@ -168,7 +167,7 @@ def test_a_query_sees_all_that_was_dispatched(bench: Bench) -> None:
     store.append([message(properties=b"KEYS\x01k")])
     store.dispatch_now()
     assert store.stats.indexed == 0
-    assert len(store.query("T", "k", 10, 0, 2**62)) == 1
+    assert len(now(store).query("T", "k", 10, 0, 2**62)) == 1
 
 
 def test_rollbacks_are_not_indexed(bench: Bench) -> None:
@@ -177,7 +176,7 @@ def test_rollbacks_are_not_indexed(bench: Bench) -> None:
     for sys_flag in (4, 8, 12):
         store.append([message(sys_flag=sys_flag, properties=b"UNIQ_KEY\x01u%d" % sys_flag)])
     bench.clock.advance(0)
-    assert [len(store.query("T", f"u{sys_flag}", 9, 0, 2**62)) for sys_flag in (4, 8, 12)] == [1, 1, 0]
+    assert [len(now(store).query("T", f"u{sys_flag}", 9, 0, 2**62)) for sys_flag in (4, 8, 12)] == [1, 1, 0]
 
 
 def test_without_an_index_there_is_nothing_to_query(make: Callable[..., Bench]) -> None:
@@ -186,7 +185,7 @@ def test_without_an_index_there_is_nothing_to_query(make: Callable[..., Bench]) 
     store.start()
     store.append([message()])
     bench.clock.advance(1)
-    assert store.query("T", "7F0000010A2C18B4AAC27D0000000001", 10, 0, 2**62) == []
+    assert now(store).query("T", "7F0000010A2C18B4AAC27D0000000001", 10, 0, 2**62) == []
     stop(store)
     assert not (bench.root / "index").exists()
 
@@ -235,7 +234,7 @@ def test_a_file_that_is_lost_is_built_anew(make: Callable[..., Bench], number: i
     store = bench.open()
     store.start()
     bench.clock.advance(1)
-    assert [len(store.query("T", f"k{key}", 9, 0, 2**62)) for key in range(14)] == [1] * 14
+    assert [len(now(store).query("T", f"k{key}", 9, 0, 2**62)) for key in range(14)] == [1] * 14
 
 
 def test_names_of_deleted_files_are_to_be_synced(tmp_path: Path) -> None:
@@ -339,7 +338,7 @@ def test_files_of_other_geometry_are_built_anew(make: Callable[..., Bench]) -> N
     store = bench.open()
     store.start()
     bench.clock.advance(0)
-    assert len(store.query("T", "k3", 10, 0, 2**62)) == 1
+    assert len(now(store).query("T", "k3", 10, 0, 2**62)) == 1
     assert [path.stat().st_size for path in (bench.root / "index").iterdir()] == [40 + 400 + 1000]
 
 
@@ -397,7 +396,7 @@ def test_keys_of_the_newest_message_are_counted_over_files(tmp_path: Path) -> No
 
 def query(store: MessageStore, key: str, count: int = 64, begin_ms: int = 0, end_ms: int = 2**62) -> list[int]:
     """Queue offsets of what a query finds, the newest first."""
-    return [decode_record(data).queue_offset for data in store.query("T", key, count, begin_ms, end_ms)][::-1]
+    return [decode_record(data).queue_offset for data in now(store).query("T", key, count, begin_ms, end_ms)][::-1]
 
 
 def colliding(count: int) -> list[str]:
@@ -439,9 +438,9 @@ def test_keys_of_other_topics_do_not_collide_by_name(bench: Bench) -> None:
     store.append([message("A", properties=b"KEYS\x01b#c"), message("Aa", properties=b"KEYS\x01k")])
     store.append([message("BB", properties=b"KEYS\x01k")])
     store.dispatch_now()
-    assert [decode_record(data).topic for data in store.query("Aa", "k", 9, 0, 2**62)] == ["Aa"]
-    assert [decode_record(data).topic for data in store.query("BB", "k", 9, 0, 2**62)] == ["BB"]
-    assert store.query("A#b", "c", 9, 0, 2**62) == []
+    assert [decode_record(data).topic for data in now(store).query("Aa", "k", 9, 0, 2**62)] == ["Aa"]
+    assert [decode_record(data).topic for data in now(store).query("BB", "k", 9, 0, 2**62)] == ["BB"]
+    assert now(store).query("A#b", "c", 9, 0, 2**62) == []
 
 
 def keyed(i: int) -> bytes:
@@ -529,7 +528,7 @@ def test_an_index_whose_headers_do_not_agree_with_its_entries_is_built_anew(
     store.start()
     store.append([message(properties=b"KEYS\x01k%d" % (n % 5)) for n in range(45)])
     bench.clock.pump([0.5] * 30)
-    found = [store.query("T", f"k{n}", 64, 0, 2**62) for n in range(5)]
+    found = [now(store).query("T", f"k{n}", 64, 0, 2**62) for n in range(5)]
     assert [len(records) for records in found] == [9] * 5
     names = sorted(os.listdir(bench.root / "index"))
     assert len(names) == 3
@@ -544,5 +543,5 @@ def test_an_index_whose_headers_do_not_agree_with_its_entries_is_built_anew(
     again = image.open()
     again.start()
     image.clock.pump([0.5] * 3)
-    assert [again.query("T", f"k{n}", 64, 0, 2**62) for n in range(5)] == found
+    assert [now(again).query("T", f"k{n}", 64, 0, 2**62) for n in range(5)] == found
     stop(again)

@@ -15,13 +15,12 @@ from twisted.logger import capturedLogs
 
 from mqbroker.store import GetMessageResult, MessageStore
 from mqbroker.store.checkpoint import decode_checkpoint, encode_checkpoint
-from mqbroker.store.page_loader import run_now
 from mqbroker.wire.codes import SysFlag
 from mqbroker.wire.names import java_hash
 from mqbroker.wire.record import decode_records
 from tests.store.aging import BODY, HOUR_MS, NOW_HOUR, SEGMENT, a_turn, age, numbered
 from tests.store.aging import bodies as aged_bodies
-from tests.store.harness import Bench, message, stop, tree, turns
+from tests.store.harness import Bench, message, now, run_now, stop, tree, turns
 from tests.store.test_recovery import bodies, queue_file, settle, write
 
 #: Entries of a file of a queue.
@@ -607,7 +606,7 @@ def test_a_search_by_time_has_lost_entries_built_again(
         bench.clock.advance(1)
     store.append([message("Other", body=b"other")])
     settle(bench, store)
-    times = [store.store_timestamp("T", 0, number) for number in range(COUNT)]
+    times = [now(store).store_timestamp("T", 0, number) for number in range(COUNT)]
     assert times == sorted(set(times))
     whole = tree(bench.root / "consumequeue")
     stop(store)
@@ -619,7 +618,7 @@ def test_a_search_by_time_has_lost_entries_built_again(
     assert run_now(ask.earliest_timestamp("T", 0)) == times[0]
     for number in (0, 3, 99, 100, 174, 200, 299, 300, 349):
         assert run_now(ask.offset_by_time("T", 0, times[number])) == number
-        assert again.offset_by_time("T", 0, times[number] + 400) == number
+        assert now(again).offset_by_time("T", 0, times[number] + 400) == number
         assert run_now(ask.store_timestamp("T", 0, number)) == times[number]
     assert read_from(again) == list(range(COUNT))
     assert tree(bench.root / "consumequeue") == whole
@@ -629,7 +628,7 @@ def test_a_search_by_time_has_lost_entries_built_again(
 def test_an_entry_stays_that_leads_to_where_the_log_is_damaged(bench: Bench) -> None:
     """A copy may bring that back."""
     store = filled(bench)
-    places = [store.physical_offset("T", 0, number) for number in (150, 153)]
+    places = [now(store).physical_offset("T", 0, number) for number in (150, 153)]
     stop(store)
     log = bench.root / "commitlog" / f"{0:020d}"
     data = log.read_bytes()
@@ -664,7 +663,7 @@ def test_who_waits_for_other_entries_of_a_queue_to_be_mended_gets_its_own_after_
 
 def test_where_the_log_has_no_message_either_the_entry_stays_blank(bench: Bench) -> None:
     store = filled(bench)
-    start = store.physical_offset("T", 0, 150)
+    start = now(store).physical_offset("T", 0, 150)
     stop(store)
     write(bench.root / "commitlog" / f"{0:020d}", start, b"\xff" * 100)
     again = bench.open()

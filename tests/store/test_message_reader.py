@@ -11,7 +11,7 @@ from mqbroker.store import GetMessageResult, GetMessageStatus, MessageStore, que
 from mqbroker.store.commitlog import NewMessage
 from mqbroker.wire.names import java_hash
 from mqbroker.wire.record import decode_records
-from tests.store.harness import Bench, message, stop
+from tests.store.harness import Bench, message, now, stop
 
 
 def offsets(found: GetMessageResult) -> list[int]:
@@ -174,24 +174,24 @@ def test_times_of_a_queue(bench: Bench) -> None:
         store.append([message()] * 2)
         bench.clock.advance(1)
     store.dispatch_now()
-    assert store.earliest_timestamp("T", 0) == first
-    assert store.store_timestamp("T", 0, 19) == first + 9000
-    assert (store.store_timestamp("T", 0, 20), store.store_timestamp("U", 0, 0)) == (-1, -1)
-    assert store.earliest_timestamp("U", 0) == -1
+    assert now(store).earliest_timestamp("T", 0) == first
+    assert now(store).store_timestamp("T", 0, 19) == first + 9000
+    assert (now(store).store_timestamp("T", 0, 20), now(store).store_timestamp("U", 0, 0)) == (-1, -1)
+    assert now(store).earliest_timestamp("U", 0) == -1
     cases = [(-5000, 0), (0, 1), (400, 1), (600, 2), (1000, 2), (5000, 11), (8999, 18), (9000, 18), (99_000, 19)]
     for after, offset in cases:
-        assert store.offset_by_time("T", 0, first + after) == offset
-    assert store.offset_by_time("U", 0, first) == 0
+        assert now(store).offset_by_time("T", 0, first + after) == offset
+    assert now(store).offset_by_time("U", 0, first) == 0
 
 
 def test_reading_by_offset_of_the_log(bench: Bench) -> None:
     store = bench.open()
     rows = store.append([message()] * 3)
     at, size = rows[1][0], rows[1][2]
-    assert store.read_record(at) == store.read_record(at, size) is not None
-    assert store.read_record(at, size + 1) is None
+    assert now(store).record(at) == now(store).record(at, size) is not None
+    assert now(store).record(at, size + 1) is None
     for bad in (-1, at + 1, store.log_end, 10**12):
-        assert store.read_record(bad) is None
+        assert now(store).record(bad) is None
 
 
 @pytest.mark.parametrize(
@@ -421,9 +421,9 @@ def timed(bench: Bench, *groups: tuple[float, int]) -> tuple[MessageStore, int]:
 
 def test_of_messages_of_one_time_the_one_that_a_search_from_the_middle_finds(bench: Bench) -> None:
     store, first = timed(bench, (0, 3), (1, 5), (2, 1))
-    assert store.offset_by_time("T", 0, first) == 1  # 4, then 1
-    assert store.offset_by_time("T", 0, first + 1000) == 4
-    assert store.offset_by_time("T", 0, first + 2000) == 8
+    assert now(store).offset_by_time("T", 0, first) == 1  # 4, then 1
+    assert now(store).offset_by_time("T", 0, first + 1000) == 4
+    assert now(store).offset_by_time("T", 0, first + 2000) == 8
 
 
 @pytest.mark.parametrize(
@@ -433,15 +433,16 @@ def test_a_time_between_two_is_the_nearer_ones_and_of_equals_the_older(
     bench: Bench, after_ms: int, offset: int
 ) -> None:
     store, first = timed(bench, (0, 3), (3, 3))
-    assert store.offset_by_time("T", 0, first + after_ms) == offset
+    assert now(store).offset_by_time("T", 0, first + after_ms) == offset
 
 
 def test_times_over_several_files_of_a_queue(bench: Bench) -> None:
     store, first = timed(bench, *[(n, 10) for n in range(25)])  # files of 100 entries
     for n in range(25):
-        assert store.store_timestamp("T", 0, store.offset_by_time("T", 0, first + n * 1000)) == first + n * 1000
-    assert store.offset_by_time("T", 0, first + 9400) == 99
-    assert store.offset_by_time("T", 0, first + 9600) == 100
+        found = now(store).offset_by_time("T", 0, first + n * 1000)
+        assert now(store).store_timestamp("T", 0, found) == first + n * 1000
+    assert now(store).offset_by_time("T", 0, first + 9400) == 99
+    assert now(store).offset_by_time("T", 0, first + 9600) == 100
 
 
 def test_times_when_the_oldest_messages_are_gone(bench: Bench) -> None:
@@ -454,16 +455,16 @@ def test_times_when_the_oldest_messages_are_gone(bench: Bench) -> None:
     queue = store._queues.by_name["T", 0]
     store._commit_log.drop_first().close()
     for _ in range(2):  # before the queue's minimum has followed, and after
-        assert store.offset_by_time("T", 0, 0) == 4
-        assert store.offset_by_time("T", 0, first + 6000) == 6
-        assert store.offset_by_time("T", 0, 2**62) == 9
+        assert now(store).offset_by_time("T", 0, 0) == 4
+        assert now(store).offset_by_time("T", 0, first + 6000) == 6
+        assert now(store).offset_by_time("T", 0, 2**62) == 9
         queue.correct_min(store.log_min_offset)
         assert queue.min_offset == 4
 
 
 def test_times_with_damaged_messages(bench: Bench) -> None:
     store, first = timed(bench, *[(n, 1) for n in range(20)])
-    places = [store.physical_offset("T", 0, n) for n in range(20)]
+    places = [now(store).physical_offset("T", 0, n) for n in range(20)]
     stop(store)
     with (bench.root / "commitlog" / f"{0:020d}").open("r+b") as file:
         for n in (4, 9, 10, 19):  # 9 is looked at first
@@ -472,9 +473,9 @@ def test_times_with_damaged_messages(bench: Bench) -> None:
     again = bench.open()
     for n in range(20):
         if n not in (4, 9, 10, 19):
-            assert again.offset_by_time("T", 0, first + n * 1000) == n
-    assert again.offset_by_time("T", 0, first - 1) == 0
-    assert again.store_timestamp("T", 0, 9) == -1
+            assert now(again).offset_by_time("T", 0, first + n * 1000) == n
+    assert now(again).offset_by_time("T", 0, first - 1) == 0
+    assert now(again).store_timestamp("T", 0, 9) == -1
 
 
 # By offset of the log
@@ -484,18 +485,18 @@ def test_records_that_a_message_only_pretends_to_be(bench: Bench) -> None:
     """A body that looks like a record: of its offset, or of a size that no message has."""
     store = bench.open()
     store.append([message(body=bytes(200))])
-    at = store.physical_offset("T", 0, 0) + 88
+    at = now(store).physical_offset("T", 0, 0) + 88
     fake = bytearray(200)
     struct.pack_into(">II", fake, 0, 0x7FFFFFF0, 0xDAA320A7)
     struct.pack_into(">q", fake, 28, at)
     end = store.log_end
     store.append([message(body=bytes(fake))])
     inner = end + 88
-    assert store.read_record(inner) is None
-    assert store.read_record(inner, 0x7FFFFFF0) is None
-    assert store.read_record(inner, 200) is None
+    assert now(store).record(inner) is None
+    assert now(store).record(inner, 0x7FFFFFF0) is None
+    assert now(store).record(inner, 200) is None
     for offset in (2**63 - 1, -(2**63), store.log_end - 1):
-        assert store.read_record(offset) is None
+        assert now(store).record(offset) is None
 
 
 def test_records_larger_than_any_message_are_not_read(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -503,7 +504,7 @@ def test_records_larger_than_any_message_are_not_read(bench: Bench, monkeypatch:
     ((at, _, size, _),) = store.append([message()])
     for limit, is_read in ((size, False), (size + 1, True)):
         monkeypatch.setattr(queries, "_RECORD_BYTES_MAX", limit)
-        assert (store.read_record(at) is not None) is is_read
+        assert (now(store).record(at) is not None) is is_read
 
 
 # By key
@@ -515,7 +516,7 @@ def test_queries_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> N
     store.dispatch_now()
 
     def found(count: int) -> list[int]:
-        return [decode_records(data)[0].queue_offset for data in store.query("T", "k", count, 0, 2**62)]
+        return [decode_records(data)[0].queue_offset for data in now(store).query("T", "k", count, 0, 2**62)]
 
     assert found(3) == [37, 38, 39]
     assert found(1000) == list(range(40))

@@ -15,7 +15,7 @@ from mqbroker.store.commitlog import NewMessage
 from mqbroker.wire.names import java_hash
 from mqbroker.wire.properties import PROPERTIES_BYTES_MAX, find_property
 from mqbroker.wire.record import Record, decode_records
-from tests.store.harness import Bench, after_restart, message, stop, tree, turns
+from tests.store.harness import Bench, after_restart, message, now, stop, tree, turns
 
 ENTRY = Struct(">qiq")
 ON = {"enable_multi_dispatch": True, "enable_lmq": True, "max_lmq_consume_queue_num": 5}
@@ -227,7 +227,7 @@ def test_properties_must_hold_the_offsets_too(lmq: Bench, room: int) -> None:
     send = message("T", 3, properties=f"{names}K\x01{pad}".encode())
     if room:
         store.append([send])
-        (record,) = [appended for appended in [store.read_record(0)] if appended]
+        (record,) = [appended for appended in [now(store).record(0)] if appended]
         assert find_property(record, b"INNER_MULTI_QUEUE_OFFSET\x01") == b"0"
     else:
         with pytest.raises(MultiDispatchRefused, match="32768"):

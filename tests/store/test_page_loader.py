@@ -30,7 +30,7 @@ from mqbroker.store.page_loader import (
 )
 from mqbroker.store.worker import InlineWorker
 from mqbroker.wire.record import decode_records
-from tests.store.harness import Bench, Faults, FaultyFile, SteppedWorker, after_restart, message
+from tests.store.harness import Bench, Faults, FaultyFile, SteppedWorker, after_restart, message, now
 
 T = TypeVar("T")
 
@@ -130,7 +130,7 @@ def test_what_was_found_whole_is_fetched_again_when_it_left_memory(bench: Bench,
 
 def test_what_was_found_whole_and_cannot_be_read_any_more(bench: Bench, store: MessageStore) -> None:
     assert store.get("T", 0, 0, 20).count == 20
-    path, at = str(bench.root / "commitlog" / f"{0:020d}"), store.physical_offset("T", 0, 5)
+    path, at = str(bench.root / "commitlog" / f"{0:020d}"), now(store).physical_offset("T", 0, 5)
     bench.disk.faults.evict()
     bench.disk.faults.unreadable.add((path, at + 100))
     fail_for_good(bench, lambda: store.get_when_ready("T", 0, 0, 10))
@@ -256,7 +256,7 @@ def test_outcomes_without_messages_wait_for_nothing(
 
 
 def test_rotten_messages_are_passed_over_when_they_are_in_memory(bench: Bench, store: MessageStore) -> None:
-    at = store.physical_offset("T", 0, 5)
+    at = now(store).physical_offset("T", 0, 5)
     with (bench.root / "commitlog" / f"{0:020d}").open("r+b") as file:
         file.seek(at + 200)
         file.write(b"?")
@@ -270,7 +270,7 @@ def test_rotten_messages_are_passed_over_when_they_are_in_memory(bench: Bench, s
 
 
 def test_a_read_that_fails_once_hides_nothing(bench: Bench, store: MessageStore) -> None:
-    at = store.physical_offset("T", 0, 5)
+    at = now(store).physical_offset("T", 0, 5)
     path = str(bench.root / "commitlog" / f"{0:020d}")
     for act in (lambda: store.get_when_ready("T", 0, 3, 5), lambda: store.queries.record(at)):
         bench.disk.faults.evict()
@@ -284,11 +284,11 @@ def test_a_read_that_fails_once_hides_nothing(bench: Bench, store: MessageStore)
     record = kept(store.queries.record(at))
     step_all(bench)
     assert offsets(results[0]) == [3, 4, 5, 6, 7]
-    assert record == [store.read_record(at)]
+    assert record == [now(store).record(at)]
 
 
 def test_a_message_that_cannot_be_read_is_reported_and_the_rest_served(bench: Bench, store: MessageStore) -> None:
-    at = store.physical_offset("T", 0, 5)
+    at = now(store).physical_offset("T", 0, 5)
     path = str(bench.root / "commitlog" / f"{0:020d}")
     bench.disk.faults.unreadable.add((path, at + 100))
     fail_for_good(bench, lambda: store.get_when_ready("T", 0, 3, 5))
@@ -297,7 +297,7 @@ def test_a_message_that_cannot_be_read_is_reported_and_the_rest_served(bench: Be
     step_all(bench)
     assert offsets(results[0]) == [3, 4, 6, 7, 8]
     (damage,) = store.corrupt_ranges
-    assert (damage.start, damage.end) == (at, store.physical_offset("T", 1, 5))
+    assert (damage.start, damage.end) == (at, now(store).physical_offset("T", 1, 5))
     assert "the disk cannot read it" in damage.why
     fetches = len(bench.disk.faults.fetches)
     again = store.get_when_ready("T", 0, 3, 5)
@@ -336,7 +336,7 @@ def test_a_want_of_descriptors_is_no_damage(
 
     def ask() -> Deferred[object]:
         if part == "index":
-            return ensureDeferred(store.query_when_ready("T", "k3", 10, 0, 2**62))
+            return ensureDeferred(store.query("T", "k3", 10, 0, 2**62))
         answer = store.get_when_ready("T", 0, 0, 5)
         assert isinstance(answer, Deferred)
         return answer  # type: ignore[return-value]
@@ -416,25 +416,25 @@ def test_a_segment_deleted_while_it_is_fetched(make: Callable[..., Bench]) -> No
 
 
 def test_queries_fetch_what_they_touch(bench: Bench, store: MessageStore) -> None:
-    at = store.physical_offset("T", 0, 7)
+    at = now(store).physical_offset("T", 0, 7)
     bench.disk.faults.evict()
     record = kept(store.queries.record(at))
     time = kept(store.queries.store_timestamp("T", 0, 7))
     far = kept(store.is_far("T", 0, 7))
     by_time = kept(store.queries.offset_by_time("T", 1, 0))
-    by_key = kept(store.query_when_ready("T", "k14", 9, 0, 2**62))
+    by_key = kept(store.query("T", "k14", 9, 0, 2**62))
     assert not record + time + far + by_time + by_key
     assert step_all(bench) > 5
-    assert record == [store.read_record(at)]
-    assert time == [store.store_timestamp("T", 0, 7)]
+    assert record == [now(store).record(at)]
+    assert time == [now(store).store_timestamp("T", 0, 7)]
     assert far == [False]
     assert by_time == [0]
-    assert by_key == [(store.query("T", "k14", 9, 0, 2**62), 1)]
+    assert by_key == [(now(store).query("T", "k14", 9, 0, 2**62), 1)]
     assert len(by_key[0].records) == 1
 
 
 def test_a_query_whose_index_is_deleted_meanwhile_finds_nothing(bench: Bench, store: MessageStore) -> None:
-    results = kept(store.query_when_ready("T", "k14", 9, 0, 2**62))
+    results = kept(store.query("T", "k14", 9, 0, 2**62))
     assert store._index is not None
     store._index.files[0].forget()
     step_all(bench)
@@ -447,7 +447,7 @@ def test_an_index_that_cannot_be_read_is_told(bench: Bench, store: MessageStore)
     path = store._index.files[0].file.path
     bench.disk.faults.unreadable.update((path, at) for at in range(0, 500, 10))
     failures: list[str] = []
-    ensureDeferred(store.query_when_ready("T", "k14", 9, 0, 2**62)).addErrback(
+    ensureDeferred(store.query("T", "k14", 9, 0, 2**62)).addErrback(
         lambda failure: failures.append(str(failure.trap(StoreDamaged) and failure.value))
     )
     step_all(bench)
@@ -524,7 +524,7 @@ def test_a_store_stops_after_its_reads(bench: Bench, store: MessageStore) -> Non
 def test_what_never_stays_in_memory_is_not_touched_before_it_was_read(
     bench: Bench, store: MessageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start, end = store.physical_offset("T", 0, 3), store.physical_offset("T", 0, 13)
+    start, end = now(store).physical_offset("T", 0, 3), now(store).physical_offset("T", 0, 13)
     bench.disk.faults.fetches.clear()
     monkeypatch.setattr(FaultyFile, "is_resident", lambda file, at, size: False)
     results = kept(store.get_when_ready("T", 0, 3, 10))

@@ -15,7 +15,7 @@ from mqbroker.store.consumequeue_ext import ExtUnit
 from mqbroker.store.property_filter import IPropertyFilter
 from mqbroker.wire.names import java_hash
 from mqbroker.wire.record import decode_records
-from tests.store.harness import Bench, after_restart, message
+from tests.store.harness import Bench, after_restart, message, now
 from tests.store.test_page_loader import fail_for_good, kept, offsets, step_all
 
 
@@ -230,7 +230,7 @@ def test_a_get_that_fetched_often_ends_with_what_it_has(
 
 
 def test_a_message_that_cannot_be_read_is_left_out(bench: Bench, page_loader: MessageStore) -> None:
-    at = page_loader.physical_offset("T", 0, 3)
+    at = now(page_loader).physical_offset("T", 0, 3)
     bench.disk.faults.evict()
     bench.disk.faults.unreadable.add((str(bench.root / "commitlog" / f"{0:020d}"), at + 100))
     fail_for_good(bench, lambda: page_loader.get_when_ready("T", 0, 0, 2, property_filter=Matching(2, 3, 4)))

@@ -17,7 +17,7 @@ from mqbroker.store import GetMessageStatus, MessageStore, recovery
 from mqbroker.store.checkpoint import Checkpoint, encode_checkpoint
 from mqbroker.store.recovery import load_segments, store_log_again
 from mqbroker.wire.record import decode_record, decode_records, encode_blank, encode_record
-from tests.store.harness import Bench, message, stop, tree, turns
+from tests.store.harness import Bench, message, now, stop, tree, turns
 
 SEGMENT = 131072
 
@@ -224,7 +224,7 @@ def test_damage_below_the_durable_mark_is_passed_over_and_reported(bench: Bench)
         (str(segment(image)), rows[7][0], rows[8][0])
     ]
     assert bodies(again) == [b"%d" % i * 50 for i in range(20) if i != 7]
-    assert again.read_record(rows[7][0]) is None
+    assert now(again).record(rows[7][0]) is None
     found = again.get("T", 0, 7, 1)
     assert (found.status, found.next_offset, found.count) == (GetMessageStatus.FOUND, 9, 1)
     assert again.append([message()])[0][:2] == (end, 20)
@@ -249,7 +249,7 @@ def test_damage_up_to_the_durable_mark_is_kept_and_the_log_goes_on_behind_it(ben
     again.dispatch_now()
     assert bodies(again)[-1] == b"new"
     after = image.image("after").open()
-    assert after.read_record(end) is not None
+    assert now(after).record(end) is not None
     for each in (again, after):
         stop(each)
 
@@ -310,7 +310,7 @@ def test_lost_pages_of_caches_are_built_again_from_the_checkpoint(bench: Bench) 
     again.start()
     turns(image.clock, 1)
     assert bodies(again) == [b"%d" % i for i in range(250)]
-    assert len(again.query("T", "7F0000010A2C18B4AAC27D0000000001", 1000, 0, 2**62)) == 250
+    assert len(now(again).query("T", "7F0000010A2C18B4AAC27D0000000001", 1000, 0, 2**62)) == 250
     stop(again)
     stop(store)
     assert tree(image.root / "consumequeue") == tree(bench.root / "consumequeue")
@@ -594,7 +594,7 @@ def test_the_index_outlives_a_killed_process_but_not_a_machine(bench: Bench) -> 
         image.opened.append(again)
         again.start()
         turns(image.clock, 1)
-        assert [len(again.query("T", f"k{i}", 9, 0, 2**62)) for i in range(30)] == [1] * 30
+        assert [len(now(again).query("T", f"k{i}", 9, 0, 2**62)) for i in range(30)] == [1] * 30
         stop(again)
         assert ([path.name for path in (image.root / "index").iterdir()] == names) is same
 
@@ -660,7 +660,7 @@ def test_an_opening_that_failed_after_a_machine_stopped_does_not_make_its_index_
     image.opened.append(again)
     again.start()
     turns(image.clock, 1)
-    assert [len(again.query("T", f"k{i}", 9, 0, 2**62)) for i in range(30)] == [1] * 30
+    assert [len(now(again).query("T", f"k{i}", 9, 0, 2**62)) for i in range(30)] == [1] * 30
     stop(again)
 
 

@@ -5,7 +5,7 @@ from twisted.internet.task import Clock
 
 from mqbroker.config import FlushDiskType
 from mqbroker.store.statistics import StoreStatistics
-from tests.store.harness import START_S, make_bench, message, turns
+from tests.store.harness import START_S, make_bench, message, now, turns
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_a_store_counts_what_it_takes(tmp_path):
     assert statistics.began == START_S
     assert statistics.longest_put_ms == 25
     entered = {(queue.topic, queue.queue_id): counts for queue, counts in store.entered.items()}
-    size = len(store.read_record(0))
+    size = len(now(store).record(0))
     assert entered == {("T", 0): [1, size], ("T", 1): [1, size], ("U", 0): [1, size - 99]}
     bench.close()
 

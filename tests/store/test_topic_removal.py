@@ -15,7 +15,7 @@ from mqbroker.store import MessageStore
 from mqbroker.store.get_message_result import GetMessageResult, GetMessageStatus
 from mqbroker.wire.codes import SCHEDULE_TOPIC
 from mqbroker.wire.record import decode_record
-from tests.store.harness import Bench, message, stop, turns
+from tests.store.harness import Bench, message, now, stop, turns
 
 Make = Callable[..., Bench]
 
@@ -67,7 +67,7 @@ def test_a_topic_goes_and_the_others_stay(bench: Bench) -> None:
     assert bodies(store, "Kept") == [b"0", b"2", b"4"]
     assert bodies(store, SCHEDULE_TOPIC, 1) == [b"1", b"3", b"5"]
     assert store.log_end == end
-    assert store.read_record(0) is not None
+    assert now(store).record(0) is not None
     assert result(store.remove_topics(["Old"])) == []
 
 
@@ -105,7 +105,7 @@ def test_its_offsets_are_those_that_its_first_message_will_have(bench: Bench, re
         store.start()
     assert store.bounds("Old", 0) == (store.min_offset("Old", 0), store.max_offset("Old", 0)) == (3, 3)
     assert (store.bounds("Old", 9), store.min_offset("Old", 9), store.max_offset("Old", 9)) == (None, 0, 0)
-    assert store.offset_by_time("Old", 0, 0) == 3
+    assert now(store).offset_by_time("Old", 0, 0) == 3
     for offset, status in [(0, GetMessageStatus.OFFSET_TOO_SMALL), (3, GetMessageStatus.OFFSET_OVERFLOW_ONE)]:
         got = store.get("Old", 0, offset, 9)
         assert (got.status, got.next_offset, got.min_offset, got.max_offset) == (status, 3, 3, 3)
@@ -422,7 +422,7 @@ def test_where_the_log_began_anew_a_removed_queue_gets_no_number_that_no_record_
     for number in range(2):
         [(start, offset, size, _)] = store.append([message("Old", body=b"%d" % number)])
         assert offset == number
-        assert store.read_record(start, size) is not None
+        assert now(store).record(start, size) is not None
     stop(store)
     bench.disk.remove_tree(str(bench.root / "consumequeue"))
     for _ in range(2):  # what was noted is on the disk

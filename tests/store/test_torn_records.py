@@ -17,7 +17,7 @@ from twisted.python.failure import Failure
 from mqbroker.config import FlushDiskType
 from mqbroker.errors import StoreUnwritable
 from mqbroker.store.checkpoint import decode_checkpoint
-from tests.store.harness import Bench, message, stop, turns
+from tests.store.harness import Bench, message, now, stop, turns
 from tests.store.offline.stores import check, kinds
 from tests.store.test_recovery import bodies, segment, write
 
@@ -114,7 +114,7 @@ def test_a_message_of_any_bytes_and_those_behind_it_are_there_after_a_crash(
         acknowledged: list[None] = []
         store.durable(start + size).addCallback(acknowledged.append)
         assert acknowledged == [None]
-        records.append((start, store.read_record(start)))
+        records.append((start, now(store).record(start)))
     store.dispatch_now()
     image = bench.image("crashed")
     if ends != "kill":
@@ -122,7 +122,7 @@ def test_a_message_of_any_bytes_and_those_behind_it_are_there_after_a_crash(
     if ends == "power and no queues":
         shutil.rmtree(image.root / "consumequeue")
     again = image.open()
-    assert [again.read_record(start) for start, _ in records] == [record for _, record in records]
+    assert [now(again).record(start) for start, _ in records] == [record for _, record in records]
     assert (again.log_end, list(again.corrupt_ranges)) == (store.log_end, [])
     topic = messages[before][0].decode()
     assert again.max_offset(topic, 0) == (1 if topic != "T" else len(messages))

@@ -14,7 +14,7 @@ from mqbroker.store import MessageStore
 from mqbroker.store.disk import IMappedFile
 from mqbroker.store.get_message_result import GetMessageStatus
 from mqbroker.wire.record import decode_records
-from tests.store.harness import Bench, make_bench, message, stop, turns
+from tests.store.harness import Bench, make_bench, message, now, stop, turns
 
 SEGMENT = 64 * 1024
 
@@ -53,7 +53,7 @@ def test_what_waits_in_memory_is_neither_read_nor_in_the_file(pool: Pool) -> Non
     turns(pool.bench.clock)
     assert pool.store.log_end == 0
     assert pool.store.max_offset("T", 0) == 0
-    assert pool.store.read_record(0) is None
+    assert now(pool.store).record(0) is None
     assert not any((pool.bench.root / "commitlog" / f"{0:020d}").read_bytes())
 
 
@@ -63,7 +63,7 @@ def test_few_bytes_are_committed_after_the_interval(pool: Pool) -> None:
     assert pool.bodies() == []
     turns(pool.bench.clock, 0.02)
     assert pool.bodies() == [b"first"]
-    assert pool.store.read_record(0) is not None
+    assert now(pool.store).record(0) is not None
 
 
 def test_four_pages_are_committed_at_once(pool: Pool) -> None:

@@ -52,9 +52,7 @@ class MessageRequests:
         by_unique_key = call.request.ext_fields.get(UNIQUE_MSG_QUERY_FLAG, "").lower() == "true"
         count_max = settings.default_query_max_num if by_unique_key else header.max_num
         count = max(0, min(count_max, settings.max_msgs_num_batch))
-        found = await self.store.query_when_ready(
-            header.topic, header.key, count, header.begin_timestamp, header.end_timestamp
-        )
+        found = await self.store.query(header.topic, header.key, count, header.begin_timestamp, header.end_timestamp)
         timestamp, offset = self.store.index_end if found.candidates else (0, 0)
         answer = QueryMessageResponseHeader(index_last_update_timestamp=timestamp, index_last_update_phyoffset=offset)
         if not found.records:

@@ -188,14 +188,14 @@ _DAMAGED = (
 
 @attrs.frozen
 class Report:
-    """What a check found. `damages`, `tail`: of the log; a repair works on them."""
+    """What a check found. `corrupt_ranges`, `tail`: of the log; a repair works on them."""
 
     layout: Layout
     small: SmallFiles
     findings: Findings
     totals: Totals
     newest_ms: int
-    damages: list[Damage]
+    corrupt_ranges: list[Damage]
     tails: list[Tail]
     live_queues: frozenset[tuple[bytes, int]]
     has_extra_queues: bool
@@ -210,7 +210,7 @@ class _LogCheck:
         self._findings = findings
         self._totals = totals
         self.newest_ms = 0
-        self.damages: list[Damage] = []
+        self.corrupt_ranges: list[Damage] = []
         self.tails: list[Tail] = []
 
     def records(self, items: Iterator[Scanned | Damage | Fence | Tail]) -> Iterator[Scanned]:
@@ -252,8 +252,8 @@ class _LogCheck:
     def _tell_damage(self, item: Damage) -> None:
         self._totals.damaged_bytes += item.end - item.start
         self._totals.log_end = max(self._totals.log_end, item.end)
-        if len(self.damages) < 100_000:
-            self.damages.append(item)
+        if len(self.corrupt_ranges) < 100_000:
+            self.corrupt_ranges.append(item)
         at = item.start % self._totals.segment_bytes if self._totals.segment_bytes else 0
         what = f"bytes {item.start} to {item.end} of the log hold no record: {item.why or 'zeros'}"
         self._findings.lost("damaged log", item.path, at, what, _DAMAGED)
@@ -332,8 +332,8 @@ def check_store(
         if not is_open_ended:
             check_tally(path, small.checkpoint.tally, queues.tally, findings)
     return Report(
-        layout, small, findings, totals, log.newest_ms, log.damages, log.tails, queues.live(), queues.has_extra(),
-        ext.bad,
+        layout, small, findings, totals, log.newest_ms, log.corrupt_ranges, log.tails, queues.live(),
+        queues.has_extra(), ext.bad,
     )  # fmt: skip
 
 

@@ -111,8 +111,8 @@ def make_plan(report: Report, *, fence: bool, move_foreign: bool) -> Plan:
             extend.append(file)
         elif file.size != size:
             obstacles.append(f"{file.path} has {file.size} bytes and cannot be taken for a segment")
-    fenced = [damage for damage in report.damages if fence and _can_fence(damage, size)]
-    for damage in report.damages:
+    fenced = [damage for damage in report.corrupt_ranges if fence and _can_fence(damage, size)]
+    for damage in report.corrupt_ranges:
         if damage not in fenced:
             why = "too short for a record" if fence else "add --fence, for Java brokers to get past it"
             left.append(f"bytes {damage.start} to {damage.end} of the log hold no record: our brokers pass over; {why}")

@@ -215,9 +215,9 @@ MISTAKES = [
     ),
     Mutation(
         "look keys up in pages of the index that left memory",
-        "store/page_loader.py",
-        "        read_before_touch(file, at, size)\n",
-        "        pass\n",
+        "store/index_file.py",
+        "            await pages.ready(self.file, at, size)\n",
+        "            pass\n",
         ("tests/store/test_unreadable_pages.py::test_pages_that_left_memory_are_read_before_they_are_touched",),
     ),
     Mutation(

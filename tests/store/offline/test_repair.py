@@ -18,7 +18,7 @@ from mqbroker.store.offline.detected_layout import Given
 from mqbroker.store.offline.repair import Plan, Repair, make_plan
 from mqbroker.store.os_disk import OsDisk
 from mqbroker.wire.record import decode_record
-from tests.store.harness import START_S, Bench, make_bench, message, stop, tree, unpack_golden
+from tests.store.harness import START_S, Bench, make_bench, message, now, stop, tree, unpack_golden
 from tests.store.offline.stores import (
     SEGMENT,
     add_tables,
@@ -58,7 +58,7 @@ def numbers(bench: Bench) -> list[int]:
     store = bench.open()
     found = []
     for offset in range(store.min_offset("T", 0), store.max_offset("T", 0)):
-        data = store.read_record(store.physical_offset("T", 0, offset))
+        data = now(store).record(now(store).physical_offset("T", 0, offset))
         # A blank entry names the place where the message was; one that was not mended leads into damage.
         if data is not None and decode_record(data).topic == "T":
             found.append(int(decode_record(data).body[:5]))
@@ -114,7 +114,7 @@ def test_messages_after_damage_outlive_a_repair_of_a_killed_store(bench: Bench) 
     for number in range(40):
         store.append([message(body=b"%05d" % number * 2000, properties=key(number))])
     store.dispatch_now()
-    at = store.physical_offset("T", 0, 5)
+    at = now(store).physical_offset("T", 0, 5)
     image = bench.image("damaged")
     add_tables(image.root)
     flip(segment(image.root), at + 100)

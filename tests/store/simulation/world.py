@@ -26,7 +26,7 @@ from mqbroker.store.tags_codes import TagsCodes
 from mqbroker.wire.codes import SCHEDULE_TOPIC, SysFlag
 from mqbroker.wire.names import LMQ_PREFIX, java_hash
 from mqbroker.wire.record import BLANK_BYTES_MIN, MAGIC, decode_record
-from tests.store.harness import BORN, HOST, START_S
+from tests.store.harness import BORN, HOST, START_S, now
 from tests.store.simulation import coverage, hostile, spoil, steps
 from tests.store.simulation.calls import load
 from tests.store.simulation.disk import DiskFaults, SimDisk, UnallocatedStore
@@ -296,7 +296,7 @@ class World:
         except (StoreUnwritable, StoreBusy) as error:
             is_busy = isinstance(error, StoreBusy) and self.settings().fast_fail_if_no_buffer_in_store_pool
             require(
-                is_busy or not self.store.writable,
+                is_busy or bool(self.store.why_unwritable),
                 "refusals have a reason",
                 "append refused, yet the store says it is writable",
             )
@@ -354,7 +354,7 @@ class World:
 
     def _read_record(self, start: int, size: int | None = None) -> bytes | None:
         if not self._is_cold:
-            return self.store.read_record(start, size)
+            return now(self.store).record(start, size)
         record: bytes | None = self._read(lambda: self.store.queries.record(start, size))
         return record
 
@@ -412,7 +412,7 @@ class World:
                 self._work(rng)
             due = min([until, *(call.getTime() for call in clock.calls)])
             self._pass(max(clock.rightNow, due))
-            if not self.model.unsynced_may_go and self.store.writable:
+            if not self.model.unsynced_may_go and not self.store.why_unwritable:
                 self.model.check_exposure(self.store.flushed)
             if due >= until:
                 return
@@ -531,9 +531,9 @@ class World:
         if not self.options["index"]:
             return
         if self._is_cold:
-            found = self._read(lambda: self.store.query_when_ready(topic, key, 100_000, 0, 2**62)).records
+            found = self._read(lambda: self.store.query(topic, key, 100_000, 0, 2**62)).records
         else:
-            found = self.store.query(topic, key, 100_000, 0, 2**62)
+            found = now(self.store).query(topic, key, 100_000, 0, 2**62)
         expected = [
             entry
             for entry in reversed(self.model.entries)
@@ -560,7 +560,7 @@ class World:
             if self._is_cold:
                 found = self._read(lambda: self.store.queries.offset_by_time(topic, queue_id, wanted))
             else:
-                found = self.store.offset_by_time(topic, queue_id, wanted)
+                found = now(self.store).offset_by_time(topic, queue_id, wanted)
             ok = 0 <= found < len(entries) and entries[found].store_ms == wanted
             require(ok, "offset by time", f"{topic} {queue_id} at {wanted}: {found}")
 
@@ -605,7 +605,7 @@ class World:
         is_clean = not self.disk.exists(os.path.join(ROOT, "abort"))
         self.counts["clean stop" if is_clean else "stop that was not clean"] += 1
         require(
-            is_clean or self.disk.syncs_failed > 0 or self.disk.refusals > 0 or not self.store.writable,
+            is_clean or self.disk.syncs_failed > 0 or self.disk.refusals > 0 or bool(self.store.why_unwritable),
             "stop is clean", "nothing failed, yet the store will recover at the next start",
         )  # fmt: skip
         return is_clean
@@ -959,7 +959,7 @@ class World:
         self._pass(max(self.clock.rightNow, self.high_s))
         self._settle()
         goes_on = "goes on" in self.options.get("extras", ())
-        if not self.store.writable or (self._has_failed_sync and not goes_on):
+        if self.store.why_unwritable or (self._has_failed_sync and not goes_on):
             self._do_stop(False, 1)
         for _ in range(2):
             self._do_append(True, [[0, 0, 10, steps.PLAIN], [1, 1, 10, steps.PLAIN]])
@@ -1002,7 +1002,7 @@ class World:
         stats = self.store.stats
         done = min(stats.flushed, stats.dispatched, stats.indexed if self.options["index"] else stats.dispatched)
         is_committed = not self.model.entries or self.model.entries[-1].is_committed
-        return is_committed and done >= stats.log_end and not self.worker.jobs and self.store.writable
+        return is_committed and done >= stats.log_end and not self.worker.jobs and not self.store.why_unwritable
 
     def _is_saved(self) -> bool:
         """Whether the checkpoint is at the end of the log."""

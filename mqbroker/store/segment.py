@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import threading
 from collections.abc import Callable
 
 from twisted.internet.defer import Deferred, succeed
@@ -155,13 +156,8 @@ class SegmentSource:
         )
 
     def _create(self, offset: int) -> IMappedFile:
-        path = segment_path(self._directory, offset)
         self._remove(offset)
-        try:
-            return self._disk.create_mapped(path, self._segment_bytes, keep_open=True)
-        except FileExistsError:  # the worker had passed its last look at `is_stopped`; it makes the file but once
-            self._remove(offset)
-            return self._disk.create_mapped(path, self._segment_bytes, keep_open=True)
+        return self._disk.create_mapped(segment_path(self._directory, offset), self._segment_bytes, keep_open=True)
 
     def _abandon_job(self) -> None:
         if self._job is not None:
@@ -201,11 +197,14 @@ class _Preparation:
         self._is_warm = is_warm
         self._segment_bytes = segment_bytes
         self._is_stopped = False
+        # While the file is made, which removes it again where that fails.
+        self._making = threading.Lock()
         self.done: Deferred[IMappedFile | None] | None = None
 
     def stop(self) -> None:
-        """It is not wanted any more."""
-        self._is_stopped = True
+        """It is not wanted any more: from now on the name is another's to make."""
+        with self._making:
+            self._is_stopped = True
 
     def is_stopped(self) -> bool:
         return self._is_stopped
@@ -214,7 +213,10 @@ class _Preparation:
         if self.is_stopped():
             return None
         self._sync_names()
-        file = self._disk.create_mapped(self._path, self._segment_bytes, keep_open=True)
+        with self._making:
+            if self.is_stopped():
+                return None
+            file = self._disk.create_mapped(self._path, self._segment_bytes, keep_open=True)
         try:
             file.allocate(0, file.size)
             file.write_through(self.is_stopped)

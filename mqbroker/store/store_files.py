@@ -254,15 +254,13 @@ class StoreFiles:
 
     def _where_tallied(self, now: Checkpoint) -> Checkpoint:
         """The progress, with queues only as far as the log is synced, which is what a tally can be compared with after
-        a crash: as they were some snapshots ago."""
+        a crash: as they were some snapshots ago. Without a tally nothing is said of them."""
         tallied = self._tallied
         if now.tally is not None and len(tallied) < _TALLIED_MAX:
             tallied.append(now)
         best = self.checkpoint.known
         while tallied and (tallied[0].queues_offset or 0) <= (now.log_offset or 0):
             best = tallied.popleft()
-        if now.queues_offset is None or best.queues_offset is None:
-            return attrs.evolve(now, tally=None)
         return attrs.evolve(now, queues_offset=best.queues_offset, queues_ms=best.queues_ms, tally=best.tally)
 
     @property

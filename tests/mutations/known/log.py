@@ -455,4 +455,19 @@ MISTAKES = [
         "",
         ("tests/store/test_many_queues.py",),
     ),
+    Mutation(
+        "take a segment whose file the worker is about to make",
+        "store/segment.py",
+        "        with self._making:\n            self._is_stopped = True\n",
+        "        self._is_stopped = True\n",
+        ("tests/store/simulation/test_seeds.py::test_what_once_failed",),
+    ),
+    Mutation(
+        "write a checkpoint of queues without their tally",
+        "store/store_files.py",
+        "        return attrs.evolve(now, queues_offset=best.queues_offset, queues_ms",
+        "        if best.queues_offset is None:\n            return attrs.evolve(now, tally=None)\n"
+        "        return attrs.evolve(now, queues_offset=best.queues_offset, queues_ms",
+        ("tests/store/simulation/test_seeds.py::test_what_once_failed",),
+    ),
 ]

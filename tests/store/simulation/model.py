@@ -109,7 +109,8 @@ class Model:
     deleted: those without a message begin at 0 again. `spoilt`: files as they were made while the store was stopped.
     What is not committed may be lost by any end, but is after `commit_s`. Of topics in `removals` all that there is may
     go; messages with offsets below `removed_below` were removed; those below `numbered` are not given again, though a
-    crash took the messages.
+    crash took the messages. `stopped_at`: where queues ended at the last orderly stop, which they may go on from though
+    the newest messages rotted and were forgotten since.
     """
 
     flush_s: float
@@ -129,6 +130,7 @@ class Model:
     removals: set[str] = attrs.field(factory=set)
     removed_below: dict[tuple[str, int], int] = attrs.field(factory=dict)
     numbered: dict[tuple[str, int], int] = attrs.field(factory=dict)
+    stopped_at: dict[tuple[str, int], int] = attrs.field(factory=dict)
     commit_s: float = 0.0
 
     @property
@@ -171,7 +173,8 @@ class Model:
         lowest = len(entries)
         while lowest and (entries[lowest - 1].is_rotten or (entries[lowest - 1].is_gone and self.caches_lost)):
             lowest -= 1
-        return range(lowest, max(len(entries), self.numbered.get(queue, 0)) + 1)
+        highest = max(len(entries), self.numbered.get(queue, 0), self.stopped_at.get(queue, 0))
+        return range(lowest, highest + 1)
 
     def begin_removal(self, topic: str) -> dict[tuple[str, int], int]:
         """From now on what queues of a topic have may be gone; returns how many messages each is known to have had: of

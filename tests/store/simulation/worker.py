@@ -37,21 +37,22 @@ class Job:
     deferred: Deferred[Any]
     strand: Strand
     is_kernels: bool = False
-    is_done: bool = False
-    result: Any = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has run to its end, be it while somebody waited for a lock that it held."""
+        return self.strand.is_done
 
     def go_on(self, in_pieces: bool) -> None:
-        if in_pieces or self.strand.is_begun:
-            try:
-                self.strand.resume()
-            finally:
-                self.is_done, self.result = self.strand.is_done, self.strand.result
+        strand = self.strand
+        if in_pieces or strand.is_begun:
+            strand.resume()
             return
-        self.is_done = True
+        strand.is_done = True
         try:
-            self.result = self.function()
+            strand.result = self.function()
         except Exception:  # what is no Exception is the end of the run
-            self.result = Failure()
+            strand.result = Failure()
 
 
 @implementer(IWorker)
@@ -106,10 +107,10 @@ class SimWorker:
             found.resume()
         elif found.is_done:
             self.jobs.remove(found)
-            if isinstance(found.result, Failure):
-                found.deferred.errback(found.result)
+            if isinstance(found.strand.result, Failure):
+                found.deferred.errback(found.strand.result)
             else:
-                found.deferred.callback(found.result)
+                found.deferred.callback(found.strand.result)
         else:
             found.go_on(self._switching.share > 0 and not found.is_kernels)
 

@@ -608,6 +608,8 @@ class World:
             is_clean or self.disk.syncs_failed > 0 or self.disk.refusals > 0 or bool(self.store.why_unwritable),
             "stop is clean", "nothing failed, yet the store will recover at the next start",
         )  # fmt: skip
+        if is_clean:
+            self.model.stopped_at = {queue: len(entries) for queue, entries in self.model.queues.items()}
         return is_clean
 
     def _do_kill(self, seed: int) -> None:
@@ -932,6 +934,8 @@ class World:
                 continue
             allowed = self.model.next_offsets((topic, queue_id))
             require(count in allowed, "queues hold all", f"{topic} {queue_id} ends at {count}, not in {allowed}")
+            if count > len(entries):
+                self.model.numbered[topic, queue_id] = count
             del entries[count:]
             offset = 0
             while offset < count:

@@ -41,6 +41,8 @@ SMALL_DOORS: dict[str, set[str]] = {
     "store/os_disk.py": {"threading"},
     # Several workers may write the one file at a time.
     "store/checkpoint_file.py": {"threading"},
+    # The worker makes a segment while its owner may give it up.
+    "store/segment.py": {"threading"},
     # The faces hand it over: what an administrator sees of the threads of a client's process.
     "client/stack_traces.py": {"threading"},
 }

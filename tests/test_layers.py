@@ -40,7 +40,7 @@ SMALL_DOORS: dict[str, set[str]] = {
     # Files are synced by several threads at a time, for whom the worker waits.
     "store/os_disk.py": {"threading"},
     # Several workers may write the one file at a time.
-    "store/checkpoint_file.py": {"threading"},
+    "store/checkpoint.py": {"threading"},
     # The worker makes a segment while its owner may give it up.
     "store/segment.py": {"threading"},
     # The faces hand it over: what an administrator sees of the threads of a client's process.

@@ -29,7 +29,7 @@ from mqbroker.daemons.logs import LineObserver
 from mqbroker.daemons.process import install_reactor
 from mqbroker.errors import StoreLocked
 from mqbroker.namesrv.namesrv_service import Namesrv, make_namesrv
-from mqbroker.store.lock import LockedFile, lock_file
+from mqbroker.store.layout import LockedFile, lock_file
 
 log = Logger()
 

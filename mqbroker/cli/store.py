@@ -50,7 +50,7 @@ def check(directory: str, config: str | None, commitlog: str | None, live: bool,
     """
     with told():
         from mqbroker.cli.store_output import report_as_dict, report_lines
-        from mqbroker.store.lock import lock_holder
+        from mqbroker.store.layout import lock_holder
         from mqbroker.store.offline.check import check_store
         from mqbroker.store.os_disk import OsDisk
 

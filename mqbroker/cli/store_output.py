@@ -20,8 +20,7 @@ from mqbroker.cli.failures import Failure
 from mqbroker.cli.lines import escape_controls
 from mqbroker.cli.progress import ProgressLine, size_text
 from mqbroker.store.checkpoint import Checkpoint
-from mqbroker.store.layout import other_layout
-from mqbroker.store.lock import lock_holder
+from mqbroker.store.layout import lock_holder, other_layout
 from mqbroker.store.logscan import Damage
 from mqbroker.store.offline.check import Report, check_store, read_checkpoint
 from mqbroker.store.offline.detected_layout import Given, Layout, read_layout

@@ -18,8 +18,7 @@ from mqbroker.errors import DiskFull, RecordTooLarge, StoreBusy, StoreUnwritable
 from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.disk import IMappedFile, read_before_touch
-from mqbroker.store.logscan import leaves_doubt
-from mqbroker.store.logview import ILogView
+from mqbroker.store.logscan import ILogView, leaves_doubt
 from mqbroker.store.segment import SegmentSource, is_full_disk
 from mqbroker.store.transient import COMMIT_BYTES, TransientStore
 from mqbroker.wire.codes import SysFlag

@@ -1,4 +1,5 @@
-"""The way of messages into consume queues: first they are pending entries of their queues, then these are written.
+"""Dispatch of messages into consume queues: first they are pending entries of their queues, then these are written,
+with a unit of the extension each where that is kept.
 
 Messages come in the order of the log, just appended or read back from it. Must never know which of them are to come.
 """
@@ -12,15 +13,44 @@ from twisted.logger import Logger
 
 from mqbroker.store.commitlog import Dispatchable
 from mqbroker.store.consumequeue import ConsumeQueue
-from mqbroker.store.consumequeue_ext import ADDRESS_MAX
+from mqbroker.store.consumequeue_ext import ADDRESS_MAX, ConsumeQueueExt
 from mqbroker.store.consumequeues import ConsumeQueues
-from mqbroker.store.extending import BitMap, extend_entries
-from mqbroker.store.logscan import Damage, Row, Run, Scanned
-from mqbroker.store.logview import ILogView
+from mqbroker.store.logscan import Damage, ILogView, Row, Run, Scanned
 from mqbroker.store.multi_dispatch import NAMES_MARK, MultiQueues
 from mqbroker.store.tags_codes import TagsCodes
 from mqbroker.wire.codes import SCHEDULE_TOPIC
-from mqbroker.wire.record import RECORD_BYTES_MIN
+from mqbroker.wire.record import RECORD_BYTES_MIN, property_bytes, store_timestamp_at
+
+#: Makes the bit map of a message from its property bytes. Must not raise.
+BitMap = Callable[[bytes], bytes]
+
+
+def extend_entries(
+    log: ILogView,
+    queue: ConsumeQueue,
+    ext: ConsumeQueueExt,
+    pending: list[int],
+    unextended: set[tuple[ConsumeQueue, int]],
+    bit_map: BitMap | None = None,
+) -> None:
+    """Write a unit for each entry, given as physical offset, size, tags code, ..., and put its address in the tags
+    code's place. Those that have an address already keep it; one that has no place in the extension, or is among
+    `unextended` by its physical offset, keeps its code.
+
+    Raises OSError; called again it goes on where it stopped.
+    """
+    for at in range(2, len(pending), 3):
+        code = pending[at]
+        if code > ADDRESS_MAX and (not unextended or (queue, pending[at - 2]) not in unextended):
+            found = log.view(pending[at - 2])
+            timestamp_ms = -1 if found is None else store_timestamp_at(*found)
+            bits = b""
+            if bit_map is not None:
+                bits = bit_map(property_bytes(*found, pending[at - 1]) if found is not None else b"")
+            address = ext.put(code, timestamp_ms, bits)
+            if address is not None:
+                pending[at] = address
+
 
 _SCHEDULE_TOPIC = SCHEDULE_TOPIC.encode()
 #: topic, queue id, next queue offset, tags code (None where messages with several came), store timestamp (ms).

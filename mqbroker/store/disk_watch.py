@@ -18,8 +18,7 @@ from twisted.python.failure import Failure
 
 from mqbroker.config import StoreSettings
 from mqbroker.store.commitlog import CommitLog
-from mqbroker.store.disk import DiskSpace, IDisk
-from mqbroker.store.outages import Outage
+from mqbroker.store.disk import DiskSpace, IDisk, Outage
 from mqbroker.store.worker import IWorker
 
 

@@ -17,10 +17,9 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from mqbroker.errors import MQError, StoreDamaged
-from mqbroker.store.disk import IDisk
-from mqbroker.store.durable_names import make_durable_directories
+from mqbroker.store.disk import IDisk, Outage
+from mqbroker.store.layout import make_durable_directories
 from mqbroker.store.os_disk import OsDisk
-from mqbroker.store.outages import Outage
 from mqbroker.store.worker import IWorker
 
 log = Logger()

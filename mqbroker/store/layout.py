@@ -1,12 +1,26 @@
-"""Telling the directories of a 4.9 store from those of other systems, by names alone. Must never change anything."""
+"""The store directory: what is in it, whether it is one of a 4.9 store, its lock, and names that must outlast a crash.
+
+One process, Java or ours, has it open at a time: the Java broker takes a POSIX record lock on byte 0 of `lock`. An
+open-file-description lock conflicts with that, and is neither shared inside this process nor lost when another
+descriptor of the file is closed. Must never know what a file holds.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import os
 import re
+import struct
+from collections.abc import Sequence
 
-from mqbroker.errors import StoreUnknown
-from mqbroker.store.disk import IDisk
+import attrs
+from twisted.logger import Logger
+from zope.interface import implementer
+
+from mqbroker.errors import StoreLocked, StoreUnknown
+from mqbroker.store.disk import IDisk, ILockedFile
 
 SEGMENT_NAME = re.compile(r"\d{20}")
 INDEX_NAME = re.compile(r"\d{17}")
@@ -38,6 +52,48 @@ _LATER = {
 _INNER = re.compile(f"{SEGMENT_NAME.pattern}|{INDEX_NAME.pattern}")
 _TABLES = ("topics.json", "consumerOffset.json", "subscriptionGroup.json", "delayOffset.json")
 _ROCKSDB = re.compile(r"CURRENT|MANIFEST-\d+|\d+\.sst")
+
+
+@attrs.frozen
+class StorePaths:
+    """Where the parts of a store are, as in the Java broker."""
+
+    root: str
+    commit_log: str
+
+    @property
+    def consume_queues(self) -> str:
+        return os.path.join(self.root, "consumequeue")
+
+    @property
+    def consume_queues_ext(self) -> str:
+        return os.path.join(self.root, "consumequeue_ext")
+
+    @property
+    def removed_queues(self) -> str:
+        """Not of the Java broker, which does not mind it."""
+        return os.path.join(self.root, "removedQueues.json")
+
+    @property
+    def queue_ends(self) -> str:
+        """As above."""
+        return os.path.join(self.root, "queueEnds")
+
+    @property
+    def index(self) -> str:
+        return os.path.join(self.root, "index")
+
+    @property
+    def checkpoint(self) -> str:
+        return os.path.join(self.root, "checkpoint")
+
+    @property
+    def abort(self) -> str:
+        return os.path.join(self.root, "abort")
+
+    @property
+    def lock(self) -> str:
+        return os.path.join(self.root, "lock")
 
 
 def other_layout(disk: IDisk, root: str) -> str:
@@ -95,3 +151,110 @@ def refuse_other(disk: IDisk, root: str) -> None:
         )
     if why:
         raise StoreUnknown(root, why)
+
+
+log = Logger()
+
+_SEGMENT_NAME = re.compile(r"\d{20}")
+
+
+def make_durable_directories(disk: IDisk, path: str) -> None:
+    """Create `path` and its parents where missing, and bring their names to the disk. Raises OSError.
+
+    A directory that is there may have been made by a process that was killed before it came to that.
+    """
+    made = [path]
+    while not disk.exists(made[-1]) and os.path.dirname(made[-1]) != made[-1]:
+        made.append(os.path.dirname(made[-1]))
+    disk.make_directories(path)
+    for directory in made:
+        with contextlib.suppress(PermissionError):  # one may be allowed to pass through a directory, not to open it
+            disk.sync_directory(os.path.dirname(directory) or ".")
+
+
+def remove_last_first(disk: IDisk, paths: Sequence[str]) -> None:
+    """Delete files of a row, each for good before the one in front of it: whenever that ends, those that are left have
+    no gap. Raises OSError."""
+    for path in reversed(paths):
+        disk.remove(path)
+        disk.sync_directory(os.path.dirname(path))
+
+
+def remove_unfinished_segments(disk: IDisk, directory: str, durable_end: int | None) -> None:
+    """Delete a segment that got a name but no size, and what follows it: nothing of that was ever acknowledged.
+
+    Nothing where there is anything but segments, or no directory. Raises OSError.
+
+    :param durable_end: below it all of the log was synced; None where that is not known: then the last alone may go.
+    """
+    if not disk.exists(directory):
+        return
+    disk.sync_directory(directory)  # a segment that was deleted must not come back before younger ones
+    names = disk.names(directory)
+    if not all(_SEGMENT_NAME.fullmatch(name) for name in names):
+        return
+    paths = [os.path.join(directory, name) for name in names]
+    first = next((i for i, path in enumerate(paths) if not disk.file_size(path)), len(names))
+    if first < len(names) and int(names[first]) >= (durable_end if durable_end is not None else int(names[-1])):
+        for path in paths[first:]:
+            log.warn("{path} was never finished: removed", path=path)
+        remove_last_first(disk, paths[first:])
+
+
+#: What the Java broker writes into the file; our process id follows it, for others to report.
+_CONTENT = b"lock"
+# struct flock of 64-bit Linux: type, whence, start, length, pid.
+_FLOCK = struct.Struct("hhqqi4x")
+_BUSY = (errno.EACCES, errno.EAGAIN)
+
+
+@implementer(ILockedFile)
+class LockedFile:
+    """A file that this process has locked."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd: int | None = fd
+
+    def release(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+def lock_file(path: str) -> LockedFile:
+    """Lock `path`, created where missing. Raises StoreLocked naming the holder's process id where it is known."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
+        os.pwrite(fd, _CONTENT, 0)
+        os.ftruncate(fd, len(_CONTENT))
+        os.pwrite(fd, b"\n%d\n" % os.getpid(), len(_CONTENT))
+    except OSError as error:
+        why = _holder(fd) if error.errno in _BUSY else None
+        os.close(fd)
+        if why is not None:
+            raise StoreLocked(path, why) from None
+        raise
+    return LockedFile(fd)
+
+
+def lock_holder(path: str) -> str:
+    """Who has the file locked; empty where nobody has, or it is not there. Takes no lock and changes nothing."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return ""
+    try:
+        found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
+        return "" if _FLOCK.unpack(found)[0] == fcntl.F_UNLCK else _holder(fd)
+    finally:
+        os.close(fd)
+
+
+def _holder(fd: int) -> str:
+    found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
+    pid = _FLOCK.unpack(found)[4]
+    if pid <= 0:  # the holder is one of ours: it wrote its id into the file
+        match = re.fullmatch(rb"lock\n(\d+)\n", os.pread(fd, 64, 0))
+        pid = int(match[1]) if match else 0
+    return f"process {pid} has it open" if pid > 0 else "another process has it open"

@@ -11,9 +11,10 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 from zlib import crc32
 
+from zope.interface import Interface
+
 from mqbroker.store.consumequeues import TOPIC_NAME
 from mqbroker.store.disk import IMappedFile, Unreadable, read_before_touch
-from mqbroker.store.logview import ILogView
 from mqbroker.wire.names import is_lmq
 from mqbroker.wire.record import (
     BLANK_BYTES_MIN,
@@ -27,6 +28,20 @@ from mqbroker.wire.record import (
     decode_raw,
     fields_struct,
 )
+
+
+class ILogView(Interface):
+    """The bytes of the log, segment by segment."""
+
+    def view(offset: int) -> tuple[memoryview, int] | None:
+        """The segment that holds `offset`, and the position in it; None where the log has no such byte."""
+
+    def place(offset: int) -> tuple[IMappedFile, int]:
+        """As `view`, with the file instead of its bytes, of an offset that the log has."""
+
+    def path_of(offset: int) -> str:
+        """The file that holds the byte at `offset`, which the log has."""
+
 
 _HEAD = fields_struct(
     "size",

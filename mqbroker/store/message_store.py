@@ -20,16 +20,13 @@ from twisted.python.failure import Failure
 from mqbroker.config import StoreSettings
 from mqbroker.errors import StoreUnwritable
 from mqbroker.store.commitlog import Appended, NewMessage
-from mqbroker.store.consumequeue_dispatcher import DispatchListener
+from mqbroker.store.consumequeue_dispatcher import BitMap, DispatchListener
 from mqbroker.store.disk import DiskSpace, IDisk, ILockedFile
-from mqbroker.store.durable_names import make_durable_directories
-from mqbroker.store.extending import BitMap
 from mqbroker.store.hot_records import HotRecord, hot_records
-from mqbroker.store.layout import refuse_other
+from mqbroker.store.layout import StorePaths, make_durable_directories, refuse_other
 from mqbroker.store.logscan import Damage, Scanned, scan_file
 from mqbroker.store.opening import Opening, Parts
 from mqbroker.store.queries import ByKey, Queries
-from mqbroker.store.store_files import StorePaths
 from mqbroker.store.syncs import ISyncs, WorkerSyncs
 from mqbroker.store.turns import ProgressLine, Steps, run_at_once, run_in_turns
 from mqbroker.store.worker import IWorker

@@ -10,31 +10,33 @@ import attrs
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-from mqbroker.config import BrokerRole, FlushDiskType, StoreSettings
-from mqbroker.store.checkpoint import Checkpoint, decode_checkpoint
-from mqbroker.store.checkpoint_file import CheckpointFile
+from mqbroker.config import FlushDiskType, StoreSettings
+from mqbroker.store.checkpoint import (
+    Checkpoint,
+    CheckpointFile,
+    decode_checkpoint,
+    put_ends_aside,
+    read_ends,
+    read_former_ends,
+)
 from mqbroker.store.commitlog import Appended, CommitLog, NewMessage
 from mqbroker.store.consumequeue import ConsumeQueue, QueueEnd
 from mqbroker.store.consumequeue_dispatcher import ConsumeQueueDispatcher
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.corrupt_ranges import CorruptRanges
-from mqbroker.store.deletion import CacheCleaner, LogCleaner, Remover
 from mqbroker.store.disk import IDisk, ILockedFile, IMappedFile, read_before_touch
 from mqbroker.store.disk_watch import DiskWatch, RoomLimits
-from mqbroker.store.dispatch import Dispatcher
-from mqbroker.store.durable_names import make_durable_directories, remove_last_first, remove_unfinished_segments
+from mqbroker.store.dispatch import Dispatcher, has_keys_between
 from mqbroker.store.entry_repair import EntryRepair
-from mqbroker.store.ext_recovery import align_extensions
-from mqbroker.store.flush import CacheFlusher, LogFlusher
+from mqbroker.store.flush import CacheFlusher, LogFlusher, SyncWatchdog
 from mqbroker.store.index import Index
-from mqbroker.store.index_dispatcher import has_keys_between
 from mqbroker.store.index_file import IndexFile, is_good_after
+from mqbroker.store.layout import StorePaths, make_durable_directories, remove_last_first, remove_unfinished_segments
 from mqbroker.store.logscan import Damage
 from mqbroker.store.message_reader import Reader
 from mqbroker.store.multi_dispatch import MultiAppender, MultiQueues
 from mqbroker.store.page_loader import FailedReads, PageLoader
-from mqbroker.store.queue_ends import put_ends_aside, read_ends, read_former_ends
-from mqbroker.store.queue_rebuild import QueueRebuild
+from mqbroker.store.queue_rebuild import QueueRebuild, align_extensions
 from mqbroker.store.recovery import (
     Recovered,
     Segments,
@@ -51,17 +53,22 @@ from mqbroker.store.recovery import (
     refuse_lost_log,
     store_found_again,
 )
-from mqbroker.store.removed_queues import RemovedQueues
 from mqbroker.store.resident_pages import ResidentPages
-from mqbroker.store.retention import Retention, RetentionRules
+from mqbroker.store.retention import CacheCleaner, LogCleaner, Remover, Retention, RetentionRules
 from mqbroker.store.segment import SegmentSource, is_full_disk, why_full
 from mqbroker.store.statistics import StoreStatistics
-from mqbroker.store.store_files import StoreFiles, StorePaths
-from mqbroker.store.sync_watchdog import SyncWatchdog
+from mqbroker.store.store_files import StoreFiles
 from mqbroker.store.syncs import ISyncs
 from mqbroker.store.tags_codes import TagsCodes, parse_delay_levels
-from mqbroker.store.topic_removal import TopicRemover, empty_trash, finish_removals, lower_numbers, take_up_numbers
-from mqbroker.store.transient import PAGE_BYTES, TransientRules, TransientStore
+from mqbroker.store.topic_removal import (
+    RemovedQueues,
+    TopicRemover,
+    empty_trash,
+    finish_removals,
+    lower_numbers,
+    take_up_numbers,
+)
+from mqbroker.store.transient import TransientRules, TransientStore
 from mqbroker.store.turns import Steps
 from mqbroker.store.worker import IWorker
 from mqbroker.wire.record import RECORD_BYTES_MIN
@@ -422,25 +429,6 @@ class Opening:
             root=self.paths.root, count=count, all=len(queues.by_name),
         )  # fmt: skip
 
-    def _make_transient(self, end: int, end_ms: int) -> TransientStore | None:
-        """Where messages wait before they are in a file, if that is wanted: Java's rule is that no one may count on
-        the disk."""
-        settings = self.settings
-        if (
-            not settings.transient_store_pool_enable
-            or settings.flush_disk_type is not FlushDiskType.ASYNC_FLUSH
-            or settings.broker_role is BrokerRole.SLAVE
-        ):
-            return None
-        rules = TransientRules(
-            buffers_max=settings.transient_store_pool_size,
-            fails_fast=settings.fast_fail_if_no_buffer_in_store_pool,
-            least_bytes=max(1, settings.commit_commit_log_least_pages * PAGE_BYTES),
-            interval_s=settings.commit_interval_commit_log_ms / 1000,
-            thorough_s=settings.commit_commit_log_thorough_interval_ms / 1000,
-        )
-        return TransientStore(self.disk, self.worker, self.clock, rules, end, end_ms)
-
     def _multi_queues(self, queues: ConsumeQueues) -> MultiQueues | None:
         settings = self.settings
         if not settings.enable_multi_dispatch:
@@ -492,7 +480,12 @@ class Opening:
             known_ms,
             checkpoint.log_ms if checkpoint.log_offset is not None else 0,  # half messages are in no queue
         )
-        transient = self._make_transient(recovered.end, last_ms)
+        rules = TransientRules.of(settings)
+        transient = (
+            TransientStore(self.disk, self.worker, self.clock, rules, recovered.end, last_ms)
+            if rules is not None
+            else None
+        )
         commit_log = CommitLog(
             self._end_log(found.segments, recovered.end, source, found.is_clean),
             found.segments.first_offset,

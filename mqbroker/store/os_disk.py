@@ -515,7 +515,7 @@ class OsDisk:
         return found
 
     def lock(self, path: str) -> ILockedFile:
-        from mqbroker.store.lock import lock_file
+        from mqbroker.store.layout import lock_file
 
         return lock_file(path)
 

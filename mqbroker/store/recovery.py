@@ -17,8 +17,7 @@ from twisted.logger import Logger
 from zope.interface import implementer
 
 from mqbroker.errors import LogMissing, StoreDamaged, StoreUnknown
-from mqbroker.store.checkpoint import Checkpoint
-from mqbroker.store.checkpoint_file import CheckpointFile
+from mqbroker.store.checkpoint import Checkpoint, CheckpointFile
 from mqbroker.store.consumequeue import BLANK_SIZE, ConsumeQueue, QueueEnd
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.disk import IDisk, IMappedFile, read_before_touch, store_again
@@ -26,6 +25,7 @@ from mqbroker.store.layout import MAGIC_V2
 from mqbroker.store.logscan import (
     Damage,
     Filler,
+    ILogView,
     Nothing,
     Run,
     Scanned,
@@ -34,7 +34,6 @@ from mqbroker.store.logscan import (
     scan_file,
     scan_run,
 )
-from mqbroker.store.logview import ILogView
 from mqbroker.store.multi_dispatch import is_entry_of
 from mqbroker.store.turns import Progress, Steps
 from mqbroker.wire.record import RECORD_BYTES_MIN

@@ -1,4 +1,4 @@
-"""The small files of a store directory: where things are, the checkpoint, and the abort file that says it is open.
+"""Keeping checkpoint and abort file true while a store is open: what was synced, and whether it was stopped.
 
 Must never know what the log holds.
 """
@@ -6,7 +6,6 @@ Must never know what the log holds.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,64 +14,20 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from mqbroker.store.checkpoint import Checkpoint, encode_checkpoint
-from mqbroker.store.checkpoint_file import CheckpointFile
+from mqbroker.store.checkpoint import Checkpoint, CheckpointFile, encode_checkpoint, write_ends
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.corrupt_ranges import CorruptRanges
-from mqbroker.store.disk import IDisk, ILockedFile, IMappedFile, is_shortage, store_again, sync_each
+from mqbroker.store.disk import IDisk, ILockedFile, IMappedFile, Outage, is_shortage, store_again, sync_each
 from mqbroker.store.flush import CacheFlusher, SnapshotFunction
 from mqbroker.store.index import Index
+from mqbroker.store.layout import StorePaths
 from mqbroker.store.logscan import Damage
-from mqbroker.store.outages import Outage
-from mqbroker.store.queue_ends import write_ends
-from mqbroker.store.removed_queues import RemovedQueues
 from mqbroker.store.segment import SegmentSource
+from mqbroker.store.topic_removal import RemovedQueues
 
 #: Stands in the abort file instead of the boot's id where files may not be relied on though the machine still runs.
 _UNLIKE_DISK = b"?"
 _TALLIED_MAX = 64
-
-
-@attrs.frozen
-class StorePaths:
-    """Where things are, as in the Java broker."""
-
-    root: str
-    commit_log: str
-
-    @property
-    def consume_queues(self) -> str:
-        return os.path.join(self.root, "consumequeue")
-
-    @property
-    def consume_queues_ext(self) -> str:
-        return os.path.join(self.root, "consumequeue_ext")
-
-    @property
-    def removed_queues(self) -> str:
-        """Not of the Java broker, which does not mind it."""
-        return os.path.join(self.root, "removedQueues.json")
-
-    @property
-    def queue_ends(self) -> str:
-        """As above."""
-        return os.path.join(self.root, "queueEnds")
-
-    @property
-    def index(self) -> str:
-        return os.path.join(self.root, "index")
-
-    @property
-    def checkpoint(self) -> str:
-        return os.path.join(self.root, "checkpoint")
-
-    @property
-    def abort(self) -> str:
-        return os.path.join(self.root, "abort")
-
-    @property
-    def lock(self) -> str:
-        return os.path.join(self.root, "lock")
 
 
 @attrs.frozen

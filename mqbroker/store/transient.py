@@ -17,6 +17,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from mqbroker.config import BrokerRole, FlushDiskType, StoreSettings
 from mqbroker.store.disk import IDisk, IMappedFile
 from mqbroker.store.worker import IWorker
 
@@ -38,6 +39,23 @@ class TransientRules:
     least_bytes: int
     interval_s: float
     thorough_s: float
+
+    @classmethod
+    def of(cls, settings: StoreSettings) -> TransientRules | None:
+        """None where no pool is wanted. Java's rule is that no one may count on the disk."""
+        if (
+            not settings.transient_store_pool_enable
+            or settings.flush_disk_type is not FlushDiskType.ASYNC_FLUSH
+            or settings.broker_role is BrokerRole.SLAVE
+        ):
+            return None
+        return cls(
+            buffers_max=settings.transient_store_pool_size,
+            fails_fast=settings.fast_fail_if_no_buffer_in_store_pool,
+            least_bytes=max(1, settings.commit_commit_log_least_pages * PAGE_BYTES),
+            interval_s=settings.commit_interval_commit_log_ms / 1000,
+            thorough_s=settings.commit_commit_log_thorough_interval_ms / 1000,
+        )
 
 
 class _Sheet:

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from mqbroker.cli import cli
 from mqbroker.cli.progress import ProgressLine, size_text
 from mqbroker.store.checkpoint import Checkpoint, encode_checkpoint
-from mqbroker.store.lock import lock_file, lock_holder
+from mqbroker.store.layout import lock_file, lock_holder
 from tests.store.harness import golden_messages, unpack_golden
 from tests.store.offline.stores import flip, picture
 

@@ -173,8 +173,8 @@ def in_path(part):
 def points():
     from mqbroker.store.commitlog import CommitLog
     from mqbroker.store.consumequeue import ConsumeQueue
+    from mqbroker.store.dispatch import IndexDispatcher
     from mqbroker.store.index import Index, IndexFile
-    from mqbroker.store.index_dispatcher import IndexDispatcher
     from mqbroker.store.opening import Opening
     from mqbroker.store.os_disk import OsDisk, OsMappedFile
     from mqbroker.store.segment import SegmentSource

@@ -13,7 +13,7 @@ import attrs
 import pytest
 
 from mqbroker.errors import MQError, StoreDamaged, StoreError, StoreLocked, StoreUnknown, StoreUnwritable
-from mqbroker.store.lock import lock_file
+from mqbroker.store.layout import lock_file
 from mqbroker.store.os_disk import OsDisk
 from tests.store.harness import SMALL, Bench, message, now, stop, turns
 from tests.store.offline.stores import check, picture

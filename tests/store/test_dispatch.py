@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from mqbroker.errors import StoreUnwritable
-from mqbroker.store import GetMessageStatus, dispatch, index_dispatcher
+from mqbroker.store import GetMessageStatus, dispatch
 from mqbroker.store import commitlog as commitlog_module
 from mqbroker.store.tags_codes import parse_delay_levels
 from mqbroker.wire.names import java_hash
@@ -198,7 +198,7 @@ def test_beyond_the_bound_of_the_pile_the_log_is_read(
     for bench in benches:
         if bench is benches[1]:
             monkeypatch.setattr(commitlog_module, "PILE_BYTES_MAX", 3000)
-            monkeypatch.setattr(index_dispatcher, "PILE_BYTES_MAX", 3000)
+            monkeypatch.setattr(dispatch, "PILE_BYTES_MAX", 3000)
         store = bench.open()
         store.start()
         for i, batch in enumerate(batches):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mqbroker.store import os_disk
-from mqbroker.store.durable_names import make_durable_directories, remove_last_first, remove_unfinished_segments
+from mqbroker.store.layout import make_durable_directories, remove_last_first, remove_unfinished_segments
 from mqbroker.store.os_disk import OsDisk
 from tests.store.harness import FaultyDisk
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mqbroker.errors import StoreLocked
-from mqbroker.store.lock import lock_file
+from mqbroker.store.layout import lock_file
 from tests.store.harness import Bench, message, stop, tree
 
 HOLD = """

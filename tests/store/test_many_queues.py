@@ -14,10 +14,10 @@ from twisted.internet.task import Clock
 from twisted.logger import capturedLogs, formatEvent
 
 from mqbroker.store import GetMessageResult, MessageStore
+from mqbroker.store.checkpoint import parse_ends
 from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.disk import IMappedFile
 from mqbroker.store.os_disk import OsDisk
-from mqbroker.store.queue_ends import parse_ends
 from mqbroker.store.turns import Progress, ProgressLine
 from tests.store.harness import Bench, FaultyDisk, message, stop, tree, turns
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mqbroker.store.os_disk import OsDisk
-from mqbroker.store.page_prefault import AHEAD_BYTES, PIECE_BYTES, PagePrefault
+from mqbroker.store.segment import AHEAD_BYTES, PIECE_BYTES, PagePrefault
 from tests.store.harness import SteppedWorker
 
 

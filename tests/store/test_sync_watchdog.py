@@ -8,7 +8,7 @@ import pytest
 from twisted.logger import LogEvent, LogLevel, globalLogPublisher
 
 from mqbroker.errors import StoreUnwritable
-from mqbroker.store.sync_watchdog import LONG_S
+from mqbroker.store.flush import LONG_S
 from tests.store.harness import Bench, message, turns
 from tests.store.test_flush import SlowSyncs
 

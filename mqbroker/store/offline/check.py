@@ -23,8 +23,8 @@ from mqbroker.store.offline.index_check import IndexCheck, IndexReader
 from mqbroker.store.offline.log_walk import Fence, Tail, walk
 from mqbroker.store.offline.queue_check import QueueCheck
 from mqbroker.store.offline.queue_files import QueueFiles, files_to_read, load_extensions, load_queues
-from mqbroker.store.removed_queues import QueueKey, parse_removed
 from mqbroker.store.tags_codes import parse_delay_levels
+from mqbroker.store.topic_removal import QueueKey, parse_removed
 from mqbroker.wire.fastjson import loads
 
 #: A table in config/ larger than this is not read.

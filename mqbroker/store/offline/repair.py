@@ -20,6 +20,7 @@ from mqbroker.config import StoreSettings
 from mqbroker.store.checkpoint import Checkpoint, encode_checkpoint
 from mqbroker.store.consumequeue import BLANK_SIZE, ENTRY, ENTRY_BYTES
 from mqbroker.store.disk import IDisk, ILockedFile, IMappedFile
+from mqbroker.store.layout import StorePaths
 from mqbroker.store.logscan import Damage, Scanned, scan_at
 from mqbroker.store.message_store import MessageStore
 from mqbroker.store.offline.check import REMOVED_UNREADABLE, Report
@@ -28,7 +29,6 @@ from mqbroker.store.offline.findings import Findings
 from mqbroker.store.offline.log_walk import FENCE_BYTES_MIN, Tail, fences
 from mqbroker.store.offline.queue_files import QueueFiles, files_to_read, load_queues
 from mqbroker.store.opening import Opening
-from mqbroker.store.store_files import StorePaths
 from mqbroker.store.syncs import WorkerSyncs
 from mqbroker.store.turns import Progress, run_at_once
 from mqbroker.store.worker import InlineWorker

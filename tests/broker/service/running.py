@@ -8,7 +8,7 @@ from twisted.internet.testing import MemoryReactorClock
 
 from mqbroker.broker.broker_service import BrokerService
 from mqbroker.errors import StoreLocked
-from mqbroker.store.lock import lock_file
+from mqbroker.store.layout import lock_file
 from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.worker import InlineWorker
 from tests.broker.bench import Client, make_settings

@@ -10,7 +10,7 @@ from twisted.python.filepath import FilePath
 
 from mqbroker.errors import StoreDamaged, StoreLocked, StoreUnwritable
 from mqbroker.store import open_store
-from mqbroker.store.lock import lock_file
+from mqbroker.store.layout import lock_file
 from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.worker import InlineWorker
 from tests.broker.bench import HeldWorker

@@ -303,7 +303,7 @@ MISTAKES = [
     ),
     Mutation(
         "believe a checkpoint while consume queues are rebuilt",
-        "store/checkpoint_file.py",
+        "store/checkpoint.py",
         "        if known.queues_offset is not None and known.queues_offset > offset:\n",
         "        if False:\n",
         ("tests/store/test_opening.py::test_a_kill_while_queues_are_built_loses_none_of_them",),
@@ -359,7 +359,7 @@ MISTAKES = [
     ),
     Mutation(
         "go on serving a log from before its first file",
-        "store/deletion.py",
+        "store/retention.py",
         "        gone = self._commit_log.drop_first()\n        assert gone is segment\n",
         "        gone = segment\n",
         ("tests/store/test_retention.py::test_at_the_hour_what_is_older_goes_but_never_the_last",),

@@ -82,7 +82,7 @@ MISTAKES = [
     ),
     Mutation(
         "enter keys into pages of the index that left memory",
-        "store/index_dispatcher.py",
+        "store/dispatch.py",
         "            index.read()\n",
         "            pass\n",
         ("tests/store/test_unreadable_pages.py::test_pages_that_left_memory_are_read_before_they_are_touched",),

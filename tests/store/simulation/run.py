@@ -16,7 +16,7 @@ from unittest.mock import patch
 import attrs
 from twisted.logger import LogEvent, globalLogPublisher
 
-from mqbroker.store import checkpoint_file, segment
+from mqbroker.store import checkpoint, segment
 from tests.store.simulation.model import Violation
 from tests.store.simulation.steps import HELD_BACK, Options, Step, options_of, steps_of
 from tests.store.simulation.threads import Ended, Threads
@@ -126,7 +126,7 @@ def _logged() -> Iterator[_Log]:
 def run_steps(options: Options, steps: list[Step]) -> Outcome:
     """Do the steps to a new store, then heal and compare."""
     threads = Threads()  # who waits for a lock lets others have their turn
-    with patch.object(checkpoint_file, "threading", threads), patch.object(segment, "threading", threads):
+    with patch.object(checkpoint, "threading", threads), patch.object(segment, "threading", threads):
         return _run_steps(options, steps)
 
 

@@ -11,7 +11,7 @@ from mqbroker.errors import ConnectionClosed, RequestTimedOut, Unreachable
 from mqbroker.wire.admin_bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo, GetConsumerStatusBody
 from mqbroker.wire.bodies import HeartbeatData
 from mqbroker.wire.codes import RequestCode, ResponseCode
-from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand, encode_command
+from mqbroker.wire.command import RemotingCommand
 
 Q = MessageQueue("T", "a", 0)
 PULL = RequestCode.PULL_MESSAGE
@@ -39,23 +39,6 @@ def test_sends_at_once_share_one_connection(topic):
     assert len(topic.connections) == 1
     assert len(topic.cluster.asked(RequestCode.GET_ROUTEINFO_BY_TOPIC)) == 1
     assert len(topic.cluster.asked(RequestCode.HEART_BEAT)) == 1
-
-
-def test_pulls_and_offsets(topic):
-    topic.cluster.store(Q, b"0")
-
-    async def main():
-        async with PullConsumer(topic.addr, "cg") as consumer:
-            assert (await consumer.pull(Q, 0)).messages[0].body == b"0"
-            assert (await consumer.fetch_raw(Q, 0)).next_offset == 1
-            assert [r.next_offset for r in await consumer.fetch_many([(Q, 0, 1)] * 3)] == [1, 1, 1]
-            await consumer.commit(Q, 1)
-            bounds = await consumer.min_offset(Q), await consumer.max_offset(Q), await consumer.offset_by_time(Q, 0)
-            assert bounds == (0, 1, 7)
-            assert await consumer.bounds([Q]) == [(0, 1)]
-            return await consumer.committed(Q), await consumer.queues("T")
-
-    assert asyncio.run(main()) == (1, [Q])
 
 
 def test_what_goes_wrong_has_its_type(topic, silent):
@@ -91,29 +74,6 @@ def gathering(count):
             done.set()
 
     return listener, got, done
-
-
-def test_a_push_consumer_with_a_coroutine_and_a_notice_from_the_broker(topic):
-    for n in range(20):
-        topic.cluster.store(Q, b"%d" % n)
-    listener, got, done = gathering(20)
-
-    async def main():
-        options = PushOptions(consume_from=ConsumeFrom.FIRST, suspend_ms=0)
-        consumer = PushConsumer(topic.addr, "g", listener, options=options)
-        await consumer.subscribe("T")
-        async with consumer:
-            await asyncio.wait_for(done.wait(), 10)
-            topic.cluster.members["g"].insert(0, "0")
-            notice = RemotingCommand(40, {"consumerGroup": "g"}, flag=ONEWAY_FLAG)
-            topic.connections[0].sendall(encode_command(notice))
-            while Q in consumer.assigned:  # noqa: ASYNC110 - a consumer tells nobody of its queues
-                await asyncio.sleep(0)
-
-    asyncio.run(main())
-    assert sorted(got) == sorted(b"%d" % n for n in range(20))
-    assert topic.cluster.offsets["g", Q] == 20
-    assert topic.cluster.members["g"] == ["0"]
 
 
 def test_a_connection_from_which_nothing_came_in_time_is_replaced(topic, silent):

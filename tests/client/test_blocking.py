@@ -9,7 +9,7 @@ import threading
 import attrs
 import pytest
 
-from mqbroker.client import BadMessage, ClientClosed, Message, MessageQueue, ProducerOptions, PullOptions, PushOptions
+from mqbroker.client import BadMessage, Message, MessageQueue, ProducerOptions, PullOptions, PushOptions
 from mqbroker.client.blocking import Producer, PullConsumer, PushConsumer
 from mqbroker.client.options import ConsumeFrom
 from mqbroker.errors import ConnectionClosed, RequestTimedOut
@@ -25,23 +25,6 @@ PULL = RequestCode.PULL_MESSAGE
 def topic(server):
     server.cluster.add_topic("T", queues=2)
     return server
-
-
-def test_sends_and_pulls_over_one_kept_connection(topic):
-    with Producer(topic.addr, "pg") as producer:
-        results = [producer.send(Message("T", b"%d" % n), queue=Q) for n in range(5)]
-        producer.send_batch([Message("T", b"5"), Message("T", b"6")], queue=Q)
-        producer.send_oneway(Message("T", b"7"), queue=Q)
-        assert len({r.msg_id for r in results}) == 5
-        assert producer.queues("T") == [Q, MessageQueue("T", "a", 1)]
-        assert len(topic.connections) == 1
-    with PullConsumer(topic.addr, "cg") as consumer:
-        assert [m.body for m in consumer.pull(Q, 0).messages] == [b"%d" % n for n in range(8)]
-        assert (consumer.min_offset(Q), consumer.max_offset(Q), consumer.offset_by_time(Q, 1)) == (0, 8, 7)
-        consumer.commit(Q, 3)
-        assert consumer.committed(Q) == 3
-        assert consumer.fetch_raw(Q, 7).next_offset == 8
-    assert topic.cluster.asked(RequestCode.UNREGISTER_CLIENT)
 
 
 def test_many_pulls_are_sent_ahead_of_their_answers(topic, silent):
@@ -160,14 +143,6 @@ def test_threads_share_a_producer(topic):
     assert sum(map(len, topic.cluster.logs.values())) == 200
 
 
-def test_a_closed_client_says_so(topic):
-    producer = Producer(topic.addr, "pg")
-    producer.close()
-    producer.close()
-    with pytest.raises(ClientClosed):
-        producer.send(Message("T", b"0"))
-
-
 def test_pickled_clients_keep_addresses_and_options_only(topic):
     topic.cluster.store(Q)
     with Producer(topic.addr, "pg") as producer, PullConsumer(topic.addr, "cg") as consumer:
@@ -209,32 +184,6 @@ def test_a_forked_child_makes_its_own_connections_and_the_parents_go_on(topic):
         producer.send(Message("T", b"parent again"), queue=Q)
         assert consumer.pull(Q, 0).max_offset == 3
         assert len(topic.connections) == used
-
-
-def test_the_push_consumer_calls_its_listener_on_threads(topic):
-    for n in range(50):
-        topic.cluster.store(Q, b"%d" % n)
-    topic.cluster.add_topic("%RETRY%g", queues=1)
-    got, done = [], threading.Event()
-
-    def listener(message):
-        got.append((message.body, threading.current_thread().name))
-        if len(got) == 50:
-            done.set()
-
-    options = PushOptions(consume_from=ConsumeFrom.FIRST, suspend_ms=0, concurrency=3)
-    consumer = PushConsumer(topic.addr, "g", listener, options=options)
-    consumer.subscribe("T")
-    with consumer:
-        assert done.wait(10)
-        assert Q in consumer.assigned
-        with pytest.raises(ClientClosed):
-            consumer.start()
-    assert {body for body, _ in got} == {b"%d" % n for n in range(50)}
-    assert all(name.startswith("mq-listen") for _, name in got)
-    assert topic.cluster.offsets["g", Q] == 50
-    assert topic.cluster.members["g"] == []
-    consumer.close()
 
 
 def test_a_message_by_hand_is_consumed_on_a_listeners_thread(topic):

@@ -3,12 +3,11 @@
 import asyncio
 import subprocess
 import sys
-import threading
 
 import pytest
 from twisted.internet.defer import Deferred
 
-from mqbroker.client import PushOptions, aio, blocking
+from mqbroker.client import PushOptions, aio
 from mqbroker.client.options import ConsumeFrom
 from mqbroker.wire.codes import RequestCode
 from tests.client.member import Member, Q
@@ -86,45 +85,6 @@ def test_a_call_that_has_ended_is_waited_for_by_none(one_queue, name_server):
     member.start()
     gate.callback(None)
     assert closed == [[]]
-
-
-def test_on_threads_close_inside_the_listener_returns(topic):
-    closed = threading.Event()
-
-    def listener(message):
-        consumer.close()
-        closed.set()
-
-    # As long as this takes what the test allows, if close() waits for the call that it is in.
-    options = PushOptions(consume_from=ConsumeFrom.FIRST, suspend_ms=0, concurrency=1, close_timeout_s=60.0)
-    consumer = blocking.PushConsumer(topic.addr, "g", listener, options=options)
-    consumer.subscribe("T")
-    consumer.start()
-    assert closed.wait(20)
-    consumer.close()
-    assert not consumer._thread.is_alive()
-    assert topic.cluster.offsets["g", Q] == 1
-    assert topic.cluster.sent_back == []
-    assert topic.cluster.members["g"] == []
-
-
-def test_on_asyncio_close_inside_the_listener_returns(topic):
-    async def main():
-        closed = asyncio.Event()
-
-        async def listener(message):
-            await consumer.close()
-            closed.set()
-
-        options = PushOptions(consume_from=ConsumeFrom.FIRST, suspend_ms=0, concurrency=1, close_timeout_s=60.0)
-        consumer = aio.PushConsumer(topic.addr, "g", listener, options=options)
-        consumer.subscribe("T")
-        async with consumer:
-            await asyncio.wait_for(closed.wait(), 20)
-
-    asyncio.run(main())
-    assert topic.cluster.offsets["g", Q] == 1
-    assert topic.cluster.members["g"] == []
 
 
 # --- left without close()

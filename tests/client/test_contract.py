@@ -1,0 +1,216 @@
+"""What clients do, the same on each face, with our own name server and broker in memory."""
+
+from queue import SimpleQueue
+
+import pytest
+
+from mqbroker.client import (
+    BadListener,
+    BadMessage,
+    ClientClosed,
+    ConsumeFrom,
+    ConsumeResult,
+    Message,
+    MessageQueue,
+    NameServerUnreachable,
+    NoSubscription,
+    ProducerOptions,
+    PullOptions,
+    PullStatus,
+    PushOptions,
+    SendStatus,
+    TopicNotFound,
+)
+from mqbroker.errors import Refused
+from tests.client.own_cluster import OnAsyncio, OnSockets, OnTwisted, OwnCluster
+
+Q = MessageQueue("T", "a", 0)
+FROM_FIRST = PushOptions(consume_from=ConsumeFrom.FIRST, takeover_pause_s=0.0)
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    cluster = OwnCluster(tmp_path)
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture(params=[OnTwisted, OnAsyncio, OnSockets], ids=["twisted", "asyncio", "blocking"])
+def face(request, cluster):
+    face = request.param(cluster)
+    yield face
+    face.close()
+
+
+@pytest.fixture
+def producer(face):
+    with face.make("Producer", "pg") as producer:
+        yield producer
+
+
+@pytest.fixture
+def consumer(face):
+    with face.make("PullConsumer", "cg") as consumer:
+        yield consumer
+
+
+def test_what_is_sent_can_be_pulled(producer, consumer):
+    results = [producer.send(Message("T", b"%d" % n, tags="even" if n % 2 == 0 else "odd"), queue=Q) for n in range(4)]
+    assert [(r.status, r.queue, r.queue_offset) for r in results] == [(SendStatus.SEND_OK, Q, n) for n in range(4)]
+    assert len({r.msg_id for r in results}) == 4
+    batch = producer.send_batch([Message("T", b"4"), Message("T", b"5")], queue=Q)
+    assert (batch.queue_offset, len(batch.msg_id.split(","))) == (4, 2)
+    producer.send_oneway(Message("T", b"6"), queue=Q)
+    assert producer.queues("T") == consumer.queues("T") == [MessageQueue("T", "a", n) for n in range(4)]
+    while consumer.max_offset(Q) < 7:  # nobody says that a oneway one has arrived
+        pass
+    found = consumer.pull(Q, 1)
+    assert [message.body for message in found.messages] == [b"1", b"2", b"3", b"4", b"5", b"6"]
+    assert (found.status, found.next_offset, found.min_offset, found.max_offset) == (PullStatus.FOUND, 7, 0, 7)
+    assert [message.body for message in consumer.pull(Q, 0, tags="odd").messages] == [b"1", b"3"]
+    assert consumer.fetch_raw(Q, 6).next_offset == 7
+    assert [raw.next_offset for raw in consumer.fetch_many([(Q, n, 1) for n in range(7)])] == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_offsets_of_a_group(producer, consumer):
+    producer.send(Message("T", b"x"), queue=Q)
+    assert consumer.committed(Q) == 0  # what a broker says of a queue that is whole in memory
+    consumer.commit(Q, 1)
+    assert consumer.committed(Q) == 1
+    assert (consumer.min_offset(Q), consumer.max_offset(Q), consumer.bounds([Q])) == (0, 1, [(0, 1)])
+    assert consumer.offset_by_time(Q, 0) == 0
+
+
+def test_one_key_goes_to_one_queue_in_order(producer, consumer):
+    results = [producer.send(Message("T", b"%d" % n), key="order-7") for n in range(20)]
+    assert len({r.queue for r in results}) == 1
+    chosen = producer.send(Message("T", b"x"), selector=lambda queues, message: queues[2])
+    assert chosen.queue.queue_id == 2
+    found = consumer.pull(results[0].queue, 0)
+    assert [message.body for message in found.messages][:20] == [b"%d" % n for n in range(20)]
+
+
+def test_what_cannot_be_done_says_why(face, producer, consumer):
+    with pytest.raises(BadMessage, match="the body is empty"):
+        producer.send(Message("T", b""))
+    with pytest.raises(TopicNotFound, match="No route info of this topic: none"):
+        consumer.queues("none")
+    producer.send(Message("T", b"x"), queue=Q)
+    with pytest.raises(Refused, match="queueId"):
+        consumer.pull(MessageQueue("T", "a", 99), 0)
+
+
+def test_without_a_name_server(face, cluster, monkeypatch):
+    monkeypatch.setattr(cluster, "name_server", "127.0.0.1:1")
+    says = pytest.raises(NameServerUnreachable, match=r"No name server answers: 127\.0\.0\.1:1: Unreachable")
+    with face.make("Producer", "pg", options=ProducerOptions(retries=0)) as producer, says:
+        producer.send(Message("T", b"x"))
+    with face.make("PullConsumer", "cg", options=PullOptions()) as consumer, pytest.raises(NameServerUnreachable):
+        consumer.queues("T")
+
+
+def test_a_closed_client_says_so_and_may_be_closed_again(face):
+    face.make("Producer", "pg").close()
+    producer = face.make("Producer", "pg")
+    producer.start()
+    for _ in range(2):
+        producer.close()
+    with pytest.raises(ClientClosed):
+        producer.send(Message("T", b"x"))
+
+
+def test_a_producer_is_known_to_its_brokers_until_it_leaves(face, cluster):
+    with face.make("Producer", "pg") as producer:
+        producer.send(Message("T", b"x"))
+        producer.send(Message("T", b"x"))
+        if face.module.__name__ != "mqbroker.client.blocking":
+            assert "pg" in cluster.parts.producers.groups()
+    assert "pg" not in cluster.parts.producers.groups()
+
+
+def test_a_member_takes_everything_commits_and_leaves(face, cluster, producer):
+    for n in range(50):
+        producer.send(Message("T", b"%d" % n, keys=["k"]))
+    got = SimpleQueue()
+    member = face.make("PushConsumer", "g", got.put, options=FROM_FIRST)
+    member.subscribe("T")
+    with member:
+        assert {face.get(got).body for _ in range(50)} == {b"%d" % n for n in range(50)}
+        assert {queue for queue in member.assigned if queue.topic == "T"} == set(producer.queues("T"))
+        producer.send(Message("T", b"later"))
+        assert face.get(got).body == b"later"
+    offsets = cluster.parts.offsets.by_queue("g", "T")
+    assert (sum(offsets.values()), len(offsets)) == (51, 4)
+    assert "g" not in cluster.parts.consumers.names()
+    with pytest.raises(ClientClosed):
+        member.start()
+
+
+def test_what_a_listener_does_not_take_comes_again(face, cluster, producer):
+    producer.send(Message("T", b"x"))
+    got, verdicts = SimpleQueue(), [ConsumeResult.RETRY, None]
+
+    def listener(message):
+        got.put(message)
+        return verdicts.pop(0)
+
+    member = face.make("PushConsumer", "g", listener, options=FROM_FIRST)
+    member.subscribe("T")
+    with member:
+        first = face.get(got)
+        for _ in range(500):
+            cluster.turn(1)
+            producer.queues("T")
+            if not got.empty():
+                break
+        again = face.get(got)
+    assert (first.body, first.reconsume_times) == (b"x", 0)
+    assert (again.body, again.reconsume_times, again.topic) == (b"x", 1, "T")
+
+
+def test_a_member_may_be_closed_inside_its_listener(face, cluster, producer):
+    for n in range(20):
+        producer.send(Message("T", b"%d" % n), queue=Q)
+    got = SimpleQueue()
+
+    def listener(message):
+        got.put(message)
+        return member._client.close()
+
+    # As long as this takes what the test allows, if close() waits for the call that it is in.
+    options = PushOptions(consume_from=ConsumeFrom.FIRST, concurrency=1, close_timeout_s=60.0)
+    member = face.make("PushConsumer", "g", listener, options=options)
+    member.subscribe("T")
+    member.start()
+    assert face.get(got).body == b"0"
+    member.close()
+    assert cluster.parts.offsets.by_queue("g", "T")[0] == 1
+    assert "g" not in cluster.parts.consumers.names()
+    assert got.empty()
+
+
+def test_members_share_the_queues(face, cluster, producer):
+    producer.send(Message("T", b"x"))
+    members = [face.make("PushConsumer", "g", lambda message: None, options=FROM_FIRST) for _ in range(2)]
+    for member in members:
+        member.subscribe("T")
+        member.start()
+    for _ in range(500):
+        producer.send(Message("T", b"x"))  # a loop turns meanwhile, and bytes move
+        cluster.turn(0.5)
+        shares = [{queue for queue in member.assigned if queue.topic == "T"} for member in members]
+        if [len(share) for share in shares] == [2, 2]:
+            break
+    assert shares[0] | shares[1] == set(producer.queues("T"))
+    for member in members:
+        member.close()
+
+
+def test_a_member_that_could_get_nothing_is_not_started(face):
+    with pytest.raises(NoSubscription):
+        face.make("PushConsumer", "g", print).start()
+    member = face.make("PushConsumer", "g", None)
+    member.subscribe("T")
+    with pytest.raises(BadListener):
+        member.start()
+    member.close()

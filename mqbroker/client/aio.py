@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from mqbroker.client.aio_net import AioNet
-from mqbroker.client.broker_requests import MemberRequests, decline, pull_peer
+from mqbroker.client.broker_requests import MemberRequests, decline, pull_consumer_answers
 from mqbroker.client.consume_service import Listener
 from mqbroker.client.faces import core, offsets, started
 from mqbroker.client.identity import local_ip, make_client_id, producer_identity
@@ -171,7 +171,7 @@ class PullConsumer(_Client):
     ) -> None:
         servers = parse_name_servers(name_servers)
         options = options or PullOptions()
-        net = AioNet(pull_peer(group), rng or random.Random(), options.credentials, options.tls)
+        net = AioNet(pull_consumer_answers(group), rng or random.Random(), options.credentials, options.tls)
         self._core = PullConsumerCore(net, servers, group, options)
 
     start = call(PullConsumerCore.start, core)

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import attrs
 
-from mqbroker.client.net import Lock, PeerHandler, Signal, signed
+from mqbroker.client.net import Lock, RequestHandler, Signal, signed
 from mqbroker.client.options import split_address
 from mqbroker.client.tls import ClientTls, Contexts, ssl_context, ssl_failed, why_lost
 from mqbroker.errors import BadFrame, ConnectionClosed, MQError, RequestTimedOut, Unreachable
@@ -26,7 +26,7 @@ from mqbroker.wire.signature import Credentials
 log = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT_S = 3.0
-_GOODBYE_S = 1.0
+_CLOSE_TIMEOUT_S = 1.0
 #: What is sent within one turn of the loop is joined, up to about as much as a transport takes until it says: enough.
 _UNWRITTEN_BYTES_MAX = 64 * 1024
 #: A peer that reads nothing for so long, while more waits for it, is gone.
@@ -97,28 +97,28 @@ class _Connection(asyncio.Protocol):
         self._writable = asyncio.Event()
         self._writable.set()
         self._write_lock = _FifoLock()
-        self._giving_up: asyncio.TimerHandle | None = None
+        self._unread_timer: asyncio.TimerHandle | None = None
         self._lost = asyncio.Event()
         self.is_open = False
 
     def pause_writing(self) -> None:
         self._writable.clear()
-        self._giving_up = asyncio.get_running_loop().call_later(_UNREAD_S_MAX, self._give_up)
+        self._unread_timer = asyncio.get_running_loop().call_later(_UNREAD_S_MAX, self._close_unread)
 
     def resume_writing(self) -> None:
         self._writable.set()
-        self._stop_giving_up()
+        self._stop_unread_timer()
 
-    def _give_up(self) -> None:
+    def _close_unread(self) -> None:
         log.warning("closing the connection to %s: it has read nothing for %g s", self._addr, _UNREAD_S_MAX)
         self.is_open = False
         if self._transport is not None:
             self._transport.abort()
 
-    def _stop_giving_up(self) -> None:
-        if self._giving_up is not None:
-            self._giving_up.cancel()
-            self._giving_up = None
+    def _stop_unread_timer(self) -> None:
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -142,7 +142,7 @@ class _Connection(asyncio.Protocol):
         self.is_open = False
         self._lost.set()
         self._writable.set()
-        self._stop_giving_up()
+        self._stop_unread_timer()
         has_answered = self._responses.has_heard
         self._responses.lost(
             lambda largest: why_lost(self._addr, self._tls, error, has_answered=has_answered, request_bytes=largest)
@@ -201,7 +201,7 @@ class _Connection(asyncio.Protocol):
     async def ended(self) -> None:
         """Wait for the end of a connection that was closed; TLS says goodbye first, and waits for the peer's."""
         try:
-            async with asyncio.timeout(_GOODBYE_S):
+            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
                 await self._lost.wait()
         except TimeoutError:
             if self._transport is not None:
@@ -223,7 +223,7 @@ class AioNet:
 
     def __init__(
         self,
-        on_request: PeerHandler,
+        on_request: RequestHandler,
         rng: random.Random,
         credentials: Credentials | None = None,
         tls: ClientTls | None = None,

@@ -170,7 +170,7 @@ class _Pipeline:
     def start(self, deadline: float) -> None:
         """Send the first window."""
         try:
-            self._connection = self._net.take(self._addr, deadline)
+            self._connection = self._net.acquire(self._addr, deadline)
             self._fill_window(self._connection, deadline)
         except MQError as error:
             self._fail(error)
@@ -185,7 +185,7 @@ class _Pipeline:
         except MQError as error:
             self._fail(error)
         if self._connection is not None:
-            self._net.give_back(self._addr, self._connection)
+            self._net.release(self._addr, self._connection)
             self._connection = None
         return [result or ConnectionClosed("not sent") for result in self._results]
 
@@ -289,13 +289,13 @@ class BlockingNet:
 
     async def send_oneway(self, addr: str, command: RemotingCommand) -> None:
         deadline = time.monotonic() + _CONNECT_TIMEOUT_S
-        connection = self.take(addr, deadline)
+        connection = self.acquire(addr, deadline)
         try:
             connection.send(signed(command, self._credentials), deadline)
         except BaseException:
             connection.close()
             raise
-        self.give_back(addr, connection)
+        self.release(addr, connection)
 
     async def sleep(self, seconds: float) -> None:
         time.sleep(seconds)  # noqa: ASYNC251 - there is no loop to hold up
@@ -314,7 +314,7 @@ class BlockingNet:
         for connection in itertools.chain.from_iterable(idle.values()):
             connection.close()
 
-    def take(self, addr: str, deadline: float) -> _Connection:
+    def acquire(self, addr: str, deadline: float) -> _Connection:
         """A connection that nobody else uses. Raises Unreachable, or ConnectionClosed where the client is closed."""
         with self._lock:
             if self._closed:
@@ -327,7 +327,7 @@ class BlockingNet:
                 connection.close()
         return _Connection(addr, max(0.001, deadline - time.monotonic()), self._tls)
 
-    def give_back(self, addr: str, connection: _Connection) -> None:
+    def release(self, addr: str, connection: _Connection) -> None:
         """Keep a connection on which no answer is outstanding."""
         connection.idle_since = time.monotonic()
         with self._lock:

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 import attrs
 
 from mqbroker.client.messages import ReceivedMessage
-from mqbroker.client.net import PeerHandler
+from mqbroker.client.net import RequestHandler
 from mqbroker.errors import MQError, Refused
 from mqbroker.wire.admin_bodies import (
     ConsumeMessageDirectlyResult,
@@ -62,7 +62,7 @@ async def decline(request: RemotingCommand) -> RemotingCommand | None:
     return _answer(request, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
 
 
-def pull_peer(group: str) -> PeerHandler:
+def pull_consumer_answers(group: str) -> RequestHandler:
     """The answers of a consumer of `group` that pulls."""
     remark = (
         f"The Consumer Group <{group}> has neither a listener nor queues of its own in this client: it pulls, and its "

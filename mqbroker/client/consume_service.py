@@ -66,8 +66,6 @@ class ConsumeDirectly:
         return ("CR_SUCCESS" if delay_level is None else "CR_LATER"), None
 
 
-log = logging.getLogger(__name__)
-
 #: A message with which the listener is found so often goes back; counted, since clocks of machines jump.
 LOOKS_MAX = 15
 
@@ -120,7 +118,7 @@ class ConsumeService:
         net: LiveNet,
         listener: Listener,
         send_back: SendBack,
-        meters: ConsumerStats,
+        stats: ConsumerStats,
         *,
         concurrency: int,
         local_retry_s: float,
@@ -129,7 +127,7 @@ class ConsumeService:
         self._listener = listener
         self._verdicts = ListenerResults(listener, net.now)
         self._send_back = send_back
-        self._meters = meters
+        self._stats = stats
         self._concurrency = concurrency
         self._local_retry_s = local_retry_s
         self._waiting: deque[tuple[Owner, ReceivedMessage]] = deque()
@@ -285,7 +283,7 @@ class ConsumeService:
         except Exception:
             log.exception("the listener failed on message %s of %s", message.msg_id, message.queue)
         took_ms = max(0.0, self._net.now() - began) * 1000
-        self._meters.of(message.queue.topic).consumed(took_ms, delay_level is None)
+        self._stats.of(message.queue.topic).consumed(took_ms, delay_level is None)
         return delay_level
 
     async def _ask(self, message: ReceivedMessage) -> int | None:

@@ -18,13 +18,13 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from twisted.internet.defer import Deferred
 
-from mqbroker.client.broker_requests import MemberRequests, pull_peer
+from mqbroker.client.broker_requests import MemberRequests, pull_consumer_answers
 from mqbroker.client.consume_service import Listener
-from mqbroker.client.deferred_net import DeferredNet, peer_table
+from mqbroker.client.deferred_net import DeferredNet, handler_table
 from mqbroker.client.faces import core, offsets, started
 from mqbroker.client.identity import local_ip, make_client_id, producer_identity
 from mqbroker.client.listeners import check_listener
-from mqbroker.client.net import PeerHandler
+from mqbroker.client.net import RequestHandler
 from mqbroker.client.options import ProducerOptions, PullOptions, PushOptions, parse_name_servers
 from mqbroker.client.producer import ProducerCore
 from mqbroker.client.pull_consumer import PullConsumerCore
@@ -147,7 +147,7 @@ class PullConsumer:
     ) -> None:
         servers = parse_name_servers(name_servers)
         options = options or PullOptions()
-        net = _net(reactor, options, rng or random.Random(), connector, pull_peer(group))
+        net = _net(reactor, options, rng or random.Random(), connector, pull_consumer_answers(group))
         self._core = PullConsumerCore(net, servers, group, options)
 
     start = call(PullConsumerCore.start, core)
@@ -169,7 +169,7 @@ def _net(
     options: ProducerOptions | PushOptions | PullOptions,
     rng: random.Random,
     connector: Connector | None,
-    answer: PeerHandler | None = None,
+    answer: RequestHandler | None = None,
 ) -> DeferredNet:
     """A client's network; `answer` answers what brokers ask of it. Raises BadTls."""
     if connector is None and options.tls is not None:
@@ -177,5 +177,5 @@ def _net(
         from mqbroker.client.deferred_tls import TlsConnector
 
         connector = TlsConnector(reactor, options.tls)
-    client = RemotingClient(reactor, handlers=answer and peer_table(answer), connector=connector)
+    client = RemotingClient(reactor, handlers=answer and handler_table(answer), connector=connector)
     return DeferredNet(reactor, client, rng, options.credentials, connector)

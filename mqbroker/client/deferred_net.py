@@ -15,7 +15,7 @@ from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
 from mqbroker.client.broker_requests import MemberRequests
-from mqbroker.client.net import Lock, PeerHandler, Signal, Task, signed
+from mqbroker.client.net import Lock, RequestHandler, Signal, Task, signed
 from mqbroker.client.tls import connection_lost
 from mqbroker.errors import ConnectionClosed, MQError
 from mqbroker.remoting.client import Connector, RemotingClient
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 _ONEWAY_TIMEOUT_MS = 3000
 
 
-def peer_table(answer: PeerHandler) -> HandlerTable:
+def handler_table(answer: RequestHandler) -> HandlerTable:
     """What brokers may ask of a consumer; the table itself declines the rest."""
 
     def handle(request: RemotingCommand, connection: IConnection) -> Awaitable[RemotingCommand | None]:

@@ -1,4 +1,4 @@
-"""Telling brokers that this client is there: heartbeats to all brokers of the routes in use, and leaving them."""
+"""Heartbeats to the brokers of the routes in use, and unregistering from them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class Heartbeats:
-    """One client's presence: as a producer of `producer_group`, or as the consumer that `consumer_data` describes."""
+    """One client's heartbeats: as a producer of `producer_group`, or as the consumer that `consumer_data` describes."""
 
     def __init__(
         self,
@@ -38,49 +38,49 @@ class Heartbeats:
         self._consumer_data = consumer_data
         self._timeout_ms = timeout_ms
         self._heartbeat_s = heartbeat_s
-        self._told_at: dict[str, float] = {}
+        self._sent_at: dict[str, float] = {}
 
-    async def beat(self) -> None:
-        """Tell every broker: masters, and slaves too where this client consumes. Failures are logged."""
-        await self._beat()
+    async def send_to_all(self) -> None:
+        """Send one to every broker: masters, and slaves too where this client consumes. Failures are logged."""
+        await self._send_to_all()
 
-    async def begin(self) -> None:
-        """As `beat`. Raises Refused where all brokers refuse the account: nothing can come of it."""
-        failures = await self._beat()
-        if failures and all(is_about_account(error) for error in failures.values()) and not self._told_at:
+    async def send_first(self) -> None:
+        """As `send_to_all`. Raises Refused where all brokers refuse the account: nothing can come of it."""
+        failures = await self._send_to_all()
+        if failures and all(is_about_account(error) for error in failures.values()) and not self._sent_at:
             raise next(iter(failures.values()))
 
-    async def _beat(self) -> dict[str, MQError]:
+    async def _send_to_all(self) -> dict[str, MQError]:
         addresses = self._addresses()
-        for gone in self._told_at.keys() - set(addresses):
-            del self._told_at[gone]
-        return await self._tell(addresses)
+        for gone in self._sent_at.keys() - set(addresses):
+            del self._sent_at[gone]
+        return await self._send(addresses)
 
-    async def beat_to(self, addr: str) -> None:
-        """Tell one broker at once: it has said that it does not know this client."""
-        await self._tell([addr])
+    async def send_to(self, addr: str) -> None:
+        """Send one at once: the broker has said that it does not know this client."""
+        await self._send([addr])
 
-    async def meet(self) -> None:
-        """Tell the brokers that have not been told yet: a new route brought them."""
-        await self._tell([addr for addr in self._addresses() if addr not in self._told_at])
+    async def send_to_new(self) -> None:
+        """Send one to the brokers that a new route brought."""
+        await self._send([addr for addr in self._addresses() if addr not in self._sent_at])
 
-    async def contact(self, addr: str) -> None:
-        """This client has just talked to `addr`: tell it, unless it was told within the heartbeat's period."""
-        told_at = self._told_at.get(addr)
-        if told_at is None or self._net.now() - told_at >= self._heartbeat_s:
-            await self._tell([addr])
+    async def send_if_due(self, addr: str) -> None:
+        """This client has just talked to `addr`: send it one, unless it was sent one within the heartbeat's period."""
+        sent_at = self._sent_at.get(addr)
+        if sent_at is None or self._net.now() - sent_at >= self._heartbeat_s:
+            await self._send([addr])
 
-    async def leave(self) -> None:
-        """Unregister from every broker that was told. Failures are left to the brokers' own time-out."""
+    async def unregister(self) -> None:
+        """Unregister from every broker that was sent one. Failures are left to the brokers' own time-out."""
         consumer = self._consumer_data() if self._consumer_data else None
         header = UnregisterClientRequestHeader(
             client_id=self.client_id,
             producer_group=self._producer_group,
             consumer_group=consumer.group_name if consumer else None,
         )
-        addresses = sorted(self._told_at)
+        addresses = sorted(self._sent_at)
         requests = [(addr, RemotingCommand.request(RequestCode.UNREGISTER_CLIENT, header)) for addr in addresses]
-        self._told_at.clear()
+        self._sent_at.clear()
         for addr, answer in zip(addresses, await self._net.invoke_many(requests, self._timeout_ms), strict=True):
             if isinstance(answer, MQError):
                 log.info("could not unregister from %s: %s", addr, answer)
@@ -101,17 +101,17 @@ class Heartbeats:
         }
         return sorted(found)
 
-    async def _tell(self, addresses: list[str]) -> dict[str, MQError]:
+    async def _send(self, addresses: list[str]) -> dict[str, MQError]:
         """Returns what failed, by address."""
         failures: dict[str, MQError] = {}
         for addr in addresses:
-            self._told_at[addr] = self._net.now()
+            self._sent_at[addr] = self._net.now()
         body = self._data().to_json()
         requests = [(addr, RemotingCommand.request(RequestCode.HEART_BEAT, body=body)) for addr in addresses]
         for addr, answer in zip(addresses, await self._net.invoke_many(requests, self._timeout_ms), strict=True):
             if not isinstance(answer, MQError) and answer.code == ResponseCode.SUCCESS:
                 continue
-            self._told_at.pop(addr, None)
+            self._sent_at.pop(addr, None)
             why = answer if isinstance(answer, MQError) else Refused(answer.code, answer.remark or "")
             failures[addr] = why
             log.warning("heartbeat to %s failed: %s", addr, why)

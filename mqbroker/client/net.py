@@ -1,4 +1,4 @@
-"""The seam between the clients' rules and the world: what a core may ask of the network, the clock and the scheduler.
+"""Net and LiveNet: the interface by which the clients' cores reach network, clock and scheduler.
 
 `Net` can be had without any event loop: its awaitables may finish without ever suspending. `LiveNet` adds what only a
 running loop can give. The cores know nothing else: no socket, no reactor, no thread, no wall clock.
@@ -21,7 +21,7 @@ from mqbroker.wire.signature import Credentials
 log = logging.getLogger(__name__)
 
 #: Answers a request that a broker sends to this client; None answers nothing.
-PeerHandler = Callable[[RemotingCommand], Coroutine[Any, Any, RemotingCommand | None]]
+RequestHandler = Callable[[RemotingCommand], Coroutine[Any, Any, RemotingCommand | None]]
 
 
 def signed(command: RemotingCommand, credentials: Credentials | None) -> RemotingCommand:

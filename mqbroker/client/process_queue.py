@@ -15,6 +15,8 @@ from mqbroker.wire.admin_bodies import ProcessQueueInfo
 from mqbroker.wire.bodies import MessageQueue, SubscriptionData
 from mqbroker.wire.codes import MASTER_ID
 
+log = logging.getLogger(__name__)
+
 
 class ProcessQueue:
     """The pulled part of `queue`. Messages come in by offset and leave in any order."""
@@ -81,8 +83,6 @@ class ProcessQueue:
         if held is not None:
             self._held_bytes -= len(held[1].body)
 
-
-log = logging.getLogger(__name__)
 
 #: Asked where the master does not answer; a set without this slave has its others, or the master again.
 SLAVE_ID = 1
@@ -224,9 +224,9 @@ class AssignedQueue:
             self._pulled_at = self._net.now()
             pulled = await self._pull(self.queue, held.next_offset, self._broker_id)
             if not self._is_stopped():
-                self._take(held, pulled)
+                self._add_pulled(held, pulled)
 
-    def _take(self, held: ProcessQueue, pulled: RawPull) -> None:
+    def _add_pulled(self, held: ProcessQueue, pulled: RawPull) -> None:
         messages = read_messages(pulled, self.queue, self.subscription)
         if pulled.status is PullStatus.OFFSET_ILLEGAL:
             log.warning(

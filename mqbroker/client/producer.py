@@ -158,7 +158,7 @@ class ProducerCore:
         """Begin to send heartbeats and to refresh routes. No connection is made before it is needed."""
         assert self._live is not None
         self._tasks = [
-            self._live.spawn(every(self._live, self._options.heartbeat_s, self._heartbeats.beat)),
+            self._live.spawn(every(self._live, self._options.heartbeat_s, self._heartbeats.send_to_all)),
             self._live.spawn(every(self._live, self._options.route_age_s, self._routes.refresh_all)),
         ]
 
@@ -168,7 +168,7 @@ class ProducerCore:
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
-        await self._heartbeats.leave()
+        await self._heartbeats.unregister()
         await self._net.close()
 
     def _now_ms(self) -> int:
@@ -181,18 +181,18 @@ class ProducerCore:
             yield
             return
         size = sum(len(message.body) for message in messages)
-        await self._in_flight.enter(size)
+        await self._in_flight.acquire(size)
         try:
             yield
         finally:
-            self._in_flight.leave(size)
+            self._in_flight.release(size)
 
     async def _writable(self, topic: str) -> Route:
         if self._closed:
             raise ClientClosed("this producer was closed before the message was sent")
         route = await self._routes.get(topic, create=True)
         if not route.publish_queues:
-            self._routes.doubt(topic)
+            self._routes.mark_stale(topic)
             is_away = not any(route.master(name) for name in route.brokers)
             why = "no master of it is up" if is_away else "none of its masters lets it be written to"
             raise NoBrokerForTopic(topic, why, is_away)
@@ -224,7 +224,7 @@ class ProducerCore:
             except MQError as error:
                 if not _worth_retrying(error):
                     raise
-                self._routes.doubt(outgoing.topic)
+                self._routes.mark_stale(outgoing.topic)
                 trials.add(queue, addr, error)
                 # A connection that ends on a frame that long ends on it each time.
                 is_hopeless = outgoing.exceeds_frames and isinstance(error, ConnectionClosed)
@@ -250,7 +250,7 @@ class ProducerCore:
         request = send_request(outgoing, queue, self._group, self._options)
         answer = await self._net.invoke(addr, request, timeout_ms)
         result = read_send_answer(outgoing, queue, answer)
-        await self._heartbeats.contact(addr)
+        await self._heartbeats.send_if_due(addr)
         return result
 
 

@@ -34,7 +34,7 @@ class PullConsumerCore:
         """The queues of `topic`, by broker and id. Raises TopicNotFound, NameServerUnreachable, NoBrokerForTopic."""
         route = await self._routes.get(topic)
         if not route.subscribe_queues:
-            self._routes.doubt(topic)
+            self._routes.mark_stale(topic)
             raise NoBrokerForTopic(topic, "none lets it be read")
         return list(route.subscribe_queues)
 
@@ -91,7 +91,7 @@ class PullConsumerCore:
         results = [_read_or_error(answer) for answer in answers]
         for (queue, _, _), result in zip(wants, results, strict=True):
             if isinstance(result, MQError):
-                self._routes.doubt(queue.topic)
+                self._routes.mark_stale(queue.topic)
         return results
 
     async def start(self) -> None:
@@ -123,7 +123,7 @@ class PullConsumerCore:
         try:
             return read_pull_answer(await self._net.invoke(addr, request, timeout_ms))
         except MQError:
-            self._routes.doubt(queue.topic)
+            self._routes.mark_stale(queue.topic)
             raise
 
 

@@ -52,7 +52,7 @@ class PushConsumerCore:
         self._net = net
         self._group = check_group(group)
         self._about = About(group, name_servers, options, int(net.now() * 1000))
-        self._meters = ConsumerStats(net.now)
+        self._stats = ConsumerStats(net.now)
         self._options = options
         timeout_ms = options.request_timeout_ms
         self._routes = Routes(net, name_servers, age_s=None, timeout_ms=timeout_ms)
@@ -63,7 +63,7 @@ class PushConsumerCore:
             net,
             listener,
             self._send_back,
-            self._meters,
+            self._stats,
             concurrency=options.concurrency,
             local_retry_s=options.local_retry_s,
         )
@@ -95,8 +95,8 @@ class PushConsumerCore:
     async def apply_subscription(self, topic: str) -> None:
         """Let a running member act upon a subscription that was added or changed."""
         for queue in [queue for queue in self._assigned if queue.topic == topic]:
-            await self._release(queue)
-        await self._heartbeats.beat()
+            await self._unassign(queue)
+        await self._heartbeats.send_to_all()
         self._wake.set()
 
     @property
@@ -124,14 +124,14 @@ class PushConsumerCore:
             except TopicNotFound as error:
                 if not topic.startswith(RETRY_PREFIX):
                     log.warning("waiting for the topic: %s", error)
-        await self._heartbeats.begin()
+        await self._heartbeats.send_first()
         settled = await self._balance()
         if self._closed:
             return
         options = self._options
         self._loops = [
             self._net.spawn(self._keep_balanced(settled)),
-            self._net.spawn(every(self._net, options.heartbeat_s, self._heartbeats.beat)),
+            self._net.spawn(every(self._net, options.heartbeat_s, self._heartbeats.send_to_all)),
             self._net.spawn(every(self._net, options.commit_s, self._commit_oneway)),
             self._net.spawn(every(self._net, options.consume_timeout_s / LOOKS_MAX, self._consuming.send_back_overdue)),
             self._net.spawn(every(self._net, options.route_age_s, self._routes.refresh_all)),
@@ -169,7 +169,7 @@ class PushConsumerCore:
             log.warning("listeners of %s still run after %g s", self._group, self._options.close_timeout_s)
         if self._started:
             await self._offsets.commit_many(self._committable())
-            await self._heartbeats.leave()
+            await self._heartbeats.unregister()
         for assigned in self._assigned.values():
             assigned.drop()
         await self._net.close()
@@ -185,7 +185,7 @@ class PushConsumerCore:
 
     def running_info(self) -> ConsumerRunningInfo:
         """What an administrator is told of this member."""
-        return running_info(self._about, self._subscriptions.values(), self._assigned, self._meters)
+        return running_info(self._about, self._subscriptions.values(), self._assigned, self._stats)
 
     def positions(self, topic: str) -> dict[MessageQueue, int]:
         """The offsets that would be committed now, of one topic, or of all where `topic` is empty."""
@@ -209,7 +209,7 @@ class PushConsumerCore:
         self._consuming.forget_dropped()
         for queue in moved:
             log.info("%s goes on at offset %d of %s", self._group, offsets[queue], queue)
-            self._take(queue, promised=offsets[queue])
+            self._assign(queue, promised=offsets[queue])
 
     def _now_ms(self) -> int:
         return int(self._net.now() * 1000)
@@ -237,7 +237,7 @@ class PushConsumerCore:
         for topic in list(self._subscriptions):
             try:
                 await self._routes.get(topic)
-                await self._heartbeats.meet()
+                await self._heartbeats.send_to_new()
                 share = await self._rebalance.share(topic)
             except MQError as error:
                 log.info("not balancing %s of %s: %s", topic, self._group, error)
@@ -250,12 +250,12 @@ class PushConsumerCore:
 
     async def _change_to(self, topic: str, share: Share) -> None:
         for queue in [queue for queue in self._assigned if queue.topic == topic and queue not in share.queues]:
-            await self._release(queue)
+            await self._unassign(queue)
         for queue in sorted(share.queues.difference(self._assigned)):
             log.info("%s takes %s", self._group, queue)
-            self._take(queue, pause_s=self._options.takeover_pause_s if share.is_shared else 0.0)
+            self._assign(queue, pause_s=self._options.takeover_pause_s if share.is_shared else 0.0)
 
-    def _take(self, queue: MessageQueue, *, pause_s: float = 0.0, promised: int | None = None) -> None:
+    def _assign(self, queue: MessageQueue, *, pause_s: float = 0.0, promised: int | None = None) -> None:
         self._assigned[queue] = AssignedQueue(
             self._net,
             queue,
@@ -269,10 +269,10 @@ class PushConsumerCore:
         )
 
     def _deliver(self, assigned: AssignedQueue, messages: Sequence[ReceivedMessage]) -> None:
-        self._meters.of(assigned.queue.topic).delivered(len(messages))
+        self._stats.of(assigned.queue.topic).delivered(len(messages))
         self._consuming.put(assigned, messages)
 
-    async def _release(self, queue: MessageQueue) -> None:
+    async def _unassign(self, queue: MessageQueue) -> None:
         log.info("%s gives up %s", self._group, queue)
         assigned = self._assigned.pop(queue)
         offset = assigned.committable
@@ -307,13 +307,13 @@ class PushConsumerCore:
             pulled = read_pull_answer(await self._net.invoke(addr, request, self._options.pull_timeout_ms))
         except Refused as refused:
             if refused.code in _HEARTBEAT_HELPS:
-                await self._heartbeats.beat_to(addr)
+                await self._heartbeats.send_to(addr)
             raise
         except Unreachable:
-            self._routes.doubt(queue.topic)
+            self._routes.mark_stale(queue.topic)
             raise
         if pulled.status is PullStatus.FOUND:
-            self._meters.of(queue.topic).pulled(max(0.0, self._net.now() - began) * 1000)
+            self._stats.of(queue.topic).pulled(max(0.0, self._net.now() - began) * 1000)
         return pulled
 
     async def _send_back(self, message: ReceivedMessage, delay_level: int) -> None:

@@ -32,6 +32,8 @@ from mqbroker.wire.headers import (
 )
 from mqbroker.wire.record import decode_records
 
+log = logging.getLogger(__name__)
+
 _STATUSES = frozenset(status.value for status in PullStatus)
 
 
@@ -91,8 +93,6 @@ def read_messages(pulled: RawPull, queue: MessageQueue, subscription: Subscripti
     messages = [ReceivedMessage.of_record(record, queue.broker_name) for record in decode_records(pulled.body)]
     return [message for message in messages if matches(subscription, message.tags)]
 
-
-log = logging.getLogger(__name__)
 
 H = TypeVar("H", bound=Header)
 
@@ -186,7 +186,7 @@ class Offsets:
                     _read(high, GetMaxOffsetResponseHeader).offset,
                 )
             except MQError as error:
-                self._routes.doubt(queue.topic)
+                self._routes.mark_stale(queue.topic)
                 found[queue] = error
         return [found[queue] for queue in queues]
 

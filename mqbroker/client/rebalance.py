@@ -77,5 +77,5 @@ class Rebalance:
                 last = error
         if members:
             return sorted(members)
-        self._routes.doubt(route.topic)
+        self._routes.mark_stale(route.topic)
         raise last

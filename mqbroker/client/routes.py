@@ -23,18 +23,18 @@ from mqbroker.wire.headers import GetRouteInfoRequestHeader
 log = logging.getLogger(__name__)
 
 #: A route that a failed request puts in doubt is asked for again after this long at the earliest.
-_DOUBT_S = 1.0
+_STALE_RETRY_S = 1.0
 
 
 @attrs.frozen
 class Route:
-    """Where `topic` is. `brokers` maps a broker name to addresses by broker id; `borrowed` marks TBW102's route."""
+    """Where `topic` is. `brokers` maps a broker name to addresses by broker id; `is_default` marks TBW102's route."""
 
     topic: str
     publish_queues: tuple[MessageQueue, ...]
     subscribe_queues: tuple[MessageQueue, ...]
     brokers: Mapping[str, Mapping[int, str]]
-    borrowed: bool = False
+    is_default: bool = False
 
     def master(self, broker_name: str) -> str | None:
         return self.brokers.get(broker_name, {}).get(MASTER_ID)
@@ -74,14 +74,14 @@ def route_of(topic: str, data: TopicRouteData) -> Route:
     )
 
 
-def borrowed_route(topic: str, data: TopicRouteData, queues: int) -> Route:
+def default_topic_route(topic: str, data: TopicRouteData, queues: int) -> Route:
     """The route of the auto-create topic, for sending to a `topic` that the send itself will create."""
     template = route_of(topic, data)
     return attrs.evolve(
         template,
         publish_queues=tuple(q for q in template.publish_queues if q.queue_id < queues),
         subscribe_queues=(),
-        borrowed=True,
+        is_default=True,
     )
 
 
@@ -92,7 +92,7 @@ class _Entry:
     lock: Lock
     route: Route | None = None
     checked_at: float = 0.0
-    doubted: bool = False
+    is_stale: bool = False
     error: MQError | None = None
     asked: int = 0
     #: So many wait in `get`; who comes later must not go before them, though the route is there by then.
@@ -140,12 +140,12 @@ class Routes:
         """Ask again for every topic in use."""
         for topic, entry in list(self._entries.items()):
             if entry.route is not None:
-                await self._update(entry, topic, create=entry.route.borrowed)
+                await self._update(entry, topic, create=entry.route.is_default)
 
-    def doubt(self, topic: str) -> None:
+    def mark_stale(self, topic: str) -> None:
         """A request along this route failed: ask again before its time."""
         if topic in self._entries:
-            self._entries[topic].doubted = True
+            self._entries[topic].is_stale = True
 
     def brokers(self) -> dict[str, Mapping[int, str]]:
         """All brokers of all routes in use."""
@@ -160,17 +160,17 @@ class Routes:
         else:
             addr = route.any_address(queue.broker_name, prefer_id)
         if addr is None:
-            self.doubt(queue.topic)
+            self.mark_stale(queue.topic)
             raise NoBrokerForTopic(queue.topic, f"the name server knows no address of broker {queue.broker_name}")
         return addr
 
     def _is_good(self, entry: _Entry, create: bool) -> bool:
         """True where the entry's route needs no asking."""
-        if entry.route is None or (entry.route.borrowed and not create):
+        if entry.route is None or (entry.route.is_default and not create):
             return False
         age = self._net.now() - entry.checked_at
-        if entry.doubted:
-            return age < _DOUBT_S
+        if entry.is_stale:
+            return age < _STALE_RETRY_S
         return self._age_s is None or age < self._age_s
 
     def _entry(self, topic: str) -> _Entry:
@@ -185,7 +185,7 @@ class Routes:
         async with entry.lock:
             if entry.asked == asked and not (only_where_needed and self._is_good(entry, create)):
                 await self._ask_for(entry, topic, create)
-            if entry.route is None or (entry.route.borrowed and not create):
+            if entry.route is None or (entry.route.is_default and not create):
                 raise entry.error or TopicNotFound(topic, self._name_servers, "they do not know it")
             return entry.route
 
@@ -201,7 +201,7 @@ class Routes:
         finally:
             entry.asked += 1
             entry.checked_at = self._net.now()
-            entry.doubted = False
+            entry.is_stale = False
 
     async def _fetch(self, topic: str, *, create: bool) -> Route:
         data = await self._ask(topic)
@@ -214,7 +214,7 @@ class Routes:
             raise TopicNotFound(
                 topic, self._name_servers, "they do not know it, and no broker creates topics on a send"
             )
-        return borrowed_route(topic, data, self._default_topic_queues)
+        return default_topic_route(topic, data, self._default_topic_queues)
 
     async def _ask(self, topic: str) -> TopicRouteData | None:
         """Ask the name servers in turn; None where those that answer do not know the topic."""

@@ -135,7 +135,7 @@ def running_info(
     about: About,
     subscriptions: Iterable[SubscriptionData],
     assigned: Mapping[MessageQueue, AssignedQueue],
-    meters: ConsumerStats,
+    stats: ConsumerStats,
 ) -> ConsumerRunningInfo:
     """The answer, without stacks."""
     wanted = sorted(subscriptions, key=lambda subscription: subscription.topic)
@@ -143,7 +143,7 @@ def running_info(
         properties=_properties(about),
         subscription_set=wanted,
         mq_table={queue: assigned[queue].info() for queue in islice(sorted(assigned), QUEUES_TOLD_MAX)},
-        status_table={subscription.topic: meters.of(subscription.topic).status() for subscription in wanted},
+        status_table={subscription.topic: stats.of(subscription.topic).status() for subscription in wanted},
     )
 
 

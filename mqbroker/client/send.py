@@ -216,7 +216,7 @@ class Rotation:
 class _Waiter:
     size: int
     signal: Signal
-    is_granted: bool = False
+    has_place: bool = False
     has_left: bool = False
 
 
@@ -234,13 +234,13 @@ class SendsInFlight:
         self._bytes = 0
         self._waiting: deque[_Waiter] = deque()
         #: Waiters that have their places and did not go on yet: who comes now is to come behind them.
-        self._about_to_go = 0
+        self._granted = 0
         self._is_granting = False
 
-    async def enter(self, size: int) -> None:
-        """Take a place for `size` bytes, to be given back by `leave`; wait for one where there is none."""
-        if not self._waiting and not self._about_to_go and self._has_room(size):
-            self._take(size)
+    async def acquire(self, size: int) -> None:
+        """Take a place for `size` bytes, to be given back by `release`; wait for one where there is none."""
+        if not self._waiting and not self._granted and self._has_room(size):
+            self._occupy(size)
             return
         waiter = _Waiter(size, self._net.signal())
         self._waiting.append(waiter)
@@ -249,14 +249,14 @@ class SendsInFlight:
         except BaseException:
             # It stays in the line until its turn: thousands may leave at once.
             waiter.has_left = True
-            if waiter.is_granted:
-                self._about_to_go -= 1
-                self.leave(size)
+            if waiter.has_place:
+                self._granted -= 1
+                self.release(size)
             raise
-        self._about_to_go -= 1
+        self._granted -= 1
         self._grant()
 
-    def leave(self, size: int) -> None:
+    def release(self, size: int) -> None:
         """Give a place back."""
         self._count -= 1
         self._bytes -= size
@@ -265,7 +265,7 @@ class SendsInFlight:
     def _has_room(self, size: int) -> bool:
         return not self._count or (self._count < self._count_max and self._bytes + size <= self._bytes_max)
 
-    def _take(self, size: int) -> None:
+    def _occupy(self, size: int) -> None:
         self._count += 1
         self._bytes += size
 
@@ -278,9 +278,9 @@ class SendsInFlight:
             while self._waiting and (self._waiting[0].has_left or self._has_room(self._waiting[0].size)):
                 waiter = self._waiting.popleft()
                 if not waiter.has_left:
-                    self._take(waiter.size)
-                    waiter.is_granted = True
-                    self._about_to_go += 1
+                    self._occupy(waiter.size)
+                    waiter.has_place = True
+                    self._granted += 1
                     waiter.signal.set()
         finally:
             self._is_granting = False

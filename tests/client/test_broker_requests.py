@@ -9,9 +9,9 @@ import pytest
 from twisted.internet.defer import Deferred
 
 from mqbroker.client import RetryLater
-from mqbroker.client.broker_requests import MemberRequests, decline, pull_peer
+from mqbroker.client.broker_requests import MemberRequests, decline, pull_consumer_answers
 from mqbroker.client.consume_service import DIRECT_MAX
-from mqbroker.client.deferred_net import peer_table
+from mqbroker.client.deferred_net import handler_table
 from mqbroker.client.push_consumer import RESET_WAIT_S
 from mqbroker.remoting.connection import RemotingProtocol
 from mqbroker.remoting.limits import Limits
@@ -562,7 +562,7 @@ def test_a_notice_of_changed_members_is_heard(one_queue, name_server):
 
 def test_the_table_of_the_twisted_face_has_all_of_it(one_queue, name_server):
     member = Member(one_queue, name_server).start()
-    table = peer_table(peer_of(member).answer)
+    table = handler_table(peer_of(member).answer)
     for request in REQUESTS:
         found = []
         table.handle(request, None).addCallback(found.append)
@@ -574,7 +574,7 @@ def test_over_a_connection_each_request_has_its_answer(one_queue, name_server):
     held = Deferred()
     member = Member(one_queue, name_server, listener=lambda m: held if m.body == b"by hand" else None).start()
     broker = Peer()
-    ours = RemotingProtocol(peer_table(peer_of(member).answer), one_queue.clock, Limits(), NoOwner())
+    ours = RemotingProtocol(handler_table(peer_of(member).answer), one_queue.clock, Limits(), NoOwner())
     link = Link(broker, ours)
     bad = [attrs.evolve(request, ext_fields={}, body=b"\x00") for request in REQUESTS]
     asked = [*REQUESTS, *bad, RemotingCommand(39), attrs.evolve(INFO, flag=ONEWAY_FLAG)]
@@ -593,7 +593,7 @@ def test_over_a_connection_each_request_has_its_answer(one_queue, name_server):
 
 
 def test_pull_consumers_and_producers_decline(world):
-    answer = pull_peer("g")
+    answer = pull_consumer_answers("g")
     for request in REQUESTS:
         refusal = world.result(answer(request))
         assert refusal.code == ResponseCode.SYSTEM_ERROR

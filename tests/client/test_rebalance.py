@@ -20,7 +20,7 @@ class Brokers:
         self.known = known
         self.rng = Random(1)
         self.asked = []
-        self.doubted = []
+        self.is_stale = []
 
     async def invoke(self, addr, request, timeout_ms):
         self.asked.append(addr)
@@ -38,8 +38,8 @@ class Brokers:
         )
         return route_of(topic, data)
 
-    def doubt(self, topic):
-        self.doubted.append(topic)
+    def mark_stale(self, topic):
+        self.is_stale.append(topic)
 
 
 def share(brokers, me="A"):
@@ -63,7 +63,7 @@ def test_both_members_agree_while_a_broker_knows_half_of_them():
 def test_a_broker_that_cannot_say_does_not_matter_while_another_can(other):
     brokers = Brokers({"a:1": other, "b:1": ["A", "B"]})
     assert len(share(brokers).queues) == 2
-    assert brokers.doubted == []
+    assert brokers.is_stale == []
 
 
 @pytest.mark.parametrize(("known", "error"), [({"a:1": None}, Unreachable), ({"a:1": []}, Refused)])
@@ -71,7 +71,7 @@ def test_nobody_who_can_say_is_an_error_and_doubts_the_route(known, error):
     brokers = Brokers(known)
     with pytest.raises(error):
         share(brokers)
-    assert brokers.doubted == ["T"]
+    assert brokers.is_stale == ["T"]
 
 
 def test_of_many_brokers_a_few_are_asked():

@@ -48,7 +48,7 @@ def test_a_doubted_route_is_asked_for_again_after_a_second(world, name_server):
     world.cluster.add_topic("T")
     routes = make(world, name_server, age_s=None)
     world.result(routes.get("T"))
-    routes.doubt("T")
+    routes.mark_stale("T")
     world.result(routes.get("T"))
     assert len(world.cluster.asked(ROUTE)) == 1
     world.clock.advance(1)
@@ -78,13 +78,13 @@ def test_an_unknown_topic_borrows_the_auto_create_topic_for_sending(world, name_
     world.cluster.add_topic("TBW102", queues=8)
     routes = make(world, name_server)
     route = world.result(routes.get("new", create=True))
-    assert route.borrowed
+    assert route.is_default
     assert [q.queue_id for q in route.publish_queues if q.broker_name == "a"] == [0, 1, 2, 3]
     assert {q.topic for q in route.publish_queues} == {"new"}
     with pytest.raises(TopicNotFound):
         world.result(routes.get("new"))
     world.cluster.add_topic("new", queues=1)
-    assert not world.result(routes.get("new")).borrowed
+    assert not world.result(routes.get("new")).is_default
 
 
 def test_typed_errors(world, name_server):

@@ -72,9 +72,9 @@ def test_a_meter_tells_rates_of_the_minute_and_failures_of_the_hour(clock):
 
 
 def test_running_info_keep_one_for_each_topic(clock):
-    meters = ConsumerStats(clock)
-    assert meters.of("T") is meters.of("T")
-    assert meters.of("U") is not meters.of("T")
+    stats = ConsumerStats(clock)
+    assert stats.of("T") is stats.of("T")
+    assert stats.of("U") is not stats.of("T")
 
 
 def deep(n, reached, leave):

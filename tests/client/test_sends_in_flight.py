@@ -33,13 +33,13 @@ class Places:
         return self.world.run(self._enter(name, size)).addErrback(lambda failure: None)
 
     async def _enter(self, name, size):
-        await self.in_flight.enter(size)
+        await self.in_flight.acquire(size)
         self.order.append(name)
         self.gates[name] = Deferred()
         try:
             await self.gates[name]
         finally:
-            self.in_flight.leave(size)
+            self.in_flight.release(size)
 
     def end(self, name):
         self.gates.pop(name).callback(None)
@@ -87,11 +87,11 @@ def test_thousands_that_end_at_once_come_from_a_loop(world):
     gate = Deferred()
 
     async def enter(n):
-        await in_flight.enter(1)
+        await in_flight.acquire(1)
         order.append(n)
         if n == 0:
             await gate
-        in_flight.leave(1)
+        in_flight.release(1)
 
     for n in range(MANY):
         world.run(enter(n))
@@ -104,12 +104,12 @@ def test_on_asyncio_nobody_overtakes_and_cancelled_ones_give_their_places_back()
         in_flight, order = SendsInFlight(AioNet(decline, random.Random(1)), 2, 1000), []
 
         async def enter(n):
-            await in_flight.enter(1)
+            await in_flight.acquire(1)
             try:
                 order.append(n)
                 await asyncio.sleep(0)
             finally:
-                in_flight.leave(1)
+                in_flight.release(1)
 
         tasks = []
         for n in range(400):
@@ -121,7 +121,7 @@ def test_on_asyncio_nobody_overtakes_and_cancelled_ones_give_their_places_back()
         await asyncio.gather(*tasks, return_exceptions=True)
         assert order == sorted(order)
         assert len(order) >= 342
-        assert (in_flight._count, in_flight._bytes, len(in_flight._waiting), in_flight._about_to_go) == (0, 0, 0, 0)
+        assert (in_flight._count, in_flight._bytes, len(in_flight._waiting), in_flight._granted) == (0, 0, 0, 0)
 
     asyncio.run(main())
 
@@ -307,7 +307,7 @@ def test_oneway_sends_wait_for_a_peer_that_does_not_read(reads_nothing):
         assert not sending.done()
         sending.cancel()
         await asyncio.gather(sending, return_exceptions=True)
-        connection._give_up()
+        connection._close_unread()
         await net.close()
 
     asyncio.run(main())
@@ -326,10 +326,10 @@ def test_a_peer_that_reads_nothing_for_long_is_given_up(reads_nothing):
         while net._connections[reads_nothing].is_writable:  # noqa: ASYNC110 - it tells nobody
             await asyncio.sleep(0)
         (connection,) = net._connections.values()
-        assert connection._giving_up is not None
-        connection._give_up()
+        assert connection._unread_timer is not None
+        connection._close_unread()
         assert {type(error).__name__ for error in await sending} == {"ConnectionClosed"}
-        assert connection._giving_up is None
+        assert connection._unread_timer is None
         await net.close()
 
     asyncio.run(main())

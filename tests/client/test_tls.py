@@ -239,7 +239,7 @@ def test_a_closed_client_on_asyncio_leaves_no_connection_behind(serve, authority
 
 
 def test_a_server_that_does_not_part_is_left(serve, authority, monkeypatch):
-    monkeypatch.setattr("mqbroker.client.aio_net._GOODBYE_S", 0.01)
+    monkeypatch.setattr("mqbroker.client.aio_net._CLOSE_TIMEOUT_S", 0.01)
     server, over = serve(), threading.Event()
 
     async def main():

@@ -70,9 +70,9 @@ def run(directory: str, count: int, body_bytes: int) -> None:
             for each in batches:
                 store.append(each)
                 store.dispatch_now()
-                store._dispatcher.index_piled()
+                store._dispatcher.index_queued()
 
-        # A part, so that the pile's bound is not reached, and dispatch is not from the log.
+        # A part, so that the bound of the dispatch queue is not reached, and dispatch is not from the log.
         part = batches[: 40_000 // batch]
         timed(f"append, batches of {batch}", 40_000, lambda part=part: append_all(part))
         timed("  then dispatch", 40_000, store.dispatch_now)

@@ -10,6 +10,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from enum import Enum, auto
 from struct import error as struct_error
 
 from zope.interface import implementer
@@ -35,8 +36,8 @@ Appended = tuple[int, int, int, int]
 #: What one append leaves to be dispatched.
 Dispatchable = tuple[Sequence[NewMessage], list[Appended], list[ConsumeQueue]]
 
-#: Bytes of messages that may wait for the dispatcher in memory; it reads those beyond from the log.
-PILE_BYTES_MAX = 16 * 1024 * 1024
+#: Bytes of messages that may wait for a dispatcher in memory; it reads those beyond from the log.
+QUEUED_BYTES_MAX = 16 * 1024 * 1024
 
 #: The next segment is made when that part of one is full. With half there was too little time where segments are small
 #: and the disk is busy: every second one was made by who needed it.
@@ -50,6 +51,55 @@ FRESH_BYTES = 4 * 1024 * 1024
 
 #: Of these heads are not as long, or there is no place in a queue.
 _UNUSUAL = SysFlag.TRANSACTION_PREPARED | V6
+
+
+class Refusal(Enum):
+    """Why appends are refused; where there are several reasons the first is told."""
+
+    #: What was appended cannot be brought to the disk: for good.
+    STOPPED = auto()
+    DISK_FULL = auto()
+    #: What is appended would not enter consume queues or index.
+    NOT_DISPATCHED = auto()
+    #: What was appended waits too long for its sync.
+    NOT_SYNCED = auto()
+
+
+class DispatchQueue:
+    """Appends that wait in memory for a dispatcher, in the order of the log. Where they are too much of it they are
+    forgotten: the dispatcher reads from the log what is missing before the first of them."""
+
+    def __init__(self) -> None:
+        self._appends: deque[Dispatchable] = deque()
+        self._bytes = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._appends)
+
+    @property
+    def begin(self) -> int:
+        """Where the first of them, of which there must be one, begins in the log."""
+        return self._appends[0][1][0][0]
+
+    def put(self, appends: Sequence[Dispatchable], size: int) -> None:
+        """Add appends that are the next `size` bytes of the log."""
+        if self._bytes > QUEUED_BYTES_MAX:
+            self._appends.clear()
+            self._bytes = 0
+        self._appends += appends
+        self._bytes += size
+
+    def pop(self, count: int) -> tuple[list[Dispatchable], int]:
+        """Take appends of about `count` messages off the front, none missing between them; and how many messages."""
+        waiting = self._appends
+        first = waiting.popleft()
+        appends, taken, last = [first], len(first[1]), first[1][-1]
+        while waiting and taken < count and waiting[0][1][0][0] == last[0] + last[2]:
+            appends.append(waiting.popleft())
+            taken += len(appends[-1][1])
+            last = appends[-1][1][-1]
+        self._bytes = self._bytes - (last[0] + last[2] - first[1][0][0]) if waiting else 0
+        return appends, taken
 
 
 @implementer(ILogView)
@@ -92,24 +142,45 @@ class CommitLog:
         if transient is not None:
             self._leave = self._leave_uncommitted
             transient.on_commit.append(self._committed)
-            transient.on_failure = self._commit_failed
-        #: Appends that were not dispatched yet, and how many bytes of the log they are.
-        self.dispatch_queue: deque[Dispatchable] = deque()
-        self.pile_bytes = 0
+            transient.on_failure.append(self._commit_failed)
+        #: Appends that were not dispatched yet.
+        self.dispatch_queue = DispatchQueue()
         #: Called when there is something to be dispatched after there was nothing, or more often.
-        self.on_dispatchable: Callable[[], None] = lambda: None
+        self.on_dispatchable: list[Callable[[], None]] = []
         #: Called once for each segment, when the next is to be made.
-        self.on_next_wanted: Callable[[], None] = lambda: None
-        #: Why nothing can be appended, for good or for now; empty where it can.
-        self.why_stopped = ""
-        self.why_full = ""
-        #: Why nothing is to be appended although there may be room: the disk is too full.
-        self.why_disk_full = ""
-        #: Why nothing is to be appended although it could be: what was waits too long for its sync.
-        self.why_unsynced = ""
-        #: Why what is appended would not enter consume queues or index; the dispatcher's.
-        self.why_behind = ""
+        self.on_next_wanted: list[Callable[[], None]] = []
+        self._refusals: dict[Refusal, str] = {}
+        # Why there is no next segment, where the last append found none.
+        self._why_no_segment = ""
         self._activate()
+
+    # Refusing
+
+    def refuse(self, cause: Refusal, why: str) -> bool:
+        """Refuse appends until `allow`; returns whether they were not refused for this cause before."""
+        is_new = cause not in self._refusals
+        self._refusals[cause] = why
+        return is_new
+
+    def allow(self, cause: Refusal) -> bool:
+        """Refuse appends for this cause no more; returns whether they were."""
+        return self._refusals.pop(cause, None) is not None
+
+    def why(self, cause: Refusal) -> str:
+        """Why appends are refused for one cause; empty where they are not."""
+        return self._refusals.get(cause, "")
+
+    @property
+    def why_refused(self) -> str:
+        """Why appends are refused, or the last found no segment; empty where they are taken."""
+        return self._refusals[self._first_cause] if self._refusals else self._why_no_segment
+
+    @property
+    def _first_cause(self) -> Refusal:
+        return min(self._refusals, key=lambda cause: cause.value)
+
+    def _refused(self) -> StoreUnwritable:
+        return (DiskFull if self._first_cause is Refusal.DISK_FULL else StoreUnwritable)(self.why_refused)
 
     def _activate(self) -> None:
         self._base = self.min_offset + (len(self.segments) - 1) * self.segment_bytes
@@ -122,28 +193,24 @@ class CommitLog:
 
     # Appending
 
-    def append(self, messages: Sequence[NewMessage], *, is_piled: bool = True) -> list[Appended]:
-        """Store messages in order, all or none. `messages` must not be changed afterwards. Those that are not piled
+    def append(self, messages: Sequence[NewMessage], *, is_queued: bool = True) -> list[Appended]:
+        """Store messages in order, all or none. `messages` must not be changed afterwards. Those that are not queued
         are read from the log by the dispatcher.
 
         Raises StoreUnwritable; ValueError on a value that does not fit its field; RecordTooLarge.
         """
-        if self.why_stopped:
-            raise StoreUnwritable(self.why_stopped)
-        if self.why_disk_full:
-            raise DiskFull(self.why_disk_full)
-        if self.why_behind or self.why_unsynced:
-            raise StoreUnwritable(self.why_behind or self.why_unsynced)
+        if self._refusals:
+            raise self._refused()
         if not messages:
             return []
-        if not is_piled:
-            return self._append_unpiled(messages)
+        if not is_queued:
+            return self._append_unqueued(messages)
         appended = self._append_here(messages)
         if appended is None:
             return self._append_across(messages)
         return appended
 
-    def _append_unpiled(self, messages: Sequence[NewMessage]) -> list[Appended]:
+    def _append_unqueued(self, messages: Sequence[NewMessage]) -> list[Appended]:
         leave = self._leave
         self._leave = self._leave_unqueued
         try:
@@ -155,7 +222,11 @@ class CommitLog:
         if self._transient is not None:
             self._transient.appended(self.end, self.last_timestamp_ms)
         else:
-            self.on_dispatchable()
+            self._tell_dispatchable()
+
+    def _tell_dispatchable(self) -> None:
+        for told in self.on_dispatchable:
+            told()
 
     def _append_here(self, messages: Sequence[NewMessage]) -> list[Appended] | None:
         """Append to the current segment; None, and nothing done, where that is too small."""
@@ -224,7 +295,8 @@ class CommitLog:
         self._leave((messages, appended, queues), stop - start)
         if end > self._next_wanted_at:
             self._next_wanted_at = self._base + self.segment_bytes
-            self.on_next_wanted()
+            for told in self.on_next_wanted:
+                told()
         return appended
 
     def _make_ready(self, start: int, stop: int, now: int) -> None:
@@ -240,15 +312,9 @@ class CommitLog:
         self._readied_to, self._readied_until = end, now + READIED_MS
 
     def _add_to_dispatch_queue(self, queued: Dispatchable, size: int) -> None:
-        dispatch_queue = self.dispatch_queue
-        if not dispatch_queue:
-            self.on_dispatchable()
-        elif self.pile_bytes > PILE_BYTES_MAX:
-            # The dispatcher goes to the log for what is missing before the first of the pile.
-            dispatch_queue.clear()
-            self.pile_bytes = 0
-        dispatch_queue.append(queued)
-        self.pile_bytes += size
+        if not self.dispatch_queue:
+            self._tell_dispatchable()
+        self.dispatch_queue.put((queued,), size)
 
     def _leave_uncommitted(self, queued: Dispatchable, size: int) -> None:
         assert self._transient is not None
@@ -260,10 +326,10 @@ class CommitLog:
         waiting = self._uncommitted
         while waiting and waiting[0][0][1][0][0] < end:
             self._add_to_dispatch_queue(*waiting.popleft())
-        self.on_dispatchable()  # for what is not piled
+        self._tell_dispatchable()  # for what is not queued
 
     def _commit_failed(self, why: str) -> None:
-        self.why_stopped = why
+        self.refuse(Refusal.STOPPED, why)
         self._uncommitted.clear()
 
     def _unusual_head(
@@ -310,9 +376,9 @@ class CommitLog:
                 read_before_touch(fresh[-1], 0, min(FRESH_BYTES, self.segment_bytes))
         except OSError as error:
             self._give_back(fresh)
-            self.why_full = self._source.why_none(error)
-            raise (DiskFull if is_full_disk(error) else StoreUnwritable)(self.why_full) from error
-        self.why_full = ""
+            self._why_no_segment = self._source.why_none(error)
+            raise (DiskFull if is_full_disk(error) else StoreUnwritable)(self._why_no_segment) from error
+        self._why_no_segment = ""
         return fresh
 
     def _give_back(self, segments: Sequence[IMappedFile]) -> None:
@@ -335,7 +401,7 @@ class CommitLog:
     @property
     def writes(self) -> bool:
         """Whether appends are not refused before it is known what they are."""
-        return not (self.why_stopped or self.why_disk_full or self.why_behind or self.why_unsynced)
+        return not self._refusals
 
     def _group(self, messages: Sequence[NewMessage]) -> list[list[NewMessage]]:
         """Split messages by segment, the first list for what still fits the current one.
@@ -374,12 +440,12 @@ class CommitLog:
         none."""
         self._source.keep_ahead(self.segments[-1], self.end - self._base)
         next_base = self._base + self.segment_bytes
-        if self.why_full:
+        if self._why_no_segment:
             try:
                 self._source.adopt(next_base, self._source.take(next_base))
             except OSError:
                 return
-            self.why_full = ""
+            self._why_no_segment = ""
         elif self.end - self._base > self.segment_bytes // NEXT_WANTED_PART:
             self._source.prepare(next_base)
 

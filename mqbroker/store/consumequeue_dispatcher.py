@@ -71,7 +71,7 @@ def _place_in(queue: ConsumeQueue) -> _Place:
 
 
 class ConsumeQueueDispatcher:
-    """Makes the entries. `log_view` is where messages are that have to be looked at again."""
+    """Makes the entries."""
 
     log = Logger()
 
@@ -83,9 +83,8 @@ class ConsumeQueueDispatcher:
         on_damage: Callable[[Damage], None],
         multi: MultiQueues | None = None,
     ) -> None:
-        """`on_damage` is told of records with a queue offset that cannot be."""
-        self.log_view = log_view
-        self.on_damage = on_damage
+        """As `look_at`."""
+        self.look_at(log_view, on_damage)
         self._queues = queues
         self._tags_codes = tags_codes
         self._multi = multi
@@ -96,12 +95,22 @@ class ConsumeQueueDispatcher:
         #: Messages and bytes that came into each queue since the start, or since someone who counts them cleared it.
         self.entered: dict[ConsumeQueue, list[int]] = {}
         self.listeners: list[DispatchListener] = []
-        #: Gives what makes the bit maps of a topic's messages, where units of the extension are written; None for none.
-        self.bit_maps: Callable[[str], BitMap | None] = lambda topic: None
+        self._bit_map_of: Callable[[str], BitMap | None] | None = None
         #: Queues with pending entries, and the store timestamp of the newest.
         self.touched: dict[ConsumeQueue, int] = {}
         # Entries that stay without a unit of their queue's extension, by physical offset.
         self._unextended: set[tuple[ConsumeQueue, int]] = set()
+
+    def look_at(self, log_view: ILogView, on_damage: Callable[[Damage], None]) -> None:
+        """`log_view` is from now on where messages are that have to be looked at again, and `on_damage` called with
+        records of which the queue offset cannot be."""
+        self._log_view = log_view
+        self._on_damage = on_damage
+
+    def make_bit_maps(self, of_topic: Callable[[str], BitMap | None]) -> None:
+        """Make bit maps of messages from now on, where units of the extension are written; of topics for which
+        `of_topic` gives what makes them."""
+        self._bit_map_of = of_topic
 
     def take(self, appends: Sequence[Dispatchable]) -> None:
         """Turn messages, appended one after another, into pending entries of their queues. Hot."""
@@ -152,7 +161,7 @@ class ConsumeQueueDispatcher:
         if not self._enter(queue, item.queue_offset, item, code):
             end = item.physical_offset + item.size
             why = f"queue offset {item.queue_offset} where {queue.max_offset} follows"
-            self.on_damage(Damage(self.log_view.path_of(end - 1), item.physical_offset, end, why))
+            self._on_damage(Damage(self._log_view.path_of(end - 1), item.physical_offset, end, why))
         elif self._multi is not None and NAMES_MARK in item.properties:
             self._enter_named(self._multi, item, code)
 
@@ -231,8 +240,8 @@ class ConsumeQueueDispatcher:
                 if queue not in dirty:
                     queue.read_end()
                 if queue.ext is not None:
-                    bit_map = self.bit_maps(queue.topic)
-                    extend_entries(self.log_view, queue, queue.ext, pending, self._unextended, bit_map)
+                    bit_map = self._bit_map_of(queue.topic) if self._bit_map_of is not None else None
+                    extend_entries(self._log_view, queue, queue.ext, pending, self._unextended, bit_map)
                 queue.write(pending)
             except OSError:
                 touched[queue] = timestamp

@@ -17,7 +17,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from mqbroker.config import StoreSettings
-from mqbroker.store.commitlog import CommitLog
+from mqbroker.store.commitlog import CommitLog, Refusal
 from mqbroker.store.disk import DiskSpace, IDisk, Outage
 from mqbroker.store.worker import IWorker
 
@@ -126,17 +126,13 @@ class DiskWatch:
         room = self.limits.judge(spaces[worst])
         commit_log = self._commit_log
         if room is Room.FULL:
-            is_new = not commit_log.why_disk_full
             ratios = [spaces[path].used_percent / 100 for path in self._paths]
             # Ratios as the Java broker gives them in its answer to a send.
             shown = "CL: {:5.2f} CQ: {:5.2f} INDEX: {:5.2f}".format(*ratios)
-            commit_log.why_disk_full = (
-                f"the broker's disk is full [{shown}]: {self.limits.why_full(worst, spaces[worst])}"
-            )
-            if is_new:
-                self.log.error("messages are refused: {why}", why=commit_log.why_disk_full)
-        elif commit_log.why_disk_full:
-            commit_log.why_disk_full = ""
+            why = f"the broker's disk is full [{shown}]: {self.limits.why_full(worst, spaces[worst])}"
+            if commit_log.refuse(Refusal.DISK_FULL, why):
+                self.log.error("messages are refused: {why}", why=why)
+        elif commit_log.allow(Refusal.DISK_FULL):
             self.log.info("messages are taken again: {path} has room", path=worst)
         elif room > self.room:
             self.log.warn(

@@ -1,18 +1,17 @@
 """Dispatch: what was appended to the log enters consume queues and index, a turn of the clock at a time.
 
-It takes appends from the log's pile, and from the log itself what is not in the pile: after a start, or when the pile
-grew over its bound. Must never know who waits for messages.
+It takes appends from the log's dispatch queue, and from the log itself what is not in the queue: after a start, or when
+that grew over its bound. Must never know who waits for messages.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
-from mqbroker.store.commitlog import PILE_BYTES_MAX, CommitLog, Dispatchable
+from mqbroker.store.commitlog import CommitLog, Dispatchable, DispatchQueue, Refusal
 from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.consumequeue_dispatcher import ConsumeQueueDispatcher
 from mqbroker.store.consumequeues import ConsumeQueues
@@ -41,19 +40,14 @@ class IndexDispatcher:
         self._index = index
         self._commit_log = commit_log
         self._queues = queues
-        self._waiting: deque[Dispatchable] = deque()
-        self._waiting_bytes = 0
+        self._waiting = DispatchQueue()
 
     def is_dirty(self, end: int) -> bool:
         return self._index.offset < end
 
     def keep(self, appends: Sequence[Dispatchable], size: int) -> None:
         """Have appends of `size` bytes in the log, the next that enter consume queues, wait here."""
-        if self._waiting_bytes > PILE_BYTES_MAX:
-            self._waiting.clear()
-            self._waiting_bytes = 0
-        self._waiting += appends
-        self._waiting_bytes += size
+        self._waiting.put(appends, size)
 
     def index(self, end: int, count: int) -> None:
         """Index about `count` messages. Raises OSError."""
@@ -64,18 +58,14 @@ class IndexDispatcher:
             index.read()
             self._looked = now
         while count > 0 and waiting:
-            begin = waiting[0][1][0][0]
-            if index.offset < begin:
-                count -= self._index_from_log(begin, count)
+            if index.offset < waiting.begin:
+                count -= self._index_from_log(waiting.begin, count)
                 continue
-            appends, taken = pop_adjoining(waiting, count)
+            appends, taken = waiting.pop(count)
             index.add(appends)
-            self._waiting_bytes -= index.offset - begin
             count -= taken
-        if not waiting:
-            self._waiting_bytes = 0
-            if index.offset < end and count > 0:
-                self._index_from_log(end, count)
+        if not waiting and index.offset < end and count > 0:
+            self._index_from_log(end, count)
         index.write_header()
 
     def index_all(self, end: int, count: int) -> None:
@@ -86,7 +76,7 @@ class IndexDispatcher:
     def index_queued(self, end: int, count: int) -> None:
         """Index what waits here, about `count` messages at a time, unless older ones must be indexed from the log
         first. Raises OSError."""
-        while self._waiting and self._index.offset >= self._waiting[0][1][0][0]:
+        while self._waiting and self._index.offset >= self._waiting.begin:
             self.index(end, count)
 
     def _index_from_log(self, end: int, count: int) -> int:
@@ -118,19 +108,6 @@ def has_keys_between(log: CommitLog, before: int, end: int) -> bool:
             if physical_offset > before and hasher.of_record(0, sys_flag, properties):
                 return True
     return False
-
-
-def pop_adjoining(dispatch_queue: deque[Dispatchable], count: int) -> tuple[list[Dispatchable], int]:
-    """Take appends of about `count` messages off the front, none missing between them; and how many messages."""
-    appends = [dispatch_queue.popleft()]
-    taken = len(appends[0][1])
-    while dispatch_queue and taken < count:
-        last = appends[-1][1][-1]
-        if dispatch_queue[0][1][0][0] != last[0] + last[2]:
-            break
-        appends.append(dispatch_queue.popleft())
-        taken += len(appends[-1][1])
-    return appends, taken
 
 
 #: Messages for which consume queues (and then index) are written in one turn.
@@ -183,13 +160,12 @@ class Dispatcher:
     def start(self) -> None:
         self._is_started = True
         self._cq_dispatcher.entered.clear()
-        self._commit_log.on_dispatchable = self._schedule
+        self._commit_log.on_dispatchable.append(self._schedule)
         self._schedule()
 
     def stop(self) -> None:
         """Take no more turns of the clock's."""
         self._is_started = False
-        self._commit_log.on_dispatchable = lambda: None
         if self._call is not None:
             self._call.cancel()
             self._call = None
@@ -202,30 +178,29 @@ class Dispatcher:
         self._call = None
         try:
             self.dispatch(TURN_MESSAGES)
-            # What is piled came since the last turn. Were some of it left each time, it would be too much one day, and
+            # What is queued came since the last turn. Were some of it left each time, it would be too much one day, and
             # all be read from the log again, at several times the cost.
-            while self._is_next_piled:
+            while self._is_next_queued:
                 self.dispatch(TURN_MESSAGES)
             if self._index_dispatcher is not None:
                 self._index_dispatcher.index(self.offset, TURN_MESSAGES)
                 self._index_dispatcher.index_queued(self.offset, TURN_MESSAGES)
         except OSError as error:
-            if not self._commit_log.why_behind:
-                self.log.error("dispatch waits for the disk, and no messages are taken: {error}", error=error)
             # What is not in a consume queue nobody can get: no more of that.
-            self._commit_log.why_behind = f"a consume queue or the index cannot be written: {self._why_not(error)}"
+            why = f"a consume queue or the index cannot be written: {self._why_not(error)}"
+            if self._commit_log.refuse(Refusal.NOT_DISPATCHED, why):
+                self.log.error("dispatch waits for the disk, and no messages are taken: {error}", error=error)
             self._schedule(RETRY_S)
             return
-        if self._commit_log.why_behind:
-            self._commit_log.why_behind = ""
+        if self._commit_log.allow(Refusal.NOT_DISPATCHED):
             self.log.info("dispatch goes on, messages are taken again")
         if self.offset < self._commit_log.readable_end or self._is_index_behind:
             self._schedule()
 
     @property
-    def _is_next_piled(self) -> bool:
+    def _is_next_queued(self) -> bool:
         dispatch_queue = self._commit_log.dispatch_queue
-        return bool(dispatch_queue) and dispatch_queue[0][1][0][0] <= self._taken
+        return bool(dispatch_queue) and dispatch_queue.begin <= self._taken
 
     def restart(self, start: int) -> dict[ConsumeQueue, int]:
         """Build the queues that have messages at or above `start` of the log anew, from there. Returns those, with the
@@ -267,26 +242,23 @@ class Dispatcher:
         if self._cq_dispatcher.touched:
             self._write_pending()
         while count > 0 and dispatch_queue:
-            begin = dispatch_queue[0][1][0][0]
+            begin = dispatch_queue.begin
             if self._taken < begin:
                 count -= self._take_from_log(begin, count)
                 continue
-            appends, taken = pop_adjoining(dispatch_queue, count)
+            appends, taken = dispatch_queue.pop(count)
             self._take(appends)
             if len(appends) > 1 or not begin % TIMED_EVERY:
                 self._statistics.put(taken, appends[0][1][0][3])
             count -= taken
-        if not dispatch_queue:
-            commit_log.pile_bytes = 0
-            if self._taken < commit_log.readable_end and count > 0:
-                self._take_from_log(commit_log.readable_end, count)
+        if not dispatch_queue and self._taken < commit_log.readable_end and count > 0:
+            self._take_from_log(commit_log.readable_end, count)
         self._write_pending()
 
     def _take(self, appends: Sequence[Dispatchable]) -> None:
         self._cq_dispatcher.take(appends)
         last = appends[-1][1][-1]
         taken_bytes = last[0] + last[2] - self._taken
-        self._commit_log.pile_bytes -= taken_bytes
         self._taken += taken_bytes
         if self._index_dispatcher is not None:
             self._index_dispatcher.keep(appends, taken_bytes)

@@ -22,7 +22,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from mqbroker.errors import FlushTimedOut, StoreUnwritable
-from mqbroker.store.commitlog import CommitLog
+from mqbroker.store.commitlog import CommitLog, Refusal
 from mqbroker.store.disk import Outage
 from mqbroker.store.segment import SegmentSource
 from mqbroker.store.syncs import ISyncs
@@ -70,7 +70,14 @@ class LogFlusher:
         interval_ms: int,
         timeout_ms: int,
         flushed: int,
+        on_served: Callable[[int, float], None],
+        note_durable: Callable[[int], None],
+        on_failed: Callable[[], None],
     ) -> None:
+        """`on_served`: called with how many of those who wait were served at once, and since when (seconds) the first
+        waited. `note_durable` puts into the checkpoint that all of the log below an offset is on the disk; for the
+        worker; raises OSError. `on_failed`: called when a sync failed: what the files hold may no longer be what was
+        stored."""
         self._commit_log = commit_log
         self._clock = clock
         self._syncs = syncs
@@ -80,12 +87,9 @@ class LogFlusher:
         self.flushed = flushed
         self.flushed_ms = 0
         self.flushes = 0
-        #: Called with how many of those who wait were served at once, and since when (seconds) the first waited.
-        self.on_served: Callable[[int, float], None] = lambda count, since: None
-        #: Puts into the checkpoint that all of the log below an offset is on the disk. For the worker. Raises OSError.
-        self.note_durable: Callable[[int], None] = lambda end: None
-        #: Called when a sync failed: what the files hold may no longer be what was stored.
-        self.on_failed: Callable[[], None] = lambda: None
+        self._on_served = on_served
+        self._note_durable = note_durable
+        self._on_failed = on_failed
         # Up to where the checkpoint said so when it was last made to.
         self._noted = flushed
         self._is_noting = False
@@ -113,7 +117,7 @@ class LogFlusher:
         return next((sync for sync in self._running if self._is_noting or not sync.is_done), None)
 
     def start(self) -> None:
-        self._commit_log.on_next_wanted = self._hasten
+        self._commit_log.on_next_wanted.append(self._hasten)
         self._tick_call = self._clock.callLater(self._interval_s, self._tick)
 
     def _hasten(self) -> None:
@@ -154,8 +158,9 @@ class LogFlusher:
         """
         if end <= self.flushed:
             return succeed(None)
-        if self._commit_log.why_stopped:
-            return fail(StoreUnwritable(self._commit_log.why_stopped))
+        why_stopped = self._commit_log.why(Refusal.STOPPED)
+        if why_stopped:
+            return fail(StoreUnwritable(why_stopped))
         waiting: Deferred[None] = Deferred()
         if self._waiting and end < self._waiting[-1][0]:
             end = self._waiting[-1][0]
@@ -179,7 +184,7 @@ class LogFlusher:
         """Sync what none of those that run brings to the disk."""
         commit_log, running = self._commit_log, self._running
         end = commit_log.readable_end
-        if end <= (running[-1].end if running else self.flushed) or commit_log.why_stopped:
+        if end <= (running[-1].end if running else self.flushed) or commit_log.why(Refusal.STOPPED):
             return
         segments = commit_log.segments_between(self.flushed, end)
         self.flushes += 1
@@ -217,7 +222,7 @@ class LogFlusher:
             self._note(end)
 
     def _note(self, end: int) -> None:
-        self.note_durable(end)
+        self._note_durable(end)
         self._noted = end
 
     def _was_noted(self, _: None) -> None:
@@ -246,7 +251,7 @@ class LogFlusher:
         elif waiting:  # the disk works while these are answered
             self._begin_alone()
         if served:
-            self.on_served(len(served), since)
+            self._on_served(len(served), since)
         for each in served:
             _fire(each, None)
 
@@ -260,8 +265,8 @@ class LogFlusher:
         self._running.clear()
         why = f"the commit log cannot be synced to the disk, restart the broker: {failure.getErrorMessage()}"
         self.log.critical("{why}", why=why)
-        self._commit_log.why_stopped = why
-        self.on_failed()
+        self._commit_log.refuse(Refusal.STOPPED, why)
+        self._on_failed()
         self._fail_waiting(StoreUnwritable(why))
 
     def _not_begun(self, error: OSError) -> None:
@@ -482,13 +487,13 @@ class SyncWatchdog:
             ends.popleft()
         waits_s = (self._looks - ends[0][0]) * LOOK_S if ends else 0
         if waits_s > self._unsynced_s_max:
-            if not commit_log.why_unsynced:
-                commit_log.why_unsynced = (
+            if not commit_log.why(Refusal.NOT_SYNCED):
+                why = (
                     f"the disk of {commit_log.segments[-1].path} does not keep up: messages wait for their sync for "
                     f"more than {self._unsynced_s_max:g} s (unsyncedAgeMax), and would be lost with the power: see "
                     "what the system says of the disk (dmesg, iostat)"
                 )
-                self.log.error("messages are refused: {why}", why=commit_log.why_unsynced)
-        elif commit_log.why_unsynced:
-            commit_log.why_unsynced = ""
+                commit_log.refuse(Refusal.NOT_SYNCED, why)
+                self.log.error("messages are refused: {why}", why=why)
+        elif commit_log.allow(Refusal.NOT_SYNCED):
             self.log.info("messages are taken again: the commit log was synced to the disk")

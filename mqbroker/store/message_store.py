@@ -19,7 +19,7 @@ from twisted.python.failure import Failure
 
 from mqbroker.config import StoreSettings
 from mqbroker.errors import StoreUnwritable
-from mqbroker.store.commitlog import Appended, NewMessage
+from mqbroker.store.commitlog import Appended, NewMessage, Refusal
 from mqbroker.store.consumequeue_dispatcher import BitMap, DispatchListener
 from mqbroker.store.disk import DiskSpace, IDisk, ILockedFile
 from mqbroker.store.hot_records import HotRecord, hot_records
@@ -115,7 +115,7 @@ class MessageStore:
 
     def make_bit_maps(self, of_topic: Callable[[str], BitMap | None]) -> None:
         """Have units of the extension written with bit maps from now on, of topics for which something makes them."""
-        self._cq_dispatcher.bit_maps = of_topic
+        self._cq_dispatcher.make_bit_maps(of_topic)
 
     # Life
 
@@ -170,8 +170,7 @@ class MessageStore:
     @property
     def why_unwritable(self) -> str:
         """Why messages are refused; empty where they are not."""
-        log = self._commit_log
-        return log.why_stopped or log.why_disk_full or log.why_behind or log.why_unsynced or log.why_full
+        return self._commit_log.why_refused
 
     def durable(self, end: int) -> Deferred[None]:
         """Fires when the log is on the disk below `end`, a physical offset.
@@ -295,7 +294,7 @@ class MessageStore:
             deleted_cache_files=retention.caches.deleted,
             log_disk_percent=log_percent,
             queues_disk_percent=queues_percent,
-            is_disk_full=bool(self._commit_log.why_disk_full),
+            is_disk_full=bool(self._commit_log.why(Refusal.DISK_FULL)),
             rotten_entries=self._reader.verifier.rotten_entries,
             uncommitted=self._commit_log.end - self._commit_log.readable_end,
             buffers_left=self._transient.buffers_left if self._transient is not None else None,

@@ -120,7 +120,7 @@ class MultiAppender:
         parts = self._parts(messages)
         with self._log.reserved([message for part in parts for message in part.messages]):
             for part in parts:
-                appended += self._log.append(part.messages, is_piled=False)
+                appended += self._log.append(part.messages, is_queued=False)
                 for queue, next_offset in part.given.items():
                     queue.next_offset = max(queue.next_offset, next_offset)
         return appended

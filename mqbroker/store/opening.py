@@ -186,7 +186,7 @@ class Opening:
         files = StoreFiles(self.disk, self.paths, self.lock, log.source, queues, index, kept, corrupt, found.removed)
         for damage in recovered.corrupt_ranges + misplaced:
             files.add_damage_at_open(damage)
-        cq.log_view, cq.on_damage = commit_log, files.add_damage
+        cq.look_at(commit_log, files.add_damage)
         statistics = StoreStatistics(self.clock.seconds, self.settings.flush_disk_type is FlushDiskType.SYNC_FLUSH)
         dispatcher = Dispatcher(
             commit_log,
@@ -282,10 +282,10 @@ class Opening:
             settings.flush_interval_commit_log_ms,
             settings.sync_flush_timeout_ms,
             durable,
+            statistics.durable,
+            files.checkpoint.note_log,
+            lambda: self._mark_unlike_disk(files),
         )
-        flusher.on_served = statistics.durable
-        flusher.note_durable = files.checkpoint.note_log
-        flusher.on_failed = lambda: self._mark_unlike_disk(files)
         if log.transient is not None:
             log.transient.on_commit.append(flusher.wake)
         return flusher

@@ -96,7 +96,7 @@ class TransientStore:
         #: Called when more is committed.
         self.on_commit: list[Callable[[], None]] = []
         #: Called with why when a commit failed: what waited is lost.
-        self.on_failure: Callable[[str], None] = lambda why: None
+        self.on_failure: list[Callable[[str], None]] = []
         self._sheets: deque[_Sheet] = deque()
         self._free: list[mmap.mmap] = []
         self._made = 0
@@ -247,7 +247,8 @@ class TransientStore:
             f"are lost: {failure.getErrorMessage()}; restart the broker when the disk works"
         )
         self.log.critical("{why}", why=why)
-        self.on_failure(why)
+        for failed in self.on_failure:
+            failed(why)
 
     def stop(self) -> Deferred[None]:
         """Commit what is left; fires when that is done or has failed."""

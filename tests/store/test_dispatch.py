@@ -152,17 +152,17 @@ def test_halves_and_rollbacks_enter_no_queue(bench: Bench, sys_flag: int) -> Non
 
 
 @pytest.mark.parametrize(
-    ("pile_bytes_max", "dispatched"),
+    ("queued_bytes_max", "dispatched"),
     [
-        (commitlog_module.PILE_BYTES_MAX, 40),
+        (commitlog_module.QUEUED_BYTES_MAX, 40),
         (0, 10),  # all but the last append are read from the log
     ],
 )
-def test_a_turn_takes_all_that_is_piled_and_little_else(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, pile_bytes_max: int, dispatched: int
+def test_a_turn_takes_all_that_is_queued_and_little_else(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, queued_bytes_max: int, dispatched: int
 ) -> None:
     monkeypatch.setattr(dispatch, "TURN_MESSAGES", 10)
-    monkeypatch.setattr(commitlog_module, "PILE_BYTES_MAX", pile_bytes_max)
+    monkeypatch.setattr(commitlog_module, "QUEUED_BYTES_MAX", queued_bytes_max)
     store = bench.open()
     store.start()
     for _ in range(5):
@@ -174,7 +174,7 @@ def test_a_turn_takes_all_that_is_piled_and_little_else(
     assert store.max_offset("T", 0) == 40
 
 
-def test_what_is_piled_is_taken_in_parts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_queued_is_taken_in_parts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "TURN_MESSAGES", 10)
     store = bench.open()
     store.start()
@@ -185,7 +185,7 @@ def test_what_is_piled_is_taken_in_parts(bench: Bench, monkeypatch: pytest.Monke
     assert [end for _, _, end, _, _ in told] == [16, 32, 40]
 
 
-def test_beyond_the_bound_of_the_pile_the_log_is_read(
+def test_beyond_the_bound_of_the_dispatch_queue_the_log_is_read(
     make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same appends, dispatched from memory and read back from the log: the same files."""
@@ -197,8 +197,7 @@ def test_beyond_the_bound_of_the_pile_the_log_is_read(
     benches = [make("memory"), make("log")]
     for bench in benches:
         if bench is benches[1]:
-            monkeypatch.setattr(commitlog_module, "PILE_BYTES_MAX", 3000)
-            monkeypatch.setattr(dispatch, "PILE_BYTES_MAX", 3000)
+            monkeypatch.setattr(commitlog_module, "QUEUED_BYTES_MAX", 3000)
         store = bench.open()
         store.start()
         for i, batch in enumerate(batches):
@@ -214,14 +213,14 @@ def test_beyond_the_bound_of_the_pile_the_log_is_read(
     assert list(tree(benches[0].root / "index").values()) == list(tree(benches[1].root / "index").values())
 
 
-def test_what_the_pile_lost_between_two_appends_is_indexed_too(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_dispatch_queue_forgot_is_indexed_too(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def keyed(key: str) -> commitlog_module.NewMessage:
         return message(properties=b"KEYS\x01" + key.encode())
 
     store = bench.open()
     store.append([keyed("before")])
     store.dispatch_now()
-    monkeypatch.setattr(commitlog_module, "PILE_BYTES_MAX", 0)
+    monkeypatch.setattr(commitlog_module, "QUEUED_BYTES_MAX", 0)
     store.append([keyed("lost")])
     store.append([keyed("after")])
     store.dispatch_now()

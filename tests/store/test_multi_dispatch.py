@@ -11,7 +11,7 @@ import pytest
 
 from mqbroker.errors import LmqQueuesExceeded, MultiDispatchRefused, RecordTooLarge, StoreUnwritable
 from mqbroker.store import GetMessageStatus, MessageStore
-from mqbroker.store.commitlog import NewMessage
+from mqbroker.store.commitlog import NewMessage, Refusal
 from mqbroker.wire.names import java_hash
 from mqbroker.wire.properties import PROPERTIES_BYTES_MAX, find_property
 from mqbroker.wire.record import Record, decode_records
@@ -259,10 +259,10 @@ def test_what_the_log_refuses_takes_no_offset(lmq: Bench) -> None:
         store.append([naming("%LMQ%a", body=bytes(131_072))])
     with pytest.raises(ValueError):
         store.append([naming("%LMQ%a", queue_id=1 << 33)])
-    store._commit_log.why_stopped = "test"
+    store._commit_log.refuse(Refusal.STOPPED, "test")
     with pytest.raises(StoreUnwritable):
         store.append([naming("%LMQ%a")])
-    store._commit_log.why_stopped = ""
+    store._commit_log.allow(Refusal.STOPPED)
     store.append([naming("%LMQ%a")])
     store.dispatch_now()
     assert offsets_in(records(store, "%LMQ%a")[0]) == "0"

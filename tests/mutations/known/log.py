@@ -6,17 +6,17 @@ MISTAKES = [
     Mutation(
         "acknowledge after a failed fsync",
         "store/flush.py",
-        "        self._commit_log.why_stopped = why\n        self.on_failed()\n"
+        "        self._commit_log.refuse(Refusal.STOPPED, why)\n        self._on_failed()\n"
         "        self._fail_waiting(StoreUnwritable(why))\n",
-        "        self._commit_log.why_stopped = why\n"
+        "        self._commit_log.refuse(Refusal.STOPPED, why)\n"
         "        self._synced(_Sync(self._commit_log.readable_end, 0, 0.0))\n",
         ("tests/store/test_flush.py::test_a_failed_sync_is_final_whatever_others_beside_it_say",),
     ),
     Mutation(
         "go on writing after a failed fsync",
         "store/flush.py",
-        "        self._commit_log.why_stopped = why\n        self.on_failed()\n",
-        "        self.on_failed()\n",
+        "        self._commit_log.refuse(Refusal.STOPPED, why)\n        self._on_failed()\n",
+        "        self._on_failed()\n",
         ("tests/store/test_flush.py",),
     ),
     Mutation(
@@ -374,8 +374,8 @@ MISTAKES = [
     Mutation(
         "stay closed after the disk has room again",
         "store/disk_watch.py",
-        '            commit_log.why_disk_full = ""\n',
-        "            pass\n",
+        "        elif commit_log.allow(Refusal.DISK_FULL):\n",
+        "        elif commit_log.why(Refusal.DISK_FULL):\n",
         ("tests/store/test_room.py::test_a_full_disk_refuses_messages_and_nothing_else",),
     ),
     Mutation(

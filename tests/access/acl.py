@@ -1,5 +1,8 @@
 """ACL files for tests, with made-up keys, and requests signed by them."""
 
+from pathlib import Path
+from typing import Any
+
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.signature import Credentials
 
@@ -37,7 +40,7 @@ accounts:
 """
 
 
-def write_acl(home, text=PLAIN, name="conf/plain_acl.yml"):
+def write_acl(home: Path, text: str = PLAIN, name: str = "conf/plain_acl.yml") -> Path:
     """Make `text` an ACL file below the directory `home`; gives its path."""
     path = home / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -45,7 +48,9 @@ def write_acl(home, text=PLAIN, name="conf/plain_acl.yml"):
     return path
 
 
-def signed(credentials, code, fields=None, body=b"", **more):
+def signed(
+    credentials: Credentials, code: int, fields: dict[str, str] | None = None, body: bytes = b"", **more: Any
+) -> RemotingCommand:
     command = RemotingCommand(code, dict(fields or {}), body, **more)
     credentials.sign(command.ext_fields, body)
     return command

@@ -3,6 +3,9 @@
 import json
 import os
 import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -10,11 +13,13 @@ import yaml
 from mqbroker.access.acl_files import WATCH_SECONDS
 from mqbroker.access.acl_yaml import BadAcl
 from mqbroker.wire.codes import RequestCode, ResponseCode
+from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.signature import Credentials
 from tests.access.acl import ADMIN, ALICE, PLAIN, signed, write_acl
 from tests.access.test_guard import refusal, sending
 from tests.broker.bench import START, Bench, HeldWorker
-from tests.broker.every_request import fields_of, text_for, wrong_values
+from tests.broker.every_request import Field, fields_of, text_for, wrong_values
+from tests.remoting.logs import Logged
 
 PUT, DELETE = RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, RequestCode.DELETE_ACL_CONFIG
 WHITE, VERSIONS = RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, RequestCode.GET_BROKER_CLUSTER_ACL_INFO
@@ -23,16 +28,16 @@ BOB = Credentials("bobs-key", "secret-of-bob")
 BOBS = {"accessKey": BOB.access_key, "secretKey": BOB.secret_key, "admin": "false", "topicPerms": "T=PUB, U=SUB"}
 
 
-def ask(bench, code, **fields):
+def ask(bench: Bench, code: int, **fields: str) -> RemotingCommand:
     (answer,) = bench.client().ask_all(signed(ADMIN, code, fields))
     return answer
 
 
-def plain(home):
+def plain(home: Path) -> dict[str, Any]:
     return yaml.safe_load((home / "conf/plain_acl.yml").read_text())
 
 
-def test_a_new_account_counts_and_is_on_the_disk(bench, home, logged):
+def test_a_new_account_counts_and_is_on_the_disk(bench: Bench, home: Path, logged: Logged) -> None:
     assert refusal(bench, sending(BOB)) == "No acl config for bobs-key"
     assert ask(bench, PUT, **BOBS).code == ResponseCode.SUCCESS
     assert refusal(bench, sending(BOB)) is None
@@ -46,7 +51,7 @@ def test_a_new_account_counts_and_is_on_the_disk(bench, home, logged):
     assert "secret-of" not in "".join(logged.lines)
 
 
-def test_a_changed_account(bench, home):
+def test_a_changed_account(bench: Bench, home: Path) -> None:
     lists = {"topicPerms": "", "groupPerms": ""}
     fields = {"accessKey": "alice-key", "secretKey": "another-secret", "admin": "true"}
     assert ask(bench, PUT, **fields, **lists).code == ResponseCode.SUCCESS
@@ -54,7 +59,7 @@ def test_a_changed_account(bench, home):
     assert refusal(bench, sending(Credentials("alice-key", "another-secret"), "Anything")) is None
 
 
-def test_an_account_that_goes(bench, home):
+def test_an_account_that_goes(bench: Bench, home: Path) -> None:
     assert ask(bench, DELETE, accessKey="alice-key").code == ResponseCode.SUCCESS
     assert refusal(bench, sending(ALICE)) == "No acl config for alice-key"
     answer = ask(bench, DELETE, accessKey="alice-key")
@@ -64,7 +69,7 @@ def test_an_account_that_goes(bench, home):
 
 
 @pytest.mark.parametrize("path", [None, "", "plain"])
-def test_the_global_white_list(bench, home, path):
+def test_the_global_white_list(bench: Bench, home: Path, path: str | None) -> None:
     more = {} if path is None else {"aclFileFullPath": str(home / "conf/plain_acl.yml") if path else ""}
     assert ask(bench, WHITE, globalWhiteAddrs="10.0.0.2, 1.2.3.*", **more).code == ResponseCode.SUCCESS
     assert plain(home)["globalWhiteRemoteAddresses"] == ["10.0.0.2", "1.2.3.*"]
@@ -73,7 +78,7 @@ def test_the_global_white_list(bench, home, path):
 
 
 @pytest.mark.parametrize("path", ["../../etc/passwd", "/etc/passwd", "conf/plain_acl.yml.bak", "\0"])
-def test_no_other_file_is_written_to(bench, home, path):
+def test_no_other_file_is_written_to(bench: Bench, home: Path, path: str) -> None:
     before = plain(home)
     answer = ask(bench, WHITE, globalWhiteAddrs="1.2.3.4", aclFileFullPath=path)
     assert answer.code == ResponseCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG_FAILED
@@ -97,13 +102,15 @@ def test_no_other_file_is_written_to(bench, home, path):
          "Netaddress examine Exception netaddress is host (globalWhiteRemoteAddresses)"),
     ],
 )  # fmt: skip
-def test_a_change_that_cannot_be_changes_nothing(bench, home, code, fields, wanted, remark):
+def test_a_change_that_cannot_be_changes_nothing(
+    bench: Bench, home: Path, code: int, fields: dict[str, str], wanted: int, remark: str
+) -> None:
     answer = ask(bench, code, **fields)
     assert (answer.code, answer.remark) == (wanted, remark)
     assert (home / "conf/plain_acl.yml").read_text() == PLAIN
 
 
-def test_the_accounts_are_shown_without_secrets(bench, home):
+def test_the_accounts_are_shown_without_secrets(bench: Bench, home: Path) -> None:
     write_acl(home, "accounts:\n- {accessKey: 7777777, secretKey: secret-of-seven}\n", "conf/acl/more.yaml")
     bench.turn(WATCH_SECONDS)
     bench.acl.look()
@@ -122,7 +129,7 @@ def test_the_accounts_are_shown_without_secrets(bench, home):
     ]  # fmt: skip
 
 
-def test_versions_count_changes(bench, home):
+def test_versions_count_changes(bench: Bench, home: Path) -> None:
     path = str(home / "conf/plain_acl.yml")
     for counter in range(3):
         fields = ask(bench, VERSIONS).ext_fields
@@ -145,7 +152,7 @@ def test_versions_count_changes(bench, home):
         (SHOW, ResponseCode.SYSTEM_ERROR),
     ],
 )
-def test_without_access_control_it_is_said_so(tmp_path, code, wanted):
+def test_without_access_control_it_is_said_so(tmp_path: Path, code: int, wanted: int) -> None:
     bench = Bench(tmp_path / "open")
     answer = ask(bench, code, **BOBS, globalWhiteAddrs="*")
     assert (answer.code, answer.remark) == (wanted, "this broker controls no access: set aclEnable=true")
@@ -155,7 +162,7 @@ def test_without_access_control_it_is_said_so(tmp_path, code, wanted):
 # --- files
 
 
-def test_a_changed_file_counts_when_it_was_looked_at(bench, home, logged):
+def test_a_changed_file_counts_when_it_was_looked_at(bench: Bench, home: Path, logged: Logged) -> None:
     write_acl(home, PLAIN.replace("secret-of-alice", "a-new-secret"))
     assert refusal(bench, sending(ALICE)) is None
     bench.acl.look()
@@ -165,7 +172,7 @@ def test_a_changed_file_counts_when_it_was_looked_at(bench, home, logged):
     assert [line for line in logged.lines if "read again" in line] == read != []
 
 
-def test_files_that_come_and_go(bench, home):
+def test_files_that_come_and_go(bench: Bench, home: Path) -> None:
     path = write_acl(home, f"accounts:\n- {{accessKey: {BOB.access_key}, secretKey: {BOB.secret_key}, admin: true}}\n",
                      "conf/acl/team/bob.yml")  # fmt: skip
     write_acl(home, "no YAML: [", "conf/acl/notes.txt")
@@ -176,7 +183,7 @@ def test_files_that_come_and_go(bench, home):
     assert refusal(bench, sending(BOB)) == "No acl config for bobs-key"
 
 
-def test_a_change_goes_to_the_file_that_has_the_account(bench, home):
+def test_a_change_goes_to_the_file_that_has_the_account(bench: Bench, home: Path) -> None:
     path = write_acl(home, "accounts:\n- {accessKey: bobs-key, secretKey: secret-of-none}\n", "conf/acl/bob.yml")
     os.chmod(path, 0o640)
     bench.acl.look()
@@ -189,7 +196,9 @@ def test_a_change_goes_to_the_file_that_has_the_account(bench, home):
     assert yaml.safe_load(path.read_text())["globalWhiteRemoteAddresses"] == ["10.0.0.2"]
 
 
-def test_an_account_in_two_files_is_that_of_the_first(make_bench, home, logged):
+def test_an_account_in_two_files_is_that_of_the_first(
+    make_bench: Callable[..., Bench], home: Path, logged: Logged
+) -> None:
     write_acl(home, "accounts:\n- {accessKey: alice-key, secretKey: from-the-first, admin: true}\n", "conf/acl/a.yml")
     bench = make_bench()
     assert refusal(bench, sending(Credentials("alice-key", "from-the-first"))) is None
@@ -199,7 +208,7 @@ def test_an_account_in_two_files_is_that_of_the_first(make_bench, home, logged):
     ]
 
 
-def test_a_file_that_went_bad_goes_on_to_count_as_it_was(bench, home, logged):
+def test_a_file_that_went_bad_goes_on_to_count_as_it_was(bench: Bench, home: Path, logged: Logged) -> None:
     write_acl(home, "accounts: [")
     for _ in range(3):
         bench.acl.look()
@@ -210,22 +219,24 @@ def test_a_file_that_went_bad_goes_on_to_count_as_it_was(bench, home, logged):
     assert refusal(bench, sending(ALICE)) == "No acl config for alice-key"
 
 
-def test_a_change_to_a_file_that_went_bad_is_refused(bench, home):
+def test_a_change_to_a_file_that_went_bad_is_refused(bench: Bench, home: Path) -> None:
     write_acl(home, "accounts: [")
     answer = ask(bench, PUT, **BOBS)
     assert answer.code == ResponseCode.UPDATE_AND_CREATE_ACL_CONFIG_FAILED
-    assert "it is not YAML" in answer.remark
+    assert "it is not YAML" in (answer.remark or "")
     assert (home / "conf/plain_acl.yml").read_text() == "accounts: ["
 
 
 @pytest.mark.parametrize("text", ["accounts: [", "accounts: [{accessKey: aaaaaaa, secretKey: bad}]"])
-def test_a_broker_does_not_start_with_a_bad_file(make_bench, home, text):
+def test_a_broker_does_not_start_with_a_bad_file(make_bench: Callable[..., Bench], home: Path, text: str) -> None:
     write_acl(home, text)
     with pytest.raises(BadAcl, match=r"conf/plain_acl\.yml: "):
         make_bench()
 
 
-def test_without_a_file_nobody_is_served_and_it_is_said(make_bench, home, logged):
+def test_without_a_file_nobody_is_served_and_it_is_said(
+    make_bench: Callable[..., Bench], home: Path, logged: Logged
+) -> None:
     (home / "conf/plain_acl.yml").unlink()
     bench = make_bench()
     assert refusal(bench, sending(ALICE)) == "No acl config for alice-key"
@@ -236,13 +247,17 @@ def test_without_a_file_nobody_is_served_and_it_is_said(make_bench, home, logged
 
 
 @pytest.mark.parametrize("text", ["", "accounts: []", "globalWhiteRemoteAddresses: [10.1.*.*]"])
-def test_a_file_without_accounts_is_told_of(make_bench, home, logged, text):
+def test_a_file_without_accounts_is_told_of(
+    make_bench: Callable[..., Bench], home: Path, logged: Logged, text: str
+) -> None:
     path = write_acl(home, text)
     make_bench()
     assert f"no file of accounts has one, {path} neither: nobody can sign a request" in logged.lines
 
 
-def test_who_has_access_is_told_at_the_start_without_secrets(make_bench, home, logged):
+def test_who_has_access_is_told_at_the_start_without_secrets(
+    make_bench: Callable[..., Bench], home: Path, logged: Logged
+) -> None:
     path = home / "conf" / "plain_acl.yml"
     path.chmod(0o600)
     make_bench()
@@ -250,7 +265,7 @@ def test_who_has_access_is_told_at_the_start_without_secrets(make_bench, home, l
     assert not [line for line in logged.lines if "secret-of" in line or "can be read by others" in line]
 
 
-def test_a_file_that_others_can_read_is_told_of(make_bench, home, logged):
+def test_a_file_that_others_can_read_is_told_of(make_bench: Callable[..., Bench], home: Path, logged: Logged) -> None:
     path = home / "conf" / "plain_acl.yml"
     path.chmod(0o640)
     make_bench()
@@ -259,7 +274,7 @@ def test_a_file_that_others_can_read_is_told_of(make_bench, home, logged):
     ]
 
 
-def test_a_file_that_is_made_is_for_the_owner_only(make_bench, home):
+def test_a_file_that_is_made_is_for_the_owner_only(make_bench: Callable[..., Bench], home: Path) -> None:
     (home / "conf/plain_acl.yml").unlink()
     write_acl(home, PLAIN, "conf/acl/all.yml")
     bench = make_bench()
@@ -268,8 +283,8 @@ def test_a_file_that_is_made_is_for_the_owner_only(make_bench, home):
     assert refusal(bench, sending(BOB)) is None
 
 
-def test_a_disk_that_cannot_be_written_to(bench, home, monkeypatch):
-    def full(path, data):
+def test_a_disk_that_cannot_be_written_to(bench: Bench, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: str, data: bytes) -> None:
         raise OSError(28, "No space left on device", path)
 
     monkeypatch.setattr("mqbroker.access.acl_files.replace_file", full)
@@ -279,7 +294,7 @@ def test_a_disk_that_cannot_be_written_to(bench, home, monkeypatch):
     assert refusal(bench, sending(BOB)) == "No acl config for bobs-key"
 
 
-def test_changes_at_the_same_time_come_one_after_another(make_bench, home):
+def test_changes_at_the_same_time_come_one_after_another(make_bench: Callable[..., Bench], home: Path) -> None:
     bench = make_bench(table_worker=HeldWorker())
     client = bench.client()
     commands = [
@@ -294,11 +309,13 @@ def test_changes_at_the_same_time_come_one_after_another(make_bench, home):
     assert plain(home)["dataVersion"][0]["counter"] == 4
 
 
-def test_the_watch_is_on_the_brokers_list(bench, home):
+def test_the_watch_is_on_the_brokers_list(bench: Bench, home: Path) -> None:
     assert (WATCH_SECONDS, bench.acl.look) in bench.parts.periodic()
 
 
-def test_a_look_that_fails_is_logged_and_changes_nothing(make_bench, home, logged):
+def test_a_look_that_fails_is_logged_and_changes_nothing(
+    make_bench: Callable[..., Bench], home: Path, logged: Logged
+) -> None:
     bench = make_bench(table_worker=HeldWorker())
     looked = bench.acl.look()
     bench.table_worker.fail(RuntimeError("oops"))
@@ -308,7 +325,7 @@ def test_a_look_that_fails_is_logged_and_changes_nothing(make_bench, home, logge
     assert refusal(bench, signed(ALICE, RequestCode.GET_MAX_OFFSET, {"topic": "T", "queueId": "0"})) is None
 
 
-FAILED = {
+FAILED: dict[int, ResponseCode] = {
     PUT: ResponseCode.UPDATE_AND_CREATE_ACL_CONFIG_FAILED,
     DELETE: ResponseCode.DELETE_ACL_CONFIG_FAILED,
     WHITE: ResponseCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG_FAILED,
@@ -318,8 +335,9 @@ FAILED = {
 @pytest.mark.parametrize(
     "field", [field for code in FAILED for field in fields_of(code)], ids=lambda field: f"{field.code:d}-{field.key}"
 )
-def test_a_wrong_field(bench, home, logged, field):
-    good = {PUT: BOBS, DELETE: {"accessKey": "bobs-key"}, WHITE: {"globalWhiteAddrs": "10.9.9.9"}}[field.code]
+def test_a_wrong_field(bench: Bench, home: Path, logged: Logged, field: Field) -> None:
+    all_good = {PUT: BOBS, DELETE: {"accessKey": "bobs-key"}, WHITE: {"globalWhiteAddrs": "10.9.9.9"}}
+    good = all_good[RequestCode(field.code)]
     for how, text in wrong_values(field):
         if text is None:
             continue

@@ -1,11 +1,15 @@
 """What an ACL file says, and what is said of one that is wrong."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 import yaml
 
 from mqbroker.access.accounts import AccessRefused
 from mqbroker.access.acl_yaml import (
     AccountChange,
+    AclFile,
     BadAcl,
     dump_acl,
     parse_acl,
@@ -23,7 +27,7 @@ PUB, SUB, DENY = Permission.PUB, Permission.SUB, Permission.DENY
 ACCOUNT = "accounts:\n- accessKey: somebody\n  secretKey: very-secret\n"
 
 
-def test_a_whole_file():
+def test_a_whole_file() -> None:
     file = parse_acl(PLAIN)
     alice, admin = file.accounts
     assert (alice.access_key, alice.secret_key, alice.admin) == ("alice-key", "secret-of-alice", False)
@@ -41,12 +45,12 @@ def test_a_whole_file():
     assert file.version == DataVersion()
 
 
-def test_no_secret_is_shown():
+def test_no_secret_is_shown() -> None:
     assert "secret-of-" not in repr(parse_acl(PLAIN))
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "accounts:\n", "accounts: []\nglobalWhiteRemoteAddresses:", "{}"])
-def test_a_file_of_nobody(text):
+def test_a_file_of_nobody(text: str) -> None:
     assert (parse_acl(text).accounts, parse_acl(text).white) == ((), ())
 
 
@@ -74,21 +78,21 @@ def test_a_file_of_nobody(text):
         ("globalWhiteRemoteAddresses: [host]", "Netaddress examine Exception netaddress is host (globalWhite"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said_without_secrets(text, why):
+def test_what_is_wrong_is_said_without_secrets(text: str, why: str) -> None:
     with pytest.raises(BadAcl) as caught:
         parse_acl(text)
     assert str(caught.value).startswith(why)
     assert "very-secret" not in str(caught.value)
 
 
-def test_a_secret_in_broken_yaml_is_not_quoted():
+def test_a_secret_in_broken_yaml_is_not_quoted() -> None:
     with pytest.raises(BadAcl) as caught:
         parse_acl("accounts:\n- secretKey: very-secret: [oops\n")
     assert "very-secret" not in str(caught.value)
     assert "line 2" in str(caught.value)
 
 
-def test_keys_that_are_numbers_and_permissions_that_are_unknown():
+def test_keys_that_are_numbers_and_permissions_that_are_unknown() -> None:
     with log_kept() as logged:
         (account,) = parse_acl(
             "accounts:\n- {accessKey: 12345678, secretKey: 87654321, admin: 'TRUE', "
@@ -103,14 +107,14 @@ def test_keys_that_are_numbers_and_permissions_that_are_unknown():
 
 
 @pytest.mark.parametrize("secret", ["12345678", "'12345678'"])
-def test_the_secret_that_everybody_knows_is_none(secret):
+def test_the_secret_that_everybody_knows_is_none(secret: str) -> None:
     with pytest.raises(BadAcl, match="account RocketMQ: its secretKey is that of the sample file"):
         parse_acl(f"accounts:\n- accessKey: RocketMQ\n  secretKey: {secret}\n")
     with pytest.raises(BadAcl, match="give it a long random one"):
         AccountChange("RocketMQ", "12345678").check()
 
 
-def test_words_that_nobody_knows_are_told_of():
+def test_words_that_nobody_knows_are_told_of() -> None:
     with log_kept() as logged:
         parse_acl("acounts: []\n" + ACCOUNT + "  topicPerm: [T=SUB]\n")
         parse_acl(PLAIN + "dataVersion: []\n")
@@ -129,7 +133,7 @@ def test_words_that_nobody_knows_are_told_of():
         ("dataVersion: [{counter: x, timestamp: 1}]", DataVersion()),
     ],
 )
-def test_the_version(text, version):
+def test_the_version(text: str, version: DataVersion) -> None:
     assert parse_acl(text).version == version
 
 
@@ -153,7 +157,7 @@ def test_the_version(text, version):
         (Need.of_topic("%DLQ%Shut", SUB), "No default permission for group:Shut"),
     ],
 )
-def test_what_an_account_may_do(need, why):
+def test_what_an_account_may_do(need: Need, why: str | None) -> None:
     alice, admin = parse_acl(PLAIN).accounts
     admin.check([need])
     if why is None:
@@ -164,7 +168,7 @@ def test_what_an_account_may_do(need, why):
         assert str(caught.value) == why
 
 
-def test_an_administrator_with_a_list_keeps_to_it():
+def test_an_administrator_with_a_list_keeps_to_it() -> None:
     text = ACCOUNT + "  admin: true\n  topicPerms: [T=SUB]\n"
     (admin,) = parse_acl(text).accounts
     admin.check_admin(17)
@@ -176,15 +180,15 @@ def test_an_administrator_with_a_list_keeps_to_it():
 # --- changes
 
 
-def change(**fields):
+def change(**fields: Any) -> AccountChange:
     return AccountChange(**{"access_key": "alice-key", "secret_key": "a-new-secret", **fields})
 
 
-def written(raw):
+def written(raw: Mapping[str, Any]) -> AclFile:
     return parse_acl(dump_acl(raw))
 
 
-def test_a_changed_account_keeps_what_is_not_given():
+def test_a_changed_account_keeps_what_is_not_given() -> None:
     raw = parse_acl(PLAIN).raw
     file = written(with_account(raw, change(topics=["X=SUB"], white_address="1.2.3.4", admin=True)))
     admin, alice = file.accounts
@@ -197,7 +201,7 @@ def test_a_changed_account_keeps_what_is_not_given():
     assert raw == parse_acl(PLAIN).raw
 
 
-def test_a_new_account_and_one_that_goes():
+def test_a_new_account_and_one_that_goes() -> None:
     raw = with_account({}, change(access_key="somebody", default_topic="PUB", default_group="", groups=[]))
     assert dump_acl(raw) == (
         "accounts:\n- accessKey: somebody\n  secretKey: a-new-secret\n  admin: false\n  defaultTopicPerm: PUB\n"
@@ -207,7 +211,7 @@ def test_a_new_account_and_one_that_goes():
     assert written(without_account(raw, "nobody-else")).accounts == written(raw).accounts
 
 
-def test_white_list_version_and_keys_of_others_are_kept():
+def test_white_list_version_and_keys_of_others_are_kept() -> None:
     raw = with_version(with_white({"mine": [1], "accounts": None}, ["1.2.3.*"]), DataVersion(5, 6))
     assert yaml.safe_load(dump_acl(raw)) == {
         "mine": [1],
@@ -228,7 +232,7 @@ def test_white_list_version_and_keys_of_others_are_kept():
         ({"groups": ["G=ANY"]}, "Parse resource permission error for G=ANY.\nThe expected permissions are 'SUB'"),
     ],
 )
-def test_a_change_that_cannot_be(fields, why):
+def test_a_change_that_cannot_be(fields: dict[str, Any], why: str) -> None:
     with pytest.raises(BadAcl) as caught:
         change(**fields).check()
     assert str(caught.value).startswith(why)

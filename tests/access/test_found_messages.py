@@ -1,6 +1,9 @@
 """What only a message in the store tells: whether its topic, and not that which a request names, is its sender's."""
 
 import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 from twisted.internet.address import IPv4Address
@@ -38,11 +41,11 @@ accounts:
 
 
 @pytest.fixture
-def make_bench(tmp_path):
+def make_bench(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
     write_acl(tmp_path / "home", ACL)
     made = []
 
-    def make(**changes):
+    def make(**changes: Any) -> Bench:
         made.append(Bench(tmp_path / "store", acl_enable=True, rocketmq_home=str(tmp_path / "home"), **changes))
         return made[-1]
 
@@ -52,55 +55,55 @@ def make_bench(tmp_path):
 
 
 @pytest.fixture
-def bench(make_bench):
+def bench(make_bench: Callable[..., Bench]) -> Bench:
     return make_bench()
 
 
 class Peer:
     """A client on a connection of its own, with an account."""
 
-    def __init__(self, bench, account, host="10.0.0.2"):
+    def __init__(self, bench: Bench, account: Credentials, host: str = "10.0.0.2") -> None:
         self.account = account
         self.client = bench.client(IPv4Address("TCP", host, 40000))
-        self._told = []
+        self._told: list[Any] = []
 
-    def ask_all(self, *commands):
+    def ask_all(self, *commands: RemotingCommand) -> list[RemotingCommand]:
         for command in commands:
             self.account.sign(command.ext_fields, command.body)
         return self._answers(self.client.ask_all(*commands))
 
-    def _answers(self, heard):
+    def _answers(self, heard: list[RemotingCommand]) -> list[RemotingCommand]:
         self._told += [each for each in heard if not each.is_response]
         return [each for each in heard if each.is_response]
 
-    def ask(self, code, fields=None, body=b"", **more):
+    def ask(self, code: int, fields: dict[str, str] | None = None, body: bytes = b"", **more: Any) -> RemotingCommand:
         (answer,) = self.ask_all(signed(self.account, code, fields, body, **more))
         return answer
 
-    def why(self, *args, **more):
+    def why(self, *args: Any, **more: Any) -> str | None:
         """Why a request is refused for what its sender is; None where it is not."""
         remark = self.ask(*args, **more).remark or ""
         return remark.removeprefix(PREFIX) if remark.startswith(PREFIX) else None
 
-    def send(self, topic="T", body=b"body", properties="UNIQ_KEY\x01u", **fields):
+    def send(self, topic: str = "T", body: bytes = b"body", properties: str = "UNIQ_KEY\x01u", **fields: int) -> Half:
         command = send_command(topic, body, properties=properties, **fields)
         (answer,) = self.ask_all(command)
         assert answer.code == 0, answer.remark
         msg_id = answer.ext_fields["msgId"]
         return Half(int(answer.ext_fields["queueOffset"]), int(msg_id[-16:], 16), msg_id)
 
-    def half(self, topic="T", body=b"half"):
+    def half(self, topic: str = "T", body: bytes = b"half") -> Half:
         properties = f"UNIQ_KEY\x01{body.decode()}\x02TRAN_MSG\x01true\x02PGROUP\x01PG"
         return self.send(topic, body, properties, queue_id=1, born_timestamp=START * 1000)
 
-    def end(self, half, outcome=COMMIT, **fields):
+    def end(self, half: Half, outcome: int = COMMIT, **fields: Any) -> str | None:
         return self.why(Code.END_TRANSACTION, encode_header(end_header(half, outcome, **fields)))
 
-    def beat(self, producers=(), client_id="c"):
+    def beat(self, producers: Sequence[str] = (), client_id: str = "c") -> RemotingCommand:
         data = {"clientID": client_id, "producerDataSet": [{"groupName": name} for name in producers]}
         return self.ask(Code.HEART_BEAT, body=json.dumps(data).encode())
 
-    def asked(self):
+    def asked(self) -> list[bytes]:
         """The bodies of the half messages it is asked about."""
         self._answers(self.client.heard())
         return [decode_record(each.body).body for each in self._told if each.code == Code.CHECK_TRANSACTION_STATE]
@@ -109,7 +112,7 @@ class Peer:
 # --- sends, by either header
 
 
-def batch(**changes):
+def batch(**changes: Any) -> tuple[dict[str, str], bytes]:
     """A batch with both headers' fields for the topics "T" and "Other"."""
     fields = {**send_fields("T", ""), **short(send_fields("Other", "", batch="true"))}
     for name, value in changes.items():
@@ -121,7 +124,7 @@ def batch(**changes):
 
 
 @pytest.mark.parametrize("account", [OWNER, OTHER])
-def test_a_batch_with_both_headers_is_judged_by_the_one_that_counts(bench, account):
+def test_a_batch_with_both_headers_is_judged_by_the_one_that_counts(bench: Bench, account: Credentials) -> None:
     """The long one counts where it is there; the other is nothing."""
     Peer(bench, ADMIN).send("T")
     why = Peer(bench, account).why(Code.SEND_BATCH_MESSAGE, *batch())
@@ -140,7 +143,9 @@ def test_a_batch_with_both_headers_is_judged_by_the_one_that_counts(bench, accou
         ({"a": None}, f"{PREFIX}No default permission for topic:T"),
     ],
 )
-def test_no_mixture_of_headers_lets_an_account_without_rights_write(bench, changes, remark):
+def test_no_mixture_of_headers_lets_an_account_without_rights_write(
+    bench: Bench, changes: dict[str, None], remark: str
+) -> None:
     Peer(bench, ADMIN).send("T")
     log_end = bench.store.log_end
     assert Peer(bench, NONE).ask(Code.SEND_BATCH_MESSAGE, *batch(**changes)).remark == remark
@@ -149,7 +154,9 @@ def test_no_mixture_of_headers_lets_an_account_without_rights_write(bench, chang
 
 @pytest.mark.parametrize("code", [Code.SEND_MESSAGE, Code.SEND_MESSAGE_V2])
 @pytest.mark.parametrize("account", [OWNER, OTHER])
-def test_a_single_send_with_both_headers_is_judged_by_that_of_its_code(bench, code, account):
+def test_a_single_send_with_both_headers_is_judged_by_that_of_its_code(
+    bench: Bench, code: int, account: Credentials
+) -> None:
     Peer(bench, ADMIN).send("T")
     Peer(bench, ADMIN).send("Other")
     fields = {**send_fields("T", ""), **short(send_fields("Other", ""))}
@@ -162,7 +169,7 @@ def test_a_single_send_with_both_headers_is_judged_by_that_of_its_code(bench, co
 
 @pytest.mark.parametrize("code", [Code.SEND_REPLY_MESSAGE, Code.SEND_REPLY_MESSAGE_V2])
 @pytest.mark.parametrize("topic", ["T", "DefaultCluster_REPLY_TOPIC", "RMQ_SYS_TRACE_TOPIC"])
-def test_a_reply_is_a_send(bench, code, topic):
+def test_a_reply_is_a_send(bench: Bench, code: int, topic: str) -> None:
     Peer(bench, ADMIN).send("T")
     fields = send_fields(topic, "REPLY_TO_CLIENT\x01nobody")
     if code == Code.SEND_REPLY_MESSAGE_V2:
@@ -178,11 +185,11 @@ def test_a_reply_is_a_send(bench, code, topic):
 # --- messages by their offset
 
 
-def view(peer, offset):
+def view(peer: Peer, offset: int) -> str | None:
     return peer.why(Code.VIEW_MESSAGE_BY_ID, {"offset": str(offset)})
 
 
-def test_a_message_is_shown_to_who_may_read_its_topic(bench):
+def test_a_message_is_shown_to_who_may_read_its_topic(bench: Bench) -> None:
     sent = Peer(bench, OWNER).send()
     assert view(Peer(bench, READER), sent.physical_offset) is None
     assert view(Peer(bench, ADMIN), sent.physical_offset) is None
@@ -191,30 +198,30 @@ def test_a_message_is_shown_to_who_may_read_its_topic(bench):
     assert (answer.remark, answer.body) == (f"{PREFIX}No default permission for topic:T", b"")
 
 
-def test_a_delayed_message_belongs_to_the_topic_that_it_is_for(bench):
+def test_a_delayed_message_belongs_to_the_topic_that_it_is_for(bench: Bench) -> None:
     sent = Peer(bench, OWNER).send(properties="DELAY\x013")
     assert bench.records("SCHEDULE_TOPIC_XXXX", 2)[0].physical_offset == sent.physical_offset
     assert view(Peer(bench, READER), sent.physical_offset) is None
     assert view(Peer(bench, OTHER), sent.physical_offset) == "No default permission for topic:T"
 
 
-def test_half_a_message_is_shown_to_no_consumer_of_its_topic(bench):
+def test_half_a_message_is_shown_to_no_consumer_of_its_topic(bench: Bench) -> None:
     half = Peer(bench, OWNER).half()
     assert view(Peer(bench, READER), half.physical_offset) == f"No default permission for topic:{HALF}"
     assert view(Peer(bench, ADMIN), half.physical_offset) is None
 
 
-def test_a_message_whose_topic_a_sender_made_up_belongs_to_where_it_is(bench):
+def test_a_message_whose_topic_a_sender_made_up_belongs_to_where_it_is(bench: Bench) -> None:
     sent = Peer(bench, OTHER).send("Other", properties="REAL_TOPIC\x01T")
     assert view(Peer(bench, READER), sent.physical_offset) == "No default permission for topic:Other"
     assert view(Peer(bench, OTHER), sent.physical_offset) is None
 
 
-def send_back(peer, offset, group):
+def send_back(peer: Peer, offset: int, group: str) -> str | None:
     return peer.why(Code.CONSUMER_SEND_MSG_BACK, {"offset": str(offset), "group": group, "delayLevel": "-1"})
 
 
-def test_only_messages_of_topics_that_it_may_read_come_into_its_dead_letters(bench):
+def test_only_messages_of_topics_that_it_may_read_come_into_its_dead_letters(bench: Bench) -> None:
     sent = Peer(bench, OWNER).send()
     assert send_back(Peer(bench, OTHER), sent.physical_offset, "OtherCG") == "No default permission for topic:T"
     assert bodies(bench, "%DLQ%OtherCG") == []
@@ -231,7 +238,7 @@ def test_only_messages_of_topics_that_it_may_read_come_into_its_dead_letters(ben
 
 @pytest.mark.parametrize("outcome", [COMMIT, ROLLBACK])
 @pytest.mark.parametrize("account", [NONE, OTHER, READER, CURIOUS])
-def test_a_foreign_transaction_is_not_ended(bench, account, outcome):
+def test_a_foreign_transaction_is_not_ended(bench: Bench, account: Credentials, outcome: int) -> None:
     half = Peer(bench, OWNER).half()
     assert Peer(bench, account).end(half, outcome) == "No default permission for topic:T"
     assert Peer(bench, account).end(half, UNKNOWN) is None  # nothing is done
@@ -240,7 +247,7 @@ def test_a_foreign_transaction_is_not_ended(bench, account, outcome):
 
 
 @pytest.mark.parametrize("outcome", [COMMIT, ROLLBACK])
-def test_nor_by_who_takes_a_closer_look(bench, outcome):
+def test_nor_by_who_takes_a_closer_look(bench: Bench, outcome: int) -> None:
     """Where a message is to be delayed."""
     owner, other = Peer(bench, OWNER), Peer(bench, OTHER)
     plain = owner.half(body=b"plain")
@@ -250,7 +257,7 @@ def test_nor_by_who_takes_a_closer_look(bench, outcome):
     assert bodies(bench, "RMQ_SYS_TRANS_OP_HALF_TOPIC") == []
 
 
-def test_nor_while_what_is_settled_is_still_being_read(make_bench):
+def test_nor_while_what_is_settled_is_still_being_read(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench(reads_halves=False)
     half = Peer(bench, OWNER).half()
     other = Peer(bench, OTHER)
@@ -262,13 +269,13 @@ def test_nor_while_what_is_settled_is_still_being_read(make_bench):
     assert bodies(bench, "T", 1) == []
 
 
-def test_nor_when_it_is_settled_already(bench):
+def test_nor_when_it_is_settled_already(bench: Bench) -> None:
     half = Peer(bench, OWNER).half()
     assert Peer(bench, OWNER).end(half) is None
     assert Peer(bench, OTHER).end(half) == "No default permission for topic:T"
 
 
-def test_of_one_read_the_own_ones_are_ended(bench):
+def test_of_one_read_the_own_ones_are_ended(bench: Bench) -> None:
     owner, other = Peer(bench, OWNER), Peer(bench, OTHER)
     foreign, own = owner.half(), other.half("Other", b"own")
     ends = [RemotingCommand(Code.END_TRANSACTION, encode_header(end_header(half, COMMIT))) for half in (foreign, own)]
@@ -276,7 +283,7 @@ def test_of_one_read_the_own_ones_are_ended(bench):
     assert (bodies(bench, "T", 1), bodies(bench, "Other", 1)) == ([], [b"own"])
 
 
-def test_a_oneway_end_is_looked_at_too(bench):
+def test_a_oneway_end_is_looked_at_too(bench: Bench) -> None:
     half = Peer(bench, OWNER).half()
     end = signed(OTHER, Code.END_TRANSACTION, encode_header(end_header(half, COMMIT)), flag=ONEWAY_FLAG)
     assert Peer(bench, OTHER).ask_all(end) == []
@@ -289,7 +296,7 @@ def test_a_oneway_end_is_looked_at_too(bench):
 # --- producers by their heartbeats
 
 
-def test_who_may_write_to_a_topic_joins_groups_of_producers(bench):
+def test_who_may_write_to_a_topic_joins_groups_of_producers(bench: Bench) -> None:
     assert Peer(bench, OWNER).beat(["PG"], "owner").code == 0
     assert Peer(bench, OTHER).beat(["PG"], "other").code == 0
     for account in (NONE, READER, CURIOUS, SHUT):
@@ -299,11 +306,11 @@ def test_who_may_write_to_a_topic_joins_groups_of_producers(bench):
 
 
 @pytest.mark.parametrize("group", ["CLIENT_INNER_PRODUCER", "_INNER_TRACE_PRODUCER-CG-CONSUME-1"])
-def test_clients_that_only_consume_have_producers_of_their_own(bench, group):
+def test_clients_that_only_consume_have_producers_of_their_own(bench: Bench, group: str) -> None:
     assert Peer(bench, READER).beat([group]).code == 0
 
 
-def test_half_messages_are_shown_only_to_who_may_write_to_their_topic(bench):
+def test_half_messages_are_shown_only_to_who_may_write_to_their_topic(bench: Bench) -> None:
     bench.parts.checks.start()
     owner, other = Peer(bench, OWNER), Peer(bench, OTHER, "10.0.0.3")
     owner.half(body=b"one")
@@ -321,7 +328,7 @@ def test_half_messages_are_shown_only_to_who_may_write_to_their_topic(bench):
 
 
 @pytest.mark.parametrize("change", [("[T=PUB|SUB]", "[T=SUB]"), ("accessKey: owner-key", "accessKey: another")])
-def test_nor_to_who_may_not_any_more(bench, tmp_path, change):
+def test_nor_to_who_may_not_any_more(bench: Bench, tmp_path: Path, change: tuple[str, str]) -> None:
     bench.parts.checks.start()
     owner = Peer(bench, OWNER)
     owner.half(body=b"one")
@@ -333,7 +340,7 @@ def test_nor_to_who_may_not_any_more(bench, tmp_path, change):
     assert owner.asked() == []
 
 
-def test_nobody_takes_the_client_id_of_another_accounts_client(bench):
+def test_nobody_takes_the_client_id_of_another_accounts_client(bench: Bench) -> None:
     owner, other = Peer(bench, OWNER), Peer(bench, OTHER, "10.0.0.3")
     owner.beat(["PG"], "asker")
     answer = other.beat(["OtherPG"], "asker")

@@ -4,7 +4,9 @@ The secret and the addresses are made up; the file was recorded from the classes
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +21,7 @@ NARROWER = {"192.168.1-10.5": {"192.168.5.5"}, "192.168.*.5": {"192.168.5.5"}}
 
 
 @pytest.mark.parametrize("sample", JAVA["signatures"])
-def test_a_request_is_signed_as_java_signs(sample):
+def test_a_request_is_signed_as_java_signs(sample: dict[str, Any]) -> None:
     fields, body = dict(sample["fields"]), bytes.fromhex(sample["body"])
     Credentials(JAVA["accessKey"], SECRET, sample["token"]).sign(fields, body)
     assert fields.pop(SIGNATURE) == sample["signature"]
@@ -28,7 +30,7 @@ def test_a_request_is_signed_as_java_signs(sample):
     assert fields == sample["fields"]
 
 
-def test_signing_anew_replaces_the_former():
+def test_signing_anew_replaces_the_former() -> None:
     fields = {"a": "1", "_UNIQUE_KEY_QUERY": "x"}
     Credentials(JAVA["accessKey"], SECRET).sign(fields, b"b")
     first = fields[SIGNATURE]
@@ -50,7 +52,7 @@ def test_signing_anew_replaces_the_former():
         lambda fields: fields.pop("Signature"),
     ],
 )
-def test_what_was_changed_is_not_signed(change):
+def test_what_was_changed_is_not_signed(change: Callable[..., Any]) -> None:
     fields = {"a": "1"}
     Credentials(JAVA["accessKey"], SECRET).sign(fields, b"body")
     assert is_signed(fields, b"body", SECRET)
@@ -60,13 +62,13 @@ def test_what_was_changed_is_not_signed(change):
     assert not is_signed(fields, b"body", SECRET)
 
 
-def test_credentials_show_no_secret():
+def test_credentials_show_no_secret() -> None:
     assert SECRET not in repr(Credentials("someone", SECRET, "tok-tok"))
     assert "tok-tok" not in repr(Credentials("someone", SECRET, "tok-tok"))
 
 
 @pytest.mark.parametrize(("text", "wanted"), [(text, wanted) for text, wanted in JAVA["patterns"]])
-def test_a_pattern_means_the_addresses_that_java_means(text, wanted):
+def test_a_pattern_means_the_addresses_that_java_means(text: str, wanted: str | list[str]) -> None:
     if isinstance(wanted, str):
         with pytest.raises(BadAddress) as caught:
             parse_pattern(text)
@@ -83,19 +85,19 @@ def test_a_pattern_means_the_addresses_that_java_means(text, wanted):
      "1.2.3.1-256", "{1}", "1.2.3.{}", "1.{2}.3.{4}", "1.2.3.4}", ":::*", "1:2:3:4:5:6:7:8:*", "1:*:3:4:5:6:7:8",
      "1:2:3-4:4:5:6:7:*", "::g-h", "::1-10000", "::5-1", ",", "1.2.3.4,", "*.*", "-", "**"],
 )  # fmt: skip
-def test_what_is_no_pattern_is_refused(text):
+def test_what_is_no_pattern_is_refused(text: str) -> None:
     with pytest.raises(BadAddress):
         parse_pattern(text)
 
 
 @pytest.mark.parametrize("address", ["", "local", "[::1", "1.2.3.4:5", "1.2.3.4.5", "fe80::1%eth0x y", "é"])
-def test_what_is_no_address_is_in_no_pattern_but_that_of_everyone(address):
+def test_what_is_no_address_is_in_no_pattern_but_that_of_everyone(address: str) -> None:
     for text in ("1.2.3.*", "1.2.3.4", "::1", "::*"):
         if not (address.startswith("[::1") and text.startswith("::")):
             assert not parse_pattern(text)(address)
     assert parse_pattern("*")(address)
 
 
-def test_an_address_as_a_socket_tells_it():
+def test_an_address_as_a_socket_tells_it() -> None:
     assert parse_pattern("::1")("[::1]")
     assert parse_pattern("FE80::0:1")("fe80::1%eth0")

@@ -1,32 +1,37 @@
 """A broker that controls access: who is let to what, before any handler sees the request."""
 
 import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from twisted.internet.address import IPv4Address
 
+from mqbroker.errors import Refused
 from mqbroker.wire.access import Access
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import JSON, ONEWAY_FLAG, ROCKETMQ, RemotingCommand
 from mqbroker.wire.headers import encode_header
 from mqbroker.wire.requests import codes_where
-from mqbroker.wire.signature import ACCESS_KEY, SIGNATURE
+from mqbroker.wire.signature import ACCESS_KEY, SIGNATURE, Credentials
 from tests.access.acl import ADMIN, ALICE, STRANGER, signed
-from tests.broker.bench import Bench, pull_header, send_command
+from tests.broker.bench import Bench, Client, pull_header, send_command
+from tests.remoting.logs import Logged
 
 PREFIX = "org.apache.rocketmq.acl.common.AclException: "
 V1, V2, BATCH = RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE
 
 
-def peer(bench, host="10.0.0.2"):
+def peer(bench: Bench, host: str = "10.0.0.2") -> Client:
     return bench.client(IPv4Address("TCP", host, 40000))
 
 
-def answers(bench, *commands, host="10.0.0.2"):
+def answers(bench: Bench, *commands: RemotingCommand, host: str = "10.0.0.2") -> list[RemotingCommand]:
     return [answer for answer in peer(bench, host).ask_all(*commands) if answer.is_response]
 
 
-def refusal(bench, command, **more):
+def refusal(bench: Bench, command: RemotingCommand, **more: str) -> str | None:
     """Why `command` is refused; None where it is not."""
     (answer,) = answers(bench, command, **more)
     if (answer.remark or "").startswith(PREFIX):
@@ -35,12 +40,12 @@ def refusal(bench, command, **more):
     return None
 
 
-def sending(credentials, topic="T", code=V2, **more):
+def sending(credentials: Credentials, topic: str = "T", code: int = V2, **more: Any) -> RemotingCommand:
     plain = send_command(topic, code=code)
     return signed(credentials, code, plain.ext_fields, plain.body, **more)
 
 
-def pulling(credentials, topic="T", group="CG"):
+def pulling(credentials: Credentials, topic: str = "T", group: str = "CG") -> RemotingCommand:
     fields = encode_header(pull_header(topic, consumer_group=group, sys_flag=0, subscription=None))
     return signed(credentials, RequestCode.PULL_MESSAGE, fields)
 
@@ -48,13 +53,13 @@ def pulling(credentials, topic="T", group="CG"):
 # --- who it is
 
 
-def test_a_signed_send_is_taken(bench):
+def test_a_signed_send_is_taken(bench: Bench) -> None:
     (answer,) = answers(bench, sending(ALICE))
     assert answer.code == ResponseCode.SUCCESS
     assert [record.body for record in bench.records("T")] == [b"body"]
 
 
-def spoilt(change, code=V2):
+def spoilt(change: Callable[..., Any], code: int = V2) -> RemotingCommand:
     command = sending(ALICE, code=code)
     change(command.ext_fields)
     return command
@@ -72,33 +77,35 @@ def spoilt(change, code=V2):
         (lambda fields: fields.update(extra="1"), "Check signature failed for accessKey=alice-key"),
     ],
 )
-def test_a_send_that_is_not_rightly_signed_is_refused(bench, code, change, why):
+def test_a_send_that_is_not_rightly_signed_is_refused(
+    bench: Bench, code: int, change: Callable[..., Any], why: str
+) -> None:
     assert refusal(bench, spoilt(change, code)) == why
     assert bench.records("T") == []
 
 
-def test_another_body_than_was_signed_is_refused(bench):
+def test_another_body_than_was_signed_is_refused(bench: Bench) -> None:
     command = sending(ALICE)
     command.body += b"!"
     assert refusal(bench, command) == "Check signature failed for accessKey=alice-key"
 
 
 @pytest.mark.parametrize("serialize_type", [JSON, ROCKETMQ])
-def test_both_header_encodings_are_looked_at(bench, serialize_type):
+def test_both_header_encodings_are_looked_at(bench: Bench, serialize_type: int) -> None:
     (taken,) = answers(bench, sending(ALICE, serialize_type=serialize_type))
     assert taken.code == ResponseCode.SUCCESS
     assert refusal(bench, sending(STRANGER, serialize_type=serialize_type)) == "No acl config for stranger"
 
 
 @pytest.mark.parametrize(("host", "trusted"), [("10.10.103.9", True), ("192.168.0.1", True), ("10.10.104.9", False)])
-def test_global_white_addresses_need_no_account(bench, host, trusted):
+def test_global_white_addresses_need_no_account(bench: Bench, host: str, trusted: bool) -> None:
     (answer,) = answers(bench, send_command("Anything"), host=host)
     assert (answer.code == ResponseCode.SUCCESS) == trusted
     (answer,) = answers(bench, RemotingCommand(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "None"}), host=host)
     assert (answer.code == ResponseCode.SUCCESS) == trusted
 
 
-def test_an_accounts_white_addresses_need_no_signature(bench):
+def test_an_accounts_white_addresses_need_no_signature(bench: Bench) -> None:
     unsigned = RemotingCommand(RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG, {ACCESS_KEY: ADMIN.access_key})
     assert refusal(bench, unsigned) == "Check signature failed for accessKey=the-admin"
     assert refusal(bench, unsigned, host="172.16.0.1") is None
@@ -110,7 +117,7 @@ def test_an_accounts_white_addresses_need_no_signature(bench):
 @pytest.mark.parametrize("code", [V1, V2, BATCH])
 @pytest.mark.parametrize(("topic", "allowed"), [("T", True), ("OnlyPub", True), ("OnlySub", False), ("Other", False),
                                                 ("%RETRY%CG", True), ("%RETRY%Shut", False)])  # fmt: skip
-def test_sending_goes_by_topic(bench, code, topic, allowed):
+def test_sending_goes_by_topic(bench: Bench, code: int, topic: str, allowed: bool) -> None:
     why = refusal(bench, sending(ALICE, topic, code))
     if allowed:
         assert why is None
@@ -119,13 +126,13 @@ def test_sending_goes_by_topic(bench, code, topic, allowed):
         assert why == f"No default permission for {kind}"
 
 
-def test_a_batch_with_the_long_header_is_looked_at_too(bench):
+def test_a_batch_with_the_long_header_is_looked_at_too(bench: Bench) -> None:
     plain = send_command("Other", code=V1)
     batch = signed(ALICE, BATCH, plain.ext_fields, plain.body)
     assert refusal(bench, batch) == "No default permission for topic:Other"
 
 
-def test_traces_may_be_sent_by_all(bench):
+def test_traces_may_be_sent_by_all(bench: Bench) -> None:
     assert refusal(bench, sending(ALICE, "RMQ_SYS_TRACE_TOPIC")) is None
     assert refusal(bench, sending(STRANGER, "RMQ_SYS_TRACE_TOPIC")) == "No acl config for stranger"
 
@@ -142,11 +149,11 @@ def test_traces_may_be_sent_by_all(bench):
         ("%DLQ%Shut", "CG", "No default permission for group:Shut"),
     ],
 )
-def test_pulling_goes_by_topic_and_group(bench, topic, group, why):
+def test_pulling_goes_by_topic_and_group(bench: Bench, topic: str, group: str, why: str | None) -> None:
     assert refusal(bench, pulling(ALICE, topic, group)) == why
 
 
-def heartbeat(group, topic):
+def heartbeat(group: str, topic: str) -> bytes:
     subscription = {"topic": topic, "subString": "*", "subVersion": 1}
     consumer = {
         "groupName": group, "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING",
@@ -175,18 +182,20 @@ def heartbeat(group, topic):
         (RequestCode.GET_MAX_OFFSET, {"topic": "Other", "queueId": "0"}, b"", "topic:Other"),
     ],
 )
-def test_requests_of_consumers_go_by_topic_and_group(bench, code, fields, body, why):
+def test_requests_of_consumers_go_by_topic_and_group(
+    bench: Bench, code: int, fields: dict[str, str], body: bytes, why: str | None
+) -> None:
     found = refusal(bench, signed(ALICE, code, fields, body))
-    assert found is None if why is None else why in found
+    assert found is None if why is None else why in (found or "")
     assert refusal(bench, signed(ADMIN, code, fields, body)) is None
 
 
-def test_a_body_that_cannot_be_read_is_refused(bench):
+def test_a_body_that_cannot_be_read_is_refused(bench: Bench) -> None:
     assert refusal(bench, signed(ALICE, RequestCode.HEART_BEAT, {}, b"{")).startswith("HeartbeatData")
 
 
 @pytest.mark.parametrize("code", codes_where(lambda request: request.demand and request.demand.access is Access.ADMIN))
-def test_what_is_for_administrators(bench, code):
+def test_what_is_for_administrators(bench: Bench, code: int) -> None:
     if code not in bench.table.codes:
         return
     wanted = f"Need admin permission for request code={int(code)}, but accessKey=alice-key is not"
@@ -195,7 +204,7 @@ def test_what_is_for_administrators(bench, code):
 
 
 @pytest.mark.parametrize("code", sorted(RequestCode))
-def test_no_code_is_open_to_a_stranger(bench, code):
+def test_no_code_is_open_to_a_stranger(bench: Bench, code: int) -> None:
     if code in bench.table.codes:
         assert refusal(bench, RemotingCommand(code)) == "No accessKey is configured"
         assert refusal(bench, signed(STRANGER, code)) == "No acl config for stranger"
@@ -204,7 +213,7 @@ def test_no_code_is_open_to_a_stranger(bench, code):
 # --- many at once, and none at all
 
 
-def test_in_one_read_the_good_are_taken_and_the_others_refused(bench):
+def test_in_one_read_the_good_are_taken_and_the_others_refused(bench: Bench) -> None:
     commands = [sending(ALICE), sending(STRANGER), sending(ALICE, "Other"), sending(ALICE), pulling(STRANGER)]
     found = answers(bench, *commands)
     by_opaque = {answer.opaque: answer.code for answer in found}
@@ -212,7 +221,7 @@ def test_in_one_read_the_good_are_taken_and_the_others_refused(bench):
     assert len(bench.records("T")) == 2
 
 
-def test_answers_that_wait_come_with_the_refusals(make_bench):
+def test_answers_that_wait_come_with_the_refusals(make_bench: Callable[..., Bench]) -> None:
     from mqbroker.config.settings import FlushDiskType
     from tests.broker.bench import HeldWorker
 
@@ -223,14 +232,14 @@ def test_answers_that_wait_come_with_the_refusals(make_bench):
     assert sorted(answer.code for answer in client.heard()) == [0, 1]
 
 
-def test_oneway_refusals_are_not_answered(bench):
+def test_oneway_refusals_are_not_answered(bench: Bench) -> None:
     client = peer(bench)
     assert client.ask_all(sending(STRANGER, flag=ONEWAY_FLAG)) == []
     assert client.ask_all(RemotingCommand(RequestCode.HEART_BEAT, flag=ONEWAY_FLAG)) == []
     assert bench.records("T") == []
 
 
-def test_a_refusal_is_logged_once_for_each_peer_and_tells_no_secret(bench, logged):
+def test_a_refusal_is_logged_once_for_each_peer_and_tells_no_secret(bench: Bench, logged: Logged) -> None:
     client = peer(bench)
     for command in (sending(STRANGER), pulling(STRANGER), spoilt(lambda fields: fields.update(x="1"))):
         client.ask_all(command)
@@ -242,24 +251,25 @@ def test_a_refusal_is_logged_once_for_each_peer_and_tells_no_secret(bench, logge
     assert "secret-of" not in "".join(logged.lines)
 
 
-def test_peers_that_were_told_of_are_bounded(bench, logged):
+def test_peers_that_were_told_of_are_bounded(bench: Bench, logged: Logged) -> None:
     from mqbroker.access import guard
     from mqbroker.broker.requests.acl_requests import AclRequests  # noqa: F401 - the guard stands before it
 
     watch = guard.Guard(bench.acl.content.accounts())
     for count in range(guard._PEERS_MAX + 50):
         connection = type("Peer", (), {"remote_addr": f"10.0.0.1:{count}"})()
-        with pytest.raises(guard.Refused):
+        with pytest.raises(Refused):
             watch.check_topic(RequestCode.END_TRANSACTION, {}, b"", connection, "T")
     assert len(watch._told) == guard._PEERS_MAX
 
 
-def test_without_access_control_no_handler_is_guarded(tmp_path):
+def test_without_access_control_no_handler_is_guarded(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "open")
-    assert bench.table.batch[V2].__wrapped__ == bench.send.send_v2  # what is around it looks at the time only
+    # What is around it looks at the time only.
+    assert bench.table.batch[V2].__wrapped__ == bench.send.send_v2  # type: ignore[attr-defined]
     bench.close()
 
 
-def test_a_guard_that_comes_late_is_not_taken(bench):
+def test_a_guard_that_comes_late_is_not_taken(bench: Bench) -> None:
     with pytest.raises(ValueError, match="before the first handler"):
-        bench.table.protect(object())
+        bench.table.protect(object())  # type: ignore[arg-type]

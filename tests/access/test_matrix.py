@@ -3,17 +3,22 @@
 What is expected stands here in full, and is not read from the table that is enforced.
 """
 
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
 import pytest
 from twisted.internet.address import IPv4Address
 
-from mqbroker.remoting.handlers import HandlerTable
+from mqbroker.remoting.handlers import HandlerTable, IGuard
 from mqbroker.wire.access import Access
+from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.codes import RequestCode as Code
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.requests import REQUESTS
 from mqbroker.wire.signature import ACCESS_KEY, Credentials
 from tests.access.acl import write_acl
-from tests.broker.bench import Bench
+from tests.broker.bench import Bench, Client
 from tests.broker.every_request import good_request, heartbeat, prepare
 from tests.broker.test_every_code import CODES
 
@@ -69,11 +74,11 @@ KINDS = {
 NOBODY = Credentials("nobody-key", "secret-of-nobody")
 
 
-def key(kind):
+def key(kind: str) -> Credentials:
     return Credentials(f"{kind.replace(' ', '-')}-key", f"secret-of-{kind}")
 
 
-def account(kind, topics, groups):
+def account(kind: str, topics: list[str], groups: list[str]) -> str:
     lists = [("topicPerms", topics), ("groupPerms", [f"{group}=SUB" for group in groups])]
     return "\n".join(
         [
@@ -99,26 +104,26 @@ ACL = "\n".join(
 class Asker:
     """A broker with something in it, and one of the kinds of peers."""
 
-    def __init__(self, root):
+    def __init__(self, root: Path) -> None:
         write_acl(root / "home", ACL)
         self.bench = Bench(root / "store", acl_enable=True, rocketmq_home=str(root / "home"))
         self.operator = self.client(TRUSTED)
         self.prepared = prepare(self.asked)
 
-    def asked(self, command):
+    def asked(self, command: RemotingCommand) -> RemotingCommand:
         (answer,) = [each for each in self.operator.ask_all(command) if each.is_response]
         return answer
 
-    def client(self, host):
+    def client(self, host: str) -> Client:
         return self.bench.client(IPv4Address("TCP", host, 40000))
 
-    def request(self, code):
+    def request(self, code: int) -> RemotingCommand:
         command = good_request(code, self.prepared)
         if code == Code.HEART_BEAT:
             command.body = heartbeat("client-2")
         return command
 
-    def taken(self, prove, host=ELSEWHERE):
+    def taken(self, prove: Callable[..., Any], host: str = ELSEWHERE) -> set[RequestCode]:
         """The codes that are let through of who proves by `prove` who it is. What is refused does nothing."""
         client = self.client(host)
         taken = set()
@@ -136,62 +141,62 @@ class Asker:
 
 
 @pytest.fixture
-def asker(tmp_path):
+def asker(tmp_path: Path) -> Iterator[Asker]:
     asker = Asker(tmp_path)
     yield asker
     asker.bench.close()
 
 
-def names(codes):
+def names(codes: set[RequestCode]) -> list[str]:
     return sorted(Code(code).name for code in codes)
 
 
-def signing(credentials):
+def signing(credentials: Credentials) -> Callable[..., Any]:
     return lambda command: credentials.sign(command.ext_fields, command.body)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_each_kind_of_account_may_ask(asker, kind):
+def test_what_each_kind_of_account_may_ask(asker: Asker, kind: str) -> None:
     assert names(asker.taken(signing(key(kind)))) == names(KINDS[kind][2])
 
 
-def wrongly_signed(command):
+def wrongly_signed(command: RemotingCommand) -> None:
     key("admin").sign(command.ext_fields, command.body)
     command.ext_fields["extra"] = "1"
 
 
 @pytest.mark.parametrize("prove", [lambda command: None, signing(NOBODY), wrongly_signed])
-def test_who_is_not_known_may_ask_nothing(asker, prove):
+def test_who_is_not_known_may_ask_nothing(asker: Asker, prove: Callable[..., Any]) -> None:
     assert names(asker.taken(prove)) == []
 
 
-def test_who_asks_from_a_trusted_address_may_ask_everything(asker):
+def test_who_asks_from_a_trusted_address_may_ask_everything(asker: Asker) -> None:
     assert names(asker.taken(lambda command: None, TRUSTED)) == names(CODES)
 
 
-def test_who_names_an_account_from_the_address_that_is_its_own_may_ask_everything(asker):
-    def name_account(command):
+def test_who_names_an_account_from_the_address_that_is_its_own_may_ask_everything(asker: Asker) -> None:
+    def name_account(command: RemotingCommand) -> None:
         command.ext_fields[ACCESS_KEY] = key("without any right").access_key
 
     assert names(asker.taken(name_account, OWN)) == names(CODES)
 
 
-def test_the_kinds_are_about_all_codes():
+def test_the_kinds_are_about_all_codes() -> None:
     parts = [PUBLISH, REPLY, READ, OF_GROUP, CONSUME, BEAT, ANYONE, PEERS, OPERATE]
     assert set().union(*parts) == CODES
     assert sum(map(len, parts)) == len(CODES)
 
 
-def test_only_what_tells_nobody_a_message_is_open_to_any_account():
+def test_only_what_tells_nobody_a_message_is_open_to_any_account() -> None:
     demands = {code: request.demand for code, request in REQUESTS.items() if request.demand}
     assert {code for code, demand in demands.items() if demand.access is Access.PUBLIC} & CODES == ANYONE
     assert all(demand.words for demand in demands.values())
 
 
 @pytest.mark.parametrize("code", [Code.NOTIFY_CONSUMER_IDS_CHANGED, Code.CHECK_TRANSACTION_STATE])
-def test_a_code_whose_need_nothing_says_gets_no_handler_behind_a_guard(asker, code):
+def test_a_code_whose_need_nothing_says_gets_no_handler_behind_a_guard(asker: Asker, code: int) -> None:
     table = HandlerTable()
-    table.protect(asker.bench.parts.rights)
+    table.protect(cast(IGuard, asker.bench.parts.rights))
     with pytest.raises(ValueError, match="nobody would know who may ask it"):
         table.register(code, lambda request, connection: None)
     with pytest.raises(ValueError, match="nobody would know who may ask it"):
@@ -199,7 +204,7 @@ def test_a_code_whose_need_nothing_says_gets_no_handler_behind_a_guard(asker, co
     assert table.codes == frozenset()
 
 
-def test_a_handler_that_asks_about_a_message_has_a_code_that_says_what_is_needed(asker):
+def test_a_handler_that_asks_about_a_message_has_a_code_that_says_what_is_needed(asker: Asker) -> None:
     rights = asker.bench.parts.rights
     with pytest.raises(ValueError, match="of a message"):
         rights.check_topic(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from pathlib import Path
 from random import Random
+from typing import TYPE_CHECKING, Any
 
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
@@ -13,6 +16,7 @@ from mqbroker.access.acl_files import AclFiles, acl_places
 from mqbroker.broker.assembly import Assembly
 from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.config import BrokerSettings, NettySettings, StoreSettings
+from mqbroker.remoting.connection import RemotingProtocol
 from mqbroker.remoting.handlers import HandlerTable, IConnection
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.message_store import open_store
@@ -26,9 +30,13 @@ from mqbroker.wire.headers import (
     SendMessageRequestHeaderV2,
     encode_header,
 )
-from mqbroker.wire.record import decode_records, encode_host
+from mqbroker.wire.headers.coding import Header
+from mqbroker.wire.record import Record, decode_records, encode_host
 from tests.commands import decode_commands
 from tests.remoting.link import CLIENT, Link, Peer, serve
+
+if TYPE_CHECKING:
+    from tests.broker.service.running import Running
 
 START = 1_700_000_000
 HOST = "10.0.0.1"
@@ -37,7 +45,7 @@ CLIENT_HOST = encode_host(("10.0.0.2", 40000))
 BODY_MAX = 64 * 1024
 
 
-def make_settings(root, *, store=None, **changes):
+def make_settings(root: str | Path, *, store: dict[str, Any] | None = None, **changes: Any) -> BrokerSettings:
     """Settings with small files. `store` holds changes of the store's."""
     store = {
         "mapped_file_size_commit_log": 512 * 1024,
@@ -61,7 +69,7 @@ def make_settings(root, *, store=None, **changes):
     )
 
 
-def live_settings(root="store", **changes):
+def live_settings(root: str | Path = "store", **changes: Any) -> LiveSettings:
     """Settings as parts of a broker read them, with changes."""
     return LiveSettings(make_settings(root, **changes), lambda: START)
 
@@ -70,21 +78,21 @@ def live_settings(root="store", **changes):
 class HeldWorker:
     """Does nothing until it is told to, or to fail."""
 
-    def __init__(self):
-        self.jobs = []
+    def __init__(self) -> None:
+        self.jobs: list[Any] = []
 
-    def run(self, function):
-        done = Deferred()
+    def run(self, function: Callable[..., Any]) -> Deferred[Any]:
+        done = Deferred[Any]()
         self.jobs.append((function, done))
         return done
 
-    def work(self):
+    def work(self) -> None:
         """Do all that waits, and what that brings."""
         while self.jobs:
             function, done = self.jobs.pop(0)
             done.callback(function())
 
-    def fail(self, error):
+    def fail(self, error: Exception) -> None:
         """Fail all that waits."""
         jobs, self.jobs = self.jobs, []
         for _, done in jobs:
@@ -95,47 +103,48 @@ class HeldWorker:
 class FakeConnection:
     """Keeps what is sent over it."""
 
-    def __init__(self, name="10.0.0.2:40000", host=CLIENT_HOST):
+    def __init__(self, name: str = "10.0.0.2:40000", host: bytes = CLIENT_HOST) -> None:
         self.remote_addr = name
         self.remote_host = host
         self.closed = False
         self.last_active = 0.0
-        self.sent = []
+        self.sent: list[Any] = []
         self.data = b""
-        self.why_closed = None
+        self.why_closed: str | None = None
         self.has_room = True
-        self._on_room = []
+        self.peer_version = 0
+        self._on_room: list[Any] = []
 
-    def send(self, command):
+    def send(self, command: RemotingCommand) -> None:
         self.sent.append(command)
 
-    def write(self, data):
+    def write(self, data: bytes) -> None:
         self.data += data
 
-    def invoke(self, command, timeout_ms):
+    def invoke(self, command: RemotingCommand, timeout_ms: int) -> None:
         raise NotImplementedError
 
-    def invoke_oneway(self, command):
+    def invoke_oneway(self, command: RemotingCommand) -> None:
         self.sent.append(command)
 
-    def notify_closed(self, callback):
+    def notify_closed(self, callback: Callable[..., Any]) -> None:
         raise NotImplementedError
 
-    def notify_room(self, callback):
+    def notify_room(self, callback: Callable[..., Any]) -> None:
         self._on_room.append(callback)
         self.read()
 
-    def read(self):
+    def read(self) -> None:
         """Its peer reads as long as it has room."""
         while self._on_room and self.has_room:
             self._on_room.pop(0)()
 
-    def close(self, why):
+    def close(self, why: str) -> None:
         self.closed = True
         self.why_closed = why
 
     @property
-    def answers(self):
+    def answers(self) -> Any:
         return decode_commands(FrameDecoder().feed(self.data))
 
 
@@ -150,17 +159,17 @@ class Bench:
 
     def __init__(
         self,
-        root,
+        root: Path,
         *,
-        worker=None,
-        clock=None,
-        store=None,
-        table_worker=None,
-        disk=None,
-        reads_halves=True,
-        save_settings=None,
-        **changes,
-    ):
+        worker: IWorker | None = None,
+        clock: Clock | None = None,
+        store: dict[str, Any] | None = None,
+        table_worker: HeldWorker | None = None,
+        disk: Any = None,
+        reads_halves: bool = True,
+        save_settings: Any = None,
+        **changes: Any,
+    ) -> None:
         self.clock = clock or Clock()
         if clock is None:
             self.clock.advance(START)
@@ -195,13 +204,13 @@ class Bench:
         if reads_halves:
             parts.half_queue.start()
 
-    def file(self, name):
+    def file(self, name: str) -> JsonFile:
         return JsonFile(os.path.join(self.settings.store.store_path_root_dir, "config", name), self.table_worker)
 
-    def client(self, address=CLIENT):
+    def client(self, address: Any = CLIENT) -> Client:
         return Client(self, address)
 
-    def turn(self, seconds=0.0):
+    def turn(self, seconds: float = 0.0) -> None:
         """Let the reactor go round, then `seconds` pass, half a second at a time."""
         self.clock.advance(0)
         while seconds > 0:
@@ -209,10 +218,10 @@ class Bench:
             seconds -= 0.5
         self.clock.advance(0)
 
-    def records(self, topic, queue_id=0):
+    def records(self, topic: str, queue_id: int = 0) -> list[Record]:
         """All messages of a queue."""
         self.store.dispatch_now()
-        found, offset = [], 0
+        found, offset = list[Any](), 0
         while True:
             got = self.store.get(topic, queue_id, offset, 32)
             if not got.count:
@@ -220,7 +229,7 @@ class Bench:
             found += decode_records(b"".join(got.pieces))
             offset = got.next_offset
 
-    def close(self):
+    def close(self) -> None:
         self.factory.doStop()
         self.parts.checks.stop()
         self.parts.half_queue.stop()
@@ -234,7 +243,7 @@ class Bench:
 class Client:
     """A raw peer: sends commands, gives back their answers."""
 
-    def __init__(self, bench, address):
+    def __init__(self, bench: Bench | Running, address: Any) -> None:
         self.bench = bench
         self.peer = Peer()
         self.link = Link(self.peer, bench.factory.buildProtocol(address), near_address=address)
@@ -242,10 +251,10 @@ class Client:
         self._seen = 0
 
     @property
-    def connection(self):
+    def connection(self) -> RemotingProtocol:
         return self.link.protocols[1]
 
-    def tell(self, *commands):
+    def tell(self, *commands: RemotingCommand) -> None:
         """Send commands in one piece."""
         data = b""
         for command in commands:
@@ -262,18 +271,18 @@ class Client:
             self.bench.turn()
             self.link.pump()
 
-    def heard(self):
+    def heard(self) -> list[RemotingCommand]:
         """What came since the last time this was asked."""
         self.link.pump()
         commands = self.peer.answers[self._seen :]
         self._seen += len(commands)
         return commands
 
-    def ask_all(self, *commands):
+    def ask_all(self, *commands: RemotingCommand) -> list[RemotingCommand]:
         self.tell(*commands)
         return self.heard()
 
-    def ask(self, code, header=None, body=b"", **more):
+    def ask(self, code: int, header: Header | None = None, body: bytes = b"", **more: Any) -> RemotingCommand | None:
         """The one answer to one request, None where there is none yet."""
         command = RemotingCommand.request(code, header, body)
         for name, value in more.items():
@@ -285,14 +294,16 @@ class Client:
         assert answers[0].opaque == command.opaque
         return answers[0]
 
-    def send(self, topic="T", body=b"body", code=RequestCode.SEND_MESSAGE_V2, **fields):
+    def send(
+        self, topic: str = "T", body: bytes = b"body", code: int = RequestCode.SEND_MESSAGE_V2, **fields: Any
+    ) -> list[RemotingCommand]:
         return self.ask_all(send_command(topic, body, code, **fields))
 
-    def pull(self, topic="T", **fields):
+    def pull(self, topic: str = "T", **fields: Any) -> RemotingCommand | None:
         return self.ask(RequestCode.PULL_MESSAGE, pull_header(topic, **fields))
 
 
-def send_fields(topic="T", **fields):
+def send_fields(topic: str = "T", **fields: Any) -> dict[str, Any]:
     return {
         "producer_group": "PG",
         "topic": topic,
@@ -307,13 +318,15 @@ def send_fields(topic="T", **fields):
     }
 
 
-def send_command(topic="T", body=b"body", code=RequestCode.SEND_MESSAGE_V2, **fields):
+def send_command(
+    topic: str = "T", body: bytes = b"body", code: int = RequestCode.SEND_MESSAGE_V2, **fields: Any
+) -> RemotingCommand:
     cls = SendMessageRequestHeader if code == RequestCode.SEND_MESSAGE else SendMessageRequestHeaderV2
     header = cls(**send_fields(topic, **fields))
     return RemotingCommand(code, encode_header(header), body)
 
 
-def pull_header(topic="T", **fields):
+def pull_header(topic: str = "T", **fields: Any) -> PullMessageRequestHeader:
     return PullMessageRequestHeader(
         **{
             "consumer_group": "CG",

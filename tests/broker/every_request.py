@@ -173,7 +173,7 @@ def prepare(ask: Callable[[RemotingCommand], RemotingCommand]) -> Prepared:
         well(Code.SEND_MESSAGE_V2, b"%d" % number, **short(send_fields(TOPIC, f"KEYS\x01k{number}")))
     for group in (GROUP, "Committing", "Cloned"):
         well(Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, group_body(group))
-        commit = {"consumerGroup": group, "topic": TOPIC, "commitOffset": 1}
+        commit: dict[str, Any] = {"consumerGroup": group, "topic": TOPIC, "commitOffset": 1}
         for queue_id in range(4):
             well(Code.UPDATE_CONSUMER_OFFSET, queueId=queue_id, **commit)
     well(Code.HEART_BEAT, heartbeat())
@@ -187,7 +187,7 @@ def prepare(ask: Callable[[RemotingCommand], RemotingCommand]) -> Prepared:
     return Prepared(offset_message_id(message.store_host, message.physical_offset), message.physical_offset, send_half)
 
 
-def topic_fields(topic: str) -> dict[str, str]:
+def topic_fields(topic: str) -> dict[str, Any]:
     return {
         "topic": topic, "defaultTopic": "TBW102", "readQueueNums": "4", "writeQueueNums": "4", "perm": "6",
         "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false",
@@ -203,7 +203,7 @@ def group_body(group: str, **more: Any) -> bytes:
     return json.dumps(config).encode()
 
 
-def pull_fields(topic: str) -> dict[str, str]:
+def pull_fields(topic: str) -> dict[str, Any]:
     return {
         "consumerGroup": GROUP, "topic": topic, "queueId": "0", "queueOffset": "0", "maxMsgNums": "32",
         "sysFlag": str(int(PullSysFlag.SUBSCRIPTION)), "commitOffset": "0", "suspendTimeoutMillis": "1000",

@@ -1,13 +1,17 @@
 """Bit maps of messages: what is written for whom, and how pulls use them."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from mqbroker.broker.filter_table import BitMaps
 from mqbroker.broker.subscription_resolver import ExpressionFilter
 from mqbroker.filter import compile_expression
 from mqbroker.filter.bloom import BloomData
+from mqbroker.filter.sql92 import Expression
 from mqbroker.store.consumequeue_ext import ExtUnit
-from tests.broker.bench import START
+from tests.broker.bench import START, Bench, Client
 from tests.broker.test_filtered_pulls import put, sql
 from tests.broker.test_pull import beat, bodies
 
@@ -15,19 +19,19 @@ NOW = START * 1000
 
 
 @pytest.fixture
-def bench(make_bench):
+def bench(make_bench: Callable[..., Bench]) -> Bench:
     return make_bench(
         store={"enable_consume_queue_ext": True}, enable_property_filter=True, enable_calc_filter_bit_map=True
     )
 
 
-def units(bench, topic="T"):
+def units(bench: Bench, topic: str = "T") -> list[ExtUnit]:
     bench.store.dispatch_now()
     queue = bench.store._queues.by_name[topic, 0]
     return [queue.ext.unit(queue.entry(offset)[2]) for offset in range(queue.max_offset)]
 
 
-def test_the_bits_of_those_who_want_a_message_are_set(bench, client):
+def test_the_bits_of_those_who_want_a_message_are_set(bench: Bench, client: Client) -> None:
     beat(client, sql("a > 5"))
     beat(client, sql("a < 8"), sql("a = 0", topic="U"), group="other")
     put(client, 1, 7, 9)
@@ -43,7 +47,7 @@ def test_the_bits_of_those_who_want_a_message_are_set(bench, client):
     assert [any(unit.bit_map) for unit in units(bench, "U")] == [False, True]
 
 
-def test_those_who_are_gone_are_counted_on(bench, client):
+def test_those_who_are_gone_are_counted_on(bench: Bench, client: Client) -> None:
     beat(client, sql("a > 5"))
     client.peer.transport.loseConnection()
     client.link.pump()
@@ -51,7 +55,7 @@ def test_those_who_are_gone_are_counted_on(bench, client):
     assert any(units(bench)[0].bit_map)
 
 
-def test_a_message_that_cannot_be_evaluated_has_no_bits(bench, client):
+def test_a_message_that_cannot_be_evaluated_has_no_bits(bench: Bench, client: Client) -> None:
     beat(client, sql("a > 5"))
     client.send(properties="a\x01x")
     client.send(properties="")
@@ -59,7 +63,9 @@ def test_a_message_that_cannot_be_evaluated_has_no_bits(bench, client):
 
 
 @pytest.mark.parametrize("off", [{"enable_calc_filter_bit_map": False}, {"store": {}}])
-def test_without_the_settings_nothing_is_computed(make_bench, off, monkeypatch):
+def test_without_the_settings_nothing_is_computed(
+    make_bench: Callable[..., Bench], off: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(BitMaps, "of_topic", lambda *args: pytest.fail("bit maps are off"))
     on = {"store": {"enable_consume_queue_ext": True}, "enable_calc_filter_bit_map": True}
     bench = make_bench(enable_property_filter=True, **{**on, **off})
@@ -71,7 +77,9 @@ def test_without_the_settings_nothing_is_computed(make_bench, off, monkeypatch):
         assert units(bench)[0].bit_map == b""
 
 
-def test_pulls_look_at_the_properties_only_where_the_bits_allow_it(bench, client, monkeypatch):
+def test_pulls_look_at_the_properties_only_where_the_bits_allow_it(
+    bench: Bench, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Messages from before the consumer, and with a map, and again without one."""
     put(client, 1, 9)
     bench.turn(1)
@@ -82,10 +90,10 @@ def test_pulls_look_at_the_properties_only_where_the_bits_allow_it(bench, client
     bench.store.make_bit_maps(lambda topic: None)
     put(client, 3, 7)
     bench.store.dispatch_now()
-    asked = []
+    asked: list[Any] = []
     made = ExpressionFilter.__init__
 
-    def make(property_filter, expression, *more):
+    def make(property_filter: ExpressionFilter, expression: Expression, *more: Any) -> None:
         made(property_filter, expression, *more)
         property_filter.pick = lambda messages, most: (
             asked.extend(message[2:3] for message in messages),
@@ -100,7 +108,7 @@ def test_pulls_look_at_the_properties_only_where_the_bits_allow_it(bench, client
     assert len(asked) == 6  # an expression in the pull has no bits
 
 
-def property_filter(*positions, count=16, born=NOW):
+def property_filter(*positions: int, count: int = 16, born: int = NOW) -> ExpressionFilter:
     return ExpressionFilter(compile_expression("a > 5"), BloomData(positions, count), born)
 
 
@@ -118,15 +126,17 @@ def property_filter(*positions, count=16, born=NOW):
         (b"\x00\x00\x00", NOW + 1, True),
     ],
 )
-def test_what_bits_say(bit_map, stored, outcome):
+def test_what_bits_say(bit_map: bytes, stored: int, outcome: bool) -> None:
     assert property_filter(1, 8).may_match(ExtUnit(0, stored, bit_map)) is outcome
 
 
-def test_an_expression_without_bits_may_match_anything():
+def test_an_expression_without_bits_may_match_anything() -> None:
     assert ExpressionFilter(compile_expression("a > 5")).may_match(ExtUnit(0, NOW, b"\x00"))
 
 
-def test_maps_survive_a_restart_and_are_not_made_again(make_bench, bench, client):
+def test_maps_survive_a_restart_and_are_not_made_again(
+    make_bench: Callable[..., Bench], bench: Bench, client: Client
+) -> None:
     beat(client, sql("a > 5"))
     put(client, 7)
     before = units(bench)

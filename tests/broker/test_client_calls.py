@@ -8,33 +8,45 @@ from mqbroker.wire.command import RESPONSE_FLAG, RemotingCommand, encode_command
 from mqbroker.wire.headers import ConsumeMessageDirectlyResultRequestHeader, GetConsumerRunningInfoRequestHeader
 from mqbroker.wire.ids import offset_message_id
 from mqbroker.wire.record import decode_record
-from tests.broker.bench import HOST
+from tests.broker.bench import HOST, Bench, Client
 from tests.broker.test_client_requests import beat, pushed
 from tests.broker.test_offset_reset import THIRD, join
+from tests.remoting.logs import Logged
 
 
 @pytest.fixture
-def admin(bench):
+def admin(bench: Bench) -> Client:
     return bench.client(THIRD)
 
 
-def running_info(admin, client_id="c1", group="CG", jstack=False):
+def running_info(
+    admin: Client, client_id: str = "c1", group: str = "CG", jstack: bool = False
+) -> RemotingCommand | None:
     header = GetConsumerRunningInfoRequestHeader(consumer_group=group, client_id=client_id, jstack_enable=jstack)
     return admin.ask(RequestCode.GET_CONSUMER_RUNNING_INFO, header)
 
 
-def consume_directly(admin, msg_id, client_id="c1", group="CG"):
+def consume_directly(
+    admin: Client, msg_id: str | None, client_id: str = "c1", group: str = "CG"
+) -> RemotingCommand | None:
     header = ConsumeMessageDirectlyResultRequestHeader(consumer_group=group, client_id=client_id, msg_id=msg_id)
     return admin.ask(RequestCode.CONSUME_MESSAGE_DIRECTLY, header)
 
 
-def answer_with(client, request, code=0, remark=None, ext_fields=None, body=b""):
+def answer_with(
+    client: Client,
+    request: RemotingCommand,
+    code: int = 0,
+    remark: str | None = None,
+    ext_fields: dict[str, str] | None = None,
+    body: bytes = b"",
+) -> None:
     command = RemotingCommand(code, ext_fields or {}, body, remark, opaque=request.opaque, flag=RESPONSE_FLAG)
     client.peer.transport.write(encode_command(command))
     client.link.pump()
 
 
-def test_a_consumer_tells_of_itself(client, admin):
+def test_a_consumer_tells_of_itself(client: Client, admin: Client) -> None:
     join(client)
     assert running_info(admin, jstack=True) is None
     (request,) = pushed(client)
@@ -46,7 +58,7 @@ def test_a_consumer_tells_of_itself(client, admin):
     assert (answer.opaque, answer.body) == (1, b'{"jstack":"x"}')
 
 
-def test_its_error_is_passed_on(client, admin):
+def test_its_error_is_passed_on(client: Client, admin: Client) -> None:
     join(client)
     running_info(admin)
     (request,) = pushed(client)
@@ -56,7 +68,7 @@ def test_its_error_is_passed_on(client, admin):
     assert answer.remark == "The Consumer Group <CG> not exist in this consumer"
 
 
-def test_a_consumer_sees_no_credentials(client, admin):
+def test_a_consumer_sees_no_credentials(client: Client, admin: Client) -> None:
     join(client)
     command = RemotingCommand(
         RequestCode.GET_CONSUMER_RUNNING_INFO,
@@ -67,7 +79,7 @@ def test_a_consumer_sees_no_credentials(client, admin):
     assert request.ext_fields == {"consumerGroup": "CG", "clientId": "c1"}
 
 
-def test_a_consumer_that_says_nothing(bench, client, admin):
+def test_a_consumer_that_says_nothing(bench: Bench, client: Client, admin: Client) -> None:
     join(client)
     assert running_info(admin) is None
     bench.turn(9)
@@ -78,7 +90,7 @@ def test_a_consumer_that_says_nothing(bench, client, admin):
     assert answer.remark.startswith("consumer <CG> <c1> Timeout: ")
 
 
-def test_a_consumer_that_goes_meanwhile(client, admin):
+def test_a_consumer_that_goes_meanwhile(client: Client, admin: Client) -> None:
     join(client)
     assert running_info(admin) is None
     client.link.cut()
@@ -87,7 +99,7 @@ def test_a_consumer_that_goes_meanwhile(client, admin):
     assert answer.remark.startswith("invoke consumer <CG> <c1> Exception: ")
 
 
-def test_nobody_there(client, admin):
+def test_nobody_there(client: Client, admin: Client) -> None:
     beat(client, producers=["CG"])
     assert running_info(admin).remark == "The Consumer <CG> <c1> not online"
     join(client)
@@ -96,7 +108,7 @@ def test_nobody_there(client, admin):
     assert running_info(admin, group="DG").remark == "The Consumer <DG> <c1> not online"
 
 
-def test_a_consumer_too_old(client, admin):
+def test_a_consumer_too_old(client: Client, admin: Client) -> None:
     join(client, version=V3_1_8_SNAPSHOT - 1)
     answer = running_info(admin)
     assert answer.code == ResponseCode.SYSTEM_ERROR
@@ -105,7 +117,7 @@ def test_a_consumer_too_old(client, admin):
     )
 
 
-def test_so_many_calls_at_a_time(bench, client, admin, monkeypatch):
+def test_so_many_calls_at_a_time(bench: Bench, client: Client, admin: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_requests, "CALLS_MAX", 2)
     join(client)
     assert [running_info(admin), running_info(admin)] == [None, None]
@@ -119,7 +131,7 @@ def test_so_many_calls_at_a_time(bench, client, admin, monkeypatch):
 # --- consume directly
 
 
-def test_a_message_is_consumed_now(bench, client, admin):
+def test_a_message_is_consumed_now(bench: Bench, client: Client, admin: Client) -> None:
     join(client)
     (sent,) = admin.send("T", body=b"hello")
     assert consume_directly(admin, sent.ext_fields["msgId"]) is None
@@ -135,7 +147,7 @@ def test_a_message_is_consumed_now(bench, client, admin):
 
 
 @pytest.mark.parametrize("msg_id", [None, "", "zz", "0" * 31, "0" * 1000, "C0A80001" * 4])
-def test_what_is_no_message(client, admin, logged, msg_id):
+def test_what_is_no_message(client: Client, admin: Client, logged: Logged, msg_id: str | None) -> None:
     join(client)
     answer = consume_directly(admin, msg_id)
     assert answer.code == ResponseCode.SYSTEM_ERROR
@@ -144,7 +156,7 @@ def test_what_is_no_message(client, admin, logged, msg_id):
     assert logged.failures == []
 
 
-def test_a_place_where_no_message_begins(client, admin):
+def test_a_place_where_no_message_begins(client: Client, admin: Client) -> None:
     join(client)
     admin.send("T")
     answer = consume_directly(admin, offset_message_id((HOST, 10911), 1))

@@ -1,6 +1,8 @@
 """Heartbeats, farewells, who consumes, offsets and locks: codes 34, 35, 46, 14, 15, 38, 41, 42."""
 
 import json
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from twisted.internet.address import IPv4Address
@@ -27,29 +29,31 @@ from mqbroker.wire.headers import (
     UnregisterClientRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
+from tests.broker.bench import Bench, Client
 from tests.broker.sending import put_topic
+from tests.remoting.logs import Logged
 
 OTHER = IPv4Address("TCP", "10.0.0.3", 5)
 
 
-def heartbeat(client_id="c1", producers=(), consumers=()):
+def heartbeat(client_id: str = "c1", producers: Sequence[str] = (), consumers: Sequence[ConsumerData] = ()) -> bytes:
     return HeartbeatData(client_id, [ProducerData(name) for name in producers], list(consumers)).to_json()
 
 
-def consumer(group="CG", *topics, **fields):
+def consumer(group: str = "CG", *topics: str, **fields: Any) -> ConsumerData:
     return ConsumerData(group, subscription_data_set=[SubscriptionData(topic) for topic in topics], **fields)
 
 
-def beat(client, **fields):
+def beat(client: Client, **fields: Any) -> RemotingCommand:
     return client.ask(RequestCode.HEART_BEAT, body=heartbeat(**fields))
 
 
-def pushed(client):
+def pushed(client: Client) -> list[RemotingCommand]:
     client.bench.turn(0.01)
     return [command for command in client.heard() if not command.is_response]
 
 
-def consumer_ids(client, group="CG"):
+def consumer_ids(client: Client, group: str = "CG") -> RemotingCommand | list[str]:
     answer = client.ask(
         RequestCode.GET_CONSUMER_LIST_BY_GROUP, GetConsumerListByGroupRequestHeader(consumer_group=group)
     )
@@ -59,7 +63,7 @@ def consumer_ids(client, group="CG"):
 # --- heartbeats
 
 
-def test_a_heartbeat_makes_groups_and_retry_topics(bench, client):
+def test_a_heartbeat_makes_groups_and_retry_topics(bench: Bench, client: Client) -> None:
     assert beat(client, producers=["PG"], consumers=[consumer("CG", "T", "%RETRY%CG")]).code == 0
     assert bench.topics.get("%RETRY%CG").read_queue_nums == 1
     assert bench.groups.find("CG") is not None
@@ -67,12 +71,12 @@ def test_a_heartbeat_makes_groups_and_retry_topics(bench, client):
     assert len(bench.producers.group("PG")) == 1
 
 
-def test_a_consumer_of_a_unit_has_a_retry_topic_of_that_kind(bench, client):
+def test_a_consumer_of_a_unit_has_a_retry_topic_of_that_kind(bench: Bench, client: Client) -> None:
     assert beat(client, consumers=[consumer("CG", "T", unit_mode=True)]).code == 0
     assert bench.topics.get("%RETRY%CG").topic_sys_flag == 2
 
 
-def test_a_disconnected_consumer_is_told_to_the_others(bench, client):
+def test_a_disconnected_consumer_is_told_to_the_others(bench: Bench, client: Client) -> None:
     second = bench.client(OTHER)
     beat(client, consumers=[consumer("CG", "T")])
     beat(second, client_id="c2", consumers=[consumer("CG", "T")])
@@ -91,21 +95,21 @@ ILLEGAL = ["", "../x", "a b", "g" * 256, "é", "a\u0000b"]
 
 @pytest.mark.parametrize("name", ILLEGAL)
 @pytest.mark.parametrize("where", ["producer", "consumer", "topic", "client id"])
-def test_a_heartbeat_with_an_illegal_name_takes_nothing(bench, client, name, where):
+def test_a_heartbeat_with_an_illegal_name_takes_nothing(bench: Bench, client: Client, name: str, where: str) -> None:
     groups, topics = bench.groups.snapshot(), bench.topics.snapshot()
-    data = {
+    data: dict[str, Any] = {
         "producer": {"producers": ["Good", name], "consumers": [consumer("Fine", "T")]},
         "consumer": {"producers": ["Good"], "consumers": [consumer("Fine", "T"), consumer(name, "T")]},
         "topic": {"producers": ["Good"], "consumers": [consumer("Fine", "T", name)]},
         "client id": {"client_id": "" if name != "g" * 256 else name, "consumers": [consumer("Fine", "T")]},
-    }[where]
-    assert beat(client, **data).code == ResponseCode.SYSTEM_ERROR
+    }
+    assert beat(client, **data[where]).code == ResponseCode.SYSTEM_ERROR
     assert (bench.groups.snapshot(), bench.topics.snapshot()) == (groups, topics)
     assert bench.producers.group("Good") == {}
     assert bench.consumers.group("Fine") is None
 
 
-def test_a_subscription_without_tags_takes_nothing(bench, client):
+def test_a_subscription_without_tags_takes_nothing(bench: Bench, client: Client) -> None:
     bad = ConsumerData("CG", subscription_data_set=[SubscriptionData("T", "||")])
     assert beat(client, consumers=[consumer("Fine"), bad]).code == ResponseCode.SYSTEM_ERROR
     assert bench.consumers.group("Fine") is None
@@ -117,14 +121,14 @@ def test_a_subscription_without_tags_takes_nothing(bench, client):
      b'{"clientID":"c","consumerDataSet":[{"groupName":"G","subscriptionDataSet":[{"topic":"T","codeSet":["x"]}]}]}',
      b'{"clientID":"\\ud800"}', b'{"clientID":"c","consumerDataSet":[null]}'],
 )  # fmt: skip
-def test_a_heartbeat_that_is_none(bench, client, logged, body):
+def test_a_heartbeat_that_is_none(bench: Bench, client: Client, logged: Logged, body: bytes) -> None:
     answer = client.ask(RequestCode.HEART_BEAT, body=body)
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert logged.failures == []
     assert bench.consumers.group("G") is None
 
 
-def test_a_long_group_name_has_no_retry_topic(bench, client):
+def test_a_long_group_name_has_no_retry_topic(bench: Bench, client: Client) -> None:
     """A group's name may be longer than a topic's."""
     name = "g" * 200
     assert beat(client, consumers=[consumer(name, "T")]).code == 0
@@ -132,7 +136,7 @@ def test_a_long_group_name_has_no_retry_topic(bench, client):
     assert not [topic for topic in bench.topics.names() if len(topic) > 127]
 
 
-def test_without_automatic_groups_a_heartbeat_is_taken_all_the_same(make_bench):
+def test_without_automatic_groups_a_heartbeat_is_taken_all_the_same(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench(auto_create_subscription_group=False)
     client = bench.client()
     assert beat(client, consumers=[consumer("CG", "T")]).code == 0
@@ -140,7 +144,7 @@ def test_without_automatic_groups_a_heartbeat_is_taken_all_the_same(make_bench):
     assert bench.topics.get("%RETRY%CG") is None
 
 
-def test_a_silent_client_is_closed(bench, client):
+def test_a_silent_client_is_closed(bench: Bench, client: Client) -> None:
     beat(client, consumers=[consumer("CG", "T")])
     for _ in range(3):
         bench.turn(45)
@@ -154,7 +158,7 @@ def test_a_silent_client_is_closed(bench, client):
 # --- farewells
 
 
-def test_farewells(bench, client):
+def test_farewells(bench: Bench, client: Client) -> None:
     other = bench.client(OTHER)
     beat(other, client_id="c2", consumers=[consumer("CG", "T")])
     beat(client, producers=["PG"], consumers=[consumer("CG", "T")])
@@ -169,7 +173,7 @@ def test_farewells(bench, client):
     assert pushed(other) == []
 
 
-def test_a_group_may_want_no_notices(bench, client):
+def test_a_group_may_want_no_notices(bench: Bench, client: Client) -> None:
     bench.groups.put(SubscriptionGroupConfig("CG", notify_consumer_ids_changed_enable=False))
     other = bench.client(OTHER)
     beat(client, consumers=[consumer("CG", "T")])
@@ -177,13 +181,13 @@ def test_a_group_may_want_no_notices(bench, client):
     assert pushed(client) == []
 
 
-def test_the_group_nobody_consumes(client):
+def test_the_group_nobody_consumes(client: Client) -> None:
     answer = consumer_ids(client, "Nobody")
     assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "no consumer for this group, Nobody")
 
 
 @pytest.mark.parametrize(("kind", "code"), [("TAG", 0), ("SQL92", ResponseCode.SYSTEM_ERROR)])
-def test_which_subscriptions_can_be_served(client, kind, code):
+def test_which_subscriptions_can_be_served(client: Client, kind: str, code: int) -> None:
     body = CheckClientRequestBody("c1", "CG", SubscriptionData("T", "a > 1", expression_type=kind)).to_json()
     assert client.ask(RequestCode.CHECK_CLIENT_CONFIG, body=body).code == code
 
@@ -191,20 +195,20 @@ def test_which_subscriptions_can_be_served(client, kind, code):
 # --- offsets
 
 
-def commit(client, offset=5, group="CG", topic="T", queue_id=0):
+def commit(client: Client, offset: int = 5, group: str = "CG", topic: str = "T", queue_id: int = 0) -> RemotingCommand:
     header = UpdateConsumerOffsetRequestHeader(
         consumer_group=group, topic=topic, queue_id=queue_id, commit_offset=offset
     )
     return client.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)
 
 
-def query(client, group="CG", topic="T", queue_id=0):
+def query(client: Client, group: str = "CG", topic: str = "T", queue_id: int = 0) -> int | RemotingCommand:
     header = QueryConsumerOffsetRequestHeader(consumer_group=group, topic=topic, queue_id=queue_id)
     answer = client.ask(RequestCode.QUERY_CONSUMER_OFFSET, header)
     return int(answer.ext_fields["offset"]) if answer.code == 0 else answer
 
 
-def test_offsets(client):
+def test_offsets(client: Client) -> None:
     put_topic(client, "T")
     assert query(client) == 0
     assert commit(client).code == 0
@@ -217,14 +221,16 @@ def test_offsets(client):
     [{"topic": "None"}, {"topic": "../x"}, {"group": "../x"}, {"group": ""}, {"queue_id": -1}, {"queue_id": 2**31 - 1},
      {"offset": -1}, {"group": "a@b"}, {"topic": "T@CG"}],
 )  # fmt: skip
-def test_what_cannot_be_committed(bench, client, fields):
+def test_what_cannot_be_committed(bench: Bench, client: Client, fields: dict[str, Any]) -> None:
     put_topic(client, "T")
     answer = commit(client, **fields)
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert bench.offsets.snapshot().offset_table == {}
 
 
-def test_a_new_group_on_an_old_queue_is_told_there_is_no_offset(bench, client, monkeypatch):
+def test_a_new_group_on_an_old_queue_is_told_there_is_no_offset(
+    bench: Bench, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     put_topic(client, "T")
     monkeypatch.setattr(bench.store, "min_offset", lambda topic, queue_id: 100)
     answer = query(client)
@@ -235,11 +241,11 @@ def test_a_new_group_on_an_old_queue_is_told_there_is_no_offset(bench, client, m
 # --- locks
 
 
-def queues(*numbers):
+def queues(*numbers: int) -> frozenset[MessageQueue]:
     return frozenset(MessageQueue("T", "broker-a", n) for n in numbers)
 
 
-def lock(client, client_id="c1", numbers=(0, 1), group="CG"):
+def lock(client: Client, client_id: str = "c1", numbers: tuple[int, int] = (0, 1), group: str = "CG") -> set[int]:
     answer = client.ask(
         RequestCode.LOCK_BATCH_MQ, body=LockBatchRequestBody(group, client_id, queues(*numbers)).to_json()
     )
@@ -247,7 +253,7 @@ def lock(client, client_id="c1", numbers=(0, 1), group="CG"):
     return {queue.queue_id for queue in LockBatchResponseBody.from_json(answer.body).lock_ok_mq_set}
 
 
-def test_locks(client):
+def test_locks(client: Client) -> None:
     assert lock(client) == {0, 1}
     assert lock(client, "c2", (1, 2)) == {2}
     body = LockBatchRequestBody("CG", "c1", queues(1)).to_json()
@@ -264,15 +270,15 @@ def test_locks(client):
      {"mqSet": [{"topic": "T", "brokerName": "b" * 999, "queueId": 0}]},
      {"mqSet": [{"topic": "T", "brokerName": "b", "queueId": "x"}]}, {"mqSet": 7}],
 )  # fmt: skip
-def test_locks_leave_nothing_long_behind(client, logged, code, changes):
+def test_locks_leave_nothing_long_behind(client: Client, logged: Logged, code: int, changes: dict[str, Any]) -> None:
     body = {"consumerGroup": "CG", "clientId": "c1", "mqSet": [], **changes}
     answer = client.ask(code, body=json.dumps(body).encode())
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert logged.failures == []
 
 
-def test_a_topic_is_answered_for_when_name_servers_have_heard_of_it(bench, client):
-    told = Deferred()
+def test_a_topic_is_answered_for_when_name_servers_have_heard_of_it(bench: Bench, client: Client) -> None:
+    told = Deferred[Any]()
     bench.topics.announcers.append(lambda: told)
     header = CreateTopicRequestHeader(
         topic="T", default_topic="TBW102", read_queue_nums=4, write_queue_nums=4, perm=6,

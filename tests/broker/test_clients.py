@@ -1,6 +1,9 @@
 """Who is connected, and who hears of whom."""
 
+from typing import Any
+
 import pytest
+from twisted.internet.task import Clock
 
 from mqbroker.broker.client_registry import CLIENT_EXPIRY_SECONDS, ConsumerRegistry, ProducerRegistry
 from mqbroker.wire.bodies import ConsumerData, SubscriptionData
@@ -9,25 +12,33 @@ from tests.broker.bench import FakeConnection, live_settings
 
 
 @pytest.fixture
-def consumers(clock):
+def consumers(clock: Clock) -> ConsumerRegistry:
     return ConsumerRegistry(clock, live_settings(), lambda group: None)
 
 
 @pytest.fixture
-def producers(clock):
+def producers(clock: Clock) -> ProducerRegistry:
     return ProducerRegistry(clock.seconds, live_settings())
 
 
-def connections(count):
+def connections(count: int) -> list[FakeConnection]:
     return [FakeConnection(f"10.0.0.2:{40000 + i}") for i in range(count)]
 
 
-def beat(registry, connection, client_id, *subscriptions, group="CG", notify=True, **fields):
+def beat(
+    registry: ConsumerRegistry,
+    connection: FakeConnection,
+    client_id: str,
+    *subscriptions: SubscriptionData,
+    group: str = "CG",
+    notify: bool = True,
+    **fields: Any,
+) -> None:
     data = ConsumerData(group, subscription_data_set=list(subscriptions), **fields)
     registry.register(connection, client_id, LanguageCode.JAVA, 407, data, notify)
 
 
-def notified(clock, *several):
+def notified(clock: Clock, *several: FakeConnection) -> list[int]:
     """How often each was told since the last time."""
     clock.advance(0)
     clock.advance(0.1)
@@ -41,7 +52,7 @@ def notified(clock, *several):
     return counts
 
 
-def test_who_comes_and_goes_is_told_to_all_of_the_group(consumers, clock):
+def test_who_comes_and_goes_is_told_to_all_of_the_group(consumers: ConsumerRegistry, clock: Clock) -> None:
     a, b, stranger = connections(3)
     beat(consumers, a, "a", SubscriptionData("T"))
     beat(consumers, stranger, "s", SubscriptionData("T"), group="Other")
@@ -63,7 +74,7 @@ def test_who_comes_and_goes_is_told_to_all_of_the_group(consumers, clock):
     assert consumers.group("Other").client_ids() == ["s"]
 
 
-def test_a_new_topic_is_a_change_and_a_newer_version_is_not(consumers, clock):
+def test_a_new_topic_is_a_change_and_a_newer_version_is_not(consumers: ConsumerRegistry, clock: Clock) -> None:
     (a,) = connections(1)
     beat(consumers, a, "a", SubscriptionData("T", sub_version=1))
     notified(clock, a)
@@ -79,7 +90,7 @@ def test_a_new_topic_is_a_change_and_a_newer_version_is_not(consumers, clock):
     assert list(consumers.group("CG").subscriptions) == ["U"]
 
 
-def test_one_client_on_two_connections_is_one_client(consumers):
+def test_one_client_on_two_connections_is_one_client(consumers: ConsumerRegistry) -> None:
     a, again = connections(2)
     beat(consumers, a, "same")
     beat(consumers, again, "same")
@@ -89,7 +100,7 @@ def test_one_client_on_two_connections_is_one_client(consumers):
 
 
 @pytest.mark.parametrize("how", ["group", "broker"])
-def test_telling_can_be_off(clock, how):
+def test_telling_can_be_off(clock: Clock, how: str) -> None:
     live = live_settings(notify_consumer_ids_changed_enable=how != "broker")
     registry = ConsumerRegistry(clock, live, lambda group: None)
     a, b = connections(2)
@@ -99,7 +110,7 @@ def test_telling_can_be_off(clock, how):
     assert notified(clock, a, b) == [0, 0]
 
 
-def test_what_the_group_says_of_itself_is_the_latest(consumers):
+def test_what_the_group_says_of_itself_is_the_latest(consumers: ConsumerRegistry) -> None:
     (a,) = connections(1)
     beat(consumers, a, "a", message_model="CLUSTERING")
     beat(consumers, a, "a", message_model="BROADCASTING", consume_type="CONSUME_ACTIVELY")
@@ -107,7 +118,9 @@ def test_what_the_group_says_of_itself_is_the_latest(consumers):
     assert (group.message_model, group.consume_type) == ("BROADCASTING", "CONSUME_ACTIVELY")
 
 
-def test_who_sends_no_heartbeat_is_closed_and_forgotten(consumers, producers, clock):
+def test_who_sends_no_heartbeat_is_closed_and_forgotten(
+    consumers: ConsumerRegistry, producers: ProducerRegistry, clock: Clock
+) -> None:
     silent, alive = connections(2)
     for connection in (silent, alive):
         beat(consumers, connection, connection.remote_addr)
@@ -130,7 +143,7 @@ def test_who_sends_no_heartbeat_is_closed_and_forgotten(consumers, producers, cl
     assert not alive.closed
 
 
-def test_a_closed_connection_leaves_all_its_groups(consumers, producers):
+def test_a_closed_connection_leaves_all_its_groups(consumers: ConsumerRegistry, producers: ProducerRegistry) -> None:
     a, b = connections(2)
     for group in ("CG", "Other", "Third"):
         beat(consumers, a, "a", group=group)
@@ -142,7 +155,7 @@ def test_a_closed_connection_leaves_all_its_groups(consumers, producers):
     assert [list(producers.group(name)) for name in ("CG", "Other", "Third")] == [[], [], [b]]
 
 
-def test_producers_leave(producers):
+def test_producers_leave(producers: ProducerRegistry) -> None:
     a, b = connections(2)
     producers.register(a, "a", 0, 407, "PG")
     producers.unregister(b, "PG")

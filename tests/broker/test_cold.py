@@ -1,6 +1,9 @@
 """Requests for what is not in memory: answered later, while others are answered at once; and where the disk fails."""
 
+from collections.abc import Callable, Iterator
 from mmap import PAGESIZE
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,8 +25,9 @@ from mqbroker.wire.headers import (
     SearchOffsetRequestHeader,
     ViewMessageRequestHeader,
 )
+from mqbroker.wire.headers.coding import Header
 from mqbroker.wire.record import decode_records
-from tests.broker.bench import Bench, pull_header
+from tests.broker.bench import Bench, Client, pull_header
 from tests.broker.test_delay import delayed_message
 from tests.broker.transacting import COMMIT, HALF, Transactor, end_command
 from tests.broker.transacting import bodies as transacted
@@ -32,34 +36,34 @@ from tests.store.harness import FaultyDisk, SteppedWorker
 PULL = RequestCode.PULL_MESSAGE
 
 
-def bodies(answer):
+def bodies(answer: RemotingCommand) -> list[bytes]:
     return [record.body for record in decode_records(answer.body)]
 
 
 class ColdBench(Bench):
     """On a disk whose pages are not in memory, with a worker that waits to be told."""
 
-    def __init__(self, root, **changes):
+    def __init__(self, root: Path, **changes: Any) -> None:
         self.disk = FaultyDisk()
         super().__init__(root, worker=SteppedWorker(), disk=self.disk, **changes)
         self.disk.faults.evict()
         self.worker.at_once = False
 
-    def step_all(self):
+    def step_all(self) -> int:
         steps = 0
         while self.worker.waiting:
             self.worker.step()
             steps += 1
         return steps
 
-    def close(self):
+    def close(self) -> None:
         self.worker.at_once = True
         self.step_all()
         super().close()
 
 
 @pytest.fixture
-def cold_bench(make_bench, tmp_path):
+def cold_bench(make_bench: Callable[..., Bench], tmp_path: Path) -> Iterator[ColdBench]:
     """Ten messages in queue 0 of T, of which nothing is in memory."""
     warm = make_bench()
     client = warm.client()
@@ -73,11 +77,11 @@ def cold_bench(make_bench, tmp_path):
 
 
 @pytest.fixture
-def client(cold_bench):
+def client(cold_bench: ColdBench) -> Client:
     return cold_bench.client()
 
 
-def send_hot(bench, send):
+def send_hot(bench: ColdBench, send: Callable[..., Any]) -> Any:
     """Have what `send` stores stay in memory, when all of the log before it has left that."""
     bench.client().send("Other", bytes(PAGESIZE))
     start = bench.store.log_end
@@ -87,7 +91,7 @@ def send_hot(bench, send):
     return sent
 
 
-def test_a_cold_pull_is_answered_when_its_messages_are_there(cold_bench, client):
+def test_a_cold_pull_is_answered_when_its_messages_are_there(cold_bench: ColdBench, client: Client) -> None:
     assert client.pull("T", queue_offset=2) is None
     opaque = client._opaque
     cold_bench.step_all()
@@ -96,7 +100,7 @@ def test_a_cold_pull_is_answered_when_its_messages_are_there(cold_bench, client)
     assert len(cold_bench.held) == 0
 
 
-def test_answers_of_cold_pulls_keep_nobody_waiting(cold_bench, client):
+def test_answers_of_cold_pulls_keep_nobody_waiting(cold_bench: ColdBench, client: Client) -> None:
     cold_bench.worker.at_once = True
     send_hot(cold_bench, lambda: client.send("T", b"hot"))
     client.tell(*[RemotingCommand.request(PULL, pull_header(queue_offset=offset)) for offset in (10, 0, 10, 5)])
@@ -108,7 +112,7 @@ def test_answers_of_cold_pulls_keep_nobody_waiting(cold_bench, client):
     assert {answer.opaque for answer in hot + late} == {2, 3, 4, 5}
 
 
-def test_who_goes_before_the_answer_harms_nobody(cold_bench, client):
+def test_who_goes_before_the_answer_harms_nobody(cold_bench: ColdBench, client: Client) -> None:
     assert client.pull("T", queue_offset=0) is None
     connection = client.connection
     client.link.cut()
@@ -118,7 +122,7 @@ def test_who_goes_before_the_answer_harms_nobody(cold_bench, client):
     assert bodies(other.pull("T", queue_offset=0)) == [b"%d" % i for i in range(10)]
 
 
-def test_a_cold_oneway_pull_is_not_answered(cold_bench, client):
+def test_a_cold_oneway_pull_is_not_answered(cold_bench: ColdBench, client: Client) -> None:
     command = RemotingCommand.request(PULL, pull_header(queue_offset=0))
     command.flag = ONEWAY_FLAG
     assert client.ask_all(command) == []
@@ -126,7 +130,7 @@ def test_a_cold_oneway_pull_is_not_answered(cold_bench, client):
     assert client.heard() == []
 
 
-def test_a_cold_pull_that_finds_nothing_it_wants(cold_bench, client):
+def test_a_cold_pull_that_finds_nothing_it_wants(cold_bench: ColdBench, client: Client) -> None:
     assert client.pull("T", queue_offset=0, subscription="None", sys_flag=PullSysFlag.SUBSCRIPTION) is None
     cold_bench.step_all()
     (answer,) = client.heard()
@@ -134,12 +138,14 @@ def test_a_cold_pull_that_finds_nothing_it_wants(cold_bench, client):
     assert answer.ext_fields["nextBeginOffset"] == "10"
 
 
-def test_a_cold_pull_commits_its_offset_at_once(cold_bench, client):
+def test_a_cold_pull_commits_its_offset_at_once(cold_bench: ColdBench, client: Client) -> None:
     client.pull("T", queue_offset=0, sys_flag=PullSysFlag.SUBSCRIPTION | PullSysFlag.COMMIT_OFFSET, commit_offset=4)
     assert cold_bench.offsets.query("CG", "T", 0) == 4
 
 
-def test_too_many_cold_pulls_are_told_to_come_back(cold_bench, client, monkeypatch):
+def test_too_many_cold_pulls_are_told_to_come_back(
+    cold_bench: ColdBench, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(page_loader, "WAITING_MAX", 1)
     answers = client.ask_all(*[RemotingCommand.request(PULL, pull_header(queue_offset=0)) for _ in range(4)])
     assert [(answer.code, answer.remark) for answer in answers] == [
@@ -149,7 +155,9 @@ def test_too_many_cold_pulls_are_told_to_come_back(cold_bench, client, monkeypat
     assert [answer.code for answer in client.heard()] == [0, 0, 0]
 
 
-def test_one_connection_does_not_take_the_share_of_others(cold_bench, client, monkeypatch):
+def test_one_connection_does_not_take_the_share_of_others(
+    cold_bench: ColdBench, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pull_message, "COLD_ON_CONNECTION_MAX", 2)
     busy = client.ask_all(*[RemotingCommand.request(PULL, pull_header(queue_offset=0)) for _ in range(3)])
     assert [answer.code for answer in busy] == [ResponseCode.SYSTEM_BUSY]
@@ -163,7 +171,7 @@ def test_one_connection_does_not_take_the_share_of_others(cold_bench, client, mo
     assert len(client.heard()) == 1
 
 
-def test_a_queue_that_the_disk_cannot_read(cold_bench, client):
+def test_a_queue_that_the_disk_cannot_read(cold_bench: ColdBench, client: Client) -> None:
     path = f"{cold_bench.settings.store.store_path_root_dir}/consumequeue/T/0/{0:020d}"
     cold_bench.disk.faults.unreadable.add((path, 0))
     assert client.pull("T", queue_offset=0) is None
@@ -195,7 +203,9 @@ def test_a_queue_that_the_disk_cannot_read(cold_bench, client):
         ),
     ],
 )
-def test_other_requests_wait_for_the_disk_off_the_reactor(cold_bench, client, code, header):
+def test_other_requests_wait_for_the_disk_off_the_reactor(
+    cold_bench: ColdBench, client: Client, code: int, header: Header
+) -> None:
     cold_bench.groups.put(SubscriptionGroupConfig("CG"))
     assert client.ask(code, header) is None
     assert cold_bench.step_all() > 0
@@ -203,12 +213,12 @@ def test_other_requests_wait_for_the_disk_off_the_reactor(cold_bench, client, co
     assert answer.code == 0
 
 
-def delay_service(bench, root):
+def delay_service(bench: Bench, root: Path) -> Any:
     file = JsonFile(str(root / "delayOffset.json"), InlineWorker())
     return DelayService(bench.store, file, bench.clock, [1000], bench.parts.stats)
 
 
-def test_cold_delayed_messages_are_delivered(cold_bench, tmp_path):
+def test_cold_delayed_messages_are_delivered(cold_bench: ColdBench, tmp_path: Path) -> None:
     cold_bench.clock.advance(5)
     delay = DelayService(
         cold_bench.store,
@@ -229,7 +239,7 @@ def test_cold_delayed_messages_are_delivered(cold_bench, tmp_path):
     delay.stop()
 
 
-def test_a_delay_level_that_cannot_be_read_is_tried_again(cold_bench, tmp_path):
+def test_a_delay_level_that_cannot_be_read_is_tried_again(cold_bench: ColdBench, tmp_path: Path) -> None:
     cold_bench.clock.advance(5)
     path = f"{cold_bench.settings.store.store_path_root_dir}/consumequeue/SCHEDULE_TOPIC_XXXX/0/{0:020d}"
     cold_bench.disk.faults.unreadable.add((path, 0))
@@ -251,7 +261,7 @@ def test_a_delay_level_that_cannot_be_read_is_tried_again(cold_bench, tmp_path):
     delay.stop()
 
 
-def test_stopping_while_a_delay_level_is_read(cold_bench, tmp_path):
+def test_stopping_while_a_delay_level_is_read(cold_bench: ColdBench, tmp_path: Path) -> None:
     cold_bench.clock.advance(5)
     delay = DelayService(
         cold_bench.store,
@@ -267,7 +277,7 @@ def test_stopping_while_a_delay_level_is_read(cold_bench, tmp_path):
     assert cold_bench.records("T", 3) == []
 
 
-def test_how_long_the_disk_took_is_counted_as_latency(cold_bench, client):
+def test_how_long_the_disk_took_is_counted_as_latency(cold_bench: ColdBench, client: Client) -> None:
     assert client.pull("T", queue_offset=2) is None
     cold_bench.clock.advance(0.25)
     cold_bench.step_all()
@@ -281,7 +291,7 @@ def test_how_long_the_disk_took_is_counted_as_latency(cold_bench, client):
     assert cold_bench.store.statistics.longest_get_ms == 250
 
 
-def test_half_messages_that_are_not_in_memory_are_ended_once(make_bench, tmp_path):
+def test_half_messages_that_are_not_in_memory_are_ended_once(make_bench: Callable[..., Bench], tmp_path: Path) -> None:
     warm = make_bench()
     warm.client().send(queue_id=1, body=b"plain")
     producer = Transactor(warm)
@@ -301,7 +311,9 @@ def test_half_messages_that_are_not_in_memory_are_ended_once(make_bench, tmp_pat
 
 
 @pytest.mark.parametrize("how", ["committed", "put back"])
-def test_what_others_settle_while_a_run_waits_is_not_stored_again(make_bench, tmp_path, how):
+def test_what_others_settle_while_a_run_waits_is_not_stored_again(
+    make_bench: Callable[..., Bench], tmp_path: Path, how: str
+) -> None:
     warm = make_bench()
     warm.client().send(queue_id=1, body=b"plain")
     cold_half = Transactor(warm).half(b"cold")

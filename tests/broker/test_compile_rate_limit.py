@@ -1,5 +1,8 @@
 """How much of filter expressions a connection may have read, by each of the ways in which it brings them."""
 
+from collections.abc import Callable
+from typing import cast
+
 import attrs
 import pytest
 from twisted.internet.task import Clock
@@ -7,8 +10,10 @@ from twisted.internet.task import Clock
 from mqbroker.broker.filter_table import CHARACTERS_AT_ONCE, CHARACTERS_PER_SECOND, CompileRateLimit, _unread
 from mqbroker.errors import Refused
 from mqbroker.filter import sql92
+from mqbroker.remoting.handlers import IConnection
 from mqbroker.wire.bodies import CheckClientRequestBody, SubscriptionData
 from mqbroker.wire.codes import RequestCode, ResponseCode
+from tests.broker.bench import Bench, Client
 from tests.broker.test_filtered_pulls import pull, put, sql
 from tests.broker.test_pull import beat, bodies
 
@@ -20,26 +25,26 @@ class Connection:
 
 
 @pytest.fixture
-def bench(make_bench):
+def bench(make_bench: Callable[..., Bench]) -> Bench:
     sql92._kept.clear()
     return make_bench(enable_property_filter=True)
 
 
-def long(number):
+def long(number: int | str) -> str:
     """An expression as long as they may be, which no other is."""
     text = f"a > 5 AND b{number} IS NULL"
     return text + " " * (LENGTH - len(text))
 
 
-def use_up(client):
+def use_up(client: Client) -> None:
     """Have so many expressions read that no other long one may be."""
     put(client, 9)
     for number in range(CHARACTERS_AT_ONCE // LENGTH):
         assert pull(client, long(number)).code != ResponseCode.SYSTEM_BUSY
 
 
-def test_an_allowance_is_used_up_and_comes_back():
-    clock, connection = Clock(), Connection()
+def test_an_allowance_is_used_up_and_comes_back() -> None:
+    clock, connection = Clock(), cast(IConnection, Connection())
     rate_limit = CompileRateLimit(clock.seconds)
     charge = rate_limit.of(connection)
     charge(CHARACTERS_AT_ONCE - 10)
@@ -57,9 +62,9 @@ def test_an_allowance_is_used_up_and_comes_back():
     charge(CHARACTERS_AT_ONCE)
 
 
-def test_each_connection_has_its_own_which_goes_with_it():
+def test_each_connection_has_its_own_which_goes_with_it() -> None:
     rate_limit = CompileRateLimit(Clock().seconds)
-    first, second = Connection(), Connection()
+    first, second = cast(IConnection, Connection()), cast(IConnection, Connection())
     rate_limit.of(first)(CHARACTERS_AT_ONCE)
     rate_limit.of(second)(CHARACTERS_AT_ONCE)
     assert len(rate_limit._left) == 2
@@ -67,7 +72,7 @@ def test_each_connection_has_its_own_which_goes_with_it():
     assert len(rate_limit._left) == 1
 
 
-def test_pulls_that_bring_ever_new_expressions_are_told_to_come_later(bench, client):
+def test_pulls_that_bring_ever_new_expressions_are_told_to_come_later(bench: Bench, client: Client) -> None:
     use_up(client)
     refused = pull(client, long("x"))
     assert refused.code == ResponseCode.SYSTEM_BUSY
@@ -78,7 +83,7 @@ def test_pulls_that_bring_ever_new_expressions_are_told_to_come_later(bench, cli
     assert bodies(pull(client, long("y"))) == [b"9"]
 
 
-def test_of_a_heartbeat_only_so_much_is_read_and_the_rest_of_the_next(bench, client):
+def test_of_a_heartbeat_only_so_much_is_read_and_the_rest_of_the_next(bench: Bench, client: Client) -> None:
     topics = [f"T{number}" for number in range(6)]
     wanted = [sql(long(topic), topic=topic) for topic in topics]
     beat(client, *wanted)
@@ -89,7 +94,9 @@ def test_of_a_heartbeat_only_so_much_is_read_and_the_rest_of_the_next(bench, cli
     assert all(bench.parts.filters.get(topic, "CG") is not None for topic in topics)
 
 
-def test_retries_are_filtered_by_as_many_expressions_of_the_file_as_may_be_read(make_bench):
+def test_retries_are_filtered_by_as_many_expressions_of_the_file_as_may_be_read(
+    make_bench: Callable[..., Bench],
+) -> None:
     """The others are let through: they were wanted when they came first."""
     sql92._kept.clear()
     bench = make_bench(enable_property_filter=True, filter_support_retry=True)
@@ -111,7 +118,7 @@ def test_retries_are_filtered_by_as_many_expressions_of_the_file_as_may_be_read(
     assert bodies(ask("%RETRY%CG", consumer_group="CG")) == []
 
 
-def test_a_client_that_asks_whether_expressions_can_be_served_is_bounded_too(client):
+def test_a_client_that_asks_whether_expressions_can_be_served_is_bounded_too(client: Client) -> None:
     use_up(client)
     body = CheckClientRequestBody("c1", "CG", SubscriptionData("T", long("x"), expression_type="SQL92"))
     answer = client.ask(RequestCode.CHECK_CLIENT_CONFIG, body=body.to_json())

@@ -2,50 +2,55 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
 from twisted.internet.defer import Deferred, succeed
 
 from mqbroker.broker.live_settings import LiveSettings
+from mqbroker.broker.subscription_resolver import MessageFilter
 from mqbroker.broker.transactions.transaction_checks import TransactionCheckRules
 from mqbroker.config.load import _DEFAULTS, java_properties
 from mqbroker.errors import BadSetting
 from mqbroker.wire.bodies import CheckClientRequestBody, SubscriptionData
 from mqbroker.wire.codes import Perm, RequestCode, ResponseCode
+from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import ConsumerSendMsgBackRequestHeader
 from mqbroker.wire.record import decode_records
-from tests.broker.bench import START, FakeConnection, make_settings, pull_header
+from tests.broker.bench import START, Bench, Client, FakeConnection, make_settings, pull_header
 from tests.broker.sending import one, put_topic
 from tests.broker.test_client_requests import OTHER, beat, consumer, pushed
+from tests.remoting.logs import Logged
 
 JAVA = json.loads((Path(__file__).parent.parent / "data" / "settings-4.9.7.json").read_text())
 JAVA_PARTS = ("BrokerConfig", "MessageStoreConfig", "NettyServerConfig", "NettyClientConfig")
 
 
-def change(client, text):
+def change(client: Client, text: str) -> RemotingCommand | None:
     return client.ask(RequestCode.UPDATE_BROKER_CONFIG, body=text.encode())
 
 
-def shown(client):
+def shown(client: Client) -> dict[str, str]:
     answer = client.ask(RequestCode.GET_BROKER_CONFIG)
     assert answer.code == 0
     return dict(line.split("=", 1) for line in answer.body.decode().splitlines())
 
 
-def version(client):
+def version(client: Client) -> dict[str, int]:
     return json.loads(client.ask(RequestCode.GET_BROKER_CONFIG).ext_fields["version"])
 
 
 class Saved:
     """Takes the place of the file."""
 
-    def __init__(self, result=True):
-        self.changes = []
+    def __init__(self, result: bool = True) -> None:
+        self.changes: list[Any] = []
         self.result = result
 
-    def __call__(self, changes):
+    def __call__(self, changes: dict[str, str]) -> Deferred[Any]:
         self.changes.append(dict(changes))
         return succeed(self.result)
 
@@ -53,7 +58,7 @@ class Saved:
 # --- shown
 
 
-def test_all_that_java_shows_is_shown(client):
+def test_all_that_java_shows_is_shown(client: Client) -> None:
     table = shown(client)
     wanted = {
         key: setting["default"]
@@ -68,14 +73,14 @@ def test_all_that_java_shows_is_shown(client):
     assert list(table) == sorted(table)
 
 
-def test_what_has_no_effect_has_the_default_of_java():
+def test_what_has_no_effect_has_the_default_of_java() -> None:
     for key, value in _DEFAULTS.items():
         setting, *_ = [JAVA[part][key] for part in JAVA_PARTS if key in JAVA[part]]
         default = setting["default"]
         assert value == (str(default).lower() if isinstance(default, bool) else str(default)), key
 
 
-def test_no_secret_is_shown(tmp_path, monkeypatch):
+def test_no_secret_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = ["tlsServerKeyPassword=geheim", "aSecretKey=geheim", "listenPort=1"]
     monkeypatch.setattr("mqbroker.config.load.show_settings", lambda settings: lines)
     text = java_properties(make_settings(tmp_path))
@@ -86,7 +91,7 @@ def test_no_secret_is_shown(tmp_path, monkeypatch):
 # --- changed
 
 
-def test_a_change_counts_is_kept_and_is_shown(make_bench):
+def test_a_change_counts_is_kept_and_is_shown(make_bench: Callable[..., Bench]) -> None:
     saved = Saved()
     client = make_bench(save_settings=saved).client()
     before = version(client)
@@ -100,7 +105,7 @@ def test_a_change_counts_is_kept_and_is_shown(make_bench):
 
 
 @pytest.mark.parametrize("text", ["", "\n", "sendMessageThreadPoolNums=4\nmessageStorePlugIn=x"])
-def test_nothing_to_change(make_bench, text):
+def test_nothing_to_change(make_bench: Callable[..., Bench], text: str) -> None:
     saved = Saved()
     client = make_bench(save_settings=saved).client()
     assert change(client, text).code == 0
@@ -113,18 +118,18 @@ def test_nothing_to_change(make_bench, text):
      "namesrvAddr", "brokerIP1", "brokerIP2", "haListenPort", "brokerId", "brokerRole", "aclEnable", "flushDiskType",
      "messageStorePlugIns", "nonsense", "config_path", "configPath", ""],
 )  # fmt: skip
-def test_paths_addresses_and_names_are_not_changed(make_bench, key):
+def test_paths_addresses_and_names_are_not_changed(make_bench: Callable[..., Bench], key: str) -> None:
     saved = Saved()
     client = make_bench(save_settings=saved).client()
     before = shown(client)
     answer = change(client, f"fileReservedTime=49\n{key}=1")
     assert answer.code == ResponseCode.NO_PERMISSION
-    assert f"{key}: it cannot be changed while the daemon runs; " in answer.remark
-    assert "fileReservedTime" in answer.remark  # which can be
+    assert f"{key}: it cannot be changed while the daemon runs; " in (answer.remark or "")
+    assert "fileReservedTime" in (answer.remark or "")  # which can be
     assert (shown(client), saved.changes) == (before, [])
 
 
-def test_nothing_that_may_be_changed_is_a_path_an_address_or_a_credential(bench):
+def test_nothing_that_may_be_changed_is_a_path_an_address_or_a_credential(bench: Bench) -> None:
     words = {"path", "addr", "dir", "ip1", "ip2", "port", "name", "command", "home", "key", "secret", "acl", "tls"}
     assert [
         key
@@ -138,7 +143,7 @@ def test_nothing_that_may_be_changed_is_a_path_an_address_or_a_credential(bench)
     ["brokerPermission=8", "brokerPermission=x", "fileReservedTime=-1", "deleteWhen=25", "diskMaxUsedSpaceRatio=96",
      "longPollingEnable=maybe", "fileReservedTime=99999999999999999999", "a=\\u12"],
 )  # fmt: skip
-def test_wrong_values_change_nothing(make_bench, logged, text):
+def test_wrong_values_change_nothing(make_bench: Callable[..., Bench], logged: Logged, text: str) -> None:
     saved = Saved()
     client = make_bench(save_settings=saved).client()
     before = shown(client)
@@ -150,7 +155,7 @@ def test_wrong_values_change_nothing(make_bench, logged, text):
     assert not [line for line in logged.lines if "changed settings" in line]
 
 
-def test_who_changed_what_is_logged(make_bench, logged):
+def test_who_changed_what_is_logged(make_bench: Callable[..., Bench], logged: Logged) -> None:
     client = make_bench(save_settings=Saved()).client()
     change(client, "fileReservedTime=49\nsendMessageThreadPoolNums=7")
     change(client, "sendMessageThreadPoolNums=7")
@@ -159,7 +164,7 @@ def test_who_changed_what_is_logged(make_bench, logged):
     ]
 
 
-def test_a_file_that_cannot_be_written(make_bench):
+def test_a_file_that_cannot_be_written(make_bench: Callable[..., Bench]) -> None:
     client = make_bench(save_settings=Saved(False)).client()
     answer = change(client, "fileReservedTime=49")
     assert answer.code == ResponseCode.SYSTEM_ERROR
@@ -167,16 +172,16 @@ def test_a_file_that_cannot_be_written(make_bench):
     assert shown(client)["fileReservedTime"] == "49"
 
 
-def test_a_broker_without_a_file(client):
+def test_a_broker_without_a_file(client: Client) -> None:
     answer = change(client, "fileReservedTime=49")
     assert answer.code == 0
     assert answer.remark.startswith("changed until the next start: ")
 
 
-def test_one_change_is_written_after_the_other(make_bench):
-    writing = []
+def test_one_change_is_written_after_the_other(make_bench: Callable[..., Bench]) -> None:
+    writing: list[Any] = []
 
-    def save(changes):
+    def save(changes: dict[str, str]) -> Deferred[Any]:
         writing.append((changes, Deferred()))
         return writing[-1][1]
 
@@ -194,7 +199,7 @@ def test_one_change_is_written_after_the_other(make_bench):
 # --- who follows
 
 
-def test_the_brokers_permission(bench, client):
+def test_the_brokers_permission(bench: Bench, client: Client) -> None:
     put_topic(client, "T")
     client.send("T")
     before = bench.topics.data_version.counter
@@ -209,7 +214,7 @@ def test_the_brokers_permission(bench, client):
     assert client.ask(RequestCode.CONSUMER_SEND_MSG_BACK, send_back).code == ResponseCode.NO_PERMISSION
 
 
-def test_topics_by_sending(bench, client):
+def test_topics_by_sending(bench: Bench, client: Client) -> None:
     assert one(client.send("before")).code == 0
     change(client, "autoCreateTopicEnable=false")
     assert one(client.send("T")).code == ResponseCode.TOPIC_NOT_EXIST
@@ -219,7 +224,7 @@ def test_topics_by_sending(bench, client):
     assert bench.topics.get("T").write_queue_nums == 2
 
 
-def test_topics_by_sending_where_they_were_not_from_the_start(make_bench):
+def test_topics_by_sending_where_they_were_not_from_the_start(make_bench: Callable[..., Bench]) -> None:
     client = make_bench(auto_create_topic_enable=False).client()
     assert one(client.send("T")).code == ResponseCode.TOPIC_NOT_EXIST
     change(client, "defaultTopicQueueNums=3")
@@ -228,7 +233,7 @@ def test_topics_by_sending_where_they_were_not_from_the_start(make_bench):
     assert one(client.send("T")).code == 0
 
 
-def test_groups_notices_and_traces(bench, client):
+def test_groups_notices_and_traces(bench: Bench, client: Client) -> None:
     change(client, "autoCreateSubscriptionGroup=false\nnotifyConsumerIdsChangedEnable=false\ntraceOn=false")
     assert bench.groups.find("NEW") is None
     beat(client, consumers=[consumer("CG", "T")])
@@ -237,7 +242,7 @@ def test_groups_notices_and_traces(bench, client):
     assert one(client.send("T")).ext_fields["TRACE_ON"] == "false"
 
 
-def test_when_messages_are_taken(bench, client):
+def test_when_messages_are_taken(bench: Bench, client: Client) -> None:
     change(client, f"startAcceptSendRequestTimeStamp={(START + 3600) * 1000}")
     answer = one(client.send("T"))
     assert answer.code == ResponseCode.SYSTEM_ERROR
@@ -246,7 +251,7 @@ def test_when_messages_are_taken(bench, client):
     assert one(client.send("T")).code == 0
 
 
-def test_transactions(bench, client):
+def test_transactions(bench: Bench, client: Client) -> None:
     change(client, "transactionCheckMax=3\ntransactionTimeOut=7000\nrejectTransactionMessage=true")
     assert TransactionCheckRules.of(bench.parts.checks._live.current).checks_max == 3
     answer = one(client.send("T", sys_flag=4, properties="TRAN_MSG\x01true\x02PGROUP\x01PG"))
@@ -254,7 +259,7 @@ def test_transactions(bench, client):
     assert answer.remark.endswith("sending transaction message is forbidden")
 
 
-def test_how_long_pulls_are_held(bench, client):
+def test_how_long_pulls_are_held(bench: Bench, client: Client) -> None:
     client.send("T")
     bench.turn(1)
     change(client, "longPollingEnable=false\nshortPollingTimeMills=2000")
@@ -263,7 +268,7 @@ def test_how_long_pulls_are_held(bench, client):
     assert one(client.heard()).code == ResponseCode.PULL_NOT_FOUND
 
 
-def test_expressions_are_taken_from_now_on(bench, client):
+def test_expressions_are_taken_from_now_on(bench: Bench, client: Client) -> None:
     client.send("T")
     bench.turn(1)
     brought = {"sys_flag": 4, "subscription": "TRUE", "expression_type": "SQL92"}
@@ -276,8 +281,8 @@ def test_expressions_are_taken_from_now_on(bench, client):
         assert [answer.remark == refused for answer in answers] == [not enabled] * 2
 
 
-def test_retries_are_filtered_from_now_on(bench):
-    def resolved():
+def test_retries_are_filtered_from_now_on(bench: Bench) -> None:
+    def resolved() -> MessageFilter:
         return bench.parts.subscriptions.resolve(pull_header("%RETRY%CG"), bench.groups.find("CG"), FakeConnection())
 
     assert resolved().property_filter is None
@@ -285,12 +290,12 @@ def test_retries_are_filtered_from_now_on(bench):
     assert resolved().property_filter is not None
 
 
-def test_how_much_is_given_at_a_time(bench, client):
+def test_how_much_is_given_at_a_time(bench: Bench, client: Client) -> None:
     for _ in range(40):
         client.send("T", queue_id=0)
     bench.turn(1)
 
-    def count():
+    def count() -> int:
         return len(decode_records(client.pull("T", max_msg_nums=100).body))
 
     assert count() == 32
@@ -304,7 +309,7 @@ def test_how_much_is_given_at_a_time(bench, client):
     assert look._memory_limits == (100, 1)
 
 
-def test_how_long_messages_are_kept(bench, client):
+def test_how_long_messages_are_kept(bench: Bench, client: Client) -> None:
     retention = bench.store._retention
     # No disk on which the tests may run has so much room.
     change(client, f"fileReservedTime=1\ndeleteWhen=05;06\ndiskFreeBytesMin={2**62}\ncleanFileForciblyEnable=false")
@@ -317,10 +322,10 @@ def test_how_long_messages_are_kept(bench, client):
     assert bench.store.why_unwritable == ""
 
 
-def test_settings_read_anew(tmp_path):
+def test_settings_read_anew(tmp_path: Path) -> None:
     settings = make_settings(tmp_path)
     live = LiveSettings(settings, lambda: 1.0)
-    told = []
+    told: list[Any] = []
     live.follow(told.append, "brokerPermission", "fileReservedTime")
     live.follow(lambda _: told.append("no"), "slaveReadEnable")
     anew = attrs.evolve(
@@ -339,7 +344,7 @@ def test_settings_read_anew(tmp_path):
         live.change({"traceOn": "false"})
 
 
-def test_the_page_names_what_may_be_changed(bench):
+def test_the_page_names_what_may_be_changed(bench: Bench) -> None:
     page = (Path(__file__).parent.parent.parent / "docs" / "daemons.rst").read_text()
     paragraph = page.partition("``mqadmin updateBrokerConfig`` changes")[2].partition("Any other is refused")[0]
     named = set(re.findall(r"``(\w+)``", paragraph))

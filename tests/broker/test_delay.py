@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.logger import capturedLogs
 
 from mqbroker.broker.broker_stats import BrokerStats
 from mqbroker.broker.delay import DelayService
 from mqbroker.errors import StoreUnwritable
-from mqbroker.store.get_message_result import GetMessageStatus
+from mqbroker.store.commitlog import NewMessage
+from mqbroker.store.get_message_result import GetMessageResult, GetMessageStatus
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.message_store import MessageStore
 from mqbroker.store.worker import InlineWorker
@@ -24,7 +28,7 @@ LEVELS_MS = [1000, 5000]
 
 
 @pytest.fixture
-def bench(tmp_path: Path):
+def bench(tmp_path: Path) -> Iterator[Bench]:
     bench = make_bench(tmp_path / "store")
     yield bench
     bench.close()
@@ -47,7 +51,7 @@ def opened(bench: Bench) -> tuple[MessageStore, DelayService]:
     return store, delay
 
 
-def delayed_message(body: bytes, level: int = 1, real: bytes = b"REAL_TOPIC\x01T\x02REAL_QID\x013"):
+def delayed_message(body: bytes, level: int = 1, real: bytes = b"REAL_TOPIC\x01T\x02REAL_QID\x013") -> NewMessage:
     properties = b"KEYS\x01k\x02DELAY\x01%d\x02%s" % (level, real)
     return message("SCHEDULE_TOPIC_XXXX", level - 1, body, properties)
 
@@ -61,7 +65,7 @@ def wait(clock: Clock, seconds: float) -> None:
     turns(clock)
 
 
-def test_a_message_comes_at_its_time_to_its_real_queue(bench):
+def test_a_message_comes_at_its_time_to_its_real_queue(bench: Bench) -> None:
     store, _ = opened(bench)
     store.append([delayed_message(b"one")])
     wait(bench.clock, 0.9)
@@ -74,7 +78,7 @@ def test_a_message_comes_at_its_time_to_its_real_queue(bench):
     assert record.born_timestamp == 1795255515190
 
 
-def test_levels_do_not_wait_for_each_other(bench):
+def test_levels_do_not_wait_for_each_other(bench: Bench) -> None:
     store, _ = opened(bench)
     store.append([delayed_message(b"long", 2), delayed_message(b"short", 1)])
     wait(bench.clock, 1.1)
@@ -83,7 +87,7 @@ def test_levels_do_not_wait_for_each_other(bench):
     assert [record.body for record in delivered(store)] == [b"short", b"long"]
 
 
-def test_many_come_in_order(bench):
+def test_many_come_in_order(bench: Bench) -> None:
     store, _ = opened(bench)
     bodies = [b"%d" % n for n in range(100)]
     store.append([delayed_message(body) for body in bodies])
@@ -94,7 +98,7 @@ def test_many_come_in_order(bench):
     assert [record.body for record in found] == bodies
 
 
-def test_one_that_arrives_while_another_waits_comes_too(bench):
+def test_one_that_arrives_while_another_waits_comes_too(bench: Bench) -> None:
     store, _ = opened(bench)
     store.append([delayed_message(b"first")])
     wait(bench.clock, 0.6)
@@ -105,7 +109,7 @@ def test_one_that_arrives_while_another_waits_comes_too(bench):
     assert [record.body for record in delivered(store)] == [b"first", b"second"]
 
 
-def test_a_restart_goes_on_where_it_was(bench):
+def test_a_restart_goes_on_where_it_was(bench: Bench) -> None:
     store, delay = opened(bench)
     store.append([delayed_message(b"before")])
     wait(bench.clock, 1.1)
@@ -119,7 +123,7 @@ def test_a_restart_goes_on_where_it_was(bench):
     assert [record.body for record in delivered(store)] == [b"before", b"after"]
 
 
-def test_a_stopped_service_delivers_nothing(bench):
+def test_a_stopped_service_delivers_nothing(bench: Bench) -> None:
     store, delay = opened(bench)
     store.append([delayed_message(b"one")])
     turns(bench.clock)
@@ -128,12 +132,12 @@ def test_a_stopped_service_delivers_nothing(bench):
     assert delivered(store) == []
 
 
-def test_a_refusal_of_the_store_delays_and_loses_nothing(bench, monkeypatch):
+def test_a_refusal_of_the_store_delays_and_loses_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     store, _ = opened(bench)
     store.append([delayed_message(b"one")])
     append = store.append
 
-    def refuse(_messages):
+    def refuse(_messages: Sequence[NewMessage]) -> None:
         raise StoreUnwritable("the disk is full")
 
     monkeypatch.setattr(store, "append", refuse)
@@ -156,14 +160,14 @@ def test_a_refusal_of_the_store_delays_and_loses_nothing(bench, monkeypatch):
         b"REAL_TOPIC\x01RMQ_SYS_TRANS_HALF_TOPIC\x02REAL_QID\x010",
     ],
 )
-def test_one_that_cannot_be_delivered_holds_nobody_up(bench, real):
+def test_one_that_cannot_be_delivered_holds_nobody_up(bench: Bench, real: bytes) -> None:
     store, _ = opened(bench)
     store.append([delayed_message(b"bad", real=real), delayed_message(b"good")])
     wait(bench.clock, 1.1)
     assert [record.body for record in delivered(store)] == [b"good"]
 
 
-def test_an_offset_beyond_the_queue_is_corrected(bench):
+def test_an_offset_beyond_the_queue_is_corrected(bench: Bench) -> None:
     config = bench.root / "config"
     config.mkdir(parents=True)
     (config / "delayOffset.json").write_bytes(b'{"offsetTable":{1:700}}')
@@ -173,7 +177,7 @@ def test_an_offset_beyond_the_queue_is_corrected(bench):
     assert [record.body for record in delivered(store)] == [b"one"]
 
 
-def test_the_file_is_the_java_brokers(bench):
+def test_the_file_is_the_java_brokers(bench: Bench) -> None:
     store, delay = opened(bench)
     store.append([delayed_message(b"one"), delayed_message(b"two", 2)])
     wait(bench.clock, 6)
@@ -181,7 +185,7 @@ def test_the_file_is_the_java_brokers(bench):
     assert (bench.root / "config" / "delayOffset.json").read_bytes() == b'{"offsetTable":{1:1,2:1}}'
 
 
-def test_of_many_messages_only_the_damaged_is_skipped(bench):
+def test_of_many_messages_only_the_damaged_is_skipped(bench: Bench) -> None:
     store, _ = opened(bench)
     store.append([delayed_message(b"message %d" % n) for n in range(5)])
     segment = bench.root / "commitlog" / "00000000000000000000"
@@ -193,14 +197,14 @@ def test_of_many_messages_only_the_damaged_is_skipped(bench):
     assert [record.body for record in delivered(store)] == [b"message 0", b"message 1", b"message 3", b"message 4"]
 
 
-def test_a_separator_in_a_value_comes_through(bench):
+def test_a_separator_in_a_value_comes_through(bench: Bench) -> None:
     store, _ = opened(bench)
     store.append([delayed_message(b"one", real=b"KEYS\x01a\x01b\x02REAL_TOPIC\x01T\x02REAL_QID\x013")])
     wait(bench.clock, 1.5)
     assert [record.properties["KEYS"] for record in delivered(store)] == ["a\x01b"]
 
 
-def test_one_that_cannot_stand_in_the_queues_it_names_comes_to_its_own(bench):
+def test_one_that_cannot_stand_in_the_queues_it_names_comes_to_its_own(bench: Bench) -> None:
     """It was stored when nobody looked at the names, and is promised since."""
     names = b"INNER_MULTI_DISPATCH\x01../x\x02"
     good = b"INNER_MULTI_DISPATCH\x01%LMQ%a\x02"
@@ -220,7 +224,7 @@ def test_one_that_cannot_stand_in_the_queues_it_names_comes_to_its_own(bench):
     assert "INNER_MULTI_DISPATCH" not in dict(delivered(store)[1].properties)
 
 
-def test_a_delayed_message_stands_in_the_queues_it_names_twice(bench):
+def test_a_delayed_message_stands_in_the_queues_it_names_twice(bench: Bench) -> None:
     """As in the Java broker: when it is stored, and when it comes."""
     bench.changes |= {"enable_multi_dispatch": True, "enable_lmq": True}
     store, _ = opened(bench)
@@ -231,7 +235,7 @@ def test_a_delayed_message_stands_in_the_queues_it_names_twice(bench):
     assert [dict(record.properties)["INNER_MULTI_QUEUE_OFFSET"] for record in found] == ["0", "1"]
 
 
-def test_no_offset_is_written_of_what_is_not_on_the_disk(bench):
+def test_no_offset_is_written_of_what_is_not_on_the_disk(bench: Bench) -> None:
     """After a power cut it is to be delivered again."""
     worker = bench.worker
     store, delay = opened(bench)
@@ -251,16 +255,16 @@ def test_no_offset_is_written_of_what_is_not_on_the_disk(bench):
     assert file.read_bytes() == b'{"offsetTable":{1:1}}'
 
 
-def test_one_that_seems_older_than_the_one_before_it_waits_for_that(bench):
+def test_one_that_seems_older_than_the_one_before_it_waits_for_that(bench: Bench) -> None:
     """As a Java broker stores them whose clock was set back."""
     store, _ = opened(bench)
     now_ms = int(bench.clock.seconds() * 1000)
     numbers = iter([now_ms + 900, now_ms, now_ms + 900])
     get = store.get_when_ready
 
-    def with_other_times(*args):
+    def with_other_times(*args: Any) -> GetMessageResult | Deferred[GetMessageResult]:
         found = get(*args)
-        if found.status is not GetMessageStatus.FOUND:
+        if isinstance(found, Deferred) or found.status is not GetMessageStatus.FOUND:
             return found
         data = bytearray(b"".join(found.pieces))
         at = 0
@@ -270,7 +274,7 @@ def test_one_that_seems_older_than_the_one_before_it_waits_for_that(bench):
         return found._replace(pieces=[memoryview(bytes(data))])
 
     times = list(numbers)
-    store.get_when_ready = with_other_times
+    store.get_when_ready = with_other_times  # type: ignore[assignment]
     store.append([delayed_message(body) for body in (b"0", b"1", b"2")])
     wait(bench.clock, 1.2)
     assert delivered(store) == []
@@ -278,7 +282,7 @@ def test_one_that_seems_older_than_the_one_before_it_waits_for_that(bench):
     assert [record.body for record in delivered(store)] == [b"0", b"1", b"2"]
 
 
-def test_a_clock_that_was_set_back_keeps_nobody_waiting_for_what_it_was(bench):
+def test_a_clock_that_was_set_back_keeps_nobody_waiting_for_what_it_was(bench: Bench) -> None:
     store, delay = opened(bench)
     store.append([delayed_message(b"%d" % n, 2) for n in range(3)])
     delay.stop()
@@ -306,7 +310,7 @@ def test_a_clock_that_was_set_back_keeps_nobody_waiting_for_what_it_was(bench):
         (b"INNER_MULTI_QUEUE_OFFSET\x011\x02%s\x02DELAY\x012", b"%s"),
     ],
 )
-def test_it_loses_what_it_had_for_its_wait_alone(bench, properties, left):
+def test_it_loses_what_it_had_for_its_wait_alone(bench: Bench, properties: bytes, left: bytes) -> None:
     real = b"REAL_TOPIC\x01T\x02REAL_QID\x013"
     store, _ = opened(bench)
     store.append([message("SCHEDULE_TOPIC_XXXX", 0, b"one", properties % real)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -25,17 +26,17 @@ DELAYS_S = {1: 1, 2: 3}
 
 
 class World:
-    def __init__(self, root, seed, how):
+    def __init__(self, root: Path, seed: int, how: str) -> None:
         self.root, self.how = root, how
         self.rng = Random(seed)
         self.disk = SimDisk()
-        self.now = START
+        self.now: float = START
         self.sent: dict[bytes, tuple[float, int]] = {}
         self.acknowledged: set[bytes] = set()
         self.early: list[bytes] = []
         self.open()
 
-    def open(self):
+    def open(self) -> None:
         self.clock = Clock()  # nobody of the life before is on it
         self.clock.advance(self.now)
         self.bench = Bench(self.root / "store", disk=self.disk, clock=self.clock, worker=MortalWorker(), store=SETTINGS)
@@ -43,13 +44,13 @@ class World:
         self.client = self.bench.client()
         self.bench.parts.delay.start()
 
-    def die(self):
+    def die(self) -> None:
         self.now = self.clock.seconds()
         self.disk = self.disk.crashed(self.rng) if self.how == "power" else self.disk.killed(self.rng)
         self.disk.faults = DiskFaults()
         self.open()
 
-    def send(self):
+    def send(self) -> None:
         level = self.rng.choice([1, 2])
         body = b"%d " % len(self.sent) + b"x" * self.rng.randrange(300)
         self.sent[body] = self.clock.seconds(), level
@@ -57,20 +58,20 @@ class World:
         if answers and answers[0].code == 0:
             self.acknowledged.add(body)
 
-    def wait(self):
+    def wait(self) -> None:
         self.bench.turn(self.rng.choice([0, 0.2, 0.5, 1]))
 
-    def persist(self):
+    def persist(self) -> None:
         self.bench.parts.delay.persist()
 
-    def look(self):
+    def look(self) -> None:
         for record in self.bench.records("T"):
             sent_at, level = self.sent[record.body]
             # Times of storing are whole ms, cut.
             if record.store_timestamp < int(sent_at * 1000) + DELAYS_S[level] * 1000:
                 self.early.append(record.body)
 
-    def live(self):
+    def live(self) -> None:
         if self.rng.random() < 0.7:
             self.disk.faults.end_in = self.rng.randrange(1, 100)
         try:
@@ -85,7 +86,7 @@ class World:
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("how", ["kill", "power"])
-def test_each_comes_at_its_time_or_later(tmp_path, seed, how):
+def test_each_comes_at_its_time_or_later(tmp_path: Path, seed: int, how: str) -> None:
     world = World(tmp_path, seed, how)
     for _ in range(LIVES):
         world.live()

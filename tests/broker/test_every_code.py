@@ -5,6 +5,8 @@ import inspect
 import json
 import pkgutil
 import typing
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,7 +17,8 @@ from mqbroker.broker import requests
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import JSON, ONEWAY_FLAG, ROCKETMQ, RemotingCommand, encode_frame
 from mqbroker.wire.requests import REQUESTS
-from tests.broker.bench import Bench
+from tests.broker.bench import Bench, Client
+from tests.remoting.logs import Logged
 
 #: What a broker of this much answers.
 CODES = {
@@ -48,17 +51,17 @@ CODES = {
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory):
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     bench = Bench(tmp_path_factory.mktemp("codes"))
     yield bench
     bench.close()
 
 
-def test_the_codes_that_are_answered(bench):
+def test_the_codes_that_are_answered(bench: Bench) -> None:
     assert bench.table.codes == CODES
 
 
-def marked_methods():
+def marked_methods() -> Iterator[tuple[Callable[..., typing.Any], tuple[RequestCode]]]:
     """Each method that answers requests, with its codes."""
     names = [each.name for of in (requests, namesrv) for each in pkgutil.iter_modules(of.__path__, f"{of.__name__}.")]
     for name in names:
@@ -69,8 +72,8 @@ def marked_methods():
                         yield method, method.answers[0]
 
 
-def test_the_header_that_a_method_names_is_that_of_its_codes():
-    found = {}
+def test_the_header_that_a_method_names_is_that_of_its_codes() -> None:
+    found: dict[Any, Any] = {}
     for method, codes in marked_methods():
         (named,) = typing.get_args(typing.get_type_hints(method)["call"])
         headers = set(typing.get_args(named) or [named])
@@ -84,7 +87,7 @@ def test_the_header_that_a_method_names_is_that_of_its_codes():
 
 @pytest.mark.parametrize("code", sorted(RequestCode))
 @pytest.mark.parametrize("serialize_type", [JSON, ROCKETMQ])
-def test_an_empty_request_is_answered(shared, logged, code, serialize_type):
+def test_an_empty_request_is_answered(shared: Bench, logged: Logged, code: int, serialize_type: int) -> None:
     command = RemotingCommand(code, serialize_type=serialize_type)
     client = shared.client()
     answers = client.ask_all(command)
@@ -96,7 +99,7 @@ def test_an_empty_request_is_answered(shared, logged, code, serialize_type):
 
 
 @pytest.mark.parametrize("code", sorted(CODES))
-def test_oneway_is_never_answered(shared, logged, code):
+def test_oneway_is_never_answered(shared: Bench, logged: Logged, code: int) -> None:
     assert shared.client().ask_all(RemotingCommand(code, flag=ONEWAY_FLAG)) == []
     assert logged.failures == []
 
@@ -126,7 +129,7 @@ _bodies = st.binary(max_size=30) | _json.map(lambda value: json.dumps(value).enc
 
 
 @given(st.sampled_from(sorted(CODES)), st.dictionaries(_names, _values, max_size=12), _bodies)
-def test_any_request_is_answered_or_waits(shared, code, ext, body):
+def test_any_request_is_answered_or_waits(shared: Bench, code: int, ext: dict[str, str], body: bytes) -> None:
     client = shared.client()
     before = len(shared.held)
     answers = [answer for answer in client.ask_all(RemotingCommand(code, ext, body)) if answer.is_response]
@@ -139,7 +142,7 @@ def test_any_request_is_answered_or_waits(shared, code, ext, body):
 
 
 @given(st.sampled_from(sorted(CODES)), st.dictionaries(_names, _json, max_size=5))
-def test_fields_that_are_no_texts(shared, code, ext):
+def test_fields_that_are_no_texts(shared: Bench, code: int, ext: dict[str, typing.Any]) -> None:
     client, good = shared.client(), shared.client()
     header = json.dumps({"code": code, "opaque": 5, "flag": 0, "extFields": ext}).encode()
     client.peer.transport.write(encode_frame(JSON, header))
@@ -150,7 +153,7 @@ def test_fields_that_are_no_texts(shared, code, ext):
     good.link.cut()
 
 
-def test_garbage_beside_good_clients(bench, client, logged):
+def test_garbage_beside_good_clients(bench: Bench, client: Client, logged: Logged) -> None:
     bad = bench.client()
     client.send(body=b"before")
     bad.peer.transport.write(b"\xff" * 100)

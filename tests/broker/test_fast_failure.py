@@ -1,27 +1,30 @@
 """Requests that waited too long to be taken."""
 
+from collections.abc import Callable
+
 import pytest
+from twisted.internet.task import Clock
 
 from mqbroker.broker.fast_failure import TickingTurnClock
 from mqbroker.wire.codes import RequestCode, ResponseCode
-from mqbroker.wire.command import ONEWAY_FLAG
-from tests.broker.bench import send_command
+from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand
+from tests.broker.bench import Bench, Client, send_command
 from tests.broker.test_client_requests import beat
 from tests.broker.test_send_back import send_back
 
 BUSY = ResponseCode.SYSTEM_BUSY
 
 
-def waited(bench, seconds):
+def waited(bench: Bench, seconds: float) -> None:
     """Let what comes now have waited for so long."""
     bench.turns.turn_began = bench.clock.seconds() - seconds
 
 
-def remark(ms, size=1, why="TIMEOUT_CLEAN_QUEUE"):
+def remark(ms: int, size: int = 1, why: str = "TIMEOUT_CLEAN_QUEUE") -> str:
     return f"[{why}]broker busy, start flow control for a while, period in queue: {ms}ms, size of queue: {size}"
 
 
-def send(client):
+def send(client: Client) -> RemotingCommand:
     return client.send()[0]
 
 
@@ -36,7 +39,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_waited_too_long_is_refused(bench, client, kind):
+def test_what_waited_too_long_is_refused(bench: Bench, client: Client, kind: str) -> None:
     ask, in_time, late = KINDS[kind]
     client.send()
     waited(bench, in_time)
@@ -50,7 +53,7 @@ def test_what_waited_too_long_is_refused(bench, client, kind):
     assert ask(client).code != BUSY
 
 
-def test_all_of_one_read_are_refused_and_nothing_is_stored(bench, client):
+def test_all_of_one_read_are_refused_and_nothing_is_stored(bench: Bench, client: Client) -> None:
     client.send()
     waited(bench, 0.5)
     answers = client.ask_all(*[send_command() for _ in range(3)])
@@ -61,7 +64,7 @@ def test_all_of_one_read_are_refused_and_nothing_is_stored(bench, client):
     assert len(bench.records("T")) == 1
 
 
-def test_what_took_so_long_is_named(bench, client):
+def test_what_took_so_long_is_named(bench: Bench, client: Client) -> None:
     """The log, where sends were taken in this turn and those after them had to wait."""
     client.send()
     waited(bench, 0)
@@ -72,12 +75,12 @@ def test_what_took_so_long_is_named(bench, client):
     assert send(client).remark == remark(500)
 
 
-def test_others_are_served_however_long_they_waited(bench, client):
+def test_others_are_served_however_long_they_waited(bench: Bench, client: Client) -> None:
     waited(bench, 1000)
     assert client.ask(RequestCode.GET_ALL_TOPIC_CONFIG).code == 0
 
 
-def test_it_may_be_switched_off(make_bench):
+def test_it_may_be_switched_off(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench("patient", broker_fast_failure_enable=False)
     client = bench.client()
     waited(bench, 1000)
@@ -85,7 +88,7 @@ def test_it_may_be_switched_off(make_bench):
     assert beat(client, producers=["PG"]).code == 0
 
 
-def test_the_times_are_settings(make_bench):
+def test_the_times_are_settings(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench("hasty", wait_time_ms_in_send_queue=50, wait_time_ms_in_pull_queue=100,
                        wait_time_ms_in_heartbeat_queue=100)  # fmt: skip
     client = bench.client()
@@ -93,7 +96,7 @@ def test_the_times_are_settings(make_bench):
     assert [send(client).code, client.pull().code, beat(client, producers=["PG"]).code] == [BUSY] * 3
 
 
-def test_they_may_be_changed_while_it_runs(bench, client):
+def test_they_may_be_changed_while_it_runs(bench: Bench, client: Client) -> None:
     client.send()
     waited(bench, 0.25)
     assert send(client).code == BUSY
@@ -104,7 +107,7 @@ def test_they_may_be_changed_while_it_runs(bench, client):
     assert send(client).code == 0
 
 
-def test_a_reactor_that_does_not_tell_is_watched_by_a_timer(clock):
+def test_a_reactor_that_does_not_tell_is_watched_by_a_timer(clock: Clock) -> None:
     turns = TickingTurnClock(clock.seconds)
     assert clock.seconds() - turns.turn_began < 0
     turns.tick()

@@ -3,6 +3,8 @@
 import json
 import os
 from collections import OrderedDict
+from pathlib import Path
+from typing import Any
 
 import pytest
 from twisted.internet.task import Clock
@@ -16,43 +18,44 @@ from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.worker import InlineWorker
 from mqbroker.wire.bodies import SubscriptionData
 from tests.broker.bench import START
+from tests.remoting.logs import Logged
 
 NOW = START * 1000
 CLEAN_MS = 60_000
 BLOOM = BloomFilter.for_consumers(32, 20)
 
 
-def sql(text="a > 5", version=1, topic="T", kind="SQL92"):
+def sql(text: str = "a > 5", version: int = 1, topic: str = "T", kind: str = "SQL92") -> SubscriptionData:
     return SubscriptionData(topic, text, sub_version=version, expression_type=kind)
 
 
 @pytest.fixture
-def clock():
+def clock() -> Clock:
     clock = Clock()
     clock.advance(START)
     return clock
 
 
 @pytest.fixture
-def path(tmp_path):
+def path(tmp_path: Path) -> str:
     return str(tmp_path / "consumerFilter.json")
 
 
-def open_table(path, clock, bloom=BLOOM):
+def open_table(path: str, clock: Clock, bloom: BloomFilter = BLOOM) -> FilterTable:
     return FilterTable(JsonFile(path, InlineWorker()), clock.seconds, bloom, CLEAN_MS)
 
 
 @pytest.fixture
-def table(path, clock):
+def table(path: str, clock: Clock) -> FilterTable:
     return open_table(path, clock)
 
 
-def seen(table, topic="T", group="CG"):
+def seen(table: FilterTable, topic: str = "T", group: str = "CG") -> Any:
     found = table.get(topic, group)
     return found and (found.expression.text, found.client_version, found.born_ms - NOW, found.dead_ms and "dead")
 
 
-def test_a_heartbeat_brings_a_filter(table):
+def test_a_heartbeat_brings_a_filter(table: FilterTable) -> None:
     table.register_group("CG", [sql(), SubscriptionData("U", "A || B")])
     assert seen(table) == ("a > 5", 1, 0, 0)
     assert table.get("U", "CG") is None
@@ -74,20 +77,22 @@ def test_a_heartbeat_brings_a_filter(table):
         (sql("", 2), ("a > 5", 1, 0, 0)),
     ],
 )
-def test_what_a_later_heartbeat_makes_of_it(table, clock, second, outcome):
+def test_what_a_later_heartbeat_makes_of_it(
+    table: FilterTable, clock: Clock, second: SubscriptionData, outcome: tuple[str, int, int, int] | None
+) -> None:
     table.register_group("CG", [sql()])
     clock.advance(5)
     table.register_group("CG", [second])
     assert seen(table) == outcome
 
 
-def test_an_expression_that_cannot_be_read_is_none(table, logged):
+def test_an_expression_that_cannot_be_read_is_none(table: FilterTable, logged: Logged) -> None:
     table.register_group("CG", [sql("a >")])
     assert table.get("T", "CG") is None
     assert any("cannot be read" in event["log_format"] for event in logged)
 
 
-def test_filters_die_with_their_group_and_with_their_subscription(table, clock):
+def test_filters_die_with_their_group_and_with_their_subscription(table: FilterTable, clock: Clock) -> None:
     table.register_group("CG", [sql(), sql(topic="U")])
     table.register_group("other", [sql()])
     clock.advance(1)
@@ -102,7 +107,7 @@ def test_filters_die_with_their_group_and_with_their_subscription(table, clock):
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_dead_filter_comes_back_to_life(table, clock, version):
+def test_a_dead_filter_comes_back_to_life(table: FilterTable, clock: Clock, version: int) -> None:
     table.register_group("CG", [sql()])
     clock.advance(1)
     table.group_gone("CG")
@@ -110,7 +115,7 @@ def test_a_dead_filter_comes_back_to_life(table, clock, version):
     assert seen(table) == ("a > 5", version, 0, 0)
 
 
-def test_a_dead_filter_of_an_older_version_stays_dead(table, clock):
+def test_a_dead_filter_of_an_older_version_stays_dead(table: FilterTable, clock: Clock) -> None:
     table.register_group("CG", [sql(version=3)])
     clock.advance(1)
     table.group_gone("CG")
@@ -118,7 +123,7 @@ def test_a_dead_filter_of_an_older_version_stays_dead(table, clock):
     assert seen(table) == ("a > 5", 3, 0, "dead")
 
 
-def test_the_dead_are_forgotten_after_a_while(table, clock):
+def test_the_dead_are_forgotten_after_a_while(table: FilterTable, clock: Clock) -> None:
     table.register_group("CG", [sql(), sql(topic="U")])
     clock.advance(1)
     table.register_group("CG", [sql()])
@@ -136,7 +141,7 @@ def test_the_dead_are_forgotten_after_a_while(table, clock):
     assert table.of_topic("T") == []
 
 
-def test_there_are_only_so_many(table, monkeypatch, logged):
+def test_there_are_only_so_many(table: FilterTable, monkeypatch: pytest.MonkeyPatch, logged: Logged) -> None:
     monkeypatch.setattr(module, "FILTERS_MAX", 2)
     table.register_group("CG", [sql(topic=f"T{number}") for number in range(3)])
     assert [table.get(f"T{number}", "CG") is not None for number in range(3)] == [True, True, False]
@@ -148,7 +153,7 @@ def test_there_are_only_so_many(table, monkeypatch, logged):
 # --- the file
 
 
-def test_the_file_is_as_java_writes_it(table, path):
+def test_the_file_is_as_java_writes_it(table: FilterTable, path: str) -> None:
     table.register_group("CG", [sql()])
     table.persist()
     with open(path, "rb") as file:
@@ -174,7 +179,7 @@ def test_the_file_is_as_java_writes_it(table, path):
         }
 
 
-def test_the_file_is_written_where_something_changed(table, path, clock):
+def test_the_file_is_written_where_something_changed(table: FilterTable, path: str, clock: Clock) -> None:
     table.persist()
     assert not os.path.exists(path)
     table.register_group("CG", [sql()])
@@ -188,7 +193,7 @@ def test_the_file_is_written_where_something_changed(table, path, clock):
     assert os.path.exists(path)
 
 
-def test_all_are_dead_after_a_start(table, path, clock):
+def test_all_are_dead_after_a_start(table: FilterTable, path: str, clock: Clock) -> None:
     table.register_group("CG", [sql()])
     table.persist()
     clock.advance(10)
@@ -202,14 +207,16 @@ def test_all_are_dead_after_a_start(table, path, clock):
     assert seen(table) == ("a > 5", 1, 0, 0)
 
 
-def test_bit_maps_of_another_shape_leave_the_file(table, path, clock):
+def test_bit_maps_of_another_shape_leave_the_file(table: FilterTable, path: str, clock: Clock) -> None:
     table.register_group("CG", [sql()])
     table.persist()
     assert open_table(path, clock, BloomFilter.for_consumers(64, 20)).get("T", "CG") is None
 
 
 @pytest.mark.parametrize("change", [{"expression": "a >"}, {"expressionType": "XPATH"}, {"expression": ""}])
-def test_what_the_file_has_that_cannot_be_read_is_left_and_told(table, path, clock, change, logged):
+def test_what_the_file_has_that_cannot_be_read_is_left_and_told(
+    table: FilterTable, path: str, clock: Clock, change: dict[str, str], logged: Logged
+) -> None:
     table.register_group("CG", [sql(), sql(topic="U")])
     table.persist()
     with open(path, "rb") as file:
@@ -223,7 +230,9 @@ def test_what_the_file_has_that_cannot_be_read_is_left_and_told(table, path, clo
     assert any("cannot be read" in event["log_format"] for event in logged)
 
 
-def test_a_start_reads_so_much_of_the_file_and_leaves_the_rest_until_it_is_needed(table, path, clock, monkeypatch):
+def test_a_start_reads_so_much_of_the_file_and_leaves_the_rest_until_it_is_needed(
+    table: FilterTable, path: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     texts = [f"a > {number}" for number in range(10, 15)]
     for number, text in enumerate(texts):
         table.register_group(f"G{number}", [sql(text)])
@@ -245,7 +254,9 @@ def test_a_start_reads_so_much_of_the_file_and_leaves_the_rest_until_it_is_neede
     assert [one.expression.text for one in table.of_topic("T")] == texts
 
 
-def test_what_is_needed_and_cannot_be_read_is_left_out(table, path, clock, monkeypatch, logged):
+def test_what_is_needed_and_cannot_be_read_is_left_out(
+    table: FilterTable, path: str, clock: Clock, monkeypatch: pytest.MonkeyPatch, logged: Logged
+) -> None:
     table.register_group("CG", [sql(), sql(topic="U")])
     table.persist()
     with open(path, "rb") as file:
@@ -263,12 +274,14 @@ def test_what_is_needed_and_cannot_be_read_is_left_out(table, path, clock, monke
     assert seen(table)[0] == "a > 5"
 
 
-def test_no_more_of_the_file_are_looked_at_than_are_kept(table, path, clock, monkeypatch):
+def test_no_more_of_the_file_are_looked_at_than_are_kept(
+    table: FilterTable, path: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number in range(5):
         table.register_group(f"G{number}", [sql(f"b > {number}")])
     table.persist()
     monkeypatch.setattr(module, "FILTERS_MAX", 2)
     monkeypatch.setattr(sql92, "_kept", OrderedDict())
     monkeypatch.setattr(sql92, "parse", lambda text: parsed.append(text) or parse(text))
-    parsed = []
+    parsed: list[Any] = []
     assert len(open_table(path, clock).of_topic("T")) == len(parsed) == 2

@@ -1,6 +1,7 @@
 """Groups and offsets looked at, removed and cloned: codes 43, 45, 207, 208, 308, 314 and 328."""
 
 import json
+from collections.abc import Callable
 
 import pytest
 
@@ -13,48 +14,53 @@ from mqbroker.wire.admin_bodies import (
 )
 from mqbroker.wire.bodies import ConsumerOffsetSerializeWrapper, MessageQueue, SubscriptionGroupConfig
 from mqbroker.wire.codes import LanguageCode, RequestCode, ResponseCode
+from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import (
     CloneGroupOffsetRequestHeader,
     DeleteSubscriptionGroupRequestHeader,
     GetConsumeStatsRequestHeader,
     QueryCorrectionOffsetHeader,
 )
-from tests.broker.bench import START
+from tests.broker.bench import START, Bench, Client
 from tests.broker.sending import put_topic
 from tests.broker.test_client_requests import beat, commit, consumer
 
 NONE_TO_CORRECT = 2**63 - 1
 
 
-def put_group(bench, name="CG"):
+def put_group(bench: Bench, name: str = "CG") -> None:
     bench.groups.put(SubscriptionGroupConfig(name))
 
 
-def delete_group(client, name="CG", remove_offset=False):
+def delete_group(client: Client, name: str = "CG", remove_offset: bool = False) -> RemotingCommand:
     header = DeleteSubscriptionGroupRequestHeader(group_name=name, remove_offset=remove_offset)
     return client.ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
 
 
-def consume_stats(client, group="CG", topic=None):
+def consume_stats(client: Client, group: str = "CG", topic: str | None = None) -> ConsumeStats:
     header = GetConsumeStatsRequestHeader(consumer_group=group, topic=topic)
     answer = client.ask(RequestCode.GET_CONSUME_STATS, header)
     assert answer.code == 0
     return ConsumeStats.from_json(answer.body)
 
 
-def clone(client, source="CG", target="NEW", topic=None, offline=False):
+def clone(
+    client: Client, source: str = "CG", target: str = "NEW", topic: str | None = None, offline: bool = False
+) -> RemotingCommand:
     header = CloneGroupOffsetRequestHeader(src_group=source, dest_group=target, topic=topic, offline=offline)
     return client.ask(RequestCode.CLONE_GROUP_OFFSET, header)
 
 
-def corrections(client, compare="CG", topic="T", filter_groups=None):
+def corrections(
+    client: Client, compare: str = "CG", topic: str = "T", filter_groups: str | None = None
+) -> dict[int, int]:
     header = QueryCorrectionOffsetHeader(compare_group=compare, topic=topic, filter_groups=filter_groups)
     answer = client.ask(RequestCode.QUERY_CORRECTION_OFFSET, header)
     assert answer.code == 0
     return QueryCorrectionOffsetBody.from_json(answer.body).correction_offsets
 
 
-def test_all_offsets(bench, client):
+def test_all_offsets(bench: Bench, client: Client) -> None:
     put_topic(client, "T")
     commit(client, 5)
     answer = client.ask(RequestCode.GET_ALL_CONSUMER_OFFSET)
@@ -63,7 +69,7 @@ def test_all_offsets(bench, client):
     assert json.loads(answer.body) == {"offsetTable": {}}
 
 
-def test_the_offsets_of_delay_levels(bench, client):
+def test_the_offsets_of_delay_levels(bench: Bench, client: Client) -> None:
     bench.parts.delay.start()
     client.send(properties="DELAY\x013")
     bench.turn(11)
@@ -71,7 +77,7 @@ def test_the_offsets_of_delay_levels(bench, client):
     bench.parts.delay.stop()
 
 
-def test_a_deleted_group_may_leave_its_offsets(bench, client):
+def test_a_deleted_group_may_leave_its_offsets(bench: Bench, client: Client) -> None:
     put_topic(client, "T")
     put_group(bench)
     version = bench.groups.data_version
@@ -84,7 +90,7 @@ def test_a_deleted_group_may_leave_its_offsets(bench, client):
     assert bench.groups.data_version.counter == version.counter + 1
 
 
-def test_a_deleted_group_may_take_its_offsets_along(bench, client):
+def test_a_deleted_group_may_take_its_offsets_along(bench: Bench, client: Client) -> None:
     for topic in ("T", "%RETRY%CG"):
         put_topic(client, topic)
         commit(client, 5, topic=topic)
@@ -93,7 +99,7 @@ def test_a_deleted_group_may_take_its_offsets_along(bench, client):
     assert bench.offsets.snapshot().offset_table == {"T@XCG": {0: 6}, "%RETRY%CG@XCG": {0: 6}}
 
 
-def test_offsets_of_groups_of_light_queues(make_bench):
+def test_offsets_of_groups_of_light_queues(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench(store={"enable_lmq": True, "enable_multi_dispatch": True})
     client = bench.client()
     put_topic(client, "T")
@@ -112,7 +118,7 @@ def test_offsets_of_groups_of_light_queues(make_bench):
     assert bench.offsets.topics_of("%LMQ%a") == ["%LMQ%x"]
 
 
-def test_how_far_a_group_is(bench, client):
+def test_how_far_a_group_is(bench: Bench, client: Client) -> None:
     put_topic(client, "T", read_queue_nums=2)
     put_topic(client, "U", read_queue_nums=1)
     for _ in range(3):
@@ -135,7 +141,7 @@ def test_how_far_a_group_is(bench, client):
     assert consume_stats(client).offset_table == {}
 
 
-def test_offsets_are_cloned(bench, client):
+def test_offsets_are_cloned(bench: Bench, client: Client) -> None:
     for topic in ("T", "U"):
         put_topic(client, topic)
     commit(client, 5)
@@ -153,7 +159,7 @@ def test_offsets_are_cloned(bench, client):
     assert clone(client, target="../x").code == ResponseCode.SYSTEM_ERROR
 
 
-def test_topics_a_group_has_left_are_cloned_only_when_it_is_taken_for_offline(bench, client):
+def test_topics_a_group_has_left_are_cloned_only_when_it_is_taken_for_offline(bench: Bench, client: Client) -> None:
     for topic in ("T", "U"):
         put_topic(client, topic)
         commit(client, 5, topic=topic)
@@ -164,7 +170,7 @@ def test_topics_a_group_has_left_are_cloned_only_when_it_is_taken_for_offline(be
     assert sorted(bench.offsets.topics_of("NEW")) == ["T", "U"]
 
 
-def test_clones_are_written(bench, client):
+def test_clones_are_written(bench: Bench, client: Client) -> None:
     put_topic(client, "T")
     commit(client, 5)
     bench.offsets.persist()
@@ -174,7 +180,7 @@ def test_clones_are_written(bench, client):
         assert ConsumerOffsetSerializeWrapper.from_json(file.read()).offset_table["T@NEW"] == {0: 5}
 
 
-def test_offsets_to_be_corrected(bench, client):
+def test_offsets_to_be_corrected(bench: Bench, client: Client) -> None:
     put_topic(client, "T")
     commit(client, 5, group="CG")
     commit(client, 8, group="CG", queue_id=1)
@@ -190,7 +196,9 @@ def test_offsets_to_be_corrected(bench, client):
     assert bench.offsets.groups_of("T") == ["CG", "B", "C"]  # who is left out of an answer keeps its offsets
 
 
-def test_offsets_of_messages_that_are_gone_do_not_count(bench, client, monkeypatch):
+def test_offsets_of_messages_that_are_gone_do_not_count(
+    bench: Bench, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     put_topic(client, "T")
     commit(client, 5, group="CG")
     commit(client, 3, group="B")
@@ -200,7 +208,7 @@ def test_offsets_of_messages_that_are_gone_do_not_count(bench, client, monkeypat
     assert corrections(client, compare="None") == {0: 4}
 
 
-def test_all_producers(bench, client):
+def test_all_producers(bench: Bench, client: Client) -> None:
     beat(client, producers=["PG", "QG"])
     bench.turn(1)
     info = ProducerInfo("c1", "/10.0.0.2:40000", LanguageCode.PYTHON.name, 407, START * 1000)
@@ -221,6 +229,6 @@ def test_all_producers(bench, client):
         (RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, "topic"),
     ],
 )
-def test_what_must_be_there(client, code, field):
+def test_what_must_be_there(client: Client, code: int, field: str) -> None:
     answer = client.ask(code)
     assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, f"the custom field <{field}> is null")

@@ -1,5 +1,9 @@
 """Light message queues: what a client of a %LMQ% topic asks of a broker that has them."""
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from mqbroker.broker.offset_table import OffsetTable
@@ -7,6 +11,7 @@ from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.worker import InlineWorker
 from mqbroker.wire.bodies import LmqConsumerOffsets, SubscriptionGroupConfig, TopicConfig
 from mqbroker.wire.codes import RequestCode, ResponseCode
+from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import (
     GetMaxOffsetRequestHeader,
     GetMinOffsetRequestHeader,
@@ -14,7 +19,7 @@ from mqbroker.wire.headers import (
     UpdateConsumerOffsetRequestHeader,
 )
 from mqbroker.wire.record import decode_records
-from tests.broker.bench import live_settings, send_command
+from tests.broker.bench import Bench, Client, live_settings, send_command
 
 QUEUE = "%LMQ%home%lamp+#"
 GROUP = "%LMQ%client.1"
@@ -22,15 +27,15 @@ LMQ = {"enable_lmq": True, "enable_multi_dispatch": True, "max_lmq_consume_queue
 
 
 @pytest.fixture
-def lmq(make_bench):
+def lmq(make_bench: Callable[..., Bench]) -> Bench:
     return make_bench(store=LMQ)
 
 
-def named(names, **fields):
+def named(names: str, **fields: Any) -> RemotingCommand:
     return send_command(properties=f"INNER_MULTI_DISPATCH\x01{names}\x02TAGS\x01t\x02WAIT\x01true", **fields)
 
 
-def test_a_sent_message_is_pulled_from_each_queue_that_it_names(lmq):
+def test_a_sent_message_is_pulled_from_each_queue_that_it_names(lmq: Bench) -> None:
     client = lmq.client()
     answers = client.ask_all(named(f"{QUEUE},%LMQ%b", body=b"0"), send_command(body=b"1"), named("%LMQ%b", body=b"2"))
     assert [(answer.code, answer.ext_fields["queueOffset"]) for answer in answers] == [(0, "0"), (0, "1"), (0, "2")]
@@ -44,7 +49,7 @@ def test_a_sent_message_is_pulled_from_each_queue_that_it_names(lmq):
         assert (maximum.ext_fields["offset"], minimum.ext_fields["offset"]) == (str(len(bodies)), "0")
 
 
-def test_a_pull_that_waits_is_woken(lmq):
+def test_a_pull_that_waits_is_woken(lmq: Bench) -> None:
     client = lmq.client()
     assert client.pull(QUEUE, consumer_group=GROUP, sys_flag=6) is None
     sent, pulled = sorted(client.ask_all(named(QUEUE, body=b"x")), key=lambda answer: -answer.opaque)
@@ -52,13 +57,13 @@ def test_a_pull_that_waits_is_woken(lmq):
     assert [record.body for record in decode_records(pulled.body)] == [b"x"]
 
 
-def test_only_queue_0_is_there(lmq):
+def test_only_queue_0_is_there(lmq: Bench) -> None:
     answer = lmq.client().pull(QUEUE, consumer_group=GROUP, queue_id=1)
     assert answer.code == ResponseCode.SYSTEM_ERROR
-    assert "topicConfig.readQueueNums:[1]" in answer.remark
+    assert "topicConfig.readQueueNums:[1]" in (answer.remark or "")
 
 
-def test_each_send_is_told_for_itself_what_it_cannot_have(lmq):
+def test_each_send_is_told_for_itself_what_it_cannot_have(lmq: Bench) -> None:
     client = lmq.client()
     answers = client.ask_all(
         send_command(body=b"0"),
@@ -79,13 +84,13 @@ def test_each_send_is_told_for_itself_what_it_cannot_have(lmq):
     assert [answers[i].ext_fields["queueOffset"] for i in (0, 1, 4)] == ["0", "1", "2"]
 
 
-def test_where_all_are_refused_all_are_told(lmq):
+def test_where_all_are_refused_all_are_told(lmq: Bench) -> None:
     answers = lmq.client().ask_all(named("../x"), named("a,,b"))
     assert [answer.code for answer in answers] == [ResponseCode.SYSTEM_ERROR] * 2
     assert lmq.store.log_end == 0
 
 
-def test_a_record_larger_than_a_segment_is_refused_alone(make_bench):
+def test_a_record_larger_than_a_segment_is_refused_alone(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench(store={"mapped_file_size_commit_log": 32 * 1024, "max_message_size": 64 * 1024})
     client = bench.client()
     large = send_command(body=bytes(16_000), properties="K\x01" + "k" * 32_000)
@@ -98,21 +103,21 @@ def test_a_record_larger_than_a_segment_is_refused_alone(make_bench):
     assert [record.body for record in bench.records("T")] == [b"0", b"1"]
 
 
-def commit(client, topic, group, offset, queue_id=0):
+def commit(client: Client, topic: str, group: str, offset: int, queue_id: int = 0) -> RemotingCommand:
     header = UpdateConsumerOffsetRequestHeader(
         consumer_group=group, topic=topic, queue_id=queue_id, commit_offset=offset
     )
     return client.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)
 
 
-def query(client, topic, group, queue_id=0):
+def query(client: Client, topic: str, group: str, queue_id: int = 0) -> RemotingCommand:
     return client.ask(
         RequestCode.QUERY_CONSUMER_OFFSET,
         QueryConsumerOffsetRequestHeader(consumer_group=group, topic=topic, queue_id=queue_id),
     )
 
 
-def test_offsets_of_lmq_groups_are_kept_apart(lmq, tmp_path):
+def test_offsets_of_lmq_groups_are_kept_apart(lmq: Bench, tmp_path: Path) -> None:
     client = lmq.client()
     client.ask_all(named(QUEUE))
     assert query(client, QUEUE, GROUP).ext_fields["offset"] == "0"
@@ -129,14 +134,14 @@ def test_offsets_of_lmq_groups_are_kept_apart(lmq, tmp_path):
     assert not (config / "consumerOffset.json").exists()
 
 
-def tables(root):
-    def file(name):
+def tables(root: Path) -> tuple[JsonFile, JsonFile]:
+    def file(name: str) -> JsonFile:
         return JsonFile(str(root / name), InlineWorker())
 
     return file("consumerOffset.json"), file("lmqConsumerOffset.json")
 
 
-def test_a_broker_that_gets_them_goes_on_where_its_groups_were(tmp_path):
+def test_a_broker_that_gets_them_goes_on_where_its_groups_were(tmp_path: Path) -> None:
     plain, lmq = tables(tmp_path)
     former = OffsetTable(plain, live_settings())
     former.commit("CG", "T", 1, 5)
@@ -150,7 +155,7 @@ def test_a_broker_that_gets_them_goes_on_where_its_groups_were(tmp_path):
     assert (again.query("CG", "T", 1), again.query(GROUP, QUEUE, 0), again.query(GROUP, "T", 0)) == (6, 9, None)
 
 
-def test_a_file_of_javas_is_read(tmp_path):
+def test_a_file_of_javas_is_read(tmp_path: Path) -> None:
     (tmp_path / "lmqConsumerOffset.json").write_text(
         '{"lmqOffsetTable":{"%LMQ%a@%LMQ%g":12},"offsetTable":{"T@CG":{0:1,3:4}}}'
     )
@@ -159,7 +164,7 @@ def test_a_file_of_javas_is_read(tmp_path):
     assert (table.query("%LMQ%g", "%LMQ%a", 0), table.query("CG", "T", 3)) == (12, 4)
 
 
-def test_offsets_of_a_light_group_in_other_queues_stay_in_the_file(tmp_path):
+def test_offsets_of_a_light_group_in_other_queues_stay_in_the_file(tmp_path: Path) -> None:
     """As a broker without enableLmq has left them."""
     (tmp_path / "consumerOffset.json").write_text('{"offsetTable":{"T@%LMQ%g":{0:1,3:4},"U@%LMQ%g":{2:7}}}')
     plain, lmq = tables(tmp_path)
@@ -171,7 +176,7 @@ def test_offsets_of_a_light_group_in_other_queues_stay_in_the_file(tmp_path):
     assert written.offset_table == {"T@%LMQ%g": {0: 1, 3: 4}, "U@%LMQ%g": {2: 7}}
 
 
-def test_topics_and_groups_are_in_no_table(lmq, tmp_path):
+def test_topics_and_groups_are_in_no_table(lmq: Bench, tmp_path: Path) -> None:
     names = lmq.topics.names()
     lmq.topics.put(TopicConfig(QUEUE, 8, 8, 6))
     lmq.groups.put(SubscriptionGroupConfig(GROUP, consume_enable=False))
@@ -182,7 +187,7 @@ def test_topics_and_groups_are_in_no_table(lmq, tmp_path):
     assert lmq.topics.get("%LMQ%a/b") is None
 
 
-def test_a_send_to_such_a_topic_needs_no_topic(make_bench):
+def test_a_send_to_such_a_topic_needs_no_topic(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench(store=LMQ, auto_create_topic_enable=False)
     client = bench.client()
     answers = client.ask_all(send_command("%LMQ%a", body=b"0"), named("%LMQ%a", topic="%LMQ%b", body=b"1"))
@@ -191,7 +196,7 @@ def test_a_send_to_such_a_topic_needs_no_topic(make_bench):
     assert bench.rules.plain_topics == {}
 
 
-def test_a_broker_without_them_knows_no_such_topic(make_bench):
+def test_a_broker_without_them_knows_no_such_topic(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench(auto_create_subscription_group=False)
     client = bench.client()
     assert client.pull("%LMQ%a", consumer_group="TOOLS_CONSUMER").code == ResponseCode.TOPIC_NOT_EXIST

@@ -1,35 +1,38 @@
 """Locks of queues for those who consume in order."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from twisted.internet.task import Clock
 
 from mqbroker.broker import queue_locks as module
 from mqbroker.broker.queue_locks import LOCK_SECONDS, QueueLocks
 from mqbroker.wire.bodies import MessageQueue
 
 
-def queue(n):
+def queue(n: int) -> MessageQueue:
     return MessageQueue("T", "broker-a", n)
 
 
 @pytest.fixture
-def locks(clock):
+def locks(clock: Clock) -> QueueLocks:
     return QueueLocks(clock.seconds)
 
 
-def held(locks, client, *numbers, group="CG"):
+def held(locks: QueueLocks, client: str, *numbers: int, group: str = "CG") -> set[int]:
     return {q.queue_id for q in locks.lock(group, client, [queue(n) for n in numbers])}
 
 
-def test_one_client_has_a_queue(locks):
+def test_one_client_has_a_queue(locks: QueueLocks) -> None:
     assert held(locks, "a", 0, 1) == {0, 1}
     assert held(locks, "b", 1, 2) == {2}
     assert held(locks, "a", 0, 1, 2) == {0, 1}
     assert held(locks, "b", 0, 1, 2, group="Other") == {0, 1, 2}
 
 
-def test_a_lock_runs_out_unless_it_is_renewed(locks, clock):
+def test_a_lock_runs_out_unless_it_is_renewed(locks: QueueLocks, clock: Clock) -> None:
     held(locks, "a", 0, 1)
     clock.advance(LOCK_SECONDS - 1)
     held(locks, "a", 1)
@@ -38,7 +41,7 @@ def test_a_lock_runs_out_unless_it_is_renewed(locks, clock):
     assert held(locks, "a", 0, 1) == {1}
 
 
-def test_only_the_owner_unlocks(locks):
+def test_only_the_owner_unlocks(locks: QueueLocks) -> None:
     held(locks, "a", 0)
     locks.unlock("CG", "b", [queue(0)])
     assert held(locks, "b", 0) == set()
@@ -47,7 +50,9 @@ def test_only_the_owner_unlocks(locks):
     assert held(locks, "b", 0) == {0}
 
 
-def test_there_are_so_many_locks_and_those_that_ran_out_make_room(locks, clock, monkeypatch):
+def test_there_are_so_many_locks_and_those_that_ran_out_make_room(
+    locks: QueueLocks, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "LOCKS_MAX", 5)
     assert held(locks, "a", 0, 1, 2) == {0, 1, 2}
     clock.advance(LOCK_SECONDS)
@@ -61,8 +66,8 @@ def test_there_are_so_many_locks_and_those_that_ran_out_make_room(locks, clock, 
 
 
 @given(st.lists(st.tuples(st.sampled_from("lut"), st.sampled_from("abc"), st.sets(st.integers(0, 3)))))
-def test_against_a_plain_model(steps):
-    now, model = [0.0], {}
+def test_against_a_plain_model(steps: list[tuple[str, str, set[int]]]) -> None:
+    now, model = [0.0], dict[Any, Any]()
     locks = QueueLocks(lambda: now[0])
     for what, client, numbers in steps:
         if what == "t":

@@ -1,24 +1,32 @@
 """Pulls that wait."""
 
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
 import pytest
 from twisted.internet.address import IPv4Address
+from twisted.internet.base import DelayedCall
+from twisted.internet.task import Clock
 
 from mqbroker.broker import long_polling as module
 from mqbroker.broker.long_polling import HeldPull, HeldPulls
 from mqbroker.remoting.limits import Shares
 from mqbroker.wire.codes import RequestCode, ResponseCode
-from tests.broker.bench import FakeConnection, live_settings, pull_header
+from tests.broker.bench import Bench, FakeConnection, live_settings, pull_header
+from tests.remoting.logs import Logged
 
 
 class Look:
     """Records how it was asked to look; answers as told, or moves the offset on."""
 
-    def __init__(self):
-        self.calls = []
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
         self.answers = True
-        self.move_to = None
+        self.move_to: int | None = None
 
-    def __call__(self, held, last):
+    def __call__(self, held: HeldPull, last: bool) -> bool:
         self.calls.append((held.offset, last))
         if not last and self.move_to is not None:
             held.offset = self.move_to
@@ -27,7 +35,7 @@ class Look:
 
 
 @pytest.fixture
-def held(clock):
+def held(clock: Clock) -> Iterator[HeldPulls]:
     held = HeldPulls(clock, live_settings())
     held.start()
     yield held
@@ -37,17 +45,27 @@ def held(clock):
 
 
 @pytest.fixture
-def look():
+def look() -> Look:
     return Look()
 
 
-def wait(held, clock, look, *, topic="T", queue_id=0, offset=5, seconds=10.0, connection=None):
+def wait(
+    held: HeldPulls,
+    clock: Clock,
+    look: Look | Order,
+    *,
+    topic: str = "T",
+    queue_id: int = 0,
+    offset: int = 5,
+    seconds: float = 10.0,
+    connection: FakeConnection | None = None,
+) -> HeldPull:
     pull = HeldPull(connection or FakeConnection(), topic, queue_id, offset, clock.seconds() + seconds, look)
     assert held.hold(pull)
     return pull
 
 
-def test_it_is_woken_by_its_own_queue_only(held, clock, look):
+def test_it_is_woken_by_its_own_queue_only(held: HeldPulls, clock: Clock, look: Look) -> None:
     wait(held, clock, look)
     held.arrived("Other", 0, 9)
     held.arrived("T", 1, 9)
@@ -60,7 +78,7 @@ def test_it_is_woken_by_its_own_queue_only(held, clock, look):
     assert len(held) == 0
 
 
-def test_one_that_finds_nothing_waits_on_and_moves(held, clock, look):
+def test_one_that_finds_nothing_waits_on_and_moves(held: HeldPulls, clock: Clock, look: Look) -> None:
     wait(held, clock, look)
     look.move_to = 8
     held.arrived("T", 0, 8)
@@ -72,7 +90,7 @@ def test_one_that_finds_nothing_waits_on_and_moves(held, clock, look):
     assert len(held) == 0
 
 
-def test_time_up(held, clock, look):
+def test_time_up(held: HeldPulls, clock: Clock, look: Look) -> None:
     wait(held, clock, look, seconds=2)
     wait(held, clock, look, seconds=4, offset=6)
     for _ in range(3):
@@ -86,7 +104,7 @@ def test_time_up(held, clock, look):
     assert look.calls == [(5, True), (6, True)]
 
 
-def test_nobody_looks_for_a_closed_connection(held, clock, look):
+def test_nobody_looks_for_a_closed_connection(held: HeldPulls, clock: Clock, look: Look) -> None:
     gone = FakeConnection()
     wait(held, clock, look, connection=gone)
     wait(held, clock, look, connection=gone, queue_id=1)
@@ -98,7 +116,7 @@ def test_nobody_looks_for_a_closed_connection(held, clock, look):
     assert len(held) == 0
 
 
-def test_stopping_asks_all_for_the_last_time(held, clock, look):
+def test_stopping_asks_all_for_the_last_time(held: HeldPulls, clock: Clock, look: Look) -> None:
     gone = FakeConnection()
     for queue_id in range(3):
         wait(held, clock, look, queue_id=queue_id)
@@ -109,7 +127,9 @@ def test_stopping_asks_all_for_the_last_time(held, clock, look):
     held.start()
 
 
-def test_each_connection_has_its_share(held, clock, look, monkeypatch):
+def test_each_connection_has_its_share(
+    held: HeldPulls, clock: Clock, look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "HELD_ON_CONNECTION_MAX", 2)
     greedy = FakeConnection()
     for queue_id in range(2):
@@ -121,7 +141,7 @@ def test_each_connection_has_its_share(held, clock, look, monkeypatch):
     assert held.hold(refused)
 
 
-def test_all_connections_together_have_so_many(clock, look, logged):
+def test_all_connections_together_have_so_many(clock: Clock, look: Look, logged: Logged) -> None:
     held = HeldPulls(clock, live_settings(held_pulls_max=3))
     held.start()
     for queue_id in range(3):
@@ -139,7 +159,7 @@ def test_all_connections_together_have_so_many(clock, look, logged):
     held.stop()
 
 
-def test_what_keeps_more_counts_for_more(clock, look):
+def test_what_keeps_more_counts_for_more(clock: Clock, look: Look) -> None:
     held = HeldPulls(clock, live_settings(held_pulls_max=100))
     heavy = HeldPull(FakeConnection(), "T", 0, 5, clock.seconds() + 10, look, weight=99)
     assert held.hold(heavy)
@@ -153,11 +173,11 @@ def test_what_keeps_more_counts_for_more(clock, look):
 
 
 class TestOfABroker:
-    def test_one_too_many_is_told_that_there_is_nothing(self, make_bench):
+    def test_one_too_many_is_told_that_there_is_nothing(self, make_bench: Callable[..., Bench]) -> None:
         bench = make_bench(held_pulls_max=1)
         clients = [bench.client(), bench.client()]
         clients[0].send()
-        suspending = {"sys_flag": 6, "queue_offset": 1}
+        suspending: dict[str, Any] = {"sys_flag": 6, "queue_offset": 1}
         assert clients[0].pull(**suspending) is None
         answer = clients[1].pull(**suspending)
         assert (answer.code, answer.remark) == (ResponseCode.PULL_NOT_FOUND, "OFFSET_OVERFLOW_ONE")
@@ -166,7 +186,7 @@ class TestOfABroker:
         bench.client().send()
         assert [answer.remark for client in clients for answer in client.heard()] == ["FOUND"] * 2
 
-    def test_long_texts_count(self, make_bench):
+    def test_long_texts_count(self, make_bench: Callable[..., Bench]) -> None:
         bench = make_bench(held_pulls_max=2000)
         client = bench.client()
         client.send()
@@ -183,7 +203,7 @@ class TestOfABroker:
 
 
 @pytest.fixture
-def turns(monkeypatch):
+def turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two look in each turn."""
     monkeypatch.setattr(module, "CHECKS_MAX", 2)
 
@@ -193,7 +213,7 @@ class Order(list):
 
     unwanted: dict[int, int] = {}
 
-    def __call__(self, held, last):
+    def __call__(self, held: HeldPull, last: bool) -> bool:
         self.append((held.offset, last))
         if held.offset in self.unwanted and not last:
             held.offset = self.unwanted[held.offset]
@@ -201,15 +221,15 @@ class Order(list):
         return True
 
 
-def step(clock):
+def step(clock: Clock) -> None:
     """One turn of the clock."""
-    (call,) = (call for call in clock.getDelayedCalls() if call.getTime() <= clock.seconds())
+    (call,) = (cast(DelayedCall, call) for call in clock.getDelayedCalls() if call.getTime() <= clock.seconds())
     clock.calls.remove(call)
     call.called = 1
     call.func()
 
 
-def test_many_of_one_queue_are_woken_in_turns_in_their_order(held, clock, turns):
+def test_many_of_one_queue_are_woken_in_turns_in_their_order(held: HeldPulls, clock: Clock, turns: None) -> None:
     order = Order()
     for offset in range(5):
         wait(held, clock, order, offset=offset)
@@ -223,7 +243,7 @@ def test_many_of_one_queue_are_woken_in_turns_in_their_order(held, clock, turns)
     assert len(held) == 0
 
 
-def test_pulls_of_another_queue_do_not_wait_for_many_of_one(held, clock, turns):
+def test_pulls_of_another_queue_do_not_wait_for_many_of_one(held: HeldPulls, clock: Clock, turns: None) -> None:
     order, other = Order(), Order()
     for offset in range(8):
         wait(held, clock, order, offset=offset)
@@ -238,7 +258,9 @@ def test_pulls_of_another_queue_do_not_wait_for_many_of_one(held, clock, turns):
     assert (len(order), len(other)) == (4, 2)
 
 
-def test_what_comes_while_many_look_is_seen_by_those_that_went_on_waiting(held, clock, turns):
+def test_what_comes_while_many_look_is_seen_by_those_that_went_on_waiting(
+    held: HeldPulls, clock: Clock, turns: None
+) -> None:
     order = Order()
     order.unwanted = {0: 9, 1: 9}
     for offset in range(4):
@@ -253,7 +275,7 @@ def test_what_comes_while_many_look_is_seen_by_those_that_went_on_waiting(held, 
     assert len(held) == 0
 
 
-def test_one_that_waits_at_the_end_is_not_woken_with_many(held, clock, turns):
+def test_one_that_waits_at_the_end_is_not_woken_with_many(held: HeldPulls, clock: Clock, turns: None) -> None:
     order = Order()
     for offset in (1, 9, 2, 3):
         wait(held, clock, order, offset=offset)
@@ -263,7 +285,7 @@ def test_one_that_waits_at_the_end_is_not_woken_with_many(held, clock, turns):
     assert len(held) == 1
 
 
-def test_many_whose_time_is_up_are_answered_in_turns(held, clock, turns):
+def test_many_whose_time_is_up_are_answered_in_turns(held: HeldPulls, clock: Clock, turns: None) -> None:
     order = Order()
     for offset in range(5):
         wait(held, clock, order, offset=offset, seconds=0.25)
@@ -277,7 +299,7 @@ def test_many_whose_time_is_up_are_answered_in_turns(held, clock, turns):
     assert order == [(offset, True) for offset in range(5)]
 
 
-def test_those_that_are_to_look_are_answered_where_it_stops(held, clock, turns):
+def test_those_that_are_to_look_are_answered_where_it_stops(held: HeldPulls, clock: Clock, turns: None) -> None:
     order = Order()
     for offset in range(5):
         wait(held, clock, order, offset=offset)

@@ -1,6 +1,7 @@
 """Offsets reset and asked for through consumers: codes 222 and 223, and what comes of them, 220 and 221."""
 
 import json
+from typing import Any
 
 import pytest
 from twisted.internet.address import IPv4Address
@@ -17,37 +18,40 @@ from mqbroker.wire.codes import (
 )
 from mqbroker.wire.command import RESPONSE_FLAG, RemotingCommand, encode_command
 from mqbroker.wire.headers import GetConsumerStatusRequestHeader, ResetOffsetRequestHeader
-from tests.broker.bench import START
+from tests.broker.bench import START, Bench, Client
 from tests.broker.sending import put_topic
 from tests.broker.test_client_requests import OTHER, commit, consumer, heartbeat, pushed
+from tests.remoting.logs import Logged
 
 START_MS = START * 1000
 THIRD = IPv4Address("TCP", "10.0.0.4", 6)
 Q0, Q1 = MessageQueue("T", "broker-a", 0), MessageQueue("T", "broker-a", 1)
 
 
-def reset(client, timestamp, *, force=False, topic="T", group="CG", **more):
+def reset(
+    client: Client, timestamp: int, *, force: bool = False, topic: str = "T", group: str = "CG", **more: Any
+) -> RemotingCommand:
     header = ResetOffsetRequestHeader(topic=topic, group=group, timestamp=timestamp, is_force=force)
     return client.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header, **more)
 
 
-def table(answer):
+def table(answer: RemotingCommand) -> dict[MessageQueue, int]:
     assert answer.code == 0
     return ResetOffsetBody.from_json(answer.body).offset_table
 
 
-def status(client, group="CG", client_addr=None):
+def status(client: Client, group: str = "CG", client_addr: str | None = None) -> RemotingCommand | None:
     header = GetConsumerStatusRequestHeader(topic="T", group=group, client_addr=client_addr)
     return client.ask(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, header)
 
 
-def join(client, client_id="c1", **more):
+def join(client: Client, client_id: str = "c1", **more: Any) -> None:
     answer = client.ask(RequestCode.HEART_BEAT, body=heartbeat(client_id, consumers=[consumer("CG", "T")]), **more)
     assert answer.code == 0
     pushed(client)
 
 
-def told(client, body=b"", code=0):
+def told(client: Client, body: bytes = b"", code: int = 0) -> RemotingCommand:
     """Answer the one request that came."""
     (request,) = pushed(client)
     client.link.pump()
@@ -59,12 +63,12 @@ def told(client, body=b"", code=0):
 
 
 @pytest.fixture
-def admin(bench):
+def admin(bench: Bench) -> Client:
     return bench.client(THIRD)
 
 
 @pytest.fixture
-def three_messages(bench, admin):
+def three_messages(bench: Bench, admin: Client) -> None:
     """One each 10 s in queue 0, none in queue 1; the group has consumed two."""
     put_topic(admin, "T", write_queue_nums=2, read_queue_nums=2)
     for _ in range(3):
@@ -78,7 +82,7 @@ def three_messages(bench, admin):
 
 
 @pytest.mark.usefixtures("three_messages")
-def test_consumers_are_told_where_to_go_on(bench, client, admin):
+def test_consumers_are_told_where_to_go_on(bench: Bench, client: Client, admin: Client) -> None:
     other = bench.client(OTHER)
     join(client)
     join(other, "c2")
@@ -103,13 +107,13 @@ def test_consumers_are_told_where_to_go_on(bench, client, admin):
     [(0, False, 0), (START_MS + 20_000, False, 2), (START_MS + 20_000, True, 2), (-1, False, 2), (-1, True, 3),
      (2**63 - 1, True, 2), (-(2**63), False, 0)],
 )  # fmt: skip
-def test_only_force_goes_forward(client, admin, timestamp, force, offset):
+def test_only_force_goes_forward(client: Client, admin: Client, timestamp: int, force: bool, offset: int) -> None:
     join(client)
     assert table(reset(admin, timestamp, force=force))[Q0] == offset
 
 
 @pytest.mark.usefixtures("three_messages")
-def test_administrators_in_c_have_consumers_told_as_c_reads_it(client, admin):
+def test_administrators_in_c_have_consumers_told_as_c_reads_it(client: Client, admin: Client) -> None:
     join(client)
     assert table(reset(admin, 0, language=LanguageCode.CPP)) == {Q0: 0, Q1: 0}
     (command,) = pushed(client)
@@ -122,7 +126,7 @@ def test_administrators_in_c_have_consumers_told_as_c_reads_it(client, admin):
 
 
 @pytest.mark.usefixtures("three_messages")
-def test_nobody_to_be_told(bench, client, admin):
+def test_nobody_to_be_told(bench: Bench, client: Client, admin: Client) -> None:
     answer = reset(admin, 5)
     assert answer.code == ResponseCode.CONSUMER_NOT_ONLINE
     assert answer.remark == "Consumer not online, so can not reset offset, Group: CG Topic: T Timestamp: 5"
@@ -134,7 +138,7 @@ def test_nobody_to_be_told(bench, client, admin):
 
 
 @pytest.mark.usefixtures("three_messages")
-def test_consumers_too_old_to_be_told(bench, client, admin):
+def test_consumers_too_old_to_be_told(bench: Bench, client: Client, admin: Client) -> None:
     join(client)
     old = bench.client(OTHER)
     join(old, "c2", version=V3_0_7_SNAPSHOT - 1)
@@ -145,7 +149,7 @@ def test_consumers_too_old_to_be_told(bench, client, admin):
     assert pushed(client) == []
 
 
-def test_names_of_old_versions():
+def test_names_of_old_versions() -> None:
     assert old_version_name(0) == "V3_0_0_SNAPSHOT"
     assert old_version_name(V3_0_7_SNAPSHOT) == "V3_0_7_SNAPSHOT"
     assert old_version_name(V3_1_8_SNAPSHOT) == "V3_1_8_SNAPSHOT"
@@ -157,7 +161,7 @@ def test_names_of_old_versions():
 
 
 @pytest.mark.usefixtures("three_messages")
-def test_consumers_tell_where_they_are(bench, client, admin):
+def test_consumers_tell_where_they_are(bench: Bench, client: Client, admin: Client) -> None:
     other = bench.client(OTHER)
     join(client)
     join(other, "c2")
@@ -173,7 +177,7 @@ def test_consumers_tell_where_they_are(bench, client, admin):
 
 
 @pytest.mark.usefixtures("three_messages")
-def test_one_consumer_is_asked_by_its_id(bench, client, admin):
+def test_one_consumer_is_asked_by_its_id(bench: Bench, client: Client, admin: Client) -> None:
     other = bench.client(OTHER)
     join(client)
     join(other, "c2")
@@ -188,7 +192,7 @@ def test_one_consumer_is_asked_by_its_id(bench, client, admin):
 
 
 @pytest.mark.usefixtures("three_messages")
-def test_consumers_that_tell_nothing_are_left_out(bench, client, admin, logged):
+def test_consumers_that_tell_nothing_are_left_out(bench: Bench, client: Client, admin: Client, logged: Logged) -> None:
     others = [bench.client(IPv4Address("TCP", "10.0.0.9", n)) for n in range(4)]
     join(client)
     for n, other in enumerate(others):
@@ -208,7 +212,7 @@ def test_consumers_that_tell_nothing_are_left_out(bench, client, admin, logged):
     assert logged.failures == []
 
 
-def test_nobody_to_be_asked(admin):
+def test_nobody_to_be_asked(admin: Client) -> None:
     answer = status(admin)
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert answer.remark == "No Any Consumer online in the consumer group: [CG]"

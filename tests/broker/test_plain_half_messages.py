@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mqbroker.broker.transactions import half_message as module
 from mqbroker.broker.transactions.half_message import PlainHalfMessages, committed
+from mqbroker.store.commitlog import NewMessage
 from mqbroker.wire.properties import decode_properties, find_property
 from mqbroker.wire.record import Record, decode_raw, encode_record
 from tests.broker.transacting import HALF
@@ -19,7 +22,12 @@ PROPERTIES = {
 }  # fmt: skip
 
 
-def half(body=b"body", properties=PROPERTIES, born_host=("10.0.0.2", 40000), **more):
+def half(
+    body: bytes = b"body",
+    properties: dict[str, str] = PROPERTIES,
+    born_host: tuple[str, int] = ("10.0.0.2", 40000),
+    **more: Any,
+) -> bytes:
     fields = {
         "topic": HALF, "queue_id": 0, "queue_offset": OFFSET, "physical_offset": PHYSICAL, "store_size": 0, "flag": 5,
         "sys_flag": 1, "born_timestamp": 1_600_000_000_000, "store_timestamp": 1_600_000_000_001,
@@ -28,18 +36,18 @@ def half(body=b"body", properties=PROPERTIES, born_host=("10.0.0.2", 40000), **m
     return encode_record(Record(body=body, properties=properties, born_host=born_host, **fields))
 
 
-def text_of(data):
+def text_of(data: bytes) -> bytes:
     """A record whose properties are these bytes."""
     start = half(properties={})
     size = len(start) + len(data)
     return size.to_bytes(4, "big") + start[4:-2] + len(data).to_bytes(2, "big") + data
 
 
-def plainly(record, group="PG", halves=None):
+def plainly(record: bytes, group: str = "PG", halves: PlainHalfMessages | None = None) -> NewMessage:
     return (halves or PlainHalfMessages()).committed(record, OFFSET, PHYSICAL, group)
 
 
-def the_longer_way(record):
+def the_longer_way(record: bytes) -> NewMessage:
     return committed(decode_raw(memoryview(record), 0), 18)
 
 
@@ -54,19 +62,19 @@ def the_longer_way(record):
         PROPERTIES | {"after": "x" * 600},
     ],
 )
-def test_a_usual_one_is_committed_as_by_the_longer_way(body, properties):
+def test_a_usual_one_is_committed_as_by_the_longer_way(body: bytes, properties: dict[str, str]) -> None:
     record = half(body, properties)
     assert plainly(record, properties["PGROUP"]) == the_longer_way(record)
 
 
-def test_it_is_one_of_its_topic_committed():
+def test_it_is_one_of_its_topic_committed() -> None:
     topic, queue_id, flag, sys_flag, born, born_host, reconsume, prepared, body, properties = plainly(half())
     assert (topic, queue_id, flag, sys_flag, reconsume, prepared) == (b"T", 3, 5, 9, 2, PHYSICAL)
     assert (born, born_host, body) == (1_600_000_000_000, b"\x0a\0\0\x02\0\0\x9c\x40", b"body")
     assert decode_properties(properties) == PROPERTIES
 
 
-def without(*names, **more):
+def without(*names: str, **more: str) -> dict[str, str]:
     return {name: PROPERTIES[name] for name in PROPERTIES if name not in names} | more
 
 
@@ -99,19 +107,19 @@ def without(*names, **more):
         pytest.param(half(properties=PROPERTIES | {"REAL_TOPIC": HALF}), id="its own topic"),
     ],
 )  # fmt: skip
-def test_what_takes_a_closer_look(record):
+def test_what_takes_a_closer_look(record: bytes) -> None:
     with pytest.raises(ValueError, match=r"^$"):
         plainly(record)
 
 
-def test_a_group_that_is_no_text_is_of_nobody():
+def test_a_group_that_is_no_text_is_of_nobody() -> None:
     with pytest.raises(ValueError, match=r"^$"):
         plainly(half(properties=PROPERTIES | {"PGROUP": "?"}), "\ud800")
     with pytest.raises(ValueError, match="can't decode"):
         plainly(text_of(b"A\1b\2PGROUP\1\xff\2REAL_TOPIC\1T\2REAL_QID\x013"), "\udcff")
 
 
-def test_a_second_one_alike_is_of_its_own_group():
+def test_a_second_one_alike_is_of_its_own_group() -> None:
     halves = PlainHalfMessages()
     assert plainly(half(), halves=halves)[:2] == (b"T", 3)
     with pytest.raises(ValueError, match=r"^$"):
@@ -123,7 +131,7 @@ def test_a_second_one_alike_is_of_its_own_group():
 
 
 @pytest.mark.parametrize("count", [1, module._KEPT_MAX * 2 + 10])
-def test_what_is_kept_is_bounded(count):
+def test_what_is_kept_is_bounded(count: int) -> None:
     halves = PlainHalfMessages()
     for n in range(count):
         properties = PROPERTIES | {"PGROUP": f"g{n}", "REAL_TOPIC": f"t{n}"}
@@ -141,7 +149,7 @@ values = st.sampled_from(["PG", "T", "U", "3", "4", "", "x\x01y", "REAL_TOPIC", 
 
 @given(st.lists(st.tuples(names, values), max_size=8), st.booleans())
 @settings(derandomize=True, database=None, deadline=None, max_examples=500)
-def test_whatever_the_properties_are_the_longer_way_agrees(pairs, is_ended):
+def test_whatever_the_properties_are_the_longer_way_agrees(pairs: list[tuple[str, str]], is_ended: bool) -> None:
     """Of two properties of one name the later counts, and none is seen inside of another."""
     usual = [("A", "b"), ("PGROUP", "PG"), ("REAL_TOPIC", "T"), ("REAL_QID", "3")]
     for given_pairs in (pairs, pairs + usual, usual + pairs):

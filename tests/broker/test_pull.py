@@ -1,5 +1,8 @@
 """Pulls: what is found, what is told, what waits."""
 
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,35 +14,35 @@ from mqbroker.wire.command import ONEWAY_FLAG, ROCKETMQ, FrameDecoder, RemotingC
 from mqbroker.wire.headers import CreateTopicRequestHeader, encode_header
 from mqbroker.wire.names import java_hash
 from mqbroker.wire.record import decode_records
-from tests.broker.bench import FakeConnection, pull_header
+from tests.broker.bench import Bench, Client, FakeConnection, pull_header
 from tests.broker.sending import put_topic
 
 COMMIT, SUSPEND, SUBSCRIPTION = PullSysFlag.COMMIT_OFFSET, PullSysFlag.SUSPEND, PullSysFlag.SUBSCRIPTION
 PULL = RequestCode.PULL_MESSAGE
 
 
-def bodies(answer):
+def bodies(answer: RemotingCommand) -> list[bytes]:
     return [record.body for record in decode_records(answer.body)]
 
 
-def offsets(answer):
+def offsets(answer: RemotingCommand) -> tuple[int, ...]:
     """(next, min, max)"""
     return tuple(int(answer.ext_fields[name]) for name in ("nextBeginOffset", "minOffset", "maxOffset"))
 
 
-def fill(client, count=3, topic="T", **fields):
+def fill(client: Client, count: int = 3, topic: str = "T", **fields: Any) -> None:
     for i in range(count):
         (answer,) = client.send(topic, b"%d" % i, **fields)
         assert answer.code == 0
 
 
-def beat(client, *subscriptions, group="CG", **fields):
+def beat(client: Client, *subscriptions: SubscriptionData, group: str = "CG", **fields: Any) -> None:
     consumer = ConsumerData(group, subscription_data_set=list(subscriptions), **fields)
     assert client.ask(RequestCode.HEART_BEAT, body=HeartbeatData("c1", [], [consumer]).to_json()).code == 0
 
 
 @pytest.mark.parametrize("serialize_type", [0, ROCKETMQ])
-def test_messages_are_found(client, serialize_type):
+def test_messages_are_found(client: Client, serialize_type: int) -> None:
     fill(client, 5)
     answer = client.ask(PULL, pull_header(queue_offset=1, max_msg_nums=3), serialize_type=serialize_type)
     assert (answer.code, answer.remark) == (ResponseCode.SUCCESS, "FOUND")
@@ -52,7 +55,9 @@ def test_messages_are_found(client, serialize_type):
 @pytest.mark.parametrize(
     ("ratio", "allowed", "next_broker"), [(0, True, "7"), (40, True, "5"), (0, False, "0"), (40, False, "0")]
 )
-def test_a_slave_is_to_be_asked_where_a_group_is_far_behind(make_bench, ratio, allowed, next_broker, serialize_type):
+def test_a_slave_is_to_be_asked_where_a_group_is_far_behind(
+    make_bench: Callable[..., Bench], ratio: int, allowed: bool, next_broker: str, serialize_type: int
+) -> None:
     bench = make_bench(slave_read_enable=allowed, store={"access_message_in_memory_max_ratio": ratio})
     bench.groups.put(SubscriptionGroupConfig("CG", broker_id=5, which_broker_when_consume_slowly=7))
     client = bench.client()
@@ -78,7 +83,9 @@ OUTCOMES = [
 
 
 @pytest.mark.parametrize(("count", "asked", "code", "name", "following"), OUTCOMES)
-def test_every_outcome_has_its_code_and_all_three_offsets(client, count, asked, code, name, following):
+def test_every_outcome_has_its_code_and_all_three_offsets(
+    client: Client, count: int, asked: int, code: int, name: str, following: int
+) -> None:
     put_topic(client, "T")
     fill(client, count)
     answer = client.pull(queue_offset=asked)
@@ -88,14 +95,14 @@ def test_every_outcome_has_its_code_and_all_three_offsets(client, count, asked, 
 
 
 @pytest.mark.parametrize("count", [0, -5, 2**31 - 1])
-def test_any_number_of_messages_may_be_asked_for(client, count):
+def test_any_number_of_messages_may_be_asked_for(client: Client, count: int) -> None:
     fill(client, 3)
     answer = client.pull(max_msg_nums=count)
     assert answer.code == 0
     assert 1 <= len(bodies(answer)) <= 32
 
 
-def test_many_pulls_of_one_read(client):
+def test_many_pulls_of_one_read(client: Client) -> None:
     fill(client, 4)
     commands = [RemotingCommand.request(PULL, pull_header(queue_offset=i)) for i in (0, 3, 9, 1)]
     answers = client.ask_all(*commands)
@@ -106,7 +113,7 @@ def test_many_pulls_of_one_read(client):
 # --- tags
 
 
-def test_tags_of_the_request(client):
+def test_tags_of_the_request(client: Client) -> None:
     for i, tag in enumerate("ABCAB"):
         client.send(body=b"%d" % i, properties=f"TAGS\x01{tag}")
     assert bodies(client.pull(subscription="A")) == [b"0", b"3"]
@@ -122,19 +129,19 @@ def test_tags_of_the_request(client):
 
 
 @pytest.mark.parametrize("expression", ["||", " || ", "|| ||"])
-def test_an_expression_without_tags_is_refused(client, expression):
+def test_an_expression_without_tags_is_refused(client: Client, expression: str) -> None:
     fill(client, 1)
     assert client.pull(subscription=expression).code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
 
 
-def test_another_kind_of_expression_is_refused(client):
+def test_another_kind_of_expression_is_refused(client: Client) -> None:
     fill(client, 1)
     answer = client.pull(subscription="a > 1", expression_type="SQL92")
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert answer.remark == "The broker does not support consumer to filter message by SQL92"
 
 
-def test_the_registered_subscription_counts_without_the_flag(client):
+def test_the_registered_subscription_counts_without_the_flag(client: Client) -> None:
     for tag in "AB":
         client.send(body=tag.encode(), properties=f"TAGS\x01{tag}")
     beat(client, SubscriptionData("T", "A", frozenset("A"), frozenset([java_hash("A")]), sub_version=5))
@@ -147,14 +154,14 @@ def test_the_registered_subscription_counts_without_the_flag(client):
     )
 
 
-def test_hashes_a_client_left_out_are_filled_in(client):
+def test_hashes_a_client_left_out_are_filled_in(client: Client) -> None:
     for tag in "AB":
         client.send(body=tag.encode(), properties=f"TAGS\x01{tag}")
     beat(client, SubscriptionData("T", "A || C", sub_version=5))
     assert bodies(client.pull(sys_flag=0, subscription=None, sub_version=5)) == [b"A"]
 
 
-def test_who_is_not_registered_is_told_so(client):
+def test_who_is_not_registered_is_told_so(client: Client) -> None:
     fill(client, 1)
     answer = client.pull(sys_flag=0)
     assert answer.code == ResponseCode.SUBSCRIPTION_NOT_EXIST
@@ -165,19 +172,19 @@ def test_who_is_not_registered_is_told_so(client):
     assert answer.remark.startswith("the consumer's subscription not exist")
 
 
-def test_broadcasting_must_be_allowed_to_the_group(bench, client):
+def test_broadcasting_must_be_allowed_to_the_group(bench: Bench, client: Client) -> None:
     fill(client, 1)
     bench.groups.put(SubscriptionGroupConfig("CG", consume_broadcast_enable=False))
     beat(client, SubscriptionData("T"), message_model="BROADCASTING")
     answer = client.pull(sys_flag=0, sub_version=0)
     assert answer.code == ResponseCode.NO_PERMISSION
-    assert "can not consume by broadcast way" in answer.remark
+    assert "can not consume by broadcast way" in (answer.remark or "")
 
 
 # --- refusals
 
 
-def test_an_unknown_group_is_made_or_refused(bench, client, make_bench):
+def test_an_unknown_group_is_made_or_refused(bench: Bench, client: Client, make_bench: Callable[..., Bench]) -> None:
     fill(client, 1)
     assert client.pull(consumer_group="New").code == 0
     assert bench.groups.find("New") is not None
@@ -189,7 +196,7 @@ def test_an_unknown_group_is_made_or_refused(bench, client, make_bench):
 
 
 @pytest.mark.parametrize("group", ["../x", "a b", "é", "g" * 256, "g" * 100_000])
-def test_an_illegal_group_is_no_group(bench, client, group):
+def test_an_illegal_group_is_no_group(bench: Bench, client: Client, group: str) -> None:
     fill(client, 1)
     answer = client.pull(consumer_group=group)
     assert answer.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
@@ -197,14 +204,14 @@ def test_an_illegal_group_is_no_group(bench, client, group):
     assert group not in bench.groups.snapshot().subscription_group_table
 
 
-def test_a_group_may_be_disabled(bench, client):
+def test_a_group_may_be_disabled(bench: Bench, client: Client) -> None:
     fill(client, 1)
     bench.groups.put(SubscriptionGroupConfig("CG", consume_enable=False))
     answer = client.pull()
     assert (answer.code, answer.remark) == (ResponseCode.NO_PERMISSION, "subscription group no permission, CG")
 
 
-def test_topics_that_cannot_be_pulled(bench, client, make_bench):
+def test_topics_that_cannot_be_pulled(bench: Bench, client: Client, make_bench: Callable[..., Bench]) -> None:
     answer = client.pull("None")
     assert answer.code == ResponseCode.TOPIC_NOT_EXIST
     assert answer.remark.startswith("topic[None] not exist, apply first please!")
@@ -220,7 +227,7 @@ def test_topics_that_cannot_be_pulled(bench, client, make_bench):
 
 
 @pytest.mark.parametrize("queue_id", [-1, 4, 2**31 - 1])
-def test_a_queue_id_out_of_range_is_refused(client, queue_id):
+def test_a_queue_id_out_of_range_is_refused(client: Client, queue_id: int) -> None:
     fill(client, 1)
     answer = client.pull(queue_id=queue_id)
     assert answer.code == ResponseCode.SYSTEM_ERROR
@@ -229,7 +236,7 @@ def test_a_queue_id_out_of_range_is_refused(client, queue_id):
 
 @pytest.mark.parametrize("field", ["consumerGroup", "topic", "queueId", "queueOffset", "maxMsgNums", "sysFlag",
                                    "commitOffset", "suspendTimeoutMillis", "subVersion"])  # fmt: skip
-def test_a_missing_or_bad_field_is_named(client, field):
+def test_a_missing_or_bad_field_is_named(client: Client, field: str) -> None:
     command = RemotingCommand.request(PULL, pull_header())
     del command.ext_fields[field]
     (answer,) = client.ask_all(command)
@@ -237,13 +244,13 @@ def test_a_missing_or_bad_field_is_named(client, field):
     if field not in ("consumerGroup", "topic"):
         command.ext_fields[field] = "1.5"
         (answer,) = client.ask_all(command)
-        assert f"<{field}>" in answer.remark
+        assert f"<{field}>" in (answer.remark or "")
 
 
 # --- offsets
 
 
-def test_a_pull_commits_the_offset_it_carries(bench, client):
+def test_a_pull_commits_the_offset_it_carries(bench: Bench, client: Client) -> None:
     fill(client, 3)
     client.pull(sys_flag=SUBSCRIPTION, commit_offset=2)
     assert bench.offsets.query("CG", "T", 0) is None
@@ -254,7 +261,7 @@ def test_a_pull_commits_the_offset_it_carries(bench, client):
 
 
 @pytest.mark.parametrize("offset", [-1, -(2**63)])
-def test_a_negative_offset_is_not_committed(bench, client, offset):
+def test_a_negative_offset_is_not_committed(bench: Bench, client: Client, offset: int) -> None:
     fill(client, 1)
     client.pull(sys_flag=SUBSCRIPTION | COMMIT, commit_offset=offset)
     assert bench.offsets.query("CG", "T", 0) is None
@@ -263,14 +270,14 @@ def test_a_negative_offset_is_not_committed(bench, client, offset):
 # --- long polling
 
 
-def waits(client, topic="T", **fields):
+def waits(client: Client, topic: str = "T", **fields: Any) -> int:
     """Send a pull that must wait; its opaque."""
     answer = client.pull(topic, sys_flag=fields.pop("sys_flag", SUBSCRIPTION) | SUSPEND, **fields)
     assert answer is None
     return client._opaque
 
 
-def test_a_pull_waits_for_a_message(bench, client):
+def test_a_pull_waits_for_a_message(bench: Bench, client: Client) -> None:
     fill(client, 1)
     opaque = waits(client, queue_offset=1)
     assert len(bench.held) == 1
@@ -283,14 +290,14 @@ def test_a_pull_waits_for_a_message(bench, client):
     assert client.heard() == []
 
 
-def test_it_waits_in_a_queue_that_has_never_had_a_message(bench, client):
+def test_it_waits_in_a_queue_that_has_never_had_a_message(bench: Bench, client: Client) -> None:
     put_topic(client, "T")
     waits(client)
     bench.client().send(body=b"first")
     assert bodies(client.heard()[0]) == [b"first"]
 
 
-def test_messages_of_others_do_not_wake_it(bench, client):
+def test_messages_of_others_do_not_wake_it(bench: Bench, client: Client) -> None:
     fill(client, 1)
     waits(client, queue_offset=1)
     other = bench.client()
@@ -300,7 +307,7 @@ def test_messages_of_others_do_not_wake_it(bench, client):
     assert len(bench.held) == 1
 
 
-def test_its_time_is_up(bench, client):
+def test_its_time_is_up(bench: Bench, client: Client) -> None:
     fill(client, 1)
     opaque = waits(client, queue_offset=1, suspend_timeout_millis=3000)
     bench.turn(2.5)
@@ -312,7 +319,7 @@ def test_its_time_is_up(bench, client):
     assert len(bench.held) == 0
 
 
-def test_no_pull_waits_for_ever(bench, client):
+def test_no_pull_waits_for_ever(bench: Bench, client: Client) -> None:
     put_topic(client, "T")
     waits(client, suspend_timeout_millis=2**62)
     waits(client, suspend_timeout_millis=-5)
@@ -324,7 +331,7 @@ def test_no_pull_waits_for_ever(bench, client):
     assert len(client.heard()) == 1
 
 
-def test_unwanted_messages_let_it_wait_behind_them(bench, client):
+def test_unwanted_messages_let_it_wait_behind_them(bench: Bench, client: Client) -> None:
     fill(client, 1)
     opaque = waits(client, queue_offset=1, subscription="A")
     other = bench.client()
@@ -337,7 +344,7 @@ def test_unwanted_messages_let_it_wait_behind_them(bench, client):
     assert offsets(answer) == (5, 0, 5)
 
 
-def test_time_up_behind_unwanted_messages_tells_where_to_go_on(bench, client):
+def test_time_up_behind_unwanted_messages_tells_where_to_go_on(bench: Bench, client: Client) -> None:
     fill(client, 1)
     waits(client, queue_offset=1, subscription="A", suspend_timeout_millis=2000)
     bench.client().send(properties="TAGS\x01B")
@@ -347,7 +354,7 @@ def test_time_up_behind_unwanted_messages_tells_where_to_go_on(bench, client):
     assert offsets(answer) == (2, 0, 2)
 
 
-def test_several_wait_for_one_queue(bench):
+def test_several_wait_for_one_queue(bench: Bench) -> None:
     clients = [bench.client() for _ in range(3)]
     fill(clients[0], 1)
     for client in clients:
@@ -356,7 +363,7 @@ def test_several_wait_for_one_queue(bench):
     assert [bodies(client.heard()[0]) for client in clients] == [[b"x"]] * 3
 
 
-def test_who_waits_and_goes_is_forgotten(bench, client):
+def test_who_waits_and_goes_is_forgotten(bench: Bench, client: Client) -> None:
     fill(client, 1)
     waits(client, queue_offset=1)
     client.link.cut()
@@ -365,7 +372,7 @@ def test_who_waits_and_goes_is_forgotten(bench, client):
     bench.client().send()
 
 
-def test_without_long_polling_it_waits_a_short_time(make_bench):
+def test_without_long_polling_it_waits_a_short_time(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench(long_polling_enable=False, short_polling_time_ms=1000)
     client = bench.client()
     fill(client, 1)
@@ -374,7 +381,7 @@ def test_without_long_polling_it_waits_a_short_time(make_bench):
     assert client.heard()[0].code == ResponseCode.PULL_NOT_FOUND
 
 
-def test_oneway_is_neither_answered_nor_held(bench, client):
+def test_oneway_is_neither_answered_nor_held(bench: Bench, client: Client) -> None:
     fill(client, 1)
     for offset in (0, 1):
         command = RemotingCommand.request(PULL, pull_header(queue_offset=offset, sys_flag=SUBSCRIPTION | SUSPEND))
@@ -383,12 +390,12 @@ def test_oneway_is_neither_answered_nor_held(bench, client):
     assert len(bench.held) == 0
 
 
-def test_an_offset_out_of_range_does_not_wait(client):
+def test_an_offset_out_of_range_does_not_wait(client: Client) -> None:
     fill(client, 1)
     assert client.pull(queue_offset=5, sys_flag=SUBSCRIPTION | SUSPEND).code == ResponseCode.PULL_OFFSET_MOVED
 
 
-def test_a_held_pull_is_answered_in_its_header_encoding(bench, client):
+def test_a_held_pull_is_answered_in_its_header_encoding(bench: Bench, client: Client) -> None:
     fill(client, 1)
     header = pull_header(queue_offset=1, sys_flag=SUBSCRIPTION | SUSPEND, suspend_timeout_millis=1000)
     assert client.ask(PULL, header, serialize_type=ROCKETMQ) is None
@@ -396,7 +403,7 @@ def test_a_held_pull_is_answered_in_its_header_encoding(bench, client):
     assert client.heard()[0].serialize_type == ROCKETMQ
 
 
-def test_stopping_answers_all_who_wait(bench, client):
+def test_stopping_answers_all_who_wait(bench: Bench, client: Client) -> None:
     fill(client, 1)
     waits(client, queue_offset=1)
     bench.held.stop()
@@ -404,7 +411,7 @@ def test_stopping_answers_all_who_wait(bench, client):
     bench.held.start()
 
 
-def test_no_connection_holds_more_than_its_share(bench):
+def test_no_connection_holds_more_than_its_share(bench: Bench) -> None:
     """More are answered at once, as if their time were up: memory stays bounded, and good clients just ask again."""
     greedy, modest = bench.client(), bench.client()
     put_topic(modest, "T")
@@ -425,7 +432,7 @@ _ints = st.sampled_from([0, 1, 4, -1, 2**31 - 1, -(2**31)])
 
 
 @pytest.fixture(scope="module")
-def module_bench(tmp_path_factory):
+def module_bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     from tests.broker.bench import Bench
 
     bench = Bench(tmp_path_factory.mktemp("pull"))
@@ -452,17 +459,17 @@ def module_bench(tmp_path_factory):
         },
     )
 )
-def test_any_pull_is_answered_once_or_held(module_bench, fields):
+def test_any_pull_is_answered_once_or_held(module_bench: Bench, fields: dict[str, Any]) -> None:
     connection = FakeConnection()
     before = len(module_bench.held)
     header = encode_header(pull_header(**fields))
     ext, opaque, flag, body, kind = header, 7, 0, b"", 0
     table = module_bench.table.batch[PULL]
-    answers = FrameDecoder().feed(table([(ext, opaque, flag, body, kind)], connection))
+    answers = FrameDecoder().feed(cast(bytes, table([(ext, opaque, flag, body, kind)], connection)))
     assert len(answers) + len(module_bench.held) - before == 1
 
 
-def test_a_topic_with_fewer_read_queues(client):
+def test_a_topic_with_fewer_read_queues(client: Client) -> None:
     header = CreateTopicRequestHeader(
         topic="T", default_topic="TBW102", read_queue_nums=1, write_queue_nums=4, perm=6,
         topic_filter_type="SINGLE_TAG", order=False,
@@ -472,7 +479,7 @@ def test_a_topic_with_fewer_read_queues(client):
     assert client.pull(queue_id=0).code == ResponseCode.PULL_NOT_FOUND
 
 
-def test_many_pulls_of_one_read_are_answered_in_order(bench, client):
+def test_many_pulls_of_one_read_are_answered_in_order(bench: Bench, client: Client) -> None:
     for i in range(3):
         client.send(body=b"%d" % i, properties="")
     bench.store.dispatch_now()
@@ -482,7 +489,7 @@ def test_many_pulls_of_one_read_are_answered_in_order(bench, client):
     assert [answer.opaque for answer in answers] == [pull.opaque for pull in pulls]
 
 
-def test_a_peer_that_reads_nothing_is_answered_little(bench):
+def test_a_peer_that_reads_nothing_is_answered_little(bench: Bench) -> None:
     client = bench.client()
     client.send(body=bytes(60_000), properties="")
     bench.store.dispatch_now()

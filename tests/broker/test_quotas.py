@@ -1,6 +1,8 @@
 """The tables that peers fill are bounded, and say so."""
 
 import os
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -9,8 +11,9 @@ from mqbroker.broker.requests import client_requests
 from mqbroker.errors import Refused
 from mqbroker.wire.bodies import ConsumerData, SubscriptionData, SubscriptionGroupConfig
 from mqbroker.wire.codes import RequestCode, ResponseCode
+from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import UnregisterClientRequestHeader
-from tests.broker.bench import FakeConnection, live_settings
+from tests.broker.bench import Bench, Client, FakeConnection, live_settings
 from tests.broker.sending import one, put_topic
 from tests.broker.test_client_requests import OTHER, beat, commit, consumer, consumer_ids
 from tests.broker.test_configuration import change
@@ -21,16 +24,16 @@ from tests.broker.test_topic_requests import create
 SYSTEM_TOPICS = 8
 
 
-def refused(answer, what):
+def refused(answer: RemotingCommand, what: str) -> None:
     assert answer.code == ResponseCode.SYSTEM_ERROR
-    assert what in answer.remark, answer.remark
-    assert "or raise " in answer.remark
+    assert what in (answer.remark or ""), answer.remark
+    assert "or raise " in (answer.remark or "")
 
 
 # --- topics
 
 
-def test_so_many_topics(make_bench):
+def test_so_many_topics(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench(topics_max=SYSTEM_TOPICS + 2)
     client = bench.client()
     assert len(bench.topics.names()) == SYSTEM_TOPICS
@@ -46,7 +49,7 @@ def test_so_many_topics(make_bench):
     assert one(client.send("A")).code == 0
 
 
-def test_topics_of_the_file_stay_and_those_of_the_system_are_made(make_bench):
+def test_topics_of_the_file_stay_and_those_of_the_system_are_made(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench(topics_max=1)
     assert len(bench.topics.names()) == SYSTEM_TOPICS
     bench.topics.create_internal("TRANS_CHECK_MAX_TIME_TOPIC", 1)
@@ -57,12 +60,12 @@ def test_topics_of_the_file_stay_and_those_of_the_system_are_made(make_bench):
 # --- groups
 
 
-def used(bench, group):
+def used(bench: Bench, group: str) -> None:
     """Let a group stand somewhere: it is not one that was only heard of."""
     bench.offsets.commit(group, "T", 0, 1)
 
 
-def test_so_many_groups(make_bench):
+def test_so_many_groups(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench()
     client = bench.client()
     known = len(bench.groups.snapshot().subscription_group_table)
@@ -81,7 +84,7 @@ def test_so_many_groups(make_bench):
 
 
 @pytest.mark.parametrize("stays", [False, True])
-def test_two_heartbeats_do_not_fill_the_table_of_groups_for_good(make_bench, stays):
+def test_two_heartbeats_do_not_fill_the_table_of_groups_for_good(make_bench: Callable[..., Bench], stays: bool) -> None:
     """Neither once who sent them is gone nor while it is there."""
     bench = make_bench()
     known = len(bench.groups)
@@ -100,7 +103,7 @@ def test_two_heartbeats_do_not_fill_the_table_of_groups_for_good(make_bench, sta
     assert len(bench.groups) == known + 20
 
 
-def test_what_was_used_or_set_is_not_forgotten(make_bench):
+def test_what_was_used_or_set_is_not_forgotten(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench()
     client = bench.client()
     known = len(bench.groups)
@@ -117,12 +120,12 @@ def test_what_was_used_or_set_is_not_forgotten(make_bench):
     ]  # fmt: skip
     # Where groups are made by administrators alone, each is one that somebody wanted.
     change(client, "autoCreateSubscriptionGroup=false")
-    group = SubscriptionGroupConfig("Wanted").to_json()
-    refused(client.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=group), "groupsMax")
+    wanted = SubscriptionGroupConfig("Wanted").to_json()
+    refused(client.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=wanted), "groupsMax")
     assert bench.groups.get("New2") is not None
 
 
-def test_whom_nobody_is_connected_for_goes_first(make_bench):
+def test_whom_nobody_is_connected_for_goes_first(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench()
     client, other = bench.client(), bench.client(OTHER)
     change(client, f"groupsMax={len(bench.groups) + 3}")
@@ -133,7 +136,7 @@ def test_whom_nobody_is_connected_for_goes_first(make_bench):
     assert [name for name in ("First", "Gone", "Last", "New") if bench.groups.get(name)] == ["First", "Last", "New"]
 
 
-def test_a_forgotten_group_takes_its_retry_topic_along_where_that_is_empty(make_bench):
+def test_a_forgotten_group_takes_its_retry_topic_along_where_that_is_empty(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench(topics_max=SYSTEM_TOPICS + 4)
     client = bench.client()
     client.send("T")
@@ -151,7 +154,7 @@ def test_a_forgotten_group_takes_its_retry_topic_along_where_that_is_empty(make_
         assert bench.groups.get("B") is not None
 
 
-def test_a_group_is_used_as_long_as_it_stands_somewhere(make_bench):
+def test_a_group_is_used_as_long_as_it_stands_somewhere(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench()
     offsets = bench.offsets
     assert not offsets.has_group("A")
@@ -173,7 +176,7 @@ def test_a_group_is_used_as_long_as_it_stands_somewhere(make_bench):
 # --- offsets
 
 
-def test_so_many_offsets(make_bench):
+def test_so_many_offsets(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench(offsets_max=2)
     client = bench.client()
     put_topic(client, "T")
@@ -191,7 +194,7 @@ def test_so_many_offsets(make_bench):
     assert clone(client, "B", "C").code == 0  # in place of its own
 
 
-def test_a_pull_goes_on_where_its_offset_is_not_kept(make_bench):
+def test_a_pull_goes_on_where_its_offset_is_not_kept(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench(offsets_max=1)
     client = bench.client()
     client.send("T")
@@ -201,21 +204,21 @@ def test_a_pull_goes_on_where_its_offset_is_not_kept(make_bench):
     assert bench.offsets.query("CG", "T", 0) is None
 
 
-def test_the_brokers_own_offsets_are_kept_in_any_case(make_bench):
+def test_the_brokers_own_offsets_are_kept_in_any_case(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench(offsets_max=1)
     for queue_id in range(3):
         bench.offsets.commit("CID_RMQ_SYS_TRANS", "RMQ_SYS_TRANS_HALF_TOPIC", queue_id, 5, is_own=True)
     assert len(bench.offsets.by_queue("CID_RMQ_SYS_TRANS", "RMQ_SYS_TRANS_HALF_TOPIC")) == 3
 
 
-def test_a_farewell_makes_no_group(bench, client):
+def test_a_farewell_makes_no_group(bench: Bench, client: Client) -> None:
     before = bench.groups.snapshot()
     header = UnregisterClientRequestHeader(client_id="c1", consumer_group="NEW")
     assert client.ask(RequestCode.UNREGISTER_CLIENT, header).code == 0
     assert bench.groups.snapshot() == before
 
 
-def test_offsets_of_light_queues_count(make_bench):
+def test_offsets_of_light_queues_count(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench(offsets_max=1, store={"enable_lmq": True, "enable_multi_dispatch": True})
     client = bench.client()
     assert commit(client, 1, group="%LMQ%a", topic="%LMQ%x").code == 0
@@ -225,7 +228,7 @@ def test_offsets_of_light_queues_count(make_bench):
     assert commit(client, 1, group="%LMQ%b", topic="%LMQ%x").code == 0
 
 
-def test_offsets_of_the_file_count(make_bench):
+def test_offsets_of_the_file_count(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench()
     client = bench.client()
     put_topic(client, "T")
@@ -244,7 +247,7 @@ def test_offsets_of_the_file_count(make_bench):
 # --- clients
 
 
-def test_so_many_clients(make_bench):
+def test_so_many_clients(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench(clients_max=2)
     client, other = bench.client(), bench.client(OTHER)
     assert beat(client, producers=["P", "Q"], consumers=[consumer("A", "T"), consumer("B", "T")]).code == 0
@@ -256,7 +259,7 @@ def test_so_many_clients(make_bench):
     assert consumer_ids(other, "A") == ["c2"]
 
 
-def test_so_many_subscriptions_of_all_groups(make_bench):
+def test_so_many_subscriptions_of_all_groups(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench(clients_max=1)
     client = bench.client()
     topics = [f"T{n}" for n in range(SUBSCRIPTIONS_PER_CLIENT + 1)]
@@ -275,24 +278,26 @@ def test_so_many_subscriptions_of_all_groups(make_bench):
         SubscriptionData("T", "A", frozenset("A"), frozenset(range(1025))),
     ],
 )
-def test_how_much_one_subscription_may_say(bench, client, subscription):
+def test_how_much_one_subscription_may_say(bench: Bench, client: Client, subscription: SubscriptionData) -> None:
     answer = beat(client, consumers=[ConsumerData("CG", subscription_data_set=[subscription])])
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert answer.remark.startswith("a subscription of ")
     assert bench.consumers.group("CG") is None
 
 
-def test_how_many_subscriptions_one_group_may_have(client, monkeypatch):
+def test_how_many_subscriptions_one_group_may_have(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_requests, "SUBSCRIPTIONS_MAX", 2)
     answer = beat(client, consumers=[consumer("CG", "T", "U", "V")])
     assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "3 subscriptions of one group: 2 at most")
 
 
 @pytest.mark.parametrize("kind", ["producers", "consumers"])
-def test_how_many_groups_one_client_may_have(bench, client, monkeypatch, kind):
+def test_how_many_groups_one_client_may_have(
+    bench: Bench, client: Client, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     monkeypatch.setattr(client_requests, "GROUPS_OF_CLIENT_MAX", 2)
 
-    def groups(count):
+    def groups(count: int) -> dict[str, Any]:
         names = [f"G{number}" for number in range(count)]
         return {kind: names if kind == "producers" else [consumer(name, "T") for name in names]}
 
@@ -304,7 +309,7 @@ def test_how_many_groups_one_client_may_have(bench, client, monkeypatch, kind):
     assert beat(client, **groups(2)).code == ResponseCode.SUCCESS
 
 
-def test_a_producer_that_says_it_is_another_each_time():
+def test_a_producer_that_says_it_is_another_each_time() -> None:
     registry = ProducerRegistry(lambda: 0.0, live_settings(clients_max=1))
     connection = FakeConnection()
     for number in range(3):

@@ -1,7 +1,13 @@
 """What name servers are told, and when. The client here records requests and answers them when told to."""
 
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
 import pytest
+from twisted.internet.address import IPv4Address
 from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
 
 from mqbroker.broker import name_servers
 from mqbroker.broker.name_servers import RETRY_SECONDS, BrokerIdentity, Registration
@@ -9,28 +15,29 @@ from mqbroker.errors import ConnectionClosed, Unreachable
 from mqbroker.wire.bodies import DataVersion, TopicConfig, TopicConfigSerializeWrapper
 from mqbroker.wire.codes import Perm, RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
-from mqbroker.wire.registration import QueueNumbers, body_crc32
+from mqbroker.wire.registration import QueueNumbers, body_crc32, write_registration
 from tests.broker.bench import live_settings
 from tests.commands import decode_registration
+from tests.remoting.logs import Logged
 
 A, B = "10.0.0.8:9876", "10.0.0.9:9876"
 IDENTITY = BrokerIdentity("10.0.0.1:10911", "broker-a", "DefaultCluster", 0)
 
 
 class FakeClient:
-    def __init__(self):
-        self.requests = []
-        self.dropped = []
+    def __init__(self) -> None:
+        self.requests: list[Any] = []
+        self.dropped: list[Any] = []
 
-    def drop(self, address, why):
+    def drop(self, address: IPv4Address, why: str) -> None:
         self.dropped.append(address)
 
-    def invoke_sync(self, address, command, timeout_ms):
-        done = Deferred()
+    def invoke_sync(self, address: str, command: RemotingCommand, timeout_ms: int) -> Deferred[Any]:
+        done = Deferred[Any]()
         self.requests.append((address, command, timeout_ms, done))
         return done
 
-    def answer(self, code=0, address=None, body=b"", **fields):
+    def answer(self, code: int = 0, address: str | None = None, body: bytes = b"", **fields: str) -> None:
         """Answer all that wait, or those to `address`."""
         waiting = [r for r in self.requests if address in (None, r[0])]
         self.requests = [r for r in self.requests if r not in waiting]
@@ -39,53 +46,51 @@ class FakeClient:
             answer.ext_fields |= fields
             done.callback(answer)
 
-    def fail(self, address=None, error=None):
+    def fail(self, address: str | None = None, error: ConnectionClosed | None = None) -> None:
         waiting = [r for r in self.requests if address in (None, r[0])]
         self.requests = [r for r in self.requests if r not in waiting]
         for _, _, _, done in waiting:
             done.errback(error or Unreachable("connection refused"))
 
     @property
-    def told(self):
+    def told(self) -> list[tuple[str, RequestCode]]:
         return [(address, command.code) for address, command, _, _ in self.requests]
 
 
 @pytest.fixture
-def network():
+def network() -> FakeClient:
     return FakeClient()
 
 
 class FakeTopics:
     """Topics by name, with a version that a test sets; keeps what it is told of order."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.table = {"T": TopicConfig("T", 4, 4)}
         self.version = DataVersion(7, 3)
-        self.ordered = []
+        self.ordered: list[Any] = []
 
-    def snapshot(self):
+    def snapshot(self) -> TopicConfigSerializeWrapper:
         return TopicConfigSerializeWrapper(dict(self.table), self.version)
 
-    def put(self, name):
+    def put(self, name: str) -> None:
         self.table[name] = TopicConfig(name)
         self.version = DataVersion(7, self.version.counter + 1)
 
-    def set_order_topics(self, names):
+    def set_order_topics(self, names: frozenset[str]) -> None:
         self.ordered.append(names)
 
 
 @pytest.fixture
-def topics():
+def topics() -> FakeTopics:
     return FakeTopics()
 
 
 @pytest.fixture
-def make(network, topics, clock, tmp_path):
-    def make(addresses=(A, B), **changes):
+def make(network: FakeClient, topics: FakeTopics, clock: Clock, tmp_path: Path) -> Callable[..., Registration]:
+    def make(addresses: Sequence[str] = (A, B), **changes: int) -> Registration:
         live = live_settings(tmp_path, **changes)
-        registration = Registration(network, addresses, IDENTITY, topics, live, clock)
-        registration.live = live
-        return registration
+        return Registration(cast(Any, network), addresses, IDENTITY, cast(Any, topics), live, clock)
 
     return make
 
@@ -94,7 +99,7 @@ REGISTER = RequestCode.REGISTER_BROKER
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-def test_what_is_told(make, network, compressed):
+def test_what_is_told(make: Callable[..., Registration], network: FakeClient, compressed: bool) -> None:
     make([A], compressed_register=compressed, register_broker_timeout_ms=1234).start()
     ((address, command, timeout_ms, _),) = network.requests
     assert (address, command.code, timeout_ms) == (A, REGISTER, 1234)
@@ -112,7 +117,7 @@ def test_what_is_told(make, network, compressed):
     assert body.data_version == DataVersion(7, 3)
 
 
-def test_every_name_server_is_told_at_the_start(make, network):
+def test_every_name_server_is_told_at_the_start(make: Callable[..., Registration], network: FakeClient) -> None:
     told = make().start()
     assert network.told == [(A, REGISTER), (B, REGISTER)]
     network.answer(address=A)
@@ -121,7 +126,7 @@ def test_every_name_server_is_told_at_the_start(make, network):
     assert told.called
 
 
-def test_it_is_told_again_each_period(make, network, clock):
+def test_it_is_told_again_each_period(make: Callable[..., Registration], network: FakeClient, clock: Clock) -> None:
     make(register_name_server_period_ms=30_000).start()
     network.answer()
     clock.advance(29)
@@ -130,16 +135,18 @@ def test_it_is_told_again_each_period(make, network, clock):
     assert network.told == [(A, REGISTER), (B, REGISTER)]
 
 
-def told_topics(command):
+def told_topics(command: RemotingCommand) -> set[str]:
     return set(decode_registration(command.body, compressed=command.ext_fields["compressed"] == "true").queues)
 
 
-def change(registration, topics, name):
+def change(registration: Registration, topics: FakeTopics, name: str) -> None:
     topics.put(name)
     registration.changed(name)
 
 
-def test_changes_of_one_turn_are_told_together_and_alone(make, network, clock, topics):
+def test_changes_of_one_turn_are_told_together_and_alone(
+    make: Callable[..., Registration], network: FakeClient, clock: Clock, topics: FakeTopics
+) -> None:
     registration = make([A])
     registration.start()
     network.answer()
@@ -156,7 +163,9 @@ def test_changes_of_one_turn_are_told_together_and_alone(make, network, clock, t
     assert network.told == []
 
 
-def test_a_removed_topic_is_told_as_another_version(make, network, clock, topics):
+def test_a_removed_topic_is_told_as_another_version(
+    make: Callable[..., Registration], network: FakeClient, clock: Clock, topics: FakeTopics
+) -> None:
     registration = make([A])
     registration.start()
     network.answer()
@@ -168,7 +177,9 @@ def test_a_removed_topic_is_told_as_another_version(make, network, clock, topics
     assert (dict(found.queues), found.data_version) == ({}, topics.version)
 
 
-def test_a_change_during_a_registration_is_told_after_it(make, network, clock, topics):
+def test_a_change_during_a_registration_is_told_after_it(
+    make: Callable[..., Registration], network: FakeClient, clock: Clock, topics: FakeTopics
+) -> None:
     registration = make([A])
     registration.start()
     change(registration, topics, "New")
@@ -179,7 +190,9 @@ def test_a_change_during_a_registration_is_told_after_it(make, network, clock, t
     assert told_topics(command) == {"New"}
 
 
-def test_a_change_in_the_turn_of_an_answer_is_told_with_its_version(make, network, clock, topics):
+def test_a_change_in_the_turn_of_an_answer_is_told_with_its_version(
+    make: Callable[..., Registration], network: FakeClient, clock: Clock, topics: FakeTopics
+) -> None:
     registration = make([A])
     registration.start()
     change(registration, topics, "T2")
@@ -194,12 +207,14 @@ def test_a_change_in_the_turn_of_an_answer_is_told_with_its_version(make, networ
     assert network.requests == []
 
 
-def test_who_changed_a_topic_hears_when_all_were_told(make, network, clock, topics):
+def test_who_changed_a_topic_hears_when_all_were_told(
+    make: Callable[..., Registration], network: FakeClient, clock: Clock, topics: FakeTopics
+) -> None:
     registration = make()
     registration.start()
     network.answer()
     change(registration, topics, "New")
-    heard = []
+    heard: list[Any] = []
     registration.changes_registered().addCallback(heard.append)
     assert network.told == [(A, REGISTER), (B, REGISTER)]
     network.answer(address=A)
@@ -209,12 +224,14 @@ def test_who_changed_a_topic_hears_when_all_were_told(make, network, clock, topi
     clock.advance(0)
 
 
-def test_nobody_waits_long_for_a_name_server_that_hangs(make, network, clock, topics):
+def test_nobody_waits_long_for_a_name_server_that_hangs(
+    make: Callable[..., Registration], network: FakeClient, clock: Clock, topics: FakeTopics
+) -> None:
     registration = make()
     registration.start()
     network.answer()
     change(registration, topics, "New")
-    heard = []
+    heard: list[Any] = []
     registration.changes_registered().addCallback(heard.append)
     network.answer(address=A)
     clock.advance(2.9)
@@ -225,7 +242,9 @@ def test_nobody_waits_long_for_a_name_server_that_hangs(make, network, clock, to
     assert heard == [None]
 
 
-def test_a_name_server_that_hangs_keeps_no_other_waiting(make, network, clock, topics):
+def test_a_name_server_that_hangs_keeps_no_other_waiting(
+    make: Callable[..., Registration], network: FakeClient, clock: Clock, topics: FakeTopics
+) -> None:
     registration = make()
     started = registration.start()
     network.answer(address=A)
@@ -241,7 +260,9 @@ def test_a_name_server_that_hangs_keeps_no_other_waiting(make, network, clock, t
 
 
 @pytest.mark.parametrize("loss", ["failed", "closed", "refused"])
-def test_who_may_have_lost_it_is_told_all(make, network, clock, topics, loss):
+def test_who_may_have_lost_it_is_told_all(
+    make: Callable[..., Registration], network: FakeClient, clock: Clock, topics: FakeTopics, loss: str
+) -> None:
     registration = make()
     registration.start()
     network.answer()
@@ -263,7 +284,9 @@ def test_who_may_have_lost_it_is_told_all(make, network, clock, topics, loss):
     assert [told_topics(command) for _, command, _, _ in network.requests] == [{"O"}, {"O"}]
 
 
-def test_a_change_after_a_loss_is_told_with_all(make, network, clock, topics):
+def test_a_change_after_a_loss_is_told_with_all(
+    make: Callable[..., Registration], network: FakeClient, clock: Clock, topics: FakeTopics
+) -> None:
     registration = make([A])
     registration.start()
     network.answer()
@@ -277,7 +300,9 @@ def test_a_change_after_a_loss_is_told_with_all(make, network, clock, topics):
     assert network.told == []
 
 
-def test_a_name_server_that_stays_away_is_tried_again_and_again(make, network, clock):
+def test_a_name_server_that_stays_away_is_tried_again_and_again(
+    make: Callable[..., Registration], network: FakeClient, clock: Clock
+) -> None:
     make([A], register_name_server_period_ms=60_000).start()
     for _ in range(5):
         assert network.told == [(A, REGISTER)]
@@ -292,7 +317,9 @@ def test_a_name_server_that_stays_away_is_tried_again_and_again(make, network, c
 QUERY = RequestCode.QUERY_DATA_VERSION
 
 
-def test_without_force_only_who_has_another_version_is_told(make, network, clock, topics):
+def test_without_force_only_who_has_another_version_is_told(
+    make: Callable[..., Registration], network: FakeClient, clock: Clock, topics: FakeTopics
+) -> None:
     make(force_register=False, register_name_server_period_ms=10_000, register_broker_timeout_ms=77).start()
     assert network.told == [(A, REGISTER), (B, REGISTER)]
     network.answer()
@@ -322,7 +349,9 @@ def test_without_force_only_who_has_another_version_is_told(make, network, clock
         (1, b"", {}),
     ],
 )
-def test_a_strange_answer_about_the_version_is_a_reason_to_tell_all(make, network, clock, code, body, fields):
+def test_a_strange_answer_about_the_version_is_a_reason_to_tell_all(
+    make: Callable[..., Registration], network: FakeClient, clock: Clock, code: int, body: bytes, fields: dict[str, str]
+) -> None:
     make([A], force_register=False, register_name_server_period_ms=10_000).start()
     network.answer()
     clock.advance(10)
@@ -332,7 +361,9 @@ def test_a_strange_answer_about_the_version_is_a_reason_to_tell_all(make, networ
     assert network.told == [(A, REGISTER)]
 
 
-def test_without_force_a_change_meanwhile_is_told(make, network, clock, topics):
+def test_without_force_a_change_meanwhile_is_told(
+    make: Callable[..., Registration], network: FakeClient, clock: Clock, topics: FakeTopics
+) -> None:
     registration = make([A], force_register=False, register_name_server_period_ms=10_000)
     registration.start()
     network.answer()
@@ -345,7 +376,9 @@ def test_without_force_a_change_meanwhile_is_told(make, network, clock, topics):
     assert (command.code, told_topics(command)) == (REGISTER, {"N"})
 
 
-def test_order_topics_are_those_of_the_first_name_server_that_answers(make, network, clock, topics):
+def test_order_topics_are_those_of_the_first_name_server_that_answers(
+    make: Callable[..., Registration], network: FakeClient, clock: Clock, topics: FakeTopics
+) -> None:
     make(register_name_server_period_ms=10_000).start()
     network.answer(address=B, body=b'{"table":{"B":"broker-a:4"}}')
     network.answer(address=A, body=b'{"table":{"T":"broker-a:4"}}')
@@ -355,11 +388,17 @@ def test_order_topics_are_those_of_the_first_name_server_that_answers(make, netw
     assert topics.ordered == [{"B"}, {"T"}, frozenset()]
 
 
-def test_many_topics_are_written_once_and_in_turns(make, network, clock, topics, monkeypatch):
+def test_many_topics_are_written_once_and_in_turns(
+    make: Callable[..., Registration],
+    network: FakeClient,
+    clock: Clock,
+    topics: FakeTopics,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(name_servers, "TURN_SECONDS", 0)
     topics.table = {f"topic-{n}": TopicConfig(f"topic-{n}") for n in range(3500)}
     written = []
-    write = name_servers.write_registration
+    write = write_registration
     monkeypatch.setattr(name_servers, "write_registration", lambda *a, **k: written.append(1) or write(*a, **k))
     make(register_name_server_period_ms=10_000).start()
     turns = 0
@@ -375,7 +414,14 @@ def test_many_topics_are_written_once_and_in_turns(make, network, clock, topics,
     assert len(written) == 1
 
 
-def test_what_no_frame_holds_is_registered_compressed(make, network, clock, topics, monkeypatch, logged):
+def test_what_no_frame_holds_is_registered_compressed(
+    make: Callable[..., Registration],
+    network: FakeClient,
+    clock: Clock,
+    topics: FakeTopics,
+    monkeypatch: pytest.MonkeyPatch,
+    logged: Logged,
+) -> None:
     monkeypatch.setattr(name_servers, "BODY_BYTES_MAX", 1000)
     topics.table = {f"topic-{n}": TopicConfig(f"topic-{n}") for n in range(20)}
     make([A]).start()
@@ -385,16 +431,18 @@ def test_what_no_frame_holds_is_registered_compressed(make, network, clock, topi
     assert logged.lines[0].startswith("20 topics are ")
 
 
-def test_another_permission_of_the_broker_is_told_of_all_topics(make, network, topics):
+def test_another_permission_of_the_broker_is_told_of_all_topics(
+    make: Callable[..., Registration], network: FakeClient, topics: FakeTopics
+) -> None:
     registration = make([A])
     registration.start()
     network.answer()
-    registration.live.change({"brokerPermission": str(int(Perm.READ))})
+    registration._live.change({"brokerPermission": str(int(Perm.READ))})
     ((_, command, _, _),) = network.requests
     assert decode_registration(command.body, compressed=False).queues == {"T": QueueNumbers(4, 4, 4, 0)}
 
 
-def test_one_registration_at_a_time(make, network, clock):
+def test_one_registration_at_a_time(make: Callable[..., Registration], network: FakeClient, clock: Clock) -> None:
     registration = make([A], register_name_server_period_ms=10_000)
     registration.start()
     network.answer()
@@ -407,7 +455,9 @@ def test_one_registration_at_a_time(make, network, clock):
     assert len(network.requests) == 1
 
 
-def test_a_name_server_that_stays_away_is_one_line_and_its_return_another(make, network, clock, logged):
+def test_a_name_server_that_stays_away_is_one_line_and_its_return_another(
+    make: Callable[..., Registration], network: FakeClient, clock: Clock, logged: Logged
+) -> None:
     make(register_name_server_period_ms=10_000).start()
     for _ in range(3):
         network.answer(address=A)
@@ -421,7 +471,9 @@ def test_a_name_server_that_stays_away_is_one_line_and_its_return_another(make, 
     ]
 
 
-def test_a_name_server_that_closes_before_any_answer_may_want_tls(make, network, clock, logged):
+def test_a_name_server_that_closes_before_any_answer_may_want_tls(
+    make: Callable[..., Registration], network: FakeClient, clock: Clock, logged: Logged
+) -> None:
     make([A], register_name_server_period_ms=10_000).start()
     network.fail(error=ConnectionClosed("reset."))
     clock.advance(10)
@@ -436,20 +488,26 @@ def test_a_name_server_that_closes_before_any_answer_may_want_tls(make, network,
     ]
 
 
-def test_an_error_code_is_no_registration(make, network, logged):
+def test_an_error_code_is_no_registration(
+    make: Callable[..., Registration], network: FakeClient, logged: Logged
+) -> None:
     make([A]).start()
     network.answer(ResponseCode.SYSTEM_ERROR)
     assert logged.lines == [f"name server {A} is not told of this broker: CODE: 1  DESC: no"]
 
 
-def test_topics_have_at_most_the_permission_of_the_broker(make, network):
+def test_topics_have_at_most_the_permission_of_the_broker(
+    make: Callable[..., Registration], network: FakeClient
+) -> None:
     make([A], broker_permission=Perm.READ).start()
     ((_, command, _, _),) = network.requests
     body = decode_registration(command.body, compressed=False)
     assert body.queues["T"].perm == Perm.READ
 
 
-def test_goodbye_waits_for_what_is_under_way(make, network, clock):
+def test_goodbye_waits_for_what_is_under_way(
+    make: Callable[..., Registration], network: FakeClient, clock: Clock
+) -> None:
     registration = make()
     registration.start()
     gone = registration.stop()
@@ -465,7 +523,7 @@ def test_goodbye_waits_for_what_is_under_way(make, network, clock):
     assert clock.getDelayedCalls() == []
 
 
-def test_goodbye(make, network, clock):
+def test_goodbye(make: Callable[..., Registration], network: FakeClient, clock: Clock) -> None:
     registration = make()
     registration.start()
     network.answer()

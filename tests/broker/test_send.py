@@ -1,5 +1,7 @@
 """Sends, over connections and by the bytes: what is stored, what is answered."""
 
+from collections.abc import Callable
+
 import pytest
 from twisted.internet.address import IPv6Address
 
@@ -12,14 +14,17 @@ from tests.broker.bench import (
     CLIENT_HOST,
     HOST,
     START,
+    Bench,
+    Client,
     FakeConnection,
     send_command,
 )
 from tests.broker.sending import BATCH, V1, V2, one, raw
+from tests.remoting.logs import Logged
 
 
 @pytest.mark.parametrize("code", [V1, V2])
-def test_a_message_is_stored_as_it_was_sent(bench, client, code):
+def test_a_message_is_stored_as_it_was_sent(bench: Bench, client: Client, code: int) -> None:
     for i in range(2):  # the second goes the fast way
         answer = one(
             client.send(body=b"hello %d" % i, code=code, queue_id=3, flag=7, sys_flag=1, reconsume_times=2,
@@ -43,7 +48,7 @@ def test_a_message_is_stored_as_it_was_sent(bench, client, code):
         assert answer.version == VERSION
 
 
-def test_many_sends_of_one_read_are_answered_in_order(bench, client):
+def test_many_sends_of_one_read_are_answered_in_order(bench: Bench, client: Client) -> None:
     client.send()
     commands = [send_command(body=b"%d" % i, queue_id=i % 4) for i in range(40)]
     answers = client.ask_all(*commands)
@@ -54,14 +59,14 @@ def test_many_sends_of_one_read_are_answered_in_order(bench, client):
         assert stored == [b"%d" % n for n in range(i, 40, 4)]
 
 
-def test_an_ipv6_producer(bench):
+def test_an_ipv6_producer(bench: Bench) -> None:
     client = bench.client(IPv6Address("TCP", "2001:db8::7", 5))
     for i in range(2):
         assert one(client.send()).code == 0
         assert bench.records("T")[i].born_host == ("2001:db8::7", 5)
 
 
-def test_region_and_trace_are_the_settings(make_bench):
+def test_region_and_trace_are_the_settings(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench(region_id="100%sure", trace_on=False)
     client = bench.client()
     for _ in range(2):
@@ -73,17 +78,17 @@ def test_region_and_trace_are_the_settings(make_bench):
 
 
 @pytest.mark.parametrize("code", [V1, V2, BATCH])
-def test_a_body_over_the_limit_is_told_its_size_and_the_limit(bench, client, code):
+def test_a_body_over_the_limit_is_told_its_size_and_the_limit(bench: Bench, client: Client, code: int) -> None:
     client.send()
     answer = one(client.send(body=bytes(BODY_MAX + 1), code=code))
     assert answer.code == ResponseCode.MESSAGE_ILLEGAL
-    assert f"{BODY_MAX + 1}B" in answer.remark
-    assert f"limit {BODY_MAX}B" in answer.remark
+    assert f"{BODY_MAX + 1}B" in (answer.remark or "")
+    assert f"limit {BODY_MAX}B" in (answer.remark or "")
     assert len(bench.records("T")) == 1
 
 
 @pytest.mark.parametrize("code", [V1, V2])
-def test_a_body_at_the_limit_is_stored(bench, client, code):
+def test_a_body_at_the_limit_is_stored(bench: Bench, client: Client, code: int) -> None:
     client.send()
     assert one(client.send(body=bytes(BODY_MAX), code=code)).code == 0
     assert len(bench.records("T")[1].body) == BODY_MAX
@@ -91,7 +96,7 @@ def test_a_body_at_the_limit_is_stored(bench, client, code):
 
 
 @pytest.mark.parametrize("code", [V1, V2])
-def test_properties_that_fill_a_record_and_those_that_do_not_fit(bench, client, code):
+def test_properties_that_fill_a_record_and_those_that_do_not_fit(bench: Bench, client: Client, code: int) -> None:
     client.send()
     ours = len(b"\x02CLUSTER\x01DefaultCluster")
     longest = "KEYS\x01" + "k" * (32767 - ours - 5)
@@ -112,7 +117,7 @@ def test_properties_that_fill_a_record_and_those_that_do_not_fit(bench, client, 
 
 
 @pytest.mark.parametrize(("known", "field"), [(False, f) for f in "abcdefgh"] + [(True, f) for f in "befgh"])
-def test_a_missing_field_is_named(bench, client, field, known):
+def test_a_missing_field_is_named(bench: Bench, client: Client, field: str, known: bool) -> None:
     if known:
         client.send()
     command = send_command()
@@ -123,18 +128,18 @@ def test_a_missing_field_is_named(bench, client, field, known):
 
 @pytest.mark.parametrize(("known", "field"), [(False, f) for f in "defghjl"] + [(True, f) for f in "efghj"])
 @pytest.mark.parametrize("value", ["x", "", "1.5", "99999999999999999999"])
-def test_a_badly_typed_field_is_named(bench, client, field, value, known):
+def test_a_badly_typed_field_is_named(bench: Bench, client: Client, field: str, value: str, known: bool) -> None:
     if known:
         client.send()
     command = send_command()
     command.ext_fields[field] = value
     answer = one(client.ask_all(command))
     assert answer.code == ResponseCode.SYSTEM_ERROR
-    assert f"<{field}>" in answer.remark
+    assert f"<{field}>" in (answer.remark or "")
 
 
 @pytest.mark.parametrize("code", [V1, V2, BATCH])
-def test_oneway_is_stored_and_not_answered(bench, client, code):
+def test_oneway_is_stored_and_not_answered(bench: Bench, client: Client, code: int) -> None:
     body = encode_batch([BatchEntry(0, b"x", b"")]) if code == BATCH else b"x"
     for _ in range(2):
         command = send_command(body=body, code=code)
@@ -146,7 +151,7 @@ def test_oneway_is_stored_and_not_answered(bench, client, code):
     assert [record.body for record in bench.records("T")] == [b"x", b"x"]
 
 
-def test_oneway_among_others(bench, client):
+def test_oneway_among_others(bench: Bench, client: Client) -> None:
     commands = [send_command(body=b"%d" % i) for i in range(5)]
     commands[1].flag = commands[3].flag = ONEWAY_FLAG
     answers = client.ask_all(*commands)
@@ -155,7 +160,7 @@ def test_oneway_among_others(bench, client):
 
 
 @pytest.mark.parametrize("code", [V1, V2])
-def test_the_binary_header_is_as_good(bench, client, code):
+def test_the_binary_header_is_as_good(bench: Bench, client: Client, code: int) -> None:
     for _ in range(2):
         command = send_command(code=code, body=b"x")
         command.serialize_type = ROCKETMQ
@@ -163,13 +168,13 @@ def test_the_binary_header_is_as_good(bench, client, code):
     assert len(bench.records("T")) == 2
 
 
-def test_an_empty_request_is_answered(client):
+def test_an_empty_request_is_answered(client: Client) -> None:
     for code in (V1, V2, BATCH):
         answer = one(client.ask_all(RemotingCommand(code)))
         assert answer.code == ResponseCode.SYSTEM_ERROR
 
 
-def test_a_record_too_large_for_a_segment_is_refused_alone(make_bench, logged):
+def test_a_record_too_large_for_a_segment_is_refused_alone(make_bench: Callable[..., Bench], logged: Logged) -> None:
     """A limit of messages beyond the segment size is a strange setting, and yet no reason to fail others."""
     bench = make_bench(store={"mapped_file_size_commit_log": 16 * 1024, "max_message_size": 32 * 1024})
     client = bench.client()
@@ -179,7 +184,7 @@ def test_a_record_too_large_for_a_segment_is_refused_alone(make_bench, logged):
     assert logged.failures == []
 
 
-def test_born_host_is_where_the_send_came_from(bench):
+def test_born_host_is_where_the_send_came_from(bench: Bench) -> None:
     connection = FakeConnection(host=CLIENT_HOST)
     bench.send.send_v2([raw(send_command())], connection)
     assert bench.records("T")[0].born_host == ("10.0.0.2", 40000)

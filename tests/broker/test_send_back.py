@@ -1,28 +1,33 @@
 """Messages that a consumer could not consume."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from mqbroker.wire.bodies import SubscriptionGroupConfig, TopicConfig
 from mqbroker.wire.codes import Perm, RequestCode, ResponseCode
+from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import ConsumerSendMsgBackRequestHeader
 from mqbroker.wire.ids import offset_message_id
-from mqbroker.wire.record import decode_records
-from tests.broker.bench import HeldWorker
+from mqbroker.wire.record import Record, decode_records
+from tests.broker.bench import Bench, Client, HeldWorker
+from tests.remoting.logs import Logged
 
 
-def send_back(client, record, **fields):
+def send_back(client: Client, record: int | Record, **fields: Any) -> RemotingCommand:
     header = ConsumerSendMsgBackRequestHeader(
         **{"offset": getattr(record, "physical_offset", record), "group": "CG", "delay_level": 0, **fields}
     )
     return client.ask(RequestCode.CONSUMER_SEND_MSG_BACK, header)
 
 
-def stored(bench, client, **fields):
+def stored(bench: Bench, client: Client, **fields: Any) -> Record:
     client.send(body=b"body", **{"properties": "TAGS\x01A\x02KEYS\x01k", "flag": 7, "sys_flag": 1, **fields})
     return bench.records("T")[-1]
 
 
-def test_it_waits_for_its_next_try(bench, client):
+def test_it_waits_for_its_next_try(bench: Bench, client: Client) -> None:
     record = stored(bench, client)
     assert send_back(client, record).code == 0
     (again,) = bench.records("SCHEDULE_TOPIC_XXXX", 2)  # level 3: 10 s
@@ -42,7 +47,7 @@ def test_it_waits_for_its_next_try(bench, client):
     assert bench.topics.get("%RETRY%CG").read_queue_nums == 1
 
 
-def test_each_try_waits_longer_and_remembers_where_it_came_from(bench, client):
+def test_each_try_waits_longer_and_remembers_where_it_came_from(bench: Bench, client: Client) -> None:
     record = stored(bench, client)
     send_back(client, record)
     first = bench.records("SCHEDULE_TOPIC_XXXX", 2)[0]
@@ -54,13 +59,13 @@ def test_each_try_waits_longer_and_remembers_where_it_came_from(bench, client):
 
 
 @pytest.mark.parametrize(("level", "queue"), [(1, 0), (18, 17), (19, 17), (2**31 - 1, 17)])
-def test_the_consumer_may_choose_the_delay(bench, client, level, queue):
+def test_the_consumer_may_choose_the_delay(bench: Bench, client: Client, level: int, queue: int) -> None:
     assert send_back(client, stored(bench, client), delay_level=level).code == 0
     assert len(bench.records("SCHEDULE_TOPIC_XXXX", queue)) == 1
 
 
 @pytest.mark.parametrize("how", ["too often", "too often by its own count", "negative level"])
-def test_after_the_last_try_it_is_a_dead_letter(bench, client, how):
+def test_after_the_last_try_it_is_a_dead_letter(bench: Bench, client: Client, how: str) -> None:
     record = stored(bench, client, reconsume_times=16 if how == "too often" else 2)
     fields = {"negative level": {"delay_level": -1}, "too often by its own count": {"max_reconsume_times": 2}}
     assert send_back(client, record, **fields.get(how, {})).code == 0
@@ -71,7 +76,7 @@ def test_after_the_last_try_it_is_a_dead_letter(bench, client, how):
     assert bench.topics.get("%DLQ%CG").write_queue_nums == 1
 
 
-def test_a_group_with_a_maximum_of_its_own(bench, client):
+def test_a_group_with_a_maximum_of_its_own(bench: Bench, client: Client) -> None:
     bench.groups.put(SubscriptionGroupConfig("CG", retry_max_times=1))
     record = stored(bench, client)
     send_back(client, record)
@@ -79,7 +84,7 @@ def test_a_group_with_a_maximum_of_its_own(bench, client):
     assert len(bench.records("%DLQ%CG")) == 1
 
 
-def test_a_group_without_retries_forgets_it(bench, client):
+def test_a_group_without_retries_forgets_it(bench: Bench, client: Client) -> None:
     bench.groups.put(SubscriptionGroupConfig("CG", retry_queue_nums=0))
     end = bench.store.log_end
     record = stored(bench, client)
@@ -88,7 +93,7 @@ def test_a_group_without_retries_forgets_it(bench, client):
     assert bench.store.log_end == end
 
 
-def test_refusals(bench, client, make_bench):
+def test_refusals(bench: Bench, client: Client, make_bench: Callable[..., Bench]) -> None:
     record = stored(bench, client)
     for offset in (-1, 7, 2**62):
         answer = send_back(client, offset)
@@ -106,7 +111,7 @@ def test_refusals(bench, client, make_bench):
     assert send_back(strict.client(), 0).code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
 
 
-def test_a_unit_marks_its_retry_topic(bench, client):
+def test_a_unit_marks_its_retry_topic(bench: Bench, client: Client) -> None:
     record = stored(bench, client)
     assert send_back(client, record, unit_mode=True).code == 0
     assert bench.topics.get("%RETRY%CG").topic_sys_flag == 2
@@ -114,7 +119,7 @@ def test_a_unit_marks_its_retry_topic(bench, client):
     assert bench.topics.get("%DLQ%CG").topic_sys_flag == 0
 
 
-def test_dead_letters_are_consumed(bench, client):
+def test_dead_letters_are_consumed(bench: Bench, client: Client) -> None:
     assert send_back(client, stored(bench, client), delay_level=-1).code == 0
     bench.store.dispatch_now()
     answer = client.pull("%DLQ%CG", consumer_group="Undertaker")
@@ -122,29 +127,29 @@ def test_dead_letters_are_consumed(bench, client):
     assert (record.body, record.reconsume_times, record.properties["RETRY_TOPIC"]) == (b"body", 1, "T")
 
 
-def test_a_group_too_long_for_a_retry_topic_is_refused(bench, client):
+def test_a_group_too_long_for_a_retry_topic_is_refused(bench: Bench, client: Client) -> None:
     record = stored(bench, client)
     answer = send_back(client, record, group="g" * 200)
     assert answer.code == ResponseCode.SYSTEM_ERROR
-    assert "longer than topic max length" in answer.remark
+    assert "longer than topic max length" in (answer.remark or "")
     assert not [name for name in bench.topics.names() if len(name) > 127]
 
 
-def test_properties_that_have_no_room_for_more(bench, client, logged):
+def test_properties_that_have_no_room_for_more(bench: Bench, client: Client, logged: Logged) -> None:
     record = stored(bench, client, properties="KEYS\x01" + "k" * 32_700)
     answer = send_back(client, record)
     assert answer.code == ResponseCode.MESSAGE_ILLEGAL
     assert logged.failures == []
 
 
-def test_separators_in_a_value_come_through(bench, client):
+def test_separators_in_a_value_come_through(bench: Bench, client: Client) -> None:
     record = stored(bench, client, properties="KEYS\x01a\x01b")
     assert record.properties["KEYS"] == "a\x01b"
     assert send_back(client, record).code == 0
     assert bench.records("SCHEDULE_TOPIC_XXXX", 2)[0].properties["KEYS"] == "a\x01b"
 
 
-def test_a_store_that_takes_nothing(make_bench):
+def test_a_store_that_takes_nothing(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench(worker=HeldWorker())
     client = bench.client()
     record = stored(bench, client)
@@ -152,4 +157,4 @@ def test_a_store_that_takes_nothing(make_bench):
     bench.worker.fail(OSError(5, "Input/output error"))
     answer = send_back(client, record)
     assert answer.code == ResponseCode.SYSTEM_ERROR
-    assert "Input/output error" in answer.remark
+    assert "Input/output error" in (answer.remark or "")

@@ -1,6 +1,7 @@
 """Batches: one send of several messages."""
 
 import struct
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -11,13 +12,15 @@ from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.command import FrameDecoder
 from mqbroker.wire.ids import parse_offset_message_id
 from tests.broker.bench import (
+    Bench,
+    Client,
     FakeConnection,
     send_command,
 )
 from tests.broker.sending import BATCH, V1, V2, one, raw
 
 
-def test_a_batch_is_stored_as_its_messages(bench, client):
+def test_a_batch_is_stored_as_its_messages(bench: Bench, client: Client) -> None:
     entries = [BatchEntry(i, b"%d" % i, b"TAGS\x01t%d\x02WAIT\x01false" % i) for i in range(3)]
     properties = "UNIQ_KEY\x01U\x02WAIT\x01true"  # those of the batch itself are each message's too
     answer = one(client.send(body=encode_batch(entries), code=BATCH, queue_id=1, batch=True, properties=properties))
@@ -33,14 +36,14 @@ def test_a_batch_is_stored_as_its_messages(bench, client):
     assert answer.ext_fields["queueOffset"] == "0"
 
 
-def test_the_long_header_says_batch_too(bench, client):
+def test_the_long_header_says_batch_too(bench: Bench, client: Client) -> None:
     body = encode_batch([BatchEntry(0, b"x", b""), BatchEntry(0, b"y", b"")])
     for code in (V1, V2):
         assert one(client.send(body=body, code=code, batch=True)).code == 0
     assert [record.body for record in bench.records("T")] == [b"x", b"y"] * 2
 
 
-def lying(**changes):
+def lying(**changes: int) -> bytes:
     parts = {"size": 20 + 4 + 2 + 3, "body_length": 4, "properties_length": 3, **changes}
     return (
         struct.pack(">iiiii", parts["size"], 0, 0, 0, parts["body_length"])
@@ -69,13 +72,13 @@ LYING = {
 
 
 @pytest.mark.parametrize("name", LYING)
-def test_a_batch_whose_sizes_lie_stores_nothing(bench, client, name):
+def test_a_batch_whose_sizes_lie_stores_nothing(bench: Bench, client: Client, name: str) -> None:
     answer = one(client.send(body=LYING[name], code=BATCH))
     assert answer.code == ResponseCode.MESSAGE_ILLEGAL
     assert bench.records("T") == []
 
 
-def test_a_good_batch_for_comparison(bench, client):
+def test_a_good_batch_for_comparison(bench: Bench, client: Client) -> None:
     assert one(client.send(body=lying(), code=BATCH)).code == 0
     assert bench.records("T")[0].properties["a"] == "b"
 
@@ -85,14 +88,14 @@ def test_a_good_batch_for_comparison(bench, client):
     [("%RETRY%CG", b"", ""), ("T", b"DELAY\x013", ""), ("T", b"", "DELAY\x013")],
     ids=["retry topic", "one delayed", "all delayed"],
 )
-def test_what_a_batch_may_not_be(bench, client, topic, properties, shared):
+def test_what_a_batch_may_not_be(bench: Bench, client: Client, topic: str, properties: bytes, shared: str) -> None:
     body = encode_batch([BatchEntry(0, b"good", b""), BatchEntry(0, b"x", properties)])
     answer = one(client.send(topic, body=body, code=BATCH, properties=shared))
     assert answer.code == ResponseCode.MESSAGE_ILLEGAL
     assert bench.records(topic) == []
 
 
-def test_properties_in_a_batch_have_the_same_limit(bench, client):
+def test_properties_in_a_batch_have_the_same_limit(bench: Bench, client: Client) -> None:
     entry = BatchEntry(0, b"x", b"KEYS\x01" + b"k" * 32_750)
     answer = one(client.send(body=encode_batch([entry]), code=BATCH))
     assert answer.code == ResponseCode.MESSAGE_ILLEGAL
@@ -100,6 +103,6 @@ def test_properties_in_a_batch_have_the_same_limit(bench, client):
 
 
 @given(st.binary(max_size=200))
-def test_any_batch_body_is_answered(module_bench, body):
+def test_any_batch_body_is_answered(module_bench: Bench, body: bytes) -> None:
     data = module_bench.send.send_batches([raw(send_command("Known", body, BATCH))], FakeConnection())
-    assert len(FrameDecoder().feed(data)) == 1
+    assert len(FrameDecoder().feed(cast(bytes, data))) == 1

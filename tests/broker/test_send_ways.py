@@ -1,6 +1,7 @@
 """Sends go a fast way or a slow one: both store and answer the same."""
 
 import json
+from typing import Any, cast
 
 import pytest
 from hypothesis import assume, example, given
@@ -9,10 +10,12 @@ from hypothesis import strategies as st
 
 from mqbroker.remoting.handlers import failure_response
 from mqbroker.wire.codes import ResponseCode
-from mqbroker.wire.command import FrameDecoder
+from mqbroker.wire.command import FrameDecoder, RemotingCommand
 from mqbroker.wire.ids import parse_offset_message_id
 from mqbroker.wire.record import decode_record
 from tests.broker.bench import (
+    Bench,
+    Client,
     FakeConnection,
     send_command,
 )
@@ -20,7 +23,7 @@ from tests.broker.sending import V2, one, raw
 from tests.store.harness import now
 
 
-def both_ways(bench, command):
+def both_ways(bench: Bench, command: RemotingCommand) -> list[tuple[Any, dict[str, Any] | None]]:
     """(answer, record or None) by way of the hot path and by way of the rules, with what must differ taken out."""
     found = []
     for slow in (False, True):
@@ -30,9 +33,10 @@ def both_ways(bench, command):
             bench.send.send_v2([raw(send_command("Known"))], FakeConnection())
         take = (lambda run, c: bench.send._send_by_rules(V2, run, c)) if slow else bench.send.send_v2
         try:
-            data = take([raw(command)], FakeConnection())
+            data = cast(bytes, take([raw(command)], FakeConnection()))
         except Exception as error:
-            answer, record = failure_response(command, error), None
+            answer: Any = failure_response(command, error)
+            record = None
         else:
             (frame,) = FrameDecoder().feed(data)
             fields = json.loads(frame[1])
@@ -87,7 +91,15 @@ _properties = st.builds(
 @example({}, {}, "WAIT\x01true\x02WAIT\x01false", set(), None, b"")
 @example({}, {}, "a\x01b\x01c", set(), None, b"")
 @example({}, {}, "a\x01b", {"i"}, None, b"")
-def test_both_ways_store_and_answer_the_same(module_bench, usual, odd, properties, missing, batch, body):
+def test_both_ways_store_and_answer_the_same(
+    module_bench: Bench,
+    usual: dict[str, str],
+    odd: dict[str, str],
+    properties: str | None,
+    missing: set[str],
+    batch: str | None,
+    body: bytes,
+) -> None:
     command = send_command("Known", body)
     command.ext_fields |= usual | odd
     command.ext_fields["m"] = batch
@@ -112,10 +124,12 @@ def test_both_ways_store_and_answer_the_same(module_bench, usual, odd, propertie
         {"i": "WAIT\x01true\x02TAGS\x01A\x02"},
     ],
 )
-def test_a_plain_send_does_not_go_by_the_rules(bench, client, monkeypatch, changed):
+def test_a_plain_send_does_not_go_by_the_rules(
+    bench: Bench, client: Client, monkeypatch: pytest.MonkeyPatch, changed: dict[str, str]
+) -> None:
     client.send()
 
-    def check(*_):
+    def check(*_: Any) -> None:
         raise AssertionError("a plain send took the long way")
 
     monkeypatch.setattr(bench.rules, "check", check)
@@ -125,7 +139,7 @@ def test_a_plain_send_does_not_go_by_the_rules(bench, client, monkeypatch, chang
 
 
 @given(_properties)
-def test_both_ways_agree_on_waiting_for_the_disk(properties):
+def test_both_ways_agree_on_waiting_for_the_disk(properties: str) -> None:
     from mqbroker.broker.system_topics import without_wait
     from mqbroker.wire.properties import decode_properties
 
@@ -137,12 +151,12 @@ def test_both_ways_agree_on_waiting_for_the_disk(properties):
     assert wait == (found.get("WAIT", "true").lower() != "false")
 
 
-def test_one_bad_send_does_not_fail_its_neighbours(bench, client):
+def test_one_bad_send_does_not_fail_its_neighbours(bench: Bench, client: Client) -> None:
     client.send()
     good = [send_command(body=b"%d" % i) for i in range(4)]
     bad = send_command()
     bad.ext_fields["h"] = str(2**31)
     answers = client.ask_all(good[0], good[1], bad, good[2], good[3])
     assert [answer.code for answer in answers] == [0, 0, ResponseCode.SYSTEM_ERROR, 0, 0]
-    assert "<h>" in answers[2].remark
+    assert "<h>" in (answers[2].remark or "")
     assert [record.body for record in bench.records("T")][1:] == [b"0", b"1", b"2", b"3"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,7 +10,7 @@ from mqbroker.broker.transactions import half_queue as module
 from mqbroker.broker.transactions.half_queue import SPAN_MAX, SettledState
 
 
-def test_progress_is_the_first_that_is_open():
+def test_progress_is_the_first_that_is_open() -> None:
     settled = SettledState(10, 5)
     for op, offset in enumerate([12, 11], 5):
         settled.settle(offset, op)
@@ -19,14 +20,14 @@ def test_progress_is_the_first_that_is_open():
     assert [settled.is_settled(offset) for offset in (9, 12, 13, 14)] == [True, True, False, False]
 
 
-def test_an_entry_for_one_that_is_open_keeps_back_those_after_it():
+def test_an_entry_for_one_that_is_open_keeps_back_those_after_it() -> None:
     settled = SettledState(0, 0)
     for op, offset in enumerate([1, 0, 3]):
         settled.settle(offset, op)
     assert (settled.progress, settled.op_progress) == (2, 2)
 
 
-def test_an_entry_is_taken_once():
+def test_an_entry_is_taken_once() -> None:
     settled = SettledState(0, 3)
     settled.settle(1, 2)
     assert not settled.is_settled(1)
@@ -34,7 +35,7 @@ def test_an_entry_is_taken_once():
     assert (settled.next_op, settled.op_progress) == (6, 6)
 
 
-def test_what_is_far_off_takes_no_room():
+def test_what_is_far_off_takes_no_room() -> None:
     settled = SettledState(0, 0)
     assert not settled.is_possible(SPAN_MAX)
     assert not settled.is_possible(-1)
@@ -43,7 +44,7 @@ def test_what_is_far_off_takes_no_room():
     assert (settled.progress, settled.op_progress, settled.next_open(0)) == (0, 2, 0)
 
 
-def test_moves_are_followed_and_bounded(monkeypatch):
+def test_moves_are_followed_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOVES_MAX", 3)
     settled = SettledState(0, 0)
     settled.move(0, 5)
@@ -54,7 +55,7 @@ def test_moves_are_followed_and_bounded(monkeypatch):
     assert [settled.where(offset) for offset in (0, 5, 12)] == [0, 5, 112]
 
 
-def test_what_is_open_can_be_settled():
+def test_what_is_open_can_be_settled() -> None:
     settled = SettledState(10, 0)
     settled.settle(12, 0)
     assert [settled.is_open(offset) for offset in (-1, 9, 10, 11, 12, 13, 9 + SPAN_MAX, 10 + SPAN_MAX)] == [
@@ -62,14 +63,14 @@ def test_what_is_open_can_be_settled():
     ]  # fmt: skip
 
 
-def test_of_many_those_that_are_far_off_take_no_room():
+def test_of_many_those_that_are_far_off_take_no_room() -> None:
     settled = SettledState(5, 3)
     settled.settle_all([5, 2**62, -1, 4, 7], 3)
     assert (settled.progress, settled.op_progress, settled.next_op) == (6, 7, 8)
     assert [settled.is_settled(offset) for offset in (5, 6, 7)] == [True, False, True]
 
 
-def test_many_entries_are_taken_once_and_what_is_between_says_nothing():
+def test_many_entries_are_taken_once_and_what_is_between_says_nothing() -> None:
     settled = SettledState(0, 3)
     settled.settle_all([0, 1], 2)
     assert [settled.is_settled(offset) for offset in (0, 1)] == [False, True]
@@ -82,7 +83,7 @@ def test_many_entries_are_taken_once_and_what_is_between_says_nothing():
         st.tuples(st.sampled_from(["settle", "many", "forget"]), st.integers(0, 60), st.integers(0, 5)), max_size=60
     )
 )
-def test_it_agrees_with_a_set(steps):
+def test_it_agrees_with_a_set(steps: list[tuple[str, int, int]]) -> None:
     """However little is trimmed at once."""
     trim, module._TRIM_MIN = module._TRIM_MIN, 4
     try:

@@ -1,17 +1,21 @@
 """Groups that read too slowly."""
 
+from collections.abc import Callable
+
 import pytest
 
 from mqbroker.broker.slow_consumers import CHECK_SECONDS
 from mqbroker.wire.codes import ResponseCode
+from tests.broker.bench import Bench, Client
 from tests.broker.test_client_requests import beat, consumer
+from tests.remoting.logs import Logged
 
 
 @pytest.fixture
-def slow(make_bench):
+def slow(make_bench: Callable[..., Bench]) -> Callable[..., tuple[Bench, Client]]:
     """A bench whose group CG has all of T to read, 10 messages of 1000 bytes."""
 
-    def make(**changes):
+    def make(**changes: int) -> tuple[Bench, Client]:
         bench = make_bench("slow", **changes)
         client = bench.client()
         for _ in range(10):
@@ -27,12 +31,12 @@ def slow(make_bench):
 ON = {"disable_consume_if_consumer_read_slowly": True}
 
 
-def look(bench):
+def look(bench: Bench) -> None:
     looked = bench.parts.slow_consumers.check()
     assert looked is None or looked.called
 
 
-def test_a_group_too_far_behind_is_switched_off(slow, logged):
+def test_a_group_too_far_behind_is_switched_off(slow: Callable[..., tuple[Bench, Client]], logged: Logged) -> None:
     bench, client = slow(**ON, consumer_fallbehind_threshold=10_000)
     assert client.pull().code == 0
     look(bench)
@@ -56,19 +60,19 @@ def test_a_group_too_far_behind_is_switched_off(slow, logged):
     ],
     ids=["not wanted", "not so far", "near the end", "at the end", "beyond the end", "nowhere"],
 )
-def test_others_are_not(slow, changes, offset):
+def test_others_are_not(slow: Callable[..., tuple[Bench, Client]], changes: dict[str, int], offset: int) -> None:
     bench, client = slow(**changes)
     bench.offsets.commit("CG", "T", 0, offset)
     look(bench)
     assert client.pull().code == 0
 
 
-def test_a_group_that_is_not_there_is_left_alone(slow):
+def test_a_group_that_is_not_there_is_left_alone(slow: Callable[..., tuple[Bench, Client]]) -> None:
     bench, client = slow(**ON, consumer_fallbehind_threshold=1)
     bench.consumers.unregister(client.connection, "CG")
     look(bench)
     assert client.pull().code == 0
 
 
-def test_it_is_looked_for_while_the_broker_runs(bench):
+def test_it_is_looked_for_while_the_broker_runs(bench: Bench) -> None:
     assert (CHECK_SECONDS, bench.parts.slow_consumers.check) in bench.parts.periodic()

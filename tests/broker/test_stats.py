@@ -4,7 +4,9 @@ import json
 import re
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +24,7 @@ from mqbroker.wire.bodies import (
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import GetConsumeStatsInBrokerHeader, ViewBrokerStatsDataRequestHeader
-from tests.broker.bench import START, send_command
+from tests.broker.bench import START, Bench, Client, send_command
 from tests.broker.test_send_back import send_back
 from tests.broker.transacting import HALF, OP, ROLLBACK, Transactor
 
@@ -30,13 +32,13 @@ NONE = BrokerStatsItem()
 JAVA = json.loads((Path(__file__).parent.parent / "data" / "runtime-info-4.9.7.json").read_text())
 
 
-def pass_seconds(bench, seconds):
+def pass_seconds(bench: Bench, seconds: int) -> None:
     for _ in range(seconds):
         bench.clock.advance(1)
         bench.parts.stats.tick()
 
 
-def view(client, name, key):
+def view(client: Client, name: str, key: str) -> BrokerStatsData:
     client = client.bench.client()  # who says nothing for long is disconnected
     answer = client.ask(
         RequestCode.VIEW_BROKER_STATS_DATA, ViewBrokerStatsDataRequestHeader(stats_name=name, stats_key=key)
@@ -45,11 +47,11 @@ def view(client, name, key):
     return BrokerStatsData.from_json(answer.body)
 
 
-def last_minute(client, name, key):
+def last_minute(client: Client, name: str, key: str) -> BrokerStatsItem:
     return view(client, name, key).stats_minute
 
 
-def is_counted(client, name, key):
+def is_counted(client: Client, name: str, key: str) -> bool:
     header = ViewBrokerStatsDataRequestHeader(stats_name=name, stats_key=key)
     answer = client.ask(RequestCode.VIEW_BROKER_STATS_DATA, header)
     if answer.code:
@@ -57,20 +59,20 @@ def is_counted(client, name, key):
     return not answer.code
 
 
-def info(client):
+def info(client: Client) -> dict[str, str]:
     answer = client.bench.client().ask(RequestCode.GET_BROKER_RUNTIME_INFO)
     assert answer.code == 0
     return KVTable.from_json(answer.body).table
 
 
-def size_of(bench, topic, queue_id=0):
+def size_of(bench: Bench, topic: str, queue_id: int = 0) -> int:
     return sum(record.store_size for record in bench.records(topic, queue_id))
 
 
 # What is counted
 
 
-def test_sends_are_counted_by_topic_and_for_the_broker(bench, client):
+def test_sends_are_counted_by_topic_and_for_the_broker(bench: Bench, client: Client) -> None:
     client.ask_all(*[send_command("T", b"x" * 100) for _ in range(8)])
     client.send("T", queue_id=1)
     client.send("U")
@@ -83,7 +85,7 @@ def test_sends_are_counted_by_topic_and_for_the_broker(bench, client):
     assert not is_counted(client, "QUEUE_PUT_NUMS", "T@0")
 
 
-def test_the_longer_windows_come_later(bench, client):
+def test_the_longer_windows_come_later(bench: Bench, client: Client) -> None:
     client.send("T")
     pass_seconds(bench, 599)
     assert view(client, "TOPIC_PUT_NUMS", "T") == BrokerStatsData(NONE, NONE, NONE)
@@ -93,13 +95,13 @@ def test_the_longer_windows_come_later(bench, client):
     assert view(client, "TOPIC_PUT_NUMS", "T").stats_day == BrokerStatsItem(1, 1 / 3600, 1.0)
 
 
-def test_what_waits_for_its_first_look_is_there_without_numbers(bench, client):
+def test_what_waits_for_its_first_look_is_there_without_numbers(bench: Bench, client: Client) -> None:
     client.send("T")
     pass_seconds(bench, 1)
     assert view(client, "TOPIC_PUT_NUMS", "T") == BrokerStatsData(NONE, NONE, NONE)
 
 
-def test_a_batch_is_one_time(bench, client):
+def test_a_batch_is_one_time(bench: Bench, client: Client) -> None:
     entries = [BatchEntry(0, b"x", b"") for _ in range(5)]
     client.send("T", encode_batch(entries), RequestCode.SEND_BATCH_MESSAGE, batch=True)
     client.send("T")
@@ -107,7 +109,7 @@ def test_a_batch_is_one_time(bench, client):
     assert last_minute(client, "TOPIC_PUT_NUMS", "T") == BrokerStatsItem(6, 0.6, 3.0)
 
 
-def test_pulls_are_counted_by_group(bench, client):
+def test_pulls_are_counted_by_group(bench: Bench, client: Client) -> None:
     client.ask_all(*[send_command("T") for _ in range(6)])
     client.pull(max_msg_nums=4)
     client.pull(max_msg_nums=4, queue_offset=4)
@@ -124,7 +126,7 @@ def test_pulls_are_counted_by_group(bench, client):
     assert (statistics.found, statistics.missed, statistics.got) == (2, 1, 6)
 
 
-def test_pulls_that_waited_are_counted_when_they_are_answered(bench, client):
+def test_pulls_that_waited_are_counted_when_they_are_answered(bench: Bench, client: Client) -> None:
     client.send("T")
     assert client.pull(queue_offset=1, sys_flag=6) is None
     client.send("T")
@@ -134,7 +136,7 @@ def test_pulls_that_waited_are_counted_when_they_are_answered(bench, client):
     assert (bench.store.statistics.found, bench.store.statistics.missed) == (1, 1)
 
 
-def test_delayed_messages_and_those_sent_back_as_java_counts_them(bench, client):
+def test_delayed_messages_and_those_sent_back_as_java_counts_them(bench: Bench, client: Client) -> None:
     """The same was sent to a Java broker; this is what it counted."""
     bench.parts.delay.start()
     client.ask_all(*[send_command("T", b"x" * 100) for _ in range(10)])
@@ -144,7 +146,7 @@ def test_delayed_messages_and_those_sent_back_as_java_counts_them(bench, client)
     bench.turn(2)
     pass_seconds(bench, 10)
 
-    def total(name, key):
+    def total(name: str, key: str) -> int:
         return last_minute(client, name, key).sum
 
     assert total("TOPIC_PUT_NUMS", "T") == 13
@@ -163,7 +165,7 @@ def test_delayed_messages_and_those_sent_back_as_java_counts_them(bench, client)
     assert info(client)["msgPutTotalTodayNow"] == "18"
 
 
-def test_one_sent_back_before_its_message_arrives(bench, client):
+def test_one_sent_back_before_its_message_arrives(bench: Bench, client: Client) -> None:
     bench.parts.stats.sent_back("CG", "T")
     bench.parts.stats.sent_back("CG", "T")
     client.send("T")
@@ -173,7 +175,7 @@ def test_one_sent_back_before_its_message_arrives(bench, client):
     assert last_minute(client, "BROKER_PUT_NUMS", "DefaultCluster").sum == 2
 
 
-def test_of_a_transaction_what_its_producer_sent_counts_once_for_the_broker(bench):
+def test_of_a_transaction_what_its_producer_sent_counts_once_for_the_broker(bench: Bench) -> None:
     producer = Transactor(bench)
     producer.commit(producer.half(b"one"))
     producer.end(producer.half(b"two"), ROLLBACK)
@@ -186,7 +188,7 @@ def test_of_a_transaction_what_its_producer_sent_counts_once_for_the_broker(benc
     assert info(producer.client)["msgPutTotalTodayNow"] == "6"
 
 
-def test_without_details(make_bench):
+def test_without_details(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench(enable_detail_stat=False, store={"enable_schedule_message_stats": False})
     client = bench.client()
     bench.parts.delay.start()
@@ -202,7 +204,7 @@ def test_without_details(make_bench):
     assert last_minute(client, "BROKER_PUT_NUMS", "DefaultCluster").sum == 2
 
 
-def test_light_queues_are_counted_as_one(make_bench):
+def test_light_queues_are_counted_as_one(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench(store={"enable_lmq": True, "enable_multi_dispatch": True})
     client = bench.client()
     client.send("T", properties="INNER_MULTI_DISPATCH\x01%LMQ%lamp,%LMQ%house")
@@ -217,7 +219,7 @@ def test_light_queues_are_counted_as_one(make_bench):
     assert not is_counted(client, "TOPIC_PUT_NUMS", "%LMQ%lamp")
 
 
-def count_all(bench, client):
+def count_all(bench: Bench, client: Client) -> None:
     client.send("T")
     client.send("U")
     client.pull("T")
@@ -235,7 +237,7 @@ OF_OTHERS = [("TOPIC_PUT_NUMS", "U"), ("GROUP_GET_SIZE", "U@OTHER"), ("GROUP_GET
 
 
 @pytest.mark.parametrize("forgets", [True, False])
-def test_what_is_removed_is_forgotten_where_that_is_wanted(make_bench, forgets):
+def test_what_is_removed_is_forgotten_where_that_is_wanted(make_bench: Callable[..., Bench], forgets: bool) -> None:
     bench = make_bench(auto_delete_unused_stats=forgets)
     client = bench.client()
     count_all(bench, client)
@@ -257,17 +259,17 @@ def test_what_is_removed_is_forgotten_where_that_is_wanted(make_bench, forgets):
     [("TOPIC_PUT_NUMS", "T"), ("nothing", "T"), ("", ""), ("GROUP_GET_FALL_SIZE", "0@T@CG"), ("BROKER_PUT_NUMS", "é"),
      ("__class__", "x" * 500)],
 )  # fmt: skip
-def test_what_is_not_counted(client, name, key):
+def test_what_is_not_counted(client: Client, name: str, key: str) -> None:
     assert not is_counted(client, name, key)
 
 
-def test_a_long_key_is_not_told_back_whole(client):
+def test_a_long_key_is_not_told_back_whole(client: Client) -> None:
     header = ViewBrokerStatsDataRequestHeader(stats_name="n" * 10_000, stats_key="k" * 10_000)
     assert len(client.ask(RequestCode.VIEW_BROKER_STATS_DATA, header).remark) < 1000
 
 
 @pytest.mark.parametrize("missing", ["statsName", "statsKey"])
-def test_a_field_that_is_missing(client, missing):
+def test_a_field_that_is_missing(client: Client, missing: str) -> None:
     fields = {"statsName": "TOPIC_PUT_NUMS", "statsKey": "T"}
     del fields[missing]
     (answer,) = client.ask_all(RemotingCommand(RequestCode.VIEW_BROKER_STATS_DATA, fields))
@@ -277,16 +279,16 @@ def test_a_field_that_is_missing(client, missing):
 # How the broker is
 
 
-def form(text):
+def form(text: str) -> str:
     """A value with each number in it as 0, or as 0.0 where it has a point."""
     return re.sub(r"\d+(\.\d+)?", lambda found: "0.0" if found[1] else "0", text)
 
 
-def keys_of(table):
+def keys_of(table: dict[str, str]) -> set[str]:
     return {re.sub("_/.*", "_/path", key) for key in table}
 
 
-def test_the_keys_and_forms_are_those_of_java(bench, client):
+def test_the_keys_and_forms_are_those_of_java(bench: Bench, client: Client) -> None:
     """Of a broker that ran for 20 seconds, was sent 14 messages, and delivered delayed ones."""
     bench.parts.delay.start()
     bench.store._retention.watch.look()
@@ -312,7 +314,7 @@ def test_the_keys_and_forms_are_those_of_java(bench, client):
         assert at_rest[key] == JAVA["at_rest"][key], key
 
 
-def test_what_was_done(bench, client):
+def test_what_was_done(bench: Bench, client: Client) -> None:
     client.ask_all(*[send_command("T") for _ in range(20)])
     client.pull(max_msg_nums=10)
     client.pull(max_msg_nums=10)
@@ -338,7 +340,7 @@ def test_what_was_done(bench, client):
     assert info(client)["putLatency99"] == "0.95"
 
 
-def test_settings_that_change_while_it_runs(bench, client):
+def test_settings_that_change_while_it_runs(bench: Bench, client: Client) -> None:
     count_all(bench, client)
     changes = b"autoDeleteUnusedStats=true\nenableScheduleMessageStats=false\nstartAcceptSendRequestTimeStamp=7"
     assert client.ask(RequestCode.UPDATE_BROKER_CONFIG, body=changes).code == 0
@@ -349,12 +351,12 @@ def test_settings_that_change_while_it_runs(bench, client):
     assert not is_counted(client, "TOPIC_PUT_NUMS", "T")
 
 
-def test_how_long_it_runs(bench, client):
+def test_how_long_it_runs(bench: Bench, client: Client) -> None:
     bench.clock.advance(2 * 86_400 + 3 * 3600 + 4 * 60 + 5.9)
     assert info(client)["runtime"] == "[ 2 days, 3 hours, 4 minutes, 5 seconds ]"
 
 
-def test_the_disk(bench, client):
+def test_the_disk(bench: Bench, client: Client) -> None:
     assert "commitLogDirCapacity" not in info(client)  # nobody looked yet
     bench.store._retention.watch.look()
     table = info(client)
@@ -367,7 +369,7 @@ def test_the_disk(bench, client):
     assert table["commitLogDirCapacity"] == f"Total : {byte_count(size)}, Free : {byte_count(space.available_bytes)}."
 
 
-def test_a_store_that_refuses(make_bench):
+def test_a_store_that_refuses(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench(store={"disk_free_bytes_min": 2**62})
     client = bench.client()
     client.send("T")
@@ -377,7 +379,7 @@ def test_a_store_that_refuses(make_bench):
     assert info(client)["putMessageTimesTotal"] == "1"
 
 
-def test_the_transient_pool(make_bench):
+def test_the_transient_pool(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench(store={"transient_store_pool_enable": True, "transient_store_pool_size": 3})
     client = bench.client()
     assert info(client)["remainTransientStoreBufferNumbs"] == "2"
@@ -388,13 +390,13 @@ def test_the_transient_pool(make_bench):
     assert info(client)["remainHowManyDataToCommit"] == "0 B"
 
 
-def test_totals_of_days(bench, client):
-    def totals():
+def test_totals_of_days(bench: Bench, client: Client) -> None:
+    def totals() -> list[tuple[int, int]]:
         table = info(client)
         names = ("YesterdayMorning", "TodayMorning", "TodayNow")
         return [(int(table[f"msgPutTotal{name}"]), int(table[f"msgGetTotal{name}"])) for name in names]
 
-    def pass_midnight():
+    def pass_midnight() -> list[tuple[int, int]]:
         now = time.localtime(bench.clock.seconds())
         bench.clock.advance(86_400 - (now.tm_hour * 60 + now.tm_min) * 60 - now.tm_sec - 1)
         bench.parts.stats.tick()
@@ -416,7 +418,7 @@ def test_totals_of_days(bench, client):
     [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1536, "1.5 KiB"), (2**20 - 1, "1024.0 KiB"), (2**20, "1.0 MiB"),
      (270_582_939_648, "252.0 GiB"), (2**63, "8.0 EiB"), (2**73, "8192.0 EiB")],
 )  # fmt: skip
-def test_bytes_for_people(size, text):
+def test_bytes_for_people(size: int, text: str) -> None:
     assert byte_count(size) == text
 
 
@@ -427,7 +429,7 @@ def test_bytes_for_people(size, text):
      (-1.5e10, "-1.5E10"), (1e22, "1.0E22"), (5e-324, "4.9E-324"), (float("inf"), "Infinity"),
      (float("-inf"), "-Infinity"), (float("nan"), "NaN")],
 )  # fmt: skip
-def test_doubles_as_java_writes_them(value, text):
+def test_doubles_as_java_writes_them(value: float, text: str) -> None:
     # Java before 19 has more digits than it takes for the least of all.
     assert java_double(value) == text.replace("4.9E-324", "5.0E-324")
 
@@ -435,7 +437,7 @@ def test_doubles_as_java_writes_them(value, text):
 # How far all groups are
 
 
-def consume_stats(client, is_order=False):
+def consume_stats(client: Client, is_order: bool = False) -> tuple[str, dict[str, list[Any]], int]:
     answer = client.ask(RequestCode.GET_BROKER_CONSUME_STATS, GetConsumeStatsInBrokerHeader(is_order=is_order))
     assert answer.code == 0
     stats = ConsumeStatsList.from_json(answer.body)
@@ -446,11 +448,11 @@ def consume_stats(client, is_order=False):
     return stats.broker_addr, by_group, stats.total_diff
 
 
-def queue(topic, queue_id):
+def queue(topic: str, queue_id: int) -> MessageQueue:
     return MessageQueue(topic, "broker-a", queue_id)
 
 
-def test_all_groups_with_their_topics(bench, client):
+def test_all_groups_with_their_topics(bench: Bench, client: Client) -> None:
     bench.topics.put(TopicConfig("T", 2, 2))
     bench.topics.put(TopicConfig("U", 1, 1, order=True))
     bench.groups.put(SubscriptionGroupConfig("CG"))
@@ -475,7 +477,7 @@ def test_all_groups_with_their_topics(bench, client):
     assert (groups["CG"], behind) == ([of_u], 0)
 
 
-def test_offsets_behind_the_end_of_a_queue_spoil_no_sum(bench, client):
+def test_offsets_behind_the_end_of_a_queue_spoil_no_sum(bench: Bench, client: Client) -> None:
     """Any account that may consume can commit the largest there is."""
     bench.topics.put(TopicConfig("T", 3, 3))
     bench.groups.put(SubscriptionGroupConfig("CG"))
@@ -489,7 +491,7 @@ def test_offsets_behind_the_end_of_a_queue_spoil_no_sum(bench, client):
     assert behind == 4
 
 
-def test_the_tps_of_consume_stats_of_one_group(bench, client):
+def test_the_tps_of_consume_stats_of_one_group(bench: Bench, client: Client) -> None:
     client.send("T")
     client.pull()
     bench.offsets.commit("CG", "T", 0, 1)
@@ -498,6 +500,6 @@ def test_the_tps_of_consume_stats_of_one_group(bench, client):
     assert ConsumeStats.from_json(answer.body).consume_tps == 0.1
 
 
-def test_is_order_must_be_there(client):
+def test_is_order_must_be_there(client: Client) -> None:
     (answer,) = client.ask_all(RemotingCommand(RequestCode.GET_BROKER_CONSUME_STATS, {}))
     assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "the custom field <isOrder> is null")

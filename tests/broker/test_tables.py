@@ -2,6 +2,9 @@
 
 import json
 import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,38 +17,39 @@ from mqbroker.store.worker import InlineWorker
 from mqbroker.wire.bodies import ConsumerOffsetSerializeWrapper, SubscriptionGroupConfig, TopicConfig
 from mqbroker.wire.codes import Perm
 from tests.broker.bench import START, HeldWorker, live_settings
+from tests.remoting.logs import Logged
 
 
 @pytest.fixture
-def root(tmp_path):
+def root(tmp_path: Path) -> Path:
     return tmp_path / "config"
 
 
-def topic_table(root, **changes):
+def topic_table(root: Path, **changes: int) -> TopicTable:
     return TopicTable(
         JsonFile(str(root / "topics.json"), InlineWorker()), lambda: START, live_settings(root, **changes)
     )
 
 
-def group_table(root, auto_create=True):
+def group_table(root: Path, auto_create: bool = True) -> GroupTable:
     live = live_settings(auto_create_subscription_group=auto_create)
     return GroupTable(JsonFile(str(root / "subscriptionGroup.json"), InlineWorker()), lambda: START, live)
 
 
-def offset_table(root, worker=None):
+def offset_table(root: Path, worker: HeldWorker | None = None) -> OffsetTable:
     return OffsetTable(JsonFile(str(root / "consumerOffset.json"), worker or InlineWorker()), live_settings())
 
 
-def written(root, name):
+def written(root: Path, name: str) -> dict[str, dict[str, Any]]:
     return json.loads((root / name).read_text())
 
 
 # --- topics
 
 
-def test_ordered_topics_are_those_of_the_name_server(root):
+def test_ordered_topics_are_those_of_the_name_server(root: Path) -> None:
     table = topic_table(root)
-    changes = []
+    changes: list[Any] = []
     table.on_change.append(changes.append)
     table.put(TopicConfig("T"))
     table.put(TopicConfig("U", order=True))
@@ -60,7 +64,7 @@ def test_ordered_topics_are_those_of_the_name_server(root):
     assert table.data_version.counter == version.counter + 1
 
 
-def test_the_topics_every_broker_has(root):
+def test_the_topics_every_broker_has(root: Path) -> None:
     table = topic_table(root)
     assert {name: table.get(name).write_queue_nums for name in table.names()} == {
         "SELF_TEST_TOPIC": 1,
@@ -76,7 +80,7 @@ def test_the_topics_every_broker_has(root):
     assert table.get("DefaultCluster").perm == Perm.READ | Perm.WRITE | Perm.INHERIT
 
 
-def test_settings_change_them(root):
+def test_settings_change_them(root: Path) -> None:
     table = topic_table(
         root, auto_create_topic_enable=False, trace_topic_enable=True, cluster_topic_enable=False,
         broker_topic_enable=False,
@@ -87,8 +91,8 @@ def test_settings_change_them(root):
     assert topic_table(root, default_topic_queue_nums=3).get("TBW102").write_queue_nums == 3
 
 
-def test_a_change_is_written_and_told_and_counted(root):
-    table, told = topic_table(root), []
+def test_a_change_is_written_and_told_and_counted(root: Path) -> None:
+    table, told = topic_table(root), list[Any]()
     table.on_change.append(told.append)
     counter = table.data_version.counter
     table.put(TopicConfig("T", 4, 2))
@@ -107,12 +111,12 @@ def test_a_change_is_written_and_told_and_counted(root):
     assert again.data_version == table.data_version
 
 
-def test_a_restart_brings_topics_back(root):
+def test_a_restart_brings_topics_back(root: Path) -> None:
     topic_table(root).put(TopicConfig("T", 4, 2, perm=2, topic_filter_type="MULTI_TAG", order=True))
     assert topic_table(root).get("T") == TopicConfig("T", 4, 2, perm=2, topic_filter_type="MULTI_TAG", order=True)
 
 
-def test_a_file_that_java_wrote(root):
+def test_a_file_that_java_wrote(root: Path) -> None:
     """Fastjson writes numeric keys without quotes, and fields this program does not know."""
     root.mkdir()
     (root / "topics.json").write_text(
@@ -127,7 +131,7 @@ def test_a_file_that_java_wrote(root):
     assert offset_table(root).query("CG", "T", 3) == 4
 
 
-def test_illegal_names_in_a_file_are_left_out(root, logged):
+def test_illegal_names_in_a_file_are_left_out(root: Path, logged: Logged) -> None:
     root.mkdir()
     good = TopicConfig("Good").to_value()
     names = ["../../x", "Good", "a/b", "", "t" * 128]
@@ -138,17 +142,21 @@ def test_illegal_names_in_a_file_are_left_out(root, logged):
     assert len([line for line in logged.lines if "is left out" in line]) == 4
     groups = {"../../x": SubscriptionGroupConfig("../../x").to_value(), "G": SubscriptionGroupConfig("G").to_value()}
     (root / "subscriptionGroup.json").write_text(json.dumps({"subscriptionGroupTable": groups}))
-    names = group_table(root).snapshot().subscription_group_table
-    assert "G" in names
-    assert "../../x" not in names
+    kept = group_table(root).snapshot().subscription_group_table
+    assert "G" in kept
+    assert "../../x" not in kept
 
 
 @pytest.mark.parametrize("name", ["topics.json", "subscriptionGroup.json", "consumerOffset.json"])
 @pytest.mark.parametrize("content", ["", "{", "null", "[]", "7", '{"topicConfigTable":[]}', "\0" * 50, "[" * 5000])
-def test_a_damaged_file_names_itself(root, name, content):
+def test_a_damaged_file_names_itself(root: Path, name: str, content: str) -> None:
     root.mkdir()
     (root / name).write_text(content)
-    make = {"topics.json": topic_table, "subscriptionGroup.json": group_table, "consumerOffset.json": offset_table}
+    make: dict[str, Callable[[Path], Any]] = {
+        "topics.json": topic_table,
+        "subscriptionGroup.json": group_table,
+        "consumerOffset.json": offset_table,
+    }
     if content == '{"topicConfigTable":[]}' and name != "topics.json":
         make[name](root)
         return
@@ -157,7 +165,7 @@ def test_a_damaged_file_names_itself(root, name, content):
     assert caught.value.path == os.path.join(root, name)
 
 
-def test_internal_topics(root):
+def test_internal_topics(root: Path) -> None:
     table = topic_table(root)
     made = table.create_internal("%RETRY%CG", 2)
     assert made == TopicConfig("%RETRY%CG", 2, 2, 6)
@@ -168,7 +176,7 @@ def test_internal_topics(root):
         assert table.get(name) is None
 
 
-def test_a_snapshot_does_not_change(root):
+def test_a_snapshot_does_not_change(root: Path) -> None:
     table = topic_table(root)
     before = table.snapshot()
     table.put(TopicConfig("T"))
@@ -178,7 +186,7 @@ def test_a_snapshot_does_not_change(root):
 # --- groups
 
 
-def test_groups_are_made_when_first_asked_for(root):
+def test_groups_are_made_when_first_asked_for(root: Path) -> None:
     table = group_table(root)
     group = table.find("CG")
     assert group == SubscriptionGroupConfig("CG")
@@ -193,14 +201,14 @@ def test_groups_are_made_when_first_asked_for(root):
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a b", "g" * 256])
-def test_no_illegal_group_is_made(root, name):
+def test_no_illegal_group_is_made(root: Path, name: str) -> None:
     table = group_table(root)
     assert table.find(name) is None
     with pytest.raises(Refused):
         table.put(SubscriptionGroupConfig(name))
 
 
-def test_system_groups_are_there(root):
+def test_system_groups_are_there(root: Path) -> None:
     table = group_table(root, auto_create=False)
     assert table.find("TOOLS_CONSUMER").consume_broadcast_enable
     assert table.find("SELF_TEST_C_GROUP") is not None
@@ -209,7 +217,7 @@ def test_system_groups_are_there(root):
 # --- offsets
 
 
-def test_offsets_are_kept_and_written_when_asked(root):
+def test_offsets_are_kept_and_written_when_asked(root: Path) -> None:
     table = offset_table(root)
     assert table.query("CG", "T", 0) is None
     table.commit("CG", "T", 0, 5)
@@ -222,7 +230,7 @@ def test_offsets_are_kept_and_written_when_asked(root):
     assert again.query("Other", "T", 0) == 1
 
 
-def test_nothing_is_written_where_nothing_changed(root):
+def test_nothing_is_written_where_nothing_changed(root: Path) -> None:
     worker = HeldWorker()
     table = offset_table(root, worker)
     table.persist()
@@ -235,7 +243,7 @@ def test_nothing_is_written_where_nothing_changed(root):
     assert worker.jobs == []
 
 
-def test_a_failed_write_is_tried_again(root):
+def test_a_failed_write_is_tried_again(root: Path) -> None:
     worker = HeldWorker()
     table = offset_table(root, worker)
     table.commit("CG", "T", 0, 5)
@@ -246,7 +254,7 @@ def test_a_failed_write_is_tried_again(root):
     assert offset_table(root).query("CG", "T", 0) == 5
 
 
-def test_a_change_during_a_write_is_not_forgotten(root):
+def test_a_change_during_a_write_is_not_forgotten(root: Path) -> None:
     worker = HeldWorker()
     table = offset_table(root, worker)
     table.commit("CG", "T", 0, 5)
@@ -258,7 +266,7 @@ def test_a_change_during_a_write_is_not_forgotten(root):
     assert offset_table(root).query("CG", "T", 0) == 6
 
 
-def test_going_back_is_done_and_said(root, logged):
+def test_going_back_is_done_and_said(root: Path, logged: Logged) -> None:
     table = offset_table(root)
     table.commit("CG", "T", 0, 5)
     table.commit("CG", "T", 0, 2)
@@ -266,12 +274,12 @@ def test_going_back_is_done_and_said(root, logged):
     assert "CG goes back in T 0: 5 to 2" in logged.lines
 
 
-def committed(root):
+def committed(root: Path) -> dict[str, dict[int, int]]:
     return ConsumerOffsetSerializeWrapper.from_json((root / "consumerOffset.json").read_bytes()).offset_table
 
 
-def test_many_offsets_are_written_in_turns_while_they_change(root):
-    turns = []
+def test_many_offsets_are_written_in_turns_while_they_change(root: Path) -> None:
+    turns: list[Any] = []
     table = OffsetTable(JsonFile(str(root / "consumerOffset.json"), InlineWorker(), turns.append), live_settings())
     count = 2 * PIECES_PER_TURN
     for number in range(count):

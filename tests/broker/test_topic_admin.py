@@ -1,9 +1,13 @@
 """Topics looked at, removed and cleaned: codes 202, 215, 300, 303, 305, 306, 316 and 329."""
 
 import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.task import Clock
 
 from mqbroker.remoting import cooperative_tasks
@@ -14,6 +18,7 @@ from mqbroker.remoting.cooperative_tasks import (
     TASKS_OF_ADDRESS_MAX,
     CooperativeTasks,
 )
+from mqbroker.remoting.handlers import IConnection
 from mqbroker.wire.admin_bodies import (
     GroupList,
     ProducerTableInfo,
@@ -32,33 +37,35 @@ from mqbroker.wire.headers import (
     QueryConsumeTimeSpanRequestHeader,
     QueryTopicConsumeByWhoRequestHeader,
 )
-from tests.broker.bench import START, FakeConnection
+from mqbroker.wire.headers.coding import Header
+from tests.broker.bench import START, Bench, Client, FakeConnection
 from tests.broker.sending import put_topic
 from tests.broker.test_client_requests import beat, commit, consumer
 from tests.broker.test_topic_requests import create
+from tests.remoting.logs import Logged
 
 START_MS = START * 1000
 
 
-def stats(client, topic="T"):
+def stats(client: Client, topic: str = "T") -> RemotingCommand:
     return client.ask(RequestCode.GET_TOPIC_STATS_INFO, GetTopicStatsInfoRequestHeader(topic=topic))
 
 
-def spans(client, group="CG", topic="T"):
+def spans(client: Client, group: str = "CG", topic: str = "T") -> RemotingCommand | list[QueueTimeSpan]:
     header = QueryConsumeTimeSpanRequestHeader(topic=topic, group=group)
     answer = client.ask(RequestCode.QUERY_CONSUME_TIME_SPAN, header)
     return QueryConsumeTimeSpanBody.from_json(answer.body).consume_time_span_set if answer.code == 0 else answer
 
 
-def delete(client, topic):
+def delete(client: Client, topic: str) -> RemotingCommand:
     return client.ask(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequestHeader(topic=topic))
 
 
-def queue(number, topic="T"):
+def queue(number: int, topic: str = "T") -> MessageQueue:
     return MessageQueue(topic, "broker-a", number)
 
 
-def send_every_ten_seconds(bench, client, count=3):
+def send_every_ten_seconds(bench: Bench, client: Client, count: int = 3) -> None:
     put_topic(client, "T", write_queue_nums=2, read_queue_nums=2)
     for _ in range(count):
         client.send()
@@ -68,7 +75,7 @@ def send_every_ten_seconds(bench, client, count=3):
 # --- looked at
 
 
-def test_what_the_queues_of_a_topic_hold(bench, client):
+def test_what_the_queues_of_a_topic_hold(bench: Bench, client: Client) -> None:
     send_every_ten_seconds(bench, client)
     answer = stats(client)
     assert TopicStatsTable.from_json(answer.body).offset_table == {
@@ -78,12 +85,12 @@ def test_what_the_queues_of_a_topic_hold(bench, client):
     assert b'{{"brokerName":"broker-a","queueId":0,"topic":"T"}:{"minOffset":0,"maxOffset":3,' in answer.body
 
 
-def test_no_such_topic(client):
+def test_no_such_topic(client: Client) -> None:
     for answer in (stats(client, "None"), spans(client, topic="None")):
         assert (answer.code, answer.remark) == (ResponseCode.TOPIC_NOT_EXIST, "topic[None] not exist")
 
 
-def test_when_messages_were_stored_and_consumed(bench, client):
+def test_when_messages_were_stored_and_consumed(bench: Bench, client: Client) -> None:
     send_every_ten_seconds(bench, client)
     empty = QueueTimeSpan(queue(1), -1, -1, -1, 0)
     newest = START_MS + 20_000
@@ -94,8 +101,8 @@ def test_when_messages_were_stored_and_consumed(bench, client):
         assert spans(client) == [QueueTimeSpan(queue(0), START_MS, newest, consumed_ms, waits_ms), empty]
 
 
-def test_who_consumes_a_topic(client):
-    def groups(topic):
+def test_who_consumes_a_topic(client: Client) -> None:
+    def groups(topic: str) -> frozenset[str]:
         header = QueryTopicConsumeByWhoRequestHeader(topic=topic)
         return GroupList.from_json(client.ask(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, header).body).group_list
 
@@ -107,7 +114,7 @@ def test_who_consumes_a_topic(client):
     assert groups("None") == frozenset()
 
 
-def test_the_topics_of_the_system(bench, client):
+def test_the_topics_of_the_system(bench: Bench, client: Client) -> None:
     answer = client.ask(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
     assert TopicList.from_json(answer.body).topic_list == {
         "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRACE_TOPIC", "DefaultCluster_REPLY_TOPIC",
@@ -117,7 +124,7 @@ def test_the_topics_of_the_system(bench, client):
 
 
 @pytest.mark.parametrize("name", ["broker-a", "DefaultCluster", "DefaultCluster_REPLY_TOPIC", "TBW102", "rmq_sys_x"])
-def test_nobody_makes_or_deletes_topics_of_the_system(bench, client, name):
+def test_nobody_makes_or_deletes_topics_of_the_system(bench: Bench, client: Client, name: str) -> None:
     before = bench.topics.snapshot()
     for answer in (create(client, name), delete(client, name)):
         assert answer.code == ResponseCode.SYSTEM_ERROR
@@ -128,12 +135,12 @@ def test_nobody_makes_or_deletes_topics_of_the_system(bench, client, name):
 # --- removed
 
 
-def queue_directories(bench):
+def queue_directories(bench: Bench) -> list[str]:
     return sorted(os.listdir(os.path.join(bench.settings.store.store_path_root_dir, "consumequeue")))
 
 
-def test_a_deleted_topic_is_gone(bench, client):
-    changed = []
+def test_a_deleted_topic_is_gone(bench: Bench, client: Client) -> None:
+    changed: list[Any] = []
     bench.topics.on_change.append(changed.append)
     client.send("T")
     client.send("U")
@@ -148,12 +155,14 @@ def test_a_deleted_topic_is_gone(bench, client):
 
 
 @pytest.mark.parametrize("name", ["", " ", "../x", "t" * 128])
-def test_what_is_no_topic_is_not_deleted(bench, client, name):
+def test_what_is_no_topic_is_not_deleted(bench: Bench, client: Client, name: str) -> None:
     assert delete(client, name).remark.startswith("The specified topic")
 
 
-def test_a_disk_that_refuses_to_forget(bench, client, monkeypatch, logged):
-    def fail(*arguments):
+def test_a_disk_that_refuses_to_forget(
+    bench: Bench, client: Client, monkeypatch: pytest.MonkeyPatch, logged: Logged
+) -> None:
+    def fail(*arguments: int | str) -> None:
         raise OSError(5, "Input/output error", "/x")
 
     client.send("T")
@@ -161,11 +170,11 @@ def test_a_disk_that_refuses_to_forget(bench, client, monkeypatch, logged):
     monkeypatch.setattr(bench.store._remover, "_put_in_trash", fail)
     answer = delete(client, "T")
     assert answer.code == ResponseCode.SYSTEM_ERROR
-    assert "Input/output error" in answer.remark
+    assert "Input/output error" in (answer.remark or "")
     assert logged.failures == []
 
 
-def test_unused_topics_are_cleaned(bench, client):
+def test_unused_topics_are_cleaned(bench: Bench, client: Client) -> None:
     for topic in ("T", "U"):
         client.send(topic)
     bench.turn(1)
@@ -174,7 +183,7 @@ def test_unused_topics_are_cleaned(bench, client):
     assert queue_directories(bench) == ["U"]
 
 
-def test_expired_files_and_empty_queues_are_cleaned(make_bench, tmp_path):
+def test_expired_files_and_empty_queues_are_cleaned(make_bench: Callable[..., Bench], tmp_path: Path) -> None:
     root = tmp_path / "store"
     bench = make_bench(store={"mapped_file_size_commit_log": 128 * 1024, "delete_commit_log_files_interval_ms": 0})
     client = bench.client()
@@ -200,12 +209,12 @@ def test_expired_files_and_empty_queues_are_cleaned(make_bench, tmp_path):
 
 
 @pytest.fixture
-def take_turns(bench, monkeypatch):
+def take_turns(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[RemotingCommand, int]]:
     """Ask, and take what is left for later turns one by one: returns the answer, and how many turns those were."""
     turns = []
     call_later = bench.clock.callLater
 
-    def keep(seconds, function, *arguments):
+    def keep(seconds: int, function: Callable[..., Any], *arguments: None) -> Any:
         if seconds == 0:
             turns.append((function, arguments))
             return None
@@ -213,8 +222,8 @@ def take_turns(bench, monkeypatch):
 
     monkeypatch.setattr(bench.clock, "callLater", keep)
 
-    def take(code, header=None):
-        answers = []
+    def take(code: int, header: Header | None = None) -> tuple[RemotingCommand, int]:
+        answers: list[Any] = []
         bench.table.handle(RemotingCommand.request(code, header), FakeConnection()).addCallback(answers.append)
         taken = 0
         while turns:
@@ -228,14 +237,18 @@ def take_turns(bench, monkeypatch):
     return take
 
 
-def test_a_task_leaves_the_reactor_its_turns(client, take_turns):
+def test_a_task_leaves_the_reactor_its_turns(
+    client: Client, take_turns: Callable[..., tuple[RemotingCommand, int]]
+) -> None:
     put_topic(client, "T", write_queue_nums=3 * STEPS_PER_TURN + 1)
     answer, turns = take_turns(RequestCode.GET_TOPIC_STATS_INFO, GetTopicStatsInfoRequestHeader(topic="T"))
     assert turns == 3
     assert len(TopicStatsTable.from_json(answer.body).offset_table) == 3 * STEPS_PER_TURN + 1
 
 
-def test_thousands_of_producers_are_listed_in_turns(bench, take_turns):
+def test_thousands_of_producers_are_listed_in_turns(
+    bench: Bench, take_turns: Callable[..., tuple[RemotingCommand, int]]
+) -> None:
     for number in range(3 * STEPS_PER_TURN):
         bench.producers.register(FakeConnection(), f"client-{number}", 0, 0, f"G{number % 7}")
     answer, turns = take_turns(RequestCode.GET_ALL_PRODUCER_INFO)
@@ -243,7 +256,9 @@ def test_thousands_of_producers_are_listed_in_turns(bench, take_turns):
     assert sum(map(len, ProducerTableInfo.from_json(answer.body).data.values())) == 3 * STEPS_PER_TURN
 
 
-def test_offsets_in_thousands_of_topics_are_cloned_in_turns(bench, take_turns):
+def test_offsets_in_thousands_of_topics_are_cloned_in_turns(
+    bench: Bench, take_turns: Callable[..., tuple[RemotingCommand, int]]
+) -> None:
     topics = [f"T{number}" for number in range(3 * STEPS_PER_TURN)]
     for topic in topics:
         bench.topics.put(TopicConfig(topic))
@@ -256,13 +271,13 @@ def test_offsets_in_thousands_of_topics_are_cloned_in_turns(bench, take_turns):
     assert sorted(bench.offsets.topics_of("H")) == sorted(topics)
 
 
-def test_few_tasks_at_a_time_and_none_for_who_is_gone(monkeypatch):
+def test_few_tasks_at_a_time_and_none_for_who_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cooperative_tasks, "STEPS_PER_TURN", 1)
     clock = Clock()
     bounded = CooperativeTasks(clock)
     begun = []
 
-    async def handle(request, connection):
+    async def handle(request: RemotingCommand, connection: IConnection) -> Any:
         begun.append(connection)
         await bounded.step()
         return RemotingCommand.response(request)
@@ -276,13 +291,13 @@ def test_few_tasks_at_a_time_and_none_for_who_is_gone(monkeypatch):
     assert [answer.result is None for answer in answers] == [False] * TASKS_MAX + [True, False]
 
 
-def test_one_address_has_not_all_tasks(monkeypatch):
+def test_one_address_has_not_all_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cooperative_tasks, "STEPS_PER_TURN", 1)
     clock = Clock()
     bounded = CooperativeTasks(clock)
     begun = []
 
-    async def handle(request, connection):
+    async def handle(request: RemotingCommand, connection: IConnection) -> Any:
         begun.append(connection)
         await bounded.step()
         return RemotingCommand.response(request)
@@ -300,16 +315,16 @@ def test_one_address_has_not_all_tasks(monkeypatch):
     assert not bounded._waiting
 
 
-def test_thousands_of_tasks_for_who_is_gone_end_without_nesting():
+def test_thousands_of_tasks_for_who_is_gone_end_without_nesting() -> None:
     bounded = CooperativeTasks(Clock())
 
-    async def handle(request, connection):
+    async def handle(request: RemotingCommand, connection: IConnection) -> Any:
         raise AssertionError
 
-    held = Deferred()
+    held = Deferred[Any]()
     connections = [FakeConnection() for _ in range(5000)]
 
-    async def wait(request, connection):
+    async def wait(request: RemotingCommand, connection: IConnection) -> Any:
         await held
 
     for connection in connections[:TASKS_OF_ADDRESS_MAX]:
@@ -321,11 +336,11 @@ def test_thousands_of_tasks_for_who_is_gone_end_without_nesting():
     assert all(answer.called for answer in answers)
 
 
-def test_who_does_not_read_waits_and_keeps_nobody_waiting():
+def test_who_does_not_read_waits_and_keeps_nobody_waiting() -> None:
     bounded = CooperativeTasks(Clock())
     served = []
 
-    async def handle(request, connection):
+    async def handle(request: RemotingCommand, connection: IConnection) -> Any:
         served.append(connection)
         connection.has_room = connection is reads
         return RemotingCommand.response(request)
@@ -350,12 +365,12 @@ class Turns(Clock):
 
     turns = 0
 
-    def callLater(self, delay, *args, **more):
+    def callLater(self, delay: float, *args: Any, **more: Any) -> IDelayedCall:
         self.turns += 1
         return super().callLater(delay, *args, **more)
 
 
-def test_a_long_body_is_written_in_turns():
+def test_a_long_body_is_written_in_turns() -> None:
     clock = Turns()
     body = TopicStatsTable({queue(number): TopicOffset(number, 2**40, START_MS) for number in range(5000)})
     writing = Deferred.fromCoroutine(CooperativeTasks(clock).written(body))
@@ -365,7 +380,7 @@ def test_a_long_body_is_written_in_turns():
     assert writing.result == body.to_json()
 
 
-def test_a_topic_of_as_many_queues_as_may_be(make_bench):
+def test_a_topic_of_as_many_queues_as_may_be(make_bench: Callable[..., Bench]) -> None:
     clock = Turns()
     clock.advance(START)
     client = make_bench(clock=clock).client()

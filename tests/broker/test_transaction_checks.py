@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import pytest
 
 from mqbroker.broker.transactions.transaction_checks import Step, TransactionCheckRules
 from mqbroker.errors import RecordTooLarge, StoreUnwritable
+from mqbroker.store.commitlog import NewMessage
 from mqbroker.wire.codes import RequestCode, ResponseCode
+from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import ResumeCheckHalfMessageRequestHeader
 from mqbroker.wire.record import Record
-from tests.broker.bench import HeldWorker
+from tests.broker.bench import Bench, HeldWorker
 from tests.broker.transacting import COMMIT, GIVEN_UP, HALF, OP, ROLLBACK, Transactor, answered, bodies, round_of_checks
+from tests.remoting.logs import Logged
 
 HOUR_MS = 3_600_000
 
 
 @pytest.fixture
-def bench(make_bench):
+def bench(make_bench: Callable[..., Bench]) -> Bench:
     bench = make_bench(transaction_check_max=3)
     bench.client().send(queue_id=1, body=b"plain")
     bench.parts.checks.start()
@@ -24,19 +30,19 @@ def bench(make_bench):
 
 
 @pytest.fixture
-def producer(bench):
+def producer(bench: Bench) -> Transactor:
     producer = Transactor(bench)
     producer.beat()
     return producer
 
 
-def beat_and_check(producer, seconds=60):
+def beat_and_check(producer: Transactor, seconds: int = 60) -> None:
     """A round of checks, before which the producer lets hear of itself."""
     producer.beat()
     round_of_checks(producer.bench, seconds)
 
 
-def half_record(age_ms, now_ms=10**12, **properties):
+def half_record(age_ms: int, now_ms: int = 10**12, **properties: str) -> Record:
     return Record(
         HALF, 0, 0, 0, 0, 0, 0, now_ms - age_ms, ("10.0.0.1", 1), now_ms, ("10.0.0.1", 1), 0, 0, b"", 0, properties
     )
@@ -63,11 +69,11 @@ def half_record(age_ms, now_ms=10**12, **properties):
         (72 * HOUR_MS + 1, {"CHECK_IMMUNITY_TIME_IN_SECONDS": "999999999"}, Step.GIVE_UP),
     ],
 )
-def test_the_step_for_each(age_ms, properties, step):
+def test_the_step_for_each(age_ms: int, properties: dict[str, Any], step: Step) -> None:
     assert TransactionCheckRules(6000, 3, 72 * HOUR_MS).step(half_record(age_ms, **properties), 10**12) is step
 
 
-def test_a_producer_is_asked_about_what_it_did_not_end(bench, producer):
+def test_a_producer_is_asked_about_what_it_did_not_end(bench: Bench, producer: Transactor) -> None:
     half = producer.half(b"one", properties={"TAGS": "a"})
     bench.turn(50)
     assert producer.asked() == []
@@ -85,7 +91,7 @@ def test_a_producer_is_asked_about_what_it_did_not_end(bench, producer):
 
 
 @pytest.mark.parametrize("outcome", [COMMIT, ROLLBACK])
-def test_what_it_answers_counts(bench, producer, outcome):
+def test_what_it_answers_counts(bench: Bench, producer: Transactor, outcome: int) -> None:
     producer.half(b"one")
     beat_and_check(producer)
     ((header, _),) = producer.asked()
@@ -96,7 +102,7 @@ def test_what_it_answers_counts(bench, producer, outcome):
     assert bodies(bench, OP) == [b"0", b"1"]
 
 
-def test_an_end_that_comes_late_settles_it_where_it_is_now(bench, producer):
+def test_an_end_that_comes_late_settles_it_where_it_is_now(bench: Bench, producer: Transactor) -> None:
     half = producer.half(b"one")
     beat_and_check(producer)
     beat_and_check(producer)
@@ -110,7 +116,7 @@ def test_an_end_that_comes_late_settles_it_where_it_is_now(bench, producer):
     assert bodies(bench, OP) == [b"0", b"1", b"2"]
 
 
-def test_what_is_ended_or_young_is_left_alone(bench, producer):
+def test_what_is_ended_or_young_is_left_alone(bench: Bench, producer: Transactor) -> None:
     old, young = producer.half(b"old"), None
     producer.half(b"ended")
     producer.end(type(old)(1, bench.records(HALF)[1].physical_offset, ""), ROLLBACK)
@@ -123,7 +129,7 @@ def test_what_is_ended_or_young_is_left_alone(bench, producer):
     assert bodies(bench, "T", 1) == [b"plain", b"young"]
 
 
-def test_it_is_given_up_after_the_last_check(bench, producer):
+def test_it_is_given_up_after_the_last_check(bench: Bench, producer: Transactor) -> None:
     producer.half(b"one", flag=5)
     for _ in range(3):
         beat_and_check(producer)
@@ -141,13 +147,13 @@ def test_it_is_given_up_after_the_last_check(bench, producer):
     assert len(bench.records(GIVEN_UP)) == 1
 
 
-def test_one_older_than_messages_are_kept_is_given_up(bench, producer):
+def test_one_older_than_messages_are_kept_is_given_up(bench: Bench, producer: Transactor) -> None:
     producer.half(b"one", born_timestamp=int(bench.clock.seconds() * 1000) - 73 * HOUR_MS)
     beat_and_check(producer)
     assert bodies(bench, GIVEN_UP) == [b"one"]
 
 
-def test_one_that_is_immune_is_put_back_and_not_counted(bench, producer):
+def test_one_that_is_immune_is_put_back_and_not_counted(bench: Bench, producer: Transactor) -> None:
     half = producer.half(b"immune", properties={"CHECK_IMMUNITY_TIME_IN_SECONDS": "400"})
     producer.half(b"other")
     beat_and_check(producer)
@@ -163,7 +169,7 @@ def test_one_that_is_immune_is_put_back_and_not_counted(bench, producer):
     assert b"immune" not in [record.body for _, record in producer.asked()]
 
 
-def test_producers_of_the_group_take_turns(bench, producer):
+def test_producers_of_the_group_take_turns(bench: Bench, producer: Transactor) -> None:
     others = [Transactor(bench) for _ in range(2)]
     for other in others:
         other.beat()
@@ -181,7 +187,7 @@ def test_producers_of_the_group_take_turns(bench, producer):
     assert stranger_asked == []
 
 
-def test_without_a_producer_it_is_counted_all_the_same(bench, logged):
+def test_without_a_producer_it_is_counted_all_the_same(bench: Bench, logged: Logged) -> None:
     Transactor(bench).half(b"one")
     for _ in range(4):
         round_of_checks(bench)
@@ -189,7 +195,7 @@ def test_without_a_producer_it_is_counted_all_the_same(bench, logged):
     assert len([line for line in logged.lines if line == "nobody of PG can be asked about one"]) == 3
 
 
-def test_many_take_many_turns(bench, producer, monkeypatch):
+def test_many_take_many_turns(bench: Bench, producer: Transactor, monkeypatch: pytest.MonkeyPatch) -> None:
     for n in range(100):
         producer.half(b"%d" % n)
     appends = []
@@ -201,10 +207,12 @@ def test_many_take_many_turns(bench, producer, monkeypatch):
     assert bodies(bench, HALF)[100:] == bodies(bench, HALF)[:100]
 
 
-def test_the_refusal_of_the_store_ends_a_round_and_loses_nothing(bench, producer, monkeypatch, logged):
+def test_the_refusal_of_the_store_ends_a_round_and_loses_nothing(
+    bench: Bench, producer: Transactor, monkeypatch: pytest.MonkeyPatch, logged: Logged
+) -> None:
     producer.half(b"one")
 
-    def refuse(_messages):
+    def refuse(_messages: Sequence[NewMessage]) -> None:
         raise StoreUnwritable("the disk is full")
 
     with monkeypatch.context() as patched:
@@ -216,11 +224,13 @@ def test_the_refusal_of_the_store_ends_a_round_and_loses_nothing(bench, producer
     assert [record.body for _, record in producer.asked()] == [b"one"]
 
 
-def test_one_that_is_too_large_to_be_put_back_is_asked_about_where_it_is(bench, producer, monkeypatch):
+def test_one_that_is_too_large_to_be_put_back_is_asked_about_where_it_is(
+    bench: Bench, producer: Transactor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     big, small = producer.half(b"big"), producer.half(b"small")
     append = bench.store.append
 
-    def refuse_big(messages):
+    def refuse_big(messages: Sequence[NewMessage]) -> list[tuple[int, int, int, int]]:
         if any(message[8] == b"big" and message[0] == HALF.encode() for message in messages):
             raise RecordTooLarge("too large")
         return append(messages)
@@ -235,7 +245,7 @@ def test_one_that_is_too_large_to_be_put_back_is_asked_about_where_it_is(bench, 
     assert bodies(bench, "T", 1) == [b"plain", b"big", b"small"]
 
 
-def test_a_damaged_one_is_passed_over(bench, producer):
+def test_a_damaged_one_is_passed_over(bench: Bench, producer: Transactor) -> None:
     for body in (b"first", b"damaged", b"last"):
         producer.half(body)
     segment = bench.settings.store.store_path_commit_log + "/00000000000000000000"
@@ -248,13 +258,13 @@ def test_a_damaged_one_is_passed_over(bench, producer):
     assert bench.parts.half_queue.settled.progress == 3
 
 
-def test_the_half_topic_is_there_after_the_first_round(bench):
+def test_the_half_topic_is_there_after_the_first_round(bench: Bench) -> None:
     assert bench.topics.get(HALF) is None
     round_of_checks(bench)
     assert bench.topics.get(HALF).read_queue_nums == 1
 
 
-def test_a_round_that_waits_for_the_disk_ends_with_the_broker(make_bench, logged):
+def test_a_round_that_waits_for_the_disk_ends_with_the_broker(make_bench: Callable[..., Bench], logged: Logged) -> None:
     bench = make_bench("held", worker=HeldWorker())
     bench.worker.work()
     bench.parts.checks.start()
@@ -269,13 +279,13 @@ def test_a_round_that_waits_for_the_disk_ends_with_the_broker(make_bench, logged
 # --- asked about once more
 
 
-def resume(producer, msg_id):
+def resume(producer: Transactor, msg_id: str | None) -> RemotingCommand:
     return producer.client.ask(
         RequestCode.RESUME_CHECK_HALF_MESSAGE, ResumeCheckHalfMessageRequestHeader(msg_id=msg_id)
     )
 
 
-def test_what_was_given_up_can_be_asked_about_again(bench, producer):
+def test_what_was_given_up_can_be_asked_about_again(bench: Bench, producer: Transactor) -> None:
     half = producer.half(b"one")
     for _ in range(4):
         beat_and_check(producer)
@@ -291,7 +301,7 @@ def test_what_was_given_up_can_be_asked_about_again(bench, producer):
     assert bodies(bench, "T", 1) == [b"plain", b"one"]
 
 
-def test_the_checks_of_a_half_message_can_be_counted_anew(bench, producer):
+def test_the_checks_of_a_half_message_can_be_counted_anew(bench: Bench, producer: Transactor) -> None:
     half = producer.half(b"one")
     assert resume(producer, half.msg_id).code == ResponseCode.SUCCESS
     assert bodies(bench, OP) == [b"0"]
@@ -302,7 +312,7 @@ def test_the_checks_of_a_half_message_can_be_counted_anew(bench, producer):
 
 
 @pytest.mark.parametrize("msg_id", [None, "", "ABC", "0" * 32, "F" * 32, "z" * 32])
-def test_what_is_no_such_message_is_not_put_back(bench, producer, msg_id):
+def test_what_is_no_such_message_is_not_put_back(bench: Bench, producer: Transactor, msg_id: str | None) -> None:
     answer = resume(producer, msg_id)
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert answer.remark.startswith("Exception was thrown when putting message back to RMQ_SYS_TRANS_HALF_TOPIC.")

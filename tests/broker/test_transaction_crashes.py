@@ -8,7 +8,10 @@ ends once more.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from twisted.internet.defer import Deferred, fail, succeed
@@ -24,6 +27,7 @@ from tests.broker.transacting import (
     HALF,
     ROLLBACK,
     UNKNOWN,
+    Half,
     Transactor,
     answered,
     bodies,
@@ -34,7 +38,7 @@ from tests.store.simulation.threads import Ended
 
 LIVES = 4
 STEPS = 25
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "transaction_check_interval_ms": 10_000,
     "transaction_check_max": 1000,
     "store": {
@@ -49,7 +53,7 @@ SETTINGS = {
 class MortalWorker:
     """Does everything at once; what it is at when the process ends nobody hears of."""
 
-    def run(self, function):
+    def run(self, function: Callable[..., Any]) -> Deferred[Any]:
         try:
             return succeed(function())
         except Ended:
@@ -61,17 +65,17 @@ class MortalWorker:
 class World:
     """A broker that dies again and again, and its producer, who knows how each transaction is to end."""
 
-    def __init__(self, root, seed, how):
+    def __init__(self, root: Path, seed: int, how: str) -> None:
         self.root, self.how = root, how
         self.rng = Random(seed)
         self.disk = SimDisk()
         self.sent: dict[bytes, int] = {}
-        self.acknowledged = set()
-        self.halves = []
-        self.now = START
+        self.acknowledged: set[Any] = set()
+        self.halves: list[Any] = []
+        self.now: float = START
         self.open()
 
-    def open(self):
+    def open(self) -> None:
         self.clock = Clock()  # nobody of the life before is on it
         self.clock.advance(self.now)
         self.bench = Bench(self.root / "store", disk=self.disk, clock=self.clock, worker=MortalWorker(), **SETTINGS)
@@ -80,18 +84,18 @@ class World:
         self.producer = Transactor(self.bench)
         self.producer.beat()
 
-    def die(self):
+    def die(self) -> None:
         self.now = self.clock.seconds()
         self.disk = self.disk.crashed(self.rng) if self.how == "power" else self.disk.killed(self.rng)
         self.disk.faults = DiskFaults()
         self.open()
 
-    def step(self):
+    def step(self) -> None:
         sends, ends = [self.send] * 4, [self.end, self.end_some, self.end_some]
         act = self.rng.choice([*sends, *ends, self.check, self.wait, self.save])
         act()
 
-    def send(self):
+    def send(self) -> None:
         body = b"%d " % len(self.sent) + b"x" * self.rng.randrange(300)
         outcome = self.rng.choice([COMMIT, ROLLBACK])
         self.sent[body] = outcome
@@ -100,36 +104,36 @@ class World:
         self.halves.append((half, outcome))
         self.end_one(half, self.rng.choice([outcome, UNKNOWN]))
 
-    def end(self):
+    def end(self) -> None:
         """Late, and maybe once more."""
         if self.halves:
             half, outcome = self.rng.choice(self.halves)
             self.end_one(half, outcome)
 
-    def end_some(self):
+    def end_some(self) -> None:
         """In one read, some of them twice."""
         if self.halves:
             chosen = self.rng.choices(self.halves[-8:], k=self.rng.randrange(2, 12))
             self.producer.client.ask_all(*[end_command(half, outcome) for half, outcome in chosen])
 
-    def end_one(self, half, outcome):
+    def end_one(self, half: Half, outcome: int) -> None:
         self.producer.end(half, outcome)
 
-    def check(self):
+    def check(self) -> None:
         self.producer.beat()
         self.bench.turn(11)
         for header, record in self.producer.asked():
             if record.body in self.sent and self.rng.random() < 0.7:
                 self.producer.end(answered(header), self.sent[record.body], from_transaction_check=True)
 
-    def wait(self):
+    def wait(self) -> None:
         self.bench.turn(self.rng.choice([0, 0.5, 1]))
 
-    def save(self):
+    def save(self) -> None:
         self.bench.parts.half_queue.save_progress()
         self.bench.offsets.persist()
 
-    def live(self):
+    def live(self) -> None:
         """Some steps, in the middle of one of which it may be over."""
         if self.rng.random() < 0.7:
             self.disk.faults.end_in = self.rng.randrange(1, 200)
@@ -142,7 +146,7 @@ class World:
             if not self.disk.is_off:
                 raise
 
-    def settle_all(self):
+    def settle_all(self) -> None:
         settled = self.bench.parts.half_queue.settled
         for _ in range(60):
             self.check()
@@ -153,7 +157,7 @@ class World:
 
 @pytest.mark.parametrize("seed", range(30))
 @pytest.mark.parametrize("how", ["kill", "power"])
-def test_each_transaction_ends_as_its_producer_says(tmp_path, seed, how):
+def test_each_transaction_ends_as_its_producer_says(tmp_path: Path, seed: int, how: str) -> None:
     world = World(tmp_path, seed, how)
     world.producer.client.send(queue_id=1, body=b"plain")
     for _ in range(LIVES):

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from mqbroker.broker.requests import end_transaction
 from mqbroker.errors import RecordTooLarge, StoreUnwritable
+from mqbroker.store.commitlog import NewMessage
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.command import ONEWAY_FLAG
 from mqbroker.wire.record import encode_host
@@ -15,12 +20,12 @@ from tests.store.harness import now
 
 
 @pytest.fixture
-def producer(bench):
+def producer(bench: Bench) -> Transactor:
     bench.client().send(queue_id=1, body=b"plain")  # makes the topic
     return Transactor(bench)
 
 
-def test_a_half_message_waits_where_the_java_broker_puts_it(bench, producer):
+def test_a_half_message_waits_where_the_java_broker_puts_it(bench: Bench, producer: Transactor) -> None:
     half = producer.half(
         b"one", properties={"TAGS": "a", "WAIT": "true", "REAL_TOPIC": "liar", "REAL_QID": "77"}, flag=5
     )
@@ -35,7 +40,7 @@ def test_a_half_message_waits_where_the_java_broker_puts_it(bench, producer):
     assert bodies(bench, "T", 1) == [b"plain"]
 
 
-def test_a_committed_message_comes_to_its_topic(bench, producer):
+def test_a_committed_message_comes_to_its_topic(bench: Bench, producer: Transactor) -> None:
     half = producer.half(b"one", properties={"TAGS": "a"}, flag=5)
     assert producer.commit(half).code == ResponseCode.SUCCESS
     record = bench.records("T", 1)[-1]
@@ -47,14 +52,14 @@ def test_a_committed_message_comes_to_its_topic(bench, producer):
     assert encode_host(entry.born_host) == STORE_HOST
 
 
-def test_a_rolled_back_message_comes_to_nobody(bench, producer):
+def test_a_rolled_back_message_comes_to_nobody(bench: Bench, producer: Transactor) -> None:
     half = producer.half(b"one")
     assert producer.end(half, ROLLBACK).code == ResponseCode.SUCCESS
     assert bodies(bench, "T", 1) == [b"plain"]
     assert bodies(bench, OP) == [b"0"]
 
 
-def test_what_its_producer_does_not_know_stays(bench, producer):
+def test_what_its_producer_does_not_know_stays(bench: Bench, producer: Transactor) -> None:
     half = producer.half(b"one")
     assert producer.end(half, UNKNOWN).code == ResponseCode.SUCCESS
     assert producer.end(half, UNKNOWN, from_transaction_check=True).code == ResponseCode.SUCCESS
@@ -65,7 +70,7 @@ def test_what_its_producer_does_not_know_stays(bench, producer):
 
 @pytest.mark.parametrize("first", [COMMIT, ROLLBACK])
 @pytest.mark.parametrize("second", [COMMIT, ROLLBACK])
-def test_the_first_end_counts(bench, producer, first, second):
+def test_the_first_end_counts(bench: Bench, producer: Transactor, first: int, second: int) -> None:
     half = producer.half(b"one")
     producer.end(half, first)
     assert producer.end(half, second).code == ResponseCode.SUCCESS
@@ -73,7 +78,9 @@ def test_the_first_end_counts(bench, producer, first, second):
     assert bodies(bench, OP) == [b"0"]
 
 
-def test_ends_of_one_read_are_stored_together_and_each_once(bench, producer, monkeypatch):
+def test_ends_of_one_read_are_stored_together_and_each_once(
+    bench: Bench, producer: Transactor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     halves = [producer.half(b"%d" % n) for n in range(4)]
     appends = []
     append = bench.store.append
@@ -88,7 +95,9 @@ def test_ends_of_one_read_are_stored_together_and_each_once(bench, producer, mon
     assert (settled.progress, settled.op_progress, settled.next_op) == (4, 4, 4)
 
 
-def test_ends_as_most_are_take_no_closer_look(bench, producer, monkeypatch):
+def test_ends_as_most_are_take_no_closer_look(
+    bench: Bench, producer: Transactor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     halves = [producer.half(b"%d" % n) for n in range(4)]
     looks = []
     get = bench.store.get_when_ready
@@ -103,7 +112,9 @@ def test_ends_as_most_are_take_no_closer_look(bench, producer, monkeypatch):
 
 @pytest.mark.parametrize("first", [COMMIT, ROLLBACK])
 @pytest.mark.parametrize("unusual", [0, 1, None])
-def test_of_two_ends_in_one_read_the_first_counts(bench, producer, first, unusual):
+def test_of_two_ends_in_one_read_the_first_counts(
+    bench: Bench, producer: Transactor, first: int, unusual: int | None
+) -> None:
     half = producer.half(b"one")
     commands = [end_command(half, end) for end in (first, COMMIT + ROLLBACK - first)]
     if unusual is not None:
@@ -132,7 +143,9 @@ def test_of_two_ends_in_one_read_the_first_counts(bench, producer, first, unusua
         {"msgId": None},
     ],
 )
-def test_one_that_cannot_be_read_is_refused_and_holds_nobody_up(bench, producer, fields):
+def test_one_that_cannot_be_read_is_refused_and_holds_nobody_up(
+    bench: Bench, producer: Transactor, fields: dict[str, Any]
+) -> None:
     halves = [producer.half(b"%d" % n) for n in range(3)]
     commands = [end_command(half, COMMIT) for half in halves]
     for name, value in fields.items():
@@ -146,7 +159,9 @@ def test_one_that_cannot_be_read_is_refused_and_holds_nobody_up(bench, producer,
     assert bodies(bench, "T", 1) == [b"plain", b"0", b"2"]
 
 
-def test_what_one_read_brings_is_stored_in_bounded_parts(bench, producer, monkeypatch):
+def test_what_one_read_brings_is_stored_in_bounded_parts(
+    bench: Bench, producer: Transactor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(end_transaction, "GATHERED_BYTES_MAX", 1000)
     halves = [producer.half(b"%d" % n * 300) for n in range(9)]
     appends = []
@@ -158,7 +173,7 @@ def test_what_one_read_brings_is_stored_in_bounded_parts(bench, producer, monkey
     assert bodies(bench, "T", 1) == [b"plain", *[b"%d" % n * 300 for n in range(9)]]
 
 
-def test_a_oneway_end_is_not_answered(bench, producer):
+def test_a_oneway_end_is_not_answered(bench: Bench, producer: Transactor) -> None:
     half = producer.half(b"one")
     command = end_command(half, COMMIT)
     command.flag |= ONEWAY_FLAG
@@ -180,7 +195,9 @@ def test_a_oneway_end_is_not_answered(bench, producer):
         ({"commit_or_rollback": 4}, "commitOrRollback field wrong"),
     ],
 )
-def test_what_is_not_true_of_it_is_refused(bench, producer, fields, remark):
+def test_what_is_not_true_of_it_is_refused(
+    bench: Bench, producer: Transactor, fields: dict[str, Any], remark: str
+) -> None:
     half = producer.half(b"one")
     producer.half(b"another")
     answer = producer.commit(half, **fields)
@@ -189,7 +206,7 @@ def test_what_is_not_true_of_it_is_refused(bench, producer, fields, remark):
     assert bodies(bench, "T", 1) == [b"plain"]
 
 
-def test_the_offset_of_another_half_message_in_the_log_is_refused(bench, producer):
+def test_the_offset_of_another_half_message_in_the_log_is_refused(bench: Bench, producer: Transactor) -> None:
     half, other = producer.half(b"one"), producer.half(b"another")
     answer = producer.commit(half, commit_log_offset=other.physical_offset)
     assert answer.code == ResponseCode.SYSTEM_ERROR
@@ -197,7 +214,7 @@ def test_the_offset_of_another_half_message_in_the_log_is_refused(bench, produce
 
 
 @pytest.mark.parametrize("offset", [0, 1])
-def test_a_record_inside_of_a_body_is_no_half_message(bench, producer, offset):
+def test_a_record_inside_of_a_body_is_no_half_message(bench: Bench, producer: Transactor, offset: int) -> None:
     """Who knows where its message will stand could write one there."""
     whole = producer.half(b"one")
     size = bench.records(HALF)[0].store_size
@@ -211,12 +228,12 @@ def test_a_record_inside_of_a_body_is_no_half_message(bench, producer, offset):
     assert bodies(bench, OP) == []
 
 
-def test_a_half_message_names_its_group_where_its_producer_does_not(bench, producer):
+def test_a_half_message_names_its_group_where_its_producer_does_not(bench: Bench, producer: Transactor) -> None:
     producer.half(b"one", properties={"PGROUP": ""}, producer_group="of the header")
     assert bench.records(HALF)[0].properties["PGROUP"] == "of the header"
 
 
-def test_a_delayed_one_waits_after_its_commit(bench, producer):
+def test_a_delayed_one_waits_after_its_commit(bench: Bench, producer: Transactor) -> None:
     bench.parts.delay.start()
     half = producer.half(b"one", properties={"DELAY": "99"})
     producer.commit(half)
@@ -226,10 +243,12 @@ def test_a_delayed_one_waits_after_its_commit(bench, producer):
     bench.parts.delay.stop()
 
 
-def test_nothing_is_settled_that_the_store_refuses(bench, producer, monkeypatch):
+def test_nothing_is_settled_that_the_store_refuses(
+    bench: Bench, producer: Transactor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     half = producer.half(b"one")
 
-    def refuse(_messages):
+    def refuse(_messages: Sequence[NewMessage]) -> None:
         raise StoreUnwritable("the disk is full")
 
     with monkeypatch.context() as patched:
@@ -242,11 +261,13 @@ def test_nothing_is_settled_that_the_store_refuses(bench, producer, monkeypatch)
     assert bodies(bench, "T", 1) == [b"plain", b"one"]
 
 
-def test_one_that_the_store_refuses_holds_nobody_up(bench, producer, monkeypatch):
+def test_one_that_the_store_refuses_holds_nobody_up(
+    bench: Bench, producer: Transactor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     halves = [producer.half(body) for body in (b"one", b"bad", b"two")]
     append = bench.store.append
 
-    def refuse_one(messages):
+    def refuse_one(messages: Sequence[NewMessage]) -> list[tuple[int, int, int, int]]:
         if any(message[8] == b"bad" for message in messages):
             raise RecordTooLarge("too large")
         return append(messages)
@@ -262,11 +283,11 @@ def test_one_that_the_store_refuses_holds_nobody_up(bench, producer, monkeypatch
 
 
 @pytest.fixture
-def restart(bench, tmp_path):
+def restart(bench: Bench, tmp_path: Path) -> Iterator[Callable[..., Bench]]:
     """Close the bench, and open another over its store."""
-    opened = []
+    opened: list[Any] = []
 
-    def open_again(**changes):
+    def open_again(**changes: Any) -> Bench:
         (opened or [bench])[-1].close()
         opened.append(Bench(tmp_path / "store", **changes))
         return opened[-1]
@@ -276,7 +297,9 @@ def restart(bench, tmp_path):
         bench.close = opened[-1].close
 
 
-def test_what_was_settled_before_a_restart_is_settled_after_it(bench, producer, restart):
+def test_what_was_settled_before_a_restart_is_settled_after_it(
+    bench: Bench, producer: Transactor, restart: Callable[..., Bench]
+) -> None:
     first, second = producer.half(b"first"), producer.half(b"second")
     producer.commit(first)
     bench = restart()
@@ -287,7 +310,7 @@ def test_what_was_settled_before_a_restart_is_settled_after_it(bench, producer, 
     assert bench.parts.half_queue.settled.progress == 2
 
 
-def test_progress_is_kept_as_the_java_broker_keeps_it(bench, producer):
+def test_progress_is_kept_as_the_java_broker_keeps_it(bench: Bench, producer: Transactor) -> None:
     halves = [producer.half(b"%d" % n) for n in range(4)]
     for n in (1, 0, 3):
         producer.commit(halves[n])
@@ -298,7 +321,7 @@ def test_progress_is_kept_as_the_java_broker_keeps_it(bench, producer):
     assert bench.offsets.query("CID_RMQ_SYS_TRANS", OP, 0) == 2
 
 
-def test_no_progress_is_kept_that_stands_on_what_is_not_on_the_disk(make_bench):
+def test_no_progress_is_kept_that_stands_on_what_is_not_on_the_disk(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench(worker=HeldWorker())
     bench.worker.work()
     bench.client().send(queue_id=1)
@@ -314,7 +337,9 @@ def test_no_progress_is_kept_that_stands_on_what_is_not_on_the_disk(make_bench):
     bench.worker.work()
 
 
-def test_ends_wait_until_it_is_known_what_is_settled(bench, producer, restart):
+def test_ends_wait_until_it_is_known_what_is_settled(
+    bench: Bench, producer: Transactor, restart: Callable[..., Bench]
+) -> None:
     halves = [producer.half(b"%d" % n) for n in range(300)]
     producer.client.ask_all(*[end_command(half, ROLLBACK) for half in halves[:-1]])
     bench = restart(reads_halves=False)
@@ -326,7 +351,9 @@ def test_ends_wait_until_it_is_known_what_is_settled(bench, producer, restart):
     assert bodies(bench, "T", 1) == [b"plain", b"299"]
 
 
-def test_who_waits_for_that_is_told_when_the_broker_stops(bench, producer, restart):
+def test_who_waits_for_that_is_told_when_the_broker_stops(
+    bench: Bench, producer: Transactor, restart: Callable[..., Bench]
+) -> None:
     half = producer.half(b"one")
     bench = restart(reads_halves=False)
     producer = Transactor(bench)
@@ -335,6 +362,6 @@ def test_who_waits_for_that_is_told_when_the_broker_stops(bench, producer, resta
     assert [answer.remark for answer in producer.client.heard()] == ["the broker is stopping"]
 
 
-def test_the_store_host_is_the_brokers(bench, producer):
+def test_the_store_host_is_the_brokers(bench: Bench, producer: Transactor) -> None:
     producer.commit(producer.half(b"one"))
     assert bench.records(OP)[0].store_host == (HOST, 10911)

@@ -3,7 +3,9 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,8 +21,8 @@ SECRET = "secret-of-alice"
 class Doors:
     """A name server and a broker, and the files to come in with."""
 
-    def __init__(self, tmp_path):
-        self.processes = []
+    def __init__(self, tmp_path: Path) -> None:
+        self.processes: list[Any] = []
         self.tmp_path = tmp_path
         self.authority = Authority(tmp_path)
         cert, key = self.authority.issue("server", addresses=["127.0.0.1"])
@@ -46,7 +48,7 @@ class Doors:
         self.addr = f"127.0.0.1:{self.namesrv.wait_for_port()}"
         small = {"mappedFileSizeCommitLog": 1 << 20, "mappedFileSizeConsumeQueue": 20_000, "maxHashSlotNum": 1000,
                  "maxIndexNum": 4000}  # fmt: skip
-        own = {
+        own: dict[str, Any] = {
             "namesrvAddr": self.addr,
             "brokerIP1": "127.0.0.1",
             "storePathRootDir": tmp_path / "store",
@@ -58,7 +60,7 @@ class Doors:
         self.broker = self.start("broker", tls | small | own)
         self.broker.wait_for_line("boot success")
 
-    def start(self, name, settings):
+    def start(self, name: str, settings: dict[str, Any]) -> Process:
         folder = self.tmp_path / name
         folder.mkdir()
         options = [part for key, value in settings.items() for part in ("-o", f"{key}={value}")]
@@ -66,7 +68,7 @@ class Doors:
         self.processes.append(Process(folder, ["-m", f"mqbroker.daemons.{name}", *common, *options]))
         return self.processes[-1]
 
-    def mq(self, *args, **env):
+    def mq(self, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "mqbroker.cli", *args, "-n", self.addr],
             stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=self.tmp_path,
@@ -74,12 +76,12 @@ class Doors:
         )  # fmt: skip
 
     @property
-    def key_ring(self):
+    def key_ring(self) -> tuple[str, str, str, str, str, str]:
         return ("--tls-ca", self.authority.path, "--tls-cert", self.cert, "--tls-key", self.key)
 
 
 @pytest.fixture(scope="module")
-def doors(tmp_path_factory):
+def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
     """With a message in T, for there is no topic before."""
     found = Doors(tmp_path_factory.mktemp("doors"))
     sent = found.mq("pub", "T", "hello", *found.key_ring, "--account-file", str(found.account))
@@ -89,7 +91,7 @@ def doors(tmp_path_factory):
         process.end()
 
 
-def test_with_certificate_and_account_messages_go_in_and_out(doors):
+def test_with_certificate_and_account_messages_go_in_and_out(doors: Doors) -> None:
     env = {"MQ_ACCESS_KEY": "alice-key", "MQ_SECRET_KEY": SECRET, "MQ_TLS_CA": doors.authority.path,
            "MQ_TLS_CERT": doors.cert, "MQ_TLS_KEY": doors.key}  # fmt: skip
     got = doors.mq("sub", "T", "-g", "CG", "--from", "first", "--count", "1", **env)
@@ -97,7 +99,7 @@ def test_with_certificate_and_account_messages_go_in_and_out(doors):
 
 
 @pytest.mark.parametrize("command", [("pub", "T", "x"), ("sub", "T", "-g", "CG", "--count", "1")])
-def test_who_does_not_come_in_is_told_what_is_missing(doors, command):
+def test_who_does_not_come_in_is_told_what_is_missing(doors: Doors, command: tuple[str, ...]) -> None:
     ca = ("--tls-ca", doors.authority.path)
     account = ("--account-file", str(doors.account))
     plain = doors.mq(*command, *account)
@@ -123,14 +125,16 @@ def test_who_does_not_come_in_is_told_what_is_missing(doors, command):
         ({"MQ_ACCESS_KEY": "nobody", "MQ_SECRET_KEY": "x"}, "No acl config for nobody"),
     ],
 )
-def test_an_account_that_is_refused_is_told_why(doors, command, env, why):
+def test_an_account_that_is_refused_is_told_why(
+    doors: Doors, command: tuple[str, ...], env: dict[str, str], why: str
+) -> None:
     found = doors.mq(*command, *doors.key_ring, **env)
     assert found.returncode == 1
     assert why in found.stderr
     assert "The account is that of --account-file, or of MQ_ACCESS_KEY and MQ_SECRET_KEY" in found.stderr
 
 
-def test_the_secret_is_nowhere(doors):
+def test_the_secret_is_nowhere(doors: Doors) -> None:
     assert doors.mq("pub", "T", "x", *doors.key_ring, "--account-file", str(doors.account)).returncode == 0
     for process in doors.processes:
         assert SECRET not in process.out + process.err

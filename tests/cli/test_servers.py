@@ -1,26 +1,30 @@
 """Accounts and encryption on the command line: options, files and the environment, before anything is connected."""
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import click
 import pytest
 from click.testing import CliRunner
 
 from mqbroker.cli.failures import failure_of
-from mqbroker.cli.servers import account, encryption, server_options
+from mqbroker.cli.servers import Servers, account, encryption, server_options
 from mqbroker.client import ClientTls, Credentials
 from mqbroker.client.errors import SendFailed, TlsFailed
-from mqbroker.errors import Refused, Unreachable
+from mqbroker.errors import MQError, Refused, Unreachable
 
 SECRET = "a-long-random-text"
 REFUSED = Refused(1, "org.apache.rocketmq.acl.common.AclException: No accessKey is configured")
 
 
-def run(*args, env=None):
+def run(*args: str, env: dict[str, str] | None = None) -> Any:
     """What a command of ours gets, or the text of its refusal."""
     got = []
 
     @click.command()
     @server_options
-    def command(servers):
+    def command(servers: Servers) -> None:
         got.append(servers)
 
     result = CliRunner().invoke(command, list(args), env=env or {})
@@ -28,8 +32,8 @@ def run(*args, env=None):
 
 
 @pytest.fixture
-def write(tmp_path):
-    def write_file(text, name="account.yml", mode=0o600):
+def write(tmp_path: Path) -> Callable[..., str]:
+    def write_file(text: str, name: str = "account.yml", mode: int = 0o600) -> str:
         path = tmp_path / name
         path.write_text(text)
         path.chmod(mode)
@@ -38,7 +42,7 @@ def write(tmp_path):
     return write_file
 
 
-def test_without_options_there_is_neither():
+def test_without_options_there_is_neither() -> None:
     servers = run()
     assert (servers.name_servers, servers.credentials, servers.tls) == ("127.0.0.1:9876", None, None)
 
@@ -47,27 +51,27 @@ def test_without_options_there_is_neither():
 
 
 @pytest.mark.parametrize("more", ["", "securityToken: t\n", "unknown: 1\n"])
-def test_an_account_from_a_file(write, more):
+def test_an_account_from_a_file(write: Callable[..., str], more: str) -> None:
     path = write(f"accessKey: alice\nsecretKey: {SECRET}\n{more}")
     me = Credentials("alice", SECRET, "t" if "Token" in more else None)
     assert run("--account-file", path).credentials == me
     assert run(env={"MQ_ACCOUNT_FILE": path, "MQ_ACCESS_KEY": "bob", "MQ_SECRET_KEY": "x"}).credentials == me
 
 
-def test_keys_that_look_like_numbers_are_text(write):
+def test_keys_that_look_like_numbers_are_text(write: Callable[..., str]) -> None:
     assert run("--account-file", write("accessKey: 7\nsecretKey: 12345678\n")).credentials == Credentials(
         "7", "12345678"
     )
 
 
-def test_an_account_from_the_environment():
+def test_an_account_from_the_environment() -> None:
     env = {"MQ_ACCESS_KEY": "alice", "MQ_SECRET_KEY": SECRET}
     assert run(env=env).credentials == Credentials("alice", SECRET)
     assert run(env=env | {"MQ_SECURITY_TOKEN": "t"}).credentials == Credentials("alice", SECRET, "t")
 
 
 @pytest.mark.parametrize(("given", "missing"), [("ACCESS", "SECRET"), ("SECRET", "ACCESS")])
-def test_half_an_account_is_told(given, missing):
+def test_half_an_account_is_told(given: str, missing: str) -> None:
     code, output = run(env={f"MQ_{given}_KEY": SECRET})
     assert code == 2
     assert f"MQ_{given}_KEY is set in the environment and MQ_{missing}_KEY is not" in output
@@ -89,7 +93,9 @@ def test_half_an_account_is_told(given, missing):
         ("[" * 30000, "cannot be read as YAML"),
     ],
 )
-def test_a_file_without_an_account_says_what_it_lacks_and_no_secret(write, text, why):
+def test_a_file_without_an_account_says_what_it_lacks_and_no_secret(
+    write: Callable[..., str], text: str, why: str
+) -> None:
     path = write(text)
     code, output = run("--account-file", path)
     assert code == 2
@@ -98,22 +104,22 @@ def test_a_file_without_an_account_says_what_it_lacks_and_no_secret(write, text,
     assert SECRET not in output
 
 
-def test_a_file_that_others_can_read_is_told_of(write, capsys):
+def test_a_file_that_others_can_read_is_told_of(write: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
     path = write(f"accessKey: alice\nsecretKey: {SECRET}\n", mode=0o644)
     assert account(path, {}) == Credentials("alice", SECRET)
     assert capsys.readouterr().err == f"mq: others can read the secret in {path}: `chmod 600 {path}` keeps it yours\n"
 
 
-def test_a_missing_file_is_told():
+def test_a_missing_file_is_told() -> None:
     code, output = run("--account-file", "/not/there")
     assert code == 2
     assert "'/not/there' does not exist" in output
 
 
-def test_no_option_takes_a_secret():
+def test_no_option_takes_a_secret() -> None:
     @click.command()
     @server_options
-    def command(servers):
+    def command(servers: Servers) -> None:
         """Nothing."""
 
     names = [name for option in command.params for name in option.opts]
@@ -123,7 +129,7 @@ def test_no_option_takes_a_secret():
 # --- encryption
 
 
-def test_encryption_by_options_and_environment(write):
+def test_encryption_by_options_and_environment(write: Callable[..., str]) -> None:
     ca, cert, key = (write("x", name) for name in ("ca", "cert", "key"))
     assert run("--tls").tls == run(env={"MQ_TLS": "1"}).tls == ClientTls()
     assert run("--tls-insecure").tls == ClientTls(insecure=True)
@@ -144,14 +150,14 @@ def test_encryption_by_options_and_environment(write):
         (("--tls-ca", "/not/there"), "'/not/there' does not exist"),
     ],
 )
-def test_wrong_options_are_told(write, args, says):
+def test_wrong_options_are_told(write: Callable[..., str], args: tuple[str, ...], says: str) -> None:
     path = write("x")
     code, output = run(*(path if arg == "FILE" else arg for arg in args))
     assert code == 2
     assert says in output
 
 
-def test_what_the_options_refuse_the_value_refuses_too():
+def test_what_the_options_refuse_the_value_refuses_too() -> None:
     given = {"ca_file": None, "cert_file": None, "key_file": None, "server_name": None, "insecure": False}
     assert encryption(given, {}) == ClientTls()
 
@@ -170,7 +176,7 @@ def test_what_the_options_refuse_the_value_refuses_too():
         (Refused(16, "no permission"), 1, "the broker refuses: CODE: 16  DESC: no permission"),
     ],
 )
-def test_refusals_say_what_to_do(error, code, says):
+def test_refusals_say_what_to_do(error: MQError, code: int, says: str) -> None:
     failure = failure_of(error)
     assert failure.exit_code == code
     assert says in failure.message

@@ -3,6 +3,7 @@
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 from click.testing import CliRunner
@@ -19,7 +20,7 @@ def run(*args: str, stdin: str | None = None) -> tuple[int, str]:
 
 
 @pytest.fixture
-def closed_port() -> int:
+def closed_port() -> Iterator[int]:
     """A port on which nobody listens: it is bound, so nobody else gets it, and refuses connections."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))

@@ -1,6 +1,7 @@
 """Settings that are changed while a daemon runs: what a request may hold, and what becomes of the file."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,7 @@ from mqbroker.errors import BadSetting
 HOST = Host("/home/u", "box", "192.0.2.7")
 
 
-def test_a_request_is_a_properties_text():
+def test_a_request_is_a_properties_text() -> None:
     assert read_changes(b"a=1\n# no\nb : x\\\n  y \n\\u0061=2") == {"a": "2", "b": "xy"}
     assert read_changes(b"") == {}
 
@@ -24,12 +25,12 @@ def test_a_request_is_a_properties_text():
         (b"a" * (CHANGES_BYTES_MAX + 1), f"{CHANGES_BYTES_MAX} at most"),
     ],
 )
-def test_a_request_that_is_none(body, why):
+def test_a_request_that_is_none(body: bytes, why: str) -> None:
     with pytest.raises(BadSetting, match=why):
         read_changes(body)
 
 
-def test_settings_of_the_parts_are_changed_too():
+def test_settings_of_the_parts_are_changed_too() -> None:
     settings = load_broker_settings(host=HOST)
     changes = {"brokerPermission": "4", "fileReservedTime": "9"}
     changed = change_settings(settings, changes, changes)
@@ -46,19 +47,19 @@ def test_settings_of_the_parts_are_changed_too():
         ("orderMessageEnable", "maybe", "'maybe' is neither true nor false"),
     ],
 )
-def test_what_is_not_allowed_or_wrong_changes_nothing(key, value, why):
+def test_what_is_not_allowed_or_wrong_changes_nothing(key: str, value: str, why: str) -> None:
     settings = load_namesrv_settings(host=HOST)
     with pytest.raises(BadSetting, match=why):
         change_settings(settings, {key: value}, {"orderMessageEnable"})
 
 
-def test_a_value_out_of_its_range_is_not_moved_into_it():
+def test_a_value_out_of_its_range_is_not_moved_into_it() -> None:
     settings = load_broker_settings(host=HOST)
     with pytest.raises(BadSetting, match="it goes from 10000 to 60000"):
         change_settings(settings, {"registerNameServerPeriod": "5"}, {"registerNameServerPeriod"})
 
 
-def test_the_other_lines_of_the_file_stay():
+def test_the_other_lines_of_the_file_stay() -> None:
     others = "# mine\r\nkey = 1\nother:x \\\n  y\n"
     changed = conf_with(f"{others}key=2\n\n! end", {"key": "3", "new": "a b"})
     assert changed == f"{others}key=3\n\n! end\nnew=a b\n"
@@ -67,7 +68,7 @@ def test_the_other_lines_of_the_file_stay():
     assert conf_with(f"{mark}key=1\n", {"key": "2"}) == f"{mark}key=2\n"
 
 
-def test_a_file_keeps_its_permissions_and_a_link_stays_one(tmp_path):
+def test_a_file_keeps_its_permissions_and_a_link_stays_one(tmp_path: Path) -> None:
     file, link = tmp_path / "real.conf", tmp_path / "link.conf"
     file.write_text("a=1\n")
     file.chmod(0o640)
@@ -79,7 +80,7 @@ def test_a_file_keeps_its_permissions_and_a_link_stays_one(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["link.conf", "real.conf"]
 
 
-def test_a_file_that_is_not_there_is_made(tmp_path):
+def test_a_file_that_is_not_there_is_made(tmp_path: Path) -> None:
     path = tmp_path / "sub" / "namesrv.properties"
     rewrite_conf(str(path), {"orderMessageEnable": "true"})
     assert path.read_text() == "orderMessageEnable=true\n"

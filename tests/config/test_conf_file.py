@@ -1,5 +1,8 @@
 """Java's .properties syntax, with the line of each key."""
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
 from mqbroker.config import read_conf
@@ -7,8 +10,8 @@ from mqbroker.errors import BadSetting
 
 
 @pytest.fixture
-def read(tmp_path):
-    def read_text(text, encoding="iso-8859-1"):
+def read(tmp_path: Path) -> Callable[..., list[tuple[str, str, int]] | None]:
+    def read_text(text: str, encoding: str = "iso-8859-1") -> list[tuple[str, str, int]] | None:
         path = tmp_path / "a.conf"
         path.write_bytes(text.encode(encoding))
         return read_conf(str(path))
@@ -34,20 +37,22 @@ def read(tmp_path):
         ("a=b=c;d", [("a", "b=c;d", 1)]),
     ],
 )
-def test_what_is_read(read, text, found):
+def test_what_is_read(
+    read: Callable[..., list[tuple[str, str, int]] | None], text: str, found: list[tuple[str, str, int]]
+) -> None:
     assert read(text) == found
 
 
-def test_a_wrong_escape_names_its_line(read):
+def test_a_wrong_escape_names_its_line(read: Callable[..., list[tuple[str, str, int]] | None]) -> None:
     with pytest.raises(BadSetting, match=r"a\.conf:2: \\u: .*four hexadecimal digits"):
         read("a=b\nc=\\u00zz\n")
 
 
-def test_a_file_that_is_not_there(tmp_path):
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(BadSetting, match="the file cannot be read: No such file or directory"):
         read_conf(str(tmp_path / "missing.conf"))
 
 
-def test_a_directory_is_no_file(tmp_path):
+def test_a_directory_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(BadSetting, match="the file cannot be read: Is a directory"):
         read_conf(str(tmp_path))

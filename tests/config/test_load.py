@@ -1,7 +1,9 @@
 """What settings become, from where, and how a wrong one is refused."""
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,27 +47,29 @@ OWN = {
 class Loader:
     """Loads settings of text, and keeps the warnings."""
 
-    def __init__(self, path, load):
+    def __init__(self, path: Path, load: Callable[..., Any]) -> None:
         self.path = path
         self.load = load
-        self.warnings = []
+        self.warnings: list[Any] = []
 
-    def __call__(self, text="", overrides=(), **environ):
+    def __call__(
+        self, text: str = "", overrides: Sequence[tuple[str, str]] = (), **environ: Any
+    ) -> BrokerSettings | NamesrvSettings | None:
         self.path.write_text(text)
         return self.load(str(self.path), overrides, environ=environ, warn=self.warnings.append, host=HOST)
 
 
 @pytest.fixture
-def broker(tmp_path):
+def broker(tmp_path: Path) -> Loader:
     return Loader(tmp_path / "broker.conf", load_broker_settings)
 
 
 @pytest.fixture
-def namesrv(tmp_path):
+def namesrv(tmp_path: Path) -> Loader:
     return Loader(tmp_path / "namesrv.conf", load_namesrv_settings)
 
 
-def test_every_key_of_java_is_known_once():
+def test_every_key_of_java_is_known_once() -> None:
     keys = {setting.key for part in PARTS for setting in settings_of(part)}
     java = {key for part in JAVA.values() for key in part}
     assert keys - OWN <= java
@@ -75,7 +79,7 @@ def test_every_key_of_java_is_known_once():
     assert java >= REFUSED_KEYS
 
 
-def of_our_own(key):
+def of_our_own(key: str) -> bool:
     """Defaults of the host, and one that keeps more after a crash."""
     if key == "flushDelayOffsetInterval":
         return True
@@ -93,7 +97,7 @@ def of_our_own(key):
         (load_namesrv_settings, ("NamesrvConfig", "NettyServerConfig"), "9876"),
     ],
 )
-def test_defaults_are_javas(load, classes, port):
+def test_defaults_are_javas(load: Callable[..., Any], classes: tuple[str, ...], port: str) -> None:
     shown = dict(line.split("=", 1) for line in show_settings(load(host=Host("~", "box", "192.0.2.7"))))
     for name, java in [item for cls in classes for item in JAVA[cls].items()]:
         if name in shown and not of_our_own(name):
@@ -103,7 +107,7 @@ def test_defaults_are_javas(load, classes, port):
     assert shown["listenPort"] == port
 
 
-def test_defaults_of_the_host():
+def test_defaults_of_the_host() -> None:
     settings = load_broker_settings(host=HOST)
     assert settings.broker_name == "box"
     assert settings.broker_addr == "192.0.2.7:10911"
@@ -113,14 +117,14 @@ def test_defaults_of_the_host():
     assert load_namesrv_settings(host=HOST).kv_config_path == "/home/u/namesrv/kvConfig.json"
 
 
-def test_the_real_host_has_an_address():
+def test_the_real_host_has_an_address() -> None:
     host = Host.this()
     assert host.name
     assert host.address.count(".") == 3
     assert host.home.startswith("/")
 
 
-def test_what_follows_from_other_settings(broker):
+def test_what_follows_from_other_settings(broker: Loader) -> None:
     settings = broker("bindAddress=127.0.0.1\nlistenPort=20000\nstorePathRootDir=/d\n")
     assert (settings.broker_ip1, settings.ha_listen_port) == ("127.0.0.1", 20001)
     assert settings.store.store_path_commit_log == "/d/commitlog"
@@ -129,7 +133,7 @@ def test_what_follows_from_other_settings(broker):
     assert broker("haListenPort=5\nbrokerIP1=a.example").broker_addr == "a.example:10911"
 
 
-def test_a_masters_id_is_zero_as_in_java(broker):
+def test_a_masters_id_is_zero_as_in_java(broker: Loader) -> None:
     assert broker("brokerId=3").broker_id == 0
 
 
@@ -154,13 +158,13 @@ def test_a_masters_id_is_zero_as_in_java(broker):
         ("connectTimeoutMillis=8", "client", "connect_timeout_ms", 8),
     ],
 )
-def test_values(broker, line, part, field, value):
+def test_values(broker: Loader, line: str, part: str, field: str, value: int | str | tuple[int | str, ...]) -> None:
     settings = broker(line)
     assert getattr(getattr(settings, part) if part else settings, field) == value
     assert broker.warnings == []
 
 
-def test_a_home_directory_is_spelt_out(broker, monkeypatch):
+def test_a_home_directory_is_spelt_out(broker: Loader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/other")
     assert broker("storePathRootDir=~/s").store.store_path_root_dir == "/home/other/s"
 
@@ -203,13 +207,13 @@ def test_a_home_directory_is_spelt_out(broker, monkeypatch):
         ("listenPort=65535", "65535 leaves no port above it for replication; set haListenPort too"),
     ],
 )
-def test_a_wrong_value_names_key_file_line_and_what_is_right(broker, line, why):
+def test_a_wrong_value_names_key_file_line_and_what_is_right(broker: Loader, line: str, why: str) -> None:
     with pytest.raises(BadSetting) as caught:
         broker(f"# a comment\n\n{line}\n")
     assert str(caught.value).startswith(f"{broker.path}:3: {line.partition('=')[0]}: {why}")
 
 
-def test_tls_as_in_java(broker, namesrv):
+def test_tls_as_in_java(broker: Loader, namesrv: Loader) -> None:
     for load in (broker, namesrv):
         tls = load("tls.config.file=\n").tls
         assert (tls.mode, tls.test_mode, tls.server_need_client_auth) == (TlsMode.PERMISSIVE, True, ClientAuth.NONE)
@@ -218,7 +222,7 @@ def test_tls_as_in_java(broker, namesrv):
         assert tls.server_key_path == "/k"
 
 
-def test_a_file_of_tls_settings_counts_before_others(broker, tmp_path):
+def test_a_file_of_tls_settings_counts_before_others(broker: Loader, tmp_path: Path) -> None:
     file = tmp_path / "tls.properties"
     file.write_text("tls.test.mode.enable=false\ntls.server.keyPath=/in/file\ntls.server.mode=disabled\nx=1\n")
     tls = broker(f"tls.config.file={file}\ntls.server.keyPath=/given\ntls.server.certPath=/c\n").tls
@@ -242,18 +246,18 @@ def test_a_file_of_tls_settings_counts_before_others(broker, tmp_path):
         ("tls.enable=true\nuseTLS=false", False),
     ],
 )
-def test_a_brokers_own_connections_are_encrypted(broker, text, used):
+def test_a_brokers_own_connections_are_encrypted(broker: Loader, text: str, used: bool) -> None:
     assert broker(text).client.use_tls == used
 
 
-def test_passwords_are_not_shown(broker):
+def test_passwords_are_not_shown(broker: Loader) -> None:
     lines = show_settings(broker("tls.server.keyPassword=open-sesame\ntls.client.keyPassword=open-sesame\n"))
     assert "tls.server.keyPassword=***" in lines
     assert "tls.client.keyPassword=***" in lines
     assert "open-sesame" not in "".join(lines)
 
 
-def test_where_accounts_are(broker):
+def test_where_accounts_are(broker: Loader) -> None:
     settings = broker("aclEnable=true\nrocketmqHome=/opt/mq\n")
     assert (settings.acl_enable, settings.rocketmq_home) == (True, "/opt/mq")
     assert settings.acl_plain_file == "conf/plain_acl.yml"
@@ -262,7 +266,7 @@ def test_where_accounts_are(broker):
     assert broker("rocketmqHome=\n").rocketmq_home == ""
 
 
-def test_unknown_keys_are_warned_of(broker):
+def test_unknown_keys_are_warned_of(broker: Loader) -> None:
     broker("listenPrt=1\nzzz=1\ntransferMsgByHeap=true\nkvConfigPath=/x\n")
     assert broker.warnings == [
         f"{broker.path}:1: listenPrt is not a setting and changes nothing; did you mean listenPort?",
@@ -270,7 +274,7 @@ def test_unknown_keys_are_warned_of(broker):
     ]
 
 
-def test_the_brokers_keys_in_a_file_of_the_name_server_are_passed_over(namesrv):
+def test_the_brokers_keys_in_a_file_of_the_name_server_are_passed_over(namesrv: Loader) -> None:
     settings = namesrv("brokerName=a\naclEnable=true\nlistenPort=5\norderMessageEnable=true\n")
     assert namesrv.warnings == []
     assert settings.server.listen_port == 5
@@ -278,12 +282,12 @@ def test_the_brokers_keys_in_a_file_of_the_name_server_are_passed_over(namesrv):
     assert settings.config_store_path == str(namesrv.path)
 
 
-def test_the_last_of_a_repeated_key_counts(broker):
+def test_the_last_of_a_repeated_key_counts(broker: Loader) -> None:
     assert broker("listenPort=1\nlistenPort=2\n").server.listen_port == 2
     assert broker.warnings == [f"{broker.path}:2: listenPort is given again; this one counts, not that of line 1"]
 
 
-def test_the_environment_counts_more_than_the_file_and_options_more_than_both(broker):
+def test_the_environment_counts_more_than_the_file_and_options_more_than_both(broker: Loader) -> None:
     file = "namesrvAddr=a:1\nbrokerName=f\nlistenPort=1"
     environ = {"NAMESRV_ADDR": "b:2", "ROCKETMQ_BROKER_NAME": "e", "ROCKETMQ_LISTEN_PORT": "2", "ROCKETMQ_HOME": "/o"}
     settings = broker(file, [("listenPort", " 3 ")], **environ)
@@ -295,18 +299,18 @@ def test_the_environment_counts_more_than_the_file_and_options_more_than_both(br
     ]
 
 
-def test_a_file_of_tls_settings_counts_more_than_the_environment(broker, tmp_path):
+def test_a_file_of_tls_settings_counts_more_than_the_environment(broker: Loader, tmp_path: Path) -> None:
     file = tmp_path / "tls.properties"
     file.write_text("tls.server.keyPath=/in/file\n")
     name = "ROCKETMQ_TLS.SERVER.KEYPATH"
-    tls = broker(f"tls.config.file={file}\ntls.server.keyPath=/given\n", **{name: "/environment"}).tls
+    tls = broker(f"tls.config.file={file}\ntls.server.keyPath=/given\n", **dict[str, Any]({name: "/environment"})).tls
     assert tls.server_key_path == "/in/file"
     assert broker.warnings == [
         f"{file}:1 sets tls.server.keyPath=/in/file in place of '/environment', environment variable {name}"
     ]
 
 
-def test_two_variables_for_one_setting(broker):
+def test_two_variables_for_one_setting(broker: Loader) -> None:
     assert broker("", NAMESRV_ADDR="a:1", ROCKETMQ_NAMESRV_ADDR="b:1").namesrv_addr == ("b:1",)
     assert broker.warnings == [
         "environment variable ROCKETMQ_NAMESRV_ADDR sets namesrvAddr=b:1 in place of 'a:1', "
@@ -325,13 +329,13 @@ def test_two_variables_for_one_setting(broker):
         ("NAMESERV_ADDR", "; did you mean NAMESRV_ADDR?"),
     ],
 )
-def test_unknown_variables_are_warned_of(broker, name, hint):
-    broker("", **{name: "x"})
+def test_unknown_variables_are_warned_of(broker: Loader, name: str, hint: str) -> None:
+    broker("", **dict[str, Any]({name: "x"}))
     assert broker.warnings == [f"environment variable {name} is not a setting and changes nothing{hint}"]
 
 
-def test_variables_that_are_for_others_are_not_warned_of(broker, namesrv):
-    services = {
+def test_variables_that_are_for_others_are_not_warned_of(broker: Loader, namesrv: Loader) -> None:
+    services: dict[str, Any] = {
         "ROCKETMQ_SERVICE_HOST": "10.0.0.1", "ROCKETMQ_NAMESRV_SERVICE_PORT_MAIN": "9876",
         "ROCKETMQ_NAMESRV_PORT": "tcp://10.0.0.1:9876", "ROCKETMQ_NAMESRV_PORT_9876_TCP_ADDR": "10.0.0.1",
         "NAMESRV_SERVICE_HOST": "10.0.0.1", "NAMESRV_XMX": "1g", "NAME": "x",
@@ -341,19 +345,19 @@ def test_variables_that_are_for_others_are_not_warned_of(broker, namesrv):
         assert load.warnings == []
 
 
-def test_a_variable_is_refused_as_the_file_is(broker):
+def test_a_variable_is_refused_as_the_file_is(broker: Loader) -> None:
     with pytest.raises(BadSetting, match=r"^environment variable ROCKETMQ_BROKER_ROLE: brokerRole: replication is not"):
         broker("", ROCKETMQ_BROKER_ROLE="SLAVE")
     with pytest.raises(BadSetting, match=r"^environment variable ROCKETMQ_ENABLE_DLEGER_COMMIT_LOG: enableDLegerCom"):
         broker("", ROCKETMQ_ENABLE_DLEGER_COMMIT_LOG="true")
 
 
-def test_another_spelling_of_the_same_is_not_warned_of(broker):
+def test_another_spelling_of_the_same_is_not_warned_of(broker: Loader) -> None:
     broker("namesrvAddr=a:1\nautoCreateTopicEnable=true", NAMESRV_ADDR="a:1;", ROCKETMQ_AUTO_CREATE_TOPIC_ENABLE="TRUE")
     assert broker.warnings == []
 
 
-def test_all_that_is_wrong_is_told_at_once(broker):
+def test_all_that_is_wrong_is_told_at_once(broker: Loader) -> None:
     lines = "aclEnable=true\nlistenPort=x\nhaListenPort=70000\nbrokerRole=SLAVE\ntls.test.mode.enable=false\n"
     with pytest.raises(BadSettings) as caught:
         broker(lines, [("zzz", "1"), ("deleteWhen", "25")], ROCKETMQ_BROKER_NAME="a b")
@@ -364,7 +368,7 @@ def test_all_that_is_wrong_is_told_at_once(broker):
     assert str(caught.value).splitlines() == [str(error) for error in caught.value.errors]
 
 
-def test_what_follows_from_a_wrong_value_is_not_told(broker, namesrv):
+def test_what_follows_from_a_wrong_value_is_not_told(broker: Loader, namesrv: Loader) -> None:
     for load, text in [
         (broker, "aclEnable=true\nrocketmqHome=\0\n"),
         (broker, "listenPort=65536\nhaListenPort=10911\n"),
@@ -376,7 +380,7 @@ def test_what_follows_from_a_wrong_value_is_not_told(broker, namesrv):
         assert not isinstance(caught.value, BadSettings)
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_key(broker, tmp_path):
+def test_a_byte_order_mark_is_no_part_of_the_first_key(broker: Loader, tmp_path: Path) -> None:
     path = tmp_path / "marked.conf"
     path.write_bytes(b"\xef\xbb\xbflistenPort=5\r\nbrokerName=x\r\n")
     settings = load_broker_settings(str(path), warn=broker.warnings.append, host=HOST)
@@ -392,7 +396,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_key(broker, tmp_path):
 @pytest.mark.parametrize(
     "others", ["", "tls.server.certPath=/c\n", "tls.server.mode=enforcing\ntls.server.keyPath=/k\n"]
 )
-def test_without_test_mode_a_server_has_certificate_and_key(broker, namesrv, others):
+def test_without_test_mode_a_server_has_certificate_and_key(broker: Loader, namesrv: Loader, others: str) -> None:
     for load in (broker, namesrv):
         with pytest.raises(
             BadSetting, match=r":1: tls\.test\.mode\.enable: set tls\.server\.certPath and tls\.server\.key"
@@ -401,38 +405,40 @@ def test_without_test_mode_a_server_has_certificate_and_key(broker, namesrv, oth
 
 
 @pytest.mark.parametrize("others", ["tls.server.mode=disabled\n", "tls.server.certPath=/c\ntls.server.keyPath=/k\n"])
-def test_a_server_that_has_them_or_does_not_encrypt(broker, namesrv, others):
+def test_a_server_that_has_them_or_does_not_encrypt(broker: Loader, namesrv: Loader, others: str) -> None:
     for load in (broker, namesrv):
         assert not load(f"tls.test.mode.enable=false\n{others}").tls.test_mode
 
 
-def test_no_secret_is_repeated(broker):
+def test_no_secret_is_repeated(broker: Loader) -> None:
     key = "tls.server.keyPassword"
-    settings = broker(f"{key}=of-the-file\n", **{"ROCKETMQ_TLS.SERVER.KEYPASSWORD": "of-the-environment"})
+    settings = broker(
+        f"{key}=of-the-file\n", **dict[str, Any]({"ROCKETMQ_TLS.SERVER.KEYPASSWORD": "of-the-environment"})
+    )
     assert settings.tls.server_key_password == "of-the-environment"
     assert broker.warnings == [
         f"environment variable ROCKETMQ_TLS.SERVER.KEYPASSWORD sets {key} in place of another, {broker.path}:1"
     ]
 
 
-def test_the_environment_that_says_the_same_is_not_warned_of(broker):
+def test_the_environment_that_says_the_same_is_not_warned_of(broker: Loader) -> None:
     broker("namesrvAddr=a:1", NAMESRV_ADDR="a:1")
     assert broker.warnings == []
 
 
-def test_keys_with_digits_and_capitals_from_the_environment(broker):
+def test_keys_with_digits_and_capitals_from_the_environment(broker: Loader) -> None:
     settings = broker("", ROCKETMQ_BROKERIP1="10.0.0.1", ROCKETMQ_CLUSTER_TOPIC_ENABLE="false", ROCKETMQ_BROKER_ID="")
     assert settings.broker_ip1 == "10.0.0.1"
     assert not settings.cluster_topic_enable
     assert broker.warnings == []
 
 
-def test_a_wrong_value_in_the_environment_names_the_variable(broker):
+def test_a_wrong_value_in_the_environment_names_the_variable(broker: Loader) -> None:
     with pytest.raises(BadSetting, match=r"^environment variable ROCKETMQ_LISTEN_PORT: listenPort: 'x' is not a whole"):
         broker("listenPort=1", ROCKETMQ_LISTEN_PORT="x")
 
 
-def test_what_has_no_effect_is_told_in_one_line(broker, namesrv):
+def test_what_has_no_effect_is_told_in_one_line(broker: Loader, namesrv: Loader) -> None:
     text = (
         "sendMessageThreadPoolNums=16\nhaMasterAddress=a:1\npullMessageThreadPoolNums=20\nserverWorkerThreads=4\n"
         "transferMsgByHeap=TRUE\nhaListenPort=10912\nflushCommitLogTimed=false\n"
@@ -452,19 +458,19 @@ def test_what_has_no_effect_is_told_in_one_line(broker, namesrv):
     )
 
 
-def test_another_id_than_a_masters_is_told(broker):
+def test_another_id_than_a_masters_is_told(broker: Loader) -> None:
     assert broker("brokerId=3").broker_id == 0
     why = "replication is not served by this version"
     assert broker.warnings == [f"{broker.path}:1: brokerId=3 is taken as 0, a master's: {why}"]
 
 
-def test_an_unknown_option_is_refused(broker):
+def test_an_unknown_option_is_refused(broker: Loader) -> None:
     with pytest.raises(BadSetting, match=r"^command line: brokerNam: no such setting; did you mean brokerName\?$"):
         broker("", [("brokerNam", "x")])
     broker("", [("sendMessageThreadPoolNums", "8")])
 
 
-def test_what_is_out_of_javas_range_is_moved_into_it(broker):
+def test_what_is_out_of_javas_range_is_moved_into_it(broker: Loader) -> None:
     settings = broker("registerNameServerPeriod=1000\ndiskMaxUsedSpaceRatio=99\n")
     assert settings.register_name_server_period_ms == 10_000
     assert settings.store.disk_max_used_space_ratio == 95
@@ -474,12 +480,12 @@ def test_what_is_out_of_javas_range_is_moved_into_it(broker):
     ]
 
 
-def test_what_is_shown_loads_as_the_same(broker):
+def test_what_is_shown_loads_as_the_same(broker: Loader) -> None:
     settings = broker("deleteWhen=04;16\nnamesrvAddr=a:1;b:2\nlogLevel=debug\nflushDiskType=SYNC_FLUSH\nlistenPort=7\n")
     assert broker("\n".join(show_settings(settings))) == settings
 
 
-def test_a_name_server_for_cluster_tests_needs_somebody_to_ask(namesrv, broker):
+def test_a_name_server_for_cluster_tests_needs_somebody_to_ask(namesrv: Loader, broker: Loader) -> None:
     with pytest.raises(BadSetting, match=r":1: clusterTest: it needs namesrvAddr, or NAMESRV_ADDR"):
         namesrv("clusterTest=TRUE\nproductEnvName=center\n")
     settings = namesrv("clusterTest=true\nproductEnvName=pre\nnamesrvAddr=a:1;b:2\n")
@@ -490,7 +496,7 @@ def test_a_name_server_for_cluster_tests_needs_somebody_to_ask(namesrv, broker):
     assert namesrv.warnings == broker.warnings == []
 
 
-def test_a_broker_that_would_ask_an_address_server_needs_name_servers(broker):
+def test_a_broker_that_would_ask_an_address_server_needs_name_servers(broker: Loader) -> None:
     with pytest.raises(BadSetting, match=r":1: fetchNamesrvAddrByAddressServer: .* set namesrvAddr"):
         broker("fetchNamesrvAddrByAddressServer=true")
     # Java looks them up only where they are not given.
@@ -510,7 +516,7 @@ IMPORTANT = """
 """
 
 
-def test_what_java_calls_important_is_important_here(broker):
+def test_what_java_calls_important_is_important_here(broker: Loader) -> None:
     settings = broker("")
     shown = {line.partition("=")[0] for line in show_settings(settings)}
     important = {line.partition("=")[0] for line in show_settings(settings, important_only=True)}
@@ -519,7 +525,7 @@ def test_what_java_calls_important_is_important_here(broker):
     )
 
 
-def test_important_settings_are_fewer(broker):
+def test_important_settings_are_fewer(broker: Loader) -> None:
     settings = broker("")
     important = show_settings(settings, important_only=True)
     assert set(important) < set(show_settings(settings))

@@ -1,5 +1,9 @@
 """Real daemons, started and ended by fixtures."""
 
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 pytest.register_assert_rewrite("tests.daemons.history")
@@ -8,7 +12,7 @@ from tests.daemons.permits import skipped_reasons  # noqa: E402
 from tests.daemons.processes import Process  # noqa: E402
 
 
-def pytest_terminal_summary(terminalreporter):
+def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Count what was not tested for want of permission: a run that skips it is not a run that passes it."""
     reasons = skipped_reasons(terminalreporter.stats.get("skipped", []))
     if reasons:
@@ -18,11 +22,11 @@ def pytest_terminal_summary(terminalreporter):
 
 
 @pytest.fixture
-def start(tmp_path):
+def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
     """Start `python` with arguments; all that were started are ended with the test."""
-    processes = []
+    processes: list[Any] = []
 
-    def start_process(*arguments, **options):
+    def start_process(*arguments: str, **options: Any) -> Process:
         folder = tmp_path / f"process{len(processes)}"
         folder.mkdir()
         processes.append(Process(folder, [str(argument) for argument in arguments], **options))
@@ -34,10 +38,10 @@ def start(tmp_path):
 
 
 @pytest.fixture
-def daemon(start, tmp_path):
+def daemon(start: Callable[..., Process], tmp_path: Path) -> Callable[..., Process]:
     """Start a daemon on the loopback and a free port, with a ports file."""
 
-    def start_daemon(name, *arguments, port=0, **options):
+    def start_daemon(name: str, *arguments: str, port: int = 0, **options: Any) -> Process:
         return start(
             *("-m", f"mqbroker.daemons.{name}", "-o", "bindAddress=127.0.0.1", "-o", f"listenPort={port}"),
             *("--ports-file", "ports.json", *arguments),

@@ -8,37 +8,42 @@ import os
 import signal
 import sys
 import threading
+import types
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any, cast
+
+from mqbroker.store.commitlog import CommitLog
 
 
 class Passages:
     """Counts passages of the point over all threads; the Nth does not return."""
 
-    def __init__(self, last):
+    def __init__(self, last: Any) -> None:
         self._left = last
         self._lock = threading.Lock()
 
-    def pass_one(self):
+    def pass_one(self) -> None:
         if self.is_last():
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def is_last(self):
+    def is_last(self) -> Any:
         with self._lock:
             self._left -= 1
             return self._left == 0
 
 
-def always(*_arguments, **_options):
+def always(*_arguments: Any, **_options: Any) -> Any:
     return True
 
 
-def before(owner, name, when=always):
+def before(owner: types.ModuleType | type[Any], name: str, when: Callable[..., Any] = always) -> Callable[..., Any]:
     """Pass each time `owner.name` is called, where `when` is true of the arguments."""
 
-    def install(passages):
+    def install(passages: Any) -> None:
         real = getattr(owner, name)
 
-        def wrapped(*arguments, **options):
+        def wrapped(*arguments: Any, **options: Any) -> Any:
             if when(*arguments, **options):
                 passages.pass_one()
             return real(*arguments, **options)
@@ -48,13 +53,13 @@ def before(owner, name, when=always):
     return install
 
 
-def after(owner, name, when=always):
+def after(owner: type[Any], name: str, when: Callable[..., Any] = always) -> Callable[..., Any]:
     """Pass each time `owner.name` has returned."""
 
-    def install(passages):
+    def install(passages: Any) -> None:
         real = getattr(owner, name)
 
-        def wrapped(*arguments, **options):
+        def wrapped(*arguments: Any, **options: Any) -> Any:
             result = real(*arguments, **options)
             if when(*arguments, **options):
                 passages.pass_one()
@@ -68,24 +73,24 @@ def after(owner, name, when=always):
 class HalfBuffer:
     """A mapped file's bytes; of what is stored at the last passage, only the first half is."""
 
-    def __init__(self, buffer, passages):
+    def __init__(self, buffer: Any, passages: Any) -> None:
         self._buffer = buffer
         self._passages = passages
 
-    def __setitem__(self, place, data):
+    def __setitem__(self, place: slice, data: Any) -> None:
         if self._passages.is_last():
             self._buffer[place.start : place.start + len(data) // 2] = bytes(data)[: len(data) // 2]
             os.kill(os.getpid(), signal.SIGKILL)
         self._buffer[place] = data
 
 
-def half_stored(owner):
+def half_stored(owner: type[CommitLog]) -> Callable[..., Any]:
     """Pass each time something is stored in the file that `owner` appends to."""
 
-    def install(passages):
+    def install(passages: Any) -> None:
         real = owner._activate
 
-        def wrapped(self):
+        def wrapped(self: Any) -> None:
             real(self)
             self._buffer = HalfBuffer(self._buffer, passages)
 
@@ -94,26 +99,27 @@ def half_stored(owner):
     return install
 
 
-def half_entries(passages):
+def half_entries(passages: Any) -> None:
     """Pass each time entries are stored in a file of a consume queue."""
     from mqbroker.store.file_cache import CachedFile
 
-    real = CachedFile.buffer.fget
+    real = cast(property, CachedFile.buffer).fget
+    assert real is not None
 
-    def wrapped(self):
+    def wrapped(self: Any) -> Any:
         buffer = real(self)
         return HalfBuffer(buffer, passages) if "/consumequeue/" in self.path else buffer
 
-    CachedFile.buffer = property(wrapped)
+    CachedFile.buffer = property(wrapped)  # type: ignore[assignment]
 
 
-def half_checkpoint(passages):
+def half_checkpoint(passages: Any) -> None:
     """A checkpoint of which the timestamps are the new ones, the offsets the former."""
     from mqbroker.store.os_disk import OsDisk
 
     real = OsDisk.write
 
-    def wrapped(self, path, data):
+    def wrapped(self: Any, path: str, data: Any) -> None:
         if path.endswith("/checkpoint") and passages.is_last():
             with open(path, "r+b" if os.path.exists(path) else "wb") as file:
                 file.write(data[:24])
@@ -123,13 +129,13 @@ def half_checkpoint(passages):
     OsDisk.write = wrapped
 
 
-def half_zeros(passages):
+def half_zeros(passages: Any) -> None:
     """A segment made ahead of time, of which half is written through."""
     from mqbroker.store.os_disk import OsMappedFile
 
     real = OsMappedFile.write_through
 
-    def wrapped(self, stop):
+    def wrapped(self: Any, stop: Any) -> None:
         if passages.is_last():
             with open(self.path, "r+b") as file:
                 file.write(bytes(self.size // 2))
@@ -139,52 +145,52 @@ def half_zeros(passages):
     OsMappedFile.write_through = wrapped
 
 
-def in_json(name, place, when):
+def in_json(name: str, place: Callable[..., Callable[..., Any]], when: Callable[..., Any]) -> Callable[..., Any]:
     """Before or after a call of the os module's function `name` by the module that replaces JSON files."""
 
-    def install(passages):
+    def install(passages: Any) -> None:
         from mqbroker.store import os_disk
 
         own_os = SimpleNamespace(**vars(os))
         place(own_os, name, when)(passages)
-        os_disk.os = own_os
+        os_disk.os = own_os  # type: ignore[assignment, attr-defined]
 
     return install
 
 
-def to_open(end):
+def to_open(end: str) -> Any:
     """Of a descriptor: whether its file's name ends so."""
     return lambda fd: os.readlink(f"/proc/self/fd/{fd}").endswith(end)
 
 
-def of_folder(folder):
+def of_folder(folder: str) -> Callable[..., Any]:
     """Of a mapped file: whether it is below the folder of that name."""
     return lambda file, *_: f"/{folder}/" in file.path
 
 
-def to_path(end):
+def to_path(end: str) -> Callable[..., Any]:
     return lambda _disk, path, *_arguments, **_options: path.endswith(end)
 
 
-def in_path(part):
+def in_path(part: str) -> Callable[..., Any]:
     return lambda _disk, path, *_arguments, **_options: part in path
 
 
-def points():
+def points() -> dict[str, Callable[..., Any]]:
     from mqbroker.store.commitlog import CommitLog
     from mqbroker.store.consumequeue import ConsumeQueue
     from mqbroker.store.dispatch import IndexDispatcher
-    from mqbroker.store.index import Index, IndexFile
+    from mqbroker.store.index import Index
+    from mqbroker.store.index_file import IndexFile
     from mqbroker.store.opening import Opening
     from mqbroker.store.os_disk import OsDisk, OsMappedFile
     from mqbroker.store.segment import SegmentSource
     from mqbroker.store.store_files import StoreFiles
 
     return {
-        # append
         "append.before": before(CommitLog, "append"),
         "append.half": half_stored(CommitLog),
-        "append.stored": before(CommitLog, "_add_to_pile"),
+        "append.stored": before(CommitLog, "_add_to_dispatch_queue"),
         "append.after": after(CommitLog, "append"),
         # roll
         "roll.before": before(CommitLog, "_roll_to"),
@@ -242,7 +248,7 @@ def points():
     }
 
 
-def main():
+def main() -> None:
     point, last, *options = sys.argv[1:]
     points()[point](Passages(int(last)))
     from mqbroker.daemons.broker import main as broker

@@ -1,22 +1,26 @@
 """What was sent to a broker and what it acknowledged, and whether a store holds that: once, in order, nothing else."""
 
 import contextlib
+import random
 import shutil
 import socket
 import threading
 import time
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
 from twisted.internet.task import Clock
 
 from mqbroker.config import StoreSettings
 from mqbroker.store import open_store
+from mqbroker.store.message_store import MessageStore
 from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.worker import InlineWorker
 from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.command import RemotingCommand, encode_command
 from mqbroker.wire.ids import parse_offset_message_id
-from mqbroker.wire.record import BLANK_MAGIC, decode_record, decode_records
+from mqbroker.wire.record import BLANK_MAGIC, Record, decode_record, decode_records
 from tests.commands import decode_frame
 from tests.daemons.processes import DEADLINE_SECONDS, ask, ask_on, receive
 from tests.store.harness import now
@@ -34,22 +38,22 @@ class Sender(threading.Thread):
     maps a body to its answer where that was another.
     """
 
-    def __init__(self, name, port, rng):
+    def __init__(self, name: str, port: int, rng: random.Random) -> None:
         super().__init__(daemon=True)
         self.label = name
-        self.sent = []
-        self.acked = {}
-        self.refused = {}
+        self.sent: list[Any] = []
+        self.acked: dict[Any, Any] = {}
+        self.refused: dict[Any, Any] = {}
         self.is_ended = False
         self._connection = socket.create_connection(("127.0.0.1", port), DEADLINE_SECONDS)
         self._rng = rng
 
-    def run(self):
+    def run(self) -> None:
         with self._connection, contextlib.suppress(OSError, AssertionError):
             while not self.is_ended:
                 self._send_window()
 
-    def _send_window(self):
+    def _send_window(self) -> None:
         first = len(self.sent)
         frames = []
         for n in range(first, first + self._rng.randint(1, WINDOW)):
@@ -69,26 +73,26 @@ class Sender(threading.Thread):
                 self.refused[body] = answer
 
 
-def send_command(opaque, queue, body, key):
+def send_command(opaque: int, queue: int, body: bytes, key: str) -> RemotingCommand:
     fields = {"a": "PG", "b": TOPIC, "c": "TBW102", "d": QUEUES, "e": queue, "f": 0, "g": 1_600_000_000_000, "h": 0}
     properties = f"UNIQ_KEY\x01U{key}\x02KEYS\x01{key} also\x02TAGS\x01Tag{queue}\x02WAIT\x01true"
     ext = {**{name: str(value) for name, value in fields.items()}, "i": properties}
     return RemotingCommand(RequestCode.SEND_MESSAGE_V2, ext, body, opaque=opaque)
 
 
-def send_one(port, body, queue=0, key="one"):
+def send_one(port: int, body: bytes, queue: int = 0, key: str = "one") -> RemotingCommand:
     """The answer to one send over a connection of its own."""
     with socket.create_connection(("127.0.0.1", port), DEADLINE_SECONDS) as connection:
         return send_on(connection, body, queue, key)
 
 
-def send_on(connection, body, queue=0, key="one"):
+def send_on(connection: socket.socket, body: bytes, queue: int = 0, key: str = "one") -> RemotingCommand:
     """The answer to one send over a connection that there is."""
     command = send_command(7, queue, body, key)
     return ask_on(connection, RequestCode.SEND_MESSAGE_V2, command.body, **command.ext_fields)
 
 
-def pull(port, queue, offset):
+def pull(port: int, queue: int, offset: int) -> RemotingCommand:
     """The answer to one pull that is not held."""
     return ask(
         port, RequestCode.PULL_MESSAGE, consumerGroup="CG", topic=TOPIC, queueId=queue, queueOffset=offset,
@@ -96,9 +100,9 @@ def pull(port, queue, offset):
     )  # fmt: skip
 
 
-def pull_all(port, queue):
+def pull_all(port: int, queue: int) -> list[Record]:
     """Every record of a queue."""
-    records = []
+    records: list[Any] = []
     while True:
         answer = pull(port, queue, len(records))
         if answer.code != 0:
@@ -107,17 +111,17 @@ def pull_all(port, queue):
         records += decode_records(answer.body)
 
 
-def scan_log(folder):
+def scan_log(folder: Path) -> list[Record]:
     """Every record of the commit log, in order."""
     return [record for record, _ in _scan(folder)]
 
 
-def log_end(folder):
+def log_end(folder: Path) -> int:
     """Where the last record of the commit log ends; 0 where there is none."""
     return max((end for _, end in _scan(folder)), default=0)
 
 
-def _scan(folder):
+def _scan(folder: Path) -> list[tuple[Record, int]]:
     """Every record, and where it ends."""
     records = []
     for path in sorted(folder.iterdir()):
@@ -133,7 +137,7 @@ def _scan(folder):
     return records
 
 
-def check_history(log, queues, senders):
+def check_history(log: list[Record], queues: dict[int, list[Record]], senders: list[Sender]) -> None:
     """Compare the records of the log, and those of each queue, to what `senders` sent and have acknowledged."""
     acked = {body: place for sender in senders for body, place in sender.acked.items()}
     queue_of = {body: queue for sender in senders for body, queue in sender.sent}
@@ -159,7 +163,7 @@ def check_history(log, queues, senders):
             assert all(body in offsets for body, _ in sender.sent[: len(sender.acked)])
 
 
-def open_here(root, sizes):
+def open_here(root: Path, sizes: dict[str, Any]) -> MessageStore:
     """Open a store directory in this process: no threads, and a clock that stands still."""
     clock = Clock()
     clock.advance(time.time())
@@ -171,22 +175,22 @@ def open_here(root, sizes):
     return store
 
 
-def stop_here(store):
-    stopped = []
+def stop_here(store: MessageStore) -> None:
+    stopped: list[Any] = []
     store.stop().addCallback(stopped.append)
     assert stopped == [None]
 
 
-def records_of(store, queue):
+def records_of(store: MessageStore, queue: int) -> list[Record]:
     """Every record of a queue of an open store."""
-    records = []
+    records: list[Any] = []
     first = store.min_offset(TOPIC, queue)
     while (got := store.get(TOPIC, queue, first + len(records), 32)).count:
         records += [record for piece in got.pieces for record in decode_records(bytes(piece))]
     return records
 
 
-def check_store(root, copies, sizes, senders):
+def check_store(root: Path, copies: Path, sizes: dict[str, int], senders: list[Sender]) -> None:
     """Open copies of a store directory as a kill left it, made below `copies`, and check all that is promised of it."""
     opened = copies / "opened"
     shutil.copytree(root, opened)
@@ -204,7 +208,7 @@ def check_store(root, copies, sizes, senders):
     shutil.rmtree(copies)
 
 
-def check_remaining(root, copies, sizes, senders):
+def check_remaining(root: Path, copies: Path, sizes: dict[str, int], senders: list[Sender]) -> None:
     """As `check_store`, of a store that deletes its oldest segments: the rest is whole, from some message on."""
     opened, rebuilt = copies / "opened", copies / "rebuilt"
     shutil.copytree(root, opened)
@@ -238,7 +242,7 @@ def check_remaining(root, copies, sizes, senders):
     shutil.rmtree(copies)
 
 
-def check_caches(root, rebuilt, sizes):
+def check_caches(root: Path, rebuilt: Path, sizes: dict[str, int]) -> None:
     """Compare consume queues and index of a stopped store to those built of its log alone."""
     shutil.copytree(root, rebuilt)
     for part in ("consumequeue", "index"):
@@ -249,7 +253,7 @@ def check_caches(root, rebuilt, sizes):
     assert list(files(rebuilt / "index").values()) == list(files(root / "index").values())
 
 
-def files(directory):
+def files(directory: Path) -> dict[str, bytes]:
     """The content of all files below a directory, by relative path."""
     return {
         str(path.relative_to(directory)): path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()

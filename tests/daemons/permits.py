@@ -5,17 +5,19 @@ A test that cannot be run is skipped, with a reason that begins with `NOT_PERMIT
 
 import shutil
 import subprocess
+import types
+from typing import Any
 
 import pytest
 
 NOT_PERMITTED = "this machine does not permit it"
 
 
-def skip(what, why):
+def skip(what: str, why: str) -> None:
     pytest.skip(f"{NOT_PERMITTED}: {what}: {why}")
 
 
-def need(what, command):
+def need(what: str, command: list[str]) -> None:
     """Skip the test where `command` does not work here."""
     if shutil.which(command[0]) is None:
         skip(what, f"there is no {command[0]}")
@@ -24,9 +26,9 @@ def need(what, command):
         skip(what, " ".join((done.stderr or f"{command[0]} ended with {done.returncode}").split()))
 
 
-def skipped_reasons(reports):
+def skipped_reasons(reports: list[types.SimpleNamespace]) -> dict[str, int]:
     """Reason -> how many tests were skipped for it, of pytest's reports of skipped tests."""
-    counts = {}
+    counts: dict[Any, Any] = {}
     for report in reports:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         if NOT_PERMITTED in reason:

@@ -8,7 +8,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +24,7 @@ PATIENCE_SECONDS = 150
 SOURCE = str(Path(mqbroker.__file__).parent.parent)
 
 
-def wait_for(condition, what, patience=DEADLINE_SECONDS):
+def wait_for(condition: Callable[..., Any], what: str, patience: int = DEADLINE_SECONDS) -> Any:
     """Return what `condition` gives once it is true; fail after `patience` seconds."""
     end = time.monotonic() + patience
     while not (result := condition()):
@@ -38,7 +40,14 @@ class Process:
     `wrapper`: makes of the folder a command that runs another one in its own place, by exec.
     """
 
-    def __init__(self, folder, arguments, *, wrapper=lambda folder: (), environment=None):
+    def __init__(
+        self,
+        folder: Path,
+        arguments: list[str],
+        *,
+        wrapper: Callable[..., Any] = lambda folder: (),
+        environment: dict[str, str] | None = None,
+    ) -> None:
         self.folder = folder
         self.ports_file = folder / "ports.json"
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(("ROCKETMQ", "NAMESRV"))}
@@ -53,48 +62,49 @@ class Process:
         )
 
     @property
-    def pid(self):
+    def pid(self) -> int:
         return self._process.pid
 
     @property
-    def out(self):
+    def out(self) -> str:
         return (self.folder / "out").read_text()
 
     @property
-    def err(self):
+    def err(self) -> str:
         return (self.folder / "err").read_text()
 
-    def wait_for_port(self):
+    def wait_for_port(self) -> int:
         port = self.port_or_end()
         if port is None:
             pytest.fail(f"ended with {self._process.returncode}: {self.err}")
         return port
 
-    def port_or_end(self):
+    def port_or_end(self) -> int | None:
         """The port once it serves; None where it ended before."""
 
-        def find():
+        def find() -> Any:
             if self.ports_file.exists():
                 return True, json.loads(self.ports_file.read_text())["remoting"]
             return self._process.poll() is not None and (True, None)
 
-        return wait_for(find, "ports file")[1]
+        found: tuple[bool, int | None] = wait_for(find, "ports file")
+        return found[1]
 
-    def wait_for_line(self, text):
+    def wait_for_line(self, text: str) -> None:
         wait_for(lambda: text in self.out or text in self.err, f"{text!r} in {self.out!r}, {self.err!r}")
 
-    def signal(self, number):
+    def signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
 
-    def wait(self, patience=DEADLINE_SECONDS):
+    def wait(self, patience: int = DEADLINE_SECONDS) -> int:
         """The exit code; negative for a signal that killed it."""
         return self._process.wait(patience)
 
-    def stop(self):
+    def stop(self) -> int:
         self.signal(signal.SIGTERM)
         return self.wait()
 
-    def end(self):
+    def end(self) -> None:
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
@@ -102,13 +112,13 @@ class Process:
             file.close()
 
 
-def ask(port, code, body=b"", **ext_fields):
+def ask(port: int, code: int, body: bytes = b"", **ext_fields: Any) -> RemotingCommand:
     """Send one request, and return its answer."""
     with socket.create_connection(("127.0.0.1", port), DEADLINE_SECONDS) as connection:
         return ask_on(connection, code, body, **ext_fields)
 
 
-def ask_on(connection, code, body=b"", **ext_fields):
+def ask_on(connection: socket.socket, code: int, body: bytes = b"", **ext_fields: Any) -> RemotingCommand:
     """As `ask`, over a connection that there is."""
     request = RemotingCommand(code, {key: str(value) for key, value in ext_fields.items()}, body, opaque=7)
     connection.sendall(encode_command(request))
@@ -119,7 +129,7 @@ def ask_on(connection, code, body=b"", **ext_fields):
     return answer
 
 
-def receive(connection, size):
+def receive(connection: socket.socket, size: int) -> bytes:
     data = b""
     while len(data) < size:
         piece = connection.recv(size - len(data))

@@ -11,7 +11,7 @@ from tests.daemons.processes import wait_for
 class SmallDisk:
     """A mounted file system of `size` bytes at `path`, for processes that are run by `wrapper`; `seen` is it for us."""
 
-    def __init__(self, kind, folder, size):
+    def __init__(self, kind: str, folder: Path, size: int) -> None:
         self.path = folder / "disk"
         self.path.mkdir()
         mount = f"mount -t tmpfs -o size={size} tmpfs {self.path}"
@@ -26,17 +26,17 @@ class SmallDisk:
         self.seen = Path(f"/proc/{self._holder.pid}/root{self.path}")
         wait_for(lambda: self.path.stat().st_dev != self.seen.stat().st_dev, f"{kind} to be mounted")
 
-    def wrapper(self, folder):
+    def wrapper(self, folder: Path) -> list[str]:
         """Runs a command inside, from `folder`."""
         enter = ["nsenter", "-t", str(self._holder.pid), "-m"]
         need("entering a mount namespace", [*enter, "true"])
         return [*enter, "sh", "-c", 'cd "$0" && exec "$@"', str(folder)]
 
     @property
-    def _ballast(self):
+    def _ballast(self) -> Path:
         return self.seen / "ballast"
 
-    def fill(self, spare=0):
+    def fill(self, spare: int = 0) -> None:
         """Take all room but about `spare` bytes."""
         with self._ballast.open("ab", buffering=0) as file:
             for piece in (65536, 4096):
@@ -47,11 +47,11 @@ class SmallDisk:
                     pass
             file.truncate(max(0, file.tell() - spare))
 
-    def free(self):
+    def free(self) -> None:
         """Give the room back."""
         self._ballast.unlink()
 
-    def end(self):
+    def end(self) -> None:
         self._holder.send_signal(signal.SIGKILL)
         self._holder.wait()
 

@@ -3,20 +3,23 @@
 import json
 import signal
 import socket
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from mqbroker.wire.codes import RequestCode, ResponseCode
-from tests.daemons.processes import ask, wait_for
+from mqbroker.wire.command import RemotingCommand
+from tests.daemons.processes import Process, ask, wait_for
 
 pytestmark = pytest.mark.daemons
 
 
 @pytest.fixture
-def broker(daemon, tmp_path):
+def broker(daemon: Callable[..., Process], tmp_path: Path) -> Callable[..., Process]:
     """Start a broker with a small store in `tmp_path`/store."""
 
-    def start_broker(*arguments, port=0, store=tmp_path / "store"):
+    def start_broker(*arguments: str | Path, port: int = 0, store: Path = tmp_path / "store") -> Process:
         settings = {
             "brokerName": "broker-a",
             "storePathRootDir": store,
@@ -31,11 +34,11 @@ def broker(daemon, tmp_path):
     return start_broker
 
 
-def route(namesrv_port, topic):
+def route(namesrv_port: int, topic: str) -> RemotingCommand:
     return ask(namesrv_port, RequestCode.GET_ROUTEINFO_BY_TOPIC, topic=topic)
 
 
-def test_it_registers_while_it_runs(daemon, broker):
+def test_it_registers_while_it_runs(daemon: Callable[..., Process], broker: Callable[..., Process]) -> None:
     namesrv = daemon("namesrv")
     namesrv_port = namesrv.wait_for_port()
     process = broker("-n", f"127.0.0.1:{namesrv_port}")
@@ -51,7 +54,7 @@ def test_it_registers_while_it_runs(daemon, broker):
     assert route(namesrv_port, "TBW102").code == ResponseCode.TOPIC_NOT_EXIST
 
 
-def test_a_killed_one_leaves_the_routes_at_once(daemon, broker):
+def test_a_killed_one_leaves_the_routes_at_once(daemon: Callable[..., Process], broker: Callable[..., Process]) -> None:
     namesrv_port = daemon("namesrv").wait_for_port()
     process = broker("-n", f"127.0.0.1:{namesrv_port}")
     process.wait_for_port()
@@ -59,7 +62,7 @@ def test_a_killed_one_leaves_the_routes_at_once(daemon, broker):
     wait_for(lambda: route(namesrv_port, "TBW102").code == ResponseCode.TOPIC_NOT_EXIST, "route gone")
 
 
-def test_it_lives_through_signals_and_starts_again(broker, tmp_path):
+def test_it_lives_through_signals_and_starts_again(broker: Callable[..., Process], tmp_path: Path) -> None:
     process = broker()
     port = process.wait_for_port()
     process.signal(signal.SIGUSR1)
@@ -75,7 +78,7 @@ def test_it_lives_through_signals_and_starts_again(broker, tmp_path):
     assert again.stop() == 0
 
 
-def test_a_stop_in_which_not_all_is_kept_ends_with_1(broker, tmp_path):
+def test_a_stop_in_which_not_all_is_kept_ends_with_1(broker: Callable[..., Process], tmp_path: Path) -> None:
     process = broker()
     process.wait_for_port()
     config = tmp_path / "store" / "config"
@@ -85,7 +88,7 @@ def test_a_stop_in_which_not_all_is_kept_ends_with_1(broker, tmp_path):
     assert "mqbroker stopped, but not in order: the errors above say why" in process.err
 
 
-def test_a_port_in_use_touches_nothing(broker, tmp_path):
+def test_a_port_in_use_touches_nothing(broker: Callable[..., Process], tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         process = broker(port=port)
@@ -97,7 +100,7 @@ def test_a_port_in_use_touches_nothing(broker, tmp_path):
     assert not (tmp_path / "store").exists()
 
 
-def test_a_locked_store_is_one_line(broker, tmp_path):
+def test_a_locked_store_is_one_line(broker: Callable[..., Process], tmp_path: Path) -> None:
     holder = broker()
     holder.wait_for_port()
     wait_for((tmp_path / "store" / "checkpoint").exists, "the first checkpoint")
@@ -112,7 +115,7 @@ def test_a_locked_store_is_one_line(broker, tmp_path):
     assert holder.stop() == 0
 
 
-def test_a_directory_that_cannot_be_made_is_one_line(broker, tmp_path):
+def test_a_directory_that_cannot_be_made_is_one_line(broker: Callable[..., Process], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     process = broker(store=tmp_path / "file" / "store")
     assert process.wait() == 1
@@ -127,7 +130,9 @@ def test_a_directory_that_cannot_be_made_is_one_line(broker, tmp_path):
         ("aclEnable=true", "set rocketmqHome too: the accounts are in its conf/plain_acl.yml"),
     ],
 )
-def test_a_wrong_setting_touches_nothing(broker, tmp_path, line, message):
+def test_a_wrong_setting_touches_nothing(
+    broker: Callable[..., Process], tmp_path: Path, line: str, message: str
+) -> None:
     conf = tmp_path / "broker.conf"
     conf.write_text(f"# one\n{line}\n")
     process = broker("-c", conf)
@@ -136,7 +141,9 @@ def test_a_wrong_setting_touches_nothing(broker, tmp_path, line, message):
     assert not (tmp_path / "store").exists()
 
 
-def test_a_locked_store_ends_twistd_with_1(start, broker, tmp_path):
+def test_a_locked_store_ends_twistd_with_1(
+    start: Callable[..., Process], broker: Callable[..., Process], tmp_path: Path
+) -> None:
     holder = broker()
     holder.wait_for_port()
     twistd = "import sys; from twisted.scripts.twistd import run; sys.argv[0] = 'twistd'; run()"
@@ -150,7 +157,7 @@ def test_a_locked_store_ends_twistd_with_1(start, broker, tmp_path):
     assert not (process.folder / "pid").exists()
 
 
-def test_under_twistd(start, tmp_path):
+def test_under_twistd(start: Callable[..., Process], tmp_path: Path) -> None:
     twistd = "import sys; from twisted.scripts.twistd import run; sys.argv[0] = 'twistd'; run()"
     process = start(
         *("-c", twistd, "-n", "--pidfile=", "mqbroker", "--ports-file=ports.json", "--option=bindAddress=127.0.0.1"),

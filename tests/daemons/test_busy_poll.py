@@ -1,5 +1,7 @@
 """Waiting for sockets: awake where the last wait was short."""
 
+from typing import Any
+
 import pytest
 
 from mqbroker.daemons.epoll import SOON_SECONDS, BusyPoll
@@ -11,13 +13,13 @@ MICROSECOND = 1e-6
 class World:
     """A clock, and sockets of which one is ready `after` microseconds from each wait's beginning."""
 
-    def __init__(self, *, is_alone=False):
+    def __init__(self, *, is_alone: bool = False) -> None:
         self.time = 0.0
         self.ready_at = 0.0
-        self.asked = []
+        self.asked: list[Any] = []
         self.busy_poll = BusyPoll(lambda: self.time, is_alone=is_alone, let_others=lambda: self.asked.append("others"))
 
-    def poll(self, timeout, most):
+    def poll(self, timeout: float, most: int) -> list[tuple[int, int]]:
         self.asked.append(timeout)
         self.time += MICROSECOND
         if self.time >= self.ready_at:
@@ -30,7 +32,7 @@ class World:
         self.time = self.ready_at
         return READY
 
-    def wait(self, after_us, timeout=None):
+    def wait(self, after_us: int, timeout: float | None = None) -> tuple[list[tuple[int, int]], list[int | str]]:
         """What comes of a wait, and what the sockets were asked for meanwhile."""
         self.asked.clear()
         self.ready_at = self.time + after_us * MICROSECOND
@@ -38,15 +40,15 @@ class World:
 
 
 @pytest.fixture
-def world():
+def world() -> World:
     return World()
 
 
-def test_the_first_wait_is_asleep(world):
+def test_the_first_wait_is_asleep(world: World) -> None:
     assert world.wait(20) == (READY, [-1])
 
 
-def test_after_a_short_wait_the_next_is_awake_and_others_have_the_processor_between_looks(world):
+def test_after_a_short_wait_the_next_is_awake_and_others_have_the_processor_between_looks(world: World) -> None:
     world.wait(20)
     for _ in range(3):
         found, asked = world.wait(20)
@@ -56,7 +58,7 @@ def test_after_a_short_wait_the_next_is_awake_and_others_have_the_processor_betw
         assert looks in (20, 21)
 
 
-def test_what_is_long_in_coming_is_waited_for_asleep_and_so_is_the_next(world):
+def test_what_is_long_in_coming_is_waited_for_asleep_and_so_is_the_next(world: World) -> None:
     world.wait(20)
     found, asked = world.wait(1000)
     assert (found, asked[-1]) == (READY, -1)
@@ -65,12 +67,12 @@ def test_what_is_long_in_coming_is_waited_for_asleep_and_so_is_the_next(world):
     assert world.wait(20)[1][0] == 0
 
 
-def test_after_a_long_wait_nothing_is_polled_busily(world):
+def test_after_a_long_wait_nothing_is_polled_busily(world: World) -> None:
     world.wait(130)
     assert world.wait(20) == (READY, [-1])
 
 
-def test_what_is_expected_is_waited_for_awake(world):
+def test_what_is_expected_is_waited_for_awake(world: World) -> None:
     world.wait(1000)
     world.busy_poll.expect(300 * MICROSECOND)
     found, asked = world.wait(200)
@@ -81,21 +83,21 @@ def test_what_is_expected_is_waited_for_awake(world):
     assert world.wait(200) == (READY, [-1])
 
 
-def test_what_is_expected_within_less_than_the_last_wait_shortens_nothing(world):
+def test_what_is_expected_within_less_than_the_last_wait_shortens_nothing(world: World) -> None:
     world.wait(20)
     world.busy_poll.expect(10 * MICROSECOND)
     found, asked = world.wait(40)
     assert (found, asked[-1]) == (READY, 0)
 
 
-def test_where_nothing_is_waited_for_one_look_is_enough(world):
+def test_where_nothing_is_waited_for_one_look_is_enough(world: World) -> None:
     world.wait(20)
     world.busy_poll.expect(300 * MICROSECOND)
     assert world.wait(20, timeout=0) == ([], [0])
     assert world.wait(20)[1][0] == 0  # and that look says nothing of who asks
 
 
-def test_a_timed_call_comes_in_time(world):
+def test_a_timed_call_comes_in_time(world: World) -> None:
     world.wait(20)
     began = world.time
     found, asked = world.wait(10_000, timeout=0.001)
@@ -103,7 +105,7 @@ def test_a_timed_call_comes_in_time(world):
     assert world.time - began < 0.001 + 2 * SOON_SECONDS
 
 
-def test_on_the_only_processor_it_is_always_asleep():
+def test_on_the_only_processor_it_is_always_asleep() -> None:
     world = World(is_alone=True)
     for _ in range(3):
         world.busy_poll.expect(300 * MICROSECOND)

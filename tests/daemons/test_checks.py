@@ -1,11 +1,15 @@
 """--check finds what would stop the start, in the files that settings name; it makes nothing."""
 
 import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mqbroker.daemons.broker import BrokerConsoleOptions
 from mqbroker.daemons.namesrv import NamesrvConsoleOptions
+from mqbroker.daemons.options import ConsoleOptions
 from mqbroker.daemons.process import PidFile, WrittenFile
 from tests.remoting.certificates import Authority
 
@@ -14,15 +18,15 @@ ACCOUNTS = "accounts:\n- accessKey: somebody\n  secretKey: much-longer-than-six\
 
 
 @pytest.fixture
-def authority(tmp_path):
+def authority(tmp_path: Path) -> Authority:
     return Authority(tmp_path)
 
 
 @pytest.fixture
-def check(tmp_path, capsys):
+def check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int | str, str]]:
     """What --check ends with, for settings: 0, or what is wrong; and what it printed."""
 
-    def check(daemon_options, *arguments, **settings):
+    def check(daemon_options: type[ConsoleOptions], *arguments: str, **settings: Any) -> tuple[int | str, str]:
         # Given here they count before what the environment says.
         given = settings
         if daemon_options is BrokerConsoleOptions:
@@ -39,7 +43,9 @@ def check(tmp_path, capsys):
 
 
 @BOTH
-def test_a_certificate_that_cannot_be_read(check, authority, daemon_options):
+def test_a_certificate_that_cannot_be_read(
+    check: Callable[..., tuple[int | str, str]], authority: Authority, daemon_options: type[ConsoleOptions]
+) -> None:
     cert, _ = authority.issue("server")
     tls = {"tls__test__mode__enable": "false", "tls__server__certPath": cert, "tls__server__keyPath": "/not/there"}
     assert check(daemon_options, **tls) == ("/not/there: No such file or directory", "")
@@ -48,13 +54,17 @@ def test_a_certificate_that_cannot_be_read(check, authority, daemon_options):
 
 
 @BOTH
-def test_a_certificate_that_can_be_read(check, authority, daemon_options):
+def test_a_certificate_that_can_be_read(
+    check: Callable[..., tuple[int | str, str]], authority: Authority, daemon_options: type[ConsoleOptions]
+) -> None:
     cert, key = authority.issue("server")
     tls = {"tls__test__mode__enable": "false", "tls__server__certPath": cert, "tls__server__keyPath": key}
     assert check(daemon_options, **tls) == (0, "the settings are good\n")
 
 
-def test_the_certificate_a_broker_shows_to_name_servers(check, authority):
+def test_the_certificate_a_broker_shows_to_name_servers(
+    check: Callable[..., tuple[int | str, str]], authority: Authority
+) -> None:
     cert, key = authority.issue("server")
     tls = {"tls__test__mode__enable": "false", "tls__server__certPath": cert, "tls__server__keyPath": key}
     tls |= {"tls__client__certPath": cert, "tls__client__keyPath": "/not/there"}
@@ -62,7 +72,7 @@ def test_the_certificate_a_broker_shows_to_name_servers(check, authority):
     assert check(BrokerConsoleOptions, **tls, useTLS="false") == (0, "the settings are good\n")
 
 
-def test_accounts(check, tmp_path):
+def test_accounts(check: Callable[..., tuple[int | str, str]], tmp_path: Path) -> None:
     path = tmp_path / "conf" / "plain_acl.yml"
     missing = f"warning: {path} is not there: nobody has an account, and nobody is served\nthe settings are good\n"
     assert check(BrokerConsoleOptions, aclEnable="true") == (0, missing)
@@ -80,11 +90,11 @@ def test_accounts(check, tmp_path):
     assert check(BrokerConsoleOptions, aclEnable="true") == (0, "the settings are good\n")
 
 
-def cannot_be_written(code):
-    return [line.partition(" cannot be written: ")[0] for line in code.splitlines()]
+def cannot_be_written(code: int | str) -> list[str]:
+    return [line.partition(" cannot be written: ")[0] for line in str(code).splitlines()]
 
 
-def test_paths_that_cannot_be_written_are_all_told(check, tmp_path):
+def test_paths_that_cannot_be_written_are_all_told(check: Callable[..., tuple[int | str, str]], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     paths = {"storePathRootDir": "/proc/nope", "storePathCommitLog": tmp_path / "file"}
     files = ("--ports-file", f"{tmp_path}/file/ports", "--log-file", str(tmp_path), "--pid-file", "/proc/nope/pid")
@@ -98,7 +108,9 @@ def test_paths_that_cannot_be_written_are_all_told(check, tmp_path):
     assert code == "kvConfigPath: /proc/nope/deeper cannot be written: /proc: No such file or directory"
 
 
-def test_what_is_no_file_is_not_to_be_replaced_or_deleted(check, tmp_path):
+def test_what_is_no_file_is_not_to_be_replaced_or_deleted(
+    check: Callable[..., tuple[int | str, str]], tmp_path: Path
+) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     code, _ = check(
@@ -116,7 +128,7 @@ def test_what_is_no_file_is_not_to_be_replaced_or_deleted(check, tmp_path):
     assert pipe.is_fifo()
 
 
-def test_paths_that_can_be_written(check, tmp_path):
+def test_paths_that_can_be_written(check: Callable[..., tuple[int | str, str]], tmp_path: Path) -> None:
     (tmp_path / "pid").write_text("5")
     (tmp_path / "log").mkdir()
     files = ("--ports-file", f"{tmp_path}/ports", "--pid-file", f"{tmp_path}/pid")
@@ -125,7 +137,7 @@ def test_paths_that_can_be_written(check, tmp_path):
     assert check(NamesrvConsoleOptions, kvConfigPath=tmp_path / "new" / "kv.json") == (0, "the settings are good\n")
 
 
-def test_what_may_not_be_meant_is_told(check):
+def test_what_may_not_be_meant_is_told(check: Callable[..., tuple[int | str, str]]) -> None:
     code, out = check(BrokerConsoleOptions, namesrvAddr="", bindAddress="")
     assert code == 0
     assert out.splitlines()[0].startswith("warning: no name server is set, so this broker registers nowhere")

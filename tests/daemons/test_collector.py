@@ -19,7 +19,7 @@ print(gc.get_freeze_count() > 1000, len(gc.get_objects()) < 100, gc.get_threshol
 """
 
 
-def test_what_is_there_stays_and_what_comes_is_collected():
+def test_what_is_there_stays_and_what_comes_is_collected() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     thresholds = (YOUNGEST, *gc.get_threshold()[1:])
     assert done.stdout == f"True True {thresholds} True 0\n"

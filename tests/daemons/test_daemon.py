@@ -1,6 +1,11 @@
 """One daemon's life, without a process: a service that records what is done with it."""
 
+from __future__ import annotations
+
 import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from twisted.application.service import Service
@@ -8,6 +13,7 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.internet.error import CannotListenError
 
 from mqbroker.config import LogLevel
+from mqbroker.config.settings import NamesrvSettings
 from mqbroker.daemons.daemon import Daemon, Served, StartFailed, why_not_started
 from mqbroker.daemons.namesrv import NamesrvConsoleOptions
 from mqbroker.errors import StoreLocked
@@ -15,25 +21,32 @@ from tests.remoting.logs import log_kept
 
 
 class Recorded(Service):
-    def __init__(self, calls, start=None):
+    def __init__(self, calls: list[Any], start: Any = None) -> None:
         self._calls = calls
         self._start = start
 
-    def startService(self):
+    def startService(self) -> Deferred[Any] | None:
         self._calls.append("start")
         if isinstance(self._start, Exception):
             raise self._start
         return self._start
 
-    def stopService(self):
+    def stopService(self) -> None:
         self._calls.append("stop")
 
 
 class Life:
     """A daemon, and what came of it."""
 
-    def __init__(self, tmp_path, *, start=None, ready=None, adopt=None):
-        self.calls, self.said, self.failures, self.levels = [], [], [], []
+    def __init__(
+        self,
+        tmp_path: Path,
+        *,
+        start: Any = None,
+        ready: Deferred[Any] | None = None,
+        adopt: Callable[..., list[str]] | None = None,
+    ) -> None:
+        self.calls, self.said, self.failures, self.levels = list[Any](), list[Any](), list[Any](), list[Any]()
         self.conf = tmp_path / "namesrv.conf"
         self.conf.write_text("listenPort=0\n")
         self.ports_file = tmp_path / "ports.json"
@@ -48,18 +61,18 @@ class Life:
         )
         self.daemon = Daemon(options, lambda settings: served, self.said.append, self.levels.append)
 
-    def start(self):
+    def start(self) -> Life:
         self.daemon.startService().addErrback(lambda failure: self.failures.append(failure.value))
         return self
 
 
 @pytest.fixture
-def make_life(tmp_path):
+def make_life(tmp_path: Path) -> Callable[..., Any]:
     return lambda **more: Life(tmp_path, **more)
 
 
-def test_it_says_so_when_it_serves(make_life):
-    ready = Deferred()
+def test_it_says_so_when_it_serves(make_life: Callable[..., Any]) -> None:
+    ready = Deferred[Any]()
     life = make_life(ready=ready).start()
     assert (life.calls, life.said) == (["start"], [])
     assert not life.ports_file.exists()
@@ -71,7 +84,7 @@ def test_it_says_so_when_it_serves(make_life):
     assert not life.ports_file.exists()
 
 
-def test_a_ports_file_that_another_wrote_stays(make_life):
+def test_a_ports_file_that_another_wrote_stays(make_life: Callable[..., Any]) -> None:
     life = make_life().start()
     life.ports_file.unlink()
     life.ports_file.write_text("of another")
@@ -79,14 +92,14 @@ def test_a_ports_file_that_another_wrote_stays(make_life):
     assert life.ports_file.read_text() == "of another"
 
 
-def test_one_that_does_not_start_leaves_the_ports_file_of_another(make_life):
+def test_one_that_does_not_start_leaves_the_ports_file_of_another(make_life: Callable[..., Any]) -> None:
     life = make_life(start=StoreLocked("/d/lock", "process 5 has it open"))
     life.ports_file.write_text("of another")
     life.start()
     assert life.ports_file.read_text() == "of another"
 
 
-def test_a_reload_tells_all_that_is_wrong(make_life):
+def test_a_reload_tells_all_that_is_wrong(make_life: Callable[..., Any]) -> None:
     life = make_life().start()
     life.conf.write_text("listenPort=x\nlogLevel=loud\n")
     with log_kept() as logged:
@@ -97,16 +110,16 @@ def test_a_reload_tells_all_that_is_wrong(make_life):
     ]
 
 
-def test_stopped_before_it_served_it_says_nothing(make_life):
-    ready = Deferred()
+def test_stopped_before_it_served_it_says_nothing(make_life: Callable[..., Any]) -> None:
+    ready = Deferred[Any]()
     life = make_life(ready=ready).start()
     life.daemon.stopService()
     ready.callback(None)
     assert (life.calls, life.said, life.failures) == (["start", "stop"], [], [])
 
 
-def test_stopped_while_its_start_takes_long_it_says_nothing(make_life):
-    starting = Deferred()
+def test_stopped_while_its_start_takes_long_it_says_nothing(make_life: Callable[..., Any]) -> None:
+    starting = Deferred[Any]()
     life = make_life(start=starting).start()
     life.daemon.stopService()
     starting.cancel()
@@ -114,18 +127,18 @@ def test_stopped_while_its_start_takes_long_it_says_nothing(make_life):
 
 
 @pytest.mark.parametrize("error", [StoreLocked("/d/lock", "process 5 has it open"), OSError(28, "No space", "/d")])
-def test_what_the_user_can_mend_is_a_start_failed(make_life, error):
+def test_what_the_user_can_mend_is_a_start_failed(make_life: Callable[..., Any], error: Exception) -> None:
     life = make_life(start=error).start()
     assert [type(failure) for failure in life.failures] == [StartFailed]
     assert life.calls == ["start", "stop"]
 
 
-def test_a_bug_stays_what_it_is(make_life):
+def test_a_bug_stays_what_it_is(make_life: Callable[..., Any]) -> None:
     life = make_life(start=ZeroDivisionError()).start()
     assert [type(failure) for failure in life.failures] == [ZeroDivisionError]
 
 
-def test_a_ports_file_that_cannot_be_written_is_a_start_failed(make_life):
+def test_a_ports_file_that_cannot_be_written_is_a_start_failed(make_life: Callable[..., Any]) -> None:
     life = make_life()
     life.ports_file.mkdir()
     life.start()
@@ -133,7 +146,7 @@ def test_a_ports_file_that_cannot_be_written_is_a_start_failed(make_life):
     assert life.calls == ["start", "stop"]
 
 
-def test_reloading_sets_the_level(make_life):
+def test_reloading_sets_the_level(make_life: Callable[..., Any]) -> None:
     life = make_life().start()
     life.conf.write_text("listenPort=0\nlogLevel=error\n")
     life.daemon.reload()
@@ -144,10 +157,10 @@ def test_reloading_sets_the_level(make_life):
     assert life.levels == [LogLevel.ERROR]
 
 
-def test_reloading_gives_settings_to_what_is_served(make_life):
+def test_reloading_gives_settings_to_what_is_served(make_life: Callable[..., Any]) -> None:
     adopted = []
 
-    def adopt(settings):
+    def adopt(settings: NamesrvSettings) -> list[str]:
         adopted.append(settings)
         return ["listenPort", "logLevel"]
 
@@ -198,5 +211,5 @@ def test_reloading_gives_settings_to_what_is_served(make_life):
         (OSError(), "OSError"),
     ],
 )
-def test_why_it_did_not_start_is_one_line(error, line):
+def test_why_it_did_not_start_is_one_line(error: Exception | OSError, line: str) -> None:
     assert why_not_started(error) == line

@@ -3,12 +3,15 @@ line why it does not start, with nothing changed."""
 
 import os
 import shutil
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.record import decode_records
 from tests.daemons.history import QUEUES, files, pull, send_one
+from tests.daemons.processes import Process
 from tests.daemons.test_full_disk import without_log_lines
 
 pytestmark = pytest.mark.daemons
@@ -24,13 +27,13 @@ SETTINGS = {
 MESSAGES = 100
 
 
-def body_of(n):
+def body_of(n: int) -> bytes:
     return b"%04d-" % n + b"content " * 400
 
 
 @pytest.fixture
-def broker(daemon, tmp_path):
-    def start_broker():
+def broker(daemon: Callable[..., Process], tmp_path: Path) -> Callable[..., Process]:
+    def start_broker() -> Process:
         settings = SETTINGS | {"storePathRootDir": tmp_path / "store"}
         return daemon("broker", *[part for key, value in settings.items() for part in ("-o", f"{key}={value}")])
 
@@ -38,7 +41,7 @@ def broker(daemon, tmp_path):
 
 
 @pytest.fixture
-def store(broker, tmp_path):
+def store(broker: Callable[..., Process], tmp_path: Path) -> Path:
     """The directory of a broker that was stopped, with five segments and some files of each queue."""
     process = broker()
     port = process.wait_for_port()
@@ -49,7 +52,7 @@ def store(broker, tmp_path):
     return tmp_path / "store"
 
 
-def served(port):
+def served(port: int) -> set[bytes]:
     """Bodies by queue, with each pull from where the one before said."""
     bodies = set()
     for queue in range(QUEUES):
@@ -66,7 +69,7 @@ def served(port):
     return bodies
 
 
-def test_a_rotten_body_is_not_served_and_told(broker, store):
+def test_a_rotten_body_is_not_served_and_told(broker: Callable[..., Process], store: Path) -> None:
     segment = store / "commitlog" / f"{SEGMENT_BYTES:020d}"
     data = segment.read_bytes()
     at = data.index(b"content content")
@@ -79,7 +82,7 @@ def test_a_rotten_body_is_not_served_and_told(broker, store):
     assert process.stop() == 0
 
 
-def test_a_segment_of_zeros_takes_only_its_own_messages(broker, store):
+def test_a_segment_of_zeros_takes_only_its_own_messages(broker: Callable[..., Process], store: Path) -> None:
     segment = store / "commitlog" / f"{SEGMENT_BYTES:020d}"
     gone = {body_of(n) for n in range(MESSAGES) if body_of(n) in segment.read_bytes()}
     assert 5 < len(gone) < MESSAGES // 2
@@ -91,45 +94,47 @@ def test_a_segment_of_zeros_takes_only_its_own_messages(broker, store):
     assert process.stop() == 0
 
 
-def second_segment(store):
+def second_segment(store: Path) -> Path:
     return store / "commitlog" / f"{SEGMENT_BYTES:020d}"
 
 
-def queue_file(store):
+def queue_file(store: Path) -> Path:
     return store / "consumequeue" / "Killed" / "1" / f"{200:020d}"
 
 
-def missing_segment(store):
+def missing_segment(store: Path) -> str:
     second_segment(store).unlink()
     third = store / "commitlog" / f"{2 * SEGMENT_BYTES:020d}"
     return f"{third} is damaged at byte 0: segment {SEGMENT_BYTES:020d} before it is missing"
 
 
-def cut_segment(store):
+def cut_segment(store: Path) -> str:
     os.truncate(second_segment(store), 1000)
     return f"{second_segment(store)} is damaged at byte 1000: 1000 bytes; mappedFileSizeCommitLog is {SEGMENT_BYTES}"
 
 
-def foreign_file(store):
+def foreign_file(store: Path) -> str:
     (store / "commitlog" / "notes.txt").write_text("mine")
     return (
         f"{store}/commitlog/notes.txt is damaged at byte 0: not a segment; mappedFileSizeCommitLog is {SEGMENT_BYTES}"
     )
 
 
-def cut_queue_file(store):
+def cut_queue_file(store: Path) -> str:
     os.truncate(queue_file(store), 100)
     return f"{queue_file(store)} is damaged at byte 100: 100 bytes; mappedFileSizeConsumeQueue is 200"
 
 
-def rotten_topics(store):
+def rotten_topics(store: Path) -> str:
     for path in (store / "config").glob("topics.json*"):
         path.write_bytes(b"\0" * 100)
     return f"{store}/config/topics.json is damaged at byte 0: "
 
 
 @pytest.mark.parametrize("damage", [missing_segment, cut_segment, foreign_file, cut_queue_file, rotten_topics])
-def test_what_cannot_be_opened_is_one_line(broker, store, damage):
+def test_what_cannot_be_opened_is_one_line(
+    broker: Callable[..., Process], store: Path, damage: Callable[..., str]
+) -> None:
     line = damage(store)
     before = {name: data for name, data in files(store).items() if name not in ("lock", "abort")}
     process = broker()
@@ -144,7 +149,7 @@ def test_what_cannot_be_opened_is_one_line(broker, store, damage):
     }
 
 
-def test_without_consume_queues_and_index_they_are_built_anew(broker, store):
+def test_without_consume_queues_and_index_they_are_built_anew(broker: Callable[..., Process], store: Path) -> None:
     for part in ("consumequeue", "index"):
         shutil.rmtree(store / part)
     process = broker()
@@ -153,7 +158,9 @@ def test_without_consume_queues_and_index_they_are_built_anew(broker, store):
 
 
 @pytest.mark.parametrize("lost", ["a file", "zeros in a file", "the folder"])
-def test_what_a_consume_queue_lost_is_built_anew_and_told(broker, store, lost):
+def test_what_a_consume_queue_lost_is_built_anew_and_told(
+    broker: Callable[..., Process], store: Path, lost: str
+) -> None:
     path = queue_file(store)
     if lost == "a file":
         path.unlink()

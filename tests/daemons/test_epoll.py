@@ -46,7 +46,7 @@ class Reader:
 """
 
 
-def run(code, complaint=""):
+def run(code: str, complaint: str = "") -> list[str]:
     """What a script prints that begins with Reader; `complaint` is all that goes wrong."""
     done = subprocess.run([sys.executable, "-c", BEGIN + code], capture_output=True, text=True, timeout=20)
     assert done.returncode == 0, done.stderr
@@ -55,7 +55,7 @@ def run(code, complaint=""):
     return done.stdout.splitlines()
 
 
-def test_timed_calls_are_made_while_there_is_always_something_to_read():
+def test_timed_calls_are_made_while_there_is_always_something_to_read() -> None:
     code = """
 endless = Reader(lambda self: self.feed())
 endless.feed()
@@ -67,15 +67,15 @@ reactor.run()
 
 
 @pytest.mark.parametrize("way", ["callLater(0, reactor.stop)", "callFromThread(reactor.stop)"])
-def test_what_a_read_leaves_for_later_comes_before_the_next_wait(way):
+def test_what_a_read_leaves_for_later_comes_before_the_next_wait(way: str) -> None:
     assert run(f"Reader(lambda self: reactor.{way} and None).feed()\nreactor.run()\nprint('ended')") == ["ended"]
 
 
-def test_a_reader_that_stops_the_reactor_ends_it():
+def test_a_reader_that_stops_the_reactor_ends_it() -> None:
     assert run("Reader(lambda self: reactor.stop()).feed()\nreactor.run()\nprint('ended')") == ["ended"]
 
 
-def test_a_reader_that_fails_is_closed_and_the_others_go_on():
+def test_a_reader_that_fails_is_closed_and_the_others_go_on() -> None:
     code = """
 def fail(self):
     raise ValueError("a mistake")
@@ -89,7 +89,7 @@ reactor.run()
     assert run(code, "ValueError: a mistake") == ["ValueError False"]
 
 
-def test_a_reader_that_says_why_it_ends_is_told_so():
+def test_a_reader_that_says_why_it_ends_is_told_so() -> None:
     code = """
 from twisted.internet.main import CONNECTION_DONE
 
@@ -105,7 +105,7 @@ print(reader.lost)
     assert run(code) == ["ConnectionDone"]
 
 
-def test_a_reader_closed_by_one_before_it_is_not_read():
+def test_a_reader_closed_by_one_before_it_is_not_read() -> None:
     code = """
 def read(self):
     for reader in readers:
@@ -122,7 +122,7 @@ reactor.run()
     assert run(code) == ["read"]
 
 
-def test_the_beginning_of_a_turn_is_known_where_one_waits_for_another():
+def test_the_beginning_of_a_turn_is_known_where_one_waits_for_another() -> None:
     code = """
 turns = []
 
@@ -194,7 +194,7 @@ peers = [socket.create_connection(port.socket.getsockname()) for _ in range(COUN
 """
 
 
-def test_connections_that_end_at_once_are_told_a_few_in_each_turn_and_once():
+def test_connections_that_end_at_once_are_told_a_few_in_each_turn_and_once() -> None:
     code = """
 def ended(one):
     if others_wait():
@@ -207,7 +207,7 @@ print(longest() <= ENDS_MAX, len(set(events)) - 1 == len(events) - events.count(
     assert run(CONNECTIONS + code) == ["True True"]
 
 
-def test_what_is_done_with_connections_that_wait_to_be_told_of_their_end_does_not_end_them_twice():
+def test_what_is_done_with_connections_that_wait_to_be_told_of_their_end_does_not_end_them_twice() -> None:
     code = """
 def ended(one):
     for number, self in enumerate(made if others_wait() else ()):
@@ -222,7 +222,7 @@ print(len(set(events)) - 1 == len(events) - events.count("read") == COUNT)
     assert run(CONNECTIONS + code) == ["True"]
 
 
-def test_connections_that_wait_to_be_told_of_their_end_are_told_where_the_reactor_stops():
+def test_connections_that_wait_to_be_told_of_their_end_are_told_where_the_reactor_stops() -> None:
     code = """
 def ended(one):
     if others_wait():

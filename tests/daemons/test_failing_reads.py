@@ -1,12 +1,15 @@
 """A broker whose disk cannot read: a start says so in one line, a running broker fails that read only."""
 
 import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from mqbroker.wire.codes import ResponseCode
 from tests.daemons.failing_calls import Shim
 from tests.daemons.history import QUEUES, files, pull, send_one
+from tests.daemons.processes import Process
 from tests.daemons.test_damaged_store import MESSAGES, SETTINGS, body_of, served
 from tests.daemons.test_full_disk import without_log_lines
 
@@ -14,15 +17,15 @@ pytestmark = pytest.mark.daemons
 
 
 @pytest.fixture
-def failing(tmp_path):
+def failing(tmp_path: Path) -> Iterator[Shim]:
     failing = Shim(tmp_path)
     yield failing
     failing.end()
 
 
 @pytest.fixture
-def broker(daemon, tmp_path, failing):
-    def start_broker():
+def broker(daemon: Callable[..., Process], tmp_path: Path, failing: Shim) -> Callable[..., Process]:
+    def start_broker() -> Process:
         settings = SETTINGS | {"storePathRootDir": tmp_path / "store"}
         options = [part for key, value in settings.items() for part in ("-o", f"{key}={value}")]
         return daemon("broker", *options, environment=failing.environment)
@@ -31,7 +34,7 @@ def broker(daemon, tmp_path, failing):
 
 
 @pytest.fixture
-def store(broker, tmp_path):
+def store(broker: Callable[..., Process], tmp_path: Path) -> Path:
     """The directory of a broker that was stopped, with five segments."""
     process = broker()
     port = process.wait_for_port()
@@ -41,7 +44,7 @@ def store(broker, tmp_path):
     return tmp_path / "store"
 
 
-def leave_memory(path):
+def leave_memory(path: Path) -> None:
     """Have the kernel forget what it has of a file that is on the disk."""
     fd = os.open(path, os.O_RDONLY)
     try:
@@ -51,7 +54,9 @@ def leave_memory(path):
         os.close(fd)
 
 
-def test_a_start_that_cannot_read_the_log_says_so_and_changes_nothing(broker, store, failing):
+def test_a_start_that_cannot_read_the_log_says_so_and_changes_nothing(
+    broker: Callable[..., Process], store: Path, failing: Shim
+) -> None:
     before = files(store)
     for segment in (store / "commitlog").iterdir():
         leave_memory(segment)
@@ -72,7 +77,7 @@ def test_a_start_that_cannot_read_the_log_says_so_and_changes_nothing(broker, st
     assert process.stop() == 0
 
 
-def test_a_read_that_fails_fails_alone(broker, store, failing):
+def test_a_read_that_fails_fails_alone(broker: Callable[..., Process], store: Path, failing: Shim) -> None:
     process = broker()
     port = process.wait_for_port()
     first = min((store / "commitlog").iterdir())

@@ -2,14 +2,17 @@
 
 import re
 import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mqbroker.store.checkpoint import decode_checkpoint
 from mqbroker.wire.codes import RequestCode, ResponseCode
-from tests.daemons.failing_calls import BY, Shim
+from tests.daemons.failing_calls import BY, Shim, Strace
 from tests.daemons.history import QUEUES, TOPIC, check_caches, log_end, pull_all, send_one
-from tests.daemons.processes import ask, wait_for
+from tests.daemons.processes import Process, ask, wait_for
 
 pytestmark = pytest.mark.daemons
 
@@ -32,15 +35,17 @@ SETTINGS = {
 
 
 @pytest.fixture(params=list(BY))
-def failing(request, tmp_path):
+def failing(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shim | Strace]:
     failing = BY[request.param](tmp_path)
     yield failing
     failing.end()
 
 
 @pytest.fixture
-def broker(daemon, tmp_path, failing):
-    def start_broker(flush):
+def broker(
+    daemon: Callable[..., Process], tmp_path: Path, failing: Shim | Strace
+) -> Callable[..., tuple[Process, int]]:
+    def start_broker(flush: str) -> tuple[Process, int]:
         settings = SETTINGS | failing.settings | {"storePathRootDir": tmp_path / "store", "flushDiskType": flush}
         options = [part for key, value in settings.items() for part in ("-o", f"{key}={value}")]
         process = daemon("broker", *options, environment=failing.environment)
@@ -49,7 +54,7 @@ def broker(daemon, tmp_path, failing):
     return start_broker
 
 
-def send_some(port, first, count):
+def send_some(port: int, first: int, count: int) -> list[bytes]:
     """Bodies, each acknowledged."""
     bodies = [b"%d" % n for n in range(first, first + count)]
     for n, body in enumerate(bodies):
@@ -57,14 +62,14 @@ def send_some(port, first, count):
     return bodies
 
 
-def stored(port):
+def stored(port: int) -> list[bytes]:
     return sorted((record.body for queue in range(QUEUES) for record in pull_all(port, queue)), key=int)
 
 
-def is_synced(store):
+def is_synced(store: Path) -> Callable[..., bool]:
     """Whether the checkpoint covers all that is in log and queues."""
 
-    def covers():
+    def covers() -> bool:
         path = store / "checkpoint"
         checkpoint = decode_checkpoint(path.read_bytes()) if path.exists() else None
         end = log_end(store / "commitlog")
@@ -73,7 +78,7 @@ def is_synced(store):
     return covers
 
 
-def test_a_sync_that_hangs(daemon, tmp_path):
+def test_a_sync_that_hangs(daemon: Callable[..., Process], tmp_path: Path) -> None:
     """Takes 3 s: messages are refused after the shortest time that can be set."""
     store = tmp_path / "store"
     failing = Shim(tmp_path)
@@ -99,7 +104,9 @@ def test_a_sync_that_hangs(daemon, tmp_path):
 
 
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
-def test_failing_sync_of_the_log(broker, tmp_path, failing, flush):
+def test_failing_sync_of_the_log(
+    broker: Callable[..., tuple[Process, int]], tmp_path: Path, failing: Shim | Strace, flush: str
+) -> None:
     store = tmp_path / "store"
     process, port = broker(flush)
     acked = send_some(port, 0, 20)
@@ -134,7 +141,9 @@ def test_failing_sync_of_the_log(broker, tmp_path, failing, flush):
 
 
 @pytest.mark.parametrize("part", ["consumequeue", "index"])
-def test_failing_sync_of_consume_queues_or_index(broker, tmp_path, failing, part):
+def test_failing_sync_of_consume_queues_or_index(
+    broker: Callable[..., tuple[Process, int]], tmp_path: Path, failing: Shim | Strace, part: str
+) -> None:
     """Messages are durable without them: they are taken on, and the checkpoint goes on when the fault is over."""
     store = tmp_path / "store"
     process, port = broker("SYNC_FLUSH")
@@ -155,7 +164,9 @@ def test_failing_sync_of_consume_queues_or_index(broker, tmp_path, failing, part
     check_caches(store, tmp_path / "rebuilt", SIZES)
 
 
-def test_failing_sync_of_the_checkpoint(broker, tmp_path, failing):
+def test_failing_sync_of_the_checkpoint(
+    broker: Callable[..., tuple[Process, int]], tmp_path: Path, failing: Shim | Strace
+) -> None:
     """What it would cover is on the disk: it is written again."""
     store = tmp_path / "store"
     process, port = broker("SYNC_FLUSH")
@@ -173,18 +184,20 @@ def test_failing_sync_of_the_checkpoint(broker, tmp_path, failing):
     assert not (store / "abort").exists()
 
 
-def test_failing_sync_of_a_table(broker, tmp_path, failing):
+def test_failing_sync_of_a_table(
+    broker: Callable[..., tuple[Process, int]], tmp_path: Path, failing: Shim | Strace
+) -> None:
     """Offsets are committed as before; the former file stays, and the new one comes when the disk works again."""
     store = tmp_path / "store"
     table = store / "config" / "consumerOffset.json"
     process, port = broker("ASYNC_FLUSH")
     send_some(port, 0, 4)
 
-    def commit(offset):
-        fields = {"consumerGroup": "CG", "topic": TOPIC, "queueId": 0, "commitOffset": offset}
+    def commit(offset: int) -> None:
+        fields: dict[str, Any] = {"consumerGroup": "CG", "topic": TOPIC, "queueId": 0, "commitOffset": offset}
         assert ask(port, RequestCode.UPDATE_CONSUMER_OFFSET, **fields).code == ResponseCode.SUCCESS
 
-    def written():
+    def written() -> int | None:
         return int(re.search(r"\{\"?0\"?:(\d+)", table.read_text())[1]) if table.exists() else None
 
     commit(1)
@@ -201,7 +214,9 @@ def test_failing_sync_of_a_table(broker, tmp_path, failing):
     assert written() == 2
 
 
-def test_failing_sync_of_a_new_segments_name(broker, tmp_path, failing):
+def test_failing_sync_of_a_new_segments_name(
+    broker: Callable[..., tuple[Process, int]], tmp_path: Path, failing: Shim | Strace
+) -> None:
     """A segment whose name may be gone holds nothing that can be acknowledged."""
     store = tmp_path / "store"
     process, port = broker("SYNC_FLUSH")

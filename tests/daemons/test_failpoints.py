@@ -8,7 +8,10 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Callable
+from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -32,7 +35,7 @@ from tests.daemons.history import (
     pull_all,
     scan_log,
 )
-from tests.daemons.processes import DEADLINE_SECONDS, receive, wait_for
+from tests.daemons.processes import DEADLINE_SECONDS, Process, receive, wait_for
 
 pytestmark = pytest.mark.daemons
 
@@ -89,20 +92,20 @@ DELETE_AT_ONCE = {
 }
 
 
-def passages_max(point):
+def passages_max(point: str) -> int:
     return PASSAGES_MAX.get(point, PASSAGES_MAX.get(point.partition(".")[0], 60))
 
 
 class Committer(threading.Thread):
     """Commits rising offsets of a group until the connection is lost."""
 
-    def __init__(self, port):
+    def __init__(self, port: int) -> None:
         super().__init__(daemon=True)
         self.answered = 0
         self.sent = 0
         self._connection = socket.create_connection(("127.0.0.1", port), DEADLINE_SECONDS)
 
-    def run(self):
+    def run(self) -> None:
         with self._connection:
             try:
                 while True:
@@ -110,7 +113,7 @@ class Committer(threading.Thread):
             except (OSError, AssertionError):
                 pass
 
-    def _commit(self, offset):
+    def _commit(self, offset: int) -> None:
         self.sent = offset
         fields = {"consumerGroup": "CG", "topic": TOPIC, "queueId": "0", "commitOffset": str(offset)}
         command = RemotingCommand(RequestCode.UPDATE_CONSUMER_OFFSET, fields, opaque=offset)
@@ -120,10 +123,10 @@ class Committer(threading.Thread):
 
 
 @pytest.fixture
-def broker(start, tmp_path):
+def broker(start: Callable[..., Process], tmp_path: Path) -> Callable[..., Process]:
     """Start a broker with a store in `tmp_path`/store: a plain one, or one that dies at a point."""
 
-    def start_broker(flush, *point, segment_bytes=SEGMENT_BYTES, **changes):
+    def start_broker(flush: str, *point: int | str, segment_bytes: int = SEGMENT_BYTES, **changes: Any) -> Process:
         own = {"storePathRootDir": tmp_path / "store", "flushDiskType": flush, "mappedFileSizeCommitLog": segment_bytes}
         settings = SETTINGS | own | changes
         module = "tests.daemons.failpoint_broker" if point else "mqbroker.daemons.broker"
@@ -135,10 +138,10 @@ def broker(start, tmp_path):
     return start_broker
 
 
-def stream_until_killed(process, label, rng):
+def stream_until_killed(process: Process, label: str, rng: Random) -> tuple[list[Sender], list[Committer]]:
     """Let senders and a committer go on until the broker is gone; these, ended. It may be gone before it serves."""
     port = process.port_or_end()
-    threads = []
+    threads: list[Any] = []
     if port is not None:
         threads = [*(Sender(f"{label}-{n}", port, Random(rng.random())) for n in range(SENDERS)), Committer(port)]
     for thread in threads:
@@ -150,7 +153,7 @@ def stream_until_killed(process, label, rng):
     return [thread for thread in threads if isinstance(thread, Sender)], threads[SENDERS:]
 
 
-def check_tables(root, senders, committers):
+def check_tables(root: Path, senders: list[Sender], committers: Any) -> None:
     """The tables can be read; topics that messages were acknowledged for are in them, and no offset went back far."""
     worker = InlineWorker()
     table = TopicTable(JsonFile(str(root / "config/topics.json"), worker), lambda: 0.0, live_settings(root))
@@ -166,20 +169,20 @@ def check_tables(root, senders, committers):
         assert committed <= max(committer.sent for committer in committers)
 
 
-def choose(point, rng):
+def choose(point: str, rng: Random) -> tuple[int, int]:
     """How large segments are, and which passage of the point is the last."""
     last = rng.randint(1, passages_max(point))
     print(f"seed {SEED}: {point}, passage {last}")
     return LARGE_SEGMENT_BYTES if "written_through" in point else SEGMENT_BYTES, last
 
 
-def sizes(segment_bytes=SEGMENT_BYTES):
+def sizes(segment_bytes: int = SEGMENT_BYTES) -> dict[str, int]:
     return SIZES | {"mapped_file_size_commit_log": segment_bytes}
 
 
 @pytest.mark.parametrize("flush", FLUSHES)
 @pytest.mark.parametrize("point", RUNNING + STARTING)
-def test_killed_at(broker, tmp_path, point, flush):
+def test_killed_at(broker: Callable[..., Process], tmp_path: Path, point: str, flush: str) -> None:
     rng = Random(f"{SEED} {point} {flush}")
     segment_bytes, last = choose(point, rng)
     senders, committers = stream_until_killed(broker(flush, point, last, segment_bytes=segment_bytes), "0", rng)
@@ -191,7 +194,7 @@ def test_killed_at(broker, tmp_path, point, flush):
 
 @pytest.mark.parametrize("flush", FLUSHES)
 @pytest.mark.parametrize("point", DELETING)
-def test_killed_while_it_deletes_at(broker, tmp_path, point, flush):
+def test_killed_while_it_deletes_at(broker: Callable[..., Process], tmp_path: Path, point: str, flush: str) -> None:
     rng = Random(f"{SEED} {point} {flush}")
     _, last = choose(point, rng)
     senders, _ = stream_until_killed(broker(flush, point, last, **DELETE_AT_ONCE), "0", rng)
@@ -201,7 +204,7 @@ def test_killed_while_it_deletes_at(broker, tmp_path, point, flush):
 
 @pytest.mark.parametrize("flush", FLUSHES)
 @pytest.mark.parametrize("point", STOPPING)
-def test_killed_while_it_stops_at(broker, tmp_path, point, flush):
+def test_killed_while_it_stops_at(broker: Callable[..., Process], tmp_path: Path, point: str, flush: str) -> None:
     process = broker(flush, point, 1)
     sender = Sender("0", process.wait_for_port(), Random(point))
     sender.start()
@@ -214,7 +217,7 @@ def test_killed_while_it_stops_at(broker, tmp_path, point, flush):
 
 
 @pytest.mark.parametrize("flush", FLUSHES)
-def test_killed_again_and_again(broker, tmp_path, flush):
+def test_killed_again_and_again(broker: Callable[..., Process], tmp_path: Path, flush: str) -> None:
     """One store, opened each time after it was killed at another point, also while it was opened."""
     rng = Random(f"{SEED} {flush}")
     running = [point for point in RUNNING if "written_through" not in point]

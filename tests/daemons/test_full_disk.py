@@ -5,13 +5,17 @@ import re
 import signal
 import socket
 import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mqbroker.wire.codes import RequestCode, ResponseCode
+from mqbroker.wire.command import RemotingCommand
 from tests.daemons.history import QUEUES, TOPIC, check_caches, pull_all, send_on, send_one
 from tests.daemons.permits import need
-from tests.daemons.processes import DEADLINE_SECONDS, ask, wait_for
+from tests.daemons.processes import DEADLINE_SECONDS, Process, ask, wait_for
 from tests.daemons.small_disks import KINDS, SmallDisk
 
 pytestmark = pytest.mark.daemons
@@ -43,15 +47,15 @@ FLUSHES = ["ASYNC_FLUSH", "SYNC_FLUSH"]
 
 
 @pytest.fixture(params=KINDS)
-def disk(request, tmp_path):
+def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SmallDisk]:
     disk = SmallDisk(request.param, tmp_path, DISK_BYTES)
     yield disk
     disk.end()
 
 
 @pytest.fixture
-def broker(daemon):
-    def start_broker(store, wrapper, **changes):
+def broker(daemon: Callable[..., Process]) -> Callable[..., Process]:
+    def start_broker(store: Path, wrapper: Callable[..., Any], **changes: Any) -> Process:
         settings = SETTINGS | changes | {"storePathRootDir": store}
         options = [part for key, value in settings.items() for part in ("-o", f"{key}={value}")]
         return daemon("broker", *options, wrapper=wrapper)
@@ -59,11 +63,11 @@ def broker(daemon):
     return start_broker
 
 
-def body_of(n):
+def body_of(n: int) -> bytes:
     return b"%d-" % n + bytes(BODY_BYTES)
 
 
-def send_until_refused(send, acked, limit=2000):
+def send_until_refused(send: Callable[..., Any], acked: list[bytes], limit: int = 2000) -> RemotingCommand:
     """Send message after message until the answer is not SUCCESS; that answer. `acked` gets what is acknowledged."""
     for n in range(len(acked), len(acked) + limit):
         answer = send(n)
@@ -73,47 +77,49 @@ def send_until_refused(send, acked, limit=2000):
     raise AssertionError(f"{limit} messages were taken")
 
 
-def sender(port):
+def sender(port: int) -> Callable[..., Any]:
     return lambda n: send_one(port, body_of(n), n % QUEUES)
 
 
-def wait_until_taken(port, acked):
-    def is_taken():
+def wait_until_taken(port: int, acked: list[bytes]) -> None:
+    def is_taken() -> bool:
         return send_one(port, body_of(len(acked)), len(acked) % QUEUES).code == ResponseCode.SUCCESS
 
     wait_for(is_taken, "a message to be taken")
     acked.append(body_of(len(acked)))
 
 
-def commit(port, offset):
-    fields = {"consumerGroup": "CG", "topic": TOPIC, "queueId": 0, "commitOffset": offset}
+def commit(port: int, offset: int) -> None:
+    fields: dict[str, Any] = {"consumerGroup": "CG", "topic": TOPIC, "queueId": 0, "commitOffset": offset}
     assert ask(port, RequestCode.UPDATE_CONSUMER_OFFSET, **fields).code == ResponseCode.SUCCESS
 
 
-def committed(port):
-    fields = {"consumerGroup": "CG", "topic": TOPIC, "queueId": 0}
+def committed(port: int) -> int:
+    fields: dict[str, Any] = {"consumerGroup": "CG", "topic": TOPIC, "queueId": 0}
     return int(ask(port, RequestCode.QUERY_CONSUMER_OFFSET, **fields).ext_fields["offset"])
 
 
-def written_offset(store):
+def written_offset(store: Path) -> int | None:
     table = store / "config" / "consumerOffset.json"
     return int(re.search(r"\{\"?0\"?:(\d+)", table.read_text())[1]) if table.exists() else None
 
 
-def stored(port):
+def stored(port: int) -> list[bytes]:
     return sorted((record.body for queue in range(QUEUES) for record in pull_all(port, queue)), key=number)
 
 
-def number(body):
+def number(body: bytes) -> int:
     return int(body.partition(b"-")[0])
 
 
 @pytest.mark.parametrize("flush", FLUSHES)
-def test_no_room_for_the_next_segment(broker, disk, tmp_path, flush):
+def test_no_room_for_the_next_segment(
+    broker: Callable[..., Process], disk: SmallDisk, tmp_path: Path, flush: str
+) -> None:
     store, seen = disk.path / "store", disk.seen / "store"
     process = broker(store, disk.wrapper, flushDiskType=flush, **NO_WATCH)
     port = process.wait_for_port()
-    acked = []
+    acked: list[Any] = []
     for _ in range(QUEUES):
         wait_until_taken(port, acked)
     wait_for(lambda: stored(port) == acked, "files of all queues")
@@ -146,7 +152,7 @@ def test_no_room_for_the_next_segment(broker, disk, tmp_path, flush):
     check_caches(tmp_path / "copy", tmp_path / "rebuilt", SIZES)
 
 
-def test_no_room_for_consume_queues(broker, disk, tmp_path):
+def test_no_room_for_consume_queues(broker: Callable[..., Process], disk: SmallDisk, tmp_path: Path) -> None:
     """The log has room, but what it takes nobody could get."""
     store = disk.path / "store"
     process = broker(store, disk.wrapper, mappedFileSizeCommitLog=4 * 1024 * 1024, **NO_WATCH)
@@ -172,11 +178,11 @@ def test_no_room_for_consume_queues(broker, disk, tmp_path):
     assert process.stop() == 0
 
 
-def test_messages_are_refused_before_the_disk_is_full(broker, disk):
+def test_messages_are_refused_before_the_disk_is_full(broker: Callable[..., Process], disk: SmallDisk) -> None:
     store = disk.path / "store"
     process = broker(store, disk.wrapper, diskFreeBytesMin=3 * 1024 * 1024)
     port = process.wait_for_port()
-    acked = []
+    acked: list[Any] = []
     for _ in range(QUEUES):
         wait_until_taken(port, acked)
     wait_for(lambda: stored(port) == acked, "files of all queues")
@@ -196,14 +202,16 @@ def test_messages_are_refused_before_the_disk_is_full(broker, disk):
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
-def test_a_start_on_a_full_disk(broker, disk, tmp_path, end):
+def test_a_start_on_a_full_disk(
+    broker: Callable[..., Process], disk: SmallDisk, tmp_path: Path, end: signal.Signals
+) -> None:
     """It starts, or says in one line why not; what it has is there when there is room again."""
     store, seen = disk.path / "store", disk.seen / "store"
     # Segments too large for the next one to be made ahead: where one goes again, there is room.
     settings = NO_WATCH | {"mappedFileSizeCommitLog": 4 * 1024 * 1024}
     process = broker(store, disk.wrapper, **settings)
     port = process.wait_for_port()
-    acked = []
+    acked: list[Any] = []
     for _ in range(2 * QUEUES):
         wait_until_taken(port, acked)
     disk.fill()
@@ -227,29 +235,29 @@ def test_a_start_on_a_full_disk(broker, disk, tmp_path, end):
     assert not (seen / "abort").exists()
 
 
-def without_log_lines(text):
+def without_log_lines(text: str) -> str:
     return "".join(line for line in text.splitlines(True) if not re.match(r"\d{4}-\d\d-\d\d ", line))
 
 
-def limited(**limits):
+def limited(**limits: int) -> Callable[..., Any]:
     options = [f"--{name}={limit}:{limit}" for name, limit in limits.items()]
     need("limits of a process", ["prlimit", *options, "true"])
     return lambda _: ["prlimit", *options]
 
 
-def test_files_may_not_be_as_large_as_a_segment(broker, tmp_path):
+def test_files_may_not_be_as_large_as_a_segment(broker: Callable[..., Process], tmp_path: Path) -> None:
     process = broker(tmp_path / "store", limited(fsize=SEGMENT_BYTES // 2))
     assert process.wait() == 1
     segment = tmp_path / "store" / "commitlog" / f"{0:020d}"
     assert without_log_lines(process.err) == f"mqbroker: {segment}: File too large\n"
     assert not segment.exists()
     process = broker(tmp_path / "store", lambda _: ())
-    acked = []
+    acked: list[Any] = []
     wait_until_taken(process.wait_for_port(), acked)
     assert process.stop() == 0
 
 
-def test_files_may_not_be_as_large_as_an_index(broker, tmp_path):
+def test_files_may_not_be_as_large_as_an_index(broker: Callable[..., Process], tmp_path: Path) -> None:
     process = broker(tmp_path / "store", limited(fsize=SEGMENT_BYTES), maxIndexNum=100_000)
     port = process.wait_for_port()
     assert send_one(port, body_of(0), 0).code == ResponseCode.SUCCESS
@@ -266,11 +274,11 @@ def test_files_may_not_be_as_large_as_an_index(broker, tmp_path):
     assert process.stop() == 0
 
 
-def test_no_more_files_may_be_open(broker, tmp_path):
+def test_no_more_files_may_be_open(broker: Callable[..., Process], tmp_path: Path) -> None:
     """Connections have taken all descriptors: no segment can be made, until some of them are closed."""
     process = broker(tmp_path / "store", limited(nofile=48), **NO_WATCH)
     port = process.wait_for_port()
-    acked = []
+    acked: list[Any] = []
     wait_until_taken(port, acked)
     commit(port, 1)
     wait_for(lambda: written_offset(tmp_path / "store") == 1, "offset 1 in the file")

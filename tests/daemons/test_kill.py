@@ -6,12 +6,14 @@ sent in. The points of killing come from a seed, printed; MQBROKER_KILL_SEED cho
 
 import os
 import signal
+from collections.abc import Callable
+from pathlib import Path
 from random import Random
 
 import pytest
 
 from tests.daemons.history import QUEUES, Sender, check_history, pull_all, scan_log
-from tests.daemons.processes import DEADLINE_SECONDS, wait_for
+from tests.daemons.processes import DEADLINE_SECONDS, Process, wait_for
 
 pytestmark = pytest.mark.daemons
 
@@ -22,8 +24,8 @@ SEGMENT_BYTES = 256 * 1024
 
 
 @pytest.fixture
-def broker(daemon, tmp_path):
-    def start_broker(flush):
+def broker(daemon: Callable[..., Process], tmp_path: Path) -> Callable[..., tuple[Process, int]]:
+    def start_broker(flush: str) -> tuple[Process, int]:
         settings = {
             "brokerName": "broker-a",
             "storePathRootDir": tmp_path / "store",
@@ -40,7 +42,9 @@ def broker(daemon, tmp_path):
     return start_broker
 
 
-def kill_in_the_stream(broker, flush, rng, round_number):
+def kill_in_the_stream(
+    broker: Callable[..., tuple[Process, int]], flush: str, rng: Random, round_number: int
+) -> list[Sender]:
     """Start a broker, let senders stream to it, kill it at a random point; the senders, ended."""
     process, port = broker(flush)
     point = rng.choice([rng.randint(1, 30), rng.randint(30, 300), rng.randint(300, 1500)])
@@ -58,7 +62,9 @@ def kill_in_the_stream(broker, flush, rng, round_number):
 
 
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
-def test_every_acknowledged_message_is_there_once_and_in_order(broker, tmp_path, flush):
+def test_every_acknowledged_message_is_there_once_and_in_order(
+    broker: Callable[..., tuple[Process, int]], tmp_path: Path, flush: str
+) -> None:
     seed = int(os.environ.get("MQBROKER_KILL_SEED", "497"))
     print(f"seed {seed}")
     rng = Random(f"{seed} {flush}")

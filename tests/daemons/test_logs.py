@@ -2,6 +2,8 @@
 
 import io
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 from twisted.internet.error import CannotListenError
@@ -15,29 +17,29 @@ from mqbroker.errors import Unreachable
 
 
 @pytest.fixture
-def stream():
+def stream() -> io.StringIO:
     return io.StringIO()
 
 
-def logger_to(observer, namespace="mqbroker.x"):
+def logger_to(observer: LineObserver, namespace: str = "mqbroker.x") -> Logger:
     return Logger(namespace, observer=observer)
 
 
-def failure_of(error):
+def failure_of(error: Exception | ZeroDivisionError) -> Failure:
     try:
         raise error
     except Exception:
         return Failure()
 
 
-def test_a_text_line():
+def test_a_text_line() -> None:
     event = {"log_time": 0.5, "log_level": EventLevel.warn, "log_namespace": "a.b", "log_format": "{n} gone", "n": 3}
     stamp, rest = text_line(event)[:23], text_line(event)[23:]
     assert stamp.endswith(":00,500")
     assert rest == " WARN [a.b] 3 gone\n"
 
 
-def test_a_json_line():
+def test_a_json_line() -> None:
     event = {
         "log_time": 0.5,
         "log_level": EventLevel.warn,
@@ -51,13 +53,13 @@ def test_a_json_line():
     assert found == {"time": "1970-01-01T00:00:00.500+00:00", "level": "warn", "logger": "a.b", "n": 3}
 
 
-def test_a_message_cannot_forge_lines(stream):
+def test_a_message_cannot_forge_lines(stream: io.StringIO) -> None:
     logger_to(LineObserver("text", LogLevel.INFO, stream)).info("{x}", x="a\n2026-01-01 ERROR [b] c\r")
     assert stream.getvalue().count("\n") == 1
     assert stream.getvalue().endswith("a\\n2026-01-01 ERROR [b] c\\r\n")
 
 
-def test_a_message_cannot_command_a_terminal_nor_keep_its_line_from_being_written(tmp_path):
+def test_a_message_cannot_command_a_terminal_nor_keep_its_line_from_being_written(tmp_path: Path) -> None:
     path = tmp_path / "log"
     observer = LineObserver("text", LogLevel.INFO, path=str(path))
     logger_to(observer).info("{x}", x="\x1b[2J\x9b \u2028 \ud800 é 消息 \\")
@@ -66,14 +68,14 @@ def test_a_message_cannot_command_a_terminal_nor_keep_its_line_from_being_writte
 
 
 @pytest.mark.parametrize("error", [Unreachable("peer\nis away"), CannotListenError("", 1, OSError(98, "in use"))])
-def test_what_was_foreseen_is_one_line(stream, error):
+def test_what_was_foreseen_is_one_line(stream: io.StringIO, error: Exception) -> None:
     logger_to(LineObserver("text", LogLevel.INFO, stream)).failure("no luck", failure_of(error))
     assert "no luck: " in stream.getvalue()
     assert stream.getvalue().count("\n") == 1
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
-def test_a_bug_comes_with_its_traceback(stream, log_format):
+def test_a_bug_comes_with_its_traceback(stream: io.StringIO, log_format: str) -> None:
     logger_to(LineObserver(log_format, LogLevel.INFO, stream)).failure("no luck", failure_of(ZeroDivisionError("by 0")))
     text = stream.getvalue() if log_format == "text" else json.loads(stream.getvalue())["exc"]
     assert "Traceback" in text
@@ -81,7 +83,7 @@ def test_a_bug_comes_with_its_traceback(stream, log_format):
 
 
 @pytest.mark.parametrize(("level", "seen"), [("debug", "diwe"), ("info", "iwe"), ("warn", "we"), ("error", "e")])
-def test_levels(stream, level, seen):
+def test_levels(stream: io.StringIO, level: str, seen: str) -> None:
     observer = LineObserver("json", LogLevel.ERROR, stream)
     observer.level = LogLevel(level)
     log = logger_to(observer)
@@ -92,7 +94,7 @@ def test_levels(stream, level, seen):
     assert "".join(json.loads(line)["msg"] for line in stream.getvalue().splitlines()) == seen
 
 
-def test_twisteds_own_information_is_for_debugging(stream):
+def test_twisteds_own_information_is_for_debugging(stream: io.StringIO) -> None:
     log = logger_to(LineObserver("text", LogLevel.INFO, stream), "twisted.internet.base")
     log.info("chatter")
     assert stream.getvalue() == ""
@@ -100,17 +102,17 @@ def test_twisteds_own_information_is_for_debugging(stream):
     assert "trouble" in stream.getvalue()
 
 
-def test_a_closed_stream_is_survived(stream):
+def test_a_closed_stream_is_survived(stream: io.StringIO) -> None:
     stream.close()
     logger_to(LineObserver("text", LogLevel.INFO, stream)).info("x")
 
 
-def test_an_event_that_cannot_be_formatted_is_survived(stream):
+def test_an_event_that_cannot_be_formatted_is_survived(stream: io.StringIO) -> None:
     logger_to(LineObserver("text", LogLevel.INFO, stream)).info("{missing.attribute}")
     assert stream.getvalue().count("\n") == 1
 
 
-def test_a_file_is_opened_anew(tmp_path):
+def test_a_file_is_opened_anew(tmp_path: Path) -> None:
     path = tmp_path / "log"
     observer = LineObserver("text", LogLevel.INFO, path=str(path))
     logger_to(observer).info("one")
@@ -128,7 +130,7 @@ def test_a_file_is_opened_anew(tmp_path):
     assert (tmp_path / "log.2").read_text().endswith("three\n")
 
 
-def test_without_a_file_there_is_nothing_to_open_anew(stream):
+def test_without_a_file_there_is_nothing_to_open_anew(stream: io.StringIO) -> None:
     observer = LineObserver("text", LogLevel.INFO, stream)
     observer.reopen()
     logger_to(observer).info("x")
@@ -138,7 +140,9 @@ def test_without_a_file_there_is_nothing_to_open_anew(stream):
 # --- what peers may make us write
 
 
-def told(count, line="{peer} deleted topic {topic}", time=0.0, **values):
+def told(
+    count: int, line: str = "{peer} deleted topic {topic}", time: float = 0.0, **values: str
+) -> list[dict[str, Any]]:
     return [
         {"log_format": line, "log_level": EventLevel.info, "log_namespace": "x", "log_time": time, **values}
         for _ in range(count)
@@ -146,7 +150,7 @@ def told(count, line="{peer} deleted topic {topic}", time=0.0, **values):
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
-def test_a_line_is_bounded(log_format):
+def test_a_line_is_bounded(log_format: str) -> None:
     stream = io.StringIO()
     observer = LineObserver(log_format, LogLevel.INFO, stream)
     for event in told(3, peer="10.0.0.1:1", topic="t" * 16_000_000):
@@ -158,7 +162,7 @@ def test_a_line_is_bounded(log_format):
     assert "characters) ... ttt" in lines[0]
 
 
-def test_lines_of_a_kind_are_bounded_in_a_minute():
+def test_lines_of_a_kind_are_bounded_in_a_minute() -> None:
     stream = io.StringIO()
     observer = LineObserver("text", LogLevel.INFO, stream)
     for event in told(10_000, peer="10.0.0.1:1", topic="t", time=1000.0):
@@ -174,7 +178,7 @@ def test_lines_of_a_kind_are_bounded_in_a_minute():
     assert "deleted topic u" in last
 
 
-def test_a_clock_that_is_set_back_hides_nothing():
+def test_a_clock_that_is_set_back_hides_nothing() -> None:
     stream = io.StringIO()
     observer = LineObserver("text", LogLevel.INFO, stream)
     for time in (1000.0, 500.0):

@@ -5,6 +5,7 @@ import resource
 import shutil
 import socket
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand, encode_command
 from tests.daemons.permits import skip
-from tests.daemons.processes import DEADLINE_SECONDS, ask, ask_on, receive, wait_for
+from tests.daemons.processes import DEADLINE_SECONDS, Process, ask, ask_on, receive, wait_for
 
 MANY = 10_000
 TOO_MANY = 300
@@ -21,7 +22,7 @@ ADDRESSES = [f"127.0.0.{n}" for n in range(1, 6)]
 
 
 @pytest.fixture
-def many_files():
+def many_files() -> Iterator[None]:
     """Let this process have the connections open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < MANY + FILES_BESIDE:
@@ -32,12 +33,12 @@ def many_files():
 
 
 @pytest.fixture
-def sockets():
+def sockets() -> Iterator[contextlib.ExitStack]:
     with contextlib.ExitStack() as stack:
         yield stack
 
 
-def connect(sockets, port, count):
+def connect(sockets: contextlib.ExitStack, port: int, count: int) -> list[socket.socket]:
     """Open connections from several addresses in turn: one alone has not that many ports."""
     opened = []
     for n in range(count):
@@ -50,7 +51,7 @@ def connect(sockets, port, count):
     return opened
 
 
-def is_open(connection):
+def is_open(connection: socket.socket) -> bool:
     """Whether the daemon answers on it; waits until it does, or closes it."""
     try:
         return ask_on(connection, 9999).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
@@ -58,7 +59,7 @@ def is_open(connection):
         return False
 
 
-def all_answered(connections):
+def all_answered(connections: list[socket.socket]) -> None:
     """Ask over all of them, then read all answers."""
     request = encode_command(RemotingCommand(9999))
     for connection in connections:
@@ -67,17 +68,19 @@ def all_answered(connections):
         receive(connection, int.from_bytes(receive(connection, 4), "big"))
 
 
-def resident_mib(process):
+def resident_mib(process: Process) -> float:
     [line] = [line for line in Path(f"/proc/{process.pid}/status").read_text().splitlines() if "VmRSS" in line]
     return int(line.split()[1]) / 1024
 
 
-def lines_of(process, text):
+def lines_of(process: Process, text: str) -> list[str]:
     return [line for line in (process.out + process.err).splitlines() if text in line]
 
 
 @pytest.mark.parametrize("name", ["broker", "namesrv"])
-def test_ten_thousand_connections_and_more(daemon, tmp_path, sockets, many_files, name):
+def test_ten_thousand_connections_and_more(
+    daemon: Callable[..., Process], tmp_path: Path, sockets: contextlib.ExitStack, many_files: None, name: str
+) -> None:
     settings = [*("-o", f"connectionsMax={MANY}"), *("-o", f"connectionsPerAddressMax={MANY // len(ADDRESSES) + 200}")]
     if name == "broker":
         settings += ["-o", f"storePathRootDir={tmp_path / 'store'}", "-o", "mappedFileSizeCommitLog=1048576"]
@@ -103,7 +106,7 @@ def test_ten_thousand_connections_and_more(daemon, tmp_path, sockets, many_files
     for connection in connections[:100]:
         connection.close()
 
-    def served():
+    def served() -> bool:
         with socket.create_connection(("127.0.0.1", port), DEADLINE_SECONDS, (ADDRESSES[0], 0)) as connection:
             return is_open(connection)
 
@@ -112,14 +115,14 @@ def test_ten_thousand_connections_and_more(daemon, tmp_path, sockets, many_files
     assert process.stop() == 0
 
 
-def limited(folder, nofile):
+def limited(folder: Path, nofile: int) -> list[str]:
     """The command that lets another one have so few files open."""
     if shutil.which("prlimit") is None:
         skip("fewer open files", "there is no prlimit")
     return ["prlimit", f"--nofile={nofile}:{nofile}", "--"]
 
 
-def test_few_files(daemon, tmp_path, sockets):
+def test_few_files(daemon: Callable[..., Process], tmp_path: Path, sockets: contextlib.ExitStack) -> None:
     """Connections leave files to the store, however many come."""
     process = daemon(
         "broker",
@@ -154,14 +157,14 @@ def test_few_files(daemon, tmp_path, sockets):
     assert process.stop() == 0
 
 
-def ask_or_none(port):
+def ask_or_none(port: int) -> RemotingCommand:
     try:
         return ask(port, 9999)
     except (AssertionError, OSError):
         return None
 
 
-def test_no_file_at_all(start, sockets):
+def test_no_file_at_all(start: Callable[..., Process], sockets: contextlib.ExitStack) -> None:
     """Where even those that are kept are gone the port goes on, closes who comes, and says so once a minute."""
     script = """if True:
         import os, sys
@@ -185,7 +188,7 @@ def test_no_file_at_all(start, sockets):
     port = process.wait_for_port()
     connections = connect(sockets, port, 200)
 
-    def echoes(connection):
+    def echoes(connection: socket.socket) -> bool:
         try:
             connection.sendall(b"x")
             return connection.recv(1) == b"x"

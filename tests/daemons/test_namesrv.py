@@ -6,16 +6,18 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from mqbroker.wire.codes import RequestCode, ResponseCode
-from tests.daemons.processes import ask, wait_for
+from tests.daemons.processes import Process, ask, wait_for
 
 pytestmark = pytest.mark.daemons
 
 
-def test_it_serves_and_stops_in_order(daemon):
+def test_it_serves_and_stops_in_order(daemon: Callable[..., Process]) -> None:
     namesrv = daemon("namesrv")
     port = namesrv.wait_for_port()
     answer = ask(port, RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="Nowhere")
@@ -29,14 +31,14 @@ def test_it_serves_and_stops_in_order(daemon):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_both_signals_stop_it(daemon, number):
+def test_both_signals_stop_it(daemon: Callable[..., Process], number: signal.Signals) -> None:
     namesrv = daemon("namesrv")
     namesrv.wait_for_port()
     namesrv.signal(number)
     assert namesrv.wait() == 0
 
 
-def test_it_lives_through_the_other_signals(daemon):
+def test_it_lives_through_the_other_signals(daemon: Callable[..., Process]) -> None:
     namesrv = daemon("namesrv", "--log-file", "log")
     port = namesrv.wait_for_port()
     log = namesrv.folder / "log"
@@ -52,7 +54,7 @@ def test_it_lives_through_the_other_signals(daemon):
     assert namesrv.err == ""
 
 
-def test_a_reload_says_what_changed_and_changes_the_log_level(daemon, tmp_path):
+def test_a_reload_says_what_changed_and_changes_the_log_level(daemon: Callable[..., Process], tmp_path: Path) -> None:
     conf = tmp_path / "namesrv.conf"
     conf.write_text("bindAddress=127.0.0.1\n")
     namesrv = daemon("namesrv", "-c", conf)
@@ -69,7 +71,7 @@ def test_a_reload_says_what_changed_and_changes_the_log_level(daemon, tmp_path):
     assert "stopped" not in namesrv.err
 
 
-def test_settings_are_kept_over_a_restart(daemon, tmp_path):
+def test_settings_are_kept_over_a_restart(daemon: Callable[..., Process], tmp_path: Path) -> None:
     kv = ("-o", f"kvConfigPath={tmp_path}/made/kvConfig.json")
     first = daemon("namesrv", *kv)
     port = first.wait_for_port()
@@ -81,7 +83,7 @@ def test_settings_are_kept_over_a_restart(daemon, tmp_path):
     assert answer.ext_fields == {"value": "v"}
 
 
-def test_a_damaged_file_is_not_written_over(daemon, tmp_path):
+def test_a_damaged_file_is_not_written_over(daemon: Callable[..., Process], tmp_path: Path) -> None:
     path = tmp_path / "kvConfig.json"
     path.write_text("{ not json")
     namesrv = daemon("namesrv", "-o", f"kvConfigPath={path}", "--log-level", "error")
@@ -90,7 +92,7 @@ def test_a_damaged_file_is_not_written_over(daemon, tmp_path):
     assert path.read_text() == "{ not json"
 
 
-def test_a_port_in_use_is_one_line(daemon):
+def test_a_port_in_use_is_one_line(daemon: Callable[..., Process]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         namesrv = daemon("namesrv", port=port)
@@ -122,7 +124,7 @@ def test_a_port_in_use_is_one_line(daemon):
         ),
     ],
 )
-def test_a_wrong_command_line_is_one_line(daemon, arguments, message):
+def test_a_wrong_command_line_is_one_line(daemon: Callable[..., Process], arguments: list[str], message: str) -> None:
     namesrv = daemon("namesrv", *arguments)
     assert namesrv.wait() == 1
     assert namesrv.err.startswith(f"mqnamesrv: {message}")
@@ -131,7 +133,7 @@ def test_a_wrong_command_line_is_one_line(daemon, arguments, message):
 
 
 @pytest.mark.parametrize("check", [[], ["--check"]])
-def test_a_wrong_setting_names_its_line(start, tmp_path, check):
+def test_a_wrong_setting_names_its_line(start: Callable[..., Process], tmp_path: Path, check: list[str]) -> None:
     conf = tmp_path / "namesrv.conf"
     conf.write_text("# ports\n\nlistenPort = 70000\n")
     namesrv = start("-m", "mqbroker.daemons.namesrv", "-c", conf, *check)
@@ -139,7 +141,7 @@ def test_a_wrong_setting_names_its_line(start, tmp_path, check):
     assert namesrv.err == f"mqnamesrv: {conf}:3: listenPort: 70000 is out of range: it goes from 0 to 65535\n"
 
 
-def test_a_good_file_is_called_good(start, tmp_path):
+def test_a_good_file_is_called_good(start: Callable[..., Process], tmp_path: Path) -> None:
     conf = tmp_path / "namesrv.conf"
     conf.write_text("listenPrt=1\nbindAddress=127.0.0.1\n")
     namesrv = start("-m", "mqbroker.daemons.namesrv", "-c", conf, "--check")
@@ -150,7 +152,7 @@ def test_a_good_file_is_called_good(start, tmp_path):
     )
 
 
-def test_settings_are_printed(daemon):
+def test_settings_are_printed(daemon: Callable[..., Process]) -> None:
     namesrv = daemon("namesrv", "-p", port=1234)
     assert namesrv.wait() == 0
     assert "listenPort=1234\n" in namesrv.out
@@ -166,7 +168,7 @@ def test_settings_are_printed(daemon):
     assert "serverSocketBacklog" not in important.out
 
 
-def test_settings_are_printed_to_who_reads_no_more(tmp_path):
+def test_settings_are_printed_to_who_reads_no_more(tmp_path: Path) -> None:
     reads, writes = os.pipe()
     os.close(reads)
     command = [sys.executable, "-m", "mqbroker.daemons.namesrv", "-p"]
@@ -175,7 +177,7 @@ def test_settings_are_printed_to_who_reads_no_more(tmp_path):
     assert (found.returncode, found.stderr) == (0, b"")
 
 
-def test_logs_are_json_where_wanted(daemon, tmp_path):
+def test_logs_are_json_where_wanted(daemon: Callable[..., Process], tmp_path: Path) -> None:
     conf = tmp_path / "namesrv.conf"
     conf.write_text("listenPrt=1\n")
     namesrv = daemon("namesrv", "--log-format=json", "-c", conf)
@@ -188,13 +190,13 @@ def test_logs_are_json_where_wanted(daemon, tmp_path):
     assert {"time", "level", "logger", "msg"} <= set(events[-1])
 
 
-def test_serving_others_without_protection_is_warned_of(start):
+def test_serving_others_without_protection_is_warned_of(start: Callable[..., Process]) -> None:
     open_to_all = start("-m", "mqbroker.daemons.namesrv", "-o", "listenPort=0", "--ports-file", "ports.json")
     open_to_all.wait_for_line("SERVING ALL ADDRESSES WITHOUT ACCESS CONTROL OR ENCRYPTION")
     assert open_to_all.stop() == 0
 
 
-def test_the_process_id_is_written(daemon):
+def test_the_process_id_is_written(daemon: Callable[..., Process]) -> None:
     namesrv = daemon("namesrv", "--pid-file", "pid")
     namesrv.wait_for_port()
     pid_file = namesrv.folder / "pid"
@@ -203,7 +205,7 @@ def test_the_process_id_is_written(daemon):
     assert not pid_file.exists()
 
 
-def test_a_second_start_leaves_the_files_of_the_first(daemon, tmp_path):
+def test_a_second_start_leaves_the_files_of_the_first(daemon: Callable[..., Process], tmp_path: Path) -> None:
     pid_file, ports_file = tmp_path / "pid", tmp_path / "ports"
     first = daemon("namesrv", "--pid-file", pid_file, "--ports-file", ports_file)
     wait_for(ports_file.exists, "ports file")
@@ -221,7 +223,7 @@ def test_a_second_start_leaves_the_files_of_the_first(daemon, tmp_path):
     assert not ports_file.exists()
 
 
-def test_the_pid_file_of_one_that_was_killed_is_taken_over(daemon, tmp_path):
+def test_the_pid_file_of_one_that_was_killed_is_taken_over(daemon: Callable[..., Process], tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     first = daemon("namesrv", "--pid-file", pid_file)
     first.wait_for_port()
@@ -235,14 +237,14 @@ def test_the_pid_file_of_one_that_was_killed_is_taken_over(daemon, tmp_path):
 
 
 @pytest.mark.parametrize("option", ["-h", "--help"])
-def test_it_says_what_options_there_are(daemon, option):
+def test_it_says_what_options_there_are(daemon: Callable[..., Process], option: str) -> None:
     namesrv = daemon("namesrv", option)
     assert namesrv.wait() == 0
     assert "Usage: mqnamesrv [options]" in namesrv.out
     assert namesrv.err == ""
 
 
-def test_all_that_is_wrong_is_told_at_once(daemon, tmp_path):
+def test_all_that_is_wrong_is_told_at_once(daemon: Callable[..., Process], tmp_path: Path) -> None:
     conf = tmp_path / "namesrv.conf"
     conf.write_text("logLevel=loud\nserverSocketBacklog=x\n")
     namesrv = daemon("namesrv", "-c", conf, "-o", "zzz=1")
@@ -257,7 +259,13 @@ def test_all_that_is_wrong_is_told_at_once(daemon, tmp_path):
 class TestTwistd:
     """The same under twistd."""
 
-    def start(self, start, *arguments, port=0, twistds=("-n", "--pidfile=")):
+    def start(
+        self,
+        start: Callable[..., Process],
+        *arguments: str | Path,
+        port: int = 0,
+        twistds: tuple[str, ...] = ("-n", "--pidfile="),
+    ) -> Process:
         twistd = "import sys; from twisted.scripts.twistd import run; sys.argv[0] = 'twistd'; run()"
         return start(
             *("-c", twistd, *twistds, "namesrv", "--ports-file=ports.json"),
@@ -265,7 +273,7 @@ class TestTwistd:
             *(f"--option=listenPort={port}", *arguments),
         )
 
-    def test_it_serves_lives_through_signals_and_stops(self, start):
+    def test_it_serves_lives_through_signals_and_stops(self, start: Callable[..., Process]) -> None:
         namesrv = self.start(start)
         port = namesrv.wait_for_port()
         namesrv.signal(signal.SIGUSR1)
@@ -276,7 +284,7 @@ class TestTwistd:
         assert namesrv.wait() in (0, -signal.SIGTERM)
         namesrv.wait_for_line("Server Shut Down.")
 
-    def test_a_port_in_use_ends_it(self, start):
+    def test_a_port_in_use_ends_it(self, start: Callable[..., Process]) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             namesrv = self.start(start, port=taken.getsockname()[1])
             assert namesrv.wait() == 1
@@ -284,7 +292,7 @@ class TestTwistd:
         assert "cannot listen on 127.0.0.1" in namesrv.out
         assert "Traceback" not in namesrv.out + namesrv.err
 
-    def test_a_port_in_use_ends_it_in_the_background_too(self, start):
+    def test_a_port_in_use_ends_it_in_the_background_too(self, start: Callable[..., Process]) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             namesrv = self.start(start, port=taken.getsockname()[1], twistds=("-l", "log", "--pidfile=pid"))
             assert namesrv.wait() == 1
@@ -297,7 +305,7 @@ class TestTwistd:
         assert log.count("cannot start: cannot listen on 127.0.0.1") == 1
         assert "Traceback" not in log
 
-    def test_it_serves_in_the_background(self, start):
+    def test_it_serves_in_the_background(self, start: Callable[..., Process]) -> None:
         foreground = self.start(start, twistds=("-l", "log", "--pidfile=pid"))
         assert foreground.wait() == 0
         pid = int((foreground.folder / "pid").read_text())
@@ -311,17 +319,17 @@ class TestTwistd:
         wait_for(lambda: "Server Shut Down." in (foreground.folder / "log").read_text(), "end of its log")
         assert foreground.out + foreground.err == ""
 
-    def test_a_wrong_setting_ends_it(self, start):
+    def test_a_wrong_setting_ends_it(self, start: Callable[..., Process]) -> None:
         namesrv = self.start(start, "--option=listenPort=x")
         assert namesrv.wait() == 1
         assert namesrv.err == "command line: listenPort: 'x' is not a whole number: it goes from 0 to 65535\n"
 
-    def test_its_version_is_ours(self, start):
+    def test_its_version_is_ours(self, start: Callable[..., Process]) -> None:
         namesrv = self.start(start, "--version")
         assert namesrv.wait() == 0
         assert namesrv.out.startswith("mqbroker ")
 
-    def test_logs_are_json_where_wanted(self, start):
+    def test_logs_are_json_where_wanted(self, start: Callable[..., Process]) -> None:
         namesrv = self.start(start, "--log-format=json")
         namesrv.wait_for_port()
         wait_for(lambda: "boot success" in namesrv.out, "the line that it has started")
@@ -330,7 +338,7 @@ class TestTwistd:
         events = [json.loads(line) for line in namesrv.out.splitlines()]
         assert "The Name Server boot success. serializeType=JSON" in [event["msg"] for event in events]
 
-    def test_the_log_level_counts_and_is_read_again(self, start, tmp_path):
+    def test_the_log_level_counts_and_is_read_again(self, start: Callable[..., Process], tmp_path: Path) -> None:
         conf = tmp_path / "namesrv.conf"
         conf.write_text("logLevel=error\n")
         namesrv = self.start(start, "-c", conf, twistds=("-n", "--pidfile=", "-l", "log"))
@@ -347,7 +355,9 @@ class TestTwistd:
         assert "Server Shut Down." in log.read_text()
         assert namesrv.out == ""
 
-    def test_settings_are_read_again_from_another_directory(self, start, tmp_path):
+    def test_settings_are_read_again_from_another_directory(
+        self, start: Callable[..., Process], tmp_path: Path
+    ) -> None:
         (tmp_path / "my.conf").write_text("")
         namesrv = self.start(start, "-c", "../my.conf", twistds=("-n", "--pidfile=", "--rundir=/"))
         namesrv.wait_for_port()
@@ -357,7 +367,7 @@ class TestTwistd:
         namesrv.signal(signal.SIGTERM)
         namesrv.wait()
 
-    def test_a_log_that_cannot_be_written_is_one_line(self, start):
+    def test_a_log_that_cannot_be_written_is_one_line(self, start: Callable[..., Process]) -> None:
         namesrv = self.start(start, twistds=("-n", "--pidfile=", "-l", "nowhere/log"))
         assert namesrv.wait() == 1
         assert namesrv.err == "nowhere/log: the log cannot be written there: No such file or directory\n"

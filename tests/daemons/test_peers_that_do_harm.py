@@ -3,25 +3,27 @@
 import contextlib
 import socket
 import zlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mqbroker.wire.codes import PullSysFlag, RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand, encode_command
-from tests.daemons.processes import DEADLINE_SECONDS, ask, wait_for
+from tests.daemons.processes import DEADLINE_SECONDS, Process, ask, wait_for
 
 MIB = 1024 * 1024
-QUEUE = {"topic": "BenchmarkTest", "queueId": 0}
+QUEUE: dict[str, Any] = {"topic": "BenchmarkTest", "queueId": 0}
 BODY = bytes(60_000)
 
 
-def resident_mib(process):
+def resident_mib(process: Process) -> float:
     [line] = [line for line in Path(f"/proc/{process.pid}/status").read_text().splitlines() if "VmRSS" in line]
     return int(line.split()[1]) / 1024
 
 
-def send(port):
+def send(port: int) -> None:
     fields = {
         "producerGroup": "PG", "defaultTopic": "TBW102", "defaultTopicQueueNums": 4, "sysFlag": 0, "bornTimestamp": 1,
         "flag": 0,
@@ -30,7 +32,7 @@ def send(port):
     assert answer.code == ResponseCode.SUCCESS
 
 
-def pull(opaque, **changes):
+def pull(opaque: int, **changes: Any) -> bytes:
     """For four messages, which are a quarter of a MiB."""
     fields = {
         **QUEUE, "consumerGroup": "CG", "queueOffset": 0, "maxMsgNums": 4, "sysFlag": int(PullSysFlag.SUBSCRIPTION),
@@ -41,8 +43,8 @@ def pull(opaque, **changes):
 
 
 @pytest.fixture
-def broker(daemon, tmp_path):
-    def start(**settings):
+def broker(daemon: Callable[..., Process], tmp_path: Path) -> Callable[..., Process]:
+    def start(**settings: int) -> Process:
         options = {
             "storePathRootDir": tmp_path / "store",
             "mappedFileSizeCommitLog": MIB,
@@ -56,7 +58,7 @@ def broker(daemon, tmp_path):
     return start
 
 
-def deaf(stack, port, requests, **changes):
+def deaf(stack: contextlib.ExitStack, port: int, requests: int, **changes: int) -> socket.socket:
     """A connection over which as many pulls are sent, and nothing is read."""
     peer = stack.enter_context(socket.socket())
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -67,7 +69,7 @@ def deaf(stack, port, requests, **changes):
     return peer
 
 
-def is_closed(peer):
+def is_closed(peer: socket.socket) -> bool:
     """Whether the other end closed it: what was sent before is read, then comes the end."""
     peer.settimeout(DEADLINE_SECONDS)
     try:
@@ -80,11 +82,11 @@ def is_closed(peer):
     return True
 
 
-def closings(process, why):
+def closings(process: Process, why: str) -> list[Any]:
     return [line for line in process.err.splitlines() if "closing 127.0.0.1:" in line and why in line]
 
 
-def test_peers_that_ask_much_at_once_and_read_nothing(broker):
+def test_peers_that_ask_much_at_once_and_read_nothing(broker: Callable[..., Process]) -> None:
     process = broker(serverChannelMaxIdleTimeSeconds=3)
     port = process.wait_for_port()
     for _ in range(4):
@@ -102,7 +104,7 @@ def test_peers_that_ask_much_at_once_and_read_nothing(broker):
     assert "Traceback" not in process.err
 
 
-def test_held_pulls_of_peers_that_read_nothing(broker):
+def test_held_pulls_of_peers_that_read_nothing(broker: Callable[..., Process]) -> None:
     """All are answered at once when there is a message, and nothing is asked any more that reading could wait for."""
     process = broker(unsentBytesMax=8 * MIB)
     port = process.wait_for_port()
@@ -121,7 +123,7 @@ def test_held_pulls_of_peers_that_read_nothing(broker):
     assert process.stop() == 0
 
 
-def test_a_peer_that_reads_nothing_is_read_no_more_and_closed_in_time(broker):
+def test_a_peer_that_reads_nothing_is_read_no_more_and_closed_in_time(broker: Callable[..., Process]) -> None:
     process = broker(serverChannelMaxIdleTimeSeconds=3)
     port = process.wait_for_port()
     for _ in range(4):
@@ -141,14 +143,14 @@ def test_a_peer_that_reads_nothing_is_read_no_more_and_closed_in_time(broker):
     assert process.stop() == 0
 
 
-def bomb(mib):
+def bomb(mib: int) -> bytes:
     """A registration that inflates to so much, of spaces."""
     packer = zlib.compressobj(9)
     return b"".join([packer.compress(b" " * MIB) for _ in range(mib)]) + packer.flush()
 
 
 @pytest.mark.parametrize("mib", [64, 1024])
-def test_a_registration_that_inflates_to_a_gigabyte(daemon, mib):
+def test_a_registration_that_inflates_to_a_gigabyte(daemon: Callable[..., Process], mib: int) -> None:
     process = daemon("namesrv")
     port = process.wait_for_port()
     broker = {

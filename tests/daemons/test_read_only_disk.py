@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +15,7 @@ MOUNT = "mount -t tmpfs tmpfs {0}.rw && cp -a {1}/. {0}.rw && mount --bind {0}.r
 
 
 @pytest.fixture
-def run(tmp_path):
+def run(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs a module inside a mount namespace in which `store` is a whole store that can only be read."""
     store = tmp_path / "store"
     for path in (store, tmp_path / "store.rw"):
@@ -23,14 +25,14 @@ def run(tmp_path):
     mount = MOUNT.format(store, made.root)
     need("a read-only mount", ["unshare", "-m", "sh", "-c", f"{mount} && ! touch {store}/x 2>/dev/null"])
 
-    def run_module(module, *arguments):
+    def run_module(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = ["unshare", "-m", "sh", "-c", f'{mount} && exec "$@"', "-", sys.executable, "-m", module, *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
     return run_module
 
 
-def test_it_can_be_checked_and_printed(run, tmp_path):
+def test_it_can_be_checked_and_printed(run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
     store = str(tmp_path / "store")
     checked = run("mqbroker.cli", "store", "check", store)
     assert (checked.returncode, checked.stdout.splitlines()[-1]) == (0, "result     clean")
@@ -40,14 +42,18 @@ def test_it_can_be_checked_and_printed(run, tmp_path):
     assert (planned.returncode, planned.stdout.splitlines()[-1]) == (0, "nothing to do")
 
 
-def test_a_repair_says_in_one_line_that_it_cannot_be_written(run, tmp_path):
+def test_a_repair_says_in_one_line_that_it_cannot_be_written(
+    run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
     ended = run("mqbroker.cli", "store", "repair", str(tmp_path / "store"), "--write")
     assert ended.returncode == 1
     assert "Read-only file system" in ended.stderr
     assert len(ended.stderr.splitlines()) == 1
 
 
-def test_a_broker_says_in_one_line_that_it_cannot_be_written(run, tmp_path):
+def test_a_broker_says_in_one_line_that_it_cannot_be_written(
+    run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
     settings = tmp_path / "broker.conf"
     settings.write_text(f"storePathRootDir={tmp_path}/store\nlistenPort=0\nhaListenPort=0\nbindAddress=127.0.0.1\n")
     ended = run("mqbroker.daemons.broker", "-c", str(settings), "--log-file", str(tmp_path / "log"))

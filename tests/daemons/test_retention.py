@@ -2,14 +2,17 @@
 
 import itertools
 import threading
+from collections.abc import Callable
+from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
 from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.record import decode_records
 from tests.daemons.history import QUEUES, TOPIC, Sender, pull, scan_log
-from tests.daemons.processes import DEADLINE_SECONDS, ask, wait_for
+from tests.daemons.processes import DEADLINE_SECONDS, Process, ask, wait_for
 
 pytestmark = pytest.mark.daemons
 
@@ -36,15 +39,15 @@ SETTINGS = {
 class Puller(threading.Thread):
     """Pulls one queue from its beginning, and goes where the broker says, until told to end and at the queue's end."""
 
-    def __init__(self, port, queue):
+    def __init__(self, port: int, queue: int) -> None:
         super().__init__(daemon=True)
-        self.records = []
+        self.records: list[Any] = []
         self.removed = 0
         self.is_ended = False
         self._port = port
         self._queue = queue
 
-    def run(self):
+    def run(self) -> None:
         offset = 0
         while True:
             is_ended = self.is_ended
@@ -60,7 +63,7 @@ class Puller(threading.Thread):
             offset = following
 
 
-def test_producers_and_consumers_do_not_notice(daemon, tmp_path):
+def test_producers_and_consumers_do_not_notice(daemon: Callable[..., Process], tmp_path: Path) -> None:
     settings = {**SETTINGS, "storePathRootDir": tmp_path / "store"}
     broker = daemon("broker", *[part for key, value in settings.items() for part in ("-o", f"{key}={value}")])
     port = broker.wait_for_port()
@@ -72,7 +75,7 @@ def test_producers_and_consumers_do_not_notice(daemon, tmp_path):
     for thread in (senders[1], *pullers):
         thread.start()
 
-    def first_segment():
+    def first_segment() -> int:
         return min((int(path.name) for path in log.iterdir()), default=0) // SEGMENT_BYTES
 
     wait_for(lambda: first_segment() >= ROLLS, "segments that are gone")

@@ -4,11 +4,13 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from mqbroker.wire.codes import RequestCode, ResponseCode
-from tests.daemons.processes import DEADLINE_SECONDS, SOURCE, ask, wait_for
+from tests.daemons.processes import DEADLINE_SECONDS, SOURCE, Process, ask, wait_for
 
 pytestmark = pytest.mark.daemons
 
@@ -30,7 +32,7 @@ run()
 """
 
 
-def settings(tmp_path):
+def settings(tmp_path: Path) -> list[str]:
     return [
         f"--option={key}={value}"
         for key, value in {
@@ -45,7 +47,9 @@ def settings(tmp_path):
 
 
 @pytest.mark.parametrize("wanted", ["BusyPollReactor", "PollReactor"])
-def test_the_reactor_is_that_of_the_console_scripts_unless_another_is_asked_for(start, tmp_path, wanted):
+def test_the_reactor_is_that_of_the_console_scripts_unless_another_is_asked_for(
+    start: Callable[..., Process], tmp_path: Path, wanted: str
+) -> None:
     chosen = ["--reactor=poll"] if wanted == "PollReactor" else []
     process = start("-c", TWISTD, "-n", *chosen, "mqbroker", "--ports-file=ports.json", *settings(tmp_path))
     port = process.wait_for_port()
@@ -55,7 +59,9 @@ def test_the_reactor_is_that_of_the_console_scripts_unless_another_is_asked_for(
     process.wait()
 
 
-def test_it_stops_in_order_when_it_is_told_to_before_the_reactor_runs(start, tmp_path):
+def test_it_stops_in_order_when_it_is_told_to_before_the_reactor_runs(
+    start: Callable[..., Process], tmp_path: Path
+) -> None:
     early = TWISTD.replace(
         "    run_reactor(", "    import os, signal\n    os.kill(os.getpid(), signal.SIGTERM)\n    run_reactor("
     )
@@ -70,10 +76,10 @@ def test_it_stops_in_order_when_it_is_told_to_before_the_reactor_runs(start, tmp
 class Background:
     """Daemons in the background, all in one directory."""
 
-    def __init__(self, folder):
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def start(self, *arguments):
+    def start(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(("ROCKETMQ", "NAMESRV"))}
         environment = {**inherited, "HOME": str(self.folder), "PYTHONPATH": f"{SOURCE}:{self.folder}"}
         command = [sys.executable, "-c", TWISTD, *map(str, arguments)]
@@ -81,7 +87,7 @@ class Background:
             command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=DEADLINE_SECONDS
         )
 
-    def stop(self, *names):
+    def stop(self, *names: str) -> None:
         """End the daemons with these pid files."""
         for name in names:
             pid_file = self.folder / name
@@ -91,7 +97,7 @@ class Background:
 
 
 @pytest.fixture
-def background(tmp_path):
+def background(tmp_path: Path) -> Iterator[Background]:
     folder = tmp_path / "background"
     folder.mkdir()
     background = Background(folder)
@@ -99,7 +105,7 @@ def background(tmp_path):
     background.stop("namesrv.pid", "mqbroker.pid", "twistd.pid")
 
 
-def test_both_daemons_run_in_one_directory(background, tmp_path):
+def test_both_daemons_run_in_one_directory(background: Background, tmp_path: Path) -> None:
     assert background.start("namesrv", *settings(tmp_path)[:2]).returncode == 0
     assert background.start("mqbroker", *settings(tmp_path)).returncode == 0
     names = {path.name for path in background.folder.iterdir()}
@@ -107,14 +113,14 @@ def test_both_daemons_run_in_one_directory(background, tmp_path):
     assert not {"twistd.pid", "twistd.log"} & names
 
 
-def test_a_pid_file_that_twistd_is_told_counts(background, tmp_path):
+def test_a_pid_file_that_twistd_is_told_counts(background: Background, tmp_path: Path) -> None:
     assert background.start("--pidfile=twistd.pid", "-l", "my.log", "namesrv", *settings(tmp_path)[:2]).returncode == 0
     names = {path.name for path in background.folder.iterdir()}
     assert {"twistd.pid", "my.log"} <= names
     assert not {"namesrv.pid", "namesrv.log"} & names
 
 
-def test_it_comes_back_when_it_serves(background, tmp_path):
+def test_it_comes_back_when_it_serves(background: Background, tmp_path: Path) -> None:
     started = background.start("mqbroker", "--ports-file=ports.json", *settings(tmp_path))
     assert (started.returncode, started.stdout, started.stderr) == (0, "", "")
     assert (background.folder / "ports.json").exists()
@@ -123,7 +129,7 @@ def test_it_comes_back_when_it_serves(background, tmp_path):
     assert not (background.folder / "ports.json").exists()
 
 
-def test_a_locked_store_ends_it_in_the_background_too(background, tmp_path):
+def test_a_locked_store_ends_it_in_the_background_too(background: Background, tmp_path: Path) -> None:
     assert background.start("mqbroker", *settings(tmp_path)).returncode == 0
     holder = (background.folder / "mqbroker.pid").read_text()
     second = background.start("--pidfile=second.pid", "-l", "second.log", "mqbroker", *settings(tmp_path))
@@ -134,7 +140,7 @@ def test_a_locked_store_ends_it_in_the_background_too(background, tmp_path):
     wait_for(lambda: not (background.folder / "second.pid").exists(), "end of the second")
 
 
-def test_one_that_is_killed_while_it_starts_is_no_success(background, tmp_path):
+def test_one_that_is_killed_while_it_starts_is_no_success(background: Background, tmp_path: Path) -> None:
     killing = "import os, signal\nfrom mqbroker.broker.broker_service import BrokerService\n\n"
     killing += "def start(self):\n    os.kill(os.getpid(), signal.SIGKILL)\n\nBrokerService.startService = start\n\n"
     (background.folder / "killing.py").write_text(killing + "def observer():\n    return lambda event: None\n")

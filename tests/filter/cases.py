@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from random import Random
+from typing import Any
 
 MESSAGES = [
     {"a": "5", "b": "x", "c": "2.5", "d": "true", "TAGS": "t1", "region": "north"},
@@ -455,7 +456,7 @@ def _spoiled(rng: Random, text: str) -> str:
     return " ".join(words)
 
 
-def by_chance(seed: int, count: int) -> Iterator[dict[str, object]]:
+def by_chance(seed: int, count: int) -> Iterator[dict[str, Any]]:
     """Questions from a seed."""
     rng = Random(seed)
     for _ in range(count):
@@ -467,13 +468,13 @@ def by_chance(seed: int, count: int) -> Iterator[dict[str, object]]:
         yield {"expression": text, "messages": messages}
 
 
-def questions() -> list[dict[str, object]]:
+def questions() -> list[dict[str, Any]]:
     """The expressions of the recorded table."""
     chosen = [{"expression": text, "messages": MESSAGES} for text in [*CHOSEN, *MORE]]
     return [*chosen, *by_chance(92, 600), *blooms()]
 
 
-def blooms() -> list[dict[str, object]]:
+def blooms() -> list[dict[str, Any]]:
     """Bloom filters of several shapes, and names of consumers of several lengths."""
     names = [
         "group#topic",

@@ -3,24 +3,26 @@
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mqbroker.errors import BadExpression, NotEvaluable
 from mqbroker.filter import compile_expression
 from mqbroker.filter.bloom import BloomFilter
+from mqbroker.filter.sql92 import Expression
 from tests.filter.cases import questions
 
 RECORDED = Path(__file__).parent.parent / "data" / "filter-4.9.7.jsonl.gz"
 _NAMES = {True: "true", False: "false", None: "null"}
 
 
-def recorded():
+def recorded() -> list[dict[str, Any]]:
     with gzip.open(RECORDED, "rt", encoding="utf-8") as file:
         return [json.loads(line) for line in file]
 
 
-def answer(question):
+def answer(question: dict[str, Any]) -> list[Any]:
     """Ours to a question of tests.filter.cases, as the Java peer gives its own."""
     if "bloom" in question:
         error_percent, consumers = question["bloom"]
@@ -33,7 +35,7 @@ def answer(question):
     return [outcome(expression, message) for message in question["messages"]]
 
 
-def outcome(expression, message):
+def outcome(expression: Expression, message: dict[str, str]) -> str:
     try:
         value = expression.evaluate(message)
     except NotEvaluable:
@@ -43,7 +45,7 @@ def outcome(expression, message):
     return _NAMES[value]
 
 
-def test_the_table_is_of_these_questions():
+def test_the_table_is_of_these_questions() -> None:
     asked = [{name: value for name, value in row.items() if name != "answer"} for row in recorded()]
     assert asked == questions()
     outcomes = {outcome for row in recorded() for outcome in row["answer"] if isinstance(outcome, str)}
@@ -51,6 +53,6 @@ def test_the_table_is_of_these_questions():
 
 
 @pytest.mark.parametrize("part", range(10))
-def test_ours_answers_as_java_did(part):
+def test_ours_answers_as_java_did(part: int) -> None:
     for row in recorded()[part::10]:
         assert answer(row) == row["answer"], row

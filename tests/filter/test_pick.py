@@ -6,24 +6,24 @@ from hypothesis import strategies as st
 
 from mqbroker.errors import BadExpression
 from mqbroker.filter import compile_expression, sql92
-from mqbroker.filter.sql92 import OUTCOME_BYTES_MAX, OUTCOMES_MAX, TOGETHER_BYTES_MAX, TOGETHER_MIN
+from mqbroker.filter.sql92 import OUTCOME_BYTES_MAX, OUTCOMES_MAX, TOGETHER_BYTES_MAX, TOGETHER_MIN, Expression
 from mqbroker.wire.properties import decode_properties, encode_properties, reencode_properties
 from tests.filter.cases import questions
 
 
-def one_by_one(expression, messages):
+def one_by_one(expression: Expression, messages: list[bytes]) -> list[int]:
     """Where it is true, of one message after another with all its properties."""
     return [place for place, message in enumerate(messages) if expression.matches(decode_properties(message))]
 
 
-def compiled(text):
+def compiled(text: str) -> Expression | None:
     try:
         return compile_expression(text)
     except BadExpression:
         return None
 
 
-def test_recorded_questions():
+def test_recorded_questions() -> None:
     for question in questions():
         expression = compiled(question["expression"]) if "expression" in question else None
         if expression is not None:
@@ -58,7 +58,7 @@ MESSAGES = st.lists(st.lists(PAIRS, max_size=4).map(b"\x02".join), max_size=8)
 
 @settings(derandomize=True, database=None, deadline=None, max_examples=250)
 @given(EXPRESSIONS, MESSAGES)
-def test_any_expression_of_any_messages(text, messages):
+def test_any_expression_of_any_messages(text: str, messages: list[bytes]) -> None:
     expression = compiled(text)
     if expression is not None:
         wanted = one_by_one(expression, messages)
@@ -72,7 +72,7 @@ def test_any_expression_of_any_messages(text, messages):
         ]
 
 
-def test_values_are_gathered_where_none_was_picked():
+def test_values_are_gathered_where_none_was_picked() -> None:
     expression = compile_expression("gathered > 1000 OR absent = 'x'")
     vain = [b"gathered\x01%d\x02n\x011" % number for number in range(100)]
     for number in (7, 5000):
@@ -86,34 +86,34 @@ def test_values_are_gathered_where_none_was_picked():
     assert expression.pick([b"gathered\x01%d" % -number for number in range(3000)], 9) == []
 
 
-def test_values_that_are_gathered_are_kept_within_bounds():
+def test_values_that_are_gathered_are_kept_within_bounds() -> None:
     expression = compile_expression("wide = 'x'")
     for size, is_kept in [(TOGETHER_BYTES_MAX + 1, False), (TOGETHER_BYTES_MAX, True)]:
         assert not expression._outcomes.may_be_true_of_any([b"wide\x01" + b"y" * size] * TOGETHER_MIN)
         assert (max(map(len, expression._outcomes._of_none)) > 0) is is_kept
 
 
-def test_so_many_are_picked():
+def test_so_many_are_picked() -> None:
     expression = compile_expression("a > 5")
     messages = [encode_properties({"a": str(i)}) for i in (1, 6, 7, 2, 8, 9)]
     assert [expression.pick(messages, most) for most in (1, 2, 3, 9)] == [[1], [1, 2], [1, 2, 4], [1, 2, 4, 5]]
     assert expression.pick([], 1) == []
 
 
-def test_an_expression_without_properties():
+def test_an_expression_without_properties() -> None:
     messages = [b"", b"a\x015", b"\xff"]
     assert compile_expression("1 < 2").pick(messages, 2) == [0, 1]
     assert compile_expression("FALSE OR NULL").pick(messages, 2) == []
 
 
 @pytest.mark.parametrize("joined", [" OR ", " AND "])
-def test_long_chains(joined):
+def test_long_chains(joined: str) -> None:
     expression = compile_expression(joined.join(f"a <> {number}" for number in range(1000)))
     messages = [b"a\x01%d" % number for number in (-1, 0, 999, 1000)] + [b"a\x01x", b""]
     assert expression.pick(messages, 9) == ([0, 1, 2, 3] if joined == " OR " else [0, 3])
 
 
-def test_deep_and_wide():
+def test_deep_and_wide() -> None:
     text = "a = 5"
     for level in range(30):
         text = f"({text} {'OR' if level % 2 else 'AND'} NOT (b{level} = 'x') = TRUE)"
@@ -122,7 +122,7 @@ def test_deep_and_wide():
     assert expression.pick(messages, 99) == one_by_one(expression, messages)
 
 
-def test_outcomes_are_kept_within_bounds():
+def test_outcomes_are_kept_within_bounds() -> None:
     expression = compile_expression("kept > 1000000 OR other = 'x'")
     many = [b"kept\x01%d" % number for number in range(3 * OUTCOMES_MAX)] + [b"kept\x011000001"]
     for _ in range(2):
@@ -134,7 +134,7 @@ def test_outcomes_are_kept_within_bounds():
         assert len(expression._outcomes) == count
 
 
-def test_what_is_kept_is_not_looked_at_again():
+def test_what_is_kept_is_not_looked_at_again() -> None:
     asked = []
     expression = compile_expression("kept = 5 AND again = 6")
     evaluate = expression._evaluate

@@ -4,6 +4,7 @@ import pytest
 
 from mqbroker.errors import BadExpression
 from mqbroker.filter import EXPRESSION_LENGTH_MAX, compile_expression, sql92
+from mqbroker.filter.grammar import parse
 
 
 @pytest.mark.parametrize(
@@ -27,17 +28,17 @@ from mqbroker.filter import EXPRESSION_LENGTH_MAX, compile_expression, sql92
         ("a > 0.0", "0.0 is less than 5e-324"),
     ],
 )
-def test_what_is_wrong_is_told(text, why):
+def test_what_is_wrong_is_told(text: str, why: str) -> None:
     with pytest.raises(BadExpression) as caught:
         compile_expression(text)
     assert str(caught.value) == why
 
 
-def test_words_behind_a_whole_condition_are_passed_over_as_in_java():
+def test_words_behind_a_whole_condition_are_passed_over_as_in_java() -> None:
     assert compile_expression("a > 5 whatever").matches({"a": "6"})
 
 
-def test_the_length_is_bounded():
+def test_the_length_is_bounded() -> None:
     text = "a = '" + "x" * (EXPRESSION_LENGTH_MAX - 6) + "'"
     assert len(text) == EXPRESSION_LENGTH_MAX
     assert compile_expression(text).matches({"a": "x" * (EXPRESSION_LENGTH_MAX - 6)})
@@ -48,8 +49,8 @@ def test_the_length_is_bounded():
 @pytest.mark.parametrize(
     ("before", "after", "innermost"), [("NOT ", "", "a = 5"), ("(", ") = TRUE", "a = 5"), ("-", "", "5")]
 )
-def test_the_depth_is_bounded(before, after, innermost):
-    def nested(depth):
+def test_the_depth_is_bounded(before: str, after: str, innermost: str) -> None:
+    def nested(depth: int) -> str:
         return before * depth + innermost + after * depth + (" = a" if before == "-" else "")
 
     compile_expression(nested(90)).evaluate({"a": "5"})
@@ -57,16 +58,16 @@ def test_the_depth_is_bounded(before, after, innermost):
         compile_expression(nested(110))
 
 
-def test_parentheses_that_change_nothing_and_long_chains_are_not_deep():
+def test_parentheses_that_change_nothing_and_long_chains_are_not_deep() -> None:
     assert compile_expression("(" * 5000 + "a = 5" + ")" * 5000).matches({"a": "5"})
     chain = " OR ".join(f"a = {number}" for number in range(1000))
     assert compile_expression(chain).matches({"a": "999"})
     assert not compile_expression(chain).matches({"a": "1000"})
 
 
-def test_expressions_and_refusals_are_kept_within_a_bound(monkeypatch):
+def test_expressions_and_refusals_are_kept_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     read = []
-    monkeypatch.setattr(sql92, "parse", lambda text, parse=sql92.parse: (read.append(text), parse(text))[1])
+    monkeypatch.setattr(sql92, "parse", lambda text, parse=parse: (read.append(text), parse(text))[1])
     sql92._kept.clear()
     for _ in range(2):
         compile_expression("kept = 1")
@@ -80,8 +81,8 @@ def test_expressions_and_refusals_are_kept_within_a_bound(monkeypatch):
     sql92._kept.clear()
 
 
-def test_what_has_to_be_read_is_charged():
-    charged = []
+def test_what_has_to_be_read_is_charged() -> None:
+    charged: list[int] = []
     sql92._kept.clear()
     for _ in range(2):
         compile_expression("charged = 1", charged.append)
@@ -90,8 +91,8 @@ def test_what_has_to_be_read_is_charged():
     assert charged == [len("charged = 1"), len("charged =")]
 
 
-def test_what_a_charge_refuses_is_not_read_and_not_kept():
-    def refuse(characters):
+def test_what_a_charge_refuses_is_not_read_and_not_kept() -> None:
+    def refuse(characters: int) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -99,7 +100,7 @@ def test_what_a_charge_refuses_is_not_read_and_not_kept():
     assert compile_expression("refused = 1").matches({"refused": "1"})
 
 
-def test_a_string_of_many_digits_is_no_number_and_harmless():
+def test_a_string_of_many_digits_is_no_number_and_harmless() -> None:
     expression = compile_expression("a > 5")
     assert not expression.matches({"a": "9" * 30_000})
     assert expression.matches({"a": "0" * 30_000 + "6"})

@@ -1,32 +1,35 @@
 """The name server's settings by request: shown whole, changed where that is harmless, and kept."""
 
 import json
+from pathlib import Path
 
 import attrs
 import pytest
 
 from mqbroker.config import show_settings
 from mqbroker.wire.codes import RequestCode, ResponseCode
+from mqbroker.wire.command import RemotingCommand
+from tests.namesrv.conftest import Peer, System
 from tests.namesrv.test_processors import put_order, register, route
 
 
-def change(peer, text):
+def change(peer: Peer, text: bytes | str) -> RemotingCommand:
     body = text if isinstance(text, bytes) else text.encode()
     return peer.ask(RequestCode.UPDATE_NAMESRV_CONFIG, body)
 
 
-def shown(peer):
+def shown(peer: Peer) -> dict[str, str]:
     answer = peer.ask(RequestCode.GET_NAMESRV_CONFIG)
     assert answer.code == ResponseCode.SUCCESS
     return dict(line.split("=", 1) for line in answer.body.decode().splitlines())
 
 
-def test_all_settings_are_shown(system, peer):
+def test_all_settings_are_shown(system: System, peer: Peer) -> None:
     assert shown(peer) == dict(line.split("=", 1) for line in show_settings(system.settings))
     assert shown(peer)["listenPort"] == "9876"
 
 
-def test_a_change_counts_at_once_and_is_kept(system, peer, tmp_path):
+def test_a_change_counts_at_once_and_is_kept(system: System, peer: Peer, tmp_path: Path) -> None:
     (tmp_path / "x").write_text("# mine\norderMessageEnable=false\n")
     put_order(peer)
     register(peer, "T")
@@ -38,7 +41,7 @@ def test_a_change_counts_at_once_and_is_kept(system, peer, tmp_path):
 
 
 @pytest.mark.parametrize("key", ["kvConfigPath", "configStorePath"])
-def test_paths_are_refused_as_java_refuses_them(peer, tmp_path, key):
+def test_paths_are_refused_as_java_refuses_them(peer: Peer, tmp_path: Path, key: str) -> None:
     answer = change(peer, f"{key}=/tmp/elsewhere\norderMessageEnable=true")
     assert (answer.code, answer.remark) == (ResponseCode.NO_PERMISSION, "Can not update config path")
     assert shown(peer)["orderMessageEnable"] == "false"
@@ -46,7 +49,7 @@ def test_paths_are_refused_as_java_refuses_them(peer, tmp_path, key):
 
 
 @pytest.mark.parametrize("key", ["listenPort", "bindAddress", "frameMaxLength", "logLevel", "nonsense"])
-def test_what_may_not_be_changed_is_refused(peer, tmp_path, key):
+def test_what_may_not_be_changed_is_refused(peer: Peer, tmp_path: Path, key: str) -> None:
     answer = change(peer, f"{key}=1")
     assert answer.code == ResponseCode.NO_PERMISSION
     assert answer.remark.startswith(f"the request: {key}: it cannot be changed while the daemon runs")
@@ -62,19 +65,19 @@ def test_what_may_not_be_changed_is_refused(peer, tmp_path, key):
         (b"x" * 100_000, "65536 at most"),
     ],
 )
-def test_what_cannot_be_read_is_refused(peer, body, why):
+def test_what_cannot_be_read_is_refused(peer: Peer, body: bytes | str, why: str) -> None:
     answer = change(peer, body)
     assert answer.code == ResponseCode.SYSTEM_ERROR
-    assert why in answer.remark
+    assert why in (answer.remark or "")
 
 
 @pytest.mark.parametrize("body", ["", "serverWorkerThreads=16\nserverSelectorThreads=3\n"])
-def test_what_has_no_effect_here_changes_nothing(peer, tmp_path, body):
+def test_what_has_no_effect_here_changes_nothing(peer: Peer, tmp_path: Path, body: str) -> None:
     assert change(peer, body).code == ResponseCode.SUCCESS
     assert not (tmp_path / "x").exists()
 
 
-def test_a_file_that_cannot_be_written_is_told(peer, tmp_path):
+def test_a_file_that_cannot_be_written_is_told(peer: Peer, tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     answer = change(peer, "orderMessageEnable=true")
     assert answer.code == ResponseCode.SYSTEM_ERROR
@@ -82,7 +85,7 @@ def test_a_file_that_cannot_be_written_is_told(peer, tmp_path):
     assert shown(peer)["orderMessageEnable"] == "true"
 
 
-def test_settings_read_anew(system, peer):
+def test_settings_read_anew(system: System, peer: Peer) -> None:
     put_order(peer)
     register(peer, "T")
     wanted = attrs.evolve(

@@ -1,10 +1,12 @@
 """The key-value configuration's rules and its form on the disk."""
 
+import pytest
+
 from mqbroker.namesrv import config_requests as kv_module
 from mqbroker.namesrv.config_requests import KvConfig, KvWrapper
 
 
-def test_values_by_namespace_and_key():
+def test_values_by_namespace_and_key() -> None:
     kv = KvConfig()
     assert kv.get("N", "k") is None
     assert kv.namespace("N") is None
@@ -20,7 +22,7 @@ def test_values_by_namespace_and_key():
     assert kv.namespace("M") is None
 
 
-def test_the_form_on_the_disk_is_javas():
+def test_the_form_on_the_disk_is_javas() -> None:
     kv = KvConfig()
     kv.put("N", "k", "v")
     assert kv.to_json() == b'{"configTable":{"N":{"k":"v"}}}'
@@ -30,7 +32,7 @@ def test_the_form_on_the_disk_is_javas():
     assert kv.namespace("N") == {"k": "v"}
 
 
-def test_it_is_bounded(monkeypatch):
+def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_module, "BYTES_MAX", 10)
     kv = KvConfig(KvWrapper({"N": {"k": "four"}}))  # 6 bytes
     assert kv.has_room_for("N", "l", "abc")
@@ -46,14 +48,14 @@ def test_it_is_bounded(monkeypatch):
     assert not kv.has_room_for("N", "m", "")
 
 
-def test_what_is_too_large_already_can_be_made_smaller(monkeypatch):
+def test_what_is_too_large_already_can_be_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_module, "BYTES_MAX", 4)
     kv = KvConfig(KvWrapper({"N": {"k": "four"}}))
     assert kv.has_room_for("N", "k", "for")
     assert not kv.has_room_for("N", "k", "fives")
 
 
-def test_what_is_deleted_leaves_nothing(monkeypatch):
+def test_what_is_deleted_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_module, "BYTES_MAX", 100)
     kv = KvConfig(KvWrapper({"E" * 60: {}}))
     for number in range(1000):
@@ -66,7 +68,7 @@ def test_what_is_deleted_leaves_nothing(monkeypatch):
     assert kv.has_room_for("N", "k", "v" * 98)
 
 
-def test_that_no_topic_is_ordered_any_more_is_told_to_brokers():
+def test_that_no_topic_is_ordered_any_more_is_told_to_brokers() -> None:
     kv = KvConfig()
     assert kv.namespace("ORDER_TOPIC_CONFIG") is None
     kv.put("ORDER_TOPIC_CONFIG", "T", "broker-a:4")

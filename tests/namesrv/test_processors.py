@@ -1,12 +1,15 @@
 """What a name server answers: to what a Java broker, client and mqadmin sent, and to what is wrong."""
 
 import json
+from collections.abc import Callable
+from typing import Any, cast
 
 import orjson
 import pytest
+from twisted.internet.base import DelayedCall
+from twisted.internet.testing import MemoryReactorClock
 
 from mqbroker.namesrv import config_requests, route_requests
-from mqbroker.namesrv.route_requests import FAQ
 from mqbroker.remoting import cooperative_tasks
 from mqbroker.wire import fastjson
 from mqbroker.wire.bodies import (
@@ -16,12 +19,13 @@ from mqbroker.wire.bodies import (
     TopicConfigSerializeWrapper,
     TopicList,
 )
-from mqbroker.wire.codes import RequestCode, ResponseCode
+from mqbroker.wire.codes import FAQ, RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand, encode_command, encode_frame
 from mqbroker.wire.registration import body_crc32, encode_registration
 from tests.commands import decode_frame
+from tests.namesrv.conftest import Peer, System
 
-BROKER = {
+BROKER: dict[str, Any] = {
     "brokerName": "broker-a",
     "brokerAddr": "127.0.0.1:10911",
     "clusterName": "C",
@@ -30,39 +34,41 @@ BROKER = {
 }
 
 
-def body_of(*topics, version=1, servers=()):
+def body_of(*topics: str, version: int = 1, servers: tuple[Any, ...] = ()) -> RegisterBrokerBody:
     table = {name: TopicConfig(name, 4, 4, 6) for name in topics}
     return RegisterBrokerBody(TopicConfigSerializeWrapper(table, DataVersion(0, version)), list(servers))
 
 
-def register(peer, *topics, compressed=False, version=407, **changes):
+def register(peer: Peer, *topics: str, compressed: bool = False, version: int = 407, **changes: Any) -> RemotingCommand:
     body = encode_registration(body_of(*topics), compressed=compressed)
     fields = {**BROKER, "bodyCrc32": body_crc32(body), "compressed": str(compressed).lower(), **changes}
     return peer.ask(RequestCode.REGISTER_BROKER, body, version=version, **fields)
 
 
-def route(peer, topic, **more):
+def route(peer: Peer, topic: str, **more: Any) -> RemotingCommand:
     return peer.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, topic=topic, **more)
 
 
-def without_local_things(command):
+def without_local_things(
+    command: RemotingCommand,
+) -> tuple[int, dict[str, str], str | None, int, int, dict[str, Any] | None]:
     """What two peers' answers have in common: all but the language, and the order of lists."""
     body = in_order(fastjson.loads(command.body)) if command.body else None
     return command.code, command.ext_fields, command.remark, command.flag, command.opaque, body
 
 
-def in_order(value):
+def in_order(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: in_order(item) for key, item in value.items()}
     return sorted(map(in_order, value), key=repr) if isinstance(value, list) else value
 
 
-def answer_to(peer, request):
+def answer_to(peer: Peer, request: bytes) -> tuple[int, dict[str, str], str | None, int, int, dict[str, Any] | None]:
     (answer,) = peer.send(request)
     return without_local_things(answer)
 
 
-def test_what_was_recorded_is_answered_as_java_did(recorded, system):
+def test_what_was_recorded_is_answered_as_java_did(recorded: list[tuple[str, bytes, bytes]], system: System) -> None:
     """The master and the slave register first; topics that were made later are asked for before that."""
     broker, client = system.connect(), system.connect()
     pairs = [
@@ -83,14 +89,14 @@ def test_what_was_recorded_is_answered_as_java_did(recorded, system):
     assert [answer_to(client, request) for _, request, _ in changes] == [expected for _, _, expected in changes]
 
 
-def test_a_recorded_one_way_registration_is_not_answered(recorded, peer):
+def test_a_recorded_one_way_registration_is_not_answered(recorded: list[tuple[str, bytes, bytes]], peer: Peer) -> None:
     requests = [request for name, request, response in recorded if name == "REGISTER_BROKER" and response is None]
     assert requests
     assert [peer.send(request) for request in requests] == [[]] * len(requests)
     assert route(peer, "BenchmarkTest").code == ResponseCode.SUCCESS
 
 
-def test_the_dialect_and_strict_json(peer):
+def test_the_dialect_and_strict_json(peer: Peer) -> None:
     register(peer, "T")
     addrs = b'"brokerAddrs":{%s0%s:"127.0.0.1:10911"}'
     assert addrs % (b'"', b'"') in route(peer, "T").body
@@ -99,7 +105,7 @@ def test_the_dialect_and_strict_json(peer):
     assert addrs % (b"", b"") in peer.ask(RequestCode.GET_BROKER_CLUSTER_INFO).body
 
 
-def ask_together(peer, *asked, **more):
+def ask_together(peer: Peer, *asked: tuple[dict[str, str], dict[str, int]], **more: Any) -> list[RemotingCommand]:
     """Ask for the routes of several in one read: (ext fields, changes of the command) each."""
     requests = [
         RemotingCommand(RequestCode.GET_ROUTEINFO_BY_TOPIC, fields, opaque=n, **{"version": 407, **more, **changes})
@@ -108,7 +114,7 @@ def ask_together(peer, *asked, **more):
     return peer.send(b"".join(map(encode_command, requests)))
 
 
-def test_questions_of_one_read_are_answered_each(peer):
+def test_questions_of_one_read_are_answered_each(peer: Peer) -> None:
     register(peer, "T", "U")
     answers = ask_together(
         peer,
@@ -135,7 +141,7 @@ def test_questions_of_one_read_are_answered_each(peer):
 
 
 @pytest.mark.parametrize("version", [400, 0, None])
-def test_older_peers_get_the_dialect_whatever_they_ask_together(peer, version):
+def test_older_peers_get_the_dialect_whatever_they_ask_together(peer: Peer, version: int | None) -> None:
     register(peer, "T")
     request = {"code": 105, "extFields": {"topic": "T"}, "flag": 0, "opaque": 1, "version": version}
     strict = {**request, "extFields": {"topic": "T", "acceptStandardJsonOnly": "true"}}
@@ -145,8 +151,8 @@ def test_older_peers_get_the_dialect_whatever_they_ask_together(peer, version):
     assert b'{"0":"127.0.0.1:10911"}' in standard.body
 
 
-def test_a_route_changes_with_topics_and_brokers(peer, system):
-    def seen():
+def test_a_route_changes_with_topics_and_brokers(peer: Peer, system: System) -> None:
+    def seen() -> tuple[dict[str, dict[str, str]], list[tuple[str, int]]]:
         found = json.loads(route(peer, "T").body)
         addrs = {data["brokerName"]: data["brokerAddrs"] for data in found["brokerDatas"]}
         return addrs, sorted((q["brokerName"], q["perm"]) for q in found["queueDatas"])
@@ -168,48 +174,48 @@ def test_a_route_changes_with_topics_and_brokers(peer, system):
     assert seen() == (a, [("broker-a", 6)])
 
 
-def test_filter_servers_are_in_the_route_of_those_that_have_them(peer):
+def test_filter_servers_are_in_the_route_of_those_that_have_them(peer: Peer) -> None:
     body = RegisterBrokerBody(body_of("T").topic_config_serialize_wrapper, ["f:1"])
     assert json.loads(register_body(peer, body))["filterServerTable"] == {"127.0.0.1:10911": ["f:1"]}
     assert json.loads(register_body(peer, body_of("T", version=2)))["filterServerTable"] == {}
 
 
-def register_body(peer, body):
+def register_body(peer: Peer, body: RegisterBrokerBody) -> bytes:
     assert peer.ask(RequestCode.REGISTER_BROKER, body.to_json(), **BROKER).code == ResponseCode.SUCCESS
     return route(peer, "T").body
 
 
-def test_a_topic_without_a_route(peer):
+def test_a_topic_without_a_route(peer: Peer) -> None:
     answer = route(peer, "T")
     assert answer.code == ResponseCode.TOPIC_NOT_EXIST
     assert answer.remark == f"No topic route info in name server for the topic: T{FAQ}"
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-def test_registering_in_both_forms(peer, compressed):
+def test_registering_in_both_forms(peer: Peer, compressed: bool) -> None:
     answer = register(peer, "T", compressed=compressed)
     assert (answer.code, answer.ext_fields, answer.body) == (ResponseCode.SUCCESS, {}, b"")
     assert json.loads(route(peer, "T").body)["queueDatas"][0]["readQueueNums"] == 4
 
 
-def test_a_registration_without_a_body(peer):
+def test_a_registration_without_a_body(peer: Peer) -> None:
     assert peer.ask(RequestCode.REGISTER_BROKER, **BROKER).code == ResponseCode.SUCCESS
     assert b"broker-a" in peer.ask(RequestCode.GET_BROKER_CLUSTER_INFO).body
 
 
-def test_a_registration_of_before_3_0_11(peer):
+def test_a_registration_of_before_3_0_11(peer: Peer) -> None:
     body = body_of("T").topic_config_serialize_wrapper.to_json()
     assert peer.ask(RequestCode.REGISTER_BROKER, body, version=36, **BROKER).code == ResponseCode.SUCCESS
     assert route(peer, "T").code == ResponseCode.SUCCESS
 
 
-def test_a_slave_is_told_its_master(peer):
+def test_a_slave_is_told_its_master(peer: Peer) -> None:
     register(peer, "T")
     answer = register(peer, brokerAddr="127.0.0.1:11911", brokerId=1, haServerAddr="127.0.0.1:11912")
     assert answer.ext_fields == {"masterAddr": "127.0.0.1:10911", "haServerAddr": "127.0.0.1:10912"}
 
 
-def test_a_wrong_crc32_is_refused(peer):
+def test_a_wrong_crc32_is_refused(peer: Peer) -> None:
     answer = register(peer, "T", bodyCrc32=1)
     assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "crc32 not match")
     assert route(peer, "T").code == ResponseCode.TOPIC_NOT_EXIST
@@ -220,7 +226,7 @@ def test_a_wrong_crc32_is_refused(peer):
     "body", [b"{", b"[]", b'{"topicConfigSerializeWrapper":{"topicConfigTable":{"T":3}}}', b"\xff"]
 )
 @pytest.mark.parametrize("compressed", ["true", "false"])
-def test_a_body_that_is_none_is_refused(peer, body, compressed):
+def test_a_body_that_is_none_is_refused(peer: Peer, body: bytes, compressed: str) -> None:
     answer = peer.ask(RequestCode.REGISTER_BROKER, body, **BROKER, compressed=compressed)
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert answer.remark.startswith(("RegisterBrokerBody", "TopicConfig must", "the compressed registration "))
@@ -228,27 +234,27 @@ def test_a_body_that_is_none_is_refused(peer, body, compressed):
 
 
 @pytest.mark.parametrize("missing", sorted(BROKER))
-def test_a_missing_field_is_named(peer, missing):
-    fields = {key: value for key, value in BROKER.items() if key != missing}
+def test_a_missing_field_is_named(peer: Peer, missing: str) -> None:
+    fields: dict[str, Any] = {key: value for key, value in BROKER.items() if key != missing}
     answer = peer.ask(RequestCode.REGISTER_BROKER, **fields)
     assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, f"the custom field <{missing}> is null")
 
 
-def test_topics_with_illegal_names_get_no_routes(peer):
+def test_topics_with_illegal_names_get_no_routes(peer: Peer) -> None:
     assert register(peer, "T", "../x", "", "%RETRY%" + "g" * 200).code == ResponseCode.SUCCESS
     topics = json.loads(peer.ask(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER).body)["topicList"]
     assert sorted(topics) == ["%RETRY%" + "g" * 200, "T"]
 
 
-def test_unregistering(peer):
+def test_unregistering(peer: Peer) -> None:
     register(peer, "T")
     assert peer.ask(RequestCode.UNREGISTER_BROKER, **BROKER).code == ResponseCode.SUCCESS
     assert route(peer, "T").code == ResponseCode.TOPIC_NOT_EXIST
     assert peer.ask(RequestCode.UNREGISTER_BROKER, **BROKER).code == ResponseCode.SUCCESS
 
 
-def test_the_data_version(peer):
-    def query(version):
+def test_the_data_version(peer: Peer) -> None:
+    def query(version: int) -> tuple[dict[str, str], bytes]:
         body = DataVersion(0, version).to_json()
         answer = peer.ask(RequestCode.QUERY_DATA_VERSION, body, **BROKER)
         assert answer.code == ResponseCode.SUCCESS
@@ -260,7 +266,7 @@ def test_the_data_version(peer):
     assert query(2) == ({"changed": "true"}, b'{"timestamp":0,"counter":1}')
 
 
-def test_a_query_of_the_version_keeps_a_broker_alive(system, peer):
+def test_a_query_of_the_version_keeps_a_broker_alive(system: System, peer: Peer) -> None:
     register(peer, "T")
     for _ in range(5):
         system.reactor.pump([10.0] * 10)
@@ -268,7 +274,7 @@ def test_a_query_of_the_version_keeps_a_broker_alive(system, peer):
     assert route(peer, "T").code == ResponseCode.SUCCESS
 
 
-def test_write_permission(peer):
+def test_write_permission(peer: Peer) -> None:
     register(peer, "T", "U")
     wiped = peer.ask(RequestCode.WIPE_WRITE_PERM_OF_BROKER, brokerName="broker-a")
     assert wiped.ext_fields == {"wipeTopicCount": "2"}
@@ -278,10 +284,10 @@ def test_write_permission(peer):
     assert json.loads(route(peer, "T").body)["queueDatas"][0]["perm"] == 6
 
 
-def test_lists_and_deleting(peer):
+def test_lists_and_deleting(peer: Peer) -> None:
     register(peer, "T", "U")
 
-    def topics(code, **fields):
+    def topics(code: int, **fields: Any) -> list[str]:
         return sorted(json.loads(peer.ask(code, **fields).body)["topicList"])
 
     assert topics(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER) == ["T", "U"]
@@ -294,17 +300,23 @@ def test_lists_and_deleting(peer):
     assert topics(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER) == []
 
 
-def test_long_tables_are_kept_until_they_change(peer, system, monkeypatch):
+def test_long_tables_are_kept_until_they_change(peer: Peer, system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(route_requests, "LONG_BYTES", 0)
     made = []
     to_json = TopicList.to_json
     monkeypatch.setattr(TopicList, "to_json", lambda body: made.append(body) or to_json(body))
 
-    def lists():
+    def lists() -> tuple[list[str], int]:
         """Of all topics, of two clusters, and how many of them were made anew."""
         found = []
         before = len(made)
-        for code, fields in ((206, {}), (224, {"cluster": "C"}), (224, {"cluster": "D"}), (304, {})):
+        asked: list[tuple[int, dict[str, Any]]] = [
+            (206, {}),
+            (224, {"cluster": "C"}),
+            (224, {"cluster": "D"}),
+            (304, {}),
+        ]
+        for code, fields in asked:
             found.append("".join(sorted(json.loads(peer.ask(code, **fields).body)["topicList"])))
         return found, len(made) - before
 
@@ -324,7 +336,7 @@ def test_long_tables_are_kept_until_they_change(peer, system, monkeypatch):
     assert lists() == (["", "", "", ""], 4)
 
 
-LISTS = (
+LISTS: tuple[tuple[RequestCode, dict[str, Any], str], ...] = (
     (RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, {}, "ABCDEF"),
     (RequestCode.GET_TOPICS_BY_CLUSTER, {"cluster": "C"}, "ABCDEF"),
     (RequestCode.GET_TOPICS_BY_CLUSTER, {"cluster": "other"}, ""),
@@ -335,7 +347,7 @@ LISTS = (
 
 
 @pytest.fixture
-def in_turns(monkeypatch):
+def in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lists of topics are made in turns of two topics, whatever their length, and kept."""
     monkeypatch.setattr(route_requests, "AT_ONCE_MAX", 0)
     monkeypatch.setattr(route_requests, "STEP_TOPICS", 1)
@@ -343,23 +355,23 @@ def in_turns(monkeypatch):
     monkeypatch.setattr(cooperative_tasks, "STEPS_PER_TURN", 2)
 
 
-def turn(reactor):
+def turn(reactor: MemoryReactorClock) -> None:
     """Make the calls that are due, and none that these make due."""
-    for call in [call for call in reactor.getDelayedCalls() if call.getTime() <= reactor.seconds()]:
+    for call in [cast(DelayedCall, call) for call in reactor.getDelayedCalls() if call.getTime() <= reactor.seconds()]:
         reactor.calls.remove(call)
         call.called = 1
         call.func(*call.args, **call.kw)
 
 
-def listed(answers):
+def listed(answers: list[RemotingCommand]) -> str:
     (answer,) = answers
     return "".join(sorted(json.loads(answer.body)["topicList"]))
 
 
 @pytest.mark.parametrize(("code", "fields", "topics"), LISTS)
 def test_a_list_of_many_topics_is_made_in_turns_and_others_are_served_between(
-    system, peer, in_turns, code, fields, topics
-):
+    system: System, peer: Peer, in_turns: None, code: int, fields: dict[str, str], topics: str
+) -> None:
     register(peer, *"ABCDEF")
     request = encode_command(RemotingCommand(code, fields))
     answers = peer.send(request)
@@ -372,7 +384,7 @@ def test_a_list_of_many_topics_is_made_in_turns_and_others_are_served_between(
     assert listed(peer.send(request)) == topics  # kept
 
 
-def taken_in_turns(system, peer, request):
+def taken_in_turns(system: System, peer: Peer, request: RemotingCommand) -> tuple[RemotingCommand, int]:
     """The answer, and how many turns it takes."""
     answers, turns = peer.send(encode_command(request)), 0
     while not answers:
@@ -381,7 +393,9 @@ def taken_in_turns(system, peer, request):
     return answers[0], turns
 
 
-def test_thousands_of_brokers_are_listed_in_turns_as_few_are_at_once(system, peer, monkeypatch):
+def test_thousands_of_brokers_are_listed_in_turns_as_few_are_at_once(
+    system: System, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number in range(40):
         register(peer, "T", brokerName=f"b{number}", brokerAddr=f"10.0.0.{number}:1")
     request = RemotingCommand(RequestCode.GET_BROKER_CLUSTER_INFO)
@@ -395,7 +409,9 @@ def test_thousands_of_brokers_are_listed_in_turns_as_few_are_at_once(system, pee
     assert without_local_things(in_turns) == without_local_things(at_once)
 
 
-def test_thousands_of_keys_are_listed_in_turns_as_they_were_when_asked_for(system, peer, monkeypatch):
+def test_thousands_of_keys_are_listed_in_turns_as_they_were_when_asked_for(
+    system: System, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(config_requests, "KEYS_AT_ONCE_MAX", 49)
     monkeypatch.setattr(cooperative_tasks, "STEPS_PER_TURN", 1)
     for number in range(50):
@@ -404,14 +420,14 @@ def test_thousands_of_keys_are_listed_in_turns_as_they_were_when_asked_for(syste
     other = system.connect()
     assert peer.send(encode_command(request)) == []
     other.ask(RequestCode.PUT_KV_CONFIG, namespace="N", key="later", value="v")
-    answers = []
+    answers: list[Any] = []
     while not answers:
         turn(system.reactor)
         answers = peer.received()
     assert json.loads(answers[0].body) == {"table": {f"k{number}": "v" for number in range(50)}}
 
 
-def test_what_changes_while_a_list_is_made_is_not_kept(system, peer, in_turns):
+def test_what_changes_while_a_list_is_made_is_not_kept(system: System, peer: Peer, in_turns: None) -> None:
     register(peer, *"ABCDEF")
     request = encode_command(RemotingCommand(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER))
     assert peer.send(request) == []
@@ -426,24 +442,24 @@ def test_what_changes_while_a_list_is_made_is_not_kept(system, peer, in_turns):
     assert listed(peer.received()) == "BCDE"
 
 
-def test_thousands_who_want_one_list_are_given_it_some_in_a_turn(system, peer, in_turns):
+def test_thousands_who_want_one_list_are_given_it_some_in_a_turn(system: System, peer: Peer, in_turns: None) -> None:
     register(peer, *"ABCDEF")
     request = encode_command(RemotingCommand(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER))
     assert peer.send(request * 100) == []
-    counts = []
+    counts: list[Any] = []
     while sum(counts) < 100:
         turn(system.reactor)
         counts.append(len(peer.received()))
     assert max(counts) <= cooperative_tasks.TASKS_OF_ADDRESS_MAX
 
 
-def test_unit_topics(peer):
+def test_unit_topics(peer: Peer) -> None:
     flags = {"Plain": 0, "Unit": 1, "Sub": 2, "Both": 3}
     table = {name: TopicConfig(name, topic_sys_flag=flag) for name, flag in flags.items()}
     body = RegisterBrokerBody(TopicConfigSerializeWrapper(table)).to_json()
     assert peer.ask(RequestCode.REGISTER_BROKER, body, **BROKER).code == ResponseCode.SUCCESS
 
-    def topics(code):
+    def topics(code: int) -> list[str]:
         return sorted(json.loads(peer.ask(code).body)["topicList"])
 
     assert topics(RequestCode.GET_UNIT_TOPIC_LIST) == ["Both", "Unit"]
@@ -451,7 +467,7 @@ def test_unit_topics(peer):
     assert topics(RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST) == ["Sub"]
 
 
-def test_a_full_key_value_configuration_refuses_more(peer, monkeypatch):
+def test_a_full_key_value_configuration_refuses_more(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config_requests, "BYTES_MAX", 10)
     answer = peer.ask(RequestCode.PUT_KV_CONFIG, namespace="N", key="k", value="x" * 20)
     assert answer.code == ResponseCode.SYSTEM_ERROR
@@ -459,8 +475,8 @@ def test_a_full_key_value_configuration_refuses_more(peer, monkeypatch):
     assert peer.ask(RequestCode.GET_KV_CONFIG, namespace="N", key="k").code == ResponseCode.QUERY_NOT_FOUND
 
 
-def test_the_key_value_configuration(peer):
-    key = {"namespace": "N", "key": "k"}
+def test_the_key_value_configuration(peer: Peer) -> None:
+    key: dict[str, Any] = {"namespace": "N", "key": "k"}
     answer = peer.ask(RequestCode.GET_KV_CONFIG, **key)
     assert (answer.code, answer.remark) == (ResponseCode.QUERY_NOT_FOUND, "No config item, Namespace: N Key: k")
     answer = peer.ask(RequestCode.GET_KVLIST_BY_NAMESPACE, namespace="N")
@@ -472,23 +488,25 @@ def test_the_key_value_configuration(peer):
     assert peer.ask(RequestCode.GET_KV_CONFIG, **key).code == ResponseCode.QUERY_NOT_FOUND
 
 
-def put_order(peer):
-    fields = {"namespace": "ORDER_TOPIC_CONFIG", "key": "T", "value": "broker-a:4"}
+def put_order(peer: Peer) -> None:
+    fields: dict[str, Any] = {"namespace": "ORDER_TOPIC_CONFIG", "key": "T", "value": "broker-a:4"}
     assert peer.ask(RequestCode.PUT_KV_CONFIG, **fields).code == ResponseCode.SUCCESS
 
 
-def test_brokers_are_told_of_ordered_topics(peer):
+def test_brokers_are_told_of_ordered_topics(peer: Peer) -> None:
     put_order(peer)
     assert register(peer, "T").body == b'{"table":{"T":"broker-a:4"}}'
 
 
 @pytest.mark.parametrize(("enable", "conf"), [(True, "broker-a:4"), (False, None)])
-def test_clients_are_told_of_ordered_topics_where_that_is_wanted(start_system, enable, conf):
+def test_clients_are_told_of_ordered_topics_where_that_is_wanted(
+    start_system: Callable[..., System], enable: bool, conf: str | None
+) -> None:
     peer = start_system(order_message_enable=enable).connect()
     put_order(peer)
     register(peer, "T")
     assert json.loads(route(peer, "T").body).get("orderTopicConf") == conf
 
 
-def test_other_requests_are_not_supported(peer):
+def test_other_requests_are_not_supported(peer: Peer) -> None:
     assert peer.ask(RequestCode.PULL_MESSAGE).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED

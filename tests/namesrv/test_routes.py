@@ -1,5 +1,7 @@
 """The rules of routes: values and a time in, values out."""
 
+from typing import Any
+
 import attrs
 import pytest
 from hypothesis import given, settings
@@ -14,13 +16,21 @@ A, B = "127.0.0.1:10911", "127.0.0.1:11911"
 HA = "127.0.0.1:10912"
 
 
-def topics(*names, version=1, **fields):
+def topics(*names: str, version: int = 1, **fields: Any) -> BrokerTopics:
     config = attrs.evolve(TopicConfig(""), **fields)
     numbers = QueueNumbers(config.read_queue_nums, config.write_queue_nums, config.perm, config.topic_sys_flag)
     return BrokerTopics(dict.fromkeys(names, numbers), DataVersion(0, version))
 
 
-def registration(addr=A, *, name="broker-a", broker_id=0, cluster="C", held=None, servers=None):
+def registration(
+    addr: str = A,
+    *,
+    name: str = "broker-a",
+    broker_id: int = 0,
+    cluster: str = "C",
+    held: BrokerTopics | None = None,
+    servers: list[str] | None = None,
+) -> Registration:
     held = held if held is not None else topics("T")
     return Registration(
         cluster=cluster,
@@ -34,16 +44,16 @@ def registration(addr=A, *, name="broker-a", broker_id=0, cluster="C", held=None
 
 
 @pytest.fixture
-def table():
+def table() -> RouteTable:
     return RouteTable()
 
 
-def addrs(table, topic="T"):
+def addrs(table: RouteTable, topic: str = "T") -> dict[str, dict[int, str]] | None:
     route = table.route(topic)
     return None if route is None else {data.broker_name: data.broker_addrs for data in route.broker_datas}
 
 
-def test_a_registered_topic_has_a_route(table):
+def test_a_registered_topic_has_a_route(table: RouteTable) -> None:
     held = topics("T", read_queue_nums=4, write_queue_nums=3, perm=6, topic_sys_flag=1)
     assert table.register(registration(held=held), "x", 0) == Registered(is_new=True)
     route = table.route("T")
@@ -54,19 +64,19 @@ def test_a_registered_topic_has_a_route(table):
     assert table.route("U") is None
 
 
-def test_a_slave_learns_its_master(table):
+def test_a_slave_learns_its_master(table: RouteTable) -> None:
     assert table.register(registration(B, broker_id=1), "y", 0) == Registered(is_new=True)
     table.register(registration(), "x", 0)
     assert table.register(registration(B, broker_id=1), "y", 0) == Registered(A, HA)
     assert addrs(table) == {"broker-a": {0: A, 1: B}}
 
 
-def test_a_slave_brings_no_topics(table):
+def test_a_slave_brings_no_topics(table: RouteTable) -> None:
     table.register(registration(B, broker_id=1), "y", 0)
     assert table.topics() == TopicList(frozenset())
 
 
-def test_topics_are_read_again_only_when_their_version_changed(table):
+def test_topics_are_read_again_only_when_their_version_changed(table: RouteTable) -> None:
     table.register(registration(), "x", 0)
     table.register(registration(held=topics("T", perm=4)), "x", 0)
     assert table.route("T").queue_datas[0].perm == 6
@@ -74,13 +84,13 @@ def test_topics_are_read_again_only_when_their_version_changed(table):
     assert table.route("T").queue_datas[0].perm == 4
 
 
-def test_a_topic_that_is_no_longer_registered_stays(table):
+def test_a_topic_that_is_no_longer_registered_stays(table: RouteTable) -> None:
     table.register(registration(held=topics("T", "U")), "x", 0)
     table.register(registration(held=topics("T", version=2)), "x", 0)
     assert addrs(table, "U") == {"broker-a": {0: A}}
 
 
-def test_a_broker_that_changes_its_address(table):
+def test_a_broker_that_changes_its_address(table: RouteTable) -> None:
     table.register(registration(A), "x", 0)
     registered = table.register(registration(B, held=topics("U", version=1)), "y", 0)
     assert registered == Registered(is_new=True, replaced=A)
@@ -90,7 +100,7 @@ def test_a_broker_that_changes_its_address(table):
     assert addrs(table) == {"broker-a": {0: B}}
 
 
-def test_a_slave_that_becomes_the_master_has_one_id(table):
+def test_a_slave_that_becomes_the_master_has_one_id(table: RouteTable) -> None:
     table.register(registration(A), "x", 0)
     table.register(registration(B, broker_id=1), "y", 0)
     table.unregister("broker-a", A, 0)
@@ -98,14 +108,14 @@ def test_a_slave_that_becomes_the_master_has_one_id(table):
     assert addrs(table) == {"broker-a": {0: B}}
 
 
-def test_a_slave_that_becomes_the_master_brings_its_topics(table):
+def test_a_slave_that_becomes_the_master_brings_its_topics(table: RouteTable) -> None:
     table.register(registration(B, broker_id=1), "y", 0)
     assert table.route("T") is None
     table.register(registration(B, broker_id=0), "y", 0)
     assert addrs(table) == {"broker-a": {0: B}}
 
 
-def test_unregistering_takes_out_what_only_it_had(table):
+def test_unregistering_takes_out_what_only_it_had(table: RouteTable) -> None:
     table.register(registration(held=topics("T", "U")), "x", 0)
     table.register(registration(B, name="broker-b"), "y", 0)
     assert table.unregister("broker-a", A, 0)
@@ -118,14 +128,14 @@ def test_unregistering_takes_out_what_only_it_had(table):
     assert table.cluster_info().broker_addr_table == {}
 
 
-def test_a_master_that_leaves_keeps_its_slaves_reading(table):
+def test_a_master_that_leaves_keeps_its_slaves_reading(table: RouteTable) -> None:
     table.register(registration(), "x", 0)
     table.register(registration(B, broker_id=1), "y", 0)
     table.unregister("broker-a", A, 0)
     assert addrs(table) == {"broker-a": {1: B}}
 
 
-def test_a_late_unregistration_leaves_the_one_that_came_since(table):
+def test_a_late_unregistration_leaves_the_one_that_came_since(table: RouteTable) -> None:
     table.register(registration(A), "x", 0)
     table.register(registration(B), "y", 0)
     table.unregister("broker-a", A, 0)
@@ -133,7 +143,9 @@ def test_a_late_unregistration_leaves_the_one_that_came_since(table):
 
 
 @pytest.mark.parametrize(("name", "broker_id"), [("broker-b", 0), ("broker-a", 1), ("broker-c", 0)])
-def test_an_unregistration_of_what_was_never_there_changes_nothing(table, name, broker_id):
+def test_an_unregistration_of_what_was_never_there_changes_nothing(
+    table: RouteTable, name: str, broker_id: int
+) -> None:
     table.register(registration(A), "x", 0)
     table.register(registration(B, name="broker-b"), "y", 0)
     assert not table.unregister(name, A, broker_id)
@@ -141,7 +153,7 @@ def test_an_unregistration_of_what_was_never_there_changes_nothing(table, name, 
     assert table.version_of(A) is not None
 
 
-def test_a_closed_connection_takes_out_its_brokers_only(table):
+def test_a_closed_connection_takes_out_its_brokers_only(table: RouteTable) -> None:
     table.register(registration(A), "x", 0)
     table.register(registration(B, name="broker-b"), "y", 0)
     assert table.drop_connection("z") == []
@@ -149,7 +161,7 @@ def test_a_closed_connection_takes_out_its_brokers_only(table):
     assert addrs(table) == {"broker-b": {0: B}}
 
 
-def test_the_former_connection_of_a_broker_that_came_back_means_nothing(table):
+def test_the_former_connection_of_a_broker_that_came_back_means_nothing(table: RouteTable) -> None:
     table.register(registration(), "x", 0)
     table.register(registration(), "y", 0)
     assert table.drop_connection("x") == []
@@ -157,13 +169,15 @@ def test_the_former_connection_of_a_broker_that_came_back_means_nothing(table):
 
 
 @pytest.mark.parametrize(("after_ms", "gone"), [(EXPIRY_MS, []), (EXPIRY_MS + 1, [(A, "x")])])
-def test_a_silent_broker_expires_after_two_minutes(table, after_ms, gone):
+def test_a_silent_broker_expires_after_two_minutes(
+    table: RouteTable, after_ms: int, gone: list[tuple[str, str]]
+) -> None:
     table.register(registration(), "x", 1000)
     assert table.expire(1000 + after_ms) == gone
     assert (table.route("T") is None) == bool(gone)
 
 
-def test_a_broker_with_nothing_to_tell_is_alive(table):
+def test_a_broker_with_nothing_to_tell_is_alive(table: RouteTable) -> None:
     table.register(registration(), "x", 0)
     assert not table.changed(A, DataVersion(0, 1))
     table.touch(A, 100_000)
@@ -173,7 +187,7 @@ def test_a_broker_with_nothing_to_tell_is_alive(table):
     assert table.version_of(A) is None
 
 
-def test_versions(table):
+def test_versions(table: RouteTable) -> None:
     assert table.changed(A, DataVersion())
     table.register(registration(), "x", 0)
     assert table.version_of(A) == DataVersion(0, 1)
@@ -181,7 +195,7 @@ def test_versions(table):
     assert table.changed(A, DataVersion(1, 1))
 
 
-def test_filter_servers(table):
+def test_filter_servers(table: RouteTable) -> None:
     table.register(registration(servers=["f:1"]), "x", 0)
     assert table.route("T").filter_server_table == {A: ["f:1"]}
     table.register(registration(servers=None), "x", 0)
@@ -190,7 +204,7 @@ def test_filter_servers(table):
     assert table.route("T").filter_server_table == {}
 
 
-def test_write_permission(table):
+def test_write_permission(table: RouteTable) -> None:
     table.register(registration(held=topics("T", "U", perm=7)), "x", 0)
     table.register(registration(B, name="broker-b"), "y", 0)
     assert table.wipe_write_permission("broker-a") == 2
@@ -201,7 +215,7 @@ def test_write_permission(table):
     assert table.wipe_write_permission("nobody") == 0
 
 
-def test_deleting_topics(table):
+def test_deleting_topics(table: RouteTable) -> None:
     table.register(registration(held=topics("T", "U")), "x", 0)
     table.register(registration(B, name="broker-b", cluster="D"), "y", 0)
     table.delete_topic("T", "D")
@@ -214,7 +228,7 @@ def test_deleting_topics(table):
     assert table.topics() == TopicList(frozenset())
 
 
-def test_lists(table):
+def test_lists(table: RouteTable) -> None:
     table.register(registration(held=topics("T", "U")), "x", 0)
     table.register(registration(B, name="broker-b", cluster="D"), "y", 0)
     assert table.topics() == TopicList(frozenset("TU"))
@@ -224,14 +238,14 @@ def test_lists(table):
     assert RouteTable().system_topics() == TopicList()
 
 
-def test_an_address_under_two_names_takes_both_along(table):
+def test_an_address_under_two_names_takes_both_along(table: RouteTable) -> None:
     table.register(registration(), "x", 0)
     table.register(registration(name="broker-b", cluster="D", held=topics("U")), "x", 1)
     assert table.drop_connection("x") == [A]
     assert (table.route("T"), table.route("U"), table.cluster_info().cluster_addr_table) == (None, None, {})
 
 
-def test_a_broker_goes_with_the_connection_that_it_registered_over_last(table):
+def test_a_broker_goes_with_the_connection_that_it_registered_over_last(table: RouteTable) -> None:
     said = attrs.evolve(registration(), digest=b"d")
     table.register(said, "x", 0)
     assert table.renew(A, b"d", "y", 1) is not None
@@ -245,7 +259,7 @@ def test_a_broker_goes_with_the_connection_that_it_registered_over_last(table):
     assert (table._names_of, table._addrs_of, table._clusters_of) == ({}, {}, {})
 
 
-def test_a_set_in_two_clusters_leaves_both(table):
+def test_a_set_in_two_clusters_leaves_both(table: RouteTable) -> None:
     table.register(registration(), "x", 0)
     table.register(registration(B, broker_id=1, cluster="D"), "y", 0)
     assert table.cluster_info().cluster_addr_table == {"C": {"broker-a"}, "D": {"broker-a"}}
@@ -266,7 +280,7 @@ STEPS = st.one_of(
 )
 
 
-def take(table, step, now):
+def take(table: RouteTable, step: tuple[Any, ...], now: int) -> None:
     match step:
         case ("register", name, addr, broker_id, connection, version):
             held = topics(f"T{version}", version=version)
@@ -281,8 +295,8 @@ def take(table, step, now):
 
 @settings(derandomize=True, deadline=None, database=None)
 @given(st.lists(STEPS, max_size=20))
-def test_the_tables_agree_whatever_happens(steps):
-    table = RouteTable()
+def test_the_tables_agree_whatever_happens(steps: list[tuple[Any, ...]]) -> None:
+    table = RouteTable[str]()
     for now, step in enumerate(steps):
         take(table, step, now)
         info = table.cluster_info()

@@ -1,6 +1,8 @@
 """The name server as a whole, on a fake clock: expiry, closed connections, its file, stopping."""
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -8,19 +10,21 @@ from mqbroker.config import TlsSettings
 from mqbroker.daemons import namesrv as daemon
 from mqbroker.errors import StoreDamaged
 from mqbroker.wire.codes import RequestCode, ResponseCode
+from mqbroker.wire.command import RemotingCommand
+from tests.namesrv.conftest import Peer, System
 from tests.namesrv.test_processors import register, route
 from tests.remoting.certificates import Authority
 from tests.remoting.logs import log_kept
 
 
-def test_a_closed_connection_takes_its_broker_out(system):
+def test_a_closed_connection_takes_its_broker_out(system: System) -> None:
     broker, client = system.connect(), system.connect()
     register(broker, "T")
     broker.close()
     assert route(client, "T").code == ResponseCode.TOPIC_NOT_EXIST
 
 
-def test_another_connection_takes_nothing_out(system):
+def test_another_connection_takes_nothing_out(system: System) -> None:
     former, broker, client = system.connect(), system.connect(), system.connect()
     register(former, "T")
     register(broker, "T")
@@ -28,7 +32,7 @@ def test_another_connection_takes_nothing_out(system):
     assert route(client, "T").code == ResponseCode.SUCCESS
 
 
-def test_a_silent_broker_is_taken_out_after_two_minutes(system):
+def test_a_silent_broker_is_taken_out_after_two_minutes(system: System) -> None:
     broker, client = system.connect(), system.connect()
     register(broker, "T")
     for _ in range(12):
@@ -41,7 +45,7 @@ def test_a_silent_broker_is_taken_out_after_two_minutes(system):
     assert broker.aborted
 
 
-def test_an_idle_connection_is_closed(system):
+def test_an_idle_connection_is_closed(system: System) -> None:
     broker, client = system.connect(), system.connect()
     register(broker, "T")
     for _ in range(12):
@@ -51,11 +55,11 @@ def test_an_idle_connection_is_closed(system):
     assert not client.aborted
 
 
-def put(peer, value):
+def put(peer: Peer, value: str) -> RemotingCommand:
     return peer.ask(RequestCode.PUT_KV_CONFIG, namespace="N", key="k", value=value)
 
 
-def test_the_file_is_read_again(start_system):
+def test_the_file_is_read_again(start_system: Callable[..., System]) -> None:
     first = start_system()
     put(first.connect(), "v")
     with open(first.settings.kv_config_path, "rb") as file:
@@ -64,7 +68,7 @@ def test_the_file_is_read_again(start_system):
     assert second.connect().ask(RequestCode.GET_KV_CONFIG, namespace="N", key="k").ext_fields == {"value": "v"}
 
 
-def test_a_file_that_cannot_be_written_fails_the_request(start_system, tmp_path):
+def test_a_file_that_cannot_be_written_fails_the_request(start_system: Callable[..., System], tmp_path: Path) -> None:
     system = start_system(kv_config_path=str(tmp_path / "file" / "kvConfig.json"))
     (tmp_path / "file").write_text("this is no directory")
     answer = put(system.connect(), "v")
@@ -72,20 +76,20 @@ def test_a_file_that_cannot_be_written_fails_the_request(start_system, tmp_path)
     assert answer.remark == "the key-value configuration could not be written to the disk"
 
 
-def test_a_damaged_file_is_not_passed_over(start_system, tmp_path):
+def test_a_damaged_file_is_not_passed_over(start_system: Callable[..., System], tmp_path: Path) -> None:
     path = tmp_path / "kvConfig.json"
     path.write_text("[]")
     with pytest.raises(StoreDamaged, match="is damaged at byte 0"):
         start_system(kv_config_path=str(path))
 
 
-def test_it_listens_where_it_is_told(system):
+def test_it_listens_where_it_is_told(system: System) -> None:
     port, _, backlog, interface = system.reactor.tcpServers[0]
     assert (port, backlog, interface) == (9876, 1024, "127.0.0.1")
     assert system.service.ports == {"remoting": 9876}
 
 
-def test_stopping_closes_its_connections(system):
+def test_stopping_closes_its_connections(system: System) -> None:
     peer = system.connect()
     stopped = system.service.stopService()
     assert peer.aborted
@@ -94,7 +98,9 @@ def test_stopping_closes_its_connections(system):
     assert stopped.called
 
 
-def test_certificates_are_looked_at_when_settings_are_read_anew(start_system, monkeypatch, tmp_path):
+def test_certificates_are_looked_at_when_settings_are_read_anew(
+    start_system: Callable[..., System], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     authority = Authority(tmp_path)
     cert, key = authority.issue("server")
     tls = TlsSettings(test_mode=False, server_cert_path=cert, server_key_path=key)
@@ -103,6 +109,7 @@ def test_certificates_are_looked_at_when_settings_are_read_anew(start_system, mo
         "mqbroker.namesrv.namesrv_service.make_namesrv", lambda settings, reactor, files_max: system.service
     )
     served = daemon.serve(system.settings, system.reactor)
+    assert served.adopt is not None
     with log_kept() as logged:
         later = served.adopt(system.settings)
         authority.issue("server")

@@ -1,6 +1,8 @@
 """Which topics lie where: shared by those that lie alike, changed together, bounded."""
 
+from collections.abc import Iterator
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -14,13 +16,13 @@ FOUR, EIGHT = QueueNumbers(4, 4, 6, 0), QueueNumbers(8, 8, 6, 1)
 
 
 @pytest.fixture
-def table():
+def table() -> TopicQueueTable:
     table = TopicQueueTable()
     table.put("a", {"T": FOUR, "U": FOUR, "V": EIGHT})
     return table
 
 
-def test_topics_that_lie_alike_share_one(table):
+def test_topics_that_lie_alike_share_one(table: TopicQueueTable) -> None:
     assert table.get("T") is table.get("U")
     assert table.get("T") is not table.get("V")
     table.put("b", {"T": EIGHT})
@@ -29,13 +31,13 @@ def test_topics_that_lie_alike_share_one(table):
     assert table.get("T") is table.get("U")
 
 
-def test_what_nobody_has_is_forgotten(table):
+def test_what_nobody_has_is_forgotten(table: TopicQueueTable) -> None:
     table.put("a", {"T": EIGHT, "U": EIGHT})
     assert len(table._by_queues) == 1
     assert [len(groups) for groups in table._by_broker.values()] == [1]
 
 
-def test_a_topic_on_one_broker_is_replaced_in_its_place(table):
+def test_a_topic_on_one_broker_is_replaced_in_its_place(table: TopicQueueTable) -> None:
     table.put("b", {"T": FOUR})
     table.put("a", {"T": EIGHT})
     assert [queues.broker_name for queues in table.get("T").queues] == ["a", "b"]
@@ -43,7 +45,7 @@ def test_a_topic_on_one_broker_is_replaced_in_its_place(table):
     assert table.get("T").of("c") is None
 
 
-def test_removing(table):
+def test_removing(table: TopicQueueTable) -> None:
     table.put("b", {"T": FOUR})
     table.remove_from("T", ["a", "c"])
     assert table.get("T").queues == (QueueData("b", 4, 4, 6, 0),)
@@ -58,7 +60,7 @@ def test_removing(table):
     assert len(table) == 0
 
 
-def test_permissions(table):
+def test_permissions(table: TopicQueueTable) -> None:
     table.put("b", {"W": FOUR})
     assert table.set_permission("a", lambda perm: perm & 4) == 3
     assert {topic: [queues.perm for queues in topic_queues.queues] for topic, topic_queues in table} == {
@@ -68,7 +70,7 @@ def test_permissions(table):
     assert table.set_permission("nobody", lambda perm: 0) == 0
 
 
-def test_it_is_bounded(table, monkeypatch):
+def test_it_is_bounded(table: TopicQueueTable, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topic_queue_table, "TOPICS_MAX", 4)
     table.put("b", {"T": FOUR, "U": FOUR, "W": FOUR})
     with pytest.raises(Refused, match="no room for 5 topics"):
@@ -77,7 +79,7 @@ def test_it_is_bounded(table, monkeypatch):
     assert table.get("X") is None
 
 
-def lay(table):
+def lay(table: TopicQueueTable) -> dict[str, list[QueueData]]:
     """How topics lie, as a table of the plainest kind says it; with what is kept beside it checked."""
     groups = {id(group): group for group in map(topic_queue_table._last, table._topics.values()) if group.topic_queues}
     assert {group.topic_queues.queues: id(group) for group in groups.values()} == {
@@ -95,7 +97,7 @@ def lay(table):
     return found
 
 
-def take(step, rng, table, model):
+def take(step: str, rng: Random, table: TopicQueueTable, model: dict[str, dict[str, QueueNumbers]]) -> None:
     """The same change to a table and to a model of it: topic to broker to numbers."""
     broker, topic = rng.choice("abcd"), f"T{rng.randrange(6)}"
     brokers = set(rng.choices("abcd", k=rng.randrange(3)))
@@ -123,12 +125,12 @@ def take(step, rng, table, model):
 
 
 @pytest.mark.parametrize("dead_min", [0, 1000])
-def test_it_says_what_a_table_of_each_topic_says(monkeypatch, dead_min):
+def test_it_says_what_a_table_of_each_topic_says(monkeypatch: pytest.MonkeyPatch, dead_min: int) -> None:
     monkeypatch.setattr(topic_queue_table, "DEAD_MIN", dead_min)
     steps = ["put", "put", "put", "remove", "remove_from", "remove_brokers", "remove_brokers", "set_permission"]
     for seed in range(60):
         rng = Random(seed)
-        table, model = TopicQueueTable(), {}
+        table, model = TopicQueueTable(), dict[Any, Any]()
         for step in rng.choices(steps, k=40):
             take(step, rng, table, model)
             assert lay(table) == {
@@ -138,16 +140,16 @@ def test_it_says_what_a_table_of_each_topic_says(monkeypatch, dead_min):
             }
 
 
-def test_a_broker_that_goes_takes_a_look_at_its_groups_alone(table):
+def test_a_broker_that_goes_takes_a_look_at_its_groups_alone(table: TopicQueueTable) -> None:
     """And at no topic, of however many."""
     table.put("a", {f"topic-{n}": FOUR for n in range(100)})
     table.put("b", {f"topic-{n}": FOUR for n in range(0, 100, 2)})
 
     class NotWalked(dict):
-        def __iter__(self):
+        def __iter__(self) -> Iterator[str]:
             raise AssertionError("all topics are looked at")
 
-        items = keys = values = __iter__
+        items = keys = values = __iter__  # type: ignore[assignment]
 
     table._topics = NotWalked(table._topics)
     table.remove_brokers(["a"])

@@ -1,17 +1,21 @@
 """Keys and certificates for tests, made by them."""
 
 import ipaddress
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.name import Name
 
 
 class Authority:
     """Signs certificates for whoever asks, and writes them as PEM files below `folder`."""
 
-    def __init__(self, folder, name="authority"):
+    def __init__(self, folder: Path, name: str = "authority") -> None:
         self.folder = folder
         self.name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
         self.key = ec.generate_private_key(ec.SECP256R1())
@@ -19,7 +23,15 @@ class Authority:
         self.path = str(folder / f"{name}.pem")
         (folder / f"{name}.pem").write_bytes(certificate)
 
-    def issue(self, name, password=None, *, hosts=(), addresses=(), expired=False):
+    def issue(
+        self,
+        name: str,
+        password: str | None = None,
+        *,
+        hosts: tuple[Any, ...] = (),
+        addresses: Sequence[str] = (),
+        expired: bool = False,
+    ) -> tuple[str, str]:
         """Paths of a certificate for `name` and of its key. `hosts` and `addresses` are where a server is reached."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
@@ -30,7 +42,15 @@ class Authority:
         key_path.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, locked))
         return str(cert_path), str(key_path)
 
-    def _certificate(self, subject, public_key, others=(), *, is_authority=False, expired=False):
+    def _certificate(
+        self,
+        subject: Name,
+        public_key: ec.EllipticCurvePublicKey,
+        others: Sequence[x509.GeneralName] = (),
+        *,
+        is_authority: bool = False,
+        expired: bool = False,
+    ) -> bytes:
         now = datetime.now(UTC) - timedelta(days=100 if expired else 0)
         builder = (
             x509.CertificateBuilder()

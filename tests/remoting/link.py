@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from typing import Any
+
 from twisted.internet.address import IPv4Address
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionAborted, ConnectionDone, ConnectionRefusedError
-from twisted.internet.interfaces import IStreamClientEndpoint, ITCPTransport
+from twisted.internet.interfaces import IProtocolFactory, IStreamClientEndpoint, ITCPTransport
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from mqbroker.remoting.connection import RemotingProtocol
 from mqbroker.remoting.fair_scheduler import FairScheduler
-from mqbroker.remoting.handlers import HandlerTable
+from mqbroker.remoting.handlers import HandlerTable, IConnection
 from mqbroker.remoting.limits import Limits, Load
 from mqbroker.remoting.rate_limited_log import RateLimitedLog
 from mqbroker.remoting.server import RemotingServerFactory
-from mqbroker.wire.command import FrameDecoder
+from mqbroker.wire.command import FrameDecoder, RemotingCommand
 from tests.commands import decode_commands
 
 SERVER = IPv4Address("TCP", "10.0.0.1", 10911)
@@ -27,15 +30,15 @@ UNREAD_MAX = 64 * 1024
 
 
 @implementer(ITCPTransport)
-class End:
+class End:  # type: ignore[misc] # what is asked of a transport here, not all
     """The transport of one protocol. What it wrote waits in `outbox` until the link moves it."""
 
-    def __init__(self, peer, host):
+    def __init__(self, peer: IPv4Address, host: IPv4Address) -> None:
         self.outbox = bytearray()
         self.written = bytearray()
         self.reading = True
-        self.closing = None
-        self.producer = None
+        self.closing: Failure | None = None
+        self.producer: Any = None
         self.paused_producer = False
         self.disconnecting = False
         self._peer, self._host = peer, host
@@ -45,12 +48,12 @@ class End:
     offset = _tempDataLen = 0  # noqa: N815
 
     @property
-    def dataBuffer(self):  # noqa: N802
+    def dataBuffer(self) -> bytearray:  # noqa: N802
         return self.outbox
 
     # what protocols call
 
-    def write(self, data):
+    def write(self, data: bytes) -> None:
         assert isinstance(data, bytes)
         if self.closing is None:
             self.outbox += data
@@ -59,47 +62,47 @@ class End:
                 self.paused_producer = True
                 self.producer.pauseProducing()
 
-    def writeSequence(self, data):
+    def writeSequence(self, data: Iterable[bytes]) -> None:
         self.write(b"".join(data))
 
-    def loseConnection(self):
+    def loseConnection(self) -> None:
         self.closing = self.closing or Failure(ConnectionDone())
         self.disconnecting = True
 
-    def abortConnection(self):
+    def abortConnection(self) -> None:
         self.outbox.clear()
         self.closing = self.closing or Failure(ConnectionAborted())
         self.disconnecting = True
 
-    def getPeer(self):
+    def getPeer(self) -> IPv4Address:
         return self._peer
 
-    def getHost(self):
+    def getHost(self) -> Any:
         return self._host
 
-    def setTcpNoDelay(self, enabled):
+    def setTcpNoDelay(self, enabled: bool) -> None:
         self.no_delay = enabled
 
-    def registerProducer(self, producer, streaming):
+    def registerProducer(self, producer: Any, streaming: bool) -> None:
         assert streaming
         self.producer = producer
 
-    def unregisterProducer(self):
+    def unregisterProducer(self) -> None:
         self.producer = None
 
-    def pauseProducing(self):
+    def pauseProducing(self) -> None:
         self.reading = False
 
-    def resumeProducing(self):
+    def resumeProducing(self) -> None:
         assert self.closing is None
         self.reading = True
 
-    def stopProducing(self):
+    def stopProducing(self) -> None:
         self.loseConnection()
 
     # what the link calls
 
-    def taken(self, count):
+    def taken(self, count: int) -> bytes:
         """Move `count` bytes out; the producer goes on when all are gone."""
         data = bytes(self.outbox[:count])
         del self.outbox[:count]
@@ -112,7 +115,15 @@ class End:
 class Link:
     """Joins two protocols. Nothing happens between `pump`s."""
 
-    def __init__(self, near, far, *, near_address=CLIENT, far_address=SERVER, far_end=End):
+    def __init__(
+        self,
+        near: RemotingProtocol | Peer,
+        far: RemotingProtocol,
+        *,
+        near_address: Any = CLIENT,
+        far_address: IPv4Address = SERVER,
+        far_end: type[End] = End,
+    ) -> None:
         self.protocols = (near, far)
         self.ends = (End(far_address, near_address), far_end(near_address, far_address))
         self.paused = False
@@ -121,20 +132,20 @@ class Link:
         far.makeConnection(self.ends[1])
         near.makeConnection(self.ends[0])
 
-    def pump(self, chunk=1 << 30):
+    def pump(self, chunk: int = 1 << 30) -> None:
         """Move bytes both ways, `chunk` at a time, until nothing moves; then carry out what was closed."""
         moved = True
         while moved and not self.lost:
             moved = self._close() or any([self._move(0, 1, chunk), self._move(1, 0, chunk)])
 
-    def _move(self, source, target, chunk):
+    def _move(self, source: int, target: int, chunk: int) -> bool:
         end, receiver = self.ends[source], self.ends[target]
         if self.paused or not end.outbox or not receiver.reading or receiver.closing is not None:
             return False
         self.protocols[target].dataReceived(end.taken(chunk))
         return True
 
-    def _close(self):
+    def _close(self) -> bool:
         for closer, end in enumerate(self.ends):
             if end.closing is not None and not end.outbox:
                 self.lost = True
@@ -144,7 +155,7 @@ class Link:
                 return True
         return False
 
-    def cut(self):
+    def cut(self) -> None:
         """Lose the connection at once, and what was under way."""
         self.ends[0].abortConnection()
         self.pump()
@@ -153,34 +164,36 @@ class Link:
 class Peer:
     """A raw end: writes any bytes, collects what comes back."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.received = bytearray()
         self.lost = False
-        self.transport = None
+        self.transport: Any = None
 
-    def makeConnection(self, transport):
+    def makeConnection(self, transport: End) -> None:
         self.transport = transport
 
-    def dataReceived(self, data):
+    def dataReceived(self, data: bytes) -> None:
         self.received += data
 
-    def connectionLost(self, reason):
+    def connectionLost(self, reason: Failure) -> None:
         self.lost = True
 
     @property
-    def answers(self):
+    def answers(self) -> list[RemotingCommand]:
         """Everything received so far, as commands."""
         return decode_commands(FrameDecoder().feed(bytes(self.received)))
 
 
-def serve(clock, table=None, limits=None, on_event=None):
+def serve(
+    clock: Clock, table: HandlerTable | None = None, limits: Any = None, on_event: Callable[..., Any] | None = None
+) -> RemotingServerFactory:
     """A started server factory."""
     factory = RemotingServerFactory(table or HandlerTable(), clock, limits or Limits(), on_event)
     factory.doStart()
     return factory
 
 
-def raw_link(factory):
+def raw_link(factory: RemotingServerFactory) -> tuple[Peer, Link]:
     """A raw peer connected to a server: (peer, link)."""
     peer = Peer()
     return peer, Link(peer, factory.buildProtocol(CLIENT))
@@ -189,19 +202,21 @@ def raw_link(factory):
 class NoOwner:
     """Owns a protocol that stands alone."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.load = Load()
         self.scheduler = FairScheduler(Clock())
         self.close_log = RateLimitedLog("connections closed", lambda: 0.0, 100)
 
-    def connected(self, connection):
+    def connected(self, connection: IConnection) -> bool:
         return True
 
-    def disconnected(self, connection):
+    def disconnected(self, connection: IConnection) -> None:
         pass
 
 
-def protocol_link(clock, factory, table=None, limits=None):
+def protocol_link(
+    clock: Clock, factory: RemotingServerFactory, table: HandlerTable | None = None, limits: Any = None
+) -> tuple[RemotingProtocol, Link]:
     """A protocol of ours connected to a server: (protocol, link)."""
     near = RemotingProtocol(table or HandlerTable(), clock, limits or Limits(), NoOwner())
     return near, Link(near, factory.buildProtocol(CLIENT))
@@ -209,35 +224,35 @@ def protocol_link(clock, factory, table=None, limits=None):
 
 @implementer(IStreamClientEndpoint)
 class Endpoint:
-    def __init__(self, network, address):
+    def __init__(self, network: Network, address: str) -> None:
         self.network, self.address = network, address
 
-    def connect(self, factory):
+    def connect(self, factory: IProtocolFactory) -> Deferred[Any]:
         return self.network.connect(self.address, factory)
 
 
 class Network:
     """Servers by "host:port", and the connections made to them. A held connect waits for `let_through`."""
 
-    def __init__(self):
-        self.servers = {}
-        self.links = []
-        self.attempts = []
+    def __init__(self) -> None:
+        self.servers: dict[Any, Any] = {}
+        self.links: list[Any] = []
+        self.attempts: list[Any] = []
         self.hold = False
-        self._held = []
+        self._held: list[Any] = []
 
-    def connector(self, host, port):
+    def connector(self, host: str, port: int) -> Endpoint:
         return Endpoint(self, f"{host}:{port}")
 
-    def connect(self, address, factory):
+    def connect(self, address: str, factory: IProtocolFactory) -> Deferred[Any]:
         self.attempts.append(address)
-        deferred = Deferred()
+        deferred = Deferred[Any]()
         self._held.append((address, factory, deferred))
         if not self.hold:
             self.let_through()
         return deferred
 
-    def let_through(self):
+    def let_through(self) -> None:
         held, self._held = self._held, []
         for address, factory, deferred in held:
             if deferred.called:  # cancelled
@@ -249,12 +264,12 @@ class Network:
             self.links.append(Link(near, self.servers[address].buildProtocol(CLIENT)))
             deferred.callback(near)
 
-    def pump(self, chunk=1 << 30):
+    def pump(self, chunk: int = 1 << 30) -> None:
         for link in list(self.links):
             link.pump(chunk)
 
 
-def result(deferred):
+def result(deferred: Deferred[Any]) -> Any:
     """What a Deferred came to: its value, its exception, or `waiting`. It has no more to report afterwards."""
     found = []
     deferred.addCallbacks(found.append, lambda failure: found.append(failure.value))
@@ -262,7 +277,7 @@ def result(deferred):
 
 
 class _Waiting:
-    def __repr__(self):
+    def __repr__(self) -> Any:
         return "waiting"
 
 

@@ -1,20 +1,24 @@
 """What becomes of a request at the end that answers it."""
 
 import gc
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from twisted.internet.defer import Deferred, succeed
+from twisted.internet.task import Clock
 
 from mqbroker.errors import Refused
-from mqbroker.remoting.handlers import UNFORESEEN, HandlerTable
+from mqbroker.remoting.handlers import UNFORESEEN, HandlerTable, IConnection
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import FRAME_BYTES_MAX, JSON, ONEWAY_FLAG, ROCKETMQ, RemotingCommand
 from mqbroker.wire.requests import REQUESTS
 from tests.remoting.link import raw_link, serve
+from tests.remoting.logs import Logged
 from tests.remoting.requests import BATCH, ECHO, LATER, echo, request
 
 
-async def coroutine_handler(request, connection):
+async def coroutine_handler(request: RemotingCommand, connection: IConnection) -> RemotingCommand:
     await succeed(None)
     return echo(request, connection)
 
@@ -24,7 +28,7 @@ async def coroutine_handler(request, connection):
     [echo, lambda request, connection: succeed(echo(request, connection)), coroutine_handler],
     ids=["value", "deferred", "coroutine"],
 )
-def test_what_a_handler_may_return(clock, handler):
+def test_what_a_handler_may_return(clock: Clock, handler: Callable[..., Any]) -> None:
     table = HandlerTable()
     table.register(ECHO, handler)
     peer, link = raw_link(serve(clock, table))
@@ -33,7 +37,7 @@ def test_what_a_handler_may_return(clock, handler):
     assert [(answer.opaque, answer.body) for answer in peer.answers] == [(9, b"body")]
 
 
-def test_a_handler_that_returns_none_answers_itself(clock):
+def test_a_handler_that_returns_none_answers_itself(clock: Clock) -> None:
     table, seen = HandlerTable(), []
     table.register(LATER, lambda request, connection: seen.append((request, connection)))
     peer, link = raw_link(serve(clock, table))
@@ -47,7 +51,7 @@ def test_a_handler_that_returns_none_answers_itself(clock):
 
 
 @pytest.mark.parametrize("serialize_type", [JSON, ROCKETMQ])
-def test_an_unknown_code_is_refused(clock, table, serialize_type):
+def test_an_unknown_code_is_refused(clock: Clock, table: HandlerTable, serialize_type: int) -> None:
     peer, link = raw_link(serve(clock, table))
     peer.transport.write(request(9999, 6, serialize_type=serialize_type))
     link.pump()
@@ -57,25 +61,29 @@ def test_an_unknown_code_is_refused(clock, table, serialize_type):
     assert answer.serialize_type == serialize_type
 
 
-def raising(error, how):
+def raising(error: Exception, how: str) -> Callable[..., Any]:
     """A handler, or a batch handler, that fails with `error`."""
 
-    def at_once(request, connection):
+    def at_once(
+        request: RemotingCommand | list[tuple[dict[str, str], int, int, bytes, int]], connection: IConnection
+    ) -> None:
         raise error
 
-    def later(request, connection):
-        deferred = Deferred()
+    def later(
+        request: RemotingCommand | list[tuple[dict[str, str], int, int, bytes, int]], connection: IConnection
+    ) -> Deferred[Any]:
+        deferred = Deferred[Any]()
         deferred.errback(error)
         return deferred
 
-    async def in_a_coroutine(request, connection):
+    async def in_a_coroutine(request: RemotingCommand, connection: IConnection) -> None:
         raise error
 
     return {"at once": at_once, "later": later, "coroutine": in_a_coroutine}[how]
 
 
 @pytest.mark.parametrize("how", ["at once", "later", "coroutine"])
-def test_a_refusal_becomes_the_answer(clock, logged, how):
+def test_a_refusal_becomes_the_answer(clock: Clock, logged: Logged, how: str) -> None:
     table = HandlerTable()
     table.register(ECHO, raising(Refused(ResponseCode.TOPIC_NOT_EXIST, "no such topic"), how))
     peer, link = raw_link(serve(clock, table))
@@ -87,7 +95,7 @@ def test_a_refusal_becomes_the_answer(clock, logged, how):
 
 
 @pytest.mark.parametrize("how", ["at once", "later", "coroutine"])
-def test_an_error_of_ours_is_an_answer_without_its_traceback(clock, logged, how):
+def test_an_error_of_ours_is_an_answer_without_its_traceback(clock: Clock, logged: Logged, how: str) -> None:
     table = HandlerTable()
     table.register(ECHO, raising(KeyError("oops"), how))
     table.register(LATER, echo)
@@ -101,7 +109,7 @@ def test_an_error_of_ours_is_an_answer_without_its_traceback(clock, logged, how)
 
 
 @pytest.mark.parametrize("how", ["at once", "later"])
-def test_a_failing_batch_answers_each_of_its_requests(clock, logged, how):
+def test_a_failing_batch_answers_each_of_its_requests(clock: Clock, logged: Logged, how: str) -> None:
     table = HandlerTable()
     table.register_batch(BATCH, raising(KeyError("oops"), how))
     peer, link = raw_link(serve(clock, table))
@@ -113,7 +121,7 @@ def test_a_failing_batch_answers_each_of_its_requests(clock, logged, how):
 
 
 @pytest.mark.parametrize("how", ["at once", "later"])
-def test_a_refusing_batch_is_not_our_error(clock, logged, how):
+def test_a_refusing_batch_is_not_our_error(clock: Clock, logged: Logged, how: str) -> None:
     table = HandlerTable()
     table.register_batch(BATCH, raising(Refused(ResponseCode.NO_PERMISSION, "no"), how))
     peer, link = raw_link(serve(clock, table))
@@ -123,7 +131,7 @@ def test_a_refusing_batch_is_not_our_error(clock, logged, how):
     assert logged.failures == []
 
 
-def test_a_code_has_one_handler_of_each_kind():
+def test_a_code_has_one_handler_of_each_kind() -> None:
     table = HandlerTable()
     table.register(ECHO, echo)
     table.register_batch(BATCH, lambda requests, connection: b"")
@@ -139,15 +147,17 @@ NOT_ENCODABLE = {
     "a name of a field that is too long": lambda asked: RemotingCommand(0, {"n" * 40_000: ""}, serialize_type=ROCKETMQ),
     "a number that is too large": lambda asked: RemotingCommand(1 << 40, serialize_type=ROCKETMQ),
     "a header over its length field": lambda asked: RemotingCommand.response(asked, remark="x" * (1 << 24)),
-    "a body of text": lambda asked: RemotingCommand.response(asked, body="text"),
+    "a body of text": lambda asked: RemotingCommand.response(asked, body="text"),  # type: ignore[arg-type]
     "no command": lambda asked: "an answer",
 }
 
 
 @pytest.mark.parametrize("answer", NOT_ENCODABLE.values(), ids=NOT_ENCODABLE)
 @pytest.mark.parametrize("how", ["at once", "later"])
-def test_an_answer_that_cannot_be_encoded_ends_its_request(clock, logged, answer, how):
-    def handler(asked, connection):
+def test_an_answer_that_cannot_be_encoded_ends_its_request(
+    clock: Clock, logged: Logged, answer: Callable[..., Any], how: str
+) -> None:
+    def handler(asked: RemotingCommand, connection: IConnection) -> RemotingCommand | Deferred[Any]:
         made = answer(asked)
         return made if how == "at once" and isinstance(made, RemotingCommand) else succeed(made)
 
@@ -165,7 +175,7 @@ def test_an_answer_that_cannot_be_encoded_ends_its_request(clock, logged, answer
 
 
 @pytest.mark.parametrize("how", ["at once", "later"])
-def test_a_batch_whose_failure_cannot_be_encoded_ends(clock, logged, how):
+def test_a_batch_whose_failure_cannot_be_encoded_ends(clock: Clock, logged: Logged, how: str) -> None:
     table = HandlerTable()
     table.register_batch(BATCH, raising(Refused(ResponseCode.NO_PERMISSION, "\udfff"), how))
     peer, link = raw_link(factory := serve(clock, table))
@@ -175,13 +185,13 @@ def test_a_batch_whose_failure_cannot_be_encoded_ends(clock, logged, how):
     assert factory.load.requests == 0
 
 
-def test_a_request_ends_where_its_answer_cannot_be_written(clock, logged):
+def test_a_request_ends_where_its_answer_cannot_be_written(clock: Clock, logged: Logged) -> None:
     table = HandlerTable()
-    table.register_batch(BATCH, lambda requests, connection: succeed("no bytes"))
+    table.register_batch(BATCH, lambda requests, connection: succeed("no bytes"))  # type: ignore[arg-type]
     table.register(LATER, lambda request, connection: succeed(echo(request, connection)))
     peer, link = raw_link(factory := serve(clock, table))
 
-    def broken(data):
+    def broken(data: bytes | str) -> None:
         raise RuntimeError("no more memory")
 
     link.protocols[1]._prompt_write = broken
@@ -194,7 +204,7 @@ def test_a_request_ends_where_its_answer_cannot_be_written(clock, logged):
 
 
 @pytest.mark.parametrize("serialize_type", [JSON, ROCKETMQ])
-def test_who_only_asks_and_wants_no_answer_is_not_served(clock, serialize_type):
+def test_who_only_asks_and_wants_no_answer_is_not_served(clock: Clock, serialize_type: int) -> None:
     table, seen = HandlerTable(), []
     for code in (RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, RequestCode.UPDATE_CONSUMER_OFFSET):
         table.register(code, lambda asked, connection: seen.append(asked.code))
@@ -205,11 +215,11 @@ def test_who_only_asks_and_wants_no_answer_is_not_served(clock, serialize_type):
     assert seen == [206] + 4 * [15]
 
 
-def test_every_code_has_a_bound_for_its_body(clock, logged):
+def test_every_code_has_a_bound_for_its_body(clock: Clock, logged: Logged) -> None:
     """What no real client sends is refused by its length, before anything is made of it."""
     for code in sorted(REQUESTS):
-        table, seen = HandlerTable(), []
-        table.register(code, lambda asked, connection, seen=seen: seen.append(asked) or RemotingCommand.response(asked))
+        table, seen = HandlerTable(), list[Any]()
+        table.register(code, lambda asked, connection, seen=seen: seen.append(asked) or RemotingCommand.response(asked))  # type: ignore[misc]
         peer, link = raw_link(serve(clock, table))
         most = REQUESTS[code].body_bytes_max
         assert most == FRAME_BYTES_MAX or most <= 512 * 1024

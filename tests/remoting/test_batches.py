@@ -1,14 +1,16 @@
 """Requests of one read that are handled together."""
 
 import json
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from twisted.internet.address import IPv4Address
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
-from mqbroker.remoting.handlers import HandlerTable
+from mqbroker.remoting.handlers import HandlerTable, IConnection
 from mqbroker.wire.command import (
     JSON,
     ONEWAY_FLAG,
@@ -22,7 +24,7 @@ from tests.remoting.link import CLIENT, End, Link, Peer, raw_link, serve
 from tests.remoting.requests import BATCH, ECHO, LATER, OTHER_BATCH, echo, request
 
 
-def test_neighbours_come_together_and_codes_in_order(clock, batch_table, calls):
+def test_neighbours_come_together_and_codes_in_order(clock: Clock, batch_table: HandlerTable, calls: list[Any]) -> None:
     peer, link = raw_link(serve(clock, batch_table))
     codes = [BATCH, BATCH, OTHER_BATCH, LATER, BATCH, BATCH, BATCH, LATER, LATER, OTHER_BATCH]
     for opaque, code in enumerate(codes):
@@ -42,7 +44,7 @@ def test_neighbours_come_together_and_codes_in_order(clock, batch_table, calls):
 
 @given(st.lists(st.tuples(st.sampled_from([BATCH, OTHER_BATCH, LATER, 99]), st.sampled_from([JSON, ROCKETMQ])),
                 max_size=30), st.integers(1, 400))  # fmt: skip
-def test_every_request_is_answered_in_order(requests, chunk):
+def test_every_request_is_answered_in_order(requests: list[tuple[int, int]], chunk: int) -> None:
     clock, table = Clock(), HandlerTable()
     table.register(LATER, echo)
     for code in (BATCH, OTHER_BATCH):
@@ -59,7 +61,7 @@ def test_every_request_is_answered_in_order(requests, chunk):
     assert [answer.opaque for answer in peer.answers] == list(range(len(requests)))
 
 
-def test_both_header_encodings_reach_a_batch_alike(clock):
+def test_both_header_encodings_reach_a_batch_alike(clock: Clock) -> None:
     table, seen = HandlerTable(), []
     table.register_batch(BATCH, lambda requests, connection: seen.extend(requests) or b"")
     peer, link = raw_link(serve(clock, table))
@@ -72,7 +74,7 @@ def test_both_header_encodings_reach_a_batch_alike(clock):
     ]
 
 
-def test_a_batch_gets_requests_without_fields_too(clock):
+def test_a_batch_gets_requests_without_fields_too(clock: Clock) -> None:
     """Java leaves extFields out, or writes null, where there are none."""
     table, seen = HandlerTable(), []
     table.register_batch(BATCH, lambda requests, connection: seen.extend(requests) or b"")
@@ -86,7 +88,7 @@ def test_a_batch_gets_requests_without_fields_too(clock):
 @pytest.mark.parametrize(
     ("value", "text"), [(1, "1"), (True, "true"), (1.5, "1.5"), (None, None)], ids=["int", "bool", "float", "null"]
 )
-def test_values_of_fields_reach_a_batch_as_text(clock, value, text):
+def test_values_of_fields_reach_a_batch_as_text(clock: Clock, value: float | None, text: str | None) -> None:
     """Fastjson reads a number, or a boolean, into a map of texts as its text; so must both ways of ours."""
     table, seen = HandlerTable(), []
     table.register_batch(BATCH, lambda requests, connection: seen.extend(requests) or b"")
@@ -98,10 +100,10 @@ def test_values_of_fields_reach_a_batch_as_text(clock, value, text):
     assert [raw[0] for raw in seen] == [wanted]
 
 
-def test_late_answers_of_a_batch(clock):
-    table, held = HandlerTable(), []
+def test_late_answers_of_a_batch(clock: Clock) -> None:
+    table, held = HandlerTable(), list[Any]()
 
-    def batch(requests, connection):
+    def batch(requests: list[tuple[dict[str, str], int, int, bytes, int]], connection: IConnection) -> Deferred[Any]:
         held.append(([raw[1] for raw in requests], Deferred()))
         return held[-1][1]
 
@@ -119,8 +121,8 @@ def test_late_answers_of_a_batch(clock):
     assert [answer.opaque for answer in peer.answers] == [3, 4, 1, 2]
 
 
-def test_late_answers_to_a_lost_connection_go_nowhere(clock):
-    table, held = HandlerTable(), []
+def test_late_answers_to_a_lost_connection_go_nowhere(clock: Clock) -> None:
+    table, held = HandlerTable(), list[Any]()
     for code, register in ((LATER, table.register), (BATCH, table.register_batch)):
         register(code, lambda requests, connection: held.append(Deferred()) or held[-1])
     peer, link = raw_link(serve(clock, table))
@@ -135,25 +137,27 @@ def test_late_answers_to_a_lost_connection_go_nowhere(clock):
 class PromptEnd(End):
     """As an ImmediateWriteServer is; `how` records which way each write took."""
 
-    def __init__(self, *addresses):
+    def __init__(self, *addresses: IPv4Address) -> None:
         super().__init__(*addresses)
-        self.how = []
+        self.how: list[Any] = []
 
-    def write(self, data):
+    def write(self, data: bytes) -> None:
         self.how.append("next turn")
         super().write(data)
 
-    def write_at_once(self, data):
+    def write_at_once(self, data: bytes) -> None:
         self.how.append("at once")
         super().write(data)
 
 
 @pytest.mark.parametrize(("count", "how"), [(1, "at once"), (8, "at once"), (9, "next turn"), (50, "next turn")])
 @pytest.mark.parametrize("code", [ECHO, BATCH])
-def test_few_answers_are_sent_at_once_and_many_in_the_next_turn(clock, batch_table, code, count, how):
+def test_few_answers_are_sent_at_once_and_many_in_the_next_turn(
+    clock: Clock, batch_table: HandlerTable, code: int, count: int, how: str
+) -> None:
     peer = Peer()
     link = Link(peer, serve(clock, batch_table).buildProtocol(CLIENT), far_end=PromptEnd)
     peer.transport.write(request(code, 1, x="") * count)
     link.pump()
-    assert set(link.ends[1].how) == {how}
+    assert set(cast(PromptEnd, link.ends[1]).how) == {how}
     assert len(peer.answers) == count

@@ -1,19 +1,24 @@
 """How much one connection may have in flight, before it is read no further."""
 
+from typing import Any
+
 from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
 
 from mqbroker.errors import MQError
-from mqbroker.remoting.handlers import HandlerTable
+from mqbroker.remoting.handlers import HandlerTable, IConnection
 from mqbroker.remoting.limits import Limits
 from mqbroker.wire.command import RemotingCommand
 from tests.remoting.link import raw_link, serve
 from tests.remoting.requests import BATCH, ECHO, LATER, echo, request
 
 
-def later_table():
-    table, held = HandlerTable(), []
+def later_table() -> tuple[HandlerTable, list[Any]]:
+    table, held = HandlerTable(), list[Any]()
 
-    def hold(request, connection):
+    def hold(
+        request: RemotingCommand | list[tuple[dict[str, str], int, int, bytes, int]], connection: IConnection
+    ) -> Deferred[Any]:
         held.append(Deferred())
         return held[-1]
 
@@ -22,7 +27,7 @@ def later_table():
     return table, held
 
 
-def test_as_many_requests_as_allowed_in_flight_pause_reading(clock):
+def test_as_many_requests_as_allowed_in_flight_pause_reading(clock: Clock) -> None:
     table, held = later_table()
     peer, link = raw_link(serve(clock, table, Limits(requests_in_flight_max=3)))
     for opaque in range(5):
@@ -47,7 +52,7 @@ def test_as_many_requests_as_allowed_in_flight_pause_reading(clock):
     assert len(peer.answers) == 5
 
 
-def test_a_batch_counts_for_each_of_its_requests(clock):
+def test_a_batch_counts_for_each_of_its_requests(clock: Clock) -> None:
     table, held = later_table()
     peer, link = raw_link(serve(clock, table, Limits(requests_in_flight_max=3)))
     peer.transport.write(request(BATCH, 1, x="") * 2)
@@ -64,7 +69,7 @@ def test_a_batch_counts_for_each_of_its_requests(clock):
     assert len(peer.answers) == 1
 
 
-def test_unread_answers_pause_reading(clock, table):
+def test_unread_answers_pause_reading(clock: Clock, table: HandlerTable) -> None:
     peer, link = raw_link(serve(clock, table))
     link.ends[0].reading = False  # the peer writes, and never reads
     for _ in range(20):
@@ -81,7 +86,7 @@ def test_unread_answers_pause_reading(clock, table):
     assert len(peer.answers) == 20
 
 
-def test_both_reasons_to_pause_must_be_gone(clock):
+def test_both_reasons_to_pause_must_be_gone(clock: Clock) -> None:
     table, held = later_table()
     table.register(ECHO, echo)
     peer, link = raw_link(factory := serve(clock, table, Limits(requests_in_flight_max=1)))
@@ -98,7 +103,7 @@ def test_both_reasons_to_pause_must_be_gone(clock):
     assert link.ends[1].reading
 
 
-def test_of_one_read_no_more_is_taken_than_may_be_in_flight(clock):
+def test_of_one_read_no_more_is_taken_than_may_be_in_flight(clock: Clock) -> None:
     table, held = later_table()
     peer, link = raw_link(factory := serve(clock, table, Limits(requests_in_flight_max=3)))
     peer.transport.write(b"".join(request(LATER, opaque) for opaque in range(8)))
@@ -116,7 +121,7 @@ def test_of_one_read_no_more_is_taken_than_may_be_in_flight(clock):
     assert factory.load.requests == 2
 
 
-def test_an_end_while_paused_is_quiet(clock):
+def test_an_end_while_paused_is_quiet(clock: Clock) -> None:
     table, held = later_table()
     peer, link = raw_link(serve(clock, table, Limits(requests_in_flight_max=1)))
     peer.transport.write(request(LATER, 1))

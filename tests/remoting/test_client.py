@@ -1,11 +1,14 @@
 """The client over in-memory connections."""
 
+from typing import Any
+
 import pytest
 from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.task import Clock
 
 from mqbroker.errors import ConnectionClosed, MQError, RequestTimedOut, TooManyRequests, Unreachable
 from mqbroker.remoting.client import RemotingClient, split_address
-from mqbroker.remoting.handlers import HandlerTable
+from mqbroker.remoting.handlers import HandlerTable, IConnection
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.command import RemotingCommand
 from tests.remoting.link import UNREAD_MAX, Network, result, serve, waiting
@@ -15,17 +18,17 @@ A, B = "10.0.0.1:10911", "10.0.0.3:10911"
 
 
 @pytest.fixture
-def held():
+def held() -> list[Any]:
     """What LATER was asked for: (request, Deferred)."""
     return []
 
 
 @pytest.fixture
-def network(clock, held):
+def network(clock: Clock, held: list[Any]) -> Network:
     table = HandlerTable()
     table.register(ECHO, lambda request, connection: RemotingCommand.response(request, body=request.body))
 
-    def later(request, connection):
+    def later(request: RemotingCommand, connection: IConnection) -> Deferred[Any]:
         held.append((request, Deferred()))
         return held[-1][1]
 
@@ -36,38 +39,38 @@ def network(clock, held):
 
 
 @pytest.fixture
-def closed():
+def closed() -> list[Any]:
     return []
 
 
 @pytest.fixture
-def client(clock, network, closed):
+def client(clock: Clock, network: Network, closed: list[Any]) -> RemotingClient:
     return RemotingClient(clock, connector=network.connector, on_closed=closed.append)
 
 
-def answer(held, body=b""):
+def answer(held: list[tuple[RemotingCommand, Deferred[Any]]], body: bytes = b"") -> None:
     request, deferred = held.pop(0)
     deferred.callback(RemotingCommand.response(request, body=body))
 
 
-def echo(body=b""):
+def echo(body: bytes = b"") -> RemotingCommand:
     return RemotingCommand(ECHO, body=body)
 
 
-def test_an_answer(client, network):
+def test_an_answer(client: RemotingClient, network: Network) -> None:
     asked = client.invoke_sync(A, echo(b"x"), 1000)
     network.pump()
     assert result(asked).body == b"x"
     assert client.addresses == [A]
 
 
-def test_an_error_code_is_an_answer(client, network):
+def test_an_error_code_is_an_answer(client: RemotingClient, network: Network) -> None:
     asked = client.invoke_sync(A, RemotingCommand(77), 1000)
     network.pump()
     assert result(asked).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
 
 
-def test_concurrent_requests_share_one_connection(client, network):
+def test_concurrent_requests_share_one_connection(client: RemotingClient, network: Network) -> None:
     network.hold = True
     asked = [client.invoke_sync(A, echo(bytes([i])), 1000) for i in range(3)]
     oneway = client.invoke_oneway(A, echo(), 1000)
@@ -84,7 +87,7 @@ def test_concurrent_requests_share_one_connection(client, network):
     assert network.attempts == [A, B]
 
 
-def test_a_failed_connect_fails_all_who_wait_and_is_tried_again(client, network):
+def test_a_failed_connect_fails_all_who_wait_and_is_tried_again(client: RemotingClient, network: Network) -> None:
     network.hold = True
     asked = [client.invoke_sync("10.0.0.9:1", echo(), 1000) for _ in range(2)]
     network.let_through()
@@ -97,7 +100,7 @@ def test_a_failed_connect_fails_all_who_wait_and_is_tried_again(client, network)
     assert network.attempts == ["10.0.0.9:1"] * 2
 
 
-def test_a_connect_that_hangs_times_out(client, network, clock):
+def test_a_connect_that_hangs_times_out(client: RemotingClient, network: Network, clock: Clock) -> None:
     network.hold = True
     asked = client.invoke_sync(A, echo(), 1500)
     oneway = client.invoke_oneway(A, echo(), 1500)
@@ -111,7 +114,7 @@ def test_a_connect_that_hangs_times_out(client, network, clock):
     assert network.attempts == [A]
 
 
-def test_the_time_covers_connecting_and_answering(client, network, clock):
+def test_the_time_covers_connecting_and_answering(client: RemotingClient, network: Network, clock: Clock) -> None:
     network.hold = True
     asked = client.invoke_sync(A, RemotingCommand(LATER), 1000)
     clock.advance(0.6)
@@ -125,7 +128,9 @@ def test_the_time_covers_connecting_and_answering(client, network, clock):
     assert "1000 ms" in str(error)
 
 
-def test_a_connection_that_was_made_while_the_reactor_was_busy_counts(client, network, clock):
+def test_a_connection_that_was_made_while_the_reactor_was_busy_counts(
+    client: RemotingClient, network: Network, clock: Clock
+) -> None:
     network.hold = True
     asked = client.invoke_sync(A, echo(b"x"), 3000)
     clock.advance(5)  # timers come first at the end of such a turn, and what was made after them
@@ -135,7 +140,7 @@ def test_a_connection_that_was_made_while_the_reactor_was_busy_counts(client, ne
     assert result(asked).body == b"x"
 
 
-def test_a_connect_is_given_up_in_time(client, network, clock):
+def test_a_connect_is_given_up_in_time(client: RemotingClient, network: Network, clock: Clock) -> None:
     network.hold = True
     asked = client.invoke_sync(A, echo(), 60_000)
     clock.advance(3)
@@ -144,7 +149,9 @@ def test_a_connect_is_given_up_in_time(client, network, clock):
     assert network.links == []
 
 
-def test_a_connection_is_closed_where_no_answer_came_since_a_request_that_timed_out(client, network, clock, held):
+def test_a_connection_is_closed_where_no_answer_came_since_a_request_that_timed_out(
+    client: RemotingClient, network: Network, clock: Clock, held: list[Any]
+) -> None:
     first = client.invoke_sync(A, RemotingCommand(LATER), 1000)
     clock.advance(0.5)
     second = client.invoke_sync(A, echo(), 1000)
@@ -160,7 +167,9 @@ def test_a_connection_is_closed_where_no_answer_came_since_a_request_that_timed_
     assert client.addresses == []
 
 
-def test_a_lost_connection_fails_its_requests_and_the_next_connects_again(client, network, closed, held):
+def test_a_lost_connection_fails_its_requests_and_the_next_connects_again(
+    client: RemotingClient, network: Network, closed: list[Any], held: list[Any]
+) -> None:
     asked = [client.invoke_sync(A, RemotingCommand(LATER), 1000) for _ in range(3)]
     other = client.invoke_sync(B, RemotingCommand(LATER), 1000)
     network.pump()
@@ -177,7 +186,7 @@ def test_a_lost_connection_fails_its_requests_and_the_next_connects_again(client
     network.pump()
 
 
-def test_the_server_may_ask_too(clock, network):
+def test_the_server_may_ask_too(clock: Clock, network: Network) -> None:
     table = HandlerTable()
     table.register(40, lambda request, connection: RemotingCommand.response(request, body=b"from the client"))
     client = RemotingClient(clock, connector=network.connector, handlers=table)
@@ -189,12 +198,12 @@ def test_the_server_may_ask_too(clock, network):
     assert result(asked).body == b"from the client"
 
 
-def test_oneway_fires_when_it_is_handed_over(client, network):
+def test_oneway_fires_when_it_is_handed_over(client: RemotingClient, network: Network) -> None:
     assert result(client.invoke_oneway(A, RemotingCommand(LATER), 1000)) is None
     assert len(network.links[0].ends[0].written)
 
 
-def test_oneways_wait_in_order_while_the_peer_does_not_read(client, network):
+def test_oneways_wait_in_order_while_the_peer_does_not_read(client: RemotingClient, network: Network) -> None:
     big = bytes(UNREAD_MAX)
     sent = [client.invoke_oneway(A, echo(big), 1000) for _ in range(3)]
     last = client.invoke_oneway(A, echo(b"last"), 1000)
@@ -208,7 +217,7 @@ def test_oneways_wait_in_order_while_the_peer_does_not_read(client, network):
     assert near.written.endswith(b"last")
 
 
-def test_oneways_that_wait_when_the_connection_ends_say_so(client, network):
+def test_oneways_that_wait_when_the_connection_ends_say_so(client: RemotingClient, network: Network) -> None:
     client.invoke_oneway(A, echo(bytes(UNREAD_MAX)), 1000)
     waits = [client.invoke_oneway(A, echo(), 1000) for _ in range(2)]
     client.drop(A, "a test")
@@ -216,7 +225,9 @@ def test_oneways_that_wait_when_the_connection_ends_say_so(client, network):
     assert [type(result(deferred)) for deferred in waits] == [ConnectionClosed, ConnectionClosed]
 
 
-def test_permits_fail_an_async_request_at_once_and_let_a_sync_one_wait(clock, network, held):
+def test_permits_fail_an_async_request_at_once_and_let_a_sync_one_wait(
+    clock: Clock, network: Network, held: list[Any]
+) -> None:
     client = RemotingClient(clock, connector=network.connector, requests_max=2)
     first = [client.invoke_async(A, RemotingCommand(LATER), 5000) for _ in range(2)]
     refused = client.invoke_async(A, echo(), 5000)
@@ -234,7 +245,7 @@ def test_permits_fail_an_async_request_at_once_and_let_a_sync_one_wait(clock, ne
     assert isinstance(result(first[1]), ConnectionClosed)
 
 
-def test_a_request_that_waits_for_a_permit_times_out(clock, network, held):
+def test_a_request_that_waits_for_a_permit_times_out(clock: Clock, network: Network, held: list[Any]) -> None:
     client = RemotingClient(clock, connector=network.connector, requests_max=1)
     first = client.invoke_sync(A, RemotingCommand(LATER), 5000)
     second = client.invoke_sync(A, echo(), 1000)
@@ -250,7 +261,7 @@ def test_a_request_that_waits_for_a_permit_times_out(clock, network, held):
 
 
 @pytest.mark.parametrize("state", ["connecting", "waiting for the answer"])
-def test_cancelling_frees_the_permit(clock, network, held, state):
+def test_cancelling_frees_the_permit(clock: Clock, network: Network, held: list[Any], state: str) -> None:
     client = RemotingClient(clock, connector=network.connector, requests_max=1)
     network.hold = state == "connecting"
     first = client.invoke_async(A, RemotingCommand(LATER), 5000)
@@ -264,7 +275,7 @@ def test_cancelling_frees_the_permit(clock, network, held, state):
     assert network.attempts == [A]
 
 
-def test_every_end_of_a_request_gives_its_permit_back(clock, network, held):
+def test_every_end_of_a_request_gives_its_permit_back(clock: Clock, network: Network, held: list[Any]) -> None:
     client = RemotingClient(clock, connector=network.connector, requests_max=1)
     for _ in range(3):
         asked = client.invoke_async("10.0.0.9:1", echo(), 1000)
@@ -283,9 +294,9 @@ def test_every_end_of_a_request_gives_its_permit_back(clock, network, held):
         assert isinstance(result(asked), RemotingCommand)
 
 
-def test_one_who_waits_may_cancel_another_when_the_connection_is_made(client, network):
+def test_one_who_waits_may_cancel_another_when_the_connection_is_made(client: RemotingClient, network: Network) -> None:
     network.hold = True
-    second = []
+    second: list[Any] = []
     first = client.invoke_oneway(A, echo(), 1000).addCallback(lambda _: second[0].cancel())
     second.append(client.invoke_sync(A, echo(), 1000))
     network.let_through()
@@ -293,7 +304,7 @@ def test_one_who_waits_may_cancel_another_when_the_connection_is_made(client, ne
     assert isinstance(result(second[0]), CancelledError)
 
 
-def test_a_request_is_sent_though_one_before_it_failed_to_encode(client, network):
+def test_a_request_is_sent_though_one_before_it_failed_to_encode(client: RemotingClient, network: Network) -> None:
     network.hold = True
     bad = client.invoke_sync(A, RemotingCommand(ECHO, {"x": "\ud800"}), 1000)
     good = client.invoke_sync(A, echo(b"good"), 1000)
@@ -303,7 +314,9 @@ def test_a_request_is_sent_though_one_before_it_failed_to_encode(client, network
     assert result(good).body == b"good"
 
 
-def test_close_ends_all_and_takes_no_more(client, network, clock, held):
+def test_close_ends_all_and_takes_no_more(
+    client: RemotingClient, network: Network, clock: Clock, held: list[Any]
+) -> None:
     asked = [client.invoke_sync(address, RemotingCommand(LATER), 1000) for address in (A, B)]
     network.pump()
     done = client.close()
@@ -319,7 +332,7 @@ def test_close_ends_all_and_takes_no_more(client, network, clock, held):
     assert clock.getDelayedCalls() == []
 
 
-def test_close_ends_a_connect_under_way(client, network):
+def test_close_ends_a_connect_under_way(client: RemotingClient, network: Network) -> None:
     network.hold = True
     asked = client.invoke_sync(A, echo(), 1000)
     assert result(client.close()) is None
@@ -328,7 +341,7 @@ def test_close_ends_a_connect_under_way(client, network):
     assert network.links == []
 
 
-def test_drop_closes_one_connection(client, network, closed):
+def test_drop_closes_one_connection(client: RemotingClient, network: Network, closed: list[Any]) -> None:
     client.invoke_oneway(A, echo(), 1000)
     client.invoke_oneway(B, echo(), 1000)
     client.drop(A, "its broker left")
@@ -338,7 +351,9 @@ def test_drop_closes_one_connection(client, network, closed):
     assert client.addresses == [B]
 
 
-def test_an_idle_connection_is_closed(client, network, clock, closed):
+def test_an_idle_connection_is_closed(
+    client: RemotingClient, network: Network, clock: Clock, closed: list[Any]
+) -> None:
     client.invoke_oneway(A, echo(), 1000)
     network.pump()
     for _ in range(125):
@@ -355,14 +370,14 @@ def test_an_idle_connection_is_closed(client, network, clock, closed):
         ("[::1]:65535", ("::1", 65535)),
     ],
 )
-def test_addresses(address, wanted):
+def test_addresses(address: str, wanted: tuple[str, int]) -> None:
     assert split_address(address) == wanted
 
 
 @pytest.mark.parametrize(
     "address", ["", "host", "host:", ":1", "host:0", "host:65536", "host:-1", "h:²", "h:x", "h:1.5"]
 )
-def test_what_is_no_address_is_refused(client, address):
+def test_what_is_no_address_is_refused(client: RemotingClient, address: str) -> None:
     with pytest.raises(MQError, match="is not an address"):
         split_address(address)
     assert "is not an address" in str(result(client.invoke_sync(address, echo(), 1000)))

@@ -1,9 +1,11 @@
 """One connection, both ends of it ours: asking, and who is at the other end."""
 
 import struct
+from typing import Any, cast
 
 import pytest
 from twisted.internet.defer import CancelledError, Deferred, succeed
+from twisted.internet.task import Clock
 from zope.interface.verify import verifyObject
 
 from mqbroker.errors import ConnectionClosed, RequestTimedOut
@@ -15,17 +17,17 @@ from tests.remoting.link import Link, NoOwner, Peer, protocol_link, raw_link, re
 from tests.remoting.requests import BATCH, ECHO, LATER, echo, request
 
 
-def test_a_connection_is_what_handlers_expect(clock, table):
+def test_a_connection_is_what_handlers_expect(clock: Clock, table: HandlerTable) -> None:
     near, _ = protocol_link(clock, serve(clock, table))
     assert verifyObject(IConnection, near)
     assert near.remote_addr == "10.0.0.1:10911"
     assert near.remote_host == bytes([10, 0, 0, 1]) + struct.pack(">i", 10911)
-    assert near.transport.no_delay
+    assert cast(Any, near.transport).no_delay
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 7, 1 << 30])
 @pytest.mark.parametrize("serialize_type", [JSON, ROCKETMQ])
-def test_a_request_is_answered(clock, table, chunk, serialize_type):
+def test_a_request_is_answered(clock: Clock, table: HandlerTable, chunk: int, serialize_type: int) -> None:
     near, link = protocol_link(clock, serve(clock, table))
     asked = [
         near.invoke(RemotingCommand(ECHO, body=str(i).encode(), serialize_type=serialize_type), 1000) for i in range(5)
@@ -38,7 +40,7 @@ def test_a_request_is_answered(clock, table, chunk, serialize_type):
     assert clock.getDelayedCalls()[1:] == []  # only the server's watch is left
 
 
-def test_either_end_may_ask(clock, table):
+def test_either_end_may_ask(clock: Clock, table: HandlerTable) -> None:
     factory = serve(clock)
     _, link = protocol_link(clock, factory, table)
     (far,) = factory.connections
@@ -47,10 +49,10 @@ def test_either_end_may_ask(clock, table):
     assert result(asked).body == b"from the server"
 
 
-def test_answers_are_told_apart_in_any_order(clock):
-    table, held = HandlerTable(), []
+def test_answers_are_told_apart_in_any_order(clock: Clock) -> None:
+    table, held = HandlerTable(), list[Any]()
 
-    def hold(request, connection):
+    def hold(request: RemotingCommand, connection: IConnection) -> Deferred[Any]:
         held.append((request, Deferred()))
         return held[-1][1]
 
@@ -64,7 +66,7 @@ def test_answers_are_told_apart_in_any_order(clock):
     assert [result(deferred).body for deferred in asked] == [b"\0", b"\1", b"\2"]
 
 
-def test_no_answer_in_time(clock, table):
+def test_no_answer_in_time(clock: Clock, table: HandlerTable) -> None:
     near, link = protocol_link(clock, serve(clock, table))
     link.paused = True
     asked = near.invoke(RemotingCommand(ECHO), 1500)
@@ -83,7 +85,7 @@ def test_no_answer_in_time(clock, table):
     assert result(again).body == b"x"
 
 
-def test_a_cancelled_request_is_forgotten(clock, table):
+def test_a_cancelled_request_is_forgotten(clock: Clock, table: HandlerTable) -> None:
     near, link = protocol_link(clock, serve(clock, table))
     asked = near.invoke(RemotingCommand(ECHO), 1000)
     asked.cancel()
@@ -93,12 +95,12 @@ def test_a_cancelled_request_is_forgotten(clock, table):
     assert not near.closed
 
 
-def test_a_lost_connection_fails_each_waiting_request_once(clock, table):
+def test_a_lost_connection_fails_each_waiting_request_once(clock: Clock, table: HandlerTable) -> None:
     near, link = protocol_link(clock, serve(clock, table))
     link.paused = True
     failures = []
     for i in range(4):
-        near.invoke(RemotingCommand(ECHO), 1000).addErrback(lambda failure, i=i: failures.append((i, failure.value)))
+        near.invoke(RemotingCommand(ECHO), 1000).addErrback(lambda failure, i: failures.append((i, failure.value)), i)
     gone = []
     near.notify_closed(lambda: gone.append("gone"))
     link.cut()
@@ -110,7 +112,7 @@ def test_a_lost_connection_fails_each_waiting_request_once(clock, table):
     assert len(failures) == 4
 
 
-def test_a_request_made_by_a_failing_one_fails_too(clock, table):
+def test_a_request_made_by_a_failing_one_fails_too(clock: Clock, table: HandlerTable) -> None:
     near, link = protocol_link(clock, serve(clock, table))
     link.paused = True
     again = []
@@ -119,7 +121,7 @@ def test_a_request_made_by_a_failing_one_fails_too(clock, table):
     assert isinstance(result(again[0]), ConnectionClosed)
 
 
-def test_a_failing_request_may_cancel_another(clock, table):
+def test_a_failing_request_may_cancel_another(clock: Clock, table: HandlerTable) -> None:
     factory = serve(clock, table)
     near, link = protocol_link(clock, factory)
     link.paused = True
@@ -131,7 +133,7 @@ def test_a_failing_request_may_cancel_another(clock, table):
     assert not factory.connections
 
 
-def test_a_closed_connection_takes_nothing(clock, table):
+def test_a_closed_connection_takes_nothing(clock: Clock, table: HandlerTable) -> None:
     near, link = protocol_link(clock, serve(clock, table))
     link.cut()
     assert isinstance(result(near.invoke(RemotingCommand(ECHO), 1000)), ConnectionClosed)
@@ -144,7 +146,7 @@ def test_a_closed_connection_takes_nothing(clock, table):
     assert gone == ["at once"]
 
 
-def test_a_request_that_cannot_be_encoded_leaves_nothing_behind(clock, table):
+def test_a_request_that_cannot_be_encoded_leaves_nothing_behind(clock: Clock, table: HandlerTable) -> None:
     near, _ = protocol_link(clock, serve(clock, table))
     before = len(clock.getDelayedCalls())
     with pytest.raises(Exception, match="UTF-8"):
@@ -152,7 +154,7 @@ def test_a_request_that_cannot_be_encoded_leaves_nothing_behind(clock, table):
     assert len(clock.getDelayedCalls()) == before
 
 
-def test_oneway_gets_no_answer(clock):
+def test_oneway_gets_no_answer(clock: Clock) -> None:
     table, seen = HandlerTable(), []
     table.register(ECHO, lambda request, connection: seen.append(request) or echo(request, connection))
     table.register(LATER, lambda request, connection: seen.append(request) or succeed(echo(request, connection)))
@@ -167,7 +169,7 @@ def test_oneway_gets_no_answer(clock):
 
 
 @pytest.mark.parametrize("serialize_type", [JSON, ROCKETMQ])
-def test_an_answer_to_nothing_is_ignored(clock, table, serialize_type):
+def test_an_answer_to_nothing_is_ignored(clock: Clock, table: HandlerTable, serialize_type: int) -> None:
     peer, link = raw_link(serve(clock, table))
     peer.transport.write(request(0, 12345, flag=RESPONSE_FLAG, serialize_type=serialize_type))
     peer.transport.write(request(ECHO, 5, b"on we go", serialize_type=serialize_type))
@@ -175,7 +177,7 @@ def test_an_answer_to_nothing_is_ignored(clock, table, serialize_type):
     assert [(answer.opaque, answer.body) for answer in peer.answers] == [(5, b"on we go")]
 
 
-def test_an_answer_is_never_taken_for_a_request(clock):
+def test_an_answer_is_never_taken_for_a_request(clock: Clock) -> None:
     """Also where its code is one that has a batch handler."""
     table, seen = HandlerTable(), []
     table.register_batch(BATCH, lambda requests, connection: seen.append(requests) or b"")
@@ -191,7 +193,7 @@ def test_an_answer_is_never_taken_for_a_request(clock):
 
 
 class Address:
-    def __init__(self, host=None, port=0):
+    def __init__(self, host: str | None = None, port: int = 0) -> None:
         if host is not None:
             self.host, self.port = host, port
 
@@ -206,13 +208,13 @@ class Address:
     ],
     ids=["mapped", "v6", "scoped", "unix"],
 )
-def test_how_a_peer_is_called(clock, table, address, text, host):
+def test_how_a_peer_is_called(clock: Clock, table: HandlerTable, address: Address, text: str, host: bytes) -> None:
     protocol = RemotingProtocol(table, clock, Limits(), NoOwner())
     Link(Peer(), protocol, near_address=address)
     assert (protocol.remote_addr, protocol.remote_host) == (text, host)
 
 
-def test_waiting_is_told_apart(clock, table):
+def test_waiting_is_told_apart(clock: Clock, table: HandlerTable) -> None:
     near, link = protocol_link(clock, serve(clock, table))
     asked = near.invoke(RemotingCommand(ECHO), 1000)
     assert result(asked) is waiting

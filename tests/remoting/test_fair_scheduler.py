@@ -1,23 +1,29 @@
 """Nobody waits long for what others ask: handlers here take time of the test's clock."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from twisted.internet.address import IPv4Address
 from twisted.internet.task import Clock
 
 from mqbroker.remoting.fair_scheduler import ALL_AT_ONCE_S, AT_ONCE_S, SLICE_S, WAITING_S
-from mqbroker.remoting.handlers import HandlerTable
+from mqbroker.remoting.handlers import HandlerTable, IConnection
 from mqbroker.remoting.limits import Limits
+from mqbroker.remoting.server import RemotingServerFactory
+from mqbroker.wire.command import RemotingCommand
 from tests.remoting.link import Link, Peer, serve
+from tests.remoting.logs import Logged
 from tests.remoting.requests import BATCH, ECHO, LATER, echo, request
 
 
 class WorkingClock(Clock):
     """Time also passes while something is done."""
 
-    def work(self, seconds):
+    def work(self, seconds: float) -> None:
         self.rightNow += seconds
 
-    def turn(self):
+    def turn(self) -> None:
         """Make the calls that are due now; those that they ask for are due in the next turn, as in a reactor."""
         due = [call for call in self.calls if call.getTime() <= self.seconds()]
         for call in due:
@@ -27,21 +33,21 @@ class WorkingClock(Clock):
 
 
 @pytest.fixture
-def clock():
+def clock() -> WorkingClock:
     clock = WorkingClock()
     clock.advance(1_700_000_000)
     return clock
 
 
 @pytest.fixture
-def table(clock):
+def table(clock: WorkingClock) -> HandlerTable:
     """LATER takes 4 ms, BATCH 0.1 ms for each of its requests."""
 
-    def slow(asked, connection):
+    def slow(asked: RemotingCommand, connection: IConnection) -> RemotingCommand:
         clock.work(0.004)
         return echo(asked, connection)
 
-    def batch(requests, connection):
+    def batch(requests: list[tuple[dict[str, str], int, int, bytes, int]], connection: IConnection) -> bytes:
         clock.work(0.0001 * len(requests))
         return b""
 
@@ -52,19 +58,19 @@ def table(clock):
     return table
 
 
-def connect(factory, host="10.0.0.2", port=40000):
+def connect(factory: RemotingServerFactory, host: str = "10.0.0.2", port: int = 40000) -> tuple[Peer, Link]:
     peer = Peer()
     link = Link(peer, factory.buildProtocol(None), near_address=IPv4Address("TCP", host, port))
     return peer, link
 
 
-def took(clock, step):
+def took(clock: WorkingClock, step: Callable[..., Any]) -> float:
     began = clock.seconds()
     step()
     return clock.seconds() - began
 
 
-def test_of_one_read_as_much_is_handled_as_its_turn_allows(clock, table):
+def test_of_one_read_as_much_is_handled_as_its_turn_allows(clock: WorkingClock, table: HandlerTable) -> None:
     peer, link = connect(serve(clock, table))
     peer.transport.write(b"".join(request(LATER, opaque) for opaque in range(100)))
     assert took(clock, link.pump) < AT_ONCE_S + 0.004
@@ -81,7 +87,7 @@ def test_of_one_read_as_much_is_handled_as_its_turn_allows(clock, table):
     assert clock.getDelayedCalls()[1:] == []  # only the server's watch is left
 
 
-def test_batches_are_cut_where_the_turn_ends(clock, table):
+def test_batches_are_cut_where_the_turn_ends(clock: WorkingClock, table: HandlerTable) -> None:
     peer, link = connect(serve(clock, table))
     peer.transport.write(b"".join(request(BATCH, opaque, x="") for opaque in range(1000)))
     assert took(clock, link.pump) < AT_ONCE_S + 0.002
@@ -90,7 +96,7 @@ def test_batches_are_cut_where_the_turn_ends(clock, table):
         assert took(clock, clock.turn) < WAITING_S + 0.002
 
 
-def test_what_comes_while_frames_wait_comes_after_them(clock, table):
+def test_what_comes_while_frames_wait_comes_after_them(clock: WorkingClock, table: HandlerTable) -> None:
     """As TLS brings it, which has read on already."""
     peer, link = connect(serve(clock, table))
     peer.transport.write(b"".join(request(LATER, opaque) for opaque in range(5)))
@@ -103,7 +109,7 @@ def test_what_comes_while_frames_wait_comes_after_them(clock, table):
     assert [answer.opaque for answer in peer.answers] == list(range(7))
 
 
-def test_others_are_served_between_the_parts_of_one(clock, table):
+def test_others_are_served_between_the_parts_of_one(clock: WorkingClock, table: HandlerTable) -> None:
     factory = serve(clock, table)
     greedy, greedy_link = connect(factory)
     modest, modest_link = connect(factory, port=40001)
@@ -116,7 +122,7 @@ def test_others_are_served_between_the_parts_of_one(clock, table):
         assert len(modest.answers) == count
 
 
-def test_many_connections_of_one_address_have_no_more_than_one(clock, table):
+def test_many_connections_of_one_address_have_no_more_than_one(clock: WorkingClock, table: HandlerTable) -> None:
     """All reads of one turn of the reactor together take a bounded time, and the newcomer's is not the last."""
     factory = serve(clock, table)
     crowd = [connect(factory, port=port) for port in range(1, 201)]
@@ -130,7 +136,7 @@ def test_many_connections_of_one_address_have_no_more_than_one(clock, table):
     assert waited < AT_ONCE_S + WAITING_S + 0.008
 
 
-def test_many_addresses_have_a_bounded_part_of_a_turn(clock, table):
+def test_many_addresses_have_a_bounded_part_of_a_turn(clock: WorkingClock, table: HandlerTable) -> None:
     factory = serve(clock, table)
     crowd = [connect(factory, f"10.0.1.{host}") for host in range(1, 101)]
     for peer, _ in crowd:
@@ -138,7 +144,7 @@ def test_many_addresses_have_a_bounded_part_of_a_turn(clock, table):
     assert took(clock, lambda: [link.pump() for _, link in crowd]) < ALL_AT_ONCE_S + 0.004
 
 
-def test_who_was_handled_least_goes_first(clock, table):
+def test_who_was_handled_least_goes_first(clock: WorkingClock, table: HandlerTable) -> None:
     factory = serve(clock, table)
     crowd = [connect(factory, f"10.0.1.{host}") for host in range(1, 31)]
     for peer, link in crowd:
@@ -160,7 +166,7 @@ def test_who_was_handled_least_goes_first(clock, table):
 
 
 @pytest.mark.parametrize("count", [2, 40])
-def test_connections_of_one_address_share_its_part(clock, table, count):
+def test_connections_of_one_address_share_its_part(clock: WorkingClock, table: HandlerTable, count: int) -> None:
     factory = serve(clock, table)
     first, first_link = connect(factory)
     crowd = [(first, first_link)] + [connect(factory, port=port) for port in range(1, count)]
@@ -175,7 +181,9 @@ def test_connections_of_one_address_share_its_part(clock, table, count):
     assert max(done) - min(done) <= 3 + SLICE_S / 0.004 * 2
 
 
-def test_a_connection_that_closes_while_its_frames_wait_is_forgotten(clock, table, logged):
+def test_a_connection_that_closes_while_its_frames_wait_is_forgotten(
+    clock: WorkingClock, table: HandlerTable, logged: Logged
+) -> None:
     factory = serve(clock, table)
     peer, link = connect(factory)
     peer.transport.write(b"".join(request(LATER, opaque) for opaque in range(100)))
@@ -188,7 +196,9 @@ def test_a_connection_that_closes_while_its_frames_wait_is_forgotten(clock, tabl
     assert factory.load._addresses == {}
 
 
-def test_garbage_behind_frames_that_wait_closes_when_its_turn_comes(clock, table, logged):
+def test_garbage_behind_frames_that_wait_closes_when_its_turn_comes(
+    clock: WorkingClock, table: HandlerTable, logged: Logged
+) -> None:
     peer, link = connect(serve(clock, table))
     bad = request(LATER).replace(b'"code"', b'"coda"').replace(b'"opaque":0', b'"opaque":[]')
     assert len(bad) == len(request(LATER)) + 1
@@ -203,7 +213,7 @@ def test_garbage_behind_frames_that_wait_closes_when_its_turn_comes(clock, table
     assert "opaque of a command must be a 32-bit integer, not list" in logged.lines[-1]
 
 
-def test_frames_that_wait_count_as_what_is_kept(clock, table, logged):
+def test_frames_that_wait_count_as_what_is_kept(clock: WorkingClock, table: HandlerTable, logged: Logged) -> None:
     factory = serve(clock, table, Limits(unfinished_bytes_max=100_000))
     greedy, greedy_link = connect(factory)
     greedy.transport.write(b"".join(request(LATER, opaque, bytes(1000)) for opaque in range(70)))

@@ -2,6 +2,7 @@
 
 import json
 import struct
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from mqbroker.remoting.handlers import HandlerTable
 from mqbroker.remoting.limits import Limits
 from mqbroker.wire.command import JSON, ROCKETMQ, encode_frame
 from tests.remoting.link import raw_link, serve
+from tests.remoting.logs import Logged
 from tests.remoting.requests import BATCH, ECHO, echo, request
 
 MANY_FIELDS = {"code": BATCH, "opaque": 1, "flag": 0, "extFields": {str(i): "" for i in range(100_000)}}
@@ -56,7 +58,9 @@ GARBAGE = {
 
 @pytest.mark.parametrize("chunk", [1 << 30, 5])
 @pytest.mark.parametrize("name", GARBAGE)
-def test_garbage_closes_its_connection_with_a_line_and_no_other(clock, batch_table, logged, name, chunk):
+def test_garbage_closes_its_connection_with_a_line_and_no_other(
+    clock: Clock, batch_table: HandlerTable, logged: Logged, name: str, chunk: int
+) -> None:
     factory = serve(clock, batch_table)
     good, good_link = raw_link(factory)
     bad, bad_link = raw_link(factory)
@@ -78,7 +82,7 @@ def test_garbage_closes_its_connection_with_a_line_and_no_other(clock, batch_tab
     assert [answer.body for answer in good.answers] == [b"before", b"after", b"too"]
 
 
-def test_requests_before_garbage_in_one_read(clock, table):
+def test_requests_before_garbage_in_one_read(clock: Clock, table: HandlerTable) -> None:
     """They are answered or not, but the connection ends in any case."""
     peer, link = raw_link(serve(clock, table))
     peer.transport.write(request(ECHO, 1) + encode_frame(JSON, b"null"))
@@ -86,14 +90,14 @@ def test_requests_before_garbage_in_one_read(clock, table):
     assert peer.lost
 
 
-def test_a_large_frame_is_refused_before_it_is_collected(clock, table):
+def test_a_large_frame_is_refused_before_it_is_collected(clock: Clock, table: HandlerTable) -> None:
     peer, link = raw_link(serve(clock, table, Limits(frame_bytes_max=1000)))
     peer.transport.write(struct.pack(">i", 1001))
     link.pump()
     assert peer.lost
 
 
-def test_a_cut_frame_is_not_answered(clock, table):
+def test_a_cut_frame_is_not_answered(clock: Clock, table: HandlerTable) -> None:
     peer, link = raw_link(serve(clock, table))
     peer.transport.write(request(ECHO, 1)[:-1])
     peer.transport.loseConnection()
@@ -103,7 +107,7 @@ def test_a_cut_frame_is_not_answered(clock, table):
 
 
 @given(st.lists(st.binary(max_size=60), max_size=4))
-def test_random_bytes_never_raise(parts):
+def test_random_bytes_never_raise(parts: list[bytes]) -> None:
     clock, table = Clock(), HandlerTable()
     table.register(ECHO, echo)
     peer, link = raw_link(serve(clock, table))
@@ -127,7 +131,7 @@ _json_values = st.recursive(
                   ("code", "opaque", "flag", "extFields", "language", "version", "remark")},
     )
 )  # fmt: skip
-def test_random_headers_are_answered_or_closed(fields):
+def test_random_headers_are_answered_or_closed(fields: dict[str, Any]) -> None:
     clock, table = Clock(), HandlerTable()
     table.register(ECHO, echo)
     seen = []

@@ -1,11 +1,13 @@
 """Methods marked as handlers: what they are given, and which answer carries what they return."""
 
+from typing import Any, cast
+
 import attrs
 import pytest
 from twisted.internet.defer import Deferred
 
 from mqbroker.errors import Refused
-from mqbroker.remoting.handlers import Call, HandlerTable, answers
+from mqbroker.remoting.handlers import Call, HandlerTable, IConnection, answers
 from mqbroker.wire.admin_bodies import GroupList
 from mqbroker.wire.codes import RequestCode as Code
 from mqbroker.wire.codes import ResponseCode
@@ -14,44 +16,45 @@ from mqbroker.wire.headers import GetMaxOffsetRequestHeader, GetMaxOffsetRespons
 from tests.remoting.link import result
 
 FIELDS = {"topic": "T", "queueId": "3"}
+PEER = cast(IConnection, "peer")
 
 
 @attrs.frozen
 class Family:
-    returned: object = None
+    returned: Any = None
     calls: list = attrs.field(factory=list)
 
     @answers(Code.GET_MAX_OFFSET, Code.GET_MIN_OFFSET)
-    def of_queue(self, call):
+    def of_queue(self, call: Call) -> Any:
         self.calls.append(call)
         return self.returned
 
     @answers(Code.CLEAN_UNUSED_TOPIC)
-    async def later(self, call):
+    async def later(self, call: Call) -> bytes | Deferred[Any] | None:
         self.calls.append(call)
         return await self.returned
 
-    def unmarked(self, call):
+    def unmarked(self, call: Call) -> None:
         raise AssertionError
 
 
-def served(returned=None):
+def served(returned: Any = None) -> tuple[HandlerTable, Family]:
     table, family = HandlerTable(), Family(returned)
     table.serve(family)
     return table, family
 
 
-def test_the_header_is_that_of_the_row():
+def test_the_header_is_that_of_the_row() -> None:
     table, family = served()
     assert table.codes == {Code.GET_MAX_OFFSET, Code.GET_MIN_OFFSET, Code.CLEAN_UNUSED_TOPIC}
     request = RemotingCommand(Code.GET_MAX_OFFSET, FIELDS)
-    table.handle(request, "peer")
-    assert family.calls == [Call(GetMaxOffsetRequestHeader(topic="T", queue_id=3), request, "peer")]
+    table.handle(request, PEER)
+    assert family.calls == [Call(GetMaxOffsetRequestHeader(topic="T", queue_id=3), request, PEER)]
 
 
-def test_a_wrong_header_is_refused_before_the_method_is_called():
+def test_a_wrong_header_is_refused_before_the_method_is_called() -> None:
     table, family = served()
-    answer = table.handle(RemotingCommand(Code.GET_MAX_OFFSET, {"topic": "T"}), "peer")
+    answer = table.handle(RemotingCommand(Code.GET_MAX_OFFSET, {"topic": "T"}), PEER)
     assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "the custom field <queueId> is null")
     assert family.calls == []
 
@@ -65,49 +68,51 @@ def test_a_wrong_header_is_refused_before_the_method_is_called():
         (GetMaxOffsetResponseHeader(offset=7), {"offset": "7"}, b""),
     ],
 )
-def test_what_is_returned_is_the_answers(returned, fields, body):
+def test_what_is_returned_is_the_answers(
+    returned: bytes | GroupList | GetMaxOffsetResponseHeader | None, fields: dict[str, str], body: bytes
+) -> None:
     table, _ = served(returned)
     request = RemotingCommand(Code.GET_MAX_OFFSET, FIELDS, opaque=9)
-    answer = table.handle(request, "peer")
+    answer = table.handle(request, PEER)
     assert (answer.code, answer.opaque, answer.ext_fields, answer.body) == (0, 9, fields, body)
 
 
-def test_an_answer_that_is_whole_is_left_as_it_is():
+def test_an_answer_that_is_whole_is_left_as_it_is() -> None:
     whole = RemotingCommand(ResponseCode.QUERY_NOT_FOUND)
     table, _ = served(whole)
-    assert table.handle(RemotingCommand(Code.GET_MAX_OFFSET, FIELDS), "peer") is whole
+    assert table.handle(RemotingCommand(Code.GET_MAX_OFFSET, FIELDS), PEER) is whole
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_coroutine_answers_when_it_ends(fails):
-    waited = Deferred()
+def test_a_coroutine_answers_when_it_ends(fails: bool) -> None:
+    waited = Deferred[Any]()
     table, family = served(waited)
-    answer = table.handle(RemotingCommand(Code.CLEAN_UNUSED_TOPIC), "peer")
+    answer = table.handle(RemotingCommand(Code.CLEAN_UNUSED_TOPIC), PEER)
     assert family.calls[0].header is None
     assert not answer.called
     if fails:
         waited.errback(Refused(ResponseCode.NO_PERMISSION, "no"))
     else:
         waited.callback(b"body")
-    command = result(answer)
+    command = result(cast(Deferred[Any], answer))
     assert (command.code, command.body) == ((16, b"") if fails else (0, b"body"))
 
 
-def test_what_is_bounded_goes_through_what_bounds_it():
+def test_what_is_bounded_goes_through_what_bounds_it() -> None:
     class Bounded:
         @answers(Code.CLEAN_UNUSED_TOPIC, bounded=True)
-        async def much(self, call):
+        async def much(self, call: Call) -> bytes:
             return b"much"
 
     with pytest.raises(ValueError, match="nothing bounds the handler of code 316"):
         HandlerTable().serve(Bounded())
     bounded, table = [], HandlerTable()
     table.serve(Bounded(), lambda handler: bounded.append(handler) or handler)
-    assert result(table.handle(RemotingCommand(Code.CLEAN_UNUSED_TOPIC), "peer")).body == b"much"
+    assert result(cast(Deferred[Any], table.handle(RemotingCommand(Code.CLEAN_UNUSED_TOPIC), PEER))).body == b"much"
     assert len(bounded) == 1
 
 
-def test_a_second_method_for_a_code_is_refused():
+def test_a_second_method_for_a_code_is_refused() -> None:
     table, family = served()
     with pytest.raises(ValueError, match="has a handler"):
         table.serve(family)

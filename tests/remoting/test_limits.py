@@ -1,34 +1,40 @@
 """Hostile peers: what they can make us keep, and how much they can make us write."""
 
+from typing import Any
+
 import pytest
 from twisted.internet.address import IPv4Address
 from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
 from twisted.logger import LogLevel
 
 from mqbroker.config import NettySettings
-from mqbroker.remoting.handlers import HandlerTable
+from mqbroker.remoting.handlers import HandlerTable, IConnection
 from mqbroker.remoting.limits import Limits, Shares
 from mqbroker.remoting.rate_limited_log import RateLimitedLog
-from mqbroker.remoting.server import WATCH_SECONDS
+from mqbroker.remoting.server import WATCH_SECONDS, RemotingServerFactory
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand, encode_command
 from tests.remoting.link import End, Link, Peer, raw_link, serve
+from tests.remoting.logs import Logged
 
 ECHO, LATER, BATCH = RequestCode.HEART_BEAT, RequestCode.QUERY_MESSAGE, RequestCode.PULL_MESSAGE
 
 
-def request(code=ECHO, body=b"", opaque=1, flag=0, **ext):
+def request(code: int = ECHO, body: bytes = b"", opaque: int = 1, flag: int = 0, **ext: str) -> bytes:
     return encode_command(RemotingCommand(code, ext, body, opaque=opaque, flag=flag))
 
 
 @pytest.fixture
-def held():
+def held() -> list[Any]:
     return []
 
 
 @pytest.fixture
-def table(held):
-    def hold(request, connection):
+def table(held: list[Any]) -> HandlerTable:
+    def hold(
+        request: RemotingCommand | list[tuple[dict[str, str], int, int, bytes, int]], connection: IConnection
+    ) -> Deferred[Any]:
         held.append(Deferred())
         return held[-1]
 
@@ -39,20 +45,20 @@ def table(held):
     return table
 
 
-def connect(factory, host="10.0.0.2", port=40000):
+def connect(factory: RemotingServerFactory, host: str = "10.0.0.2", port: int = 40000) -> tuple[Peer, Link]:
     peer = Peer()
     link = Link(peer, factory.buildProtocol(None), near_address=IPv4Address("TCP", host, port))
     link.pump()
     return peer, link
 
 
-def advance(clock, seconds):
+def advance(clock: Clock, seconds: float) -> None:
     while seconds > 0:
         clock.advance(min(1.0, seconds))
         seconds -= 1.0
 
 
-def test_the_settings_that_set_them():
+def test_the_settings_that_set_them() -> None:
     server = NettySettings(connections_max=7, connections_per_address_max=3, unsent_bytes_max=100_000)
     limits = Limits.of(server)
     assert (limits.connections_max, limits.connections_per_address_max, limits.unsent_bytes_max) == (7, 3, 100_000)
@@ -62,7 +68,9 @@ def test_the_settings_that_set_them():
 # --- connections
 
 
-def test_connections_leave_files_to_others(clock, table, logged, monkeypatch):
+def test_connections_leave_files_to_others(
+    clock: Clock, table: HandlerTable, logged: Logged, monkeypatch: pytest.MonkeyPatch
+) -> None:
     numbers = [7, 9, 10, 11, 8]
     monkeypatch.setattr(End, "fileno", lambda end: end.number, raising=False)
     monkeypatch.setattr(End, "number", property(lambda end: numbers[0]), raising=False)
@@ -78,7 +86,7 @@ def test_connections_leave_files_to_others(clock, table, logged, monkeypatch):
     ]
 
 
-def test_one_address_has_so_many_connections(clock, table, logged):
+def test_one_address_has_so_many_connections(clock: Clock, table: HandlerTable, logged: Logged) -> None:
     factory = serve(clock, table, Limits(connections_per_address_max=2))
     links = [connect(factory, port=port) for port in range(1, 5)]
     assert [peer.lost for peer, _ in links] == [False, False, True, True]
@@ -97,7 +105,7 @@ def test_one_address_has_so_many_connections(clock, table, logged):
     assert len(factory.load._addresses) == 1
 
 
-def test_refusals_are_told_of_once_a_minute(clock, table, logged):
+def test_refusals_are_told_of_once_a_minute(clock: Clock, table: HandlerTable, logged: Logged) -> None:
     factory = serve(clock, table, Limits(connections_max=1))
     connect(factory)
     for _ in range(50):
@@ -109,7 +117,7 @@ def test_refusals_are_told_of_once_a_minute(clock, table, logged):
     assert len([line for line in logged.lines if "are open" in line]) == 2
 
 
-def test_closings_are_logged_up_to_so_many_a_minute(clock, table, logged):
+def test_closings_are_logged_up_to_so_many_a_minute(clock: Clock, table: HandlerTable, logged: Logged) -> None:
     factory = serve(clock, table)
     for port in range(1, 101):
         peer, link = connect(factory, port=port)
@@ -123,7 +131,7 @@ def test_closings_are_logged_up_to_so_many_a_minute(clock, table, logged):
     assert len([line for line in logged.lines if "more" in line]) == 1
 
 
-def test_a_rate_limited_log_begins_anew_each_minute(clock, logged):
+def test_a_rate_limited_log_begins_anew_each_minute(clock: Clock, logged: Logged) -> None:
     limited = RateLimitedLog("things", clock.seconds, 2)
     for minute in range(2):
         for _ in range(3):
@@ -137,7 +145,7 @@ def test_a_rate_limited_log_begins_anew_each_minute(clock, logged):
 # --- what it sends
 
 
-def test_unfinished_frames_are_bounded_over_all_connections(clock, table, logged):
+def test_unfinished_frames_are_bounded_over_all_connections(clock: Clock, table: HandlerTable, logged: Logged) -> None:
     factory = serve(clock, table, Limits(unfinished_bytes_max=100_000))
     half = request(body=bytes(60_000))[:50_000]
     links = [connect(factory, port=port) for port in range(1, 5)]
@@ -157,7 +165,7 @@ def test_unfinished_frames_are_bounded_over_all_connections(clock, table, logged
     assert factory.load.kept_bytes == 0
 
 
-def test_what_waits_on_all_connections_is_bounded(clock, table, held):
+def test_what_waits_on_all_connections_is_bounded(clock: Clock, table: HandlerTable, held: list[Any]) -> None:
     factory = serve(clock, table, Limits(requests_under_way_max=3))
     first, second = connect(factory, port=1), connect(factory, port=2)
     for peer, link in (first, second):
@@ -184,7 +192,9 @@ def test_what_waits_on_all_connections_is_bounded(clock, table, held):
 # --- what it does not read
 
 
-def test_answers_that_nobody_reads_are_bounded(clock, table, held, logged):
+def test_answers_that_nobody_reads_are_bounded(
+    clock: Clock, table: HandlerTable, held: list[Any], logged: Logged
+) -> None:
     factory = serve(clock, table, Limits(unsent_bytes_max=1_000_000))
     peer, link = connect(factory)
     link.ends[0].reading = False
@@ -200,10 +210,10 @@ def test_answers_that_nobody_reads_are_bounded(clock, table, held, logged):
     assert "it does not read its answers" in line
 
 
-def test_of_one_read_no_more_is_answered_than_the_peer_reads(clock, held, logged):
+def test_of_one_read_no_more_is_answered_than_the_peer_reads(clock: Clock, held: list[Any], logged: Logged) -> None:
     answered = []
 
-    def long_answer(request, connection):
+    def long_answer(request: RemotingCommand, connection: IConnection) -> RemotingCommand:
         answered.append(request)
         return RemotingCommand.response(request, body=bytes(100_000))
 
@@ -225,7 +235,7 @@ def test_of_one_read_no_more_is_answered_than_the_peer_reads(clock, held, logged
     assert not peer.lost
 
 
-def test_what_we_tell_it_unasked_counts_too(clock, table):
+def test_what_we_tell_it_unasked_counts_too(clock: Clock, table: HandlerTable) -> None:
     factory = serve(clock, table, Limits(unsent_bytes_max=200_000))
     _, link = connect(factory)
     link.ends[0].reading = False
@@ -236,7 +246,7 @@ def test_what_we_tell_it_unasked_counts_too(clock, table):
     assert len(link.ends[1].outbox) == 0
 
 
-def test_a_reader_that_catches_up_begins_anew(clock, table):
+def test_a_reader_that_catches_up_begins_anew(clock: Clock, table: HandlerTable) -> None:
     factory = serve(clock, table, Limits(unsent_bytes_max=200_000))
     peer, link = connect(factory)
     (connection,) = factory.connections
@@ -247,7 +257,9 @@ def test_a_reader_that_catches_up_begins_anew(clock, table):
     assert not peer.lost
 
 
-def test_who_is_told_things_and_reads_nothing_is_closed_in_time(clock, table, logged):
+def test_who_is_told_things_and_reads_nothing_is_closed_in_time(
+    clock: Clock, table: HandlerTable, logged: Logged
+) -> None:
     """What we send keeps no connection alive whose peer does not read it."""
     factory = serve(clock, table)
     peer, link = connect(factory)
@@ -262,7 +274,7 @@ def test_who_is_told_things_and_reads_nothing_is_closed_in_time(clock, table, lo
     assert "closing 10.0.0.2:40000: it did not read its answers for 120 s" in logged.lines
 
 
-def test_a_closed_connection_sends_and_takes_nothing(clock, table):
+def test_a_closed_connection_sends_and_takes_nothing(clock: Clock, table: HandlerTable) -> None:
     peer, link = raw_link(factory := serve(clock, table))
     (connection,) = factory.connections
     connection.close("enough")
@@ -279,12 +291,12 @@ def test_a_closed_connection_sends_and_takes_nothing(clock, table):
 
 
 class Hosted:
-    def __init__(self, host):
+    def __init__(self, host: int) -> None:
         self.remote_host = bytes([10, 0, 0, host, 0, 0, 0, 1])
 
 
 @pytest.mark.parametrize("count", [1, 12, 100])
-def test_who_takes_all_it_can_leaves_some_to_a_newcomer(count):
+def test_who_takes_all_it_can_leaves_some_to_a_newcomer(count: int) -> None:
     shares, most = Shares(), 100_000
     crowd = [Hosted(1) for _ in range(count)]
     while sum(shares.take(connection, 1, most) for connection in crowd):
@@ -297,7 +309,7 @@ def test_who_takes_all_it_can_leaves_some_to_a_newcomer(count):
         shares.give_back(connection, shares.of(connection))
 
 
-def test_ten_addresses_that_take_all_they_can_leave_some(logged):
+def test_ten_addresses_that_take_all_they_can_leave_some(logged: Logged) -> None:
     shares, most = Shares(), 100_000
     crowd = [Hosted(host) for host in range(10)]
     while sum(shares.take(connection, 1, most) for connection in crowd):
@@ -306,7 +318,7 @@ def test_ten_addresses_that_take_all_they_can_leave_some(logged):
     assert all(shares.take(newcomer, 1, most) for _ in range(1000))
 
 
-def test_shares_that_are_given_back_leave_nothing():
+def test_shares_that_are_given_back_leave_nothing() -> None:
     shares = Shares()
     one, other = Hosted(1), Hosted(1)
     assert shares.take(one, 30, 100)
@@ -317,7 +329,9 @@ def test_shares_that_are_given_back_leave_nothing():
     assert shares == Shares()
 
 
-def test_requests_of_twelve_connections_leave_room_for_others(clock, table, held):
+def test_requests_of_twelve_connections_leave_room_for_others(
+    clock: Clock, table: HandlerTable, held: list[Any]
+) -> None:
     factory = serve(clock, table, Limits(requests_under_way_max=1000, requests_in_flight_max=100))
     greedy = [connect(factory, port=port) for port in range(1, 13)]
     for peer, link in greedy:
@@ -334,7 +348,7 @@ def test_requests_of_twelve_connections_leave_room_for_others(clock, table, held
     assert {answer.code for answer in refused} == {ResponseCode.SYSTEM_BUSY}
 
 
-def test_the_biggest_user_of_half_frames_pays(clock, table, logged):
+def test_the_biggest_user_of_half_frames_pays(clock: Clock, table: HandlerTable, logged: Logged) -> None:
     factory = serve(clock, table, Limits(unfinished_bytes_max=1_000_000))
     half = request(body=bytes(60_000))[:50_000]
     greedy = [connect(factory, port=port) for port in range(1, 20)]
@@ -357,7 +371,7 @@ def test_the_biggest_user_of_half_frames_pays(clock, table, logged):
     assert factory.load.kept_bytes == 950_000
 
 
-def test_who_has_the_most_connections_makes_room(clock, table, logged):
+def test_who_has_the_most_connections_makes_room(clock: Clock, table: HandlerTable, logged: Logged) -> None:
     factory = serve(clock, table, Limits(connections_max=10))
     greedy = [connect(factory, port=port) for port in range(1, 11)]
     for number, (peer, link) in enumerate(greedy):

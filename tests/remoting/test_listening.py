@@ -12,16 +12,16 @@ from mqbroker.remoting.server import RemotingServerFactory
 
 
 class Refusing(MemoryReactorClock):
-    def listenTCP(self, port, factory, backlog=50, interface=""):
+    def listenTCP(self, port: int, factory: RemotingServerFactory, backlog: int = 50, interface: str = "") -> None:
         raise CannotListenError(interface, port, OSError(98, "Address already in use"))
 
 
-def make(reactor):
+def make(reactor: MemoryReactorClock) -> tuple[RemotingServerFactory, ListeningService]:
     factory = RemotingServerFactory(HandlerTable(), reactor)
     return factory, ListeningService(reactor, 5, factory, backlog=7, interface="127.0.0.1")
 
 
-def test_it_listens_while_it_runs():
+def test_it_listens_while_it_runs() -> None:
     reactor = MemoryReactorClock()
     factory, service = make(reactor)
     assert reactor.tcpServers == []
@@ -33,7 +33,7 @@ def test_it_listens_while_it_runs():
     assert not service.running
 
 
-def test_stopping_waits_for_the_last_connection():
+def test_stopping_waits_for_the_last_connection() -> None:
     reactor = MemoryReactorClock()
     factory, service = make(reactor)
     service.startService()
@@ -49,7 +49,7 @@ def test_stopping_waits_for_the_last_connection():
     assert stopped.called
 
 
-def test_a_port_in_use_is_an_error():
+def test_a_port_in_use_is_an_error() -> None:
     _, service = make(Refusing())
     with pytest.raises(CannotListenError):
         service.startService()

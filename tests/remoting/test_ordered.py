@@ -1,9 +1,11 @@
 """Starting in order and stopping in reverse, seen by recording the calls."""
 
+from typing import Any, cast
+
 import pytest
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred
-from twisted.logger import globalLogPublisher
+from twisted.logger import ILogObserver, globalLogPublisher
 
 from mqbroker.remoting.ordered import OrderedService
 
@@ -11,18 +13,25 @@ from mqbroker.remoting.ordered import OrderedService
 class Recorded(Service):
     """Records its calls in `calls`; `start` and `stop` are what they return, or raise."""
 
-    def __init__(self, name, calls, *, start=None, stop=None):
+    def __init__(
+        self,
+        name: str,
+        calls: list[Any],
+        *,
+        start: OSError | Deferred[Any] | None = None,
+        stop: OSError | Deferred[Any] | None = None,
+    ) -> None:
         self.label = name
         self.calls = calls
         self.results = {"start": start, "stop": stop}
 
-    def startService(self):
+    def startService(self) -> Deferred[Any] | None:
         return self._call("start")
 
-    def stopService(self):
+    def stopService(self) -> Deferred[Any] | None:
         return self._call("stop")
 
-    def _call(self, what):
+    def _call(self, what: str) -> Deferred[Any] | None:
         self.calls.append(f"{what} {self.label}")
         result = self.results[what]
         if isinstance(result, Exception):
@@ -31,25 +40,25 @@ class Recorded(Service):
 
 
 @pytest.fixture
-def calls():
+def calls() -> list[Any]:
     return []
 
 
-def failed(deferred):
+def failed(deferred: Deferred[Any]) -> list[OSError]:
     found = []
     deferred.addErrback(lambda failure: found.append(failure.value))
     return found
 
 
-def test_starts_in_order_and_stops_in_reverse(calls):
+def test_starts_in_order_and_stops_in_reverse(calls: list[Any]) -> None:
     service = OrderedService([Recorded(name, calls) for name in "abc"])
     assert service.startService().called
     assert service.stopService().called
     assert calls == ["start a", "start b", "start c", "stop c", "stop b", "stop a"]
 
 
-def test_each_waits_for_the_one_before_it(calls):
-    starting, stopping = Deferred(), Deferred()
+def test_each_waits_for_the_one_before_it(calls: list[Any]) -> None:
+    starting, stopping = Deferred[Any](), Deferred[Any]()
     service = OrderedService([Recorded("a", calls, start=starting), Recorded("b", calls, stop=stopping)])
     started = service.startService()
     assert calls == ["start a"]
@@ -64,8 +73,8 @@ def test_each_waits_for_the_one_before_it(calls):
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_failed_start_stops_those_before_it(calls, asynchronous):
-    trouble = Deferred() if asynchronous else OSError("no")
+def test_a_failed_start_stops_those_before_it(calls: list[Any], asynchronous: bool) -> None:
+    trouble = Deferred[Any]() if asynchronous else OSError("no")
     children = [Recorded("a", calls), Recorded("b", calls, start=trouble), Recorded("c", calls)]
     service = OrderedService(children)
     found = failed(service.startService())
@@ -77,21 +86,21 @@ def test_a_failed_start_stops_those_before_it(calls, asynchronous):
     assert calls == ["start a", "start b", "stop a"]
 
 
-def test_a_failed_stop_is_logged_and_the_rest_stop(calls):
-    events = []
-    globalLogPublisher.addObserver(events.append)
+def test_a_failed_stop_is_logged_and_the_rest_stop(calls: list[Any]) -> None:
+    events: list[Any] = []
+    globalLogPublisher.addObserver(cast(ILogObserver, events.append))
     try:
         service = OrderedService([Recorded("a", calls), Recorded("b", calls, stop=OSError("stuck"))])
         service.startService()
         assert service.stopService().called
     finally:
-        globalLogPublisher.removeObserver(events.append)
+        globalLogPublisher.removeObserver(cast(ILogObserver, events.append))
     assert calls[2:] == ["stop b", "stop a"]
     assert [str(event["log_failure"].value) for event in events] == ["stuck"]
 
 
-def test_stopping_while_starting_waits_for_the_one_that_starts(calls):
-    starting = Deferred()
+def test_stopping_while_starting_waits_for_the_one_that_starts(calls: list[Any]) -> None:
+    starting = Deferred[Any]()
     service = OrderedService([Recorded("a", calls), Recorded("b", calls, start=starting), Recorded("c", calls)])
     service.startService()
     stopped = service.stopService()
@@ -102,8 +111,8 @@ def test_stopping_while_starting_waits_for_the_one_that_starts(calls):
     assert calls == ["start a", "start b", "stop b", "stop a"]
 
 
-def test_stopping_twice_stops_once(calls):
-    stopping = Deferred()
+def test_stopping_twice_stops_once(calls: list[Any]) -> None:
+    stopping = Deferred[Any]()
     service = OrderedService([Recorded("a", calls, stop=stopping)])
     service.startService()
     both = [service.stopService(), service.stopService()]
@@ -112,7 +121,7 @@ def test_stopping_twice_stops_once(calls):
     assert calls == ["start a", "stop a"]
 
 
-def test_it_starts_again(calls):
+def test_it_starts_again(calls: list[Any]) -> None:
     service = OrderedService([Recorded("a", calls)])
     service.startService()
     service.stopService()

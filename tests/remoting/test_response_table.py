@@ -1,6 +1,10 @@
 """The response table by itself: each request ends once, and time in which the loop did not turn is not counted."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
+from twisted.internet.task import Clock
 
 from mqbroker.errors import ConnectionClosed, RequestTimedOut
 from mqbroker.remoting.response_table import OPAQUE_MASK, ResponseTable, Timeout, extension_s, left_s
@@ -8,21 +12,21 @@ from mqbroker.wire.command import RESPONSE_FLAG, RemotingCommand
 
 
 @pytest.fixture
-def silences():
+def silences() -> list[Any]:
     return []
 
 
 @pytest.fixture
-def responses(clock, silences):
+def responses(clock: Clock, silences: list[Any]) -> ResponseTable:
     return ResponseTable("10.0.0.1:1", clock.seconds, clock.callLater, lambda: silences.append(clock.seconds()))
 
 
 @pytest.fixture
-def send(responses):
+def send(responses: ResponseTable) -> Callable[..., tuple[int, list[Any]]]:
     """Sends a request; the list that what became of it comes into."""
 
-    def send(timeout_ms=1000, body=b""):
-        found = []
+    def send(timeout_ms: int = 1000, body: bytes = b"") -> tuple[int, list[Any]]:
+        found: list[Any] = []
         request = responses.add(responses.next_opaque(), RemotingCommand(10, body=body), timeout_ms, found.append)
         responses.written([request])
         return request.opaque, found
@@ -30,11 +34,13 @@ def send(responses):
     return send
 
 
-def answer(opaque):
+def answer(opaque: int) -> RemotingCommand:
     return RemotingCommand(0, opaque=opaque, flag=RESPONSE_FLAG)
 
 
-def test_answers_find_their_requests_in_any_order_and_once(responses, send, clock):
+def test_answers_find_their_requests_in_any_order_and_once(
+    responses: ResponseTable, send: Callable[..., tuple[int, list[Any]]], clock: Clock
+) -> None:
     requests = [send() for _ in range(3)]
     for opaque, found in reversed(requests):
         assert responses.answer(answer(opaque), clock.seconds())
@@ -43,12 +49,12 @@ def test_answers_find_their_requests_in_any_order_and_once(responses, send, cloc
     assert not clock.getDelayedCalls()
 
 
-def test_opaques_begin_again_after_the_largest(responses):
+def test_opaques_begin_again_after_the_largest(responses: ResponseTable) -> None:
     responses._opaque = OPAQUE_MASK - 1
     assert [responses.next_opaque() for _ in range(3)] == [OPAQUE_MASK, 0, 1]
 
 
-def test_each_has_its_own_time(send, clock):
+def test_each_has_its_own_time(send: Callable[..., tuple[int, list[Any]]], clock: Clock) -> None:
     (_, long), (_, short), (_, longer) = send(1000), send(200), send(1300)
     clock.advance(0.2)
     assert [len(each) for each in (long, short, longer)] == [0, 1, 0]
@@ -59,8 +65,8 @@ def test_each_has_its_own_time(send, clock):
     assert not clock.getDelayedCalls()
 
 
-def test_time_begins_when_it_is_written(responses, clock):
-    found = []
+def test_time_begins_when_it_is_written(responses: ResponseTable, clock: Clock) -> None:
+    found: list[Any] = []
     request = responses.add(7, RemotingCommand(10), 1000, found.append)
     clock.advance(5)
     responses.written([request])
@@ -70,14 +76,16 @@ def test_time_begins_when_it_is_written(responses, clock):
     assert isinstance(found[0], RequestTimedOut)
 
 
-def test_what_is_written_when_it_is_over_waits_for_nothing(responses, clock):
-    request = responses.add(7, RemotingCommand(10), 1000, [].append)
+def test_what_is_written_when_it_is_over_waits_for_nothing(responses: ResponseTable, clock: Clock) -> None:
+    request = responses.add(7, RemotingCommand(10), 1000, list[Any]().append)
     responses.forget(7)
     responses.written([request])
     assert not clock.getDelayedCalls()
 
 
-def test_time_in_which_the_loop_did_not_turn_is_not_counted(responses, send, clock):
+def test_time_in_which_the_loop_did_not_turn_is_not_counted(
+    responses: ResponseTable, send: Callable[..., tuple[int, list[Any]]], clock: Clock
+) -> None:
     assert (extension_s(10.0, 10.001), extension_s(10.0, 10.06), extension_s(10.0, 17.0)) == (0.0, 0.5, 7.0)
     assert (left_s(10.0, 9.0), left_s(10.0, 17.0)) == (1.0, 0.5)
     opaque, found = send()
@@ -92,7 +100,9 @@ def test_time_in_which_the_loop_did_not_turn_is_not_counted(responses, send, clo
     assert isinstance(never[0], RequestTimedOut)
 
 
-def test_silence_is_told_where_nothing_was_heard_since_the_request(responses, send, clock, silences):
+def test_silence_is_told_where_nothing_was_heard_since_the_request(
+    responses: ResponseTable, send: Callable[..., tuple[int, list[Any]]], clock: Clock, silences: list[Any]
+) -> None:
     send(1000)
     clock.advance(0.5)
     responses.heard_at = clock.seconds()
@@ -103,12 +113,14 @@ def test_silence_is_told_where_nothing_was_heard_since_the_request(responses, se
     assert silences == [clock.seconds()]
 
 
-def test_a_lost_connection_fails_all_that_are_not_forgotten_meanwhile(responses, send, clock):
+def test_a_lost_connection_fails_all_that_are_not_forgotten_meanwhile(
+    responses: ResponseTable, send: Callable[..., tuple[int, list[Any]]], clock: Clock
+) -> None:
     _, first = send(body=bytes(10))
     opaque, second = send(body=bytes(1000))
     _, third = send()
 
-    def why(largest):
+    def why(largest: int) -> ConnectionClosed:
         responses.forget(opaque)
         return ConnectionClosed(f"{largest}")
 
@@ -117,14 +129,14 @@ def test_a_lost_connection_fails_all_that_are_not_forgotten_meanwhile(responses,
     assert not clock.getDelayedCalls()
 
 
-def test_ten_thousand_time_out_with_one_timer(send, clock):
+def test_ten_thousand_time_out_with_one_timer(send: Callable[..., tuple[int, list[Any]]], clock: Clock) -> None:
     found = [send()[1] for _ in range(10_000)]
     assert len(clock.getDelayedCalls()) == 1
     clock.advance(1)
     assert all(isinstance(each[0], RequestTimedOut) for each in found)
 
 
-def test_a_timeout_is_cancelled_or_over(clock):
+def test_a_timeout_is_cancelled_or_over(clock: Clock) -> None:
     calls = []
     cancelled, over = (Timeout(clock.seconds, clock.callLater, 1, lambda: calls.append(1)) for _ in range(2))
     cancelled.cancel()

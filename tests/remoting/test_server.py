@@ -1,36 +1,40 @@
 """The server's factory: who is let in, who is closed, and who hears of it."""
 
+from typing import Any
+
 import pytest
 from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
 
 from mqbroker.remoting.handlers import HandlerTable
 from mqbroker.remoting.limits import Limits
 from mqbroker.remoting.server import WATCH_SECONDS, ConnectionEvent
 from mqbroker.wire.command import RemotingCommand, encode_command
 from tests.remoting.link import raw_link, serve
+from tests.remoting.logs import Logged
 
 ECHO, LATER = 10, 11
 
 
 @pytest.fixture
-def table():
+def table() -> HandlerTable:
     table = HandlerTable()
     table.register(ECHO, lambda request, connection: RemotingCommand.response(request, body=request.body))
     return table
 
 
-def request(code=ECHO, body=b""):
+def request(code: int = ECHO, body: bytes = b"") -> bytes:
     return encode_command(RemotingCommand(code, body=body, opaque=1))
 
 
-def advance(clock, seconds):
+def advance(clock: Clock, seconds: float) -> None:
     """Let time pass as a reactor does: not over a timer at once."""
     while seconds > 0:
         clock.advance(min(1.0, seconds))
         seconds -= 1.0
 
 
-def test_an_idle_connection_is_closed(clock, table, logged):
+def test_an_idle_connection_is_closed(clock: Clock, table: HandlerTable, logged: Logged) -> None:
     factory = serve(clock, table)
     peer, link = raw_link(factory)
     advance(clock, 119)
@@ -44,7 +48,7 @@ def test_an_idle_connection_is_closed(clock, table, logged):
 
 
 @pytest.mark.parametrize("direction", ["in", "out"])
-def test_traffic_either_way_keeps_a_connection(clock, table, direction):
+def test_traffic_either_way_keeps_a_connection(clock: Clock, table: HandlerTable, direction: str) -> None:
     factory = serve(clock, table)
     peer, link = raw_link(factory)
     (connection,) = factory.connections
@@ -58,7 +62,9 @@ def test_traffic_either_way_keeps_a_connection(clock, table, direction):
     assert not peer.lost
 
 
-def test_a_frame_that_never_ends_is_closed_however_it_trickles(clock, table, logged):
+def test_a_frame_that_never_ends_is_closed_however_it_trickles(
+    clock: Clock, table: HandlerTable, logged: Logged
+) -> None:
     peer, link = raw_link(serve(clock, table))
     data = request(body=bytes(1000))
     for i in range(30 + int(WATCH_SECONDS)):
@@ -70,7 +76,7 @@ def test_a_frame_that_never_ends_is_closed_however_it_trickles(clock, table, log
     assert "closing 10.0.0.2:40000: a frame was not whole after 30 s" in logged.lines
 
 
-def test_a_frame_is_timed_from_its_own_beginning(clock, table):
+def test_a_frame_is_timed_from_its_own_beginning(clock: Clock, table: HandlerTable) -> None:
     """A stream whose reads always end in the middle of a frame is a busy one, not a slow one."""
     peer, link = raw_link(serve(clock, table))
     stream = request(body=bytes(100)) * 50
@@ -82,8 +88,8 @@ def test_a_frame_is_timed_from_its_own_beginning(clock, table):
     assert len(peer.answers) >= 49
 
 
-def test_a_frame_is_not_timed_while_we_do_not_read(clock, table):
-    held = []
+def test_a_frame_is_not_timed_while_we_do_not_read(clock: Clock, table: HandlerTable) -> None:
+    held: list[Any] = []
     table.register(LATER, lambda request, connection: held.append(Deferred()) or held[-1])
     peer, link = raw_link(serve(clock, table, Limits(requests_in_flight_max=1)))
     peer.transport.write(request(LATER) + request()[:20])
@@ -99,7 +105,7 @@ def test_a_frame_is_not_timed_while_we_do_not_read(clock, table):
     assert not peer.lost
 
 
-def test_a_peer_that_never_reads_its_answers_is_closed(clock, table):
+def test_a_peer_that_never_reads_its_answers_is_closed(clock: Clock, table: HandlerTable) -> None:
     peer, link = raw_link(serve(clock, table))
     link.ends[0].reading = False
     peer.transport.write(request(body=bytes(100_000)) * 10)
@@ -109,7 +115,7 @@ def test_a_peer_that_never_reads_its_answers_is_closed(clock, table):
     assert peer.lost
 
 
-def test_too_many_connections_are_refused_until_one_goes(clock, table, logged):
+def test_too_many_connections_are_refused_until_one_goes(clock: Clock, table: HandlerTable, logged: Logged) -> None:
     factory = serve(clock, table, Limits(connections_max=2))
     peers = [raw_link(factory) for _ in range(4)]
     for _, link in peers:
@@ -125,7 +131,7 @@ def test_too_many_connections_are_refused_until_one_goes(clock, table, logged):
     assert not late.lost
 
 
-def test_a_refused_connection_is_served_nothing(clock, table):
+def test_a_refused_connection_is_served_nothing(clock: Clock, table: HandlerTable) -> None:
     seen = []
     table.register(LATER, lambda request, connection: seen.append(request))
     factory = serve(clock, table, Limits(connections_max=0))
@@ -136,7 +142,7 @@ def test_a_refused_connection_is_served_nothing(clock, table):
     assert seen == []
 
 
-def test_events_tell_each_beginning_and_end_once(clock, table):
+def test_events_tell_each_beginning_and_end_once(clock: Clock, table: HandlerTable) -> None:
     events = []
     factory = serve(clock, table, Limits(connections_max=2), lambda *event: events.append(event))
     links = [raw_link(factory)[1] for _ in range(3)]
@@ -148,7 +154,7 @@ def test_events_tell_each_beginning_and_end_once(clock, table):
     assert events[2:] == [(ConnectionEvent.CLOSE, second)]
 
 
-def test_close_all(clock, table):
+def test_close_all(clock: Clock, table: HandlerTable) -> None:
     factory = serve(clock, table)
     links = [raw_link(factory) for _ in range(3)]
     factory.close_all("the test is over")
@@ -158,13 +164,13 @@ def test_close_all(clock, table):
     assert not factory.connections
 
 
-def test_a_stopped_factory_leaves_no_timer(clock, table):
+def test_a_stopped_factory_leaves_no_timer(clock: Clock, table: HandlerTable) -> None:
     factory = serve(clock, table)
     factory.doStop()
     assert clock.getDelayedCalls() == []
 
 
-def test_buffers_are_bounded_by_the_frame_limit(clock, table):
+def test_buffers_are_bounded_by_the_frame_limit(clock: Clock, table: HandlerTable) -> None:
     """What a peer can make us keep: less than one frame."""
     factory = serve(clock, table, Limits(frame_bytes_max=10_000))
     peer, link = raw_link(factory)

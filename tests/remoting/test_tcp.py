@@ -3,8 +3,11 @@
 import gc
 import socket
 import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import pytest
+from twisted.internet.address import IPv4Address
 from twisted.internet.error import ConnectionLost
 from twisted.internet.protocol import Protocol, ServerFactory
 from twisted.internet.task import Clock
@@ -18,35 +21,36 @@ from mqbroker.remoting.limits import Limits
 from mqbroker.remoting.tcp import NO_BUFFERS, Buffers, ImmediateWritePort, ImmediateWriteServer, unsent_bytes
 from mqbroker.wire.command import RemotingCommand, encode_command
 from tests.remoting.link import CLIENT, SERVER, End, NoOwner
+from tests.remoting.logs import Logged
 
 
 class Reactor(Clock):
     """Keeps who wants to read and write, and moves nothing by itself."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
-        self.readers, self.writers = set(), set()
+        self.readers, self.writers = set[Any](), set[Any]()
 
-    def addReader(self, reader):  # noqa: N802
+    def addReader(self, reader: ImmediateWriteServer) -> None:  # noqa: N802
         self.readers.add(reader)
 
-    def removeReader(self, reader):  # noqa: N802
+    def removeReader(self, reader: ImmediateWriteServer) -> None:  # noqa: N802
         self.readers.discard(reader)
 
-    def addWriter(self, writer):  # noqa: N802
+    def addWriter(self, writer: ImmediateWriteServer) -> None:  # noqa: N802
         self.writers.add(writer)
 
-    def removeWriter(self, writer):  # noqa: N802
+    def removeWriter(self, writer: ImmediateWriteServer) -> None:  # noqa: N802
         self.writers.discard(writer)
 
 
 @pytest.fixture
-def reactor():
+def reactor() -> Reactor:
     return Reactor()
 
 
 @pytest.fixture
-def pair():
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     theirs.setblocking(False)
@@ -58,14 +62,14 @@ def pair():
 
 
 @pytest.fixture
-def server(pair, reactor):
+def server(pair: tuple[socket.socket, socket.socket], reactor: Reactor) -> ImmediateWriteServer:
     protocol = Protocol()
-    server = ImmediateWriteServer(pair[0], protocol, ("127.0.0.1", 1), None, 0, reactor)
+    server = ImmediateWriteServer(pair[0], protocol, ("127.0.0.1", 1), None, 0, cast(Any, reactor))
     protocol.makeConnection(server)
     return server
 
 
-def read(theirs):
+def read(theirs: socket.socket) -> bytes:
     """All that is there now."""
     found = b""
     while True:
@@ -78,7 +82,7 @@ def read(theirs):
         found += data
 
 
-def drain(server, theirs, reactor):
+def drain(server: ImmediateWriteServer, theirs: socket.socket, reactor: Reactor) -> bytes:
     """Read as a slow peer would, the reactor writing whenever it may."""
     found = read(theirs)
     while server in reactor.writers:
@@ -87,13 +91,17 @@ def drain(server, theirs, reactor):
     return found
 
 
-def test_it_sends_without_a_turn_of_the_reactor(server, pair, reactor):
+def test_it_sends_without_a_turn_of_the_reactor(
+    server: ImmediateWriteServer, pair: tuple[socket.socket, socket.socket], reactor: Reactor
+) -> None:
     server.write_at_once(b"now")
     assert read(pair[1]) == b"now"
     assert server not in reactor.writers
 
 
-def test_plain_write_waits_for_the_reactor_and_is_not_overtaken(server, pair, reactor):
+def test_plain_write_waits_for_the_reactor_and_is_not_overtaken(
+    server: ImmediateWriteServer, pair: tuple[socket.socket, socket.socket], reactor: Reactor
+) -> None:
     server.write(b"first ")
     server.write_at_once(b"second ")
     assert read(pair[1]) == b""
@@ -103,7 +111,9 @@ def test_plain_write_waits_for_the_reactor_and_is_not_overtaken(server, pair, re
     assert read(pair[1]) == b"again at once"
 
 
-def test_what_the_socket_does_not_take_follows_in_order(server, pair, reactor):
+def test_what_the_socket_does_not_take_follows_in_order(
+    server: ImmediateWriteServer, pair: tuple[socket.socket, socket.socket], reactor: Reactor
+) -> None:
     pieces = [bytes([65 + i]) * 30_000 for i in range(10)]
     for piece in pieces:
         server.write_at_once(piece)
@@ -111,7 +121,9 @@ def test_what_the_socket_does_not_take_follows_in_order(server, pair, reactor):
     assert drain(server, pair[1], reactor) == b"".join(pieces)
 
 
-def test_a_full_socket_takes_nothing_and_nothing_is_lost(server, pair, reactor):
+def test_a_full_socket_takes_nothing_and_nothing_is_lost(
+    server: ImmediateWriteServer, pair: tuple[socket.socket, socket.socket], reactor: Reactor
+) -> None:
     whole = b""
     for i in range(60):
         piece = bytes([i]) * 1000
@@ -123,7 +135,9 @@ def test_a_full_socket_takes_nothing_and_nothing_is_lost(server, pair, reactor):
     assert drain(server, pair[1], reactor) == whole
 
 
-def test_what_is_half_sent_is_not_overtaken_once_there_is_room(server, pair, reactor):
+def test_what_is_half_sent_is_not_overtaken_once_there_is_room(
+    server: ImmediateWriteServer, pair: tuple[socket.socket, socket.socket], reactor: Reactor
+) -> None:
     whole = bytes(range(256)) * 2000
     server.write_at_once(whole)
     server.doWrite()
@@ -133,17 +147,19 @@ def test_what_is_half_sent_is_not_overtaken_once_there_is_room(server, pair, rea
     assert found + drain(server, pair[1], reactor) == whole + b"the end"
 
 
-def test_a_producer_is_paused_by_what_waits(server, pair, reactor):
+def test_a_producer_is_paused_by_what_waits(
+    server: ImmediateWriteServer, pair: tuple[socket.socket, socket.socket], reactor: Reactor
+) -> None:
     class Producer:
-        calls = ()
+        calls: tuple[str, ...] = ()
 
-        def pauseProducing(self):
+        def pauseProducing(self) -> None:
             self.calls += ("pause",)
 
-        def resumeProducing(self):
+        def resumeProducing(self) -> None:
             self.calls += ("resume",)
 
-        def stopProducing(self):
+        def stopProducing(self) -> None:
             self.calls += ("stop",)
 
     producer = Producer()
@@ -154,14 +170,18 @@ def test_a_producer_is_paused_by_what_waits(server, pair, reactor):
     assert producer.calls == ("pause", "resume")
 
 
-def test_a_broken_socket_raises_nothing_and_the_reactor_finds_out(server, pair, reactor):
+def test_a_broken_socket_raises_nothing_and_the_reactor_finds_out(
+    server: ImmediateWriteServer, pair: tuple[socket.socket, socket.socket], reactor: Reactor
+) -> None:
     pair[1].close()
     server.write_at_once(b"to nobody")
     assert server in reactor.writers
     assert server.doWrite() is not None
 
 
-def test_nothing_is_sent_after_the_end(server, pair, reactor):
+def test_nothing_is_sent_after_the_end(
+    server: ImmediateWriteServer, pair: tuple[socket.socket, socket.socket], reactor: Reactor
+) -> None:
     server.loseConnection()
     server.write_at_once(b"late")
     assert read(pair[1]) == b""
@@ -170,19 +190,19 @@ def test_nothing_is_sent_after_the_end(server, pair, reactor):
 class Wrapper:
     """As Twisted's TLS is: what it does not have itself, it hands out from the transport beneath."""
 
-    def __init__(self, below):
+    def __init__(self, below: End) -> None:
         self._below = below
 
-    def write(self, data):
+    def write(self, data: bytes) -> None:
         self._below.write(b"encrypted:" + data)
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Callable[..., IPv4Address | None]:
         return getattr(self._below, name)
 
 
-def test_a_wrapped_transport_is_never_written_around():
+def test_a_wrapped_transport_is_never_written_around() -> None:
     class Prompt(End):
-        def write_at_once(self, data):
+        def write_at_once(self, data: bytes) -> None:
             self.write(b"plain:" + data)
 
     end = Prompt(CLIENT, SERVER)
@@ -196,7 +216,7 @@ def test_a_wrapped_transport_is_never_written_around():
 
 
 @pytest.fixture
-def tcp_pair():
+def tcp_pair() -> Iterator[tuple[socket.socket, socket.socket]]:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
         theirs = socket.create_connection(listening.getsockname())
@@ -210,7 +230,7 @@ def tcp_pair():
 
 
 @pytest.fixture
-def table():
+def table() -> HandlerTable:
     table = HandlerTable()
     table.register(10, lambda request, connection: RemotingCommand.response(request, body=bytes(100_000)))
     table.register_batch(11, lambda requests, connection: bytes(100_000) * len(requests), 1)
@@ -218,20 +238,28 @@ def table():
 
 
 @pytest.fixture
-def owner():
+def owner() -> NoOwner:
     return NoOwner()
 
 
-def connected(tcp_pair, reactor, table, owner, **limits):
+def connected(
+    tcp_pair: tuple[socket.socket, socket.socket],
+    reactor: Reactor,
+    table: HandlerTable,
+    owner: NoOwner,
+    **limits: Any,
+) -> tuple[RemotingProtocol, ImmediateWriteServer]:
     protocol = RemotingProtocol(table, reactor, Limits(**limits), owner)
-    server = ImmediateWriteServer(tcp_pair[0], protocol, ("127.0.0.1", 1), None, 0, reactor)
+    server = ImmediateWriteServer(tcp_pair[0], protocol, ("127.0.0.1", 1), None, 0, cast(Any, reactor))
     server.bufferSize = 200_000
     protocol.makeConnection(server)
     return protocol, server
 
 
 @pytest.mark.parametrize("code", [10, 11])
-def test_of_what_a_peer_asks_and_does_not_read_little_is_answered(tcp_pair, reactor, table, owner, code):
+def test_of_what_a_peer_asks_and_does_not_read_little_is_answered(
+    tcp_pair: tuple[socket.socket, socket.socket], reactor: Reactor, table: HandlerTable, owner: NoOwner, code: int
+) -> None:
     owner.scheduler = FairScheduler(reactor)
     protocol, server = connected(tcp_pair, reactor, table, owner)
     protocol.dataReceived(encode_command(RemotingCommand(code, {"x": ""})) * 20)
@@ -248,7 +276,9 @@ def test_of_what_a_peer_asks_and_does_not_read_little_is_answered(tcp_pair, reac
     assert server in reactor.readers
 
 
-def test_what_a_peer_does_not_read_is_bounded(tcp_pair, reactor, table, owner, logged):
+def test_what_a_peer_does_not_read_is_bounded(
+    tcp_pair: tuple[socket.socket, socket.socket], reactor: Reactor, table: HandlerTable, owner: NoOwner, logged: Logged
+) -> None:
     """The transport says at each write that it has enough."""
     protocol, _ = connected(tcp_pair, reactor, table, owner, unsent_bytes_max=1_000_000)
     for _ in range(9):
@@ -261,7 +291,9 @@ def test_what_a_peer_does_not_read_is_bounded(tcp_pair, reactor, table, owner, l
     assert "it does not read its answers: 10" in line
 
 
-def test_a_peer_that_reads_slowly_may_ask_on(pair, reactor, table, owner):
+def test_a_peer_that_reads_slowly_may_ask_on(
+    pair: tuple[socket.socket, socket.socket], reactor: Reactor, table: HandlerTable, owner: NoOwner
+) -> None:
     """What counts is what is unsent, not all that was written since it had too much."""
     protocol, server = connected(pair, reactor, table, owner, unsent_bytes_max=1_000_000)
     protocol.write(bytes(800_000))
@@ -274,7 +306,9 @@ def test_a_peer_that_reads_slowly_may_ask_on(pair, reactor, table, owner):
     assert not protocol.closed
 
 
-def test_a_peer_that_reads_nothing_is_overdue(tcp_pair, reactor, table, owner):
+def test_a_peer_that_reads_nothing_is_overdue(
+    tcp_pair: tuple[socket.socket, socket.socket], reactor: Reactor, table: HandlerTable, owner: NoOwner
+) -> None:
     protocol, _ = connected(tcp_pair, reactor, table, owner, idle_seconds=100.0)
     protocol.write(bytes(800_000))
     for _ in range(8):
@@ -287,7 +321,9 @@ def test_a_peer_that_reads_nothing_is_overdue(tcp_pair, reactor, table, owner):
     assert why == "it did not read its answers for 100 s"
 
 
-def test_a_peer_that_reads_slowly_is_not_overdue(pair, reactor, table, owner):
+def test_a_peer_that_reads_slowly_is_not_overdue(
+    pair: tuple[socket.socket, socket.socket], reactor: Reactor, table: HandlerTable, owner: NoOwner
+) -> None:
     protocol, server = connected(pair, reactor, table, owner, idle_seconds=100.0)
     protocol.write(bytes(5_000_000))
     for _ in range(20):
@@ -298,7 +334,7 @@ def test_a_peer_that_reads_slowly_is_not_overdue(pair, reactor, table, owner):
 
 
 @pytest.fixture
-def no_collections():
+def no_collections() -> Iterator[None]:
     gc.collect()
     gc.disable()
     yield
@@ -306,9 +342,16 @@ def no_collections():
 
 
 @pytest.mark.parametrize("how", ["refused", "lost"])
-def test_what_is_unsent_goes_with_the_connection(tcp_pair, reactor, table, owner, no_collections, how):
+def test_what_is_unsent_goes_with_the_connection(
+    tcp_pair: tuple[socket.socket, socket.socket],
+    reactor: Reactor,
+    table: HandlerTable,
+    owner: NoOwner,
+    no_collections: None,
+    how: str,
+) -> None:
     protocol, server = connected(tcp_pair, reactor, table, owner)
-    gone = []
+    gone: list[Any] = []
     weakref.finalize(protocol, gone.append, "protocol")
     weakref.finalize(server, gone.append, "transport")
     protocol.write(bytes(5_000_000))
@@ -325,12 +368,12 @@ def test_what_is_unsent_goes_with_the_connection(tcp_pair, reactor, table, owner
     assert sorted(gone) == ["protocol", "transport"]
 
 
-def buffers_of(port):
+def buffers_of(port: ImmediateWritePort) -> list[int]:
     with port.createInternetSocket() as made:
         return [made.getsockopt(socket.SOL_SOCKET, option) for option in (socket.SO_SNDBUF, socket.SO_RCVBUF)]
 
 
-def test_buffers_are_as_large_as_is_set(reactor):
+def test_buffers_are_as_large_as_is_set(reactor: Reactor) -> None:
     server = NettySettings(server_socket_snd_buf_size=20_000, server_socket_rcv_buf_size=30_000)
     port, usual = [
         ImmediateWritePort(0, ServerFactory(), 5, "", reactor, each) for each in (Buffers.of(server), NO_BUFFERS)

@@ -1,18 +1,24 @@
 """TLS on the port that serves everything: real handshakes over socket pairs, moved by the test."""
 
+from __future__ import annotations
+
 import socket
 import ssl
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from twisted.internet.address import IPv4Address
 from twisted.internet.defer import fail, maybeDeferred
 from twisted.internet.interfaces import ISSLTransport
+from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from zope.interface import classImplements
 
 from mqbroker.config import ClientAuth, TlsMode, TlsSettings
 from mqbroker.errors import BadTls
-from mqbroker.remoting.handlers import HandlerTable
+from mqbroker.remoting.handlers import HandlerTable, IConnection
 from mqbroker.remoting.limits import Limits
 from mqbroker.remoting.server import RemotingServerFactory
 from mqbroker.remoting.tcp import ImmediateWriteServer
@@ -20,19 +26,20 @@ from mqbroker.remoting.tls import ServerTls, TlsWatch, tls_connector
 from mqbroker.wire.command import FrameDecoder, RemotingCommand, encode_command
 from tests.commands import decode_commands
 from tests.remoting.certificates import Authority
+from tests.remoting.logs import Logged
 from tests.remoting.test_tcp import Reactor, read
 
 ECHO = 10
 
 
-def echo(request, connection):
+def echo(request: RemotingCommand, connection: IConnection) -> RemotingCommand:
     return RemotingCommand.response(request, body=request.body)
 
 
 class Peer:
     """A client on the other end of a socket pair; `context` makes it speak TLS."""
 
-    def __init__(self, reactor, tls, context=None):
+    def __init__(self, reactor: Reactor, tls: ServerTls, context: ssl.SSLContext | None = None) -> None:
         self.reactor = reactor
         table = HandlerTable()
         table.register(ECHO, echo)
@@ -42,24 +49,26 @@ class Peer:
         for each in (self.served, self.socket):
             each.setblocking(False)
         self.protocol = self.factory.buildProtocol(IPv4Address("TCP", "127.0.0.1", 1))
-        self.server = ImmediateWriteServer(self.served, self.protocol, ("127.0.0.1", 1), None, 0, self.reactor)
-        self.server.setTcpNoDelay = lambda on: None
+        self.server = ImmediateWriteServer(
+            self.served, self.protocol, ("127.0.0.1", 1), None, 0, cast(Any, self.reactor)
+        )
+        self.server.setTcpNoDelay = lambda enabled: None
         self.protocol.makeConnection(self.server)
         self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self.tls = context and context.wrap_bio(self.incoming, self.outgoing)
         self.decoder = FrameDecoder()
 
     @staticmethod
-    def _answers(raws):
+    def _answers(raws: list[tuple[dict[str, str], int, int, bytes, int]]) -> Iterator[bytes]:
         for _, opaque, _, body, _ in raws:
             yield encode_command(RemotingCommand(0, body=body, opaque=opaque, flag=1))
 
     @property
-    def closed(self):
+    def closed(self) -> bool:
         self._serve()
         return self.protocol not in self.factory.connections
 
-    def pump(self):
+    def pump(self) -> None:
         """Carry bytes until nothing moves."""
         for _ in range(1000):
             data = self.outgoing.read()
@@ -70,7 +79,7 @@ class Peer:
             if not data and not before:
                 return
 
-    def _serve(self):
+    def _serve(self) -> bytes:
         if self.server in self.reactor.readers and self.server.connected:
             why = self.server.doRead()
             if why is not None:
@@ -87,7 +96,7 @@ class Peer:
         self.incoming.write(got)
         return got
 
-    def shake_hands(self):
+    def shake_hands(self) -> Peer:
         for _ in range(10):
             try:
                 self.tls.do_handshake()
@@ -98,7 +107,7 @@ class Peer:
         self.pump()
         return self
 
-    def ask(self, *commands):
+    def ask(self, *commands: RemotingCommand) -> list[RemotingCommand]:
         data = b"".join(encode_command(command) for command in commands)
         if self.tls is None:
             self.socket.sendall(data)
@@ -119,14 +128,14 @@ class Peer:
 
 
 @pytest.fixture
-def connect(monkeypatch):
+def connect(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Peer]]:
     made = []
     reactor = Reactor()
     reactor.advance(1_700_000_000)
     # What encrypts gathers small writes until the reactor's next turn, and finds the reactor by itself.
     monkeypatch.setattr("twisted.protocols.tls._get_default_clock", lambda: reactor)
 
-    def make(tls, context=None):
+    def make(tls: ServerTls, context: ssl.SSLContext | None = None) -> Peer:
         made.append(Peer(reactor, tls, context))
         return made[-1]
 
@@ -137,18 +146,18 @@ def connect(monkeypatch):
 
 
 @pytest.fixture
-def authority(tmp_path):
+def authority(tmp_path: Path) -> Authority:
     return Authority(tmp_path)
 
 
-def trusting_nobody():
+def trusting_nobody() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     return context
 
 
-def trusting(authority, cert=None, key=None):
+def trusting(authority: Authority, cert: str | None = None, key: str | None = None) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.load_verify_locations(authority.path)
@@ -157,7 +166,7 @@ def trusting(authority, cert=None, key=None):
     return context
 
 
-def from_files(authority, clock, name="server", **changes):
+def from_files(authority: Authority, clock: Clock, name: str = "server", **changes: Any) -> ServerTls:
     cert, key = authority.issue(name, changes.get("server_key_password"))
     return ServerTls(TlsSettings(test_mode=False, server_cert_path=cert, server_key_path=key, **changes), clock)
 
@@ -165,7 +174,7 @@ def from_files(authority, clock, name="server", **changes):
 # --- who is let in
 
 
-def test_permissive_serves_both_kinds(clock, connect, authority):
+def test_permissive_serves_both_kinds(clock: Clock, connect: Callable[..., Peer], authority: Authority) -> None:
     tls = from_files(authority, clock)
     plain, encrypted = connect(tls), connect(tls, trusting(authority)).shake_hands()
     for peer in (plain, encrypted):
@@ -176,14 +185,14 @@ def test_permissive_serves_both_kinds(clock, connect, authority):
     assert encrypted.tls.version() in ("TLSv1.2", "TLSv1.3")
 
 
-def test_large_answers_come_whole(clock, connect, authority):
+def test_large_answers_come_whole(clock: Clock, connect: Callable[..., Peer], authority: Authority) -> None:
     peer = connect(from_files(authority, clock), trusting(authority)).shake_hands()
     body = bytes(range(256)) * 2000
     (answer,) = peer.ask(RemotingCommand(ECHO, body=body))
     assert answer.body == body
 
 
-def test_nothing_readable_crosses_the_wire(clock, connect, authority):
+def test_nothing_readable_crosses_the_wire(clock: Clock, connect: Callable[..., Peer], authority: Authority) -> None:
     peer = connect(from_files(authority, clock), trusting(authority)).shake_hands()
     seen = []
     write = peer.incoming.write
@@ -193,7 +202,9 @@ def test_nothing_readable_crosses_the_wire(clock, connect, authority):
     assert b"secret" not in b"".join(seen)
 
 
-def test_enforcing_closes_what_is_not_encrypted(clock, connect, authority, logged):
+def test_enforcing_closes_what_is_not_encrypted(
+    clock: Clock, connect: Callable[..., Peer], authority: Authority, logged: Logged
+) -> None:
     tls = from_files(authority, clock, mode=TlsMode.ENFORCING)
     plain = connect(tls)
     assert plain.ask(RemotingCommand(ECHO)) == []
@@ -205,7 +216,7 @@ def test_enforcing_closes_what_is_not_encrypted(clock, connect, authority, logge
     assert answer.body == b"x"
 
 
-def test_disabled_closes_what_is_encrypted(clock, connect, logged):
+def test_disabled_closes_what_is_encrypted(clock: Clock, connect: Callable[..., Peer], logged: Logged) -> None:
     tls = ServerTls(TlsSettings(mode=TlsMode.DISABLED, test_mode=False), clock)
     peer = connect(tls, trusting_nobody())
     peer.shake_hands()
@@ -216,7 +227,7 @@ def test_disabled_closes_what_is_encrypted(clock, connect, logged):
     assert len(connect(tls).ask(RemotingCommand(ECHO))) == 1
 
 
-def test_test_mode_makes_a_certificate_up(clock, connect, logged):
+def test_test_mode_makes_a_certificate_up(clock: Clock, connect: Callable[..., Peer], logged: Logged) -> None:
     tls = ServerTls(TlsSettings(mode=TlsMode.ENFORCING), clock)
     assert [line for line in logged.lines if "the certificate is made up" in line]
     assert not tls.has_files
@@ -225,7 +236,7 @@ def test_test_mode_makes_a_certificate_up(clock, connect, logged):
     assert first.tls.getpeercert(True) == second.tls.getpeercert(True)
 
 
-def test_half_a_handshake_is_not_waited_for(clock, connect, authority):
+def test_half_a_handshake_is_not_waited_for(clock: Clock, connect: Callable[..., Peer], authority: Authority) -> None:
     """Be it that its bytes still come."""
     tls = from_files(authority, clock)
     half, whole = connect(tls), connect(tls, trusting(authority)).shake_hands()
@@ -242,7 +253,9 @@ def test_half_a_handshake_is_not_waited_for(clock, connect, authority):
 
 
 @pytest.mark.parametrize("data", [b"\x16", b"\x16\x03\x01", b"\x16" * 300, b"\x16\x03\x01\x00\x05hello"])
-def test_a_handshake_that_is_none_harms_nobody(clock, connect, authority, data):
+def test_a_handshake_that_is_none_harms_nobody(
+    clock: Clock, connect: Callable[..., Peer], authority: Authority, data: bytes
+) -> None:
     tls = from_files(authority, clock)
     bad, good = connect(tls), connect(tls)
     bad.socket.sendall(data)
@@ -259,7 +272,15 @@ def test_a_handshake_that_is_none_harms_nobody(clock, connect, authority, data):
 @pytest.mark.parametrize("shows", ["nothing", "own", "another's"])
 @pytest.mark.parametrize("asked", list(ClientAuth))
 @pytest.mark.parametrize("checked", [True, False])
-def test_clients_show_certificates_as_wanted(clock, connect, authority, tmp_path, shows, asked, checked):
+def test_clients_show_certificates_as_wanted(
+    clock: Clock,
+    connect: Callable[..., Peer],
+    authority: Authority,
+    tmp_path: Path,
+    shows: str,
+    asked: ClientAuth,
+    checked: bool,
+) -> None:
     tls = from_files(
         authority, clock, server_need_client_auth=asked, server_auth_client=checked,
         server_trust_cert_path=authority.path,
@@ -282,7 +303,9 @@ def test_clients_show_certificates_as_wanted(clock, connect, authority, tmp_path
 # --- files
 
 
-def test_a_changed_certificate_is_shown_to_the_next(clock, connect, authority, logged):
+def test_a_changed_certificate_is_shown_to_the_next(
+    clock: Clock, connect: Callable[..., Peer], authority: Authority, logged: Logged
+) -> None:
     tls = from_files(authority, clock)
     before = connect(tls, trusting(authority)).shake_hands()
     tls.look(maybeDeferred)
@@ -294,7 +317,9 @@ def test_a_changed_certificate_is_shown_to_the_next(clock, connect, authority, l
     assert len([line for line in logged.lines if "was read again" in line]) == 1
 
 
-def test_half_a_change_leaves_the_former(clock, connect, authority, tmp_path, logged):
+def test_half_a_change_leaves_the_former(
+    clock: Clock, connect: Callable[..., Peer], authority: Authority, tmp_path: Path, logged: Logged
+) -> None:
     tls = from_files(authority, clock)
     former = (tmp_path / "server-key.pem").read_bytes()
     authority.issue("server")
@@ -309,7 +334,7 @@ def test_half_a_change_leaves_the_former(clock, connect, authority, tmp_path, lo
     assert len([line for line in logged.lines if "was read again" in line]) == 1
 
 
-def test_the_watch_looks_while_it_runs(clock, authority, logged):
+def test_the_watch_looks_while_it_runs(clock: Clock, authority: Authority, logged: Logged) -> None:
     tls = from_files(authority, clock)
     watch = TlsWatch(tls, lambda work: fail(RuntimeError("no disk")), clock)
     watch.startService()
@@ -319,7 +344,7 @@ def test_the_watch_looks_while_it_runs(clock, authority, logged):
     assert [line for line in logged.lines if "stays" in line] == ["the certificate stays as it was: no disk"]
 
 
-def test_a_key_with_a_password(clock, connect, authority):
+def test_a_key_with_a_password(clock: Clock, connect: Callable[..., Peer], authority: Authority) -> None:
     tls = from_files(authority, clock, server_key_password="open sesame")
     assert len(connect(tls, trusting(authority)).shake_hands().ask(RemotingCommand(ECHO))) == 1
 
@@ -336,7 +361,9 @@ def test_a_key_with_a_password(clock, connect, authority):
         ({"server_auth_client": True, "server_trust_cert_path": "/not/there"}, "/not/there: no certificates"),
     ],
 )
-def test_files_that_cannot_be_used_stop_the_start(clock, authority, change, why):
+def test_files_that_cannot_be_used_stop_the_start(
+    clock: Clock, authority: Authority, change: dict[str, Any], why: str
+) -> None:
     cert, key = authority.issue("locked", "open sesame")
     change = {name: authority.path if value == "AUTHORITY" else value for name, value in change.items()}
     settings = {"server_cert_path": cert, "server_key_path": key, "server_key_password": "open sesame", **change}
@@ -346,19 +373,19 @@ def test_files_that_cannot_be_used_stop_the_start(clock, authority, change, why)
     assert "sesame" not in str(caught.value)
 
 
-def test_a_clients_certificate_that_cannot_be_used(authority):
+def test_a_clients_certificate_that_cannot_be_used(authority: Authority) -> None:
     with pytest.raises(BadTls, match="no certificates can be read"):
         tls_connector(None, TlsSettings(test_mode=False, client_auth_server=True, client_trust_cert_path="/not/there"))
 
 
-def test_a_client_reads_on_while_its_handshake_waits(clock):
+def test_a_client_reads_on_while_its_handshake_waits(clock: Clock) -> None:
     """What encrypts asks its user to pause from the first write on, until the handshake is over."""
     from twisted.internet.testing import StringTransport
 
     class Encrypting(StringTransport):
         pass
 
-    classImplements(Encrypting, ISSLTransport)
+    classImplements(Encrypting, ISSLTransport)  # type: ignore[misc]
     protocol = RemotingServerFactory(HandlerTable(), clock).buildProtocol(None)
     transport = Encrypting()
     protocol.makeConnection(transport)
@@ -368,7 +395,9 @@ def test_a_client_reads_on_while_its_handshake_waits(clock):
     assert transport.producer is protocol
 
 
-def test_a_client_goes_by_the_files_as_they_are_when_it_connects(monkeypatch, authority, tmp_path, logged):
+def test_a_client_goes_by_the_files_as_they_are_when_it_connects(
+    monkeypatch: pytest.MonkeyPatch, authority: Authority, tmp_path: Path, logged: Logged
+) -> None:
     made = []
     monkeypatch.setattr("mqbroker.remoting.tls.wrapClientTLS", lambda creator, endpoint: made.append(creator))
     monkeypatch.setattr("mqbroker.remoting.tls.HostnameEndpoint", lambda *where, timeout: where)

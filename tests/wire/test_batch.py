@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from mqbroker.wire.batch import BadBatch, BatchEntry, decode_batch, encode_batch
 from mqbroker.wire.properties import decode_properties
 from tests.commands import decode_frame
+from tests.wire.conftest import GoldenFrame
 
 # MessageDecoder.encodeMessages of 4.9.7: two messages, the first with tags, a key and flag 9.
 FROM_JAVA = bytes.fromhex(
@@ -35,12 +36,12 @@ def message(
     )
 
 
-def test_a_batch_of_java():
+def test_a_batch_of_java() -> None:
     assert decode_batch(FROM_JAVA) == ENTRIES
     assert encode_batch(ENTRIES) == FROM_JAVA
 
 
-def test_golden_batches_come_back_as_they_were(golden_frames):
+def test_golden_batches_come_back_as_they_were(golden_frames: list[GoldenFrame]) -> None:
     batches = [frame for frame in golden_frames if frame.code == 320 and frame.side == "request"]
     assert batches
     for frame in batches:
@@ -51,12 +52,12 @@ def test_golden_batches_come_back_as_they_were(golden_frames):
         assert encode_batch(entries) == body
 
 
-def test_an_empty_batch():
+def test_an_empty_batch() -> None:
     assert decode_batch(b"") == []
     assert encode_batch([]) == b""
 
 
-def test_the_smallest_message():
+def test_the_smallest_message() -> None:
     assert decode_batch(encode_batch([BatchEntry(-1, b"", b"")])) == [BatchEntry(-1, b"", b"")]
 
 
@@ -89,14 +90,14 @@ LIES = {
 
 
 @pytest.mark.parametrize("data", LIES.values(), ids=LIES)
-def test_lying_sizes_are_refused(data):
+def test_lying_sizes_are_refused(data: bytes) -> None:
     with pytest.raises(BadBatch):
         decode_batch(data)
     with pytest.raises(BadBatch):
         decode_batch(message() + data)
 
 
-def test_every_truncation_is_refused():
+def test_every_truncation_is_refused() -> None:
     for length in range(1, len(FROM_JAVA)):
         if length == 50:  # the first message whole
             assert decode_batch(FROM_JAVA[:length]) == ENTRIES[:1]
@@ -105,7 +106,7 @@ def test_every_truncation_is_refused():
                 decode_batch(FROM_JAVA[:length])
 
 
-def test_properties_beyond_their_length_field_are_refused():
+def test_properties_beyond_their_length_field_are_refused() -> None:
     assert decode_batch(encode_batch([BatchEntry(0, b"", bytes(32767))])) == [BatchEntry(0, b"", bytes(32767))]
     with pytest.raises(BadBatch, match="32768"):
         encode_batch([BatchEntry(0, b"", bytes(32768))])
@@ -115,7 +116,7 @@ entries = st.builds(BatchEntry, st.integers(-(2**31), 2**31 - 1), st.binary(max_
 
 
 @given(st.lists(entries, max_size=8))
-def test_any_batch_survives(batch):
+def test_any_batch_survives(batch: list[BatchEntry]) -> None:
     assert decode_batch(encode_batch(batch)) == batch
 
 
@@ -128,12 +129,12 @@ def decodes_to_what_it_says_or_is_refused(data: bytes) -> None:
 
 
 @given(st.binary(max_size=120))
-def test_random_bytes_raise_nothing_but_bad_batch(data):
+def test_random_bytes_raise_nothing_but_bad_batch(data: bytes) -> None:
     decodes_to_what_it_says_or_is_refused(data)
 
 
 @given(st.lists(st.tuples(st.integers(0, len(FROM_JAVA) - 1), st.integers(0, 255)), min_size=1, max_size=4))
-def test_mutated_batches_raise_nothing_but_bad_batch(changes):
+def test_mutated_batches_raise_nothing_but_bad_batch(changes: list[tuple[int, int]]) -> None:
     data = bytearray(FROM_JAVA)
     for at, byte in changes:
         data[at] = byte

@@ -3,12 +3,13 @@ from __future__ import annotations
 import json
 import types
 import typing
-from typing import Any, get_args, get_origin
+from typing import Any, cast, get_args, get_origin
 
 import attrs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.strategies._internal.core import DataObject
 
 from mqbroker.wire import admin_bodies, bodies, fastjson
 from mqbroker.wire import body as body_module
@@ -47,6 +48,7 @@ from mqbroker.wire.bodies import (
 from mqbroker.wire.body import BadBody, Body, Int
 from mqbroker.wire.headers import camel_case
 from tests.commands import decode_frame
+from tests.wire.conftest import GoldenFrame
 
 CLASSES = {
     name: value
@@ -87,7 +89,7 @@ def key_of(field: attrs.Attribute) -> str:
     return field.metadata.get("key") or camel_case(field.name)
 
 
-def smallest(cls: type[Body]) -> dict[str, Any]:
+def smallest(cls: type[Any]) -> dict[str, Any]:
     """The fields that must be there, and no other."""
     fields = [field for field in attrs.fields(cls) if field.default is attrs.NOTHING]
     samples = {
@@ -109,16 +111,16 @@ def unordered(value: Any) -> Any:
     return value
 
 
-def test_the_fields_are_those_of_java(protocol):
+def test_the_fields_are_those_of_java(protocol: dict[str, dict[str, Any]]) -> None:
     whole_bodies = set(CLASSES) & set(protocol["bodies"])
     assert len(whole_bodies) > 12  # the other classes are parts, which the recorded frames hold
     for name in whole_bodies:
         wanted = [field["name"] for field in protocol["bodies"][name]]
-        assert [key_of(field) for field in attrs.fields(CLASSES[name])] == wanted, name
+        assert [key_of(field) for field in attrs.fields(cast(Any, CLASSES[name]))] == wanted, name
 
 
-def test_golden_bodies_come_back_as_they_were(golden_frame):
-    cls = GOLDEN.get((golden_frame.code, golden_frame.side))
+def test_golden_bodies_come_back_as_they_were(golden_frame: GoldenFrame) -> None:
+    cls: type[Any] | None = GOLDEN.get((golden_frame.code, golden_frame.side))
     command = decode_frame(golden_frame.data)
     if cls is None or not command.body:
         return
@@ -127,7 +129,7 @@ def test_golden_bodies_come_back_as_they_were(golden_frame):
     assert cls.from_json(body.to_json()) == body
 
 
-def test_every_class_of_a_whole_body_was_recorded(golden_frames):
+def test_every_class_of_a_whole_body_was_recorded(golden_frames: list[GoldenFrame]) -> None:
     seen = {(frame.code, frame.side) for frame in golden_frames if decode_frame(frame.data).body}
     recorded = {cls for key, cls in GOLDEN.items() if key in seen}
     assert recorded == set(GOLDEN.values())
@@ -154,18 +156,18 @@ def strategy_for(kind: Any) -> st.SearchStrategy:
     }[kind]
 
 
-def any_of(cls: type[Body]) -> st.SearchStrategy:
+def any_of(cls: type[Any]) -> st.SearchStrategy:
     hints = typing.get_type_hints(cls, include_extras=True)
     return st.builds(cls, **{field.name: strategy_for(hints[field.name]) for field in attrs.fields(cls)})
 
 
 @settings(max_examples=500)
 @given(st.sampled_from(list(CLASSES.values())).flatmap(any_of))
-def test_any_body_survives(body):
+def test_any_body_survives(body: Body) -> None:
     assert type(body).from_json(body.to_json()) == body
 
 
-def test_what_is_of_scalars_alone_is_written_as_all_else(monkeypatch):
+def test_what_is_of_scalars_alone_is_written_as_all_else(monkeypatch: pytest.MonkeyPatch) -> None:
     values = [
         MessageQueue("T", "b", 1), admin_bodies.TopicOffset(1, 2, 3), SubscriptionGroupConfig("g"),
         admin_bodies.MessageQueueForC("T", "b", 1, 2), DataVersion(1, 2),
@@ -178,17 +180,17 @@ def test_what_is_of_scalars_alone_is_written_as_all_else(monkeypatch):
 
 @settings(max_examples=500)
 @given(st.sampled_from(list(CLASSES.values())).flatmap(any_of))
-def test_a_body_in_pieces_is_the_same(body):
+def test_a_body_in_pieces_is_the_same(body: Body) -> None:
     assert b"".join(body.json_pieces()) == body.to_json()
 
 
 @given(st.one_of(any_of(ConsumerOffsetSerializeWrapper), any_of(bodies.LmqConsumerOffsets)))
-def test_offsets_are_written_as_any_body_is(body):
+def test_offsets_are_written_as_any_body_is(body: Body) -> None:
     assert body.to_json() == fastjson.dumps(body.to_value())
 
 
 @pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
-def test_a_field_without_a_default_must_be_there(cls):
+def test_a_field_without_a_default_must_be_there(cls: type[Body]) -> None:
     whole = smallest(cls)
     assert isinstance(cls.from_value(whole), cls)
     for key in whole:
@@ -201,7 +203,7 @@ def test_a_field_without_a_default_must_be_there(cls):
 @pytest.mark.parametrize(
     "data", [b"", b"null", b"[]", b"1", b'"x"', b"true", b"{", b"\xff", b"[" * 100_000, b"{1:" * 9999]
 )
-def test_what_is_no_object_is_refused(cls, data):
+def test_what_is_no_object_is_refused(cls: type[Body], data: bytes) -> None:
     with pytest.raises(BadBody, match=cls.__name__):
         cls.from_json(data)
 
@@ -219,7 +221,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
-def test_a_field_of_another_type_is_refused(cls):
+def test_a_field_of_another_type_is_refused(cls: type[Any]) -> None:
     hints = typing.get_type_hints(cls)
     whole = smallest(cls)
     for field in attrs.fields(cls):
@@ -233,7 +235,7 @@ def test_a_field_of_another_type_is_refused(cls):
                 cls.from_value({**whole, key_of(field): wrong})
 
 
-def test_how_a_group_consumes_may_be_said_by_numbers():
+def test_how_a_group_consumes_may_be_said_by_numbers() -> None:
     data = {"groupName": "G", "consumeType": 0, "messageModel": 0, "consumeFromWhere": 4}
     found = ConsumerData.from_value(data)
     assert found == ConsumerData("G", "CONSUME_ACTIVELY", "BROADCASTING", "CONSUME_FROM_FIRST_OFFSET")
@@ -244,8 +246,8 @@ def test_how_a_group_consumes_may_be_said_by_numbers():
 
 
 @pytest.mark.parametrize(("key", "bits"), [("queueId", 32), ("counter", 64)])
-def test_numbers_are_no_larger_than_java_reads(key, bits):
-    def read(number):
+def test_numbers_are_no_larger_than_java_reads(key: str, bits: int) -> None:
+    def read(number: int | str) -> int | None:
         if key == "counter":
             return DataVersion.from_value({key: number}).counter
         return MessageQueue.from_value({"topic": "T", "brokerName": "b", key: number}).queue_id
@@ -261,18 +263,18 @@ def test_numbers_are_no_larger_than_java_reads(key, bits):
 @pytest.mark.parametrize(
     "text", ["", "-", "--5", "+5", " 5", "5 ", "5\n", "1.0", "1e3", "0x1", "\xb2", "\u0661", "9" * 21]
 )
-def test_text_that_is_no_number_is_refused(text):
+def test_text_that_is_no_number_is_refused(text: str) -> None:
     with pytest.raises(BadBody, match=r"DataVersion\.counter must be int"):
         DataVersion.from_value({"counter": text})
     with pytest.raises(BadBody):
         BrokerData.from_value({"brokerName": "b", "brokerAddrs": {text: "1.2.3.4:5"}})
 
 
-def test_numbers_may_be_text_as_fastjson_takes_them():
+def test_numbers_may_be_text_as_fastjson_takes_them() -> None:
     assert DataVersion.from_value({"timestamp": "-12", "counter": "007"}) == DataVersion(-12, 7)
 
 
-def test_keys_may_be_quoted_or_bare():
+def test_keys_may_be_quoted_or_bare() -> None:
     wanted = BrokerData("b", "c", {0: "1.2.3.4:10911", 1: "1.2.3.4:10921"})
     for addresses in ('{"0":"1.2.3.4:10911","1":"1.2.3.4:10921"}', '{0:"1.2.3.4:10911",1:"1.2.3.4:10921"}'):
         data = f'{{"brokerAddrs":{addresses},"brokerName":"b","cluster":"c"}}'.encode()
@@ -280,7 +282,7 @@ def test_keys_may_be_quoted_or_bare():
     assert b'{0:"1.2.3.4:10911",1:"1.2.3.4:10921"}' in wanted.to_json()
 
 
-def test_an_object_as_map_key():
+def test_an_object_as_map_key() -> None:
     queue = MessageQueue("T", "b", 1)
     key = fastjson.JsonKey.of(queue.to_value())
     assert MessageQueue.from_value(key) == queue
@@ -288,19 +290,19 @@ def test_an_object_as_map_key():
         BrokerData.from_value({"brokerName": "b", "brokerAddrs": {key: "x"}})
 
 
-def test_nulls_and_unknown_fields_are_skipped():
+def test_nulls_and_unknown_fields_are_skipped() -> None:
     data = b'{"orderTopicConf":null,"queueDatas":null,"unknown":[{}],"brokerDatas":[]}'
     assert TopicRouteData.from_json(data) == TopicRouteData()
     assert json.loads(TopicRouteData().to_json()) == {"queueDatas": [], "brokerDatas": [], "filterServerTable": {}}
 
 
-def test_a_null_inside_an_array_or_a_map_is_refused():
+def test_a_null_inside_an_array_or_a_map_is_refused() -> None:
     for data in (b'{"queueDatas":[null]}', b'{"filterServerTable":{"a":[null]}}', b'{"filterServerTable":{"a":null}}'):
         with pytest.raises(BadBody):
             TopicRouteData.from_json(data)
 
 
-def test_sets_are_written_in_one_order():
+def test_sets_are_written_in_one_order() -> None:
     queues = [MessageQueue("T", broker, number) for broker in "ba" for number in (2, 1)]
     data = LockBatchResponseBody(frozenset(queues)).to_json()
     assert [(q["brokerName"], q["queueId"]) for q in json.loads(data)["lockOKMQSet"]] == [
@@ -312,11 +314,11 @@ def test_sets_are_written_in_one_order():
     assert data == LockBatchResponseBody(frozenset(reversed(queues))).to_json()
 
 
-def test_the_next_data_version():
+def test_the_next_data_version() -> None:
     assert DataVersion(5, 7).next(99) == DataVersion(99, 8)
 
 
-def test_the_defaults_of_java():
+def test_the_defaults_of_java() -> None:
     assert TopicConfig("T").to_value() == {
         "topicName": "T",
         "readQueueNums": 16,
@@ -366,19 +368,19 @@ json_values = st.recursive(
 
 @settings(max_examples=500)
 @given(st.sampled_from(list(CLASSES.values())), st.data())
-def test_any_json_raises_nothing_but_bad_body(cls, data):
+def test_any_json_raises_nothing_but_bad_body(cls: type[Any], data: DataObject) -> None:
     names = st.sampled_from([key_of(field) for field in attrs.fields(cls)])
     value = data.draw(st.dictionaries(names, json_values))
     reads_or_is_refused(cls, json.dumps(value).encode())
 
 
 @given(st.sampled_from(list(CLASSES.values())), st.binary(max_size=40))
-def test_random_bytes_raise_nothing_but_bad_body(cls, data):
+def test_random_bytes_raise_nothing_but_bad_body(cls: type[Body], data: bytes) -> None:
     reads_or_is_refused(cls, data)
 
 
 @given(st.data())
-def test_mutated_golden_bodies_raise_nothing_but_bad_body(golden_frames, data):
+def test_mutated_golden_bodies_raise_nothing_but_bad_body(golden_frames: list[GoldenFrame], data: DataObject) -> None:
     frames = [frame for frame in golden_frames if (frame.code, frame.side) in GOLDEN]
     frame = data.draw(st.sampled_from(frames))
     body = bytearray(decode_frame(frame.data).body)

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from enum import IntEnum
+from typing import Any
+
 import pytest
 
 from mqbroker.wire import codes
@@ -28,11 +31,13 @@ def constants(owner: type) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("enum", [RequestCode, ResponseCode, LanguageCode])
-def test_every_code_has_its_value_and_there_are_no_others(protocol, enum):
+def test_every_code_has_its_value_and_there_are_no_others(
+    protocol: dict[str, dict[str, Any]], enum: type[IntEnum]
+) -> None:
     assert {member.name: member.value for member in enum} == protocol["codes"][enum.__name__]
 
 
-def test_message_sys_flags(protocol):
+def test_message_sys_flags(protocol: dict[str, dict[str, Any]]) -> None:
     wanted = {
         SYS_FLAG_NAMES.get(name, name.removesuffix("_FLAG").removesuffix("_TYPE")): value
         for name, value in protocol["codes"]["MessageSysFlag"].items()
@@ -42,23 +47,23 @@ def test_message_sys_flags(protocol):
     assert found == wanted
 
 
-def test_pull_sys_flags(protocol):
+def test_pull_sys_flags(protocol: dict[str, dict[str, Any]]) -> None:
     wanted = {name.removeprefix("FLAG_"): value for name, value in protocol["codes"]["PullSysFlag"].items()}
     assert constants(PullSysFlag) == wanted
 
 
-def test_permissions(protocol):
+def test_permissions(protocol: dict[str, dict[str, Any]]) -> None:
     wanted = {name.removeprefix("PERM_"): value for name, value in protocol["codes"]["PermName"].items()}
     assert constants(Perm) == wanted
 
 
-def test_property_keys(protocol):
+def test_property_keys(protocol: dict[str, dict[str, Any]]) -> None:
     wanted = dict(protocol["codes"]["MessageConst"])
     assert wanted.pop("KEY_SEPARATOR") == codes.KEY_SEPARATOR
     assert constants(Prop) == {name.removeprefix("PROPERTY_"): value for name, value in wanted.items()}
 
 
-def test_system_topics(protocol):
+def test_system_topics(protocol: dict[str, dict[str, Any]]) -> None:
     wanted = dict(protocol["codes"]["TopicValidator"])
     assert wanted.pop("TOPIC_MAX_LENGTH") == 127
     for name, value in wanted.items():
@@ -67,12 +72,12 @@ def test_system_topics(protocol):
     assert {value for name, value in wanted.items() if name != "SYSTEM_TOPIC_PREFIX"} == codes.SYSTEM_TOPICS
 
 
-def test_other_system_names(protocol):
+def test_other_system_names(protocol: dict[str, dict[str, Any]]) -> None:
     for name, value in protocol["codes"]["MixAll"].items():
         assert vars(codes)[CONSTANT_NAMES.get(name, name)] == value, name
 
 
-def test_topics_that_only_the_broker_writes_to():
+def test_topics_that_only_the_broker_writes_to() -> None:
     assert {
         "SCHEDULE_TOPIC_XXXX",
         "RMQ_SYS_TRANS_HALF_TOPIC",
@@ -84,10 +89,10 @@ def test_topics_that_only_the_broker_writes_to():
 
 
 @pytest.mark.parametrize("topic", ["TBW102", "SELF_TEST_TOPIC", "rmq_sys_anything", "rmq_sys_"])
-def test_system_topics_are_told(topic):
+def test_system_topics_are_told(topic: str) -> None:
     assert codes.is_system_topic(topic)
 
 
 @pytest.mark.parametrize("topic", ["", "TopicTest", "tbw102", "RMQ_SYS_", "%RETRY%rmq_sys_x"])
-def test_other_topics_are_not_system_topics(topic):
+def test_other_topics_are_not_system_topics(topic: str) -> None:
     assert not codes.is_system_topic(topic)

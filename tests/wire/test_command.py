@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import json
 import struct
+from typing import Any
 
 import attrs
 import pytest
@@ -23,6 +24,7 @@ from mqbroker.wire.command import (
 )
 from mqbroker.wire.headers import GetMaxOffsetRequestHeader, GetMaxOffsetResponseHeader
 from tests.commands import decode_commands, decode_frame
+from tests.wire.conftest import GoldenFrame
 
 # RemotingCommand.encode() of 4.9.7: a oneway GO request with a remark, four-byte characters and an empty field,
 # and a response with neither remark nor fields.
@@ -38,7 +40,9 @@ def header_json(data: bytes) -> dict:
     return json.loads(data[8 : 8 + int.from_bytes(data[5:8], "big")])
 
 
-def binary_header(remark: bytes = b"", ext: bytes = b"", *, remark_length=None, ext_length=None) -> bytes:
+def binary_header(
+    remark: bytes = b"", ext: bytes = b"", *, remark_length: int | None = None, ext_length: int | None = None
+) -> bytes:
     """A binary header whose lengths may lie."""
     return (
         struct.pack(">hbhii", 10, 0, 407, 1, 0)
@@ -53,7 +57,7 @@ def pair(name: bytes, value: bytes) -> bytes:
     return struct.pack(">h", len(name)) + name + struct.pack(">i", len(value)) + value
 
 
-def test_a_golden_frame_is_read_as_its_json_says(golden_frame):
+def test_a_golden_frame_is_read_as_its_json_says(golden_frame: GoldenFrame) -> None:
     command = decode_frame(golden_frame.data)
     wanted = header_json(golden_frame.data)
     assert wanted["serializeTypeCurrentRPC"] == "JSON"
@@ -69,7 +73,7 @@ def test_a_golden_frame_is_read_as_its_json_says(golden_frame):
     assert command.is_response == (golden_frame.side == "response")
 
 
-def test_a_golden_frame_is_written_as_java_would_read_it(golden_frame):
+def test_a_golden_frame_is_written_as_java_would_read_it(golden_frame: GoldenFrame) -> None:
     command = decode_frame(golden_frame.data)
     data = encode_command(command)
     assert decode_frame(data) == command
@@ -80,7 +84,7 @@ def test_a_golden_frame_is_written_as_java_would_read_it(golden_frame):
     assert data.endswith(command.body)
 
 
-def test_a_golden_frame_survives_the_binary_encoding(golden_frame):
+def test_a_golden_frame_survives_the_binary_encoding(golden_frame: GoldenFrame) -> None:
     command = attrs.evolve(decode_frame(golden_frame.data), serialize_type=ROCKETMQ)
     data = encode_command(command)
     assert data[4] == ROCKETMQ
@@ -88,14 +92,14 @@ def test_a_golden_frame_survives_the_binary_encoding(golden_frame):
     assert decode_frame(data) == attrs.evolve(command, ext_fields=fields)
 
 
-def test_the_whole_golden_stream_as_commands(golden_frames):
+def test_the_whole_golden_stream_as_commands(golden_frames: list[GoldenFrame]) -> None:
     commands = decode_commands(FrameDecoder().feed(b"".join(frame.data for frame in golden_frames)))
     assert [command.is_response for command in commands] == [frame.side == "response" for frame in golden_frames]
     requests = [command.code for command in commands if not command.is_response]
     assert requests == [frame.code for frame in golden_frames if frame.side == "request"]
 
 
-def test_binary_request_of_java():
+def test_binary_request_of_java() -> None:
     command = decode_frame(JAVA_BINARY_REQUEST)
     assert command == RemotingCommand(
         code=RequestCode.SEND_MESSAGE,
@@ -113,7 +117,7 @@ def test_binary_request_of_java():
     assert encode_command(attrs.evolve(command, ext_fields={**command.ext_fields, "empty": ""})) == JAVA_BINARY_REQUEST
 
 
-def test_binary_response_of_java():
+def test_binary_response_of_java() -> None:
     command = decode_frame(JAVA_BINARY_RESPONSE)
     assert command == RemotingCommand(
         ResponseCode.SYSTEM_ERROR, opaque=-1, flag=1, language=LanguageCode.JAVA, serialize_type=ROCKETMQ
@@ -121,7 +125,7 @@ def test_binary_response_of_java():
     assert encode_command(command) == JAVA_BINARY_RESPONSE
 
 
-def test_a_request_and_its_response():
+def test_a_request_and_its_response() -> None:
     request = RemotingCommand.request(
         RequestCode.GET_MAX_OFFSET, GetMaxOffsetRequestHeader(topic="T", queue_id=3), b"body"
     )
@@ -142,19 +146,19 @@ def test_a_request_and_its_response():
 @pytest.mark.parametrize(
     ("flag", "response", "oneway"), [(0, 0, 0), (1, 1, 0), (2, 0, 1), (3, 1, 1), (-1, 1, 1), (4, 0, 0)]
 )
-def test_flags_are_bits(flag, response, oneway):
+def test_flags_are_bits(flag: int, response: int, oneway: int) -> None:
     command = RemotingCommand(1, flag=flag)
     assert (command.is_response, command.is_oneway) == (bool(response), bool(oneway))
 
 
-def test_names_for_log_lines():
+def test_names_for_log_lines() -> None:
     assert RemotingCommand(10, opaque=5).describe() == "SEND_MESSAGE (10, opaque 5)"
     assert RemotingCommand(9999, opaque=5).describe() == "unknown code (9999, opaque 5)"
     assert RemotingCommand(1, opaque=5, flag=1).describe() == "response 1 (opaque 5)"
 
 
 @pytest.mark.parametrize("serialize_type", [2, 3, 127, 128, 255])
-def test_an_unknown_serialize_type_is_refused(serialize_type):
+def test_an_unknown_serialize_type_is_refused(serialize_type: int) -> None:
     with pytest.raises(BadFrame, match=f"serialize type {serialize_type} "):
         decode_command(serialize_type, b"{}", b"")
 
@@ -195,14 +199,14 @@ BAD_JSON_HEADERS = {
 
 
 @pytest.mark.parametrize("header", BAD_JSON_HEADERS.values(), ids=BAD_JSON_HEADERS)
-def test_a_bad_json_header_is_refused(header):
+def test_a_bad_json_header_is_refused(header: bytes) -> None:
     with pytest.raises(BadFrame):
         decode_command(JSON, header, b"")
 
 
 @pytest.mark.parametrize("depth", [10, 100, 500, 900, 1000, 1020])
 @pytest.mark.parametrize("name", ["code", "opaque", "flag", "version", "remark", "extFields", "language"])
-def test_deep_nesting_ends_in_bad_frame(name, depth):
+def test_deep_nesting_ends_in_bad_frame(name: str, depth: int) -> None:
     header = b'{"%s":%s}' % (name.encode(), b"[" * depth + b"]" * depth)
     if name == "language":
         assert decode_command(JSON, header, b"").language == LanguageCode.OTHER
@@ -211,7 +215,7 @@ def test_deep_nesting_ends_in_bad_frame(name, depth):
             decode_command(JSON, header, b"")
 
 
-def test_the_most_ext_fields_there_may_be():
+def test_the_most_ext_fields_there_may_be() -> None:
     fields = {str(n): "v" for n in range(EXT_FIELDS_MAX)}
     for serialize_type in (JSON, ROCKETMQ):
         command = RemotingCommand(1, fields, serialize_type=serialize_type)
@@ -222,13 +226,13 @@ def test_the_most_ext_fields_there_may_be():
 
 
 @pytest.mark.parametrize("one", [pair(b"", b""), pair(b"same", b"v"), pair(b"", b"v"), pair(b"n", b"")])
-def test_binary_pairs_that_add_nothing_count_too(one):
+def test_binary_pairs_that_add_nothing_count_too(one: bytes) -> None:
     assert decode_command(ROCKETMQ, binary_header(ext=one * EXT_FIELDS_MAX), b"").code == 10
     with pytest.raises(BadFrame, match="1024"):
         decode_command(ROCKETMQ, binary_header(ext=one * (EXT_FIELDS_MAX + 1)), b"")
 
 
-def test_what_a_json_header_leaves_out_is_zero_or_none():
+def test_what_a_json_header_leaves_out_is_zero_or_none() -> None:
     assert decode_command(JSON, b"{}", b"x") == RemotingCommand(
         0, {}, b"x", None, opaque=0, flag=0, language=LanguageCode.OTHER, version=0, serialize_type=JSON
     )
@@ -236,24 +240,24 @@ def test_what_a_json_header_leaves_out_is_zero_or_none():
     assert decode_command(JSON, nulls, b"") == decode_command(JSON, b"{}", b"")
 
 
-def test_json_ext_fields_become_text_as_in_java():
+def test_json_ext_fields_become_text_as_in_java() -> None:
     header = b'{"extFields":{"i":-7,"t":true,"f":false,"d":1.5,"n":null,"s":"x","e":""}}'
     fields = {"i": "-7", "t": "true", "f": "false", "d": "1.5", "s": "x", "e": ""}
     assert decode_command(JSON, header, b"").ext_fields == fields
 
 
-def test_of_duplicate_json_keys_the_last_counts():
+def test_of_duplicate_json_keys_the_last_counts() -> None:
     command = decode_command(JSON, b'{"code":1,"code":2,"extFields":{"a":"1","a":"2"}}', b"")
     assert (command.code, command.ext_fields) == (2, {"a": "2"})
 
 
 @pytest.mark.parametrize("name", ["COBOL", "java", "", "PYTHON "])
-def test_an_unknown_language_is_other(name):
+def test_an_unknown_language_is_other(name: str) -> None:
     assert decode_command(JSON, json.dumps({"language": name}).encode(), b"").language == LanguageCode.OTHER
 
 
 @pytest.mark.parametrize("number", [-128, -1, 13, 127])
-def test_an_unknown_language_number_is_other(number):
+def test_an_unknown_language_number_is_other(number: int) -> None:
     header = bytearray(binary_header())
     header[2:3] = struct.pack(">b", number)
     command = decode_command(ROCKETMQ, bytes(header), b"")
@@ -261,14 +265,14 @@ def test_an_unknown_language_number_is_other(number):
     assert encode_command(command)[10] == LanguageCode.OTHER
 
 
-def test_every_language_in_both_encodings():
+def test_every_language_in_both_encodings() -> None:
     for language in LanguageCode:
         for serialize_type in (JSON, ROCKETMQ):
             command = RemotingCommand(1, language=language, serialize_type=serialize_type)
             assert decode_frame(encode_command(command)).language == language
 
 
-def test_a_language_without_a_name_is_written_as_other():
+def test_a_language_without_a_name_is_written_as_other() -> None:
     assert header_json(encode_command(RemotingCommand(1, language=99)))["language"] == "OTHER"
 
 
@@ -298,12 +302,12 @@ BAD_BINARY_HEADERS = {
 
 
 @pytest.mark.parametrize("header", BAD_BINARY_HEADERS.values(), ids=BAD_BINARY_HEADERS)
-def test_a_bad_binary_header_is_refused(header):
+def test_a_bad_binary_header_is_refused(header: bytes) -> None:
     with pytest.raises(BadFrame):
         decode_command(ROCKETMQ, header, b"")
 
 
-def test_every_truncation_of_a_binary_header_is_refused():
+def test_every_truncation_of_a_binary_header_is_refused() -> None:
     header = JAVA_BINARY_REQUEST[8 : 8 + JAVA_BINARY_REQUEST[7]]
     assert decode_command(ROCKETMQ, header, b"").code == 10
     for length in range(len(header)):
@@ -311,7 +315,7 @@ def test_every_truncation_of_a_binary_header_is_refused():
             decode_command(ROCKETMQ, header[:length], b"")
 
 
-def test_every_truncation_of_a_json_header_is_refused(golden_frames):
+def test_every_truncation_of_a_json_header_is_refused(golden_frames: list[GoldenFrame]) -> None:
     for frame in golden_frames[::10]:
         end = 8 + int.from_bytes(frame.data[5:8], "big")
         for stop in range(8, end):
@@ -320,7 +324,7 @@ def test_every_truncation_of_a_json_header_is_refused(golden_frames):
 
 
 @pytest.mark.parametrize("data", [b"", JAVA_BINARY_RESPONSE[:-1], JAVA_BINARY_RESPONSE + b"\0", b"\0\0\0\x03"])
-def test_decode_frame_takes_exactly_one_frame(data):
+def test_decode_frame_takes_exactly_one_frame(data: bytes) -> None:
     with pytest.raises(BadFrame):
         decode_frame(data)
     with pytest.raises(BadFrame, match="2 frames"):
@@ -346,7 +350,7 @@ languages = st.sampled_from(LanguageCode)
         version=int32s,
     )
 )
-def test_any_command_survives_json(command):
+def test_any_command_survives_json(command: RemotingCommand) -> None:
     assert decode_frame(encode_command(command)) == command
 
 
@@ -364,7 +368,7 @@ def test_any_command_survives_json(command):
         serialize_type=st.just(ROCKETMQ),
     )
 )
-def test_any_command_survives_the_binary_encoding(command):
+def test_any_command_survives_the_binary_encoding(command: RemotingCommand) -> None:
     assert decode_frame(encode_command(command)) == command
 
 
@@ -381,7 +385,7 @@ def decodes_or_is_refused(serialize_type: int, header: bytes) -> None:
 
 
 @given(st.integers(0, 255), st.binary(max_size=80))
-def test_random_headers_raise_nothing_but_bad_frame(serialize_type, header):
+def test_random_headers_raise_nothing_but_bad_frame(serialize_type: int, header: bytes) -> None:
     decodes_or_is_refused(serialize_type, header)
 
 
@@ -393,7 +397,9 @@ def test_random_headers_raise_nothing_but_bad_frame(serialize_type, header):
     ),
     st.sampled_from(["code", "opaque", "flag", "version", "remark", "extFields", "language"]),
 )
-def test_any_json_value_in_any_place_raises_nothing_but_bad_frame(value, name):
+def test_any_json_value_in_any_place_raises_nothing_but_bad_frame(
+    value: int | list[Any] | dict[str, Any] | None, name: str
+) -> None:
     decodes_or_is_refused(JSON, json.dumps({name: value}).encode())
     decodes_or_is_refused(JSON, json.dumps({"extFields": {name: value}}).encode())
     decodes_or_is_refused(JSON, json.dumps(value).encode())
@@ -407,7 +413,7 @@ SEEDS = [
 
 
 @given(st.sampled_from(SEEDS), st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255)), min_size=1, max_size=4))
-def test_mutated_headers_raise_nothing_but_bad_frame(seed, changes):
+def test_mutated_headers_raise_nothing_but_bad_frame(seed: tuple[int, bytes], changes: list[tuple[int, int]]) -> None:
     serialize_type, header = seed
     mutated = bytearray(header)
     for at, byte in changes:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from mqbroker.wire.fastjson import DEPTH_MAX, BadJson, JsonKey, dumps, loads
 from tests.commands import decode_frame
+from tests.wire.conftest import GoldenFrame
 
 
 def objects(found: list[tuple[str, object]]) -> dict:
@@ -17,7 +19,7 @@ def objects(found: list[tuple[str, object]]) -> dict:
     return dict(found)
 
 
-def test_golden_bodies_keep_their_value(golden_frames):
+def test_golden_bodies_keep_their_value(golden_frames: list[GoldenFrame]) -> None:
     strict = dialect = 0
     for frame in golden_frames:
         body = decode_frame(frame.data).body
@@ -38,7 +40,7 @@ def test_golden_bodies_keep_their_value(golden_frames):
     assert dialect > 5
 
 
-def test_maps_with_other_keys_than_text():
+def test_maps_with_other_keys_than_text() -> None:
     queue = JsonKey.of({"topic": "T", "brokerName": "b", "queueId": 1})
     # Written by JSON.toJSONString of Fastjson for a TreeMap<Long, String> and a HashMap<MessageQueue, Long>.
     assert loads('{-2:"b",1:"a"}') == {-2: "b", 1: "a"}
@@ -48,7 +50,7 @@ def test_maps_with_other_keys_than_text():
     assert queue.as_dict() == {"topic": "T", "brokerName": "b", "queueId": 1}
 
 
-def test_equal_objects_are_equal_keys():
+def test_equal_objects_are_equal_keys() -> None:
     value = loads('{{"a":1,"b":2}:"first",{"b":2,"a":1}:"second"}')
     assert value == {JsonKey.of({"a": 1, "b": 2}): "second"}
 
@@ -78,7 +80,7 @@ def test_equal_objects_are_equal_keys():
         ('{{"a":{"b":1}.a:1}', None),
     ],
 )
-def test_values(text, wanted):
+def test_values(text: str, wanted: Any) -> None:
     if wanted is None and text != "null":
         with pytest.raises(BadJson):
             loads(text)
@@ -145,7 +147,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("text", BAD.values(), ids=BAD)
-def test_what_is_not_json_is_refused(text):
+def test_what_is_not_json_is_refused(text: str) -> None:
     for source in (text, text.encode()):
         with pytest.raises(BadJson) as caught:
             loads(source)
@@ -153,12 +155,12 @@ def test_what_is_not_json_is_refused(text):
 
 
 @pytest.mark.parametrize("data", [b"\xff", b'{1:"\xff"}', b'{"a":"\xff"}', b'{1:"\xed\xa0\x80"}', b"{1:1}\xc3"])
-def test_what_is_not_utf_8_is_refused(data):
+def test_what_is_not_utf_8_is_refused(data: bytes) -> None:
     with pytest.raises(BadJson):
         loads(data)
 
 
-def test_text_with_a_surrogate_is_refused():
+def test_text_with_a_surrogate_is_refused() -> None:
     for text in ('{"a":"\ud800"}', '{1:"\ud800"}', "\ud800"):
         with pytest.raises(BadJson):
             loads(text)
@@ -168,7 +170,7 @@ NESTS = [("[", "]"), ('{"a":', "}"), ("{1:", "}"), ('[{"a":', "}]"), ("[{1:", "}
 
 
 @pytest.mark.parametrize(("opening", "closing"), NESTS)
-def test_nesting_ends_at_the_bound(opening, closing):
+def test_nesting_ends_at_the_bound(opening: str, closing: str) -> None:
     count = DEPTH_MAX // len(opening.replace('"a":', "").replace("1:", ""))
     value = loads(opening * count + "0" + closing * count)
     assert loads(dumps(value)) == value
@@ -181,21 +183,21 @@ def test_nesting_ends_at_the_bound(opening, closing):
 
 
 @pytest.mark.parametrize("count", [DEPTH_MAX + 2, 5000])
-def test_nesting_of_keys_ends_at_the_bound(count):
+def test_nesting_of_keys_ends_at_the_bound(count: int) -> None:
     with pytest.raises(BadJson):
         loads("{" * count + '"a":1' + "}:1" * count)
     with pytest.raises(BadJson):
         loads("{" * count)
 
 
-def test_width_is_not_depth():
+def test_width_is_not_depth() -> None:
     assert len(loads("[" + ",".join(["[[]]"] * 10_000) + "]")) == 10_000
     assert len(loads("{1:[" + ",".join(["{}"] * 1_000) + "]}")[1]) == 1_000
 
 
 @pytest.mark.parametrize("piece", ["a", "\\n", "a\\n", "中"])
 @pytest.mark.parametrize("end", ['"}', ""])
-def test_a_long_string_takes_memory_in_proportion(piece, end):
+def test_a_long_string_takes_memory_in_proportion(piece: str, end: str) -> None:
     text = '{1:"' + piece * 200_000 + end
     tracemalloc.start()
     try:
@@ -211,7 +213,7 @@ def test_a_long_string_takes_memory_in_proportion(piece, end):
 
 
 @pytest.mark.parametrize("value", [{1: {2, 3}}, {1: object()}, {1: b"x"}, {1: "\ud800"}, {1: 2**64}, {(): 1}])
-def test_what_json_cannot_hold_is_a_type_error(value):
+def test_what_json_cannot_hold_is_a_type_error(value: dict[int | tuple[Any, ...], Any]) -> None:
     if value == {(): 1}:
         assert dumps(value) == b"{[]:1}"
         return
@@ -240,7 +242,7 @@ values = st.recursive(
 @given(values)
 @example({2**63 - 1: 2**63, -(2**63): 2**64 - 1})
 @example({JsonKey.of({}): {JsonKey.of({"a": 1}): [{0: {}}]}})
-def test_any_value_survives(value):
+def test_any_value_survives(value: Any) -> None:
     try:
         data = dumps(value)
     except TypeError:
@@ -250,7 +252,7 @@ def test_any_value_survives(value):
 
 
 @given(st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=10))
-def test_strict_json_is_written_as_json(value):
+def test_strict_json_is_written_as_json(value: Any) -> None:
     assert json.loads(dumps(value)) == value
 
 
@@ -264,7 +266,7 @@ def reads_or_is_refused(data: bytes | str) -> None:
 
 
 @given(st.binary(max_size=60) | st.text(st.characters(), max_size=60))
-def test_random_input_raises_nothing_but_bad_json(data):
+def test_random_input_raises_nothing_but_bad_json(data: bytes | str) -> None:
     reads_or_is_refused(data)
 
 
@@ -272,7 +274,7 @@ TOKENS = ["{", "}", "[", "]", ":", ",", '"a"', '"', "\\", "1", "-2", "1.5", "1e5
 
 
 @given(st.lists(st.sampled_from(TOKENS), max_size=25).map("".join))
-def test_random_tokens_raise_nothing_but_bad_json(text):
+def test_random_tokens_raise_nothing_but_bad_json(text: str) -> None:
     reads_or_is_refused(text)
 
 
@@ -280,14 +282,14 @@ SEEDS = [b'{"a":{0:"x",1:[1,2.5,null]},{"b":"c","d":1}:true}', b'{{"brokerName":
 
 
 @given(st.sampled_from(SEEDS), st.lists(st.tuples(st.integers(0, 60), st.integers(0, 255)), min_size=1, max_size=4))
-def test_mutated_json_raises_nothing_but_bad_json(seed, changes):
+def test_mutated_json_raises_nothing_but_bad_json(seed: bytes, changes: list[tuple[int, int]]) -> None:
     data = bytearray(seed)
     for at, byte in changes:
         data[at % len(data)] = byte
     reads_or_is_refused(bytes(data))
 
 
-def test_every_truncation_is_refused():
+def test_every_truncation_is_refused() -> None:
     for seed in SEEDS:
         for length in range(len(seed)):
             with pytest.raises(BadJson):

@@ -6,9 +6,11 @@ import struct
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.strategies._internal.core import DataObject
 
 from mqbroker.errors import BadFrame
 from mqbroker.wire.command import FRAME_BYTES_MAX, JSON, ROCKETMQ, Frame, FrameDecoder, encode_frame
+from tests.wire.conftest import GoldenFrame
 
 
 def feed_pieces(data: bytes, cuts: list[int]) -> list[Frame]:
@@ -29,13 +31,13 @@ def parts_of(data: bytes) -> Frame:
     return word >> 24, data[8 : 8 + header_length], data[8 + header_length :]
 
 
-def test_a_golden_frame_comes_out_whole(golden_frame):
+def test_a_golden_frame_comes_out_whole(golden_frame: GoldenFrame) -> None:
     decoder = FrameDecoder()
     assert decoder.feed(golden_frame.data) == [parts_of(golden_frame.data)]
     assert decoder.pending_bytes == 0
 
 
-def test_a_golden_frame_comes_out_of_single_bytes(golden_frame):
+def test_a_golden_frame_comes_out_of_single_bytes(golden_frame: GoldenFrame) -> None:
     data = golden_frame.data
     decoder = FrameDecoder()
     for at in range(len(data) - 1):
@@ -45,7 +47,7 @@ def test_a_golden_frame_comes_out_of_single_bytes(golden_frame):
     assert decoder.pending_bytes == 0
 
 
-def test_trailing_bytes_wait_for_the_rest_of_their_frame(golden_frame):
+def test_trailing_bytes_wait_for_the_rest_of_their_frame(golden_frame: GoldenFrame) -> None:
     data = golden_frame.data
     decoder = FrameDecoder()
     for trailing in (1, 3, 4, 7, 8, len(data) - 1):
@@ -55,18 +57,18 @@ def test_trailing_bytes_wait_for_the_rest_of_their_frame(golden_frame):
         assert decoder.pending_bytes == 0
 
 
-def test_encode_frame_gives_the_golden_bytes_back(golden_frame):
+def test_encode_frame_gives_the_golden_bytes_back(golden_frame: GoldenFrame) -> None:
     assert encode_frame(*parts_of(golden_frame.data)) == golden_frame.data
 
 
-def test_a_stream_of_all_golden_frames_in_pieces_of_one_size(golden_frames):
+def test_a_stream_of_all_golden_frames_in_pieces_of_one_size(golden_frames: list[GoldenFrame]) -> None:
     stream = b"".join(frame.data for frame in golden_frames)
     wanted = [parts_of(frame.data) for frame in golden_frames]
     for size in (1, 2, 3, 4, 5, 7, 8, 9, 100, 1000, 1448, 65536, len(stream)):
         assert feed_pieces(stream, list(range(size, len(stream), size))) == wanted
 
 
-def test_a_stream_of_all_golden_frames_cut_at_random_places(golden_frames):
+def test_a_stream_of_all_golden_frames_cut_at_random_places(golden_frames: list[GoldenFrame]) -> None:
     stream = b"".join(frame.data for frame in golden_frames)
     wanted = [parts_of(frame.data) for frame in golden_frames]
     rng = random.Random(497)
@@ -75,7 +77,7 @@ def test_a_stream_of_all_golden_frames_cut_at_random_places(golden_frames):
         assert feed_pieces(stream, cuts) == wanted
 
 
-def test_three_frames_cut_at_every_pair_of_places():
+def test_three_frames_cut_at_every_pair_of_places() -> None:
     frames = [(JSON, b"{}", b"body"), (ROCKETMQ, b"", b""), (JSON, b"hdr", b"")]
     stream = b"".join(encode_frame(*frame) for frame in frames)
     for first in range(len(stream) + 1):
@@ -83,22 +85,22 @@ def test_three_frames_cut_at_every_pair_of_places():
             assert feed_pieces(stream, [first, second]) == frames
 
 
-def test_the_layout_byte_by_byte():
+def test_the_layout_byte_by_byte() -> None:
     assert encode_frame(ROCKETMQ, b"abc", b"de") == b"\0\0\0\x09" + b"\x01\0\0\x03" + b"abc" + b"de"
     assert encode_frame(JSON, b"") == b"\0\0\0\x04" + b"\0\0\0\0"
 
 
-def test_the_smallest_frame_has_neither_header_nor_body():
+def test_the_smallest_frame_has_neither_header_nor_body() -> None:
     assert FrameDecoder().feed(b"\0\0\0\x04\0\0\0\0") == [(JSON, b"", b"")]
 
 
-def test_the_serialize_type_is_handed_on_unjudged():
+def test_the_serialize_type_is_handed_on_unjudged() -> None:
     assert FrameDecoder().feed(b"\0\0\0\x04\xff\0\0\0") == [(255, b"", b"")]
 
 
 @pytest.mark.parametrize("length", [0, 1, 3, 101, FRAME_BYTES_MAX + 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF])
 @pytest.mark.parametrize("piece", [1, 2, 3, 5, 100])
-def test_an_impossible_length_is_refused_as_soon_as_it_is_there(length, piece):
+def test_an_impossible_length_is_refused_as_soon_as_it_is_there(length: int, piece: int) -> None:
     decoder = FrameDecoder(100)
     data = struct.pack(">I", length)
     for at in range(0, 4, piece):
@@ -111,14 +113,14 @@ def test_an_impossible_length_is_refused_as_soon_as_it_is_there(length, piece):
 
 
 @pytest.mark.parametrize("length", [0, 3, 101, 0x80000000])
-def test_an_impossible_length_is_refused_with_its_header_length_there(length):
+def test_an_impossible_length_is_refused_with_its_header_length_there(length: int) -> None:
     for header_length in (0, 50):
         with pytest.raises(BadFrame, match=f"frame length {length} "):
             FrameDecoder(100).feed(struct.pack(">II", length, header_length) + bytes(200))
 
 
 @pytest.mark.parametrize("header_length", [1, 5, 0xFFFFFF])
-def test_a_header_longer_than_its_frame_is_refused_before_the_frame_is_whole(header_length):
+def test_a_header_longer_than_its_frame_is_refused_before_the_frame_is_whole(header_length: int) -> None:
     length = 4 + header_length - 1
     data = struct.pack(">II", length, header_length)
     with pytest.raises(BadFrame, match="header length"):
@@ -129,14 +131,14 @@ def test_a_header_longer_than_its_frame_is_refused_before_the_frame_is_whole(hea
         decoder.feed(data[7:])
 
 
-def test_a_bad_length_behind_good_frames_is_found():
+def test_a_bad_length_behind_good_frames_is_found() -> None:
     good = encode_frame(JSON, b"{}")
     for bad in (b"\0\0\0\x03", b"\xff\xff\xff\xff", b"\0\0\0\x05\0\0\0\x02"):
         with pytest.raises(BadFrame):
             FrameDecoder().feed(good * 3 + bad)
 
 
-def test_a_frame_of_exactly_the_bound_passes_and_one_byte_more_does_not():
+def test_a_frame_of_exactly_the_bound_passes_and_one_byte_more_does_not() -> None:
     whole = encode_frame(JSON, b"{}", b"x" * 94)
     assert len(whole) == 104
     assert len(FrameDecoder(100).feed(whole)) == 1
@@ -144,12 +146,12 @@ def test_a_frame_of_exactly_the_bound_passes_and_one_byte_more_does_not():
         FrameDecoder(99).feed(whole)
 
 
-def test_the_default_bound_is_that_of_a_java_peer():
+def test_the_default_bound_is_that_of_a_java_peer() -> None:
     assert FRAME_BYTES_MAX == 16777216
     assert FrameDecoder().feed(struct.pack(">I", FRAME_BYTES_MAX)) == []
 
 
-def test_an_empty_piece_changes_nothing():
+def test_an_empty_piece_changes_nothing() -> None:
     decoder = FrameDecoder()
     assert decoder.feed(b"") == []
     decoder.feed(b"\0\0")
@@ -157,7 +159,7 @@ def test_an_empty_piece_changes_nothing():
     assert decoder.pending_bytes == 2
 
 
-def test_a_header_that_its_length_field_cannot_tell_is_refused():
+def test_a_header_that_its_length_field_cannot_tell_is_refused() -> None:
     assert encode_frame(ROCKETMQ, bytes(0xFFFFFF))[4:8] == b"\x01\xff\xff\xff"
     with pytest.raises(BadFrame, match="16777216"):
         encode_frame(JSON, bytes(0x1000000))
@@ -167,14 +169,14 @@ frame_parts = st.tuples(st.integers(0, 255), st.binary(max_size=40), st.binary(m
 
 
 @given(st.lists(frame_parts, max_size=6), st.data())
-def test_any_frames_survive_any_cuts(frames, data):
+def test_any_frames_survive_any_cuts(frames: list[tuple[int, bytes, bytes]], data: DataObject) -> None:
     stream = b"".join(encode_frame(*frame) for frame in frames)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=12)))
     assert feed_pieces(stream, cuts) == frames
 
 
 @given(st.lists(st.binary(max_size=60), max_size=10))
-def test_random_bytes_raise_nothing_but_bad_frame_and_hold_no_more_than_came(pieces):
+def test_random_bytes_raise_nothing_but_bad_frame_and_hold_no_more_than_came(pieces: list[bytes]) -> None:
     decoder = FrameDecoder(200)
     came = 0
     try:

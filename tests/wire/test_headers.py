@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.strategies._internal.core import DataObject
 
 from mqbroker.errors import Refused
 from mqbroker.wire import headers
@@ -11,6 +15,7 @@ from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.headers import Header, camel_case, decode_header, encode_header
 from mqbroker.wire.requests import REQUESTS
 from tests.commands import decode_frame
+from tests.wire.conftest import GoldenFrame
 
 CLASSES = {
     name: value
@@ -69,7 +74,7 @@ INT_BAD = [*LONG_BAD, str(2**31), str(-(2**31) - 1)]
 BOOL_GOOD = {"true": True, "TRUE": True, "True": True, "false": False, "1": False, "yes": False, "": False}
 TEXT_GOOD = {"": "", "a": "a", "\x01\x02": "\x01\x02", "中": "中"}
 
-GOOD = {
+GOOD: dict[str, dict[str, Any]] = {
     "int": INT_GOOD,
     "Integer": INT_GOOD,
     "long": LONG_GOOD,
@@ -82,7 +87,7 @@ GOOD = {
 BAD = {"int": INT_BAD, "Integer": INT_BAD, "long": LONG_BAD, "Long": LONG_BAD}
 
 
-def keys_of(cls: type[Header]) -> dict[str, str]:
+def keys_of(cls: type[Any]) -> dict[str, str]:
     """From the name on the wire to the name of the field."""
     return {field.metadata.get("key") or camel_case(field.name): field.name for field in attrs.fields(cls)}
 
@@ -98,18 +103,20 @@ def some_fields(golden: list[dict]) -> dict[str, str]:
     return {field["name"]: next(iter(GOOD[field["type"]])) for field in golden}
 
 
-def test_each_class_is_of_java(protocol):
+def test_each_class_is_of_java(protocol: dict[str, dict[str, Any]]) -> None:
     """Not each of Java's is here: some say nothing that is used, others are of requests that nothing of 4.9.7 sends."""
     assert set(CLASSES) <= set(protocol["headers"])
 
 
 @pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
-def test_the_fields_are_those_of_java_in_their_order(protocol, cls):
+def test_the_fields_are_those_of_java_in_their_order(protocol: dict[str, dict[str, Any]], cls: type[Header]) -> None:
     assert list(keys_of(cls)) == [field["name"] for field in golden_fields(protocol, cls)]
 
 
 @pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
-def test_a_field_that_must_be_there_is_asked_for_by_name(protocol, cls):
+def test_a_field_that_must_be_there_is_asked_for_by_name(
+    protocol: dict[str, dict[str, Any]], cls: type[Header]
+) -> None:
     golden = golden_fields(protocol, cls)
     whole = some_fields(golden)
     decode_header(cls, whole)
@@ -128,7 +135,7 @@ def test_a_field_that_must_be_there_is_asked_for_by_name(protocol, cls):
 
 
 @pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
-def test_each_field_takes_its_type_and_no_other(protocol, cls):
+def test_each_field_takes_its_type_and_no_other(protocol: dict[str, dict[str, Any]], cls: type[Header]) -> None:
     golden = golden_fields(protocol, cls)
     whole = some_fields(golden)
     for field in golden:
@@ -144,13 +151,13 @@ def test_each_field_takes_its_type_and_no_other(protocol, cls):
 
 
 @pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
-def test_unknown_fields_are_skipped(protocol, cls):
+def test_unknown_fields_are_skipped(protocol: dict[str, dict[str, Any]], cls: type[Header]) -> None:
     whole = some_fields(golden_fields(protocol, cls))
     assert decode_header(cls, {**whole, "AccessKey": "x", "": "y"}) == decode_header(cls, whole)
 
 
 @st.composite
-def any_header(draw) -> Header:
+def any_header(draw: Callable[..., Any]) -> Header:
     ints = st.integers(-(2**31), 2**31 - 1)
     longs = st.integers(-(2**63), 2**63 - 1)
     kinds = {"Int": ints, "Long": longs, "bool": st.booleans(), "str": st.text(max_size=10)}
@@ -163,18 +170,18 @@ def any_header(draw) -> Header:
 
 
 @given(any_header())
-def test_any_header_survives(header):
+def test_any_header_survives(header: Header) -> None:
     ext = encode_header(header)
     assert all(type(text) is str for text in ext.values())
     assert decode_header(type(header), ext) == header
 
 
-def test_what_is_none_is_left_out():
+def test_what_is_none_is_left_out() -> None:
     header = headers.SendMessageResponseHeader(msg_id="m", queue_id=1, queue_offset=2)
     assert encode_header(header) == {"msgId": "m", "queueId": "1", "queueOffset": "2"}
 
 
-def test_an_enum_is_written_as_its_number():
+def test_an_enum_is_written_as_its_number() -> None:
     header = headers.ViewMessageRequestHeader(offset=ResponseCode.TRANSACTION_SHOULD_COMMIT)
     assert encode_header(header) == {"offset": "200"}
 
@@ -200,7 +207,7 @@ RESPONSE_HEADERS = {
 EXTRAS = {"AccessKey", "Signature", "SecurityToken", "ReqT", "_UNIQUE_KEY_QUERY", "MSG_REGION", "TRACE_ON"}
 
 
-def test_a_golden_header_comes_back_as_it_was(golden_frame):
+def test_a_golden_header_comes_back_as_it_was(golden_frame: GoldenFrame) -> None:
     command = decode_frame(golden_frame.data)
     wanted = {name: text for name, text in command.ext_fields.items() if name not in EXTRAS}
     code = golden_frame.code
@@ -212,7 +219,7 @@ def test_a_golden_header_comes_back_as_it_was(golden_frame):
 
 
 @given(st.sampled_from(list(CLASSES.values())), st.data())
-def test_any_texts_raise_nothing_but_refused(cls, data):
+def test_any_texts_raise_nothing_but_refused(cls: type[Header], data: DataObject) -> None:
     keys = st.sampled_from([*keys_of(cls), "other"])
     ext = data.draw(st.dictionaries(keys, st.text(st.characters(), max_size=25)))
     try:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,11 +37,11 @@ FROM_JAVA = [
 
 
 @pytest.mark.parametrize(("text", "hashed"), FROM_JAVA)
-def test_hashes_are_those_of_java(text, hashed):
+def test_hashes_are_those_of_java(text: str, hashed: int) -> None:
     assert java_hash(text) == hashed
 
 
-def test_the_tags_codes_of_the_golden_store(golden_listing):
+def test_the_tags_codes_of_the_golden_store(golden_listing: list[dict[str, Any]]) -> None:
     plain = [line for line in golden_listing if "TAGS" in line["properties"] and "DELAY" not in line["properties"]]
     assert len(plain) > 100
     for line in plain:
@@ -47,7 +49,7 @@ def test_the_tags_codes_of_the_golden_store(golden_listing):
 
 
 @given(st.text(st.characters()), st.text(st.characters(), max_size=3))
-def test_the_hash_of_a_longer_text_follows_from_its_beginning(text, more):
+def test_the_hash_of_a_longer_text_follows_from_its_beginning(text: str, more: str) -> None:
     units = len(more.encode("utf-16-be", "surrogatepass")) // 2
     wanted = (java_hash(text) * 31**units + java_hash(more)) & 0xFFFFFFFF
     assert java_hash(text + more) & 0xFFFFFFFF == wanted

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,14 +41,14 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("name", ["T", "TopicTest", "%RETRY%group-1_a", "%DLQ%g", "a|b", "0", "-", "_", "x" * 127])
-def test_legal_names_come_back_as_they_are(name):
+def test_legal_names_come_back_as_they_are(name: str) -> None:
     assert check_topic(name) == name
     assert check_group(name) == name
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize(("check", "word"), [(check_topic, "topic"), (check_group, "group")])
-def test_other_characters_are_refused_in_the_words_of_java(check, word, name):
+def test_other_characters_are_refused_in_the_words_of_java(check: Callable[..., Any], word: str, name: str) -> None:
     with pytest.raises(Refused) as caught:
         check(name)
     assert caught.value.code == ResponseCode.SYSTEM_ERROR
@@ -56,14 +59,14 @@ def test_other_characters_are_refused_in_the_words_of_java(check, word, name):
 
 @pytest.mark.parametrize("name", ["", " ", "\t\n", "\u3000"])
 @pytest.mark.parametrize(("check", "word"), [(check_topic, "topic"), (check_group, "group")])
-def test_blank_names_are_refused(check, word, name):
+def test_blank_names_are_refused(check: Callable[..., Any], word: str, name: str) -> None:
     with pytest.raises(Refused) as caught:
         check(name)
     assert caught.value.code == ResponseCode.SYSTEM_ERROR
     assert caught.value.remark == f"The specified {word} is blank."
 
 
-def test_lengths_end_where_java_ends_them():
+def test_lengths_end_where_java_ends_them() -> None:
     assert (TOPIC_LENGTH_MAX, GROUP_LENGTH_MAX) == (127, 255)
     check_topic("t" * 127)
     check_group("g" * 255)
@@ -73,13 +76,13 @@ def test_lengths_end_where_java_ends_them():
         check_group("g" * 256)
 
 
-def test_every_topic_of_the_golden_store_is_legal(golden_listing):
+def test_every_topic_of_the_golden_store_is_legal(golden_listing: list[dict[str, Any]]) -> None:
     for topic in {line["topic"] for line in golden_listing}:
         assert check_topic(topic) == topic
 
 
 @given(st.text(st.characters()))
-def test_what_passes_is_one_plain_path_component(name):
+def test_what_passes_is_one_plain_path_component(name: str) -> None:
     for check in (check_topic, check_group):
         try:
             check(name)

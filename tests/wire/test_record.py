@@ -5,6 +5,7 @@ import mmap
 import struct
 import tracemalloc
 import zlib
+from typing import Any
 
 import attrs
 import pytest
@@ -23,6 +24,7 @@ from mqbroker.wire.record import (
     RECORD_BYTES_MIN,
     V6,
     BadRecord,
+    RawRecord,
     Record,
     body_crc,
     decode_host,
@@ -42,6 +44,7 @@ from mqbroker.wire.record import (
 )
 from tests.commands import decode_frame
 from tests.record_page import PAGE, page_with, render
+from tests.wire.conftest import GoldenFrame
 
 # MessageDecoder.encode of 4.9.7, which leaves the CRC at 0: born on IPv6 and stored on IPv4; and both on IPv6 with
 # 5000 bytes of body deflated.
@@ -84,7 +87,7 @@ def changed(data: bytes, at: int, new: bytes) -> bytes:
     return data[:at] + new + data[at + len(new) :]
 
 
-def test_the_golden_log_is_read_as_java_lists_it(golden_log, golden_listing):
+def test_the_golden_log_is_read_as_java_lists_it(golden_log: bytes, golden_listing: list[dict[str, Any]]) -> None:
     at = 0
     for line in golden_listing:
         record = decode_record(golden_log, at)
@@ -118,7 +121,7 @@ def repeats_a_name(record: bytes) -> bool:
     return len(set(names)) < len(names)
 
 
-def test_the_golden_log_is_written_back_byte_for_byte(golden_log, golden_listing):
+def test_the_golden_log_is_written_back_byte_for_byte(golden_log: bytes, golden_listing: list[dict[str, Any]]) -> None:
     end = golden_listing[-1]["offset"] + golden_listing[-1]["size"]
     records = decode_records(golden_log[:end])
     assert len(records) == len(golden_listing) == 343
@@ -134,7 +137,7 @@ def test_the_golden_log_is_written_back_byte_for_byte(golden_log, golden_listing
     assert repeating == 100
 
 
-def test_golden_answers_carry_whole_records(golden_frames):
+def test_golden_answers_carry_whole_records(golden_frames: list[GoldenFrame]) -> None:
     found = 0
     for frame in golden_frames:
         command = decode_frame(frame.data)
@@ -145,7 +148,7 @@ def test_golden_answers_carry_whole_records(golden_frames):
     assert found > 10
 
 
-def test_a_record_of_java_with_an_ipv6_host():
+def test_a_record_of_java_with_an_ipv6_host() -> None:
     record = decode_record(JAVA_V6_BORN, check_crc=False)
     assert record == V6_BORN
     with_crc = changed(JAVA_V6_BORN, 8, struct.pack(">I", body_crc(b"hello")))
@@ -153,7 +156,7 @@ def test_a_record_of_java_with_an_ipv6_host():
     assert decode_record(with_crc).body == b"hello"
 
 
-def test_a_compressed_record_of_java_with_two_ipv6_hosts():
+def test_a_compressed_record_of_java_with_two_ipv6_hosts() -> None:
     record = decode_record(JAVA_V6_BOTH, check_crc=False)
     assert record.sys_flag == SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6 | SysFlag.COMPRESSED
     assert record.store_host == ("fe80::abcd", 10911)
@@ -161,7 +164,7 @@ def test_a_compressed_record_of_java_with_two_ipv6_hosts():
     assert encode_record(record)[12:] == JAVA_V6_BOTH[12:]
 
 
-def test_the_layout_of_the_head():
+def test_the_layout_of_the_head() -> None:
     assert (MAGIC, BLANK_MAGIC) == (0xDAA320A7, 0xCBD43194)
     data = encode_record(PLAIN)
     assert len(data) == PLAIN_SIZE
@@ -191,37 +194,37 @@ def test_the_layout_of_the_head():
     assert len(encode_record(empty)) == RECORD_BYTES_MIN == 91
 
 
-def test_the_docs_draw_the_record_as_the_layout_has_it():
+def test_the_docs_draw_the_record_as_the_layout_has_it() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert page == page_with(render(), page), "write it anew: python -m tests.record_page"
 
 
-def test_hosts_of_other_lengths_have_no_flags():
+def test_hosts_of_other_lengths_have_no_flags() -> None:
     assert host_flags(bytes(8), bytes(20)) == SysFlag.STORE_HOST_V6
     for hosts in [(b"", bytes(8)), (bytes(8), bytes(21))]:
         with pytest.raises(ValueError, match="a host of"):
             host_flags(*hosts)
 
 
-def test_the_store_timestamp_whatever_the_hosts():
+def test_the_store_timestamp_whatever_the_hosts() -> None:
     for data in (encode_record(PLAIN), JAVA_V6_BORN, JAVA_V6_BOTH):
         assert store_timestamp_at(memoryview(b"x" + data), 1) == 1795255515243
 
 
-def test_a_blank():
+def test_a_blank() -> None:
     assert encode_blank(100) == struct.pack(">II", 100, BLANK_MAGIC)
     with pytest.raises(BadRecord):
         decode_record(encode_blank(100) + bytes(92))
 
 
-def test_host_flags_follow_the_hosts():
+def test_host_flags_follow_the_hosts() -> None:
     lying = attrs.evolve(PLAIN, sys_flag=SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6 | SysFlag.TRANSACTION_COMMIT)
     assert decode_record(encode_record(lying)).sys_flag == SysFlag.TRANSACTION_COMMIT
     lying = attrs.evolve(PLAIN, sys_flag=0, store_host=("::1", 1))
     assert decode_record(encode_record(lying)).sys_flag == SysFlag.STORE_HOST_V6
 
 
-def test_records_from_a_memoryview_at_an_offset():
+def test_records_from_a_memoryview_at_an_offset() -> None:
     data = b"xyz" + encode_record(PLAIN) + b"tail"
     wanted = attrs.evolve(PLAIN, store_size=PLAIN_SIZE, body_crc=body_crc(b"hello"))
     assert decode_record(memoryview(data), 3) == wanted
@@ -265,20 +268,20 @@ BAD = {
 
 @pytest.mark.parametrize(("at", "new"), BAD.values(), ids=BAD)
 @pytest.mark.parametrize("behind", [b"", bytes(500), None], ids=["alone", "before zeros", "before another"])
-def test_a_damaged_record_is_refused(at, new, behind):
+def test_a_damaged_record_is_refused(at: int, new: bytes, behind: bytes | None) -> None:
     data = changed(encode_record(PLAIN), at, new)
     with pytest.raises(BadRecord):
         decode_record(data + (encode_record(PLAIN) if behind is None else behind))
 
 
-def test_a_body_length_that_leads_back_is_refused():
+def test_a_body_length_that_leads_back_is_refused() -> None:
     # Topic and properties would be read from the prepared offset: an empty topic and 17 bytes to the end.
     data = encode_record(attrs.evolve(PLAIN, prepared_offset=(PLAIN_SIZE - 83) << 8))
     with pytest.raises(BadRecord, match="body of -8 bytes"):
         decode_record(changed(data, BODY_LENGTH_AT, struct.pack(">i", -8)))
 
 
-def test_every_truncation_is_refused():
+def test_every_truncation_is_refused() -> None:
     for whole in (encode_record(PLAIN), encode_record(V6_BORN)):
         for length in range(len(whole)):
             with pytest.raises(BadRecord):
@@ -288,14 +291,14 @@ def test_every_truncation_is_refused():
                     decode_records(whole + whole[:length])
 
 
-def test_every_record_size_around_its_parts_is_refused():
+def test_every_record_size_around_its_parts_is_refused() -> None:
     whole = encode_record(PLAIN)
     for length in range(RECORD_BYTES_MIN, PLAIN_SIZE):
         with pytest.raises(BadRecord):
             decode_record(changed(whole, 0, struct.pack(">I", length))[:length], check_crc=False)
 
 
-def test_without_the_crc_check_a_damaged_body_passes():
+def test_without_the_crc_check_a_damaged_body_passes() -> None:
     data = changed(encode_record(PLAIN), BODY_AT, b"i")
     assert decode_record(data, check_crc=False).body == b"iello"
     with pytest.raises(BadRecord, match="CRC"):
@@ -305,12 +308,12 @@ def test_without_the_crc_check_a_damaged_body_passes():
     assert decode_records(data, check_crc=False)[0].body == b"iello"
 
 
-def test_the_crc_loses_its_sign_bit():
+def test_the_crc_loses_its_sign_bit() -> None:
     signed = next(body for body in (b"%d" % n for n in range(100)) if zlib.crc32(body) >> 31)
     assert body_crc(signed) == zlib.crc32(signed) - 2**31
 
 
-def test_the_longest_topic_and_properties():
+def test_the_longest_topic_and_properties() -> None:
     longest = attrs.evolve(PLAIN, topic="t" * 127, properties={"k": "v" * (32767 - 2)})
     assert decode_record(encode_record(longest)).properties == longest.properties
     for too_long in (attrs.evolve(PLAIN, topic="t" * 128), attrs.evolve(PLAIN, properties={"k": "v" * (32768 - 2)})):
@@ -320,7 +323,7 @@ def test_the_longest_topic_and_properties():
         encode_record(attrs.evolve(PLAIN, topic="中" * 43))
 
 
-def test_properties_with_separators_are_refused():
+def test_properties_with_separators_are_refused() -> None:
     with pytest.raises(MQError):
         encode_record(attrs.evolve(PLAIN, properties={"a": "b\x02c"}))
 
@@ -335,7 +338,7 @@ def test_properties_with_separators_are_refused():
         (("::ffff:192.0.2.7", 1), "00000000000000000000ffffc0000207" + "00000001"),
     ],
 )
-def test_hosts(host, data):
+def test_hosts(host: tuple[str, int], data: str) -> None:
     assert encode_host(host).hex() == data
     assert decode_host(bytes.fromhex(data)) == host
 
@@ -358,12 +361,12 @@ def test_hosts(host, data):
         ("::1", 2**32),
     ],
 )
-def test_what_is_no_host_is_refused(host):
+def test_what_is_no_host_is_refused(host: tuple[str, int]) -> None:
     with pytest.raises(MQError, match="not an IP address and port"):
         encode_host(host)
 
 
-def test_bodies_inflate():
+def test_bodies_inflate() -> None:
     body = b"0123456789" * 1000
     assert inflate_body(body, 0) == body
     for flag in (SysFlag.COMPRESSED, SysFlag.COMPRESSED | SysFlag.COMPRESSION_ZLIB):
@@ -375,19 +378,19 @@ def test_bodies_inflate():
 
 
 @pytest.mark.parametrize("body", [b"", b"x", b"not deflated", b"\x78\x9c", zlib.compress(bytes(100))[:-1]])
-def test_a_body_that_does_not_inflate_is_refused(body):
+def test_a_body_that_does_not_inflate_is_refused(body: bytes) -> None:
     with pytest.raises(BadRecord):
         inflate_body(body, SysFlag.COMPRESSED)
 
 
-def test_a_deflated_body_with_a_wrong_checksum_is_refused():
+def test_a_deflated_body_with_a_wrong_checksum_is_refused() -> None:
     body = zlib.compress(b"abc")
     with pytest.raises(BadRecord, match="does not inflate"):
         inflate_body(body[:-1] + bytes([body[-1] ^ 1]), SysFlag.COMPRESSED)
 
 
 @pytest.mark.parametrize("kind", [SysFlag.COMPRESSION_LZ4, SysFlag.COMPRESSION_ZSTD, 0x400, 0x700])
-def test_other_compressions_are_refused_by_name(kind):
+def test_other_compressions_are_refused_by_name(kind: int) -> None:
     with pytest.raises(BadRecord, match="compression type"):
         inflate_body(zlib.compress(b"abc"), SysFlag.COMPRESSED | kind)
 
@@ -399,7 +402,7 @@ def bomb() -> bytes:
     return b"".join(deflater.compress(bytes(2**20)) for _ in range(256)) + deflater.flush()
 
 
-def test_a_bomb_stops_at_the_bound(bomb):
+def test_a_bomb_stops_at_the_bound(bomb: bytes) -> None:
     assert len(bomb) < 2**19
     tracemalloc.start()
     try:
@@ -440,7 +443,7 @@ records = st.builds(
 
 
 @given(st.lists(records, max_size=4))
-def test_any_records_survive(batch):
+def test_any_records_survive(batch: list[Record]) -> None:
     pieces = [encode_record(record) for record in batch]
     decoded = decode_records(b"".join(pieces))
     for record, piece, back in zip(batch, pieces, decoded, strict=True):
@@ -467,7 +470,7 @@ def decodes_or_is_refused(data: bytes) -> None:
 
 
 @given(st.binary(max_size=200), st.booleans())
-def test_random_bytes_raise_nothing_but_bad_record(data, with_head):
+def test_random_bytes_raise_nothing_but_bad_record(data: bytes, with_head: bool) -> None:
     if with_head:
         data = struct.pack(">II", RECORD_BYTES_MIN + len(data) % 40, MAGIC) + bytes(20) + data
     decodes_or_is_refused(data)
@@ -477,7 +480,7 @@ SEEDS = [encode_record(PLAIN), JAVA_V6_BORN, JAVA_V6_BOTH, encode_record(PLAIN) 
 
 
 @given(st.sampled_from(SEEDS), st.lists(st.tuples(st.integers(0, 300), st.integers(0, 255)), min_size=1, max_size=4))
-def test_mutated_records_raise_nothing_but_bad_record(seed, changes):
+def test_mutated_records_raise_nothing_but_bad_record(seed: bytes, changes: list[tuple[int, int]]) -> None:
     data = bytearray(seed)
     for at, byte in changes:
         data[at % len(data)] = byte
@@ -485,7 +488,7 @@ def test_mutated_records_raise_nothing_but_bad_record(seed, changes):
 
 
 @pytest.mark.parametrize("seed", SEEDS[:3], ids=["IPv4", "IPv6 born", "IPv6 both"])
-def test_each_byte_of_a_record_may_be_anything(seed):
+def test_each_byte_of_a_record_may_be_anything(seed: bytes) -> None:
     for at in range(len(seed)):
         for byte in (0, 1, 0x7F, 0x80, 0xFF, seed[at] ^ 1, (seed[at] + 1) & 0xFF, (seed[at] - 1) & 0xFF):
             decodes_or_is_refused(changed(seed, at, bytes([byte])))
@@ -493,13 +496,15 @@ def test_each_byte_of_a_record_may_be_anything(seed):
 
 @pytest.mark.parametrize("host", [("10.0.0.1", 1), ("::1", 1)])
 @pytest.mark.parametrize("other", [("10.0.0.1", 1), ("::1", 1)])
-def test_property_bytes_of_a_whole_record(golden_log, golden_listing, host, other):
+def test_property_bytes_of_a_whole_record(
+    golden_log: bytes, golden_listing: list[dict[str, Any]], host: tuple[str, int], other: tuple[str, int]
+) -> None:
     record = decode_record(golden_log, golden_listing[0]["offset"])
     data = encode_record(attrs.evolve(record, born_host=host, store_host=other, properties={"a": "1", "b": "2"}))
     assert property_bytes(memoryview(b"xx" + data + b"xx"), 2, len(data)) == b"a\x011\x02b\x012"
 
 
-def test_property_bytes_of_many_records(golden_log, golden_listing):
+def test_property_bytes_of_many_records(golden_log: bytes, golden_listing: list[dict[str, Any]]) -> None:
     records = [golden_log[row["offset"] : row["offset"] + row["size"]] for row in golden_listing]
     records += [JAVA_V6_BORN, JAVA_V6_BOTH, b"\xff" * 100, b"\x7f" * 200, b"", b"x" * 40]
     offsets = [sum(map(len, records[:i])) for i in range(len(records))]
@@ -513,13 +518,13 @@ def test_property_bytes_of_many_records(golden_log, golden_listing):
     assert found[0]
 
 
-def test_property_bytes_of_what_is_no_record():
+def test_property_bytes_of_what_is_no_record() -> None:
     assert property_bytes(memoryview(b"\xff" * 60), 0, 60) == b""
     assert property_bytes(memoryview(b"\x7f" * 200), 0, 200) == b""
     assert property_bytes(memoryview(b""), 0, 0) == b""
 
 
-def raw_or_none(data, offset=0):
+def raw_or_none(data: bytearray, offset: int = 0) -> RawRecord | None:
     try:
         return decode_raw(memoryview(data), offset)
     except BadRecord:
@@ -529,7 +534,7 @@ def raw_or_none(data, offset=0):
 @pytest.mark.parametrize("born", [("10.0.0.1", 1), ("fe80::1", 2)])
 @pytest.mark.parametrize("store", [("10.0.0.9", 3), ("::1", 4)])
 @pytest.mark.parametrize("body", [b"", b"x" * 300])
-def test_a_raw_record_is_the_record(born, store, body):
+def test_a_raw_record_is_the_record(born: tuple[str, int], store: tuple[str, int], body: bytes) -> None:
     record = attrs.evolve(PLAIN, born_host=born, store_host=store, body=body)
     data = b"before" + encode_record(record) + b"after"
     found, raw = decode_record(data, 6), decode_raw(memoryview(data), 6)
@@ -542,7 +547,7 @@ def test_a_raw_record_is_the_record(born, store, body):
 
 
 @given(st.integers(0, 10_000), st.integers(0, 255), st.integers(0, 400))
-def test_a_raw_record_that_is_broken_is_refused_as_the_record_is(at, byte, length):
+def test_a_raw_record_that_is_broken_is_refused_as_the_record_is(at: int, byte: int, length: int) -> None:
     """But where bytes are wrong that it does not look at."""
     whole = encode_record(attrs.evolve(PLAIN, body=b"some body"))
     data = bytearray(whole)

@@ -3,6 +3,7 @@
 import contextlib
 import struct
 import zlib
+from typing import Any
 
 import attrs
 import orjson
@@ -47,22 +48,22 @@ INFLATED = (
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-def test_both_forms_come_back(compressed):
+def test_both_forms_come_back(compressed: bool) -> None:
     data = encode_registration(BODY, compressed=compressed)
     assert decode_registration(data, compressed=compressed) == TOPICS
 
 
-def test_the_compressed_form_byte_by_byte():
+def test_the_compressed_form_byte_by_byte() -> None:
     assert zlib.decompress(encode_registration(BODY, compressed=True)) == INFLATED
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-def test_no_body_is_no_topics(compressed):
+def test_no_body_is_no_topics(compressed: bool) -> None:
     assert decode_registration(b"", compressed=compressed) == BrokerTopics()
 
 
 @pytest.mark.parametrize("size", range(len(INFLATED)))
-def test_a_truncated_stream_is_refused(size):
+def test_a_truncated_stream_is_refused(size: int) -> None:
     with pytest.raises(BadBody):
         decode_registration(zlib.compress(INFLATED[:size]), compressed=True)
 
@@ -70,21 +71,21 @@ def test_a_truncated_stream_is_refused(size):
 @pytest.mark.parametrize(
     "topic", [b"T 4 3 6", b"T x 3 6 SINGLE_TAG", b"T -1 3 6 SINGLE_TAG", b"T 4 3 6 S S", b"\xff 1 1 1 S"]
 )
-def test_what_is_no_topic_is_refused(topic):
+def test_what_is_no_topic_is_refused(topic: bytes) -> None:
     version = b'{"counter":0,"timestamp":0}'
     pieces = struct.pack(">i", len(version)) + version + struct.pack(">ii", 1, len(topic)) + topic
     with pytest.raises(BadBody, match="is not a topic"):
         decode_registration(zlib.compress(pieces + b"\x00\x00\x00\x02[]"), compressed=True)
 
 
-def pieces(*parts):
+def pieces(*parts: bytes | int) -> bytes:
     return b"".join(part if isinstance(part, bytes) else struct.pack(">i", part) for part in parts)
 
 
 VERSION = b'{"counter":0,"timestamp":0}'
 
 
-def test_a_stream_that_inflates_without_end_is_refused(monkeypatch):
+def test_a_stream_that_inflates_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registration, "INFLATED_BYTES_MAX", 1000)
     topic = b"T 4 3 6 SINGLE_TAG"
     stream = pieces(len(VERSION), VERSION, 100, *(each for _ in range(100) for each in (len(topic), topic)), 2, b"[]")
@@ -101,24 +102,24 @@ def test_a_stream_that_inflates_without_end_is_refused(monkeypatch):
         (pieces(len(VERSION), VERSION, 0, PIECE_BYTES_MAX + 1), PIECE_BYTES_MAX + 1, PIECE_BYTES_MAX),
     ],
 )
-def test_a_piece_that_no_broker_sends_is_refused_before_it_is_inflated(stream, size, size_max):
+def test_a_piece_that_no_broker_sends_is_refused_before_it_is_inflated(stream: bytes, size: int, size_max: int) -> None:
     with pytest.raises(BadBody, match=f"a piece of {size} bytes in a compressed registration, {size_max} at most"):
         decode_registration(zlib.compress(stream + bytes(10_000_000)), compressed=True)
 
 
 @pytest.mark.parametrize("count", [-1, 2**31 - 1])
-def test_a_count_that_no_broker_has_is_refused(count):
+def test_a_count_that_no_broker_has_is_refused(count: int) -> None:
     with pytest.raises(BadBody, match=f"a registration of {count} topics"):
         decode_registration(zlib.compress(pieces(len(VERSION), VERSION, count)), compressed=True)
 
 
-def test_what_follows_the_stream_is_passed_over():
+def test_what_follows_the_stream_is_passed_over() -> None:
     data = encode_registration(BODY, compressed=True)
     assert decode_registration(data + b"more", compressed=True) == TOPICS
     assert decode_registration(zlib.compress(INFLATED + b"more"), compressed=True) == TOPICS
 
 
-def long_body(count=5000, **more):
+def long_body(count: int = 5000, **more: Any) -> dict[str, Any]:
     table = {f"topic-{n}": {"topicName": f"topic-{n}", "perm": 6 + n % 2, "order": False} for n in range(count)}
     for topic in table.values():
         topic |= {"readQueueNums": 4, "writeQueueNums": 3, "topicFilterType": "SINGLE_TAG", "topicSysFlag": 1, **more}
@@ -129,7 +130,7 @@ def long_body(count=5000, **more):
 LONG = BrokerTopics({f"topic-{n}": QueueNumbers(4, 3, 6 + n % 2, 1) for n in range(5000)}, DataVersion(2, 3), ["f:1"])
 
 
-def steps_of(data, *, compressed=False):
+def steps_of(data: bytes, *, compressed: bool = False) -> tuple[int, BrokerTopics]:
     steps = read_registration(data, compressed=compressed)
     count = 0
     while True:
@@ -140,14 +141,14 @@ def steps_of(data, *, compressed=False):
         count += 1
 
 
-def test_a_long_body_is_read_in_steps():
+def test_a_long_body_is_read_in_steps() -> None:
     data = orjson.dumps(long_body())
     count, found = steps_of(data)
     assert found == LONG
     assert count == pytest.approx(len(data) / STEP_BYTES, abs=1)
 
 
-def test_a_long_compressed_body_is_read_in_steps():
+def test_a_long_compressed_body_is_read_in_steps() -> None:
     table = {name: TopicConfig(name, 4, 3, numbers.perm) for name, numbers in LONG.queues.items()}
     body = RegisterBrokerBody(TopicConfigSerializeWrapper(table, LONG.data_version), LONG.filter_servers)
     count, found = steps_of(encode_registration(body, compressed=True), compressed=True)
@@ -157,13 +158,13 @@ def test_a_long_compressed_body_is_read_in_steps():
 
 
 @pytest.mark.parametrize("more", [{"attributes": {}}, {"attributes": {"a": "b"}}, {"x": 'a},"b}}'}])
-def test_a_long_body_of_another_form_is_read_at_once(more):
+def test_a_long_body_of_another_form_is_read_at_once(more: dict[str, Any]) -> None:
     body = long_body(**more)
     assert steps_of(orjson.dumps(body))[1] == LONG
     assert steps_of(orjson.dumps(body, option=orjson.OPT_INDENT_2)) == (0, LONG)
 
 
-def test_topics_that_lie_alike_share_one_value():
+def test_topics_that_lie_alike_share_one_value() -> None:
     _, found = steps_of(orjson.dumps(long_body()))
     assert len({id(numbers) for numbers in found.queues.values()}) == 2
 
@@ -180,7 +181,7 @@ def test_topics_that_lie_alike_share_one_value():
     ],
 )
 @pytest.mark.parametrize("at", [0, 4999])
-def test_a_long_body_with_one_wrong_topic_is_refused(wrong, at):
+def test_a_long_body_with_one_wrong_topic_is_refused(wrong: dict[str, Any], at: int) -> None:
     body = long_body()
     body["topicConfigSerializeWrapper"]["topicConfigTable"][f"topic-{at}"] |= wrong
     with pytest.raises(BadBody):
@@ -188,13 +189,13 @@ def test_a_long_body_with_one_wrong_topic_is_refused(wrong, at):
 
 
 @pytest.mark.parametrize("cut", [1, 100, 300_000])
-def test_a_long_body_that_is_cut_short_is_refused(cut):
+def test_a_long_body_that_is_cut_short_is_refused(cut: int) -> None:
     with pytest.raises(BadBody):
         decode_registration(orjson.dumps(long_body())[:-cut], compressed=False)
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-def test_illegal_names_are_counted_and_left_out(compressed):
+def test_illegal_names_are_counted_and_left_out(compressed: bool) -> None:
     names = ["T", "", "../x", "a" * 256, "%RETRY%" + "g" * 255, "%DLQ%" + "g" * 256, "a.b"]
     table = {name: TopicConfig(name) for name in names}
     data = encode_registration(RegisterBrokerBody(TopicConfigSerializeWrapper(table)), compressed=compressed)
@@ -204,12 +205,12 @@ def test_illegal_names_are_counted_and_left_out(compressed):
 
 
 @given(st.binary(max_size=200), st.booleans())
-def test_other_bytes_are_refused(data, wrap):
+def test_other_bytes_are_refused(data: bytes, wrap: bool) -> None:
     with contextlib.suppress(BadBody):
         decode_registration(zlib.compress(data) if wrap else data, compressed=True)
 
 
-def test_the_check_value_is_never_negative():
+def test_the_check_value_is_never_negative() -> None:
     assert body_crc32(b"a") == zlib.crc32(b"a") & 0x7FFFFFFF == 0x68B7BE43
 
 

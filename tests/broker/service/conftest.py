@@ -1,30 +1,35 @@
 """A reactor in memory, a name server, and brokers that are stopped at the end of the test."""
 
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from mqbroker.remoting.handlers import HandlerTable
+from mqbroker.remoting.handlers import HandlerTable, IConnection
 from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.command import RemotingCommand
 from tests.broker.service.running import NAMESRV, Reactor, Running
+from tests.broker.test_registration import FakeClient
 from tests.remoting.link import Network, serve
 
 
 @pytest.fixture
-def reactor():
+def reactor() -> Reactor:
     return Reactor()
 
 
 @pytest.fixture
-def root(tmp_path):
+def root(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
 @pytest.fixture
-def network(reactor):
+def network(reactor: Reactor) -> Network:
     """One name server that notes what it is told."""
     table = HandlerTable()
 
-    def note(request, connection):
+    def note(request: RemotingCommand, connection: IConnection) -> RemotingCommand:
         reactor.heard.append(RequestCode(request.code).name)
         return RemotingCommand.response(request)
 
@@ -36,10 +41,10 @@ def network(reactor):
 
 
 @pytest.fixture
-def make(reactor, network, root):
+def make(reactor: Reactor, network: FakeClient, root: Path) -> Iterator[Callable[..., Running]]:
     made = []
 
-    def make(**fields):
+    def make(**fields: Any) -> Running:
         made.append(Running(reactor, network, fields.pop("root", root), **fields))
         return made[-1]
 

@@ -1,16 +1,24 @@
 """A broker on a reactor in memory, and what name server, files and the disk's worker notice of it, in this order."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
 from random import Random
+from typing import Any, cast
 
 import attrs
+from twisted.internet.address import IPv4Address
+from twisted.internet.defer import Deferred
 from twisted.internet.error import CannotListenError
 from twisted.internet.testing import MemoryReactorClock
 
 from mqbroker.broker.broker_service import BrokerService
 from mqbroker.errors import StoreLocked
+from mqbroker.remoting.server import RemotingServerFactory
 from mqbroker.store.layout import lock_file
 from mqbroker.store.os_disk import OsDisk
-from mqbroker.store.worker import InlineWorker
+from mqbroker.store.worker import InlineWorker, IWorker
 from tests.broker.bench import Client, make_settings
 from tests.remoting.link import CLIENT
 
@@ -20,19 +28,19 @@ NAMESRV = "10.0.0.8:9876"
 class Port:
     """A listening port that starts and stops its factory, as a real one does."""
 
-    def __init__(self, reactor, address, factory):
+    def __init__(self, reactor: Reactor, address: IPv4Address, factory: RemotingServerFactory) -> None:
         self._reactor, self._address, self._factory = reactor, address, factory
 
-    def getHost(self):
+    def getHost(self) -> IPv4Address:
         return self._address
 
-    def stopReading(self):  # noqa: N802
+    def stopReading(self) -> None:  # noqa: N802
         self._reactor.heard.append("pause")
 
-    def startReading(self):  # noqa: N802
+    def startReading(self) -> None:  # noqa: N802
         self._reactor.heard.append("resume")
 
-    def stopListening(self):  # noqa: N802
+    def stopListening(self) -> None:  # noqa: N802
         self._reactor.heard.append("port closed")
         self._factory.doStop()
 
@@ -40,14 +48,14 @@ class Port:
 class Reactor(MemoryReactorClock):
     """Gives out ports unless `taken`; what others notice goes to `heard`."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
-        self.heard = []
+        self.heard: list[Any] = []
         self.taken = False
-        self.taken_ports = set()
+        self.taken_ports: set[Any] = set()
         self.advance(1_700_000_000)
 
-    def listenTCP(self, port, factory, backlog=50, interface=""):
+    def listenTCP(self, port: int, factory: RemotingServerFactory, backlog: int = 50, interface: str = "") -> Port:
         if self.taken or port in self.taken_ports:
             raise CannotListenError(interface, port, OSError(98, "Address already in use"))
         made = super().listenTCP(port, factory, backlog, interface)
@@ -58,10 +66,10 @@ class Reactor(MemoryReactorClock):
 class Recording(InlineWorker):
     """Notes what is written, by the names of files."""
 
-    def __init__(self, heard):
+    def __init__(self, heard: list[Any]) -> None:
         self.heard = heard
 
-    def run(self, function):
+    def run(self, function: Callable[..., Any]) -> Deferred[Any]:
         self.heard.append("disk")
         return super().run(function)
 
@@ -69,7 +77,16 @@ class Recording(InlineWorker):
 class Running:
     """A broker on a reactor, with clients."""
 
-    def __init__(self, reactor, network, root, *, worker=None, namesrv=(NAMESRV,), **changes):
+    def __init__(
+        self,
+        reactor: Reactor,
+        network: Any,
+        root: Path,
+        *,
+        worker: IWorker | None = None,
+        namesrv: tuple[str, ...] = (NAMESRV,),
+        **changes: Any,
+    ) -> None:
         self.reactor, self.network = reactor, network
         self.root = root
         changes = {"vip_port_enable": False, **changes}
@@ -78,22 +95,22 @@ class Running:
         self.service = BrokerService(
             self.settings, reactor, disk=OsDisk(), rng=Random(1), worker=self.worker, connector=network.connector
         )
-        self.clients = []
+        self.clients: list[Any] = []
 
-    def start(self):
+    def start(self) -> Running:
         self.service.startService()
         self.turn()
         return self
 
     @property
-    def factory(self):
-        return self.reactor.tcpServers[-1][1]
+    def factory(self) -> RemotingServerFactory:
+        return cast(RemotingServerFactory, self.reactor.tcpServers[-1][1])
 
-    def client(self):
+    def client(self) -> Client:
         self.clients.append(Client(self, CLIENT))
         return self.clients[-1]
 
-    def turn(self, seconds=0.0):
+    def turn(self, seconds: float = 0.0) -> None:
         self.reactor.advance(0)
         while seconds > 0:
             self.reactor.advance(min(0.5, seconds))
@@ -103,7 +120,7 @@ class Running:
             client.link.pump()
         self.reactor.advance(0)
 
-    def stop(self):
+    def stop(self) -> Deferred[Any]:
         """Stop, and pump until it has; the Deferred."""
         done = self.service.stopService()
         for _ in range(10):
@@ -111,7 +128,7 @@ class Running:
         return done
 
 
-def is_locked(root):
+def is_locked(root: Path) -> bool:
     try:
         lock_file(str(root / "lock")).release()
     except StoreLocked:

@@ -1,25 +1,28 @@
 """A broker's life between its start and its stop: what it keeps, tells the name server and looks after."""
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 
 import attrs
 import pytest
 
 from mqbroker.config import TlsSettings
-from mqbroker.remoting.handlers import HandlerTable
+from mqbroker.remoting.handlers import HandlerTable, IConnection
 from mqbroker.wire.bodies import RegisterBrokerBody
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import UpdateConsumerOffsetRequestHeader
 from mqbroker.wire.record import decode_records
 from tests.access.acl import write_acl
-from tests.broker.service.running import NAMESRV, is_locked
+from tests.broker.service.running import NAMESRV, Reactor, Running, is_locked
 from tests.broker.test_every_code import CODES
 from tests.remoting.certificates import Authority
-from tests.remoting.link import result, serve
+from tests.remoting.link import Network, result, serve
+from tests.remoting.logs import Logged
 
 
-def test_it_serves_all_its_codes(make):
+def test_it_serves_all_its_codes(make: Callable[..., Running]) -> None:
     running = make().start()
     client = running.client()
     for code in sorted(CODES):
@@ -29,7 +32,7 @@ def test_it_serves_all_its_codes(make):
     assert running.service.ports == {"remoting": 10911}
 
 
-def test_messages_committed_offsets_and_topics_survive_a_restart(make, root):
+def test_messages_committed_offsets_and_topics_survive_a_restart(make: Callable[..., Running], root: Path) -> None:
     running = make().start()
     client = running.client()
     for i in range(5):
@@ -48,7 +51,7 @@ def test_messages_committed_offsets_and_topics_survive_a_restart(make, root):
     assert answer.ext_fields["offset"] == "3"
 
 
-def test_offsets_are_written_while_it_runs(make, root):
+def test_offsets_are_written_while_it_runs(make: Callable[..., Running], root: Path) -> None:
     running = make().start()
     client = running.client()
     client.send()
@@ -58,7 +61,9 @@ def test_offsets_are_written_while_it_runs(make, root):
     assert "T@CG" in (root / "config" / "consumerOffset.json").read_text()
 
 
-def test_the_name_server_is_told_at_the_start_on_a_change_each_period_and_goodbye(make, reactor):
+def test_the_name_server_is_told_at_the_start_on_a_change_each_period_and_goodbye(
+    make: Callable[..., Running], reactor: Reactor
+) -> None:
     running = make().start()
     assert reactor.heard == ["REGISTER_BROKER"]
     running.client().send("New")
@@ -70,7 +75,7 @@ def test_the_name_server_is_told_at_the_start_on_a_change_each_period_and_goodby
     assert reactor.heard[3:] == ["UNREGISTER_BROKER", "port closed"]
 
 
-def test_settings_read_anew_count_at_once_where_they_can(make, tmp_path):
+def test_settings_read_anew_count_at_once_where_they_can(make: Callable[..., Running], tmp_path: Path) -> None:
     running = make()
     assert running.service.adopt(running.settings) == []  # before it runs there is nothing to change
     client = running.start().client()
@@ -82,7 +87,7 @@ def test_settings_read_anew_count_at_once_where_they_can(make, tmp_path):
     assert client.pull().code == ResponseCode.NO_PERMISSION
 
 
-def test_offsets_are_saved_as_often_as_the_settings_say_now(make, root):
+def test_offsets_are_saved_as_often_as_the_settings_say_now(make: Callable[..., Running], root: Path) -> None:
     running = make(flush_consumer_offset_interval_ms=3_600_000).start()
     saved = root / "config" / "consumerOffset.json"
     running.service.adopt(attrs.evolve(running.settings, flush_consumer_offset_interval_ms=2000))
@@ -96,7 +101,9 @@ def test_offsets_are_saved_as_often_as_the_settings_say_now(make, root):
     assert '"T@CG"' in saved.read_text()
 
 
-def test_accounts_and_certificates_are_looked_at_with_the_settings(make, tmp_path, logged):
+def test_accounts_and_certificates_are_looked_at_with_the_settings(
+    make: Callable[..., Running], tmp_path: Path, logged: Logged
+) -> None:
     authority = Authority(tmp_path)
     cert, key = authority.issue("server")
     write_acl(tmp_path)
@@ -111,14 +118,14 @@ def test_accounts_and_certificates_are_looked_at_with_the_settings(make, tmp_pat
     assert sorted(again) == ["accounts were", "the certificate was"]
 
 
-def test_without_name_servers(make):
+def test_without_name_servers(make: Callable[..., Running]) -> None:
     running = make(namesrv=()).start()
     assert result(running.service.started) is None
     assert running.client().send()[0].code == 0
     assert result(running.stop()) is None
 
 
-def test_a_disconnected_client_leaves_its_groups(make):
+def test_a_disconnected_client_leaves_its_groups(make: Callable[..., Running]) -> None:
     from tests.broker.test_client_requests import beat, consumer, consumer_ids
 
     running = make().start()
@@ -130,7 +137,7 @@ def test_a_disconnected_client_leaves_its_groups(make):
 
 
 @pytest.mark.parametrize("kind", ["producers", "consumers"])
-def test_silent_clients_are_looked_for(make, kind):
+def test_silent_clients_are_looked_for(make: Callable[..., Running], kind: str) -> None:
     from tests.broker.test_client_requests import beat, consumer
 
     running = make().start()
@@ -142,7 +149,7 @@ def test_silent_clients_are_looked_for(make, kind):
     assert client.peer.lost
 
 
-def test_a_delayed_message_is_delivered(make):
+def test_a_delayed_message_is_delivered(make: Callable[..., Running]) -> None:
     running = make().start()
     client = running.client()
     client.send(queue_id=1, properties="DELAY\x011")
@@ -154,12 +161,14 @@ def test_a_delayed_message_is_delivered(make):
 # --- settings that are changed while it runs
 
 
-def test_changed_settings_are_put_into_its_file_and_told_to_the_name_servers(make, tmp_path, network, reactor):
+def test_changed_settings_are_put_into_its_file_and_told_to_the_name_servers(
+    make: Callable[..., Running], tmp_path: Path, network: Network, reactor: Reactor
+) -> None:
     conf = tmp_path / "broker.conf"
     conf.write_text("# ours\nbrokerPermission = 6\nfileReservedTime=3\n")
     told = []
 
-    def note(request, connection):
+    def note(request: RemotingCommand, connection: IConnection) -> RemotingCommand:
         body = RegisterBrokerBody.from_json(request.body)
         told.append(body.topic_config_serialize_wrapper.topic_config_table["SELF_TEST_TOPIC"].perm)
         return RemotingCommand.response(request)
@@ -176,7 +185,7 @@ def test_changed_settings_are_put_into_its_file_and_told_to_the_name_servers(mak
     assert told == [6, 4]
 
 
-def test_changed_settings_that_cannot_be_kept(make, tmp_path, logged):
+def test_changed_settings_that_cannot_be_kept(make: Callable[..., Running], tmp_path: Path, logged: Logged) -> None:
     (tmp_path / "file").write_text("")
     client = make(config_path=str(tmp_path / "file" / "broker.conf")).start().client()
     answer = client.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerPermission=4")

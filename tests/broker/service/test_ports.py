@@ -1,5 +1,7 @@
 """On which ports a broker listens."""
 
+from collections.abc import Callable
+from pathlib import Path
 from random import Random
 
 import attrs
@@ -7,9 +9,11 @@ import pytest
 
 from mqbroker.broker.broker_service import BrokerService, make_broker, vip_port
 from tests.broker.bench import make_settings
+from tests.broker.service.running import Reactor, Running
+from tests.remoting.logs import Logged
 
 
-def test_the_vip_port_serves_the_same(make, reactor):
+def test_the_vip_port_serves_the_same(make: Callable[..., Running], reactor: Reactor) -> None:
     running = make(vip_port_enable=True).start()
     assert [server[0] for server in reactor.tcpServers] == [10911, 10909]
     assert running.service.ports == {"remoting": 10911, "vip": 10909}
@@ -19,7 +23,9 @@ def test_the_vip_port_serves_the_same(make, reactor):
     assert reactor.heard.count("port closed") == 2
 
 
-def test_it_starts_without_a_vip_port_that_somebody_has(make, reactor, logged):
+def test_it_starts_without_a_vip_port_that_somebody_has(
+    make: Callable[..., Running], reactor: Reactor, logged: Logged
+) -> None:
     running = make(vip_port_enable=True)
     reactor.taken_ports = {10909}
     running.start()
@@ -29,12 +35,12 @@ def test_it_starts_without_a_vip_port_that_somebody_has(make, reactor, logged):
 
 
 @pytest.mark.parametrize(("port", "vip"), [(0, None), (1, None), (2, None), (3, 1), (10911, 10909)])
-def test_which_port_is_the_vip_port(tmp_path, port, vip):
+def test_which_port_is_the_vip_port(tmp_path: Path, port: int, vip: int | None) -> None:
     settings = make_settings(tmp_path)
     assert vip_port(attrs.evolve(settings, server=attrs.evolve(settings.server, listen_port=port))) == vip
 
 
-def test_a_port_may_be_chosen_by_the_system(make, reactor):
+def test_a_port_may_be_chosen_by_the_system(make: Callable[..., Running], reactor: Reactor) -> None:
     made = make_broker(make().settings, reactor, Random(1))
     assert isinstance(made, BrokerService)
     assert made.port == 0

@@ -2,6 +2,9 @@
 
 import os
 import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from twisted.internet.error import CannotListenError
@@ -14,12 +17,12 @@ from mqbroker.store.layout import lock_file
 from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.worker import InlineWorker
 from tests.broker.bench import HeldWorker
-from tests.broker.service.running import NAMESRV, is_locked
-from tests.remoting.link import result, waiting
+from tests.broker.service.running import NAMESRV, Reactor, Running, is_locked
+from tests.remoting.link import Network, result, waiting
 
 
 @pytest.fixture
-def unindexed(make, root, monkeypatch):
+def unindexed(make: Callable[..., Running], root: Path, monkeypatch: pytest.MonkeyPatch) -> Running:
     """A broker whose store takes several turns to open."""
     running = make()
     store = open_store(running.settings.store, disk=OsDisk(), clock=Clock(), worker=InlineWorker(), store_host=bytes(8))
@@ -31,7 +34,7 @@ def unindexed(make, root, monkeypatch):
     return running
 
 
-def test_nobody_is_accepted_while_the_store_is_recovered(unindexed, reactor):
+def test_nobody_is_accepted_while_the_store_is_recovered(unindexed: Running, reactor: Reactor) -> None:
     started = unindexed.service.startService()
     assert not started.called
     assert reactor.heard == ["pause"]
@@ -42,7 +45,9 @@ def test_nobody_is_accepted_while_the_store_is_recovered(unindexed, reactor):
     assert answer.code == 0
 
 
-def test_stopping_while_the_store_is_recovered_ends_that(unindexed, reactor, network, root):
+def test_stopping_while_the_store_is_recovered_ends_that(
+    unindexed: Running, reactor: Reactor, network: Network, root: Path
+) -> None:
     network.servers[NAMESRV].doStop()
     started = unindexed.service.startService()
     stopped = unindexed.service.stopService()
@@ -55,19 +60,19 @@ def test_stopping_while_the_store_is_recovered_ends_that(unindexed, reactor, net
 # --- starts that fail
 
 
-def start_of(running):
+def start_of(running: Running) -> None:
     """Start it, and raise what it fails with."""
-    failures = []
+    failures: list[Any] = []
     running.service.startService().addErrback(failures.append)
     for failure in failures:
         failure.raiseException()
 
 
-def snapshot(root):
+def snapshot(root: Path) -> list[str] | None:
     return sorted(path.path for path in FilePath(str(root)).walk()) if root.exists() else None
 
 
-def assert_undone(running, reactor, root, locked=False):
+def assert_undone(running: Running, reactor: Reactor, root: Path, locked: bool = False) -> None:
     for _ in range(5):
         running.turn()
     assert is_locked(root) == locked
@@ -77,7 +82,9 @@ def assert_undone(running, reactor, root, locked=False):
     assert result(running.service.stopService()) is None  # what follows a failed start
 
 
-def test_a_port_in_use_touches_nothing(make, reactor, network, root):
+def test_a_port_in_use_touches_nothing(
+    make: Callable[..., Running], reactor: Reactor, network: Network, root: Path
+) -> None:
     network.servers[NAMESRV].doStop()
     reactor.taken = True
     running = make()
@@ -87,7 +94,9 @@ def test_a_port_in_use_touches_nothing(make, reactor, network, root):
     assert result(running.service.stopService()) is None
 
 
-def test_a_locked_store_is_left_alone(make, reactor, network, root):
+def test_a_locked_store_is_left_alone(
+    make: Callable[..., Running], reactor: Reactor, network: Network, root: Path
+) -> None:
     network.servers[NAMESRV].doStop()
     running = make().start()
     running.client().send()
@@ -105,7 +114,9 @@ def test_a_locked_store_is_left_alone(make, reactor, network, root):
 
 
 @pytest.mark.parametrize("name", ["topics.json", "subscriptionGroup.json", "consumerOffset.json", "delayOffset.json"])
-def test_a_damaged_table_stops_the_start_and_frees_the_store(make, reactor, network, root, name):
+def test_a_damaged_table_stops_the_start_and_frees_the_store(
+    make: Callable[..., Running], reactor: Reactor, network: Network, root: Path, name: str
+) -> None:
     network.servers[NAMESRV].doStop()
     os.makedirs(root / "config")
     (root / "config" / name).write_text("{")
@@ -117,7 +128,9 @@ def test_a_damaged_table_stops_the_start_and_frees_the_store(make, reactor, netw
     assert (root / "config" / name).read_text() == "{"  # for whoever will repair it
 
 
-def test_tables_that_could_not_be_written_stop_the_start(make, reactor, network, root, monkeypatch):
+def test_tables_that_could_not_be_written_stop_the_start(
+    make: Callable[..., Running], reactor: Reactor, network: Network, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     network.servers[NAMESRV].doStop()
     folder = root / "config"
     folder.mkdir(parents=True)
@@ -128,7 +141,9 @@ def test_tables_that_could_not_be_written_stop_the_start(make, reactor, network,
     assert_undone(running, reactor, root)
 
 
-def test_a_start_that_failed_and_is_stopped_at_once_ends_in_order(make, network, reactor, root):
+def test_a_start_that_failed_and_is_stopped_at_once_ends_in_order(
+    make: Callable[..., Running], network: Network, reactor: Reactor, root: Path
+) -> None:
     """A daemon stops what it could not start: both must not walk through the steps at the same time."""
     network.servers[NAMESRV].doStop()
     os.makedirs(root / "config")
@@ -146,7 +161,9 @@ def test_a_start_that_failed_and_is_stopped_at_once_ends_in_order(make, network,
     assert not is_locked(root)
 
 
-def test_a_directory_that_cannot_be_made(make, tmp_path, reactor, network):
+def test_a_directory_that_cannot_be_made(
+    make: Callable[..., Running], tmp_path: Path, reactor: Reactor, network: Network
+) -> None:
     network.servers[NAMESRV].doStop()
     (tmp_path / "file").write_text("")
     running = make(root=tmp_path / "file" / "store")

@@ -1,6 +1,8 @@
 """How a broker stops: what it does first and last, and what becomes of those it has not answered."""
 
+from collections.abc import Callable
 from itertools import groupby
+from pathlib import Path
 
 import pytest
 
@@ -10,11 +12,12 @@ from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import UpdateConsumerOffsetRequestHeader
 from mqbroker.wire.record import decode_records
 from tests.broker.bench import HeldWorker, pull_header
-from tests.broker.service.running import NAMESRV, Recording, is_locked
-from tests.remoting.link import result, waiting
+from tests.broker.service.running import NAMESRV, Reactor, Recording, Running, is_locked
+from tests.remoting.link import Network, result, waiting
+from tests.remoting.logs import Logged
 
 
-def test_the_order_of_stopping(make, reactor, root):
+def test_the_order_of_stopping(make: Callable[..., Running], reactor: Reactor, root: Path) -> None:
     running = make(worker=Recording(reactor.heard)).start()
     client = running.client()
     client.send()
@@ -34,7 +37,7 @@ def test_the_order_of_stopping(make, reactor, root):
     assert not is_locked(root)
 
 
-def test_nothing_is_taken_once_the_store_stops(make, reactor, root):
+def test_nothing_is_taken_once_the_store_stops(make: Callable[..., Running], reactor: Reactor, root: Path) -> None:
     """A message acknowledged then would be lost: the log is cut where it was when the store was stopped."""
     worker = HeldWorker()
     running = make(worker=worker).start()
@@ -58,7 +61,7 @@ def test_nothing_is_taken_once_the_store_stops(make, reactor, root):
     assert not is_locked(root)
 
 
-def test_what_was_taken_is_answered_before_connections_close(make, root):
+def test_what_was_taken_is_answered_before_connections_close(make: Callable[..., Running], root: Path) -> None:
     worker = HeldWorker()
     running = make(worker=worker).start()
     worker.work()
@@ -88,7 +91,9 @@ def test_what_was_taken_is_answered_before_connections_close(make, root):
     assert [record.body for record in decode_records(make().start().client().pull().body)] == [b"taken"]
 
 
-def test_a_request_that_takes_too_long_is_given_up(make, reactor, logged):
+def test_a_request_that_takes_too_long_is_given_up(
+    make: Callable[..., Running], reactor: Reactor, logged: Logged
+) -> None:
     worker = HeldWorker()
     running = make(worker=worker).start()
     worker.work()
@@ -106,7 +111,7 @@ def test_a_request_that_takes_too_long_is_given_up(make, reactor, logged):
         running.turn()
 
 
-def test_who_does_not_read_the_last_answers_is_cut(make, root):
+def test_who_does_not_read_the_last_answers_is_cut(make: Callable[..., Running], root: Path) -> None:
     running = make(namesrv=()).start()
     client = running.client()
     client.link.ends[0].reading = False
@@ -119,7 +124,7 @@ def test_who_does_not_read_the_last_answers_is_cut(make, root):
     assert client.peer.lost
 
 
-def test_nobody_is_let_in_while_it_drains(make, reactor):
+def test_nobody_is_let_in_while_it_drains(make: Callable[..., Running], reactor: Reactor) -> None:
     worker = HeldWorker()
     running = make(worker=worker, namesrv=()).start()
     worker.work()
@@ -133,7 +138,7 @@ def test_nobody_is_let_in_while_it_drains(make, reactor):
         running.turn()
 
 
-def test_two_starts_are_one_too_many(make, reactor):
+def test_two_starts_are_one_too_many(make: Callable[..., Running], reactor: Reactor) -> None:
     running = make().start()
     with pytest.raises(AlreadyStarted, match="broker-a is started already; stop it first"):
         running.service.startService()
@@ -154,7 +159,7 @@ def test_two_starts_are_one_too_many(make, reactor):
     worker.work()
 
 
-def test_stopping_twice_is_stopping_once(make, reactor, root):
+def test_stopping_twice_is_stopping_once(make: Callable[..., Running], reactor: Reactor, root: Path) -> None:
     worker = HeldWorker()
     running = make(worker=worker).start()
     worker.work()
@@ -170,7 +175,9 @@ def test_stopping_twice_is_stopping_once(make, reactor, root):
     assert reactor.heard.count("UNREGISTER_BROKER") == 1
 
 
-def test_a_name_server_that_is_away_does_not_keep_it_from_starting_or_stopping(make, network, root):
+def test_a_name_server_that_is_away_does_not_keep_it_from_starting_or_stopping(
+    make: Callable[..., Running], network: Network, root: Path
+) -> None:
     network.servers.clear()
     running = make().start()
     assert result(running.service.started) is None
@@ -179,7 +186,7 @@ def test_a_name_server_that_is_away_does_not_keep_it_from_starting_or_stopping(m
     assert not is_locked(root)
 
 
-def test_no_timer_is_left(make, reactor, network):
+def test_no_timer_is_left(make: Callable[..., Running], reactor: Reactor, network: Network) -> None:
     network.servers[NAMESRV].doStop()
     running = make().start()
     running.client().send()

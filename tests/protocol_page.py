@@ -40,7 +40,7 @@ def who_serves(code: RequestCode, tables: Tables) -> str:
     """The words of the table for `code`: modules, or why there are none."""
     modules = [f"``{table.served_by(code)}``" for table in tables if code in table.codes]
     if code in REQUESTS and REQUESTS[code].to_clients:
-        ours = f" (ours: ``{MemberRequests.__module__}``)" if code in MemberRequests.CODES else ""
+        ours = f" (ours: ``{MemberRequests.__module__}``)" if code in MemberRequests.HANDLERS else ""
         modules.append(f"asked of clients{ours}")
     return ", ".join(modules) or UNANSWERED[code]
 

@@ -7,17 +7,16 @@ declines. Must never know how requests come and answers go.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from typing import Final, Protocol
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
 
 import attrs
 
 from mqbroker.client.messages import ReceivedMessage
 from mqbroker.client.net import RequestHandler
+from mqbroker.client.push_consumer import PushConsumerCore
 from mqbroker.errors import MQError, Refused
 from mqbroker.wire.admin_bodies import (
-    ConsumeMessageDirectlyResult,
-    ConsumerRunningInfo,
     GetConsumerStatusBody,
     ResetOffsetBody,
     ResetOffsetBodyForC,
@@ -39,23 +38,6 @@ from mqbroker.wire.record import decode_record
 log = logging.getLogger(__name__)
 
 
-class Member(Protocol):
-    """A group's member, as brokers may ask it."""
-
-    @property
-    def group(self) -> str: ...
-
-    def ids_changed(self, group: str) -> None: ...
-
-    def running_info(self) -> ConsumerRunningInfo: ...
-
-    def positions(self, topic: str) -> dict[MessageQueue, int]: ...
-
-    def reset(self, topic: str, offsets: Mapping[MessageQueue, int]) -> None: ...
-
-    async def consume_directly(self, message: ReceivedMessage) -> ConsumeMessageDirectlyResult: ...
-
-
 async def decline(request: RemotingCommand) -> RemotingCommand | None:
     """The answer of a producer."""
     remark = f" request type {request.code} not supported"
@@ -70,7 +52,7 @@ def pull_consumer_answers(group: str) -> RequestHandler:
     )
 
     async def answer(request: RemotingCommand) -> RemotingCommand | None:
-        if request.code in MemberRequests.CODES:
+        if request.code in MemberRequests.HANDLERS:
             return _answer(request, ResponseCode.SYSTEM_ERROR, remark)
         return await decline(request)
 
@@ -84,33 +66,17 @@ class MemberRequests:
     :param stacks: gives the stacks of the threads of this process.
     """
 
-    CODES: Final = frozenset(
-        {
-            RequestCode.NOTIFY_CONSUMER_IDS_CHANGED,
-            RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
-            RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT,
-            RequestCode.GET_CONSUMER_RUNNING_INFO,
-            RequestCode.CONSUME_MESSAGE_DIRECTLY,
-        }
-    )
-
-    def __init__(self, member: Callable[[], Member], stacks: Callable[[], str]) -> None:
+    def __init__(self, member: Callable[[], PushConsumerCore], stacks: Callable[[], str]) -> None:
         self._member = member
         self._stacks = stacks
 
     async def answer(self, request: RemotingCommand) -> RemotingCommand | None:
         """The answer to `request`, or None where it wants none."""
+        handler = self.HANDLERS.get(request.code)
+        if handler is None:
+            return await decline(request)
         try:
-            if request.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
-                return self._ids_changed(request)
-            if request.code == RequestCode.RESET_CONSUMER_CLIENT_OFFSET:
-                return self._reset(request)
-            if request.code == RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT:
-                return self._positions(request)
-            if request.code == RequestCode.GET_CONSUMER_RUNNING_INFO:
-                return self._running_info(request)
-            if request.code == RequestCode.CONSUME_MESSAGE_DIRECTLY:
-                return await self._consume_directly(request)
+            return await handler(self, request)
         except Refused as refused:
             log.info("%s refused: %s", request.describe(), refused)
             return _answer(request, refused.code, refused.remark)
@@ -120,21 +86,20 @@ class MemberRequests:
         except Exception:
             log.exception("%s failed", request.describe())
             return _answer(request, ResponseCode.SYSTEM_ERROR, "the consumer failed on it; its log says more")
-        return await decline(request)
 
-    def _member_of(self, group: str) -> Member:
+    def _member_of(self, group: str) -> PushConsumerCore:
         member = self._member()
         if group != member.group:
             remark = f"The Consumer Group <{group}> not exist in this consumer"
             raise Refused(ResponseCode.SYSTEM_ERROR, remark)
         return member
 
-    def _ids_changed(self, request: RemotingCommand) -> RemotingCommand | None:
+    async def _ids_changed(self, request: RemotingCommand) -> RemotingCommand | None:
         header = decode_header(NotifyConsumerIdsChangedRequestHeader, request.ext_fields)
         self._member().ids_changed(header.consumer_group)
         return _answer(request)
 
-    def _reset(self, request: RemotingCommand) -> RemotingCommand | None:
+    async def _reset(self, request: RemotingCommand) -> RemotingCommand | None:
         header = decode_header(ResetOffsetRequestHeader, request.ext_fields)
         member = self._member_of(header.group)
         offsets = _offsets(request.body)
@@ -142,12 +107,12 @@ class MemberRequests:
         member.reset(header.topic, offsets)
         return _answer(request)
 
-    def _positions(self, request: RemotingCommand) -> RemotingCommand | None:
+    async def _positions(self, request: RemotingCommand) -> RemotingCommand | None:
         header = decode_header(GetConsumerStatusRequestHeader, request.ext_fields)
         table = self._member_of(header.group).positions(header.topic)
         return _answer(request, body=GetConsumerStatusBody(message_queue_table=table).to_json())
 
-    def _running_info(self, request: RemotingCommand) -> RemotingCommand | None:
+    async def _running_info(self, request: RemotingCommand) -> RemotingCommand | None:
         header = decode_header(GetConsumerRunningInfoRequestHeader, request.ext_fields)
         info = self._member_of(header.consumer_group).running_info()
         if header.jstack_enable:
@@ -162,6 +127,14 @@ class MemberRequests:
             raise Refused(ResponseCode.SYSTEM_ERROR, "the body is not one message alone")
         result = await member.consume_directly(ReceivedMessage.of_record(record, header.broker_name or ""))
         return _answer(request, body=result.to_json())
+
+    HANDLERS: Final[Mapping[int, Callable[[MemberRequests, RemotingCommand], Awaitable[RemotingCommand | None]]]] = {
+        RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: _ids_changed,
+        RequestCode.RESET_CONSUMER_CLIENT_OFFSET: _reset,
+        RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: _positions,
+        RequestCode.GET_CONSUMER_RUNNING_INFO: _running_info,
+        RequestCode.CONSUME_MESSAGE_DIRECTLY: _consume_directly,
+    }
 
 
 def _offsets(body: bytes) -> dict[MessageQueue, int]:

@@ -35,7 +35,7 @@ def handler_table(answer: RequestHandler) -> HandlerTable:
         return answer(request)
 
     table = HandlerTable()
-    for code in MemberRequests.CODES:
+    for code in MemberRequests.HANDLERS:
         table.register(code, handle)
     return table
 

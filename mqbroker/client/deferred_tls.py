@@ -26,9 +26,9 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from mqbroker.client.errors import TlsFailed
-from mqbroker.client.tls import OTHER_NAME, ClientTls, Contexts, not_trusted, tls_failed
-from mqbroker.config import TlsSettings
-from mqbroker.remoting.tls import ENDPOINT_TIMEOUT_S, client_context
+from mqbroker.client.tls import OTHER_NAME, ClientTls, Contexts, not_trusted, ssl_context, tls_failed
+from mqbroker.errors import BadTls
+from mqbroker.remoting.tls import ENDPOINT_TIMEOUT_S
 
 _CONTROL_FLOW = (SSL.WantReadError, SSL.ZeroReturnError, SSL.SysCallError)
 
@@ -167,15 +167,21 @@ class _Handshake(Protocol):
 
 
 def _context(tls: ClientTls) -> SSL.Context:
-    settings = TlsSettings(
-        test_mode=False,
-        client_cert_path=tls.cert_file or "",
-        client_key_path=tls.key_file or tls.cert_file or "",
-        client_key_password=tls.key_password or "",
-        client_auth_server=not tls.insecure,
-        client_trust_cert_path=tls.ca_file or "",
-    )
-    context = client_context(settings)
+    """As `ssl_context`, for Twisted. Raises BadTls."""
+    ssl_context(tls)  # finds what is wrong with the files, and says it in the same words on every face
+    context = SSL.Context(SSL.TLS_METHOD)
+    context.set_min_proto_version(SSL.TLS1_2_VERSION)
+    try:
+        if tls.cert_file:
+            context.set_passwd_cb(lambda *_: (tls.key_password or "").encode())
+            context.use_certificate_chain_file(tls.cert_file)
+            context.use_privatekey_file(tls.key_file or tls.cert_file)
+        if tls.ca_file:
+            context.load_verify_locations(tls.ca_file)
+        elif not tls.insecure:
+            context.set_default_verify_paths()
+    except SSL.Error:
+        raise BadTls(f"{tls.cert_file or tls.ca_file}: it, or what goes with it, changed while it was read") from None
     if not tls.insecure:
         context.set_verify(SSL.VERIFY_PEER, _note)
     return context

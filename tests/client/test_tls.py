@@ -8,8 +8,10 @@ import ssl
 import subprocess
 import sys
 import threading
+from functools import partial
 
 import pytest
+from twisted.internet.task import Clock
 
 from mqbroker.client import (
     ClientTls,
@@ -21,6 +23,7 @@ from mqbroker.client import (
     PushOptions,
     aio,
     blocking,
+    deferred,
 )
 from mqbroker.client.blocking_net import BlockingNet, run
 from mqbroker.client.tls import Contexts, ssl_context
@@ -326,7 +329,7 @@ def test_contradictions_are_told_at_once(given, why):
         ClientTls(**given)
 
 
-@pytest.mark.parametrize("make", [blocking.Producer, aio.Producer])
+@pytest.mark.parametrize("make", [blocking.Producer, aio.Producer, partial(deferred.Producer, Clock())])
 @pytest.mark.parametrize(
     ("given", "why"),
     [

@@ -7,12 +7,12 @@ queues that others are consuming. So several brokers are asked, and whom any of 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Sequence
 
 import attrs
 
-from mqbroker.client.allocation import allocate_averagely
 from mqbroker.client.net import Net
-from mqbroker.client.routes import Route, Routes
+from mqbroker.client.routes import Route, Routes, java_order, sorted_queues
 from mqbroker.errors import MQError, Refused
 from mqbroker.wire.bodies import GetConsumerListByGroupResponseBody, MessageQueue
 from mqbroker.wire.codes import RequestCode, ResponseCode
@@ -79,3 +79,19 @@ class Rebalance:
             return sorted(members)
         self._routes.mark_stale(route.topic)
         raise last
+
+
+def allocate_averagely(me: str, queues: Iterable[MessageQueue], members: Iterable[str]) -> list[MessageQueue]:
+    """The queues of `me`: consecutive, the first members take one more. None where `me` is not a member.
+
+    As AllocateMessageQueueAveragely of 4.9.7: Java and Python members share groups, so all must come to the same split
+    from the same two lists.
+    """
+    everyone: Sequence[str] = sorted(set(members), key=java_order)
+    if me not in everyone:
+        return []
+    ordered = sorted_queues(queues)
+    share, more = divmod(len(ordered), len(everyone))
+    index = everyone.index(me)
+    start = index * share + min(index, more)
+    return ordered[start : start + share + (1 if index < more else 0)]

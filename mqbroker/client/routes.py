@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 
 import attrs
 
-from mqbroker.client.allocation import sorted_queues
 from mqbroker.client.errors import NameServerUnreachable, NoBrokerForTopic, TlsFailed, TopicNotFound
 from mqbroker.client.net import Lock, Net
 from mqbroker.errors import MQError, Refused
@@ -24,6 +23,16 @@ log = logging.getLogger(__name__)
 
 #: A route that a failed request puts in doubt is asked for again after this long at the earliest.
 _STALE_RETRY_S = 1.0
+
+
+def java_order(text: str) -> bytes:
+    """A key that sorts as Java's compareTo does: by UTF-16 code units."""
+    return text.encode("utf-16-be", "surrogatepass")
+
+
+def sorted_queues(queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+    """By topic, broker name and queue id, as Java sorts them."""
+    return sorted(queues, key=lambda q: (java_order(q.topic), java_order(q.broker_name), q.queue_id))
 
 
 @attrs.frozen

@@ -17,11 +17,11 @@ from mqbroker.client import (
     aio,
     blocking,
 )
-from mqbroker.client.allocation import allocate_averagely
 from mqbroker.client.identity import local_ip, make_client_id
 from mqbroker.client.messages import PullStatus, ReceivedMessage, SendStatus
 from mqbroker.client.options import ProducerOptions, parse_name_servers
 from mqbroker.client.process_queue import ProcessQueue
+from mqbroker.client.rebalance import allocate_averagely
 from mqbroker.client.send import Rotation, prepare, prepare_batch, queue_for_key, send_request
 from mqbroker.client.subscription import matches, subscribe_to
 from mqbroker.client.tls import connection_lost

@@ -1,35 +1,43 @@
-"""What filter expressions are read as: terms in each other, each with a function from properties to a value.
+"""What filter expressions are read as: terms in each other, each of which writes itself as a Python expression.
 
-Logic has three values: None stands for null. Checks when a term is made refuse what the Java broker refuses when it
-reads an expression. Source: the expression package of the filter module 4.9.7. Must never know of the grammar.
+`compiled` makes one function of a condition, from the values of the properties that it names to True, False or None for
+null. Its text is made of words that stand here: names and constants of an expression are objects that it refers to,
+never a part of the text. Checks when a term is made refuse what the Java broker refuses when it reads an expression.
+Source: the expression package of the filter module 4.9.7. Must never know of the grammar.
 """
 
 from __future__ import annotations
 
 import enum
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from itertools import count
 
 import attrs
 
 from mqbroker.errors import BadExpression
-from mqbroker.filter.values import INTEGER_MAX, LONG_MAX, Long, Value, compare, compare_doubles, parse_double
+from mqbroker.filter.values import (
+    INTEGER_MAX,
+    LONG_MAX,
+    Long,
+    Value,
+    compare,
+    compare_doubles,
+    parse_double,
+    parse_integer,
+    parse_long,
+)
 
-#: A message's properties by name.
-Properties = Mapping[str, str]
-#: Raises NotEvaluable where a property cannot be compared as it is written.
-Evaluate = Callable[[Properties], Value]
+#: From the values of an expression's properties, None for those that a message does not have. Raises NotEvaluable where
+#: one cannot be compared as it is written.
+Evaluate = Callable[..., bool | None]
 
 #: How deep terms may stand in each other; a chain of ANDs or ORs is one.
 DEPTH_MAX = 100
+#: How deep they stand in each other in one function; what is deeper is another. Python allows 200 parentheses.
+_LEVELS_MAX = 10
 _DOUBLE_MIN = 5e-324
 _DOUBLE_MAX = 1.7976931348623157e308
-_ORDERS: dict[str, Callable[[int, int], bool]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
 
 
 class Kind(enum.Enum):
@@ -46,12 +54,12 @@ class Kind(enum.Enum):
 class Term:
     """A part of an expression.
 
-    `value`: a constant's or a negated number's. `name`: a property's. `size`: how many terms it has, strings and
-    numbers aside. `names`: the properties in it.
+    `write`: gives it in Python. `value`: a constant's or a negated number's. `name`: a property's. `size`: how many
+    terms it has, strings and numbers aside. `names`: the properties in it.
     """
 
     kind: Kind
-    evaluate: Evaluate
+    write: Callable[[Writer], str]
     depth: int = 1
     size: int = 1
     value: Value = None
@@ -73,13 +81,84 @@ class Term:
         return is_written and self.value is not None and not isinstance(self.value, (str, bool))
 
 
-def _made_of(parts: Sequence[Term], evaluate: Evaluate, kind: Kind = Kind.CONDITION, value: Value = None) -> Term:
+class Writer:
+    """The text of functions, and the objects that it names."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, object] = {"__builtins__": {}, **_WORDS}
+        self._functions: list[str] = []
+        self._variables: dict[str, str] = {}
+        self._numbers = count()
+        self._level = 0
+
+    def new(self, letter: str) -> str:
+        """A name that nothing has yet."""
+        return f"{letter}{next(self._numbers)}"
+
+    def constant(self, value: object) -> str:
+        """The name of an object."""
+        name = self.new("k")
+        self.objects[name] = value
+        return name
+
+    def variable(self, name: str) -> str:
+        """The variable that has the value of a property."""
+        if name not in self._variables:
+            self._variables[name] = self.new("v")
+        return self._variables[name]
+
+    def text(self, term: Term) -> str:
+        """A part of a term."""
+        if self._level >= _LEVELS_MAX:
+            return f"{self.function(term)}({', '.join(map(self.variable, sorted(term.names)))})"
+        self._level += 1
+        text = term.write(self)
+        self._level -= 1
+        return text
+
+    def function(self, term: Term) -> str:
+        """The name of a function of the values of a term's properties, in the order of their names."""
+        level, self._level = self._level, 0
+        text = self.text(term)
+        self._level = level
+        name = self.new("f")
+        variables = ", ".join(map(self.variable, sorted(term.names)))
+        self._functions.append(f"def {name}({variables}): return {text}\n")
+        return name
+
+    def made(self, name: str) -> Evaluate:
+        """The function of a name, when all is written."""
+        exec(compile("".join(self._functions), "<filter expression>", "exec"), self.objects)
+        function: Evaluate = self.objects[name]  # type: ignore[assignment]
+        return function
+
+
+def compiled(condition: Term) -> Evaluate:
+    """The function of the values of a condition's properties, in the order of their names."""
+    writer = Writer()
+    return writer.made(writer.function(condition))
+
+
+def _made_of(
+    parts: Sequence[Term], write: Callable[[Writer], str], kind: Kind = Kind.CONDITION, value: Value = None
+) -> Term:
     """A term of others. Raises BadExpression where they stand in each other too deep."""
     depth = 1 + max(part.depth for part in parts)
     if depth > DEPTH_MAX:
         raise BadExpression(f"terms stand in each other more than {DEPTH_MAX} deep; write it with fewer parentheses")
     names = frozenset[str]().union(*[part.names for part in parts])
-    return Term(kind, evaluate, depth, max(1, sum([part.size for part in parts])), value, names=names)
+    return Term(kind, write, depth, max(1, sum([part.size for part in parts])), value, names=names)
+
+
+def _of_property(parts: Sequence[Term], text: str, constant: object = None) -> Term:
+    """A condition on a property, the first of `parts`, in the words of `text`, of its value {v} and of a constant {k}:
+    null where it is."""
+
+    def write(writer: Writer) -> str:
+        value = writer.text(parts[0])
+        return f"(None if {value} is None else {text.format(v=value, k=writer.constant(constant))})"
+
+    return _made_of(parts, write)
 
 
 # Constants and properties
@@ -87,7 +166,7 @@ def _made_of(parts: Sequence[Term], evaluate: Evaluate, kind: Kind = Kind.CONDIT
 
 def constant(value: Value) -> Term:
     kind = Kind.BOOLEAN_CONSTANT if value is None or isinstance(value, bool) else Kind.CONSTANT
-    return Term(kind, lambda properties: value, size=int(kind is Kind.BOOLEAN_CONSTANT), value=value)
+    return Term(kind, lambda writer: writer.constant(value), size=int(kind is Kind.BOOLEAN_CONSTANT), value=value)
 
 
 def decimal(digits: str) -> Term:
@@ -110,23 +189,18 @@ def floating(text: str) -> Term:
 
 
 def property_named(name: str) -> Term:
-    return Term(Kind.PROPERTY, lambda properties: properties.get(name), name=name, names=frozenset([name]))
+    return Term(Kind.PROPERTY, lambda writer: writer.variable(name), name=name, names=frozenset([name]))
 
 
 def negated(term: Term) -> Term:
     """`-a`: null unless that is a number, which no property is."""
-    inner = term.evaluate
-
-    def evaluate(properties: Properties) -> Value:
-        value = inner(properties)
-        return None if value is None or isinstance(value, (bool, str)) else _minus(value)
-
-    return _made_of([term], evaluate, Kind.NEGATED, _minus(term.value) if term.is_number else None)
+    value = _minus(term.value) if term.is_number else None
+    return _made_of([term], lambda writer: f"minus({writer.text(term)})", Kind.NEGATED, value)
 
 
 def _minus(number: Value) -> Value:
-    assert number is not None
-    assert not isinstance(number, str)
+    if number is None or isinstance(number, (bool, str)):
+        return None
     return Long(-number) if isinstance(number, Long) else -number
 
 
@@ -138,18 +212,32 @@ def ordered(left: Term, sign: str, right: Term) -> Term:
     for term in (left, right):
         if (term.is_constant or term.is_boolean) and not term.is_number:
             raise BadExpression(f"{_shown(term)} cannot be compared by {sign}: only numbers can")
-    order = _ORDERS[sign]
-    evaluate_left, evaluate_right = left.evaluate, right.evaluate
+    return _compared_with_number(left, sign, right) or _called(_ORDERS[sign], left, right)
 
-    def evaluate(properties: Properties) -> Value:
-        left_value, right_value = evaluate_left(properties), evaluate_right(properties)
-        if left_value is None or right_value is None:
+
+def _called(word: str, left: Term, right: Term) -> Term:
+    return _made_of([left, right], lambda writer: f"{word}({writer.text(left)}, {writer.text(right)})")
+
+
+def _compared_with_number(left: Term, sign: str, right: Term) -> Term | None:
+    """The usual comparison, as `compare` reads the property; None where it is another one."""
+    if left.name is None or not right.is_number:
+        return None
+    if isinstance(right.value, float):
+        return _of_property([left, right], f"compare_doubles(double({{v}}), {{k}}) {sign} 0", right.value)
+    read = "long" if isinstance(right.value, Long) else "integer"
+    return _of_property([left, right], f"{read}({{v}}) {sign} {{k}}", right.value)
+
+
+def _ordering(order: Callable[[int, int], bool]) -> Callable[[Value, Value], bool | None]:
+    def is_ordered(left: Value, right: Value) -> bool | None:
+        if left is None or right is None:
             return None
-        if isinstance(left_value, str) and isinstance(right_value, str):
-            return order(compare_doubles(parse_double(left_value), parse_double(right_value)), 0)
-        return order(compare(left_value, right_value), 0)
+        if isinstance(left, str) and isinstance(right, str):
+            return order(compare_doubles(parse_double(left), parse_double(right)), 0)
+        return order(compare(left, right), 0)
 
-    return _made_of([left, right], evaluate)
+    return is_ordered
 
 
 def equal(left: Term, right: Term) -> Term:
@@ -159,31 +247,26 @@ def equal(left: Term, right: Term) -> Term:
             raise BadExpression("NULL cannot be compared; use IS NULL or IS NOT NULL")
     if left.kind is Kind.BOOLEAN_CONSTANT and right.kind is Kind.CONSTANT:
         raise BadExpression(f"{_shown(left)} cannot be compared with {_shown(right)}")
-    return _equal(left, right)
+    if left.name is not None and isinstance(right.value, str):
+        return _of_property([left, right], "{v} == {k}", right.value)
+    return _compared_with_number(left, "==", right) or _called("equal", left, right)
 
 
 def is_null(term: Term) -> Term:
     """`a IS NULL`"""
     if term.name is not None:
-        name = term.name
-        return _made_of([term], lambda properties: properties.get(name) is None)
-    return _equal(term, constant(None))
+        return _made_of([term], lambda writer: f"({writer.text(term)} is None)")
+    return _called("equal", term, constant(None))
 
 
-def _equal(left: Term, right: Term) -> Term:
-    evaluate_left, evaluate_right = left.evaluate, right.evaluate
-
-    def evaluate(properties: Properties) -> Value:
-        left_value, right_value = evaluate_left(properties), evaluate_right(properties)
-        if left_value is None:
-            return True if right_value is None else None
-        if right_value is None:
-            return False
-        if isinstance(left_value, str) and isinstance(right_value, str):
-            return left_value == right_value
-        return compare(left_value, right_value) == 0
-
-    return _made_of([left, right], evaluate)
+def _is_equal(left: Value, right: Value) -> bool | None:
+    if left is None:
+        return True if right is None else None
+    if right is None:
+        return False
+    if isinstance(left, str) and isinstance(right, str):
+        return left == right
+    return compare(left, right) == 0
 
 
 def between(term: Term, low: Term, high: Term) -> Term:
@@ -208,13 +291,7 @@ def one_of(term: Term, strings: Sequence[str], is_in: bool) -> Term:
     """`a IN ('x', 'y')`, or NOT IN. Raises BadExpression for what is no property."""
     if term.name is None:
         raise BadExpression(f"IN takes a property on its left, not {term.kind.value}")
-    name, texts = term.name, frozenset(strings)
-
-    def evaluate(properties: Properties) -> Value:
-        value = properties.get(name)
-        return None if value is None else (value in texts) is is_in
-
-    return _made_of([term], evaluate)
+    return _of_property([term], "{v} in {k}" if is_in else "{v} not in {k}", frozenset(strings))
 
 
 def _shown(term: Term) -> str:
@@ -232,45 +309,54 @@ def as_condition(term: Term) -> Term:
         return term
     if term.name is None:
         raise BadExpression(f"{term.kind.value} is no condition")
-    name = term.name
-    return _made_of([term], lambda properties: None if properties.get(name) is None else False)
+    return _of_property([term], "False")
 
 
 def either(terms: Sequence[Term]) -> Term:
     """`a OR b OR ...`"""
-    return _chain(terms, True)
+    return _chain(terms, "True", "is True", "False")
 
 
 def both(terms: Sequence[Term]) -> Term:
     """`a AND b AND ...`"""
-    return _chain(terms, False)
+    return _chain(terms, "False", "is False", "True")
 
 
-def _chain(terms: Sequence[Term], decisive: bool) -> Term:
+def _chain(terms: Sequence[Term], decisive: str, is_decisive: str, other: str) -> Term:
     """Conditions of which one that is `decisive` decides: what is behind it is not asked for, and cannot fail."""
     parts = [as_condition(term) for term in terms]
-    evaluates = [part.evaluate for part in parts]
 
-    def evaluate(properties: Properties) -> Value:
-        result: Value = not decisive
-        for one in evaluates:
-            value = one(properties)
-            if value is decisive:
-                return decisive
-            if value is None:
-                result = None
-        return result
+    def write(writer: Writer) -> str:
+        texts = [(writer.new("t"), writer.text(part)) for part in parts]
+        decides = " or ".join([f"({name} := {text}) {is_decisive}" for name, text in texts])
+        is_null = " or ".join([f"{name} is None" for name, _ in texts])
+        return f"({decisive} if {decides} else None if {is_null} else {other})"
 
-    return _made_of(parts, evaluate)
+    return _made_of(parts, write)
 
 
 def negation(term: Term) -> Term:
     """`NOT a`"""
     part = as_condition(term)
-    inner = part.evaluate
 
-    def evaluate(properties: Properties) -> Value:
-        value = inner(properties)
-        return None if value is None else not value
+    def write(writer: Writer) -> str:
+        name = writer.new("t")
+        return f"(None if ({name} := {writer.text(part)}) is None else not {name})"
 
-    return _made_of([part], evaluate)
+    return _made_of([part], write)
+
+
+_ORDERS = {"<": "less", "<=": "less_or_equal", ">": "greater", ">=": "greater_or_equal"}
+#: What the text of functions is made of, besides variables and constants.
+_WORDS: dict[str, object] = {
+    "less": _ordering(operator.lt),
+    "less_or_equal": _ordering(operator.le),
+    "greater": _ordering(operator.gt),
+    "greater_or_equal": _ordering(operator.ge),
+    "equal": _is_equal,
+    "minus": _minus,
+    "compare_doubles": compare_doubles,
+    "integer": parse_integer,
+    "long": parse_long,
+    "double": parse_double,
+}

@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from itertools import chain, compress, count, islice, product
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import compress, count, islice, product, repeat
 from math import prod
+from typing import Any
 
 import attrs
 
 from mqbroker.errors import BadExpression, NotEvaluable
-from mqbroker.filter.conditions import Evaluate, Properties, as_condition
+from mqbroker.filter.conditions import Evaluate, as_condition, compiled
 from mqbroker.filter.grammar import parse
-from mqbroker.wire.properties import find_in_each, find_property, value_finder
+from mqbroker.wire.properties import find_in_each, find_property, find_values
 
 #: Characters of an expression. Reading takes time in which nobody else is served.
 EXPRESSION_LENGTH_MAX = 16_384
 #: Expressions that are kept compiled, and refusals with them.
 KEPT_MAX = 256
-#: Outcomes that are kept of an expression, and how many bytes the values may have that one is kept by.
+#: Outcomes that are kept for a combination of properties that messages have, and how many such combinations; how many
+#: bytes the values may have that an outcome is kept by, with one more for each.
 OUTCOMES_MAX = 1024
+COMBINATIONS_MAX = 8
 OUTCOME_BYTES_MAX = 128
-#: Of fewer messages than these the values are not gathered, also where none of the last messages was picked.
+#: How many times none are looked up once there were so many.
+NOT_KEPT = 64
+#: Of fewer messages than these the values are not gathered; nor the next so many times where that was in vain.
 TOGETHER_MIN = 32
-#: Nor by an expression of more terms: values that no message has together are asked after, too.
-TOGETHER_SIZE_MAX = 16
-#: Bytes of values so gathered that are kept.
-TOGETHER_BYTES_MAX = 16_384
+VAIN = 8
+
+#: A message's properties by name.
+Properties = Mapping[str, str]
 
 
 @attrs.frozen
@@ -37,80 +42,123 @@ class Expression:
     _evaluate: Evaluate = attrs.field(eq=False, repr=False)
     _names: tuple[str, ...] = attrs.field(default=(), eq=False, repr=False)
     size: int = attrs.field(default=1, eq=False, repr=False)
-    _outcomes: _Outcomes = attrs.field(init=False, eq=False, repr=False)
+    #: The names as `find_in_each` has them, and their places.
+    _marks: list[bytes] = attrs.field(init=False, eq=False, repr=False)
+    _all: tuple[int, ...] = attrs.field(init=False, eq=False, repr=False)
+    #: By the places of those names that some messages have.
+    _outcomes: dict[tuple[int, ...], _Outcomes] = attrs.field(init=False, factory=dict, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
-        object.__setattr__(self, "_outcomes", _Outcomes(self))
+        object.__setattr__(self, "_marks", [name.encode() + b"\1" for name in self._names])
+        object.__setattr__(self, "_all", tuple(range(len(self._names))))
 
     def evaluate(self, properties: Properties) -> bool | None:
         """True, False, or None for null. Raises NotEvaluable where a property cannot be compared as it is written."""
-        value = self._evaluate(properties)
-        assert value is None or isinstance(value, bool)
-        return value
+        return self._evaluate(*map(properties.get, self._names))
 
     def matches(self, properties: Properties) -> bool:
         """Whether it is true of a message; it is not where it cannot be evaluated."""
-        try:
-            return self._evaluate(properties) is True
-        except NotEvaluable:
-            return False
+        return _true_of_each(self._evaluate, [map(properties.get, self._names)])[0]
 
     def pick(self, messages: Sequence[bytes], most: int) -> list[int]:
         """Which of some messages, of each of which the property bytes are given, it is true of: the places, in order,
         of the first so many. Hot."""
-        outcomes = self._outcomes
-        if not self._names:
-            return list(range(len(messages))[:most]) if self.matches({}) else []
         if len(messages) == 1:
-            (one,) = messages
-            return [0][:most] if outcomes[tuple([find_property(one, mark) for mark in outcomes.marks])] else []
-        is_gathered = outcomes.were_none and len(messages) >= TOGETHER_MIN and self.size <= TOGETHER_SIZE_MAX
-        if is_gathered and not outcomes.may_be_true_of_any(messages):
-            return []
-        values = zip(*find_in_each(messages, outcomes.marks), strict=True)
-        picked = list(islice(compress(count(), map(outcomes.__getitem__, values)), most))
-        outcomes.were_none = not picked and not is_gathered  # what was in vain is not tried again at once
+            found = [find_property(messages[0], mark) for mark in self._marks]
+            return [0][:most] if self._of(self._all)[found[0] if len(found) == 1 else tuple(found)] else []
+        together = b"\2".join([b"", *messages])
+        which = tuple([place for place, mark in enumerate(self._marks) if mark in together])
+        outcomes = self._of(which)
+        if not which:
+            return list(range(len(messages))[:most]) if outcomes[()] else []
+        if not outcomes.gathered_after and len(messages) >= TOGETHER_MIN:
+            if outcomes.are_none_true([find_values(together, self._marks[place]) for place in which], len(messages)):
+                return []
+            outcomes.gathered_after = VAIN
+        columns = [find_in_each(messages, self._marks[place]) for place in which]
+        picked = list(islice(compress(count(), outcomes.of_each(columns)), most))
+        if picked:
+            outcomes.gathered_after = outcomes.gathered_after or 1
+        elif outcomes.gathered_after:
+            outcomes.gathered_after -= 1
         return picked
 
+    def _of(self, which: tuple[int, ...]) -> _Outcomes:
+        """Those of messages that have the properties at some places and no others."""
+        outcomes = self._outcomes.get(which)
+        if outcomes is None:
+            if len(self._outcomes) >= COMBINATIONS_MAX:
+                self._outcomes.clear()
+            outcomes = self._outcomes[which] = _Outcomes(self._evaluate, which, len(self._names))
+        return outcomes
 
-class _Outcomes(dict[tuple[bytes, ...], bool]):
-    """Whether an expression is true of a message, by the values of the properties that it names: of many messages few
-    differ in these, and to look one up takes a tenth of the time of an evaluation.
 
-    `were_none`: whether the last messages held none that was picked. `marks`: the names, as `find_property` has them.
-    """
+def _true_of_each(evaluate: Evaluate, rows: Iterable[Iterable[str | None]]) -> list[bool]:
+    """Whether an expression is true of messages of which the values are given. Hot."""
+    found = []
+    for values in rows:
+        try:
+            found.append(evaluate(*values) is True)
+        except NotEvaluable:
+            found.append(False)
+    return found
 
-    def __init__(self, expression: Expression) -> None:
-        self._expression = expression
-        self.were_none = False
-        self.marks = [name.encode() + b"\1" for name in expression._names]
-        #: Values of each name, in whichever combination of which it is not true.
-        self._of_none: list[set[bytes]] = [set() for _ in self.marks]
-        self._finders = [value_finder(mark) for mark in self.marks]
 
-    def __missing__(self, found: tuple[bytes, ...]) -> bool:
-        expression = self._expression
-        named = zip(expression._names, found, strict=True)
-        outcome = expression.matches({name: value.decode("utf-8", "replace") for name, value in named if value})
-        if sum(map(len, found)) <= OUTCOME_BYTES_MAX:
-            if len(self) >= OUTCOMES_MAX:
-                self.clear()
-            self[found] = outcome
+class _Outcomes(dict[Any, bool]):
+    """Whether an expression is true of a message, by the values of those of its properties that stand at some places,
+    where none of the others is there: a value is the key, or several in a tuple. Of many messages few differ, and to
+    look one up takes a fifth of the time of an evaluation; where too many differ, none are kept for a while."""
+
+    def __init__(self, evaluate: Evaluate, which: Sequence[int], names: int) -> None:
+        self._evaluate = evaluate
+        self._which = which
+        self._names = names
+        self._not_kept = 0
+        self._none_true: frozenset[Any] = frozenset()
+        #: Values of many messages are gathered once so many times none was picked.
+        self.gathered_after = 1
+
+    def of_each(self, columns: list[list[bytes]]) -> Iterable[bool]:
+        """Whether it is true of each message, of which the values of each property are given. Hot."""
+        if self._not_kept:
+            self._not_kept -= 1
+            return self._of_each(columns)
+        return map(self.__getitem__, columns[0] if len(columns) == 1 else zip(*columns, strict=True))
+
+    def are_none_true(self, values: Sequence[frozenset[bytes]], count: int) -> bool:
+        """Whether it is sure to be true of none of `count` messages, by the values that each property has in any of
+        them: to gather these takes half of the time of finding those of each message. Hot."""
+        if prod(map(len, values)) > 2 * count:
+            return False
+        keys = values[0] if len(values) == 1 else frozenset(product(*values))
+        if keys <= self._none_true:
+            return True
+        unknown = keys.difference(self)
+        if 4 * len(unknown) > count or any(map(self.__getitem__, keys)):
+            return False
+        if not unknown:  # nor is any of them long
+            self._none_true = keys if len(self._none_true) > OUTCOMES_MAX else self._none_true | keys
+        return True
+
+    def __missing__(self, key: Any) -> bool:
+        found = [key] if isinstance(key, bytes) else key
+        values: list[str | None] = [None] * self._names
+        for place, value in zip(self._which, found, strict=True):
+            if value:
+                values[place] = value.decode("utf-8", "replace")
+        (outcome,) = _true_of_each(self._evaluate, [values])
+        if len(self) >= OUTCOMES_MAX:
+            self.clear()
+            self._not_kept = NOT_KEPT
+        elif sum(map(len, found), len(found)) <= OUTCOME_BYTES_MAX:
+            self[key] = outcome
         return outcome
 
-    def may_be_true_of_any(self, messages: Sequence[bytes]) -> bool:
-        """Whether it may be true of one of some messages, by the values that each of its names has in any of them:
-        False is sure. To gather these takes half of the time of finding those of each message. Hot."""
-        together = b"\2".join([b"", *messages])
-        values = [find(together) for find in self._finders]
-        if all(map(set.issubset, values, self._of_none)):
-            return False
-        # Of one name that differs there are as many as messages, and none besides.
-        if prod(map(len, values)) > 2 * len(messages) or any(map(self.__getitem__, product(*values))):
-            return True
-        if sum(map(len, chain(*values))) <= TOGETHER_BYTES_MAX:
-            self._of_none = values
-        return False
+    def _of_each(self, columns: Sequence[Sequence[bytes]]) -> list[bool]:
+        texts: list[Iterable[str | None]] = [repeat(None)] * self._names
+        for place, values in zip(self._which, columns, strict=True):
+            texts[place] = [value.decode("utf-8", "replace") if value else None for value in values]
+        return _true_of_each(self._evaluate, zip(*texts, strict=False))
 
 
 _kept: OrderedDict[str, Expression | BadExpression] = OrderedDict()
@@ -140,6 +188,6 @@ def compile_expression(text: str, charge: Callable[[int], None] | None = None) -
 def _compiled(text: str) -> Expression | BadExpression:
     try:
         condition = as_condition(parse(text))
-        return Expression(text, condition.evaluate, tuple(sorted(condition.names)), condition.size)
+        return Expression(text, compiled(condition), tuple(sorted(condition.names)), condition.size)
     except BadExpression as why:
         return why

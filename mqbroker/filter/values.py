@@ -34,11 +34,6 @@ _DOUBLE = re.compile(
 _BLANKS = "".join(map(chr, range(0x21)))
 
 
-def _is_short(text: str) -> bool:
-    """Whether it is a small number of digits alone, as most are."""
-    return len(text) < _SURE_DIGITS and text.isdigit() and text.isascii()
-
-
 def _parse_whole(text: str, low: int, high: int) -> int:
     match = _WHOLE.fullmatch(text)
     if match is None or max(text) > "\uffff":  # Java looks at UTF-16 code units, of which none beyond is a digit
@@ -52,14 +47,14 @@ def _parse_whole(text: str, low: int, high: int) -> int:
 
 def parse_integer(text: str) -> int:
     """Read a string as Java's `Integer.valueOf`. Raises NotEvaluable."""
-    if _is_short(text):
+    if len(text) < _SURE_DIGITS and text.isdigit() and text.isascii():  # as most are
         return int(text)
     return _parse_whole(text, INTEGER_MIN, INTEGER_MAX)
 
 
 def parse_long(text: str) -> int:
     """Read a string as Java's `Long.valueOf`. Raises NotEvaluable."""
-    if _is_short(text):
+    if len(text) < _SURE_DIGITS and text.isdigit() and text.isascii():  # as most are
         return int(text)
     return _parse_whole(text, LONG_MIN, LONG_MAX)
 
@@ -69,7 +64,7 @@ def parse_double(text: str) -> float:
 
     Raises NotEvaluable.
     """
-    if _is_short(text):
+    if len(text) < _SURE_DIGITS and text.isdigit() and text.isascii():  # as most are
         return float(text)
     text = text.strip(_BLANKS)
     match = _DOUBLE.fullmatch(text)

@@ -6,8 +6,8 @@ Source: MessageDecoder of 4.9.7. A pair without a name or without a value is ski
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import repeat
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 
 from mqbroker.errors import MQError
 
@@ -54,27 +54,28 @@ def find_property(properties: bytes, mark: bytes) -> bytes:
     return decode_properties(properties).get(mark[:-1].decode(), "").encode()
 
 
-def find_in_each(messages: Sequence[bytes], marks: Sequence[bytes]) -> list[Iterable[bytes]]:
-    """The values of some properties in each of some messages, as `find_property` finds them: for each property one
-    after another, found when it is asked for. Hot."""
-    together = b"\2".join(messages)
-    return [_find_in_each(messages, mark) if mark in together else repeat(b"", len(messages)) for mark in marks]
-
-
-def _find_in_each(messages: Sequence[bytes], mark: bytes) -> Iterator[bytes]:
+def find_in_each(messages: Sequence[bytes], mark: bytes) -> list[bytes]:
+    """The values of a property in each of some messages, as `find_property` finds them. Hot."""
     pair = b"\2" + mark
-    for one in messages:
-        found = one.rpartition(pair)[2]  # what has no such mark in it is its own third part
-        value = b"" if found is one else found.partition(b"\2")[0]
-        yield value or find_property(one, mark)  # it may be empty, or that of the first pair
+    # What has no such pair in it is its own third part. A value may be empty, or that of the first pair.
+    return [
+        ((found := one.rpartition(pair)[2]) is not one and found.partition(b"\2")[0]) or find_property(one, mark)
+        for one in messages
+    ]
 
 
-def value_finder(mark: bytes) -> Callable[[bytes], set[bytes]]:
-    """What finds each value that a property may have in messages, whose property bytes stand behind a byte 2 each; the
-    empty one for none is always among them. Hot."""
-    pair = b"\2" + mark
-    find = re.compile(re.escape(pair) + b"([^\2]*)").findall
-    return lambda together: {b"", *find(together)} if pair in together else {b""}
+def find_values(together: bytes, mark: bytes) -> frozenset[bytes]:
+    """All values that a property may have in messages, whose property bytes stand behind a byte 2 each; the empty one
+    for none is always among them. Hot."""
+    return frozenset(_pattern(mark)(together)) | _NONE
+
+
+_NONE = frozenset([b""])
+
+
+@lru_cache(maxsize=1024)
+def _pattern(mark: bytes) -> Callable[[bytes], list[bytes]]:
+    return re.compile(b"\2" + re.escape(mark) + b"([^\2]*)").findall
 
 
 def decode_properties(data: bytes) -> dict[str, str]:

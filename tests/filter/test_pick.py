@@ -1,13 +1,15 @@
 """Picking messages by their property bytes: of all expressions and messages what reading all properties gives."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mqbroker.errors import BadExpression
 from mqbroker.filter import compile_expression, sql92
-from mqbroker.filter.sql92 import OUTCOME_BYTES_MAX, OUTCOMES_MAX, TOGETHER_BYTES_MAX, TOGETHER_MIN, Expression
-from mqbroker.wire.properties import decode_properties, encode_properties, reencode_properties
+from mqbroker.filter.sql92 import COMBINATIONS_MAX, NOT_KEPT, OUTCOME_BYTES_MAX, OUTCOMES_MAX, VAIN, Expression
+from mqbroker.wire.properties import decode_properties, encode_properties, find_values, reencode_properties
 from tests.filter.cases import questions
 
 
@@ -64,9 +66,15 @@ def test_any_expression_of_any_messages(text: str, messages: list[bytes]) -> Non
         wanted = one_by_one(expression, messages)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sql92, "TOGETHER_MIN", 2)
-            for were_none in (False, False, True, True):  # from the second time on from what is kept
-                expression._outcomes.were_none = were_none
+            for is_gathered in (False, False, True, True):  # from the second time on from what is kept
+                for outcomes in expression._outcomes.values():
+                    outcomes.gathered_after = int(not is_gathered)
                 assert expression.pick(messages, 1000) == wanted
+            patch.setattr(sql92, "OUTCOMES_MAX", 1)
+            expression._outcomes.clear()
+            for _ in range(3):  # then nothing is kept
+                assert expression.pick(messages, 1000) == wanted
+            expression._outcomes.clear()
         assert [bool(expression.pick([message], 1)) for message in messages] == [
             place in wanted for place in range(len(messages))
         ]
@@ -74,23 +82,28 @@ def test_any_expression_of_any_messages(text: str, messages: list[bytes]) -> Non
 
 def test_values_are_gathered_where_none_was_picked() -> None:
     expression = compile_expression("gathered > 1000 OR absent = 'x'")
-    vain = [b"gathered\x01%d\x02n\x011" % number for number in range(100)]
+    vain = [b"n\x011\x02gathered\x01%d" % (number % 10) for number in range(100)]
     for number in (7, 5000):
-        for _ in range(3):
-            assert expression.pick(vain, 9) == []
-        assert expression._outcomes.were_none
-        assert not expression._outcomes.may_be_true_of_any(vain)
+        with pytest.MonkeyPatch.context() as patch:
+            for _ in range(VAIN + 1):
+                assert expression.pick(vain, 9) == []
+            patch.setattr(sql92, "find_in_each", None)
+            for _ in range(3):
+                assert expression.pick(vain, 9) == []
         other = b"n\x011\x02gathered\x01%d" % number
         assert expression.pick([*vain, other], 9) == ([100] if number > 1000 else [])
     assert expression.pick([*vain, b"absent\x01x"], 9) == [100]
-    assert expression.pick([b"gathered\x01%d" % -number for number in range(3000)], 9) == []
 
 
-def test_values_that_are_gathered_are_kept_within_bounds() -> None:
-    expression = compile_expression("wide = 'x'")
-    for size, is_kept in [(TOGETHER_BYTES_MAX + 1, False), (TOGETHER_BYTES_MAX, True)]:
-        assert not expression._outcomes.may_be_true_of_any([b"wide\x01" + b"y" * size] * TOGETHER_MIN)
-        assert (max(map(len, expression._outcomes._of_none)) > 0) is is_kept
+def test_values_that_hardly_repeat_are_not_gathered_again_at_once() -> None:
+    expression = compile_expression("own > 100000")
+    messages = [b"n\x011\x02own\x01%d" % number for number in range(1000)]
+    with pytest.MonkeyPatch.context() as patch:
+        gathered = []
+        patch.setattr(sql92, "find_values", lambda *of, find=find_values: (gathered.append(of), find(*of))[1])
+        for at in range(0, 1000, 50):
+            assert expression.pick(messages[at : at + 50], 9) == []
+        assert 0 < len(gathered) <= 20 // VAIN + 1
 
 
 def test_so_many_are_picked() -> None:
@@ -122,24 +135,53 @@ def test_deep_and_wide() -> None:
     assert expression.pick(messages, 99) == one_by_one(expression, messages)
 
 
+def kept(expression: Expression) -> dict[Any, bool]:
+    (outcomes,) = expression._outcomes.values()
+    return outcomes
+
+
 def test_outcomes_are_kept_within_bounds() -> None:
     expression = compile_expression("kept > 1000000 OR other = 'x'")
     many = [b"kept\x01%d" % number for number in range(3 * OUTCOMES_MAX)] + [b"kept\x011000001"]
     for _ in range(2):
         assert expression.pick(many, 9) == [len(many) - 1]
-        assert 0 < len(expression._outcomes) <= OUTCOMES_MAX
+        assert len(kept(expression)) <= OUTCOMES_MAX
     expression._outcomes.clear()
     for size, count in [(OUTCOME_BYTES_MAX, 1), (OUTCOME_BYTES_MAX + 1, 1)]:
-        assert expression.pick([b"kept\x01" + b"0" * (size - 1) + b"\x02other\x01x"], 1) == [0]
-        assert len(expression._outcomes) == count
+        messages = [b"kept\x01" + b"0" * (size - 3) + b"\x02other\x01x"] * 2
+        assert expression.pick(messages, 9) == [0, 1]
+        assert len(kept(expression)) == count
+
+
+def test_outcomes_are_not_kept_for_a_while_where_too_many_differ() -> None:
+    expression = compile_expression("kept > 1000000")
+    many = [b"kept\x01%d" % number for number in range(OUTCOMES_MAX + 1)]
+    assert expression.pick(many, 9) == []
+    for _ in range(NOT_KEPT):
+        assert expression.pick(many[:2], 9) == []
+        assert not kept(expression)
+    assert expression.pick(many[:2], 9) == []
+    assert set(kept(expression)) == {b"0", b"1"}
+
+
+def test_outcomes_are_kept_for_few_combinations_of_names() -> None:
+    names = [f"n{number}" for number in range(COMBINATIONS_MAX + 1)]
+    expression = compile_expression(" OR ".join(f"{name} = 'x'" for name in names))
+    for name in names:
+        assert expression.pick([b"n\x01", name.encode() + b"\x01x"], 9) == [1]
+        assert expression.pick([b"n\x01", name.encode() + b"\x01y"], 9) == []
+        assert len(expression._outcomes) <= COMBINATIONS_MAX
 
 
 def test_what_is_kept_is_not_looked_at_again() -> None:
     asked = []
     expression = compile_expression("kept = 5 AND again = 6")
     evaluate = expression._evaluate
-    object.__setattr__(expression, "_evaluate", lambda found: (asked.append(found), evaluate(found))[1])
+    object.__setattr__(expression, "_evaluate", lambda *found: (asked.append(found), evaluate(*found))[1])
     messages = [b"kept\x015\x02again\x016", b"again\x016", b"kept\x015\x02n\x011\x02again\x016"]
-    assert expression.pick(messages, 9) == [0, 2]
-    assert expression.pick(messages, 9) == [0, 2]
-    assert asked == [{"kept": "5", "again": "6"}, {"again": "6"}]
+    for _ in range(2):
+        assert expression.pick(messages, 9) == [0, 2]
+        assert [expression.pick([message], 9) for message in messages] == [[0], [], [0]]
+    assert asked == [("6", "5"), ("6", None)]
+    expression.pick([b"again\x016"] * 2, 9)  # of those that have no other property
+    assert asked[2:] == [("6", None)]

@@ -104,3 +104,61 @@ def test_a_string_of_many_digits_is_no_number_and_harmless() -> None:
     expression = compile_expression("a > 5")
     assert not expression.matches({"a": "9" * 30_000})
     assert expression.matches({"a": "0" * 30_000 + "6"})
+
+
+HOSTILE = [
+    "'); import os; ('", '"""', "\\", "\\'", "{v}", "{k}", "{}", "%s", "\n", "\r\n# x", "\0", "\ud800", "\ufffd",
+    "v0", "k0", "__builtins__", "None", "True or (", "caf\u00e9", "\u0663", "x" * 1000,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_strings_are_constants_and_no_part_of_a_function(text: str) -> None:
+    literal = text.replace("'", "''")
+    for expression, value, other in [
+        (f"a = '{literal}'", True, False),
+        (f"a <> '{literal}'", False, True),
+        (f"a IN ('y', '{literal}')", True, False),
+        (f"a NOT IN ('{literal}')", False, True),
+        (f"b = 5 OR a = '{literal}'", True, None),
+        (f"'{literal}' = a", True, False),
+    ]:
+        found = compile_expression(expression)
+        assert found.evaluate({"a": text}) is value
+        assert found.evaluate({"a": text + "y"}) is other
+        assert set(found._evaluate.__code__.co_consts) <= {None, True, False}
+
+
+@pytest.mark.parametrize("name", ["None", "lambda", "import", "print", "__builtins__", "v0", "k1", "f2", "$a"])
+def test_names_are_no_part_of_a_function(name: str) -> None:
+    expression = compile_expression(f"{name} = 'x' AND {name} IS NOT NULL AND (other = 1 OR {name} IN ('x'))")
+    assert [expression.evaluate({name: value}) for value in "xy"] == [True, False]
+    assert expression.pick([f"{name}\x01x".encode(), b"n\x01"], 9) == [0]
+
+
+def test_functions_reach_nothing_but_what_they_compare_by() -> None:
+    found = compile_expression("reach = 5")._evaluate
+    assert found.__globals__["__builtins__"] == {}
+
+
+LONG = [
+    " OR ".join(["a=1"] * 2340),
+    " AND ".join(["a"] * 2000),
+    " OR ".join(f"a{number:x}=1" for number in range(1600)),
+    " AND ".join(["a BETWEEN 1 AND 2"] * 700),
+    "a IN (" + ",".join(["'x'"] * 4000) + ")",
+    "a = '" + "'" * 16_000 + "'",
+    "a > " + "9" * 18 + "." + "9" * 16_000,
+    " OR ".join(["NOT " * 97 + "a"] * 40),
+    " OR ".join(["(" * 48 + "a=1" + " OR b=2) AND c = 3" * 48] * 14),
+    "NOT ((" * 48 + "a IS NULL" + ") = TRUE)" * 48,
+]
+
+
+@pytest.mark.parametrize("text", LONG, ids=lambda text: text[:12])
+def test_long_and_deep_expressions_are_compiled(text: str) -> None:
+    assert len(text) <= EXPRESSION_LENGTH_MAX
+    expression = compile_expression(text)
+    for properties in ({"a": "1"}, {"a": "9", "b": "2", "c": "3"}, {"a63f": "1"}, {}):
+        assert expression.evaluate(properties) in (True, False, None)
+    assert expression.pick([b"n\x01", b"n\x01y\x02a\x011"], 9) in ([], [0], [1], [0, 1])

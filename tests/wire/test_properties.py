@@ -11,6 +11,7 @@ from mqbroker.wire.properties import (
     encode_properties,
     find_in_each,
     find_property,
+    find_values,
 )
 from tests.commands import decode_frame
 from tests.wire.conftest import GoldenFrame
@@ -94,7 +95,9 @@ def test_a_property_is_found_as_it_is_read(messages: list[bytes]) -> None:
         wanted = [decode_properties(data).get(name, "") for data in messages]
         mark = name.encode() + b"\x01"
         assert [find_property(data, mark).decode("utf-8", "replace") for data in messages] == wanted
-        assert [value.decode("utf-8", "replace") for value in find_in_each(messages, [mark])[0]] == wanted
+        assert [value.decode("utf-8", "replace") for value in find_in_each(messages, mark)] == wanted
+        gathered = find_values(b"\x02".join([b"", *messages]), mark)
+        assert {*wanted, ""} <= {value.decode("utf-8", "replace") for value in gathered}
 
 
 def test_properties_that_look_alike() -> None:

@@ -27,44 +27,8 @@ from mqbroker.wire.codes import ResponseCode
 
 log = logging.getLogger(__name__)
 
-#: As many may be with the listener at once; more are refused.
+#: As many messages that an administrator wants consumed may be with the listener at once; more are refused.
 DIRECT_MAX = 16
-
-#: None where the listener is content, else the delay level it asks for; what the listener raises comes out.
-Listen = Callable[[ReceivedMessage], Awaitable[int | None]]
-
-
-class ConsumeDirectly:
-    """Calls the listener for messages that no queue brought."""
-
-    def __init__(self, listen: Listen, now: Callable[[], float]) -> None:
-        self._listen = listen
-        self._now = now
-        self.running = 0
-
-    async def consume(self, message: ReceivedMessage) -> ConsumeMessageDirectlyResult:
-        """What the listener makes of `message`. Raises Refused where too many are with it."""
-        if self.running >= DIRECT_MAX:
-            why = f"{DIRECT_MAX} messages for direct consumption are with the listener; try again later"
-            raise Refused(ResponseCode.SYSTEM_BUSY, why)
-        log.info("consuming message %s of %s directly", message.msg_id, message.queue)
-        began = self._now()
-        self.running += 1
-        try:
-            result, remark = await self._ask(message)
-        finally:
-            self.running -= 1
-        spent_ms = max(0, int((self._now() - began) * 1000))
-        return ConsumeMessageDirectlyResult(consume_result=result, remark=remark, spent_time_mills=spent_ms)
-
-    async def _ask(self, message: ReceivedMessage) -> tuple[str, str | None]:
-        try:
-            delay_level = await self._listen(message)
-        except Exception as error:
-            log.warning("the listener failed on message %s, consumed directly: %r", message.msg_id, error)
-            return "CR_THROW_EXCEPTION", describe_error(error)
-        return ("CR_SUCCESS" if delay_level is None else "CR_LATER"), None
-
 
 #: A message with which the listener is found so often goes back; counted, since clocks of machines jump.
 LOOKS_MAX = 15
@@ -135,7 +99,8 @@ class ConsumeService:
         #: How many of them are of which queue.
         self._busy: Counter[MessageQueue] = Counter()
         self._waiting_for: list[tuple[MessageQueue, Signal]] = []
-        self._direct = ConsumeDirectly(self._ask, net.now)
+        #: Calls of the listener for messages that no queue brought.
+        self._direct_calls = 0
         self._starting = False
         #: A message did not get to the listener, or a call of it was torn down: no other message would fare better.
         self._halted = False
@@ -166,10 +131,22 @@ class ConsumeService:
         """Hand `message` to the listener at once, and tell what comes of it. Raises Refused."""
         if self._closed:
             raise Refused(ResponseCode.SYSTEM_ERROR, "this consumer is closing and takes no more messages")
+        if self._direct_calls >= DIRECT_MAX:
+            why = f"{DIRECT_MAX} messages for direct consumption are with the listener; try again later"
+            raise Refused(ResponseCode.SYSTEM_BUSY, why)
+        log.info("consuming message %s of %s directly", message.msg_id, message.queue)
+        began, remark = self._net.now(), None
+        self._direct_calls += 1
         try:
-            return await self._direct.consume(message)
+            result = "CR_SUCCESS" if await self._ask(message) is None else "CR_LATER"
+        except Exception as error:
+            log.warning("the listener failed on message %s, consumed directly: %r", message.msg_id, error)
+            result, remark = "CR_THROW_EXCEPTION", describe_error(error)
         finally:
+            self._direct_calls -= 1
             self._tell_idle()
+        spent_ms = max(0, int((self._net.now() - began) * 1000))
+        return ConsumeMessageDirectlyResult(consume_result=result, remark=remark, spent_time_mills=spent_ms)
 
     def stop(self) -> None:
         """Start nothing more."""
@@ -189,7 +166,7 @@ class ConsumeService:
 
     @property
     def _is_idle(self) -> bool:
-        return not self._runs and self._direct.running == 0
+        return not self._runs and self._direct_calls == 0
 
     def _tell_idle(self) -> None:
         if self._closed and self._is_idle:

@@ -16,11 +16,11 @@ from typing import Any, cast
 import attrs
 
 from mqbroker.client.net import Lock, RequestHandler, Signal, signed
-from mqbroker.client.options import split_address
 from mqbroker.client.tls import ClientTls, Contexts, ssl_context, ssl_failed, why_lost
 from mqbroker.errors import BadFrame, ConnectionClosed, MQError, RequestTimedOut, Unreachable
 from mqbroker.remoting.response_table import PendingRequest, ResponseTable, Timeout
 from mqbroker.wire.command import ONEWAY_FLAG, FrameDecoder, RemotingCommand, decode_command, encode_command
+from mqbroker.wire.names import split_address
 from mqbroker.wire.signature import Credentials
 
 log = logging.getLogger(__name__)

@@ -21,11 +21,11 @@ from typing import Any, TypeVar
 import attrs
 
 from mqbroker.client.net import Lock, signed
-from mqbroker.client.options import split_address
 from mqbroker.client.tls import ClientTls, Contexts, is_alert, ssl_context, ssl_failed, why_lost
 from mqbroker.errors import ConnectionClosed, MQError, RequestTimedOut, Unreachable
 from mqbroker.remoting.response_table import Complete, ResponseTable
 from mqbroker.wire.command import ONEWAY_FLAG, Frame, FrameDecoder, RemotingCommand, decode_command, encode_command
+from mqbroker.wire.names import split_address
 from mqbroker.wire.signature import Credentials
 
 log = logging.getLogger(__name__)

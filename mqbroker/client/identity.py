@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 
 import yaml
 
-from mqbroker.client.options import split_address
 from mqbroker.errors import MQError
 from mqbroker.wire.ids import UniqIdSource
+from mqbroker.wire.names import split_address
 from mqbroker.wire.signature import Credentials
 
 #: Any outside address gives the interface of the default route (this one is reserved for documentation).

@@ -10,6 +10,7 @@ from attrs.validators import ge, gt, in_, le, optional
 
 from mqbroker.client.tls import ClientTls
 from mqbroker.errors import MQError
+from mqbroker.wire.names import split_address
 from mqbroker.wire.signature import Credentials
 
 
@@ -18,18 +19,13 @@ def parse_name_servers(addresses: str | Iterable[str]) -> tuple[str, ...]:
     parts = addresses.replace(",", ";").split(";") if isinstance(addresses, str) else addresses
     found = tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
     for address in found:
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdigit() or not 0 < int(port) < 65536:
-            raise MQError(f"name server {address!r} is not host:port")
+        try:
+            split_address(address)
+        except MQError:
+            raise MQError(f"name server {address!r} is not host:port") from None
     if not found:
         raise MQError("no name server given: pass host:port, or several joined by ';'")
     return found
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Return host and port; brackets around an IPv6 host are taken off."""
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
 
 
 class ConsumeFrom(Enum):

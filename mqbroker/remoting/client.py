@@ -26,6 +26,7 @@ from mqbroker.remoting.response_table import Timeout, left_s
 from mqbroker.remoting.server import CLOSINGS_LOGGED_PER_MINUTE, IdleWatch
 from mqbroker.remoting.tls import ENDPOINT_TIMEOUT_S
 from mqbroker.wire.command import RemotingCommand
+from mqbroker.wire.names import split_address
 
 T = TypeVar("T")
 
@@ -34,15 +35,6 @@ REQUESTS_MAX = 65_535
 CONNECT_TIMEOUT_MS = 3_000
 
 Connector = Callable[[str, int], IStreamClientEndpoint]
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """('host', port) of "host:port" or "[v6]:port". Raises MQError where it is neither."""
-    host, separator, port = address.strip().rpartition(":")
-    is_number = port.isascii() and port.isdigit() and len(port) <= 5
-    if not separator or not host or not is_number or not 0 < int(port) < 65536:
-        raise MQError(f"{address!r} is not an address: it must be host:port, such as 127.0.0.1:9876")
-    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 class RemotingClient:

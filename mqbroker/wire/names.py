@@ -1,4 +1,4 @@
-"""Topic and group names: one rule, applied at every entry - network, command line, and files read back.
+"""Names of topics and groups, and addresses: one rule, applied at every entry - network, command line, files read back.
 
 Names become directory names in the store, so nothing that could leave the directory passes.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from mqbroker.errors import Refused
+from mqbroker.errors import MQError, Refused
 from mqbroker.wire.codes import ResponseCode
 
 TOPIC_LENGTH_MAX = 127
@@ -54,6 +54,15 @@ def check_group(group: str) -> str:
     if len(group) > GROUP_LENGTH_MAX:
         raise Refused(ResponseCode.SYSTEM_ERROR, "The specified group is longer than group max length 255.")
     return group
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """('host', port) of "host:port" or "[v6]:port". Raises MQError where it is neither."""
+    host, separator, port = address.strip().rpartition(":")
+    is_number = port.isascii() and port.isdigit() and len(port) <= 5
+    if not separator or not host or not is_number or not 0 < int(port) < 65536:
+        raise MQError(f"{address!r} is not an address: it must be host:port, such as 127.0.0.1:9876")
+    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def java_hash(text: str) -> int:

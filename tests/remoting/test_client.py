@@ -7,10 +7,11 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 
 from mqbroker.errors import ConnectionClosed, MQError, RequestTimedOut, TooManyRequests, Unreachable
-from mqbroker.remoting.client import RemotingClient, split_address
+from mqbroker.remoting.client import RemotingClient
 from mqbroker.remoting.handlers import HandlerTable, IConnection
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.command import RemotingCommand
+from mqbroker.wire.names import split_address
 from tests.remoting.link import UNREAD_MAX, Network, result, serve, waiting
 
 ECHO, LATER = 10, 11

@@ -141,7 +141,7 @@ class DelayService:
         del self._timers[level]
         offset = self._offsets.get(level, 0)
         try:
-            found = self._store.get_when_ready(SCHEDULE_TOPIC, schedule_queue(level), offset, TURN_MESSAGES_MAX)
+            found = self._store.get(SCHEDULE_TOPIC, schedule_queue(level), offset, TURN_MESSAGES_MAX)
         except StoreError as error:
             self._read_failed(Failure(error), level)  # type: ignore[no-untyped-call]
             return

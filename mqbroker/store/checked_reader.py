@@ -45,14 +45,14 @@ _NO_BYTES = memoryview(b"")
 
 @attrs.define
 class _Look:
-    """How far one get is. `missing`: what is not in memory; None where that does not matter. `was_read`: what counts as
-    in memory whatever is said of it. `is_repaired`: what is wrong with the first entry now cannot be mended.
-    `why_lost`: what is wrong with the entry before which it ended."""
+    """How far one get is. `missing`: what is not in memory. `was_read`: what counts as in memory whatever is said of
+    it. `is_repaired`: what is wrong with the first entry now cannot be mended. `why_lost`: what is wrong with the entry
+    before which it ended."""
 
     get: Get
-    missing: list[FileRange] | None
-    was_read: Sequence[FileRange] = ()
-    is_repaired: bool = False
+    missing: list[FileRange]
+    was_read: Sequence[FileRange]
+    is_repaired: bool
     status: GetMessageStatus = GetMessageStatus.NO_MATCHED_MESSAGE
     seen: int = 0
     newest: int = 0
@@ -108,10 +108,10 @@ class CheckedReader:
     def get(
         self,
         get: Get,
-        missing: list[FileRange] | None,
-        was_read: Sequence[FileRange] = (),
+        missing: list[FileRange],
+        was_read: Sequence[FileRange],
         *,
-        is_repaired: bool = False,
+        is_repaired: bool,
     ) -> GetMessageResult:
         """The answer. Where something was added to `missing` it means nothing, and is to be asked for again when that
         is in memory, or `was_read`. Raises LostEntry, unless the first entry was mended just now."""
@@ -161,7 +161,7 @@ class CheckedReader:
         """Entries from `start` on; None where they are not in memory, and the get ends or waits."""
         file, at, _ = look.get.queue.place(start)
         size = count * ENTRY_BYTES
-        if look.missing is not None and not self._has(look, file, at, size):
+        if not self._has(look, file, at, size):
             if not look.count:
                 look.missing.append(FileRange(file, at, size))
             return None
@@ -298,11 +298,10 @@ class CheckedReader:
         ext = look.get.queue.ext
         if ext is None:
             return None
-        place = ext.place(code) if look.missing is not None else None
+        place = ext.place(code)
         if place is not None:
             size = min(size, ext.end - undecorate(code))
             if not self._has(look, *place, size):
-                assert look.missing is not None
                 look.missing.append(FileRange(*place, size))
                 return None
         unit = ext.unit(code)
@@ -379,12 +378,11 @@ class CheckedReader:
         is_own = physical_offset >= corrupt_ranges.intact_from
         if not is_own and corrupt_ranges.covers(physical_offset, physical_offset + size):
             return False
-        if look.missing is not None:
-            known, start, end = look.in_memory
-            file = self._log.place(physical_offset)[0]
-            if not (known is file and start <= at and at + size <= end) and not self._has(look, file, at, size):
-                look.missing.append(FileRange(file, at, size))
-                return True
+        known, start, end = look.in_memory
+        file = self._log.place(physical_offset)[0]
+        if not (known is file and start <= at and at + size <= end) and not self._has(look, file, at, size):
+            look.missing.append(FileRange(file, at, size))
+            return True
         try:
             queue = look.get.queue
             return is_own or self._verifier.is_good(queue, queue_offset, physical_offset, code, view, at, size)

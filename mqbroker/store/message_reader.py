@@ -7,7 +7,7 @@ is read with checks (`checked_reader.py`), and what is not in memory is fetched 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from struct import Struct
 
@@ -25,7 +25,7 @@ from mqbroker.store.disk import is_shortage
 from mqbroker.store.entry_repair import EntryRepair, LostEntry
 from mqbroker.store.get_message_result import Get, GetMessageResult, GetMessageStatus, outside
 from mqbroker.store.logscan import Damage
-from mqbroker.store.page_loader import FailedReads, FileRange, PageLoader, Unreadable, why_unread
+from mqbroker.store.page_loader import FailedReads, FileRange, PageLoader, why_unread
 from mqbroker.store.property_filter import IPropertyFilter
 from mqbroker.store.record_verifier import RecordVerifier
 from mqbroker.store.resident_pages import ResidentPages
@@ -39,7 +39,7 @@ _AT_ONCE_MAX = 64
 _SPAN_MAX = 1024 * 1024
 #: How often bytes are fetched for one get before those that were count as in memory whatever is said of them; and how
 #: often from then on.
-_FETCHES_MAX = 8
+_LOADS_MAX = 8
 #: Scattered messages of this size on average are copied: up to there that costs less than a view of each.
 _COPIED_BYTES_MAX = 512
 
@@ -75,17 +75,17 @@ class Reader:
         self._failed_reads = failed_reads
         self.verifier = RecordVerifier(log, report)
         self.near_bytes = int(memory_bytes * (settings.access_message_in_memory_max_ratio / 100))
-        self._look = CheckedReader(
+        self._checked = CheckedReader(
             log, corrupt_ranges, self.verifier, settings, self.near_bytes, page_loader.touched, resident_pages
         )
-        self._hot_bytes = self._look.hot_bytes
+        self._hot_bytes = self._checked.hot_bytes
         self.settings_changed(settings)
 
     def settings_changed(self, settings: StoreSettings) -> None:
         """Give as much at a time as `settings` say from now on."""
         self._count_limit = settings.max_transfer_count_on_message_in_memory
         self._bytes_limit = settings.max_transfer_bytes_on_message_in_memory
-        self._look.settings_changed(settings)
+        self._checked.settings_changed(settings)
 
     def get(
         self,
@@ -96,11 +96,13 @@ class Reader:
         max_bytes: int | None = None,
         tags_codes: AbstractSet[int] | None = None,
         property_filter: IPropertyFilter | None = None,
-    ) -> GetMessageResult:
+    ) -> GetMessageResult | Deferred[GetMessageResult]:
         """Messages of a queue from `offset` on, at least one however large, of those with one of `tags_codes` and of
-        those that are `property_filter`, where given.
+        those that pass `property_filter`, where given.
 
-        May wait for the disk. Raises StoreBusy where no more files can be open, and StoreDamaged.
+        Never waits for the disk: what is not in memory comes later. Raises StoreBusy where too many wait, or no more
+        files can be open. The Deferred fails with StoreDamaged where the consume queue or the log cannot be read - the
+        next get may be answered -, and with StoreError when the store stops.
         """
         queue = self._queues.get((topic, queue_id))
         if queue is None:
@@ -109,48 +111,13 @@ class Reader:
             found = self._get_at_once(queue, offset, max_count, max_bytes, tags_codes, property_filter)
             if found is None:
                 get = Get(queue, offset, max_count, max_bytes, tags_codes, property_filter)
-                found = self._get_known(get, False) or self._look_again(get)
+                return self._get_known(get) or _result_of(Deferred.fromCoroutine(self._get_checked(get)))
         except OSError as error:
             raise self._cannot_open(queue, error) from error
         return found
-
-    def _look_again(self, get: Get) -> GetMessageResult:
-        try:
-            return self._look.get(get, None)
-        except LostEntry:
-            self._entry_repair.repair_now(get.queue, get.offset)
-            return self._look.get(get, None, is_repaired=True)
 
     def _cannot_open(self, queue: ConsumeQueue, error: OSError) -> StoreError:
         return why_unread(error.filename or queue.directory, 0, error, _rebuild(queue))
-
-    def get_when_ready(
-        self,
-        topic: str,
-        queue_id: int,
-        offset: int,
-        max_count: int,
-        max_bytes: int | None = None,
-        tags_codes: AbstractSet[int] | None = None,
-        property_filter: IPropertyFilter | None = None,
-    ) -> GetMessageResult | Deferred[GetMessageResult]:
-        """As `get`, but never waits for the disk: what is not in memory comes later.
-
-        Raises StoreBusy where too many wait, or no more files can be open. The Deferred fails with StoreDamaged where
-        the consume queue or the log cannot be read - the next get may be answered -, and with StoreError when the store
-        stops.
-        """
-        queue = self._queues.get((topic, queue_id))
-        if queue is None:
-            return outside(offset, *(self._bounds(topic, queue_id) or (0, 0)))
-        try:
-            found = self._get_at_once(queue, offset, max_count, max_bytes, tags_codes, property_filter)
-            if found is None:
-                get = Get(queue, offset, max_count, max_bytes, tags_codes, property_filter)
-                return self._get_known(get, True) or self._get_cold(get, _FETCHES_MAX)
-        except OSError as error:
-            raise self._cannot_open(queue, error) from error
-        return found
 
     def _get_at_once(
         self,
@@ -207,15 +174,15 @@ class Reader:
             return None
         return self._log.read_each(offsets, sizes, copy=size <= count * _COPIED_BYTES_MAX)
 
-    def _get_known(self, get: Get, ask: bool) -> GetMessageResult | None:
+    def _get_known(self, get: Get) -> GetMessageResult | None:
         """The answer, where all that is asked for was appended by this process, or found whole before, and is in
-        memory, which is looked at where `ask` is true; None where it is read with checks (`checked_reader.py`)."""
+        memory; None where it is read with checks (`checked_reader.py`)."""
         queue, offset, max_count, max_bytes, tags_codes, property_filter = get
         if tags_codes is not None or property_filter is not None:
             return None
         file, at, available = queue.place(offset)
         count = max(1, min(max_count, self._count_limit, available))
-        if count > _AT_ONCE_MAX or (ask and not file.is_resident(at, count * ENTRY_BYTES)):
+        if count > _AT_ONCE_MAX or not file.is_resident(at, count * ENTRY_BYTES):
             return None
         log = self._log
         first, first_size, _ = queue.entry(offset)
@@ -224,15 +191,13 @@ class Reader:
             return None
         last, size, _ = queue.entry(offset + count - 1)
         span = last + size - first
-        if first < log.min_offset or log.end - first > self.near_bytes or not 0 < span <= _SPAN_MAX:
+        is_near = log.min_offset <= first < log.readable_end and log.end - first <= self.near_bytes
+        if not is_near or not 0 < span <= _SPAN_MAX or self._corrupt_ranges.covers(first, first + span):
             return None
-        if self._corrupt_ranges.covers(first, first + span):
+        segment, place = log.place(first)
+        if not segment.is_resident(place, min(span, segment.size - place)):
             return None
-        if ask:
-            segment, place = log.place(first)
-            if not segment.is_resident(place, min(span, segment.size - place)):
-                return None
-            self._page_loader.touched(segment, place)
+        self._page_loader.touched(segment, place)
         pieces = self._pieces(file.view, at, count, self._bytes_limit if max_bytes is None else max_bytes)
         if pieces is None:
             return None
@@ -251,50 +216,38 @@ class Reader:
         own: tuple[int, int, int, int] = _OWN_PLACE.unpack_from(view, at)
         return own == (size, queue.queue_id, offset, physical_offset)
 
-    def _get_cold(
-        self, get: Get, tries: int, was_read: Sequence[FileRange] = (), *, is_repaired: bool = False
-    ) -> GetMessageResult | Deferred[GetMessageResult]:
-        missing: list[FileRange] = []
-        try:
+    async def _get_checked(self, get: Get) -> GetMessageResult:
+        """Look with checks, and again whenever what was missing is in memory, or a lost entry is built again."""
+        loads = 0
+        was_read: list[FileRange] = []
+        is_repaired = False
+        while True:
+            missing: list[FileRange] = []
             # What never stays in memory, or where nobody can tell, counts as that in the end if it was read.
-            found = self._look.get(get, missing, () if tries > 0 else was_read, is_repaired=is_repaired)
-        except LostEntry:
-            mended = self._entry_repair.repair(get.queue, get.offset)
-            return mended.addCallbacks(self._repaired, self._not_repaired, (get, tries), {}, (get,))
-        if not missing:
-            return found
-        if tries <= 0 and get.property_filter is not None and found.next_offset > get.offset:
-            return found  # what was looked at so far is an answer: the rest is left to the next get
-        if tries <= -_FETCHES_MAX:
-            raise StoreBusy("what is read leaves memory again before it is looked at")
-        done = self._page_loader.fetch(missing, goes_on=tries < _FETCHES_MAX)
-        return done.addCallback(self._fetched, get, tries - 1, [*was_read, *missing], is_repaired=is_repaired)
-
-    def _repaired(self, is_repaired: bool, get: Get, tries: int) -> GetMessageResult | Deferred[GetMessageResult]:
-        return self._fetched([], get, tries, is_repaired=is_repaired)
-
-    def _not_repaired(self, failure: Failure, get: Get) -> Failure:
-        if isinstance(failure.value, OSError):
-            raise self._cannot_open(get.queue, failure.value) from failure.value
-        return failure
-
-    def _fetched(
-        self,
-        unreadable: Unreadable,
-        get: Get,
-        tries: int,
-        was_read: Sequence[FileRange] = (),
-        *,
-        is_repaired: bool = False,
-    ) -> GetMessageResult | Deferred[GetMessageResult]:
-        for stretch, error in unreadable:
-            self._leave_out(stretch, error, get)
-        failed = [stretch for stretch, _ in unreadable]
-        try:
-            was_read = [stretch for stretch in was_read if stretch not in failed]
-            return self._get_cold(get, tries, was_read, is_repaired=is_repaired)
-        except OSError as error:
-            raise self._cannot_open(get.queue, error) from error
+            counts_as_read = was_read if loads >= _LOADS_MAX else ()
+            try:
+                found = self._checked.get(get, missing, counts_as_read, is_repaired=is_repaired)
+                if not missing:
+                    return found
+                if loads >= _LOADS_MAX and get.property_filter is not None and found.next_offset > get.offset:
+                    return found  # what was looked at so far is an answer: the rest is left to the next get
+                if loads >= 2 * _LOADS_MAX:
+                    raise StoreBusy("what is read leaves memory again before it is looked at")
+                unreadable = await self._page_loader.fetch(missing, goes_on=loads > 0)
+            except LostEntry:
+                try:
+                    is_repaired = await self._entry_repair.repair(get.queue, get.offset)
+                except OSError as error:
+                    raise self._cannot_open(get.queue, error) from error
+                was_read = []
+                continue
+            except OSError as error:
+                raise self._cannot_open(get.queue, error) from error
+            loads += 1
+            was_read += missing
+            for file_range, why in unreadable:
+                self._leave_out(file_range, why, get)
+                was_read.remove(file_range)
 
     def _leave_out(self, stretch: FileRange, error: OSError, get: Get) -> None:
         """Keep what goes on being unreadable of the log from readers. Raises StoreBusy where there was only no
@@ -315,6 +268,18 @@ class Reader:
         is_of_unit = queue.ext is not None and stretch.file.path.startswith(queue.ext.directory + os.sep)
         if is_there and (is_of_unit or queue.place(get.offset)[0] is stretch.file):
             raise why_unread(stretch.file.path, stretch.at, error, _rebuild(queue))
+
+
+def _result_of(reading: Deferred[GetMessageResult]) -> GetMessageResult | Deferred[GetMessageResult]:
+    """What there is already; raises what it failed with."""
+    done: list[GetMessageResult | Failure] = []
+    if not reading.called:
+        return reading
+    reading.addBoth(done.append)
+    (result,) = done
+    if isinstance(result, Failure):
+        result.raiseException()
+    return result
 
 
 def _rebuild(queue: ConsumeQueue) -> str:

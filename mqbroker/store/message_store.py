@@ -91,7 +91,6 @@ class MessageStore:
         self.append: Callable[[Sequence[NewMessage]], list[Appended]] = parts.append
         #: Hot: the reader's own functions.
         self.get = parts.reader.get
-        self.get_when_ready = parts.reader.get_when_ready
 
         reader = parts.reader
         self._hot_records = partial(

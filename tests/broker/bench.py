@@ -34,6 +34,7 @@ from mqbroker.wire.headers.coding import Header
 from mqbroker.wire.record import Record, decode_records, encode_host
 from tests.commands import decode_commands
 from tests.remoting.link import CLIENT, Link, Peer, serve
+from tests.store.harness import now
 
 if TYPE_CHECKING:
     from tests.broker.service.running import Running
@@ -223,7 +224,7 @@ class Bench:
         self.store.dispatch_now()
         found, offset = list[Any](), 0
         while True:
-            got = self.store.get(topic, queue_id, offset, 32)
+            got = now(self.store).get(topic, queue_id, offset, 32)
             if not got.count:
                 return found
             found += decode_records(b"".join(got.pieces))

@@ -22,7 +22,7 @@ from mqbroker.store.worker import InlineWorker
 from mqbroker.wire.properties import decode_properties
 from mqbroker.wire.record import Record, decode_records
 from tests.broker.bench import live_settings
-from tests.store.harness import Bench, make_bench, message, stop, turns
+from tests.store.harness import Bench, make_bench, message, now, stop, turns
 
 LEVELS_MS = [1000, 5000]
 
@@ -57,7 +57,7 @@ def delayed_message(body: bytes, level: int = 1, real: bytes = b"REAL_TOPIC\x01T
 
 
 def delivered(store: MessageStore, topic: str = "T", queue_id: int = 3) -> list[Record]:
-    return decode_records(b"".join(store.get(topic, queue_id, 0, 32).pieces))
+    return decode_records(b"".join(now(store).get(topic, queue_id, 0, 32).pieces))
 
 
 def wait(clock: Clock, seconds: float) -> None:
@@ -94,7 +94,7 @@ def test_many_come_in_order(bench: Bench) -> None:
     wait(bench.clock, 1.5)
     found = [*delivered(store)]
     while len(found) < store.max_offset("T", 3):
-        found += decode_records(b"".join(store.get("T", 3, len(found), 32).pieces))
+        found += decode_records(b"".join(now(store).get("T", 3, len(found), 32).pieces))
     assert [record.body for record in found] == bodies
 
 
@@ -260,7 +260,7 @@ def test_one_that_seems_older_than_the_one_before_it_waits_for_that(bench: Bench
     store, _ = opened(bench)
     now_ms = int(bench.clock.seconds() * 1000)
     numbers = iter([now_ms + 900, now_ms, now_ms + 900])
-    get = store.get_when_ready
+    get = store.get
 
     def with_other_times(*args: Any) -> GetMessageResult | Deferred[GetMessageResult]:
         found = get(*args)
@@ -274,7 +274,7 @@ def test_one_that_seems_older_than_the_one_before_it_waits_for_that(bench: Bench
         return found._replace(pieces=[memoryview(bytes(data))])
 
     times = list(numbers)
-    store.get_when_ready = with_other_times  # type: ignore[assignment]
+    store.get = with_other_times  # type: ignore[assignment]
     store.append([delayed_message(body) for body in (b"0", b"1", b"2")])
     wait(bench.clock, 1.2)
     assert delivered(store) == []

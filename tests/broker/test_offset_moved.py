@@ -33,7 +33,7 @@ def test_an_event_says_who_and_from_where_to_where(bench: Bench, client: Client)
     (found,) = now(bench.store).query(TOPIC, "CG", 10, 0, 2**62)
     assert found
     wanted = frozenset({java_hash("CG")})
-    assert bench.store.get(TOPIC, 0, 0, 10, None, wanted).count == 1
+    assert now(bench.store).get(TOPIC, 0, 0, 10, None, wanted).count == 1
 
 
 def test_a_queue_that_has_nothing_yet(bench: Bench, client: Client) -> None:

@@ -6,6 +6,8 @@ from typing import Any, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
 
 from mqbroker.broker.long_polling import HELD_ON_CONNECTION_MAX
 from mqbroker.wire.bodies import ConsumerData, HeartbeatData, SubscriptionData, SubscriptionGroupConfig
@@ -403,6 +405,27 @@ def test_a_held_pull_is_answered_in_its_header_encoding(bench: Bench, client: Cl
     assert client.heard()[0].serialize_type == ROCKETMQ
 
 
+@pytest.mark.parametrize("outcome", ["found", "not found", "failed"])
+def test_a_held_pull_whose_message_has_left_memory_is_answered_when_it_is_there(
+    bench: Bench, client: Client, monkeypatch: pytest.MonkeyPatch, outcome: str
+) -> None:
+    fill(client, 1)
+    waits(client, queue_offset=1)
+    get = bench.store.get
+    later: Deferred[Any] = Deferred()
+    monkeypatch.setattr(bench.store, "get", lambda *arguments: later)
+    bench.client().send(body=b"x")
+    bench.turn(2)
+    assert client.heard() == []
+    assert len(bench.held) == 0
+    offset = {"found": 1, "not found": 2, "failed": None}[outcome]
+    later.callback(Failure(OSError("gone")) if offset is None else get("T", 0, offset, 32))
+    (answer,) = client.heard()
+    codes = ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND, ResponseCode.SYSTEM_ERROR
+    assert answer.code == dict(zip((1, 2, None), codes, strict=True))[offset]
+    assert bodies(answer) == ([b"x"] if outcome == "found" else [])
+
+
 def test_stopping_answers_all_who_wait(bench: Bench, client: Client) -> None:
     fill(client, 1)
     waits(client, queue_offset=1)
@@ -494,8 +517,8 @@ def test_a_peer_that_reads_nothing_is_answered_little(bench: Bench) -> None:
     client.send(body=bytes(60_000), properties="")
     bench.store.dispatch_now()
     looked = []
-    get = bench.store.get_when_ready
-    bench.store.get_when_ready = lambda *args: looked.append(args) or get(*args)
+    get = bench.store.get
+    bench.store.get = lambda *args: looked.append(args) or get(*args)
     client.link.ends[0].reading = False
     client.tell(*[RemotingCommand.request(11, pull_header("T")) for _ in range(1000)])
     assert len(looked) == 8, "eight answers of 60,000 bytes at a time"

@@ -100,8 +100,8 @@ def test_ends_as_most_are_take_no_closer_look(
 ) -> None:
     halves = [producer.half(b"%d" % n) for n in range(4)]
     looks = []
-    get = bench.store.get_when_ready
-    monkeypatch.setattr(bench.store, "get_when_ready", lambda *args: looks.append(args[2]) or get(*args))
+    get = bench.store.get
+    monkeypatch.setattr(bench.store, "get", lambda *args: looks.append(args[2]) or get(*args))
     ends = [end_command(half, end) for half, end in zip(halves, [COMMIT, ROLLBACK] * 2, strict=True)]
     assert [answer.code for answer in producer.client.ask_all(*ends)] == [0] * 4
     assert looks == []

@@ -185,7 +185,7 @@ def records_of(store: MessageStore, queue: int) -> list[Record]:
     """Every record of a queue of an open store."""
     records: list[Any] = []
     first = store.min_offset(TOPIC, queue)
-    while (got := store.get(TOPIC, queue, first + len(records), 32)).count:
+    while (got := now(store).get(TOPIC, queue, first + len(records), 32)).count:
         records += [record for piece in got.pieces for record in decode_records(bytes(piece))]
     return records
 

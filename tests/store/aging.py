@@ -8,7 +8,7 @@ from mqbroker.store import MessageStore
 from mqbroker.store.disk import DiskSpace
 from mqbroker.store.get_message_result import GetMessageStatus
 from mqbroker.wire.record import decode_record
-from tests.store.harness import START_S, Bench, message, turns
+from tests.store.harness import START_S, Bench, message, now, turns
 
 SEGMENT = 131072
 HOUR_MS = 3_600_000
@@ -65,7 +65,7 @@ def bodies(store: MessageStore, topic: str = "T") -> list[bytes]:
     found = []
     offset = store.min_offset(topic, 0)
     while offset < store.max_offset(topic, 0):
-        got = store.get(topic, 0, offset, 1)
+        got = now(store).get(topic, 0, offset, 1)
         assert (got.status, got.next_offset) == (GetMessageStatus.FOUND, offset + 1)
         record = decode_record(got.pieces[0])
         assert record.queue_offset == offset

@@ -165,11 +165,11 @@ def read_all(store: MessageStore) -> int:
     for queue_id in (0, 1):
         offset = 0
         while offset < store.max_offset("T", queue_id):
-            found = _result(store.get_when_ready("T", queue_id, offset, 7))
+            found = _result(store.get("T", queue_id, offset, 7))
             assert all(bytes(piece) for piece in found.pieces)  # who sends them touches them
             count += found.count
             offset = found.next_offset
-        _result(store.get_when_ready("T", queue_id, 0, 32, None, frozenset([97])))
+        _result(store.get("T", queue_id, 0, 32, None, frozenset([97])))
         time_ms = _result(store.queries.store_timestamp("T", queue_id, 3))
         _result(store.queries.offset_by_time("T", queue_id, time_ms))
     _result(store.query("T", "k7", 32, 0, 2**62))
@@ -203,7 +203,7 @@ def fail_alone(store: MessageStore, disk: GuardedDisk, root: str) -> list[tuple[
     found: list[tuple[str, str]] = []
     asks: dict[str, Callable[[], Any]] = {
         "index": lambda: store.query("T", "k1", 32, 0, 2**62),
-        "consumequeue_ext/T/0": lambda: store.get_when_ready("T", 0, 0, 32, None, frozenset([97])),
+        "consumequeue_ext/T/0": lambda: store.get("T", 0, 0, 32, None, frozenset([97])),
     }
     for directory, ask in asks.items():
         (name,) = os.listdir(os.path.join(root, directory))
@@ -214,7 +214,7 @@ def fail_alone(store: MessageStore, disk: GuardedDisk, root: str) -> list[tuple[
             _result(ask())
         except StoreError as error:
             found.append((path, str(error)))
-        assert _result(store.get_when_ready("T", 0, 0, 32)).count > 0
+        assert _result(store.get("T", 0, 0, 32)).count > 0
         disk.unreadable = set()
         _result(ask())
     return found

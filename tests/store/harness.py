@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
-from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.internet.defer import Deferred, maybeDeferred, succeed
 from twisted.internet.task import Clock
 from zope.interface import implementer
 
@@ -24,9 +24,12 @@ from mqbroker.store import MessageStore, open_store
 from mqbroker.store.commitlog import NewMessage
 from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.disk import DiskSpace, IDisk, ILockedFile, IMappedFile, read_before_touch
+from mqbroker.store.entry_repair import EntryRepair
+from mqbroker.store.get_message_result import GetMessageResult
 from mqbroker.store.os_disk import OsDisk
+from mqbroker.store.page_loader import PageLoader
 from mqbroker.store.syncs import ISyncs
-from mqbroker.store.worker import IWorker
+from mqbroker.store.worker import InlineWorker, IWorker
 
 T = TypeVar("T")
 
@@ -275,8 +278,24 @@ def run_now(steps: Coroutine[Any, Any, T]) -> T:
     raise AssertionError("it waits")
 
 
+class _LoadsNow(PageLoader):
+    """Has pages read where they are asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(InlineWorker())
+
+
+@attrs.frozen
+class _RepairsNow:
+    entry_repair: EntryRepair
+
+    def repair(self, queue: ConsumeQueue, offset: int) -> Deferred[bool]:
+        self.entry_repair.repair_now(queue, offset)
+        return succeed(True)
+
+
 class now:  # noqa: N801
-    """The queries of a store, answered at once: they read from the disk where they stand."""
+    """What is read of a store, at once: from the disk where it stands, whatever its worker does."""
 
     def __init__(self, store: MessageStore) -> None:
         entry_repair = store._reader._entry_repair
@@ -285,10 +304,18 @@ class now:  # noqa: N801
             entry_repair.repair_now(queue, offset)
             return True
 
+        self._reader = copy.copy(store._reader)
+        self._reader._page_loader = _LoadsNow()
+        self._reader._entry_repair = _RepairsNow(entry_repair)
         self._store = store
         self._queries = copy.copy(store.queries)
         self._queries._pages = TouchingPages()
         self._queries._repair = repair
+
+    def get(self, *arguments: Any, **named: Any) -> GetMessageResult:
+        found = self._reader.get(*arguments, **named)
+        assert not isinstance(found, Deferred)
+        return found
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
         return run_now(self._queries.offset_by_time(topic, queue_id, timestamp_ms))

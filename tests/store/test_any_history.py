@@ -75,7 +75,7 @@ class Model:
             assert self.store.max_offset("T", queue_id) == len(bodies)
             found: list[bytes] = []
             while len(found) < len(bodies):
-                result = self.store.get("T", queue_id, len(found), 32)
+                result = now(self.store).get("T", queue_id, len(found), 32)
                 for piece in result.pieces:
                     found += [record.body for record in decode_records(piece)]
                 assert result.next_offset == len(found)

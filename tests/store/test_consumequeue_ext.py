@@ -32,7 +32,7 @@ from mqbroker.store.file_cache import FileCache
 from mqbroker.store.property_filter import IPropertyFilter
 from mqbroker.wire.names import java_hash
 from mqbroker.wire.record import decode_records
-from tests.store.harness import START_S, Bench, FaultyDisk, FaultyFile, message, stop, tree, turns
+from tests.store.harness import START_S, Bench, FaultyDisk, FaultyFile, message, now, stop, tree, turns
 
 NOW_MS = int(START_S * 1000)
 FILE_BYTES = 1024
@@ -247,7 +247,7 @@ def units_of(root: Path, topic: str = "T", queue_id: int = 0) -> bytes:
 
 def found(store: MessageStore, *tags: str, topic: str = "T", queue_id: int = 0) -> list[int]:
     wanted = frozenset(map(java_hash, tags)) if tags else None
-    result = store.get(topic, queue_id, 0, 32, 1 << 20, wanted)
+    result = now(store).get(topic, queue_id, 0, 32, 1 << 20, wanted)
     return [record.queue_offset for record in decode_records(b"".join(result.pieces))]
 
 
@@ -264,7 +264,7 @@ def test_entries_have_addresses_and_gets_filter_by_what_stands_there(on: Bench) 
     assert found(store, "A") == [0, 3, 6, 9, 12]
     assert found(store, "A", "B") == [i for i in range(15) if i % 3 != 1]
     assert found(store) == list(range(15))
-    assert store.get("T", 0, 0, 32, None, frozenset([5])).status is GetMessageStatus.NO_MATCHED_MESSAGE
+    assert now(store).get("T", 0, 0, 32, None, frozenset([5])).status is GetMessageStatus.NO_MATCHED_MESSAGE
 
 
 def test_the_time_a_delayed_message_is_due_stands_in_its_unit(on: Bench) -> None:
@@ -481,16 +481,13 @@ def unit_file(bench: Bench) -> Path:
 
 
 @pytest.mark.parametrize("has_matching", [False, True])
-@pytest.mark.parametrize("is_waiting", [False, True])
 @pytest.mark.parametrize("kind", [kind for kind in ROTTEN_UNITS if "another" not in kind])
-def test_rotten_units_that_a_reader_finds_are_built_again(
-    on: Bench, kind: str, is_waiting: bool, has_matching: bool
-) -> None:
+def test_rotten_units_that_a_reader_finds_are_built_again(on: Bench, kind: str, has_matching: bool) -> None:
     store = on.open()
     send(on, store, 20)
     rewrite(unit_file(on), 20, ROTTEN_UNITS[kind])
     with capturedLogs() as logs:
-        got = all_with_a(store.get_when_ready if is_waiting else store.get, WithTag("A") if has_matching else None)
+        got = all_with_a(store.get, WithTag("A") if has_matching else None)
     assert got == [0, 3, 6, 9]
     (told,) = [formatEvent(entry) for entry in logs if entry["log_level"] is LogLevel.warn]
     assert "entries 1 to 2 were lost and are built again from the log, 0 of them without" in told

@@ -99,7 +99,7 @@ def all_of(store: MessageStore, queue_id: int, count: int = 4) -> list[int]:
     got: list[int] = []
     offset = 0
     while offset < 10:
-        found = store.get("T", queue_id, offset, count)
+        found = now(store).get("T", queue_id, offset, count)
         got += [record.queue_offset for piece in found.pieces for record in decode_records(piece)]
         assert found.next_offset > offset
         offset = found.next_offset

@@ -84,7 +84,7 @@ def walk(store: MessageStore) -> Iterator[tuple[tuple[int, int], Record]]:
     for queue in range(QUEUES):
         offset = store.min_offset("T", queue)
         while offset < store.max_offset("T", queue):
-            got = store.get("T", queue, offset, 32)
+            got = now(store).get("T", queue, offset, 32)
             for piece in got.pieces:
                 for record in decode_records(bytes(piece)):
                     assert record.queue_offset >= offset

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("utc")
 def test_what_was_got_before_stays_readable(make: Callable[..., Bench]) -> None:
     bench = make(delete_when_hours=(NOW_HOUR,), file_reserved_time_hours=1)
     store = filled(bench, 3)
-    got = store.get("T", 0, 0, 4)
+    got = now(store).get("T", 0, 0, 4)
     sent = store._commit_log.read(100, 50_000)
     before = [bytes(piece) for piece in got.pieces], bytes(sent)
     age(bench, 2 * HOUR_MS)
@@ -42,7 +42,7 @@ def test_a_get_that_waits_for_the_disk_finds_its_segment_deleted(make: Callable[
     turns(bench.clock, 3)
     bench.disk.faults.evict()
     bench.worker.at_once = False
-    waiting = store.get_when_ready("T", 0, 2, 1)
+    waiting = store.get("T", 0, 2, 1)
     assert isinstance(waiting, Deferred)
     got: list[GetMessageResult] = []
     waiting.addCallback(got.append)
@@ -144,8 +144,8 @@ def test_consume_queues_follow(make: Callable[..., Bench]) -> None:
     assert now(store).physical_offset("T", 0, low) >= 3 * SEGMENT > 3 * SEGMENT - 2500
     assert files("T", 0) == files("T", 1) == list(range(low // 100, 4))
     assert len(bodies(store)) == 350 - low
-    assert store.get("T", 0, low - 1, 1).status is GetMessageStatus.OFFSET_TOO_SMALL
-    assert store.get("T", 0, low - 1, 1).next_offset == low
+    assert now(store).get("T", 0, low - 1, 1).status is GetMessageStatus.OFFSET_TOO_SMALL
+    assert now(store).get("T", 0, low - 1, 1).next_offset == low
     age(bench, 2 * HOUR_MS)
     a_turn(bench)
     # All of its messages are gone; its last file says where it goes on.
@@ -208,7 +208,7 @@ def test_extensions_follow(make: Callable[..., Bench], refused: bool) -> None:
     assert left == files[-len(left) :]
     low = store.min_offset("T", 0)
     tagged = frozenset({java_hash("TagA")})
-    assert store.get("T", 0, low, 1, tags_codes=tagged).count == 1
+    assert now(store).get("T", 0, low, 1, tags_codes=tagged).count == 1
     assert bodies(store) == numbered(low, 500)
     stop(store)
     assert bodies(bench.open()) == numbered(low, 500)

@@ -32,9 +32,9 @@ def test_messages_can_be_got_in_the_turn_after_their_append(bench: Bench) -> Non
     store = bench.open()
     store.start()
     store.append([message()])
-    assert store.get("T", 0, 0, 32).status is GetMessageStatus.NO_MESSAGE_IN_QUEUE
+    assert now(store).get("T", 0, 0, 32).status is GetMessageStatus.NO_MESSAGE_IN_QUEUE
     bench.clock.advance(0)
-    found = store.get("T", 0, 0, 32)
+    found = now(store).get("T", 0, 0, 32)
     assert (found.status, found.count, found.next_offset) == (GetMessageStatus.FOUND, 1, 1)
 
 
@@ -53,7 +53,7 @@ def test_listeners_hear_once_of_each_queue_in_a_turn_and_can_get(bench: Bench) -
     store.start()
     told = listen(store)
     seen: list[int] = []
-    store.on_dispatch.append(lambda topic, queue_id, end, *_: seen.append(store.get(topic, queue_id, 0, 32).count))
+    store.on_dispatch.append(lambda topic, queue_id, end, *_: seen.append(now(store).get(topic, queue_id, 0, 32).count))
     store.append([message(), message(queue_id=1, properties=b""), message()])
     store.append([message(properties=b"TAGS\x01B"), message("U")])
     assert told == []
@@ -102,7 +102,7 @@ def test_tags_codes_are_the_java_hash_of_the_tag(bench: Bench, properties: bytes
     store.append([message(properties=properties)])
     store.dispatch_now()
     assert code_of(store) == java_hash(tag)
-    assert store.get("T", 0, 0, 1, tags_codes=frozenset([java_hash(tag)])).count == 1
+    assert now(store).get("T", 0, 0, 1, tags_codes=frozenset([java_hash(tag)])).count == 1
 
 
 @pytest.mark.parametrize(

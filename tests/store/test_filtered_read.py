@@ -16,7 +16,7 @@ from mqbroker.store.checked_reader import CheckedReader
 from mqbroker.store.filtered_read import FilteredRead
 from mqbroker.store.get_message_result import Get
 from mqbroker.wire.names import java_hash
-from tests.store.harness import Bench, make_bench, message
+from tests.store.harness import Bench, make_bench, message, now
 from tests.store.test_page_loader import offsets
 from tests.store.test_property_filter import Matching
 
@@ -24,7 +24,7 @@ V6_HOST = bytes(15) + b"\x01" + (40000).to_bytes(4, "big")
 
 
 def look_of(store: MessageStore) -> CheckedReader:
-    return store._reader._look
+    return store._reader._checked
 
 
 def picking_of(store: MessageStore) -> FilteredRead:
@@ -39,7 +39,7 @@ def slowly(store: MessageStore, get: Get, monkeypatch: pytest.MonkeyPatch) -> Ge
     """What the closer look alone answers."""
     with monkeypatch.context() as patch:
         patch.setattr(FilteredRead, "get", lambda self, get, window: None)
-        return look_of(store).get(get, None)
+        return look_of(store).get(get, [], (), is_repaired=False)
 
 
 def seen(result: GetMessageResult | None) -> Any:
@@ -173,7 +173,7 @@ def test_of_what_is_in_two_segments_all_is_found(bench: Bench) -> None:
     assert found is not None
     assert offsets(found) == [*range(25, 100, 4)]
     for offset in range(0, 100, 3):
-        result = store.get("T", 0, offset, 32, 1 << 20, None, Matching(*range(1, 100, 4)))
+        result = now(store).get("T", 0, offset, 32, 1 << 20, None, Matching(*range(1, 100, 4)))
         assert offsets(result) == [i for i in range(1, 100, 4) if i >= offset]
 
 
@@ -218,8 +218,8 @@ def test_an_entry_of_no_message_takes_a_closer_look(bench: Bench, physical_offse
     get = by_number(store, 8, 9, 10)
     found = quickly(store, get)
     assert found is None or (offsets(found) == [8, 10] and size != 0x7FFFFFFF)  # as much is not copied
-    got = [*offsets(store.get("T", 0, 0, 32, None, None, get.property_filter))]
-    got += offsets(store.get("T", 0, 9, 32, None, None, get.property_filter))
+    got = [*offsets(now(store).get("T", 0, 0, 32, None, None, get.property_filter))]
+    got += offsets(now(store).get("T", 0, 9, 32, None, None, get.property_filter))
     assert {*got} >= {8, 10}
     put_entry(store, 99, physical_offset, size)
     found = quickly(store, get._replace(offset=99))

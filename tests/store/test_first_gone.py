@@ -41,8 +41,8 @@ def check_first_gone(store: MessageStore) -> None:
     first = now(store).store_timestamp("T", 0, 8)
     assert now(store).earliest_timestamp("T", 0) == first == store.stats.earliest_ms
     assert [now(store).offset_by_time("T", 0, first + add) for add in (-9999, 0, 10, 9999)] == [8, 8, 9, 17]
-    assert store.get("T", 0, 3, 9).next_offset == 8
-    assert store.get("T", 0, 3, 9).status is GetMessageStatus.OFFSET_TOO_SMALL
+    assert now(store).get("T", 0, 3, 9).next_offset == 8
+    assert now(store).get("T", 0, 3, 9).status is GetMessageStatus.OFFSET_TOO_SMALL
     assert now(store).record(0) is None
     assert now(store).query("T", "k3", 9, 0, 2**62) == []
     assert [decode_record(found).body[:6] for found in now(store).query("T", "k12", 9, 0, 2**62)] == [b"000012"]
@@ -73,7 +73,7 @@ def test_lost_entries_hide_no_messages_where_it_begins(
     found: list[int] = []
     offset = store.min_offset("T", 0)
     while offset < 18:
-        got = store.get("T", 0, offset, 32)
+        got = now(store).get("T", 0, offset, 32)
         found += [record.queue_offset for piece in got.pieces for record in decode_records(bytes(piece))]
         assert got.next_offset > offset
         offset = got.next_offset

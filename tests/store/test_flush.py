@@ -20,7 +20,7 @@ from mqbroker.store.checkpoint import decode_checkpoint
 from mqbroker.store.disk import IMappedFile
 from mqbroker.store.flush import AT_ONCE_BYTES, INTERVAL_S_MIN, RUNNING_MAX
 from mqbroker.store.syncs import ISyncs, WorkerSyncs
-from tests.store.harness import SMALL, Bench, SteppedWorker, message, stop
+from tests.store.harness import SMALL, Bench, SteppedWorker, message, now, stop
 
 
 def results(*waiting: Deferred[None]) -> list[object]:
@@ -397,7 +397,7 @@ def test_a_failed_sync_fails_all_who_wait_and_stops_writes_for_good(bench: Bench
     assert store.why_unwritable
     assert store.flushed == 0
     # Reads go on.
-    assert store.get("T", 0, 0, 32).status is GetMessageStatus.FOUND
+    assert now(store).get("T", 0, 0, 32).status is GetMessageStatus.FOUND
     assert store.max_offset("T", 0) == 3
     stop(store)
     # It was no clean stop, and the checkpoint covers nothing.

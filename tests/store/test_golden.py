@@ -44,7 +44,7 @@ def test_queues_hold_each_message_with_its_tags_code(tmp_path: Path, name: str) 
         code = expected["tags_code"]
         if topic == "SCHEDULE_TOPIC_XXXX":  # when it is due
             code = expected["store_timestamp"] + (1000, 5000)[queue_id]
-        found = store.get(topic, queue_id, expected["queue_offset"], 1, tags_codes=frozenset([code]))
+        found = now(store).get(topic, queue_id, expected["queue_offset"], 1, tags_codes=frozenset([code]))
         assert found.status is GetMessageStatus.FOUND
         assert decode_records(found.pieces[0])[0].physical_offset == expected["offset"]
     for (topic, queue_id), offsets in by_queue.items():

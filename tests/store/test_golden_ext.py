@@ -14,7 +14,7 @@ from mqbroker.store.worker import InlineWorker
 from mqbroker.wire.names import java_hash
 from mqbroker.wire.record import decode_records
 from tests.broker.bench import live_settings
-from tests.store.harness import Bench, make_bench, stop, tree, turns, unpack
+from tests.store.harness import Bench, make_bench, now, stop, tree, turns, unpack
 
 CHANGES = {
     "enable_consume_queue_ext": True,
@@ -62,7 +62,7 @@ def test_each_queue_gives_its_messages_and_filters_them(bench: Bench) -> None:
         queue = store._queues.by_name[topic, queue_id]
         assert queue.ext is not None
         for offset in range(count):
-            (record,) = decode_records(store.get(topic, queue_id, offset, 1).pieces[0])
+            (record,) = decode_records(now(store).get(topic, queue_id, offset, 1).pieces[0])
             properties = dict(record.properties)
             # What stands there because its message names the queue has no unit.
             assert is_address(queue.entry(offset)[2]) == (record.topic == topic)
@@ -75,8 +75,8 @@ def test_each_queue_gives_its_messages_and_filters_them(bench: Bench) -> None:
             own = queue.entry(offset)[2]
             unit = queue.ext.unit(own)
             assert (own if unit is None else unit.tags_code) == code
-            assert store.get(topic, queue_id, offset, 1, tags_codes=frozenset([code])).count == 1
-            assert store.get(topic, queue_id, count - 1, 1, tags_codes=frozenset([code + 7])).count == 0
+            assert now(store).get(topic, queue_id, offset, 1, tags_codes=frozenset([code])).count == 1
+            assert now(store).get(topic, queue_id, count - 1, 1, tags_codes=frozenset([code + 7])).count == 0
     stop(store)
 
 

@@ -290,7 +290,7 @@ def test_a_queue_begins_behind_lost_entries_of_which_the_log_has_no_message(aged
     write(aged.root / "consumequeue" / "Gone" / "0" / f"{0:020d}", 0, b"\x7f" * 20)
     again = aged.open()
     again.start()
-    assert result_of(again.get_when_ready("Gone", 0, 0, 1)).count == 0
+    assert result_of(again.get("Gone", 0, 0, 1)).count == 0
     a_turn(aged)
     assert (again.min_offset("Gone", 0), again.max_offset("Gone", 0)) == (2, 2)
     stop(again)
@@ -477,7 +477,7 @@ def test_entries_that_a_reader_finds_lost_are_built_again_from_the_log(
         found: list[int] = []
         offset = first
         while offset < COUNT:
-            result = result_of(again.get_when_ready("T", 0, offset, 32))
+            result = result_of(again.get("T", 0, offset, 32))
             found += [record.queue_offset for piece in result.pieces for record in decode_records(piece)]
             assert result.next_offset > offset
             offset = result.next_offset
@@ -519,7 +519,7 @@ def test_who_comes_while_it_is_mended_waits_with_the_first(bench: Bench) -> None
     again = bench.open()
     lose(bench, 150, 50, bytes(20))
     bench.worker.at_once = False
-    answers = [again.get_when_ready("T", 0, offset, 10) for offset in (150, 160, 199)]
+    answers = [again.get("T", 0, offset, 10) for offset in (150, 160, 199)]
     assert len(bench.worker.waiting) == 1
     bench.worker.step()
     assert [result_of(answer).count for answer in answers] == [10, 10, 1]  # of one file
@@ -546,7 +546,7 @@ def read_from(store: MessageStore, first: int = 0) -> list[int]:
     found: list[int] = []
     offset = first
     while offset < COUNT:
-        result = result_of(store.get_when_ready("T", 0, offset, 32))
+        result = result_of(store.get("T", 0, offset, 32))
         found += [record.queue_offset for piece in result.pieces for record in decode_records(bytes(piece))]
         assert result.next_offset > offset
         offset = result.next_offset
@@ -650,7 +650,7 @@ def test_who_waits_for_other_entries_of_a_queue_to_be_mended_gets_its_own_after_
     lose(bench, 50, 1, bytes(20))
     lose(bench, 150, 1, bytes(20))
     bench.worker.at_once = False
-    answers = [again.get_when_ready("T", 0, offset, 1) for offset in (50, 150)]
+    answers = [again.get("T", 0, offset, 1) for offset in (50, 150)]
     for _ in range(2):
         bench.worker.step()
     bench.worker.at_once = True
@@ -666,7 +666,7 @@ def test_where_the_log_has_no_message_either_the_entry_stays_blank(bench: Bench)
     write(bench.root / "commitlog" / f"{0:020d}", start, b"\xff" * 100)
     again = bench.open()
     lose(bench, 150, 1, bytes(20))
-    result = result_of(again.get_when_ready("T", 0, 150, 1))
+    result = result_of(again.get("T", 0, 150, 1))
     assert result.next_offset > 150
     assert [record.queue_offset for piece in result.pieces for record in decode_records(piece)] == [151]
     stop(again)

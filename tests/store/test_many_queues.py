@@ -19,7 +19,7 @@ from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.disk import IMappedFile
 from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.turns import Progress, ProgressLine
-from tests.store.harness import Bench, FaultyDisk, message, stop, tree, turns
+from tests.store.harness import Bench, FaultyDisk, message, now, stop, tree, turns
 
 TOPICS = 12
 QUEUES = 4
@@ -56,7 +56,7 @@ def send(store: MessageStore, rounds: int = 1) -> None:
 
 
 def counts(store: MessageStore) -> list[int]:
-    found = [store.get(topic, queue_id, 0, 32) for topic, queue_id in KEYS]
+    found = [now(store).get(topic, queue_id, 0, 32) for topic, queue_id in KEYS]
     assert all(isinstance(each, GetMessageResult) for each in found)
     return [each.count for each in found]
 

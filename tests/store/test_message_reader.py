@@ -42,20 +42,20 @@ def store(bench: Bench) -> MessageStore:
     ],
 )
 def test_outcomes(store: MessageStore, queue_id: int, offset: int, status: GetMessageStatus, next_offset: int) -> None:
-    found = store.get("T", queue_id, offset, 32)
+    found = now(store).get("T", queue_id, offset, 32)
     end = 50 if queue_id == 0 else 0
     assert (found.status, found.next_offset, found.min_offset, found.max_offset) == (status, next_offset, 0, end)
     assert offsets(found) == (list(range(offset, next_offset)) if status is GetMessageStatus.FOUND else [])
 
 
 def test_messages_in_a_row_are_one_piece(store: MessageStore) -> None:
-    found = store.get("T", 0, 3, 20)
+    found = now(store).get("T", 0, 3, 20)
     assert len(found.pieces) == 1
     assert offsets(found) == list(range(3, 23))
 
 
 def test_scattered_messages_are_a_piece_each(store: MessageStore) -> None:
-    found = store.get("T", 1, 3, 10)
+    found = now(store).get("T", 1, 3, 10)
     assert len(found.pieces) == 10
     assert offsets(found) == list(range(3, 13))
 
@@ -65,7 +65,7 @@ def test_large_scattered_messages_are_pieces_of_the_log_itself(bench: Bench) -> 
     bodies = [bytes([65 + i]) * 2000 for i in range(12)]
     store.append([message("T", 1 + i % 2, body) for i, body in enumerate(bodies)])
     store.dispatch_now()
-    found = store.get("T", 1, 1, 4)
+    found = now(store).get("T", 1, 1, 4)
     records = [record for piece in found.pieces for record in decode_records(piece)]
     assert [record.body for record in records] == bodies[2:10:2]
     assert all(isinstance(piece, memoryview) for piece in found.pieces)
@@ -75,7 +75,7 @@ def test_large_scattered_messages_are_pieces_of_the_log_itself(bench: Bench) -> 
 @pytest.mark.parametrize(("max_count", "count"), [(0, 1), (1, 1), (2, 2), (32, 20), (1000, 20)])
 def test_counts(store: MessageStore, queue_id: int, max_count: int, count: int) -> None:
     start = store.max_offset("T", queue_id) - 20
-    found = store.get("T", queue_id, start, max_count)
+    found = now(store).get("T", queue_id, start, max_count)
     assert offsets(found) == list(range(start, start + count))
     assert found.next_offset == start + count
 
@@ -85,14 +85,14 @@ def test_never_more_than_the_settings_allow(make: Callable[..., Bench]) -> None:
     store = bench.open()
     store.append([message()] * 20)
     store.dispatch_now()
-    assert store.get("T", 0, 0, 32).count == 7
+    assert now(store).get("T", 0, 0, 32).count == 7
 
 
 @pytest.mark.parametrize("queue_id", [0, 1])
 def test_bytes_are_bounded_but_one_message_always_comes(store: MessageStore, queue_id: int) -> None:
-    size = store.get("T", queue_id, 0, 1).pieces[0].nbytes
+    size = now(store).get("T", queue_id, 0, 1).pieces[0].nbytes
     for max_bytes, count in [(0, 1), (1, 1), (size, 1), (2 * size - 1, 1), (2 * size, 2), (5 * size + 3, 5)]:
-        found = store.get("T", queue_id, 0, 32, max_bytes)
+        found = now(store).get("T", queue_id, 0, 32, max_bytes)
         assert offsets(found) == list(range(count))
         assert found.next_offset == count
 
@@ -103,25 +103,25 @@ def test_messages_far_behind_have_smaller_limits_and_suggest_the_slave(make: Cal
     store.append([message(queue_id=i % 2) for i in range(40)])
     store.dispatch_now()
     for queue_id in (0, 1):
-        found = store.get("T", queue_id, 0, 32)
+        found = now(store).get("T", queue_id, 0, 32)
         assert (found.count, found.suggest_slave) == (8, True)
 
 
 def test_recent_messages_do_not_suggest_the_slave(store: MessageStore) -> None:
-    assert not store.get("T", 0, 0, 32).suggest_slave
-    assert not store.get("T", 1, 0, 32).suggest_slave
+    assert not now(store).get("T", 0, 0, 32).suggest_slave
+    assert not now(store).get("T", 1, 0, 32).suggest_slave
 
 
 def test_tags_filter_and_the_next_offset_passes_what_was_left_out(store: MessageStore) -> None:
     a, b = java_hash("a"), java_hash("b")
-    found = store.get("T", 1, 0, 32, tags_codes=frozenset([a]))
+    found = now(store).get("T", 1, 0, 32, tags_codes=frozenset([a]))
     assert offsets(found) == list(range(0, 20, 2))
     assert found.next_offset == 20
-    found = store.get("T", 1, 0, 3, tags_codes=frozenset([b]))
+    found = now(store).get("T", 1, 0, 3, tags_codes=frozenset([b]))
     assert offsets(found) == [1, 3, 5]
     assert found.next_offset == 6
-    assert store.get("T", 1, 0, 32, tags_codes=frozenset([a, b])).count == 20
-    nothing = store.get("T", 1, 4, 32, tags_codes=frozenset([1]))
+    assert now(store).get("T", 1, 0, 32, tags_codes=frozenset([a, b])).count == 20
+    nothing = now(store).get("T", 1, 4, 32, tags_codes=frozenset([1]))
     assert (nothing.status, nothing.next_offset, nothing.pieces) == (GetMessageStatus.NO_MATCHED_MESSAGE, 20, [])
 
 
@@ -130,7 +130,7 @@ def test_a_filter_looks_at_800_entries_at_most(make: Callable[..., Bench]) -> No
     store = bench.open()
     store.append([message(body=b"")] * 900)
     store.dispatch_now()
-    found = store.get("T", 0, 0, 32, tags_codes=frozenset([1]))
+    found = now(store).get("T", 0, 0, 32, tags_codes=frozenset([1]))
     assert (found.status, found.next_offset) == (GetMessageStatus.NO_MATCHED_MESSAGE, 800)
 
 
@@ -138,9 +138,9 @@ def test_a_get_ends_with_the_file_of_the_queue_and_goes_on_in_the_next(bench: Be
     store = bench.open()
     store.append([message()] * 150)  # files of 100 entries
     store.dispatch_now()
-    found = store.get("T", 0, 90, 32)
+    found = now(store).get("T", 0, 90, 32)
     assert offsets(found) == list(range(90, 100))
-    assert offsets(store.get("T", 0, 100, 32)) == list(range(100, 132))
+    assert offsets(now(store).get("T", 0, 100, 32)) == list(range(100, 132))
 
 
 def test_pieces_do_not_cross_segments(bench: Bench) -> None:
@@ -149,7 +149,7 @@ def test_pieces_do_not_cross_segments(bench: Bench) -> None:
     store.dispatch_now()
     offset = 0
     while offset < 60:
-        found = store.get("T", 0, offset, 32, 1_000_000)
+        found = now(store).get("T", 0, offset, 32, 1_000_000)
         assert offsets(found) == list(range(offset, offset + found.count))
         offset = found.next_offset
 
@@ -158,7 +158,7 @@ def test_pieces_are_read_only_and_outlive_the_store(bench: Bench) -> None:
     store = bench.open()
     store.append([message(body=b"kept")] * 5)
     store.dispatch_now()
-    found = store.get("T", 0, 0, 32)
+    found = now(store).get("T", 0, 0, 32)
     with pytest.raises(TypeError, match="read-only"):
         found.pieces[0][0] = 1
     stop(store)
@@ -209,7 +209,7 @@ def test_a_rotten_entry_is_built_again_and_its_neighbours_are_got(
     got: list[int] = []
     offset = 0
     while offset < 20:
-        found = store.get("T", 1, offset, 32)
+        found = now(store).get("T", 1, offset, 32)
         got += offsets(found)
         assert found.next_offset > offset
         offset = found.next_offset
@@ -235,39 +235,39 @@ A, B, OTHER = frozenset([java_hash("a")]), frozenset([java_hash("b")]), frozense
 
 
 def test_found(store: MessageStore) -> None:
-    found = store.get("T", 0, 3, 4)
+    found = now(store).get("T", 0, 3, 4)
     assert found[:4] == (GetMessageStatus.FOUND, 7, 0, 50)
     assert (offsets(found), found.count, found.suggest_slave) == ([3, 4, 5, 6], 4, False)
 
 
 def test_no_matched_message(store: MessageStore) -> None:
-    found = store.get("T", 1, 4, 32, tags_codes=OTHER)
+    found = now(store).get("T", 1, 4, 32, tags_codes=OTHER)
     assert found == (GetMessageStatus.NO_MATCHED_MESSAGE, 20, 0, 20, [], 0, False)
 
 
 def test_no_message_in_queue(bench: Bench) -> None:
     store = bench.open()
     for offset in (-1, 0, 5):
-        assert store.get("T", 0, offset, 32) == (GetMessageStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0, [], 0, False)
+        assert now(store).get("T", 0, offset, 32) == (GetMessageStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0, [], 0, False)
     store.append([message()])  # not dispatched yet
-    assert store.get("T", 0, 0, 32).status is GetMessageStatus.NO_MESSAGE_IN_QUEUE
+    assert now(store).get("T", 0, 0, 32).status is GetMessageStatus.NO_MESSAGE_IN_QUEUE
 
 
 def test_offset_overflow_one(store: MessageStore) -> None:
-    assert store.get("T", 0, 50, 32) == (GetMessageStatus.OFFSET_OVERFLOW_ONE, 50, 0, 50, [], 0, False)
+    assert now(store).get("T", 0, 50, 32) == (GetMessageStatus.OFFSET_OVERFLOW_ONE, 50, 0, 50, [], 0, False)
 
 
 def test_offset_overflow_badly(store: MessageStore) -> None:
     for offset in (51, 2**63 - 1):
-        assert store.get("T", 0, offset, 32) == (GetMessageStatus.OFFSET_OVERFLOW_BADLY, 50, 0, 50, [], 0, False)
+        assert now(store).get("T", 0, offset, 32) == (GetMessageStatus.OFFSET_OVERFLOW_BADLY, 50, 0, 50, [], 0, False)
 
 
 def test_offset_too_small(store: MessageStore) -> None:
     for offset in (-1, -(2**63)):
-        assert store.get("T", 0, offset, 32) == (GetMessageStatus.OFFSET_TOO_SMALL, 0, 0, 50, [], 0, False)
+        assert now(store).get("T", 0, offset, 32) == (GetMessageStatus.OFFSET_TOO_SMALL, 0, 0, 50, [], 0, False)
     store._queues.by_name["T", 0].min_offset = 20
-    assert store.get("T", 0, 19, 32) == (GetMessageStatus.OFFSET_TOO_SMALL, 20, 20, 50, [], 0, False)
-    assert store.get("T", 0, 20, 1).status is GetMessageStatus.FOUND
+    assert now(store).get("T", 0, 19, 32) == (GetMessageStatus.OFFSET_TOO_SMALL, 20, 20, 50, [], 0, False)
+    assert now(store).get("T", 0, 20, 1).status is GetMessageStatus.FOUND
 
 
 def rolled(bench: Bench, first: list[NewMessage], second: list[NewMessage]) -> MessageStore:
@@ -284,18 +284,18 @@ def rolled(bench: Bench, first: list[NewMessage], second: list[NewMessage]) -> M
 
 def test_message_was_removing(bench: Bench) -> None:
     store = rolled(bench, tagged(20), tagged(1, b"c"))
-    found = store.get("T", 0, 0, 32, tags_codes=A)
+    found = now(store).get("T", 0, 0, 32, tags_codes=A)
     # The entries of the deleted segment are passed over, wanted or not; the one after it is not wanted.
     assert found == (GetMessageStatus.NO_MATCHED_MESSAGE, 21, 0, 21, [], 0, False)
     store._queues.by_name["T", 0].max_offset = 20
-    found = store.get("T", 0, 3, 32, tags_codes=A)
+    found = now(store).get("T", 0, 3, 32, tags_codes=A)
     assert found == (GetMessageStatus.MESSAGE_WAS_REMOVING, 20, 0, 20, [], 0, False)
-    assert store.get("T", 0, 3, 32) == (GetMessageStatus.MESSAGE_WAS_REMOVING, 20, 0, 20, [], 0, False)
+    assert now(store).get("T", 0, 3, 32) == (GetMessageStatus.MESSAGE_WAS_REMOVING, 20, 0, 20, [], 0, False)
 
 
 def test_messages_behind_removed_ones_are_found_by_the_same_get(bench: Bench) -> None:
     store = rolled(bench, tagged(50), tagged(40))
-    found = store.get("T", 0, 10, 4)
+    found = now(store).get("T", 0, 10, 4)
     assert (found.status, found.next_offset, offsets(found)) == (GetMessageStatus.FOUND, 54, [50, 51, 52, 53])
 
 
@@ -307,7 +307,7 @@ def test_a_get_looks_at_no_more_than_800_entries_though_all_are_removed(make: Ca
     store.append([message("Other", body=bytes(110_000))] * 2)
     store.dispatch_now()
     store._commit_log.drop_first().close()
-    found = store.get("T", 0, 50, 32)
+    found = now(store).get("T", 0, 50, 32)
     assert (found.status, found.next_offset) == (GetMessageStatus.MESSAGE_WAS_REMOVING, 850)
 
 
@@ -327,19 +327,19 @@ def test_a_get_looks_at_no_more_than_800_entries_though_all_are_removed(make: Ca
 def test_how_far_a_filter_looks(make: Callable[..., Bench], max_count: int, looked_at: int) -> None:
     bench = make(mapped_file_size_consume_queue=20_000)
     store = fill(bench, tagged(1000, size=0))
-    found = store.get("T", 0, 0, max_count, tags_codes=OTHER)
+    found = now(store).get("T", 0, 0, max_count, tags_codes=OTHER)
     assert (found.status, found.next_offset) == (GetMessageStatus.NO_MATCHED_MESSAGE, looked_at)
 
 
 def test_a_get_that_is_full_does_not_pass_over_what_is_not_wanted(bench: Bench) -> None:
     store = fill(bench, tagged(10))
-    found = store.get("T", 0, 0, 2, tags_codes=A)
+    found = now(store).get("T", 0, 0, 2, tags_codes=A)
     assert (offsets(found), found.next_offset) == ([0, 2], 3)
     size = found.pieces[0].nbytes
-    found = store.get("T", 0, 0, 32, 2 * size, tags_codes=A)
+    found = now(store).get("T", 0, 0, 32, 2 * size, tags_codes=A)
     assert (offsets(found), found.next_offset) == ([0, 2], 3)
     # Nor what would not fit, though it is not wanted.
-    found = store.get("T", 0, 0, 32, 2 * size - 1, tags_codes=A)
+    found = now(store).get("T", 0, 0, 32, 2 * size - 1, tags_codes=A)
     assert (offsets(found), found.next_offset) == ([0], 1)
 
 
@@ -353,19 +353,19 @@ def test_a_size_that_takes_the_sum_over_32_bits_is_passed_over_at_once(
     with path.open("r+b") as file:
         file.seek(2 * 20 + 8)
         file.write(struct.pack(">i", size))
-    assert offsets(store.get("T", 0, 0, 32)) == got
-    assert offsets(store.get("T", 0, 2, 32)) == then
+    assert offsets(now(store).get("T", 0, 0, 32)) == got
+    assert offsets(now(store).get("T", 0, 2, 32)) == then
 
 
 @pytest.mark.parametrize("tags_codes", [None, A | B])
 def test_limits_in_memory(make: Callable[..., Bench], tags_codes: frozenset[int] | None) -> None:
     bench = make(max_transfer_count_on_message_in_memory=5, max_transfer_bytes_on_message_in_memory=600)
     store = fill(bench, tagged(20))
-    assert store.get("T", 0, 0, 32, None, tags_codes).count == 5
+    assert now(store).get("T", 0, 0, 32, None, tags_codes).count == 5
     store.append([message(body=b"x" * 400, properties=b"TAGS\x01a"), *tagged(3)])
     store.dispatch_now()
-    assert store.get("T", 0, 19, 32, None, tags_codes).count == 1
-    assert store.get("T", 0, 20, 32, None, tags_codes).count == 1
+    assert now(store).get("T", 0, 19, 32, None, tags_codes).count == 1
+    assert now(store).get("T", 0, 20, 32, None, tags_codes).count == 1
 
 
 @pytest.mark.parametrize("tags_codes", [None, A | B])
@@ -384,7 +384,7 @@ def test_each_message_counts_as_in_memory_or_on_the_disk_by_itself(
         (22, 12, False),  # the ninth is near, and so are the limits from there on
         (30, 10, False),
     ]:
-        found = store.get("T", 0, offset, 32, None, tags_codes)
+        found = now(store).get("T", 0, offset, 32, None, tags_codes)
         assert (found.count, found.suggest_slave) == (count, is_far), offset
 
 
@@ -394,15 +394,15 @@ def test_the_slave_is_suggested_by_what_was_looked_at_last(make: Callable[..., B
     near = make("near")
     near.disk.memory_bytes = lambda: 25 * size  # type: ignore[method-assign]
     store = fill(near, tagged(40))
-    assert store.get("T", 0, 29, 1).suggest_slave is False  # it looked at 30 too, and saw that it was full
-    assert store.get("T", 0, 28, 1).suggest_slave is True
-    assert store.get("T", 0, 0, 32, tags_codes=OTHER).suggest_slave is False
+    assert now(store).get("T", 0, 29, 1).suggest_slave is False  # it looked at 30 too, and saw that it was full
+    assert now(store).get("T", 0, 28, 1).suggest_slave is True
+    assert now(store).get("T", 0, 0, 32, tags_codes=OTHER).suggest_slave is False
 
 
 @pytest.mark.parametrize("max_count", [0, -1, -(2**31)])
 def test_one_message_comes_where_none_is_asked_for(store: MessageStore, max_count: int) -> None:
-    assert offsets(store.get("T", 0, 3, max_count)) == [3]
-    assert offsets(store.get("T", 1, 3, max_count, tags_codes=A)) == [4]
+    assert offsets(now(store).get("T", 0, 3, max_count)) == [3]
+    assert offsets(now(store).get("T", 1, 3, max_count, tags_codes=A)) == [4]
 
 
 # By time

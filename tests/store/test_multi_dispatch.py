@@ -31,7 +31,7 @@ def naming(names: str, topic: str = "T", queue_id: int = 3, body: bytes = b"body
 
 
 def records(store: MessageStore, topic: str, queue_id: int = 0) -> list[Record]:
-    result = store.get(topic, queue_id, 0, 32, 1 << 20)
+    result = now(store).get(topic, queue_id, 0, 32, 1 << 20)
     return decode_records(b"".join(result.pieces))
 
 
@@ -65,7 +65,7 @@ def test_each_named_queue_gets_the_message_and_the_record_its_offsets(lmq: Bench
     own = entries(lmq.root, "T", 3)
     assert entries(lmq.root, "%LMQ%b") == own
     assert own[0][2] == java_hash("A")
-    assert store.get("%LMQ%b", 0, 0, 9, None, frozenset([1])).status is GetMessageStatus.NO_MATCHED_MESSAGE
+    assert now(store).get("%LMQ%b", 0, 0, 9, None, frozenset([1])).status is GetMessageStatus.NO_MATCHED_MESSAGE
 
 
 def test_listeners_hear_of_each_queue(lmq: Bench) -> None:
@@ -318,7 +318,7 @@ def test_offsets_go_on_after_a_kill(lmq: Bench, boot: bytes) -> None:
     assert (store.max_offset("%LMQ%d", 0), store.max_offset("%LMQ%a", 0)) == (60, 20)
     store.append([naming("%LMQ%d,%LMQ%a")])
     store.dispatch_now()
-    (last,) = decode_records(store.get("%LMQ%d", 0, 60, 1).pieces[0])
+    (last,) = decode_records(now(store).get("%LMQ%d", 0, 60, 1).pieces[0])
     assert offsets_in(last) == "60,20"
     stop(store)
 
@@ -368,6 +368,6 @@ def test_roll_over_segments(lmq: Bench) -> None:
         store.append([naming("%LMQ%a", body=bytes(30_000)), message(body=bytes(20_000)), naming("%LMQ%a", body=b"z")])
         turns(lmq.clock, 0.1)
     assert len(list((lmq.root / "commitlog").iterdir())) >= 3
-    result = [store.get("%LMQ%a", 0, offset, 1) for offset in range(12)]
+    result = [now(store).get("%LMQ%a", 0, offset, 1) for offset in range(12)]
     assert [len(decode_records(get.pieces[0])[0].body) for get in result] == [30_000, 1] * 6
     assert [offsets_in(decode_records(get.pieces[0])[0]) for get in result] == [str(i) for i in range(12)]

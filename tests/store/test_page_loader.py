@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.defer import Deferred, ensureDeferred, maybeDeferred
 from twisted.python.failure import Failure
 
 from mqbroker.errors import StoreBusy, StoreDamaged, StoreError
@@ -92,11 +92,11 @@ def fail_for_good(bench: Bench, act: Callable[[], object]) -> None:
 
 
 def test_messages_from_before_the_start_come_when_they_are_in_memory(bench: Bench, store: MessageStore) -> None:
-    results = kept(store.get_when_ready("T", 0, 3, 10))
+    results = kept(store.get("T", 0, 3, 10))
     assert step_all(bench) == 2  # entries, then messages
     (found,) = results
     assert (found.status, offsets(found), found.next_offset) == (GetMessageStatus.FOUND, list(range(3, 13)), 13)
-    again = store.get_when_ready("T", 0, 3, 10)
+    again = store.get("T", 0, 3, 10)
     assert isinstance(again, GetMessageResult)
     assert again == found
 
@@ -109,43 +109,43 @@ def test_entries_from_before_the_start_are_not_touched_before_they_are_fetched(
     monkeypatch.setattr(
         ConsumeQueue, "locate", lambda queue, offset: (touched.append(offset), locate(queue, offset))[1]
     )
-    answer = store.get_when_ready("T", 0, 3, 10)
+    answer = store.get("T", 0, 3, 10)
     assert isinstance(answer, Deferred)
     assert not touched
     step_all(bench)
 
 
 def test_what_was_found_whole_is_fetched_again_when_it_left_memory(bench: Bench, store: MessageStore) -> None:
-    kept(store.get_when_ready("T", 0, 0, 20))
+    kept(store.get("T", 0, 0, 20))
     step_all(bench)
-    assert isinstance(store.get_when_ready("T", 0, 0, 20), GetMessageResult)
+    assert isinstance(store.get("T", 0, 0, 20), GetMessageResult)
     log, queue = (str(bench.root / part / f"{0:020d}") for part in ("commitlog", "consumequeue/T/0"))
     for path in (log, queue):
         bench.disk.faults.fetched -= {(path, page) for page in range(1000)}
-        results = kept(store.get_when_ready("T", 0, 0, 20))
+        results = kept(store.get("T", 0, 0, 20))
         assert not results
         step_all(bench)
         assert offsets(results[0]) == list(range(20))
 
 
 def test_what_was_found_whole_and_cannot_be_read_any_more(bench: Bench, store: MessageStore) -> None:
-    assert store.get("T", 0, 0, 20).count == 20
+    assert now(store).get("T", 0, 0, 20).count == 20
     path, at = str(bench.root / "commitlog" / f"{0:020d}"), now(store).physical_offset("T", 0, 5)
     bench.disk.faults.evict()
     bench.disk.faults.unreadable.add((path, at + 100))
-    fail_for_good(bench, lambda: store.get_when_ready("T", 0, 0, 10))
-    results = kept(store.get_when_ready("T", 0, 0, 10))
+    fail_for_good(bench, lambda: store.get("T", 0, 0, 10))
+    results = kept(store.get("T", 0, 0, 10))
     step_all(bench)
     assert offsets(results[0]) == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10]
     bench.disk.faults.is_cold = False
-    for get in (store.get, store.get_when_ready):
+    for get in (store.get, store.get):
         found = get("T", 0, 0, 10)
         assert isinstance(found, GetMessageResult)
         assert offsets(found) == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10]
 
 
 def test_nothing_is_answered_before_it_was_fetched(bench: Bench, store: MessageStore) -> None:
-    results = kept(store.get_when_ready("T", 0, 3, 10))
+    results = kept(store.get("T", 0, 3, 10))
     for _ in range(2):
         assert not results
         bench.worker.step()
@@ -155,7 +155,7 @@ def test_nothing_is_answered_before_it_was_fetched(bench: Bench, store: MessageS
 def test_what_this_process_appended_is_not_asked_for(bench: Bench, store: MessageStore) -> None:
     store.append([message("T", 0, b"new")] * 3)
     store.dispatch_now()
-    found = store.get_when_ready("T", 0, 20, 32)
+    found = store.get("T", 0, 20, 32)
     assert isinstance(found, GetMessageResult)
     assert offsets(found) == [20, 21, 22]
     assert not bench.worker.waiting
@@ -168,12 +168,12 @@ def test_what_this_process_appended_is_asked_for_when_it_is_far_behind(make: Cal
     store.dispatch_now()
     bench.disk.faults.evict()
     bench.worker.at_once = False
-    results = kept(store.get_when_ready("T", 0, 0, 32))
+    results = kept(store.get("T", 0, 0, 32))
     assert step_all(bench) == 2
     assert (results[0].count, results[0].suggest_slave) == (8, True)
     assert store._queues.by_name["T", 0].resident_from == 8
     bench.disk.faults.evict()
-    results = kept(store.get_when_ready("T", 0, 8, 32))
+    results = kept(store.get("T", 0, 8, 32))
     assert step_all(bench) == 2
     assert results[0].next_offset == 16
 
@@ -185,32 +185,32 @@ def test_what_this_process_appended_is_asked_for_from_some_distance_on(
     store = bench.open()
     store.append([message()] * 40)
     store.dispatch_now()
-    near = store.get_when_ready("T", 0, 30, 10)
+    near = store.get("T", 0, 30, 10)
     bench.disk.faults.evict()
     bench.worker.at_once = False
     # What was in memory a moment ago is not asked for again.
-    assert store.get_when_ready("T", 0, 30, 10) == near
+    assert store.get("T", 0, 30, 10) == near
     assert isinstance(near, GetMessageResult)
     assert near.count == 10
-    results = kept(store.get_when_ready("T", 0, 0, 40))
+    results = kept(store.get("T", 0, 0, 40))
     assert step_all(bench) == 2
     assert (results[0].count, results[0].suggest_slave) == (32, False)
-    again = store.get_when_ready("T", 0, 0, 40)
+    again = store.get("T", 0, 0, 40)
     assert again == results[0]
     bench.disk.faults.evict()
     bench.clock.advance(1)
-    later = kept(store.get_when_ready("T", 0, 30, 10))
+    later = kept(store.get("T", 0, 30, 10))
     assert later == []
     step_all(bench)
     assert later == [near]
 
 
 def test_filters_fetch_only_what_they_want(bench: Bench, store: MessageStore) -> None:
-    results = kept(store.get_when_ready("T", 0, 0, 32, None, frozenset([98])))
+    results = kept(store.get("T", 0, 0, 32, None, frozenset([98])))
     step_all(bench)
     assert offsets(results[0]) == list(range(1, 20, 2))
     bench.disk.faults.evict()
-    nothing = kept(store.get_when_ready("T", 0, 0, 32, None, frozenset([1])))
+    nothing = kept(store.get("T", 0, 0, 32, None, frozenset([1])))
     assert step_all(bench) == 1
     assert (nothing[0].status, nothing[0].next_offset) == (GetMessageStatus.NO_MATCHED_MESSAGE, 20)
 
@@ -223,13 +223,13 @@ def test_units_of_the_extension_are_fetched_before_they_are_looked_at(make: Call
     store = after_restart(bench, store)
     bench.disk.faults.evict()
     bench.worker.at_once = False
-    results = kept(store.get_when_ready("T", 0, 0, 32, None, frozenset([98])))
+    results = kept(store.get("T", 0, 0, 32, None, frozenset([98])))
     assert step_all(bench) == 3
     assert offsets(results[0]) == list(range(1, 20, 2))
     (unit_file,) = {path for path, _, _ in bench.disk.faults.fetches if "consumequeue_ext" in path}
     bench.disk.faults.evict()
     bench.disk.faults.unreadable.add((unit_file, 0))
-    answer = store.get_when_ready("T", 0, 0, 32, None, frozenset([98]))
+    answer = store.get("T", 0, 0, 32, None, frozenset([98]))
     assert isinstance(answer, Deferred)
     failures: list[str] = []
     answer.addErrback(lambda failure: failures.append(str(failure.trap(StoreDamaged) and failure.value)))
@@ -249,7 +249,7 @@ def test_units_of_the_extension_are_fetched_before_they_are_looked_at(make: Call
 def test_outcomes_without_messages_wait_for_nothing(
     bench: Bench, store: MessageStore, queue_id: int, offset: int, status: GetMessageStatus
 ) -> None:
-    found = store.get_when_ready("T", queue_id, offset, 32)
+    found = store.get("T", queue_id, offset, 32)
     assert isinstance(found, GetMessageResult)
     assert found.status is status
     assert not bench.worker.waiting
@@ -260,7 +260,7 @@ def test_rotten_messages_are_passed_over_when_they_are_in_memory(bench: Bench, s
     with (bench.root / "commitlog" / f"{0:020d}").open("r+b") as file:
         file.seek(at + 200)
         file.write(b"?")
-    results = kept(store.get_when_ready("T", 0, 4, 3))
+    results = kept(store.get("T", 0, 4, 3))
     step_all(bench)
     assert offsets(results[0]) == [4, 6, 7]
     assert [damage.start for damage in store.corrupt_ranges] == [at]
@@ -272,7 +272,7 @@ def test_rotten_messages_are_passed_over_when_they_are_in_memory(bench: Bench, s
 def test_a_read_that_fails_once_hides_nothing(bench: Bench, store: MessageStore) -> None:
     at = now(store).physical_offset("T", 0, 5)
     path = str(bench.root / "commitlog" / f"{0:020d}")
-    for act in (lambda: store.get_when_ready("T", 0, 3, 5), lambda: store.queries.record(at)):
+    for act in (lambda: store.get("T", 0, 3, 5), lambda: store.queries.record(at)):
         bench.disk.faults.evict()
         bench.disk.faults.unreadable.add((path, at + 50))
         for _ in range(20):  # of many who ask at once
@@ -280,7 +280,7 @@ def test_a_read_that_fails_once_hides_nothing(bench: Bench, store: MessageStore)
         bench.clock.advance(FORGOTTEN_S + 1)
     assert not store.corrupt_ranges
     bench.disk.faults.unreadable.clear()
-    results = kept(store.get_when_ready("T", 0, 3, 5))
+    results = kept(store.get("T", 0, 3, 5))
     record = kept(store.queries.record(at))
     step_all(bench)
     assert offsets(results[0]) == [3, 4, 5, 6, 7]
@@ -291,16 +291,16 @@ def test_a_message_that_cannot_be_read_is_reported_and_the_rest_served(bench: Be
     at = now(store).physical_offset("T", 0, 5)
     path = str(bench.root / "commitlog" / f"{0:020d}")
     bench.disk.faults.unreadable.add((path, at + 100))
-    fail_for_good(bench, lambda: store.get_when_ready("T", 0, 3, 5))
+    fail_for_good(bench, lambda: store.get("T", 0, 3, 5))
     assert not store.corrupt_ranges
-    results = kept(store.get_when_ready("T", 0, 3, 5))
+    results = kept(store.get("T", 0, 3, 5))
     step_all(bench)
     assert offsets(results[0]) == [3, 4, 6, 7, 8]
     (damage,) = store.corrupt_ranges
     assert (damage.start, damage.end) == (at, now(store).physical_offset("T", 1, 5))
     assert "the disk cannot read it" in damage.why
     fetches = len(bench.disk.faults.fetches)
-    again = store.get_when_ready("T", 0, 3, 5)
+    again = store.get("T", 0, 3, 5)
     assert isinstance(again, GetMessageResult)
     assert offsets(again) == [3, 4, 6, 7, 8]
     assert len(bench.disk.faults.fetches) == fetches
@@ -310,7 +310,7 @@ def test_a_message_that_cannot_be_read_is_reported_and_the_rest_served(bench: Be
 def test_a_consume_queue_that_cannot_be_read_is_told_and_nothing_passed_over(bench: Bench, store: MessageStore) -> None:
     path = str(bench.root / "consumequeue" / "T" / "0" / f"{0:020d}")
     bench.disk.faults.unreadable.add((path, 90))
-    answer = store.get_when_ready("T", 0, 0, 5)
+    answer = store.get("T", 0, 0, 5)
     assert isinstance(answer, Deferred)
     failures: list[str] = []
     answer.addErrback(lambda failure: failures.append(str(failure.trap(StoreDamaged) and failure.value)))
@@ -318,7 +318,7 @@ def test_a_consume_queue_that_cannot_be_read_is_told_and_nothing_passed_over(ben
     assert failures[0].startswith(f"{path} is damaged at byte 0: the disk cannot read it")
     assert "delete" in failures[0]
     bench.disk.faults.unreadable.clear()
-    results = kept(store.get_when_ready("T", 0, 0, 5))
+    results = kept(store.get("T", 0, 0, 5))
     step_all(bench)
     assert offsets(results[0]) == list(range(5))
 
@@ -337,7 +337,7 @@ def test_a_want_of_descriptors_is_no_damage(
     def ask() -> Deferred[object]:
         if part == "index":
             return ensureDeferred(store.query("T", "k3", 10, 0, 2**62))
-        answer = store.get_when_ready("T", 0, 0, 5)
+        answer = store.get("T", 0, 0, 5)
         assert isinstance(answer, Deferred)
         return answer  # type: ignore[return-value]
 
@@ -367,7 +367,7 @@ def test_a_segment_that_was_cut_off_ends_nobody(tmp_path: Path) -> None:
     got: list[int] = []
     offset = 0
     for _ in range(200):
-        answer = _as_deferred(store.get_when_ready("T", 0, offset, 4))
+        answer = maybeDeferred(store.get, "T", 0, offset, 4)
         failed: list[Failure] = []
         answer.addErrback(lambda failure, failed=failed: failed.append(failure))
         if failed:
@@ -394,10 +394,10 @@ def test_a_segment_deleted_while_it_is_fetched(make: Callable[..., Bench]) -> No
         store.append([message("T", 0, b"%05d" % i * 1200)])
     store.dispatch_now()
     store = after_restart(bench, store)
+    held = now(store).get("T", 0, 0, 2)
     bench.disk.faults.evict()
-    held = store.get("T", 0, 0, 2)
     bench.worker.at_once = False
-    results = kept(store.get_when_ready("T", 0, 0, 2))
+    results = kept(store.get("T", 0, 0, 2))
     bench.worker.step()
     assert not results
     gone = store._commit_log.drop_first()
@@ -508,7 +508,7 @@ def test_stopping_waits_for_what_runs_and_refuses_what_waits(tmp_path: Path) -> 
 
 
 def test_a_store_stops_after_its_reads(bench: Bench, store: MessageStore) -> None:
-    results = kept(store.get_when_ready("T", 0, 3, 10))
+    results = kept(store.get("T", 0, 3, 10))
     bench.worker.step()
     reading = bench.worker.waiting.pop()
     bench.worker.at_once = True
@@ -527,7 +527,7 @@ def test_what_never_stays_in_memory_is_not_touched_before_it_was_read(
     start, end = now(store).physical_offset("T", 0, 3), now(store).physical_offset("T", 0, 13)
     bench.disk.faults.fetches.clear()
     monkeypatch.setattr(FaultyFile, "is_resident", lambda file, at, size: False)
-    results = kept(store.get_when_ready("T", 0, 3, 10))
+    results = kept(store.get("T", 0, 3, 10))
     step_all(bench)
     assert offsets(results[0]) == list(range(3, 13))
     log = str(bench.root / "commitlog" / f"{0:020d}")
@@ -538,7 +538,7 @@ def test_what_never_stays_in_memory_is_not_touched_before_it_was_read(
 
 def test_bytes_that_never_come_to_memory_are_served_all_the_same(bench: Bench, store: MessageStore) -> None:
     """There may be file systems that cannot tell what is in memory."""
-    results = kept(store.get_when_ready("T", 0, 3, 10))
+    results = kept(store.get("T", 0, 3, 10))
     for _ in range(20):
         if bench.worker.waiting:
             bench.worker.step()
@@ -591,14 +591,6 @@ def _real() -> tuple[object, object, object, dict[str, int]]:
     clock = Clock()
     clock.advance(1_795_255_600.5)
     return clock, OsDisk(), InlineWorker(), {**SMALL}
-
-
-def _as_deferred(answer: GetMessageResult | Deferred[GetMessageResult]) -> Deferred[GetMessageResult]:
-    if isinstance(answer, Deferred):
-        return answer
-    done: Deferred[GetMessageResult] = Deferred()
-    done.callback(answer)
-    return done
 
 
 def test_the_real_disk_fetches_what_was_dropped_from_memory(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_the_seam() -> None:
 
 def test_messages_are_picked(store: MessageStore) -> None:
     property_filter = Matching(3, 4, 30)
-    for get in (store.get, store.get_when_ready):
+    for get in (store.get, store.get):
         result = found(get("T", 0, 2, 32, property_filter=property_filter))
         assert (result.status, offsets(result), result.count) == (GetMessageStatus.FOUND, [3, 4, 30], 3)
         assert (result.next_offset, result.min_offset, result.max_offset) == (40, 0, 40)
@@ -76,30 +76,30 @@ def test_messages_are_picked(store: MessageStore) -> None:
 
 def test_as_many_are_picked_as_are_asked_for(store: MessageStore) -> None:
     property_filter = Matching(3, 4, 30, 31)
-    result = found(store.get_when_ready("T", 0, 0, 2, property_filter=property_filter))
+    result = found(store.get("T", 0, 0, 2, property_filter=property_filter))
     assert (offsets(result), result.next_offset) == ([3, 4], 5)
-    result = found(store.get_when_ready("T", 0, 5, 2, property_filter=property_filter))
+    result = found(store.get("T", 0, 5, 2, property_filter=property_filter))
     assert (offsets(result), result.next_offset) == ([30, 31], 32)
     size = len(result.pieces[0]) // 2
-    result = found(store.get_when_ready("T", 0, 0, 32, size + 1, property_filter=property_filter))
+    result = found(store.get("T", 0, 0, 32, size + 1, property_filter=property_filter))
     assert (offsets(result), result.next_offset) == ([3], 4)
 
 
 def test_none_is_picked(store: MessageStore) -> None:
-    result = found(store.get_when_ready("T", 0, 1, 32, property_filter=Matching()))
+    result = found(store.get("T", 0, 1, 32, property_filter=Matching()))
     assert (result.status, result.count, result.next_offset) == (GetMessageStatus.NO_MATCHED_MESSAGE, 0, 40)
-    result = found(store.get_when_ready("T", 0, 40, 32, property_filter=Matching()))
+    result = found(store.get("T", 0, 40, 32, property_filter=Matching()))
     assert (result.status, result.next_offset) == (GetMessageStatus.OFFSET_OVERFLOW_ONE, 40)
 
 
 def test_a_get_looks_at_so_many_at_most(bench: Bench) -> None:
     store = bench.open()
     fill(store, 999)
-    result = found(store.get_when_ready("T", 0, 0, 32, property_filter=Matching(900)))
+    result = found(store.get("T", 0, 0, 32, property_filter=Matching(900)))
     assert result.status is GetMessageStatus.NO_MATCHED_MESSAGE
     assert 0 < result.next_offset <= 800
     while result.status is not GetMessageStatus.FOUND:
-        result = found(store.get_when_ready("T", 0, result.next_offset, 32, property_filter=Matching(900)))
+        result = found(store.get("T", 0, result.next_offset, 32, property_filter=Matching(900)))
     assert offsets(result) == [900]
 
 
@@ -110,17 +110,17 @@ def test_a_get_looks_at_no_more_than_the_matching_says(bench: Bench) -> None:
     property_filter.most_at_once = 7
     seen = 0
     for expected in ([3], [], [20]):
-        result = found(store.get_when_ready("T", 0, seen, 32, property_filter=property_filter))
+        result = found(store.get("T", 0, seen, 32, property_filter=property_filter))
         seen += 7
         assert (offsets(result), result.next_offset) == (expected, seen)
     store = after_restart(bench, store)
-    result = found(store.get("T", 0, 14, 32, property_filter=property_filter))
+    result = found(now(store).get("T", 0, 14, 32, property_filter=property_filter))
     assert (offsets(result), result.next_offset) == ([20], 21)
 
 
 def test_tags_are_looked_at_first(store: MessageStore) -> None:
     property_filter = Matching(3, 4, 5)
-    result = found(store.get_when_ready("T", 0, 0, 32, None, {java_hash("b")}, property_filter))
+    result = found(store.get("T", 0, 0, 32, None, {java_hash("b")}, property_filter))
     assert offsets(result) == [3, 5]
     assert property_filter.asked == [*range(1, 40, 2)]
 
@@ -132,10 +132,10 @@ def test_removed_messages_are_passed_over(make: Callable[..., Bench]) -> None:
     first = store._commit_log.segments[0]
     store._commit_log.segments = store._commit_log.segments[1:]
     store._commit_log.min_offset += 4096
-    result = found(store.get("T", 0, 0, 1, property_filter=Matching(*range(40))))
+    result = found(now(store).get("T", 0, 0, 1, property_filter=Matching(*range(40))))
     assert result.status is GetMessageStatus.FOUND
     assert offsets(result)[0] > 0
-    result = found(store.get("T", 0, 0, 1, property_filter=Matching()))
+    result = found(now(store).get("T", 0, 0, 1, property_filter=Matching()))
     assert (result.status, result.next_offset) == (GetMessageStatus.NO_MATCHED_MESSAGE, 40)
     first.close()
 
@@ -158,11 +158,11 @@ def test_units_may_rule_messages_out(extended: Bench) -> None:
         return unit.tags_code == java_hash("a")
 
     property_filter = Matching(2, 3, 4, units=is_even)
-    assert offsets(found(store.get_when_ready("T", 0, 0, 32, property_filter=property_filter))) == [2, 4]
+    assert offsets(found(store.get("T", 0, 0, 32, property_filter=property_filter))) == [2, 4]
     assert property_filter.asked == [0, 2, 4, 6, 8]
     assert [unit.tags_code for unit in units] == [java_hash("ab"[i % 2]) for i in range(10)]
     property_filter = Matching(2, 3, 4, units=is_even)
-    assert offsets(found(store.get_when_ready("T", 0, 0, 32, None, {java_hash("b")}, property_filter))) == []
+    assert offsets(found(store.get("T", 0, 0, 32, None, {java_hash("b")}, property_filter))) == []
     assert property_filter.asked == []
 
 
@@ -173,7 +173,7 @@ def test_units_that_are_not_in_memory_are_fetched_first(extended: Bench) -> None
     extended.disk.faults.evict()
     extended.worker.at_once = False
     property_filter = Matching(2, 3, 4, units=lambda unit: unit.tags_code == java_hash("a"))
-    results = kept(store.get_when_ready("T", 0, 0, 32, property_filter=property_filter))
+    results = kept(store.get("T", 0, 0, 32, property_filter=property_filter))
     assert step_all(extended) == 3  # entries, units, messages
     assert offsets(results[0]) == [2, 4]
     assert property_filter.asked == [0, 2, 4, 6, 8]
@@ -184,7 +184,7 @@ def test_without_its_unit_a_message_may_match(extended: Bench) -> None:
     fill(store, 4)
     store._queues.by_name["T", 0].ext = None
     property_filter = Matching(1, units=lambda unit: False)
-    assert offsets(found(store.get_when_ready("T", 0, 0, 32, property_filter=property_filter))) == [1]
+    assert offsets(found(store.get("T", 0, 0, 32, property_filter=property_filter))) == [1]
 
 
 # What is not in memory
@@ -203,7 +203,7 @@ def page_loader(bench: Bench) -> MessageStore:
 
 def test_messages_are_looked_at_when_they_are_in_memory(bench: Bench, page_loader: MessageStore) -> None:
     property_filter = Matching(3, 4)
-    results = kept(page_loader.get_when_ready("T", 0, 0, 2, property_filter=property_filter))
+    results = kept(page_loader.get("T", 0, 0, 2, property_filter=property_filter))
     assert not results
     assert step_all(bench) == 2
     assert offsets(results[0]) == [3, 4]
@@ -213,11 +213,11 @@ def test_messages_are_looked_at_when_they_are_in_memory(bench: Bench, page_loade
 def test_a_get_that_fetched_often_ends_with_what_it_has(
     bench: Bench, page_loader: MessageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_FETCHES_MAX", 3)
+    monkeypatch.setattr(module, "_LOADS_MAX", 3)
     seen, answers = 0, 0
     picked: list[int] = []
     while seen < 100:
-        results = kept(page_loader.get_when_ready("T", 0, seen, 32, property_filter=Matching(3, 70)))
+        results = kept(page_loader.get("T", 0, seen, 32, property_filter=Matching(3, 70)))
         assert step_all(bench) <= 4
         (answer,) = results
         assert answer.next_offset > seen
@@ -233,9 +233,9 @@ def test_a_message_that_cannot_be_read_is_left_out(bench: Bench, page_loader: Me
     at = now(page_loader).physical_offset("T", 0, 3)
     bench.disk.faults.evict()
     bench.disk.faults.unreadable.add((str(bench.root / "commitlog" / f"{0:020d}"), at + 100))
-    fail_for_good(bench, lambda: page_loader.get_when_ready("T", 0, 0, 2, property_filter=Matching(2, 3, 4)))
+    fail_for_good(bench, lambda: page_loader.get("T", 0, 0, 2, property_filter=Matching(2, 3, 4)))
     property_filter = Matching(2, 3, 4)
-    results = kept(page_loader.get_when_ready("T", 0, 0, 2, property_filter=property_filter))
+    results = kept(page_loader.get("T", 0, 0, 2, property_filter=property_filter))
     step_all(bench)
     assert offsets(results[0]) == [2, 4]
     assert 3 not in property_filter.asked

@@ -27,7 +27,7 @@ def bodies(store: MessageStore, topic: str = "T", queue_id: int = 0) -> list[byt
     found: list[bytes] = []
     offset = 0
     while offset < store.max_offset(topic, queue_id):
-        result = store.get(topic, queue_id, offset, 32)
+        result = now(store).get(topic, queue_id, offset, 32)
         for piece in result.pieces:
             for record in decode_records(piece):
                 assert record.queue_offset >= offset

@@ -43,7 +43,7 @@ def filled(bench: Bench) -> MessageStore:
 def bodies(store: MessageStore, topic: str = "Old", queue_id: int = 0) -> list[bytes]:
     found = []
     for offset in range(store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)):
-        got = store.get(topic, queue_id, offset, 1)
+        got = now(store).get(topic, queue_id, offset, 1)
         assert got.status is GetMessageStatus.FOUND
         assert decode_record(got.pieces[0]).queue_offset == offset
         found.append(decode_record(got.pieces[0]).body)
@@ -89,8 +89,8 @@ def test_one_that_is_made_again_goes_on_with_its_numbers(bench: Bench) -> None:
     assert [row[1] for row in appended] == [3, 3, 0]
     turns(bench.clock, 3)
     assert bodies(store) == [b"new"]
-    assert store.get("Old", 0, 0, 9).status is GetMessageStatus.OFFSET_TOO_SMALL
-    assert store.get("Old", 0, 0, 9).next_offset == 3
+    assert now(store).get("Old", 0, 0, 9).status is GetMessageStatus.OFFSET_TOO_SMALL
+    assert now(store).get("Old", 0, 0, 9).next_offset == 3
     stop(store)
     assert bodies(bench.open()) == [b"new"]
 
@@ -107,9 +107,9 @@ def test_its_offsets_are_those_that_its_first_message_will_have(bench: Bench, re
     assert (store.bounds("Old", 9), store.min_offset("Old", 9), store.max_offset("Old", 9)) == (None, 0, 0)
     assert now(store).offset_by_time("Old", 0, 0) == 3
     for offset, status in [(0, GetMessageStatus.OFFSET_TOO_SMALL), (3, GetMessageStatus.OFFSET_OVERFLOW_ONE)]:
-        got = store.get("Old", 0, offset, 9)
+        got = now(store).get("Old", 0, offset, 9)
         assert (got.status, got.next_offset, got.min_offset, got.max_offset) == (status, 3, 3, 3)
-        assert store.get_when_ready("Old", 0, offset, 9) == got
+        assert store.get("Old", 0, offset, 9) == got
     assert store.append([message("Old", 0, b"new")])[0][1] == 3
     turns(bench.clock, 3)
     assert bodies(store) == [b"new"]
@@ -530,7 +530,7 @@ def test_a_get_that_waits_for_the_disk_finds_its_topic_removed(bench: Bench) -> 
     store = bench.open()
     bench.disk.faults.evict()
     bench.worker.at_once = False
-    waiting = store.get_when_ready("Old", 0, 0, 9)
+    waiting = store.get("Old", 0, 0, 9)
     assert isinstance(waiting, Deferred)
     got: list[GetMessageResult] = []
     waiting.addCallback(got.append)

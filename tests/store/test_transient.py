@@ -34,7 +34,7 @@ class Pool:
     def bodies(self) -> list[bytes]:
         found: list[bytes] = []
         while True:
-            result = self.store.get("T", 0, len(found), 32)
+            result = now(self.store).get("T", 0, len(found), 32)
             if result.status is not GetMessageStatus.FOUND:
                 return found
             found += [record.body for piece in result.pieces for record in decode_records(piece)]

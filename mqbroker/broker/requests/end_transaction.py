@@ -180,7 +180,7 @@ class EndTransactionRequests:
         closer look."""
         if end.offset >= self._store.max_offset(TRANS_HALF_TOPIC, QUEUE_ID):
             self._store.dispatch_now()
-        found = self._store.get_when_ready(TRANS_HALF_TOPIC, QUEUE_ID, max(0, end.offset), 1)
+        found = self._store.get(TRANS_HALF_TOPIC, QUEUE_ID, max(0, end.offset), 1)
         if isinstance(found, Deferred):
             found.addErrback(_ignore)  # `_find` asks for it again
             return None
@@ -189,7 +189,7 @@ class EndTransactionRequests:
 
     async def _find(self, end: _End) -> RawRecord:
         """The half message. Raises Refused where there is none, or not such a one; StoreError."""
-        queued = self._store.get_when_ready(TRANS_HALF_TOPIC, QUEUE_ID, max(0, end.offset), 1)
+        queued = self._store.get(TRANS_HALF_TOPIC, QUEUE_ID, max(0, end.offset), 1)
         found = _first(await queued if isinstance(queued, Deferred) else queued)
         if found is not None and _mismatch(found, end) is None:
             return found

@@ -160,9 +160,7 @@ class PullRequests:
         header = pull.header
         if self._cold and self._cold.get(connection, 0) >= COLD_ON_CONNECTION_MAX:
             raise StoreBusy(f"{COLD_ON_CONNECTION_MAX} pulls of the connection wait for the disk")
-        result = self._store.get_when_ready(
-            header.topic, header.queue_id, offset, header.max_msg_nums, None, *pull.filter
-        )
+        result = self._store.get(header.topic, header.queue_id, offset, header.max_msg_nums, None, *pull.filter)
         if header.sys_flag & PullSysFlag.COMMIT_OFFSET and header.commit_offset >= 0:
             self._commit(header)
         if isinstance(result, Deferred):
@@ -280,30 +278,31 @@ class PullRequests:
         return self._held.hold(HeldPull(connection, header.topic, header.queue_id, offset, deadline, check, weight))
 
     def _check_again(self, pull: _Pull, held: HeldPull, last: bool) -> bool:
-        """Look again for a held pull; False where it goes on waiting, behind what it does not want.
-
-        What it waits for was appended just now, so that it is in memory."""
-        header = pull.header
+        """Look again for a held pull; False where it goes on waiting, behind what it does not want."""
+        header, offset = pull.header, held.offset
         try:
-            result = self._store.get(
-                header.topic, header.queue_id, held.offset, header.max_msg_nums, None, *pull.filter
-            )
-            if result.status is GetMessageStatus.FOUND:
-                answer = self._found(pull, result)
-            else:
+            result = self._store.get(header.topic, header.queue_id, offset, header.max_msg_nums, None, *pull.filter)
+            if isinstance(result, Deferred):  # what came just now has left memory already
+                later = result.addCallback(lambda found: self._answer_held(pull, found, offset))
+                later.addErrback(lambda failure: _failed(failure.value, pull.opaque, pull.serialize_type))
+                later.addCallback(held.connection.write)
+                return True
+            if not last and _goes_on_waiting(result, offset):
                 self._gets.missed += 1
-                code = _code(result, held.offset)
-                if not last and (
-                    code == ResponseCode.PULL_NOT_FOUND or result.status is GetMessageStatus.NO_MATCHED_MESSAGE
-                ):
-                    if result.status is GetMessageStatus.NO_MATCHED_MESSAGE:
-                        held.offset = result.next_offset
-                    return False
-                answer = self._not_found(pull, code, result, held.offset)
+                if result.status is GetMessageStatus.NO_MATCHED_MESSAGE:
+                    held.offset = result.next_offset
+                return False
+            answer = self._answer_held(pull, result, offset)
         except Exception as error:
             answer = _failed(error, pull.opaque, pull.serialize_type)
         held.connection.write(answer)
         return True
+
+    def _answer_held(self, pull: _Pull, result: GetMessageResult, offset: int) -> bytes:
+        if result.status is GetMessageStatus.FOUND:
+            return self._found(pull, result)
+        self._gets.missed += 1
+        return self._not_found(pull, _code(result, offset), result, offset)
 
 
 def _answered_later(answers: list[bytes | Deferred[bytes]], connection: IConnection) -> Deferred[bytes]:
@@ -318,6 +317,12 @@ def _failed(error: BaseException | None, opaque: int, serialize_type: int) -> by
         error = OVERLOADED
     command = RemotingCommand(0, opaque=opaque, serialize_type=serialize_type)
     return encode_command(failure_response(command, error))
+
+
+def _goes_on_waiting(result: GetMessageResult, offset: int) -> bool:
+    if result.status is GetMessageStatus.FOUND:
+        return False
+    return result.status is GetMessageStatus.NO_MATCHED_MESSAGE or _code(result, offset) == ResponseCode.PULL_NOT_FOUND
 
 
 def _code(result: GetMessageResult, offset: int) -> int:

@@ -257,7 +257,7 @@ class HalfQueue:
 
         Raises StoreError.
         """
-        found = self._store.get_when_ready(topic, QUEUE_ID, offset, READ_MAX)
+        found = self._store.get(topic, QUEUE_ID, offset, READ_MAX)
         if isinstance(found, Deferred):
             found = await found
         if found.status is not GetMessageStatus.FOUND:

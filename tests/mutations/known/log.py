@@ -402,8 +402,8 @@ MISTAKES = [
     Mutation(
         "touch pages that are on the disk",
         "store/checked_reader.py",
-        "                look.missing.append(FileRange(file, at, size))\n                return True\n",
-        "                return True\n",
+        "            look.missing.append(FileRange(file, at, size))\n            return True\n",
+        "            return True\n",
         ("tests/store/test_page_loader.py::test_messages_from_before_the_start_come_when_they_are_in_memory",),
     ),
     Mutation(

@@ -480,8 +480,8 @@ class World:
     def _get_tagged(self, topic: str, queue_id: int, offset: int, tag: int) -> None:
         """Get messages with a tag and compare: whatever is wrong with what was built from the log, none is missed."""
         wanted = frozenset([java_hash(f"t{tag}")])
-        ask = partial(self.store.get_when_ready, topic, queue_id, offset, 32, None, wanted)
-        result = self._read(ask) if self._is_cold else self.store.get(topic, queue_id, offset, 32, None, wanted)
+        ask = partial(self.store.get, topic, queue_id, offset, 32, None, wanted)
+        result = self._read(ask) if self._is_cold else now(self.store).get(topic, queue_id, offset, 32, None, wanted)
         where = f"{topic} {queue_id} from {offset} with t{tag} ({result.status.name})"
         data = b"".join(bytes(piece) for piece in result.pieces)
         at = 0
@@ -498,9 +498,9 @@ class World:
         """Get and compare; returns the next offset."""
         entries = self.model.queues[topic, queue_id]
         if self._is_cold:
-            result = self._read(lambda: self.store.get_when_ready(topic, queue_id, offset, count))
+            result = self._read(lambda: self.store.get(topic, queue_id, offset, count))
         else:
-            result = self.store.get(topic, queue_id, offset, count)
+            result = now(self.store).get(topic, queue_id, offset, count)
         where = f"{topic} {queue_id} from {offset} ({result.status.name})"
         data = b"".join(bytes(piece) for piece in result.pieces)
         served = entries[offset : result.next_offset]
@@ -718,7 +718,7 @@ class World:
         for topic, queue_id in sorted(self.model.queues):
             low, high = self.store.min_offset(topic, queue_id), self.store.max_offset(topic, queue_id)
             for offset in range(low, high):
-                get = partial(self.store.get_when_ready, topic, queue_id, offset, 1)
+                get = partial(self.store.get, topic, queue_id, offset, 1)
                 found = self._read_once(get)
                 if isinstance(found, Failure):
                     found.trap(StoreDamaged)

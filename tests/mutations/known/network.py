@@ -81,6 +81,17 @@ MISTAKES = [
         ("tests/remoting/test_response_table.py::test_time_in_which_the_loop_did_not_turn_is_not_counted",),
     ),
     Mutation(
+        "keep a connection over which nothing comes back",
+        "remoting/response_table.py",
+        "is_silent |= self.heard_at < request.written_at",
+        "is_silent |= False",
+        (
+            "tests/remoting/test_response_table.py::test_silence_is_told_where_nothing_was_heard_since_the_request",
+            "tests/remoting/test_client.py",
+            "tests/client/test_aio.py::test_a_connection_from_which_nothing_came_in_time_is_replaced",
+        ),
+    ),
+    Mutation(
         "send an overdue message back twice",
         "client/consume_service.py",
         "if owner.dropped or run.is_sent_back:",

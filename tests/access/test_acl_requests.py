@@ -17,8 +17,9 @@ from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.signature import Credentials
 from tests.access.acl import ADMIN, ALICE, PLAIN, signed, write_acl
 from tests.access.test_guard import refusal, sending
-from tests.broker.bench import START, Bench, HeldWorker
+from tests.broker.bench import START, Bench
 from tests.broker.every_request import Field, fields_of, text_for, wrong_values
+from tests.fakes import SteppedWorker
 from tests.remoting.logs import Logged
 
 PUT, DELETE = RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, RequestCode.DELETE_ACL_CONFIG
@@ -295,14 +296,14 @@ def test_a_disk_that_cannot_be_written_to(bench: Bench, home: Path, monkeypatch:
 
 
 def test_changes_at_the_same_time_come_one_after_another(make_bench: Callable[..., Bench], home: Path) -> None:
-    bench = make_bench(table_worker=HeldWorker())
+    bench = make_bench(table_worker=SteppedWorker(at_once=False))
     client = bench.client()
     commands = [
         signed(ADMIN, PUT, {**BOBS, "accessKey": f"account-{n}"}) for n in range(4)
     ]  # fmt: skip
     assert client.ask_all(*commands) == []
     bench.acl.look()
-    assert len(bench.table_worker.jobs) == 1
+    assert len(bench.table_worker.waiting) == 1
     bench.table_worker.work()
     assert [answer.code for answer in client.heard()] == [0, 0, 0, 0]
     assert [account["accessKey"] for account in plain(home)["accounts"]][2:] == [f"account-{n}" for n in range(4)]
@@ -316,7 +317,7 @@ def test_the_watch_is_on_the_brokers_list(bench: Bench, home: Path) -> None:
 def test_a_look_that_fails_is_logged_and_changes_nothing(
     make_bench: Callable[..., Bench], home: Path, logged: Logged
 ) -> None:
-    bench = make_bench(table_worker=HeldWorker())
+    bench = make_bench(table_worker=SteppedWorker(at_once=False))
     looked = bench.acl.look()
     bench.table_worker.fail(RuntimeError("oops"))
     assert looked.called

@@ -17,6 +17,7 @@ from mqbroker.wire.requests import codes_where
 from mqbroker.wire.signature import ACCESS_KEY, SIGNATURE, Credentials
 from tests.access.acl import ADMIN, ALICE, STRANGER, signed
 from tests.broker.bench import Bench, Client, pull_header, send_command
+from tests.fakes import SteppedWorker
 from tests.remoting.logs import Logged
 
 PREFIX = "org.apache.rocketmq.acl.common.AclException: "
@@ -223,9 +224,8 @@ def test_in_one_read_the_good_are_taken_and_the_others_refused(bench: Bench) -> 
 
 def test_answers_that_wait_come_with_the_refusals(make_bench: Callable[..., Bench]) -> None:
     from mqbroker.config.settings import FlushDiskType
-    from tests.broker.bench import HeldWorker
 
-    bench = make_bench(worker=HeldWorker(), store={"flush_disk_type": FlushDiskType.SYNC_FLUSH})
+    bench = make_bench(worker=SteppedWorker(at_once=False), store={"flush_disk_type": FlushDiskType.SYNC_FLUSH})
     client = peer(bench)
     assert client.ask_all(sending(ALICE), sending(STRANGER)) == []
     bench.worker.work()

@@ -8,7 +8,6 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from zope.interface import implementer
 
@@ -33,6 +32,7 @@ from mqbroker.wire.headers import (
 from mqbroker.wire.headers.coding import Header
 from mqbroker.wire.record import Record, decode_records, encode_host
 from tests.commands import decode_commands
+from tests.fakes import SteppedWorker
 from tests.remoting.link import CLIENT, Link, Peer, serve
 from tests.store.harness import now
 
@@ -73,31 +73,6 @@ def make_settings(root: str | Path, *, store: dict[str, Any] | None = None, **ch
 def live_settings(root: str | Path = "store", **changes: Any) -> LiveSettings:
     """Settings as parts of a broker read them, with changes."""
     return LiveSettings(make_settings(root, **changes), lambda: START)
-
-
-@implementer(IWorker)
-class HeldWorker:
-    """Does nothing until it is told to, or to fail."""
-
-    def __init__(self) -> None:
-        self.jobs: list[Any] = []
-
-    def run(self, function: Callable[..., Any]) -> Deferred[Any]:
-        done = Deferred[Any]()
-        self.jobs.append((function, done))
-        return done
-
-    def work(self) -> None:
-        """Do all that waits, and what that brings."""
-        while self.jobs:
-            function, done = self.jobs.pop(0)
-            done.callback(function())
-
-    def fail(self, error: Exception) -> None:
-        """Fail all that waits."""
-        jobs, self.jobs = self.jobs, []
-        for _, done in jobs:
-            done.errback(error)
 
 
 @implementer(IConnection)
@@ -165,7 +140,7 @@ class Bench:
         worker: IWorker | None = None,
         clock: Clock | None = None,
         store: dict[str, Any] | None = None,
-        table_worker: HeldWorker | None = None,
+        table_worker: SteppedWorker | None = None,
         disk: Any = None,
         reads_halves: bool = True,
         save_settings: Any = None,
@@ -236,7 +211,7 @@ class Bench:
         self.parts.half_queue.stop()
         self.held.stop()
         stopped = self.store.stop()
-        if isinstance(self.worker, HeldWorker):
+        if isinstance(self.worker, SteppedWorker):
             self.worker.work()
         assert stopped.called
 

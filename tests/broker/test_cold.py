@@ -31,7 +31,7 @@ from tests.broker.bench import Bench, Client, pull_header
 from tests.broker.test_delay import delayed_message
 from tests.broker.transacting import COMMIT, HALF, Transactor, end_command
 from tests.broker.transacting import bodies as transacted
-from tests.store.harness import FaultyDisk, SteppedWorker
+from tests.fakes import FaultyDisk, SteppedWorker
 
 PULL = RequestCode.PULL_MESSAGE
 

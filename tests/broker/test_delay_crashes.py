@@ -11,7 +11,7 @@ from twisted.internet.task import Clock
 
 from mqbroker.config import FlushDiskType
 from tests.broker.bench import START, Bench
-from tests.broker.test_transaction_crashes import MortalWorker
+from tests.fakes import SteppedWorker
 from tests.store.simulation.disk import DiskFaults, SimDisk
 from tests.store.simulation.threads import Ended
 
@@ -39,7 +39,9 @@ class World:
     def open(self) -> None:
         self.clock = Clock()  # nobody of the life before is on it
         self.clock.advance(self.now)
-        self.bench = Bench(self.root / "store", disk=self.disk, clock=self.clock, worker=MortalWorker(), store=SETTINGS)
+        self.bench = Bench(
+            self.root / "store", disk=self.disk, clock=self.clock, worker=SteppedWorker(), store=SETTINGS
+        )
         self.disk.now_ms = lambda: int(self.clock.seconds() * 1000)
         self.client = self.bench.client()
         self.bench.parts.delay.start()

@@ -11,8 +11,9 @@ from mqbroker.store.commitlog import NewMessage
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand, encode_command
 from mqbroker.wire.headers import SendMessageRequestHeader, SendMessageRequestHeaderV2, UnregisterClientRequestHeader
-from tests.broker.bench import START, Bench, Client, HeldWorker, send_fields
+from tests.broker.bench import START, Bench, Client, send_fields
 from tests.broker.test_client_requests import beat, pushed
+from tests.fakes import SteppedWorker
 from tests.remoting.logs import Logged
 
 ASKER = IPv4Address("TCP", "10.0.0.3", 5)
@@ -165,7 +166,7 @@ def test_the_rules_of_sends_count(client: Client, asker: Client, code: int, topi
 
 
 def test_a_topic_that_comes_to_be_is_kept_before_the_answer(make_bench: Callable[..., Bench]) -> None:
-    bench = make_bench("held", table_worker=HeldWorker())
+    bench = make_bench("held", table_worker=SteppedWorker(at_once=False))
     client, asker = bench.client(), bench.client(ASKER)
     beat(asker, client_id="asker", producers=["PG"])
     bench.table_worker.work()

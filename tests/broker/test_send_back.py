@@ -11,7 +11,8 @@ from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import ConsumerSendMsgBackRequestHeader
 from mqbroker.wire.ids import offset_message_id
 from mqbroker.wire.record import Record, decode_records
-from tests.broker.bench import Bench, Client, HeldWorker
+from tests.broker.bench import Bench, Client
+from tests.fakes import SteppedWorker
 from tests.remoting.logs import Logged
 
 
@@ -150,7 +151,7 @@ def test_separators_in_a_value_come_through(bench: Bench, client: Client) -> Non
 
 
 def test_a_store_that_takes_nothing(make_bench: Callable[..., Bench]) -> None:
-    bench = make_bench(worker=HeldWorker())
+    bench = make_bench(worker=SteppedWorker(at_once=False))
     client = bench.client()
     record = stored(bench, client)
     bench.turn(1)

@@ -10,14 +10,9 @@ from mqbroker.wire.batch import BatchEntry, encode_batch
 from mqbroker.wire.bodies import TopicConfig
 from mqbroker.wire.codes import Perm, ResponseCode
 from mqbroker.wire.names import check_topic
-from tests.broker.bench import (
-    HOST,
-    START,
-    Bench,
-    Client,
-    HeldWorker,
-)
+from tests.broker.bench import HOST, START, Bench, Client
 from tests.broker.sending import BATCH, V1, V2, one, put_topic
+from tests.fakes import SteppedWorker
 
 
 @pytest.mark.parametrize("code", [V1, V2, BATCH])
@@ -25,7 +20,7 @@ def test_what_is_sent_to_a_new_topic_is_answered_when_the_topic_is_on_the_disk(
     make_bench: Callable[..., Bench], tmp_path: Path, code: int
 ) -> None:
     """A message whose topic is forgotten by a broker that is killed is one that nobody finds."""
-    worker = HeldWorker()
+    worker = SteppedWorker(at_once=False)
     bench = make_bench(table_worker=worker)
     first, second, third = bench.client(), bench.client(), bench.client()
     body = encode_batch([BatchEntry(0, b"x", b"")]) if code == BATCH else b"x"
@@ -41,7 +36,7 @@ def test_what_is_sent_to_a_new_topic_is_answered_when_the_topic_is_on_the_disk(
 
 
 def test_where_topics_cannot_be_written_a_send_is_answered_all_the_same(make_bench: Callable[..., Bench]) -> None:
-    worker = HeldWorker()
+    worker = SteppedWorker(at_once=False)
     client = make_bench(table_worker=worker).client()
     assert client.send("New") == []
     worker.fail(OSError(28, "No space left on device"))

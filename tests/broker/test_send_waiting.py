@@ -8,18 +8,14 @@ from mqbroker.errors import StoreBusy
 from mqbroker.store.commitlog import NewMessage
 from mqbroker.wire.batch import BatchEntry, encode_batch
 from mqbroker.wire.codes import ResponseCode
-from tests.broker.bench import (
-    Bench,
-    Client,
-    HeldWorker,
-    send_command,
-)
+from tests.broker.bench import Bench, Client, send_command
 from tests.broker.sending import BATCH, V1, V2, one
+from tests.fakes import SteppedWorker
 
 
 @pytest.fixture
 def sync_bench(make_bench: Callable[..., Bench]) -> Bench:
-    bench = make_bench(worker=HeldWorker(), store={"flush_disk_type": "SYNC_FLUSH"})
+    bench = make_bench(worker=SteppedWorker(at_once=False), store={"flush_disk_type": "SYNC_FLUSH"})
     bench.worker.work()
     return bench
 
@@ -69,7 +65,7 @@ def test_without_the_property_it_waits(sync_bench: Bench) -> None:
 
 
 def test_under_async_flush_nobody_waits(make_bench: Callable[..., Bench]) -> None:
-    bench = make_bench(worker=HeldWorker())
+    bench = make_bench(worker=SteppedWorker(at_once=False))
     client = bench.client()
     for _ in range(2):
         assert one(client.send(properties=WAITING)).code == 0

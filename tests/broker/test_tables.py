@@ -16,7 +16,8 @@ from mqbroker.store.jsonfile import PIECES_PER_TURN, JsonFile
 from mqbroker.store.worker import InlineWorker
 from mqbroker.wire.bodies import ConsumerOffsetSerializeWrapper, SubscriptionGroupConfig, TopicConfig
 from mqbroker.wire.codes import Perm
-from tests.broker.bench import START, HeldWorker, live_settings
+from tests.broker.bench import START, live_settings
+from tests.fakes import SteppedWorker
 from tests.remoting.logs import Logged
 
 
@@ -36,7 +37,7 @@ def group_table(root: Path, auto_create: bool = True) -> GroupTable:
     return GroupTable(JsonFile(str(root / "subscriptionGroup.json"), InlineWorker()), lambda: START, live)
 
 
-def offset_table(root: Path, worker: HeldWorker | None = None) -> OffsetTable:
+def offset_table(root: Path, worker: SteppedWorker | None = None) -> OffsetTable:
     return OffsetTable(JsonFile(str(root / "consumerOffset.json"), worker or InlineWorker()), live_settings())
 
 
@@ -231,20 +232,20 @@ def test_offsets_are_kept_and_written_when_asked(root: Path) -> None:
 
 
 def test_nothing_is_written_where_nothing_changed(root: Path) -> None:
-    worker = HeldWorker()
+    worker = SteppedWorker(at_once=False)
     table = offset_table(root, worker)
     table.persist()
-    assert worker.jobs == []
+    assert worker.waiting == []
     table.commit("CG", "T", 0, 5)
     table.persist()
     worker.work()
     table.commit("CG", "T", 0, 5)
     table.persist()
-    assert worker.jobs == []
+    assert worker.waiting == []
 
 
 def test_a_failed_write_is_tried_again(root: Path) -> None:
-    worker = HeldWorker()
+    worker = SteppedWorker(at_once=False)
     table = offset_table(root, worker)
     table.commit("CG", "T", 0, 5)
     table.persist()
@@ -255,7 +256,7 @@ def test_a_failed_write_is_tried_again(root: Path) -> None:
 
 
 def test_a_change_during_a_write_is_not_forgotten(root: Path) -> None:
-    worker = HeldWorker()
+    worker = SteppedWorker(at_once=False)
     table = offset_table(root, worker)
     table.commit("CG", "T", 0, 5)
     table.persist()

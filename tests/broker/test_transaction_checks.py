@@ -14,8 +14,9 @@ from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import ResumeCheckHalfMessageRequestHeader
 from mqbroker.wire.record import Record
-from tests.broker.bench import Bench, HeldWorker
+from tests.broker.bench import Bench
 from tests.broker.transacting import COMMIT, GIVEN_UP, HALF, OP, ROLLBACK, Transactor, answered, bodies, round_of_checks
+from tests.fakes import SteppedWorker
 from tests.remoting.logs import Logged
 
 HOUR_MS = 3_600_000
@@ -265,7 +266,7 @@ def test_the_half_topic_is_there_after_the_first_round(bench: Bench) -> None:
 
 
 def test_a_round_that_waits_for_the_disk_ends_with_the_broker(make_bench: Callable[..., Bench], logged: Logged) -> None:
-    bench = make_bench("held", worker=HeldWorker())
+    bench = make_bench("held", worker=SteppedWorker(at_once=False))
     bench.worker.work()
     bench.parts.checks.start()
     Transactor(bench).half(b"one")

@@ -8,18 +8,14 @@ ends once more.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
-from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.task import Clock
-from zope.interface import implementer
 
 from mqbroker.config import FlushDiskType
-from mqbroker.store.worker import IWorker
 from tests.broker.bench import START, Bench
 from tests.broker.transacting import (
     COMMIT,
@@ -33,6 +29,7 @@ from tests.broker.transacting import (
     bodies,
     end_command,
 )
+from tests.fakes import SteppedWorker
 from tests.store.simulation.disk import DiskFaults, SimDisk
 from tests.store.simulation.threads import Ended
 
@@ -47,19 +44,6 @@ SETTINGS: dict[str, Any] = {
         "max_message_size": 4096,
     },
 }
-
-
-@implementer(IWorker)
-class MortalWorker:
-    """Does everything at once; what it is at when the process ends nobody hears of."""
-
-    def run(self, function: Callable[..., Any]) -> Deferred[Any]:
-        try:
-            return succeed(function())
-        except Ended:
-            return Deferred()
-        except Exception:
-            return fail()
 
 
 class World:
@@ -78,7 +62,7 @@ class World:
     def open(self) -> None:
         self.clock = Clock()  # nobody of the life before is on it
         self.clock.advance(self.now)
-        self.bench = Bench(self.root / "store", disk=self.disk, clock=self.clock, worker=MortalWorker(), **SETTINGS)
+        self.bench = Bench(self.root / "store", disk=self.disk, clock=self.clock, worker=SteppedWorker(), **SETTINGS)
         self.disk.now_ms = lambda: int(self.clock.seconds() * 1000)
         self.bench.parts.checks.start()
         self.producer = Transactor(self.bench)

@@ -14,8 +14,9 @@ from mqbroker.store.commitlog import NewMessage
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.command import ONEWAY_FLAG
 from mqbroker.wire.record import encode_host
-from tests.broker.bench import HOST, STORE_HOST, Bench, HeldWorker
+from tests.broker.bench import HOST, STORE_HOST, Bench
 from tests.broker.transacting import COMMIT, HALF, OP, ROLLBACK, UNKNOWN, Transactor, bodies, end_command
+from tests.fakes import SteppedWorker
 from tests.store.harness import now
 
 
@@ -322,7 +323,7 @@ def test_progress_is_kept_as_the_java_broker_keeps_it(bench: Bench, producer: Tr
 
 
 def test_no_progress_is_kept_that_stands_on_what_is_not_on_the_disk(make_bench: Callable[..., Bench]) -> None:
-    bench = make_bench(worker=HeldWorker())
+    bench = make_bench(worker=SteppedWorker(at_once=False))
     bench.worker.work()
     bench.client().send(queue_id=1)
     producer = Transactor(bench)

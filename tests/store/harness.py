@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import copy
-import errno
 import gzip
 import json
-import os
 import shutil
 import tarfile
-from collections.abc import Callable, Coroutine
-from mmap import PAGESIZE
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
-from twisted.internet.defer import Deferred, maybeDeferred, succeed
+from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import Clock
-from zope.interface import implementer
 
 from mqbroker.config import StoreSettings
 from mqbroker.store import MessageStore, open_store
 from mqbroker.store.commitlog import NewMessage
 from mqbroker.store.consumequeue import ConsumeQueue
-from mqbroker.store.disk import DiskSpace, IDisk, ILockedFile, IMappedFile, read_before_touch
+from mqbroker.store.disk import IMappedFile, read_before_touch
 from mqbroker.store.entry_repair import EntryRepair
 from mqbroker.store.get_message_result import GetMessageResult
-from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.page_loader import PageLoader
 from mqbroker.store.syncs import ISyncs
-from mqbroker.store.worker import InlineWorker, IWorker
+from mqbroker.store.worker import InlineWorker
+from tests.fakes import Faults, FaultyDisk, SteppedWorker
 
 T = TypeVar("T")
 
@@ -44,169 +40,6 @@ SMALL = {
     "max_hash_slot_num": 100,
     "max_index_num": 400,
 }
-
-
-@attrs.define
-class Faults:
-    """What the disk does wrong from now on."""
-
-    room: int | None = None  # bytes that can still be allocated
-    sync_error: int | None = None  # errno
-    failing: str = ""  # what is in the paths of files that cannot be synced
-    written: list[str] = attrs.field(factory=list)  # by write_at
-    syncs: int = 0
-    space: DiskSpace = DiskSpace(10 * 1024**4, 90 * 1024**4)
-    unremovable: set[str] = attrs.field(factory=set)  # file names
-    write_error: int | None = None  # errno, of small files
-    synced_directories: set[str] = attrs.field(factory=set)
-    #: Nothing is in memory but what is fetched from now on, by path and page.
-    is_cold: bool = False
-    fetched: set[tuple[str, int]] = attrs.field(factory=set)
-    #: (path, offset, size) of each fetch.
-    fetches: list[tuple[str, int, int]] = attrs.field(factory=list)
-    #: Whether a page of a path is in memory all the same.
-    is_warm: Callable[[str, int], bool] = lambda path, page: False
-    #: (path, offset) of bytes that cannot be read.
-    unreadable: set[tuple[str, int]] = attrs.field(factory=set)
-
-    def evict(self, *, but_log_from: int | None = None) -> None:
-        """Have nothing in memory; or queues and index, and the log from the page of an offset on."""
-        self.is_cold = True
-        if but_log_from is not None:
-            first = but_log_from // PAGESIZE
-            self.is_warm = lambda path, page: "commitlog" not in path or page >= first
-        self.fetched.clear()
-        self.fetches.clear()
-
-
-def _pages(offset: int, size: int) -> range:
-    return range(offset // PAGESIZE, -(-(offset + size) // PAGESIZE))
-
-
-@implementer(IMappedFile)
-class FaultyFile:
-    def __init__(self, inner: IMappedFile, faults: Faults) -> None:
-        self._inner = inner
-        self._faults = faults
-        self.path = inner.path
-        self.size = inner.size
-        self.buffer = inner.buffer
-        self.view = inner.view
-        self.descriptor = None  # a real one would be synced without asking for faults
-
-    def allocate(self, offset: int, size: int) -> None:
-        if self._faults.room is not None:
-            if size > self._faults.room:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            self._faults.room -= size
-        self._inner.allocate(offset, size)
-
-    def write_through(self, stop: Callable[[], bool]) -> None:
-        self._inner.write_through(stop)
-
-    def populate(self, offset: int, size: int) -> None:
-        self._inner.populate(offset, size)
-
-    def write_at(self, offset: int, data: memoryview) -> None:
-        self._faults.written.append(self.path)
-        self._inner.write_at(offset, data)
-
-    def is_resident(self, offset: int, size: int) -> bool:
-        if not self._faults.is_cold:
-            return True
-        faults = self._faults
-        return all(
-            (self.path, page) in faults.fetched or faults.is_warm(self.path, page) for page in _pages(offset, size)
-        )
-
-    def fetch(self, offset: int, size: int) -> None:
-        self._faults.fetches.append((self.path, offset, size))
-        if any(path == self.path and offset <= at < offset + size for path, at in self._faults.unreadable):
-            raise OSError(errno.EIO, "Input/output error", self.path)
-        self._inner.fetch(offset, size)
-        self._faults.fetched.update((self.path, page) for page in _pages(offset, size))
-
-    def pin(self) -> None:
-        self._inner.pin()
-
-    def unpin(self) -> None:
-        self._inner.unpin()
-
-    def clear_from(self, offset: int) -> None:
-        self._inner.clear_from(offset)
-
-    def sync(self) -> None:
-        self._faults.syncs += 1
-        if self._faults.sync_error is not None and self._faults.failing in self.path:
-            raise OSError(self._faults.sync_error, "Input/output error")
-        self._inner.sync()
-
-    def sync_apart(self) -> None:
-        self.sync()
-
-    def close(self) -> None:
-        self._inner.close()
-
-
-@implementer(IDisk)
-class FaultyDisk(OsDisk):
-    """The real disk, but for what `faults` says."""
-
-    def __init__(self) -> None:
-        self.faults = Faults()
-        self.boot = b"first boot"
-
-    def create_mapped(self, path: str, size: int, *, keep_open: bool = False) -> IMappedFile:
-        return FaultyFile(super().create_mapped(path, size, keep_open=keep_open), self.faults)
-
-    def open_mapped(self, path: str, size: int, *, keep_open: bool = False, read_only: bool = False) -> IMappedFile:
-        return FaultyFile(super().open_mapped(path, size, keep_open=keep_open, read_only=read_only), self.faults)
-
-    def space(self, path: str) -> DiskSpace:
-        return self.faults.space
-
-    def remove(self, path: str) -> None:
-        if os.path.basename(path) in self.faults.unremovable:
-            raise OSError(errno.EACCES, "Permission denied", path)
-        super().remove(path)
-
-    def write(self, path: str, data: bytes) -> None:
-        if self.faults.write_error is not None:
-            raise OSError(self.faults.write_error, os.strerror(self.faults.write_error), path)
-        super().write(path, data)
-
-    def lock(self, path: str) -> ILockedFile:
-        return super().lock(path)
-
-    def sync_directory(self, path: str) -> None:
-        self.faults.synced_directories.add(path)
-        super().sync_directory(path)
-
-    def cached_files_max(self) -> int:
-        return 3
-
-    def boot_id(self) -> bytes:
-        return self.boot
-
-
-@implementer(IWorker)
-class SteppedWorker:
-    """Runs nothing until `step`; with `at_once` it does not wait."""
-
-    def __init__(self) -> None:
-        self.at_once = True
-        self.waiting: list[tuple[Callable[[], Any], Deferred[Any]]] = []
-
-    def run(self, function: Callable[[], Any]) -> Deferred[Any]:
-        if self.at_once:
-            return maybeDeferred(function)
-        result: Deferred[Any] = Deferred()
-        self.waiting.append((function, result))
-        return result
-
-    def step(self) -> None:
-        function, result = self.waiting.pop(0)
-        maybeDeferred(function).chainDeferred(result)
 
 
 @attrs.define

@@ -12,7 +12,8 @@ from mqbroker.store.consumequeue import ENTRY, ConsumeQueue
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.file_cache import FileCache
 from mqbroker.store.turns import run_at_once
-from tests.store.harness import FaultyDisk, tree
+from tests.fakes import FaultyDisk
+from tests.store.harness import tree
 
 FILE = 2000  # 100 entries
 

@@ -32,7 +32,8 @@ from mqbroker.store.file_cache import FileCache
 from mqbroker.store.property_filter import IPropertyFilter
 from mqbroker.wire.names import java_hash
 from mqbroker.wire.record import decode_records
-from tests.store.harness import START_S, Bench, FaultyDisk, FaultyFile, message, now, stop, tree, turns
+from tests.fakes import FaultyDisk, FaultyFile
+from tests.store.harness import START_S, Bench, message, now, stop, tree, turns
 
 NOW_MS = int(START_S * 1000)
 FILE_BYTES = 1024

@@ -13,8 +13,9 @@ from mqbroker.store.flush import CacheFlusher
 from mqbroker.store.get_message_result import GetMessageResult, GetMessageStatus
 from mqbroker.wire.names import java_hash
 from mqbroker.wire.record import decode_record
+from tests.fakes import SteppedWorker
 from tests.store.aging import BODY, HOUR_MS, NOW_HOUR, SEGMENT, a_turn, age, bodies, filled, names, numbered, to_second
-from tests.store.harness import Bench, SteppedWorker, message, now, stop, turns
+from tests.store.harness import Bench, message, now, stop, turns
 
 pytestmark = pytest.mark.usefixtures("utc")
 

@@ -22,7 +22,7 @@ from zope.interface.verify import verifyObject
 from mqbroker.store.disk import DiskSpace, IDisk, ILockedFile, IMappedFile
 from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.worker import InlineWorker, IWorker, SerialWorker, ThreadWorker
-from tests.store.harness import FaultyDisk, SteppedWorker
+from tests.fakes import FaultyDisk, SteppedWorker
 
 FULL_DISK = """
 import sys

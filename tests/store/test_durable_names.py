@@ -12,7 +12,7 @@ import pytest
 from mqbroker.store import os_disk
 from mqbroker.store.layout import make_durable_directories, remove_last_first, remove_unfinished_segments
 from mqbroker.store.os_disk import OsDisk
-from tests.store.harness import FaultyDisk
+from tests.fakes import FaultyDisk, Killed
 
 SIZE = 4096
 
@@ -84,32 +84,16 @@ def test_with_a_foreign_file_nothing_is_removed(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 4
 
 
-class Dying(OsDisk):
-    """Removes `lives` files, and forgets removals that were not synced when it ends."""
-
-    def __init__(self, lives: int) -> None:
-        self.lives = lives
-        self.unsynced: list[str] = []
-
-    def remove(self, path: str) -> None:
-        if not self.lives:
-            raise SystemExit
-        self.lives -= 1
-        assert not self.unsynced, "two removals at once may come to the disk in any order"
-        self.unsynced.append(path)
-        super().remove(path)
-
-    def sync_directory(self, path: str) -> None:
-        self.unsynced.clear()
-        super().sync_directory(path)
-
-
 @pytest.mark.parametrize("lives", [0, 1, 2, 3])
 def test_whenever_a_removal_ends_there_is_no_gap(tmp_path: Path, lives: int) -> None:
     make_segments(tmp_path, [SIZE, SIZE, SIZE, SIZE])
-    with contextlib.suppress(SystemExit):
-        remove_last_first(Dying(lives), [str(tmp_path / f"{i * SIZE:020d}") for i in (1, 2, 3)])
+    disk = FaultyDisk()
+    disk.faults.lives = 2 * lives
+    with contextlib.suppress(Killed):
+        remove_last_first(disk, [str(tmp_path / f"{i * SIZE:020d}") for i in (1, 2, 3)])
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"{i * SIZE:020d}" for i in range(4 - lives)]
+    # Two removals at once may come to the disk in any order.
+    assert [what for what, _ in disk.faults.changes] == ["remove", "sync_directory"] * lives
 
 
 @pytest.mark.parametrize("has_holes", [True, False])

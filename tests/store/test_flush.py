@@ -20,7 +20,8 @@ from mqbroker.store.checkpoint import decode_checkpoint
 from mqbroker.store.disk import IMappedFile
 from mqbroker.store.flush import AT_ONCE_BYTES, INTERVAL_S_MIN, RUNNING_MAX
 from mqbroker.store.syncs import ISyncs, WorkerSyncs
-from tests.store.harness import SMALL, Bench, SteppedWorker, message, now, stop
+from tests.fakes import SteppedWorker
+from tests.store.harness import SMALL, Bench, message, now, stop
 
 
 def results(*waiting: Deferred[None]) -> list[object]:

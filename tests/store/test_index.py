@@ -20,7 +20,8 @@ from mqbroker.store.index import Index, KeyHasher, positive_hash
 from mqbroker.store.index_file import IndexFile
 from mqbroker.wire.names import java_hash
 from mqbroker.wire.record import decode_record
-from tests.store.harness import START_S, Bench, FaultyDisk, TouchingPages, message, now, run_now, stop, tree
+from tests.fakes import FaultyDisk
+from tests.store.harness import START_S, Bench, TouchingPages, message, now, run_now, stop, tree
 
 NOW_MS = int(START_S * 1000)
 

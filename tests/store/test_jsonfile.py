@@ -5,34 +5,13 @@ import itertools
 import os
 
 import pytest
-from twisted.internet.defer import Deferred
 from twisted.logger import formatEvent, globalLogPublisher
 
 from mqbroker.errors import MQError, StoreDamaged
 from mqbroker.store.jsonfile import PIECES_PER_TURN, JsonFile
 from mqbroker.store.os_disk import replace_file
 from mqbroker.store.worker import InlineWorker
-
-
-class HeldWorker:
-    """Does one job at a time, when it is told to."""
-
-    def __init__(self):
-        self.jobs = []
-
-    def run(self, function):
-        done = Deferred()
-        self.jobs.append((function, done))
-        return done
-
-    def work(self):
-        function, done = self.jobs.pop(0)
-        try:
-            value = function()
-        except OSError as error:
-            done.errback(error)
-        else:
-            done.callback(value)
+from tests.fakes import SteppedWorker
 
 
 @pytest.fixture
@@ -119,7 +98,7 @@ def test_where_nothing_can_be_read_it_is_an_error_with_the_path(path, lines):
 
 
 def test_saves_during_a_write_are_one_write_of_the_last(path):
-    worker, asked = HeldWorker(), []
+    worker, asked = SteppedWorker(at_once=False), []
     file = JsonFile(path, worker)
 
     def content(name):
@@ -127,26 +106,26 @@ def test_saves_during_a_write_are_one_write_of_the_last(path):
 
     done = [fired(file.save(content(n))) for n in range(5)]
     assert asked == [0]
-    worker.work()
+    worker.step()
     assert read(path) == b"good 0"
     assert asked == [0, 4]
-    worker.work()
-    assert worker.jobs == []
+    worker.step()
+    assert worker.waiting == []
     assert read(path) == b"good 4"
     assert done == [[True]] * 5
     assert fired(file.save(content(9))) == []
-    worker.work()
+    worker.step()
     assert read(path) == b"good 9"
 
 
 def test_content_is_taken_when_the_write_begins(path):
-    worker, value = HeldWorker(), [b"good early"]
+    worker, value = SteppedWorker(at_once=False), [b"good early"]
     file = JsonFile(path, worker)
     file.save(lambda: value[0])
     file.save(lambda: value[0])
     value[0] = b"good late"
-    worker.work()
-    worker.work()
+    worker.step()
+    worker.step()
     assert read(path) == b"good late"
 
 
@@ -167,10 +146,10 @@ def test_a_failed_write_leaves_what_was_and_is_told(path, lines, monkeypatch):
 
 
 def test_what_could_not_be_written_is_written_when_it_is_tried_again(path, monkeypatch):
-    worker = HeldWorker()
+    worker = SteppedWorker(at_once=False)
     file = JsonFile(path, worker)
     file.retry()
-    assert worker.jobs == []
+    assert worker.waiting == []
     file.save(lambda: b"good 1")
     saved = fired(file.saved())
 
@@ -179,29 +158,29 @@ def test_what_could_not_be_written_is_written_when_it_is_tried_again(path, monke
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
-        worker.work()
+        worker.step()
     assert saved == [False]
     assert file.saved() is None
     assert not os.path.exists(path)
     file.retry()
     file.retry()
-    worker.work()
+    worker.step()
     assert file.load(good) == b"good 1"
     file.retry()
-    assert worker.jobs == []
+    assert worker.waiting == []
 
 
 def test_one_that_waited_hears_of_the_write_that_had_its_content(path, monkeypatch):
-    worker = HeldWorker()
+    worker = SteppedWorker(at_once=False)
     file = JsonFile(path, worker)
     first, second = fired(file.save(lambda: b"good 1")), fired(file.save(lambda: b"good 2"))
-    worker.work()
+    worker.step()
 
     def full(fd):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    worker.work()
+    worker.step()
     assert second == [False]
     assert first != []
 

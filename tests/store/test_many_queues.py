@@ -19,7 +19,8 @@ from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.disk import IMappedFile
 from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.turns import Progress, ProgressLine
-from tests.store.harness import Bench, FaultyDisk, message, now, stop, tree, turns
+from tests.fakes import FaultyDisk
+from tests.store.harness import Bench, message, now, stop, tree, turns
 
 TOPICS = 12
 QUEUES = 4

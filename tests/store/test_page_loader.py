@@ -30,7 +30,8 @@ from mqbroker.store.page_loader import (
 )
 from mqbroker.store.worker import InlineWorker
 from mqbroker.wire.record import decode_records
-from tests.store.harness import Bench, Faults, FaultyFile, SteppedWorker, after_restart, message, now
+from tests.fakes import Faults, FaultyFile, SteppedWorker
+from tests.store.harness import Bench, after_restart, message, now
 
 T = TypeVar("T")
 

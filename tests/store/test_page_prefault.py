@@ -9,7 +9,7 @@ import pytest
 
 from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.segment import AHEAD_BYTES, PIECE_BYTES, PagePrefault
-from tests.store.harness import SteppedWorker
+from tests.fakes import SteppedWorker
 
 
 class Pages:

@@ -10,8 +10,9 @@ from twisted.logger import capturedLogs, formatEvent
 from mqbroker.errors import DiskFull
 from mqbroker.store.disk import DiskSpace
 from mqbroker.store.disk_watch import Room, RoomLimits
+from tests.fakes import FaultyDisk
 from tests.store.aging import HOUR_MS, OTHER_HOUR, a_turn, age, bodies, filled, names, numbered, space
-from tests.store.harness import Bench, FaultyDisk, message
+from tests.store.harness import Bench, message
 
 pytestmark = pytest.mark.usefixtures("utc")
 

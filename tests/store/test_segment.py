@@ -10,7 +10,8 @@ from twisted.logger import capturedLogs
 
 from mqbroker.store.disk import IMappedFile
 from mqbroker.store.segment import SegmentSource, segment_path
-from tests.store.harness import FaultyDisk, FaultyFile, SteppedWorker, make_bench, message, stop, turns
+from tests.fakes import FaultyDisk, FaultyFile, SteppedWorker
+from tests.store.harness import make_bench, message, stop, turns
 
 SIZE = 8192
 

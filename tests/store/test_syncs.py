@@ -21,7 +21,7 @@ from mqbroker.store.linux_aio import LOOK_S, QUICK_SECONDS, LinuxAio
 from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.syncs import AioSyncs, ISyncs, WorkerSyncs
 from mqbroker.store.worker import InlineWorker
-from tests.store.harness import FaultyDisk, SteppedWorker
+from tests.fakes import FaultyDisk, SteppedWorker
 
 
 class Readers:

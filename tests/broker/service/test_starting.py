@@ -16,8 +16,8 @@ from mqbroker.store import open_store
 from mqbroker.store.layout import lock_file
 from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.worker import InlineWorker
-from tests.broker.bench import HeldWorker
 from tests.broker.service.running import NAMESRV, Reactor, Running, is_locked
+from tests.fakes import SteppedWorker
 from tests.remoting.link import Network, result, waiting
 
 
@@ -148,7 +148,7 @@ def test_a_start_that_failed_and_is_stopped_at_once_ends_in_order(
     network.servers[NAMESRV].doStop()
     os.makedirs(root / "config")
     (root / "config" / "delayOffset.json").write_text("{")
-    worker = HeldWorker()
+    worker = SteppedWorker(at_once=False)
     running = make(worker=worker)
     with pytest.raises(StoreDamaged):
         start_of(running)

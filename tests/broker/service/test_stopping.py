@@ -11,8 +11,9 @@ from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import UpdateConsumerOffsetRequestHeader
 from mqbroker.wire.record import decode_records
-from tests.broker.bench import HeldWorker, pull_header
+from tests.broker.bench import pull_header
 from tests.broker.service.running import NAMESRV, Reactor, Recording, Running, is_locked
+from tests.fakes import SteppedWorker
 from tests.remoting.link import Network, result, waiting
 from tests.remoting.logs import Logged
 
@@ -39,7 +40,7 @@ def test_the_order_of_stopping(make: Callable[..., Running], reactor: Reactor, r
 
 def test_nothing_is_taken_once_the_store_stops(make: Callable[..., Running], reactor: Reactor, root: Path) -> None:
     """A message acknowledged then would be lost: the log is cut where it was when the store was stopped."""
-    worker = HeldWorker()
+    worker = SteppedWorker(at_once=False)
     running = make(worker=worker).start()
     worker.work()
     client = running.client()
@@ -62,7 +63,7 @@ def test_nothing_is_taken_once_the_store_stops(make: Callable[..., Running], rea
 
 
 def test_what_was_taken_is_answered_before_connections_close(make: Callable[..., Running], root: Path) -> None:
-    worker = HeldWorker()
+    worker = SteppedWorker(at_once=False)
     running = make(worker=worker).start()
     worker.work()
     client, other, pulling = running.client(), running.client(), running.client()
@@ -94,7 +95,7 @@ def test_what_was_taken_is_answered_before_connections_close(make: Callable[...,
 def test_a_request_that_takes_too_long_is_given_up(
     make: Callable[..., Running], reactor: Reactor, logged: Logged
 ) -> None:
-    worker = HeldWorker()
+    worker = SteppedWorker(at_once=False)
     running = make(worker=worker).start()
     worker.work()
     running.client().send()
@@ -125,7 +126,7 @@ def test_who_does_not_read_the_last_answers_is_cut(make: Callable[..., Running],
 
 
 def test_nobody_is_let_in_while_it_drains(make: Callable[..., Running], reactor: Reactor) -> None:
-    worker = HeldWorker()
+    worker = SteppedWorker(at_once=False)
     running = make(worker=worker, namesrv=()).start()
     worker.work()
     running.client().send()
@@ -143,7 +144,7 @@ def test_two_starts_are_one_too_many(make: Callable[..., Running], reactor: Reac
     with pytest.raises(AlreadyStarted, match="broker-a is started already; stop it first"):
         running.service.startService()
     assert running.client().send()[0].code == 0  # and it goes on
-    worker = HeldWorker()
+    worker = SteppedWorker(at_once=False)
     other = make(root=running.root.parent / "other", worker=worker).start()
     worker.work()
     stopping = other.service.stopService()
@@ -160,7 +161,7 @@ def test_two_starts_are_one_too_many(make: Callable[..., Running], reactor: Reac
 
 
 def test_stopping_twice_is_stopping_once(make: Callable[..., Running], reactor: Reactor, root: Path) -> None:
-    worker = HeldWorker()
+    worker = SteppedWorker(at_once=False)
     running = make(worker=worker).start()
     worker.work()
     running.client().send()

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from twisted.internet.task import Clock
 from twisted.logger import capturedLogs
-from zope.interface import implementer
 
 from mqbroker.store.consumequeue import BLANK_SIZE, ENTRY
-from mqbroker.store.disk import IDisk, IMappedFile
+from mqbroker.store.disk import IDisk
 from mqbroker.store.offline.detected_layout import Given
 from mqbroker.store.offline.repair import Plan, Repair, make_plan
 from mqbroker.store.os_disk import OsDisk
 from mqbroker.wire.record import decode_record
+from tests.fakes import FaultyDisk, Killed
 from tests.store.harness import START_S, Bench, make_bench, message, now, stop, tree, unpack_golden
 from tests.store.offline.stores import (
     SEGMENT,
@@ -229,61 +227,6 @@ def test_after_a_repair_a_start_finds_the_queues_as_they_were_left(bench: Bench,
     assert again.max_offset("Old", 0) == 7
 
 
-class Killed(Exception):
-    pass
-
-
-@implementer(IMappedFile)
-class MortalFile:
-    """A file that is changed by `sync`, `allocate` and `clear_from` only as long as the disk lives."""
-
-    def __init__(self, inner: IMappedFile, disk: MortalDisk) -> None:
-        self._inner = inner
-        self._disk = disk
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("sync", "allocate", "clear_from"):
-            self._disk.live()
-        return getattr(self._inner, name)
-
-
-@implementer(IDisk)
-class MortalDisk(OsDisk):
-    """Raises before the so many-th change, and before each after it."""
-
-    def __init__(self, lives: int) -> None:
-        self.lives = lives
-
-    def live(self) -> None:
-        self.lives -= 1
-        if self.lives < 0:
-            raise Killed
-
-
-def _mortal(name: str) -> Callable[..., Any]:
-    def method(self: MortalDisk, *args: Any, **kwargs: Any) -> Any:
-        self.live()
-        return getattr(OsDisk, name)(self, *args, **kwargs)
-
-    return method
-
-
-for _name in ("make_directories", "write", "remove", "rename", "remove_tree", "sync_directory"):
-    setattr(MortalDisk, _name, _mortal(_name))
-
-
-def _mortal_file(name: str) -> Callable[..., Any]:
-    def method(self: MortalDisk, *args: Any, **kwargs: Any) -> Any:
-        self.live()
-        return MortalFile(getattr(OsDisk, name)(self, *args, **kwargs), self)
-
-    return method
-
-
-for _name in ("create_mapped", "open_mapped"):
-    setattr(MortalDisk, _name, _mortal_file(_name))
-
-
 def test_a_repair_killed_anywhere_leaves_what_opens_and_can_be_repaired(bench: Bench, tmp_path: Path) -> None:
     fill(bench)
     zero(segment(bench.root), record_at(bench, 3), 10_500)
@@ -294,8 +237,10 @@ def test_a_repair_killed_anywhere_leaves_what_opens_and_can_be_repaired(bench: B
     lives = 0
     while True:
         root = Path(shutil.copytree(bench.root, tmp_path / f"killed{lives}"))
+        disk = FaultyDisk()
+        disk.faults.lives = lives
         try:
-            repair(root, MortalDisk(lives), fence=True, move_foreign=True)
+            repair(root, disk, fence=True, move_foreign=True)
         except (Killed, OSError):  # what stops a store that is built anew is told as an error
             copy = make_bench(Path(shutil.copytree(root, tmp_path / f"opened{lives}")))
             (copy.root / "commitlog" / "notes").unlink(missing_ok=True)

@@ -14,7 +14,8 @@ import attrs
 
 from mqbroker.config import StoreSettings
 from mqbroker.store.commitlog import CommitLog
-from mqbroker.store.consumequeue import BLANK_SIZE, ENTRY_BYTES, ConsumeQueue, entries_struct
+from mqbroker.store.consumequeue import ConsumeQueue
+from mqbroker.store.consumequeue_entry import BLANK_SIZE, ENTRY_BYTES, entries_struct
 from mqbroker.store.consumequeue_ext import ADDRESS_MAX, UNIT_BYTES_MIN, ExtUnit, undecorate
 from mqbroker.store.corrupt_ranges import CorruptRanges
 from mqbroker.store.disk import IMappedFile

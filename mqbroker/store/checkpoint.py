@@ -30,7 +30,8 @@ from typing import Any
 import attrs
 from twisted.logger import Logger
 
-from mqbroker.store.consumequeue import ConsumeQueue, QueueEnd
+from mqbroker.store.consumequeue import ConsumeQueue
+from mqbroker.store.consumequeue_entry import QueueEnd
 from mqbroker.store.disk import IDisk
 
 CHECKPOINT_BYTES = 4096

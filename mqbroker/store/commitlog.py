@@ -23,7 +23,17 @@ from mqbroker.store.logscan import ILogView, leaves_doubt
 from mqbroker.store.segment import SegmentSource, is_full_disk
 from mqbroker.store.transient import COMMIT_BYTES, TransientStore
 from mqbroker.wire.codes import SysFlag
-from mqbroker.wire.record import BLANK_BYTES_MIN, HEAD, HEADS, MAGIC, V6, body_crc, encode_blank, host_flags
+from mqbroker.wire.record import (
+    BLANK_BYTES_MIN,
+    HEAD,
+    HEADS,
+    MAGIC,
+    V6,
+    body_crc,
+    encode_blank,
+    encode_tail,
+    host_flags,
+)
 
 #: Bytes of the log, one after another; they stay valid, and are read-only.
 Pieces = Sequence[bytes] | Sequence[memoryview]
@@ -46,6 +56,8 @@ NEXT_WANTED_PART = 4
 #: So many bytes ahead are seen to be in memory, and count as that for so long.
 READIED_BYTES = 256 * 1024
 READIED_MS = 100
+#: How many tails of records are kept.
+_TAILS_MAX = 10_000
 #: As many as one request brings, of a segment that is begun in the midst of it.
 FRESH_BYTES = 4 * 1024 * 1024
 
@@ -136,6 +148,9 @@ class CommitLog:
         self._now_ms = now_ms
         self._store_host = store_host
         self._transient = transient
+        # Topic and length of the properties -> what stands between body and properties of a record, and the size of
+        # all but body and properties.
+        self._tails: dict[tuple[bytes, int], tuple[bytes, int]] = {}
         self._is_reserved = False
         self._uncommitted: deque[tuple[Dispatchable, int]] = deque()
         self._leave = self._add_to_dispatch_queue
@@ -222,11 +237,11 @@ class CommitLog:
         if self._transient is not None:
             self._transient.appended(self.end, self.last_timestamp_ms)
         else:
-            self._tell_dispatchable()
+            self._tell(self.on_dispatchable)
 
-    def _tell_dispatchable(self) -> None:
-        for told in self.on_dispatchable:
-            told()
+    def _tell(self, listeners: Sequence[Callable[[], None]]) -> None:
+        for listener in listeners:
+            listener()
 
     def _append_here(self, messages: Sequence[NewMessage]) -> list[Appended] | None:
         """Append to the current segment; None, and nothing done, where that is too small."""
@@ -234,6 +249,7 @@ class CommitLog:
         store_host = self._store_host
         usual_hosts = len(store_host) == 8
         table = self._queue_table
+        tails = self._tails
         crc32 = zlib.crc32
         pack = HEAD.pack
         end = self.end
@@ -250,9 +266,9 @@ class CommitLog:
                     queue = self._queues.open(topic, queue_id)
                 properties_bytes = len(properties)
                 try:
-                    tail, size = queue.tails[properties_bytes]
+                    tail, size = tails[topic, properties_bytes]
                 except KeyError:
-                    tail, size = queue.make_tail(properties_bytes)
+                    tail, size = self._make_tail(topic, properties_bytes)
                 body_bytes = len(body)
                 size += body_bytes
                 if usual_hosts and not sys_flag & _UNUSUAL and len(born_host) == 8:
@@ -295,9 +311,16 @@ class CommitLog:
         self._leave((messages, appended, queues), stop - start)
         if end > self._next_wanted_at:
             self._next_wanted_at = self._base + self.segment_bytes
-            for told in self.on_next_wanted:
-                told()
+            self._tell(self.on_next_wanted)
         return appended
+
+    def _make_tail(self, topic: bytes, properties_bytes: int) -> tuple[bytes, int]:
+        """What stands between the body and the properties of a record, kept for next time."""
+        data = encode_tail(topic, properties_bytes)
+        if len(self._tails) >= _TAILS_MAX:
+            self._tails.clear()
+        tail = self._tails[topic, properties_bytes] = (data, HEAD.size + len(data) + properties_bytes)
+        return tail
 
     def _make_ready(self, start: int, stop: int, now: int) -> None:
         """Have the pages in memory that are stored in, as those of the active segment may have gone: storing into one
@@ -313,7 +336,7 @@ class CommitLog:
 
     def _add_to_dispatch_queue(self, queued: Dispatchable, size: int) -> None:
         if not self.dispatch_queue:
-            self._tell_dispatchable()
+            self._tell(self.on_dispatchable)
         self.dispatch_queue.put((queued,), size)
 
     def _leave_uncommitted(self, queued: Dispatchable, size: int) -> None:
@@ -326,7 +349,7 @@ class CommitLog:
         waiting = self._uncommitted
         while waiting and waiting[0][0][1][0][0] < end:
             self._add_to_dispatch_queue(*waiting.popleft())
-        self._tell_dispatchable()  # for what is not queued
+        self._tell(self.on_dispatchable)  # for what is not queued
 
     def _commit_failed(self, why: str) -> None:
         self.refuse(Refusal.STOPPED, why)
@@ -412,7 +435,7 @@ class CommitLog:
         for message in messages:
             try:
                 queue = self._queues.open(message[0], message[1])
-                _, size = queue.make_tail(len(message[9]))
+                _, size = self._make_tail(message[0], len(message[9]))
                 before = queue.next_offset
                 _, size, _ = self._unusual_head(message, queue, size + len(message[8]), 0, 0)
                 queue.next_offset = before

@@ -1,6 +1,4 @@
-"""Consume queues: for each queue of a topic, where its messages stand in the log, 20 bytes each.
-
-    0  physical offset  8 | 8  size  4 | 12  tags code  8
+"""Consume queues: for each queue of a topic, where its messages stand in the log, an entry each.
 
 A queue is a row of files of one size, each named by the byte offset it starts at. All of it is a cache of the log.
 Must never know what a message holds, nor of time.
@@ -14,50 +12,41 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Sequence
-from struct import Struct
-from typing import NamedTuple
 
 from mqbroker.errors import StoreDamaged
+from mqbroker.store.consumequeue_entry import (
+    BEHIND_ENTRIES,
+    BLANK_SIZE,
+    ENTRY,
+    ENTRY_BYTES,
+    LOOK_ENTRIES,
+    SPAN,
+    QueueEnd,
+    entries_struct,
+    find_newest,
+    is_blank,
+    is_entry,
+    search_entries,
+    span_at,
+)
 from mqbroker.store.consumequeue_ext import ConsumeQueueExt
 from mqbroker.store.disk import IMappedFile, read_before_touch, unreadable
 from mqbroker.store.file_cache import CachedFile, FileCache
 from mqbroker.wire.codes import SCHEDULE_TOPIC
 from mqbroker.wire.names import java_hash
-from mqbroker.wire.record import HEAD, RECORD_BYTES_MIN, encode_tail
-
-ENTRY_BYTES = 20
-ENTRY = Struct(">qiq")
-_SPAN = Struct(">qi")
-#: The size in entries that stand for no message: those before the first of a queue that does not start at a file's
-#: beginning have offset 0, as Java writes them; those of messages lost to damage keep the order of offsets.
-BLANK_SIZE = 0x7FFFFFFF
+from mqbroker.wire.record import RECORD_BYTES_MIN
 
 #: Files are sparse; blocks are put behind this much at a time.
 ALLOCATE_BYTES = 64 * 1024
 _CHUNK = 256
 _PAGE_BYTES = 4096
-#: What is read of a file at once to find where it ends.
-_PAGE_ENTRIES = _PAGE_BYTES // ENTRY_BYTES
-_TAILS_MAX = 256
 #: So many entries of a queue may stay in its file when they are cut off, to be found there when they are built again.
 _KEPT_MAX = 16
-_ZEROS = bytes((_PAGE_ENTRIES + _CHUNK) * ENTRY_BYTES)
+_ZEROS = bytes((LOOK_ENTRIES + BEHIND_ENTRIES) * ENTRY_BYTES)
 _MEND = "set it as it was, or let `mq store repair` build them anew"
 #: What to do with what is no file or directory of a queue.
 MOVE_AWAY = "move it away (`mq store repair --move-foreign`)"
 _FILE_NAME = re.compile(r"\d{20}")
-
-
-@functools.cache
-def entries_struct(count: int) -> Struct:
-    """`count` entries as one flat tuple; callers ask for a bounded range of counts only."""
-    return Struct(">" + "qiq" * count)
-
-
-@functools.cache
-def places_struct(count: int) -> Struct:
-    """As `entries_struct`, without the tags codes."""
-    return Struct(">" + "qi8x" * count)
 
 
 @functools.lru_cache(maxsize=16)
@@ -66,66 +55,20 @@ def _of_topic(topic: str) -> tuple[bytes, int]:
     return topic.encode(), java_hash(topic + "#")
 
 
-class QueueEnd(NamedTuple):
-    """What is known of a queue when a store is stopped, so that a start need not look into its files.
-
-    `first`: the offset of its first file's first entry. `modified_ms`: when the last file was written to. `last` and
-    `oldest`: physical offset and size of the newest entry, and of that at `min_offset`."""
-
-    first: int
-    files: int
-    modified_ms: int
-    min_offset: int
-    max_offset: int
-    last: tuple[int, int]
-    oldest: tuple[int, int]
-
-
 class ConsumeQueue:
     """One queue of a topic.
 
     `next_offset` is the next to be given out by the log, `max_offset` the next to be written here: between them are
-    messages that wait for the dispatcher. `pending` is the dispatcher's: flat numbers of entries to write this turn.
-    `resident_from` and `verified_range` are the reader's: entries below the one may not be in memory; messages of which
-    all are whole, from and to, are the other.
+    messages that wait for the dispatcher. `resident_from` and `verified_range` are the reader's: entries below the one
+    may not be in memory; messages of which all are whole, from and to, are the other.
     """
 
     __slots__ = (
-        "_allocated",
-        "_base",
-        "_cache",
-        "_disk",
-        "_file_bytes",
-        "_files",
-        "_first",
-        "_is_clear",
-        "_kept",
-        "_new_names",
-        "_oldest",
-        "_per_file",
-        "_tail",
-        "_unsynced",
-        "begins_at",
-        "directory",
-        "ext",
-        "is_cut",
-        "is_removed",
-        "is_schedule",
-        "key_hash",
-        "lacks_first",
-        "last",
-        "max_offset",
-        "min_offset",
-        "next_offset",
-        "pending",
-        "queue_id",
-        "resident_from",
-        "tails",
-        "tallied",
-        "topic",
-        "topic_bytes",
-        "verified_range",
-    )
+        "_allocated", "_base", "_cache", "_disk", "_file_bytes", "_files", "_first", "_is_clear", "_is_cut", "_kept",
+        "_new_names", "_oldest", "_per_file", "_tail", "_unsynced", "begins_at", "directory", "ext", "is_removed",
+        "is_schedule", "key_hash", "lacks_first", "last", "max_offset", "min_offset", "next_offset", "queue_id",
+        "resident_from", "topic", "topic_bytes", "verified_range",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -136,6 +79,7 @@ class ConsumeQueue:
         file_bytes: int,
         new_names: set[str],
         begins_at: int = 0,
+        ext: ConsumeQueueExt | None = None,
     ) -> None:
         """`new_names` gets the directories in which a name was made, until someone syncs them."""
         self._cache = cache
@@ -143,7 +87,7 @@ class ConsumeQueue:
         self._new_names = new_names
         self.directory = directory
         #: Where there is one, entries hold addresses of its units instead of tags codes.
-        self.ext: ConsumeQueueExt | None = None
+        self.ext = ext
         self.topic = topic
         #: The hash is that from which index keys go on.
         self.topic_bytes, self.key_hash = _of_topic(topic)
@@ -154,43 +98,26 @@ class ConsumeQueue:
         self.is_removed = False
         #: Whether its first file is not the one that was when the store was stopped; None where nobody noted that.
         self.lacks_first: bool | None = None
-        self.next_offset = begins_at
-        self.max_offset = begins_at
-        self.min_offset = begins_at
+        self.next_offset = self.max_offset = self.min_offset = begins_at
         #: Physical offset and size of the newest entry, where there is one: nobody needs the file for it.
         self.last = (0, 0)
         self.resident_from = 0
         self.verified_range = (0, 0)
-        self.pending: list[int] = []
-        #: What the tally of all queues has of this one.
-        self.tallied = 0
-        #: Whether entries were cut off that a crash could bring back until the next sync.
-        self.is_cut = False
-        #: Properties length -> the bytes between body and properties, and the size of all but body and properties.
-        self.tails: dict[int, tuple[bytes, int]] = {}
         self._file_bytes = file_bytes
         self._per_file = file_bytes // ENTRY_BYTES
         self._files: list[CachedFile] = []
-        self._first = 0
-        self._base = 0
-        self._allocated = 0
+        self._first = self._base = self._allocated = 0
         self._unsynced: list[CachedFile] = []
         # Whether there is nothing in the files behind the newest entry.
         self._is_clear = True
+        # Whether entries were cut off that a crash could bring back until the next sync.
+        self._is_cut = False
         # As `last`, of the entry at `min_offset`; None where nobody looked.
         self._oldest: tuple[int, int] | None = None
         # The newest entries, as `load` has read them.
         self._tail = b""
         # What stands in the last file from `max_offset` on, cut off and not cleared.
         self._kept = b""
-
-    def make_tail(self, properties_bytes: int) -> tuple[bytes, int]:
-        """What stands between the body and the properties of a record, kept for next time."""
-        data = encode_tail(self.topic_bytes, properties_bytes)
-        if len(self.tails) >= _TAILS_MAX:
-            self.tails.clear()
-        tail = self.tails[properties_bytes] = (data, HEAD.size + len(data) + properties_bytes)
-        return tail
 
     # Writing
 
@@ -206,6 +133,15 @@ class ConsumeQueue:
         self._files[-1].buffer[start:end] = entries_struct(count).pack(*flat)
         self.last = flat[-3], flat[-2]
         self.max_offset += count
+        self.number_from(self.max_offset)
+
+    def number_from(self, offset: int) -> None:
+        """Have the next message get the number `offset` at least."""
+        self.next_offset = max(self.next_offset, offset)
+
+    def go_on_numbering(self) -> None:
+        """Have the next message get the number that follows the newest entry, whatever was given out before."""
+        self.next_offset = self.max_offset
 
     def read_end(self) -> None:
         """Have the page in memory that the next entry is stored in, and that of the next unit: they may have gone since
@@ -223,6 +159,7 @@ class ConsumeQueue:
             part = flat[at : at + 3 * room]
             self._store(entries_struct(len(part) // 3).pack(*part))
             at += len(part)
+        self.number_from(self.max_offset)
 
     def _find_kept(self, flat: Sequence[int]) -> int:
         """How many of the entries stand where they are to be written: that is done without mapping the file, for the
@@ -254,7 +191,7 @@ class ConsumeQueue:
     def _store(self, data: bytes) -> None:
         start = (self.max_offset - self._base) * ENTRY_BYTES
         self._files[-1].buffer[start : start + len(data)] = data
-        self.last = _SPAN.unpack_from(data, len(data) - ENTRY_BYTES)
+        self.last = SPAN.unpack_from(data, len(data) - ENTRY_BYTES)
         self.max_offset += len(data) // ENTRY_BYTES
 
     def _room(self) -> int:
@@ -366,8 +303,8 @@ class ConsumeQueue:
     def locate(self, offset: int) -> tuple[memoryview, int, int]:
         """Where entry `offset` (between min and max) is: a file's bytes, the position, and how many entries follow in
         that file."""
-        index, at = divmod(offset - self._first, self._per_file)
-        return self._files[index].view, at * ENTRY_BYTES, min(self._per_file - at, self.max_offset - offset)
+        file, at, count = self.place(offset)
+        return file.view, at, count
 
     def place(self, offset: int) -> tuple[IMappedFile, int, int]:
         """As `locate`, with the file instead of its bytes."""
@@ -395,7 +332,7 @@ class ConsumeQueue:
     def span(self, offset: int) -> tuple[int, int]:
         """Physical offset and size of the message of an entry between min and max. Hot."""
         index, at = divmod(offset - self._first, self._per_file)
-        found: tuple[int, int] = _SPAN.unpack_from(self._files[index].view, at * ENTRY_BYTES)
+        found: tuple[int, int] = SPAN.unpack_from(self._files[index].view, at * ENTRY_BYTES)
         return found
 
     def end_of_last(self) -> int:
@@ -408,20 +345,7 @@ class ConsumeQueue:
     def search(self, is_below: Callable[[int, int], bool], low: int, high: int, *, lost_are_below: bool = False) -> int:
         """First offset in low..high whose entry (physical offset, size) is not below; entries must be ordered, but for
         those that are lost, which say nothing. Raises Unreadable."""
-        while low < high:
-            at = middle = (low + high) // 2
-            physical_offset, size, _ = self.entry_from_disk(at)
-            while not (size >= RECORD_BYTES_MIN and 0 <= physical_offset <= self.last[0]) and at + 1 < high:
-                at += 1
-                physical_offset, size, _ = self.entry_from_disk(at)
-            is_known = size >= RECORD_BYTES_MIN and 0 <= physical_offset <= self.last[0]
-            if is_below(physical_offset, size) if is_known else lost_are_below:
-                low = at + 1
-            elif lost_are_below and at > middle:
-                return at
-            else:
-                high = middle
-        return low
+        return search_entries(self.entry_from_disk, self.last[0], is_below, low, high, lost_are_below)
 
     # Loading
 
@@ -469,10 +393,8 @@ class ConsumeQueue:
     def _is_as_noted(self, end: QueueEnd) -> bool:
         limit = self._first + len(self._files) * self._per_file
         is_possible = end.first <= end.min_offset <= end.max_offset <= limit
-        return is_possible and end[:3] == (self._first, len(self._files), self._modified_ms())
-
-    def _modified_ms(self) -> int:
-        return self._disk.modified_ms(self._files[-1].path)
+        files = self._files
+        return is_possible and end[:3] == (self._first, len(files), self._disk.modified_ms(files[-1].path))
 
     def noted_end(self) -> QueueEnd | None:
         """What `load` will want to know; None where there are no files, or one cannot be read."""
@@ -480,7 +402,7 @@ class ConsumeQueue:
             return None
         try:
             oldest = self.oldest() if self.min_offset < self.max_offset else (0, 0)
-            modified_ms = self._modified_ms()
+            modified_ms = self._disk.modified_ms(self._files[-1].path)
         except OSError:
             return None
         return QueueEnd(self._first, len(self._files), modified_ms, self.min_offset, self.max_offset, self.last, oldest)
@@ -489,28 +411,17 @@ class ConsumeQueue:
         """Find the newest entry. Of a file with few only the beginning is read, and none is mapped: pages that are
         mapped where a sparse file has nothing take memory too."""
         number = len(self._files) - 1
-        while number and not _is_entry(self._read(number, 0, 1)):
+        while number and not is_entry(self._read(number, 0, 1)):
             number -= 1
-        low, high = 0, min(_PAGE_ENTRIES, self._per_file)
-        # Some more than that: what was being written when the process ended may have come in any order.
-        data = self._read(number, low, high + _CHUNK)
-        oldest = _span_at(data, 0)
-        if _span_at(data, high - 1)[1] > 0:
-            while high < self._per_file and _is_entry(self._read(number, high - 1, 1)):
-                low, high = high, min(2 * high, self._per_file)
-            while high - low > _PAGE_ENTRIES:
-                middle = (low + high) // 2
-                low, high = (middle, high) if _is_entry(self._read(number, middle - 1, 1)) else (low, middle)
-            data = self._read(number, low, high - low + _CHUNK)
-        count = bisect.bisect_left(range(high - low), True, key=lambda at: _span_at(data, at)[1] <= 0)
+        low, count, data, oldest = find_newest(functools.partial(self._read, number), self._per_file)
         behind = data[count * ENTRY_BYTES :]
         self._is_clear = is_intact and behind == _ZEROS[: len(behind)]
         self._tail = data[max(0, count - _KEPT_MAX) * ENTRY_BYTES : count * ENTRY_BYTES]
         self._cut_at(self._first + number * self._per_file + low + count)
         if count:
-            self.last = _span_at(data, count - 1)
+            self.last = span_at(data, count - 1)
         elif not self.is_empty:
-            self.last = _span_at(self._read(number, low - 1, 1), 0)
+            self.last = span_at(self._read(number, low - 1, 1), 0)
         self.min_offset = self._first
         self._oldest = oldest if not number and not self.is_empty else None
 
@@ -547,7 +458,7 @@ class ConsumeQueue:
             self._cut_at(self.search(is_below, self._first, before, lost_are_below=True))
             self.last = self.span(self.max_offset - 1) if self.max_offset > self._first else (0, 0)
             self._is_clear = False
-        self.is_cut |= self.max_offset < before
+        self._is_cut |= self.max_offset < before
         if not self.max_offset:
             self.reset()
             return
@@ -562,11 +473,16 @@ class ConsumeQueue:
         if self.max_offset <= self._base or self.last[1] == BLANK_SIZE:
             self._note_new_names()
 
+    def note_synced_cut(self) -> bool:
+        """Whether entries were cut off since this was last called, which a crash could bring back until a sync."""
+        is_cut, self._is_cut = self._is_cut, False
+        return is_cut
+
     def _keep(self, is_below: Callable[[int, int], bool]) -> bool:
         """Cut the queue where entries are not below any more, and leave those in the file; False where they are too
         many, or what is behind them is not known."""
         tail, self._tail = self._tail, b""
-        spans: list[tuple[int, int]] = [_span_at(tail, at) for at in range(len(tail) // ENTRY_BYTES)]
+        spans: list[tuple[int, int]] = [span_at(tail, at) for at in range(len(tail) // ENTRY_BYTES)]
         start = self.max_offset - len(spans)
         are_known = all(size >= RECORD_BYTES_MIN and 0 <= offset <= self.last[0] for offset, size in spans)
         if not spans or not are_known or not self._is_clear or self.ext is not None:
@@ -577,7 +493,7 @@ class ConsumeQueue:
         self._cut_at(start + count)
         self.last = spans[count - 1] if count else (0, 0)
         self._kept = tail[count * ENTRY_BYTES :]
-        self.is_cut = True
+        self._is_cut = True
         self._note_doubtful_name()
         return True
 
@@ -596,7 +512,7 @@ class ConsumeQueue:
         Returns the paths of the extension's files that no entry needs any more: to be deleted, in this order."""
         if not self._files:
             return []
-        is_gone: Callable[[int, int], bool] = lambda offset, size: offset < physical_min or _is_blank(offset, size)  # noqa: E731
+        is_gone: Callable[[int, int], bool] = lambda offset, size: offset < physical_min or is_blank(offset, size)  # noqa: E731
         if self.min_offset < self.begins_at <= self.max_offset:  # whatever became of the entries before
             self.min_offset = self.begins_at
             self._oldest = None
@@ -611,7 +527,7 @@ class ConsumeQueue:
         """Physical offset and size of the entry at `min_offset`, of which there must be one. Raises OSError."""
         if self._oldest is None:
             number, at = divmod(self.min_offset - self._first, self._per_file)
-            self._oldest = _span_at(self._read(number, at, 1), 0)
+            self._oldest = span_at(self._read(number, at, 1), 0)
         return self._oldest
 
     @property
@@ -635,35 +551,42 @@ class ConsumeQueue:
         self._first += self._per_file
         return self._files.pop(0)
 
+    def assume_begin(self, offset: int) -> None:
+        """Take `offset` for the number of the first message that it ever had; its files stay as they are."""
+        self.begins_at = offset
+
+    def restart_at(self, offset: int) -> None:
+        """Delete all files, and begin at this number. Raises OSError."""
+        self.begins_at = self.next_offset = offset
+        self.reset()
+
     def reset(self) -> None:
         """Delete all files: the queue is to be built anew."""
         for file in self._files:
             file.close()
             self._remove(file.path)
-        self._files = []
-        self._unsynced = []
-        self._first = self._base = self._allocated = 0
+        self._forget_files()
         self.max_offset = self.min_offset = self.begins_at
-        self._oldest = None
-        self._tail = self._kept = b""
         self.resident_from = 0
-        self.verified_range = (0, 0)
         if self.ext is not None:
             self.ext.reset()
 
     def take_files(self) -> list[IMappedFile]:
         """Take the queue out of use: it is empty from now on. Returns its files, which the caller closes."""
         self.is_removed = True
+        files = self._forget_files()
+        self.min_offset = self.max_offset = self.next_offset
+        return files if self.ext is None else files + self.ext.take_files()
+
+    def _forget_files(self) -> list[IMappedFile]:
         files: list[IMappedFile] = [*self._files]
         self._files = []
         self._unsynced = []
         self._first = self._base = self._allocated = 0
         self._oldest = None
         self._tail = self._kept = b""
-        self.min_offset = self.max_offset = self.next_offset
         self.verified_range = (0, 0)
-        self.pending = []
-        return files if self.ext is None else files + self.ext.take_files()
+        return files
 
     def _remove(self, path: str) -> None:
         self._disk.remove(path)
@@ -674,22 +597,3 @@ class ConsumeQueue:
             file.close()
         if self.ext is not None:
             self.ext.close()
-
-
-def _span_at(data: bytes, at: int) -> tuple[int, int]:
-    """Physical offset and size in the entry `at`; no size where there is none."""
-    place = at * ENTRY_BYTES
-    if place + ENTRY_BYTES > len(data):
-        return 0, 0
-    found: tuple[int, int] = _SPAN.unpack_from(data, place)
-    return found
-
-
-def _is_entry(data: bytes) -> bool:
-    """Whether what was read is an entry, of a message or not."""
-    return _span_at(data, 0)[1] > 0
-
-
-def _is_blank(offset: int, size: int) -> bool:
-    """Whether an entry stands for what was before the first message of its queue."""
-    return not offset and size == BLANK_SIZE

@@ -66,10 +66,6 @@ class _Place:
     pending: list[int]
 
 
-def _place_in(queue: ConsumeQueue) -> _Place:
-    return _Place(queue, queue.max_offset + len(queue.pending) // 3, queue.pending)
-
-
 class ConsumeQueueDispatcher:
     """Makes the entries."""
 
@@ -98,6 +94,8 @@ class ConsumeQueueDispatcher:
         self._bit_map_of: Callable[[str], BitMap | None] | None = None
         #: Queues with pending entries, and the store timestamp of the newest.
         self.touched: dict[ConsumeQueue, int] = {}
+        # Entries to be written, flat: physical offset, size, tags code, ...
+        self._pending: dict[ConsumeQueue, list[int]] = {}
         # Entries that stay without a unit of their queue's extension, by physical offset.
         self._unextended: set[tuple[ConsumeQueue, int]] = set()
 
@@ -115,6 +113,7 @@ class ConsumeQueueDispatcher:
     def take(self, appends: Sequence[Dispatchable]) -> None:
         """Turn messages, appended one after another, into pending entries of their queues. Hot."""
         touched = self.touched
+        all_pending = self._pending
         tags_code = self._tags_codes.of
         of_its_tag = self._tags_codes.of_its_tag
         for messages, appended, queues in appends:
@@ -123,7 +122,11 @@ class ConsumeQueueDispatcher:
                     continue
                 properties = message[9]
                 code = tags_code(True, properties, timestamp) if queue.is_schedule else of_its_tag(properties)
-                queue.pending += (physical_offset, size, code)
+                pending = all_pending.get(queue)
+                if pending is None:
+                    all_pending[queue] = [physical_offset, size, code]
+                else:
+                    pending += (physical_offset, size, code)
                 touched[queue] = timestamp
         self.last_timestamp_ms = appends[-1][1][-1][3]
 
@@ -141,7 +144,7 @@ class ConsumeQueueDispatcher:
                 continue
             place = places.get((topic, queue_id))
             if place is None:
-                place = places[topic, queue_id] = _place_in(self._queues.open(topic, queue_id))
+                place = places[topic, queue_id] = self._place_in(self._queues.open(topic, queue_id))
             if queue_offset < place.next_offset and multi is None:
                 continue
             if queue_offset != place.next_offset or (multi is not None and NAMES_MARK in properties):
@@ -154,6 +157,10 @@ class ConsumeQueueDispatcher:
             place.next_offset = queue_offset + 1
             touched[place.queue] = timestamp
         self.last_timestamp_ms = max(self.last_timestamp_ms, run.newest_ms)
+
+    def _place_in(self, queue: ConsumeQueue) -> _Place:
+        pending = self._pending.setdefault(queue, [])
+        return _Place(queue, queue.max_offset + len(pending) // 3, pending)
 
     def _take_scanned(self, item: Scanned) -> None:
         queue = self._queues.open(item.topic, item.queue_id)
@@ -170,7 +177,7 @@ class ConsumeQueueDispatcher:
     ) -> bool:
         """Make a message read from the log a pending entry of a queue, unless it is in; False where its offset
         cannot be true."""
-        expected = queue.max_offset + len(queue.pending) // 3
+        expected = self._place_in(queue).next_offset
         if queue_offset < expected:  # written before the stop, or by a Java broker twice, or removed
             return True
         if queue_offset > expected:
@@ -182,7 +189,7 @@ class ConsumeQueueDispatcher:
             queue.skip_to(queue_offset)
         if not is_extended and queue.ext is not None:
             self._unextended.add((queue, item.physical_offset))
-        queue.pending += (item.physical_offset, item.size, code)
+        self._pending.setdefault(queue, []).extend((item.physical_offset, item.size, code))
         self.touched[queue] = item.store_timestamp_ms
         return True
 
@@ -230,10 +237,9 @@ class ConsumeQueueDispatcher:
         entered = self.entered
         while touched:
             queue, timestamp = touched.popitem()
+            pending = self._pending.pop(queue)
             if queue.is_removed:
-                queue.pending = []
                 continue
-            pending = queue.pending
             before = queue.max_offset
             code = _common_code(pending) if listeners else None
             try:
@@ -245,6 +251,7 @@ class ConsumeQueueDispatcher:
                 queue.write(pending)
             except OSError:
                 touched[queue] = timestamp
+                self._pending[queue] = pending
                 written = 3 * (queue.max_offset - before)
                 self._forget_unextended(queue, pending[:written])
                 counts = entered.setdefault(queue, [0, 0])
@@ -266,10 +273,9 @@ class ConsumeQueueDispatcher:
             else:
                 counts[0] += size // 3
                 counts[1] += sum(pending[1::3])
-            queue.pending = []
-            queue.next_offset = max(queue.next_offset, queue.max_offset)
             if listeners:
                 self._tell(queue, code, timestamp)
+        self._pending.clear()  # of queues that were looked at and had all already
 
     def _forget_unextended(self, queue: ConsumeQueue, written: Sequence[int]) -> None:
         if self._unextended:

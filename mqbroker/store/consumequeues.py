@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from mqbroker.errors import StoreDamaged
-from mqbroker.store.consumequeue import ENTRY_BYTES, MOVE_AWAY, ConsumeQueue, QueueEnd
+from mqbroker.store.consumequeue import MOVE_AWAY, ConsumeQueue
+from mqbroker.store.consumequeue_entry import ENTRY_BYTES, QueueEnd
 from mqbroker.store.consumequeue_ext import ConsumeQueueExt
 from mqbroker.store.disk import IDisk, IMappedFile
 from mqbroker.store.file_cache import FileCache
@@ -55,6 +56,8 @@ class ConsumeQueues:
         self._new_names: set[str] = set()
         # None where not all can be told by what was written since.
         self._tally: tuple[int, int] | None = None
+        # What the tally has of each queue that has had messages.
+        self._tallied: dict[ConsumeQueue, int] = {}
         #: What is remembered of queues that were removed, by topic and queue id.
         self.removed: dict[tuple[str, int], Removed] = {}
 
@@ -68,6 +71,7 @@ class ConsumeQueues:
         del self.by_bytes[queue.topic_bytes, queue.queue_id]
         del self.by_name[queue.topic, queue.queue_id]
         self._tally = None
+        self._tallied.clear()
         self.dirty.pop(queue, None)
         self.lmq_count -= queue.topic.startswith(LMQ_PREFIX)
         names = {os.path.join(root, queue.topic) for root in self.roots}
@@ -98,11 +102,14 @@ class ConsumeQueues:
             directory = os.path.join(self.root, name, str(queue_id))
             removed = self.removed.get((name, queue_id))
             begins_at = removed.next_offset if removed is not None else 0
-            queue = ConsumeQueue(self.cache, directory, name, queue_id, self._file_bytes, self._new_names, begins_at)
+            ext: ConsumeQueueExt | None = None
             if self._ext is not None:
                 root, file_bytes = self._ext
                 ext_directory = os.path.join(root, name, str(queue_id))
-                queue.ext = ConsumeQueueExt(self.cache, ext_directory, file_bytes, self._new_names)
+                ext = ConsumeQueueExt(self.cache, ext_directory, file_bytes, self._new_names)
+            queue = ConsumeQueue(
+                self.cache, directory, name, queue_id, self._file_bytes, self._new_names, begins_at, ext
+            )
             self.by_bytes[topic, queue_id] = queue
             self.by_name[name, queue_id] = queue
             self.lmq_count += name.startswith(LMQ_PREFIX)
@@ -147,30 +154,26 @@ class ConsumeQueues:
         """Have what was cut off while opening, now or by a process that was killed, synced with what is written from
         now on."""
         for queue in self:
-            if queue.is_cut or not is_clean:
+            if queue.note_synced_cut() or not is_clean:
                 self.dirty[queue] = None
-                queue.is_cut = False
 
     def tally(self) -> tuple[int, int]:
         """How many queues on the disk have had messages, and how many in all."""
-        count = total = 0
-        for queue in self:
-            queue.tallied = queue.max_offset if queue.has_files else 0
-            total += queue.tallied
-            count += queue.tallied > 0
-        self._tally = count, total
+        self._tallied = {queue: queue.max_offset for queue in self if queue.has_files and queue.max_offset}
+        self._tally = len(self._tallied), sum(self._tallied.values())
         return self._tally
 
     def tally_now(self) -> tuple[int, int]:
         """As `tally`, looking only at queues written to since the last sync."""
         if self._tally is None:
             return self.tally()
-        count, total = self._tally
+        _, total = self._tally
         for queue in self.dirty:
-            before, queue.tallied = queue.tallied, queue.max_offset if queue.has_files else 0
-            total += queue.tallied - before
-            count += (queue.tallied > 0) - (before > 0)
-        self._tally = count, total
+            total -= self._tallied.pop(queue, 0)
+            if queue.has_files and queue.max_offset:
+                self._tallied[queue] = queue.max_offset
+                total += queue.max_offset
+        self._tally = len(self._tallied), total
         return self._tally
 
     def take_unsynced(self) -> list[IMappedFile]:

@@ -15,8 +15,9 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from mqbroker.store.commitlog import CommitLog
-from mqbroker.store.consumequeue import BLANK_SIZE, ENTRY, ConsumeQueue
+from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.consumequeue_dispatcher import ConsumeQueueDispatcher
+from mqbroker.store.consumequeue_entry import BLANK_SIZE, ENTRY
 from mqbroker.store.consumequeue_ext import is_address
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.logscan import Damage, Scanned, scan, scan_file

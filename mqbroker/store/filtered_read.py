@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from struct import Struct
 
 from mqbroker.store.commitlog import CommitLog
-from mqbroker.store.consumequeue import ENTRY_BYTES, entries_struct, places_struct
+from mqbroker.store.consumequeue_entry import ENTRY_BYTES, entries_struct, places_struct
 from mqbroker.store.corrupt_ranges import CorruptRanges
 from mqbroker.store.get_message_result import Get, GetMessageResult, GetMessageStatus
 from mqbroker.store.resident_pages import ResidentPages

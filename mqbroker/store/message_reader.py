@@ -18,7 +18,8 @@ from mqbroker.config import StoreSettings
 from mqbroker.errors import StoreBusy, StoreError
 from mqbroker.store.checked_reader import CheckedReader
 from mqbroker.store.commitlog import CommitLog, Pieces
-from mqbroker.store.consumequeue import ENTRY_BYTES, ConsumeQueue, places_struct
+from mqbroker.store.consumequeue import ConsumeQueue
+from mqbroker.store.consumequeue_entry import ENTRY_BYTES, places_struct
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.corrupt_ranges import CorruptRanges
 from mqbroker.store.disk import is_shortage

@@ -122,7 +122,7 @@ class MultiAppender:
             for part in parts:
                 appended += self._log.append(part.messages, is_queued=False)
                 for queue, next_offset in part.given.items():
-                    queue.next_offset = max(queue.next_offset, next_offset)
+                    queue.number_from(next_offset)
         return appended
 
     def _parts(self, messages: Sequence[NewMessage]) -> list[_Part]:

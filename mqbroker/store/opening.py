@@ -20,8 +20,9 @@ from mqbroker.store.checkpoint import (
     read_former_ends,
 )
 from mqbroker.store.commitlog import Appended, CommitLog, NewMessage
-from mqbroker.store.consumequeue import ConsumeQueue, QueueEnd
+from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.consumequeue_dispatcher import ConsumeQueueDispatcher
+from mqbroker.store.consumequeue_entry import QueueEnd
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.corrupt_ranges import CorruptRanges
 from mqbroker.store.disk import IDisk, ILockedFile, IMappedFile, read_before_touch
@@ -459,7 +460,7 @@ class Opening:
             queue.clear_kept()
             for path in queue.correct_min(commit_log.min_offset):
                 self.disk.remove(path)
-            queue.next_offset = queue.max_offset
+            queue.go_on_numbering()
 
     def _why_not_dispatched(self, error: OSError) -> str:
         if not is_full_disk(error):

@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from mqbroker.store.commitlog import CommitLog
-from mqbroker.store.consumequeue import BLANK_SIZE, ENTRY_BYTES, ConsumeQueue
+from mqbroker.store.consumequeue import ConsumeQueue
+from mqbroker.store.consumequeue_entry import BLANK_SIZE, ENTRY_BYTES
 from mqbroker.store.consumequeue_ext import UNIT_BYTES_MAX, ExtUnit, is_address
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.corrupt_ranges import CorruptRanges

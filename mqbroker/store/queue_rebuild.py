@@ -15,8 +15,9 @@ from twisted.logger import Logger
 
 from mqbroker.store.checkpoint import CheckpointFile
 from mqbroker.store.commitlog import CommitLog
-from mqbroker.store.consumequeue import ENTRY, ENTRY_BYTES, ConsumeQueue
+from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.consumequeue_dispatcher import ConsumeQueueDispatcher
+from mqbroker.store.consumequeue_entry import ENTRY, ENTRY_BYTES
 from mqbroker.store.consumequeue_ext import ConsumeQueueExt, is_address
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.disk import IDisk, read_before_touch

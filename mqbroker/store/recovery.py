@@ -18,7 +18,8 @@ from zope.interface import implementer
 
 from mqbroker.errors import LogMissing, StoreDamaged, StoreUnknown
 from mqbroker.store.checkpoint import Checkpoint, CheckpointFile
-from mqbroker.store.consumequeue import BLANK_SIZE, ConsumeQueue, QueueEnd
+from mqbroker.store.consumequeue import ConsumeQueue
+from mqbroker.store.consumequeue_entry import BLANK_SIZE, QueueEnd
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.disk import IDisk, IMappedFile, read_before_touch, store_again
 from mqbroker.store.layout import MAGIC_V2

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mqbroker.store.commitlog import CommitLog
-from mqbroker.store.consumequeue import ENTRY_BYTES, ConsumeQueue
+from mqbroker.store.consumequeue import ConsumeQueue
+from mqbroker.store.consumequeue_entry import ENTRY_BYTES
 
 #: How long what was in memory when it was looked at counts as that, seconds: a stretch of the log, to which many pulls
 #: go, and entries of a queue, to which few do. A look takes 3 us.

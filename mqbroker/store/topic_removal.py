@@ -20,7 +20,8 @@ from typing import Any
 from twisted.internet.defer import Deferred, DeferredLock
 from twisted.logger import Logger
 
-from mqbroker.store.consumequeue import BLANK_SIZE, ConsumeQueue
+from mqbroker.store.consumequeue import ConsumeQueue
+from mqbroker.store.consumequeue_entry import BLANK_SIZE
 from mqbroker.store.consumequeues import TOPIC_NAME, TRASH, ConsumeQueues, Removed
 from mqbroker.store.disk import IDisk, IMappedFile
 from mqbroker.store.retention import RunFunction
@@ -332,8 +333,7 @@ def lower_numbers(queues: ConsumeQueues, removed: RemovedQueues, log_end: int) -
         removed.table[key] = removed.table[key]._replace(next_offset=highest)
         queue = queues.by_name.get(key)
         if queue is not None and queue.is_empty:
-            queue.begins_at = highest
-            queue.reset()
+            queue.restart_at(highest)
             queues.dirty[queue] = None
     removed.write(removed.encode())
 
@@ -353,8 +353,7 @@ def take_up_numbers(
             found.append(key)
             removed.table[key] = Removed(next_offset, 0)
             if queue is not None:
-                queue.begins_at = queue.next_offset = next_offset
-                queue.reset()
+                queue.restart_at(next_offset)
                 queues.dirty[queue] = None
     if found:
         removed.write(removed.encode())
@@ -365,7 +364,7 @@ def _note_earlier(queue: ConsumeQueue, removed: RemovedQueues) -> None:
     """Note of a queue that stays what was removed before it began: the later note has taken the place of that."""
     begin = queue.search(lambda offset, size: not offset and size == BLANK_SIZE, queue.first_offset, queue.max_offset)
     del removed.table[queue.topic, queue.queue_id]
-    queue.begins_at = begin
+    queue.assume_begin(begin)
     if begin:
         removed.table[queue.topic, queue.queue_id] = Removed(begin, queue.entry(begin)[0])
 
@@ -380,4 +379,4 @@ def _forget_renumbered(
             continue
         if ends_well(queue):
             del removed.table[key]
-            queue.begins_at = 0
+            queue.assume_begin(0)

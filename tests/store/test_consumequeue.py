@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from mqbroker.errors import StoreDamaged
-from mqbroker.store.consumequeue import ENTRY, ConsumeQueue
+from mqbroker.store.consumequeue import ConsumeQueue
+from mqbroker.store.consumequeue_entry import ENTRY
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.file_cache import FileCache
 from mqbroker.store.turns import run_at_once

@@ -15,7 +15,7 @@ from math import gcd
 import attrs
 
 from mqbroker.errors import StoreUnknown
-from mqbroker.store.consumequeue import ENTRY_BYTES as QUEUE_ENTRY_BYTES
+from mqbroker.store.consumequeue_entry import ENTRY_BYTES as QUEUE_ENTRY_BYTES
 from mqbroker.store.disk import IDisk, IMappedFile
 from mqbroker.store.index_file import ENTRY, HEADER_BYTES, SLOT, SLOT_BYTES, read_header
 from mqbroker.store.index_file import ENTRY_BYTES as INDEX_ENTRY_BYTES

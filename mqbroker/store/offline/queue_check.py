@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
-from mqbroker.store.consumequeue import BLANK_SIZE
+from mqbroker.store.consumequeue_entry import BLANK_SIZE
 from mqbroker.store.consumequeue_ext import ADDRESS_MAX
 from mqbroker.store.consumequeues import TOPIC_NAME, Removed
 from mqbroker.store.logscan import Scanned

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator
 
 import attrs
 
-from mqbroker.store.consumequeue import BLANK_SIZE, ENTRY, ENTRY_BYTES, entries_struct
+from mqbroker.store.consumequeue_entry import BLANK_SIZE, ENTRY, ENTRY_BYTES, entries_struct
 from mqbroker.store.consumequeue_ext import END_BYTES, ExtUnit, is_address, parse_unit, undecorate
 from mqbroker.store.consumequeues import TOPIC_NAME, TRASH
 from mqbroker.store.disk import IDisk

@@ -18,7 +18,7 @@ from zope.interface import implementer
 
 from mqbroker.config import StoreSettings
 from mqbroker.store.checkpoint import Checkpoint, encode_checkpoint
-from mqbroker.store.consumequeue import BLANK_SIZE, ENTRY, ENTRY_BYTES
+from mqbroker.store.consumequeue_entry import BLANK_SIZE, ENTRY, ENTRY_BYTES
 from mqbroker.store.disk import IDisk, ILockedFile, IMappedFile
 from mqbroker.store.layout import StorePaths
 from mqbroker.store.logscan import Damage, Scanned, scan_at

@@ -75,9 +75,9 @@ MISTAKES = [
     ),
     Mutation(
         "take a lost entry for one of a message that is gone",
-        "store/consumequeue.py",
-        "            if is_below(physical_offset, size) if is_known else lost_are_below:\n",
-        "            if is_below(physical_offset, size):\n",
+        "store/consumequeue_entry.py",
+        "        if is_below(physical_offset, size) if is_known else lost_are_below:\n",
+        "        if is_below(physical_offset, size):\n",
         ("tests/store/test_first_gone.py",),
     ),
     Mutation(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mqbroker.errors import StoreUnknown
-from mqbroker.store.consumequeue import ENTRY
+from mqbroker.store.consumequeue_entry import ENTRY
 from mqbroker.store.offline.check import check_store
 from mqbroker.store.offline.detected_layout import Given
 from tests.store.harness import Bench, make_bench, message, stop, unpack_golden

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mqbroker.store.consumequeue import ENTRY
+from mqbroker.store.consumequeue_entry import ENTRY
 from mqbroker.store.consumequeue_ext import undecorate
 from mqbroker.store.offline.detected_layout import Given
 from tests.store.harness import Bench, make_bench, message, stop, tree, unpack

@@ -9,7 +9,7 @@ import pytest
 from twisted.internet.task import Clock
 from twisted.logger import capturedLogs
 
-from mqbroker.store.consumequeue import BLANK_SIZE, ENTRY
+from mqbroker.store.consumequeue_entry import BLANK_SIZE, ENTRY
 from mqbroker.store.disk import IDisk
 from mqbroker.store.offline.detected_layout import Given
 from mqbroker.store.offline.repair import Plan, Repair, make_plan

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from twisted.internet.task import Clock
 
 from mqbroker.store.checkpoint import Checkpoint
-from mqbroker.store.consumequeue import ENTRY, ENTRY_BYTES
+from mqbroker.store.consumequeue_entry import ENTRY, ENTRY_BYTES
 from mqbroker.store.consumequeue_ext import is_address, undecorate
 from tests.store.simulation.disk import SimDisk
 from tests.store.simulation.model import Entry, Model, require

@@ -1,0 +1,120 @@
+"""The entry of a consume queue: where a message stands in the log, 20 bytes.
+
+    0  physical offset  8 | 8  size  4 | 12  tags code  8
+
+Must never know of files.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+from collections.abc import Callable
+from struct import Struct
+from typing import NamedTuple
+
+from mqbroker.wire.record import RECORD_BYTES_MIN
+
+ENTRY_BYTES = 20
+ENTRY = Struct(">qiq")
+SPAN = Struct(">qi")
+#: The size in entries that stand for no message: those before the first of a queue that does not start at a file's
+#: beginning have offset 0, as Java writes them; those of messages lost to damage keep the order of offsets.
+BLANK_SIZE = 0x7FFFFFFF
+#: What is read of a file at once to find where it ends, a page, and how much more: what was being written when the
+#: process ended may have come in any order.
+LOOK_ENTRIES = 4096 // ENTRY_BYTES
+BEHIND_ENTRIES = 256
+
+
+@functools.cache
+def entries_struct(count: int) -> Struct:
+    """`count` entries as one flat tuple; callers ask for a bounded range of counts only."""
+    return Struct(">" + "qiq" * count)
+
+
+@functools.cache
+def places_struct(count: int) -> Struct:
+    """As `entries_struct`, without the tags codes."""
+    return Struct(">" + "qi8x" * count)
+
+
+class QueueEnd(NamedTuple):
+    """What is known of a queue when a store is stopped, so that a start need not look into its files.
+
+    `first`: the offset of its first file's first entry. `modified_ms`: when the last file was written to. `last` and
+    `oldest`: physical offset and size of the newest entry, and of that at `min_offset`."""
+
+    first: int
+    files: int
+    modified_ms: int
+    min_offset: int
+    max_offset: int
+    last: tuple[int, int]
+    oldest: tuple[int, int]
+
+
+def span_at(data: bytes, at: int) -> tuple[int, int]:
+    """Physical offset and size in the entry `at`; no size where there is none."""
+    place = at * ENTRY_BYTES
+    if place + ENTRY_BYTES > len(data):
+        return 0, 0
+    found: tuple[int, int] = SPAN.unpack_from(data, place)
+    return found
+
+
+def is_entry(data: bytes) -> bool:
+    """Whether what was read is an entry, of a message or not."""
+    return span_at(data, 0)[1] > 0
+
+
+def is_blank(offset: int, size: int) -> bool:
+    """Whether an entry stands for what was before the first message of its queue."""
+    return not offset and size == BLANK_SIZE
+
+
+def find_newest(read: Callable[[int, int], bytes], entries_max: int) -> tuple[int, int, bytes, tuple[int, int]]:
+    """Find where the entries of a file end that has room for `entries_max`, of which `read` gives so many from one on.
+
+    Returns the number of the first entry looked at last, how many there are from it on, the bytes from it on with some
+    that are behind the newest, and the physical offset and size of the first entry of the file. A file with few entries
+    is read once. Raises OSError.
+    """
+    low, high = 0, min(LOOK_ENTRIES, entries_max)
+    data = read(low, high + BEHIND_ENTRIES)
+    oldest = span_at(data, 0)
+    if span_at(data, high - 1)[1] > 0:
+        while high < entries_max and is_entry(read(high - 1, 1)):
+            low, high = high, min(2 * high, entries_max)
+        while high - low > LOOK_ENTRIES:
+            middle = (low + high) // 2
+            low, high = (middle, high) if is_entry(read(middle - 1, 1)) else (low, middle)
+        data = read(low, high - low + BEHIND_ENTRIES)
+    count = bisect.bisect_left(range(high - low), True, key=lambda at: span_at(data, at)[1] <= 0)
+    return low, count, data, oldest
+
+
+def search_entries(
+    entry: Callable[[int], tuple[int, int, int]],
+    newest: int,
+    is_below: Callable[[int, int], bool],
+    low: int,
+    high: int,
+    lost_are_below: bool,
+) -> int:
+    """The first number in low..high of which `entry` is not below; those that are lost, which lead nowhere up to the
+    physical offset `newest`, say nothing."""
+    while low < high:
+        at = middle = (low + high) // 2
+        physical_offset, size, _ = entry(at)
+        while not (size >= RECORD_BYTES_MIN and 0 <= physical_offset <= newest) and at + 1 < high:
+            at += 1
+            physical_offset, size, _ = entry(at)
+        is_known = size >= RECORD_BYTES_MIN and 0 <= physical_offset <= newest
+        if is_below(physical_offset, size) if is_known else lost_are_below:
+            low = at + 1
+        elif lost_are_below and at > middle:
+            return at
+        else:
+            high = middle
+    return low

@@ -168,11 +168,15 @@ class CheckpointFile:
         if known.index_offset is not None and known.index_offset > offset:
             self.write(attrs.evolve(known, index_offset=offset, index_ms=min(known.index_ms, end_ms)))
 
-    def forget_tally(self) -> None:
-        """Note that queues are about to go, so that nobody looks for them after a kill."""
+    def forget_queues(self, share: tuple[int, int] | None) -> None:
+        """Note that queues are about to go, so that nobody looks for them after a kill. `share`: their part of the
+        tally; None where nobody knows it, and has none of the others either then."""
         with self._lock:
-            if self.known.tally is not None:
-                self._write(attrs.evolve(self.known, tally=None))
+            if self.known.tally is None or share == (0, 0):
+                return
+            count, total = self.known.tally
+            tally = None if share is None else (count - share[0], total - share[1])
+            self._write(attrs.evolve(self.known, tally=tally))
 
 
 log = Logger()

@@ -347,6 +347,15 @@ class ConsumeQueue:
         those that are lost, which say nothing. Raises Unreadable."""
         return search_entries(self.entry_from_disk, self.last[0], is_below, low, high, lost_are_below)
 
+    def count_below(self, physical_end: int) -> int:
+        """What the next offset was when all below `physical_end` in the log was in the files; 0 where nothing was, and
+        so no file. Raises Unreadable."""
+        if self.end_of_last() <= physical_end:
+            return self.max_offset if self._files else 0
+        is_below: Callable[[int, int], bool] = lambda offset, size: offset + size % BLANK_SIZE <= physical_end  # noqa: E731
+        found = self.search(is_below, self._first, self.max_offset, lost_are_below=True)
+        return found if found > self.begins_at else 0
+
     # Loading
 
     def load(self, is_clean: bool = True, is_intact: bool = True, end: QueueEnd | None = None) -> bool:

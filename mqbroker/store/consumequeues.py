@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from mqbroker.errors import StoreDamaged
@@ -175,6 +175,19 @@ class ConsumeQueues:
                 total += queue.max_offset
         self._tally = len(self._tallied), total
         return self._tally
+
+    def share_of(self, queues: Iterable[ConsumeQueue], end: int) -> tuple[int, int] | None:
+        """The part that some queues have in the tally of all that is in the log below `end`; None where files that tell
+        it cannot be read."""
+        count = total = 0
+        for queue in queues:
+            try:
+                below = queue.count_below(end)
+            except OSError:
+                return None
+            total += below
+            count += below > 0
+        return count, total
 
     def take_unsynced(self) -> list[IMappedFile]:
         """The files of queues written to since this was last called."""

@@ -393,6 +393,11 @@ class CacheFlusher:
         running.addBoth(done)
         return running
 
+    @property
+    def is_running(self) -> bool:
+        """Whether a sync runs, or what `run_alone` was given."""
+        return self._running is not None
+
     def run_alone(self, work: Callable[[], Any]) -> Deferred[Any]:
         """Run `work` on the worker while no sync runs, for what would disturb one: files that go."""
         if self._running is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import attrs
@@ -15,6 +15,7 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from mqbroker.store.checkpoint import Checkpoint, CheckpointFile, encode_checkpoint, write_ends
+from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.corrupt_ranges import CorruptRanges
 from mqbroker.store.disk import IDisk, ILockedFile, IMappedFile, Outage, is_shortage, store_again, sync_each
@@ -228,13 +229,22 @@ class StoreFiles:
         assert self._flusher is not None
         return self._flusher.run_alone(work)
 
-    def note_removal(self, note: Callable[[], None]) -> Deferred[None]:
-        """Run `note` as `run_alone` does, after which queues go."""
+    def note_removal(self, note: Callable[[], None], queues: Collection[ConsumeQueue] | None) -> Deferred[None]:
+        """Run `note` as `run_alone` does, after which these queues go: the checkpoint tells what the others have. None
+        where nobody knows which have gone."""
+        assert self._flusher is not None
+        if self._flusher.is_running:  # what is being synced may have another tally noted
+            return self.run_alone(lambda: None).addCallback(lambda _: self._note_removal(note, queues))
+        return self._note_removal(note, queues)
+
+    def _note_removal(self, note: Callable[[], None], queues: Collection[ConsumeQueue] | None) -> Deferred[None]:
         self._tallied.clear()
+        end = self.checkpoint.known.queues_offset or 0
+        share = None if queues is None else self._queues.share_of(queues, end)
 
         def alone() -> None:
             note()
-            self.checkpoint.forget_tally()  # not where that failed, and nothing goes
+            self.checkpoint.forget_queues(share)  # not where that failed, and nothing goes
 
         return self.run_alone(alone)
 

@@ -24,7 +24,6 @@ from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.consumequeue_entry import BLANK_SIZE
 from mqbroker.store.consumequeues import TOPIC_NAME, TRASH, ConsumeQueues, Removed
 from mqbroker.store.disk import IDisk, IMappedFile
-from mqbroker.store.retention import RunFunction
 from mqbroker.store.worker import IWorker
 from mqbroker.wire.codes import is_system_topic
 from mqbroker.wire.names import LMQ_PREFIX
@@ -126,10 +125,14 @@ def _whole(value: Any, most: int) -> int:
     return value
 
 
+NoteFunction = Callable[[Callable[[], None], Collection[ConsumeQueue] | None], Deferred[None]]
+
+
 class TopicRemover:
     """Removes topics and queues; one demand after another.
 
-    :param run_note: runs on the worker what notes that queues go, while no file of theirs is being synced.
+    :param run_note: runs on the worker what notes that queues go, while no file of theirs is being synced; gets which
+        queues those are that the checkpoint has still counted, None where that is not known.
     :param log_bounds: where the log starts and ends.
     """
 
@@ -141,7 +144,7 @@ class TopicRemover:
         removed: RemovedQueues,
         disk: IDisk,
         worker: IWorker,
-        run_note: RunFunction,
+        run_note: NoteFunction,
         log_bounds: Callable[[], tuple[int, int]],
     ) -> None:
         self._queues = queues
@@ -181,14 +184,14 @@ class TopicRemover:
 
     async def _remove(self, queues: list[ConsumeQueue]) -> list[str]:
         if self._removed.unsaved is not None:
-            await self._save()
+            await self._save(None)
         if not queues:
             return []
         await self._note(queues)
         # From here to the end of the second note nothing of queues is synced or saved.
         gone, error = self._put_away(queues)
         try:
-            await self._save()
+            await self._save(() if len(gone) == len(queues) else None)
         except OSError as failed:
             error = error or failed
         topics = sorted({queue.topic for queue in gone})
@@ -208,7 +211,7 @@ class TopicRemover:
             removed.put(queue, log_end)
             removed.removing.add((queue.topic, queue.queue_id))
         try:
-            await self._save()
+            await self._save(queues)
         except OSError:
             removed.table.clear()
             removed.table.update(former)
@@ -216,10 +219,10 @@ class TopicRemover:
             self._owe()
             raise
 
-    async def _save(self) -> None:
+    async def _save(self, queues: Collection[ConsumeQueue] | None) -> None:
         """Bring the note to the disk, after the names that it is about. Raises OSError: it is owed then."""
         save = self._owe()
-        await self._run_note(save)
+        await self._run_note(save, queues)
         self._removed.saved(save)
 
     def _owe(self) -> Callable[[], None]:

@@ -100,8 +100,8 @@ MISTAKES = [
     Mutation(
         "forget the count of queues for a removal that cannot be noted",
         "store/store_files.py",
-        "            note()\n            self.checkpoint.forget_tally()",
-        "            self.checkpoint.forget_tally()\n            note()",
+        "            note()\n            self.checkpoint.forget_queues(share)",
+        "            self.checkpoint.forget_queues(share)\n            note()",
         ("tests/store/simulation/test_seeds.py::test_what_once_failed",),
     ),
     Mutation(
@@ -454,6 +454,13 @@ MISTAKES = [
         "            queue.clear_kept()\n",
         "",
         ("tests/store/test_many_queues.py",),
+    ),
+    Mutation(
+        "forget how many queues there are when some are removed",
+        "store/checkpoint.py",
+        "            tally = None if share is None else (count - share[0], total - share[1])\n",
+        "            tally = None\n",
+        ("tests/store/simulation/test_seeds.py::test_what_once_failed",),
     ),
     Mutation(
         "take a segment whose file the worker is about to make",

@@ -22,6 +22,7 @@ from mqbroker.store.consumequeue_entry import (
     LOOK_ENTRIES,
     SPAN,
     QueueEnd,
+    ends_below,
     entries_struct,
     find_newest,
     is_blank,
@@ -347,15 +348,6 @@ class ConsumeQueue:
         those that are lost, which say nothing. Raises Unreadable."""
         return search_entries(self.entry_from_disk, self.last[0], is_below, low, high, lost_are_below)
 
-    def count_below(self, physical_end: int) -> int:
-        """What the next offset was when all below `physical_end` in the log was in the files; 0 where nothing was, and
-        so no file. Raises Unreadable."""
-        if self.end_of_last() <= physical_end:
-            return self.max_offset if self._files else 0
-        is_below: Callable[[int, int], bool] = lambda offset, size: offset + size % BLANK_SIZE <= physical_end  # noqa: E731
-        found = self.search(is_below, self._first, self.max_offset, lost_are_below=True)
-        return found if found > self.begins_at else 0
-
     # Loading
 
     def load(self, is_clean: bool = True, is_intact: bool = True, end: QueueEnd | None = None) -> bool:
@@ -460,7 +452,7 @@ class ConsumeQueue:
         if not self._files:
             return
         before = self.max_offset
-        is_below: Callable[[int, int], bool] = lambda offset, size: offset + size % BLANK_SIZE <= physical_end  # noqa: E731
+        is_below = ends_below(physical_end)
         if before > self._first and not is_below(*self.last):
             if self._keep(is_below):
                 return

@@ -94,6 +94,11 @@ def find_newest(read: Callable[[int, int], bytes], entries_max: int) -> tuple[in
     return low, count, data, oldest
 
 
+def ends_below(physical_end: int) -> Callable[[int, int], bool]:
+    """Whether a message, of which physical offset and size are given, ends at `physical_end` of the log or below."""
+    return lambda offset, size: offset + size % BLANK_SIZE <= physical_end
+
+
 def search_entries(
     entry: Callable[[int], tuple[int, int, int]],
     newest: int,

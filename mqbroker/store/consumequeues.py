@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from mqbroker.errors import StoreDamaged
 from mqbroker.store.consumequeue import MOVE_AWAY, ConsumeQueue
-from mqbroker.store.consumequeue_entry import ENTRY_BYTES, QueueEnd
+from mqbroker.store.consumequeue_entry import ENTRY_BYTES, QueueEnd, ends_below
 from mqbroker.store.consumequeue_ext import ConsumeQueueExt
 from mqbroker.store.disk import IDisk, IMappedFile
 from mqbroker.store.file_cache import FileCache
@@ -182,7 +182,7 @@ class ConsumeQueues:
         count = total = 0
         for queue in queues:
             try:
-                below = queue.count_below(end)
+                below = _count_below(queue, end)
             except OSError:
                 return None
             total += below
@@ -204,3 +204,12 @@ class ConsumeQueues:
     def close(self) -> None:
         for queue in self:
             queue.close()
+
+
+def _count_below(queue: ConsumeQueue, physical_end: int) -> int:
+    """What the next offset was when all below `physical_end` in the log was in the files; 0 where nothing was, and so
+    no file. Raises Unreadable."""
+    if queue.end_of_last() <= physical_end:
+        return queue.max_offset if queue.has_files else 0
+    found = queue.search(ends_below(physical_end), queue.first_offset, queue.max_offset, lost_are_below=True)
+    return found if found > queue.begins_at else 0

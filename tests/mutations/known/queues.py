@@ -5,14 +5,14 @@ from tests.mutations.mutation import Mutation
 MISTAKES = [
     Mutation(
         "truncate consume queues one message too far",
-        "store/consumequeue.py",
+        "store/consumequeue_entry.py",
         "offset + size % BLANK_SIZE <= physical_end",
         "offset + size % BLANK_SIZE < physical_end",
         ("tests/store/test_consumequeue.py::test_truncation_keeps_what_is_whole_below_and_nothing_above",),
     ),
     Mutation(
         "keep one consume queue entry too many",
-        "store/consumequeue.py",
+        "store/consumequeue_entry.py",
         "offset + size % BLANK_SIZE <= physical_end",
         "offset <= physical_end",
         ("tests/store/test_consumequeue.py::test_truncation_keeps_what_is_whole_below_and_nothing_above",),

@@ -41,6 +41,13 @@ def log_is_durable(disk: SimDisk, log_directory: str, segment_bytes: int, entrie
     return ""
 
 
+def says_no_more(checkpoint: Checkpoint, before: Checkpoint) -> bool:
+    """Whether a checkpoint covers no more than another did."""
+    ends, known = ([one.log_offset or 0, one.queues_offset or 0, one.index_offset or 0] for one in (checkpoint, before))
+    is_less = all(end <= other for end, other in zip(ends, known, strict=True))
+    return is_less and checkpoint.tally in (None, before.tally)
+
+
 def checkpoint_is_true(disk: SimDisk, root: str, options: Options, checkpoint: Checkpoint, model: Model) -> str:
     """Why a checkpoint says more than is durable; empty where it does not."""
     log_end = checkpoint.log_offset or 0

@@ -1,8 +1,12 @@
 """Whole frames, and bodies that are read in steps, read at once."""
 
+from typing import TypeVar
+
 from mqbroker.errors import BadFrame
 from mqbroker.wire.command import Frame, FrameDecoder, RemotingCommand, decode_command
-from mqbroker.wire.registration import BrokerTopics, read_registration
+from mqbroker.wire.registration import BrokerTopics, Steps, read_registration
+
+T = TypeVar("T")
 
 
 def decode_commands(frames: list[Frame]) -> list[RemotingCommand]:
@@ -21,10 +25,14 @@ def decode_frame(data: bytes) -> RemotingCommand:
 
 def decode_registration(data: bytes, *, compressed: bool) -> BrokerTopics:
     """Read the request's body at once. Raises BadBody."""
-    steps = read_registration(data, compressed=compressed)
+    return finish(read_registration(data, compressed=compressed))
+
+
+def finish(steps: Steps[T]) -> T:
+    """Take all steps; return what they return."""
     while True:
         try:
             next(steps)
         except StopIteration as end:
-            found: BrokerTopics = end.value
+            found: T = end.value
             return found

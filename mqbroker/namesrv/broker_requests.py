@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, DeferredLock
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import Cooperator
 from twisted.logger import Logger
@@ -36,6 +36,10 @@ Work = Callable[[], Awaitable[RemotingCommand]]
 V3_0_11 = 37
 #: A shorter body is read at once: some hundred topics, a ms or two.
 SHORT_BYTES = 64 * 1024
+#: Permissions beside no more queues are changed at once: a ms.
+SHORT_QUEUES = 1000
+#: What a request for a permission is said to hold while it waits.
+PERMISSION_BYTES = 1024
 #: Long bodies that wait or are being read, of all brokers together. A frame is 16 MiB at most.
 WAITING_BYTES_MAX = 128 * 1024 * 1024
 #: How long others wait while a long registration is read.
@@ -101,6 +105,7 @@ class BrokerRequests:
         self._clock = clock
         self._cooperator = Cooperator(self._turn, lambda call: clock.callLater(NEXT_TURN_SECONDS, call))
         self._sequencer = ConnectionSequencer(WAITING_BYTES_MAX)
+        self._permissions = DeferredLock()
 
     # --- registering
 
@@ -111,10 +116,8 @@ class BrokerRequests:
         if len(request.body) <= SHORT_BYTES and not self._sequencer.is_busy(connection):
             return _run(self._register(request, header, connection))
 
-        async def in_turns() -> RemotingCommand:
-            answers: list[RemotingCommand] = []
-            await self._cooperator.coiterate(_kept(self._register(request, header, connection), answers))
-            return answers[0]
+        def in_turns() -> Awaitable[RemotingCommand]:
+            return self._in_turns(self._register(request, header, connection))
 
         return self._sequencer.run(connection, in_turns, len(request.body))
 
@@ -151,6 +154,11 @@ class BrokerRequests:
     def _turn(self) -> Callable[[], bool]:
         end = self._clock.seconds() + TURN_SECONDS
         return lambda: self._clock.seconds() >= end
+
+    async def _in_turns(self, steps: Steps[RemotingCommand]) -> RemotingCommand:
+        answers: list[RemotingCommand] = []
+        await self._cooperator.coiterate(_kept(steps, answers))
+        return answers[0]
 
     def _after_others(self, call: Call[Any], answer: Callable[[], Result]) -> Result | Deferred[RemotingCommand]:
         """`answer`, after the requests before it on the same connection."""
@@ -191,20 +199,43 @@ class BrokerRequests:
     @answers(RequestCode.WIPE_WRITE_PERM_OF_BROKER)
     def wipe_write_permission(
         self, call: Call[h.WipeWritePermOfBrokerRequestHeader]
-    ) -> h.WipeWritePermOfBrokerResponseHeader:
+    ) -> RemotingCommand | Deferred[RemotingCommand]:
         name, peer = call.header.broker_name, call.connection.remote_addr
-        count = self._routes.wipe_write_permission(name)
-        log.info("{peer} wiped write permission of {n} topics on {name}", peer=peer, n=count, name=name)
-        return h.WipeWritePermOfBrokerResponseHeader(wipe_topic_count=count)
+
+        def steps() -> Steps[RemotingCommand]:
+            count = yield from self._routes.wipe_write_permission(name)
+            log.info("{peer} wiped write permission of {n} topics on {name}", peer=peer, n=count, name=name)
+            return answered(call.request, h.WipeWritePermOfBrokerResponseHeader(wipe_topic_count=count))
+
+        return self._set_permission(call, name, steps())
 
     @answers(RequestCode.ADD_WRITE_PERM_OF_BROKER)
     def add_write_permission(
         self, call: Call[h.AddWritePermOfBrokerRequestHeader]
-    ) -> h.AddWritePermOfBrokerResponseHeader:
+    ) -> RemotingCommand | Deferred[RemotingCommand]:
         name, peer = call.header.broker_name, call.connection.remote_addr
-        count = self._routes.add_write_permission(name)
-        log.info("{peer} gave write permission to {n} topics on {name}", peer=peer, n=count, name=name)
-        return h.AddWritePermOfBrokerResponseHeader(add_topic_count=count)
+
+        def steps() -> Steps[RemotingCommand]:
+            count = yield from self._routes.add_write_permission(name)
+            log.info("{peer} gave write permission to {n} topics on {name}", peer=peer, n=count, name=name)
+            return answered(call.request, h.AddWritePermOfBrokerResponseHeader(add_topic_count=count))
+
+        return self._set_permission(call, name, steps())
+
+    def _set_permission(
+        self, call: Call[Any], broker_name: str, steps: Steps[RemotingCommand]
+    ) -> RemotingCommand | Deferred[RemotingCommand]:
+        """Take steps, at once where they are short; one after another with those of other requests, lest a broker's
+        topics end with some of both."""
+        is_short = self._routes.queues_beside(broker_name) <= SHORT_QUEUES
+        if is_short and not self._permissions.locked and not self._sequencer.is_busy(call.connection):
+            return _run(steps)
+
+        async def in_turns() -> RemotingCommand:
+            async with self._permissions:
+                return await self._in_turns(steps)
+
+        return self._sequencer.run(call.connection, in_turns, max(len(call.request.body), PERMISSION_BYTES))
 
 
 def _run(steps: Steps[RemotingCommand]) -> RemotingCommand:

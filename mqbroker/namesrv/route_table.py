@@ -22,7 +22,7 @@ from mqbroker.wire.bodies import (
     TopicRouteData,
 )
 from mqbroker.wire.codes import Perm, ResponseCode
-from mqbroker.wire.registration import BrokerTopics
+from mqbroker.wire.registration import BrokerTopics, Steps
 
 C = TypeVar("C")
 K = TypeVar("K")
@@ -264,12 +264,16 @@ class RouteTable(Generic[C]):
         else:
             self._topics.remove(topic)
 
-    def wipe_write_permission(self, broker_name: str) -> int:
-        """Let nobody write to the broker's topics; return how many they are."""
+    def queues_beside(self, broker_name: str) -> int:
+        """How many queues the steps of the next two look at."""
+        return self._topics.queues_beside(broker_name)
+
+    def wipe_write_permission(self, broker_name: str) -> Steps[int]:
+        """Let nobody write to the broker's topics, in the steps of `TopicQueueTable.set_permission`."""
         return self._topics.set_permission(broker_name, lambda perm: perm & ~Perm.WRITE)
 
-    def add_write_permission(self, broker_name: str) -> int:
-        """Let the broker's topics be read and written again; return how many they are."""
+    def add_write_permission(self, broker_name: str) -> Steps[int]:
+        """Let the broker's topics be read and written again, in the same steps."""
         return self._topics.set_permission(broker_name, lambda _: Perm.READ | Perm.WRITE)
 
     # --- questions

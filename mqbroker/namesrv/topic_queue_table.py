@@ -9,19 +9,24 @@ what brokers are beyond their names.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 
 import attrs
 
 from mqbroker.errors import Refused
 from mqbroker.wire.bodies import QueueData
 from mqbroker.wire.codes import ResponseCode
-from mqbroker.wire.registration import QueueNumbers
+from mqbroker.wire.registration import QueueNumbers, Steps
 
 #: Five times what is promised; each takes some hundred bytes.
 TOPICS_MAX = 1_000_000
 
 #: Topics without a broker stay in the table until they are so many, or a quarter of all.
 DEAD_MIN = 1000
+
+#: So often the groups of a broker are looked through whose permission is set, lest one that registers again and again
+#: keeps it from coming to an end.
+_PASSES_MAX = 3
 
 
 @attrs.frozen(eq=False)
@@ -135,17 +140,32 @@ class TopicQueueTable:
         if self._dead > max(DEAD_MIN, len(self._topics) // 4):
             self._forget_dead()
 
-    def set_permission(self, broker_name: str, change: Callable[[int], int]) -> int:
-        """Change the permission of all topics on a broker; return how many they are."""
-        groups = list(self._by_broker.get(broker_name, ()))
-        count = sum(group.count for group in groups)
+    def queues_beside(self, broker_name: str) -> int:
+        """How many queues the topics of a broker have on all brokers, those counted once that are alike."""
+        groups = self._by_broker.get(broker_name, ())
+        return sum(len(group.topic_queues.queues) for group in groups if group.topic_queues is not None)
 
-        def changed(topic_queues: TopicQueues) -> tuple[QueueData, ...]:
-            queues = topic_queues.of(broker_name)
-            assert queues is not None
-            return _with(topic_queues, attrs.evolve(queues, perm=change(queues.perm)))
+    def set_permission(self, broker_name: str, change: Callable[[int], int]) -> Steps[int]:
+        """Change the permission of all topics on a broker, in steps; return how many they are.
 
-        self._change(groups, changed)
+        Between two steps topics may change: what the broker registers meanwhile gets the permission too. `change`, done
+        twice, is as done once.
+        """
+        count = sum(group.count for group in self._by_broker.get(broker_name, ()))
+        for _ in range(_PASSES_MAX):
+            is_changed = False
+            for group in list(self._by_broker.get(broker_name, ())):
+                topic_queues = group.topic_queues
+                former = topic_queues.of(broker_name) if topic_queues is not None else None
+                if topic_queues is None or former is None:  # since the last step
+                    continue
+                new = attrs.evolve(former, perm=change(former.perm))
+                if new != former:
+                    self._change([group], partial(_with, new=new))
+                    is_changed = True
+                yield
+            if not is_changed:
+                break
         return count
 
     def _check_room(self, queues: Mapping[str, QueueNumbers]) -> None:

@@ -84,7 +84,7 @@ class RegisterBrokerBody(Body):
     filter_server_list: list[str] = attrs.field(factory=list)
 
 
-@attrs.frozen
+@attrs.frozen(cache_hash=True)
 class QueueData(Body):
     """A topic's queues on one broker."""
 

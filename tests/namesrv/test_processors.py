@@ -4,12 +4,13 @@ import json
 from collections.abc import Callable
 from typing import Any, cast
 
+import attrs
 import orjson
 import pytest
 from twisted.internet.base import DelayedCall
 from twisted.internet.testing import MemoryReactorClock
 
-from mqbroker.namesrv import config_requests, route_requests
+from mqbroker.namesrv import broker_requests, config_requests, route_requests
 from mqbroker.remoting import cooperative_tasks
 from mqbroker.wire import fastjson
 from mqbroker.wire.bodies import (
@@ -282,6 +283,37 @@ def test_write_permission(peer: Peer) -> None:
     added = peer.ask(RequestCode.ADD_WRITE_PERM_OF_BROKER, brokerName="broker-a")
     assert added.ext_fields == {"addTopicCount": "2"}
     assert json.loads(route(peer, "T").body)["queueDatas"][0]["perm"] == 6
+
+
+def test_permissions_beside_many_queues_are_changed_in_turns_one_request_after_another(
+    system: System, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_requests, "SHORT_QUEUES", 0)
+    monkeypatch.setattr(broker_requests, "TURN_SECONDS", 0)
+    names = [f"T{number}" for number in range(6)]
+    register(peer, *names)
+    for number, name in enumerate(names):  # topics with queues that nothing else has
+        register(peer, name, brokerName=f"b{number}", brokerAddr=f"10.0.0.{number}:1")
+    wipe = RemotingCommand(RequestCode.WIPE_WRITE_PERM_OF_BROKER, {"brokerName": "broker-a"}, opaque=1)
+    other = system.connect()
+    assert peer.send(encode_command(wipe)) == []
+    assert other.send(encode_command(attrs.evolve(wipe, code=RequestCode.ADD_WRITE_PERM_OF_BROKER))) == []
+
+    def perms() -> list[int]:
+        found = [json.loads(route(system.connect(), name).body)["queueDatas"] for name in names]
+        return [queues["perm"] for topic in found for queues in topic if queues["brokerName"] == "broker-a"]
+
+    seen: list[list[int]] = []
+    for _ in range(200):
+        system.reactor.advance(broker_requests.NEXT_TURN_SECONDS)
+        if not seen or perms() != seen[-1]:
+            seen.append(perms())
+    fewer = [[4] * count + [6] * (6 - count) for count in range(7)]
+    assert [each for each in seen if each in fewer][-1] == [6] * 6
+    assert seen[: seen.index([4] * 6) + 1] == fewer[seen[0].count(4) :]
+    assert seen[seen.index([4] * 6) :] == [[6] * count + [4] * (6 - count) for count in range(7)]
+    assert peer.received()[0].ext_fields == {"wipeTopicCount": "6"}
+    assert other.received()[0].ext_fields == {"addTopicCount": "6"}
 
 
 def test_lists_and_deleting(peer: Peer) -> None:

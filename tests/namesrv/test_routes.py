@@ -11,6 +11,7 @@ from mqbroker.namesrv.route_table import EXPIRY_MS, Registered, Registration, Ro
 from mqbroker.wire.bodies import BrokerData, DataVersion, QueueData, TopicConfig, TopicList
 from mqbroker.wire.codes import Perm
 from mqbroker.wire.registration import BrokerTopics, QueueNumbers
+from tests.commands import finish
 
 A, B = "127.0.0.1:10911", "127.0.0.1:11911"
 HA = "127.0.0.1:10912"
@@ -207,12 +208,12 @@ def test_filter_servers(table: RouteTable) -> None:
 def test_write_permission(table: RouteTable) -> None:
     table.register(registration(held=topics("T", "U", perm=7)), "x", 0)
     table.register(registration(B, name="broker-b"), "y", 0)
-    assert table.wipe_write_permission("broker-a") == 2
+    assert finish(table.wipe_write_permission("broker-a")) == 2
     perms = {data.broker_name: data.perm for data in table.route("T").queue_datas}
     assert perms == {"broker-a": Perm.READ | Perm.INHERIT, "broker-b": 6}
-    assert table.add_write_permission("broker-a") == 2
+    assert finish(table.add_write_permission("broker-a")) == 2
     assert [data.perm for data in table.route("U").queue_datas] == [6]
-    assert table.wipe_write_permission("nobody") == 0
+    assert finish(table.wipe_write_permission("nobody")) == 0
 
 
 def test_deleting_topics(table: RouteTable) -> None:

@@ -11,6 +11,7 @@ from mqbroker.namesrv import topic_queue_table
 from mqbroker.namesrv.topic_queue_table import TopicQueueTable
 from mqbroker.wire.bodies import QueueData
 from mqbroker.wire.registration import QueueNumbers
+from tests.commands import finish
 
 FOUR, EIGHT = QueueNumbers(4, 4, 6, 0), QueueNumbers(8, 8, 6, 1)
 
@@ -62,12 +63,34 @@ def test_removing(table: TopicQueueTable) -> None:
 
 def test_permissions(table: TopicQueueTable) -> None:
     table.put("b", {"W": FOUR})
-    assert table.set_permission("a", lambda perm: perm & 4) == 3
+    assert finish(table.set_permission("a", lambda perm: perm & 4)) == 3
     assert {topic: [queues.perm for queues in topic_queues.queues] for topic, topic_queues in table} == {
         "T": [4], "U": [4], "V": [4], "W": [6],
     }  # fmt: skip
-    assert table.set_permission("a", lambda perm: perm & 4) == 3
-    assert table.set_permission("nobody", lambda perm: 0) == 0
+    assert finish(table.set_permission("a", lambda perm: perm & 4)) == 3
+    assert finish(table.set_permission("nobody", lambda perm: 0)) == 0
+
+
+def test_what_a_broker_registers_between_the_steps_of_a_permission_gets_it_too(table: TopicQueueTable) -> None:
+    table.put("b", {"T": FOUR, "V": FOUR})
+    steps = table.set_permission("a", lambda _: 4)
+    next(steps)
+    table.put("a", {"T": EIGHT, "U": FOUR, "V": FOUR, "W": EIGHT})
+    table.remove_from("V", ["a"])
+    finish(steps)
+    perms = {topic: {queues.broker_name: queues.perm for queues in each.queues} for topic, each in table}
+    assert perms == {"T": {"a": 4, "b": 6}, "U": {"a": 4}, "V": {"b": 6}, "W": {"a": 4}}
+    lay(table)
+
+
+def test_a_permission_comes_to_an_end_though_its_broker_registers_at_each_step(table: TopicQueueTable) -> None:
+    steps = table.set_permission("a", lambda _: 4)
+    for _ in range(100):
+        if next(steps, "end") == "end":
+            break
+        table.put("a", {"T": EIGHT, "U": FOUR})
+    else:
+        raise AssertionError("it goes on")
 
 
 def test_it_is_bounded(table: TopicQueueTable, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,11 +140,12 @@ def take(step: str, rng: Random, table: TopicQueueTable, model: dict[str, dict[s
             table.remove_brokers(brokers)
             for name, known in model.items():
                 model[name] = {name: kept for name, kept in known.items() if name not in brokers}
-        case "set_permission":  # to the other one, each time
+        case "set_permission":
+            perm = rng.choice([4, 6])
             theirs = [known for known in model.values() if broker in known]
-            assert table.set_permission(broker, lambda perm: 10 - perm) == len(theirs)
+            assert finish(table.set_permission(broker, lambda _: perm)) == len(theirs)
             for known in theirs:
-                known[broker] = known[broker]._replace(perm=10 - known[broker].perm)
+                known[broker] = known[broker]._replace(perm=perm)
 
 
 @pytest.mark.parametrize("dead_min", [0, 1000])
@@ -153,7 +177,7 @@ def test_a_broker_that_goes_takes_a_look_at_its_groups_alone(table: TopicQueueTa
 
     table._topics = NotWalked(table._topics)
     table.remove_brokers(["a"])
-    assert table.set_permission("b", lambda perm: 4) == 50
+    assert finish(table.set_permission("b", lambda perm: 4)) == 50
     assert table.get("topic-1") is None
     assert table.get("topic-2").queues == (QueueData("b", 4, 4, 4, 0),)
     assert len(table) == 50

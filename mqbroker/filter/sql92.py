@@ -125,14 +125,20 @@ class _Outcomes(dict[Any, bool]):
             return self._of_each(columns)
         return map(self.__getitem__, columns[0] if len(columns) == 1 else zip(*columns, strict=True))
 
-    def are_none_true(self, values: Sequence[frozenset[bytes]], count: int) -> bool:
+    def are_none_true(self, values: Sequence[list[bytes]], count: int) -> bool:
         """Whether it is sure to be true of none of `count` messages, by the values that each property has in any of
         them: to gather these takes half of the time of finding those of each message. Hot."""
-        if prod(map(len, values)) > 2 * count:
-            return False
-        keys = values[0] if len(values) == 1 else frozenset(product(*values))
-        if keys <= self._none_true:
-            return True
+        if len(values) == 1:
+            if self._none_true and self._none_true.issuperset(values[0]):
+                return True
+            keys = frozenset[Any]([b"", *values[0]])
+        else:
+            differing = [{b"", *each} for each in values]
+            if prod(map(len, differing)) > 2 * count:
+                return False
+            keys = frozenset(product(*differing))
+            if keys <= self._none_true:
+                return True
         unknown = keys.difference(self)
         if 4 * len(unknown) > count or any(map(self.__getitem__, keys)):
             return False

@@ -20,7 +20,7 @@ from mqbroker.wire.record import RECORD_BYTES_MIN, properties_of
 _LONG = Struct(">q")
 #: Entries that are taken together, at first and later: some may be looked at in vain, behind the last that is wanted.
 _STRETCH = 64
-_STRETCH_MIN, _STRETCH_MAX = 8, 128
+_STRETCH_MIN, _STRETCH_MAX = 8, 256
 #: Where there is a message in so many bytes of the log on average, these are copied in one go: the processor fetches
 #: what is read one after another ahead of time, and waits for each part of a message that is looked for here and there.
 _COPIED_BYTES = 2048

@@ -64,13 +64,10 @@ def find_in_each(messages: Sequence[bytes], mark: bytes) -> list[bytes]:
     ]
 
 
-def find_values(together: bytes, mark: bytes) -> frozenset[bytes]:
-    """All values that a property may have in messages, whose property bytes stand behind a byte 2 each; the empty one
-    for none is always among them. Hot."""
-    return frozenset(_pattern(mark)(together)) | _NONE
-
-
-_NONE = frozenset([b""])
+def find_values(together: bytes, mark: bytes) -> list[bytes]:
+    """The values that a property may have in messages, whose property bytes stand behind a byte 2 each; some may have
+    none besides. Hot."""
+    return _pattern(mark)(together)
 
 
 @lru_cache(maxsize=1024)

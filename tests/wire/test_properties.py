@@ -97,7 +97,7 @@ def test_a_property_is_found_as_it_is_read(messages: list[bytes]) -> None:
         assert [find_property(data, mark).decode("utf-8", "replace") for data in messages] == wanted
         assert [value.decode("utf-8", "replace") for value in find_in_each(messages, mark)] == wanted
         gathered = find_values(b"\x02".join([b"", *messages]), mark)
-        assert {*wanted, ""} <= {value.decode("utf-8", "replace") for value in gathered}
+        assert {*wanted, ""} <= {value.decode("utf-8", "replace") for value in [b"", *gathered]}
 
 
 def test_properties_that_look_alike() -> None:

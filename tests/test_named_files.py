@@ -1,5 +1,6 @@
-"""Where the pages name a Python file, it is there."""
+"""Where the pages name a Python file, or a function in one, it is there."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -31,3 +32,41 @@ def test_a_file_that_is_nowhere_is_found_out() -> None:
         "nowhere.py",
         "store/nowhere.py",
     ]
+
+
+def defined_in(path: Path) -> set[str]:
+    """The functions and classes of a module, and the methods as Class.method."""
+    found: set[str] = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            methods = [each for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
+            found |= {f"{node.name}.{method.name}" for method in methods}
+    return found
+
+
+def missing_functions(text: str) -> list[str]:
+    """What a page says is in a file of the product, as in ``file.py: Class.method``, ``Class.other``, and is not."""
+    wrong: list[str] = []
+    for line in text.splitlines():
+        file = ""
+        for part in re.findall(r"``([^`]+)``", line):
+            name, separator, function = part.partition(".py: ")
+            if separator:
+                file, part = f"{name}.py", function
+            if file and re.fullmatch(r"\w+(\.\w+)?", part):
+                path = ROOT / "mqbroker" / file
+                if not path.exists() or part not in defined_in(path):
+                    wrong.append(f"{file}: {part}")
+    return wrong
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_functions_that_a_page_names_exist(page: Path) -> None:
+    assert missing_functions(page.read_text()) == []
+
+
+def test_a_function_that_is_nowhere_is_found_out() -> None:
+    lines = "``store/flush.py: LogFlusher.durable``, ``LogFlusher.nowhere``\n``store/gone.py: f``\n``f``"
+    assert missing_functions(lines) == ["store/flush.py: LogFlusher.nowhere", "store/gone.py: f"]

@@ -192,6 +192,8 @@ def require_equal_above_minimum(model: Model, disk: SimDisk, rebuilt: SimDisk, r
             name = os.path.join(topic, str(queue_id))
             ours, theirs = (_entries_from(one, root, name, first) for one in (disk, rebuilt))
             if model.spoilt:
+                # What garbage put above the end of a queue that had nothing in the log is in nobody's way.
+                ours = ours[: len(entries) - first]
                 ours, theirs = list(map(_without_unit, ours)), list(map(_without_unit, theirs))
             what = f"{name} from {first} on: {len(ours)} entries and {len(theirs)}"
             require(ours == theirs and len(ours) == len(entries) - first, "consume queues equal a rebuild", what)

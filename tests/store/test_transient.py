@@ -236,7 +236,7 @@ def test_a_failed_commit_stops_writing_and_says_what_is_lost(pool: Pool, monkeyp
     def fail(self: IMappedFile, offset: int, data: memoryview) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr("tests.store.harness.FaultyFile.write_at", fail)
+    monkeypatch.setattr("tests.fakes.FaultyFile.write_at", fail)
     pool.append(b"second")
     turns(pool.bench.clock, 0.5)
     with pytest.raises(StoreUnwritable, match=r"bytes that were acknowledged are lost: .*Input/output error"):

@@ -110,7 +110,8 @@ class Model:
     What is not committed may be lost by any end, but is after `commit_s`. Of topics in `removals` all that there is may
     go; messages with offsets below `removed_below` were removed; those below `numbered` are not given again, though a
     crash took the messages. `stopped_at`: where queues ended at the last orderly stop, which they may go on from though
-    the newest messages rotted and were forgotten since.
+    the newest messages rotted and were forgotten since. `files_from`: where the first files of queues began that
+    the last end left: where those before are lost, queues may go on from there.
     """
 
     flush_s: float
@@ -131,6 +132,7 @@ class Model:
     removed_below: dict[tuple[str, int], int] = attrs.field(factory=dict)
     numbered: dict[tuple[str, int], int] = attrs.field(factory=dict)
     stopped_at: dict[tuple[str, int], int] = attrs.field(factory=dict)
+    files_from: dict[tuple[str, int], int] = attrs.field(factory=dict)
     commit_s: float = 0.0
 
     @property
@@ -173,7 +175,8 @@ class Model:
         lowest = len(entries)
         while lowest and (entries[lowest - 1].is_rotten or (entries[lowest - 1].is_gone and self.caches_lost)):
             lowest -= 1
-        highest = max(len(entries), self.numbered.get(queue, 0), self.stopped_at.get(queue, 0))
+        numbers = (known.get(queue, 0) for known in (self.numbered, self.stopped_at, self.files_from))
+        highest = max(len(entries), *numbers)
         return range(lowest, highest + 1)
 
     def begin_removal(self, topic: str) -> dict[tuple[str, int], int]:

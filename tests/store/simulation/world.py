@@ -19,6 +19,7 @@ from mqbroker.errors import FlushTimedOut, MQError, StoreBusy, StoreDamaged, Sto
 from mqbroker.store import MessageStore, open_store
 from mqbroker.store.checkpoint import decode_checkpoint
 from mqbroker.store.commitlog import NewMessage
+from mqbroker.store.consumequeue_entry import ENTRY_BYTES
 from mqbroker.store.linux_aio import LinuxAio
 from mqbroker.store.multi_dispatch import NAMES_MARK
 from mqbroker.store.syncs import AioSyncs, ISyncs, WorkerSyncs
@@ -147,6 +148,7 @@ class World:
             self.disk.on_write = self._written_file
             self.retention.stop()
             self.disk.now_ms = self._now_ms
+            self._note_first_files()
             try:
                 store = self.open(self.disk, clock, self.worker)
             except Ended:
@@ -191,6 +193,16 @@ class World:
 
     def _now_ms(self) -> int:
         return int(self.clock.rightNow * 1000)
+
+    def _note_first_files(self) -> None:
+        """Note where the first file of each queue begins."""
+        found: dict[tuple[str, int], int] = {}
+        for path, _ in self.disk.files(f"{ROOT}/consumequeue"):
+            topic, queue_id, name = path.split("/")[-3:]
+            if queue_id.isdecimal():
+                base = int(name) // ENTRY_BYTES
+                found[topic, int(queue_id)] = min(base, found.get((topic, int(queue_id)), base))
+        self.model.files_from = found
 
     def _reopen(self, end: str, seed: int) -> None:
         self.counts[f"reopened after {end}"] += 1

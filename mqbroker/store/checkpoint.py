@@ -240,7 +240,8 @@ def parse_ends(data: bytes, checkpoint_crc: int | None) -> dict[tuple[str, int],
 
 def _parse_row(row: Any) -> tuple[tuple[str, int], QueueEnd]:
     topic, *numbers = row
-    if not isinstance(topic, str) or not all(type(n) is int and -1 <= n <= _NUMBER_MAX for n in numbers):
+    is_right = isinstance(topic, str) and {*map(type, numbers)} == {int}
+    if not is_right or min(numbers) < -1 or max(numbers) > _NUMBER_MAX:
         raise ValueError(f"{row!r} is not the end of a queue")
     queue_id, first, files, modified_ms, min_offset, max_offset, *spans = numbers
     last_offset, last_size, oldest_offset, oldest_size = spans

@@ -360,7 +360,7 @@ class ConsumeQueue:
         is_whole = True
         names = self._disk.names(self.directory)
         for name in names:
-            path = os.path.join(self.directory, name)
+            path = f"{self.directory}/{name}"
             if not _FILE_NAME.fullmatch(name) or int(name) % self._file_bytes:
                 raise StoreDamaged(path, 0, f"not a consume queue file of {self._file_bytes} bytes: {MOVE_AWAY}")
             base = int(name) // ENTRY_BYTES

@@ -99,16 +99,15 @@ class ConsumeQueues:
         queue = self.by_bytes.get((topic, queue_id))
         if queue is None:
             name = self.check(topic, queue_id)
-            directory = os.path.join(self.root, name, str(queue_id))
+            place = f"{name}/{queue_id}"
             removed = self.removed.get((name, queue_id))
             begins_at = removed.next_offset if removed is not None else 0
             ext: ConsumeQueueExt | None = None
             if self._ext is not None:
                 root, file_bytes = self._ext
-                ext_directory = os.path.join(root, name, str(queue_id))
-                ext = ConsumeQueueExt(self.cache, ext_directory, file_bytes, self._new_names)
+                ext = ConsumeQueueExt(self.cache, f"{root}/{place}", file_bytes, self._new_names)
             queue = ConsumeQueue(
-                self.cache, directory, name, queue_id, self._file_bytes, self._new_names, begins_at, ext
+                self.cache, f"{self.root}/{place}", name, queue_id, self._file_bytes, self._new_names, begins_at, ext
             )
             self.by_bytes[topic, queue_id] = queue
             self.by_name[name, queue_id] = queue
@@ -132,7 +131,7 @@ class ConsumeQueues:
         for number, topic in enumerate(topics):
             if not number % _TOPICS_A_STEP:
                 yield Progress("consume queues are opened", number, len(topics), "topics")
-            path = os.path.join(self.root, topic)
+            path = f"{self.root}/{topic}"
             if topic == TRASH:
                 continue
             if not self._disk.is_directory(path):

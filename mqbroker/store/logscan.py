@@ -130,7 +130,7 @@ def scan_file(file: IMappedFile, at: int, physical_offset: int) -> Scanned | Fil
     read_before_touch(file, at, min(room, RECORD_BYTES_MIN))
     if room >= RECORD_BYTES_MIN:
         size, magic = SIZE_AND_MAGIC.unpack_from(file.view, at)
-        if magic == MAGIC and size <= room:
+        if magic == MAGIC and size <= room and at % _PAGE_BYTES + size > _PAGE_BYTES:
             read_before_touch(file, at, size)
     return scan_at(file.view, at, physical_offset)
 

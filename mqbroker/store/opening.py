@@ -165,7 +165,7 @@ class Opening:
     def _open(self, opened: ExitStack) -> Steps[Parts]:
         found = yield from self._load(opened)
         segments, queues, kept, checkpoint = found.segments, found.queues, found.kept, found.checkpoint
-        cut = self._cut(found)
+        cut = yield from self._cut(found)
         misplaced: list[Damage] = []
         tags_codes = TagsCodes(parse_delay_levels(self.settings.message_delay_level))
         cq = ConsumeQueueDispatcher(segments, queues, tags_codes, misplaced.append, self._multi_queues(queues))
@@ -250,13 +250,13 @@ class Opening:
         put_ends_aside(disk, paths.queue_ends)
         return _Found(abort is None, is_intact, checkpoint, kept, segments, queues, removed, ends)
 
-    def _cut(self, found: _Found) -> _Cut:
+    def _cut(self, found: _Found) -> Steps[_Cut]:
         """Find from where the log is read again, and cut off consume queues what is not known to be good above."""
         segments, queues, kept, checkpoint = found.segments, found.queues, found.kept, found.checkpoint
         is_clean, is_intact = found.is_clean, found.is_intact
         start = find_start(segments, queues, checkpoint, is_clean, is_intact)
         kept.forget_queues_above(start.offset, start.tally)
-        lost = cut_queues(segments, queues, start.offset, is_clean and not start.queues_lack)
+        lost = yield from cut_queues(segments, queues, start.offset, is_clean and not start.queues_lack)
         known: dict[ConsumeQueue, int] | None = None
         trusted = start.offset
         if lost or start.queues_lack or not (is_clean or is_whole(queues, checkpoint, trusted)):

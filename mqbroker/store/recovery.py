@@ -41,6 +41,7 @@ from mqbroker.wire.record import RECORD_BYTES_MIN
 
 _FILE_NAME = re.compile(r"\d{20}")
 _MEND = "set the size the store was made with, or move away what is none of its; `mq store check` tells more"
+_QUEUES_A_STEP = 500
 
 log = Logger()
 
@@ -218,12 +219,14 @@ def refuse_lost_log(
         )
 
 
-def cut_queues(segments: Segments, queues: ConsumeQueues, start: int, is_clean: bool) -> dict[ConsumeQueue, int]:
+def cut_queues(segments: Segments, queues: ConsumeQueues, start: int, is_clean: bool) -> Steps[dict[ConsumeQueue, int]]:
     """Have nothing in consume queues of what is in the log from `start` on. Returns those that were deleted, since they
     are not as the log says, or as they were when the store was stopped: what they had below `start` must be built anew,
     too. With each goes the number that its next message has at least, whatever the log has of it. Raises OSError."""
     lost: dict[ConsumeQueue, int] = {}
-    for queue in queues:
+    for number, queue in enumerate(queues):
+        if not number % _QUEUES_A_STEP:
+            yield Progress("the ends of consume queues are checked", number, len(queues.by_name), "queues")
         if not is_clean or queue.end_of_last() > start:
             queue.truncate(start)
         is_headless = queue.lacks_first or _may_lack_first(segments, queue)

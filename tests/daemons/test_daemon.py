@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from mqbroker.config import LogLevel
 from mqbroker.config.settings import NamesrvSettings
 from mqbroker.daemons.daemon import Daemon, Served, StartFailed, why_not_started
 from mqbroker.daemons.namesrv import NamesrvConsoleOptions
+from mqbroker.daemons.process import YOUNGEST
 from mqbroker.errors import StoreLocked
 from tests.remoting.logs import log_kept
 
@@ -82,6 +84,16 @@ def test_it_says_so_when_it_serves(make_life: Callable[..., Any]) -> None:
     assert life.daemon.stopService().called
     assert life.calls == ["start", "stop"]
     assert not life.ports_file.exists()
+
+
+def test_objects_of_a_start_are_collected_seldom(make_life: Callable[..., Any]) -> None:
+    thresholds = gc.get_threshold()
+    try:
+        life = make_life(start=Deferred[Any]()).start()
+        assert gc.get_threshold()[0] == YOUNGEST
+        life.daemon.stopService()
+    finally:
+        gc.set_threshold(*thresholds)
 
 
 def test_a_ports_file_that_another_wrote_stays(make_life: Callable[..., Any]) -> None:

@@ -54,10 +54,12 @@ class Bench:
     store_host: bytes = HOST
     opened: list[MessageStore] = attrs.field(factory=list)
 
+    def settings(self) -> StoreSettings:
+        return StoreSettings(store_path_root_dir=str(self.root), **{**SMALL, **self.changes})
+
     def open(self, log_syncs: ISyncs | None = None) -> MessageStore:
-        settings = StoreSettings(store_path_root_dir=str(self.root), **{**SMALL, **self.changes})
         store = open_store(
-            settings,
+            self.settings(),
             disk=self.disk,
             clock=self.clock,
             worker=self.worker,

@@ -13,12 +13,13 @@ import pytest
 from twisted.internet.task import Clock
 from twisted.logger import capturedLogs, formatEvent
 
-from mqbroker.store import GetMessageResult, MessageStore
+from mqbroker.store import GetMessageResult, MessageStore, recovery
 from mqbroker.store.checkpoint import parse_ends
 from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.disk import IMappedFile
+from mqbroker.store.message_store import opening_steps
 from mqbroker.store.os_disk import OsDisk
-from mqbroker.store.turns import Progress, ProgressLine
+from mqbroker.store.turns import Progress, ProgressLine, run_at_once
 from tests.fakes import FaultyDisk
 from tests.store.harness import Bench, message, now, stop, tree, turns
 
@@ -289,3 +290,20 @@ def test_a_long_start_says_how_far_it_is() -> None:
         "8,000 of 20,000 topics (40 %), 3200.0 topics/s, about 4 s left",
         "12,000 of 20,000 topics (60 %), 2400.0 topics/s, about 3 s left",
     ]
+
+
+def test_a_start_after_a_kill_says_how_many_queues_it_has_checked(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "_QUEUES_A_STEP", 20)
+    filled(bench)
+    killed = bench.image("killed")
+    told: list[Progress] = []
+    steps = opening_steps(
+        killed.settings(), disk=killed.disk, clock=killed.clock, worker=killed.worker, store_host=killed.store_host
+    )
+    store = run_at_once(steps, told.append)
+    assert [each[1:] for each in told if each.what == "the ends of consume queues are checked"] == [
+        (done, len(KEYS), "queues") for done in (0, 20, 40)
+    ]
+    stop(store)

@@ -73,11 +73,13 @@ class TableCheck:
         disk = self._world.disk
         if disk.find(PATH) is None or disk.find(PATH + ".bak") is None:
             return
-        try:
-            _parse(disk.content(PATH + ".bak"))
-        except MQError:  # it is what rotted before, and nothing was saved since
-            return
         inode = disk.inode(PATH)
+        # Of a process that ended between two renames both names are one file's; a copy is what it was to save next.
+        copy = PATH + (".tmp" if disk.inode(PATH + ".bak") is inode else ".bak")
+        try:
+            _parse(disk.content(copy) if disk.find(copy) is not None else b"")
+        except MQError:  # it is what rotted before, and nothing was saved since, or not whole
+            return
         at = rng.randrange(inode.size)
         inode.spoil(at, rng.choice([b"\xff", b"\0" * (inode.size - at)]))
         self._is_rotten = True

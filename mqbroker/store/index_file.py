@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from struct import Struct
 
 import attrs
+from twisted.logger import Logger
 
 from mqbroker.store.checkpoint import Checkpoint
 from mqbroker.store.disk import IMappedFile, read_before_touch
@@ -28,6 +29,10 @@ _ALLOCATE_BYTES = 1024 * 1024
 #: What is read at once of slots that left memory.
 _READ_BYTES = 1024 * 1024
 _MAX_INT = 0x7FFFFFFF
+#: The count of a file that is to be built anew.
+_DAMAGED = -1
+
+log = Logger()
 
 
 @attrs.frozen
@@ -70,6 +75,7 @@ class IndexFile:
         # Blocks for header, slots and the entries there are; new entries get theirs as they come.
         self._allocated = self._entries_at + self.count * ENTRY_BYTES
         self._is_open = True
+        self._is_damaged = False
         file.allocate(0, self._allocated)
 
     @property
@@ -195,8 +201,9 @@ class IndexFile:
         self.begin_offset = self.end_offset = previous.end_offset
 
     def write_header(self) -> None:
+        count = _DAMAGED if self._is_damaged else self.count
         _HEADER.pack_into(
-            self._buffer, 0, self.begin_ms, self.end_ms, self.begin_offset, self.end_offset, self.slots_used, self.count
+            self._buffer, 0, self.begin_ms, self.end_ms, self.begin_offset, self.end_offset, self.slots_used, count
         )
 
     async def _is_ready(self, pages: Pages, at: int, size: int) -> bool:
@@ -217,25 +224,46 @@ class IndexFile:
     async def find(self, key_hash: int, begin_ms: int, end_ms: int, count: int, pages: Pages) -> list[int]:
         """Physical offsets of messages whose key has this hash, newest first. Times are good to the second.
 
-        Raises OSError where the disk cannot read it; none is found in a file that is deleted meanwhile.
+        Raises OSError where the disk cannot read it; none is found in a file that is deleted meanwhile. A file that is
+        damaged where it is looked at is told once, and not sound any more.
         """
         found: list[int] = []
-        slot_at = HEADER_BYTES + key_hash % self._slots * SLOT_BYTES
+        slot = key_hash % self._slots
+        slot_at = HEADER_BYTES + slot * SLOT_BYTES
         if not await self._is_ready(pages, slot_at, SLOT_BYTES):
             return []
         (number,) = SLOT.unpack_from(self._buffer, slot_at)
+        if not 0 <= number < self.count:
+            await self._note_damage(pages, slot_at)
         while 0 < number < self.count and len(found) < count:
             if not await self._is_ready(pages, self._at(number), ENTRY_BYTES):
                 return []
             entry_hash, physical_offset, seconds, older = ENTRY.unpack_from(self._buffer, self._at(number))
+            is_possible = 0 <= older < number and self.begin_offset <= physical_offset <= self.end_offset
+            if not is_possible or entry_hash % self._slots != slot:
+                await self._note_damage(pages, self._at(number))
+                break
             # The first entry is the beginning, whatever it says: see `_put_first`.
             time_ms = self.begin_ms + (seconds * 1000 if number > 1 else 0)
             if entry_hash == key_hash and begin_ms <= time_ms + 999 and time_ms <= end_ms:
                 found.append(physical_offset)
-            if time_ms + 999 < begin_ms or older >= number:
+            if time_ms + 999 < begin_ms:
                 break
             number = older
         return found
+
+    async def _note_damage(self, pages: Pages, at: int) -> None:
+        """Have it built anew at the next start, as a log that is served cannot wait for it, and say so."""
+        if self._is_damaged or not await self._is_ready(pages, 0, HEADER_BYTES):
+            return
+        self._is_damaged = True
+        self.write_header()
+        log.error(
+            "{path} is damaged at byte {at}: messages may not be found by their keys; it is built anew from the log at "
+            "the next start",
+            path=self.file.path,
+            at=at,
+        )
 
 
 def is_good_after(file: IndexFile, checkpoint: Checkpoint, log_end: int, is_intact: bool) -> bool:

@@ -14,10 +14,11 @@ from typing import NamedTuple
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from twisted.logger import capturedLogs, formatEvent
 
 from mqbroker.store import MessageStore
 from mqbroker.store.index import Index, KeyHasher, positive_hash
-from mqbroker.store.index_file import IndexFile
+from mqbroker.store.index_file import ENTRY_BYTES, HEADER_BYTES, SLOT_BYTES, IndexFile
 from mqbroker.wire.names import java_hash
 from mqbroker.wire.record import decode_record
 from tests.fakes import FaultyDisk
@@ -544,5 +545,43 @@ def test_an_index_whose_headers_do_not_agree_with_its_entries_is_built_anew(
     again = image.open()
     again.start()
     image.clock.pump([0.5] * 3)
+    assert [now(again).query("T", f"k{n}", 64, 0, 2**62) for n in range(5)] == found
+    stop(again)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("at", "bad"),
+    [
+        (HEADER_BYTES, b"\x17\xa5\0\0" * 10),
+        (HEADER_BYTES + 10 * SLOT_BYTES + 2 * ENTRY_BYTES, bytes(40)),
+        (HEADER_BYTES + 10 * SLOT_BYTES + 2 * ENTRY_BYTES, b"\x17\xa5\0\0" * 10),
+    ],
+    ids=["slots", "entries of zeros", "entries of garbage"],
+)
+def test_damage_that_a_query_meets_is_told_once_and_mended_by_the_next_start(
+    make: Callable[..., Bench], at: int, bad: bytes, number: int
+) -> None:
+    bench = make(max_index_num=20, max_hash_slot_num=10)
+    store = bench.open()
+    store.start()
+    store.append([message(properties=b"KEYS\x01k%d" % (n % 5)) for n in range(45)])
+    bench.clock.pump([0.5] * 30)
+    found = [now(store).query("T", f"k{n}", 64, 0, 2**62) for n in range(5)]
+    assert [len(records) for records in found] == [9] * 5
+    path = bench.root / "index" / sorted(os.listdir(bench.root / "index"))[number]
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(bad)
+    with capturedLogs() as events:
+        fewer = [now(store).query("T", f"k{n}", 64, 0, 2**62) for n in range(5)]
+    assert sum(map(len, fewer)) < 45
+    assert all(set(some) <= set(whole) for some, whole in zip(fewer, found, strict=True))
+    (told,) = [formatEvent(event) for event in events]
+    assert told.startswith(f"{path} is damaged at byte ")
+    stop(store)
+    again = bench.open()
+    again.start()
+    bench.clock.pump([0.5] * 3)
     assert [now(again).query("T", f"k{n}", 64, 0, 2**62) for n in range(5)] == found
     stop(again)

@@ -10,7 +10,7 @@ from twisted.logger import globalLogBeginner
 
 from tests.store.simulation.run import SOMETIMES, describe, run_seed, run_steps
 from tests.store.simulation.shrink import shrink
-from tests.store.simulation.steps import HELD_BACK, options_of, steps_of
+from tests.store.simulation.steps import options_of, steps_of
 
 
 def main(arguments: list[str]) -> int:
@@ -19,20 +19,16 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--from", type=int, default=0, metavar="S", dest="first", help="the first (0)")
     parser.add_argument("--no-shrink", action="store_true", help="print failing steps as they were made")
     parser.add_argument("--stop-after", type=int, default=5, metavar="N", help="give up after so many failures (5)")
-    parser.add_argument(
-        "--with", choices=sorted(HELD_BACK), action="append", default=[], dest="extras", help="what the tests hold back"
-    )
     chosen = parser.parse_args(arguments)
     globalLogBeginner.beginLoggingTo([lambda event: None], redirectStandardIO=False)
-    held_back = HELD_BACK.difference(chosen.extras)
     counts: Counter[str] = Counter()
     failures = 0
     for done, seed in enumerate(range(chosen.first, chosen.first + chosen.seeds), 1):
-        outcome = run_seed(seed, held_back)
+        outcome = run_seed(seed)
         counts.update(outcome.counts)
         if outcome.violation is not None:
             failures += 1
-            options = options_of(seed, held_back)
+            options = options_of(seed)
             steps = steps_of(seed, options)
             if not chosen.no_shrink:
                 steps = shrink(options, steps, outcome.violation.invariant)

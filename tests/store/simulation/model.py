@@ -111,7 +111,8 @@ class Model:
     go; messages with offsets below `removed_below` were removed; those below `numbered` are not given again, though a
     crash took the messages. `stopped_at`: where queues ended at the last orderly stop, which they may go on from though
     the newest messages rotted and were forgotten since. `files_from`: where the first files of queues began that
-    the last end left: where those before are lost, queues may go on from there.
+    the last end left: where those before are lost, queues may go on from there. `keys_lost` once a page of the index
+    was spoilt: queries by key may find less, though nothing else.
     """
 
     flush_s: float
@@ -127,6 +128,7 @@ class Model:
     floor: int = 0
     removed: int = 0
     caches_lost: bool = False
+    keys_lost: bool = False
     spoilt: dict[str, bytes] = attrs.field(factory=dict)
     removals: set[str] = attrs.field(factory=set)
     removed_below: dict[tuple[str, int], int] = attrs.field(factory=dict)

@@ -8,7 +8,7 @@ import struct
 import traceback
 import zlib
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -18,7 +18,7 @@ from twisted.logger import LogEvent, globalLogPublisher
 
 from mqbroker.store import checkpoint, segment
 from tests.store.simulation.model import Violation
-from tests.store.simulation.steps import HELD_BACK, Options, Step, options_of, steps_of
+from tests.store.simulation.steps import Options, Step, options_of, steps_of
 from tests.store.simulation.threads import Ended, Threads
 from tests.store.simulation.world import World
 
@@ -166,8 +166,8 @@ def _state(world: World) -> list[Any]:
     return [world.disk.trace, world.disk.operations, world.clock.rightNow, store.log_end, str(store.stats)]
 
 
-def run_seed(seed: int, held_back: Collection[str] = HELD_BACK) -> Outcome:
-    options = options_of(seed, held_back)
+def run_seed(seed: int) -> Outcome:
+    options = options_of(seed)
     return run_steps(options, steps_of(seed, options))
 
 

@@ -7,7 +7,6 @@ taking one step out shifts none of the others.
 from __future__ import annotations
 
 import errno
-from collections.abc import Collection
 from random import Random
 from typing import Any
 
@@ -40,12 +39,6 @@ EXTRAS = {
     "switches": 0.3,
     "kernel queue": 0.4,
 }
-#: Extras that are met only where they are asked for.
-HELD_BACK = frozenset(
-    {
-        "spoilt index",
-    }
-)
 #: All descriptors but these few are open from now on.
 FEW = "descriptors but a few"
 #: What may run short, and the calls that are refused then.
@@ -59,8 +52,7 @@ SHORTAGES = {
 STEPS_MIN, STEPS_MAX = 15, 50
 
 
-def options_of(seed: int, held_back: Collection[str] = HELD_BACK) -> Options:
-    """`held_back`: extras that the run does not have."""
+def options_of(seed: int) -> Options:
     rng = Random(f"{seed} options")
     ext = Random(f"{seed} extensions")
     has_ext, ext_bytes = ext.random() < 0.3, ext.choice([1024, 4096])
@@ -87,16 +79,11 @@ def options_of(seed: int, held_back: Collection[str] = HELD_BACK) -> Options:
         "worker": rng.choice([0.3, 0.6, 0.9]),
         "faults": [fault for fault in FAULTS if rng.random() < 0.5],
     }
-    options["extras"] = _extras_of(seed, options["faults"], held_back)
+    options["extras"] = [extra for extra, share in EXTRAS.items() if Random(f"{seed} {extra}").random() < share]
     if "switches" in options["extras"]:
         switches = Random(f"{seed} switches between threads")
         options["switches"] = [switches.choice([0.03, 0.1, 0.3]), switches.getrandbits(30)]
     return options
-
-
-def _extras_of(seed: int, faults: Collection[str], held_back: Collection[str]) -> list[str]:
-    found = [extra for extra, share in EXTRAS.items() if Random(f"{seed} {extra}").random() < share]
-    return [extra for extra in found if extra not in held_back]
 
 
 def _retention_of(rng: Random) -> tuple[bool, dict[str, Any]]:

@@ -477,4 +477,32 @@ MISTAKES = [
         "        return attrs.evolve(now, queues_offset=best.queues_offset, queues_ms",
         ("tests/store/simulation/test_seeds.py::test_what_once_failed",),
     ),
+    Mutation(
+        "go by a checkpoint that a killed process wrote and did not sync",
+        "store/opening.py",
+        "        if abort is not None and data:\n            self.disk.write(self.paths.checkpoint, data)\n",
+        "        pass\n",
+        ("tests/store/simulation/test_guarantees.py",),
+    ),
+    Mutation(
+        "read a table by another name that no sync keeps",
+        "store/jsonfile.py",
+        "                self._disk.sync_directory(os.path.dirname(path))\n",
+        "",
+        ("tests/store/simulation/test_tables.py",),
+    ),
+    Mutation(
+        "say nothing of an index entry in the chain of another slot",
+        "store/index_file.py",
+        " or entry_hash % self._slots != slot",
+        "",
+        ("tests/store/test_index.py",),
+    ),
+    Mutation(
+        "go on with an index file that is damaged",
+        "store/index_file.py",
+        "        count = _DAMAGED if self._is_damaged else self.count\n",
+        "        count = self.count\n",
+        ("tests/store/test_index.py",),
+    ),
 ]

@@ -156,12 +156,14 @@ def compare_with_rebuild(world: World, root: str) -> dict[str, int]:
         _require_same_without_units(world.disk, disk, root)
     else:
         _require_same_queues(world.disk, disk, root)
-    if world.model.keys_lost:
-        return {}
-    ours, theirs = (files_below(one, os.path.join(root, "index")) for one in (world.disk, disk))
+    return {} if world.model.keys_lost else {"index roll": _count_same_index(world.disk, disk, root) > 1}
+
+
+def _count_same_index(disk: SimDisk, rebuilt: SimDisk, root: str) -> int:
+    ours, theirs = (files_below(one, os.path.join(root, "index")) for one in (disk, rebuilt))
     # Files are named by the time they were made.
     _require_equal(dict(enumerate(ours.values())), dict(enumerate(theirs.values())), "index equals a rebuild")
-    return {"index roll": len(ours) > 1}
+    return len(ours)
 
 
 def _require_same_queues(disk: SimDisk, rebuilt: SimDisk, root: str) -> None:

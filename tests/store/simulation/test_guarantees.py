@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from mqbroker.wire.record import decode_record
 from tests.store.harness import now
 from tests.store.simulation.inode import SECTOR_BYTES
 from tests.store.simulation.steps import PLAIN
-from tests.store.simulation.world import LOG, World
+from tests.store.simulation.worker import SimWorker
+from tests.store.simulation.world import LOG, ROOT, World
 
 FLUSH_MS = 500
 SEEDS = range(25)
@@ -212,3 +214,21 @@ def test_garbage_in_a_queue_that_was_made_again(seed: int) -> None:
     world.do(["spoil", "consumequeue", "garbage", "kill", seed])  # where the newest entry is, it has no message
     assert (world.store.min_offset("A", 0), world.store.max_offset("A", 0)) == (180, 181)
     world.finish()
+
+
+def test_a_checkpoint_that_says_less_is_on_the_disk_before_a_start_goes_by_it() -> None:
+    world = make_world()
+    path = f"{ROOT}/checkpoint"
+    contents: list[bytes] = []
+    for _ in range(2):
+        append(world, waits=False)
+        world.do(["advance", 3000, 1.0, 0])
+        work_off(world)
+        contents.append(world.disk.durable_bytes(path) or b"")
+    less, more = contents
+    assert less != more
+    disk = world.disk.killed(Random(0))
+    disk.write_part(path, 0, memoryview(less))  # as by a process that was killed before it could sync that
+    assert disk.durable_bytes(path) == more
+    world.open(disk, world.clock, SimWorker())
+    assert disk.durable_bytes(path) == less

@@ -99,3 +99,19 @@ def test_a_refusal_leaves_what_was_and_is_no_harm_later(what: object) -> None:
     for seed in SEEDS:
         assert on(disk.killed(Random(seed))).load(parse) == 3
     assert on(disk.crashed(Random(0))).load(parse) == 3
+
+
+def test_what_was_to_be_next_stays_once_it_was_read_instead_of_what_rotted() -> None:
+    disk = a_disk()
+    assert saved(on(disk), 1)
+    assert saved(on(disk), 2)
+    # A process was killed between the two renames of the next save, and the content that both names have by then rots.
+    disk.unlink(PATH + ".bak")
+    disk.link(PATH, PATH + ".bak")
+    content = b"3 " + bytes(50) + b"whole"
+    disk.write(PATH + ".tmp", content)
+    disk.sync_directory("/data/store/config")
+    inode = disk.inode(PATH)
+    inode.spoil(0, bytes(inode.size))
+    assert on(disk).load(parse) == 3
+    assert disk.durable_bytes(PATH) == content

@@ -15,13 +15,12 @@ from collections.abc import Callable, Sequence
 
 from mqbroker.errors import StoreDamaged
 from mqbroker.store.consumequeue_entry import (
-    BEHIND_ENTRIES,
     BLANK_SIZE,
     ENTRY,
     ENTRY_BYTES,
-    LOOK_ENTRIES,
     SPAN,
     QueueEnd,
+    are_zeros,
     ends_below,
     entries_struct,
     find_newest,
@@ -43,7 +42,6 @@ _CHUNK = 256
 _PAGE_BYTES = 4096
 #: So many entries of a queue may stay in its file when they are cut off, to be found there when they are built again.
 _KEPT_MAX = 16
-_ZEROS = bytes((LOOK_ENTRIES + BEHIND_ENTRIES) * ENTRY_BYTES)
 _MEND = "set it as it was, or let `mq store repair` build them anew"
 #: What to do with what is no file or directory of a queue.
 MOVE_AWAY = "move it away (`mq store repair --move-foreign`)"
@@ -415,8 +413,7 @@ class ConsumeQueue:
         while number and not is_entry(self._read(number, 0, 1)):
             number -= 1
         low, count, data, oldest = find_newest(functools.partial(self._read, number), self._per_file)
-        behind = data[count * ENTRY_BYTES :]
-        self._is_clear = is_intact and behind == _ZEROS[: len(behind)]
+        self._is_clear = is_intact and are_zeros(data[count * ENTRY_BYTES :])
         self._tail = data[max(0, count - _KEPT_MAX) * ENTRY_BYTES : count * ENTRY_BYTES]
         self._cut_at(self._first + number * self._per_file + low + count)
         if count:

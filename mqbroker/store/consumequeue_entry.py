@@ -25,6 +25,8 @@ BLANK_SIZE = 0x7FFFFFFF
 #: process ended may have come in any order.
 LOOK_ENTRIES = 4096 // ENTRY_BYTES
 BEHIND_ENTRIES = 256
+_ZEROS = bytes((LOOK_ENTRIES + BEHIND_ENTRIES) * ENTRY_BYTES)
+_NO_ENTRY = bytes(ENTRY_BYTES)
 
 
 @functools.cache
@@ -73,6 +75,11 @@ def is_blank(offset: int, size: int) -> bool:
     return not offset and size == BLANK_SIZE
 
 
+def are_zeros(data: bytes) -> bool:
+    """Whether what `find_newest` has read holds nothing."""
+    return data == _ZEROS[: len(data)]
+
+
 def find_newest(read: Callable[[int, int], bytes], entries_max: int) -> tuple[int, int, bytes, tuple[int, int]]:
     """Find where the entries of a file end that has room for `entries_max`, of which `read` gives so many from one on.
 
@@ -90,8 +97,17 @@ def find_newest(read: Callable[[int, int], bytes], entries_max: int) -> tuple[in
             middle = (low + high) // 2
             low, high = (middle, high) if is_entry(read(middle - 1, 1)) else (low, middle)
         data = read(low, high - low + BEHIND_ENTRIES)
-    count = bisect.bisect_left(range(high - low), True, key=lambda at: span_at(data, at)[1] <= 0)
-    return low, count, data, oldest
+    return low, _count_entries(data, high - low), data, oldest
+
+
+def _count_entries(data: bytes, most: int) -> int:
+    """How many entries there are, none of which is above the first `most`. Hot at a start with many queues."""
+    count = -(-data.find(_NO_ENTRY) // ENTRY_BYTES)  # an entry and the next have fewer zeros in a row
+    if count <= most and are_zeros(data[count * ENTRY_BYTES :]):
+        sizes = places_struct(count).unpack_from(data)[1::2]
+        if min(sizes, default=1) > 0:
+            return count
+    return bisect.bisect_left(range(most), True, key=lambda at: span_at(data, at)[1] <= 0)
 
 
 def ends_below(physical_end: int) -> Callable[[int, int], bool]:

@@ -8,27 +8,25 @@ passed over. Must never wait for the disk: it says what it misses.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from struct import Struct
+from collections.abc import Set as AbstractSet
 
 import attrs
 
-from mqbroker.config import StoreSettings
 from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.consumequeue import ConsumeQueue
-from mqbroker.store.consumequeue_entry import BLANK_SIZE, ENTRY_BYTES, entries_struct
-from mqbroker.store.consumequeue_ext import ADDRESS_MAX, UNIT_BYTES_MIN, ExtUnit, undecorate
+from mqbroker.store.consumequeue_entry import BLANK_SIZE, ENTRY, ENTRY_BYTES, entries_struct
+from mqbroker.store.consumequeue_ext import ADDRESS_MAX, ExtUnit, undecorate
 from mqbroker.store.corrupt_ranges import CorruptRanges
 from mqbroker.store.disk import IMappedFile
 from mqbroker.store.entry_repair import LOST, LostEntry, is_lost
 from mqbroker.store.filtered_read import FilteredRead
-from mqbroker.store.get_message_result import Get, GetMessageResult, GetMessageStatus, outside
+from mqbroker.store.get_message_result import Get, GetMessageResult, GetMessageStatus, TransferLimits, outside
 from mqbroker.store.page_loader import FileRange
 from mqbroker.store.property_filter import IPropertyFilter
 from mqbroker.store.record_verifier import RecordVerifier
 from mqbroker.store.resident_pages import ResidentPages
 from mqbroker.wire.record import RECORD_BYTES_MIN, property_bytes
 
-_ENTRY = Struct(">qiq")
 #: Bytes of entries one get looks at, unless more messages are asked for: it matters where most are filtered out.
 _WINDOW_BYTES = 16_000
 #: Entries that are asked for, whether they are in memory, in one go.
@@ -64,6 +62,7 @@ class _Look:
     count: int = 0
     runs: list[tuple[int, int]] = attrs.field(factory=list)
     in_memory: tuple[IMappedFile | None, int, int] = (None, 0, 0)
+    segment: tuple[int, memoryview, int] = (0, _NO_BYTES, 0)
 
 
 class CheckedReader:
@@ -78,7 +77,7 @@ class CheckedReader:
         log: CommitLog,
         corrupt_ranges: CorruptRanges,
         verifier: RecordVerifier,
-        settings: StoreSettings,
+        limits: TransferLimits,
         near_bytes: int,
         touched: Callable[[IMappedFile, int], None],
         resident_pages: ResidentPages,
@@ -90,21 +89,8 @@ class CheckedReader:
         self._near_bytes = near_bytes
         self.hot_bytes = min(near_bytes, HOT_BYTES_MAX)
         self._touched = touched
-        self.settings_changed(settings)
-
-    def settings_changed(self, settings: StoreSettings) -> None:
-        """Give as much at a time as `settings` say from now on."""
-        self._memory_limits = (
-            settings.max_transfer_count_on_message_in_memory,
-            settings.max_transfer_bytes_on_message_in_memory,
-        )
-        self._picking = FilteredRead(
-            self._log, self._corrupt_ranges, self.hot_bytes, self._memory_limits, self._resident_pages
-        )
-        self._disk_limits = (
-            settings.max_transfer_count_on_message_in_disk,
-            settings.max_transfer_bytes_on_message_in_disk,
-        )
+        self._limits = limits
+        self._filtered = FilteredRead(log, corrupt_ranges, self.hot_bytes, limits, resident_pages)
 
     def get(
         self,
@@ -123,7 +109,7 @@ class CheckedReader:
         if get.property_filter is not None:
             window = min(window, get.property_filter.most_at_once)
         if get.tags_codes is not None or get.property_filter is not None:
-            found = self._picking.get(get, window)
+            found = self._filtered.get(get, window)
             if found is not None:
                 return found
         look = _Look(get, missing, was_read, is_repaired)
@@ -133,9 +119,7 @@ class CheckedReader:
             entries = self._entries(look, start, min(_CHUNK, end - start))
             if entries is None:
                 break
-            if get.property_filter is not None:
-                self._look_for_matching(look, start, entries, get.property_filter)
-            elif look.count or not self._pass_over(look, start, entries):
+            if look.count or not self._pass_over(look, start, entries):
                 self._look_at(look, start, entries)
             if look.is_full:
                 break
@@ -171,7 +155,7 @@ class CheckedReader:
     def _pass_over(self, look: _Look, start: int, entries: memoryview) -> bool:
         """Pass over entries none of which is wanted; False, and nothing done, where it is not so."""
         tags_codes = look.get.tags_codes
-        if tags_codes is None or look.skip_below >= 0:
+        if tags_codes is None or look.get.property_filter is not None or look.skip_below >= 0:
             return False
         flat = entries_struct(len(entries) // ENTRY_BYTES).unpack(entries)
         offsets, sizes, log_end = flat[::3], flat[1::3], self._log.readable_end
@@ -185,123 +169,72 @@ class CheckedReader:
         return True
 
     def _look_at(self, look: _Look, start: int, entries: memoryview) -> None:
-        """Take what is wanted, whole and not too much. Hot where a consumer reads what is old."""
+        """Take what is wanted, whole and not too much. A get ends before an entry that is wrong; one that asks for more
+        than tags codes also before a message of which something is missing."""
         get = look.get
-        tags_codes = get.tags_codes
+        tags_codes, property_filter, log_end = get.tags_codes, get.property_filter, self._log.readable_end
         near_from = self._log.end - self._near_bytes
-        doubtful_below = max(self._log.end - self.hot_bytes, self._corrupt_ranges.intact_from)
-        count, total, runs = look.count, look.total, look.runs
-        base = room = 0
-        view = _NO_BYTES
-        queue_offset = start - 1
-        log_end = self._log.readable_end
-        for physical_offset, size, code in _ENTRY.iter_unpack(entries):
-            queue_offset += 1
+        seen = start
+        for queue_offset, (physical_offset, size, code) in enumerate(ENTRY.iter_unpack(entries), start):
             if is_lost(physical_offset, size, log_end) and self._is_to_mend(look, queue_offset, physical_offset, LOST):
-                queue_offset -= 1
                 break
             look.newest = physical_offset
-            if physical_offset < look.skip_below:
-                continue
-            if count and self._would_be_too_much(get, count, total + size, physical_offset >= near_from):
-                look.is_full = True
-                queue_offset -= 1
-                break
-            if tags_codes is not None and code not in tags_codes:
-                wanted = self._wanted_code(look, queue_offset, physical_offset, code)
-                if wanted is None and not look.why_lost:
-                    continue
-                code = code if wanted is None else wanted
-            at = physical_offset - base
-            if not 0 <= at < room:
-                base, view, room = self._segment(physical_offset)
-                at = physical_offset - base
-            is_sure = physical_offset >= doubtful_below and size >= RECORD_BYTES_MIN and 0 <= at <= room - size
-            is_sure = is_sure and self._resident_pages.has_log(physical_offset, physical_offset + size)
-            is_taken = not look.why_lost and (
-                is_sure or self._is_there(look, queue_offset, physical_offset, size, code, view, at, room)
-            )
-            if not is_taken:
-                if look.why_lost:
-                    queue_offset -= 1
+            if physical_offset >= look.skip_below:
+                is_near = physical_offset >= near_from
+                if look.count and self._limits.are_exceeded(get, look.count, look.total + size, is_near):
+                    look.is_full = True
                     break
-                continue
-            if runs and runs[-1][1] == physical_offset:  # a filler ends each segment
-                runs[-1] = (runs[-1][0], physical_offset + size)
-            else:
-                runs.append((physical_offset, physical_offset + size))
-            total += size
-            count += 1
-            look.count, look.total = count, total
-        if count:
-            look.status = GetMessageStatus.FOUND
-        look.seen = queue_offset + 1 - get.offset
-
-    def _look_for_matching(
-        self, look: _Look, start: int, entries: memoryview, property_filter: IPropertyFilter
-    ) -> None:
-        """As `_look_at`, where more is asked than tags codes. It ends before one of which something is missing."""
-        get = look.get
-        for queue_offset, (physical_offset, size, code) in enumerate(_ENTRY.iter_unpack(entries), start):
-            end = self._log.readable_end
-            if is_lost(physical_offset, size, end) and self._is_to_mend(look, queue_offset, physical_offset, LOST):
-                break
-            look.newest = physical_offset
-            is_near = not self._is_far(physical_offset)
-            if look.count and self._would_be_too_much(get, look.count, look.total + size, is_near):
-                look.is_full = True
-                break
-            is_wanted = self._is_matching(look, queue_offset, physical_offset, size, code, property_filter)
-            if look.missing or look.why_lost:
-                look.is_full = True
-                break
-            if is_wanted:
-                self._take(look, physical_offset, size)
-            look.seen = queue_offset + 1 - get.offset
+                if tags_codes is not None and code not in tags_codes and code > ADDRESS_MAX:
+                    is_taken = self._is_unwanted(look)
+                else:
+                    is_taken = self._is_wanted(look, queue_offset, physical_offset, size, code)
+                if look.why_lost or (property_filter is not None and look.missing):
+                    look.is_full = True
+                    break
+                if is_taken:
+                    self._take(look, physical_offset, size)
+            seen = queue_offset + 1
+        look.seen = seen - get.offset
         if look.count:
             look.status = GetMessageStatus.FOUND
 
-    def _is_matching(
-        self,
-        look: _Look,
-        queue_offset: int,
-        physical_offset: int,
-        size: int,
-        code: int,
-        property_filter: IPropertyFilter,
-    ) -> bool:
-        """Whether a message is wanted and there. It means nothing where something is in `look.missing` then."""
-        if physical_offset < look.skip_below:
-            return False
-        tags_codes = look.get.tags_codes
-        look.status = GetMessageStatus.NO_MATCHED_MESSAGE
-        is_wanted = tags_codes is None or code in tags_codes
-        if not is_wanted and self._wanted_code(look, queue_offset, physical_offset, code) is None:
-            return False
-        if code <= ADDRESS_MAX and not self._may_match(look, queue_offset, physical_offset, code, property_filter):
-            return False
-        base, view, room = self._segment(physical_offset)
+    def _is_wanted(self, look: _Look, queue_offset: int, physical_offset: int, size: int, code: int) -> bool:
+        """Whether a message, of which the entry may have a wanted tags code, is wanted and there, whole. It means
+        nothing where in `look` is said why that cannot be told now."""
+        _, _, _, _, tags_codes, property_filter = look.get
+        if code <= ADDRESS_MAX and (property_filter is not None or tags_codes is not None):
+            unit = self._unit(look, queue_offset, physical_offset, code)
+            if look.missing or look.why_lost:
+                return False
+            if unit is not None:
+                if not _may_match(unit, tags_codes, property_filter):
+                    return self._is_unwanted(look)
+                code = unit.tags_code
+        base, view, room = look.segment
         at = physical_offset - base
+        if not 0 <= at < room:
+            base, view, room = look.segment = self._segment(physical_offset)
+            at = physical_offset - base
         if not self._is_there(look, queue_offset, physical_offset, size, code, view, at, room):
             return False
-        return not look.missing and bool(property_filter.pick((property_bytes(view, at, size),), 1))
+        if property_filter is None or look.missing or property_filter.pick((property_bytes(view, at, size),), 1):
+            return True
+        return self._is_unwanted(look)
 
-    def _may_match(
-        self, look: _Look, queue_offset: int, physical_offset: int, code: int, property_filter: IPropertyFilter
-    ) -> bool:
-        """What the unit of a message says of it; where there is none, nobody knows."""
-        unit = self._unit(look, queue_offset, physical_offset, code, _UNIT_BYTES)
-        return not (look.missing or look.why_lost) and (unit is None or property_filter.may_match(unit))
+    def _is_unwanted(self, look: _Look) -> bool:
+        if not look.count:
+            look.status = GetMessageStatus.NO_MATCHED_MESSAGE
+        return False
 
-    def _unit(self, look: _Look, queue_offset: int, physical_offset: int, code: int, size: int) -> ExtUnit | None:
-        """The unit, of `size` bytes, at the address in an entry; None where there is none, or in `look` is said why it
+    def _unit(self, look: _Look, queue_offset: int, physical_offset: int, code: int) -> ExtUnit | None:
+        """The unit at the address in an entry; None where there is none, or in `look` is said why it
         cannot be told now."""
         ext = look.get.queue.ext
         if ext is None:
             return None
         place = ext.place(code)
         if place is not None:
-            size = min(size, ext.end - undecorate(code))
+            size = min(_UNIT_BYTES, ext.end - undecorate(code))
             if not self._has(look, *place, size):
                 look.missing.append(FileRange(*place, size))
                 return None
@@ -318,28 +251,6 @@ class CheckedReader:
             runs.append((physical_offset, physical_offset + size))
         look.total += size
         look.count += 1
-
-    def _wanted_code(self, look: _Look, queue_offset: int, physical_offset: int, code: int) -> int | None:
-        """The tags code of a message whose entry does not have a wanted one but may have the address of its unit; that
-        address where nobody knows: the consumer looks at the tag itself. None where it is not wanted, or in `look` is
-        said why that cannot be told now."""
-        tags_codes = look.get.tags_codes
-        assert tags_codes is not None
-        if code <= ADDRESS_MAX:
-            unit = self._unit(look, queue_offset, physical_offset, code, UNIT_BYTES_MIN)
-            if not (look.missing or look.why_lost) and (unit is None or unit.tags_code in tags_codes):
-                return code if unit is None else unit.tags_code
-        if not look.count:
-            look.status = GetMessageStatus.NO_MATCHED_MESSAGE
-        return None
-
-    def _would_be_too_much(self, get: Get, count: int, total: int, is_near: bool) -> bool:
-        """Whether a get that has `count` messages takes none that makes it `total` bytes."""
-        count_limit, bytes_limit = self._memory_limits if is_near else self._disk_limits
-        if get.max_bytes is not None:
-            bytes_limit = get.max_bytes
-        # The Java broker's sum is of 32 bits: a size that takes it over them is none of a message, and is passed over.
-        return count >= get.max_count or count >= count_limit or bytes_limit < total <= _MAX_INT
 
     def _is_there(
         self,
@@ -454,6 +365,13 @@ class CheckedReader:
             look.count,
             self._is_far(look.newest),
         )
+
+
+def _may_match(unit: ExtUnit, tags_codes: AbstractSet[int] | None, property_filter: IPropertyFilter | None) -> bool:
+    """Whether a message is wanted, or its properties have to be looked at, going by its unit of the extension."""
+    if tags_codes is not None and unit.tags_code not in tags_codes:
+        return False
+    return property_filter is None or property_filter.may_match(unit)
 
 
 def _window(max_count: int) -> int:

@@ -13,7 +13,7 @@ from struct import Struct
 from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.consumequeue_entry import ENTRY_BYTES, entries_struct, places_struct
 from mqbroker.store.corrupt_ranges import CorruptRanges
-from mqbroker.store.get_message_result import Get, GetMessageResult, GetMessageStatus
+from mqbroker.store.get_message_result import Get, GetMessageResult, GetMessageStatus, TransferLimits, is_above
 from mqbroker.store.resident_pages import ResidentPages
 from mqbroker.wire.record import RECORD_BYTES_MIN, properties_of
 
@@ -24,14 +24,12 @@ _STRETCH_MIN, _STRETCH_MAX = 8, 256
 #: Where there is a message in so many bytes of the log on average, these are copied in one go: the processor fetches
 #: what is read one after another ahead of time, and waits for each part of a message that is looked for here and there.
 _COPIED_BYTES = 2048
-_MAX_INT = 0x7FFFFFFF
 
 
 class FilteredRead:
     """Picks messages.
 
     :param hot_bytes: messages further behind the end of the log may not be in memory.
-    :param limits: how many messages one get has at most, and how many bytes of them unless it says so.
     """
 
     def __init__(
@@ -39,14 +37,14 @@ class FilteredRead:
         log: CommitLog,
         corrupt_ranges: CorruptRanges,
         hot_bytes: int,
-        limits: tuple[int, int],
+        limits: TransferLimits,
         resident_pages: ResidentPages,
     ) -> None:
         self._resident_pages = resident_pages
         self._log = log
         self._corrupt_ranges = corrupt_ranges
         self._hot_bytes = hot_bytes
-        self._count_limit, self._bytes_limit = limits
+        self._limits = limits
 
     def get(self, get: Get, window: int) -> GetMessageResult | None:
         """What is wanted of `window` entries, from an offset on that the queue has; None where it needs checks.
@@ -61,8 +59,8 @@ class FilteredRead:
             return None
         if _LONG.unpack_from(entries, at)[0] < intact_from:
             return None
-        bytes_limit = self._bytes_limit if max_bytes is None else max_bytes
-        room = max(1, min(max_count, self._count_limit))
+        count_limit, bytes_limit = self._limits.of(max_bytes, is_near=True)
+        room = max(1, min(max_count, count_limit))
         end = at + min(available, window) * ENTRY_BYTES
         next_offset, total = offset, 0
         stretch = _STRETCH
@@ -155,8 +153,7 @@ def _fitting(sizes: Sequence[int], picked: Sequence[int], total: int, bytes_limi
     """How many entries are looked at until one would make `total` bytes too many. The first message is never."""
     wanted = frozenset(picked)
     for i, size in enumerate(sizes):
-        # The Java broker's sum is of 32 bits: a size that takes it over them is none of a message, and is passed over.
-        if total and bytes_limit < total + size <= _MAX_INT:
+        if total and is_above(bytes_limit, total + size):
             return i
         if i in wanted:
             total += size

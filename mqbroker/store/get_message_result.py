@@ -1,4 +1,4 @@
-"""What a get may come to. Only values."""
+"""What is asked of a get, how much it may have, and what it may come to. Only values."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import enum
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
+from mqbroker.config import StoreSettings
 from mqbroker.store.commitlog import Pieces
 from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.property_filter import IPropertyFilter
+
+_MAX_INT = 0x7FFFFFFF
 
 
 class GetMessageStatus(enum.Enum):
@@ -54,6 +57,41 @@ class Get(NamedTuple):
     max_bytes: int | None
     tags_codes: AbstractSet[int] | None
     property_filter: IPropertyFilter | None = None
+
+
+class TransferLimits:
+    """How many messages one get has at most, and how many bytes of them unless it says so: `near` the end of the log,
+    where messages count as in memory, and `far` from it."""
+
+    def __init__(self, settings: StoreSettings) -> None:
+        self.settings_changed(settings)
+
+    def settings_changed(self, settings: StoreSettings) -> None:
+        """Give as much at a time as `settings` say from now on."""
+        self.near = (
+            settings.max_transfer_count_on_message_in_memory,
+            settings.max_transfer_bytes_on_message_in_memory,
+        )
+        self.far = (
+            settings.max_transfer_count_on_message_in_disk,
+            settings.max_transfer_bytes_on_message_in_disk,
+        )
+
+    def of(self, max_bytes: int | None, is_near: bool) -> tuple[int, int]:
+        """Count and bytes of a get that says `max_bytes`, or None."""
+        count_limit, bytes_limit = self.near if is_near else self.far
+        return count_limit, bytes_limit if max_bytes is None else max_bytes
+
+    def are_exceeded(self, get: Get, count: int, total: int, is_near: bool) -> bool:
+        """Whether a get that has `count` messages takes none that makes it `total` bytes."""
+        count_limit, bytes_limit = self.of(get.max_bytes, is_near)
+        return count >= get.max_count or count >= count_limit or is_above(bytes_limit, total)
+
+
+def is_above(bytes_limit: int, total: int) -> bool:
+    """Whether messages of `total` bytes are more than a limit. The Java broker's sum is of 32 bits: a size that takes
+    it over them is none of a message, and is passed over."""
+    return bytes_limit < total <= _MAX_INT
 
 
 def outside(offset: int, low: int, high: int) -> GetMessageResult:

@@ -19,12 +19,12 @@ from mqbroker.errors import StoreBusy, StoreError
 from mqbroker.store.checked_reader import CheckedReader
 from mqbroker.store.commitlog import CommitLog, Pieces
 from mqbroker.store.consumequeue import ConsumeQueue
-from mqbroker.store.consumequeue_entry import ENTRY_BYTES, places_struct
+from mqbroker.store.consumequeue_entry import ENTRY_BYTES, SPAN, places_struct
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.corrupt_ranges import CorruptRanges
 from mqbroker.store.disk import is_shortage
 from mqbroker.store.entry_repair import EntryRepair, LostEntry
-from mqbroker.store.get_message_result import Get, GetMessageResult, GetMessageStatus, outside
+from mqbroker.store.get_message_result import Get, GetMessageResult, GetMessageStatus, TransferLimits, outside
 from mqbroker.store.logscan import Damage
 from mqbroker.store.page_loader import FailedReads, FileRange, PageLoader, why_unread
 from mqbroker.store.property_filter import IPropertyFilter
@@ -32,12 +32,13 @@ from mqbroker.store.record_verifier import RecordVerifier
 from mqbroker.store.resident_pages import ResidentPages
 from mqbroker.wire.record import RECORD_BYTES_MIN, fields_struct
 
+#: Queue offset and physical offset -> the record, None where it takes a get.
+HotRecord = Callable[[int, int], bytes | None]
+
 _LONG = Struct(">q")
 #: Of a record: size, queue id, queue offset and physical offset.
 _OWN_PLACE = fields_struct("size", "queue_id", "queue_offset", "physical_offset")
 _AT_ONCE_MAX = 64
-#: Messages that are scattered over more of the log than this are asked for one by one whether they are in memory.
-_SPAN_MAX = 1024 * 1024
 #: How often bytes are fetched for one get before those that were count as in memory whatever is said of them; and how
 #: often from then on.
 _LOADS_MAX = 8
@@ -75,18 +76,13 @@ class Reader:
         self._page_loader = page_loader
         self._failed_reads = failed_reads
         self.verifier = RecordVerifier(log, report)
+        self._limits = TransferLimits(settings)
         self.near_bytes = int(memory_bytes * (settings.access_message_in_memory_max_ratio / 100))
         self._checked = CheckedReader(
-            log, corrupt_ranges, self.verifier, settings, self.near_bytes, page_loader.touched, resident_pages
+            log, corrupt_ranges, self.verifier, self._limits, self.near_bytes, page_loader.touched, resident_pages
         )
         self._hot_bytes = self._checked.hot_bytes
-        self.settings_changed(settings)
-
-    def settings_changed(self, settings: StoreSettings) -> None:
-        """Give as much at a time as `settings` say from now on."""
-        self._count_limit = settings.max_transfer_count_on_message_in_memory
-        self._bytes_limit = settings.max_transfer_bytes_on_message_in_memory
-        self._checked.settings_changed(settings)
+        self.settings_changed = self._limits.settings_changed
 
     def get(
         self,
@@ -112,7 +108,7 @@ class Reader:
             found = self._get_at_once(queue, offset, max_count, max_bytes, tags_codes, property_filter)
             if found is None:
                 get = Get(queue, offset, max_count, max_bytes, tags_codes, property_filter)
-                return self._get_known(get) or _result_of(Deferred.fromCoroutine(self._get_checked(get)))
+                return _result_of(Deferred.fromCoroutine(self._get_checked(get)))
         except OSError as error:
             raise self._cannot_open(queue, error) from error
         return found
@@ -129,34 +125,40 @@ class Reader:
         tags_codes: AbstractSet[int] | None,
         property_filter: IPropertyFilter | None,
     ) -> GetMessageResult | None:
-        """The answer, or None where it is read with checks (`checked_reader.py`). Hot."""
+        """The answer, where all that is asked for is in memory, and was appended by this process or found whole before;
+        None where it is read with checks (`checked_reader.py`). Hot."""
         low, high = queue.min_offset, queue.max_offset
         if not low <= offset < high:
             return outside(offset, low, high)
-        if tags_codes is not None or offset < queue.resident_from or property_filter is not None:
+        if tags_codes is not None or property_filter is not None:
             return None
-        log = self._log
+        is_own = offset >= queue.resident_from
+        if not is_own and not queue.verified_range[0] <= offset < queue.verified_range[1]:
+            return None
         view, at, available = queue.locate(offset)
-        count = min(max_count, self._count_limit, available)
+        count_limit, bytes_limit = self._limits.of(max_bytes, is_near=True)
+        count = min(max_count, count_limit, available)
         if count < 1:
             count = 1
         elif count > _AT_ONCE_MAX:
             return None
-        if not self.resident_pages.has_entries(queue, offset, count):
+        if not self.resident_pages.has_entries(queue, offset, count, anew=not is_own):
             return None
         (first,) = _LONG.unpack_from(view, at)
-        if first < self._corrupt_ranges.intact_from or log.end - first > self._hot_bytes:
+        behind = self._log.end - first
+        if behind > self.near_bytes:
             return None
-        pieces = self._pieces(view, at, count, self._bytes_limit if max_bytes is None else max_bytes, is_hot=True)
-        if pieces is None:
+        is_own = is_own and behind <= self._hot_bytes and first >= self._corrupt_ranges.intact_from
+        if not is_own and not queue.verified_range[0] <= offset <= offset + count <= queue.verified_range[1]:
+            return None
+        pieces = self._pieces(view, at, count, bytes_limit, is_own)
+        if pieces is None or not (is_own or self._are_as_verified(queue, offset, count, view, at)):
             return None
         return GetMessageResult(GetMessageStatus.FOUND, offset + count, low, high, pieces, count, False)
 
-    def _pieces(
-        self, view: memoryview, at: int, count: int, bytes_limit: int, *, is_hot: bool = False
-    ) -> Pieces | None:
-        """The messages of `count` entries, where all are whole, in one segment and within limits, and in memory, which
-        is asked of those that are `is_hot`; None otherwise."""
+    def _pieces(self, view: memoryview, at: int, count: int, bytes_limit: int, is_own: bool) -> Pieces | None:
+        """The messages of `count` entries, where all are whole and in memory, in one segment and within limits; None
+        otherwise. Those that this process did not append, or long ago, may leave memory at any moment."""
         places = places_struct(count).unpack_from(view, at)
         offsets, sizes = places[::2], places[1::2]
         size = sum(sizes)
@@ -164,7 +166,7 @@ class Reader:
             return None
         first, last = offsets[0], offsets[-1]
         span = last + sizes[-1] - first
-        if is_hot and (span <= 0 or not self.resident_pages.has_log(first, first + span)):
+        if span <= 0 or not self.resident_pages.has_log(first, first + span, anew=not is_own):
             return None
         if size == span:  # one after another
             whole = self._log.read(first, span)
@@ -175,47 +177,57 @@ class Reader:
             return None
         return self._log.read_each(offsets, sizes, copy=size <= count * _COPIED_BYTES_MAX)
 
-    def _get_known(self, get: Get) -> GetMessageResult | None:
-        """The answer, where all that is asked for was appended by this process, or found whole before, and is in
-        memory; None where it is read with checks (`checked_reader.py`)."""
-        queue, offset, max_count, max_bytes, tags_codes, property_filter = get
-        if tags_codes is not None or property_filter is not None:
-            return None
-        file, at, available = queue.place(offset)
-        count = max(1, min(max_count, self._count_limit, available))
-        if count > _AT_ONCE_MAX or not file.is_resident(at, count * ENTRY_BYTES):
-            return None
-        log = self._log
-        first, first_size, _ = queue.entry(offset)
-        start, end = queue.verified_range
-        if first < self._corrupt_ranges.intact_from and not start <= offset <= offset + count <= end:
-            return None
-        last, size, _ = queue.entry(offset + count - 1)
-        span = last + size - first
-        is_near = log.min_offset <= first < log.readable_end and log.end - first <= self.near_bytes
-        if not is_near or not 0 < span <= _SPAN_MAX or self._corrupt_ranges.covers(first, first + span):
-            return None
-        segment, place = log.place(first)
-        if not segment.is_resident(place, min(span, segment.size - place)):
-            return None
-        self._page_loader.touched(segment, place)
-        pieces = self._pieces(file.view, at, count, self._bytes_limit if max_bytes is None else max_bytes)
-        if pieces is None:
-            return None
-        # Entries may have left memory since, and come back as others: pages, so that the outermost tell.
-        if first < self._corrupt_ranges.intact_from and not (
-            self._is_at(queue, offset, first, first_size) and self._is_at(queue, offset + count - 1, last, size)
-        ):
-            return None
-        return GetMessageResult(
-            GetMessageStatus.FOUND, offset + count, queue.min_offset, queue.max_offset, pieces, count, False
-        )
+    def _are_as_verified(self, queue: ConsumeQueue, offset: int, count: int, view: memoryview, at: int) -> bool:
+        """Whether messages that were found whole are so still, and are in memory. Entries may have left memory since,
+        and come back as others: pages, so that the outermost tell."""
+        first, first_size = SPAN.unpack_from(view, at)
+        last, last_size = SPAN.unpack_from(view, at + (count - 1) * ENTRY_BYTES)
+        if self._corrupt_ranges.covers(first, last + last_size):
+            return False
+        self._page_loader.touched(*self._log.place(first))
+        return self._is_at(queue, offset, first, first_size) and self._is_at(queue, offset + count - 1, last, last_size)
 
     def _is_at(self, queue: ConsumeQueue, offset: int, physical_offset: int, size: int) -> bool:
         """Whether the record at a place of the log, which is in memory, says that it is at `offset` of this queue."""
         view, at = self._log.view(physical_offset) or (b"", 0)
         own: tuple[int, int, int, int] = _OWN_PLACE.unpack_from(view, at)
         return own == (size, queue.queue_id, offset, physical_offset)
+
+    def hot_records(self, topic: str, queue_id: int) -> HotRecord:
+        """What finds single messages of a queue by both their places, in a few steps: for who stores many of the newest
+        again. What is far behind, from before the start, damaged or not dispatched yet takes a get."""
+        name = topic, queue_id
+        log, by_name, corrupt_ranges, resident_pages = (
+            self._log,
+            self._queues,
+            self._corrupt_ranges,
+            self.resident_pages,
+        )
+        hot_bytes, segment_bytes = self._hot_bytes, log.segment_bytes
+
+        def find(offset: int, physical_offset: int) -> bytes | None:
+            queue = by_name.get(name)
+            if queue is None or not queue.min_offset <= offset < queue.max_offset or offset < queue.resident_from:
+                return None
+            # Who asks may name any place in the log: the queue knows where the message is.
+            try:
+                if not resident_pages.has_entries(queue, offset, 1):
+                    return None
+                found, size = queue.span(offset)
+            except OSError:  # its file cannot be opened: a get says why
+                return None
+            if found != physical_offset or found < corrupt_ranges.intact_from or log.end - found > hot_bytes:
+                return None
+            number, at = divmod(found - log.min_offset, segment_bytes)
+            end = at + size
+            if number < 0 or size < RECORD_BYTES_MIN or end > segment_bytes:
+                return None
+            if not resident_pages.has_log(found, found + size):
+                return None
+            record: bytes = log.segments[number].buffer[at:end]
+            return record
+
+        return find
 
     async def _get_checked(self, get: Get) -> GetMessageResult:
         """Look with checks, and again whenever what was missing is in memory, or a lost entry is built again."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
 
 import attrs
 from twisted.internet.defer import Deferred, succeed
@@ -22,7 +21,6 @@ from mqbroker.errors import StoreUnwritable
 from mqbroker.store.commitlog import Appended, NewMessage, Refusal
 from mqbroker.store.consumequeue_dispatcher import BitMap, DispatchListener
 from mqbroker.store.disk import DiskSpace, IDisk, ILockedFile
-from mqbroker.store.hot_records import HotRecord, hot_records
 from mqbroker.store.layout import StorePaths, make_durable_directories, refuse_other
 from mqbroker.store.logscan import Damage, Scanned, scan_file
 from mqbroker.store.opening import Opening, Parts
@@ -91,11 +89,7 @@ class MessageStore:
         self.append: Callable[[Sequence[NewMessage]], list[Appended]] = parts.append
         #: Hot: the reader's own functions.
         self.get = parts.reader.get
-
-        reader = parts.reader
-        self._hot_records = partial(
-            hot_records, commit_log, parts.queues, parts.files.corrupt_ranges, reader.near_bytes, reader.resident_pages
-        )
+        self.hot_records = parts.reader.hot_records
 
         #: Looks messages up, and never waits for the disk.
         self.queries = Queries(
@@ -203,10 +197,6 @@ class MessageStore:
     def remove_empty_queues(self) -> Deferred[list[str]]:
         """As `remove_topics` with queues of which the log has no message any more: cleanExpiredConsumerQueue."""
         return self._remover.remove_empty_queues()
-
-    def hot_records(self, topic: str, queue_id: int) -> HotRecord:
-        """What finds the newest messages of a queue, one at a time, and never waits. See `store.hot_records`."""
-        return self._hot_records(topic, queue_id)
 
     def dispatch_now(self) -> None:
         """Make what was appended so far available to `get`, without waiting for the next turn."""

@@ -40,14 +40,17 @@ class ResidentPages:
         # From which entry on, up to which, and until when.
         self._entries: dict[ConsumeQueue, tuple[int, int, float]] = {}
 
-    def has_log(self, start: int, end: int) -> bool:
-        """Whether bytes are in memory; of the log at all, where nobody looked there a moment ago. Hot."""
+    def has_log(self, start: int, end: int, *, anew: bool = False) -> bool:
+        """Whether bytes are in memory; of the log at all, where nobody looked there a moment ago, or it is looked at
+        `anew`. Hot."""
         now = self._now()
         first = start >> _STRETCH_BITS
-        if first == (end - 1) >> _STRETCH_BITS and self._stretches.get(first, 0.0) > now:
+        if not anew and first == (end - 1) >> _STRETCH_BITS and self._stretches.get(first, 0.0) > now:
             return True
         if not self._log.min_offset <= start < end <= self._log.readable_end:
             return False
+        if anew:
+            return self._is_resident(start, end)
         stretches = self._stretches
         for number in range(first, ((end - 1) >> _STRETCH_BITS) + 1):
             until = stretches.get(number, 0.0)
@@ -72,11 +75,11 @@ class ResidentPages:
             start += size
         return True
 
-    def has_entries(self, queue: ConsumeQueue, offset: int, count: int) -> bool:
-        """Whether entries of a queue are in memory, of which all are between min and max and in one file. Hot."""
+    def has_entries(self, queue: ConsumeQueue, offset: int, count: int, *, anew: bool = False) -> bool:
+        """As `has_log`, of entries of a queue, all of which are between min and max and in one file. Hot."""
         now = self._now()
         low, high, until = self._entries.get(queue, (0, 0, 0.0))
-        if low <= offset and offset + count <= high and now < until:
+        if not anew and low <= offset and offset + count <= high and now < until:
             return True
         file, at, available = queue.place(offset)
         wanted, count = count, max(count, min(available, _ENTRIES))

@@ -303,10 +303,10 @@ def test_how_much_is_given_at_a_time(bench: Bench, client: Client) -> None:
     assert count() == 5
     change(client, "maxTransferCountOnMessageInMemory=100\nmaxTransferBytesOnMessageInMemory=1")
     assert count() == 1
-    look = bench.store._reader._checked
+    limits = bench.store._reader._limits
     change(client, "maxTransferCountOnMessageInDisk=3\nmaxTransferBytesOnMessageInDisk=4")
-    assert look._disk_limits == (3, 4)
-    assert look._memory_limits == (100, 1)
+    assert limits.far == (3, 4)
+    assert limits.near == (100, 1)
 
 
 def test_how_long_messages_are_kept(bench: Bench, client: Client) -> None:

@@ -23,23 +23,23 @@ from tests.store.test_property_filter import Matching
 V6_HOST = bytes(15) + b"\x01" + (40000).to_bytes(4, "big")
 
 
-def look_of(store: MessageStore) -> CheckedReader:
+def checked_of(store: MessageStore) -> CheckedReader:
     return store._reader._checked
 
 
-def picking_of(store: MessageStore) -> FilteredRead:
-    return look_of(store)._picking
+def filtered_of(store: MessageStore) -> FilteredRead:
+    return checked_of(store)._filtered
 
 
 def quickly(store: MessageStore, get: Get, window: int = 800) -> GetMessageResult | None:
-    return picking_of(store).get(get, window)
+    return filtered_of(store).get(get, window)
 
 
 def slowly(store: MessageStore, get: Get, monkeypatch: pytest.MonkeyPatch) -> GetMessageResult:
-    """What the closer look alone answers."""
+    """What is answered with checks alone."""
     with monkeypatch.context() as patch:
         patch.setattr(FilteredRead, "get", lambda self, get, window: None)
-        return look_of(store).get(get, [], (), is_repaired=False)
+        return checked_of(store).get(get, [], (), is_repaired=False)
 
 
 def seen(result: GetMessageResult | None) -> Any:
@@ -185,10 +185,10 @@ def test_what_is_not_as_plain_takes_a_closer_look(make: Callable[..., Bench]) ->
     store = bench.open()
     fill(store)
     assert quickly(store, by_number(store, 5, tags_codes={java_hash("1")})) is None
-    picking_of(store)._hot_bytes = 5000
+    filtered_of(store)._hot_bytes = 5000
     assert quickly(store, by_tag(store)) is None
     assert quickly(store, by_tag(store, 90)) is not None
-    picking_of(store)._hot_bytes = 1 << 30
+    filtered_of(store)._hot_bytes = 1 << 30
     store._queues.by_name["T", 0].resident_from = 3
     assert quickly(store, by_tag(store, 2)) is None
     assert quickly(store, by_tag(store, 3)) is not None
@@ -198,7 +198,7 @@ def test_what_is_not_as_plain_takes_a_closer_look(make: Callable[..., Bench]) ->
     assert quickly(store, by_tag(store)) is None
     store = make("again").open()
     fill(store)
-    picking_of(store)._corrupt_ranges.intact_from = 1  # as after a start
+    filtered_of(store)._corrupt_ranges.intact_from = 1  # as after a start
     assert quickly(store, by_tag(store)) is None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mqbroker.store import MessageStore, hot_records
+from mqbroker.store import MessageStore, checked_reader
 from mqbroker.store.logscan import Damage
 from mqbroker.wire.record import decode_record
 from tests.store.harness import Bench, message, now, stop, turns
@@ -93,7 +93,7 @@ def test_what_is_from_before_the_start_takes_a_get(bench: Bench, store: MessageS
 
 
 def test_what_is_far_behind_takes_a_get(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hot_records, "HOT_BYTES_MAX", 300)
+    monkeypatch.setattr(checked_reader, "HOT_BYTES_MAX", 300)
     store = bench.open()
     appended = store.append([message(body=b"x") for _ in range(5)])
     assert 2 * appended[0][2] < 300 < 3 * appended[0][2]

@@ -394,7 +394,7 @@ MISTAKES = [
     ),
     Mutation(
         "take a record inside of a message for one",
-        "store/hot_records.py",
+        "store/message_reader.py",
         "found != physical_offset or ",
         "",
         ("tests/store/test_hot_records.py::test_both_places_must_be_those_of_one_message",),

@@ -8,13 +8,13 @@ headers and bodies: BrokerOuterAPI and BrokerController of 4.9.7.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred, DeferredLock, gatherResults, succeed
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
-from twisted.internet.task import Cooperator, LoopingCall
+from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -22,11 +22,12 @@ from mqbroker.broker.live_settings import LiveSettings
 from mqbroker.broker.topic_table import TopicTable
 from mqbroker.errors import ConnectionClosed, MQError, Refused
 from mqbroker.remoting.client import RemotingClient
+from mqbroker.remoting.cooperative_tasks import StepRunner
 from mqbroker.wire import headers as h
 from mqbroker.wire.bodies import DataVersion, KVTable, RegisterBrokerBody, TopicConfigSerializeWrapper
 from mqbroker.wire.codes import Perm, RequestCode
 from mqbroker.wire.command import FRAME_BYTES_MAX, RemotingCommand
-from mqbroker.wire.registration import STEP_TOPICS, body_crc32, encode_registration, write_registration
+from mqbroker.wire.registration import STEP_TOPICS, Steps, body_crc32, encode_registration, write_registration
 
 log = Logger()
 
@@ -37,10 +38,6 @@ RETRY_SECONDS = 5.0
 CHANGES_SECONDS_MAX = 3.0
 #: Where a name server closes the connection and has never answered.
 LOST_AT_ONCE_HINT = "look whether both sides use TLS (useTLS here, tls.server.mode there)"
-
-#: How long others wait while a long body is made.
-TURN_SECONDS = 0.01
-NEXT_TURN_SECONDS = 1e-6
 #: Where slaves would connect to. Nobody listens; the field must be there.
 NO_HA_ADDRESS = ""
 #: What a name server's frame has room for beside its header.
@@ -75,7 +72,7 @@ class RegistrationRequests:
         self._live = live
         self._clock = clock
         self._compressed = live.current.compressed_register
-        self._cooperator = Cooperator(self._turn, lambda call: clock.callLater(NEXT_TURN_SECONDS, call))
+        self._runner = StepRunner(clock)
         self._one_by_one = DeferredLock()
         #: The last body of all topics that was made, and of which version and permission.
         self._made: tuple[tuple[DataVersion, int], _Body] | None = None
@@ -126,9 +123,7 @@ class RegistrationRequests:
         steps = write_registration(RegisterBrokerBody(topics), compressed=compressed, permission=self._permission())
         if len(topics.topic_config_table) <= STEP_TOPICS:
             return b"".join(steps)
-        pieces: list[bytes] = []
-        await self._cooperator.coiterate(map(pieces.append, steps))
-        return b"".join(pieces)
+        return await self._runner.run(_joined(steps))
 
     def _some(self, topics: TopicConfigSerializeWrapper, names: set[str]) -> _Body:
         table = topics.topic_config_table
@@ -143,9 +138,13 @@ class RegistrationRequests:
         permission = self._live.current.broker_permission
         return None if permission & both == both else permission
 
-    def _turn(self) -> Callable[[], bool]:
-        end = self._clock.seconds() + TURN_SECONDS
-        return lambda: self._clock.seconds() >= end
+
+def _joined(pieces: Iterable[bytes]) -> Steps[bytes]:
+    parts: list[bytes] = []
+    for piece in pieces:
+        parts.append(piece)
+        yield
+    return b"".join(parts)
 
 
 class _Due(IntEnum):

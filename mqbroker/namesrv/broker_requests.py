@@ -9,17 +9,17 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from twisted.internet.defer import Deferred, DeferredLock
 from twisted.internet.interfaces import IReactorTime
-from twisted.internet.task import Cooperator
 from twisted.logger import Logger
 
 from mqbroker.errors import Refused
 from mqbroker.namesrv.config_requests import ORDER_TOPIC_NAMESPACE, KvConfig
 from mqbroker.namesrv.route_table import Registered, Registration, RouteTable
+from mqbroker.remoting.cooperative_tasks import StepRunner, run_at_once
 from mqbroker.remoting.handlers import Call, IConnection, Result, answered, answers
 from mqbroker.remoting.limits import Shares
 from mqbroker.wire import headers as h
@@ -42,9 +42,6 @@ SHORT_QUEUES = 1000
 PERMISSION_BYTES = 1024
 #: Long bodies that wait or are being read, of all brokers together. A frame is 16 MiB at most.
 WAITING_BYTES_MAX = 128 * 1024 * 1024
-#: How long others wait while a long registration is read.
-TURN_SECONDS = 0.01
-NEXT_TURN_SECONDS = 1e-6
 #: No name or address that a broker has is as long.
 NAME_LENGTH_MAX = 1024
 #: Check values of a body are computed in pieces of so many bytes.
@@ -103,7 +100,7 @@ class BrokerRequests:
         self._routes = routes
         self._kv = kv
         self._clock = clock
-        self._cooperator = Cooperator(self._turn, lambda call: clock.callLater(NEXT_TURN_SECONDS, call))
+        self._runner = StepRunner(clock)
         self._sequencer = ConnectionSequencer(WAITING_BYTES_MAX)
         self._permissions = DeferredLock()
 
@@ -114,10 +111,10 @@ class BrokerRequests:
         header, request, connection = call.header, call.request, call.connection
         _check_names(header)
         if len(request.body) <= SHORT_BYTES and not self._sequencer.is_busy(connection):
-            return _run(self._register(request, header, connection))
+            return run_at_once(self._register(request, header, connection))
 
         def in_turns() -> Awaitable[RemotingCommand]:
-            return self._in_turns(self._register(request, header, connection))
+            return self._runner.run(self._register(request, header, connection))
 
         return self._sequencer.run(connection, in_turns, len(request.body))
 
@@ -150,15 +147,6 @@ class BrokerRequests:
         )
 
     # --- one after another
-
-    def _turn(self) -> Callable[[], bool]:
-        end = self._clock.seconds() + TURN_SECONDS
-        return lambda: self._clock.seconds() >= end
-
-    async def _in_turns(self, steps: Steps[RemotingCommand]) -> RemotingCommand:
-        answers: list[RemotingCommand] = []
-        await self._cooperator.coiterate(_kept(steps, answers))
-        return answers[0]
 
     def _after_others(self, call: Call[Any], answer: Callable[[], Result]) -> Result | Deferred[RemotingCommand]:
         """`answer`, after the requests before it on the same connection."""
@@ -229,26 +217,13 @@ class BrokerRequests:
         topics end with some of both."""
         is_short = self._routes.queues_beside(broker_name) <= SHORT_QUEUES
         if is_short and not self._permissions.locked and not self._sequencer.is_busy(call.connection):
-            return _run(steps)
+            return run_at_once(steps)
 
         async def in_turns() -> RemotingCommand:
             async with self._permissions:
-                return await self._in_turns(steps)
+                return await self._runner.run(steps)
 
         return self._sequencer.run(call.connection, in_turns, max(len(call.request.body), PERMISSION_BYTES))
-
-
-def _run(steps: Steps[RemotingCommand]) -> RemotingCommand:
-    """Take all steps at once."""
-    answers: list[RemotingCommand] = []
-    for _ in _kept(steps, answers):
-        pass
-    return answers[0]
-
-
-def _kept(steps: Steps[RemotingCommand], answers: list[RemotingCommand]) -> Generator[None, None, None]:
-    """The same steps, with what they return put into `answers`."""
-    answers.append((yield from steps))
 
 
 def _check_values(request: RemotingCommand) -> Steps[tuple[int, bytes]]:

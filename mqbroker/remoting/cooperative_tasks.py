@@ -1,4 +1,5 @@
-"""Cooperative tasks: handlers of requests that take long, a few at a time, in steps that leave the reactor to others.
+"""Cooperative tasks: what takes long, in steps that leave the reactor to others. Handlers of requests go on a few at a
+time; other work is a generator that yields between its steps.
 
 Must never know what they do.
 """
@@ -8,15 +9,17 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine
 from functools import partial, wraps
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
+from twisted.internet.task import Cooperator
 
 from mqbroker.remoting.handlers import Handler, IConnection
 from mqbroker.remoting.limits import address_of
 from mqbroker.wire.body import Body
 from mqbroker.wire.command import RemotingCommand
+from mqbroker.wire.registration import Steps
 
 #: How many tasks run at a time, of all and of one address; others wait, and addresses take turns.
 TASKS_MAX = 6
@@ -25,7 +28,11 @@ TASKS_OF_ADDRESS_MAX = 4
 STEPS_PER_TURN = 100
 #: How many pieces of a body are a step.
 PIECES_PER_STEP = 10
+#: How long all generators together go on in one turn of the reactor, and how soon the next turn is.
+TURN_SECONDS = 0.01
+NEXT_TURN_SECONDS = 1e-6
 
+T = TypeVar("T")
 Task = Callable[[], Deferred[RemotingCommand | None]]
 #: Who asked, what is done for it, and what its answer goes to.
 _Waiting = tuple[IConnection, Task, Deferred[RemotingCommand | None]]
@@ -120,3 +127,34 @@ class CooperativeTasks:
             del self._running[address]
         done.callback(result)  # a Failure too
         self._begin()
+
+
+class StepRunner:
+    """Runs generators side by side, in turns of `clock`."""
+
+    def __init__(self, clock: IReactorTime) -> None:
+        self._clock = clock
+        self._cooperator = Cooperator(self._turn, lambda call: clock.callLater(NEXT_TURN_SECONDS, call))
+
+    async def run(self, steps: Steps[T]) -> T:
+        """What the steps return; raises what they raise."""
+        results: list[T] = []
+        await self._cooperator.coiterate(_kept(steps, results))
+        return results[0]
+
+    def _turn(self) -> Callable[[], bool]:
+        end = self._clock.seconds() + TURN_SECONDS
+        return lambda: self._clock.seconds() >= end
+
+
+def run_at_once(steps: Steps[T]) -> T:
+    """Take all steps; returns what they return."""
+    results: list[T] = []
+    for _ in _kept(steps, results):
+        pass
+    return results[0]
+
+
+def _kept(steps: Steps[T], results: list[T]) -> Steps[None]:
+    """The same steps, with what they return put into `results`."""
+    results.append((yield from steps))

@@ -12,6 +12,7 @@ from twisted.internet.task import Clock
 from mqbroker.broker import name_servers
 from mqbroker.broker.name_servers import RETRY_SECONDS, BrokerIdentity, Registration
 from mqbroker.errors import ConnectionClosed, Unreachable
+from mqbroker.remoting import cooperative_tasks
 from mqbroker.wire.bodies import DataVersion, TopicConfig, TopicConfigSerializeWrapper
 from mqbroker.wire.codes import Perm, RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
@@ -395,7 +396,7 @@ def test_many_topics_are_written_once_and_in_turns(
     topics: FakeTopics,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(name_servers, "TURN_SECONDS", 0)
+    monkeypatch.setattr(cooperative_tasks, "TURN_SECONDS", 0)
     topics.table = {f"topic-{n}": TopicConfig(f"topic-{n}") for n in range(3500)}
     written = []
     write = write_registration

@@ -289,7 +289,7 @@ def test_permissions_beside_many_queues_are_changed_in_turns_one_request_after_a
     system: System, peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(broker_requests, "SHORT_QUEUES", 0)
-    monkeypatch.setattr(broker_requests, "TURN_SECONDS", 0)
+    monkeypatch.setattr(cooperative_tasks, "TURN_SECONDS", 0)
     names = [f"T{number}" for number in range(6)]
     register(peer, *names)
     for number, name in enumerate(names):  # topics with queues that nothing else has
@@ -305,7 +305,7 @@ def test_permissions_beside_many_queues_are_changed_in_turns_one_request_after_a
 
     seen: list[list[int]] = []
     for _ in range(200):
-        system.reactor.advance(broker_requests.NEXT_TURN_SECONDS)
+        system.reactor.advance(cooperative_tasks.NEXT_TURN_SECONDS)
         if not seen or perms() != seen[-1]:
             seen.append(perms())
     fewer = [[4] * count + [6] * (6 - count) for count in range(7)]

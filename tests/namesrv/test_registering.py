@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mqbroker.namesrv import broker_requests, route_table
+from mqbroker.remoting import cooperative_tasks
 from mqbroker.wire import registration
 from mqbroker.wire.bodies import DataVersion, RegisterBrokerBody, TopicConfig, TopicConfigSerializeWrapper
 from mqbroker.wire.codes import RequestCode, ResponseCode
@@ -21,7 +22,7 @@ MANY = {f"topic-{n}": TopicConfig(f"topic-{n}", 4, 4) for n in range(5000)}
 @pytest.fixture(autouse=True)
 def _step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """One step a turn."""
-    monkeypatch.setattr(broker_requests, "TURN_SECONDS", 0)
+    monkeypatch.setattr(cooperative_tasks, "TURN_SECONDS", 0)
 
 
 def long_request(

@@ -250,7 +250,7 @@ class BrokerService(Service):
             why = "the tables of topics, groups and offsets are kept there, and this process may not write there"
             raise StoreUnwritable(f"{folder}: {why}; mend its rights, or set another storePathRootDir")
         path = os.path.join(folder, name)
-        file = JsonFile(path, worker, lambda act: self._reactor.callLater(0, act), self._disk)
+        file = JsonFile(path, worker, self._disk, lambda act: self._reactor.callLater(0, act))
         self._every(FILE_RETRY_SECONDS, file.retry)
         return file
 

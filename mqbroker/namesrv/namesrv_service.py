@@ -33,6 +33,7 @@ from mqbroker.remoting.server import ConnectionEvent, RemotingServerFactory
 from mqbroker.remoting.tcp import Buffers
 from mqbroker.remoting.tls import ServerTls, TlsWatch
 from mqbroker.store.jsonfile import JsonFile
+from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.worker import IWorker, ThreadWorker
 
 log = Logger()
@@ -125,7 +126,7 @@ def make_namesrv(
     """
     pool = ThreadPool(0, 1, "disk")
     worker = worker or ThreadWorker(deferToThreadPool, reactor, pool)
-    kv_file = JsonFile(settings.kv_config_path, worker)
+    kv_file = JsonFile(settings.kv_config_path, worker, OsDisk())
     kv = KvConfig(kv_file.load(KvWrapper.from_json))
     routes: RouteTable[IConnection] = RouteTable()
     table = HandlerTable()

@@ -19,7 +19,6 @@ from twisted.python.failure import Failure
 from mqbroker.errors import MQError, StoreDamaged
 from mqbroker.store.disk import IDisk, Outage
 from mqbroker.store.layout import make_durable_directories
-from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.worker import IWorker
 
 log = Logger()
@@ -36,18 +35,17 @@ class JsonFile:
     """One file. `save` may be called as often as wanted: while one write is under way, only the last content waits.
 
     :param turn: calls what it is given in the reactor's next turn; without it a content in pieces is gathered at once.
-    :param disk: that of this machine where it is not given.
     """
 
     def __init__(
         self,
         path: str,
         worker: IWorker,
+        disk: IDisk,
         turn: Callable[[Callable[[], None]], object] | None = None,
-        disk: IDisk | None = None,
     ) -> None:
         self.path = path
-        self._disk = disk or OsDisk()
+        self._disk = disk
         self._has_directory = False  # for sure, whatever ends
         #: Whether the file cannot be read and its `.bak` could, which must not be lost to it.
         self._is_damaged = False

@@ -181,7 +181,9 @@ class Bench:
             parts.half_queue.start()
 
     def file(self, name: str) -> JsonFile:
-        return JsonFile(os.path.join(self.settings.store.store_path_root_dir, "config", name), self.table_worker)
+        return JsonFile(
+            os.path.join(self.settings.store.store_path_root_dir, "config", name), self.table_worker, OsDisk()
+        )
 
     def client(self, address: Any = CLIENT) -> Client:
         return Client(self, address)

@@ -13,6 +13,7 @@ from mqbroker.broker.requests import pull_message
 from mqbroker.broker.transactions.half_message import put_back
 from mqbroker.store import page_loader
 from mqbroker.store.jsonfile import JsonFile
+from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.worker import InlineWorker
 from mqbroker.wire.bodies import SubscriptionGroupConfig
 from mqbroker.wire.codes import PullSysFlag, RequestCode, ResponseCode
@@ -214,7 +215,7 @@ def test_other_requests_wait_for_the_disk_off_the_reactor(
 
 
 def delay_service(bench: Bench, root: Path) -> Any:
-    file = JsonFile(str(root / "delayOffset.json"), InlineWorker())
+    file = JsonFile(str(root / "delayOffset.json"), InlineWorker(), OsDisk())
     return DelayService(bench.store, file, bench.clock, [1000], bench.parts.stats)
 
 
@@ -222,7 +223,7 @@ def test_cold_delayed_messages_are_delivered(cold_bench: ColdBench, tmp_path: Pa
     cold_bench.clock.advance(5)
     delay = DelayService(
         cold_bench.store,
-        JsonFile(str(tmp_path / "delayOffset.json"), InlineWorker()),
+        JsonFile(str(tmp_path / "delayOffset.json"), InlineWorker(), OsDisk()),
         cold_bench.clock,
         [1000],
         cold_bench.parts.stats,
@@ -245,7 +246,7 @@ def test_a_delay_level_that_cannot_be_read_is_tried_again(cold_bench: ColdBench,
     cold_bench.disk.faults.unreadable.add((path, 0))
     delay = DelayService(
         cold_bench.store,
-        JsonFile(str(tmp_path / "delayOffset.json"), InlineWorker()),
+        JsonFile(str(tmp_path / "delayOffset.json"), InlineWorker(), OsDisk()),
         cold_bench.clock,
         [1000],
         cold_bench.parts.stats,
@@ -265,7 +266,7 @@ def test_stopping_while_a_delay_level_is_read(cold_bench: ColdBench, tmp_path: P
     cold_bench.clock.advance(5)
     delay = DelayService(
         cold_bench.store,
-        JsonFile(str(tmp_path / "delayOffset.json"), InlineWorker()),
+        JsonFile(str(tmp_path / "delayOffset.json"), InlineWorker(), OsDisk()),
         cold_bench.clock,
         [1000],
         cold_bench.parts.stats,

@@ -18,6 +18,7 @@ from mqbroker.store.commitlog import NewMessage
 from mqbroker.store.get_message_result import GetMessageResult, GetMessageStatus
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.message_store import MessageStore
+from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.worker import InlineWorker
 from mqbroker.wire.properties import decode_properties
 from mqbroker.wire.record import Record, decode_records
@@ -35,7 +36,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 def service(bench: Bench, store: MessageStore) -> DelayService:
-    file = JsonFile(str(bench.root / "config" / "delayOffset.json"), InlineWorker())
+    file = JsonFile(str(bench.root / "config" / "delayOffset.json"), InlineWorker(), OsDisk())
     stats = BrokerStats(store, live_settings(), bench.clock.seconds)
     delay = DelayService(store, file, bench.clock, LEVELS_MS, stats)
     store.on_dispatch.append(lambda topic, queue_id, *_: delay.arrived(topic, queue_id))

@@ -15,6 +15,7 @@ from mqbroker.filter import sql92
 from mqbroker.filter.bloom import BloomFilter
 from mqbroker.filter.grammar import parse
 from mqbroker.store.jsonfile import JsonFile
+from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.worker import InlineWorker
 from mqbroker.wire.bodies import SubscriptionData
 from tests.broker.bench import START
@@ -42,7 +43,7 @@ def path(tmp_path: Path) -> str:
 
 
 def open_table(path: str, clock: Clock, bloom: BloomFilter = BLOOM) -> FilterTable:
-    return FilterTable(JsonFile(path, InlineWorker()), clock.seconds, bloom, CLEAN_MS)
+    return FilterTable(JsonFile(path, InlineWorker(), OsDisk()), clock.seconds, bloom, CLEAN_MS)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import pytest
 
 from mqbroker.broker.offset_table import OffsetTable
 from mqbroker.store.jsonfile import JsonFile
+from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.worker import InlineWorker
 from mqbroker.wire.bodies import LmqConsumerOffsets, SubscriptionGroupConfig, TopicConfig
 from mqbroker.wire.codes import RequestCode, ResponseCode
@@ -136,7 +137,7 @@ def test_offsets_of_lmq_groups_are_kept_apart(lmq: Bench, tmp_path: Path) -> Non
 
 def tables(root: Path) -> tuple[JsonFile, JsonFile]:
     def file(name: str) -> JsonFile:
-        return JsonFile(str(root / name), InlineWorker())
+        return JsonFile(str(root / name), InlineWorker(), OsDisk())
 
     return file("consumerOffset.json"), file("lmqConsumerOffset.json")
 

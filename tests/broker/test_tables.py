@@ -13,6 +13,7 @@ from mqbroker.broker.offset_table import OffsetTable
 from mqbroker.broker.topic_table import TopicTable
 from mqbroker.errors import Refused, StoreDamaged
 from mqbroker.store.jsonfile import PIECES_PER_TURN, JsonFile
+from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.worker import InlineWorker
 from mqbroker.wire.bodies import ConsumerOffsetSerializeWrapper, SubscriptionGroupConfig, TopicConfig
 from mqbroker.wire.codes import Perm
@@ -28,17 +29,17 @@ def root(tmp_path: Path) -> Path:
 
 def topic_table(root: Path, **changes: int) -> TopicTable:
     return TopicTable(
-        JsonFile(str(root / "topics.json"), InlineWorker()), lambda: START, live_settings(root, **changes)
+        JsonFile(str(root / "topics.json"), InlineWorker(), OsDisk()), lambda: START, live_settings(root, **changes)
     )
 
 
 def group_table(root: Path, auto_create: bool = True) -> GroupTable:
     live = live_settings(auto_create_subscription_group=auto_create)
-    return GroupTable(JsonFile(str(root / "subscriptionGroup.json"), InlineWorker()), lambda: START, live)
+    return GroupTable(JsonFile(str(root / "subscriptionGroup.json"), InlineWorker(), OsDisk()), lambda: START, live)
 
 
 def offset_table(root: Path, worker: SteppedWorker | None = None) -> OffsetTable:
-    return OffsetTable(JsonFile(str(root / "consumerOffset.json"), worker or InlineWorker()), live_settings())
+    return OffsetTable(JsonFile(str(root / "consumerOffset.json"), worker or InlineWorker(), OsDisk()), live_settings())
 
 
 def written(root: Path, name: str) -> dict[str, dict[str, Any]]:
@@ -281,7 +282,9 @@ def committed(root: Path) -> dict[str, dict[int, int]]:
 
 def test_many_offsets_are_written_in_turns_while_they_change(root: Path) -> None:
     turns: list[Any] = []
-    table = OffsetTable(JsonFile(str(root / "consumerOffset.json"), InlineWorker(), turns.append), live_settings())
+    table = OffsetTable(
+        JsonFile(str(root / "consumerOffset.json"), InlineWorker(), OsDisk(), turns.append), live_settings()
+    )
     count = 2 * PIECES_PER_TURN
     for number in range(count):
         table.commit(f"G{number}", "T", 0, number)

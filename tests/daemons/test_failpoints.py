@@ -18,6 +18,7 @@ import pytest
 from mqbroker.broker.topic_table import TopicTable
 from mqbroker.errors import MQError
 from mqbroker.store.jsonfile import JsonFile
+from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.worker import InlineWorker
 from mqbroker.wire.bodies import ConsumerOffsetSerializeWrapper
 from mqbroker.wire.codes import RequestCode
@@ -156,10 +157,10 @@ def stream_until_killed(process: Process, label: str, rng: Random) -> tuple[list
 def check_tables(root: Path, senders: list[Sender], committers: Any) -> None:
     """The tables can be read; topics that messages were acknowledged for are in them, and no offset went back far."""
     worker = InlineWorker()
-    table = TopicTable(JsonFile(str(root / "config/topics.json"), worker), lambda: 0.0, live_settings(root))
+    table = TopicTable(JsonFile(str(root / "config/topics.json"), worker, OsDisk()), lambda: 0.0, live_settings(root))
     if any(sender.acked for sender in senders):
         assert table.get(TOPIC) is not None
-    offsets = JsonFile(str(root / "config/consumerOffset.json"), worker)
+    offsets = JsonFile(str(root / "config/consumerOffset.json"), worker, OsDisk())
     try:
         loaded = offsets.load(ConsumerOffsetSerializeWrapper.from_json)
     except MQError as error:

@@ -10,6 +10,7 @@ import pytest
 from mqbroker.broker.offset_table import OffsetTable
 from mqbroker.store.consumequeue_ext import is_address
 from mqbroker.store.jsonfile import JsonFile
+from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.worker import InlineWorker
 from mqbroker.wire.names import java_hash
 from mqbroker.wire.record import decode_records
@@ -83,8 +84,8 @@ def test_each_queue_gives_its_messages_and_filters_them(bench: Bench) -> None:
 def test_the_offset_of_its_group_is_read(bench: Bench) -> None:
     config = bench.root / "config"
     table = OffsetTable(
-        JsonFile(str(config / "consumerOffset.json"), InlineWorker()),
+        JsonFile(str(config / "consumerOffset.json"), InlineWorker(), OsDisk()),
         live_settings(),
-        JsonFile(str(config / "lmqConsumerOffset.json"), InlineWorker()),
+        JsonFile(str(config / "lmqConsumerOffset.json"), InlineWorker(), OsDisk()),
     )
     assert table.query("%LMQ%client", "%LMQ%a", 0) == 17

@@ -9,7 +9,7 @@ from twisted.logger import formatEvent, globalLogPublisher
 
 from mqbroker.errors import MQError, StoreDamaged
 from mqbroker.store.jsonfile import PIECES_PER_TURN, JsonFile
-from mqbroker.store.os_disk import replace_file
+from mqbroker.store.os_disk import OsDisk, replace_file
 from mqbroker.store.worker import InlineWorker
 from tests.fakes import SteppedWorker
 
@@ -45,11 +45,11 @@ def fired(deferred):
 
 
 def test_there_is_nothing_at_first(path):
-    assert JsonFile(path, InlineWorker()).load(good) is None
+    assert JsonFile(path, InlineWorker(), OsDisk()).load(good) is None
 
 
 def test_what_is_saved_is_loaded(path):
-    file = JsonFile(path, InlineWorker())
+    file = JsonFile(path, InlineWorker(), OsDisk())
     assert fired(file.save(lambda: b"good 1")) == [True]
     assert file.load(good) == b"good 1"
     assert not os.path.exists(path + ".bak")
@@ -60,7 +60,7 @@ def test_what_is_saved_is_loaded(path):
 
 @pytest.mark.parametrize("damage", ["missing", "damaged", "empty"])
 def test_the_former_content_is_used_where_the_file_is_bad(path, lines, damage):
-    file = JsonFile(path, InlineWorker())
+    file = JsonFile(path, InlineWorker(), OsDisk())
     file.save(lambda: b"good 1")
     file.save(lambda: b"good 2")
     if damage == "missing":
@@ -73,12 +73,12 @@ def test_the_former_content_is_used_where_the_file_is_bad(path, lines, damage):
 
 
 def test_a_damaged_file_does_not_take_the_place_of_the_former(path):
-    file = JsonFile(path, InlineWorker())
+    file = JsonFile(path, InlineWorker(), OsDisk())
     file.save(lambda: b"good 1")
     file.save(lambda: b"good 2")
     with open(path, "wb") as out:
         out.write(b"rot")
-    file = JsonFile(path, InlineWorker())
+    file = JsonFile(path, InlineWorker(), OsDisk())
     assert file.load(good) == b"good 1"
     assert fired(file.save(lambda: b"good 3")) == [True]
     assert [read(path + end) for end in ("", ".bak", ".damaged")] == [b"good 3", b"good 1", b"rot"]
@@ -87,7 +87,7 @@ def test_a_damaged_file_does_not_take_the_place_of_the_former(path):
 
 
 def test_where_nothing_can_be_read_it_is_an_error_with_the_path(path, lines):
-    file = JsonFile(path, InlineWorker())
+    file = JsonFile(path, InlineWorker(), OsDisk())
     file.save(lambda: b"bad 1")
     file.save(lambda: b"bad 2")
     with pytest.raises(StoreDamaged) as caught:
@@ -99,7 +99,7 @@ def test_where_nothing_can_be_read_it_is_an_error_with_the_path(path, lines):
 
 def test_saves_during_a_write_are_one_write_of_the_last(path):
     worker, asked = SteppedWorker(at_once=False), []
-    file = JsonFile(path, worker)
+    file = JsonFile(path, worker, OsDisk())
 
     def content(name):
         return lambda: asked.append(name) or b"good %d" % name
@@ -120,7 +120,7 @@ def test_saves_during_a_write_are_one_write_of_the_last(path):
 
 def test_content_is_taken_when_the_write_begins(path):
     worker, value = SteppedWorker(at_once=False), [b"good early"]
-    file = JsonFile(path, worker)
+    file = JsonFile(path, worker, OsDisk())
     file.save(lambda: value[0])
     file.save(lambda: value[0])
     value[0] = b"good late"
@@ -130,7 +130,7 @@ def test_content_is_taken_when_the_write_begins(path):
 
 
 def test_a_failed_write_leaves_what_was_and_is_told(path, lines, monkeypatch):
-    file = JsonFile(path, InlineWorker())
+    file = JsonFile(path, InlineWorker(), OsDisk())
     file.save(lambda: b"good 1")
 
     def full(fd):
@@ -147,7 +147,7 @@ def test_a_failed_write_leaves_what_was_and_is_told(path, lines, monkeypatch):
 
 def test_what_could_not_be_written_is_written_when_it_is_tried_again(path, monkeypatch):
     worker = SteppedWorker(at_once=False)
-    file = JsonFile(path, worker)
+    file = JsonFile(path, worker, OsDisk())
     file.retry()
     assert worker.waiting == []
     file.save(lambda: b"good 1")
@@ -172,7 +172,7 @@ def test_what_could_not_be_written_is_written_when_it_is_tried_again(path, monke
 
 def test_one_that_waited_hears_of_the_write_that_had_its_content(path, monkeypatch):
     worker = SteppedWorker(at_once=False)
-    file = JsonFile(path, worker)
+    file = JsonFile(path, worker, OsDisk())
     first, second = fired(file.save(lambda: b"good 1")), fired(file.save(lambda: b"good 2"))
     worker.step()
 
@@ -187,7 +187,9 @@ def test_one_that_waited_hears_of_the_write_that_had_its_content(path, monkeypat
 
 def test_a_directory_that_cannot_be_written(tmp_path):
     (tmp_path / "config").write_text("a file")
-    assert fired(JsonFile(str(tmp_path / "config" / "t.json"), InlineWorker()).save(lambda: b"good")) == [False]
+    assert fired(JsonFile(str(tmp_path / "config" / "t.json"), InlineWorker(), OsDisk()).save(lambda: b"good")) == [
+        False
+    ]
 
 
 class Killed(BaseException):
@@ -300,7 +302,7 @@ class Turns(list):
 
 def test_a_content_in_pieces_is_gathered_in_turns(path):
     turns = Turns()
-    file = JsonFile(path, InlineWorker(), turns.append)
+    file = JsonFile(path, InlineWorker(), OsDisk(), turns.append)
     taken = []
 
     def pieces(name):
@@ -327,7 +329,7 @@ def test_a_content_in_pieces_is_gathered_in_turns(path):
 
 def test_few_pieces_take_no_turn(path):
     turns = Turns()
-    file = JsonFile(path, InlineWorker(), turns.append)
+    file = JsonFile(path, InlineWorker(), OsDisk(), turns.append)
     assert fired(file.save(lambda: iter([b"good", b" 1"]))) == [True]
     assert not turns
     assert read(path) == b"good 1"
@@ -336,7 +338,7 @@ def test_few_pieces_take_no_turn(path):
 @pytest.mark.parametrize("at", [0, 10, PIECES_PER_TURN + 10])
 def test_pieces_that_cannot_be_made_leave_the_file_as_it_was(path, lines, at):
     turns = Turns()
-    file = JsonFile(path, InlineWorker(), turns.append)
+    file = JsonFile(path, InlineWorker(), OsDisk(), turns.append)
     file.save(lambda: b"good 1")
 
     def pieces():

@@ -42,7 +42,7 @@ class TableCheck:
 
     def open(self) -> None:
         """As a process does that starts."""
-        self._file = JsonFile(PATH, self._world.worker, disk=self._world.disk)
+        self._file = JsonFile(PATH, self._world.worker, self._world.disk)
         self._asked = 0
 
     def save(self, size: int) -> None:

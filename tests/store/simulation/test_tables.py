@@ -28,7 +28,7 @@ def a_disk() -> SimDisk:
 
 
 def on(disk: SimDisk) -> JsonFile:
-    return JsonFile(PATH, InlineWorker(), disk=disk)
+    return JsonFile(PATH, InlineWorker(), disk)
 
 
 def saved(file: JsonFile, number: int) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from ipaddress import ip_address
 from typing import Any, cast
 
 import attrs
@@ -29,6 +28,7 @@ from mqbroker.client.errors import TlsFailed
 from mqbroker.client.tls import OTHER_NAME, ClientTls, Contexts, not_trusted, ssl_context, tls_failed
 from mqbroker.errors import BadTls
 from mqbroker.remoting.tls import ENDPOINT_TIMEOUT_S
+from mqbroker.wire.names import is_ip
 
 _CONTROL_FLOW = (SSL.WantReadError, SSL.ZeroReturnError, SSL.SysCallError)
 
@@ -71,7 +71,7 @@ class _Server:
             return
         name = self.tls.name_of(self.host)
         try:
-            (verify_ip_address if _is_ip(name) else verify_hostname)(connection, name)
+            (verify_ip_address if is_ip(name) else verify_hostname)(connection, name)
         except (VerificationError, CertificateError):
             raise not_trusted(self.addr, self.tls, OTHER_NAME) from None
 
@@ -97,7 +97,7 @@ class _Creator:
     def clientConnectionForTLS(self, protocol: object) -> SSL.Connection:  # noqa: N802 - Twisted's name
         connection = SSL.Connection(self.context, None)
         name = self.server.tls.name_of(self.server.host)
-        if not _is_ip(name):
+        if not is_ip(name):
             connection.set_tlsext_host_name(name.encode("idna"))
         return connection
 
@@ -201,11 +201,3 @@ def _words(error: BaseException | None) -> str:
         return ""
     found = [str(each[-1]) for each in (error.args[0] if error.args else []) if isinstance(each, tuple)]
     return "; ".join(found).lower()
-
-
-def _is_ip(name: str) -> bool:
-    try:
-        ip_address(name)
-    except ValueError:
-        return False
-    return True

@@ -14,6 +14,9 @@ from typing import Any, TypeVar
 
 import attrs
 
+from mqbroker.errors import MQError
+from mqbroker.wire.names import is_ip, split_address
+
 INT_MAX = 2**31 - 1
 LONG_MAX = 2**63 - 1
 
@@ -105,7 +108,7 @@ def parse_relative_path(text: str) -> str:
 
 def parse_bind_address(text: str) -> str:
     """An address of this machine as digits; empty for all."""
-    if text in ("", "0.0.0.0", "::") or _is_ip(text):
+    if text in ("", "0.0.0.0", "::") or is_ip(text):
         return text
     raise ValueError(f"{text!r} is not an address: write one such as 127.0.0.1, or nothing for all of this machine")
 
@@ -113,7 +116,7 @@ def parse_bind_address(text: str) -> str:
 def parse_host(text: str) -> str:
     """An address or a host name that other machines can reach."""
     is_name = re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252})", text) and not re.fullmatch(r"[\d.]+", text)
-    if not (_is_ip(text) or is_name):
+    if not (is_ip(text) or is_name):
         raise ValueError(f"{text!r} is neither an address such as 192.168.0.1 nor a host name")
     return text
 
@@ -124,11 +127,12 @@ def parse_addresses(text: str) -> tuple[str, ...]:
 
 
 def _parse_address(text: str) -> str:
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ValueError(f"{text!r} is not host:port; write for example 127.0.0.1:9876;192.168.0.1:9876")
     try:
-        parse_host(host.strip("[]"))
+        host, _ = split_address(text)
+    except MQError:
+        raise ValueError(f"{text!r} is not host:port; write for example 127.0.0.1:9876;192.168.0.1:9876") from None
+    try:
+        parse_host(host)
     except ValueError as error:
         raise ValueError(f"in {text!r}, {error}") from None
     return text
@@ -167,16 +171,6 @@ def show(value: Any) -> str:
 def show_hours(hours: tuple[int, ...]) -> str:
     """Hours as Java's files have them."""
     return ";".join(f"{hour:02d}" for hour in hours)
-
-
-def _is_ip(text: str) -> bool:
-    import ipaddress
-
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
 
 
 E = TypeVar("E", bound=Enum)

@@ -65,6 +65,17 @@ def split_address(address: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
+def is_ip(text: str) -> bool:
+    """Whether it is an address as digits, of version 4 or 6, without a port."""
+    import ipaddress
+
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
 def java_hash(text: str) -> int:
     """Return the 32-bit signed hash Java computes over the UTF-16 code units of `text`."""
     if text.isascii():

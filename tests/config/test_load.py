@@ -188,6 +188,10 @@ def test_a_home_directory_is_spelt_out(broker: Loader, monkeypatch: pytest.Monke
         ("bindAddress=localhost", "'localhost' is not an address: write one such as 127.0.0.1, or nothing for all"),
         ("namesrvAddr=a", "'a' is not host:port; write for example 127.0.0.1:9876;192.168.0.1:9876"),
         ("namesrvAddr=a:1;b:0", "'b:0' is not host:port; write for example 127.0.0.1:9876;192.168.0.1:9876"),
+        (
+            "namesrvAddr=[[::1]]:9876",
+            "in '[[::1]]:9876', '[::1]' is neither an address such as 192.168.0.1 nor a host name",
+        ),
         ("namesrvAddr=a:70000", "'a:70000' is not host:port; write for example 127.0.0.1:9876;192.168.0.1:9876"),
         ("namesrvAddr=a b:1", "in 'a b:1', 'a b' is neither an address such as 192.168.0.1 nor a host name"),
         ("deleteWhen=24", "'24' is not hours of the day; write for example 04 or 04;16"),

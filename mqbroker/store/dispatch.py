@@ -98,14 +98,15 @@ class IndexDispatcher:
         return indexed
 
 
-def has_keys_between(log: CommitLog, before: int, end: int) -> bool:
-    """Whether messages in the log behind the one at `before` (-1 for none) and below `end` have keys: a file of the
-    index that had them is lost then. May wait. Raises Unreadable."""
+def has_keys_between(log: CommitLog, before: int, end: int, known: int | None = None) -> bool:
+    """Whether messages in the log behind the one at `before` (-1 for none) and below `end` have keys, or that one has
+    more than `known`: a file of the index that had them is lost then. May wait. Raises Unreadable."""
     hasher = KeyHasher()
     for found in scan(log, max(before, log.min_offset), end, _LOOKS_MAX):
         for row in found.rows if isinstance(found, Run) else ():
             _, _, _, physical_offset, _, sys_flag, _, properties = row
-            if physical_offset > before and hasher.of_record(0, sys_flag, properties):
+            count = len(hasher.of_record(0, sys_flag, properties))
+            if count > (0 if physical_offset > before else count if known is None else known):
                 return True
     return False
 

@@ -98,8 +98,8 @@ class Index:
         self._unsynced: list[IndexFile] = []
         self.files: list[IndexFile] = []
         self.offset = 0
-        # A message whose first so many keys are in: the files may end between its keys.
-        self._resumed = (-1, 0)
+        #: A message whose first so many keys are in: the files may end between its keys.
+        self.resumed = (-1, 0)
         self._has_new_name = False
 
     def load(self) -> None:
@@ -192,8 +192,8 @@ class Index:
         """What to enter for one message: its unique key and each of its keys."""
         hashes = self._hasher.of_record(queue.key_hash, sys_flag, properties)
         rows = [(key_hash, physical_offset, timestamp_ms) for key_hash in hashes]
-        if physical_offset == self._resumed[0]:
-            del rows[: self._resumed[1]]
+        if physical_offset == self.resumed[0]:
+            del rows[: self.resumed[1]]
         return rows
 
     def put(self, rows: Sequence[IndexRow], end: int) -> None:
@@ -206,8 +206,8 @@ class Index:
                 done = self.files[-1].put_rows(rows, done)
         except OSError:
             self.offset = offset = rows[done][1]
-            already = self._resumed[1] if self._resumed[0] == offset else 0
-            self._resumed = (offset, already + sum(row[1] == offset for row in rows[:done]))
+            already = self.resumed[1] if self.resumed[0] == offset else 0
+            self.resumed = (offset, already + sum(row[1] == offset for row in rows[:done]))
             raise
         self.offset = end
 
@@ -288,7 +288,7 @@ class Index:
             self._unsynced = list(self.files)
             self._has_new_name = True
         self.offset = last.end_offset
-        self._resumed = (last.end_offset, self._entries_of(last.end_offset))
+        self.resumed = (last.end_offset, self._entries_of(last.end_offset))
 
     def _entries_of(self, message_offset: int) -> int:
         """How many entries the newest message has: a file may have become full between two of its keys."""

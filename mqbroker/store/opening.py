@@ -566,6 +566,9 @@ class Opening:
         indexed = checkpoint.index_offset if is_noted and not is_other and index.files == files else None
         if index.files:
             index.resume(is_clean)
+            newest, entries = index.resumed
+            if indexed is not None and has_keys_between(commit_log, newest, indexed, entries):
+                indexed = None  # the last file is lost, and ended in the same ms as the one before
         elif checkpoint.index_ms:
             indexed = None  # there were files
         index.offset = max(index.offset, indexed or 0, commit_log.min_offset)

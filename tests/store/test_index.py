@@ -322,7 +322,7 @@ def test_a_message_whose_keys_end_a_file_is_completed_in_the_next(tmp_path: Path
     assert index.offset == 7
     disk.faults.room = None
     # From the log the message's rows are made again, those that are in are left out.
-    kept = index._resumed
+    kept = index.resumed
     assert kept == (7, 3)
     index.put(rows[16 + kept[1] :], 8)
     index.write_header()
@@ -380,7 +380,7 @@ def test_a_killed_process_may_leave_the_next_file_at_any_stage(
 
 def again_rows(index: Index, rows: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
     """What is made of the log again from the index's offset on."""
-    offset, already = index._resumed
+    offset, already = index.resumed
     assert offset == index.offset
     return [row for row in rows if row[1] >= offset][already:]
 

@@ -505,4 +505,11 @@ MISTAKES = [
         "        count = self.count\n",
         ("tests/store/test_index.py",),
     ),
+    Mutation(
+        "overlook that the last file of the index is lost",
+        "store/opening.py",
+        "            if indexed is not None and has_keys_between(commit_log, newest, indexed, entries):\n",
+        "            if False:\n",
+        ("tests/store/simulation/test_seeds.py",),
+    ),
 ]

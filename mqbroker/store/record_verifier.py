@@ -34,6 +34,26 @@ _CHUNKS_MAX = 1024
 _ROTTEN_MAX = 1000
 
 
+def stands_at(
+    view: memoryview, at: int, size: int, queue: ConsumeQueue, queue_offset: int, physical_offset: int
+) -> bool:
+    """Whether a record of `size` bytes at `at` says that it is this message of a queue, going by its places and its
+    topic; False where its hosts have IPv6 addresses. Hot."""
+    own_size, magic, queue_id, own_offset, own_physical, sys_flag, body_bytes = _HEAD.unpack_from(view, at)
+    topic_at = _HEAD.size + body_bytes
+    tail = view[at + topic_at : at + size].tobytes() if 0 <= topic_at < size else b""
+    return (
+        magic == MAGIC
+        and own_size == size
+        and own_physical == physical_offset
+        and own_offset == queue_offset
+        and queue_id == queue.queue_id
+        and not sys_flag & V6
+        and tail.startswith(queue.topic_bytes, 1)
+        and tail[0] == len(queue.topic_bytes)
+    )
+
+
 class RecordVerifier:
     """Remembers which records it found whole.
 
@@ -68,22 +88,10 @@ class RecordVerifier:
         """
         cell = physical_offset >> _CELL_BITS & _CELLS_MASK
         chunk = self._chunks.get(physical_offset >> _CHUNK_BITS)
-        if chunk is not None and chunk[cell >> 3] & 1 << (cell & 7):
-            # Known to be whole; but the page may have left memory since, and come back as another.
-            own_size, magic, queue_id, own_offset, own_physical, sys_flag, body_bytes = _HEAD.unpack_from(view, at)
-            topic_at = _HEAD.size + body_bytes
-            tail = view[at + topic_at : at + size].tobytes() if 0 <= topic_at < size else b""
-            if (
-                magic == MAGIC
-                and own_size == size
-                and own_physical == physical_offset
-                and own_offset == queue_offset
-                and queue_id == queue.queue_id
-                and not sys_flag & V6
-                and tail.startswith(queue.topic_bytes, 1)
-                and tail[0] == len(queue.topic_bytes)
-            ):
-                return True
+        is_known = chunk is not None and chunk[cell >> 3] & 1 << (cell & 7)
+        # Known to be whole; but the page may have left memory since, and come back as another.
+        if is_known and stands_at(view, at, size, queue, queue_offset, physical_offset):
+            return True
         return self._check_request(queue, queue_offset, physical_offset, code, view[: at + size], at)
 
     def _remember(self, physical_offset: int) -> None:

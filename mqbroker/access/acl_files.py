@@ -116,9 +116,9 @@ class AclFiles:
             stamps = self.places.stamps()
             return None if stamps == former.stamps else read_acl_files(self.places, former)
 
-        return self._worker.run(read).addCallback(self._take)
+        return self._worker.run(read).addCallback(self._apply)
 
-    def _take(self, content: AclContent | None) -> None:
+    def _apply(self, content: AclContent | None) -> None:
         if content is None:
             return
         for why in set(content.faults.values()) - set(self.content.faults.values()):
@@ -178,7 +178,7 @@ class AclFiles:
             replace_file(path, text.encode())
             return read_acl_files(self.places, former)
 
-        return self._worker.run(work).addCallback(self._take)
+        return self._worker.run(work).addCallback(self._apply)
 
 
 def read_acl_files(places: AclPlaces, former: AclContent | None) -> AclContent:

@@ -40,7 +40,7 @@ class Guard:
         self._accounts = accounts
         self._told: dict[str, None] = {}
 
-    def take(self, accounts: Accounts) -> None:
+    def set_accounts(self, accounts: Accounts) -> None:
         """Go by these from now on."""
         self._accounts = accounts
 

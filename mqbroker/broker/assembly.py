@@ -121,7 +121,7 @@ class Assembly:
         self.rights: IAccessControl = NoAccessControl()
         if acl is not None:
             self.rights = guard = Guard(acl.content.accounts())
-            acl.on_change.append(guard.take)
+            acl.on_change.append(guard.set_accounts)
             table.protect(guard)
         self.checks = TransactionChecks(
             store,

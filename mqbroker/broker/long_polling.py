@@ -104,7 +104,7 @@ class HeldPulls:
             self._refusal_log.say(LogLevel.warn, line, n=HELD_ON_CONNECTION_MAX, peer=held.connection.remote_addr)
             return False
         held_max = self._live.current.held_pulls_max
-        if not self._shares.take(held.connection, held.weight, held_max):
+        if not self._shares.acquire(held.connection, held.weight, held_max):
             line = "{n} pulls wait, with heldPullsMax={max}: {peer} has its share of them, and is answered at once"
             self._refusal_log.say(
                 LogLevel.warn, line, n=self._shares.taken, max=held_max, peer=held.connection.remote_addr

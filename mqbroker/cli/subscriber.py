@@ -25,7 +25,7 @@ def print_messages(topic: str, group: str, tags: str, servers: Servers, *, from_
     logging.basicConfig(format="mq: %(message)s", level=logging.WARNING)
     printer = Printer(sys.stdout.buffer, count, coloured=sys.stdout.isatty())
     options = _options(servers, from_first=from_first)
-    consumer = PushConsumer(servers.name_servers, group, printer.take, options=options)
+    consumer = PushConsumer(servers.name_servers, group, printer.print_message, options=options)
     asyncio.run(_consume(consumer, printer, topic, tags, group))
     return count is None or printer.printed == count or printer.reader_left
 
@@ -60,7 +60,7 @@ class Printer:
         self.reader_left = True
         self.ended.set()
 
-    async def take(self, message: ReceivedMessage) -> None:
+    async def print_message(self, message: ReceivedMessage) -> None:
         """The listener."""
         if self.ended.is_set():
             # Neither consumed nor sent back: its offset is not committed.

@@ -66,7 +66,7 @@ class ConnectionSequencer:
     def run(self, connection: IConnection, work: Work, size: int) -> Deferred[RemotingCommand]:
         """Fire with what `work` gives. It holds `size` bytes. Raises Refused where too much waits already, of all or of
         this connection and its address."""
-        if not self._shares.take(connection, size, self._bytes_max):
+        if not self._shares.acquire(connection, size, self._bytes_max):
             raise Refused(ResponseCode.SYSTEM_BUSY, f"{self._shares.taken} bytes of requests wait to be read")
         done: Deferred[RemotingCommand] = Deferred()
         waiting = self._waiting.get(connection)

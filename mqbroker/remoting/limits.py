@@ -90,7 +90,7 @@ class Shares:
         """What one connection has."""
         return self._connections.get(connection, 0)
 
-    def take(self, connection: Hosted, size: int, most: int) -> bool:
+    def acquire(self, connection: Hosted, size: int, most: int) -> bool:
         """Take `size`, of `most` for all; False, with nothing taken, where that would leave too little to others."""
         address = address_of(connection.remote_host)
         of_address, own = self._addresses.get(address, 0), self.of(connection)

@@ -108,14 +108,14 @@ class ServerTls:
 
         :param run: runs a function where it may wait for the disk.
         """
-        return run(self._read_anew).addCallbacks(self._take, _not_taken)
+        return run(self._read_anew).addCallbacks(self._apply, _not_taken)
 
     def _read_anew(self) -> _Creator | None:
         if not self.has_files or not self._files.have_changed():
             return None
         return _Creator(server_context(self._settings))
 
-    def _take(self, creator: _Creator | None) -> None:
+    def _apply(self, creator: _Creator | None) -> None:
         if creator is not None:
             self._creator = creator
             log.info("the certificate was read again from {path}", path=self._settings.server_cert_path)

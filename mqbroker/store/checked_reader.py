@@ -192,7 +192,7 @@ class CheckedReader:
                     look.is_full = True
                     break
                 if is_taken:
-                    self._take(look, physical_offset, size)
+                    self._add_record(look, physical_offset, size)
             seen = queue_offset + 1
         look.seen = seen - get.offset
         if look.count:
@@ -243,7 +243,7 @@ class CheckedReader:
             self._is_to_mend(look, queue_offset, physical_offset, "no unit in the extension")
         return unit
 
-    def _take(self, look: _Look, physical_offset: int, size: int) -> None:
+    def _add_record(self, look: _Look, physical_offset: int, size: int) -> None:
         runs = look.runs
         if runs and runs[-1][1] == physical_offset:
             runs[-1] = (runs[-1][0], physical_offset + size)

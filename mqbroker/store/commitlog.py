@@ -287,18 +287,18 @@ class CommitLog:
                 if b"\0" in properties and leaves_doubt(properties):
                     doubtful_end = end
         except (struct_error, TypeError, ValueError) as error:
-            _take_back(messages, queues)
+            _undo_next_offsets(messages, queues)
             raise ValueError(f"message {len(appended)} of the batch: {error}") from error
         start = self.end - self._base
         stop = end - self._base
         if stop + BLANK_BYTES_MIN > self.segment_bytes:
-            _take_back(messages, queues)
+            _undo_next_offsets(messages, queues)
             return None
         if stop > self._readied_to or now >= self._readied_until:
             try:
                 self._make_ready(start, stop, now)
             except StoreUnwritable:
-                _take_back(messages, queues)
+                _undo_next_offsets(messages, queues)
                 raise
         # A process that is killed meanwhile leaves no head of a record whose end is missing.
         first = parts[0]
@@ -376,7 +376,7 @@ class CommitLog:
         """Append messages of which not all fit into the current segment."""
         groups = self._group(messages)
         self._make_ready(self.end - self._base, self.segment_bytes, self._now_ms())
-        fresh = self._take_segments(len(groups) - 1)
+        fresh = self._acquire_segments(len(groups) - 1)
         appended: list[Appended] = []
         for i, group in enumerate(groups):
             if i:
@@ -387,7 +387,7 @@ class CommitLog:
                 appended += part
         return appended
 
-    def _take_segments(self, count: int) -> list[IMappedFile]:
+    def _acquire_segments(self, count: int) -> list[IMappedFile]:
         if self._transient is not None and not self._is_reserved:
             why_no_room = self._transient.why_no_room_for(count, self.segment_bytes)
             if why_no_room:
@@ -395,7 +395,7 @@ class CommitLog:
         fresh: list[IMappedFile] = []
         try:
             for _ in range(count):
-                fresh.append(self._source.take(self._base + (len(fresh) + 1) * self.segment_bytes))
+                fresh.append(self._source.acquire(self._base + (len(fresh) + 1) * self.segment_bytes))
                 read_before_touch(fresh[-1], 0, min(FRESH_BYTES, self.segment_bytes))
         except OSError as error:
             self._give_back(fresh)
@@ -414,7 +414,7 @@ class CommitLog:
 
         Raises as `append`."""
         if self.writes:
-            self._give_back(self._take_segments(len(self._group(messages)) - 1))
+            self._give_back(self._acquire_segments(len(self._group(messages)) - 1))
             self._is_reserved = True
         try:
             yield
@@ -465,7 +465,7 @@ class CommitLog:
         next_base = self._base + self.segment_bytes
         if self._why_no_segment:
             try:
-                self._source.adopt(next_base, self._source.take(next_base))
+                self._source.adopt(next_base, self._source.acquire(next_base))
             except OSError:
                 return
             self._why_no_segment = ""
@@ -548,7 +548,7 @@ class CommitLog:
             segment.close()
 
 
-def _take_back(messages: Sequence[NewMessage], queues: Sequence[ConsumeQueue]) -> None:
+def _undo_next_offsets(messages: Sequence[NewMessage], queues: Sequence[ConsumeQueue]) -> None:
     """Undo the queue offsets given out for the first messages of a batch."""
     for message, queue in zip(messages, queues, strict=False):
         if not message[3] & SysFlag.TRANSACTION_PREPARED:

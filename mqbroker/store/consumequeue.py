@@ -286,11 +286,11 @@ class ConsumeQueue:
             self._files[-1].allocate(at, size)
             self._files[-1].buffer[at : at + size] = bytes(size)
 
-    def take_unsynced(self) -> list[IMappedFile]:
+    def drain_unsynced(self) -> list[IMappedFile]:
         """The files written to since this was last called."""
         taken: list[IMappedFile] = [*self._unsynced]
         self._unsynced = self._files[-1:]
-        return taken if self.ext is None else taken + self.ext.take_unsynced()
+        return taken if self.ext is None else taken + self.ext.drain_unsynced()
 
     # Reading
 
@@ -569,12 +569,12 @@ class ConsumeQueue:
         if self.ext is not None:
             self.ext.reset()
 
-    def take_files(self) -> list[IMappedFile]:
+    def detach_files(self) -> list[IMappedFile]:
         """Take the queue out of use: it is empty from now on. Returns its files, which the caller closes."""
         self.is_removed = True
         files = self._forget_files()
         self.min_offset = self.max_offset = self.next_offset
-        return files if self.ext is None else files + self.ext.take_files()
+        return files if self.ext is None else files + self.ext.detach_files()
 
     def _forget_files(self) -> list[IMappedFile]:
         files: list[IMappedFile] = [*self._files]

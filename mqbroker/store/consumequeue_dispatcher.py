@@ -110,7 +110,7 @@ class ConsumeQueueDispatcher:
         `of_topic` gives what makes them."""
         self._bit_map_of = of_topic
 
-    def take(self, appends: Sequence[Dispatchable]) -> None:
+    def dispatch(self, appends: Sequence[Dispatchable]) -> None:
         """Turn messages, appended one after another, into pending entries of their queues. Hot."""
         touched = self.touched
         all_pending = self._pending
@@ -130,9 +130,9 @@ class ConsumeQueueDispatcher:
                 touched[queue] = timestamp
         self.last_timestamp_ms = appends[-1][1][-1][3]
 
-    def take_run(self, run: Run) -> None:
-        """As `take`, for messages read back from the log. Those that are in their queues already are passed over. Hot
-        in a recovery. Raises OSError: called again with the same it goes on."""
+    def dispatch_run(self, run: Run) -> None:
+        """As `dispatch`, for messages read back from the log. Those that are in their queues already are passed over.
+        Hot in a recovery. Raises OSError: called again with the same it goes on."""
         touched = self.touched
         multi = self._multi
         tags_code = self._tags_codes.of
@@ -148,7 +148,7 @@ class ConsumeQueueDispatcher:
             if queue_offset < place.next_offset and multi is None:
                 continue
             if queue_offset != place.next_offset or (multi is not None and NAMES_MARK in properties):
-                self._take_scanned(Scanned._make(row))
+                self._dispatch_scanned(Scanned._make(row))
                 places.clear()  # more may have entered queues, or been written
                 continue
             is_schedule = place.queue.is_schedule
@@ -162,7 +162,7 @@ class ConsumeQueueDispatcher:
         pending = self._pending.setdefault(queue, [])
         return _Place(queue, queue.max_offset + len(pending) // 3, pending)
 
-    def _take_scanned(self, item: Scanned) -> None:
+    def _dispatch_scanned(self, item: Scanned) -> None:
         queue = self._queues.open(item.topic, item.queue_id)
         code = self._tags_codes.of(queue.is_schedule, item.properties, item.store_timestamp_ms)
         if not self._enter(queue, item.queue_offset, item, code):

@@ -170,7 +170,7 @@ class ConsumeQueueExt:
         self._allocated = 0
         self._unsynced.append(file)
 
-    def take_unsynced(self) -> list[IMappedFile]:
+    def drain_unsynced(self) -> list[IMappedFile]:
         """The files written to since this was last called."""
         taken: list[IMappedFile] = [*self._unsynced]
         self._unsynced = self._files[-1:]
@@ -260,7 +260,7 @@ class ConsumeQueueExt:
             self._drop(self._files.pop())
         self.end = self._first = self._base = self._allocated = 0
 
-    def take_files(self) -> list[IMappedFile]:
+    def detach_files(self) -> list[IMappedFile]:
         """Be empty from now on. Returns the files, which the caller closes."""
         files: list[IMappedFile] = [*self._files]
         self._files = []

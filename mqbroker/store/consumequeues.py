@@ -77,7 +77,7 @@ class ConsumeQueues:
         names = {os.path.join(root, queue.topic) for root in self.roots}
         self._new_names.difference_update(names, {os.path.join(name, str(queue.queue_id)) for name in names})
         self._new_names.update(name for name in names if self._disk.exists(name))
-        return queue.take_files()
+        return queue.detach_files()
 
     def __iter__(self) -> Iterator[ConsumeQueue]:
         return iter(self.by_name.values())
@@ -188,13 +188,13 @@ class ConsumeQueues:
             count += below > 0
         return count, total
 
-    def take_unsynced(self) -> list[IMappedFile]:
+    def drain_unsynced(self) -> list[IMappedFile]:
         """The files of queues written to since this was last called."""
-        files = [file for queue in self.dirty for file in queue.take_unsynced()]
+        files = [file for queue in self.dirty for file in queue.drain_unsynced()]
         self.dirty.clear()
         return files
 
-    def take_new_names(self) -> list[str]:
+    def drain_new_names(self) -> list[str]:
         """The directories in which files were made since this was last called."""
         taken = sorted(self._new_names)
         self._new_names.clear()

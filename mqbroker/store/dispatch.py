@@ -245,27 +245,28 @@ class Dispatcher:
         while count > 0 and dispatch_queue:
             begin = dispatch_queue.begin
             if self._taken < begin:
-                count -= self._take_from_log(begin, count)
+                count -= self._dispatch_from_log(begin, count)
                 continue
             appends, taken = dispatch_queue.pop(count)
-            self._take(appends)
+            self._dispatch_appended(appends)
             if len(appends) > 1 or not begin % TIMED_EVERY:
                 self._statistics.put(taken, appends[0][1][0][3])
             count -= taken
         if not dispatch_queue and self._taken < commit_log.readable_end and count > 0:
-            self._take_from_log(commit_log.readable_end, count)
+            self._dispatch_from_log(commit_log.readable_end, count)
         self._write_pending()
 
-    def _take(self, appends: Sequence[Dispatchable]) -> None:
-        self._cq_dispatcher.take(appends)
+    def _dispatch_appended(self, appends: Sequence[Dispatchable]) -> None:
+        self._cq_dispatcher.dispatch(appends)
         last = appends[-1][1][-1]
         taken_bytes = last[0] + last[2] - self._taken
         self._taken += taken_bytes
         if self._index_dispatcher is not None:
             self._index_dispatcher.keep(appends, taken_bytes)
 
-    def _take_from_log(self, end: int, count: int) -> int:
-        """As `_take`, for at most `count` messages below `end` read back from the log; says how many there were."""
+    def _dispatch_from_log(self, end: int, count: int) -> int:
+        """As `_dispatch_appended`, for at most `count` messages below `end` read back from the log; says how many there
+        were."""
         taken = 0
         for found in scan(self._commit_log, self._taken, end, count):
             if isinstance(found, Damage):
@@ -273,7 +274,7 @@ class Dispatcher:
                 self._on_damage(found)
             else:
                 taken += len(found.rows)
-                self._cq_dispatcher.take_run(found)
+                self._cq_dispatcher.dispatch_run(found)
             self._taken = found.end
         if taken < count:
             self._taken = end

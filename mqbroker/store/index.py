@@ -250,13 +250,13 @@ class Index:
         if self.files:
             self.files[-1].write_header()
 
-    def take_unsynced(self) -> list[IMappedFile]:
+    def drain_unsynced(self) -> list[IMappedFile]:
         """The files written to since this was last called."""
         taken = [file.file for file in self._unsynced]
         self._unsynced = self.files[-1:]
         return taken
 
-    def take_new_names(self) -> list[str]:
+    def drain_new_names(self) -> list[str]:
         """The directories in which files were made since this was last called."""
         taken = [os.path.dirname(self._directory), self._directory] if self._has_new_name else []
         self._has_new_name = False

@@ -136,7 +136,7 @@ class LinuxAio:
         except BlockingIOError:
             return
         except OSError as error:  # what runs is looked for from time to time; nothing more is taken
-            self._take_no_more(error)
+            self._refuse_more(error)
         self._took = self._now() - self._began
         self._tell_ended()
 
@@ -158,14 +158,14 @@ class LinuxAio:
             else:
                 done.callback(None)
 
-    def _take_no_more(self, error: OSError) -> None:
+    def _refuse_more(self, error: OSError) -> None:
         if self._broken is None:
             self._broken = error
             self._reactor.removeReader(self)
 
     def _give_up(self, error: OSError) -> None:
         """Nobody can tell how what runs will end."""
-        self._take_no_more(error)
+        self._refuse_more(error)
         waiting, self._waiting = self._waiting, {}
         for done, path, _block in waiting.values():
             lost = OSError(errno.EIO, f"the kernel does not say how a sync ended: {error.strerror}", path)

@@ -67,7 +67,7 @@ from mqbroker.store.topic_removal import (
     empty_trash,
     finish_removals,
     lower_numbers,
-    take_up_numbers,
+    restore_next_offsets,
 )
 from mqbroker.store.transient import TransientRules, TransientStore
 from mqbroker.store.turns import Steps
@@ -172,7 +172,7 @@ class Opening:
         builder = QueueRebuild(cq, queues, kept, self.disk, cut.rebuild_from, cut.known is not None)
         # What queues miss of the log below, they must get first.
         is_taken = cut.rebuild_from == cut.start.offset
-        recovered = yield from read_back(segments, cut.start, builder.take if is_taken else lambda run: None)
+        recovered = yield from read_back(segments, cut.start, builder.enter if is_taken else lambda run: None)
         self._say_found(segments, recovered, cut.rebuild_from, found.is_clean)
         if not found.is_clean:
             store_found_again(self.disk, segments, recovered.end, kept, found.is_intact)
@@ -204,7 +204,7 @@ class Opening:
         if cut.known is not None:
             self._say_built(queues, cut.known, cut.trusted)
         ends = found.ends or read_former_ends(self.disk, self.paths.queue_ends)
-        self._take_up_numbers(queues, found.removed, ends, recovered.end)
+        self._restore_next_offsets(queues, found.removed, ends, recovered.end)
         cq.last_timestamp_ms = max(checkpoint.queues_ms, cq.last_timestamp_ms)
         if not found.is_intact:  # not before what the machine may have lost is built anew
             self.disk.write(self.paths.abort, self.disk.boot_id())
@@ -409,11 +409,11 @@ class Opening:
             root=self.paths.root, start=start, end=trusted,
         )  # fmt: skip
 
-    def _take_up_numbers(
+    def _restore_next_offsets(
         self, queues: ConsumeQueues, removed: RemovedQueues, ends: Mapping[tuple[str, int], QueueEnd], log_end: int
     ) -> None:
         former = {key: end.max_offset for key, end in ends.items()}
-        for topic, queue_id in take_up_numbers(queues, removed, former, log_end):
+        for topic, queue_id in restore_next_offsets(queues, removed, former, log_end):
             self.log.warn(
                 "{topic}, queue {queue_id}: its files are lost and of its messages the log has none, it goes on at {n}",
                 topic=topic, queue_id=queue_id, n=removed.table[topic, queue_id].next_offset,
@@ -514,7 +514,7 @@ class Opening:
         files = list(segments.files)
         size = segments.segment_bytes
         if not files or end == segments.end:  # the first segment, or one after a full last one
-            files.append(source.take(segments.end))
+            files.append(source.acquire(segments.end))
         else:
             active = (end - segments.first_offset) // size
             self._end_at(files[active], (end - segments.first_offset) % size)

@@ -123,9 +123,9 @@ class QueueRebuild:
     saved: int
     have_more: bool
 
-    def take(self, run: Run) -> None:
+    def enter(self, run: Run) -> None:
         """Put messages into their queues that recovery has read. Raises OSError."""
-        self.cq_dispatcher.take_run(run)
+        self.cq_dispatcher.dispatch_run(run)
         self.cq_dispatcher.write()
         self._save_sometimes(run.end)
 
@@ -143,9 +143,9 @@ class QueueRebuild:
         for queue in self.queues:
             queue.clear_kept()
         tally = None if self.have_more else self.queues.tally_now()
-        for file in self.queues.take_unsynced():
+        for file in self.queues.drain_unsynced():
             file.sync()
-        for directory in self.queues.take_new_names():
+        for directory in self.queues.drain_new_names():
             self.disk.sync_directory(directory)
         self.checkpoint.note_queues(offset, self.cq_dispatcher.last_timestamp_ms, tally)
         self.saved = offset

@@ -192,7 +192,7 @@ class SegmentSource:
         with contextlib.suppress(FileNotFoundError):
             self._disk.remove(segment_path(self._directory, offset))
 
-    def take(self, offset: int) -> IMappedFile:
+    def acquire(self, offset: int) -> IMappedFile:
         """The segment at `offset`, made now where it was not ready. Raises OSError, with nothing left behind."""
         file = self._ready.pop(offset, None)
         if file is not None:

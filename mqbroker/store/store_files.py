@@ -123,7 +123,7 @@ class StoreFiles:
             now = attrs.evolve(now, index_ms=former.index_ms, index_offset=former.index_offset)
         if self._is_all_synced and self._is_saved and now == self.checkpoint.known:
             return None
-        self._take(with_index)
+        self._collect_unsynced(with_index)
         try:
             self._store_spoilt_again()
         except OSError as error:
@@ -152,13 +152,13 @@ class StoreFiles:
     def _is_all_synced(self) -> bool:
         return not (self._unsynced or self._new_names or self._is_marked or self._removed.unsaved)
 
-    def _take(self, with_index: bool) -> None:
+    def _collect_unsynced(self, with_index: bool) -> None:
         """Take over what is to be synced. It stays here until it was: nothing else may ever be covered."""
-        self._unsynced.update(dict.fromkeys(self._queues.take_unsynced()))
-        self._new_names.update(dict.fromkeys(self._queues.take_new_names()))
+        self._unsynced.update(dict.fromkeys(self._queues.drain_unsynced()))
+        self._new_names.update(dict.fromkeys(self._queues.drain_new_names()))
         if with_index and self._index is not None:
-            self._unsynced.update(dict.fromkeys(self._index.take_unsynced()))
-            self._new_names.update(dict.fromkeys(self._index.take_new_names()))
+            self._unsynced.update(dict.fromkeys(self._index.drain_unsynced()))
+            self._new_names.update(dict.fromkeys(self._index.drain_new_names()))
 
     def _store_spoilt_again(self) -> None:
         """Have the next sync write what the kernel may take for written since one failed. Raises OSError."""

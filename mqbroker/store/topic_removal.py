@@ -341,7 +341,7 @@ def lower_numbers(queues: ConsumeQueues, removed: RemovedQueues, log_end: int) -
     removed.write(removed.encode())
 
 
-def take_up_numbers(
+def restore_next_offsets(
     queues: ConsumeQueues, removed: RemovedQueues, former: Mapping[tuple[str, int], int], log_end: int
 ) -> list[tuple[str, int]]:
     """Have queues without a message, that have lost their files since they gave `former` numbers, go on with these as

@@ -133,7 +133,7 @@ class _Reader:
         self._at = found.end() if found else self._at
         return self._text[self._at : self._at + 1]
 
-    def _take(self, wanted: str) -> None:
+    def _expect(self, wanted: str) -> None:
         if self._peek() != wanted:
             raise BadJson(
                 f"{wanted!r} expected at character {self._at}, found {self._text[self._at : self._at + 10]!r}"
@@ -157,15 +157,15 @@ class _Reader:
         return self._bare()
 
     def _object(self, depth: int) -> dict[Any, Any]:
-        self._take("{")
+        self._expect("{")
         found: dict[Any, Any] = {}
         while self._peek() != "}":
             if found:
-                self._take(",")
+                self._expect(",")
             key = self._key(depth)
-            self._take(":")
+            self._expect(":")
             found[key] = self.value(depth + 1)
-        self._take("}")
+        self._expect("}")
         return found
 
     def _key(self, depth: int) -> Any:
@@ -192,13 +192,13 @@ class _Reader:
         return number
 
     def _array(self, depth: int) -> list[Any]:
-        self._take("[")
+        self._expect("[")
         found: list[Any] = []
         while self._peek() != "]":
             if found:
-                self._take(",")
+                self._expect(",")
             found.append(self.value(depth + 1))
-        self._take("]")
+        self._expect("]")
         return found
 
     def _quoted(self) -> str:

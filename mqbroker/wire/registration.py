@@ -134,7 +134,7 @@ def _read_json(data: bytes, topics: _Topics) -> BrokerTopics:
     wrapper = body.topic_config_serialize_wrapper
     topics.check_count(len(wrapper.topic_config_table))
     for topic in wrapper.topic_config_table.values():
-        topics.take_config(topic)
+        topics.add_config(topic)
     return topics.done(wrapper.data_version, body.filter_server_list)
 
 
@@ -157,7 +157,7 @@ def _read_long_json(data: bytes) -> Steps[BrokerTopics | None]:
             table = orjson.loads(b"{%b}}" % data[at:cut])
         except ValueError:
             return None
-        topics.take(table)
+        topics.add_table(table)
         at = cut + 2
         yield
     return _read_json(data[:start] + data[end + 1 :], topics)
@@ -170,7 +170,7 @@ def _read_compressed(data: bytes) -> Steps[BrokerTopics]:
     count = reader.integer()
     topics.check_count(count)
     for number in range(count):
-        topics.take_text(reader.piece(TOPIC_BYTES_MAX))
+        topics.add_text(reader.piece(TOPIC_BYTES_MAX))
         if number % STEP_TOPICS == STEP_TOPICS - 1:
             yield
     try:
@@ -198,7 +198,7 @@ class _Topics:
         if not 0 <= count <= TOPICS_MAX:
             raise BadBody(f"a registration of {count} topics, {TOPICS_MAX} at most")
 
-    def take(self, table: dict[str, Any]) -> None:
+    def add_table(self, table: dict[str, Any]) -> None:
         """Topics by name, as JSON has them."""
         self.check_count(len(table))
         known, queues = self._known, self._queues
@@ -213,15 +213,15 @@ class _Topics:
                     continue
             except (KeyError, TypeError, AttributeError):
                 pass  # the first of its kind, or wrong
-            self.take_config(TopicConfig.from_value(value))
+            self.add_config(TopicConfig.from_value(value))
 
-    def take_config(self, topic: TopicConfig) -> None:
+    def add_config(self, topic: TopicConfig) -> None:
         numbers = QueueNumbers(topic.read_queue_nums, topic.write_queue_nums, topic.perm, topic.topic_sys_flag)
         if not all(0 <= number <= _INT32_MAX for number in numbers):
             raise BadBody(f"topic {topic.topic_name[:80]!r}: queues, permission and flag cannot be {tuple(numbers)}")
         self._put(topic.topic_name, self._known.setdefault(numbers, numbers))
 
-    def take_text(self, piece: bytes) -> None:
+    def add_text(self, piece: bytes) -> None:
         """A topic as the compressed form has it."""
         name, _, rest = piece.partition(b" ")
         numbers = self._known_texts.get(rest)
@@ -253,16 +253,16 @@ class _Inflated:
         self._taken = 0
 
     def integer(self) -> int:
-        value: int = _INT.unpack(self._take(4))[0]
+        value: int = _INT.unpack(self._read(4))[0]
         return value
 
     def piece(self, size_max: int) -> bytes:
         size = self.integer()
         if not 0 <= size <= size_max:
             raise BadBody(f"a piece of {size} bytes in a compressed registration, {size_max} at most")
-        return self._take(size)
+        return self._read(size)
 
-    def _take(self, size: int) -> bytes:
+    def _read(self, size: int) -> bytes:
         self._taken += size
         if self._taken > INFLATED_BYTES_MAX:
             raise BadBody(f"the registration inflates to more than {INFLATED_BYTES_MAX} bytes")

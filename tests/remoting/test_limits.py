@@ -299,12 +299,12 @@ class Hosted:
 def test_who_takes_all_it_can_leaves_some_to_a_newcomer(count: int) -> None:
     shares, most = Shares(), 100_000
     crowd = [Hosted(1) for _ in range(count)]
-    while sum(shares.take(connection, 1, most) for connection in crowd):
+    while sum(shares.acquire(connection, 1, most) for connection in crowd):
         pass
     assert most / 2 < shares.taken < 0.7 * most
-    assert sum(shares.take(neighbour, 1, most) for neighbour in [Hosted(1)] * 50) >= 50 // count
+    assert sum(shares.acquire(neighbour, 1, most) for neighbour in [Hosted(1)] * 50) >= 50 // count
     newcomer = Hosted(2)
-    assert all(shares.take(newcomer, 1, most) for _ in range(5000))
+    assert all(shares.acquire(newcomer, 1, most) for _ in range(5000))
     for connection in (*crowd, newcomer):
         shares.give_back(connection, shares.of(connection))
 
@@ -312,18 +312,18 @@ def test_who_takes_all_it_can_leaves_some_to_a_newcomer(count: int) -> None:
 def test_ten_addresses_that_take_all_they_can_leave_some(logged: Logged) -> None:
     shares, most = Shares(), 100_000
     crowd = [Hosted(host) for host in range(10)]
-    while sum(shares.take(connection, 1, most) for connection in crowd):
+    while sum(shares.acquire(connection, 1, most) for connection in crowd):
         pass
     newcomer = Hosted(99)
-    assert all(shares.take(newcomer, 1, most) for _ in range(1000))
+    assert all(shares.acquire(newcomer, 1, most) for _ in range(1000))
 
 
 def test_shares_that_are_given_back_leave_nothing() -> None:
     shares = Shares()
     one, other = Hosted(1), Hosted(1)
-    assert shares.take(one, 30, 100)
-    assert shares.take(other, 20, 100)
-    assert not shares.take(other, 60, 100)
+    assert shares.acquire(one, 30, 100)
+    assert shares.acquire(other, 20, 100)
+    assert not shares.acquire(other, 60, 100)
     shares.give_back(one, 30)
     shares.give_back(other, 20)
     assert shares == Shares()

@@ -188,6 +188,6 @@ def test_a_file_with_something_to_sync_is_not_to_be_deleted(tmp_path: Path) -> N
     queue.write(entries(0, 250))
     queue.min_offset = 230
     assert queue.removable_files() == []
-    queue.take_unsynced()
+    queue.drain_unsynced()
     assert [Path(file.path).name for file in queue.removable_files()] == [f"{0:020d}", f"{2000:020d}"]
     queue.close()

@@ -169,7 +169,7 @@ def test_what_is_above_the_newest_address_is_cut_off(tmp_path: Path) -> None:
     assert ext.end == 3 * FILE_BYTES
     assert ext.truncate_by_max(addresses[PER_FILE + 2])
     assert ext.end == FILE_BYTES + 60
-    assert len(ext.take_unsynced()) == 1
+    assert len(ext.drain_unsynced()) == 1
     files = tree(tmp_path / "ext" / "T" / "0")
     assert list(files) == [f"{0:020d}", f"{1024:020d}"]
     assert not any(files[f"{1024:020d}"][60:])
@@ -194,7 +194,7 @@ def test_files_before_the_oldest_address_are_forgotten(tmp_path: Path) -> None:
     assert ext._first == 1024
     assert ext.unit(addresses[0]) is None
     assert ext.unit(addresses[PER_FILE]) == ExtUnit(PER_FILE, 1000 + PER_FILE, b"")
-    assert [Path(file.path).name for file in ext.take_unsynced()] == [f"{1024:020d}", f"{2048:020d}"]
+    assert [Path(file.path).name for file in ext.drain_unsynced()] == [f"{1024:020d}", f"{2048:020d}"]
     assert len(ext.truncate_by_min(decorate(2**40))) == 1  # the last one stays
     assert ext.put(5, 6) == decorate(3072)
 

@@ -206,7 +206,7 @@ def test_files_that_were_never_used_hide_no_keys(tmp_path: Path) -> None:
     again.load()
     again.resume(is_clean=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == used
-    assert again.take_new_names() == [str(tmp_path.parent), str(tmp_path)]
+    assert again.drain_new_names() == [str(tmp_path.parent), str(tmp_path)]
     # From a time on at which those files do not begin.
     assert offsets_of(again, "k3", begin_ms=1_000_000) == offsets_of(index, "k3") == [2400, 1700, 1000, 300]
     put(again, "k3", 3000, 1_000_030)
@@ -246,11 +246,11 @@ def test_names_of_deleted_files_are_to_be_synced(tmp_path: Path) -> None:
     index.write_header()
     again = make_index(tmp_path)
     again.load()
-    assert again.take_new_names() == []
+    assert again.drain_new_names() == []
     again.keep_files(lambda file: False)
     assert list(tmp_path.iterdir()) == []
-    assert again.take_new_names() == [str(tmp_path.parent), str(tmp_path)]
-    assert again.take_new_names() == []
+    assert again.drain_new_names() == [str(tmp_path.parent), str(tmp_path)]
+    assert again.drain_new_names() == []
 
 
 def test_a_file_that_goes_on_behind_a_full_one_stays(tmp_path: Path) -> None:

@@ -41,13 +41,13 @@ def test_a_prepared_segment_is_the_one_taken(made: Made) -> None:
     inode = (made.root / f"{SIZE:020d}").stat().st_ino
     made.source.prepare(SIZE)
     assert made.worker.waiting == []
-    assert made.source.take(SIZE).path == segment_path(str(made.root), SIZE)
+    assert made.source.acquire(SIZE).path == segment_path(str(made.root), SIZE)
     assert (made.root / f"{SIZE:020d}").stat().st_ino == inode
 
 
 def test_a_segment_needed_before_it_is_ready_is_made_at_once(made: Made) -> None:
     made.source.prepare(SIZE)
-    file = made.source.take(SIZE)
+    file = made.source.acquire(SIZE)
     file.buffer[0:4] = b"data"
     made.worker.step()  # sees that it is not wanted any more
     assert made.names() == [f"{SIZE:020d}"]
@@ -63,7 +63,7 @@ def test_a_name_that_is_made_while_names_are_synced_waits_for_the_next_sync(
 ) -> None:
     """The worker syncs names at any moment of the reactor's."""
     source = made.source
-    source.take(0)
+    source.acquire(0)
     if moment == "before it is there":
         create = made.disk.create_mapped
 
@@ -72,16 +72,16 @@ def test_a_name_that_is_made_while_names_are_synced_waits_for_the_next_sync(
             return create(path, size, keep_open=keep_open)
 
         monkeypatch.setattr(made.disk, "create_mapped", create_after_a_sync)
-        source.take(SIZE)
+        source.acquire(SIZE)
     else:
         sync = made.disk.sync_directory
 
         def sync_before_another(path: str) -> None:
             sync(path)
             monkeypatch.setattr(made.disk, "sync_directory", sync)
-            source.take(SIZE)
+            source.acquire(SIZE)
 
-        # The segment before it is synced by `take` itself: the sync that is met is the worker's.
+        # The segment before it is synced by `acquire` itself: the sync that is met is the worker's.
         monkeypatch.setattr(source, "sync_names", lambda: None)
         monkeypatch.setattr(made.disk, "sync_directory", sync_before_another)
         SegmentSource.sync_names(source)
@@ -105,13 +105,13 @@ def test_a_segment_made_in_vain_is_let_go_of_by_the_worker(
     function, result = made.worker.waiting.pop()
     if when == "when it is whole":
         file = function()
-        made.source.take(SIZE)
+        made.source.acquire(SIZE)
         result.callback(file)
         assert closed == []
         made.worker.step()
     else:
         write = FaultyFile.write_through
-        monkeypatch.setattr(FaultyFile, "write_through", lambda *args: made.source.take(SIZE) and write(*args))
+        monkeypatch.setattr(FaultyFile, "write_through", lambda *args: made.source.acquire(SIZE) and write(*args))
         result.callback(function())
         assert made.worker.waiting == []
     assert closed == [segment_path(str(made.root), SIZE)]
@@ -125,14 +125,14 @@ def test_a_half_made_segment_is_replaced_and_its_maker_writes_elsewhere(made: Ma
     class Watching(FaultyDisk):
         def sync_directory(self, path: str) -> None:
             # The worker has written zeros but not told yet; the reactor cannot wait.
-            file = made.source.take(SIZE)
+            file = made.source.acquire(SIZE)
             file.buffer[0:4] = b"data"
             taken.append(file)
 
     function.__self__._disk = Watching()  # type: ignore[attr-defined]
     result.callback(function())
     assert (made.root / f"{SIZE:020d}").read_bytes()[:4] == b"data"
-    assert made.source.take(2 * SIZE) is not taken[0]
+    assert made.source.acquire(2 * SIZE) is not taken[0]
 
 
 def test_no_room_leaves_nothing_behind(made: Made) -> None:
@@ -141,11 +141,11 @@ def test_no_room_leaves_nothing_behind(made: Made) -> None:
     made.worker.step()
     assert made.names() == []
     with pytest.raises(OSError) as raised:
-        made.source.take(SIZE)
+        made.source.acquire(SIZE)
     assert raised.value.errno == errno.ENOSPC
     assert made.names() == []
     made.disk.faults.room = SIZE
-    made.source.take(SIZE)
+    made.source.acquire(SIZE)
     assert made.names() == [f"{SIZE:020d}"]
 
 

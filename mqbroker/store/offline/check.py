@@ -314,11 +314,11 @@ def check_store(
         on_progress(done, total)
 
     on_progress(0, total)
-    take_queue, take_index = queues.take, index.take if index is not None else _ignore
+    compare_queue, compare_index = queues.compare, index.compare if index is not None else _ignore
     try:
         for item in log.records(walk(disk, layout.segments, layout.segment_bytes, passed)):
-            take_queue(item)
-            take_index(item)
+            compare_queue(item)
+            compare_index(item)
         totals.topics, totals.queues, totals.queue_entries = queues.finish(totals.log_end, small.topics, open_from_ms)
         if index is not None:
             totals.index_entries = index.finish(totals.log_end, is_open_ended)

@@ -32,7 +32,7 @@ class Selection:
     def is_of_queue(self) -> bool:
         return self.topic is not None and self.queue_id is not None
 
-    def takes(self, item: Scanned) -> bool:
+    def selects(self, item: Scanned) -> bool:
         if self.topic is not None and item.topic != self.topic.encode("utf-8", "replace"):
             return False
         if self.queue_id is not None and item.queue_id != self.queue_id:
@@ -74,7 +74,7 @@ def _of_segment(
             if isinstance(item, Scanned):
                 if end is not None and item.physical_offset >= end:
                     return
-                if selection.takes(item):
+                if selection.selects(item):
                     yield decode_record(file.view, item.physical_offset - segment.offset)
             elif isinstance(item, Damage) and item.why:
                 yield item

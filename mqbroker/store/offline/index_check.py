@@ -179,7 +179,7 @@ _REBUILD = "`mq store repair` builds the index anew from the log"
 
 
 class IndexCheck:
-    """`take` every record, in the order of the log; then `finish`."""
+    """`compare` every record, in the order of the log; then `finish`."""
 
     def __init__(self, reader: IndexReader, directory: str, log_first: int, findings: Findings) -> None:
         self._entries = reader.entries()
@@ -203,7 +203,7 @@ class IndexCheck:
         self.count += 1
         self._next = next(self._entries, None)
 
-    def take(self, item: Scanned) -> None:
+    def compare(self, item: Scanned) -> None:
         """Compare one record with its entries. Hot."""
         offset = item.physical_offset
         wanted = self._hasher.of_record(self._topic_hash(item.topic), item.sys_flag, item.properties)

@@ -161,7 +161,7 @@ _SCHEDULE = SCHEDULE_TOPIC.encode()
 
 
 class QueueCheck:
-    """`take` every record, in the order of the log; then `finish`.
+    """`compare` every record, in the order of the log; then `finish`.
 
     :param no_files: makes those of a queue that has none, by its name.
     :param removed: what is noted of queues that were removed.
@@ -194,7 +194,7 @@ class QueueCheck:
         #: How many queues have had messages, and the sum of their next offsets; after `finish`.
         self.tally = (0, 0)
 
-    def take(self, item: Scanned) -> None:
+    def compare(self, item: Scanned) -> None:
         """Compare one record with its entry. Hot."""
         topic, queue_id, offset, physical_offset, size, sys_flag, timestamp_ms, properties = item
         if sys_flag & 4:  # SysFlag.TRANSACTION_PREPARED, which _ROLLBACK includes
@@ -208,9 +208,9 @@ class QueueCheck:
         if offset == queue.next and queue.files.entry(offset) == (physical_offset, size, code):
             queue.next = offset + 1
         else:
-            self._take_slowly(queue, offset, physical_offset, size, code, timestamp_ms)
+            self._compare_slowly(queue, offset, physical_offset, size, code, timestamp_ms)
         if _MULTI_DISPATCH in properties:
-            self._take_extra(item, code)
+            self._compare_multi(item, code)
 
     def _add_queue(self, topic: bytes, queue_id: int) -> QueueState:
         name = topic.decode("utf-8", "replace")
@@ -224,7 +224,7 @@ class QueueCheck:
             return None
         return self._tags_codes.of(True, item.properties, item.store_timestamp_ms)
 
-    def _take_slowly(
+    def _compare_slowly(
         self, queue: QueueState, offset: int, physical_offset: int, size: int, code: int | None, timestamp_ms: int
     ) -> None:
         files = queue.files
@@ -311,7 +311,7 @@ class QueueCheck:
             queue.gaps.append((before[0], before[1] + count, before[2] and told))
         queue.next = end
 
-    def _take_extra(self, item: Scanned, code: int | None) -> None:
+    def _compare_multi(self, item: Scanned, code: int | None) -> None:
         """A message that stands in other queues too, each of which has numbered it."""
         names = find_property(item.properties, _MULTI_DISPATCH).rstrip(b",").split(b",")
         offsets = find_property(item.properties, _MULTI_OFFSET).rstrip(b",").split(b",")
@@ -330,7 +330,7 @@ class QueueCheck:
                 continue
             queue.is_extra = True
             queue.records += 1
-            self._take_slowly(queue, offset, item.physical_offset, item.size, code, item.store_timestamp_ms)
+            self._compare_slowly(queue, offset, item.physical_offset, item.size, code, item.store_timestamp_ms)
 
     def _named_queue(self, name: bytes, queue_id: int) -> QueueState | None:
         """The queue that a message means; None where it is not there, and need not be."""

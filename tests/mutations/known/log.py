@@ -77,7 +77,7 @@ MISTAKES = [
         ("tests/store/test_recovery.py::test_damage_below_the_durable_mark_is_passed_over_and_reported",),
     ),
     Mutation(
-        "take any first file of a queue for the one that retention left",
+        "enter any first file of a queue for the one that retention left",
         "store/recovery.py",
         "queue.lacks_first or _may_lack_first(segments, queue)",
         "queue.lacks_first or (not segments.first_offset and queue.is_headless)",
@@ -140,7 +140,7 @@ MISTAKES = [
         ("tests/store/test_recovery.py::test_no_old_record_comes_back_over_a_log_that_was_cut_by_position",),
     ),
     Mutation(
-        "take a page that cannot be read for the end of a file",
+        "enter a page that cannot be read for the end of a file",
         "store/os_disk.py",
         "    while 0 < len(data) < size and",
         "    while False and",
@@ -156,14 +156,14 @@ MISTAKES = [
         ),
     ),
     Mutation(
-        "take a torn record for a whole one",
+        "enter a torn record for a whole one",
         "store/recovery.py",
         "if start.may_lack_sectors else run\n",
         "if False else run\n",
         ("tests/store/test_torn_records.py::test_a_record_that_lacks_sectors_is_cut_off_whichever_they_are",),
     ),
     Mutation(
-        "take a whole record for a torn one",
+        "enter a whole record for a torn one",
         "store/recovery.py",
         "may_lack_sectors=not is_intact, ",
         "may_lack_sectors=True, ",
@@ -207,7 +207,7 @@ MISTAKES = [
         ("tests/store/test_lost_queues.py",),
     ),
     Mutation(
-        "take it for granted that what this process appended is in memory",
+        "enter it for granted that what this process appended is in memory",
         "store/resident_pages.py",
         "            if not file.is_resident(at, size):\n",
         "            if False:\n",
@@ -235,14 +235,14 @@ MISTAKES = [
         ("tests/store/test_lost_queues.py::test_the_checkpoint_counts_queues_as_far_as_the_log_is_synced",),
     ),
     Mutation(
-        "take what the page cache may have lost for written",
+        "enter what the page cache may have lost for written",
         "store/opening.py",
         'is_intact = is_clean or abort == disk.boot_id() != b""\n',
         "is_intact = True\n",
         ("tests/store/test_recovery.py::test_the_index_outlives_a_killed_process_but_not_a_machine",),
     ),
     Mutation(
-        "take the lock after the recovery",
+        "enter the lock after the recovery",
         "store/message_store.py",
         "    lock = _lock(disk, paths)\n    try:\n        parts = yield from Opening("
         "settings, paths, disk, clock, worker, log_syncs, store_host, lock).steps()\n",
@@ -273,7 +273,7 @@ MISTAKES = [
         ("tests/store/test_flush.py::test_a_stop_while_consume_queues_cannot_be_synced_is_not_clean",),
     ),
     Mutation(
-        "sync a consume queue again without storing again what the kernel takes for written",
+        "sync a consume queue again without storing again what the kernel selects for written",
         "store/store_files.py",
         "                store_again(file, 0, file.size, is_sparse=True)\n",
         "                pass\n",
@@ -339,7 +339,7 @@ MISTAKES = [
     Mutation(
         "leave queue offsets given out by a batch that was refused",
         "store/commitlog.py",
-        "            _take_back(messages, queues)\n            raise ValueError(",
+        "            _undo_next_offsets(messages, queues)\n            raise ValueError(",
         "            raise ValueError(",
         ("tests/store/test_append.py::test_a_bad_value_refuses_the_whole_batch",),
     ),
@@ -386,14 +386,14 @@ MISTAKES = [
         ("tests/store/test_topic_removal.py",),
     ),
     Mutation(
-        "take a stop for clean though it could not be noted what was removed",
+        "enter a stop for clean though it could not be noted what was removed",
         "store/store_files.py",
         "self._is_marked or self._removed.unsaved)",
         "self._is_marked)",
         ("tests/store/test_topic_removal.py",),
     ),
     Mutation(
-        "take a record inside of a message for one",
+        "enter a record inside of a message for one",
         "store/message_reader.py",
         "found != physical_offset or ",
         "",
@@ -463,7 +463,7 @@ MISTAKES = [
         ("tests/store/simulation/test_seeds.py::test_what_once_failed",),
     ),
     Mutation(
-        "take a segment whose file the worker is about to make",
+        "enter a segment whose file the worker is about to make",
         "store/segment.py",
         "        with self._making:\n            self._is_stopped = True\n",
         "        self._is_stopped = True\n",

@@ -18,7 +18,7 @@ MISTAKES = [
         ("tests/remoting/test_answers.py::test_an_answer_that_cannot_be_encoded_ends_its_request",),
     ),
     Mutation(
-        "take an unknown verdict of a listener for success",
+        "enter an unknown verdict of a listener for success",
         "client/listeners.py",
         'the message is sent back")\n        return 0\n',
         'the message is sent back")\n        return None\n',
@@ -127,7 +127,7 @@ MISTAKES = [
         ("tests/daemons/test_logs.py::test_lines_of_a_kind_are_bounded_in_a_minute",),
     ),
     Mutation(
-        "let one address take all that all share",
+        "let one address enter all that all share",
         "remoting/limits.py",
         "return free > 0 and free_here >= 0 and own <= SHARE * free_here",
         "return free > 0",

@@ -18,7 +18,7 @@ MISTAKES = [
         ("tests/store/test_consumequeue.py::test_truncation_keeps_what_is_whole_below_and_nothing_above",),
     ),
     Mutation(
-        "take kept entries for synced after a kill",
+        "enter kept entries for synced after a kill",
         "store/consumequeue.py",
         "        self._files[-1].write_at((self.max_offset - self._base) * ENTRY_BYTES, memoryview(data))",
         "        pass",
@@ -32,7 +32,7 @@ MISTAKES = [
         ("tests/store/simulation/test_guarantees.py",),
     ),
     Mutation(
-        "take a garbled queue for one that Java made again",
+        "enter a garbled queue for one that Java made again",
         "store/topic_removal.py",
         "            continue\n        if ends_well(queue):",
         "            continue\n        if True:",
@@ -46,7 +46,7 @@ MISTAKES = [
         ("tests/store/test_lost_queues.py",),
     ),
     Mutation(
-        "take the unit of another message for that of an entry",
+        "enter the unit of another message for that of an entry",
         "store/entry_repair.py",
         "            if unit is None or unit.store_timestamp_ms != item.store_timestamp_ms:\n",
         "            if unit is None:\n",
@@ -74,7 +74,7 @@ MISTAKES = [
         ("tests/store/test_lost_queues.py",),
     ),
     Mutation(
-        "take a lost entry for one of a message that is gone",
+        "enter a lost entry for one of a message that is gone",
         "store/consumequeue_entry.py",
         "        if is_below(physical_offset, size) if is_known else lost_are_below:\n",
         "        if is_below(physical_offset, size):\n",
@@ -162,14 +162,14 @@ MISTAKES = [
         ),
     ),
     Mutation(
-        "take a sync that the kernel's queue failed for done",
+        "enter a sync that the kernel's queue failed for done",
         "store/linux_aio.py",
         "            if result < 0:\n",
         "            if False:\n",
         ("tests/store/simulation/test_linux_aio.py::test_syncs_that_end_in_another_order_are_told_each_to_its_own",),
     ),
     Mutation(
-        "take a sync for done of which the kernel's queue does not say how it ended",
+        "enter a sync for done of which the kernel's queue does not say how it ended",
         "store/linux_aio.py",
         "            done.errback(Failure(lost))  # type: ignore[no-untyped-call]\n",
         "            done.callback(None)\n",

@@ -16,7 +16,7 @@ from random import Random
 from typing import Any, cast
 
 from twisted.application.service import Service
-from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import LoopingCall
 from twisted.internet.threads import deferToThreadPool
@@ -37,6 +37,7 @@ from mqbroker.remoting.draining import answered
 from mqbroker.remoting.handlers import HandlerTable
 from mqbroker.remoting.limits import Limits
 from mqbroker.remoting.listening import ListeningService
+from mqbroker.remoting.ordered import stop_in_reverse
 from mqbroker.remoting.server import RemotingServerFactory
 from mqbroker.remoting.tcp import Buffers
 from mqbroker.remoting.tls import WATCH_SECONDS as TLS_WATCH_SECONDS
@@ -94,7 +95,7 @@ class BrokerService(Service):
         self._rng = rng
         self._worker = worker
         self._connector = connector
-        self._stops: list[Callable[[], Deferred[Any] | None]] = []
+        self._stops: list[Callable[[], object]] = []
         self._starting: Deferred[None] | None = None
         self._stopping: Deferred[None] | None = None
 
@@ -337,18 +338,10 @@ class BrokerService(Service):
             starting.addErrback(_expect_cancelled)
             starting.cancel()
         if self._stopping is None:
-            self._stopping = Deferred.fromCoroutine(self._stop())
+            self._stopping = Deferred.fromCoroutine(stop_in_reverse(self._stops))
         done: Deferred[None] = Deferred()
         self._stopping.addCallback(lambda _: done.callback(None))
         return done
-
-    async def _stop(self) -> None:
-        while self._stops:
-            step = self._stops.pop()
-            try:
-                await maybeDeferred(step)
-            except Exception:
-                log.failure("a step of stopping failed; going on with the next")
 
 
 def vip_port(settings: BrokerSettings) -> int | None:

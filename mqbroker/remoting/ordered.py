@@ -1,11 +1,12 @@
-"""Services that start one after another and stop in reverse. Must never know what they serve.
+"""Stopping in order: what was started last goes first, each when the one after it has stopped. Services that start one
+after another and stop so. Must never know what they serve.
 
 Twisted's MultiService stops all its children at once; here each has stopped before the one it stands on does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from twisted.application.service import IService, Service
 from twisted.internet.defer import Deferred, maybeDeferred
@@ -15,12 +16,23 @@ from twisted.python.failure import Failure
 log = Logger()
 
 
+async def stop_in_reverse(stops: list[Callable[[], object]]) -> None:
+    """Call the last of `stops`, wait for the Deferred, if any, that it returns, and so on until none is left. One that
+    fails is logged, and the rest goes on."""
+    while stops:
+        stop = stops.pop()
+        try:
+            await maybeDeferred(stop)
+        except Exception:
+            log.failure("a step of stopping failed; going on with the next", step=stop)
+
+
 class OrderedService(Service):
     """`children` in the order they start; each waits for the Deferred, if any, of the one before it."""
 
     def __init__(self, children: Sequence[IService]) -> None:
         self._children = tuple(children)
-        self._started: list[IService] = []
+        self._stops: list[Callable[[], object]] = []
         self._start: Deferred[None] | None = None
         self._stop: Deferred[None] | None = None
 
@@ -49,25 +61,17 @@ class OrderedService(Service):
                 if not self.running:
                     return
                 await maybeDeferred(child.startService)
-                self._started.append(child)
+                self._stops.append(child.stopService)
         except Exception:
             self.running = 0
-            await self._stop_started()
+            await stop_in_reverse(self._stops)
             raise
 
     async def _stop_children(self) -> None:
         start = self._start
         if start is not None and not start.called:
             await _ended(start)
-        await self._stop_started()
-
-    async def _stop_started(self) -> None:
-        while self._started:
-            child = self._started.pop()
-            try:
-                await maybeDeferred(child.stopService)
-            except Exception:
-                log.failure("{child} did not stop cleanly", Failure(), child=child)  # type: ignore[no-untyped-call]
+        await stop_in_reverse(self._stops)
 
 
 def _ended(deferred: Deferred[None]) -> Deferred[None]:

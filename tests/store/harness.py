@@ -34,7 +34,7 @@ HOST = b"\x7f\0\0\1\0\0\x2a\x9f"
 BORN = b"\x7f\0\0\1\0\0\x30\x39"
 START_S = 1_795_255_600.5
 #: As the golden stores were written.
-SMALL = {
+SMALL: dict[str, Any] = {
     "mapped_file_size_commit_log": 131072,
     "mapped_file_size_consume_queue": 2000,
     "max_hash_slot_num": 100,
@@ -141,7 +141,7 @@ class now:  # noqa: N801
 
         self._reader = copy.copy(store._reader)
         self._reader._page_loader = _LoadsNow()
-        self._reader._entry_repair = _RepairsNow(entry_repair)
+        self._reader._entry_repair = _RepairsNow(entry_repair)  # type: ignore[assignment]
         self._store = store
         self._queries = copy.copy(store.queries)
         self._queries._pages = TouchingPages()

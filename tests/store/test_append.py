@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shutil
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from mqbroker.errors import RecordTooLarge, StoreUnwritable
 from mqbroker.store.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
+from mqbroker.store.commitlog import NewMessage
 from mqbroker.wire.codes import SysFlag
 from mqbroker.wire.record import BLANK_MAGIC, Record, decode_record, encode_host, encode_record
 from tests.store.harness import BORN, HOST, START_S, Bench, message, now, turns
@@ -143,7 +144,7 @@ def test_timestamps_do_not_go_back_after_a_start_without_a_message(bench: Bench)
     assert twice.open().append([message()])[0][3] == NOW_MS + 1000
 
 
-def fill(store_append: Callable[[list[object]], object], room: int) -> None:
+def fill(store_append: Callable[[Sequence[NewMessage]], object], room: int) -> None:
     """Append one record of exactly `room` bytes."""
     overhead = len(expected_record(body=b""))
     store_append([message(body=b"x" * (room - overhead))])

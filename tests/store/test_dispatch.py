@@ -9,6 +9,7 @@ import pytest
 from mqbroker.errors import StoreUnwritable
 from mqbroker.store import GetMessageStatus, dispatch
 from mqbroker.store import commitlog as commitlog_module
+from mqbroker.store.message_store import MessageStore
 from mqbroker.store.tags_codes import parse_delay_levels
 from mqbroker.wire.names import java_hash
 from tests.store.harness import START_S, Bench, message, now, stop, tree
@@ -17,15 +18,15 @@ NOW_MS = int(START_S * 1000)
 Told = tuple[str, int, int, int | None, int]
 
 
-def listen(store: object) -> list[Told]:
+def listen(store: MessageStore) -> list[Told]:
     told: list[Told] = []
-    store.on_dispatch.append(lambda *what: told.append(what))  # type: ignore[attr-defined]
+    store.on_dispatch.append(lambda *what: told.append(what))
     return told
 
 
-def code_of(store: object, topic: str = "T", queue_id: int = 0, offset: int = 0) -> int:
+def code_of(store: MessageStore, topic: str = "T", queue_id: int = 0, offset: int = 0) -> int:
     """The tags code of an entry, as Java's store would read it."""
-    return store._queues.by_name[topic, queue_id].entry(offset)[2]  # type: ignore[attr-defined, no-any-return]
+    return store._queues.by_name[topic, queue_id].entry(offset)[2]
 
 
 def test_messages_can_be_got_in_the_turn_after_their_append(bench: Bench) -> None:
@@ -71,7 +72,7 @@ def test_listeners_hear_once_of_each_queue_in_a_turn_and_can_get(bench: Bench) -
 def test_a_listener_that_fails_stops_nobody(bench: Bench) -> None:
     store = bench.open()
     store.start()
-    store.on_dispatch.append(lambda *_: 1 / 0)  # type: ignore[arg-type, return-value]
+    store.on_dispatch.append(lambda *_: 1 / 0)  # type: ignore[arg-type]
     told = listen(store)
     store.append([message(), message(queue_id=1)])
     bench.clock.advance(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,7 @@ def test_whenever_a_removal_ends_there_is_no_gap(tmp_path: Path, lives: int) -> 
 @pytest.mark.parametrize("has_holes", [True, False])
 def test_clearing_the_end_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_holes: bool) -> None:
     shortened: list[int] = []
-    real = os_disk.os.ftruncate
+    real = os.ftruncate
 
     def watch(fd: int, size: int) -> None:
         shortened.append(size)
@@ -107,7 +108,7 @@ def test_clearing_the_end_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     file = OsDisk().create_mapped(str(tmp_path / "file"), 3 * SIZE)
     file.buffer[:] = b"x" * (3 * SIZE)
-    monkeypatch.setattr(os_disk.os, "ftruncate", watch)
+    monkeypatch.setattr(os, "ftruncate", watch)
     if not has_holes:
         monkeypatch.setattr(os_disk, "_punch_hole", lambda *_: False)
     file.clear_from(SIZE + 100)
@@ -119,7 +120,7 @@ def test_clearing_the_end_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_syncing_apart_uses_a_descriptor_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Any] = []
-    monkeypatch.setattr(os_disk.os, "fdatasync", synced.append)
+    monkeypatch.setattr(os, "fdatasync", synced.append)
     file = OsDisk().create_mapped(str(tmp_path / "file"), SIZE, keep_open=True)
     file.sync()
     file.sync()

@@ -66,7 +66,12 @@ LIMITS = st.tuples(st.sampled_from([-1, 0, 1, 2, 7, 32, 1000]), st.sampled_from(
 
 @settings(derandomize=True, database=None, deadline=None)
 @given(SENT, WANTED, LIMITS, st.integers(0, 150))
-def test_the_answers_are_those_of_a_closer_look(sent, wanted, limits, offset) -> None:
+def test_the_answers_are_those_of_a_closer_look(
+    sent: list[tuple[int, int, int, bool]],
+    wanted: tuple[set[int] | None, set[int] | None],
+    limits: tuple[int, int | None],
+    offset: int,
+) -> None:
     with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
         bench = make_bench(Path(directory) / "store", mapped_file_size_commit_log=16 * 1024)
         store = bench.open()

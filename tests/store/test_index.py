@@ -9,7 +9,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import example, given, settings
@@ -63,14 +63,14 @@ def test_unique_keys_of_messages_are_hashed_as_any_key(keys: list[str | None], s
     """Also where parts of a key are known, and after messages that have none."""
     index = Index(FaultyDisk(), "nowhere", 10, 20, str)
     rows: list[tuple[int, int, int]] = []
-    index.put = lambda found, end: rows.extend(found)  # type: ignore[method-assign]
-    queue = _Queue(java_hash("T#"))
+    index.put = lambda found, end: rows.extend(found)  # type: ignore[assignment]
+    queue: Any = _Queue(java_hash("T#"))
     properties = [NO_KEYS if key is None else f"A\x01b\x02UNIQ_KEY\x01{key}\x02WAIT\x01true".encode() for key in keys]
     messages = [(b"T", 0, 0, 0, 0, b"", 0, 0, b"", each) for each in properties]
     places = [(n * 100, n, 100, NOW_MS) for n in range(len(keys))]
     for at in range(0, len(keys), size):
         part = slice(at, at + size)
-        index.add([(messages[part], places[part], [queue] * len(places[part]))])  # type: ignore[arg-type, list-item]
+        index.add([(messages[part], places[part], [queue] * len(places[part]))])
     assert rows == [(positive_hash(java_hash(f"T#{key}")), n * 100, NOW_MS) for n, key in enumerate(keys) if key]
 
 

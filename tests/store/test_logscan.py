@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import mmap
 from random import Random
+from typing import Any
 
 import attrs
 import pytest
@@ -22,7 +23,7 @@ V6 = ("2001:db8::1", 10911)
 
 
 @implementer(IMappedFile)
-class Bytes:
+class Bytes:  # type: ignore[misc]
     """A segment, as far as it is read."""
 
     def __init__(self, data: bytes) -> None:
@@ -35,7 +36,7 @@ class Bytes:
         return True
 
 
-def records(changes: list[dict[str, object]]) -> bytes:
+def records(changes: list[dict[str, Any]]) -> bytes:
     data = b""
     for number, change in enumerate(changes):
         record = Record(  # size and CRC are computed

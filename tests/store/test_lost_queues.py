@@ -32,7 +32,7 @@ def zeros_at(entry: int, count: int = 50) -> Callable[[Bench], None]:
     return lambda image: write(queue_file(image, entry // PER_FILE), entry % PER_FILE * 20, bytes(20 * count))
 
 
-def garbage_in(number: int) -> Callable[[Bench], None]:
+def garbage_in(number: int) -> Callable[[Bench], object]:
     return lambda image: queue_file(image, number).write_bytes(b"\xa5\x17\xff\x80" * 500)
 
 
@@ -44,7 +44,7 @@ def without(*parts: str) -> Callable[[Bench], None]:
     return lambda image: shutil.rmtree(Path(image.root, "consumequeue", *parts))
 
 
-LOSSES: dict[str, Callable[[Bench], None]] = {
+LOSSES: dict[str, Callable[[Bench], object]] = {
     "the newest page": zeros_at(300),
     "the newest entry": zeros_at(349, 1),
     "the last file": without_file(3),

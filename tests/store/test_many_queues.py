@@ -29,7 +29,7 @@ KEYS = [(f"T{topic}", queue_id) for topic in range(TOPICS) for queue_id in range
 
 
 @pytest.fixture
-def looked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def looked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The paths of files of consume queues that were read or mapped."""
     paths: list[str] = []
     read_part, open_mapped = OsDisk.read_part, FaultyDisk.open_mapped

@@ -160,7 +160,7 @@ def test_pieces_are_read_only_and_outlive_the_store(bench: Bench) -> None:
     store.dispatch_now()
     found = now(store).get("T", 0, 0, 32)
     with pytest.raises(TypeError, match="read-only"):
-        found.pieces[0][0] = 1
+        found.pieces[0][0] = 1  # type: ignore[index]
     stop(store)
     del store
     bench.opened.clear()
@@ -376,7 +376,7 @@ def test_each_message_counts_as_in_memory_or_on_the_disk_by_itself(
     sized = fill(bench, tagged(1))
     size = sized.log_end
     near = make("near", max_transfer_count_on_message_in_memory=12, max_transfer_count_on_message_in_disk=8)
-    near.disk.memory_bytes = lambda: 25 * size  # type: ignore[method-assign]  # of which 40 % are ten messages
+    near.disk.memory_bytes = lambda: 25 * size  # of which 40 % are ten messages
     store = fill(near, tagged(40))
     for offset, count, is_far in [
         (0, 8, True),  # 30 is the first that is near
@@ -392,7 +392,7 @@ def test_the_slave_is_suggested_by_what_was_looked_at_last(make: Callable[..., B
     bench = make()
     size = fill(bench, tagged(1)).log_end
     near = make("near")
-    near.disk.memory_bytes = lambda: 25 * size  # type: ignore[method-assign]
+    near.disk.memory_bytes = lambda: 25 * size
     store = fill(near, tagged(40))
     assert now(store).get("T", 0, 29, 1).suggest_slave is False  # it looked at 30 too, and saw that it was full
     assert now(store).get("T", 0, 28, 1).suggest_slave is True

@@ -6,10 +6,11 @@ import errno
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import pytest
 from twisted.internet.defer import Deferred, ensureDeferred, maybeDeferred
+from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
 from mqbroker.errors import StoreBusy, StoreDamaged, StoreError
@@ -370,13 +371,13 @@ def test_a_segment_that_was_cut_off_ends_nobody(tmp_path: Path) -> None:
     for _ in range(200):
         answer = maybeDeferred(store.get, "T", 0, offset, 4)
         failed: list[Failure] = []
-        answer.addErrback(lambda failure, failed=failed: failed.append(failure))
+        answer.addErrback(failed.append)
         if failed:
             failed[0].trap(StoreDamaged)
             bench.clock.advance(LASTING_S / 2)
             continue
         (found,) = kept(answer)
-        got += offsets(found)
+        got += offsets(cast(GetMessageResult, found))
         offset = found.next_offset
         if offset == 20:
             break
@@ -584,9 +585,7 @@ def test_what_is_read_here_and_there_is_not_fetched_ahead(tmp_path: Path) -> Non
 # The real disk
 
 
-def _real() -> tuple[object, object, object, dict[str, int]]:
-    from twisted.internet.task import Clock
-
+def _real() -> tuple[Clock, Any, Any, dict[str, Any]]:
     from tests.store.harness import SMALL
 
     clock = Clock()

@@ -6,13 +6,16 @@ import errno
 from pathlib import Path
 
 import pytest
+from zope.interface import implementer
 
+from mqbroker.store.disk import IMappedFile
 from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.segment import AHEAD_BYTES, PIECE_BYTES, PagePrefault
 from tests.fakes import SteppedWorker
 
 
-class Pages:
+@implementer(IMappedFile)
+class Pages:  # type: ignore[misc] # only what is asked of a file here
     """A file that notes which of its pages were asked for."""
 
     def __init__(self, size: int = 16 * PIECE_BYTES) -> None:

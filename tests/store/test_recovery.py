@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -725,7 +726,7 @@ def test_what_was_not_known_to_be_on_the_disk_is_stored_again_before_it_is_synce
             stored.append(at)
 
     segments = load_segments(image.disk, str(image.root / "commitlog"), SEGMENT)
-    files = [File(file.view) for file in segments.files]
+    files: list[Any] = [File(file.view) for file in segments.files]
     store_log_again(attrs.evolve(segments, files=files), durable, end)
     assert len(stored) == end // 4096 - durable // 4096 + 1
     assert {at % 4096 for at in stored} == {0}

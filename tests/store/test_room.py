@@ -50,7 +50,7 @@ def test_no_more_young_messages_go_than_it_takes(make: Callable[..., Bench]) -> 
         remove(path)
         disk.faults.space = space(85 if len(names(bench)) == 3 else 86)
 
-    disk.remove = make_room  # type: ignore[method-assign]
+    disk.remove = make_room
     disk.faults.space = space(86)
     a_turn(bench)
     assert names(bench) == ["2", "3", "4"]

@@ -1,5 +1,7 @@
 """What a store counts of itself: how much was put, how fast, and how long it took."""
 
+from pathlib import Path
+
 import pytest
 from twisted.internet.task import Clock
 
@@ -9,24 +11,24 @@ from tests.store.harness import START_S, make_bench, message, now, turns
 
 
 @pytest.fixture
-def clock():
+def clock() -> Clock:
     clock = Clock()
     clock.advance(1000.5)
     return clock
 
 
 @pytest.fixture
-def statistics(clock):
+def statistics(clock: Clock) -> StoreStatistics:
     return StoreStatistics(clock.seconds, is_sync=False)
 
 
-def pass_seconds(clock, statistics, seconds):
+def pass_seconds(clock: Clock, statistics: StoreStatistics, seconds: int) -> None:
     for _ in range(seconds):
         clock.advance(1)
         statistics.sample()
 
 
-def test_rates_are_known_when_it_ran_that_long(clock, statistics):
+def test_rates_are_known_when_it_ran_that_long(clock: Clock, statistics: StoreStatistics) -> None:
     statistics.sample()
     for _ in range(9):
         statistics.puts += 10
@@ -45,7 +47,7 @@ def test_rates_are_known_when_it_ran_that_long(clock, statistics):
     assert statistics.rates(10).puts == 0.0
 
 
-def test_samples_are_bounded(clock, statistics):
+def test_samples_are_bounded(clock: Clock, statistics: StoreStatistics) -> None:
     statistics.puts += 6000
     pass_seconds(clock, statistics, 601)
     statistics.puts += 6000
@@ -56,7 +58,7 @@ def test_samples_are_bounded(clock, statistics):
     assert statistics.rates(601) is None
 
 
-def test_samples_of_one_moment_have_no_rate(statistics):
+def test_samples_of_one_moment_have_no_rate(statistics: StoreStatistics) -> None:
     statistics.sample()
     statistics.puts += 5
     statistics.sample()
@@ -68,7 +70,7 @@ def test_samples_of_one_moment_have_no_rate(statistics):
     [(-5, 0), (0, 0), (1, 1), (9, 1), (10, 2), (49, 2), (50, 3), (99, 3), (100, 4), (200, 5), (500, 6), (999, 6),
      (1000, 7), (2000, 8), (3000, 9), (4000, 10), (5000, 11), (9999, 11), (10_000, 12), (10**9, 12)],
 )  # fmt: skip
-def test_classes_of_times(clock, statistics, ms, place):
+def test_classes_of_times(clock: Clock, statistics: StoreStatistics, ms: int, place: int) -> None:
     now_ms = int(clock.seconds() * 1000)
     statistics.put(3, now_ms - ms)
     assert list(statistics.put_classes) == [0] * 13  # of the last full minute
@@ -80,7 +82,7 @@ def test_classes_of_times(clock, statistics, ms, place):
     assert statistics.longest_put_ms == max(0, ms)
 
 
-def test_percentiles_lie_between_two_bounds(clock, statistics):
+def test_percentiles_lie_between_two_bounds(clock: Clock, statistics: StoreStatistics) -> None:
     now_ms = int(clock.seconds() * 1000)
     assert statistics.put_percentile_ms(0.99) == 0.0
     statistics.put(90, now_ms)
@@ -93,7 +95,7 @@ def test_percentiles_lie_between_two_bounds(clock, statistics):
     assert statistics.put_percentile_ms(1.0) == 10_000.0
 
 
-def test_a_store_counts_what_it_takes(tmp_path):
+def test_a_store_counts_what_it_takes(tmp_path: Path) -> None:
     bench = make_bench(tmp_path)
     store = bench.open()
     store.start()
@@ -109,7 +111,7 @@ def test_a_store_counts_what_it_takes(tmp_path):
     bench.close()
 
 
-def test_what_was_there_before_the_start_does_not_count(tmp_path):
+def test_what_was_there_before_the_start_does_not_count(tmp_path: Path) -> None:
     bench = make_bench(tmp_path)
     store = bench.open()
     store.start()
@@ -125,7 +127,7 @@ def test_what_was_there_before_the_start_does_not_count(tmp_path):
     killed.close()
 
 
-def test_what_is_read_back_from_the_log_counts_without_its_time(tmp_path):
+def test_what_is_read_back_from_the_log_counts_without_its_time(tmp_path: Path) -> None:
     bench = make_bench(tmp_path, enable_multi_dispatch=True, enable_lmq=True)
     store = bench.open()
     store.start()
@@ -136,12 +138,12 @@ def test_what_is_read_back_from_the_log_counts_without_its_time(tmp_path):
     bench.close()
 
 
-def test_of_puts_that_come_one_by_one_some_are_timed_and_all_are_counted(tmp_path):
+def test_of_puts_that_come_one_by_one_some_are_timed_and_all_are_counted(tmp_path: Path) -> None:
     bench = make_bench(tmp_path)
     store = bench.open()
     store.start()
 
-    def put(late_s, count=1):
+    def put(late_s: float, count: int = 1) -> int:
         begin = store.log_end
         for _ in range(count):
             store.append([message("T", 0, b"x")])
@@ -163,7 +165,7 @@ def test_of_puts_that_come_one_by_one_some_are_timed_and_all_are_counted(tmp_pat
     bench.close()
 
 
-def test_under_sync_flush_a_put_lasts_until_it_is_on_the_disk(tmp_path):
+def test_under_sync_flush_a_put_lasts_until_it_is_on_the_disk(tmp_path: Path) -> None:
     bench = make_bench(tmp_path, flush_disk_type=FlushDiskType.SYNC_FLUSH)
     store = bench.open()
     store.start()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import pytest
-from twisted.logger import LogEvent, LogLevel, globalLogPublisher
+from twisted.logger import ILogObserver, LogEvent, LogLevel, globalLogPublisher
 
 from mqbroker.errors import StoreUnwritable
 from mqbroker.store.flush import LONG_S
@@ -22,9 +23,9 @@ def told() -> Iterator[list[str]]:
         if "sync" in str(event.get("log_format")) or event["log_level"] >= LogLevel.warn:
             lines.append(f"{event['log_level'].name} {event['log_format'].format(**event)}")
 
-    globalLogPublisher.addObserver(observe)
+    globalLogPublisher.addObserver(cast(ILogObserver, observe))
     yield lines
-    globalLogPublisher.removeObserver(observe)
+    globalLogPublisher.removeObserver(cast(ILogObserver, observe))
 
 
 def test_a_sync_that_does_not_end_is_told_of_and_then_messages_are_refused(

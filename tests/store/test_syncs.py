@@ -6,7 +6,7 @@ import select
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from twisted.internet.defer import Deferred, succeed
@@ -86,7 +86,7 @@ def descriptor(file: IMappedFile) -> int:
 def test_a_sync_is_told_when_the_reactor_reads(
     queue: LinuxAio, readers: Readers, make_file: Callable[[str], IMappedFile]
 ) -> None:
-    assert verifyObject(IReadDescriptor, queue)  # type: ignore[no-untyped-call]
+    assert verifyObject(IReadDescriptor, queue)
     file = make_file("a")
     file.buffer[:4] = b"data"
     got = told(queue.sync(descriptor(file), file.path))
@@ -164,7 +164,7 @@ def watched(readers: Readers, clock: Clock) -> Iterator[LinuxAio]:
     assert clock.getDelayedCalls() == []
 
 
-def until_told(got: list[BaseException | None], clock: Clock) -> None:
+def until_told(got: Sequence[object], clock: Clock) -> None:
     for _ in range(1000):
         if got:
             return
@@ -289,7 +289,7 @@ def test_the_kernel_syncs_one_open_file_and_a_worker_all_else(
 ) -> None:
     queue, others = Queue(), Others()
     syncs = AioSyncs(queue, others)  # type: ignore[arg-type]
-    assert verifyObject(ISyncs, syncs)  # type: ignore[no-untyped-call]
+    assert verifyObject(ISyncs, syncs)
     one, two = make_file("a"), make_file("b")
     closed = OsDisk().open_mapped(one.path, one.size)
 
@@ -326,7 +326,7 @@ def test_a_worker_syncs_in_order_and_then_what_is_to_follow(tmp_path: Path) -> N
     files = [disk.create_mapped(str(tmp_path / name), 4096) for name in "ab"]
     done: list[int] = []
     syncs = WorkerSyncs(InlineWorker())
-    assert verifyObject(ISyncs, syncs)  # type: ignore[no-untyped-call]
+    assert verifyObject(ISyncs, syncs)
     assert told(syncs.sync(files, lambda: done.append(faults.syncs))) == [None]
     assert done == [2]
     faults.sync_error = errno.EIO
@@ -340,12 +340,13 @@ def test_a_worker_syncs_in_order_and_then_what_is_to_follow(tmp_path: Path) -> N
 def test_a_sync_beside_others_has_a_worker_and_descriptors_of_its_own(tmp_path: Path) -> None:
     """The kernel tells each descriptor of an error once: the sync that runs must hear of it, too."""
     file = Told(FaultyDisk().create_mapped(str(tmp_path / "a"), 4096))
+    files = cast(list[IMappedFile], [file])
     first, beside = SteppedWorker(), SteppedWorker()
     first.at_once = beside.at_once = False
     syncs = WorkerSyncs(first, beside)
     done: list[int] = []
-    running = told(syncs.sync([file], None))
-    other = told(syncs.sync_beside([file], lambda: done.append(1)))
+    running = told(syncs.sync(files, None))
+    other = told(syncs.sync_beside(files, lambda: done.append(1)))
     beside.step()
     assert (file.synced, done, running, other) == (["apart"], [1], [], [None])
     first.step()

@@ -9,7 +9,7 @@ import errno
 import mmap
 import shutil
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from twisted.python.failure import Failure
@@ -83,7 +83,7 @@ def test_an_append_that_a_kill_cut_short_is_cut_off_wherever_that_was(bench: Ben
     assert bytes(data) == whole
 
 
-HOSTILE = {
+HOSTILE: dict[str, dict[str, Any]] = {
     "ends in NUL": {"properties": b"k\x01v\0"},
     "NULs": {"properties": bytes(64)},
     "many NULs": {"properties": b"k\x01" + bytes(32765)},

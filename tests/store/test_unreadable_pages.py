@@ -104,7 +104,7 @@ def test_pages_that_left_memory_are_read_before_they_are_touched(tmp_path: Path,
 def test_a_start_that_meets_a_page_that_cannot_be_read_says_so_in_one_line(tmp_path: Path) -> None:
     filled = tmp_path / "store"
     fill(str(filled), False)
-    jobs = []
+    jobs: list[tuple[Path, list[tuple[Path, int]]]] = []
     for file in sorted(path for path in filled.rglob("*") if path.parent.name in ("commitlog", "0", "index")):
         pages = file.stat().st_size // 4096 or 1
         for page in sorted({0, pages // 2, pages - 1}):

@@ -12,6 +12,7 @@ from mqbroker.errors import StoreUnknown
 from mqbroker.store.consumequeue_entry import ENTRY
 from mqbroker.store.offline.check import check_store
 from mqbroker.store.offline.detected_layout import Given
+from mqbroker.store.offline.findings import Severity
 from tests.store.harness import Bench, make_bench, message, stop, unpack_golden
 from tests.store.offline.stores import (
     PER_SEGMENT,
@@ -233,7 +234,7 @@ def test_a_topic_made_again_after_it_was_deleted_is_only_noted(bench: Bench) -> 
     # The records of a queue that began anew say 0, 1, ... again.
     for number in (3, 4):
         physical_offset = ENTRY.unpack_from(data, 20 * number)[0]
-        change(segment(bench.root), physical_offset + 20, lambda d, n=number: (n - 3).to_bytes(8, "big"), 8)
+        change(segment(bench.root), physical_offset + 20, lambda d, n=number: (n - 3).to_bytes(8, "big"), 8)  # type: ignore[misc]
     queue = bench.root / "consumequeue/T/0" / f"{0:020d}"
     change(queue, 0, lambda d: data[60:100] + bytes(60), 100)
     by_java(bench.root)
@@ -312,7 +313,7 @@ def test_an_empty_store_is_whole(tmp_path: Path) -> None:
     (tmp_path / "commitlog").mkdir()
     report = check(tmp_path)
     assert report.totals.records == 0
-    assert not report.findings.counts["lost"]
+    assert not report.findings.counts[Severity.LOST]
 
 
 def test_progress_reaches_the_end(bench: Bench) -> None:

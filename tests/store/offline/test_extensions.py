@@ -206,10 +206,10 @@ def test_nothing_in_an_extension_breaks_a_check(root: Path, changes: list[tuple[
     shutil.copytree(root, copy)
     try:
         files = sorted(path for path in (copy / "consumequeue_ext").rglob("*") if path.is_file())
-        for number, *change_of in changes:
+        for number, kind, where, size, byte in changes:
             path = files[number % len(files)]
             if path.exists():
-                edit(path, *change_of)
+                edit(path, kind, where, size, byte)
         before = picture(copy)
         check(copy)
         check(copy, Given(ext_file_bytes=2048))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
+from typing import cast
 
-from twisted.logger import globalLogBeginner
+from twisted.logger import ILogObserver, globalLogBeginner
 
 from tests.store.simulation.run import SOMETIMES, describe, run_seed, run_steps
 from tests.store.simulation.shrink import shrink
@@ -20,7 +21,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--no-shrink", action="store_true", help="print failing steps as they were made")
     parser.add_argument("--stop-after", type=int, default=5, metavar="N", help="give up after so many failures (5)")
     chosen = parser.parse_args(arguments)
-    globalLogBeginner.beginLoggingTo([lambda event: None], redirectStandardIO=False)
+    globalLogBeginner.beginLoggingTo([cast(ILogObserver, lambda event: None)], redirectStandardIO=False)
     counts: Counter[str] = Counter()
     failures = 0
     for done, seed in enumerate(range(chosen.first, chosen.first + chosen.seeds), 1):

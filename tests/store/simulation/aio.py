@@ -94,14 +94,14 @@ class Aio:
             raise OSError(FAULTS[what], os.strerror(FAULTS[what]))
 
     def __call__(self, number: ctypes.c_long, *arguments: Any) -> int:
-        call: Callable[..., int] = {
+        calls: dict[int, Callable[..., int]] = {
             _SETUP: self._setup,
             _DESTROY: self._destroy,
             _GET_EVENTS: self._get_events,
             _SUBMIT: self._submit,
-        }[number.value]
+        }
         try:
-            return call(*arguments)
+            return calls[number.value](*arguments)
         except OSError as error:
             ctypes.set_errno(error.errno or errno.EIO)
             return -1

@@ -10,11 +10,11 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import attrs
-from twisted.logger import LogEvent, globalLogPublisher
+from twisted.logger import ILogObserver, LogEvent, globalLogPublisher
 
 from mqbroker.store import checkpoint, segment
 from tests.store.simulation.model import Violation
@@ -116,11 +116,11 @@ class _Log:
 @contextmanager
 def _logged() -> Iterator[_Log]:
     log = _Log()
-    globalLogPublisher.addObserver(log)
+    globalLogPublisher.addObserver(cast(ILogObserver, log))
     try:
         yield log
     finally:
-        globalLogPublisher.removeObserver(log)
+        globalLogPublisher.removeObserver(cast(ILogObserver, log))
 
 
 def run_steps(options: Options, steps: list[Step]) -> Outcome:

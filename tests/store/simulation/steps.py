@@ -61,7 +61,7 @@ def options_of(seed: int) -> Options:
     names = Random(f"{seed} names").random() < 0.25
     if names:
         rules |= {"enable_lmq": True, "enable_multi_dispatch": True}
-    options = {
+    options: dict[str, Any] = {
         "settings": {"enable_consume_queue_ext": has_ext, "mapped_file_size_consume_queue_ext": ext_bytes, **rules},
         "ages": ages,
         "names": names,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
@@ -37,7 +37,7 @@ class TimedSyncs:
 
         def ended(result: Any) -> Any:
             span.end_s = model.exposed_s
-            if isinstance(result, Failure) and result.check(OSError) and not is_shortage(result.value):
+            if isinstance(result, Failure) and result.check(OSError) and not is_shortage(cast(OSError, result.value)):
                 model.unsynced_may_go = True  # also where it is the kernel's queue that does not say how it ended
             return result
 

@@ -99,7 +99,7 @@ class SimWorker:
 
     def step(self, rng: Random) -> None:
         """Run, or deliver, one of the jobs that threads or the kernel are at."""
-        at_work = [*self._at_work(), *self._waiting()]
+        at_work: list[Job | Strand] = [*self._at_work(), *self._waiting()]
         if not at_work:
             return
         found = rng.choice(at_work)
@@ -128,7 +128,8 @@ class SimWorker:
                 running.pause()
         elif self._switching.is_due():
             jobs = [job for job in self._at_work() if not job.is_done]
-            if found := [*jobs, *self._waiting()]:
+            found: list[Job | Strand] = [*jobs, *self._waiting()]
+            if found:
                 self._switching.count += 1
                 chosen = self._switching.rng.choice(found)
                 chosen.resume() if isinstance(chosen, Strand) else chosen.go_on(not chosen.is_kernels)

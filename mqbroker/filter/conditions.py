@@ -165,6 +165,7 @@ def _of_property(parts: Sequence[Term], text: str, constant: object = None) -> T
 
 
 def constant(value: Value) -> Term:
+    """A literal: TRUE, FALSE and NULL are conditions by themselves, numbers and strings are not."""
     kind = Kind.BOOLEAN_CONSTANT if value is None or isinstance(value, bool) else Kind.CONSTANT
     return Term(kind, lambda writer: writer.constant(value), size=int(kind is Kind.BOOLEAN_CONSTANT), value=value)
 
@@ -189,6 +190,7 @@ def floating(text: str) -> Term:
 
 
 def property_named(name: str) -> Term:
+    """The value of a message's property: null where it has none of that name."""
     return Term(Kind.PROPERTY, lambda writer: writer.variable(name), name=name, names=frozenset([name]))
 
 

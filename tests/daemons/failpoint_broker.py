@@ -38,11 +38,10 @@ def always(*_arguments: Any, **_options: Any) -> Any:
 
 
 def before(owner: types.ModuleType | type[Any], name: str, when: Callable[..., Any] = always) -> Callable[..., Any]:
-    """Pass each time `owner.name` is called, where `when` is true of the arguments."""
+    """Pass each time `owner.name`, which has to be there, is called, where `when` is true of the arguments."""
+    real = getattr(owner, name)
 
     def install(passages: Any) -> None:
-        real = getattr(owner, name)
-
         def wrapped(*arguments: Any, **options: Any) -> Any:
             if when(*arguments, **options):
                 passages.pass_one()
@@ -54,11 +53,10 @@ def before(owner: types.ModuleType | type[Any], name: str, when: Callable[..., A
 
 
 def after(owner: type[Any], name: str, when: Callable[..., Any] = always) -> Callable[..., Any]:
-    """Pass each time `owner.name` has returned."""
+    """Pass each time `owner.name`, which has to be there, has returned."""
+    real = getattr(owner, name)
 
     def install(passages: Any) -> None:
-        real = getattr(owner, name)
-
         def wrapped(*arguments: Any, **options: Any) -> Any:
             result = real(*arguments, **options)
             if when(*arguments, **options):
@@ -199,7 +197,7 @@ def points() -> dict[str, Callable[..., Any]]:
         "roll.segment_created": after(OsDisk, "create_mapped", in_path("/commitlog/")),
         "roll.segment_allocated": after(OsMappedFile, "allocate", of_folder("commitlog")),
         "roll.segment_half_written_through": half_zeros,
-        "roll.segment_taken": after(SegmentSource, "take"),
+        "roll.segment_acquired": after(SegmentSource, "acquire"),
         # dispatch
         "dispatch.before_queue": before(ConsumeQueue, "write"),
         "dispatch.half_queue": half_entries,

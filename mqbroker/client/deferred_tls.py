@@ -26,8 +26,7 @@ from zope.interface import implementer
 
 from mqbroker.client.errors import TlsFailed
 from mqbroker.client.tls import OTHER_NAME, ClientTls, Contexts, not_trusted, ssl_context, tls_failed
-from mqbroker.errors import BadTls
-from mqbroker.remoting.tls import ENDPOINT_TIMEOUT_S
+from mqbroker.remoting.tls import ENDPOINT_TIMEOUT_S, openssl_context, openssl_reasons, trust
 from mqbroker.wire.names import is_ip
 
 _CONTROL_FLOW = (SSL.WantReadError, SSL.ZeroReturnError, SSL.SysCallError)
@@ -169,20 +168,9 @@ class _Handshake(Protocol):
 def _context(tls: ClientTls) -> SSL.Context:
     """As `ssl_context`, for Twisted. Raises BadTls."""
     ssl_context(tls)  # finds what is wrong with the files, and says it in the same words on every face
-    context = SSL.Context(SSL.TLS_METHOD)
-    context.set_min_proto_version(SSL.TLS1_2_VERSION)
-    try:
-        if tls.cert_file:
-            context.set_passwd_cb(lambda *_: (tls.key_password or "").encode())
-            context.use_certificate_chain_file(tls.cert_file)
-            context.use_privatekey_file(tls.key_file or tls.cert_file)
-        if tls.ca_file:
-            context.load_verify_locations(tls.ca_file)
-        elif not tls.insecure:
-            context.set_default_verify_paths()
-    except SSL.Error:
-        raise BadTls(f"{tls.cert_file or tls.ca_file}: it, or what goes with it, changed while it was read") from None
+    context = openssl_context(tls.cert_file or "", tls.key_file or tls.cert_file or "", tls.key_password or "")
     if not tls.insecure:
+        trust(context, tls.ca_file or "")
         context.set_verify(SSL.VERIFY_PEER, _note)
     return context
 
@@ -196,8 +184,7 @@ def _note(connection: SSL.Connection, _: object, verify_code: int, __: int, is_g
 
 
 def _words(error: BaseException | None) -> str:
-    """OpenSSL's own, in small letters; none for a connection that ended in another way."""
+    """OpenSSL's reasons in lower case; none for a connection that ended in another way."""
     if not isinstance(error, SSL.Error) or isinstance(error, _CONTROL_FLOW):
         return ""
-    found = [str(each[-1]) for each in (error.args[0] if error.args else []) if isinstance(each, tuple)]
-    return "; ".join(found).lower()
+    return openssl_reasons(error).lower()

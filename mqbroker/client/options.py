@@ -37,17 +37,24 @@ class ConsumeFrom(Enum):
 
 
 @attrs.frozen(kw_only=True)
-class ProducerOptions:
+class ClientOptions:
+    """What producers and consumers have in common."""
+
+    #: Signs requests to brokers that control access.
+    credentials: Credentials | None = None
+    #: Encrypts all connections; None leaves them plain.
+    tls: ClientTls | None = None
+    #: How long a route is used before it is asked for again.
+    route_age_s: float = 30.0
+
+
+@attrs.frozen(kw_only=True)
+class ProducerOptions(ClientOptions):
     """All attempts of a send end after `send_timeout_ms`, counted from when it is its turn to be sent.
 
     `retries` bounds the attempts after the first; None leaves that to the time. A message that a broker refuses is not
     sent more than three times, unless the broker is busy or not in service.
     """
-
-    #: Who this client is to brokers that control access.
-    credentials: Credentials | None = None
-    #: Encrypts all connections; None leaves them plain.
-    tls: ClientTls | None = None
 
     send_timeout_ms: int = attrs.field(default=3000, validator=ge(1))
     retries: int | None = attrs.field(default=None, validator=optional(ge(0)))
@@ -62,17 +69,11 @@ class ProducerOptions:
     #: Connections and threads of `send_async` on the blocking face.
     send_threads: int = attrs.field(default=8, validator=ge(1))
     heartbeat_s: float = 30.0
-    route_age_s: float = 30.0
 
 
 @attrs.frozen(kw_only=True)
-class PushOptions:
+class PushOptions(ClientOptions):
     """`consume_timestamp_ms` is used with ConsumeFrom.TIMESTAMP; None is half an hour before the start."""
-
-    #: Who this client is to brokers that control access.
-    credentials: Credentials | None = None
-    #: Encrypts all connections; None leaves them plain.
-    tls: ClientTls | None = None
 
     concurrency: int = attrs.field(default=20, validator=ge(1))
     consume_from: ConsumeFrom = ConsumeFrom.LAST
@@ -91,7 +92,6 @@ class PushOptions:
     rebalance_s: float = 20.0
     heartbeat_s: float = 30.0
     commit_s: float = 5.0
-    route_age_s: float = 30.0
     #: How long a new queue waits while the group has other members, so that its former owner can commit.
     takeover_pause_s: float = 0.3
     #: How long a message waits here that neither the listener nor the broker took.
@@ -103,15 +103,9 @@ class PushOptions:
 
 
 @attrs.frozen(kw_only=True)
-class PullOptions:
+class PullOptions(ClientOptions):
     """`read_from` is the broker id that is asked first; another of the set is asked where it has no address."""
-
-    #: Who this client is to brokers that control access.
-    credentials: Credentials | None = None
-    #: Encrypts all connections; None leaves them plain.
-    tls: ClientTls | None = None
 
     request_timeout_ms: int = 3000
     pull_timeout_ms: int = 10_000
-    route_age_s: float = 30.0
     read_from: int = attrs.field(default=0, validator=in_(range(64)))

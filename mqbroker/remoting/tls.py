@@ -146,9 +146,9 @@ def server_context(settings: TlsSettings) -> Context:
 
     if not settings.server_cert_path or not settings.server_key_path:
         raise BadTls("tls.test.mode.enable=false wants tls.server.certPath and tls.server.keyPath")
-    context = _context(settings.server_cert_path, settings.server_key_path, settings.server_key_password)
+    context = openssl_context(settings.server_cert_path, settings.server_key_path, settings.server_key_password)
     if settings.server_auth_client:
-        _trust(context, settings.server_trust_cert_path)
+        trust(context, settings.server_trust_cert_path)
     asked = {
         ClientAuth.NONE: SSL.VERIFY_NONE,
         ClientAuth.OPTIONAL: SSL.VERIFY_PEER,
@@ -171,10 +171,10 @@ def client_context(settings: TlsSettings) -> Context:
     from OpenSSL import SSL
 
     if settings.test_mode:
-        return _context("", "", "")
-    context = _context(settings.client_cert_path, settings.client_key_path, settings.client_key_password)
+        return openssl_context("", "", "")
+    context = openssl_context(settings.client_cert_path, settings.client_key_path, settings.client_key_password)
     if settings.client_auth_server:
-        _trust(context, settings.client_trust_cert_path)
+        trust(context, settings.client_trust_cert_path)
         context.set_verify(SSL.VERIFY_PEER)
     return context
 
@@ -186,7 +186,6 @@ def self_signed_context(now_seconds: float) -> Context:
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
-    from OpenSSL import SSL
 
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "mqbroker")])
@@ -201,8 +200,7 @@ def self_signed_context(now_seconds: float) -> Context:
         .not_valid_after(now + timedelta(days=3650))
         .sign(key, hashes.SHA256())
     )
-    context = SSL.Context(SSL.TLS_METHOD)
-    context.set_min_proto_version(SSL.TLS1_2_VERSION)
+    context = openssl_context("", "", "")
     context.use_privatekey(key)
     context.use_certificate(certificate)
     return context
@@ -236,7 +234,8 @@ class _ClientFiles:
         return self._creator
 
 
-def _context(cert_path: str, key_path: str, password: str) -> Context:
+def openssl_context(cert_path: str, key_path: str, password: str) -> Context:
+    """A context for TLS 1.2 and up, with a certificate chain and its key (PEM) unless both are "". Raises BadTls."""
     from OpenSSL import SSL
 
     context = SSL.Context(SSL.TLS_METHOD)
@@ -256,7 +255,7 @@ def _context(cert_path: str, key_path: str, password: str) -> Context:
         raise BadTls(f"{cert_path}: {error.strerror}") from None
     except SSL.Error as error:
         what = f"it must hold a certificate chain in PEM, the first of it that of the key in {key_path}"
-        raise BadTls(f"{cert_path}: {_reason(error)}; {what}") from None
+        raise BadTls(f"{cert_path}: {openssl_reasons(error) or 'it cannot be used'}; {what}") from None
     return context
 
 
@@ -275,7 +274,8 @@ def _read_key(path: str, password: str) -> Any:
         raise BadTls(f"{path}: no private key can be read there with the password that is set") from None
 
 
-def _trust(context: Context, path: str) -> None:
+def trust(context: Context, path: str) -> None:
+    """Have the authorities in the file (PEM) trusted, or with "" those that the system trusts. Raises BadTls."""
     from OpenSSL import SSL
 
     if not path:
@@ -284,10 +284,10 @@ def _trust(context: Context, path: str) -> None:
     try:
         context.load_verify_locations(path)
     except SSL.Error as error:
-        raise BadTls(f"{path}: no certificates can be read there ({_reason(error)})") from None
+        raise BadTls(f"{path}: no certificates can be read there ({openssl_reasons(error)})") from None
 
 
-def _reason(error: Exception) -> str:
-    """OpenSSL's words: they come as a list of (library, function, reason)."""
+def openssl_reasons(error: Exception) -> str:
+    """The reasons of an OpenSSL error, which come as a list of (library, function, reason); "" where it has none."""
     found = [str(each[-1]) for each in (error.args[0] if error.args else []) if isinstance(each, tuple)]
-    return "; ".join(dict.fromkeys(found)) or "it cannot be used"
+    return "; ".join(dict.fromkeys(found))

@@ -13,7 +13,6 @@ from collections.abc import Set as AbstractSet
 import attrs
 
 from mqbroker.store.commitlog import CommitLog
-from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.consumequeue_entry import BLANK_SIZE, ENTRY, ENTRY_BYTES, entries_struct
 from mqbroker.store.consumequeue_ext import ADDRESS_MAX, ExtUnit, undecorate
 from mqbroker.store.corrupt_ranges import CorruptRanges
@@ -129,18 +128,13 @@ class CheckedReader:
         queue, offset = look.get.queue, look.get.offset
         if look.why_lost and not look.seen and not look.missing:
             raise LostEntry(look.why_lost)
-        if look.newest and look.newest < self._log.end - self.hot_bytes:
-            queue.resident_from = max(queue.resident_from, offset + look.seen)
-        if look.count == look.seen and not look.missing:
-            self._remember(queue, offset, offset + look.seen)
+        queue.note_read(
+            offset,
+            offset + look.seen,
+            is_whole=look.count == look.seen and not look.missing,
+            is_behind=0 < look.newest < self._log.end - self.hot_bytes,
+        )
         return self._result(look)
-
-    def _remember(self, queue: ConsumeQueue, start: int, end: int) -> None:
-        """Messages of a queue were all found whole: so that the next who asks is answered at once."""
-        known_start, known_end = queue.verified_range
-        if start <= known_end and known_start <= end:
-            start, end = min(start, known_start), max(end, known_end)
-        queue.verified_range = start, end
 
     def _entries(self, look: _Look, start: int, count: int) -> memoryview | None:
         """Entries from `start` on; None where they are not in memory, and the get ends or waits."""

@@ -58,8 +58,7 @@ class ConsumeQueue:
     """One queue of a topic.
 
     `next_offset` is the next to be given out by the log, `max_offset` the next to be written here: between them are
-    messages that wait for the dispatcher. `resident_from` and `verified_range` are the reader's: entries below the one
-    may not be in memory; messages of which all are whole, from and to, are the other.
+    messages that wait for the dispatcher.
     """
 
     __slots__ = (
@@ -100,7 +99,9 @@ class ConsumeQueue:
         self.next_offset = self.max_offset = self.min_offset = begins_at
         #: Physical offset and size of the newest entry, where there is one: nobody needs the file for it.
         self.last = (0, 0)
+        #: Entries below it may not be in memory.
         self.resident_from = 0
+        #: From and to: messages that a reader found whole, all of them.
         self.verified_range = (0, 0)
         self._file_bytes = file_bytes
         self._per_file = file_bytes // ENTRY_BYTES
@@ -557,6 +558,17 @@ class ConsumeQueue:
         """Delete all files, and begin at this number. Raises OSError."""
         self.begins_at = self.next_offset = offset
         self.reset()
+
+    def note_read(self, start: int, end: int, *, is_whole: bool, is_behind: bool) -> None:
+        """A reader read the messages from `start` to `end`. `is_whole`: all of them were, so that the next reader is
+        answered at once; `is_behind`: so far behind the newest that memory may lose them."""
+        if is_behind:
+            self.resident_from = max(self.resident_from, end)
+        if is_whole:
+            known_start, known_end = self.verified_range
+            if start <= known_end and known_start <= end:
+                start, end = min(start, known_start), max(end, known_end)
+            self.verified_range = start, end
 
     def reset(self) -> None:
         """Delete all files: the queue is to be built anew."""

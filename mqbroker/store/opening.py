@@ -304,10 +304,9 @@ class Opening:
         statistics: StoreStatistics,
     ) -> Parts:
         settings, disk, commit_log = self.settings, self.disk, log.commit_log
+        interval_ms = settings.flush_interval_consume_queue_ms
         files.follow(
-            lambda snapshot: CacheFlusher(
-                self.clock, self.worker, settings.flush_interval_consume_queue_ms, INDEX_EVERY, snapshot
-            ),
+            CacheFlusher(self.clock, self.worker, interval_ms, INDEX_EVERY, files.snapshot),
             _progress_of(flusher, dispatcher, cq, index, queues),
         )
         multi = self._multi_queues(queues)

@@ -19,7 +19,7 @@ from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.corrupt_ranges import CorruptRanges
 from mqbroker.store.disk import IDisk, ILockedFile, IMappedFile, Outage, is_shortage, store_again, sync_each
-from mqbroker.store.flush import CacheFlusher, SnapshotFunction
+from mqbroker.store.flush import CacheFlusher
 from mqbroker.store.index import Index
 from mqbroker.store.layout import StorePaths
 from mqbroker.store.logscan import Damage
@@ -89,12 +89,10 @@ class StoreFiles:
         self._flusher: CacheFlusher | None = None
         self._progress: Callable[[], Checkpoint] = lambda: checkpoint.known
 
-    def follow(
-        self, flusher_of: Callable[[SnapshotFunction], CacheFlusher], progress: Callable[[], Checkpoint]
-    ) -> None:
-        """Make the flusher; `progress` says how far log, queues and index are."""
+    def follow(self, flusher: CacheFlusher, progress: Callable[[], Checkpoint]) -> None:
+        """`flusher` syncs by `snapshot` from now on; `progress` says how far log, queues and index are."""
         self._progress = progress
-        self._flusher = flusher_of(self._snapshot)
+        self._flusher = flusher
 
     def add_damage(self, damage: Damage) -> None:
         """Keep a range of the log from readers, and tell it once."""
@@ -116,7 +114,7 @@ class StoreFiles:
         if self._flusher is not None:
             self._flusher.start()
 
-    def _snapshot(self, with_index: bool) -> tuple[Callable[[], _Outcome], Callable[[_Outcome], None]] | None:
+    def snapshot(self, with_index: bool) -> tuple[Callable[[], _Outcome], Callable[[_Outcome], None]] | None:
         now = self._where_tallied(self._progress())
         if not with_index:
             former = self.checkpoint.known

@@ -90,12 +90,7 @@ class RemovedQueues:
 
     def write(self, data: bytes) -> None:
         """Bring what `encode` gave to the disk, whole or not at all. For the worker. Raises OSError."""
-        fresh = self._path + ".new"
-        if self._disk.exists(fresh):
-            self._disk.remove(fresh)
-        self._disk.write(fresh, data)
-        self._disk.rename(fresh, self._path)
-        self._disk.sync_directory(os.path.dirname(self._path))
+        self._disk.replace(self._path, [data])
 
 
 def parse_removed(data: bytes) -> tuple[dict[QueueKey, Removed], set[QueueKey]]:

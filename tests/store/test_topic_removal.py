@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -245,11 +245,11 @@ def test_syncs_go_on_after_a_removal(bench: Bench) -> None:
 def test_where_the_note_cannot_be_written_all_stays(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     store = filled(bench)
 
-    def refuse(path: str, data: bytes) -> None:
+    def refuse(path: str, pieces: Sequence[bytes]) -> None:
         raise OSError(28, "No space left on device", path)
 
     with monkeypatch.context() as patched:
-        patched.setattr(bench.disk, "write", refuse)
+        patched.setattr(bench.disk, "replace", refuse)
         with pytest.raises(OSError, match="No space"):
             result(store.remove_topics(["Old"]))
     assert bodies(store) == [b"0", b"2", b"4"]
@@ -261,14 +261,14 @@ def removed_but_not_noted(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> tupl
     until the list is empty."""
     store = filled(bench)
     refuses: list[bool] = []
-    write = bench.disk.write
+    replace = bench.disk.replace
 
-    def refuse(path: str, data: bytes) -> None:
+    def refuse(path: str, pieces: Sequence[bytes]) -> None:
         if refuses and "removedQueues" in path:
             raise OSError(28, "No space left on device", path)
-        write(path, data)
+        replace(path, pieces)
 
-    monkeypatch.setattr(bench.disk, "write", refuse)
+    monkeypatch.setattr(bench.disk, "replace", refuse)
     bench.worker.at_once = False
     done: list[Failure] = []
     store.remove_topics(["Old"]).addErrback(done.append)

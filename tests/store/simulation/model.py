@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import attrs
 
 from mqbroker.store.commitlog import NewMessage
@@ -107,12 +109,12 @@ class Model:
     was not acknowledged as durable may be lost by any end of the process. The log begins at `floor`; the names of
     segments below `removed` were removed, though that may not be on the disk. `caches_lost` once consume queues were
     deleted: those without a message begin at 0 again. `spoilt`: files as they were made while the store was stopped.
-    What is not committed may be lost by any end, but is after `commit_s`. Of topics in `removals` all that there is may
-    go; messages with offsets below `removed_below` were removed; those below `numbered` are not given again, though a
-    crash took the messages. `stopped_at`: where queues ended at the last orderly stop, which they may go on from though
-    the newest messages rotted and were forgotten since. `files_from`: where the first files of queues began that
-    the last end left: where those before are lost, queues may go on from there. `keys_lost` once a page of the index
-    was spoilt: queries by key may find less, though nothing else.
+    What is not committed may be lost by any end, but is after `commit_s`. `removals` counts the removals of a topic
+    that are under way: all that there is may go; messages with offsets below `removed_below` were removed; those below
+    `numbered` are not given again, though a crash took the messages. `stopped_at`: where queues ended at the last
+    orderly stop, which they may go on from though the newest messages rotted and were forgotten since. `files_from`:
+    where the first files of queues began that the last end left: where those before are lost, queues may go on from
+    there. `keys_lost` once a page of the index was spoilt: queries by key may find less, though nothing else.
     """
 
     flush_s: float
@@ -130,7 +132,7 @@ class Model:
     caches_lost: bool = False
     keys_lost: bool = False
     spoilt: dict[str, bytes] = attrs.field(factory=dict)
-    removals: set[str] = attrs.field(factory=set)
+    removals: Counter[str] = attrs.field(factory=Counter)
     removed_below: dict[tuple[str, int], int] = attrs.field(factory=dict)
     numbered: dict[tuple[str, int], int] = attrs.field(factory=dict)
     stopped_at: dict[tuple[str, int], int] = attrs.field(factory=dict)
@@ -154,7 +156,7 @@ class Model:
         self.last_ms = entry.store_ms
         for queue, offset in entry.places:
             self._pad(queue, offset, entry).append(entry)
-            if queue[0] in self.removals:
+            if self.removals[queue[0]]:
                 entry.removed_from.add(queue)
                 self.numbered[queue] = max(offset + 1, self.numbered.get(queue, 0))
 
@@ -190,12 +192,12 @@ class Model:
             self.numbered[queue] = max(len(entries), self.numbered.get(queue, 0))
             for entry in entries:
                 entry.removed_from.add(queue)
-        self.removals.add(topic)
+        self.removals[topic] += 1
         return counts
 
     def end_removal(self, topic: str, counts: dict[tuple[str, int], int], is_done: bool) -> None:
-        """Nothing is removed any more; `is_done` where those that `begin_removal` counted are sure to be."""
-        self.removals.discard(topic)
+        """One removal less is under way; `is_done` where those that `begin_removal` counted are sure to be."""
+        self.removals[topic] -= 1
         for queue, count in counts.items():
             if is_done:
                 self.removed_below[queue] = max(count, self.removed_below.get(queue, 0))

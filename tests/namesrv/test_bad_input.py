@@ -10,7 +10,7 @@ from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.headers import camel_case
 from mqbroker.wire.requests import REQUESTS
 from tests.namesrv.conftest import Peer, System
-from tests.namesrv.test_processors import BROKER, register, route
+from tests.namesrv.test_every_request import BROKER, register, route
 
 CODES = [
     RequestCode.PUT_KV_CONFIG, RequestCode.GET_KV_CONFIG, RequestCode.DELETE_KV_CONFIG, RequestCode.REGISTER_BROKER,

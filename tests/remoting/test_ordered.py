@@ -1,13 +1,13 @@
 """Starting in order and stopping in reverse, seen by recording the calls."""
 
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred
-from twisted.logger import ILogObserver, globalLogPublisher
 
 from mqbroker.remoting.ordered import OrderedService
+from tests.remoting.logs import log_kept
 
 
 class Recorded(Service):
@@ -87,16 +87,12 @@ def test_a_failed_start_stops_those_before_it(calls: list[Any], asynchronous: bo
 
 
 def test_a_failed_stop_is_logged_and_the_rest_stop(calls: list[Any]) -> None:
-    events: list[Any] = []
-    globalLogPublisher.addObserver(cast(ILogObserver, events.append))
-    try:
+    with log_kept() as events:
         service = OrderedService([Recorded("a", calls), Recorded("b", calls, stop=OSError("stuck"))])
         service.startService()
         assert service.stopService().called
-    finally:
-        globalLogPublisher.removeObserver(cast(ILogObserver, events.append))
     assert calls[2:] == ["stop b", "stop a"]
-    assert [str(event["log_failure"].value) for event in events] == ["stuck"]
+    assert [str(failure.value) for failure in events.failures] == ["stuck"]
 
 
 def test_stopping_while_starting_waits_for_the_one_that_starts(calls: list[Any]) -> None:

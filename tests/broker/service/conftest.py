@@ -10,7 +10,7 @@ from mqbroker.remoting.handlers import HandlerTable, IConnection
 from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.command import RemotingCommand
 from tests.broker.service.running import NAMESRV, Reactor, Running
-from tests.broker.test_registration import FakeClient
+from tests.broker.test_name_servers import FakeClient
 from tests.remoting.link import Network, serve
 
 

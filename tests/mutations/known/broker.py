@@ -8,7 +8,7 @@ MISTAKES = [
         "broker/requests/end_transaction.py",
         "        run.has_waited = True\n",
         "",
-        ("tests/broker/test_cold.py::test_what_others_settle_while_a_run_waits_is_not_stored_again",),
+        ("tests/broker/test_cold_requests.py::test_what_others_settle_while_a_run_waits_is_not_stored_again",),
     ),
     Mutation(
         "show a message by its offset to any account",
@@ -29,7 +29,7 @@ MISTAKES = [
         "namesrv/route_requests.py",
         "        return self._keep(key, body) if versions == self._current_versions() else body\n",
         "        return self._keep(key, body)\n",
-        ("tests/namesrv/test_processors.py",),
+        ("tests/namesrv/test_every_request.py",),
     ),
     Mutation(
         "wake all pulls of a queue in one turn",

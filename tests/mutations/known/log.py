@@ -249,7 +249,7 @@ MISTAKES = [
         "    lock = None\n    try:\n        parts = yield from Opening("
         "settings, paths, disk, clock, worker, log_syncs, store_host, lock).steps()\n"
         "        parts.files.lock = lock = _lock(disk, paths)\n",
-        ("tests/store/test_lock.py::test_a_second_opening_is_refused_by_path_and_process_and_touches_nothing",),
+        ("tests/store/test_store_lock.py::test_a_second_opening_is_refused_by_path_and_process_and_touches_nothing",),
     ),
     Mutation(
         "write the checkpoint before what it covers",

@@ -12,7 +12,7 @@ from mqbroker.errors import StoreDamaged
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
 from tests.namesrv.conftest import Peer, System
-from tests.namesrv.test_processors import register, route
+from tests.namesrv.test_every_request import register, route
 from tests.remoting.certificates import Authority
 from tests.remoting.logs import log_kept
 

@@ -10,7 +10,7 @@ from mqbroker.config import show_settings
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
 from tests.namesrv.conftest import Peer, System
-from tests.namesrv.test_processors import put_order, register, route
+from tests.namesrv.test_every_request import put_order, register, route
 
 
 def change(peer: Peer, text: bytes | str) -> RemotingCommand:

@@ -14,7 +14,7 @@ from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand, encode_command
 from mqbroker.wire.registration import body_crc32, encode_registration
 from tests.namesrv.conftest import Peer, System
-from tests.namesrv.test_processors import BROKER, register, route
+from tests.namesrv.test_every_request import BROKER, register, route
 
 MANY = {f"topic-{n}": TopicConfig(f"topic-{n}", 4, 4) for n in range(5000)}
 

@@ -13,7 +13,7 @@ from mqbroker.wire.bodies import BrokerData, QueueData, TopicRouteData
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand, encode_command
 from tests.namesrv.conftest import Peer, System
-from tests.namesrv.test_processors import put_order, register, route
+from tests.namesrv.test_every_request import put_order, register, route
 
 A, B = "10.0.0.8:9876", "10.0.0.9:9876"
 THERE = TopicRouteData(None, [QueueData("far", 4, 4, 6)], [BrokerData("far", "P", {0: "f:1"})])

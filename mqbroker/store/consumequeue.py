@@ -99,10 +99,8 @@ class ConsumeQueue:
         self.next_offset = self.max_offset = self.min_offset = begins_at
         #: Physical offset and size of the newest entry, where there is one: nobody needs the file for it.
         self.last = (0, 0)
-        #: Entries below it may not be in memory.
-        self.resident_from = 0
-        #: From and to: messages that a reader found whole, all of them.
-        self.verified_range = (0, 0)
+        self.resident_from = 0  # entries below it may not be in memory
+        self.verified_range = (0, 0)  # from and to: messages that a reader found whole
         self._file_bytes = file_bytes
         self._per_file = file_bytes // ENTRY_BYTES
         self._files: list[CachedFile] = []
@@ -435,11 +433,6 @@ class ConsumeQueue:
         """Whether its files hold no entry."""
         return self.max_offset <= self.first_offset
 
-    @property
-    def is_headless(self) -> bool:
-        """Whether its files begin behind the first message that it ever had."""
-        return self.first_offset > self.begins_at
-
     def truncate(self, physical_end: int) -> None:
         """Forget all entries of messages at or above `physical_end` in the log.
 
@@ -560,15 +553,13 @@ class ConsumeQueue:
         self.reset()
 
     def note_read(self, start: int, end: int, *, is_whole: bool, is_behind: bool) -> None:
-        """A reader read the messages from `start` to `end`. `is_whole`: all of them were, so that the next reader is
-        answered at once; `is_behind`: so far behind the newest that memory may lose them."""
+        """A reader read messages: all whole, which the next need not check; old ones, which memory may lose."""
         if is_behind:
             self.resident_from = max(self.resident_from, end)
         if is_whole:
-            known_start, known_end = self.verified_range
-            if start <= known_end and known_start <= end:
-                start, end = min(start, known_start), max(end, known_end)
-            self.verified_range = start, end
+            known = self.verified_range
+            touches = start <= known[1] and known[0] <= end
+            self.verified_range = (min(start, known[0]), max(end, known[1])) if touches else (start, end)
 
     def reset(self) -> None:
         """Delete all files: the queue is to be built anew."""

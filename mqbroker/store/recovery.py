@@ -272,7 +272,7 @@ class _Newest:
 def _may_lack_first(segments: Segments, queue: ConsumeQueue) -> bool:
     """Whether what was before a queue's first file may be in the log: retention deletes none of which the log has a
     message, and without its first file the next one of a queue would pass for the first that was left."""
-    if not queue.is_headless or (segments.first_offset and queue.lacks_first is not None):
+    if queue.first_offset <= queue.begins_at or (segments.first_offset and queue.lacks_first is not None):
         return False
     return queue.is_empty or queue.oldest()[0] >= segments.first_offset
 

@@ -1,254 +1,342 @@
-"""Our own name server and broker in memory, and the three faces of the clients as one: calls return what they come to.
+"""Our own name server and brokers in memory, on one clock that stands still unless a test moves it.
 
-Twisted's face reaches the servers over links in memory; the others over sockets, whose bytes threads carry to the same
-protocols. Time stands still unless a test moves it.
+Clients reach them through `Faults`, over links in memory whose bytes move at once.
 """
 
-import asyncio
-import contextlib
-import functools
-import socket
+from __future__ import annotations
+
 import threading
+from collections.abc import Iterable
+from pathlib import Path
 from random import Random
+from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred, maybeDeferred
-from twisted.python.failure import Failure
+from twisted.internet.defer import maybeDeferred
 
 from mqbroker.broker.broker_service import BrokerService
-from mqbroker.client import aio, blocking, deferred
-from mqbroker.config import NamesrvSettings, NettySettings
+from mqbroker.config import NamesrvSettings, NettySettings, TlsMode, TlsSettings
 from mqbroker.namesrv.namesrv_service import make_namesrv
+from mqbroker.store.message_store import MessageStore
 from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.worker import InlineWorker
-from tests.broker.bench import make_settings
+from mqbroker.wire import headers as h
+from mqbroker.wire.bodies import ConsumerData, HeartbeatData, MessageQueue, RegisterBrokerBody, TopicConfig
+from mqbroker.wire.codes import RequestCode
+from mqbroker.wire.command import RemotingCommand, encode_command
+from mqbroker.wire.names import split_address
+from mqbroker.wire.properties import encode_properties
+from mqbroker.wire.record import Record, decode_records
+from tests.broker.bench import CLIENT_HOST, make_settings
 from tests.broker.service.running import Reactor
-from tests.remoting.link import CLIENT, SERVER, End, Network
+from tests.client.faults import Faults, TappedFactory
+from tests.remoting.link import CLIENT, Link, Network, Peer
+from tests.store.harness import now
 
-TURNS_MAX = 10_000
+NAME_SERVER = "10.0.0.1:9876"
+_NO_TLS = TlsSettings(mode=TlsMode.DISABLED)
+
+
+class QuickNetwork(Network):
+    """Its bytes move by `settle`. Where it is `eager` they move as soon as they are written too: whoever writes first
+    moves all, until nothing moves any more."""
+
+    def __init__(self, reactor: Reactor, lock: threading.RLock, *, eager: bool = True) -> None:
+        super().__init__()
+        self._eager = eager
+        self._reactor, self._lock = reactor, lock
+        self._is_moving = False
+
+    def let_through(self) -> None:
+        super().let_through()
+        for link in self.links if self._eager else ():
+            self._watch(link)
+        if self._eager:
+            self.settle()
+
+    def adopt(self, link: Link) -> None:
+        """Move the bytes of a link that was made elsewhere."""
+        self.links.append(link)
+        self._watch(link)
+
+    def _watch(self, link: Link) -> None:
+        for end in link.ends:
+            end.on_change = self.settle
+
+    def settle(self) -> None:
+        """Move bytes, and let what is due now be done, until all is quiet."""
+        with self._lock:
+            if self._is_moving:
+                return
+            self._is_moving = True
+            try:
+                while self._move() | self._call_due():
+                    pass
+            finally:
+                self._is_moving = False
+
+    def _move(self) -> bool:
+        moved = False
+        for link in list(self.links):
+            moved |= link.can_move
+            link.pump()
+            if link.lost:
+                self.links.remove(link)
+        return moved
+
+    def _call_due(self) -> bool:
+        calls = self._reactor.getDelayedCalls()
+        if not any(call.getTime() <= self._reactor.seconds() for call in calls):
+            return False
+        self._reactor.advance(0)
+        return True
 
 
 class OwnCluster:
-    """One name server and one broker, "a", which creates topics on a send."""
+    """A name server, and a broker for each of `brokers`, by name: addresses that clients reach through `faults`."""
 
-    def __init__(self, root):
-        self.reactor, self.network = Reactor(), Network()
-        self._lock = threading.RLock()
-        self._sockets, self._threads = [], []
-        self._listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
-        ports = [listener.getsockname()[1] for listener in self._listeners]
-        self.name_server, self.broker_addr = (f"127.0.0.1:{port}" for port in ports)
-        namesrv = NamesrvSettings(
-            config_store_path=str(root / "x"),
-            kv_config_path=str(root / "kv.json"),
-            server=NettySettings(listen_port=ports[0]),
+    def __init__(
+        self,
+        root: Path,
+        name_server: str = NAME_SERVER,
+        brokers: dict[str, str] | None = None,
+        *,
+        is_eager: bool = True,
+    ) -> None:
+        self.reactor, self.faults = Reactor(), Faults()
+        #: Held by whatever thread has the servers do something.
+        self.lock = threading.RLock()
+        self.network = QuickNetwork(self.reactor, self.lock, eager=is_eager)
+        self._inner = QuickNetwork(self.reactor, self.lock)
+        self.name_server = name_server
+        self.brokers: dict[str, BrokerService] = {}
+        self.addresses: dict[str, str] = {}
+        self._root = root
+        self._namesrv = make_namesrv(
+            NamesrvSettings(
+                config_store_path=str(root / "x"),
+                kv_config_path=str(root / "kv.json"),
+                server=NettySettings(listen_port=split_address(name_server)[1]),
+                tls=_NO_TLS,
+            ),
+            self.reactor,
+            InlineWorker(),
         )
-        self._namesrv = make_namesrv(namesrv, self.reactor, InlineWorker())
         self._namesrv.startService()
+        self._serve_at(name_server)
+        for name, addr in (brokers or {"a": "10.0.0.2:10911"}).items():
+            self._start_broker(name, addr)
+
+    def _serve_at(self, addr: str) -> None:
+        factory = self.reactor.tcpServers[-1][1]
+        self._inner.servers[addr] = factory
+        self.network.servers[addr] = TappedFactory(factory, addr, self.faults)
+
+    def serve_also_at(self, addr: str, other: str) -> None:
+        """Have a server of `other` at another address too."""
+        self.network.servers[addr] = TappedFactory(self._inner.servers[other], addr, self.faults)
+
+    def _start_broker(self, name: str, addr: str) -> None:
+        host, port = split_address(addr)
         settings = attrs.evolve(
-            make_settings(root / "store", vip_port_enable=False),
-            broker_name="a",
-            broker_ip1="127.0.0.1",
-            server=NettySettings(listen_port=ports[1]),
+            make_settings(
+                self._root / name,
+                store={"mapped_file_size_commit_log": 16 * 1024 * 1024, "max_message_size": 4 * 1024 * 1024},
+                vip_port_enable=False,
+            ),
+            broker_name=name,
+            broker_ip1=host,
+            server=NettySettings(listen_port=port),
+            tls=_NO_TLS,
             namesrv_addr=(self.name_server,),
         )
-        self.broker = BrokerService(
+        broker = self.brokers[name] = BrokerService(
             settings,
             self.reactor,
             disk=OsDisk(),
             rng=Random(1),
             worker=InlineWorker(),
-            connector=self.network.connector,
+            connector=self._inner.connector,
         )
-        self.network.servers[self.name_server] = self.reactor.tcpServers[0][1]
-        self.broker.startService()
-        self.network.servers[self.broker_addr] = self.reactor.tcpServers[1][1]
-        self.turn()
-        for listener, addr in zip(self._listeners, (self.name_server, self.broker_addr), strict=True):
-            self._begin(self._accept, listener, self.network.servers[addr])
+        broker.startService()
+        self._serve_at(addr)
+        self.addresses[name] = addr
+        self.settle()
 
-    @property
-    def parts(self):
-        return self.broker._assembly
+    def parts(self, name: str = "a") -> Any:
+        """The parts of a broker (`Assembly`)."""
+        return self.brokers[name]._assembly
 
-    def turn(self, seconds=0.0):
-        """Let the reactor go round, and bytes move; then `seconds` pass, half a second at a time."""
-        with self._lock:
-            self.reactor.advance(0)
-            self._move()
-            while seconds > 0:
-                self.reactor.advance(min(0.5, seconds))
-                seconds -= 0.5
-                self._move()
-            self.reactor.advance(0)
-            self._move()
+    def settle(self) -> None:
+        """Have all that waits for nothing but its turn done."""
+        with self.lock:
+            self._inner.settle()
+            self.network.settle()
 
-    def close(self):
-        for listener in self._listeners:
-            listener.shutdown(socket.SHUT_RDWR)
-            listener.close()
-        with self._lock:
-            for _, connection in self._sockets:
-                with contextlib.suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join(10)
-        done = maybeDeferred(self.broker.stopService)
-        for _ in range(10):
-            self.turn(0.5)
-        assert done.called
+    def advance(self, seconds: float) -> None:
+        with self.lock:
+            self.reactor.advance(seconds)
+            self.settle()
+
+    def close(self) -> None:
+        done = [maybeDeferred(broker.stopService) for broker in self.brokers.values()]
+        for _ in range(20):
+            self.advance(0.5)
+        assert all(each.called for each in done)
         self._namesrv.stopService()
 
-    def _begin(self, function, *args):
-        self._threads.append(threading.Thread(target=function, args=args, daemon=True))
-        self._threads[-1].start()
+    # --- what brokers and name servers know
 
-    def _accept(self, listener, factory):
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            self._begin(self._serve, connection, factory)
+    def add_topic(
+        self,
+        topic: str,
+        queues: int = 2,
+        perm: int = 6,
+        brokers: Iterable[str] | None = None,
+        *,
+        write_queues: int | None = None,
+    ) -> None:
+        with self.lock:
+            for name in brokers or self.brokers:
+                self.parts(name).topics.put(TopicConfig(topic, queues, write_queues or queues, perm))
+            self.settle()
 
-    def _serve(self, connection, factory):
-        end, protocol = End(CLIENT, SERVER), factory.buildProtocol(CLIENT)
-        with self._lock, contextlib.suppress(OSError):
-            self._sockets.append((end, connection))
-            protocol.makeConnection(end)
-        with connection:
-            while data := self._received(connection):
-                with self._lock:
-                    protocol.dataReceived(data)
-                    self.turn()
-            with self._lock:
-                self._sockets.remove((end, connection))
-                protocol.connectionLost(end.closing or Failure(ConnectionError("closed")))
+    def delete_topic(self, topic: str, brokers: Iterable[str] | None = None) -> None:
+        """At brokers; name servers hear of it as of any change."""
+        for name in brokers or self.brokers:
+            self.parts(name).topics.remove(topic)
+        self.settle()
 
-    @staticmethod
-    def _received(connection):
-        try:
-            return connection.recv(65536)
-        except OSError:
-            return b""
+    def register(self, name: str, addr: str, broker_id: int, topics: Iterable[TopicConfig] = ()) -> None:
+        """Tell the name server of a broker that is not there, as another one would."""
+        header = h.RegisterBrokerRequestHeader(
+            broker_name=name, broker_addr=addr, cluster_name="DefaultCluster", ha_server_addr=addr, broker_id=broker_id
+        )
+        body = RegisterBrokerBody()
+        body.topic_config_serialize_wrapper.topic_config_table.update({topic.topic_name: topic for topic in topics})
+        self._tell(RemotingCommand.request(RequestCode.REGISTER_BROKER, header, body.to_json()))
 
-    def _move(self):
-        self.network.pump()
-        for end, connection in self._sockets:
-            with contextlib.suppress(OSError):
-                if end.outbox:
-                    connection.sendall(end.taken(len(end.outbox)))
-                if end.closing is not None:
-                    connection.shutdown(socket.SHUT_RDWR)
+    def unregister(self, name: str, addr: str | None = None, broker_id: int = 0) -> None:
+        """Have the name server forget a broker, which goes on; until `register_again`."""
+        header = h.UnRegisterBrokerRequestHeader(
+            broker_name=name,
+            broker_addr=addr or self.addresses[name],
+            cluster_name="DefaultCluster",
+            broker_id=broker_id,
+        )
+        self._tell(RemotingCommand.request(RequestCode.UNREGISTER_BROKER, header))
 
+    def register_again(self, name: str, topic: str) -> None:
+        """Have a broker tell the name server of a topic, and so of itself."""
+        topics = self.parts(name).topics
+        topics.put(topics.get(topic))
+        self.settle()
 
-class Face:
-    """One face of the clients; `make` gives clients whose calls return, or raise, what they come to."""
+    def create_no_topics(self) -> None:
+        """As with autoCreateTopicEnable=false."""
+        self.delete_topic("TBW102")
+        self.forget_topic("TBW102")
 
-    module = None
+    def forget_topic(self, topic: str) -> None:
+        """Have the name server forget a topic that brokers have."""
+        header = h.DeleteTopicFromNamesrvRequestHeader(topic=topic)
+        self._tell(RemotingCommand.request(RequestCode.DELETE_TOPIC_IN_NAMESRV, header))
 
-    def __init__(self, cluster):
-        self.cluster = cluster
+    def _tell(self, request: RemotingCommand, addr: str | None = None) -> None:
+        peer = Peer()
+        link = Link(peer, self._inner.servers[addr or self.name_server].buildProtocol(CLIENT))
+        self._inner.adopt(link)
+        peer.transport.write(encode_command(request))
+        self.settle()
+        (answer,) = peer.answers
+        assert answer.code == 0, answer.remark
 
-    def make(self, name, *args, **options):
-        return Called(self, getattr(self.module, name)(*self._given, self.cluster.name_server, *args, **options))
+    # --- messages and offsets
 
-    _given = ()
+    def store(
+        self,
+        queue: MessageQueue,
+        body: bytes = b"x",
+        *,
+        sys_flag: int = 0,
+        reconsume_times: int = 0,
+        **properties: str,
+    ) -> None:
+        now_ms = int(self.reactor.seconds() * 1000)
+        message = (
+            queue.topic.encode(),
+            queue.queue_id,
+            0,
+            sys_flag,
+            now_ms,
+            CLIENT_HOST,
+            reconsume_times,
+            0,
+            body,
+            encode_properties(properties),
+        )
+        with self.lock:
+            self._store_of(queue).append([message])
+            self.settle()
 
-    def wait(self, call, *args, **fields):
-        raise NotImplementedError
+    def stored(self, queue: MessageQueue) -> list[Record]:
+        """All messages of a queue."""
+        store = self._store_of(queue)
+        records: list[Record] = []
+        while len(records) < store.max_offset(queue.topic, queue.queue_id):
+            found = now(store).get(queue.topic, queue.queue_id, len(records), 1000)
+            records += decode_records(b"".join(bytes(piece) for piece in found.pieces))
+        return records
 
-    def get(self, queue):
-        """What comes next into a SimpleQueue."""
-        raise NotImplementedError
-
-    def close(self):
-        pass
-
-
-class Called:
-    """A client of a face, whose calls wait."""
-
-    def __init__(self, face, client):
-        self._face, self._client = face, client
-
-    def __getattr__(self, name):
-        found = getattr(self._client, name)
-        return functools.partial(self._face.wait, found) if callable(found) else found
-
-    def __enter__(self):
-        self.start()
-        return self
-
-    def __exit__(self, *error):
-        self.close()
-
-
-class OnTwisted(Face):
-    """Over links in memory, on the clock of the servers."""
-
-    module = deferred
+    def _store_of(self, queue: MessageQueue) -> MessageStore:
+        store: MessageStore = self.parts(queue.broker_name)._store
+        return store
 
     @property
-    def _given(self):
-        return (self.cluster.reactor,)
+    def offsets(self) -> Offsets:
+        return Offsets(self)
 
-    def make(self, *args, **options):
-        return super().make(*args, connector=self.cluster.network.connector, **options)
+    def members(self, group: str, name: str = "a") -> list[str]:
+        """Who consumes, by what a broker knows."""
+        found = self.parts(name).consumers.group(group)
+        return [] if found is None else found.client_ids()
 
-    def wait(self, call, *args, **fields):
-        found = []
-        result = call(*args, **fields)
-        if not isinstance(result, Deferred):
-            return result
-        result.addBoth(found.append)
-        self._turn_until(lambda: found)
-        if isinstance(found[0], Failure):
-            found[0].raiseException()
-        return found[0]
+    def join(self, group: str, client_id: str, name: str = "a") -> None:
+        """Have a broker hear of another member of a group, over a connection of its own."""
+        data = HeartbeatData(client_id)
+        data.consumer_data_set.append(
+            ConsumerData(group, "CONSUME_PASSIVELY", "CLUSTERING", "CONSUME_FROM_LAST_OFFSET", [], False)
+        )
+        request = RemotingCommand(RequestCode.HEART_BEAT, body=data.to_json())
+        self._tell(request, self.addresses[name])
 
-    def get(self, queue):
-        self._turn_until(lambda: not queue.empty())
-        return queue.get()
-
-    def _turn_until(self, condition):
-        for _ in range(TURNS_MAX):
-            if condition():
-                return
-            self.cluster.turn()
-        raise AssertionError("nothing moves any more")
+    @property
+    def sent_back(self) -> list[h.ConsumerSendMsgBackRequestHeader]:
+        """What consumers sent back to brokers, who got it."""
+        code = RequestCode.CONSUMER_SEND_MSG_BACK
+        return [
+            h.decode_header(h.ConsumerSendMsgBackRequestHeader, request.ext_fields)
+            for request in self.faults.passed(code)
+        ]
 
 
-class OnAsyncio(Face):
-    """Over sockets, on a loop that turns while a test waits."""
+class Offsets:
+    """What groups have committed at brokers: by group and queue."""
 
-    module = aio
+    def __init__(self, cluster: OwnCluster) -> None:
+        self._cluster = cluster
 
-    def __init__(self, cluster):
-        super().__init__(cluster)
-        self._loop = asyncio.new_event_loop()
+    def get(self, key: tuple[str, MessageQueue], default: int | None = None) -> int | None:
+        found = self._table(key[1]).query(key[0], key[1].topic, key[1].queue_id)
+        return default if found is None else int(found)
 
-    def wait(self, call, *args, **fields):
-        async def main():
-            return await call(*args, **fields)
+    def __getitem__(self, key: tuple[str, MessageQueue]) -> int:
+        found = self.get(key)
+        assert found is not None, f"{key} was not committed"
+        return found
 
-        return self._loop.run_until_complete(main())
+    def __setitem__(self, key: tuple[str, MessageQueue], offset: int) -> None:
+        self._table(key[1]).commit(key[0], key[1].topic, key[1].queue_id, offset)
 
-    def get(self, queue):
-        return self.wait(asyncio.to_thread, queue.get, timeout=20)
-
-    def close(self):
-        self._loop.run_until_complete(self._loop.shutdown_default_executor())
-        self._loop.close()
-
-
-class OnSockets(Face):
-    """Over sockets, by calls that block."""
-
-    module = blocking
-
-    def wait(self, call, *args, **fields):
-        return call(*args, **fields)
-
-    def get(self, queue):
-        return queue.get(timeout=20)
+    def _table(self, queue: MessageQueue) -> Any:
+        return self._cluster.parts(queue.broker_name).offsets

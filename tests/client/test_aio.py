@@ -12,6 +12,8 @@ from mqbroker.wire.admin_bodies import ConsumeMessageDirectlyResult, ConsumerRun
 from mqbroker.wire.bodies import HeartbeatData
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
+from mqbroker.wire.record import encode_record
+from tests.client.faults import Passage
 
 Q = MessageQueue("T", "a", 0)
 PULL = RequestCode.PULL_MESSAGE
@@ -19,8 +21,8 @@ PULL = RequestCode.PULL_MESSAGE
 
 @pytest.fixture
 def topic(server):
-    server.cluster.add_topic("T", queues=1)
-    server.cluster.add_topic("%RETRY%g", queues=1)
+    server.add_topic("T", queues=1)
+    server.add_topic("%RETRY%g", queues=1)
     return server
 
 
@@ -37,18 +39,18 @@ def test_sends_at_once_share_one_connection(topic):
     assert sorted(r.queue_offset for r in results) == list(range(100))
     assert queues == [Q]
     assert len(topic.connections) == 1
-    assert len(topic.cluster.asked(RequestCode.GET_ROUTEINFO_BY_TOPIC)) == 1
-    assert len(topic.cluster.asked(RequestCode.HEART_BEAT)) == 1
+    assert len(topic.faults.asked(RequestCode.GET_ROUTEINFO_BY_TOPIC)) == 1
+    assert len(topic.faults.asked(RequestCode.HEART_BEAT)) == 1
 
 
 def test_what_goes_wrong_has_its_type(topic, silent):
     async def main():
         async with PullConsumer(topic.addr, "cg") as consumer:
             await consumer.queues("T")
-            topic.before_answer = lambda request, connection: connection.shutdown(2)
+            topic.faults.refuse[None, None] = Passage.cut
             with pytest.raises(ConnectionClosed):
                 await consumer.pull(Q, 0)
-        topic.before_answer = lambda request, connection: silent if request.code == 310 else None
+        topic.faults.refuse = {(None, RequestCode.SEND_MESSAGE_V2): silent}
         async with Producer(topic.addr, "pg", options=ProducerOptions(send_timeout_ms=100)) as producer:
             with pytest.raises(SendFailed) as failed:
                 await producer.send(Message("T", b"x"), queue=Q)
@@ -77,16 +79,16 @@ def gathering(count):
 
 
 def test_a_connection_from_which_nothing_came_in_time_is_replaced(topic, silent):
-    topic.cluster.store(Q)
+    topic.store(Q)
 
     async def main():
         options = PullOptions(pull_timeout_ms=100)
         async with PullConsumer(topic.addr, "cg", options=options) as consumer:
             await consumer.queues("T")
-            topic.before_answer = lambda request, connection: silent if request.code == PULL else None
+            topic.faults.refuse[None, PULL] = silent
             with pytest.raises(RequestTimedOut):
                 await consumer.pull(Q, 0)
-            topic.before_answer = lambda request, connection: None
+            topic.faults.refuse.clear()
             assert (await consumer.pull(Q, 0)).next_offset == 1
 
     asyncio.run(main())
@@ -104,7 +106,7 @@ async def taken(answers, count):
 
 def test_a_broker_may_ask_a_push_consumer(topic):
     for n in range(3):
-        topic.cluster.store(Q, b"%d" % n)
+        topic.store(Q, b"%d" % n)
     listener, got, done = gathering(3)
 
     async def main():
@@ -117,7 +119,7 @@ def test_a_broker_may_ask_a_push_consumer(topic):
                 [
                     ask(RequestCode.GET_CONSUMER_RUNNING_INFO, jstackEnable="true"),
                     ask(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT),
-                    ask(RequestCode.CONSUME_MESSAGE_DIRECTLY, topic.cluster.logs[Q][1], brokerName="a"),
+                    ask(RequestCode.CONSUME_MESSAGE_DIRECTLY, encode_record(topic.stored(Q)[1]), brokerName="a"),
                     ask(RequestCode.CONSUME_MESSAGE_DIRECTLY, b"nonsense"),
                     ask(39),
                 ]
@@ -130,7 +132,7 @@ def test_a_broker_may_ask_a_push_consumer(topic):
 
     asyncio.run(main())
     assert got == [b"0", b"1", b"2", b"1"]
-    assert topic.cluster.offsets["g", Q] == 3
+    assert topic.offsets["g", Q] == 3
 
 
 def test_a_broker_that_asks_without_an_end_is_heard_only_so_often(server):
@@ -143,10 +145,10 @@ def test_a_broker_that_asks_without_an_end_is_heard_only_so_often(server):
 
         net = AioNet(answer, random.Random(1))
         heartbeat = RemotingCommand.request(RequestCode.HEART_BEAT, body=HeartbeatData("me").to_json())
-        await net.invoke(server.addr, heartbeat, 5000)
+        await net.invoke(server.broker_addr, heartbeat, 5000)
         answers = server.ask_client([ask(307)] * (UNANSWERED_MAX + 20))
         # What is answered comes behind what was asked before it.
-        await net.invoke(server.addr, heartbeat, 5000)
+        await net.invoke(server.broker_addr, heartbeat, 5000)
         gate.set()
         found = await taken(answers, UNANSWERED_MAX)
         assert [found[0].opaque, found[-1].opaque] == [1000, 1000 + UNANSWERED_MAX - 1]
@@ -165,7 +167,7 @@ def test_answers_wait_for_a_broker_that_does_not_read(server):
 
         net = AioNet(answer, random.Random(1))
         heartbeat = RemotingCommand.request(RequestCode.HEART_BEAT, body=HeartbeatData("me").to_json())
-        await net.invoke(server.addr, heartbeat, 5000)
+        await net.invoke(server.broker_addr, heartbeat, 5000)
         (connection,) = net._connections.values()
         connection.pause_writing()
         answers = server.ask_client([ask(307)])
@@ -185,7 +187,7 @@ def test_answers_wait_for_a_broker_that_does_not_read(server):
 def test_a_consumer_that_pulls_refuses_over_its_connection(topic):
     async def main():
         async with PullConsumer(topic.addr, "g") as consumer:
-            await consumer.queues("T")
+            await consumer.min_offset(Q)
             (answer,) = await taken(topic.ask_client([ask(RequestCode.CONSUME_MESSAGE_DIRECTLY)]), 1)
             assert (answer.code, "<g> has neither" in answer.remark) == (ResponseCode.SYSTEM_ERROR, True)
 

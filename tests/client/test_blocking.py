@@ -6,7 +6,6 @@ import resource
 import socket
 import threading
 
-import attrs
 import pytest
 
 from mqbroker.client import BadMessage, Message, MessageQueue, ProducerOptions, PullOptions, PushOptions
@@ -16,6 +15,8 @@ from mqbroker.errors import ConnectionClosed, RequestTimedOut
 from mqbroker.wire.admin_bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo
 from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.command import RemotingCommand, encode_command
+from mqbroker.wire.record import encode_record
+from tests.client.faults import Passage
 
 Q = MessageQueue("T", "a", 0)
 PULL = RequestCode.PULL_MESSAGE
@@ -23,28 +24,24 @@ PULL = RequestCode.PULL_MESSAGE
 
 @pytest.fixture
 def topic(server):
-    server.cluster.add_topic("T", queues=2)
+    server.add_topic("T", queues=2)
     return server
 
 
 def test_many_pulls_are_sent_ahead_of_their_answers(topic, silent):
     for n in range(300):
-        topic.cluster.store(Q, b"%d" % n)
+        topic.store(Q, b"%d" % n)
     held = []
 
-    def hold_some(request, connection):
+    def hold_some(passage):
         """Answer nothing before ten pulls are here, and those in another order."""
-        if request.code != PULL:
-            return None
-        held.append(request)
+        held.append(passage)
         if len(held) == 10:
             for pull in reversed(held):
-                answer = topic.cluster.handle(topic.addr, pull).result
-                connection.sendall(encode_command(attrs.evolve(answer, opaque=pull.opaque)))
-            topic.before_answer = lambda request, connection: None
-        return silent
+                pull.pass_on()
+            topic.faults.refuse.clear()
 
-    topic.before_answer = hold_some
+    topic.faults.refuse[None, PULL] = hold_some
     with PullConsumer(topic.addr, "cg") as consumer:
         results = consumer.fetch_many([(Q, n, 1) for n in range(300)])
     assert [r.next_offset for r in results] == list(range(1, 301))
@@ -52,7 +49,7 @@ def test_many_pulls_are_sent_ahead_of_their_answers(topic, silent):
 
 def test_pulls_can_be_taken_later_or_given_up(topic):
     for n in range(3):
-        topic.cluster.store(Q, b"%d" % n)
+        topic.store(Q, b"%d" % n)
     with PullConsumer(topic.addr, "cg") as consumer:
         ahead = consumer.fetch_ahead([(Q, n, 1) for n in range(3)])
         other = consumer.fetch_ahead([(Q, 2, 1)])
@@ -65,30 +62,26 @@ def test_pulls_can_be_taken_later_or_given_up(topic):
 
 
 def test_an_answer_that_does_not_come_times_out_and_the_connection_is_not_used_again(topic, silent):
-    topic.cluster.store(Q)
-    topic.before_answer = lambda request, connection: silent if request.code == PULL else None
+    topic.store(Q)
+    topic.faults.refuse[None, PULL] = silent
     with PullConsumer(topic.addr, "cg", options=PullOptions(pull_timeout_ms=100)) as consumer:
         consumer.queues("T")
         with pytest.raises(RequestTimedOut):
             consumer.pull(Q, 0)
-        topic.before_answer = lambda request, connection: None
+        topic.faults.refuse.clear()
         assert consumer.pull(Q, 0).next_offset == 1
         assert len(topic.connections) == 2
 
 
 def test_a_connection_that_the_broker_closes_fails_its_requests_and_is_replaced(topic):
-    topic.cluster.store(Q)
-
-    def close(request, connection):
-        if request.code == PULL:
-            connection.shutdown(2)
+    topic.store(Q)
 
     with PullConsumer(topic.addr, "cg") as consumer:
         consumer.queues("T")
-        topic.before_answer = close
+        topic.faults.refuse[None, PULL] = Passage.cut
         with pytest.raises(ConnectionClosed):
             consumer.pull(Q, 0)
-        topic.before_answer = lambda request, connection: None
+        topic.faults.refuse.clear()
         assert consumer.pull(Q, 0).next_offset == 1
 
 
@@ -96,7 +89,7 @@ def test_a_connection_that_was_closed_while_idle_is_not_used(topic):
     with Producer(topic.addr, "pg") as producer:
         producer.send(Message("T", b"0"))
         for connection in topic.connections:
-            connection.shutdown(2)
+            connection.shut_down()
         # One attempt only: it would fail on the old connection.
         producer.send(Message("T", b"1"), queue=Q)
     assert len(topic.connections) == 2
@@ -110,7 +103,7 @@ def test_a_connection_with_a_high_descriptor_is_used_again(topic):
     try:
         with Producer(topic.addr, "pg") as producer:
             producer.send(Message("T", b"0"))
-            (connection,) = producer._parts()[0]._idle[topic.addr]
+            (connection,) = producer._parts()[0]._idle[topic.broker_addr]
             high = socket.socket(fileno=fcntl.fcntl(connection._socket.fileno(), fcntl.F_DUPFD, 1500))
             connection._socket.close()
             connection._socket = high
@@ -123,10 +116,11 @@ def test_a_connection_with_a_high_descriptor_is_used_again(topic):
 
 
 def test_requests_of_the_broker_between_answers_are_left_alone(topic):
-    def ask(request, connection):
-        connection.sendall(encode_command(RemotingCommand(39, opaque=request.opaque)))
+    def ask(passage):
+        passage.connection.write(encode_command(RemotingCommand(39, opaque=passage.request.opaque)))
+        passage.pass_on()
 
-    topic.before_answer = ask
+    topic.faults.refuse[None, None] = ask
     with Producer(topic.addr, "pg") as producer:
         assert producer.send(Message("T", b"0"), queue=Q).queue == Q
 
@@ -140,11 +134,11 @@ def test_threads_share_a_producer(topic):
             failed.result(10)
     assert len({r.msg_id for r in results}) == 200
     assert len(topic.connections) <= 4
-    assert sum(map(len, topic.cluster.logs.values())) == 200
+    assert sum(len(topic.stored(MessageQueue("T", "a", n))) for n in range(2)) == 200
 
 
 def test_pickled_clients_keep_addresses_and_options_only(topic):
-    topic.cluster.store(Q)
+    topic.store(Q)
     with Producer(topic.addr, "pg") as producer, PullConsumer(topic.addr, "cg") as consumer:
         producer.send(Message("T", b"0"))
         consumer.queues("T")
@@ -187,8 +181,8 @@ def test_a_forked_child_makes_its_own_connections_and_the_parents_go_on(topic):
 
 
 def test_a_message_by_hand_is_consumed_on_a_listeners_thread(topic):
-    topic.cluster.store(Q, b"0")
-    topic.cluster.add_topic("%RETRY%g", queues=1)
+    topic.store(Q, b"0")
+    topic.add_topic("%RETRY%g", queues=1)
     got, done, leave = [], threading.Event(), threading.Event()
 
     def listener(message):
@@ -202,7 +196,7 @@ def test_a_message_by_hand_is_consumed_on_a_listeners_thread(topic):
     with consumer:
         assert done.wait(10)
         fields = {"consumerGroup": "g", "clientId": "c"}
-        (record,) = topic.cluster.logs[Q]
+        record = encode_record(*topic.stored(Q))
         answers = topic.ask_client([RemotingCommand(307, fields | {"jstackEnable": "true"})])
         assert "wait(threading.py:" in ConsumerRunningInfo.from_json(answers.get(timeout=10).body).jstack
         leave.set()
@@ -210,4 +204,4 @@ def test_a_message_by_hand_is_consumed_on_a_listeners_thread(topic):
         result = ConsumeMessageDirectlyResult.from_json(answers.get(timeout=10).body)
     assert (result.consume_result, [body for body, _ in got]) == ("CR_SUCCESS", [b"0", b"0"])
     assert all(name.startswith("mq-listen") for _, name in got)
-    assert topic.cluster.offsets["g", Q] == 1
+    assert topic.offsets["g", Q] == 1

@@ -75,7 +75,7 @@ def committed(world, queue=Q):
 
 
 def pulled_from(world, queue=Q):
-    pulls = (r.ext_fields for r in world.cluster.asked(RequestCode.PULL_MESSAGE))
+    pulls = (r.ext_fields for r in world.faults.asked(RequestCode.PULL_MESSAGE))
     return [int(f["queueOffset"]) for f in pulls if f["topic"] == queue.topic]
 
 
@@ -159,7 +159,7 @@ def test_times_and_offsets_of_a_queue_move_on(one_queue, name_server):
 def test_rates_are_told_by_topic(one_queue, name_server):
     fill(one_queue, 6)
     answers = iter([None, None, None, None, False, False])
-    member = Member(one_queue, name_server, listener=lambda m: next(answers)).start()
+    member = Member(one_queue, name_server, listener=lambda m: next(answers, None)).start()
     one_queue.clock.advance(20)
     status = ConsumerRunningInfo.from_json(ask(member, INFO).body).status_table
     assert (status["T"].pull_tps, status["T"].consume_ok_tps, status["T"].consume_failed_tps) == (0.3, 0.2, 0.1)
@@ -181,7 +181,7 @@ def test_stacks_are_told_where_they_are_asked_for(one_queue, name_server):
 
 
 def test_a_queue_whose_start_is_not_known_yet_has_no_offset(one_queue, name_server, silent):
-    one_queue.cluster.refuse[A, RequestCode.QUERY_CONSUMER_OFFSET] = silent
+    one_queue.faults.refuse[A, RequestCode.QUERY_CONSUMER_OFFSET] = silent
     member = Member(one_queue, name_server).start()
     assert ConsumerRunningInfo.from_json(ask(member, INFO).body).mq_table[Q].commit_offset == -1
     assert GetConsumerStatusBody.from_json(ask(member, STATUS).body).message_queue_table == {}
@@ -209,7 +209,8 @@ def test_answers_tell_of_so_many_queues_and_no_more(world, name_server, monkeypa
     member = Member(world, name_server).start()
     monkeypatch.setattr("mqbroker.client.running_info.QUEUES_TOLD_MAX", 2)
     first_two = [MessageQueue("T", "a", n) for n in range(2)]
-    assert list(ConsumerRunningInfo.from_json(ask(member, INFO).body).mq_table) == first_two
+    retries = [MessageQueue("%RETRY%g", broker, 0) for broker in "ab"]
+    assert list(ConsumerRunningInfo.from_json(ask(member, INFO).body).mq_table) == retries
     assert GetConsumerStatusBody.from_json(ask(member, STATUS).body).message_queue_table == dict.fromkeys(first_two, 1)
 
 
@@ -372,18 +373,19 @@ def test_resets_without_an_end_keep_nothing(one_queue, name_server):
         return running[-1]
 
     member = Member(one_queue, name_server, listener=listener, concurrency=1).start()
-    before = kept()
-    for _ in range(5):
+    for count in range(6):
         ask(member, reset_to({Q: 0}))
         one_queue.clock.advance(RESET_WAIT_S)
+        if count == 0:  # the message that the listener is with, and its queue, stay
+            before = kept()
     assert len(running) == 1
-    assert kept() <= before + 2, "the message that the listener is with, and its queue"
+    assert kept() <= before
 
 
 def test_a_reset_that_is_never_committed_holds_nothing_up(one_queue, name_server):
     fill(one_queue, 3)
     member = Member(one_queue, name_server).start()
-    one_queue.cluster.refuse[A, RequestCode.UPDATE_CONSUMER_OFFSET] = (ResponseCode.SYSTEM_ERROR, "no")
+    one_queue.faults.refuse[A, RequestCode.UPDATE_CONSUMER_OFFSET] = (ResponseCode.SYSTEM_ERROR, "no")
     ask(member, reset_to({Q: 1}))
     assert member.bodies == [b"0", b"1", b"2", b"1", b"2"]
 
@@ -405,11 +407,11 @@ def test_resets_one_after_another_wait_together_and_the_last_counts(one_queue, n
 def test_a_reset_reaches_the_next_owner_though_its_queue_moves_at_once(one_queue, name_server):
     fill(one_queue, 5)
     member = Member(one_queue, name_server, me="c2", listener=lambda m: Deferred()).start()
-    one_queue.cluster.refuse[A, RequestCode.UPDATE_CONSUMER_OFFSET] = (ResponseCode.SYSTEM_ERROR, "no")
+    one_queue.faults.refuse[A, RequestCode.UPDATE_CONSUMER_OFFSET] = (ResponseCode.SYSTEM_ERROR, "no")
     ask(member, reset_to({Q: 3}))
     assert committed(one_queue) is None
-    one_queue.cluster.refuse.clear()
-    one_queue.cluster.members["g"].append("c1")
+    one_queue.faults.refuse.clear()
+    one_queue.cluster.join("g", "c1")
     member.core.ids_changed("g")
     assert member.core.assigned == frozenset()
     assert committed(one_queue) == 3
@@ -419,14 +421,14 @@ def test_a_reset_that_cannot_be_committed_yet_is_kept_and_committed_later(one_qu
     fill(one_queue, 5)
     member = Member(one_queue, name_server).start()
     one_queue.clock.advance(5)
-    one_queue.cluster.refuse[A, RequestCode.UPDATE_CONSUMER_OFFSET] = (ResponseCode.SYSTEM_ERROR, "no")
-    one_queue.cluster.refuse[A, RequestCode.PULL_MESSAGE] = (ResponseCode.SYSTEM_ERROR, "no")
+    one_queue.faults.refuse[A, RequestCode.UPDATE_CONSUMER_OFFSET] = (ResponseCode.SYSTEM_ERROR, "no")
+    one_queue.faults.refuse[A, RequestCode.PULL_MESSAGE] = (ResponseCode.SYSTEM_ERROR, "no")
     ask(member, reset_to({Q: 2}))
     assert committed(one_queue) == 5
-    del one_queue.cluster.refuse[A, RequestCode.UPDATE_CONSUMER_OFFSET]
+    del one_queue.faults.refuse[A, RequestCode.UPDATE_CONSUMER_OFFSET]
     one_queue.clock.pump([1] * 5)
     assert committed(one_queue) == 2
-    one_queue.cluster.refuse.clear()
+    one_queue.faults.refuse.clear()
     one_queue.clock.advance(1)
     assert member.bodies[5:] == [b"2", b"3", b"4"]
 
@@ -553,7 +555,7 @@ def test_a_mistake_of_ours_is_answered_too_and_logged(one_queue, caplog):
 
 def test_a_notice_of_changed_members_is_heard(one_queue, name_server):
     member = Member(one_queue, name_server, me="c2").start()
-    one_queue.cluster.members["g"].append("c1")
+    one_queue.cluster.join("g", "c1")
     notice = RemotingCommand(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": "g"}, flag=ONEWAY_FLAG)
     assert ask(member, notice) is None
     assert member.core.assigned == frozenset()

@@ -22,7 +22,8 @@ from mqbroker.client import (
     TopicNotFound,
 )
 from mqbroker.errors import Refused
-from tests.client.own_cluster import OnAsyncio, OnSockets, OnTwisted, OwnCluster
+from tests.client.called_faces import OnAsyncio, OnSockets, OnTwisted
+from tests.client.loopback import Loopback
 
 Q = MessageQueue("T", "a", 0)
 FROM_FIRST = PushOptions(consume_from=ConsumeFrom.FIRST, takeover_pause_s=0.0)
@@ -30,7 +31,7 @@ FROM_FIRST = PushOptions(consume_from=ConsumeFrom.FIRST, takeover_pause_s=0.0)
 
 @pytest.fixture
 def cluster(tmp_path):
-    cluster = OwnCluster(tmp_path)
+    cluster = Loopback(tmp_path)
     yield cluster
     cluster.close()
 
@@ -124,8 +125,8 @@ def test_a_producer_is_known_to_its_brokers_until_it_leaves(face, cluster):
         producer.send(Message("T", b"x"))
         producer.send(Message("T", b"x"))
         if face.module.__name__ != "mqbroker.client.blocking":
-            assert "pg" in cluster.parts.producers.groups()
-    assert "pg" not in cluster.parts.producers.groups()
+            assert "pg" in cluster.parts().producers.groups()
+    assert "pg" not in cluster.parts().producers.groups()
 
 
 def test_a_member_takes_everything_commits_and_leaves(face, cluster, producer):
@@ -139,9 +140,9 @@ def test_a_member_takes_everything_commits_and_leaves(face, cluster, producer):
         assert {queue for queue in member.assigned if queue.topic == "T"} == set(producer.queues("T"))
         producer.send(Message("T", b"later"))
         assert face.get(got).body == b"later"
-    offsets = cluster.parts.offsets.by_queue("g", "T")
+    offsets = cluster.parts().offsets.by_queue("g", "T")
     assert (sum(offsets.values()), len(offsets)) == (51, 4)
-    assert "g" not in cluster.parts.consumers.names()
+    assert "g" not in cluster.parts().consumers.names()
     with pytest.raises(ClientClosed):
         member.start()
 
@@ -159,7 +160,7 @@ def test_what_a_listener_does_not_take_comes_again(face, cluster, producer):
     with member:
         first = face.get(got)
         for _ in range(500):
-            cluster.turn(1)
+            cluster.advance(1)
             producer.queues("T")
             if not got.empty():
                 break
@@ -184,8 +185,8 @@ def test_a_member_may_be_closed_inside_its_listener(face, cluster, producer):
     member.start()
     assert face.get(got).body == b"0"
     member.close()
-    assert cluster.parts.offsets.by_queue("g", "T")[0] == 1
-    assert "g" not in cluster.parts.consumers.names()
+    assert cluster.parts().offsets.by_queue("g", "T")[0] == 1
+    assert "g" not in cluster.parts().consumers.names()
     assert got.empty()
 
 
@@ -197,7 +198,7 @@ def test_members_share_the_queues(face, cluster, producer):
         member.start()
     for _ in range(500):
         producer.send(Message("T", b"x"))  # a loop turns meanwhile, and bytes move
-        cluster.turn(0.5)
+        cluster.advance(0.5)
         shares = [{queue for queue in member.assigned if queue.topic == "T"} for member in members]
         if [len(share) for share in shares] == [2, 2]:
             break

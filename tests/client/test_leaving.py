@@ -18,10 +18,10 @@ COUNT = 400
 
 @pytest.fixture
 def topic(server):
-    server.cluster.add_topic("T", queues=1)
-    server.cluster.add_topic("%RETRY%g", queues=1)
+    server.add_topic("T", queues=1)
+    server.add_topic("%RETRY%g", queues=1)
     for n in range(COUNT):
-        server.cluster.store(Q, b"%d" % n)
+        server.store(Q, b"%d" % n)
     return server
 
 
@@ -48,7 +48,7 @@ def test_closed_inside_its_listener_a_member_waits_for_it_and_commits(one_queue,
     one_queue.clock.advance(0)
     assert outside == [None]
     assert one_queue.cluster.offsets["g", Q] == 1
-    assert one_queue.cluster.members["g"] == []
+    assert one_queue.cluster.members("g") == []
     one_queue.clock.advance(60)
     assert not one_queue.clock.getDelayedCalls()
 
@@ -68,7 +68,7 @@ def test_two_listeners_may_close_at_once(one_queue, name_server):
     for gate in gates:
         gate.callback(None)
     assert one_queue.cluster.offsets["g", Q] == 2
-    assert one_queue.cluster.members["g"] == []
+    assert one_queue.cluster.members("g") == []
 
 
 def test_a_call_that_has_ended_is_waited_for_by_none(one_queue, name_server):
@@ -79,7 +79,7 @@ def test_a_call_that_has_ended_is_waited_for_by_none(one_queue, name_server):
     async def later():
         await gate
         await member.core.close()
-        closed.append(one_queue.cluster.members["g"])
+        closed.append(one_queue.cluster.members("g"))
 
     member = Member(one_queue, name_server, listener=lambda message: one_queue.run(later()) and None)
     member.start()
@@ -115,8 +115,8 @@ def test_a_loop_that_ends_sends_nothing_back_and_starts_nothing_more(topic):
 
     asyncio.run(main())
     assert got == [b"0"]
-    assert topic.cluster.sent_back == []
-    assert topic.cluster.offsets.get(("g", Q), 0) == 0
+    assert topic.sent_back == []
+    assert topic.offsets.get(("g", Q), 0) == 0
 
 
 PROGRAM = """
@@ -154,8 +154,8 @@ def test_a_program_that_ends_without_close_keeps_what_no_listener_saw(topic, hos
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "leaving\n", "")
-    assert topic.cluster.sent_back == []
+    assert topic.sent_back == []
     # The four that were with listeners are done: Python waits for them; then the member commits and leaves.
-    assert topic.cluster.offsets["g", Q] == 4
-    assert topic.cluster.members["g"] == []
-    assert topic.cluster.asked(RequestCode.UNREGISTER_CLIENT)
+    assert topic.offsets["g", Q] == 4
+    assert topic.members("g") == []
+    assert topic.faults.asked(RequestCode.UNREGISTER_CLIENT)

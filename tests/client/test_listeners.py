@@ -24,6 +24,7 @@ from mqbroker.client.messages import ReceivedMessage
 from mqbroker.client.options import ConsumeFrom
 from mqbroker.wire.admin_bodies import ConsumeMessageDirectlyResult
 from mqbroker.wire.bodies import MessageQueue
+from mqbroker.wire.codes import RequestCode
 from tests.client.member import Member, Q
 from tests.client.records import a_record
 
@@ -184,7 +185,7 @@ def test_a_start_that_could_do_nothing_is_refused(kind):
 
 
 def test_after_a_refused_start_it_can_be_made_good(server):
-    server.cluster.add_topic("T", queues=1)
+    server.add_topic("T", queues=1)
     consumer = blocking.PushConsumer(server.addr, "g", print)
     with pytest.raises(NoSubscription):
         consumer.start()
@@ -200,8 +201,8 @@ def test_after_a_refused_start_it_can_be_made_good(server):
 
 @pytest.fixture
 def topic(server):
-    server.cluster.add_topic("T", queues=1)
-    server.cluster.add_topic("%RETRY%g", queues=1)
+    server.add_topic("T", queues=1)
+    server.add_topic("%RETRY%g", queues=1)
     return server
 
 
@@ -209,19 +210,18 @@ def topic(server):
 def sent_back(topic):
     """Set once a message went back to the broker."""
     found = threading.Event()
-    original = topic.cluster.on_consumer_send_msg_back
 
-    def note(request):
+    def note(passage):
+        passage.pass_on()
         found.set()
-        return original(request)
 
-    topic.cluster.on_consumer_send_msg_back = note
+    topic.faults.refuse[None, RequestCode.CONSUMER_SEND_MSG_BACK] = note
     return found
 
 
 @pytest.mark.parametrize("verdict", ["coroutine", "exit"])
 def test_a_blocking_listener_whose_work_nobody_did_has_its_message_again(topic, sent_back, verdict, caplog):
-    topic.cluster.store(Q, b"0")
+    topic.store(Q, b"0")
 
     def listener(message):
         if verdict == "coroutine":
@@ -232,14 +232,14 @@ def test_a_blocking_listener_whose_work_nobody_did_has_its_message_again(topic, 
     consumer.subscribe("T")
     with consumer:
         assert sent_back.wait(10)
-    assert len(topic.cluster.sent_back) == 1
+    assert len(topic.sent_back) == 1
     assert ("which nothing awaits" if verdict == "coroutine" else "raised SystemExit") in caplog.text
 
 
 def test_on_asyncio_to_await_subscribe_is_left_to_the_caller(topic):
-    topic.cluster.add_topic("U", queues=1)
+    topic.add_topic("U", queues=1)
     got = []
-    topic.cluster.store(Q, b"0")
+    topic.store(Q, b"0")
 
     async def main():
         both = asyncio.Event()
@@ -252,7 +252,7 @@ def test_on_asyncio_to_await_subscribe_is_left_to_the_caller(topic):
         consumer = aio.PushConsumer(topic.addr, "g", listener, options=FROM_FIRST)
         consumer.subscribe("T")
         async with consumer:
-            topic.cluster.store(MessageQueue("U", "a", 0), b"1")
+            topic.store(MessageQueue("U", "a", 0), b"1")
             consumer.subscribe("U")
             await asyncio.wait_for(both.wait(), 10)
             await consumer.subscribe("U")
@@ -262,7 +262,7 @@ def test_on_asyncio_to_await_subscribe_is_left_to_the_caller(topic):
 
 
 def test_on_asyncio_what_was_cancelled_inside_the_listener_is_its_failure(topic, sent_back):
-    topic.cluster.store(Q, b"0")
+    topic.store(Q, b"0")
 
     async def main():
         async def listener(message):
@@ -276,7 +276,7 @@ def test_on_asyncio_what_was_cancelled_inside_the_listener_is_its_failure(topic,
             assert await asyncio.to_thread(sent_back.wait, 10)
 
     asyncio.run(main())
-    assert len(topic.cluster.sent_back) == 1
+    assert len(topic.sent_back) == 1
 
 
 def test_an_administrator_is_told_that_an_unknown_verdict_is_no_success(one_queue, name_server):

@@ -1,5 +1,4 @@
 import pytest
-from twisted.internet.defer import fail
 
 from mqbroker.client import (
     Message,
@@ -9,10 +8,14 @@ from mqbroker.client import (
     SendStatus,
 )
 from mqbroker.client.producer import ProducerCore
-from mqbroker.errors import ConnectionClosed, Refused, RequestTimedOut
+from mqbroker.errors import Refused, RequestTimedOut
 from mqbroker.wire.bodies import HeartbeatData, MessageQueue
 from mqbroker.wire.codes import RequestCode, ResponseCode
-from tests.client.conftest import FakeRemoting
+from mqbroker.wire.command import RemotingCommand
+from mqbroker.wire.headers import SendMessageResponseHeader
+from mqbroker.wire.ids import parse_offset_message_id
+from mqbroker.wire.names import split_address
+from tests.client.faults import Passage
 
 SEND = RequestCode.SEND_MESSAGE_V2
 A, B = "10.0.0.2:10911", "10.0.0.3:10911"
@@ -35,7 +38,7 @@ def make(world, name_server, **options):
 @pytest.fixture
 def producer(world, name_server):
     world.cluster.add_topic("T")
-    world.cluster.add_broker("a", "10.0.0.5:10911", broker_id=1)
+    world.cluster.register("a", "10.0.0.5:10911", 1)
     return make(world, name_server)
 
 
@@ -44,21 +47,23 @@ def test_queues_take_turns_and_results_say_where(world, producer):
     assert {r.status for r in results} == {SendStatus.SEND_OK}
     assert sorted(r.queue for r in results[:4]) == world.result(producer.queues("T"))
     assert [r.queue_offset for r in results] == [0] * 4 + [1] * 4
-    assert (results[0].msg_id, results[0].offset_msg_id) == ("U0", "ID0")
+    assert results[0].msg_id == "U0"
+    ids = [parse_offset_message_id(r.offset_msg_id) for r in results]
+    assert {place for place, _ in ids} == {split_address(A), split_address(B)}
 
 
 def test_a_failed_attempt_goes_to_another_broker_with_the_same_id(world, producer):
-    world.cluster.down.add(A)
+    world.faults.down.add(A)
     for _ in range(4):
         assert world.result(producer.send(Message("T", b"x"))).queue.broker_name == "b"
-    tried = [request.ext_fields["i"] for request in world.cluster.asked(SEND)]
+    tried = [request.ext_fields["i"] for request in world.faults.asked(SEND)]
     assert len(set(tried)) == 4
     assert len(tried) > 4
 
 
 def test_the_second_attempt_already_avoids_the_broker_that_failed(world, name_server):
     world.cluster.add_topic("T", queues=4)
-    world.cluster.down.add(A)
+    world.faults.down.add(A)
     producer = make(world, name_server, retries=1)
     for _ in range(16):
         assert world.result(producer.send(Message("T", b"x"))).queue.broker_name == "b"
@@ -66,31 +71,31 @@ def test_the_second_attempt_already_avoids_the_broker_that_failed(world, name_se
 
 def test_after_a_failure_the_route_is_asked_for_again(world, producer):
     route = RequestCode.GET_ROUTEINFO_BY_TOPIC
-    world.cluster.down.add(A)
+    world.faults.down.add(A)
     for _ in range(4):
         world.result(producer.send(Message("T", b"x")))
-    assert len(world.cluster.asked(route)) == 1
-    world.cluster.topics["T"] = world.cluster.topics["T"][1:]
+    assert len(world.faults.asked(route)) == 1
+    world.cluster.unregister("a")
     world.clock.advance(1)
-    before = len(world.cluster.asked(SEND))
+    before = len(world.faults.asked(SEND))
     for _ in range(4):
         world.result(producer.send(Message("T", b"x")))
-    assert len(world.cluster.asked(route)) == 2
-    assert len(world.cluster.asked(SEND)) == before + 4
+    assert len(world.faults.asked(route)) == 2
+    assert len(world.faults.asked(SEND)) == before + 4
 
 
 @pytest.mark.parametrize("code", [ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE])
 def test_a_refusal_that_another_broker_may_not_make_is_retried(world, producer, code):
-    world.cluster.refuse[A, SEND] = (code, "busy")
+    world.faults.refuse[A, SEND] = (code, "busy")
     assert {world.result(producer.send(Message("T", b"x"))).queue.broker_name for _ in range(4)} == {"b"}
 
 
 def test_a_refusal_for_good_is_raised_at_once(world, producer):
     for addr in (A, B):
-        world.cluster.refuse[addr, SEND] = (ResponseCode.MESSAGE_ILLEGAL, "no")
+        world.faults.refuse[addr, SEND] = (ResponseCode.MESSAGE_ILLEGAL, "no")
     with pytest.raises(Refused, match="no"):
         world.result(producer.send(Message("T", b"x")))
-    assert len(world.cluster.asked(SEND)) == 1
+    assert len(world.faults.asked(SEND)) == 1
 
 
 def failure_of(world, coroutine, steps=40):
@@ -102,7 +107,7 @@ def failure_of(world, coroutine, steps=40):
 
 
 def test_attempts_go_on_until_the_time_is_over_and_are_named(world, producer):
-    world.cluster.down.update((A, B))
+    world.faults.down.update((A, B))
     error, took_s = failure_of(world, producer.send(Message("T", b"x")))
     assert isinstance(error, SendFailed)
     assert {addr for _, addr, _ in error.attempts} == {A, B}
@@ -119,54 +124,46 @@ def test_a_broker_that_is_away_for_a_second_fails_no_send(world, name_server, pl
     world.cluster.add_topic("T", brokers=["a"])
     producer = make(world, name_server)
     world.result(producer.send(Message("T", b"before")))
-    world.cluster.down.add(A)
-    topics = dict(world.cluster.topics)
+    world.cluster.create_no_topics()
+    world.faults.down.add(A)
     if forgotten:
-        world.cluster.topics.clear()
+        world.cluster.unregister("a")
     found = []
     world.run(producer.send(Message("T", b"x"), **place)).addBoth(found.append)
     world.clock.pump([0.05] * 20)
     assert not found
-    world.cluster.down.clear()
-    world.cluster.topics.update(topics)
+    world.faults.down.clear()
+    world.cluster.register_again("a", "T")
     world.clock.pump([0.1] * 10)
     assert found[0].status is SendStatus.SEND_OK
 
 
 def test_a_topic_whose_only_broker_has_left_the_route_is_waited_for(world, name_server):
     world.cluster.add_topic("T", brokers=["a"])
-    master = world.cluster.brokers["a"].pop(0)
-    world.cluster.add_broker("a", "10.0.0.5:10911", broker_id=1)
+    world.cluster.register("a", "10.0.0.5:10911", 1)
+    world.cluster.unregister("a")
     found = []
     world.run(make(world, name_server).send(Message("T", b"x"))).addBoth(found.append)
     world.clock.pump([0.1] * 5)
     assert not found
-    world.cluster.add_broker("a", master)
+    world.cluster.register_again("a", "T")
     world.clock.pump([0.1] * 10)
     assert found[0].status is SendStatus.SEND_OK
 
 
 def test_a_broker_that_stays_away_from_the_route_fails_the_send_in_time(world, name_server):
     world.cluster.add_topic("T", brokers=["a"])
-    world.cluster.brokers["a"] = {1: "10.0.0.5:10911"}
+    world.cluster.register("a", "10.0.0.5:10911", 1)
+    world.cluster.unregister("a")
     error, took_s = failure_of(world, make(world, name_server).send(Message("T", b"x")))
     assert isinstance(error, NoBrokerForTopic)
     assert 2.5 < took_s <= 3.0
 
 
 @pytest.mark.parametrize(("size", "is_tried_again"), [(16 * 2**20, False), (2**20, True)])
-def test_a_connection_that_ends_on_too_long_a_frame_is_not_tried_again(
-    world, name_server, monkeypatch, size, is_tried_again
-):
+def test_a_connection_that_ends_on_too_long_a_frame_is_not_tried_again(world, name_server, size, is_tried_again):
     world.cluster.add_topic("T")
-    ask = FakeRemoting.invoke_sync
-
-    def lose(remoting, addr, command, timeout_ms):
-        if command.code == SEND:
-            return fail(ConnectionClosed("lost"))
-        return ask(remoting, addr, command, timeout_ms)
-
-    monkeypatch.setattr(FakeRemoting, "invoke_sync", lose)
+    world.faults.refuse[None, SEND] = Passage.cut
     producer = make(world, name_server, message_bytes_max=2**30, compress_over_bytes=2**30)
     error, took_s = failure_of(world, producer.send(Message("T", bytes(size))))
     assert (len(error.attempts) > 1) == (took_s > 2.5) == is_tried_again
@@ -175,7 +172,7 @@ def test_a_connection_that_ends_on_too_long_a_frame_is_not_tried_again(
 @pytest.mark.parametrize("retries", [0, 1, 5])
 def test_retries_bound_the_attempts(world, name_server, retries):
     world.cluster.add_topic("T")
-    world.cluster.down.update((A, B))
+    world.faults.down.update((A, B))
     error, _ = failure_of(world, make(world, name_server, retries=retries).send(Message("T", b"x")))
     assert len(error.attempts) == 1 + retries
 
@@ -186,20 +183,20 @@ def test_retries_bound_the_attempts(world, name_server, retries):
 )
 def test_a_refusal_is_repeated_for_long_only_where_it_may_pass(world, producer, code, attempts):
     for addr in (A, B):
-        world.cluster.refuse[addr, SEND] = (code, "no")
+        world.faults.refuse[addr, SEND] = (code, "no")
     error, _ = failure_of(world, producer.send(Message("T", b"x")))
     assert len(error.attempts) >= attempts
     assert (len(error.attempts) == 3) == (attempts == 3)
 
 
 def test_a_send_of_an_hour_names_only_so_many_attempts(world, producer):
-    world.cluster.down.update((A, B))
+    world.faults.down.update((A, B))
     error, _ = failure_of(world, producer.send(Message("T", b"x"), timeout_ms=60_000), steps=700)
     assert len(error.attempts) == 16
 
 
 def test_all_attempts_together_end_in_time(world, producer, silent):
-    world.cluster.refuse[A, SEND] = world.cluster.refuse[B, SEND] = silent
+    world.faults.refuse[A, SEND] = world.faults.refuse[B, SEND] = silent
     failed = []
     world.run(producer.send(Message("T", b"x"), timeout_ms=500)).addErrback(failed.append)
     world.clock.advance(0.49)
@@ -208,7 +205,7 @@ def test_all_attempts_together_end_in_time(world, producer, silent):
     world.clock.pump([0.1] * 5)
     assert isinstance(failed[0].value, SendFailed)
     assert isinstance(failed[0].value.attempts[0][2], RequestTimedOut)
-    assert len(world.cluster.asked(SEND)) == 1
+    assert len(world.faults.asked(SEND)) == 1
 
 
 def test_a_chosen_queue_is_the_only_one_that_is_tried(world, producer):
@@ -218,30 +215,27 @@ def test_a_chosen_queue_is_the_only_one_that_is_tried(world, producer):
     assert len(same) == 1
     picked = world.result(producer.send(Message("T", b"x"), selector=lambda queues, message: queues[-1]))
     assert picked.queue == MessageQueue("T", "b", 1)
-    world.cluster.down.add(A)
+    world.faults.down.add(A)
     error, _ = failure_of(world, producer.send(Message("T", b"x"), queue=queue))
     assert {(name, addr) for name, addr, _ in error.attempts} == {("a", A)}
 
 
 @pytest.mark.parametrize("status", [s for s in SendStatus if s])
 def test_statuses_short_of_safe_are_results(world, producer, status):
-    original = world.cluster.on_send_message_v2
-
-    def answer(request):
-        response = original(request)
-        response.code = status
-        return response
-
-    world.cluster.on_send_message_v2 = answer
+    header = SendMessageResponseHeader(msg_id="ID", queue_id=0, queue_offset=0)
+    world.faults.refuse[None, SEND] = lambda passage: passage.answer(
+        RemotingCommand.response(passage.request, status, header=header)
+    )
     assert world.result(producer.send(Message("T", b"x"))).status is status
 
 
 def test_batches_and_oneways(world, producer):
     result = world.result(producer.send_batch([Message("T", b"1"), Message("T", b"2")]))
-    assert (result.msg_id, result.offset_msg_id) == ("U0,U1", "ID0,ID1")
-    assert len(world.cluster.logs[result.queue]) == 2
+    assert result.msg_id == "U0,U1"
+    assert [parse_offset_message_id(each)[0] for each in result.offset_msg_id.split(",")] == [split_address(A)] * 2
+    assert len(world.cluster.stored(result.queue)) == 2
     world.result(producer.send_oneway(Message("T", b"3")))
-    assert len(world.cluster.asked(SEND)) == 1
+    assert len(world.faults.asked(SEND)) == 1
 
 
 def test_a_topic_that_nobody_may_write_to(world, producer):
@@ -254,23 +248,23 @@ def test_brokers_hear_of_the_producer_once_a_period_and_when_it_leaves(world, pr
     beats = RequestCode.HEART_BEAT
     for _ in range(8):
         world.result(producer.send(Message("T", b"x")))
-    assert sorted(world.cluster.asked_of(beats)) == [A, B]
-    data = HeartbeatData.from_json(world.cluster.asked(beats)[0].body)
+    assert sorted(world.faults.asked_of(beats)) == [A, B]
+    data = HeartbeatData.from_json(world.faults.asked(beats)[0].body)
     assert (data.client_id, [p.group_name for p in data.producer_data_set]) == ("me", ["pg"])
     world.clock.advance(30)
     for _ in range(4):
         world.result(producer.send(Message("T", b"x")))
-    assert len(world.cluster.asked(beats)) == 4
+    assert len(world.faults.asked(beats)) == 4
     world.result(producer.close())
-    assert sorted(world.cluster.asked_of(RequestCode.UNREGISTER_CLIENT)) == [A, B]
+    assert sorted(world.faults.asked_of(RequestCode.UNREGISTER_CLIENT)) == [A, B]
 
 
 def test_kept_alive_it_beats_and_refreshes_by_itself(world, producer):
     world.result(producer.send(Message("T", b"x")))
-    before = len(world.cluster.requests)
+    before = len(world.faults.requests)
     world.result(producer.start())
     world.clock.advance(30)
-    codes = [request.code for _, request in world.cluster.requests[before:]]
+    codes = [request.code for _, request in world.faults.requests[before:]]
     assert sorted(codes) == [RequestCode.HEART_BEAT, RequestCode.HEART_BEAT, RequestCode.GET_ROUTEINFO_BY_TOPIC]
     world.result(producer.close())
     assert not world.clock.getDelayedCalls()

@@ -22,9 +22,9 @@ def test_a_pull_carries_its_subscription_and_no_heartbeat_is_sent(world, consume
     result = world.result(consumer.pull(Q, 0, tags="b"))
     assert (result.status, result.next_offset, result.min_offset, result.max_offset) == (PullStatus.FOUND, 2, 0, 2)
     assert [m.body for m in result.messages] == [b"1"]
-    (request,) = world.cluster.asked(RequestCode.PULL_MESSAGE)
+    (request,) = world.faults.asked(RequestCode.PULL_MESSAGE)
     assert (request.ext_fields["sysFlag"], request.ext_fields["subscription"]) == ("4", "b")
-    assert world.cluster.asked(RequestCode.HEART_BEAT) == []
+    assert world.faults.asked(RequestCode.HEART_BEAT) == []
 
 
 def test_what_a_pull_may_find(world, consumer):
@@ -47,12 +47,12 @@ def test_raw_pulls_of_several_queues_come_in_order_with_errors_in_place(world, c
     other = MessageQueue("T", "b", 1)
     for n in range(3):
         world.cluster.store(Q, b"%d" % n)
-    world.cluster.down.add(B)
+    world.faults.down.add(B)
     first, failed, last = world.result(consumer.fetch_many([(Q, 0, 2), (other, 0, 32), (Q, 2, 32)]))
     assert [r.body for r in decode_records(first.body)] == [b"0", b"1"]
     assert isinstance(failed, Unreachable)
     assert (last.next_offset, last.max_offset) == (3, 3)
-    world.cluster.refuse[A, RequestCode.PULL_MESSAGE] = (ResponseCode.NO_PERMISSION, "no")
+    world.faults.refuse[A, RequestCode.PULL_MESSAGE] = (ResponseCode.NO_PERMISSION, "no")
     (refused,) = world.result(consumer.fetch_many([(Q, 0, 2)]))
     assert isinstance(refused, Refused)
     with pytest.raises(Refused):
@@ -60,25 +60,27 @@ def test_raw_pulls_of_several_queues_come_in_order_with_errors_in_place(world, c
 
 
 def test_offsets(world, consumer):
-    world.cluster.store(Q)
+    for _ in range(3):
+        world.clock.advance(10)
+        world.cluster.store(Q)
     offsets = consumer.offsets
     assert world.result(consumer.queues("T"))[0] == Q
-    assert (world.result(offsets.min(Q)), world.result(offsets.max(Q)), world.result(offsets.at_time(Q, 5))) == (
-        0,
-        1,
-        7,
-    )
+    assert (world.result(offsets.min(Q)), world.result(offsets.max(Q))) == (0, 3)
+    assert world.result(offsets.at_time(Q, int(world.clock.seconds() - 10) * 1000)) == 1
+    query = RequestCode.QUERY_CONSUMER_OFFSET
+    world.faults.refuse[A, query] = (ResponseCode.QUERY_NOT_FOUND, "Not found")  # of a queue that has lost messages
     assert world.result(offsets.committed(Q)) is None
+    del world.faults.refuse[A, query]
     world.result(offsets.commit(Q, 1))
     assert world.result(offsets.committed(Q)) == 1
-    world.cluster.refuse[A, RequestCode.UPDATE_CONSUMER_OFFSET] = (ResponseCode.SYSTEM_ERROR, "no")
+    world.faults.refuse[A, RequestCode.UPDATE_CONSUMER_OFFSET] = (ResponseCode.SYSTEM_ERROR, "no")
     with pytest.raises(Refused):
         world.result(offsets.commit(Q, 2))
 
 
 def test_bounds_of_many_queues_come_with_errors_in_place(world, consumer):
     world.cluster.store(Q)
-    world.cluster.down.add(B)
+    world.faults.down.add(B)
     gone, down, also = (MessageQueue("T", broker, n) for broker, n in (("gone", 0), ("b", 0), ("a", 1)))
     no_broker, failed, empty, one = world.result(consumer.offsets.bounds([gone, down, also, Q]))
     assert isinstance(no_broker, NoBrokerForTopic)

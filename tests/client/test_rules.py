@@ -360,7 +360,7 @@ def test_a_lost_connection_is_explained_by_what_was_on_it(tls, has_answered, req
 
 @pytest.mark.parametrize("face", ["blocking", "aio"])
 def test_a_frame_that_is_too_large_is_named_as_the_reason(server, face):
-    server.cluster.add_topic("T", queues=1)
+    server.add_topic("T", queues=1)
     options = ProducerOptions(message_bytes_max=20_000_000, compress_over_bytes=2**40)
     large = Message("T", bytes(17_000_000))
 

@@ -133,25 +133,22 @@ def test_many_sends_at_once_wait_for_their_turn_and_none_of_them_fails(world, na
     """Each is answered a second after it was sent: all together take far longer than one is allowed."""
     world.cluster.add_topic("T")
     producer = make(world, name_server, sends_in_flight_max=10, send_timeout_ms=1500)
-    answer, outstanding, most = world.cluster.on_send_message_v2, [0], [0]
+    outstanding, most = [0], [0]
 
-    def later(request):
-        waiter = Deferred()
+    def later(passage):
         outstanding[0] += 1
-        most[0] = max(most)
         most.append(outstanding[0])
-        world.clock.callLater(1.0, done, waiter, request)
-        return waiter
+        world.cluster.reactor.callLater(1.0, done, passage)
 
-    def done(waiter, request):
+    def done(passage):
         outstanding[0] -= 1
-        world.cluster.answer(waiter, answer(request))
+        passage.pass_on()
 
-    world.cluster.on_send_message_v2 = later
+    world.faults.refuse[None, SEND] = later
     found = []
     for _ in range(200):
         world.run(producer.send(Message("T", b"x"))).addBoth(found.append)
-    assert len(world.cluster.asked(SEND)) == 10
+    assert len(world.faults.asked(SEND)) == 10
     world.clock.pump([1.0] * 30)
     assert [getattr(result, "status", result) for result in found] == [0] * 200
     assert max(most) == 10
@@ -160,16 +157,16 @@ def test_many_sends_at_once_wait_for_their_turn_and_none_of_them_fails(world, na
 def test_sends_in_flight_are_bounded_by_bytes_too(world, name_server, silent):
     world.cluster.add_topic("T", brokers=["a"])
     producer = make(world, name_server, sends_in_flight_bytes_max=10_000, compress_over_bytes=10**9)
-    world.cluster.refuse["10.0.0.2:10911", SEND] = silent
+    world.faults.refuse["10.0.0.2:10911", SEND] = silent
     for _ in range(10):
         world.run(producer.send(Message("T", b"x" * 4000))).addErrback(lambda _: None)
-    assert len(world.cluster.asked(SEND)) == 2
+    assert len(world.faults.asked(SEND)) == 2
 
 
 def test_what_waits_when_its_producer_closes_says_so(world, name_server, silent):
     world.cluster.add_topic("T", brokers=["a"])
     producer = make(world, name_server, sends_in_flight_max=1)
-    world.cluster.refuse["10.0.0.2:10911", SEND] = silent
+    world.faults.refuse["10.0.0.2:10911", SEND] = silent
     found = []
     for _ in range(3):
         world.run(producer.send(Message("T", b"x"))).addErrback(found.append)
@@ -181,7 +178,7 @@ def test_what_waits_when_its_producer_closes_says_so(world, name_server, silent)
 
 def test_one_key_keeps_its_order_in_the_first_burst(server):
     """Sends that come while the route is being asked for, and the connection made, must not go before those."""
-    server.cluster.add_topic("T", queues=4)
+    server.add_topic("T", queues=4)
 
     async def main():
         async with Producer(server.addr, "pg") as producer:
@@ -192,20 +189,20 @@ def test_one_key_keeps_its_order_in_the_first_burst(server):
             await asyncio.gather(*tasks)
 
     asyncio.run(main())
-    assert [request.body for request in server.cluster.asked(SEND)] == [b"%d" % n for n in range(300)]
+    assert [request.body for request in server.faults.asked(SEND)] == [b"%d" % n for n in range(300)]
 
 
 def test_on_twisted_one_key_keeps_its_order_in_the_first_burst(world, name_server):
     world.cluster.add_topic("T")
-    producer, route = make(world, name_server), Deferred()
-    world.cluster.on_get_routeinfo_by_topic, answer = (lambda request: route), world.cluster.on_get_routeinfo_by_topic
+    producer, asked = make(world, name_server), []
+    world.faults.refuse[None, RequestCode.GET_ROUTEINFO_BY_TOPIC] = asked.append
     found = []
     for n in range(20):
         world.run(producer.send(Message("T", b"%d" % n), key="k")).addBoth(found.append)
-    world.cluster.answer(route, answer(world.cluster.asked(RequestCode.GET_ROUTEINFO_BY_TOPIC)[0]))
+    asked[0].pass_on()
     world.run(producer.send(Message("T", b"20"), key="k")).addBoth(found.append)
     world.clock.advance(0)
-    assert [request.body for request in world.cluster.asked(SEND)] == [b"%d" % n for n in range(21)]
+    assert [request.body for request in world.faults.asked(SEND)] == [b"%d" % n for n in range(21)]
     assert len(found) == 21
     assert not world.clock.getDelayedCalls()
 
@@ -216,18 +213,18 @@ def test_requests_keep_their_order_while_their_connection_is_made(server):
         tasks = []
         for n in range(200):
             request = RemotingCommand(RequestCode.UNREGISTER_CLIENT, {"clientID": str(n)})
-            tasks.append(asyncio.create_task(net.invoke(server.addr, request, 10_000)))
+            tasks.append(asyncio.create_task(net.invoke(server.broker_addr, request, 10_000)))
             await asyncio.sleep(0)
         await asyncio.gather(*tasks)
         await net.close()
 
     asyncio.run(main())
-    left = server.cluster.asked(RequestCode.UNREGISTER_CLIENT)
+    left = server.faults.asked(RequestCode.UNREGISTER_CLIENT)
     assert [request.ext_fields["clientID"] for request in left] == [str(n) for n in range(200)]
 
 
 def test_one_key_keeps_its_order_over_a_connection_that_takes_no_more(server):
-    server.cluster.add_topic("T", queues=1)
+    server.add_topic("T", queues=1)
     queue = MessageQueue("T", "a", 0)
 
     async def main():
@@ -245,7 +242,7 @@ def test_one_key_keeps_its_order_over_a_connection_that_takes_no_more(server):
             await asyncio.gather(*tasks)
 
     asyncio.run(main())
-    assert [request.body for request in server.cluster.asked(SEND)[1:]] == [b"%d" % n for n in range(200)]
+    assert [request.body for request in server.faults.asked(SEND)[1:]] == [b"%d" % n for n in range(200)]
 
 
 # --- time-outs, and loops that are busy with thousands of sends
@@ -254,12 +251,13 @@ def test_one_key_keeps_its_order_over_a_connection_that_takes_no_more(server):
 def test_on_twisted_an_answer_that_came_while_the_reactor_was_busy_counts(world, name_server, silent):
     world.cluster.add_topic("T", brokers=["a"])
     producer, found = make(world, name_server), []
-    waiter = Deferred()
-    world.cluster.on_send_message_v2, answer = (lambda request: waiter), world.cluster.on_send_message_v2
+    sent = []
+    world.faults.refuse[None, SEND] = sent.append
     world.run(producer.send(Message("T", b"x"))).addBoth(found.append)
     world.clock.advance(8.0)  # timers come first at the end of such a turn, and reading after them
     assert not found
-    world.cluster.answer(waiter, answer(world.cluster.asked(SEND)[0]))
+    sent[0].pass_on()
+    world.cluster.settle()
     assert found[0].queue.topic == "T"
     assert not world.clock.getDelayedCalls()
 
@@ -267,7 +265,7 @@ def test_on_twisted_an_answer_that_came_while_the_reactor_was_busy_counts(world,
 def test_on_twisted_no_answer_is_waited_for_without_an_end(world, name_server, silent):
     world.cluster.add_topic("T", brokers=["a"])
     producer, found = make(world, name_server), []
-    world.cluster.refuse["10.0.0.2:10911", SEND] = silent
+    world.faults.refuse["10.0.0.2:10911", SEND] = silent
     world.run(producer.send(Message("T", b"x"))).addBoth(found.append)
     world.clock.advance(8.0)
     world.clock.advance(5.0)

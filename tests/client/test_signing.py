@@ -19,28 +19,20 @@ Q = MessageQueue("T", "a", 0)
 
 @pytest.fixture
 def topic(server):
-    server.cluster.add_topic("T", queues=1)
-    server.cluster.add_topic("%RETRY%g", queues=1)
+    server.add_topic("T", queues=1)
+    server.add_topic("%RETRY%g", queues=1)
     return server
 
 
 @pytest.fixture
 def heard(topic):
     """Every request that the server was sent."""
-    requests = []
-    handle = topic.cluster.handle
-
-    def listen(addr, request):
-        requests.append(request)
-        return handle(addr, request)
-
-    topic.cluster.handle = listen
-    return requests
+    return topic.faults.requests
 
 
 def check(heard, *codes):
-    assert set(codes) <= {request.code for request in heard}
-    for request in heard:
+    assert set(codes) <= {request.code for _, request in heard}
+    for _, request in heard:
         assert request.ext_fields[ACCESS_KEY] == ME.access_key
         assert is_signed(request.ext_fields, request.body, ME.secret_key)
 
@@ -80,11 +72,11 @@ def test_on_a_reactor(world):
 
     class Remoting:
         def invoke_sync(self, addr, command, timeout_ms):
-            sent.append(command)
+            sent.append((addr, command))
             return Deferred()
 
         def invoke_oneway(self, addr, command, timeout_ms):
-            sent.append(command)
+            sent.append((addr, command))
             return Deferred()
 
     net = DeferredNet(world.clock, Remoting(), random.Random(1), ME)

@@ -29,6 +29,10 @@ CLIENT = IPv4Address("TCP", "10.0.0.2", 40000)
 UNREAD_MAX = 64 * 1024
 
 
+def _nothing() -> None:
+    pass
+
+
 @implementer(ITCPTransport)
 class End:  # type: ignore[misc] # what is asked of a transport here, not all
     """The transport of one protocol. What it wrote waits in `outbox` until the link moves it."""
@@ -41,6 +45,8 @@ class End:  # type: ignore[misc] # what is asked of a transport here, not all
         self.producer: Any = None
         self.paused_producer = False
         self.disconnecting = False
+        #: Called when there is something to move or to close.
+        self.on_change: Callable[[], None] = _nothing
         self._peer, self._host = peer, host
 
     # what Twisted's descriptors keep of what they did not send
@@ -61,6 +67,7 @@ class End:  # type: ignore[misc] # what is asked of a transport here, not all
             if len(self.outbox) > UNREAD_MAX and self.producer is not None and not self.paused_producer:
                 self.paused_producer = True
                 self.producer.pauseProducing()
+            self.on_change()
 
     def writeSequence(self, data: Iterable[bytes]) -> None:
         self.write(b"".join(data))
@@ -68,11 +75,13 @@ class End:  # type: ignore[misc] # what is asked of a transport here, not all
     def loseConnection(self) -> None:
         self.closing = self.closing or Failure(ConnectionDone())
         self.disconnecting = True
+        self.on_change()
 
     def abortConnection(self) -> None:
         self.outbox.clear()
         self.closing = self.closing or Failure(ConnectionAborted())
         self.disconnecting = True
+        self.on_change()
 
     def getPeer(self) -> IPv4Address:
         return self._peer
@@ -96,6 +105,7 @@ class End:  # type: ignore[misc] # what is asked of a transport here, not all
     def resumeProducing(self) -> None:
         assert self.closing is None
         self.reading = True
+        self.on_change()
 
     def stopProducing(self) -> None:
         self.loseConnection()
@@ -131,6 +141,14 @@ class Link:
         # The server's side first, as its kernel has it.
         far.makeConnection(self.ends[1])
         near.makeConnection(self.ends[0])
+
+    @property
+    def can_move(self) -> bool:
+        """Whether `pump` would do anything."""
+        return not self.lost and any(
+            (end.outbox and other.reading and other.closing is None) or (end.closing is not None and not end.outbox)
+            for end, other in (self.ends, self.ends[::-1])
+        )
 
     def pump(self, chunk: int = 1 << 30) -> None:
         """Move bytes both ways, `chunk` at a time, until nothing moves; then carry out what was closed."""

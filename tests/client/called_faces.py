@@ -1,0 +1,123 @@
+"""The three faces of the clients as one: calls return, or raise, what they come to."""
+
+import asyncio
+import functools
+
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+
+from mqbroker.client import aio, blocking, deferred
+
+TURNS_MAX = 10_000
+
+
+class Face:
+    """A face; `make` gives clients whose calls return, or raise, what they come to."""
+
+    module = None
+
+    def __init__(self, cluster):
+        self.cluster = cluster
+
+    def make(self, name, *args, **options):
+        return Called(self, getattr(self.module, name)(*self._given, self.cluster.name_server, *args, **options))
+
+    _given = ()
+
+    def wait(self, call, *args, **fields):
+        raise NotImplementedError
+
+    def get(self, queue):
+        """What comes next into a SimpleQueue."""
+        raise NotImplementedError
+
+    def close(self):
+        pass
+
+
+class Called:
+    """A client of a face, whose calls wait."""
+
+    def __init__(self, face, client):
+        self._face, self._client = face, client
+
+    def __getattr__(self, name):
+        found = getattr(self._client, name)
+        return functools.partial(self._face.wait, found) if callable(found) else found
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *error):
+        self.close()
+
+
+class OnTwisted(Face):
+    """Over links in memory, on the clock of the servers."""
+
+    module = deferred
+
+    @property
+    def _given(self):
+        return (self.cluster.reactor,)
+
+    def make(self, *args, **options):
+        return super().make(*args, connector=self.cluster.network.connector, **options)
+
+    def wait(self, call, *args, **fields):
+        found = []
+        result = call(*args, **fields)
+        if not isinstance(result, Deferred):
+            return result
+        result.addBoth(found.append)
+        self._turn_until(lambda: found)
+        if isinstance(found[0], Failure):
+            found[0].raiseException()
+        return found[0]
+
+    def get(self, queue):
+        self._turn_until(lambda: not queue.empty())
+        return queue.get()
+
+    def _turn_until(self, condition):
+        for _ in range(TURNS_MAX):
+            if condition():
+                return
+            self.cluster.settle()
+        raise AssertionError("nothing moves any more")
+
+
+class OnAsyncio(Face):
+    """Over sockets, on a loop that turns while a test waits."""
+
+    module = aio
+
+    def __init__(self, cluster):
+        super().__init__(cluster)
+        self._loop = asyncio.new_event_loop()
+
+    def wait(self, call, *args, **fields):
+        async def main():
+            return await call(*args, **fields)
+
+        return self._loop.run_until_complete(main())
+
+    def get(self, queue):
+        return self.wait(asyncio.to_thread, queue.get, timeout=20)
+
+    def close(self):
+        self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        self._loop.close()
+
+
+class OnSockets(Face):
+    """Over sockets, by calls that block."""
+
+    module = blocking
+
+    def wait(self, call, *args, **fields):
+        return call(*args, **fields)
+
+    def get(self, queue):
+        return queue.get(timeout=20)

@@ -1,0 +1,73 @@
+"""Cores of clients on our own servers in memory, on one clock."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, TypeVar
+from weakref import WeakSet
+
+from twisted.internet.base import DelayedCall
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+
+from mqbroker.client.deferred_net import DeferredNet
+from mqbroker.remoting.client import RemotingClient
+from tests.client.own_cluster import OwnCluster
+
+T = TypeVar("T")
+
+
+class ClientClock:
+    """The clock of the servers, with the calls that clients have made on it, and a time of day that may be another."""
+
+    def __init__(self, cluster: OwnCluster) -> None:
+        self._cluster = cluster
+        self._calls: WeakSet[DelayedCall] = WeakSet()
+        #: How many seconds the clients' clock was set forward.
+        self.set_forward = 0.0
+
+    def seconds(self) -> float:
+        return float(self._cluster.reactor.seconds()) + self.set_forward
+
+    def callLater(self, delay: float, call: Callable[..., Any], *args: Any, **kw: Any) -> DelayedCall:
+        made = self._cluster.reactor.callLater(delay, call, *args, **kw)
+        self._calls.add(made)
+        return made
+
+    def getDelayedCalls(self) -> list[DelayedCall]:
+        return [call for call in self._calls if call.active()]
+
+    def advance(self, seconds: float) -> None:
+        self._cluster.advance(seconds)
+
+    def pump(self, steps: Iterable[float]) -> None:
+        for seconds in steps:
+            self._cluster.advance(seconds)
+
+
+class World:
+    def __init__(self, cluster: OwnCluster) -> None:
+        self.cluster = cluster
+        self.clock = ClientClock(cluster)
+        self.faults = cluster.faults
+
+    def net(self, seed: int = 1) -> DeferredNet:
+        client = RemotingClient(self.cluster.reactor, connector=self.cluster.network.connector)
+        return DeferredNet(self.clock, client, random.Random(seed))
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> Deferred[T]:
+        """Start a coroutine; the Deferred of its result."""
+        started = Deferred.fromCoroutine(coroutine)
+        self.cluster.settle()
+        return started
+
+    def result(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """The result of a coroutine that needs no time to pass."""
+        found: list[Any] = []
+        self.run(coroutine).addBoth(found.append)
+        assert found, "the coroutine waits for something"
+        if isinstance(found[0], Failure):
+            found[0].raiseException()
+        result: T = found[0]
+        return result

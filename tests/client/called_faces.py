@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
@@ -14,42 +15,44 @@ TURNS_MAX = 10_000
 class Face:
     """A face; `make` gives clients whose calls return, or raise, what they come to."""
 
-    module = None
+    module: Any = None
 
-    def __init__(self, cluster):
+    def __init__(self, cluster: Any) -> None:
         self.cluster = cluster
 
-    def make(self, name, *args, **options):
+    def make(self, name: Any, *args: Any, **options: Any) -> Any:
         return Called(self, getattr(self.module, name)(*self._given, self.cluster.name_server, *args, **options))
 
-    _given = ()
+    @property
+    def _given(self) -> tuple[Any, ...]:
+        return ()
 
-    def wait(self, call, *args, **fields):
+    def wait(self, call: Any, *args: Any, **fields: Any) -> None:
         raise NotImplementedError
 
-    def get(self, queue):
+    def get(self, queue: Any) -> None:
         """What comes next into a SimpleQueue."""
         raise NotImplementedError
 
-    def close(self):
+    def close(self) -> None:
         pass
 
 
 class Called:
     """A client of a face, whose calls wait."""
 
-    def __init__(self, face, client):
+    def __init__(self, face: Any, client: Any) -> None:
         self._face, self._client = face, client
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: Any) -> Any:
         found = getattr(self._client, name)
         return functools.partial(self._face.wait, found) if callable(found) else found
 
-    def __enter__(self):
+    def __enter__(self) -> Any:
         self.start()
         return self
 
-    def __exit__(self, *error):
+    def __exit__(self, *error: Any) -> None:
         self.close()
 
 
@@ -59,14 +62,14 @@ class OnTwisted(Face):
     module = deferred
 
     @property
-    def _given(self):
+    def _given(self) -> Any:
         return (self.cluster.reactor,)
 
-    def make(self, *args, **options):
+    def make(self, *args: Any, **options: Any) -> Any:
         return super().make(*args, connector=self.cluster.network.connector, **options)
 
-    def wait(self, call, *args, **fields):
-        found = []
+    def wait(self, call: Any, *args: Any, **fields: Any) -> Any:
+        found: list[Any] = []
         result = call(*args, **fields)
         if not isinstance(result, Deferred):
             return result
@@ -76,11 +79,11 @@ class OnTwisted(Face):
             found[0].raiseException()
         return found[0]
 
-    def get(self, queue):
+    def get(self, queue: Any) -> Any:
         self._turn_until(lambda: not queue.empty())
         return queue.get()
 
-    def _turn_until(self, condition):
+    def _turn_until(self, condition: Any) -> None:
         for _ in range(TURNS_MAX):
             if condition():
                 return
@@ -93,20 +96,20 @@ class OnAsyncio(Face):
 
     module = aio
 
-    def __init__(self, cluster):
+    def __init__(self, cluster: Any) -> None:
         super().__init__(cluster)
         self._loop = asyncio.new_event_loop()
 
-    def wait(self, call, *args, **fields):
-        async def main():
+    def wait(self, call: Any, *args: Any, **fields: Any) -> Any:
+        async def main() -> Any:
             return await call(*args, **fields)
 
         return self._loop.run_until_complete(main())
 
-    def get(self, queue):
+    def get(self, queue: Any) -> Any:
         return self.wait(asyncio.to_thread, queue.get, timeout=20)
 
-    def close(self):
+    def close(self) -> None:
         self._loop.run_until_complete(self._loop.shutdown_default_executor())
         self._loop.close()
 
@@ -116,8 +119,8 @@ class OnSockets(Face):
 
     module = blocking
 
-    def wait(self, call, *args, **fields):
+    def wait(self, call: Any, *args: Any, **fields: Any) -> Any:
         return call(*args, **fields)
 
-    def get(self, queue):
+    def get(self, queue: Any) -> Any:
         return queue.get(timeout=20)

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import attrs
 from twisted.internet.defer import maybeDeferred
@@ -17,6 +17,7 @@ from twisted.internet.defer import maybeDeferred
 from mqbroker.broker.broker_service import BrokerService
 from mqbroker.config import NamesrvSettings, NettySettings, TlsMode, TlsSettings
 from mqbroker.namesrv.namesrv_service import make_namesrv
+from mqbroker.remoting.server import RemotingServerFactory
 from mqbroker.store.message_store import MessageStore
 from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.worker import InlineWorker
@@ -128,7 +129,7 @@ class OwnCluster:
             self._start_broker(name, addr)
 
     def _serve_at(self, addr: str) -> None:
-        factory = self.reactor.tcpServers[-1][1]
+        factory = cast(RemotingServerFactory, self.reactor.tcpServers[-1][1])
         self._inner.servers[addr] = factory
         self.network.servers[addr] = TappedFactory(factory, addr, self.faults)
 

@@ -1,5 +1,7 @@
 """A stored message, of which a test says only what matters to it."""
 
+from typing import Any
+
 import attrs
 
 from mqbroker.wire.record import Record
@@ -23,5 +25,5 @@ _RECORD = Record(
 )
 
 
-def a_record(**fields):
+def a_record(**fields: Any) -> Any:
     return attrs.evolve(_RECORD, **fields)

@@ -1,5 +1,6 @@
 import asyncio
 import random
+from typing import Any
 
 import pytest
 
@@ -14,20 +15,21 @@ from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.record import encode_record
 from tests.client.faults import Passage
+from tests.client.loopback import Loopback
 
 Q = MessageQueue("T", "a", 0)
 PULL = RequestCode.PULL_MESSAGE
 
 
 @pytest.fixture
-def topic(server):
+def topic(server: Loopback) -> Any:
     server.add_topic("T", queues=1)
     server.add_topic("%RETRY%g", queues=1)
     return server
 
 
-def test_sends_at_once_share_one_connection(topic):
-    async def main():
+def test_sends_at_once_share_one_connection(topic: Loopback) -> None:
+    async def main() -> Any:
         async with Producer(topic.addr, "pg") as producer:
             results = await asyncio.gather(*(producer.send(Message("T", b"%d" % n)) for n in range(100)))
             await producer.send_batch([Message("T", b"a"), Message("T", b"b")])
@@ -43,8 +45,8 @@ def test_sends_at_once_share_one_connection(topic):
     assert len(topic.faults.asked(RequestCode.HEART_BEAT)) == 1
 
 
-def test_what_goes_wrong_has_its_type(topic, silent):
-    async def main():
+def test_what_goes_wrong_has_its_type(topic: Loopback, silent: object) -> None:
+    async def main() -> None:
         async with PullConsumer(topic.addr, "cg") as consumer:
             await consumer.queues("T")
             topic.faults.refuse[None, None] = Passage.cut
@@ -64,12 +66,12 @@ def test_what_goes_wrong_has_its_type(topic, silent):
     asyncio.run(main())
 
 
-def gathering(count):
+def gathering(count: Any) -> Any:
     """A listener, the bodies that it got, and what is set once they are so many."""
     got = []
     done = asyncio.Event()
 
-    async def listener(message):
+    async def listener(message: Any) -> None:
         await asyncio.sleep(0)
         got.append(message.body)
         if len(got) == count:
@@ -78,10 +80,10 @@ def gathering(count):
     return listener, got, done
 
 
-def test_a_connection_from_which_nothing_came_in_time_is_replaced(topic, silent):
+def test_a_connection_from_which_nothing_came_in_time_is_replaced(topic: Loopback, silent: object) -> None:
     topic.store(Q)
 
-    async def main():
+    async def main() -> None:
         options = PullOptions(pull_timeout_ms=100)
         async with PullConsumer(topic.addr, "cg", options=options) as consumer:
             await consumer.queues("T")
@@ -95,21 +97,21 @@ def test_a_connection_from_which_nothing_came_in_time_is_replaced(topic, silent)
     assert len(topic.connections) == 2
 
 
-def ask(code, body=b"", **fields):
+def ask(code: Any, body: Any = b"", **fields: Any) -> Any:
     return RemotingCommand(code, {"consumerGroup": "g", "group": "g", "topic": "T", "clientId": "c", **fields}, body)
 
 
-async def taken(answers, count):
+async def taken(answers: Any, count: Any) -> Any:
     found = [await asyncio.to_thread(answers.get, timeout=10) for _ in range(count)]
     return sorted(found, key=lambda answer: answer.opaque)
 
 
-def test_a_broker_may_ask_a_push_consumer(topic):
+def test_a_broker_may_ask_a_push_consumer(topic: Loopback) -> None:
     for n in range(3):
         topic.store(Q, b"%d" % n)
     listener, got, done = gathering(3)
 
-    async def main():
+    async def main() -> None:
         options = PushOptions(consume_from=ConsumeFrom.FIRST, suspend_ms=0)
         consumer = PushConsumer(topic.addr, "g", listener, options=options)
         await consumer.subscribe("T")
@@ -135,11 +137,11 @@ def test_a_broker_may_ask_a_push_consumer(topic):
     assert topic.offsets["g", Q] == 3
 
 
-def test_a_broker_that_asks_without_an_end_is_heard_only_so_often(server):
-    async def main():
+def test_a_broker_that_asks_without_an_end_is_heard_only_so_often(server: Loopback) -> None:
+    async def main() -> None:
         gate = asyncio.Event()
 
-        async def answer(request):
+        async def answer(request: Any) -> Any:
             await gate.wait()
             return RemotingCommand.response(request)
 
@@ -160,9 +162,9 @@ def test_a_broker_that_asks_without_an_end_is_heard_only_so_often(server):
     asyncio.run(main())
 
 
-def test_answers_wait_for_a_broker_that_does_not_read(server):
-    async def main():
-        async def answer(request):
+def test_answers_wait_for_a_broker_that_does_not_read(server: Loopback) -> None:
+    async def main() -> None:
+        async def answer(request: Any) -> Any:
             return RemotingCommand.response(request)
 
         net = AioNet(answer, random.Random(1))
@@ -184,8 +186,8 @@ def test_answers_wait_for_a_broker_that_does_not_read(server):
     asyncio.run(main())
 
 
-def test_a_consumer_that_pulls_refuses_over_its_connection(topic):
-    async def main():
+def test_a_consumer_that_pulls_refuses_over_its_connection(topic: Loopback) -> None:
+    async def main() -> None:
         async with PullConsumer(topic.addr, "g") as consumer:
             await consumer.min_offset(Q)
             (answer,) = await taken(topic.ask_client([ask(RequestCode.CONSUME_MESSAGE_DIRECTLY)]), 1)

@@ -5,6 +5,7 @@ import pickle
 import resource
 import socket
 import threading
+from typing import Any
 
 import pytest
 
@@ -17,23 +18,24 @@ from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.command import RemotingCommand, encode_command
 from mqbroker.wire.record import encode_record
 from tests.client.faults import Passage
+from tests.client.loopback import Loopback
 
 Q = MessageQueue("T", "a", 0)
 PULL = RequestCode.PULL_MESSAGE
 
 
 @pytest.fixture
-def topic(server):
+def topic(server: Loopback) -> Any:
     server.add_topic("T", queues=2)
     return server
 
 
-def test_many_pulls_are_sent_ahead_of_their_answers(topic, silent):
+def test_many_pulls_are_sent_ahead_of_their_answers(topic: Loopback, silent: object) -> None:
     for n in range(300):
         topic.store(Q, b"%d" % n)
     held = []
 
-    def hold_some(passage):
+    def hold_some(passage: Any) -> None:
         """Answer nothing before ten pulls are here, and those in another order."""
         held.append(passage)
         if len(held) == 10:
@@ -47,7 +49,7 @@ def test_many_pulls_are_sent_ahead_of_their_answers(topic, silent):
     assert [r.next_offset for r in results] == list(range(1, 301))
 
 
-def test_pulls_can_be_taken_later_or_given_up(topic):
+def test_pulls_can_be_taken_later_or_given_up(topic: Loopback) -> None:
     for n in range(3):
         topic.store(Q, b"%d" % n)
     with PullConsumer(topic.addr, "cg") as consumer:
@@ -61,7 +63,9 @@ def test_pulls_can_be_taken_later_or_given_up(topic):
     assert len(topic.connections) == 2
 
 
-def test_an_answer_that_does_not_come_times_out_and_the_connection_is_not_used_again(topic, silent):
+def test_an_answer_that_does_not_come_times_out_and_the_connection_is_not_used_again(
+    topic: Loopback, silent: object
+) -> None:
     topic.store(Q)
     topic.faults.refuse[None, PULL] = silent
     with PullConsumer(topic.addr, "cg", options=PullOptions(pull_timeout_ms=100)) as consumer:
@@ -73,7 +77,7 @@ def test_an_answer_that_does_not_come_times_out_and_the_connection_is_not_used_a
         assert len(topic.connections) == 2
 
 
-def test_a_connection_that_the_broker_closes_fails_its_requests_and_is_replaced(topic):
+def test_a_connection_that_the_broker_closes_fails_its_requests_and_is_replaced(topic: Loopback) -> None:
     topic.store(Q)
 
     with PullConsumer(topic.addr, "cg") as consumer:
@@ -85,7 +89,7 @@ def test_a_connection_that_the_broker_closes_fails_its_requests_and_is_replaced(
         assert consumer.pull(Q, 0).next_offset == 1
 
 
-def test_a_connection_that_was_closed_while_idle_is_not_used(topic):
+def test_a_connection_that_was_closed_while_idle_is_not_used(topic: Loopback) -> None:
     with Producer(topic.addr, "pg") as producer:
         producer.send(Message("T", b"0"))
         for connection in topic.connections:
@@ -95,7 +99,7 @@ def test_a_connection_that_was_closed_while_idle_is_not_used(topic):
     assert len(topic.connections) == 2
 
 
-def test_a_connection_with_a_high_descriptor_is_used_again(topic):
+def test_a_connection_with_a_high_descriptor_is_used_again(topic: Loopback) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < 2000:
         pytest.skip(f"no descriptor above 1023 may be had here: the limit is {hard}")
@@ -115,8 +119,8 @@ def test_a_connection_with_a_high_descriptor_is_used_again(topic):
     assert len(topic.connections) == 1
 
 
-def test_requests_of_the_broker_between_answers_are_left_alone(topic):
-    def ask(passage):
+def test_requests_of_the_broker_between_answers_are_left_alone(topic: Loopback) -> None:
+    def ask(passage: Any) -> None:
         passage.connection.write(encode_command(RemotingCommand(39, opaque=passage.request.opaque)))
         passage.pass_on()
 
@@ -125,7 +129,7 @@ def test_requests_of_the_broker_between_answers_are_left_alone(topic):
         assert producer.send(Message("T", b"0"), queue=Q).queue == Q
 
 
-def test_threads_share_a_producer(topic):
+def test_threads_share_a_producer(topic: Loopback) -> None:
     with Producer(topic.addr, "pg", options=ProducerOptions(send_threads=4)) as producer:
         sends = [producer.send_async(Message("T", b"%d" % n)) for n in range(200)]
         results = [send.result(10) for send in sends]
@@ -137,7 +141,7 @@ def test_threads_share_a_producer(topic):
     assert sum(len(topic.stored(MessageQueue("T", "a", n))) for n in range(2)) == 200
 
 
-def test_pickled_clients_keep_addresses_and_options_only(topic):
+def test_pickled_clients_keep_addresses_and_options_only(topic: Loopback) -> None:
     topic.store(Q)
     with Producer(topic.addr, "pg") as producer, PullConsumer(topic.addr, "cg") as consumer:
         producer.send(Message("T", b"0"))
@@ -151,7 +155,7 @@ def test_pickled_clients_keep_addresses_and_options_only(topic):
         pickle.dumps(PushConsumer(topic.addr, "g", print))
 
 
-def _use_in_child(producer, consumer, results):
+def _use_in_child(producer: Any, consumer: Any, results: Any) -> None:
     own = producer.send(Message("T", b"child"), queue=Q)
     results.put((os.getpid(), own.msg_id, consumer.pull(Q, 0).max_offset))
     producer.close()
@@ -159,7 +163,7 @@ def _use_in_child(producer, consumer, results):
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_forked_child_makes_its_own_connections_and_the_parents_go_on(topic):
+def test_a_forked_child_makes_its_own_connections_and_the_parents_go_on(topic: Loopback) -> None:
     fork = multiprocessing.get_context("fork")
     with Producer(topic.addr, "pg") as producer, PullConsumer(topic.addr, "cg") as consumer:
         first = producer.send(Message("T", b"parent"), queue=Q)
@@ -180,12 +184,12 @@ def test_a_forked_child_makes_its_own_connections_and_the_parents_go_on(topic):
         assert len(topic.connections) == used
 
 
-def test_a_message_by_hand_is_consumed_on_a_listeners_thread(topic):
+def test_a_message_by_hand_is_consumed_on_a_listeners_thread(topic: Loopback) -> None:
     topic.store(Q, b"0")
     topic.add_topic("%RETRY%g", queues=1)
     got, done, leave = [], threading.Event(), threading.Event()
 
-    def listener(message):
+    def listener(message: Any) -> None:
         got.append((message.body, threading.current_thread().name))
         done.set()
         assert leave.wait(10)

@@ -1,8 +1,8 @@
 """What consumers answer to brokers, on a cluster in memory and a clock."""
 
-import gc
 import logging
 import random
+from typing import Any
 
 import attrs
 import pytest
@@ -12,82 +12,27 @@ from mqbroker.client import RetryLater
 from mqbroker.client.broker_requests import MemberRequests, decline, pull_consumer_answers
 from mqbroker.client.consume_service import DIRECT_MAX
 from mqbroker.client.deferred_net import handler_table
-from mqbroker.client.push_consumer import RESET_WAIT_S
 from mqbroker.remoting.connection import RemotingProtocol
 from mqbroker.remoting.limits import Limits
 from mqbroker.wire import fastjson
-from mqbroker.wire import headers as h
 from mqbroker.wire.admin_bodies import (
     ConsumeMessageDirectlyResult,
     ConsumerRunningInfo,
     GetConsumerStatusBody,
-    MessageQueueForC,
-    ResetOffsetBody,
-    ResetOffsetBodyForC,
 )
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import ONEWAY_FLAG, RemotingCommand, encode_command
 from mqbroker.wire.record import encode_record
+from tests.client.asking import INFO, NOW_MS, RECORD, STATUS, ask, committed, consume, fill, peer_of, reset_to
 from tests.client.member import RETRY, A, Member, Q
-from tests.client.records import a_record
+from tests.client.world import World
 from tests.remoting.link import Link, NoOwner, Peer
-
-NOW_MS = 1_700_000_000_000
-
-INFO = RemotingCommand.request(
-    RequestCode.GET_CONSUMER_RUNNING_INFO,
-    h.GetConsumerRunningInfoRequestHeader(consumer_group="g", client_id="me", jstack_enable=False),
-)
-STATUS = RemotingCommand.request(
-    RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, h.GetConsumerStatusRequestHeader(topic="T", group="g")
-)
-
-
-def reset_to(offsets, topic="T", body=None):
-    header = h.ResetOffsetRequestHeader(topic=topic, group="g", timestamp=1, is_force=False)
-    data = ResetOffsetBody(offsets).to_json() if body is None else body
-    return RemotingCommand.request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, header, data)
-
-
-RECORD = a_record(queue_offset=3, physical_offset=3000, body=b"by hand", properties={"TAGS": "t"})
-
-
-def consume(body=None, broker_name="a"):
-    header = h.ConsumeMessageDirectlyResultRequestHeader(
-        consumer_group="g", client_id="me", msg_id="X", broker_name=broker_name
-    )
-    data = encode_record(RECORD) if body is None else body
-    return RemotingCommand.request(RequestCode.CONSUME_MESSAGE_DIRECTLY, header, data)
-
-
-def peer_of(member):
-    return MemberRequests(lambda: member.core, lambda: "stacks")
-
-
-def ask(member, request):
-    """The answer to `request`, which needs no time."""
-    return member.world.result(peer_of(member).answer(attrs.evolve(request, opaque=9)))
-
-
-def committed(world, queue=Q):
-    return world.cluster.offsets.get(("g", queue))
-
-
-def pulled_from(world, queue=Q):
-    pulls = (r.ext_fields for r in world.faults.asked(RequestCode.PULL_MESSAGE))
-    return [int(f["queueOffset"]) for f in pulls if f["topic"] == queue.topic]
-
-
-def fill(world, count):
-    for n in range(count):
-        world.cluster.store(Q, b"%d" % n)
-
 
 # --- running info
 
 
-def test_a_consumer_tells_of_itself_as_java_reads_it(one_queue, name_server):
+def test_a_consumer_tells_of_itself_as_java_reads_it(one_queue: World, name_server: str) -> None:
     fill(one_queue, 3)
     member = Member(one_queue, name_server, listener=lambda m: Deferred(), concurrency=2)
     member.start()
@@ -142,8 +87,8 @@ def test_a_consumer_tells_of_itself_as_java_reads_it(one_queue, name_server):
     }
 
 
-def test_times_and_offsets_of_a_queue_move_on(one_queue, name_server):
-    held = Deferred()
+def test_times_and_offsets_of_a_queue_move_on(one_queue: World, name_server: str) -> None:
+    held: Deferred[Any] = Deferred()
     member = Member(one_queue, name_server, listener=lambda m: held).start()
     one_queue.clock.advance(3)
     one_queue.cluster.store(Q, b"m" * 3 * 1024 * 1024)
@@ -156,7 +101,7 @@ def test_times_and_offsets_of_a_queue_move_on(one_queue, name_server):
     assert (info.commit_offset, info.cached_msg_count, info.last_consume_timestamp) == (1, 0, NOW_MS + 7000)
 
 
-def test_rates_are_told_by_topic(one_queue, name_server):
+def test_rates_are_told_by_topic(one_queue: World, name_server: str) -> None:
     fill(one_queue, 6)
     answers = iter([None, None, None, None, False, False])
     member = Member(one_queue, name_server, listener=lambda m: next(answers, None)).start()
@@ -166,7 +111,7 @@ def test_rates_are_told_by_topic(one_queue, name_server):
     assert (status["T"].consume_failed_msgs, status["%RETRY%g"].consume_failed_msgs) == (2, 0)
 
 
-def test_only_pulls_that_found_something_have_a_time(one_queue, name_server):
+def test_only_pulls_that_found_something_have_a_time(one_queue: World, name_server: str) -> None:
     member = Member(one_queue, name_server).start()
     one_queue.clock.advance(3)
     fill(one_queue, 1)
@@ -174,13 +119,13 @@ def test_only_pulls_that_found_something_have_a_time(one_queue, name_server):
     assert ConsumerRunningInfo.from_json(ask(member, INFO).body).status_table["T"].pull_rt == 3000
 
 
-def test_stacks_are_told_where_they_are_asked_for(one_queue, name_server):
+def test_stacks_are_told_where_they_are_asked_for(one_queue: World, name_server: str) -> None:
     member = Member(one_queue, name_server).start()
     request = attrs.evolve(INFO, ext_fields=INFO.ext_fields | {"jstackEnable": "true"})
     assert ConsumerRunningInfo.from_json(ask(member, request).body).jstack == "stacks"
 
 
-def test_a_queue_whose_start_is_not_known_yet_has_no_offset(one_queue, name_server, silent):
+def test_a_queue_whose_start_is_not_known_yet_has_no_offset(one_queue: World, name_server: str, silent: object) -> None:
     one_queue.faults.refuse[A, RequestCode.QUERY_CONSUMER_OFFSET] = silent
     member = Member(one_queue, name_server).start()
     assert ConsumerRunningInfo.from_json(ask(member, INFO).body).mq_table[Q].commit_offset == -1
@@ -190,10 +135,10 @@ def test_a_queue_whose_start_is_not_known_yet_has_no_offset(one_queue, name_serv
 # --- positions
 
 
-def test_a_consumer_tells_what_it_would_commit_in_queues_of_the_topic(one_queue, name_server):
+def test_a_consumer_tells_what_it_would_commit_in_queues_of_the_topic(one_queue: World, name_server: str) -> None:
     fill(one_queue, 3)
     one_queue.cluster.store(RETRY, b"again", RETRY_TOPIC="T")
-    held = Deferred()
+    held: Deferred[Any] = Deferred()
     member = Member(one_queue, name_server, listener=lambda m: held if m.body == b"1" else None).start()
     answer = ask(member, STATUS)
     assert GetConsumerStatusBody.from_json(answer.body).message_queue_table == {Q: 1}
@@ -202,7 +147,9 @@ def test_a_consumer_tells_what_it_would_commit_in_queues_of_the_topic(one_queue,
     assert GetConsumerStatusBody.from_json(ask(member, everything).body).message_queue_table == {Q: 1, RETRY: 1}
 
 
-def test_answers_tell_of_so_many_queues_and_no_more(world, name_server, monkeypatch):
+def test_answers_tell_of_so_many_queues_and_no_more(
+    world: World, name_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world.cluster.add_topic("T", queues=3)
     for n in range(3):
         world.cluster.store(MessageQueue("T", "a", n))
@@ -217,7 +164,7 @@ def test_answers_tell_of_so_many_queues_and_no_more(world, name_server, monkeypa
 # --- direct consumption
 
 
-def test_a_message_by_hand_reaches_the_listener_and_moves_no_offset(one_queue, name_server):
+def test_a_message_by_hand_reaches_the_listener_and_moves_no_offset(one_queue: World, name_server: str) -> None:
     fill(one_queue, 1)
     member = Member(one_queue, name_server).start()
     one_queue.clock.advance(5)
@@ -232,18 +179,18 @@ def test_a_message_by_hand_reaches_the_listener_and_moves_no_offset(one_queue, n
     assert member.core.positions("T") == {Q: 1}
 
 
-def test_a_message_of_the_retry_topic_comes_by_hand_under_its_own(one_queue, name_server):
+def test_a_message_of_the_retry_topic_comes_by_hand_under_its_own(one_queue: World, name_server: str) -> None:
     member = Member(one_queue, name_server).start()
     record = attrs.evolve(RECORD, topic="%RETRY%g", properties={"RETRY_TOPIC": "T"})
     ask(member, consume(encode_record(record)))
     assert (member.got[-1].topic, member.got[-1].queue) == ("T", RETRY)
 
 
-def later(message):
+def later(message: Any) -> None:
     raise RetryLater(3)
 
 
-def fail(message):
+def fail(message: Any) -> None:
     raise ValueError("no money")
 
 
@@ -251,7 +198,9 @@ def fail(message):
     ("listener", "result"),
     [(lambda m: True, "CR_SUCCESS"), (lambda m: False, "CR_LATER"), (later, "CR_LATER"), (fail, "CR_THROW_EXCEPTION")],
 )
-def test_what_the_listener_says_is_told_and_nothing_goes_back(one_queue, name_server, listener, result, caplog):
+def test_what_the_listener_says_is_told_and_nothing_goes_back(
+    one_queue: World, name_server: str, listener: Any, result: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     member = Member(one_queue, name_server, listener=listener).start()
     told = ConsumeMessageDirectlyResult.from_json(ask(member, consume()).body)
     assert told.consume_result == result
@@ -265,10 +214,10 @@ def test_what_the_listener_says_is_told_and_nothing_goes_back(one_queue, name_se
     assert [record for record in caplog.records if record.exc_info] == []
 
 
-def test_the_answer_waits_for_the_listener_and_tells_its_time(one_queue, name_server):
-    held = Deferred()
+def test_the_answer_waits_for_the_listener_and_tells_its_time(one_queue: World, name_server: str) -> None:
+    held: Deferred[Any] = Deferred()
     member = Member(one_queue, name_server, listener=lambda m: held).start()
-    answers = []
+    answers: list[Any] = []
     one_queue.run(peer_of(member).answer(consume())).addCallback(answers.append)
     one_queue.clock.advance(2)
     assert answers == []
@@ -276,16 +225,17 @@ def test_the_answer_waits_for_the_listener_and_tells_its_time(one_queue, name_se
     assert ConsumeMessageDirectlyResult.from_json(answers[0].body).spent_time_mills == 2000
 
 
-def test_so_many_by_hand_and_no_more_and_a_close_waits_for_them(one_queue, name_server):
-    held = []
+def test_so_many_by_hand_and_no_more_and_a_close_waits_for_them(one_queue: World, name_server: str) -> None:
+    held: list[Any] = []
 
-    def listener(message):
+    def listener(message: Any) -> Any:
         held.append(Deferred())
         return held[-1]
 
     member = Member(one_queue, name_server, listener=listener, concurrency=1).start()
     fill(one_queue, 1)
-    peer, answers = peer_of(member), []
+    peer = peer_of(member)
+    answers: list[Any] = []
     for _ in range(DIRECT_MAX):
         one_queue.run(peer.answer(consume())).addCallback(answers.append)
     assert len(held) == DIRECT_MAX + 1
@@ -304,163 +254,6 @@ def test_so_many_by_hand_and_no_more_and_a_close_waits_for_them(one_queue, name_
     assert [answer.code for answer in answers] == [ResponseCode.SUCCESS] * (DIRECT_MAX + 1)
 
 
-# --- reset
-
-
-def test_a_reset_backwards_delivers_again_from_there(one_queue, name_server):
-    fill(one_queue, 5)
-    member = Member(one_queue, name_server).start()
-    one_queue.clock.advance(5)
-    assert committed(one_queue) == 5
-    answer = ask(member, reset_to({Q: 2, MessageQueue("T", "b", 7): 1}))
-    assert (answer.code, answer.body) == (ResponseCode.SUCCESS, b"")
-    assert committed(one_queue) == 2, "it commits at once"
-    assert member.bodies[5:] == [b"2", b"3", b"4"]
-    assert member.core.assigned == {Q, RETRY}
-    one_queue.clock.advance(5)
-    assert committed(one_queue) == 5
-
-
-def test_a_reset_is_committed_at_once_and_drops_what_was_fetched(one_queue, name_server):
-    fill(one_queue, 50)
-    running = []
-
-    def listener(message):
-        running.append((message.body, Deferred()))
-        return running[-1][1]
-
-    member = Member(one_queue, name_server, listener=listener, concurrency=2).start()
-    assert [body for body, _ in running] == [b"0", b"1"]
-    ask(member, reset_to({Q: 40}))
-    assert committed(one_queue) == 40
-    assert member.core.positions("T") == {Q: 40}
-    pulls = len(pulled_from(one_queue))
-    # What the listener is with comes to its end, and does not count; nothing is sent back.
-    running[0][1].errback(ValueError("too late"))
-    assert len(running) == 2
-    assert len(pulled_from(one_queue)) == pulls
-    running[1][1].callback(None)
-    assert pulled_from(one_queue)[pulls] == 40
-    assert [body for body, _ in running[2:]] == [b"40", b"41"]
-    assert one_queue.cluster.sent_back == []
-    one_queue.clock.advance(5)
-    assert committed(one_queue) == 40
-
-
-def test_a_listener_that_does_not_end_holds_a_reset_up_only_so_long(one_queue, name_server, caplog):
-    fill(one_queue, 3)
-    answers = iter([Deferred(), *[None] * 10])
-    member = Member(one_queue, name_server, listener=lambda m: next(answers)).start()
-    ask(member, reset_to({Q: 1}))
-    got = len(member.got)
-    one_queue.clock.advance(RESET_WAIT_S - 0.1)
-    assert len(member.got) == got
-    one_queue.clock.advance(0.1)
-    assert member.bodies[got:] == [b"1", b"2"]
-    assert "still is with messages" in caplog.text
-
-
-def test_resets_without_an_end_keep_nothing(one_queue, name_server):
-    def kept():
-        gc.collect()
-        return sum(type(thing).__name__ in ("ReceivedMessage", "_Signal") for thing in gc.get_objects())
-
-    fill(one_queue, 50)
-    running = []
-
-    def listener(message):
-        running.append(Deferred())
-        return running[-1]
-
-    member = Member(one_queue, name_server, listener=listener, concurrency=1).start()
-    for count in range(6):
-        ask(member, reset_to({Q: 0}))
-        one_queue.clock.advance(RESET_WAIT_S)
-        if count == 0:  # the message that the listener is with, and its queue, stay
-            before = kept()
-    assert len(running) == 1
-    assert kept() <= before
-
-
-def test_a_reset_that_is_never_committed_holds_nothing_up(one_queue, name_server):
-    fill(one_queue, 3)
-    member = Member(one_queue, name_server).start()
-    one_queue.faults.refuse[A, RequestCode.UPDATE_CONSUMER_OFFSET] = (ResponseCode.SYSTEM_ERROR, "no")
-    ask(member, reset_to({Q: 1}))
-    assert member.bodies == [b"0", b"1", b"2", b"1", b"2"]
-
-
-def test_resets_one_after_another_wait_together_and_the_last_counts(one_queue, name_server):
-    fill(one_queue, 5)
-    held = Deferred()
-    member = Member(one_queue, name_server, listener=lambda m: held, concurrency=1).start()
-    for offset in (1, 2, 4):
-        ask(member, reset_to({Q: offset}))
-    one_queue.clock.advance(1)
-    assert member.bodies == [b"0"]
-    held.callback(None)
-    assert member.bodies == [b"0", b"4"]
-    one_queue.clock.advance(5)
-    assert committed(one_queue) == 5
-
-
-def test_a_reset_reaches_the_next_owner_though_its_queue_moves_at_once(one_queue, name_server):
-    fill(one_queue, 5)
-    member = Member(one_queue, name_server, me="c2", listener=lambda m: Deferred()).start()
-    one_queue.faults.refuse[A, RequestCode.UPDATE_CONSUMER_OFFSET] = (ResponseCode.SYSTEM_ERROR, "no")
-    ask(member, reset_to({Q: 3}))
-    assert committed(one_queue) is None
-    one_queue.faults.refuse.clear()
-    one_queue.cluster.join("g", "c1")
-    member.core.ids_changed("g")
-    assert member.core.assigned == frozenset()
-    assert committed(one_queue) == 3
-
-
-def test_a_reset_that_cannot_be_committed_yet_is_kept_and_committed_later(one_queue, name_server):
-    fill(one_queue, 5)
-    member = Member(one_queue, name_server).start()
-    one_queue.clock.advance(5)
-    one_queue.faults.refuse[A, RequestCode.UPDATE_CONSUMER_OFFSET] = (ResponseCode.SYSTEM_ERROR, "no")
-    one_queue.faults.refuse[A, RequestCode.PULL_MESSAGE] = (ResponseCode.SYSTEM_ERROR, "no")
-    ask(member, reset_to({Q: 2}))
-    assert committed(one_queue) == 5
-    del one_queue.faults.refuse[A, RequestCode.UPDATE_CONSUMER_OFFSET]
-    one_queue.clock.pump([1] * 5)
-    assert committed(one_queue) == 2
-    one_queue.faults.refuse.clear()
-    one_queue.clock.advance(1)
-    assert member.bodies[5:] == [b"2", b"3", b"4"]
-
-
-def test_only_queues_of_the_topic_are_reset(one_queue, name_server):
-    one_queue.cluster.store(RETRY, b"again", RETRY_TOPIC="T")
-    member = Member(one_queue, name_server).start()
-    ask(member, reset_to({RETRY: 0}))
-    assert pulled_from(one_queue, RETRY) == [0, 1]
-    ask(member, reset_to({RETRY: 0}, topic="%RETRY%g"))
-    assert pulled_from(one_queue, RETRY) == [0, 1, 0, 1]
-
-
-def test_a_reset_beyond_the_end_goes_on_at_the_end(one_queue, name_server):
-    fill(one_queue, 2)
-    member = Member(one_queue, name_server).start()
-    ask(member, reset_to({Q: 1000}))
-    assert committed(one_queue) == 1000
-    one_queue.clock.advance(5)
-    assert committed(one_queue) == 2
-    one_queue.cluster.store(Q, b"new")
-    assert member.bodies == [b"0", b"1", b"new"]
-
-
-def test_a_reset_in_the_form_for_clients_in_c_is_read_too(one_queue, name_server):
-    fill(one_queue, 3)
-    member = Member(one_queue, name_server).start()
-    body = ResetOffsetBodyForC([MessageQueueForC("T", "a", 0, 2)]).to_json()
-    assert ask(member, reset_to({}, body=body)).code == ResponseCode.SUCCESS
-    assert member.bodies == [b"0", b"1", b"2", b"2"]
-
-
 # --- what is wrong, and who does not answer
 
 
@@ -472,7 +265,7 @@ BAD_BODIES = [b"", b"\x00\xff", b"[]", b"1", b'"x"', b'{"offsetTable":[1]}', b'{
 
 
 @pytest.mark.parametrize("body", BAD_BODIES, ids=range(len(BAD_BODIES)))
-def test_a_body_that_is_no_table_is_refused(one_queue, name_server, body):
+def test_a_body_that_is_no_table_is_refused(one_queue: World, name_server: str, body: Any) -> None:
     fill(one_queue, 2)
     member = Member(one_queue, name_server).start()
     answer = ask(member, reset_to({}, body=body))
@@ -487,7 +280,7 @@ BAD_MESSAGES = [b"", b"\x00" * 200, GOOD[:-1], GOOD + GOOD, GOOD + b"x", GOOD[:4
 
 
 @pytest.mark.parametrize("body", BAD_MESSAGES, ids=range(len(BAD_MESSAGES)))
-def test_what_is_not_one_message_does_not_reach_the_listener(one_queue, name_server, body):
+def test_what_is_not_one_message_does_not_reach_the_listener(one_queue: World, name_server: str, body: Any) -> None:
     member = Member(one_queue, name_server).start()
     answer = ask(member, consume(body))
     assert (answer.code, bool(answer.remark)) == (ResponseCode.SYSTEM_ERROR, True)
@@ -499,7 +292,9 @@ REQUESTS = [INFO, STATUS, reset_to({Q: 0}), CONSUME]
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda r: str(r.code))
-def test_header_fields_that_are_missing_or_of_another_group_are_refused(one_queue, name_server, request_, caplog):
+def test_header_fields_that_are_missing_or_of_another_group_are_refused(
+    one_queue: World, name_server: str, request_: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
     member = Member(one_queue, name_server).start()
     required = {"consumerGroup", "group", "topic", "clientId", "timestamp", "isForce"} & set(request_.ext_fields)
@@ -518,13 +313,15 @@ def test_header_fields_that_are_missing_or_of_another_group_are_refused(one_queu
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda r: str(r.code))
-def test_a_one_way_request_is_never_answered(one_queue, name_server, request_):
+def test_a_one_way_request_is_never_answered(one_queue: World, name_server: str, request_: Any) -> None:
     member = Member(one_queue, name_server).start()
     assert ask(member, attrs.evolve(request_, flag=ONEWAY_FLAG)) is None
     assert ask(member, attrs.evolve(request_, flag=ONEWAY_FLAG, ext_fields={})) is None
 
 
-def test_whatever_bytes_come_there_is_one_answer_and_no_traceback(one_queue, name_server, caplog):
+def test_whatever_bytes_come_there_is_one_answer_and_no_traceback(
+    one_queue: World, name_server: str, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
     fill(one_queue, 2)
     member = Member(one_queue, name_server).start()
@@ -544,8 +341,8 @@ def test_whatever_bytes_come_there_is_one_answer_and_no_traceback(one_queue, nam
     assert [record.getMessage() for record in caplog.records if record.exc_info] == []
 
 
-def test_a_mistake_of_ours_is_answered_too_and_logged(one_queue, caplog):
-    def nobody():
+def test_a_mistake_of_ours_is_answered_too_and_logged(one_queue: World, caplog: pytest.LogCaptureFixture) -> None:
+    def nobody() -> None:
         raise LookupError("no member")
 
     answer = one_queue.result(MemberRequests(nobody, str).answer(INFO))
@@ -553,7 +350,7 @@ def test_a_mistake_of_ours_is_answered_too_and_logged(one_queue, caplog):
     assert "no member" in caplog.text
 
 
-def test_a_notice_of_changed_members_is_heard(one_queue, name_server):
+def test_a_notice_of_changed_members_is_heard(one_queue: World, name_server: str) -> None:
     member = Member(one_queue, name_server, me="c2").start()
     one_queue.cluster.join("g", "c1")
     notice = RemotingCommand(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": "g"}, flag=ONEWAY_FLAG)
@@ -562,21 +359,21 @@ def test_a_notice_of_changed_members_is_heard(one_queue, name_server):
     assert ask(member, attrs.evolve(notice, ext_fields={}, flag=0)).code == ResponseCode.SYSTEM_ERROR
 
 
-def test_the_table_of_the_twisted_face_has_all_of_it(one_queue, name_server):
+def test_the_table_of_the_twisted_face_has_all_of_it(one_queue: World, name_server: str) -> None:
     member = Member(one_queue, name_server).start()
     table = handler_table(peer_of(member).answer)
     for request in REQUESTS:
-        found = []
+        found: list[Any] = []
         table.handle(request, None).addCallback(found.append)
         assert [answer.code for answer in found] == [ResponseCode.SUCCESS]
 
 
-def test_over_a_connection_each_request_has_its_answer(one_queue, name_server):
+def test_over_a_connection_each_request_has_its_answer(one_queue: World, name_server: str) -> None:
     fill(one_queue, 1)
-    held = Deferred()
+    held: Deferred[Any] = Deferred()
     member = Member(one_queue, name_server, listener=lambda m: held if m.body == b"by hand" else None).start()
     broker = Peer()
-    ours = RemotingProtocol(handler_table(peer_of(member).answer), one_queue.clock, Limits(), NoOwner())
+    ours = RemotingProtocol(handler_table(peer_of(member).answer), one_queue.cluster.reactor, Limits(), NoOwner())
     link = Link(broker, ours)
     bad = [attrs.evolve(request, ext_fields={}, body=b"\x00") for request in REQUESTS]
     asked = [*REQUESTS, *bad, RemotingCommand(39), attrs.evolve(INFO, flag=ONEWAY_FLAG)]
@@ -594,7 +391,7 @@ def test_over_a_connection_each_request_has_its_answer(one_queue, name_server):
     assert not broker.lost
 
 
-def test_pull_consumers_and_producers_decline(world):
+def test_pull_consumers_and_producers_decline(world: World) -> None:
     answer = pull_consumer_answers("g")
     for request in REQUESTS:
         refusal = world.result(answer(request))

@@ -1,6 +1,8 @@
 """What clients do, the same on each face, with our own name server and broker in memory."""
 
+from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 import pytest
 
@@ -30,32 +32,32 @@ FROM_FIRST = PushOptions(consume_from=ConsumeFrom.FIRST, takeover_pause_s=0.0)
 
 
 @pytest.fixture
-def cluster(tmp_path):
+def cluster(tmp_path: Path) -> Any:
     cluster = Loopback(tmp_path)
     yield cluster
     cluster.close()
 
 
 @pytest.fixture(params=[OnTwisted, OnAsyncio, OnSockets], ids=["twisted", "asyncio", "blocking"])
-def face(request, cluster):
+def face(request: Any, cluster: Loopback) -> Any:
     face = request.param(cluster)
     yield face
     face.close()
 
 
 @pytest.fixture
-def producer(face):
+def producer(face: Any) -> Any:
     with face.make("Producer", "pg") as producer:
         yield producer
 
 
 @pytest.fixture
-def consumer(face):
+def consumer(face: Any) -> Any:
     with face.make("PullConsumer", "cg") as consumer:
         yield consumer
 
 
-def test_what_is_sent_can_be_pulled(producer, consumer):
+def test_what_is_sent_can_be_pulled(producer: Any, consumer: Any) -> None:
     results = [producer.send(Message("T", b"%d" % n, tags="even" if n % 2 == 0 else "odd"), queue=Q) for n in range(4)]
     assert [(r.status, r.queue, r.queue_offset) for r in results] == [(SendStatus.SEND_OK, Q, n) for n in range(4)]
     assert len({r.msg_id for r in results}) == 4
@@ -73,7 +75,7 @@ def test_what_is_sent_can_be_pulled(producer, consumer):
     assert [raw.next_offset for raw in consumer.fetch_many([(Q, n, 1) for n in range(7)])] == [1, 2, 3, 4, 5, 6, 7]
 
 
-def test_offsets_of_a_group(producer, consumer):
+def test_offsets_of_a_group(producer: Any, consumer: Any) -> None:
     producer.send(Message("T", b"x"), queue=Q)
     assert consumer.committed(Q) == 0  # what a broker says of a queue that is whole in memory
     consumer.commit(Q, 1)
@@ -82,7 +84,7 @@ def test_offsets_of_a_group(producer, consumer):
     assert consumer.offset_by_time(Q, 0) == 0
 
 
-def test_one_key_goes_to_one_queue_in_order(producer, consumer):
+def test_one_key_goes_to_one_queue_in_order(producer: Any, consumer: Any) -> None:
     results = [producer.send(Message("T", b"%d" % n), key="order-7") for n in range(20)]
     assert len({r.queue for r in results}) == 1
     chosen = producer.send(Message("T", b"x"), selector=lambda queues, message: queues[2])
@@ -91,7 +93,7 @@ def test_one_key_goes_to_one_queue_in_order(producer, consumer):
     assert [message.body for message in found.messages][:20] == [b"%d" % n for n in range(20)]
 
 
-def test_what_cannot_be_done_says_why(face, producer, consumer):
+def test_what_cannot_be_done_says_why(face: Any, producer: Any, consumer: Any) -> None:
     with pytest.raises(BadMessage, match="the body is empty"):
         producer.send(Message("T", b""))
     with pytest.raises(TopicNotFound, match="No route info of this topic: none"):
@@ -101,7 +103,7 @@ def test_what_cannot_be_done_says_why(face, producer, consumer):
         consumer.pull(MessageQueue("T", "a", 99), 0)
 
 
-def test_without_a_name_server(face, cluster, monkeypatch):
+def test_without_a_name_server(face: Any, cluster: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "name_server", "127.0.0.1:1")
     says = pytest.raises(NameServerUnreachable, match=r"No name server answers: 127\.0\.0\.1:1: Unreachable")
     with face.make("Producer", "pg", options=ProducerOptions(retries=0)) as producer, says:
@@ -110,7 +112,7 @@ def test_without_a_name_server(face, cluster, monkeypatch):
         consumer.queues("T")
 
 
-def test_a_closed_client_says_so_and_may_be_closed_again(face):
+def test_a_closed_client_says_so_and_may_be_closed_again(face: Any) -> None:
     face.make("Producer", "pg").close()
     producer = face.make("Producer", "pg")
     producer.start()
@@ -120,7 +122,7 @@ def test_a_closed_client_says_so_and_may_be_closed_again(face):
         producer.send(Message("T", b"x"))
 
 
-def test_a_producer_is_known_to_its_brokers_until_it_leaves(face, cluster):
+def test_a_producer_is_known_to_its_brokers_until_it_leaves(face: Any, cluster: Loopback) -> None:
     with face.make("Producer", "pg") as producer:
         producer.send(Message("T", b"x"))
         producer.send(Message("T", b"x"))
@@ -129,10 +131,10 @@ def test_a_producer_is_known_to_its_brokers_until_it_leaves(face, cluster):
     assert "pg" not in cluster.parts().producers.groups()
 
 
-def test_a_member_takes_everything_commits_and_leaves(face, cluster, producer):
+def test_a_member_takes_everything_commits_and_leaves(face: Any, cluster: Loopback, producer: Any) -> None:
     for n in range(50):
         producer.send(Message("T", b"%d" % n, keys=["k"]))
-    got = SimpleQueue()
+    got: SimpleQueue[Any] = SimpleQueue()
     member = face.make("PushConsumer", "g", got.put, options=FROM_FIRST)
     member.subscribe("T")
     with member:
@@ -147,11 +149,12 @@ def test_a_member_takes_everything_commits_and_leaves(face, cluster, producer):
         member.start()
 
 
-def test_what_a_listener_does_not_take_comes_again(face, cluster, producer):
+def test_what_a_listener_does_not_take_comes_again(face: Any, cluster: Loopback, producer: Any) -> None:
     producer.send(Message("T", b"x"))
-    got, verdicts = SimpleQueue(), [ConsumeResult.RETRY, None]
+    got: SimpleQueue[Any] = SimpleQueue()
+    verdicts = [ConsumeResult.RETRY, None]
 
-    def listener(message):
+    def listener(message: Any) -> Any:
         got.put(message)
         return verdicts.pop(0)
 
@@ -169,12 +172,12 @@ def test_what_a_listener_does_not_take_comes_again(face, cluster, producer):
     assert (again.body, again.reconsume_times, again.topic) == (b"x", 1, "T")
 
 
-def test_a_member_may_be_closed_inside_its_listener(face, cluster, producer):
+def test_a_member_may_be_closed_inside_its_listener(face: Any, cluster: Loopback, producer: Any) -> None:
     for n in range(20):
         producer.send(Message("T", b"%d" % n), queue=Q)
-    got = SimpleQueue()
+    got: SimpleQueue[Any] = SimpleQueue()
 
-    def listener(message):
+    def listener(message: Any) -> Any:
         got.put(message)
         return member._client.close()
 
@@ -190,7 +193,7 @@ def test_a_member_may_be_closed_inside_its_listener(face, cluster, producer):
     assert got.empty()
 
 
-def test_members_share_the_queues(face, cluster, producer):
+def test_members_share_the_queues(face: Any, cluster: Loopback, producer: Any) -> None:
     producer.send(Message("T", b"x"))
     members = [face.make("PushConsumer", "g", lambda message: None, options=FROM_FIRST) for _ in range(2)]
     for member in members:
@@ -207,7 +210,7 @@ def test_members_share_the_queues(face, cluster, producer):
         member.close()
 
 
-def test_a_member_that_could_get_nothing_is_not_started(face):
+def test_a_member_that_could_get_nothing_is_not_started(face: Any) -> None:
     with pytest.raises(NoSubscription):
         face.make("PushConsumer", "g", print).start()
     member = face.make("PushConsumer", "g", None)

@@ -1,33 +1,38 @@
 """The Twisted face's own parts: signals, locks, tasks, the answers to brokers, and the clients over a real server."""
 
 import random
+from typing import Any
 
 import pytest
 from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.task import Clock
+from zope.interface import implementer
 
 from mqbroker.client import ClientClosed, Message, MessageQueue, deferred
 from mqbroker.client.deferred_net import DeferredNet
 from mqbroker.client.net import every
 from mqbroker.errors import Unreachable
+from tests.client.world import World
 
 
 @pytest.fixture
-def clock():
+def clock() -> Any:
     return Clock()
 
 
 @pytest.fixture
-def net(clock):
+def net(clock: Any) -> Any:
     return DeferredNet(clock, None, random.Random(1))
 
 
-def note(found, coroutine):
+def note(found: Any, coroutine: Any) -> Any:
     return Deferred.fromCoroutine(coroutine).addBoth(found.append)
 
 
-def test_a_signal_is_kept_until_somebody_waits(clock, net):
-    signal, found = net.signal(), []
+def test_a_signal_is_kept_until_somebody_waits(clock: Any, net: Any) -> None:
+    signal = net.signal()
+    found: list[Any] = []
     signal.set()
     signal.set()
     note(found, signal.wait())
@@ -41,8 +46,9 @@ def test_a_signal_is_kept_until_somebody_waits(clock, net):
     assert not clock.getDelayedCalls()
 
 
-def test_a_wait_that_is_cancelled_leaves_the_signal_usable(clock, net):
-    signal, found = net.signal(), []
+def test_a_wait_that_is_cancelled_leaves_the_signal_usable(clock: Any, net: Any) -> None:
+    signal = net.signal()
+    found: list[Any] = []
     note(found, signal.wait(5)).cancel()
     assert not clock.getDelayedCalls()
     signal.set()
@@ -50,10 +56,12 @@ def test_a_wait_that_is_cancelled_leaves_the_signal_usable(clock, net):
     assert found[1] is True
 
 
-def test_a_lock_lets_in_one_at_a_time_in_order_and_thousands_after_each_other(clock, net):
-    lock, order, gate = net.lock(), [], Deferred()
+def test_a_lock_lets_in_one_at_a_time_in_order_and_thousands_after_each_other(clock: Any, net: Any) -> None:
+    lock = net.lock()
+    order: list[Any] = []
+    gate: Deferred[Any] = Deferred()
 
-    async def enter(n):
+    async def enter(n: Any) -> None:
         async with lock:
             order.append(n)
             if n == 0:
@@ -68,10 +76,10 @@ def test_a_lock_lets_in_one_at_a_time_in_order_and_thousands_after_each_other(cl
     assert order == [0, *range(2, 5000)]
 
 
-def test_a_task_can_be_cancelled_from_inside_and_outside(clock, net):
-    ended = []
+def test_a_task_can_be_cancelled_from_inside_and_outside(clock: Any, net: Any) -> None:
+    ended: list[Any] = []
 
-    async def run():
+    async def run() -> None:
         if tasks:
             tasks[0].cancel()
         try:
@@ -87,7 +95,7 @@ def test_a_task_can_be_cancelled_from_inside_and_outside(clock, net):
     tasks[1].cancel()
     assert ended == [0, 0]
 
-    async def cancel_itself():
+    async def cancel_itself() -> None:
         await net.sleep(1)
         own[0].cancel()
         await net.sleep(10)
@@ -98,18 +106,18 @@ def test_a_task_can_be_cancelled_from_inside_and_outside(clock, net):
     assert ended == [0, 0]
 
 
-def test_errors_of_a_task_are_logged(net, caplog):
-    async def fail():
+def test_errors_of_a_task_are_logged(net: Any, caplog: pytest.LogCaptureFixture) -> None:
+    async def fail() -> None:
         raise ValueError("boo")
 
     net.spawn(fail())
     assert "boo" in caplog.text
 
 
-def test_every_goes_on_after_an_error(clock, net):
+def test_every_goes_on_after_an_error(clock: Any, net: Any) -> None:
     calls = []
 
-    async def what():
+    async def what() -> None:
         calls.append(clock.seconds())
         raise Unreachable("away")
 
@@ -120,15 +128,15 @@ def test_every_goes_on_after_an_error(clock, net):
     assert not clock.getDelayedCalls()
 
 
-def test_a_producer_that_is_not_started_says_so(clock):
+def test_a_producer_that_is_not_started_says_so(clock: Any) -> None:
     producer = deferred.Producer(clock, "127.0.0.1:9876", "g")
     with pytest.raises(ClientClosed):
         producer.send(Message("T", b"x"))
 
 
-def test_the_clients_keep_to_the_reactor_they_are_given(clock, world):
+def test_the_clients_keep_to_the_reactor_they_are_given(clock: Any, world: World) -> None:
     """Producer and consumers over endpoints that fail: what is raised is typed, and nothing stays on the clock."""
-    found = []
+    found: list[Any] = []
     consumer = deferred.PullConsumer(clock, "127.0.0.1:9876", "g", connector=lambda host, port: Refusing())
     consumer.start()
     consumer.min_offset(MessageQueue("T", "a", 0)).addErrback(found.append)
@@ -145,8 +153,9 @@ def test_the_clients_keep_to_the_reactor_they_are_given(clock, world):
     assert not clock.getDelayedCalls()
 
 
+@implementer(IStreamClientEndpoint)
 class Refusing:
-    def connect(self, factory):
-        waiter = Deferred()
+    def connect(self, factory: Any) -> Any:
+        waiter: Deferred[Any] = Deferred()
         waiter.errback(ConnectionRefusedError("refused"))
         return waiter

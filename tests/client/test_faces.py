@@ -3,6 +3,7 @@
 import inspect
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ CLIENTS = ["Producer", "PullConsumer", "PushConsumer"]
 
 @pytest.mark.parametrize("face", [deferred, blocking])
 @pytest.mark.parametrize("client", CLIENTS)
-def test_no_face_lacks_a_public_name(face, client):
+def test_no_face_lacks_a_public_name(face: Any, client: Any) -> None:
     names = {name for name in dir(getattr(aio, client)) if not name.startswith("_")}
     only_aio = {"is_calling", "check_startable"}
     assert names - only_aio <= set(dir(getattr(face, client)))
@@ -21,7 +22,7 @@ def test_no_face_lacks_a_public_name(face, client):
 
 @pytest.mark.parametrize("face", [deferred, blocking])
 @pytest.mark.parametrize("client", CLIENTS)
-def test_calls_take_the_same_and_say_what_they_do(face, client):
+def test_calls_take_the_same_and_say_what_they_do(face: Any, client: Any) -> None:
     theirs = inspect.getmembers(getattr(face, client), inspect.isfunction)
     for name, method in theirs:
         if not name.startswith("_"):
@@ -31,7 +32,7 @@ def test_calls_take_the_same_and_say_what_they_do(face, client):
                 assert list(inspect.signature(method).parameters) == list(inspect.signature(ours).parameters), name
 
 
-def test_nothing_of_twisted_is_imported():
+def test_nothing_of_twisted_is_imported() -> None:
     code = "import sys, mqbroker.client.blocking, mqbroker.client.aio; print('twisted' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "False"

@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from twisted.internet.defer import Deferred
@@ -10,14 +11,16 @@ from twisted.internet.defer import Deferred
 from mqbroker.client import PushOptions, aio
 from mqbroker.client.options import ConsumeFrom
 from mqbroker.wire.codes import RequestCode
+from tests.client.loopback import Loopback
 from tests.client.member import Member, Q
+from tests.client.world import World
 
 FROM_FIRST = PushOptions(consume_from=ConsumeFrom.FIRST, suspend_ms=0, concurrency=1)
 COUNT = 400
 
 
 @pytest.fixture
-def topic(server):
+def topic(server: Loopback) -> Any:
     server.add_topic("T", queues=1)
     server.add_topic("%RETRY%g", queues=1)
     for n in range(COUNT):
@@ -28,12 +31,13 @@ def topic(server):
 # --- close() inside the listener
 
 
-def test_closed_inside_its_listener_a_member_waits_for_it_and_commits(one_queue, name_server):
+def test_closed_inside_its_listener_a_member_waits_for_it_and_commits(one_queue: World, name_server: str) -> None:
     for n in range(3):
         one_queue.cluster.store(Q, b"%d" % n)
-    inside, go_on = [], Deferred()
+    inside: list[Any] = []
+    go_on: Deferred[Any] = Deferred()
 
-    async def listener(message):
+    async def listener(message: Any) -> None:
         await member.core.close()
         inside.append(message.body)
         await go_on
@@ -41,7 +45,7 @@ def test_closed_inside_its_listener_a_member_waits_for_it_and_commits(one_queue,
     member = Member(one_queue, name_server, listener=listener, concurrency=1)
     member.start()
     assert inside == [b"0"], "close() returned at once"
-    outside = []
+    outside: list[Any] = []
     one_queue.run(member.core.close()).addBoth(outside.append)
     assert outside == []
     go_on.callback(None)
@@ -53,12 +57,12 @@ def test_closed_inside_its_listener_a_member_waits_for_it_and_commits(one_queue,
     assert not one_queue.clock.getDelayedCalls()
 
 
-def test_two_listeners_may_close_at_once(one_queue, name_server):
+def test_two_listeners_may_close_at_once(one_queue: World, name_server: str) -> None:
     for n in range(2):
         one_queue.cluster.store(Q, b"%d" % n)
-    gates = []
+    gates: list[Any] = []
 
-    async def listener(message):
+    async def listener(message: Any) -> None:
         gates.append(Deferred())
         await gates[-1]
         await member.core.close()
@@ -71,12 +75,13 @@ def test_two_listeners_may_close_at_once(one_queue, name_server):
     assert one_queue.cluster.members("g") == []
 
 
-def test_a_call_that_has_ended_is_waited_for_by_none(one_queue, name_server):
+def test_a_call_that_has_ended_is_waited_for_by_none(one_queue: World, name_server: str) -> None:
     """What the listener started goes on after it, and may close as any other."""
     one_queue.cluster.store(Q, b"0")
-    gate, closed = Deferred(), []
+    gate: Deferred[Any] = Deferred()
+    closed: list[Any] = []
 
-    async def later():
+    async def later() -> None:
         await gate
         await member.core.close()
         closed.append(one_queue.cluster.members("g"))
@@ -90,13 +95,13 @@ def test_a_call_that_has_ended_is_waited_for_by_none(one_queue, name_server):
 # --- left without close()
 
 
-def test_a_loop_that_ends_sends_nothing_back_and_starts_nothing_more(topic):
+def test_a_loop_that_ends_sends_nothing_back_and_starts_nothing_more(topic: Loopback) -> None:
     got = []
 
-    async def main():
+    async def main() -> None:
         began = asyncio.Event()
 
-        async def listener(message):
+        async def listener(message: Any) -> None:
             got.append(message.body)
             began.set()
             await asyncio.Event().wait()
@@ -145,7 +150,7 @@ print("leaving")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_a_program_that_ends_without_close_keeps_what_no_listener_saw(topic, host):
+def test_a_program_that_ends_without_close_keeps_what_no_listener_saw(topic: Loopback, host: Any) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", PROGRAM, f"{host}:{topic.addr.rpartition(':')[2]}"],
         capture_output=True,

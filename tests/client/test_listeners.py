@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import threading
+from typing import Any
 
 import pytest
 from twisted.internet.defer import Deferred, succeed
@@ -25,17 +26,19 @@ from mqbroker.client.options import ConsumeFrom
 from mqbroker.wire.admin_bodies import ConsumeMessageDirectlyResult
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import RequestCode
+from tests.client.loopback import Loopback
 from tests.client.member import Member, Q
 from tests.client.records import a_record
+from tests.client.world import World
 
 FROM_FIRST = PushOptions(consume_from=ConsumeFrom.FIRST, suspend_ms=0, concurrency=1)
 
 
-def a_message():
+def a_message() -> Any:
     return ReceivedMessage.of_record(a_record(queue_offset=1, physical_offset=2, store_host=("1.2.3.4", 6)), "a")
 
 
-async def unawaited(message):
+async def unawaited(message: Any) -> None:
     raise AssertionError("nobody runs this")
 
 
@@ -45,19 +48,19 @@ UNKNOWN = [0, 1, 1.0, "RETRY", "", b"", ValueError("no"), RetryLater, ConsumeRes
 
 
 @pytest.mark.parametrize("verdict", TAKEN)
-def test_what_takes_a_message(verdict, caplog):
+def test_what_takes_a_message(verdict: Any, caplog: pytest.LogCaptureFixture) -> None:
     assert ListenerResults(print, lambda: 0.0).delay_level(verdict, a_message()) is None
     assert not caplog.records
 
 
 @pytest.mark.parametrize("verdict", REJECTED)
-def test_what_sends_a_message_back(verdict, caplog):
+def test_what_sends_a_message_back(verdict: Any, caplog: pytest.LogCaptureFixture) -> None:
     assert ListenerResults(print, lambda: 0.0).delay_level(verdict, a_message()) == 0
     assert not caplog.records
 
 
 @pytest.mark.parametrize("verdict", UNKNOWN, ids=repr)
-def test_all_else_sends_it_back_and_is_told(verdict, caplog):
+def test_all_else_sends_it_back_and_is_told(verdict: Any, caplog: pytest.LogCaptureFixture) -> None:
     assert ListenerResults(unawaited, lambda: 0.0).delay_level(verdict, a_message()) == 0
     (record,) = caplog.records
     assert record.levelname == "WARNING"
@@ -66,12 +69,12 @@ def test_all_else_sends_it_back_and_is_told(verdict, caplog):
     assert "returning None, True or ConsumeResult.SUCCESS" in record.message
 
 
-def test_a_returned_retry_later_counts_as_raised_and_is_told(caplog):
+def test_a_returned_retry_later_counts_as_raised_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
     assert ListenerResults(print, lambda: 0.0).delay_level(RetryLater(5), a_message()) == 5
     assert "RetryLater, which is to be raised" in caplog.text
 
 
-def test_a_coroutine_is_closed_so_that_nothing_warns_of_it(caplog):
+def test_a_coroutine_is_closed_so_that_nothing_warns_of_it(caplog: pytest.LogCaptureFixture) -> None:
     coroutine = unawaited(None)
     assert ListenerResults(print, lambda: 0.0).delay_level(coroutine, a_message()) == 0
     with pytest.raises(RuntimeError, match="cannot reuse"):
@@ -79,7 +82,7 @@ def test_a_coroutine_is_closed_so_that_nothing_warns_of_it(caplog):
     assert "the coroutine unawaited, which nothing awaits" in caplog.text
 
 
-def test_unknown_verdicts_are_told_once_a_minute_and_counted(caplog):
+def test_unknown_verdicts_are_told_once_a_minute_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     now = [0.0]
     verdicts = ListenerResults(print, lambda: now[0])
     for _ in range(10_000):
@@ -92,9 +95,9 @@ def test_unknown_verdicts_are_told_once_a_minute_and_counted(caplog):
     assert "9999 times more" in caplog.records[1].message
 
 
-def test_a_verdict_whose_repr_fails_is_told_too(caplog):
+def test_a_verdict_whose_repr_fails_is_told_too(caplog: pytest.LogCaptureFixture) -> None:
     class Broken:
-        def __repr__(self):
+        def __repr__(self) -> None:
             raise ValueError("boo")
 
     assert ListenerResults(print, lambda: 0.0).delay_level(Broken(), a_message()) == 0
@@ -102,14 +105,16 @@ def test_a_verdict_whose_repr_fails_is_told_too(caplog):
 
 
 @pytest.mark.parametrize("level", [-2, 19, "3", 1.0, True, None])
-def test_a_delay_level_that_cannot_be_is_refused_where_it_is_written(level):
+def test_a_delay_level_that_cannot_be_is_refused_where_it_is_written(level: Any) -> None:
     with pytest.raises(ValueError, match="from -1 to 18"):
         RetryLater(level)
 
 
 @pytest.mark.parametrize("unknown", [0, "RETRY", ValueError("no")], ids=repr)
 @pytest.mark.parametrize("wrap", [lambda value: value, succeed], ids=["at once", "by a Deferred"])
-def test_a_member_sends_messages_with_unknown_verdicts_back(one_queue, name_server, unknown, wrap):
+def test_a_member_sends_messages_with_unknown_verdicts_back(
+    one_queue: World, name_server: str, unknown: Any, wrap: Any
+) -> None:
     for n in range(3):
         one_queue.cluster.store(Q, b"%d" % n)
     Member(one_queue, name_server, listener=lambda message: wrap(unknown)).start()
@@ -120,18 +125,18 @@ def test_a_member_sends_messages_with_unknown_verdicts_back(one_queue, name_serv
 
 
 class AsyncCallable:
-    async def __call__(self, message): ...
+    async def __call__(self, message: Any) -> None: ...
 
 
-def yields(message):
+def yields(message: Any) -> Any:
     yield
 
 
-async def yields_later(message):
+async def yields_later(message: Any) -> Any:
     yield
 
 
-def name(listener):
+def name(listener: Any) -> Any:
     """An id that is the same in each process, which pytest-xdist needs: without addresses."""
     if isinstance(listener, functools.partial):
         return f"partial({name(listener.func)})"
@@ -142,23 +147,23 @@ def name(listener):
 
 @pytest.mark.parametrize("listener", [None, "on_message", 7, Deferred, yields, yields_later], ids=name)
 @pytest.mark.parametrize("may_await", [True, False])
-def test_what_can_never_handle_a_message(listener, may_await):
+def test_what_can_never_handle_a_message(listener: Any, may_await: Any) -> None:
     with pytest.raises(BadListener):
         check_listener(listener, may_await=may_await)
 
 
 @pytest.mark.parametrize("listener", [unawaited, functools.partial(unawaited), AsyncCallable()], ids=name)
-def test_coroutine_functions_are_for_those_who_await(listener):
+def test_coroutine_functions_are_for_those_who_await(listener: Any) -> None:
     check_listener(listener, may_await=True)
     with pytest.raises(BadListener, match=r"mqbroker\.client\.aio"):
         check_listener(listener, may_await=False)
 
 
-def started(kind, listener, subscribe=True):
+def started(kind: Any, listener: Any, subscribe: Any = True) -> Any:
     """What a face says of `listener` before it connects to anything."""
     if kind == "deferred":
         consumer = deferred.PushConsumer(Clock(), "127.0.0.1:1", "g", listener)
-        found = []
+        found: list[Any] = []
         if subscribe:
             consumer.subscribe("T")
         consumer.start().addErrback(found.append)
@@ -173,7 +178,7 @@ def started(kind, listener, subscribe=True):
 
 
 @pytest.mark.parametrize("kind", ["aio", "blocking", "deferred"])
-def test_a_start_that_could_do_nothing_is_refused(kind):
+def test_a_start_that_could_do_nothing_is_refused(kind: Any) -> None:
     threads = threading.active_count()
     assert "there is no listener" in str(started(kind, None))
     error = started(kind, print, subscribe=False)
@@ -184,7 +189,7 @@ def test_a_start_that_could_do_nothing_is_refused(kind):
         assert "coroutine function" in str(started(kind, unawaited))
 
 
-def test_after_a_refused_start_it_can_be_made_good(server):
+def test_after_a_refused_start_it_can_be_made_good(server: Loopback) -> None:
     server.add_topic("T", queues=1)
     consumer = blocking.PushConsumer(server.addr, "g", print)
     with pytest.raises(NoSubscription):
@@ -200,18 +205,18 @@ def test_after_a_refused_start_it_can_be_made_good(server):
 
 
 @pytest.fixture
-def topic(server):
+def topic(server: Loopback) -> Any:
     server.add_topic("T", queues=1)
     server.add_topic("%RETRY%g", queues=1)
     return server
 
 
 @pytest.fixture
-def sent_back(topic):
+def sent_back(topic: Loopback) -> Any:
     """Set once a message went back to the broker."""
     found = threading.Event()
 
-    def note(passage):
+    def note(passage: Any) -> None:
         passage.pass_on()
         found.set()
 
@@ -220,10 +225,12 @@ def sent_back(topic):
 
 
 @pytest.mark.parametrize("verdict", ["coroutine", "exit"])
-def test_a_blocking_listener_whose_work_nobody_did_has_its_message_again(topic, sent_back, verdict, caplog):
+def test_a_blocking_listener_whose_work_nobody_did_has_its_message_again(
+    topic: Loopback, sent_back: Any, verdict: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     topic.store(Q, b"0")
 
-    def listener(message):
+    def listener(message: Any) -> Any:
         if verdict == "coroutine":
             return unawaited(message)
         raise SystemExit(3)
@@ -236,15 +243,15 @@ def test_a_blocking_listener_whose_work_nobody_did_has_its_message_again(topic, 
     assert ("which nothing awaits" if verdict == "coroutine" else "raised SystemExit") in caplog.text
 
 
-def test_on_asyncio_to_await_subscribe_is_left_to_the_caller(topic):
+def test_on_asyncio_to_await_subscribe_is_left_to_the_caller(topic: Loopback) -> None:
     topic.add_topic("U", queues=1)
     got = []
     topic.store(Q, b"0")
 
-    async def main():
+    async def main() -> None:
         both = asyncio.Event()
 
-        async def listener(message):
+        async def listener(message: Any) -> None:
             got.append((message.topic, message.body))
             if len(got) == 2:
                 both.set()
@@ -261,11 +268,11 @@ def test_on_asyncio_to_await_subscribe_is_left_to_the_caller(topic):
     assert sorted(got) == [("T", b"0"), ("U", b"1")]
 
 
-def test_on_asyncio_what_was_cancelled_inside_the_listener_is_its_failure(topic, sent_back):
+def test_on_asyncio_what_was_cancelled_inside_the_listener_is_its_failure(topic: Loopback, sent_back: Any) -> None:
     topic.store(Q, b"0")
 
-    async def main():
-        async def listener(message):
+    async def main() -> None:
+        async def listener(message: Any) -> None:
             inner = asyncio.ensure_future(asyncio.sleep(60))
             inner.cancel()
             await inner
@@ -279,7 +286,7 @@ def test_on_asyncio_what_was_cancelled_inside_the_listener_is_its_failure(topic,
     assert len(topic.sent_back) == 1
 
 
-def test_an_administrator_is_told_that_an_unknown_verdict_is_no_success(one_queue, name_server):
+def test_an_administrator_is_told_that_an_unknown_verdict_is_no_success(one_queue: World, name_server: str) -> None:
     member = Member(one_queue, name_server, listener=lambda message: 0).start()
     result = one_queue.result(member.core.consume_directly(a_message()))
     assert isinstance(result, ConsumeMessageDirectlyResult)

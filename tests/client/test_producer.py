@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from mqbroker.client import (
@@ -16,12 +18,13 @@ from mqbroker.wire.headers import SendMessageResponseHeader
 from mqbroker.wire.ids import parse_offset_message_id
 from mqbroker.wire.names import split_address
 from tests.client.faults import Passage
+from tests.client.world import World
 
 SEND = RequestCode.SEND_MESSAGE_V2
 A, B = "10.0.0.2:10911", "10.0.0.3:10911"
 
 
-def make(world, name_server, **options):
+def make(world: World, name_server: str, **options: Any) -> Any:
     ids = iter(range(10000))
     net = world.net()
     return ProducerCore(
@@ -36,13 +39,13 @@ def make(world, name_server, **options):
 
 
 @pytest.fixture
-def producer(world, name_server):
+def producer(world: World, name_server: str) -> Any:
     world.cluster.add_topic("T")
     world.cluster.register("a", "10.0.0.5:10911", 1)
     return make(world, name_server)
 
 
-def test_queues_take_turns_and_results_say_where(world, producer):
+def test_queues_take_turns_and_results_say_where(world: World, producer: Any) -> None:
     results = [world.result(producer.send(Message("T", b"x"))) for _ in range(8)]
     assert {r.status for r in results} == {SendStatus.SEND_OK}
     assert sorted(r.queue for r in results[:4]) == world.result(producer.queues("T"))
@@ -52,7 +55,7 @@ def test_queues_take_turns_and_results_say_where(world, producer):
     assert {place for place, _ in ids} == {split_address(A), split_address(B)}
 
 
-def test_a_failed_attempt_goes_to_another_broker_with_the_same_id(world, producer):
+def test_a_failed_attempt_goes_to_another_broker_with_the_same_id(world: World, producer: Any) -> None:
     world.faults.down.add(A)
     for _ in range(4):
         assert world.result(producer.send(Message("T", b"x"))).queue.broker_name == "b"
@@ -61,7 +64,7 @@ def test_a_failed_attempt_goes_to_another_broker_with_the_same_id(world, produce
     assert len(tried) > 4
 
 
-def test_the_second_attempt_already_avoids_the_broker_that_failed(world, name_server):
+def test_the_second_attempt_already_avoids_the_broker_that_failed(world: World, name_server: str) -> None:
     world.cluster.add_topic("T", queues=4)
     world.faults.down.add(A)
     producer = make(world, name_server, retries=1)
@@ -69,7 +72,7 @@ def test_the_second_attempt_already_avoids_the_broker_that_failed(world, name_se
         assert world.result(producer.send(Message("T", b"x"))).queue.broker_name == "b"
 
 
-def test_after_a_failure_the_route_is_asked_for_again(world, producer):
+def test_after_a_failure_the_route_is_asked_for_again(world: World, producer: Any) -> None:
     route = RequestCode.GET_ROUTEINFO_BY_TOPIC
     world.faults.down.add(A)
     for _ in range(4):
@@ -85,12 +88,12 @@ def test_after_a_failure_the_route_is_asked_for_again(world, producer):
 
 
 @pytest.mark.parametrize("code", [ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE])
-def test_a_refusal_that_another_broker_may_not_make_is_retried(world, producer, code):
+def test_a_refusal_that_another_broker_may_not_make_is_retried(world: World, producer: Any, code: Any) -> None:
     world.faults.refuse[A, SEND] = (code, "busy")
     assert {world.result(producer.send(Message("T", b"x"))).queue.broker_name for _ in range(4)} == {"b"}
 
 
-def test_a_refusal_for_good_is_raised_at_once(world, producer):
+def test_a_refusal_for_good_is_raised_at_once(world: World, producer: Any) -> None:
     for addr in (A, B):
         world.faults.refuse[addr, SEND] = (ResponseCode.MESSAGE_ILLEGAL, "no")
     with pytest.raises(Refused, match="no"):
@@ -98,7 +101,7 @@ def test_a_refusal_for_good_is_raised_at_once(world, producer):
     assert len(world.faults.asked(SEND)) == 1
 
 
-def failure_of(world, coroutine, steps=40):
+def failure_of(world: World, coroutine: Any, steps: Any = 40) -> Any:
     """What a send fails with, and how many seconds after it began."""
     failed, began = [], world.clock.seconds()
     world.run(coroutine).addErrback(lambda failure: failed.append((failure.value, world.clock.seconds() - began)))
@@ -106,7 +109,7 @@ def failure_of(world, coroutine, steps=40):
     return failed[0]
 
 
-def test_attempts_go_on_until_the_time_is_over_and_are_named(world, producer):
+def test_attempts_go_on_until_the_time_is_over_and_are_named(world: World, producer: Any) -> None:
     world.faults.down.update((A, B))
     error, took_s = failure_of(world, producer.send(Message("T", b"x")))
     assert isinstance(error, SendFailed)
@@ -119,7 +122,9 @@ def test_attempts_go_on_until_the_time_is_over_and_are_named(world, producer):
 
 @pytest.mark.parametrize("place", [{}, {"key": "k"}, {"queue": MessageQueue("T", "a", 0)}])
 @pytest.mark.parametrize("forgotten", [False, True], ids=["route kept", "route gone"])
-def test_a_broker_that_is_away_for_a_second_fails_no_send(world, name_server, place, forgotten):
+def test_a_broker_that_is_away_for_a_second_fails_no_send(
+    world: World, name_server: str, place: Any, forgotten: Any
+) -> None:
     """The name server forgets a broker that has left; its topic has no queues then, or is not known at all."""
     world.cluster.add_topic("T", brokers=["a"])
     producer = make(world, name_server)
@@ -128,7 +133,7 @@ def test_a_broker_that_is_away_for_a_second_fails_no_send(world, name_server, pl
     world.faults.down.add(A)
     if forgotten:
         world.cluster.unregister("a")
-    found = []
+    found: list[Any] = []
     world.run(producer.send(Message("T", b"x"), **place)).addBoth(found.append)
     world.clock.pump([0.05] * 20)
     assert not found
@@ -138,11 +143,11 @@ def test_a_broker_that_is_away_for_a_second_fails_no_send(world, name_server, pl
     assert found[0].status is SendStatus.SEND_OK
 
 
-def test_a_topic_whose_only_broker_has_left_the_route_is_waited_for(world, name_server):
+def test_a_topic_whose_only_broker_has_left_the_route_is_waited_for(world: World, name_server: str) -> None:
     world.cluster.add_topic("T", brokers=["a"])
     world.cluster.register("a", "10.0.0.5:10911", 1)
     world.cluster.unregister("a")
-    found = []
+    found: list[Any] = []
     world.run(make(world, name_server).send(Message("T", b"x"))).addBoth(found.append)
     world.clock.pump([0.1] * 5)
     assert not found
@@ -151,7 +156,7 @@ def test_a_topic_whose_only_broker_has_left_the_route_is_waited_for(world, name_
     assert found[0].status is SendStatus.SEND_OK
 
 
-def test_a_broker_that_stays_away_from_the_route_fails_the_send_in_time(world, name_server):
+def test_a_broker_that_stays_away_from_the_route_fails_the_send_in_time(world: World, name_server: str) -> None:
     world.cluster.add_topic("T", brokers=["a"])
     world.cluster.register("a", "10.0.0.5:10911", 1)
     world.cluster.unregister("a")
@@ -161,7 +166,9 @@ def test_a_broker_that_stays_away_from_the_route_fails_the_send_in_time(world, n
 
 
 @pytest.mark.parametrize(("size", "is_tried_again"), [(16 * 2**20, False), (2**20, True)])
-def test_a_connection_that_ends_on_too_long_a_frame_is_not_tried_again(world, name_server, size, is_tried_again):
+def test_a_connection_that_ends_on_too_long_a_frame_is_not_tried_again(
+    world: World, name_server: str, size: Any, is_tried_again: Any
+) -> None:
     world.cluster.add_topic("T")
     world.faults.refuse[None, SEND] = Passage.cut
     producer = make(world, name_server, message_bytes_max=2**30, compress_over_bytes=2**30)
@@ -170,7 +177,7 @@ def test_a_connection_that_ends_on_too_long_a_frame_is_not_tried_again(world, na
 
 
 @pytest.mark.parametrize("retries", [0, 1, 5])
-def test_retries_bound_the_attempts(world, name_server, retries):
+def test_retries_bound_the_attempts(world: World, name_server: str, retries: Any) -> None:
     world.cluster.add_topic("T")
     world.faults.down.update((A, B))
     error, _ = failure_of(world, make(world, name_server, retries=retries).send(Message("T", b"x")))
@@ -181,7 +188,9 @@ def test_retries_bound_the_attempts(world, name_server, retries):
     ("code", "attempts"),
     [(ResponseCode.NO_PERMISSION, 3), (ResponseCode.SYSTEM_ERROR, 3), (ResponseCode.SYSTEM_BUSY, 9)],
 )
-def test_a_refusal_is_repeated_for_long_only_where_it_may_pass(world, producer, code, attempts):
+def test_a_refusal_is_repeated_for_long_only_where_it_may_pass(
+    world: World, producer: Any, code: Any, attempts: Any
+) -> None:
     for addr in (A, B):
         world.faults.refuse[addr, SEND] = (code, "no")
     error, _ = failure_of(world, producer.send(Message("T", b"x")))
@@ -189,15 +198,15 @@ def test_a_refusal_is_repeated_for_long_only_where_it_may_pass(world, producer, 
     assert (len(error.attempts) == 3) == (attempts == 3)
 
 
-def test_a_send_of_an_hour_names_only_so_many_attempts(world, producer):
+def test_a_send_of_an_hour_names_only_so_many_attempts(world: World, producer: Any) -> None:
     world.faults.down.update((A, B))
     error, _ = failure_of(world, producer.send(Message("T", b"x"), timeout_ms=60_000), steps=700)
     assert len(error.attempts) == 16
 
 
-def test_all_attempts_together_end_in_time(world, producer, silent):
+def test_all_attempts_together_end_in_time(world: World, producer: Any, silent: object) -> None:
     world.faults.refuse[A, SEND] = world.faults.refuse[B, SEND] = silent
-    failed = []
+    failed: list[Any] = []
     world.run(producer.send(Message("T", b"x"), timeout_ms=500)).addErrback(failed.append)
     world.clock.advance(0.49)
     assert not failed
@@ -208,7 +217,7 @@ def test_all_attempts_together_end_in_time(world, producer, silent):
     assert len(world.faults.asked(SEND)) == 1
 
 
-def test_a_chosen_queue_is_the_only_one_that_is_tried(world, producer):
+def test_a_chosen_queue_is_the_only_one_that_is_tried(world: World, producer: Any) -> None:
     queue = MessageQueue("T", "a", 1)
     assert world.result(producer.send(Message("T", b"x"), queue=queue)).queue == queue
     same = {world.result(producer.send(Message("T", b"x"), key="k")).queue for _ in range(5)}
@@ -221,7 +230,7 @@ def test_a_chosen_queue_is_the_only_one_that_is_tried(world, producer):
 
 
 @pytest.mark.parametrize("status", [s for s in SendStatus if s])
-def test_statuses_short_of_safe_are_results(world, producer, status):
+def test_statuses_short_of_safe_are_results(world: World, producer: Any, status: Any) -> None:
     header = SendMessageResponseHeader(msg_id="ID", queue_id=0, queue_offset=0)
     world.faults.refuse[None, SEND] = lambda passage: passage.answer(
         RemotingCommand.response(passage.request, status, header=header)
@@ -229,7 +238,7 @@ def test_statuses_short_of_safe_are_results(world, producer, status):
     assert world.result(producer.send(Message("T", b"x"))).status is status
 
 
-def test_batches_and_oneways(world, producer):
+def test_batches_and_oneways(world: World, producer: Any) -> None:
     result = world.result(producer.send_batch([Message("T", b"1"), Message("T", b"2")]))
     assert result.msg_id == "U0,U1"
     assert [parse_offset_message_id(each)[0] for each in result.offset_msg_id.split(",")] == [split_address(A)] * 2
@@ -238,13 +247,13 @@ def test_batches_and_oneways(world, producer):
     assert len(world.faults.asked(SEND)) == 1
 
 
-def test_a_topic_that_nobody_may_write_to(world, producer):
+def test_a_topic_that_nobody_may_write_to(world: World, producer: Any) -> None:
     world.cluster.add_topic("R", perm=4)
     with pytest.raises(NoBrokerForTopic):
         world.result(producer.send(Message("R", b"x")))
 
 
-def test_brokers_hear_of_the_producer_once_a_period_and_when_it_leaves(world, producer):
+def test_brokers_hear_of_the_producer_once_a_period_and_when_it_leaves(world: World, producer: Any) -> None:
     beats = RequestCode.HEART_BEAT
     for _ in range(8):
         world.result(producer.send(Message("T", b"x")))
@@ -259,7 +268,7 @@ def test_brokers_hear_of_the_producer_once_a_period_and_when_it_leaves(world, pr
     assert sorted(world.faults.asked_of(RequestCode.UNREGISTER_CLIENT)) == [A, B]
 
 
-def test_kept_alive_it_beats_and_refreshes_by_itself(world, producer):
+def test_kept_alive_it_beats_and_refreshes_by_itself(world: World, producer: Any) -> None:
     world.result(producer.send(Message("T", b"x")))
     before = len(world.faults.requests)
     world.result(producer.start())

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from mqbroker.client import MessageQueue, NoBrokerForTopic, PullOptions, PullStatus, TopicNotFound
@@ -5,18 +7,19 @@ from mqbroker.client.pull_consumer import PullConsumerCore
 from mqbroker.errors import Refused, Unreachable
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.record import decode_records
+from tests.client.world import World
 
 A, B = "10.0.0.2:10911", "10.0.0.3:10911"
 Q = MessageQueue("T", "a", 0)
 
 
 @pytest.fixture
-def consumer(world, name_server):
+def consumer(world: World, name_server: str) -> Any:
     world.cluster.add_topic("T", queues=2)
     return PullConsumerCore(world.net(), (name_server,), "cg", PullOptions())
 
 
-def test_a_pull_carries_its_subscription_and_no_heartbeat_is_sent(world, consumer):
+def test_a_pull_carries_its_subscription_and_no_heartbeat_is_sent(world: World, consumer: Any) -> None:
     world.cluster.store(Q, b"0", TAGS="a")
     world.cluster.store(Q, b"1", TAGS="b")
     result = world.result(consumer.pull(Q, 0, tags="b"))
@@ -27,15 +30,15 @@ def test_a_pull_carries_its_subscription_and_no_heartbeat_is_sent(world, consume
     assert world.faults.asked(RequestCode.HEART_BEAT) == []
 
 
-def test_what_a_pull_may_find(world, consumer):
+def test_what_a_pull_may_find(world: World, consumer: Any) -> None:
     world.cluster.store(Q)
     assert world.result(consumer.pull(Q, 1)).status is PullStatus.NO_NEW_MESSAGE
     moved = world.result(consumer.pull(Q, 5))
     assert (moved.status, moved.next_offset, moved.messages) == (PullStatus.OFFSET_ILLEGAL, 1, ())
 
 
-def test_a_pull_can_wait_for_a_message(world, consumer):
-    found = []
+def test_a_pull_can_wait_for_a_message(world: World, consumer: Any) -> None:
+    found: list[Any] = []
     world.run(consumer.pull(Q, 0, suspend_ms=60_000)).addBoth(found.append)
     world.clock.advance(30)
     assert not found
@@ -43,7 +46,7 @@ def test_a_pull_can_wait_for_a_message(world, consumer):
     assert found[0].messages[0].body == b"new"
 
 
-def test_raw_pulls_of_several_queues_come_in_order_with_errors_in_place(world, consumer):
+def test_raw_pulls_of_several_queues_come_in_order_with_errors_in_place(world: World, consumer: Any) -> None:
     other = MessageQueue("T", "b", 1)
     for n in range(3):
         world.cluster.store(Q, b"%d" % n)
@@ -59,7 +62,7 @@ def test_raw_pulls_of_several_queues_come_in_order_with_errors_in_place(world, c
         world.result(consumer.fetch_raw(Q, 0))
 
 
-def test_offsets(world, consumer):
+def test_offsets(world: World, consumer: Any) -> None:
     for _ in range(3):
         world.clock.advance(10)
         world.cluster.store(Q)
@@ -78,7 +81,7 @@ def test_offsets(world, consumer):
         world.result(offsets.commit(Q, 2))
 
 
-def test_bounds_of_many_queues_come_with_errors_in_place(world, consumer):
+def test_bounds_of_many_queues_come_with_errors_in_place(world: World, consumer: Any) -> None:
     world.cluster.store(Q)
     world.faults.down.add(B)
     gone, down, also = (MessageQueue("T", broker, n) for broker, n in (("gone", 0), ("b", 0), ("a", 1)))
@@ -90,6 +93,6 @@ def test_bounds_of_many_queues_come_with_errors_in_place(world, consumer):
         world.result(consumer.fetch_many([(gone, 0, 1)]))
 
 
-def test_an_unknown_topic(world, consumer):
+def test_an_unknown_topic(world: World, consumer: Any) -> None:
     with pytest.raises(TopicNotFound):
         world.result(consumer.queues("nope"))

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 from twisted.internet.defer import Deferred
 
@@ -7,15 +9,16 @@ from mqbroker.errors import Refused
 from mqbroker.wire.bodies import HeartbeatData, MessageQueue
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from tests.client.member import RETRY, A, B, Member, Q
+from tests.client.world import World
 
 PULL = RequestCode.PULL_MESSAGE
 
 
-def committed(world, queue=Q):
+def committed(world: World, queue: Any = Q) -> Any:
     return world.cluster.offsets.get(("g", queue))
 
 
-def test_it_consumes_what_is_there_and_what_comes(one_queue, name_server):
+def test_it_consumes_what_is_there_and_what_comes(one_queue: World, name_server: str) -> None:
     one_queue.cluster.store(Q, b"0")
     member = Member(one_queue, name_server).start()
     assert member.bodies == [b"0"]
@@ -27,7 +30,7 @@ def test_it_consumes_what_is_there_and_what_comes(one_queue, name_server):
     assert committed(one_queue) == 2
 
 
-def test_the_heartbeat_carries_both_subscriptions(one_queue, name_server):
+def test_the_heartbeat_carries_both_subscriptions(one_queue: World, name_server: str) -> None:
     Member(one_queue, name_server, consume_from=ConsumeFrom.LAST).start("a || b")
     (request,) = one_queue.faults.asked(RequestCode.HEART_BEAT)
     (data,) = HeartbeatData.from_json(request.body).consumer_data_set
@@ -40,7 +43,7 @@ def test_the_heartbeat_carries_both_subscriptions(one_queue, name_server):
     assert (pull.ext_fields["sysFlag"], pull.ext_fields["suspendTimeoutMillis"]) == ("2", "15000")
 
 
-def test_an_account_that_all_brokers_refuse_ends_the_start(world, name_server):
+def test_an_account_that_all_brokers_refuse_ends_the_start(world: World, name_server: str) -> None:
     world.cluster.add_topic("T", queues=1)
     refusal = (ResponseCode.SYSTEM_ERROR, "org.apache.rocketmq.acl.common.AclException: No accessKey is configured")
     world.faults.refuse[A, RequestCode.HEART_BEAT] = world.faults.refuse[B, RequestCode.HEART_BEAT] = refusal
@@ -49,28 +52,28 @@ def test_an_account_that_all_brokers_refuse_ends_the_start(world, name_server):
 
 
 @pytest.mark.parametrize("remark", ["AclException: No accessKey is configured", "busy"])
-def test_where_one_broker_takes_the_account_it_starts(world, name_server, remark):
+def test_where_one_broker_takes_the_account_it_starts(world: World, name_server: str, remark: Any) -> None:
     world.cluster.add_topic("T", queues=1)
     world.faults.refuse[A, RequestCode.HEART_BEAT] = (ResponseCode.SYSTEM_ERROR, remark)
     member = Member(world, name_server).start()
     assert MessageQueue("T", "b", 0) in member.core.assigned
 
 
-def test_an_account_that_one_broker_refuses_while_another_is_busy_may_do(world, name_server):
+def test_an_account_that_one_broker_refuses_while_another_is_busy_may_do(world: World, name_server: str) -> None:
     world.cluster.add_topic("T", queues=1)
     world.faults.refuse[A, RequestCode.HEART_BEAT] = (ResponseCode.SYSTEM_ERROR, "AclException: no")
     world.faults.refuse[B, RequestCode.HEART_BEAT] = (ResponseCode.SYSTEM_ERROR, "busy")
     Member(world, name_server).start()
 
 
-def test_brokers_that_are_only_busy_do_not_end_the_start(world, name_server):
+def test_brokers_that_are_only_busy_do_not_end_the_start(world: World, name_server: str) -> None:
     world.cluster.add_topic("T", queues=1)
     for addr in (A, B):
         world.faults.refuse[addr, RequestCode.HEART_BEAT] = (ResponseCode.SYSTEM_ERROR, "busy")
     Member(world, name_server).start()
 
 
-def test_tags_are_compared_exactly_and_what_is_left_out_counts_as_consumed(one_queue, name_server):
+def test_tags_are_compared_exactly_and_what_is_left_out_counts_as_consumed(one_queue: World, name_server: str) -> None:
     # "Aa" and "BB" have one hash, so the broker lets both through.
     for tags in ("Aa", "BB", "Aa"):
         one_queue.cluster.store(Q, tags.encode(), TAGS=tags)
@@ -84,7 +87,9 @@ def test_tags_are_compared_exactly_and_what_is_left_out_counts_as_consumed(one_q
     ("consume_from", "offset", "retry_offset"),
     [(ConsumeFrom.FIRST, 0, 0), (ConsumeFrom.LAST, 9, 0), (ConsumeFrom.TIMESTAMP, 7, 2)],
 )
-def test_a_new_group_starts_where_it_was_told(one_queue, name_server, consume_from, offset, retry_offset):
+def test_a_new_group_starts_where_it_was_told(
+    one_queue: World, name_server: str, consume_from: Any, offset: Any, retry_offset: Any
+) -> None:
     one_queue.faults.refuse[A, RequestCode.QUERY_CONSUMER_OFFSET] = (ResponseCode.QUERY_NOT_FOUND, "Not found")
     for _ in range(2):
         one_queue.cluster.store(RETRY, b"again", RETRY_TOPIC="T")
@@ -97,7 +102,7 @@ def test_a_new_group_starts_where_it_was_told(one_queue, name_server, consume_fr
     assert first == {"T": str(offset), "%RETRY%g": str(retry_offset)}
 
 
-def test_the_time_to_start_from_is_half_an_hour_ago_unless_said(one_queue, name_server):
+def test_the_time_to_start_from_is_half_an_hour_ago_unless_said(one_queue: World, name_server: str) -> None:
     one_queue.faults.refuse[A, RequestCode.QUERY_CONSUMER_OFFSET] = (ResponseCode.QUERY_NOT_FOUND, "Not found")
     Member(one_queue, name_server, consume_from=ConsumeFrom.TIMESTAMP).start()
     now_ms = int(one_queue.clock.seconds() * 1000)
@@ -105,14 +110,14 @@ def test_the_time_to_start_from_is_half_an_hour_ago_unless_said(one_queue, name_
     assert int(search.ext_fields["timestamp"]) == now_ms - 1_800_000
 
 
-def test_a_committed_offset_wins(one_queue, name_server):
+def test_a_committed_offset_wins(one_queue: World, name_server: str) -> None:
     for n in range(3):
         one_queue.cluster.store(Q, b"%d" % n)
     one_queue.cluster.offsets["g", Q] = 2
     assert Member(one_queue, name_server).start().bodies == [b"2"]
 
 
-def test_an_illegal_offset_is_corrected(one_queue, name_server):
+def test_an_illegal_offset_is_corrected(one_queue: World, name_server: str) -> None:
     one_queue.cluster.offsets["g", Q] = 100
     one_queue.cluster.store(Q, b"0")
     member = Member(one_queue, name_server).start()
@@ -122,11 +127,11 @@ def test_an_illegal_offset_is_corrected(one_queue, name_server):
     assert committed(one_queue) == 2
 
 
-def fail(message):
+def fail(message: Any) -> None:
     raise ValueError("no")
 
 
-def later(message):
+def later(message: Any) -> None:
     raise RetryLater(-1)
 
 
@@ -139,7 +144,9 @@ def later(message):
         (lambda message: ConsumeResult.RETRY, 0),
     ],
 )
-def test_what_the_listener_rejects_goes_back_to_the_broker(one_queue, name_server, listener, delay_level):
+def test_what_the_listener_rejects_goes_back_to_the_broker(
+    one_queue: World, name_server: str, listener: Any, delay_level: Any
+) -> None:
     one_queue.cluster.store(Q, b"0", UNIQ_KEY="U")
     Member(one_queue, name_server, listener=listener).start()
     (header,) = one_queue.cluster.sent_back
@@ -149,7 +156,7 @@ def test_what_the_listener_rejects_goes_back_to_the_broker(one_queue, name_serve
     assert committed(one_queue) == 1
 
 
-def test_a_message_that_fails_again_goes_back_under_its_own_topic(one_queue, name_server):
+def test_a_message_that_fails_again_goes_back_under_its_own_topic(one_queue: World, name_server: str) -> None:
     one_queue.cluster.store(RETRY, b"0", RETRY_TOPIC="T", reconsume_times=1)
     member = Member(one_queue, name_server, listener=fail).start()
     assert [(m.topic, m.queue.topic, m.reconsume_times) for m in member.got] == [("T", "%RETRY%g", 1)]
@@ -157,7 +164,7 @@ def test_a_message_that_fails_again_goes_back_under_its_own_topic(one_queue, nam
     assert (header.origin_topic, header.bname) == ("T", "a")
 
 
-def test_what_the_broker_does_not_take_back_is_tried_here(one_queue, name_server):
+def test_what_the_broker_does_not_take_back_is_tried_here(one_queue: World, name_server: str) -> None:
     one_queue.faults.refuse[A, RequestCode.CONSUMER_SEND_MSG_BACK] = (ResponseCode.SYSTEM_ERROR, "no")
     one_queue.cluster.store(Q, b"0")
     one_queue.cluster.store(Q, b"1")
@@ -171,10 +178,12 @@ def test_what_the_broker_does_not_take_back_is_tried_here(one_queue, name_server
     assert committed(one_queue) == 2
 
 
-def test_a_message_under_way_holds_back_the_commit_and_concurrency_is_bounded(one_queue, name_server):
-    running = {}
+def test_a_message_under_way_holds_back_the_commit_and_concurrency_is_bounded(
+    one_queue: World, name_server: str
+) -> None:
+    running: dict[Any, Any] = {}
 
-    def listener(message):
+    def listener(message: Any) -> Any:
         running[message.body] = Deferred()
         return running[message.body]
 
@@ -191,10 +200,10 @@ def test_a_message_under_way_holds_back_the_commit_and_concurrency_is_bounded(on
     assert committed(one_queue) == 2
 
 
-def test_a_full_queue_is_not_pulled_until_there_is_room(one_queue, name_server):
-    waiting = []
+def test_a_full_queue_is_not_pulled_until_there_is_room(one_queue: World, name_server: str) -> None:
+    waiting: list[Any] = []
 
-    def listener(message):
+    def listener(message: Any) -> Any:
         waiting.append(Deferred())
         return waiting[-1]
 
@@ -202,7 +211,7 @@ def test_a_full_queue_is_not_pulled_until_there_is_room(one_queue, name_server):
         one_queue.cluster.store(Q, b"%d" % n)
     Member(one_queue, name_server, listener=listener, concurrency=1, queue_messages_max=10, pull_batch=5).start()
 
-    def pulled():
+    def pulled() -> Any:
         return max(int(r.ext_fields["queueOffset"]) for r in one_queue.faults.asked(PULL))
 
     assert pulled() == 5
@@ -212,13 +221,15 @@ def test_a_full_queue_is_not_pulled_until_there_is_room(one_queue, name_server):
     assert pulled() == 10
 
 
-def stuck_with(body):
+def stuck_with(body: Any) -> Any:
     """A listener that never ends with the message of this body, and what it waits for."""
-    waiting = Deferred()
+    waiting: Deferred[Any] = Deferred()
     return (lambda message: waiting if message.body == body else None), waiting
 
 
-def test_one_stuck_message_does_not_let_the_span_grow(one_queue, name_server, caplog):
+def test_one_stuck_message_does_not_let_the_span_grow(
+    one_queue: World, name_server: str, caplog: pytest.LogCaptureFixture
+) -> None:
     for n in range(5000):
         one_queue.cluster.store(Q, b"%d" % n)
     listener, waiting = stuck_with(b"10")
@@ -233,7 +244,9 @@ def test_one_stuck_message_does_not_let_the_span_grow(one_queue, name_server, ca
     assert len(set(member.bodies)) == 5000
 
 
-def test_a_message_that_the_listener_is_with_for_too_long_goes_back(one_queue, name_server, caplog):
+def test_a_message_that_the_listener_is_with_for_too_long_goes_back(
+    one_queue: World, name_server: str, caplog: pytest.LogCaptureFixture
+) -> None:
     one_queue.cluster.store(Q, b"0", UNIQ_KEY="U")
     one_queue.cluster.store(Q, b"1")
     listener, waiting = stuck_with(b"0")
@@ -251,7 +264,7 @@ def test_a_message_that_the_listener_is_with_for_too_long_goes_back(one_queue, n
     assert len(one_queue.cluster.sent_back) == 1
 
 
-def test_an_overdue_message_that_no_broker_takes_back_is_kept(one_queue, name_server):
+def test_an_overdue_message_that_no_broker_takes_back_is_kept(one_queue: World, name_server: str) -> None:
     one_queue.cluster.store(Q, b"0")
     one_queue.faults.refuse[A, RequestCode.CONSUMER_SEND_MSG_BACK] = (ResponseCode.SYSTEM_ERROR, "no")
     listener, waiting = stuck_with(b"0")
@@ -264,7 +277,7 @@ def test_an_overdue_message_that_no_broker_takes_back_is_kept(one_queue, name_se
     assert one_queue.cluster.sent_back == []
 
 
-def test_the_clock_of_the_machine_may_jump(one_queue, name_server):
+def test_the_clock_of_the_machine_may_jump(one_queue: World, name_server: str) -> None:
     one_queue.cluster.store(Q, b"0")
     listener, _ = stuck_with(b"0")
     Member(one_queue, name_server, listener=listener).start()
@@ -273,14 +286,14 @@ def test_the_clock_of_the_machine_may_jump(one_queue, name_server):
     assert one_queue.cluster.sent_back == []
 
 
-def test_thousands_of_messages_do_not_run_out_of_stack(one_queue, name_server):
+def test_thousands_of_messages_do_not_run_out_of_stack(one_queue: World, name_server: str) -> None:
     for n in range(3000):
         one_queue.cluster.store(Q, b"%d" % n)
     member = Member(one_queue, name_server, concurrency=1, queue_messages_max=5000, pull_batch=1024).start()
     assert len(set(member.bodies)) == 3000
 
 
-def test_pulls_go_on_after_the_broker_was_away(one_queue, name_server):
+def test_pulls_go_on_after_the_broker_was_away(one_queue: World, name_server: str) -> None:
     member = Member(one_queue, name_server).start()
     one_queue.faults.down.add(A)
     one_queue.faults.cut(A)
@@ -291,7 +304,7 @@ def test_pulls_go_on_after_the_broker_was_away(one_queue, name_server):
     assert member.bodies == [b"0"]
 
 
-def test_a_broker_that_forgot_the_group_is_told_at_once(one_queue, name_server):
+def test_a_broker_that_forgot_the_group_is_told_at_once(one_queue: World, name_server: str) -> None:
     one_queue.faults.refuse[A, PULL] = (ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's group info not exist")
     member = Member(one_queue, name_server).start()
     beats = len(one_queue.faults.asked(RequestCode.HEART_BEAT))
@@ -302,7 +315,7 @@ def test_a_broker_that_forgot_the_group_is_told_at_once(one_queue, name_server):
     assert member.bodies == [b"0"]
 
 
-def test_two_members_share_and_hand_over_without_repeating(world, name_server):
+def test_two_members_share_and_hand_over_without_repeating(world: World, name_server: str) -> None:
     world.cluster.add_topic("T", queues=2)
     world.cluster.add_topic("%RETRY%g", queues=1, brokers=["a"])
     queues = [MessageQueue("T", broker, n) for broker in "ab" for n in range(2)]
@@ -327,7 +340,7 @@ def test_two_members_share_and_hand_over_without_repeating(world, name_server):
     assert second.bodies == [b"new"]
 
 
-def test_without_a_notice_the_balance_is_checked_every_twenty_seconds(one_queue, name_server):
+def test_without_a_notice_the_balance_is_checked_every_twenty_seconds(one_queue: World, name_server: str) -> None:
     member = Member(one_queue, name_server, me="c2").start()
     assert Q in member.core.assigned
     one_queue.cluster.join("g", "c1")
@@ -340,8 +353,8 @@ def test_without_a_notice_the_balance_is_checked_every_twenty_seconds(one_queue,
     assert (one_queue.faults.unanswered(PULL), len(one_queue.faults.asked(PULL))) == ([], pulls)
 
 
-def test_what_a_listener_says_of_a_queue_that_has_left_does_not_count(one_queue, name_server):
-    waiting = Deferred()
+def test_what_a_listener_says_of_a_queue_that_has_left_does_not_count(one_queue: World, name_server: str) -> None:
+    waiting: Deferred[Any] = Deferred()
     one_queue.cluster.store(Q, b"0")
     member = Member(one_queue, name_server, me="c2", listener=lambda message: waiting).start()
     one_queue.cluster.join("g", "c1")
@@ -354,7 +367,7 @@ def test_what_a_listener_says_of_a_queue_that_has_left_does_not_count(one_queue,
     assert committed(one_queue) == 0
 
 
-def test_a_topic_that_does_not_exist_yet_is_waited_for(world, name_server):
+def test_a_topic_that_does_not_exist_yet_is_waited_for(world: World, name_server: str) -> None:
     member = Member(world, name_server).start()
     assert member.core.assigned == frozenset()
     world.cluster.add_topic("T", queues=1, brokers=["a"])
@@ -364,7 +377,7 @@ def test_a_topic_that_does_not_exist_yet_is_waited_for(world, name_server):
     assert member.bodies == [b"0"]
 
 
-def test_without_name_servers_the_start_fails(world, name_server):
+def test_without_name_servers_the_start_fails(world: World, name_server: str) -> None:
     world.faults.down.add(name_server)
     member = Member(world, name_server)
     world.result(member.core.subscribe("T"))
@@ -372,11 +385,11 @@ def test_without_name_servers_the_start_fails(world, name_server):
         world.result(member.core.start())
 
 
-def test_closing_lets_listeners_end_and_commits_and_leaves(one_queue, name_server):
-    waiting = Deferred()
+def test_closing_lets_listeners_end_and_commits_and_leaves(one_queue: World, name_server: str) -> None:
+    waiting: Deferred[Any] = Deferred()
     one_queue.cluster.store(Q, b"0")
     member = Member(one_queue, name_server, listener=lambda message: waiting).start()
-    closed = []
+    closed: list[Any] = []
     one_queue.run(member.core.close()).addBoth(closed.append)
     one_queue.clock.advance(5)
     assert not closed
@@ -389,17 +402,17 @@ def test_closing_lets_listeners_end_and_commits_and_leaves(one_queue, name_serve
         one_queue.result(member.core.start())
 
 
-def test_closing_does_not_wait_for_ever(one_queue, name_server):
+def test_closing_does_not_wait_for_ever(one_queue: World, name_server: str) -> None:
     one_queue.cluster.store(Q, b"0")
     member = Member(one_queue, name_server, listener=lambda message: Deferred()).start()
-    closed = []
+    closed: list[Any] = []
     one_queue.run(member.core.close()).addBoth(closed.append)
     one_queue.clock.advance(10)
     assert closed == [None]
     assert committed(one_queue) == 0
 
 
-def test_after_closing_nothing_is_left_on_the_clock(one_queue, name_server):
+def test_after_closing_nothing_is_left_on_the_clock(one_queue: World, name_server: str) -> None:
     member = Member(one_queue, name_server).start()
     one_queue.clock.advance(40)
     one_queue.result(member.core.close())
@@ -408,7 +421,7 @@ def test_after_closing_nothing_is_left_on_the_clock(one_queue, name_server):
     assert not one_queue.clock.getDelayedCalls()
 
 
-def test_a_topic_can_be_added_and_changed_later(one_queue, name_server):
+def test_a_topic_can_be_added_and_changed_later(one_queue: World, name_server: str) -> None:
     one_queue.cluster.add_topic("U", queues=1, brokers=["a"])
     member = Member(one_queue, name_server).start()
     one_queue.cluster.store(MessageQueue("U", "a", 0), b"u")
@@ -421,7 +434,7 @@ def test_a_topic_can_be_added_and_changed_later(one_queue, name_server):
     assert member.bodies == [b"u", b"yes"]
 
 
-def test_a_broker_that_is_down_does_not_hold_back_commits_to_others(world, name_server):
+def test_a_broker_that_is_down_does_not_hold_back_commits_to_others(world: World, name_server: str) -> None:
     world.cluster.add_topic("T", queues=1)
     other = MessageQueue("T", "b", 0)
     world.cluster.store(Q)

@@ -2,6 +2,7 @@
 
 import asyncio
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -16,13 +17,13 @@ from mqbroker.wire.command import RemotingCommand
 class Brokers:
     """A net on which each broker knows some members; None stands for a broker that is away."""
 
-    def __init__(self, known):
+    def __init__(self, known: Any) -> None:
         self.known = known
         self.rng = Random(1)
-        self.asked = []
-        self.is_stale = []
+        self.asked: list[Any] = []
+        self.is_stale: list[Any] = []
 
-    async def invoke(self, addr, request, timeout_ms):
+    async def invoke(self, addr: Any, request: Any, timeout_ms: Any) -> Any:
         self.asked.append(addr)
         members = self.known[addr]
         if members is None:
@@ -31,50 +32,50 @@ class Brokers:
             return RemotingCommand.response(request, ResponseCode.SYSTEM_ERROR, "no consumer for this group, g")
         return RemotingCommand.response(request, body=GetConsumerListByGroupResponseBody(members).to_json())
 
-    async def get(self, topic):
+    async def get(self, topic: Any) -> Any:
         data = TopicRouteData(
             queue_datas=[QueueData(addr, 2, 2, 6) for addr in self.known],
             broker_datas=[BrokerData(addr, "c", {0: addr}) for addr in self.known],
         )
         return route_of(topic, data)
 
-    def mark_stale(self, topic):
+    def mark_stale(self, topic: Any) -> None:
         self.is_stale.append(topic)
 
 
-def share(brokers, me="A"):
+def share(brokers: Any, me: Any = "A") -> Any:
     return asyncio.run(Rebalance(brokers, brokers, "g", me, 3000).share("T"))
 
 
-def test_who_any_broker_knows_is_a_member():
+def test_who_any_broker_knows_is_a_member() -> None:
     brokers = Brokers({"old:1": ["A", "B"], "restarted:1": ["A"]})
     found = share(brokers)
     assert found.is_shared
     assert len(found.queues) == 2
 
 
-def test_both_members_agree_while_a_broker_knows_half_of_them():
+def test_both_members_agree_while_a_broker_knows_half_of_them() -> None:
     shares = [share(Brokers({"old:1": ["A", "B"], "restarted:1": [me]}), me).queues for me in ("A", "B")]
     assert len(shares[0] | shares[1]) == 4
     assert not shares[0] & shares[1]
 
 
 @pytest.mark.parametrize("other", [None, []])
-def test_a_broker_that_cannot_say_does_not_matter_while_another_can(other):
+def test_a_broker_that_cannot_say_does_not_matter_while_another_can(other: Any) -> None:
     brokers = Brokers({"a:1": other, "b:1": ["A", "B"]})
     assert len(share(brokers).queues) == 2
     assert brokers.is_stale == []
 
 
 @pytest.mark.parametrize(("known", "error"), [({"a:1": None}, Unreachable), ({"a:1": []}, Refused)])
-def test_nobody_who_can_say_is_an_error_and_doubts_the_route(known, error):
+def test_nobody_who_can_say_is_an_error_and_doubts_the_route(known: Any, error: Any) -> None:
     brokers = Brokers(known)
     with pytest.raises(error):
         share(brokers)
     assert brokers.is_stale == ["T"]
 
 
-def test_of_many_brokers_a_few_are_asked():
+def test_of_many_brokers_a_few_are_asked() -> None:
     brokers = Brokers({f"b{n}:1": ["A"] for n in range(20)})
     assert len(share(brokers).queues) == 40
     assert len(brokers.asked) == BROKERS_ASKED_MAX

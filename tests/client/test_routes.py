@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 from twisted.internet.defer import fail
 
@@ -7,15 +9,16 @@ from mqbroker.client.routes import Routes
 from mqbroker.errors import Unreachable
 from mqbroker.wire.bodies import MessageQueue, TopicConfig
 from mqbroker.wire.codes import RequestCode, ResponseCode
+from tests.client.world import World
 
 ROUTE = RequestCode.GET_ROUTEINFO_BY_TOPIC
 
 
-def make(world, *servers, age_s=30.0):
+def make(world: World, *servers: Any, age_s: Any = 30.0) -> Any:
     return Routes(world.net(), servers, age_s=age_s)
 
 
-def test_queues_follow_permissions_and_masters(world, name_server):
+def test_queues_follow_permissions_and_masters(world: World, name_server: str) -> None:
     world.cluster.add_topic("T", 2, brokers=["b"], write_queues=1)
     world.cluster.add_topic("T", 1, perm=4, brokers=["a"])
     # A master that has told of its topics, and left.
@@ -34,7 +37,7 @@ def test_queues_follow_permissions_and_masters(world, name_server):
     assert route.master("slave-only") is None
 
 
-def test_a_route_is_kept_for_its_age(world, name_server):
+def test_a_route_is_kept_for_its_age(world: World, name_server: str) -> None:
     world.cluster.add_topic("T")
     routes = make(world, name_server)
     for seconds, asked in ((0, 1), (29.9, 1), (0.1, 2)):
@@ -43,7 +46,7 @@ def test_a_route_is_kept_for_its_age(world, name_server):
         assert len(world.faults.asked(ROUTE)) == asked
 
 
-def test_a_doubted_route_is_asked_for_again_after_a_second(world, name_server):
+def test_a_doubted_route_is_asked_for_again_after_a_second(world: World, name_server: str) -> None:
     world.cluster.add_topic("T")
     routes = make(world, name_server, age_s=None)
     world.result(routes.get("T"))
@@ -57,7 +60,7 @@ def test_a_doubted_route_is_asked_for_again_after_a_second(world, name_server):
     assert len(world.faults.asked(ROUTE)) == 2
 
 
-def test_the_next_name_server_is_asked_and_then_kept(world, name_server):
+def test_the_next_name_server_is_asked_and_then_kept(world: World, name_server: str) -> None:
     world.cluster.add_topic("T")
     routes = make(world, "10.0.0.8:9876", name_server, age_s=0.0)
     for _ in range(3):
@@ -66,7 +69,7 @@ def test_the_next_name_server_is_asked_and_then_kept(world, name_server):
     assert len(world.faults.asked(ROUTE)) == 3
 
 
-def test_a_name_server_that_does_not_know_the_topic_is_not_the_last_word(world, name_server):
+def test_a_name_server_that_does_not_know_the_topic_is_not_the_last_word(world: World, name_server: str) -> None:
     world.cluster.add_topic("T")
     other = "10.0.0.8:9876"
     world.cluster.serve_also_at(other, name_server)
@@ -75,7 +78,7 @@ def test_a_name_server_that_does_not_know_the_topic_is_not_the_last_word(world, 
         assert world.result(make(world, name_server, other).get("T")).topic == "T"
 
 
-def test_an_unknown_topic_borrows_the_auto_create_topic_for_sending(world, name_server):
+def test_an_unknown_topic_borrows_the_auto_create_topic_for_sending(world: World, name_server: str) -> None:
     routes = make(world, name_server)
     route = world.result(routes.get("new", create=True))
     assert route.is_default
@@ -87,7 +90,7 @@ def test_an_unknown_topic_borrows_the_auto_create_topic_for_sending(world, name_
     assert not world.result(routes.get("new")).is_default
 
 
-def test_typed_errors(world, name_server):
+def test_typed_errors(world: World, name_server: str) -> None:
     world.cluster.create_no_topics()
     routes = make(world, name_server)
     with pytest.raises(TopicNotFound, match="no broker creates topics"):
@@ -97,7 +100,7 @@ def test_typed_errors(world, name_server):
         world.result(routes.get("other"))
 
 
-def test_the_former_route_serves_while_name_servers_are_away(world, name_server):
+def test_the_former_route_serves_while_name_servers_are_away(world: World, name_server: str) -> None:
     world.cluster.add_topic("T")
     routes = make(world, name_server)
     good = world.result(routes.get("T"))
@@ -114,21 +117,23 @@ def test_the_former_route_serves_while_name_servers_are_away(world, name_server)
 
 
 @pytest.mark.parametrize(("other", "raised"), [(TlsFailed, TlsFailed), (Unreachable, NameServerUnreachable)])
-def test_name_servers_that_are_there_but_not_trusted_say_so_themselves(world, name_server, other, raised):
+def test_name_servers_that_are_there_but_not_trusted_say_so_themselves(
+    world: World, name_server: str, other: Any, raised: Any
+) -> None:
     errors = {name_server: TlsFailed, "10.0.0.9:9876": other}
     connect = world.cluster.network.connect
-    world.cluster.network.connect = lambda addr, factory: fail(errors[addr](addr, "why", "what to do"))
+    world.cluster.network.connect = lambda address, factory: fail(errors[address](address, "why", "what to do"))
     with pytest.raises(raised) as caught:
         world.result(make(world, *errors).get("T"))
     world.cluster.network.connect = connect
     assert "what to do" in str(caught.value)
 
 
-def test_thousands_who_wait_share_one_answer(world, name_server, silent):
+def test_thousands_who_wait_share_one_answer(world: World, name_server: str, silent: object) -> None:
     world.faults.refuse[name_server, ROUTE] = silent
     world.cluster.add_topic("T")
     routes = make(world, name_server)
-    found = []
+    found: list[Any] = []
     for _ in range(3000):
         world.run(routes.get("T")).addBoth(found.append)
     world.clock.advance(3)
@@ -139,7 +144,7 @@ def test_thousands_who_wait_share_one_answer(world, name_server, silent):
     assert world.result(routes.get("T")).topic == "T"
 
 
-def test_an_address_is_the_preferred_brokers_or_the_masters(world, name_server):
+def test_an_address_is_the_preferred_brokers_or_the_masters(world: World, name_server: str) -> None:
     world.cluster.register("a", "10.0.0.5:10911", 1)
     world.cluster.add_topic("T")
     routes = make(world, name_server)

@@ -3,6 +3,7 @@
 import asyncio
 import pickle
 import random
+from typing import Any
 
 import pytest
 
@@ -30,10 +31,11 @@ from mqbroker.wire.batch import decode_batch
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.properties import decode_properties
 from mqbroker.wire.record import inflate_body
+from tests.client.loopback import Loopback
 from tests.client.records import a_record
 
 
-def queues(count, broker="a", topic="T"):
+def queues(count: Any, broker: Any = "a", topic: Any = "T") -> Any:
     return [MessageQueue(topic, broker, n) for n in range(count)]
 
 
@@ -48,13 +50,13 @@ def queues(count, broker="a", topic="T"):
         (0, 2, [[], []]),
     ],
 )
-def test_the_first_members_take_one_more(count, members, expected):
+def test_the_first_members_take_one_more(count: Any, members: Any, expected: Any) -> None:
     ids = [f"10.0.0.1@{n}" for n in range(members)]
     got = [[q.queue_id for q in allocate_averagely(me, reversed(queues(count)), reversed(ids))] for me in ids]
     assert got == expected
 
 
-def test_every_queue_has_exactly_one_owner():
+def test_every_queue_has_exactly_one_owner() -> None:
     for count in range(20):
         for members in range(1, 9):
             ids = [f"c{n}" for n in range(members)]
@@ -62,18 +64,18 @@ def test_every_queue_has_exactly_one_owner():
             assert owned == queues(count)
 
 
-def test_a_stranger_gets_nothing_and_names_sort_as_in_java():
+def test_a_stranger_gets_nothing_and_names_sort_as_in_java() -> None:
     assert allocate_averagely("x", queues(4), ["a", "b"]) == []
     # By UTF-16 code units a surrogate pair sorts before U+FFFD; by code points it would sort after.
     assert allocate_averagely("\U0001f600", queues(2), ["\ufffd", "\U0001f600"])[0].queue_id == 0
 
 
-def received(offset, body=b"x"):
+def received(offset: Any, body: Any = b"x") -> Any:
     record = a_record(queue_offset=offset, physical_offset=offset * 100, store_size=100, body=body)
     return ReceivedMessage.of_record(record, "a")
 
 
-def test_the_committable_offset_is_the_lowest_not_consumed():
+def test_the_committable_offset_is_the_lowest_not_consumed() -> None:
     held = ProcessQueue(queues(1)[0], 10, messages_max=3, bytes_max=100, span_max=2000)
     assert held.committable == 10
     messages = [received(n) for n in (10, 11, 13)]
@@ -87,7 +89,7 @@ def test_the_committable_offset_is_the_lowest_not_consumed():
     assert (held.committable, len(held)) == (14, 0)
 
 
-def test_a_process_queue_is_full_by_bytes_and_counts_a_repeated_offset_once():
+def test_a_process_queue_is_full_by_bytes_and_counts_a_repeated_offset_once() -> None:
     held = ProcessQueue(queues(1)[0], 0, messages_max=100, bytes_max=10, span_max=2000)
     first = received(0, b"12345")
     held.add([first], 1)
@@ -100,7 +102,7 @@ def test_a_process_queue_is_full_by_bytes_and_counts_a_repeated_offset_once():
     assert not held.is_full
 
 
-def test_a_process_queue_is_full_where_one_message_holds_back_too_many():
+def test_a_process_queue_is_full_where_one_message_holds_back_too_many() -> None:
     held = ProcessQueue(queues(1)[0], 0, messages_max=100, bytes_max=100, span_max=10)
     messages = [received(n) for n in range(12)]
     held.add(messages[:11], 11)
@@ -113,14 +115,14 @@ def test_a_process_queue_is_full_where_one_message_holds_back_too_many():
     assert not held.is_full
 
 
-def test_after_a_step_back_the_lower_offset_is_committed():
+def test_after_a_step_back_the_lower_offset_is_committed() -> None:
     held = ProcessQueue(queues(1)[0], 100, messages_max=9, bytes_max=99, span_max=2000)
     held.add([received(100)], 101)
     held.add([], 5)
     assert held.committable == 5
 
 
-def test_subscriptions():
+def test_subscriptions() -> None:
     both = subscribe_to("T", " a || b||", 5)
     assert (both.tags_set, both.code_set, both.sub_version) == ({"a", "b"}, {97, 98}, 5)
     assert matches(both, "a")
@@ -133,7 +135,7 @@ def test_subscriptions():
         subscribe_to("T", "||", 1)
 
 
-def test_messages_are_checked_where_they_are_made():
+def test_messages_are_checked_where_they_are_made() -> None:
     assert Message("T", "ü").body == "ü".encode()
     assert Message("T", b"x", keys="a b").keys == ("a", "b")
     assert Message("T", bytearray(b"ab")).body == Message("T", memoryview(b"ab")).body == b"ab"
@@ -161,7 +163,7 @@ def test_messages_are_checked_where_they_are_made():
     ],
     ids=repr,
 )
-def test_what_cannot_be_sent_is_refused_by_field_and_topic(field, wrong):
+def test_what_cannot_be_sent_is_refused_by_field_and_topic(field: Any, wrong: Any) -> None:
     fields = {"body": b"x"} | {field: wrong}
     with pytest.raises(BadMessage, match=rf"^message to topic orders: {field}.* must be ") as caught:
         Message("orders", **fields)
@@ -169,12 +171,12 @@ def test_what_cannot_be_sent_is_refused_by_field_and_topic(field, wrong):
 
 
 @pytest.mark.parametrize("topic", [None, 5, b"T"])
-def test_a_topic_that_is_no_text_is_refused(topic):
+def test_a_topic_that_is_no_text_is_refused(topic: Any) -> None:
     with pytest.raises(BadMessage, match="topic must be text"):
         Message(topic, b"x")
 
 
-def test_properties_that_no_record_has_room_for_are_refused():
+def test_properties_that_no_record_has_room_for_are_refused() -> None:
     prepare(Message("T", b"x", properties={"a": "x" * 32_000}), ProducerOptions(), lambda: "U", 1)
     large = Message("T", b"x", properties={"a": "x" * 32_767})
     for make in (prepare, lambda message, *rest: prepare_batch([message], *rest)):
@@ -182,7 +184,7 @@ def test_properties_that_no_record_has_room_for_are_refused():
             make(large, ProducerOptions(), lambda: "U", 1)
 
 
-def test_a_retried_message_keeps_its_topic_and_id():
+def test_a_retried_message_keeps_its_topic_and_id() -> None:
     record = a_record(
         topic="%RETRY%g",
         queue_offset=1,
@@ -197,7 +199,7 @@ def test_a_retried_message_keeps_its_topic_and_id():
     assert message.offset_msg_id == "01020304000000060000000000000002"
 
 
-def test_large_bodies_are_compressed_and_keep_their_id():
+def test_large_bodies_are_compressed_and_keep_their_id() -> None:
     options = ProducerOptions(compress_over_bytes=10)
     outgoing = prepare(Message("T", b"0123456789", tags="t", keys=["k"], delay_level=3), options, lambda: "U", 77)
     assert outgoing.sys_flag == 1
@@ -213,7 +215,7 @@ def test_large_bodies_are_compressed_and_keep_their_id():
     assert prepare(Message("T", b"x", unique_key="mine"), options, lambda: "U", 77).msg_id == "mine"
 
 
-def test_sizes_are_checked_and_named():
+def test_sizes_are_checked_and_named() -> None:
     options = ProducerOptions(message_bytes_max=100)
     with pytest.raises(BadMessage, match=r"101 bytes, the limit is 100"):
         prepare(Message("T", b"x" * 101), options, lambda: "U", 1)
@@ -221,7 +223,7 @@ def test_sizes_are_checked_and_named():
         prepare(Message("T", b""), options, lambda: "U", 1)
 
 
-def test_batches():
+def test_batches() -> None:
     ids = iter("UVW")
     batch = [Message("T", b"1", flag=5), Message("T", b"2", tags="t")]
     outgoing = prepare_batch(batch, ProducerOptions(), lambda: next(ids), 1)
@@ -243,7 +245,7 @@ def test_batches():
             prepare_batch(wrong, ProducerOptions(), lambda: "U", 1)
 
 
-def test_rotation_takes_turns_and_avoids_brokers():
+def test_rotation_takes_turns_and_avoids_brokers() -> None:
     rotation = Rotation(random.Random(1))
     both = queues(2, "a") + queues(2, "b")
     turns = [rotation.next("T", both) for _ in range(8)]
@@ -253,13 +255,13 @@ def test_rotation_takes_turns_and_avoids_brokers():
     assert {rotation.next("T", both, {"a", "b"}).broker_name for _ in range(4)} == {"a", "b"}
 
 
-def test_a_key_chooses_the_queue_that_java_chooses():
+def test_a_key_chooses_the_queue_that_java_chooses() -> None:
     # "polygenelubricants".hashCode() is Integer.MIN_VALUE.
     assert queue_for_key(queues(7), "polygenelubricants").queue_id == (2**31) % 7
     assert queue_for_key(queues(4), "abc").queue_id == 96354 % 4
 
 
-def test_name_servers_are_read_from_text_and_lists():
+def test_name_servers_are_read_from_text_and_lists() -> None:
     assert parse_name_servers(" a:1 ;b:2;a:1;") == ("a:1", "b:2")
     assert parse_name_servers(["[::1]:9876"]) == ("[::1]:9876",)
     for wrong in ("", ";", "localhost", "a:b", "a:0", ":1", "a:70000"):
@@ -267,7 +269,7 @@ def test_name_servers_are_read_from_text_and_lists():
             parse_name_servers(wrong)
 
 
-def test_client_ids_differ():
+def test_client_ids_differ() -> None:
     rng = random.Random(1)
     ids = {make_client_id("10.0.0.1", 7, rng) for _ in range(100)}
     assert len(ids) == 100
@@ -275,7 +277,7 @@ def test_client_ids_differ():
     assert local_ip(("127.0.0.1:9876",)) == "127.0.0.1"
 
 
-def test_errors_say_what_to_do_and_can_be_pickled():
+def test_errors_say_what_to_do_and_can_be_pickled() -> None:
     errors = [
         TopicNotFound("T", ("n:1",), "why"),
         NameServerUnreachable((("n:1", "refused"),)),
@@ -289,7 +291,7 @@ def test_errors_say_what_to_do_and_can_be_pickled():
     assert "a at x:1: Unreachable: gone" in str(errors[2])
 
 
-def test_a_status_is_printed_by_name():
+def test_a_status_is_printed_by_name() -> None:
     assert [f"{SendStatus.SEND_OK}", str(PullStatus.FOUND), str(SendStatus(0))] == ["SEND_OK", "FOUND", "SEND_OK"]
 
 
@@ -301,7 +303,7 @@ def test_a_status_is_printed_by_name():
         "(a > 1) AND (b < 2)", "a = 1 || b = 2",
     ],
 )  # fmt: skip
-def test_an_sql_expression_is_no_tag(expression):
+def test_an_sql_expression_is_no_tag(expression: Any) -> None:
     with pytest.raises(MQError, match="is an SQL92 expression, which clients of this version do not send; name tags"):
         subscribe_to("T", expression, 1)
 
@@ -309,7 +311,7 @@ def test_an_sql_expression_is_no_tag(expression):
 @pytest.mark.parametrize(
     "tag", ["k=5", "k=v", "a->b", "a>b", "order_paid", "in", "AND", "not", "is", "a b", "R&D", "1"]
 )
-def test_what_only_resembles_one_is_a_tag(tag):
+def test_what_only_resembles_one_is_a_tag(tag: Any) -> None:
     assert subscribe_to("T", f"{tag} || x", 1).tags_set == {tag, "x"}
 
 
@@ -326,13 +328,13 @@ def test_what_only_resembles_one_is_a_tag(tag):
         (Refused(ResponseCode.SYSTEM_ERROR, "boo"), "its remark"),
     ],
 )
-def test_a_failed_send_gives_the_advice_that_fits_its_last_attempt(error, says):
+def test_a_failed_send_gives_the_advice_that_fits_its_last_attempt(error: Any, says: Any) -> None:
     text = str(SendFailed("T", (("a", "x:1", Unreachable("gone")), ("a", "x:1", error))))
     assert says in text
     assert ("answers from here" in text) == ("answers from here" in says)
 
 
-def test_the_same_attempt_again_and_again_is_told_once():
+def test_the_same_attempt_again_and_again_is_told_once() -> None:
     text = str(SendFailed("T", [("a", "x:1", Unreachable("gone"))] * 9))
     assert text.count("gone") == 1
     assert "failed 9 times" in text
@@ -351,7 +353,9 @@ def test_the_same_attempt_again_and_again_is_told_once():
         (ClientTls(cert_file="c"), False, 100, "lost"),
     ],
 )
-def test_a_lost_connection_is_explained_by_what_was_on_it(tls, has_answered, request_bytes, says):
+def test_a_lost_connection_is_explained_by_what_was_on_it(
+    tls: Any, has_answered: Any, request_bytes: Any, says: Any
+) -> None:
     text = str(connection_lost("lost", tls, has_answered=has_answered, request_bytes=request_bytes))
     assert says in text
     assert ("encrypted" in text) == ("encrypted" in says)
@@ -359,16 +363,16 @@ def test_a_lost_connection_is_explained_by_what_was_on_it(tls, has_answered, req
 
 
 @pytest.mark.parametrize("face", ["blocking", "aio"])
-def test_a_frame_that_is_too_large_is_named_as_the_reason(server, face):
+def test_a_frame_that_is_too_large_is_named_as_the_reason(server: Loopback, face: Any) -> None:
     server.add_topic("T", queues=1)
     options = ProducerOptions(message_bytes_max=20_000_000, compress_over_bytes=2**40)
     large = Message("T", bytes(17_000_000))
 
-    def send_blocking():
+    def send_blocking() -> None:
         with blocking.Producer(server.addr, "pg", options=options) as producer:
             producer.send(large)
 
-    async def send_aio():
+    async def send_aio() -> None:
         async with aio.Producer(server.addr, "pg", options=options) as producer:
             await producer.send(large)
 

@@ -1,5 +1,6 @@
 import sys
 import threading
+from typing import Any
 
 import pytest
 
@@ -8,19 +9,19 @@ from mqbroker.client.stack_traces import CHARACTERS_MAX, FRAMES_MAX, describe_er
 
 
 class Clock:
-    def __init__(self):
+    def __init__(self) -> None:
         self.now = 1_000_000.0
 
-    def __call__(self):
+    def __call__(self) -> Any:
         return self.now
 
 
 @pytest.fixture
-def clock():
+def clock() -> Any:
     return Clock()
 
 
-def test_sums_forget_what_is_older_than_their_steps():
+def test_sums_forget_what_is_older_than_their_steps() -> None:
     sums = Sums(10.0, 6, began=0.0)
     assert sums.totals(0) == [0, 0, 0]
     for now in (5, 15, 25, 65):
@@ -32,7 +33,7 @@ def test_sums_forget_what_is_older_than_their_steps():
     assert (sums.seconds(3), sums.seconds(40), sums.seconds(65), sums.seconds(75)) == (10, 40, 65, 65)
 
 
-def test_a_clock_that_is_set_back_does_no_harm():
+def test_a_clock_that_is_set_back_does_no_harm() -> None:
     sums = Sums(10.0, 6, began=1000.0)
     sums.add(1005, 1, 0, 0)
     sums.add(500, 1, 0, 0)
@@ -40,7 +41,7 @@ def test_a_clock_that_is_set_back_does_no_harm():
     assert sums.seconds(500) == 10
 
 
-def test_memory_does_not_grow_with_time():
+def test_memory_does_not_grow_with_time() -> None:
     sums = Sums(1.0, 3, began=0.0)
     for now in range(1000):
         sums.add(now, 1, 0, 0)
@@ -48,7 +49,7 @@ def test_memory_does_not_grow_with_time():
     assert len(sums._steps) == 4
 
 
-def test_a_meter_tells_rates_of_the_minute_and_failures_of_the_hour(clock):
+def test_a_meter_tells_rates_of_the_minute_and_failures_of_the_hour(clock: Any) -> None:
     meter = ConsumerStats(clock).of("T")
     for _ in range(30):
         meter.pulled(5.0)
@@ -71,13 +72,13 @@ def test_a_meter_tells_rates_of_the_minute_and_failures_of_the_hour(clock):
     assert (meter.status().consume_rt, meter.status().consume_failed_msgs) == (0, 0)
 
 
-def test_running_info_keep_one_for_each_topic(clock):
+def test_running_info_keep_one_for_each_topic(clock: Any) -> None:
     stats = ConsumerStats(clock)
     assert stats.of("T") is stats.of("T")
     assert stats.of("U") is not stats.of("T")
 
 
-def deep(n, reached, leave):
+def deep(n: Any, reached: Any, leave: Any) -> None:
     if n:
         deep(n - 1, reached, leave)
     else:
@@ -85,7 +86,7 @@ def deep(n, reached, leave):
         leave.wait(30)
 
 
-def test_stacks_name_threads_and_places_innermost_first():
+def test_stacks_name_threads_and_places_innermost_first() -> None:
     reached, leave = threading.Event(), threading.Event()
     thread = threading.Thread(target=deep, args=(2, reached, leave), name="some-listener")
     thread.start()
@@ -106,7 +107,7 @@ def test_stacks_name_threads_and_places_innermost_first():
     assert ".test_stacks_name_threads_and_places_innermost_first(test_running_info.py:" in stacks
 
 
-def test_stacks_are_bounded_in_depth_and_size():
+def test_stacks_are_bounded_in_depth_and_size() -> None:
     limit = sys.getrecursionlimit()
     reached, leave = threading.Event(), threading.Event()
     threads = [
@@ -129,11 +130,11 @@ def test_stacks_are_bounded_in_depth_and_size():
     assert all(len(part.splitlines()) == FRAMES_MAX + 1 for part in parts)
 
 
-def test_an_error_is_told_in_one_line_with_its_place():
-    def raise_it(text):
+def test_an_error_is_told_in_one_line_with_its_place() -> None:
+    def raise_it(text: Any) -> None:
         raise KeyError(text)
 
-    def outer(text):
+    def outer(text: Any) -> None:
         raise_it(text)
 
     with pytest.raises(KeyError) as caught:

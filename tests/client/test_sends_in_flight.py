@@ -3,6 +3,7 @@
 import asyncio
 import random
 import socket
+from typing import Any
 
 import pytest
 from twisted.internet.defer import Deferred
@@ -15,7 +16,9 @@ from mqbroker.client.send import SendsInFlight
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.command import RemotingCommand
+from tests.client.loopback import Loopback
 from tests.client.test_producer import SEND, make
+from tests.client.world import World
 
 MANY = 10_000
 
@@ -23,16 +26,16 @@ MANY = 10_000
 class Places:
     """Sends of a size that end when they are told to; `order` has those that had their turn."""
 
-    def __init__(self, world, count_max=3, bytes_max=100):
+    def __init__(self, world: World, count_max: Any = 3, bytes_max: Any = 100) -> None:
         self.world = world
         self.in_flight = SendsInFlight(world.net(), count_max, bytes_max)
-        self.order = []
-        self.gates = {}
+        self.order: list[Any] = []
+        self.gates: dict[Any, Deferred[Any]] = {}
 
-    def enter(self, name, size=1):
+    def enter(self, name: Any, size: Any = 1) -> Any:
         return self.world.run(self._enter(name, size)).addErrback(lambda failure: None)
 
-    async def _enter(self, name, size):
+    async def _enter(self, name: Any, size: Any) -> None:
         await self.in_flight.acquire(size)
         self.order.append(name)
         self.gates[name] = Deferred()
@@ -41,11 +44,11 @@ class Places:
         finally:
             self.in_flight.release(size)
 
-    def end(self, name):
+    def end(self, name: Any) -> None:
         self.gates.pop(name).callback(None)
 
 
-def test_as_many_as_may_be_go_at_once_and_the_rest_in_order(world):
+def test_as_many_as_may_be_go_at_once_and_the_rest_in_order(world: World) -> None:
     places = Places(world)
     for n in range(6):
         places.enter(n)
@@ -57,7 +60,7 @@ def test_as_many_as_may_be_go_at_once_and_the_rest_in_order(world):
     assert places.order == [0, 1, 2, 3, 4, 5]
 
 
-def test_what_is_larger_than_all_that_may_be_goes_alone_and_nobody_goes_before_it(world):
+def test_what_is_larger_than_all_that_may_be_goes_alone_and_nobody_goes_before_it(world: World) -> None:
     places = Places(world)
     places.enter("small", 60)
     places.enter("large", 500)
@@ -69,7 +72,7 @@ def test_what_is_larger_than_all_that_may_be_goes_alone_and_nobody_goes_before_i
     assert places.order == ["small", "large", "tiny"]
 
 
-def test_those_that_leave_the_line_take_no_place(world):
+def test_those_that_leave_the_line_take_no_place(world: World) -> None:
     places = Places(world, count_max=1)
     waiting = [places.enter(n) for n in range(5)]
     for n in (1, 3):
@@ -82,11 +85,11 @@ def test_those_that_leave_the_line_take_no_place(world):
     assert places.order == [0, 2, 4, 5]
 
 
-def test_thousands_that_end_at_once_come_from_a_loop(world):
+def test_thousands_that_end_at_once_come_from_a_loop(world: World) -> None:
     in_flight, order = SendsInFlight(world.net(), 1, 1), []
-    gate = Deferred()
+    gate: Deferred[Any] = Deferred()
 
-    async def enter(n):
+    async def enter(n: Any) -> None:
         await in_flight.acquire(1)
         order.append(n)
         if n == 0:
@@ -99,11 +102,11 @@ def test_thousands_that_end_at_once_come_from_a_loop(world):
     assert order == list(range(MANY))
 
 
-def test_on_asyncio_nobody_overtakes_and_cancelled_ones_give_their_places_back():
-    async def main():
+def test_on_asyncio_nobody_overtakes_and_cancelled_ones_give_their_places_back() -> None:
+    async def main() -> None:
         in_flight, order = SendsInFlight(AioNet(decline, random.Random(1)), 2, 1000), []
 
-        async def enter(n):
+        async def enter(n: Any) -> None:
             await in_flight.acquire(1)
             try:
                 order.append(n)
@@ -129,23 +132,23 @@ def test_on_asyncio_nobody_overtakes_and_cancelled_ones_give_their_places_back()
 # --- a producer's sends
 
 
-def test_many_sends_at_once_wait_for_their_turn_and_none_of_them_fails(world, name_server):
+def test_many_sends_at_once_wait_for_their_turn_and_none_of_them_fails(world: World, name_server: str) -> None:
     """Each is answered a second after it was sent: all together take far longer than one is allowed."""
     world.cluster.add_topic("T")
     producer = make(world, name_server, sends_in_flight_max=10, send_timeout_ms=1500)
     outstanding, most = [0], [0]
 
-    def later(passage):
+    def later(passage: Any) -> None:
         outstanding[0] += 1
         most.append(outstanding[0])
         world.cluster.reactor.callLater(1.0, done, passage)
 
-    def done(passage):
+    def done(passage: Any) -> None:
         outstanding[0] -= 1
         passage.pass_on()
 
     world.faults.refuse[None, SEND] = later
-    found = []
+    found: list[Any] = []
     for _ in range(200):
         world.run(producer.send(Message("T", b"x"))).addBoth(found.append)
     assert len(world.faults.asked(SEND)) == 10
@@ -154,7 +157,7 @@ def test_many_sends_at_once_wait_for_their_turn_and_none_of_them_fails(world, na
     assert max(most) == 10
 
 
-def test_sends_in_flight_are_bounded_by_bytes_too(world, name_server, silent):
+def test_sends_in_flight_are_bounded_by_bytes_too(world: World, name_server: str, silent: object) -> None:
     world.cluster.add_topic("T", brokers=["a"])
     producer = make(world, name_server, sends_in_flight_bytes_max=10_000, compress_over_bytes=10**9)
     world.faults.refuse["10.0.0.2:10911", SEND] = silent
@@ -163,11 +166,11 @@ def test_sends_in_flight_are_bounded_by_bytes_too(world, name_server, silent):
     assert len(world.faults.asked(SEND)) == 2
 
 
-def test_what_waits_when_its_producer_closes_says_so(world, name_server, silent):
+def test_what_waits_when_its_producer_closes_says_so(world: World, name_server: str, silent: object) -> None:
     world.cluster.add_topic("T", brokers=["a"])
     producer = make(world, name_server, sends_in_flight_max=1)
     world.faults.refuse["10.0.0.2:10911", SEND] = silent
-    found = []
+    found: list[Any] = []
     for _ in range(3):
         world.run(producer.send(Message("T", b"x"))).addErrback(found.append)
     world.result(producer.close())
@@ -176,11 +179,11 @@ def test_what_waits_when_its_producer_closes_says_so(world, name_server, silent)
     assert not world.clock.getDelayedCalls()
 
 
-def test_one_key_keeps_its_order_in_the_first_burst(server):
+def test_one_key_keeps_its_order_in_the_first_burst(server: Loopback) -> None:
     """Sends that come while the route is being asked for, and the connection made, must not go before those."""
     server.add_topic("T", queues=4)
 
-    async def main():
+    async def main() -> None:
         async with Producer(server.addr, "pg") as producer:
             tasks = []
             for n in range(300):
@@ -192,11 +195,12 @@ def test_one_key_keeps_its_order_in_the_first_burst(server):
     assert [request.body for request in server.faults.asked(SEND)] == [b"%d" % n for n in range(300)]
 
 
-def test_on_twisted_one_key_keeps_its_order_in_the_first_burst(world, name_server):
+def test_on_twisted_one_key_keeps_its_order_in_the_first_burst(world: World, name_server: str) -> None:
     world.cluster.add_topic("T")
-    producer, asked = make(world, name_server), []
+    producer = make(world, name_server)
+    asked: list[Any] = []
     world.faults.refuse[None, RequestCode.GET_ROUTEINFO_BY_TOPIC] = asked.append
-    found = []
+    found: list[Any] = []
     for n in range(20):
         world.run(producer.send(Message("T", b"%d" % n), key="k")).addBoth(found.append)
     asked[0].pass_on()
@@ -207,8 +211,8 @@ def test_on_twisted_one_key_keeps_its_order_in_the_first_burst(world, name_serve
     assert not world.clock.getDelayedCalls()
 
 
-def test_requests_keep_their_order_while_their_connection_is_made(server):
-    async def main():
+def test_requests_keep_their_order_while_their_connection_is_made(server: Loopback) -> None:
+    async def main() -> None:
         net = AioNet(decline, random.Random(1))
         tasks = []
         for n in range(200):
@@ -223,11 +227,11 @@ def test_requests_keep_their_order_while_their_connection_is_made(server):
     assert [request.ext_fields["clientID"] for request in left] == [str(n) for n in range(200)]
 
 
-def test_one_key_keeps_its_order_over_a_connection_that_takes_no_more(server):
+def test_one_key_keeps_its_order_over_a_connection_that_takes_no_more(server: Loopback) -> None:
     server.add_topic("T", queues=1)
     queue = MessageQueue("T", "a", 0)
 
-    async def main():
+    async def main() -> None:
         async with Producer(server.addr, "pg") as producer:
             await producer.send(Message("T", b"first"), queue=queue)
             connection = producer._net._connections[server.addr]
@@ -248,10 +252,13 @@ def test_one_key_keeps_its_order_over_a_connection_that_takes_no_more(server):
 # --- time-outs, and loops that are busy with thousands of sends
 
 
-def test_on_twisted_an_answer_that_came_while_the_reactor_was_busy_counts(world, name_server, silent):
+def test_on_twisted_an_answer_that_came_while_the_reactor_was_busy_counts(
+    world: World, name_server: str, silent: object
+) -> None:
     world.cluster.add_topic("T", brokers=["a"])
-    producer, found = make(world, name_server), []
-    sent = []
+    producer = make(world, name_server)
+    found: list[Any] = []
+    sent: list[Any] = []
     world.faults.refuse[None, SEND] = sent.append
     world.run(producer.send(Message("T", b"x"))).addBoth(found.append)
     world.clock.advance(8.0)  # timers come first at the end of such a turn, and reading after them
@@ -262,9 +269,10 @@ def test_on_twisted_an_answer_that_came_while_the_reactor_was_busy_counts(world,
     assert not world.clock.getDelayedCalls()
 
 
-def test_on_twisted_no_answer_is_waited_for_without_an_end(world, name_server, silent):
+def test_on_twisted_no_answer_is_waited_for_without_an_end(world: World, name_server: str, silent: object) -> None:
     world.cluster.add_topic("T", brokers=["a"])
-    producer, found = make(world, name_server), []
+    producer = make(world, name_server)
+    found: list[Any] = []
     world.faults.refuse["10.0.0.2:10911", SEND] = silent
     world.run(producer.send(Message("T", b"x"))).addBoth(found.append)
     world.clock.advance(8.0)
@@ -274,7 +282,7 @@ def test_on_twisted_no_answer_is_waited_for_without_an_end(world, name_server, s
 
 
 @pytest.fixture
-def reads_nothing():
+def reads_nothing() -> Any:
     """The address of somebody who takes connections and reads nothing from them."""
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)
@@ -283,13 +291,13 @@ def reads_nothing():
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
-def test_oneway_sends_wait_for_a_peer_that_does_not_read(reads_nothing):
-    async def main():
+def test_oneway_sends_wait_for_a_peer_that_does_not_read(reads_nothing: Any) -> None:
+    async def main() -> None:
         net = AioNet(decline, random.Random(1))
         request = RemotingCommand(RequestCode.SEND_MESSAGE_V2, body=bytes(64 * 1024))
         sent = []
 
-        async def send():
+        async def send() -> None:
             for n in range(10_000):
                 await net.send_oneway(reads_nothing, request)
                 sent.append(n)
@@ -311,10 +319,10 @@ def test_oneway_sends_wait_for_a_peer_that_does_not_read(reads_nothing):
     asyncio.run(main())
 
 
-def test_a_peer_that_reads_nothing_for_long_is_given_up(reads_nothing):
+def test_a_peer_that_reads_nothing_for_long_is_given_up(reads_nothing: Any) -> None:
     """What waits for it fails; the timer is the connection's own."""
 
-    async def main():
+    async def main() -> None:
         net = AioNet(decline, random.Random(1))
         request = RemotingCommand(RequestCode.SEND_MESSAGE_V2, body=bytes(64 * 1024))
         await net.send_oneway(reads_nothing, request)
@@ -334,6 +342,6 @@ def test_a_peer_that_reads_nothing_for_long_is_given_up(reads_nothing):
 
 
 @pytest.mark.parametrize("options", [{"sends_in_flight_max": 0}, {"sends_in_flight_bytes_max": 0}, {"retries": -1}])
-def test_bounds_that_let_nothing_through_are_refused(options):
+def test_bounds_that_let_nothing_through_are_refused(options: Any) -> None:
     with pytest.raises(ValueError):
         ProducerOptions(**options)

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from typing import Any, cast
 
 import pytest
 from twisted.internet.defer import Deferred
@@ -12,32 +13,34 @@ from mqbroker.client.net import signed
 from mqbroker.wire.codes import RequestCode
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.signature import ACCESS_KEY, is_signed
+from tests.client.loopback import Loopback
+from tests.client.world import World
 
 ME = Credentials("shop-orders", "a long random text")
 Q = MessageQueue("T", "a", 0)
 
 
 @pytest.fixture
-def topic(server):
+def topic(server: Loopback) -> Any:
     server.add_topic("T", queues=1)
     server.add_topic("%RETRY%g", queues=1)
     return server
 
 
 @pytest.fixture
-def heard(topic):
+def heard(topic: Loopback) -> Any:
     """Every request that the server was sent."""
     return topic.faults.requests
 
 
-def check(heard, *codes):
+def check(heard: Any, *codes: Any) -> None:
     assert set(codes) <= {request.code for _, request in heard}
     for _, request in heard:
         assert request.ext_fields[ACCESS_KEY] == ME.access_key
         assert is_signed(request.ext_fields, request.body, ME.secret_key)
 
 
-def test_on_plain_sockets(topic, heard):
+def test_on_plain_sockets(topic: Loopback, heard: Any) -> None:
     with blocking.Producer(topic.addr, "pg", options=ProducerOptions(credentials=ME)) as producer:
         producer.send(Message("T", b"1"))
         producer.send_batch([Message("T", b"2"), Message("T", b"3")])
@@ -50,8 +53,8 @@ def test_on_plain_sockets(topic, heard):
           RequestCode.UPDATE_CONSUMER_OFFSET, RequestCode.GET_ROUTEINFO_BY_TOPIC)  # fmt: skip
 
 
-def test_on_asyncio(topic, heard):
-    async def main():
+def test_on_asyncio(topic: Loopback, heard: Any) -> None:
+    async def main() -> None:
         async with aio.Producer(topic.addr, "pg", options=ProducerOptions(credentials=ME)) as producer:
             await producer.send(Message("T", b"1"))
             await producer.send_oneway(Message("T", b"2"))
@@ -67,19 +70,19 @@ def test_on_asyncio(topic, heard):
     check(heard, RequestCode.SEND_MESSAGE_V2, RequestCode.PULL_MESSAGE, RequestCode.HEART_BEAT)
 
 
-def test_on_a_reactor(world):
+def test_on_a_reactor(world: World) -> None:
     sent = []
 
     class Remoting:
-        def invoke_sync(self, addr, command, timeout_ms):
+        def invoke_sync(self, addr: Any, command: Any, timeout_ms: Any) -> Any:
             sent.append((addr, command))
             return Deferred()
 
-        def invoke_oneway(self, addr, command, timeout_ms):
+        def invoke_oneway(self, addr: Any, command: Any, timeout_ms: Any) -> Any:
             sent.append((addr, command))
             return Deferred()
 
-    net = DeferredNet(world.clock, Remoting(), random.Random(1), ME)
+    net = DeferredNet(world.clock, cast(Any, Remoting()), random.Random(1), ME)
     command = RemotingCommand(RequestCode.GET_MAX_OFFSET, {"topic": "T"})
     for coroutine in (net.invoke("a:1", command, 1000), net.send_oneway("a:1", command)):
         coroutine.send(None)
@@ -89,6 +92,6 @@ def test_on_a_reactor(world):
     assert command.ext_fields == {"topic": "T"}
 
 
-def test_without_an_account_nothing_is_signed():
+def test_without_an_account_nothing_is_signed() -> None:
     command = RemotingCommand(RequestCode.GET_MAX_OFFSET, {"topic": "T"})
     assert signed(command, None) is command

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import threading
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 from twisted.internet.task import Clock
@@ -56,15 +58,15 @@ task.react(lambda reactor: ensureDeferred(main(reactor)))
 """
 
 
-def on_twisted(addr, tls):
+def on_twisted(addr: Any, tls: Any) -> Any:
     script = ON_TWISTED.format(addr=addr, tls={name: getattr(tls, name) for name in tls.__slots__ if name[0] != "_"})
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert done.stderr == ""
     return done.stdout.strip()
 
 
-def on_asyncio(addr, tls):
-    async def main():
+def on_asyncio(addr: Any, tls: Any) -> Any:
+    async def main() -> Any:
         async with aio.Producer(addr, "pg", options=ProducerOptions(tls=tls, retries=0)) as producer:
             return (await producer.send(Message("T", b"1"))).status.name
 
@@ -74,7 +76,7 @@ def on_asyncio(addr, tls):
         return f"{type(error).__name__} {error}"
 
 
-def on_plain_sockets(addr, tls):
+def on_plain_sockets(addr: Any, tls: Any) -> Any:
     with blocking.Producer(addr, "pg", options=ProducerOptions(tls=tls, retries=0)) as producer:
         try:
             return producer.send(Message("T", b"1")).status.name
@@ -86,16 +88,16 @@ FACES = [on_plain_sockets, on_asyncio, on_twisted]
 
 
 @pytest.fixture
-def authority(tmp_path):
+def authority(tmp_path: Path) -> Any:
     return Authority(tmp_path)
 
 
 @pytest.fixture
-def serve(authority, tmp_path):
+def serve(authority: Any, tmp_path: Path) -> Any:
     """Starts a server with topic T whose certificate is for `hosts` and `addresses`."""
-    servers = []
+    servers: list[Any] = []
 
-    def start(*, wants=ssl.CERT_NONE, encrypted=True, **issued):
+    def start(*, wants: Any = ssl.CERT_NONE, encrypted: Any = True, **issued: Any) -> Any:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(*authority.issue("server", **({"addresses": ["127.0.0.1"]} | issued)))
         context.load_verify_locations(authority.path)
@@ -112,12 +114,12 @@ def serve(authority, tmp_path):
 
 
 @pytest.mark.parametrize("face", FACES)
-def test_a_server_that_a_named_authority_vouches_for(serve, authority, face):
+def test_a_server_that_a_named_authority_vouches_for(serve: Any, authority: Any, face: Any) -> None:
     assert face(serve().addr, ClientTls(ca_file=authority.path)) == "SEND_OK"
 
 
 @pytest.mark.parametrize("face", FACES)
-def test_a_server_that_nobody_vouches_for(serve, face):
+def test_a_server_that_nobody_vouches_for(serve: Any, face: Any) -> None:
     said = face(serve().addr, ClientTls())
     assert said.startswith("TlsFailed no encrypted connection to 127.0.0.1:")
     assert "its certificate is not trusted: " in said
@@ -126,7 +128,7 @@ def test_a_server_that_nobody_vouches_for(serve, face):
 
 @pytest.mark.parametrize("face", FACES)
 @pytest.mark.parametrize("issued", [{"hosts": ["example.org"]}, {"addresses": ["127.0.0.2"]}, {"addresses": []}])
-def test_a_certificate_of_another(serve, authority, face, issued):
+def test_a_certificate_of_another(serve: Any, authority: Any, face: Any, issued: Any) -> None:
     server = serve(**({"addresses": []} | issued))
     said = face(server.addr, ClientTls(ca_file=authority.path))
     assert "its certificate is not for 127.0.0.1. Connect by a name that it is for, or say which" in said
@@ -134,7 +136,7 @@ def test_a_certificate_of_another(serve, authority, face, issued):
 
 
 @pytest.mark.parametrize("face", FACES)
-def test_a_server_by_its_name_wherever_it_is(serve, authority, face):
+def test_a_server_by_its_name_wherever_it_is(serve: Any, authority: Any, face: Any) -> None:
     server = serve(hosts=["mq.example.org"], addresses=[])
     assert face(server.addr, ClientTls(ca_file=authority.path, server_name="mq.example.org")) == "SEND_OK"
     said = face(server.addr, ClientTls(ca_file=authority.path, server_name="example.org"))
@@ -142,25 +144,25 @@ def test_a_server_by_its_name_wherever_it_is(serve, authority, face):
 
 
 @pytest.mark.parametrize("face", FACES)
-def test_insecure_takes_any(serve, face):
+def test_insecure_takes_any(serve: Any, face: Any) -> None:
     assert face(serve(hosts=["example.org"], addresses=[]).addr, ClientTls(insecure=True)) == "SEND_OK"
 
 
 @pytest.mark.parametrize("face", FACES)
-def test_an_expired_certificate(serve, authority, face):
+def test_an_expired_certificate(serve: Any, authority: Any, face: Any) -> None:
     said = face(serve(expired=True).addr, ClientTls(ca_file=authority.path))
     assert "its certificate has expired. Renew it, or check the clocks" in said
 
 
 @pytest.mark.parametrize("face", FACES)
-def test_a_server_that_does_not_encrypt(serve, authority, face):
+def test_a_server_that_does_not_encrypt(serve: Any, authority: Any, face: Any) -> None:
     said = face(serve(encrypted=False).addr, ClientTls(ca_file=authority.path))
     assert "it does not speak TLS" in said
     assert "Leave TLS out, or have the server take it" in said
 
 
 @pytest.mark.parametrize("face", FACES)
-def test_a_server_that_wants_a_certificate(serve, authority, tmp_path, face):
+def test_a_server_that_wants_a_certificate(serve: Any, authority: Any, tmp_path: Path, face: Any) -> None:
     addr = serve(wants=ssl.CERT_REQUIRED).addr
     said = face(addr, ClientTls(ca_file=authority.path))
     assert "it wants a certificate of the client (certificate required)" in said
@@ -175,11 +177,11 @@ def test_a_server_that_wants_a_certificate(serve, authority, tmp_path, face):
 
 
 @pytest.mark.parametrize("face", FACES[:2])
-def test_without_encryption_a_server_that_wants_it_is_named_as_what_it_may_be(serve, face):
+def test_without_encryption_a_server_that_wants_it_is_named_as_what_it_may_be(serve: Any, face: Any) -> None:
     assert "it may take only encrypted ones (ClientTls, --tls of mq)" in face(serve().addr, None)
 
 
-def test_a_connection_that_was_used_is_not_said_to_want_encryption(serve):
+def test_a_connection_that_was_used_is_not_said_to_want_encryption(serve: Any) -> None:
     server = serve(encrypted=False)
     with blocking.PullConsumer(server.addr, "g") as consumer:
         consumer.min_offset(Q)
@@ -192,7 +194,7 @@ def test_a_connection_that_was_used_is_not_said_to_want_encryption(serve):
 # --- beyond the first request
 
 
-def test_plain_sockets_keep_an_encrypted_connection(serve, authority):
+def test_plain_sockets_keep_an_encrypted_connection(serve: Any, authority: Any) -> None:
     server = serve()
     with blocking.PullConsumer(
         server.addr, "g", options=PullOptions(tls=ClientTls(ca_file=authority.path))
@@ -204,7 +206,7 @@ def test_plain_sockets_keep_an_encrypted_connection(serve, authority):
     assert len(server.connections) == 1
 
 
-def test_plain_sockets_see_that_an_idle_encrypted_connection_has_ended(serve, authority):
+def test_plain_sockets_see_that_an_idle_encrypted_connection_has_ended(serve: Any, authority: Any) -> None:
     server = serve()
     with blocking.PullConsumer(
         server.addr, "g", options=PullOptions(tls=ClientTls(ca_file=authority.path))
@@ -215,7 +217,7 @@ def test_plain_sockets_see_that_an_idle_encrypted_connection_has_ended(serve, au
             consumer.min_offset(Q)
 
 
-def test_what_tls_itself_says_on_an_idle_connection_does_not_end_it(serve, authority):
+def test_what_tls_itself_says_on_an_idle_connection_does_not_end_it(serve: Any, authority: Any) -> None:
     server = serve()
     net = BlockingNet(random.Random(1), None, ClientTls(ca_file=authority.path))
     ask = RemotingCommand(RequestCode.GET_MAX_OFFSET, {"topic": "T", "queueId": "0", "bname": "a"})
@@ -229,10 +231,10 @@ def test_what_tls_itself_says_on_an_idle_connection_does_not_end_it(serve, autho
     run(net.close())
 
 
-def test_a_closed_client_on_asyncio_leaves_no_connection_behind(serve, authority):
+def test_a_closed_client_on_asyncio_leaves_no_connection_behind(serve: Any, authority: Any) -> None:
     addr = serve().addr
 
-    async def main():
+    async def main() -> Any:
         producer = aio.Producer(addr, "pg", options=ProducerOptions(tls=ClientTls(ca_file=authority.path)))
         await producer.start()
         await producer.send(Message("T", b"1"))
@@ -242,11 +244,11 @@ def test_a_closed_client_on_asyncio_leaves_no_connection_behind(serve, authority
     assert asyncio.run(main()) == [True] * 2
 
 
-def test_a_server_that_does_not_part_is_left(serve, authority, monkeypatch):
+def test_a_server_that_does_not_part_is_left(serve: Any, authority: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mqbroker.client.aio_net._CLOSE_TIMEOUT_S", 0.01)
     server, over = serve(), threading.Event()
 
-    async def main():
+    async def main() -> Any:
         producer = aio.Producer(server.addr, "pg", options=ProducerOptions(tls=ClientTls(ca_file=authority.path)))
         await producer.start()
         await producer.queues("T")
@@ -261,19 +263,19 @@ def test_a_server_that_does_not_part_is_left(serve, authority, monkeypatch):
         over.set()
 
 
-def test_encrypted_clients_can_be_pickled(serve, authority):
+def test_encrypted_clients_can_be_pickled(serve: Any, authority: Any) -> None:
     server = serve()
     producer = blocking.Producer(server.addr, "pg", options=ProducerOptions(tls=ClientTls(ca_file=authority.path)))
     with pickle.loads(pickle.dumps(producer)) as copy:
         assert copy.send(Message("T", b"1")).status.name == "SEND_OK"
 
 
-def test_a_consumer_on_threads_is_encrypted(serve, authority):
+def test_a_consumer_on_threads_is_encrypted(serve: Any, authority: Any) -> None:
     server = serve()
     server.store(Q, b"hello")
     got, came = [], threading.Event()
 
-    def listen(message):
+    def listen(message: Any) -> None:
         got.append(message.body)
         came.set()
 
@@ -285,7 +287,7 @@ def test_a_consumer_on_threads_is_encrypted(serve, authority):
     assert got == [b"hello"]
 
 
-def test_new_files_count_for_new_connections(serve, authority, tmp_path):
+def test_new_files_count_for_new_connections(serve: Any, authority: Any, tmp_path: Path) -> None:
     server = serve()
     trusted = tmp_path / "trusted.pem"
     (tmp_path / "other").mkdir()
@@ -300,7 +302,7 @@ def test_new_files_count_for_new_connections(serve, authority, tmp_path):
         producer.send(Message("T", b"1"))
 
 
-def test_files_that_cannot_be_used_any_more_count_until_they_can(authority, tmp_path):
+def test_files_that_cannot_be_used_any_more_count_until_they_can(authority: Any, tmp_path: Path) -> None:
     trusted = tmp_path / "trusted.pem"
     trusted.write_bytes((tmp_path / "authority.pem").read_bytes())
     contexts = Contexts(ClientTls(ca_file=str(trusted)), ssl_context)
@@ -325,7 +327,7 @@ def test_files_that_cannot_be_used_any_more_count_until_they_can(authority, tmp_
         ({"key_file": "KEY"}, "cert_file is not set"),
     ],
 )
-def test_contradictions_are_told_at_once(given, why):
+def test_contradictions_are_told_at_once(given: Any, why: Any) -> None:
     with pytest.raises(BadTls, match=why):
         ClientTls(**given)
 
@@ -344,7 +346,7 @@ def test_contradictions_are_told_at_once(given, why):
         ({"cert_file": "CA", "key_file": "KEY", "key_password": "open sesame"}, "client-key.pem: no private key"),
     ],
 )
-def test_files_that_cannot_be_used_are_named(authority, make, given, why):
+def test_files_that_cannot_be_used_are_named(authority: Any, make: Any, given: Any, why: Any) -> None:
     cert, key = authority.issue("client", "open sesame")
     paths = {"CERT": cert, "KEY": key, "CA": authority.path}
     tls = ClientTls(**{name: paths.get(value, value) for name, value in given.items()})

@@ -7,8 +7,8 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-from twisted.internet.base import DelayedCall
 from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IDelayedCall
 from twisted.python.failure import Failure
 
 from mqbroker.client.deferred_net import DeferredNet
@@ -23,19 +23,19 @@ class ClientClock:
 
     def __init__(self, cluster: OwnCluster) -> None:
         self._cluster = cluster
-        self._calls: WeakSet[DelayedCall] = WeakSet()
+        self._calls: WeakSet[IDelayedCall] = WeakSet()
         #: How many seconds the clients' clock was set forward.
         self.set_forward = 0.0
 
     def seconds(self) -> float:
         return float(self._cluster.reactor.seconds()) + self.set_forward
 
-    def callLater(self, delay: float, call: Callable[..., Any], *args: Any, **kw: Any) -> DelayedCall:
+    def callLater(self, delay: float, call: Callable[..., Any], *args: Any, **kw: Any) -> IDelayedCall:
         made = self._cluster.reactor.callLater(delay, call, *args, **kw)
         self._calls.add(made)
         return made
 
-    def getDelayedCalls(self) -> list[DelayedCall]:
+    def getDelayedCalls(self) -> list[IDelayedCall]:
         return [call for call in self._calls if call.active()]
 
     def advance(self, seconds: float) -> None:
@@ -56,9 +56,9 @@ class World:
         client = RemotingClient(self.cluster.reactor, connector=self.cluster.network.connector)
         return DeferredNet(self.clock, client, random.Random(seed))
 
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> Deferred[T]:
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Deferred[Any]:
         """Start a coroutine; the Deferred of its result."""
-        started = Deferred.fromCoroutine(coroutine)
+        started: Deferred[Any] = Deferred.fromCoroutine(coroutine)
         self.cluster.settle()
         return started
 

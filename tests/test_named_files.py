@@ -35,11 +35,14 @@ def test_a_file_that_is_nowhere_is_found_out() -> None:
 
 
 def defined_in(path: Path) -> set[str]:
-    """The functions and classes of a module, and the methods as Class.method."""
+    """The functions, classes and constants of a module, and the methods as Class.method."""
     found: set[str] = set()
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             found.add(node.name)
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found |= {target.id for target in targets if isinstance(target, ast.Name)}
         if isinstance(node, ast.ClassDef):
             methods = [each for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
             found |= {f"{node.name}.{method.name}" for method in methods}

@@ -12,10 +12,6 @@ FILE_LINES_MAX = 600
 #: Files that are to be taken apart still, and how long each may be at most: none may be added, and none may grow.
 STILL_LONG = {
     "tests/store/simulation/world.py": 1060,
-    "tests/store/test_page_loader.py": 640,
-    "tests/store/test_flush.py": 620,
-    "tests/store/test_lost_queues.py": 700,
-    "tests/store/test_recovery.py": 750,
 }
 
 

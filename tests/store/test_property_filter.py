@@ -16,7 +16,7 @@ from mqbroker.store.property_filter import IPropertyFilter
 from mqbroker.wire.names import java_hash
 from mqbroker.wire.record import decode_records
 from tests.store.harness import Bench, after_restart, message, now
-from tests.store.test_page_loader import fail_for_good, kept, offsets, step_all
+from tests.store.test_cold_reads import fail_for_good, kept, offsets, step_all
 
 
 @implementer(IPropertyFilter)

@@ -74,7 +74,7 @@ MISTAKES = [
         "store/recovery.py",
         "        if offset >= start.durable_end and timestamp >= start.durable_ms:\n",
         "        if True:\n",
-        ("tests/store/test_recovery.py::test_damage_below_the_durable_mark_is_passed_over_and_reported",),
+        ("tests/store/test_damaged_log.py::test_damage_below_the_durable_mark_is_passed_over_and_reported",),
     ),
     Mutation(
         "enter any first file of a queue for the one that retention left",
@@ -256,28 +256,34 @@ MISTAKES = [
         "store/store_files.py",
         "            outcome = self._sync(files, directories)\n",
         "            self.checkpoint.advance(now)\n            outcome = self._sync(files, directories)\n",
-        ("tests/store/test_flush.py::test_consume_queues_that_could_not_be_synced_are_when_the_disk_works_again",),
+        (
+            "tests/store/test_cache_flush.py::test_consume_queues_that_could_not_be_synced_are_when_the_disk_works_again",
+        ),
     ),
     Mutation(
         "let the checkpoint cover what could not be synced",
         "store/store_files.py",
         "        if not outcome.is_synced:\n            self._syncing.failed(str(outcome.error))\n            return\n",
         "        if not outcome.is_synced:\n            self._syncing.failed(str(outcome.error))\n",
-        ("tests/store/test_flush.py::test_consume_queues_that_could_not_be_synced_are_when_the_disk_works_again",),
+        (
+            "tests/store/test_cache_flush.py::test_consume_queues_that_could_not_be_synced_are_when_the_disk_works_again",
+        ),
     ),
     Mutation(
         "call a stop clean that was not",
         "store/store_files.py",
         "        if self._is_all_synced:\n            self.checkpoint.write(",
         "        if True:\n            self.checkpoint.write(",
-        ("tests/store/test_flush.py::test_a_stop_while_consume_queues_cannot_be_synced_is_not_clean",),
+        ("tests/store/test_cache_flush.py::test_a_stop_while_consume_queues_cannot_be_synced_is_not_clean",),
     ),
     Mutation(
         "sync a consume queue again without storing again what the kernel selects for written",
         "store/store_files.py",
         "                store_again(file, 0, file.size, is_sparse=True)\n",
         "                pass\n",
-        ("tests/store/test_flush.py::test_consume_queues_that_could_not_be_synced_are_when_the_disk_works_again",),
+        (
+            "tests/store/test_cache_flush.py::test_consume_queues_that_could_not_be_synced_are_when_the_disk_works_again",
+        ),
     ),
     Mutation(
         "leave a file behind that cannot be mapped",
@@ -299,7 +305,9 @@ MISTAKES = [
         "store/store_files.py",
         "        self._syncing.worked()\n        self._unsynced.clear()\n",
         "        if self._syncing.is_on:\n            return\n        self._unsynced.clear()\n",
-        ("tests/store/test_flush.py::test_consume_queues_that_could_not_be_synced_are_when_the_disk_works_again",),
+        (
+            "tests/store/test_cache_flush.py::test_consume_queues_that_could_not_be_synced_are_when_the_disk_works_again",
+        ),
     ),
     Mutation(
         "believe a checkpoint while consume queues are rebuilt",
@@ -404,7 +412,7 @@ MISTAKES = [
         "store/checked_reader.py",
         "            look.missing.append(FileRange(file, at, size))\n            return True\n",
         "            return True\n",
-        ("tests/store/test_page_loader.py::test_messages_from_before_the_start_come_when_they_are_in_memory",),
+        ("tests/store/test_cold_reads.py::test_messages_from_before_the_start_come_when_they_are_in_memory",),
     ),
     Mutation(
         "pass over messages behind a removed one",
@@ -432,14 +440,14 @@ MISTAKES = [
         "store/recovery.py",
         "    if segments.files or not (is_intact or was_durable):\n",
         "    if True:\n",
-        ("tests/store/test_recovery.py::test_without_a_log_nothing_is_deleted_before_a_person_says_so",),
+        ("tests/store/test_damaged_log.py::test_without_a_log_nothing_is_deleted_before_a_person_says_so",),
     ),
     Mutation(
         "hide messages for one read that failed",
         "store/page_loader.py",
         "        if is_shortage(error) or not self._is_lasting(stretch):\n",
         "        if is_shortage(error):\n",
-        ("tests/store/test_page_loader.py::test_what_was_found_whole_and_cannot_be_read_any_more",),
+        ("tests/store/test_cold_reads.py::test_what_was_found_whole_and_cannot_be_read_any_more",),
     ),
     Mutation(
         "touch pages of the log before they were read",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pytest
 from twisted.internet.defer import Deferred, ensureDeferred, maybeDeferred
@@ -23,9 +23,37 @@ from mqbroker.store.page_loader import (
     LASTING_S,
 )
 from mqbroker.store.worker import InlineWorker
+from mqbroker.wire.record import decode_records
 from tests.fakes import FaultyFile
 from tests.store.harness import Bench, after_restart, message, now
-from tests.store.test_page_loader import kept, offsets
+
+T = TypeVar("T")
+
+
+def offsets(found: GetMessageResult) -> list[int]:
+    return [record.queue_offset for piece in found.pieces for record in decode_records(piece)]
+
+
+@pytest.fixture
+def store(bench: Bench) -> MessageStore:
+    """Twenty messages each of queues 0 and 1 with tags a and b, from before the start; nothing is in memory."""
+    store = bench.open()
+    store.append(
+        [message("T", i % 2, b"%02d" % i * 500, b"KEYS\x01k%d\x02TAGS\x01%c" % (i, 97 + i // 2 % 2)) for i in range(40)]
+    )
+    store.dispatch_now()
+    store = after_restart(bench, store)
+    bench.disk.faults.evict()
+    bench.worker.at_once = False
+    return store
+
+
+def kept(answer: GetMessageResult | Deferred[T] | Awaitable[T]) -> list[T]:
+    """Where the answer will be once it is there."""
+    results: list[T] = []
+    deferred = answer if isinstance(answer, Deferred) else ensureDeferred(answer)  # type: ignore[arg-type]
+    deferred.addCallback(results.append)
+    return results
 
 
 def step_all(bench: Bench) -> int:
@@ -441,3 +469,17 @@ def _real() -> tuple[Clock, Any, Any, dict[str, Any]]:
     clock = Clock()
     clock.advance(1_795_255_600.5)
     return clock, OsDisk(), InlineWorker(), {**SMALL}
+
+
+def test_a_store_stops_after_its_reads(bench: Bench, store: MessageStore) -> None:
+    results = kept(store.get("T", 0, 3, 10))
+    bench.worker.step()
+    reading = bench.worker.waiting.pop()
+    bench.worker.at_once = True
+    stopped: list[None] = []
+    store.stop().addCallback(stopped.append)
+    assert not stopped
+    bench.worker.waiting.append(reading)
+    bench.worker.step()
+    assert offsets(results[0]) == list(range(3, 13))
+    assert stopped == [None]

@@ -17,7 +17,7 @@ from mqbroker.store.filtered_read import FilteredRead
 from mqbroker.store.get_message_result import Get
 from mqbroker.wire.names import java_hash
 from tests.store.harness import Bench, make_bench, message, now
-from tests.store.test_page_loader import offsets
+from tests.store.test_cold_reads import offsets
 from tests.store.test_property_filter import Matching
 
 V6_HOST = bytes(15) + b"\x01" + (40000).to_bytes(4, "big")

@@ -1,6 +1,6 @@
-"""The parts of a broker over an open store, each built from those before it, and the requests that they answer.
+"""Wiring of a broker's parts over an open store, and registration of the requests that they answer.
 
-What is started and stopped, and when, is the service's. Must never know of sockets, ports or the reactor.
+Starting and stopping is up to `broker_service`. Knows no sockets, ports or reactor.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ class Assembly:
         self.delay.arrived(topic, queue_id)
 
     def adopt(self, settings: BrokerSettings) -> list[str]:
-        """Take of settings that were read anew what may change; returns the keys of the others that differ."""
+        """Apply re-read settings that may change; returns the other keys that differ."""
         if self._acl is not None:
             self._acl.look()
         return self.live.adopt(settings)

@@ -1,9 +1,9 @@
 """A whole broker as one service: the only place that sees all its parts.
 
 Starting is a list: take the ports, open the store (lock first; who connects meanwhile waits), read the tables, build
-the processors over them, start the loops, tell the name servers. Stopping is the same list backwards, so that no
-acknowledged message and no committed offset is lost and clients hear of it first. In between it drains: nobody new is
-let in, messages and pulls are refused so that clients try elsewhere, and what was taken is answered.
+the processors over them, start the loops, tell the name servers. Stopping is the same list in reverse, so that no
+acknowledged message and no committed offset is lost and clients are told first. In between it drains: no connection is
+accepted, sends and pulls are refused so that clients try elsewhere, and accepted requests are answered.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from mqbroker.wire.requests import codes_where
 log = Logger()
 
 FILE_RETRY_SECONDS = 5.0
-#: How long requests that were taken may go on when the broker stops.
+#: How long accepted requests may take when the broker stops.
 DRAIN_SECONDS_MAX = 5.0
 #: The port that a Java client takes with `vipChannelEnabled`, against the one it is told.
 VIP_PORT_OFFSET = -2
@@ -176,7 +176,7 @@ class BrokerService(Service):
         for seconds, action in parts.periodic():
             self._every(seconds, action)
         self._save_offsets(parts)
-        # The port was taken first, so that a port in use touches nothing; it is let go before what it serves stops.
+        # The port is bound first, so that a port in use changes nothing; it is closed before the parts that serve it.
         self._stops.remove(listening.stopService)
         self._stops += [listening.stopService, lambda: answered(factory.load, clock, DRAIN_SECONDS_MAX)]
         listening.resume()
@@ -218,11 +218,11 @@ class BrokerService(Service):
         return factory, listening
 
     def _make_worker(self) -> IWorker:
-        """For all that waits for the disk but syncs of the log."""
+        """The worker for all disk access but syncs of the log."""
         return ThreadWorker(deferToThreadPool, self._reactor, self._make_threads(DISK_THREADS))
 
     def _make_log_syncs(self) -> ISyncs:
-        """By the kernel where it does that; a thread for nothing else does them otherwise."""
+        """Syncs of the log: by Linux AIO where available, else by a dedicated thread."""
         serial = SerialWorker(self._reactor.callFromThread)
         self._make_threads(1).callInThread(serial.serve)
         self._stops.append(serial.stop)
@@ -317,8 +317,8 @@ class BrokerService(Service):
     # --- while it runs
 
     def adopt(self, settings: BrokerSettings) -> list[str]:
-        """Take of settings that were read anew what may change while it runs, and look at the files of accounts and
-        certificates; returns the keys of the others that differ. Raises BadSetting with no setting changed."""
+        """Apply re-read settings that may change while it runs, and reload accounts and certificates; returns the other
+        keys that differ. Raises BadSetting with no setting changed."""
         if self._assembly is None:
             return []
         if self._read_tls is not None:
@@ -351,7 +351,7 @@ def vip_port(settings: BrokerSettings) -> int | None:
 
 
 def _expect_nothing(seconds: float) -> None:
-    """Of a reactor that always waits asleep."""
+    """For a reactor without busy polling."""
 
 
 def _expect_cancelled(failure: Failure) -> None:

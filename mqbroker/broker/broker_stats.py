@@ -1,4 +1,4 @@
-"""What the broker counts for those who watch it: messages put into topics, given to groups, and sent back by them.
+"""Broker statistics: messages put into topics, delivered to groups, and sent back by them.
 
 Counts only grow; a window takes samples of them at a fixed pace, and answers how much they grew within the last minute,
 hour or day from two of these: the newest, and that which its length lies before. What is counted often is counted in

@@ -57,7 +57,7 @@ class Notifications:
             self._call = self._clock.callLater(0, self._turn)
 
     def stop(self) -> None:
-        """Tell nobody any more."""
+        """Stop notifying."""
         self._is_stopped = True
         if self._call is not None:
             self._call.cancel()
@@ -68,7 +68,7 @@ class Notifications:
         try:
             told = self._notify_some()
         finally:
-            # Also where nobody is left: what changes now waits until those before have had their time.
+            # Also where nobody is left: later changes wait for the next turn.
             self._call = self._clock.callLater(told * SECONDS_EACH, self._turn) if told else None
 
     def _notify_some(self) -> int:
@@ -82,7 +82,7 @@ class Notifications:
         return TURN_CONSUMERS
 
     def _next(self) -> IConnection | None:
-        """The next to notify; None where all were."""
+        """The next consumer to notify; None where all were notified."""
         while (connection := next(self._under_way, None)) is None:
             if not self._changed:
                 return None
@@ -202,7 +202,7 @@ class ConsumerRegistry:
             raise full("subscriptions", self._subscriptions, f"{SUBSCRIPTIONS_PER_CLIENT} times clientsMax")
 
     def unregister(self, connection: IConnection, group_name: str, notify: bool = True) -> None:
-        """Take `connection` out of one group."""
+        """Remove `connection` from one group."""
         group = self._groups.get(group_name)
         client = group.clients.pop(connection, None) if group is not None else None
         if group is None or client is None:
@@ -218,12 +218,12 @@ class ConsumerRegistry:
             self._notify(group_name)
 
     def connection_closed(self, connection: IConnection) -> None:
-        """Take `connection` out of all groups."""
+        """Remove `connection` from all groups."""
         for name in list(self._joined.get(connection, ())):
             self.unregister(connection, name)
 
     def expire(self) -> None:
-        """Close the connections of consumers whose heartbeats stopped; their end takes them out."""
+        """Close the connections of consumers whose heartbeats stopped, which removes them."""
         deadline = self._now() - CLIENT_EXPIRY_SECONDS
         for name, group in list(self._groups.items()):
             for connection, client in list(group.clients.items()):
@@ -232,7 +232,7 @@ class ConsumerRegistry:
                     self.unregister(connection, name)
 
     def stop(self) -> None:
-        """Tell nobody any more."""
+        """Stop notifying."""
         self._notifications.stop()
 
     def _notify(self, name: str) -> None:

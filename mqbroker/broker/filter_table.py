@@ -51,18 +51,18 @@ _DEAD_BEFORE_START_MS = 30_000
 
 
 class CompileRateLimit:
-    """Keeps account by connection.
+    """Limits the characters that a connection may have compiled.
 
     :param now: seconds, of any clock.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        #: What was left of it, and when.
+        #: Allowance left, and when that was.
         self._left: WeakKeyDictionary[IConnection, tuple[float, float]] = WeakKeyDictionary()
 
     def of(self, connection: IConnection) -> Charge:
-        """What an expression that `connection` brings is charged to."""
+        """The charge function for expressions of `connection`."""
         return partial(self._charge, connection)
 
     def _charge(self, connection: IConnection, characters: int) -> None:
@@ -250,8 +250,8 @@ class FilterTable:
         )
 
     def _load(self, loaded: ConsumerFilters) -> None:
-        """Take what the file has: all of it as dead, since nobody is connected, or nothing where the bit maps now have
-        another shape."""
+        """Load the file: all filters as dead, since nobody is connected; none where the shape of bit maps has
+        changed."""
         found: list[ConsumerFilter] = []
         for of_topic in loaded.filter_data_by_topic.values():
             for data in of_topic.group_filter_data.values():
@@ -304,7 +304,7 @@ class FilterTable:
 
 
 class _TooManyForAStart(Exception):
-    """An expression that a start takes no time to read."""
+    """An expression left uncompiled at a start."""
 
 
 def filter_data(one: ConsumerFilter) -> ConsumerFilterData:

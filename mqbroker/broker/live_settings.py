@@ -52,7 +52,7 @@ class LiveSettings:
         return READ_AT_USE.union(*(keys for keys, _ in self._followers))
 
     def change(self, changes: Mapping[str, str]) -> None:
-        """Take all of the changes, by key. Raises NotChangeable and BadSetting with nothing changed."""
+        """Apply all changes, by key. Raises NotChangeable and BadSetting with nothing changed."""
         before = values_of(self.current)
         settings = change_settings(self.current, changes, self.changeable)
         changed = differing_values(self.current, settings)
@@ -65,7 +65,7 @@ class LiveSettings:
                 follower(settings)
 
     def adopt(self, settings: BrokerSettings) -> list[str]:
-        """Take what may be changed of settings that were read anew; returns the other keys that differ."""
+        """Apply re-read settings that may be changed; returns the other keys that differ."""
         changeable, differ = self.changeable, differing_values(self.current, settings)
         self.change({key: value for key, value in differ.items() if key in changeable})
         return [key for key in differ if key not in changeable]

@@ -79,7 +79,7 @@ class HeldPulls:
         self._sweep.start(SWEEP_SECONDS, now=False)
 
     def stop(self) -> None:
-        """Answer all that wait."""
+        """Answer all held pulls."""
         if self._sweep.running:
             self._sweep.stop()
         if self._call is not None:
@@ -98,7 +98,7 @@ class HeldPulls:
         return woken + sum(map(len, self._held.values()))
 
     def hold(self, held: HeldPull) -> bool:
-        """Let it wait; False, with nothing done but a line in the log, where too many do already."""
+        """Hold a pull; False, with a log line, where too many are held already."""
         if self._shares.of(held.connection) + held.weight > HELD_ON_CONNECTION_MAX:
             line = "{n} pulls of {peer} wait: no more of its are held"
             self._refusal_log.say(LogLevel.warn, line, n=HELD_ON_CONNECTION_MAX, peer=held.connection.remote_addr)

@@ -1,4 +1,4 @@
-"""Keeps a broker registered with its name servers: at the start, every period, on each change of topics, until goodbye.
+"""Registers a broker with its name servers: at start, every period and on each change of topics, until it unregisters.
 
 Each name server has its own sequence of requests, so that one that hangs keeps no other waiting. One request is under
 way at a time, and what changes meanwhile goes with the next. A name server that has the topics of a version gets only
@@ -32,7 +32,7 @@ from mqbroker.wire.registration import STEP_TOPICS, Steps, body_crc32, encode_re
 log = Logger()
 
 UNREGISTER_TIMEOUT_MS = 3_000
-#: A name server that is away, or closed the connection, is tried again so soon. It has taken the broker out.
+#: A name server that is away, or closed the connection, is tried again so soon. It has removed the broker.
 RETRY_SECONDS = 5.0
 #: How long who changed a topic waits for name servers that do not answer. Clients wait for 5 s.
 CHANGES_SECONDS_MAX = 3.0
@@ -213,12 +213,12 @@ class NameServer:
         return done
 
     def connection_closed(self) -> None:
-        """The name server took the broker out, and may have lost all it knew."""
+        """The name server has removed the broker, and may have lost its state."""
         self._known = None
         self._retry_later()
 
     async def unregister(self) -> None:
-        """Say goodbye, once what is under way has ended, or 3 s later. Failures are logged."""
+        """Unregister once the request under way has ended, or 3 s later. Failures are logged."""
         self._is_stopped = True
         if self._retry is not None and self._retry.active():
             self._retry.cancel()
@@ -371,7 +371,7 @@ class Registration:
         return told
 
     def connection_closed(self, address: str) -> None:
-        """Called when a connection closes: that name server has taken the broker out."""
+        """Called when a connection closes: that name server has removed the broker."""
         for server in self._servers:
             if server.address == address:
                 server.connection_closed()

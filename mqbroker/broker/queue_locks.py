@@ -41,7 +41,7 @@ class QueueLocks:
         return frozenset(granted)
 
     def _has_room(self, now: float) -> bool:
-        """Whether one more may be locked, once those that ran out are forgotten."""
+        """Whether one more may be locked, after expired locks are removed."""
         if self._count >= LOCKS_MAX:
             for group, held in list(self._groups.items()):
                 over = [queue for queue, (_, locked_at) in held.items() if now - locked_at > LOCK_SECONDS]

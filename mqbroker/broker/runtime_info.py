@@ -1,7 +1,7 @@
 """The runtime information of a broker, a table of texts that GET_BROKER_RUNTIME_INFO answers.
 
 Keys and the form of values are those of AdminBrokerProcessor.prepareRuntimeInfo, of StoreStatsService and of
-DefaultMessageStore of 4.9.7, which dashboards and exporters take apart. Must never know of the network.
+DefaultMessageStore of 4.9.7, which dashboards and exporters parse.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which messages of its queue a pull is given: by the subscription it brings along, or by its group's.
 
-TransactionChecks, their order and remarks are PullMessageProcessor's of 4.9.7, and expressions match as in its
+The checks, their order and remarks are PullMessageProcessor's of 4.9.7, and expressions match as in its
 ExpressionMessageFilter and ExpressionForRetryMessageFilter, but for those that cannot be read: a Java broker takes such
 an expression of a pull for one that matches everything; here it is refused.
 """

@@ -1,4 +1,4 @@
-"""The topics of one broker: which there are, who may make them, and the file they are kept in (config/topics.json).
+"""The topics of one broker, who may create them, and their file (config/topics.json).
 
 Source of the rules: TopicConfigManager of 4.9.7.
 """

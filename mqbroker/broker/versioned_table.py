@@ -73,7 +73,7 @@ class VersionedTable(Generic[T]):
         return int(self._now() * 1000)
 
     def mark_changed(self) -> None:
-        """Give the table another version, and write it."""
+        """Increment the table's version, and write it."""
         self.data_version = self.data_version.next(self._now_ms())
         self.persist()
 

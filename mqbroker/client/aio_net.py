@@ -27,11 +27,11 @@ log = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT_S = 3.0
 _CLOSE_TIMEOUT_S = 1.0
-#: What is sent within one turn of the loop is joined, up to about as much as a transport takes until it says: enough.
+#: Frames sent within one turn of the loop are joined, up to about a transport's high-water mark.
 _UNWRITTEN_BYTES_MAX = 64 * 1024
 #: A peer that reads nothing for so long, while more waits for it, is gone.
 _UNREAD_S_MAX = 10.0
-#: As many requests of a peer may wait for their answers on one connection; more are not heard.
+#: Requests of a peer that may wait for their answers on one connection; more are dropped.
 UNANSWERED_MAX = 64
 
 

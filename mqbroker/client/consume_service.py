@@ -1,4 +1,4 @@
-"""Handing messages to the listener, a bounded number at a time, and dealing with what it says.
+"""Consume service: calls the listener for a bounded number of messages at a time, and acts on its results.
 
 What an administrator wants consumed goes to the same listener, beside the queues, and moves no offset.
 """
@@ -113,7 +113,7 @@ class ConsumeService:
         self._start_some()
 
     def forget_dropped(self) -> None:
-        """Let go of messages whose queues were dropped; else they are skipped when it is their turn."""
+        """Drop queued messages whose queues were dropped; otherwise they are skipped at their turn."""
         self._waiting = deque(item for item in self._waiting if not item[0].dropped)
 
     async def ended(self, queue: MessageQueue, timeout_s: float) -> bool:

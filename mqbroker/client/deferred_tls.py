@@ -1,4 +1,4 @@
-"""TLS of the Twisted face: endpoints whose connections count as made when the server has shown who it is."""
+"""TLS of the Twisted face: endpoints whose connections are complete once the server's certificate is verified."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class TlsConnector:
 
 @attrs.frozen
 class _Server:
-    """The server that is meant, and how it shows that it is the one."""
+    """The expected server, and the check of its certificate's name."""
 
     host: str
     port: int
@@ -65,7 +65,7 @@ class _Server:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def check_name(self, connection: SSL.Connection) -> None:
-        """Raise TlsFailed where its certificate is for another."""
+        """Raise TlsFailed where the certificate is for another name."""
         if self.tls.insecure:
             return
         name = self.tls.name_of(self.host)
@@ -127,7 +127,8 @@ class _Handshakes(Factory):
 
 @implementer(IHandshakeListener)
 class _Handshake(Protocol):
-    """Stands on a new connection until the server has shown who it is; `done` then fires with what it was made for."""
+    """Protocol of a new connection during the handshake; `done` fires with the real protocol once the server is
+    verified."""
 
     def __init__(self, make: Callable[[], Any], server: _Server) -> None:
         self.done: Deferred[Any] = Deferred(lambda _: self._abort())
@@ -146,7 +147,7 @@ class _Handshake(Protocol):
             self._abort()
             return
         inner = self._make()
-        # What encrypts talks to the inner one from now on; nothing of this stays between them.
+        # The TLS layer talks to the real protocol from now on, without this one in between.
         transport.wrappedProtocol = inner
         inner.connectionLost = partial(self._lost_later, inner.connectionLost)
         inner.makeConnection(transport)
@@ -176,9 +177,9 @@ def _context(tls: ClientTls) -> SSL.Context:
 
 
 def _note(connection: SSL.Connection, _: object, verify_code: int, __: int, is_good: int) -> bool:
-    """Keep why a certificate does not pass: the error that follows does not say."""
+    """Record why verification failed: the error that follows does not say."""
     if not is_good:
-        # Twisted leaves here what encrypts, and that has what stands on it.
+        # Twisted stores the TLS protocol here, which refers to the protocol above it.
         cast(Any, connection.get_app_data()).wrappedProtocol.verify_code = verify_code
     return bool(is_good)
 

@@ -1,4 +1,4 @@
-"""What a client raises beyond the package's own errors: each says what, why, and what to do next."""
+"""Errors of the clients: each says what, why, and what to do next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who a client says it is: its id and address, and the account in a file as Java's mqadmin has one.
+"""A client's identity: its id and address, and its account from a file as Java's mqadmin has it.
 
 The address comes from the routing table; no packet is sent and no name is looked up. Errors never repeat what the
 file holds.

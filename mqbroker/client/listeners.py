@@ -1,4 +1,4 @@
-"""What a listener may be, and what it says of a message: one rule for all faces."""
+"""Listeners: which are accepted, and what their return values mean; the same for all faces."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RIGHT = (
 
 
 def check_listener(listener: object, *, may_await: bool) -> None:
-    """Refuse what could never handle a message. Raises BadListener.
+    """Check that a listener can handle messages. Raises BadListener.
 
     :param may_await: whether what it returns is awaited, so that it may be a coroutine function.
     """

@@ -1,4 +1,4 @@
-"""The values users touch: what is sent, what comes back, what is received. Nothing here does I/O."""
+"""Messages and results: the values that users send, get back and receive. No I/O."""
 
 from __future__ import annotations
 

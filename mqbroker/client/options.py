@@ -1,4 +1,4 @@
-"""What users may set, in the Java client's defaults. Values only."""
+"""Options of producers and consumers, with the Java client's defaults. Values only."""
 
 from __future__ import annotations
 

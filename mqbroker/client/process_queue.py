@@ -66,7 +66,7 @@ class ProcessQueue:
         return self._held_bytes
 
     def add(self, messages: Iterable[ReceivedMessage], next_offset: int) -> None:
-        """Take in what a pull brought; the next one starts at `next_offset`."""
+        """Add the messages of a pull; the next pull starts at `next_offset`."""
         for message in messages:
             self._forget(message.queue_offset)
             self._came += 1

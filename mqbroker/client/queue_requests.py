@@ -1,4 +1,4 @@
-"""What brokers are asked about a queue: messages of it, what a group has committed, where it begins and ends."""
+"""Requests about a queue: pulls, committed offsets, and its minimum and maximum offset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which queues are this member's now: the topic's queues from its route, the group's members from its brokers.
+"""Rebalance: assigns a topic's queues, from its route, to the group's members, as its brokers know them.
 
 A broker that was just started knows only the members whose heartbeat it has had; who believed it alone would take
 queues that others are consuming. So several brokers are asked, and whom any of them knows is a member. Java asks one.

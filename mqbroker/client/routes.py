@@ -1,4 +1,4 @@
-"""Which queues a topic has and where its brokers are: asked of the name servers, kept for a while.
+"""Topic routes: the queues of a topic and the addresses of its brokers, from the name servers, cached.
 
 `Route` is a value; `Routes` is the cache. A route that was good is kept while the name servers are away.
 """

@@ -1,4 +1,4 @@
-"""Where in a program something is, and where the threads of this process are, as Java's tools show it."""
+"""Stack traces of errors and of all threads, in the form of Java's tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TLS at the client's end: which server is the right one, who the client is to it, and what went wrong.
+"""Client-side TLS: server verification, client certificates, and explanations of handshake errors.
 
 The standard library's TLS, for the faces on asyncio and on plain sockets; `deferred_tls` is Twisted's. Nothing here
 connects.

@@ -38,11 +38,11 @@ V3_0_11 = 37
 SHORT_BYTES = 64 * 1024
 #: Permissions beside no more queues are changed at once: a ms.
 SHORT_QUEUES = 1000
-#: What a request for a permission is said to hold while it waits.
+#: Bytes counted for a waiting permission request.
 PERMISSION_BYTES = 1024
 #: Long bodies that wait or are being read, of all brokers together. A frame is 16 MiB at most.
 WAITING_BYTES_MAX = 128 * 1024 * 1024
-#: No name or address that a broker has is as long.
+#: Longest name or address of a broker.
 NAME_LENGTH_MAX = 1024
 #: Check values of a body are computed in pieces of so many bytes.
 DIGEST_BYTES = 1024 * 1024
@@ -129,7 +129,7 @@ class BrokerRequests:
         registered = self._routes.renew(header.broker_addr, digest, connection, _now_ms(self._clock))
         if registered is None:
             registration = yield from _read(request, header, digest)
-            # One that is gone was taken out already, and would stay.
+            # A closed connection's brokers were removed already; this one would stay.
             if connection.closed:
                 raise Refused(ResponseCode.SYSTEM_ERROR, "the connection closed")
             registered = self._routes.register(registration, connection, _now_ms(self._clock))
@@ -149,7 +149,7 @@ class BrokerRequests:
     # --- one after another
 
     def _after_others(self, call: Call[Any], answer: Callable[[], Result]) -> Result | Deferred[RemotingCommand]:
-        """`answer`, after the requests before it on the same connection."""
+        """Run `answer` after the earlier requests of the same connection."""
         if not self._sequencer.is_busy(call.connection):
             return answer()
 

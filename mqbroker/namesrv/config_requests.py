@@ -1,8 +1,8 @@
 """The name server's key-value configuration and its settings, shown and changed by request. Must never know of ports.
 
-The JSON form of the former is that of Java's kvConfig.json. Of the settings Java takes any key but two paths, and
-passes over what it does not know or cannot read; here nothing is taken where one thing is wrong. Source of rules, codes
-and remarks: KVConfigManager and DefaultRequestProcessor of 4.9.7.
+The JSON form of the former is that of Java's kvConfig.json. Java accepts any settings key but two paths, and ignores
+unknown keys and unreadable values; here a request with one bad key changes nothing. Source of rules, codes and remarks:
+KVConfigManager and DefaultRequestProcessor of 4.9.7.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ class KvConfig:
         self._table.setdefault(namespace, {})[key] = value
 
     def delete(self, namespace: str, key: str) -> None:
-        """Take out a key, if it is there, and with the last one its namespace: in Java it stays, and its name with it.
+        """Delete a key, if it exists, and its namespace with the last one; in Java an empty namespace stays.
 
-        That of ordered topics stays: brokers are told by it that there are none any more.
+        The namespace of ordered topics stays: an empty one tells brokers that there are none any more.
         """
         keys = self._table.get(namespace, {})
         value = keys.pop(key, None)
@@ -173,7 +173,7 @@ class SettingsRequests:
         self._save = save
 
     def adopt(self, settings: NamesrvSettings) -> list[str]:
-        """Take what may be changed of settings that were read anew; returns the other keys that differ."""
+        """Apply re-read settings that may be changed; returns the other keys that differ."""
         differ = differing_values(self._settings, settings)
         changes = {key: value for key, value in differ.items() if key in CHANGEABLE}
         if changes:

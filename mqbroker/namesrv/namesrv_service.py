@@ -43,7 +43,7 @@ SCAN_SECONDS = 10.0
 
 
 class ExpiryService(Service):
-    """Takes out the brokers that are silent for too long, and closes their connections."""
+    """Removes brokers that have not registered for too long, and closes their connections."""
 
     def __init__(self, routes: RouteTable[IConnection], clock: IReactorTime) -> None:
         self._routes = routes
@@ -64,7 +64,7 @@ class ExpiryService(Service):
 
 
 class ThreadPoolService(Service):
-    """Threads, while it runs. None is started before there is work."""
+    """A thread pool that runs while the service does. Threads are started when there is work."""
 
     def __init__(self, pool: ThreadPool) -> None:
         self._pool = pool
@@ -100,8 +100,8 @@ class Namesrv(OrderedService):
             log.info("The Name Server boot success. port {port}", port=self._listening.port)
 
     def adopt(self, settings: NamesrvSettings) -> list[str]:
-        """Take of settings that were read anew what may change while it runs, and look at the files of certificates;
-        returns the keys of the others that differ."""
+        """Apply re-read settings that may change while it runs, and reload certificates; returns the other keys that
+        differ."""
         if self.running:
             self._look()
         return self._adopt(settings)

@@ -33,7 +33,7 @@ Which = Callable[[TopicQueues], bool]
 
 MASTER_ID = 0
 
-#: A broker that has not registered for longer is taken out.
+#: A broker that has not registered for longer is removed.
 EXPIRY_MS = 120_000
 
 #: Ten times the largest clusters.
@@ -105,7 +105,7 @@ class RouteTable(Generic[C]):
         self._brokers: dict[str, _BrokerSet] = {}
         self._clusters: dict[str, set[str]] = {}
         self._live: dict[str, _LiveBroker[C]] = {}
-        # What is taken out with a broker is found by these, and not by a walk over all others.
+        # Reverse indexes: what is removed with a broker is found here, without a scan of all others.
         self._addrs_of: dict[C, set[str]] = {}
         self._names_of: dict[str, set[str]] = {}
         self._clusters_of: dict[str, set[str]] = {}
@@ -114,7 +114,7 @@ class RouteTable(Generic[C]):
     # --- brokers come and go
 
     def register(self, registration: Registration, connection: C, now_ms: int) -> Registered:
-        """Take in a broker, or that it still lives. Raises Refused where there is no room for it."""
+        """Register or renew a broker. Raises Refused where there is no room for it."""
         name, addr, broker_id = registration.broker_name, registration.broker_addr, registration.broker_id
         self.topics_version += 1
         is_new = addr not in self._live
@@ -196,9 +196,9 @@ class RouteTable(Generic[C]):
         return master_addr, life.registration.ha_server_addr
 
     def unregister(self, broker_name: str, broker_addr: str, broker_id: int) -> bool:
-        """Take out a broker; True where it was there.
+        """Remove a broker; True where it was registered.
 
-        Java looks at the id alone, and so takes out a broker that has since registered with that id elsewhere.
+        Java compares the id alone, and so removes a broker that has since registered that id from elsewhere.
         """
         brokers = self._brokers.get(broker_name)
         if brokers is None or brokers.addrs.get(broker_id) != broker_addr:
@@ -207,19 +207,19 @@ class RouteTable(Generic[C]):
         return True
 
     def drop_connection(self, connection: C) -> list[str]:
-        """Take out the brokers that registered over `connection` last; return their addresses."""
+        """Remove the brokers that registered last over `connection`; return their addresses."""
         gone = sorted(self._addrs_of.get(connection, ()))
         self._drop(gone)
         return gone
 
     def expire(self, now_ms: int) -> list[tuple[str, C]]:
-        """Take out the brokers that are silent for too long; return their addresses and connections."""
+        """Remove the brokers that have not registered for too long; return their addresses and connections."""
         late = [(addr, life.connection) for addr, life in self._live.items() if life.last_ms + EXPIRY_MS < now_ms]
         self._drop([addr for addr, _ in late])
         return late
 
     def _drop(self, addrs: list[str]) -> None:
-        """Take these out of their sets; the last one of a set takes the name, its topics and an empty cluster along."""
+        """Remove brokers from their sets; with the last of a set go its name, its topics and a cluster left empty."""
         self.brokers_version += len(addrs)
         names = []
         for addr in addrs:
@@ -249,7 +249,7 @@ class RouteTable(Generic[C]):
         return self.version_of(broker_addr) != version
 
     def touch(self, broker_addr: str, now_ms: int) -> None:
-        """Take in that a broker with nothing to tell lives."""
+        """Renew a broker that has nothing to change."""
         life = self._live.get(broker_addr)
         if life is not None:
             self._live[broker_addr] = attrs.evolve(life, last_ms=now_ms)
@@ -257,7 +257,7 @@ class RouteTable(Generic[C]):
     # --- topics
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
-        """Take out a topic's routes, those of one cluster only where it is named."""
+        """Delete a topic's routes, of one cluster only where it is named."""
         self.topics_version += 1
         if cluster:
             self._topics.remove_from(topic, self._clusters.get(cluster, ()))
@@ -348,7 +348,7 @@ class RouteTable(Generic[C]):
 
 
 def _discard(table: dict[K, set[V]], key: K, value: V) -> None:
-    """Take a value out of the set of a key, which goes with its last one."""
+    """Remove a value from the set of a key, and the key with its last value."""
     values = table.get(key)
     if values is not None:
         values.discard(value)

@@ -114,7 +114,7 @@ class TopicQueueTable:
                 self._forget_empty(former)
 
     def remove(self, topic: str) -> None:
-        """Take out a topic, if it is there."""
+        """Delete a topic, if it exists."""
         if topic in self._topics:
             group = self._group_of(topic)
             del self._topics[topic]
@@ -123,7 +123,7 @@ class TopicQueueTable:
             self._forget_empty(group)
 
     def remove_from(self, topic: str, broker_names: Collection[str]) -> None:
-        """Take out a topic's queues on these brokers."""
+        """Delete a topic's queues on these brokers."""
         topic_queues = self.get(topic)
         if topic_queues is None or not topic_queues.is_on(broker_names):
             return
@@ -134,7 +134,7 @@ class TopicQueueTable:
             group.count += 1
 
     def remove_brokers(self, broker_names: Collection[str]) -> None:
-        """Take out all queues on these brokers."""
+        """Delete all queues on these brokers."""
         groups = {group: None for name in broker_names for group in self._by_broker.get(name, ())}
         self._change(groups, lambda topic_queues: topic_queues.without(broker_names))
         if self._dead > max(DEAD_MIN, len(self._topics) // 4):

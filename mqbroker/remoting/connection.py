@@ -53,20 +53,20 @@ from mqbroker.wire.record import encode_host
 
 log = Logger()
 
-#: Up to as many frames in one read their answers are sent at once; more are left to the reactor's next turn.
+#: Answers to at most so many frames of one read are sent at once; those of more in the reactor's next turn.
 PROMPT_FRAMES_MAX = 8
 #: Answers that are as long are sent at once all the same: they shall not wait beside others in memory.
 PROMPT_BYTES_MIN = 64 * 1024
 
-#: What is unfinished of a frame is counted only above so many bytes: most reads end in the middle of one.
+#: An incomplete frame counts only above so many bytes: most reads end in the middle of a frame.
 UNCOUNTED_BYTES_MAX = 16 * 1024
 
-#: What a frame that waits costs beside its bytes.
+#: Memory overhead of a queued frame, in bytes.
 FRAME_COST_BYTES = 100
 
 
 class ConnectionOwner(StructuralType):
-    """Who is told of a connection's beginning and end: a factory."""
+    """The factory of a connection: called when it opens and closes."""
 
     def connected(self, connection: RemotingProtocol) -> bool:
         """Return False to have it closed at once."""
@@ -154,7 +154,7 @@ class RemotingProtocol(Protocol):
             self._watch_writing()
 
     def _watch_writing(self) -> None:
-        """Be told from now on when the peer does not read."""
+        """Register as the transport's producer, to be paused while the peer does not read."""
         self._watches_writing = True
         cast(IConsumer, self.transport).registerProducer(self, True)
 
@@ -196,7 +196,7 @@ class RemotingProtocol(Protocol):
         self._close(LogLevel.info, why)
 
     def _close(self, level: LogLevel, why: str) -> None:
-        """Neither takes nor sends anything from now on; the transport tells of the end later."""
+        """Stop reading and writing; the transport calls connectionLost later."""
         if not self.closed:
             self.closed = True
             self._release()
@@ -204,8 +204,8 @@ class RemotingProtocol(Protocol):
             cast(ITCPTransport, self.transport).abortConnection()
 
     def _release(self) -> None:
-        """Of all that came and is not handled. Nothing here may lead back to itself, or collections alone would find
-        it."""
+        """Drop all received bytes and frames that were not handled. No reference cycle may remain, or only the garbage
+        collector would free it."""
         self._write = self._prompt_write = _discard
         self._decoder.clear()
         self._waiting = []
@@ -286,14 +286,14 @@ class RemotingProtocol(Protocol):
             self._queue_frames(frames[handled:])
 
     def _queue_frames(self, frames: list[Frame]) -> None:
-        """Let them wait; until all that waits is handled, nothing more is read."""
+        """Queue frames; reading pauses until the queue is empty."""
         self._waiting += frames
         self._waiting_bytes += sum(len(header) + len(body) + FRAME_COST_BYTES for _, header, body in frames)
         self._count_kept(self._decoder.pending_bytes + self._waiting_bytes)
         self._pace()
 
     def go_on(self, until: float) -> bool:
-        """Its turn, among others whose frames wait, until so many seconds on the clock."""
+        """Handle queued frames until the given time on the clock; called by the scheduler."""
         try:
             del self._waiting[: self._handle(self._waiting, until)]
         except BadFrame as error:
@@ -513,13 +513,13 @@ class RemotingProtocol(Protocol):
         """The transport is gone; connectionLost says the rest."""
 
     def _check_unsent(self) -> None:
-        """More is to be sent to a peer that does not read: what it asked before, or what we tell it unasked."""
+        """Bound the unsent bytes for a peer that does not read: answers, and requests of our own."""
         unsent = unsent_bytes(self.transport)
         if unsent > self._limits.unsent_bytes_max:
             self.close(f"it does not read its answers: {unsent} bytes of them wait")
 
     def _count_kept(self, kept: int) -> None:
-        """Of frames that are not whole yet, and of those that wait."""
+        """Update the byte count of incomplete and of queued frames."""
         load = self._load
         grown = kept - self.kept_bytes
         self.kept_bytes = kept
@@ -562,7 +562,7 @@ def _forget(responses: ResponseTable, opaque: int, deferred: Deferred[RemotingCo
 
 
 def _discard(data: bytes) -> None:
-    """Where bytes go that have no connection."""
+    """Receives bytes after the connection was closed."""
 
 
 def _peer(address: IAddress) -> tuple[str, bytes]:

@@ -1,5 +1,5 @@
-"""Cooperative tasks: what takes long, in steps that leave the reactor to others. Handlers of requests go on a few at a
-time; other work is a generator that yields between its steps.
+"""Cooperative tasks: long work in steps that let the reactor serve others in between. Handlers of requests go on a few
+at a time; other work is a generator that yields between its steps.
 
 Must never know what they do.
 """
@@ -34,7 +34,7 @@ NEXT_TURN_SECONDS = 1e-6
 
 T = TypeVar("T")
 Task = Callable[[], Deferred[RemotingCommand | None]]
-#: Who asked, what is done for it, and what its answer goes to.
+#: Connection, request handler and the Deferred of the answer.
 _Waiting = tuple[IConnection, Task, Deferred[RemotingCommand | None]]
 
 

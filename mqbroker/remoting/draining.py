@@ -1,4 +1,4 @@
-"""Waiting until all requests that were taken are answered, for so long."""
+"""Draining: wait, for a limited time, until all accepted requests are answered."""
 
 from __future__ import annotations
 

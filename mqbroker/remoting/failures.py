@@ -1,4 +1,4 @@
-"""Answers as bytes, whatever becomes of them: what cannot be encoded, and what failed together for one reason."""
+"""Error responses: for answers that cannot be encoded, and for a batch of requests that failed together."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from mqbroker.remoting.handlers import RawRequest, failure_response
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.command import RemotingCommand, encode_command
 
-#: Of a raw request what its answer needs: opaque, flag, serialize type.
+#: The fields of a raw request that its answer needs: opaque, flag, serialize type.
 Asked = tuple[int, int, int]
 
-#: What is answered where as much waits as may.
+#: The refusal when too many requests wait.
 OVERLOADED = Refused(ResponseCode.SYSTEM_BUSY, "[OVERLOAD]system busy, start flow control for a while")
 
 

@@ -1,8 +1,8 @@
-"""Whose frames are handled next: connections take turns, so that none keeps the others waiting.
+"""Fair scheduling of frames: connections share the reactor's time, so that none starves the others.
 
-What one read brought is handled at once as long as its address, and all together, have used little of the reactor's
-turn. The rest waits, is read no further, and goes on in the next turns: first who was handled for the least time, by
-address and then by connection. Must never know what frames are.
+Frames are handled as they are read while their address, and all addresses together, have used little of the reactor's
+turn. The rest is queued and its connection is not read; queues go on in the next turns, those with the least time used
+first, by address and then by connection. Must never know what frames are.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ALL_AT_ONCE_S = 0.02
 #: and how long those that wait are handled, and one connection of them at a time.
 WAITING_S = 0.02
 SLICE_S = 0.005
-#: Less is not worth a timed call: it is counted into a later turn.
+#: Shorter waits are not worth a timed call: they are counted into a later turn.
 UNNOTICED_S = 0.002
 
 
@@ -65,7 +65,7 @@ class FairScheduler:
         """Have `connection` go on when its turn comes. It must not wait already."""
         address = connection.from_address
         if not address.waiting:
-            # Who waited for nothing has no claim to all the time that others had; it goes before its equals.
+            # A connection that was idle gets no credit for that time; it goes first among its equals.
             handled_s = max(address.handled_s, self._floor_s - SLICE_S)
             heappush(self._addresses, (handled_s, next(self._order), address))
         self._enter(connection, address)

@@ -33,7 +33,7 @@ log = Logger()
 #: Some ms of work for the quickest batch handler. Others may wait as long.
 RUN_MAX = 256
 
-#: All that a peer is told of an error that is a mistake of ours.
+#: The remark that a peer gets for an internal error.
 UNFORESEEN = "the request failed, for a reason that nobody foresaw: it is in the log of who answers this"
 
 
@@ -116,10 +116,10 @@ BatchHandler = Callable[[list[RawRequest], IConnection], "bytes | Deferred[bytes
 
 
 class IGuard(Interface):
-    """Stands before handlers and lets no request to them that its sender may not make."""
+    """Wraps handlers with a permission check."""
 
     def guarded(code: int, handler: Handler) -> Handler:
-        """What is called in the place of `handler`. Raises ValueError where nothing says who may ask `code`."""
+        """Return `handler` wrapped in the check. Raises ValueError where no permission is defined for `code`."""
 
     def guarded_batch(code: int, handler: BatchHandler) -> BatchHandler:
         """As `guarded`, for a batch handler."""

@@ -1,4 +1,4 @@
-"""What peers may ask of us, each and all together. Everything here is bounded, and says what happens at its bound."""
+"""Resource limits for peers, per connection, per address and in total, and what happens when one is reached."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     # Clients use limits without any settings file.
     from mqbroker.config import NettySettings
 
-#: How many times what is free one user of it may have.
+#: One user may hold at most so many times what is still free.
 SHARE = 2
 
 
@@ -80,7 +80,7 @@ def has_fair_share(most: int, taken: int, of_address: int, own: int) -> bool:
 
 @attrs.define
 class Shares:
-    """How much connections have of what all share."""
+    """Shares of connections and addresses in a common resource."""
 
     taken: int = 0
     _addresses: dict[bytes, int] = attrs.field(factory=dict)
@@ -181,7 +181,7 @@ class Load:
         return has_fair_share(requests_max, self.requests, part.requests, own)
 
     def close_largest(self, bytes_max: int) -> None:
-        """Close who keeps the most, until no more than `bytes_max` are kept."""
+        """Close the connections that hold the most until no more than `bytes_max` are held."""
         while self.kept_bytes > bytes_max:
             part = max(self._addresses.values(), key=lambda each: each.kept_bytes)
             connection: Connected = max(reversed(part.connections), key=lambda each: each.kept_bytes)

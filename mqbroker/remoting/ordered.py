@@ -1,5 +1,5 @@
-"""Stopping in order: what was started last goes first, each when the one after it has stopped. Services that start one
-after another and stop so. Must never know what they serve.
+"""Ordered start and stop of services: started one after another, stopped in reverse, each when the one before has
+finished.
 
 Twisted's MultiService stops all its children at once; here each has stopped before the one it stands on does.
 """

@@ -1,4 +1,4 @@
-"""Lines about peers, so many a minute: whoever makes trouble on thousands of connections must not fill the log."""
+"""Rate-limited log lines about peers, so that misbehaving peers cannot fill the log."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RateLimitedLog:
         log.emit(level, line, **values)
 
     def look(self) -> None:
-        """Tell of those that were only counted, where their minute is over; to be called now and then."""
+        """Log the number of suppressed lines once their minute is over; to be called periodically."""
         if self._now() - self._minute < MINUTE:
             return
         untold, self._untold, self._lines = self._untold, 0, 0

@@ -23,7 +23,7 @@ CLOSINGS_LOGGED_PER_MINUTE = 20
 
 
 class ConnectionEvent(Enum):
-    """What an `on_event` callback is told; an IDLE connection is then closed."""
+    """The events passed to `on_event`; an IDLE connection is closed afterwards."""
 
     CONNECT = "connect"
     CLOSE = "close"
@@ -61,7 +61,8 @@ class IdleWatch:
 
 
 class RemotingServerFactory(ServerFactory):
-    """Builds RemotingProtocols. `on_event(event, connection)` hears of each connection's beginning and end."""
+    """Builds RemotingProtocols. `on_event(event, connection)` is called when a connection opens, closes, fails or
+    idles."""
 
     noisy = False
 
@@ -133,7 +134,7 @@ class RemotingServerFactory(ServerFactory):
             self.on_event(event, connection)
 
     def close_all(self, why: str) -> None:
-        """Close every connection; their ends are told as usual."""
+        """Close every connection; `on_event` is called for each as usual."""
         for connection in list(self.connections):
             connection.close(why)
 

@@ -41,19 +41,19 @@ class ImmediateWriteServer(tcp.Server):
         self.write(data)  # type: ignore[no-untyped-call]
 
     def connectionLost(self, reason: Failure) -> None:
-        """Let go of what was not sent, at once: who knew the connection may keep it for long."""
+        """Release unsent bytes at once: others may keep a reference to the connection for long."""
         super().connectionLost(reason)
         self.dataBuffer = b""
         self.offset = 0
         self._tempDataBuffer = []
         self._tempDataLen = 0
-        # What startTLS put here: methods of what encrypts, which has the connection.
+        # Methods that startTLS replaced by those of the TLS layer, which refers to the connection.
         for name in ("getHandle", "getPeerCertificate"):
             self.__dict__.pop(name, None)
 
 
 def unsent_bytes(transport: Any) -> int:
-    """How much of what was written to `transport`, or to what it wraps, the system has not taken yet."""
+    """Bytes written to `transport`, or to the one that it wraps, that the system has not accepted yet."""
     while (beneath := getattr(transport, "transport", None)) is not None:
         transport = beneath
     unsent: int = len(transport.dataBuffer) - transport.offset + transport._tempDataLen  # noqa: SLF001
@@ -66,9 +66,9 @@ ACCEPTS_MAX = 32
 
 @implementer(ILogObserver)
 class _AcceptFailureLog:
-    """Hears what Twisted's port says of each connection that it could not accept, and writes a line a minute of it.
+    """Observes Twisted's log events for connections that could not be accepted, and logs one line a minute.
 
-    Where no more files may be open a port lets go of one that it keeps for that, accepts who waits and closes them.
+    At the descriptor limit a port releases its reserved descriptor, accepts those that wait and closes them.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
@@ -85,7 +85,7 @@ class _AcceptFailureLog:
 
 @attrs.frozen
 class Buffers:
-    """Bytes of the kernel's buffers for each connection; 0 leaves them to it."""
+    """Socket buffer sizes in bytes for each connection; 0 leaves the kernel's default."""
 
     send: int = 0
     receive: int = 0
@@ -99,7 +99,7 @@ NO_BUFFERS = Buffers()
 
 
 class ImmediateWritePort(tcp.Port):
-    """A listening port whose connections are PromptServers."""
+    """A listening port whose connections are ImmediateWriteServers."""
 
     transport = ImmediateWriteServer
 
@@ -119,7 +119,8 @@ class ImmediateWritePort(tcp.Port):
         return made
 
     def doRead(self) -> None:  # noqa: N802
-        """Accept who waits, but not all in one turn: those that are refused keep their files open until the next."""
+        """Accept waiting connections, but not all in one turn: refused ones keep their descriptors until the next
+        turn."""
         self.numberAccepts = min(self.numberAccepts, ACCEPTS_MAX)
         super().doRead()  # type: ignore[no-untyped-call]
 

@@ -82,7 +82,7 @@ class ServerTls:
         return self._settings.has_server_files
 
     def watch(self, connection: RemotingProtocol) -> None:
-        """Have the first bytes of a new connection looked at before it takes them."""
+        """Inspect the first bytes of a new connection: TLS or plain text."""
         cast(Any, connection).dataReceived = partial(self._first, connection)
 
     def _first(self, connection: RemotingProtocol, data: bytes) -> None:
@@ -156,7 +156,7 @@ def server_context(settings: TlsSettings) -> Context:
     }
     checked = settings.server_auth_client
     context.set_verify(asked[settings.server_need_client_auth], lambda *found: bool(found[-1]) or not checked)
-    # Sessions are not taken up again: which client it was would have to be kept with them.
+    # No session resumption: the client's certificate would have to be stored with the session.
     context.set_session_cache_mode(SSL.SESS_CACHE_OFF)
     context.set_options(SSL.OP_NO_TICKET)
     context.set_session_id(b"mqbroker")
@@ -166,7 +166,7 @@ def server_context(settings: TlsSettings) -> Context:
 def client_context(settings: TlsSettings) -> Context:
     """What a client connects with. Raises BadTls.
 
-    In test mode, or without tls.client.authServer, it takes any server for the right one, as Java's does.
+    In test mode, or without tls.client.authServer, it accepts any server certificate, as Java's does.
     """
     from OpenSSL import SSL
 
@@ -218,7 +218,7 @@ def tls_connector(reactor: Any, settings: TlsSettings) -> Callable[[str, int], I
 
 
 class _ClientFiles:
-    """What a client encrypts with; where its files can no longer be used, the former go on."""
+    """A client's TLS context; where its files can no longer be used, the former context stays."""
 
     def __init__(self, settings: TlsSettings) -> None:
         self._settings = settings

@@ -1,4 +1,4 @@
-"""Gets that need checks: far behind, of messages from before the start, or with something amiss.
+"""Checked reads: of messages far behind or from before the start, or where something is damaged.
 
 One entry of the consume queue after another, by the rules of DefaultMessageStore.getMessage of 4.9.7: what counts as
 full, how far a get looks, and where the next one goes on. Messages that were removed, are damaged or are none are
@@ -65,7 +65,7 @@ class _Look:
 
 
 class CheckedReader:
-    """Looks closer.
+    """Reads messages with all checks.
 
     :param near_bytes: messages further behind than this count as on the disk.
     :param touched: is told of each place of a file that is about to be read.

@@ -423,7 +423,7 @@ class CommitLog:
 
     @property
     def writes(self) -> bool:
-        """Whether appends are not refused before it is known what they are."""
+        """Whether appends are accepted at all, whatever they are."""
         return not self._refusals
 
     def _group(self, messages: Sequence[NewMessage]) -> list[list[NewMessage]]:

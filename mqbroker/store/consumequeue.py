@@ -142,8 +142,8 @@ class ConsumeQueue:
         self.next_offset = self.max_offset
 
     def read_end(self) -> None:
-        """Have the page in memory that the next entry is stored in, and that of the next unit: they may have gone since
-        the last sync. Raises Unreadable."""
+        """Read the page of the next entry, and of the next unit, into memory: they may have been evicted since the last
+        sync. Raises Unreadable."""
         at = (self.max_offset - self._base) * ENTRY_BYTES
         if self._files and 0 < at < self._file_bytes:
             read_before_touch(self._files[-1], at - 1, 1)
@@ -573,7 +573,7 @@ class ConsumeQueue:
             self.ext.reset()
 
     def detach_files(self) -> list[IMappedFile]:
-        """Take the queue out of use: it is empty from now on. Returns its files, which the caller closes."""
+        """Detach all files: the queue is empty from now on. Returns the files, which the caller closes."""
         self.is_removed = True
         files = self._forget_files()
         self.min_offset = self.max_offset = self.next_offset

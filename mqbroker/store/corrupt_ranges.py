@@ -1,7 +1,4 @@
-"""The ranges of the log known to hold no record: never served to anybody, and told to whoever asks what is broken.
-
-Must never read the log, nor know who found out.
-"""
+"""Corrupt ranges of the log: known to hold no record, never served, and reported in statistics."""
 
 from __future__ import annotations
 

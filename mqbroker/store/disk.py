@@ -91,7 +91,7 @@ class IMappedFile(Interface):
         once. For the worker."""
 
     def close() -> None:
-        """Let go of it; slices of `view` that others hold stay valid."""
+        """Close it; slices of `view` that others hold stay valid."""
 
 
 class Unreadable(OSError):
@@ -108,8 +108,8 @@ class Unreadable(OSError):
 
 
 def read_before_touch(file: IMappedFile, offset: int, size: int) -> None:
-    """Have bytes in memory that may be on the disk only: touching a page in `view` that the disk cannot read would end
-    the process. May wait. Raises Unreadable."""
+    """Read bytes into memory that may be on the disk only: touching an unreadable page through `view` would kill the
+    process (SIGBUS). May wait. Raises Unreadable."""
     if not file.is_resident(offset, size):
         with unreadable(file.path, offset):
             file.fetch(offset, size)
@@ -162,7 +162,7 @@ class ILockedFile(Interface):
     """A lock that is held until `release`."""
 
     def release() -> None:
-        """Let others have it."""
+        """Release the lock."""
 
 
 class IDisk(Interface):
@@ -259,7 +259,7 @@ log = Logger()
 
 
 class Outage:
-    """One such thing.
+    """One kind of failure, logged once when it begins and once when it ends.
 
     :param what_fails: such as "/data/topics.json cannot be written".
     :param works_again: what to say when it does.

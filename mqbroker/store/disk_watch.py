@@ -1,5 +1,4 @@
-"""How full the disks of log and consume queues are, and what follows from that: whether old files must go, and whether
-messages are refused. Must never delete anything.
+"""Disk usage watch: whether old files must be deleted, and whether messages are refused. Deletes nothing itself.
 
 The bounds are those of DefaultMessageStore.CleanCommitLogService of 4.9.7, where two of them are system properties. It
 forgets a full disk of consume queues when that of the log has room; here the fuller of the two decides.
@@ -73,7 +72,7 @@ class RoomLimits:
 
 
 class DiskWatch:
-    """Looks at the disks, and stops and lets go on the log's appends.
+    """Checks the disks, and refuses or allows appends to the log.
 
     :param paths: the directories of the log, of consume queues and of the index, in this order.
     """

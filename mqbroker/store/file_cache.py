@@ -101,7 +101,7 @@ class CachedFile:
         self.path = path
         self.size = size
         self.mapped: IMappedFile | None = None
-        #: Whether it was used since the cache looked for a file to let go.
+        #: Whether it was used since the cache last looked for a file to unmap.
         self.is_used = True
         #: Whether something may have been stored since the last sync began.
         self.is_dirty = False
@@ -129,7 +129,7 @@ class CachedFile:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path)
 
     def let_go(self) -> None:
-        """Unmap it, as soon as nobody holds a slice of it and the worker is done with it."""
+        """Unmap the file as soon as no slice of it is held and the worker is done with it."""
         self.mapped = None
 
     @contextlib.contextmanager

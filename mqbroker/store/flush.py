@@ -172,7 +172,7 @@ class LogFlusher:
         return waiting
 
     def wake(self) -> None:
-        """Look again at what may be synced, if someone waits."""
+        """Begin a sync if someone waits for data that can be synced now."""
         if self._waiting:
             self._begin_alone()
 
@@ -432,8 +432,7 @@ LONG_S = 5
 
 
 class SyncWatchdog:
-    """Watches whether syncs of the log come to an end: says so where one does not, and has messages refused where much
-    time's worth of them is in memory only. Never syncs anything.
+    """Watches syncs of the log: logs one that hangs, and refuses messages while the oldest unsynced one is too old.
 
     Time is counted in looks, one a second, so that a clock that is set forward makes no sync a long one.
 

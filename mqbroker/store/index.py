@@ -119,8 +119,8 @@ class Index:
         self._remove_strays()
 
     def _remove_strays(self) -> None:
-        """Delete files that were made and never written to, as where mapping them failed: a row goes on in the last of
-        them at most, behind a full one."""
+        """Delete files that were created and never written to, such as those whose mapping failed; only the last,
+        behind a full one, may be used."""
         kept: list[IndexFile] = []
         for file in self.files:
             is_next = file is self.files[-1] and (not kept or kept[-1].is_full)

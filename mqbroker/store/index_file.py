@@ -215,7 +215,7 @@ class IndexFile:
         return self._is_open
 
     def forget(self) -> None:
-        """It is about to be closed: whoever waits for bytes of it finds nothing."""
+        """Mark it as deleted: queries that wait for its bytes find nothing."""
         self._is_open = False
 
     def overlaps(self, begin_ms: int, end_ms: int) -> bool:
@@ -253,7 +253,7 @@ class IndexFile:
         return found
 
     async def _note_damage(self, pages: Pages, at: int) -> None:
-        """Have it built anew at the next start, as a log that is served cannot wait for it, and say so."""
+        """Mark the file to be rebuilt at the next start, and log it."""
         if self._is_damaged or not await self._is_ready(pages, 0, HEADER_BYTES):
             return
         self._is_damaged = True

@@ -127,7 +127,7 @@ def is_store(disk: IDisk, root: str) -> bool:
 
 
 def strangers(disk: IDisk, root: str) -> list[str]:
-    """Directories in `root` that nobody puts beside a store; hidden ones and what file systems make do not count."""
+    """Unexpected directories in `root`; hidden ones and those that file systems create do not count."""
     names = [name for name in disk.names(root) if name not in PARTS and not name.startswith((".", "repair-"))]
     return [name for name in names if name != "lost+found" and disk.is_directory(os.path.join(root, name))]
 

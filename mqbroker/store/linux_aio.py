@@ -130,7 +130,7 @@ class LinuxAio:
         return "syncs"
 
     def doRead(self) -> None:  # noqa: N802
-        """Something has ended: tell who waits for it."""
+        """Complete the syncs that have ended."""
         try:
             os.eventfd_read(self._event_fd)
         except BlockingIOError:
@@ -164,7 +164,7 @@ class LinuxAio:
             self._reactor.removeReader(self)
 
     def _give_up(self, error: OSError) -> None:
-        """Nobody can tell how what runs will end."""
+        """Fail all running syncs: their results cannot be learned any more."""
         self._refuse_more(error)
         waiting, self._waiting = self._waiting, {}
         for done, path, _block in waiting.values():
@@ -172,7 +172,7 @@ class LinuxAio:
             done.errback(Failure(lost))  # type: ignore[no-untyped-call]
 
     def connectionLost(self, reason: Failure) -> None:
-        """The reactor has let go of it, since it was told to or something was raised: `stop` does the rest."""
+        """The reactor removed the descriptor, on request or after an exception: `stop` does the rest."""
         self._broken = self._broken or OSError(errno.EIO, f"the reactor let go of it: {reason.getErrorMessage()}")
 
     def stop(self) -> None:

@@ -230,7 +230,7 @@ class Reader:
         return find
 
     async def _get_checked(self, get: Get) -> GetMessageResult:
-        """Look with checks, and again whenever what was missing is in memory, or a lost entry is built again."""
+        """Read with checks, and again whenever missing bytes were loaded or a lost entry was rebuilt."""
         loads = 0
         was_read: list[FileRange] = []
         is_repaired = False
@@ -284,7 +284,7 @@ class Reader:
 
 
 def _result_of(reading: Deferred[GetMessageResult]) -> GetMessageResult | Deferred[GetMessageResult]:
-    """What there is already; raises what it failed with."""
+    """The result of a finished read; raises what it failed with."""
     done: list[GetMessageResult | Failure] = []
     if not reading.called:
         return reading

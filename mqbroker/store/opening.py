@@ -419,7 +419,7 @@ class Opening:
             )  # fmt: skip
 
     def _say_built(self, queues: ConsumeQueues, known: Mapping[ConsumeQueue, int], trusted: int) -> None:
-        """Tell how many queues lacked entries of messages below `trusted` in the log; they had them up to `known`."""
+        """Log how many queues lacked entries of messages below `trusted` in the log; they had them up to `known`."""
         count = 0
         for queue in queues:
             before = max(known.get(queue, 0), queue.first_offset)
@@ -522,7 +522,7 @@ class Opening:
         return files
 
     def _end_at(self, active: IMappedFile, at: int) -> None:
-        """Make sure of zeros above the end, or an old record there could be taken for a new one after a crash.
+        """Clear the log above its end: an old record there could be taken for a new one after a crash.
 
         Zeros that are on the disk go too: they would have to be read before something is stored there."""
         if at:

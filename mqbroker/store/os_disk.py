@@ -1,4 +1,4 @@
-"""The disk of this machine, by its operating system. Must never know what the files mean."""
+"""The real disk: IDisk over the operating system's files and mappings. Knows nothing of what the files mean."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _NOT_DIRECTLY = (errno.EINVAL, errno.EOPNOTSUPP)
 _NO_LINKS = (errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 #: How many pieces of a content are written at once.
 _PIECES = 1000
-#: What is in messages is no business of other users. The umask takes away from this.
+#: Messages are readable by the broker's user only. The umask applies on top.
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
 _SYNC_BYTES = 16 * ZEROS_BYTES
@@ -59,7 +59,7 @@ _mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 
 
 class _naming:  # noqa: N801 - as disk.unreadable
-    """Have an OSError say which file it is about, as those of open() do."""
+    """Add the file's name to an OSError, as open() does."""
 
     __slots__ = ("_path",)
 

@@ -1,4 +1,4 @@
-"""Bytes of mapped files that are not in memory, fetched on the worker before anybody touches them.
+"""Page loader: reads pages of mapped files that are not in memory on the worker, before anybody touches them.
 
 Touching a page that is on the disk stops the whole thread until it is there: the reactor's must not. Bytes that are
 read one after another are fetched some way ahead. Must never know what the bytes mean.
@@ -88,7 +88,7 @@ class FailedReads:
 
 
 class Pages(Protocol):
-    """How one who may wait, or may not, gets at bytes of a mapped file."""
+    """Access to bytes of a mapped file, for callers that may wait and for those that may not."""
 
     async def ready(self, file: IMappedFile, at: int, size: int) -> None:
         """Return when the bytes can be touched. Raises OSError where the disk cannot read them, and StoreBusy."""
@@ -160,7 +160,7 @@ class PageLoader:
         self._streams[first.file.path] = _Stream(first.at if goes_on else first.file.size, end)
 
     def touched(self, file: IMappedFile, at: int) -> None:
-        """Bytes from `at` on are about to be read, which are in memory: fetch on ahead of them where it is time."""
+        """Resident bytes from `at` on are about to be read: read ahead of them where it is time."""
         stream = self._streams.get(file.path)
         if stream is None or not stream.next_at <= at < stream.end or self._stopped is not None:
             return
@@ -191,7 +191,7 @@ class PageLoader:
 
 
 def _fetch(around: FileRange, stretches: Sequence[FileRange]) -> Unreadable:
-    """On the worker: read what is wanted, and what is near it."""
+    """On the worker: read the wanted bytes and their surroundings."""
     with contextlib.suppress(OSError):  # it may be of bytes that nobody asked for
         around.file.fetch(around.at, around.size)
     unreadable: Unreadable = []

@@ -1,4 +1,4 @@
-"""What a get asks of messages beyond their tags codes. The store knows bytes; what is wanted of them is the asker's."""
+"""The property filter of a get: an expression over message properties, which the store passes as bytes."""
 
 from __future__ import annotations
 

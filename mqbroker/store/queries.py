@@ -1,6 +1,7 @@
 """Finding messages by key, by time and by offset. Reads log, consume queues and index; must never write to them.
 
-What it touches it first asks `Pages` for, and looks up anew afterwards: while it waited files may have been deleted.
+Bytes are requested from `Pages` before they are touched, and looked up again afterwards: files may have been deleted
+meanwhile.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Building consume queues and their extensions when a store is opened: from what recovery reads of the log, or from the
-log once it is open.
+"""Rebuild of consume queues and their extensions when a store is opened: from the records that recovery reads, or from
+the log once it is open.
 
 The extension of each queue is first brought to where the queue ends: both are caches of the log, units beyond the
 newest entry are cut off, and entries whose units are missing go, to be made again with the units. Must never know from
@@ -124,13 +124,13 @@ class QueueRebuild:
     have_more: bool
 
     def enter(self, run: Run) -> None:
-        """Put messages into their queues that recovery has read. Raises OSError."""
+        """Add messages that recovery has read to their queues. Raises OSError."""
         self.cq_dispatcher.dispatch_run(run)
         self.cq_dispatcher.write()
         self._save_sometimes(run.end)
 
     def catch_up(self, dispatcher: Dispatcher, commit_log: CommitLog) -> Steps[None]:
-        """Have the dispatcher put all into the queues that is in the log. Raises OSError."""
+        """Dispatch the rest of the log to the queues. Raises OSError."""
         self.saved = dispatcher.offset
         while dispatcher.offset < commit_log.readable_end:
             dispatcher.dispatch(TURN_MESSAGES)

@@ -1,8 +1,8 @@
 """Checks records that were in the log when it was opened, before they are served for the first time.
 
-What this process appended is as it was stored; what lay on the disk may have rotted. A record's CRC is over its body
+Records that this process appended are as stored; those from the disk may be corrupt. A record's CRC is over its body
 only: of the rest it is checked that its parts add up and that it is where, and what, its consume queue entry says.
-Must never wait: who asks has the bytes in memory.
+It never waits: the caller has the bytes in memory.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class RecordVerifier:
         return (queue.topic, queue.queue_id, queue_offset) in self._told or len(self._told) >= _ROTTEN_MAX
 
     def tell_rotten(self, queue: ConsumeQueue, queue_offset: int, physical_offset: int, why: str) -> None:
-        """An entry cannot be built again."""
+        """Log, rate limited, that an entry cannot be rebuilt."""
         key = (queue.topic, queue.queue_id, queue_offset)
         if key not in self._told and len(self._told) < _ROTTEN_MAX:
             self._told.add(key)

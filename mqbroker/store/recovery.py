@@ -1,8 +1,8 @@
-"""Finding out, when a store is opened, where its log ends and from where on consume queues must be built again.
+"""Recovery: where the log of a store being opened ends, and from where on consume queues must be rebuilt.
 
 After a clean stop that is where the newest consume queue entry says; after a crash, everything above the checkpoint
 is read and checked. The log is cut only above what a sync ever covered: damage below is reported and passed over.
-Must never know of sockets, clocks or turns.
+Knows no sockets, clocks or turns.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ def cut_queues(segments: Segments, queues: ConsumeQueues, start: int, is_clean: 
 
 
 class _Newest:
-    """Looks for the newest messages of queues in the log, at a glance. Hot at a start with many queues."""
+    """Quick check of the newest messages of queues against the log. Hot at a start with many queues."""
 
     def __init__(self, segments: Segments) -> None:
         self._segments = segments

@@ -1,4 +1,4 @@
-"""What of the newest messages, and of their entries in consume queues, is in memory.
+"""Resident pages: which of the newest messages, and of their consume queue entries, are in memory (mincore).
 
 What this process stored is there as long as the system is not short of memory; then its pages may go once they are
 synced, and touching one that the disk cannot read would end the process. To ask for each message whether it is there
@@ -27,7 +27,7 @@ _QUEUES_MAX = 10_000
 
 
 class ResidentPages:
-    """Looks, and remembers.
+    """Caches the results of mincore for a moment.
 
     :param now: seconds.
     """

@@ -1,5 +1,5 @@
-"""Retention: when old messages go, and how their files are deleted: segments of the log, then what stood for their
-messages in consume queues and index.
+"""Retention: when old messages are deleted, and how: segments of the log, then their entries in consume queues and
+index.
 
 Messages older than fileReservedTime go at the hours of deleteWhen, and at any hour when the disk runs out of room or
 someone asks for it; younger ones too when there is hardly any room left. The rules, and what their numbers are, are
@@ -39,7 +39,7 @@ from mqbroker.store.worker import IWorker
 QUEUES_A_TURN = 200
 
 RunFunction = Callable[[Callable[[], Any]], Deferred[Any]]
-#: Waits so many milliseconds.
+#: Waits for so many milliseconds.
 PauseFunction = Callable[[float], Awaitable[None]]
 
 
@@ -110,7 +110,7 @@ class LogCleaner:
         return self._commit_log.min_offset
 
     def oldest(self) -> IMappedFile | None:
-        """The segment that goes next; None where none may: the last one, or what is not on the disk everywhere."""
+        """The next segment to delete; None where none may be: the last one, or one not yet synced everywhere."""
         commit_log = self._commit_log
         if len(commit_log.segments) < 2 or commit_log.min_offset + commit_log.segment_bytes > self._safe_end():
             return None
@@ -257,7 +257,7 @@ class RetentionRules:
 
 
 class Retention:
-    """Looks every cleanResourceInterval at what there is to delete, and deletes it."""
+    """Deletes expired files every cleanResourceInterval."""
 
     log = Logger()
 
@@ -282,7 +282,7 @@ class Retention:
         self._running: Deferred[None] = succeed(None)
 
     def settings_changed(self, settings: StoreSettings) -> None:
-        """From the next turn on."""
+        """Apply changed settings from the next turn on."""
         self._rules = RetentionRules.of(settings)
         self.watch.limits = RoomLimits.of(settings)
 
@@ -389,4 +389,4 @@ class Retention:
 
 
 class _Stopped(Exception):
-    """The store stops: the turn ends where it is."""
+    """Raised to end a turn when the store stops."""

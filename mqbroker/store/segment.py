@@ -41,7 +41,7 @@ class PagePrefault:
         self._is_stopped = False
 
     def keep(self, file: IMappedFile, at: int) -> None:
-        """See to it that the pages of `file` from `at` on are ready. Files smaller than a piece are left alone."""
+        """Prepare the pages of `file` from `at` on. Files smaller than a piece are left alone."""
         if self._running is not None or self._is_stopped or file.size < PIECE_BYTES:
             return
         if file is not self._file:
@@ -91,12 +91,12 @@ def segment_path(directory: str, offset: int) -> str:
 
 
 def is_full_disk(error: OSError) -> bool:
-    """Whether what the disk refused would work with more room."""
+    """Whether the error would go away with more free space."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def why_full(disk: IDisk, directory: str, what: str, error: OSError) -> str:
-    """What a person is told who must make room on the disk of `directory`, which has to be there."""
+    """The advice to make room on the disk of `directory`, which must exist."""
     try:
         space = disk.space(directory)
         room = f"{space.used_bytes} bytes used, {space.available_bytes} free"
@@ -264,7 +264,7 @@ class _Preparation:
         self.done: Deferred[IMappedFile | None] | None = None
 
     def stop(self) -> None:
-        """It is not wanted any more: from now on the name is another's to make."""
+        """Cancel: from now on somebody else may create the file."""
         with self._making:
             self._is_stopped = True
 

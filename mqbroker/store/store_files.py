@@ -1,7 +1,4 @@
-"""Keeping checkpoint and abort file true while a store is open: what was synced, and whether it was stopped.
-
-Must never know what the log holds.
-"""
+"""Checkpoint and abort file of an open store: what was synced, and whether it was stopped cleanly."""
 
 from __future__ import annotations
 
@@ -43,7 +40,7 @@ class _Outcome:
 
 
 class StoreFiles:
-    """Keeps checkpoint and abort file true: what was synced, and whether the store was stopped."""
+    """Maintains checkpoint and abort file of an open store."""
 
     log = Logger()
 

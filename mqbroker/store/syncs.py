@@ -1,4 +1,4 @@
-"""Who syncs the segments of the log that acknowledgements wait for. Must never know what is in them."""
+"""Syncs of log segments, which acknowledgements wait for: by Linux AIO or by a worker thread."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class RemovedQueues:
         return json.dumps({"queues": rows, "removing": sorted(self.removing)}).encode()
 
     def write(self, data: bytes) -> None:
-        """Bring what `encode` gave to the disk, whole or not at all. For the worker. Raises OSError."""
+        """Write the encoded table atomically. For the worker. Raises OSError."""
         self._disk.replace(self._path, [data])
 
 
@@ -124,7 +124,7 @@ NoteFunction = Callable[[Callable[[], None], Collection[ConsumeQueue] | None], D
 
 
 class TopicRemover:
-    """Removes topics and queues; one demand after another.
+    """Removes topics and queues, one request at a time.
 
     :param run_note: runs on the worker what notes that queues go, while no file of theirs is being synced; gets which
         queues those are that the checkpoint has still counted, None where that is not known.
@@ -197,7 +197,7 @@ class TopicRemover:
         return topics
 
     async def _note(self, queues: list[ConsumeQueue]) -> None:
-        """Bring to the disk that these queues go."""
+        """Record on the disk that these queues are being removed."""
         removed = self._removed
         log_min, log_end = self._log_bounds()
         removed.forget_aged(log_min, set(self._queues).difference(queues))
@@ -233,7 +233,7 @@ class TopicRemover:
         return save
 
     def _put_away(self, queues: list[ConsumeQueue]) -> tuple[list[ConsumeQueue], OSError | None]:
-        """Take queues out of use and their directories out of sight; which ones, and why not the others."""
+        """Detach queues and move their directories to the trash; returns which, and why not the others."""
         gone: list[ConsumeQueue] = []
         error: OSError | None = None
         _, log_end = self._log_bounds()
@@ -283,7 +283,7 @@ def _sync_names(disk: IDisk, roots: Iterable[str], names: Iterable[str]) -> None
 
 
 def empty_trash(disk: IDisk, roots: Iterable[str]) -> None:
-    """Delete what was put away. Raises OSError."""
+    """Delete the trash directories. Raises OSError."""
     for root in roots:
         trash = os.path.join(root, TRASH)
         if disk.exists(trash):

@@ -1,4 +1,4 @@
-"""The transient store pool: messages are appended to memory that is in no file, and written to the log a little later.
+"""The transient store pool: messages are appended to off-file buffers, and committed to the log a little later.
 
 Only what was written ("committed") is seen by readers, dispatch and flush. A process that is killed takes with it
 what was not, which is at most what came in within the commit intervals: that is what this setting trades for appends

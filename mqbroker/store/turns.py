@@ -1,5 +1,5 @@
-"""Long work of a store that is being opened: done at once, or in turns that leave the reactor time for others; and
-what is said of it meanwhile. Must never know what the work is.
+"""Long work while a store is opened: done at once, or in turns that let the reactor serve others, with progress lines
+in the log.
 """
 
 from __future__ import annotations

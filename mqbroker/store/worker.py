@@ -1,4 +1,4 @@
-"""Where work that waits for the disk is done. Must never know what the work is."""
+"""Workers: run functions that wait for the disk away from the reactor's thread."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class SerialWorker:
         return result
 
     def stop(self) -> None:
-        """Let the thread go when it has done what it was given; nothing more may be given to it."""
+        """End the thread when its queue is empty; nothing more may be submitted."""
         self._jobs.put(None)
 
 

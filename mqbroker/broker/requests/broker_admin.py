@@ -31,8 +31,8 @@ Save = Callable[[Mapping[str, str]], Deferred[bool]]
 
 @attrs.frozen
 class SettingsRequests:
-    """The settings, shown and changed. Java takes any key of its own but a few paths, and passes over what it does not
-    know or cannot read; here nothing is taken where one thing is wrong.
+    """The settings, shown and changed. Java accepts any of its keys but a few paths, and ignores unknown keys and
+    unreadable values; here a request with one bad key changes nothing.
 
     :param save: None where the broker was started without a file.
     """

@@ -57,7 +57,7 @@ WORD_LENGTH_MAX = 64
 BROKER_NAME_LENGTH_MAX = 255
 #: How long a consumer that was asked may take.
 TIMEOUT_MS = 10_000
-#: How the administrator proved who it is; nothing for a consumer to see.
+#: Authentication fields of the administrator, which are not forwarded.
 _CREDENTIALS = frozenset({"AccessKey", "Signature", "SecurityToken"})
 #: How many answers of clients may be waited for; more requests are refused.
 CALLS_MAX = 256
@@ -253,7 +253,7 @@ def _checked_lock(body: bytes) -> LockBatchRequestBody:
 
 @attrs.frozen
 class ForwardedRequests:
-    """Passes what administrators ask of one consumer on to it, and its answer back.
+    """Forwards administrators' requests to one consumer, and its answer back.
 
     :param broker_name: by which a consumer is told where a message is.
     """

@@ -1,7 +1,7 @@
 """Ends transactions: code 37 commits or rolls back a half message, code 323 has one that was given up checked again.
 
 All that one read brings is one append. A half message is settled once: whoever settles it again is answered SUCCESS,
-and nothing is stored. TransactionChecks and remarks are EndTransactionProcessor's and AdminBrokerProcessor's of 4.9.7.
+and nothing is stored. Checks and remarks are EndTransactionProcessor's and AdminBrokerProcessor's of 4.9.7.
 """
 
 from __future__ import annotations

@@ -208,7 +208,7 @@ class PullRequests:
         return self._not_found(pull, code, result, offset)
 
     def _broker_id(self, pull: _Pull, result: GetMessageResult) -> int:
-        """Whom to ask next: a slave, where messages are so far behind that the master would read them from the disk."""
+        """The broker to pull from next: a slave where the master would read the messages from disk."""
         if not self._live.current.slave_read_enable:
             return MASTER_ID
         group = pull.group

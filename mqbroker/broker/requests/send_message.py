@@ -1,8 +1,8 @@
 """Send requests, codes 10, 310 and 320: from request bytes to record to answer bytes.
 
 `SendRequests.send_v2` is the hot path of the broker: all sends that one read brought become one append and one write.
-What is usual goes straight through; whatever is not - a new topic, a retry, a missing field - goes by `send_rules`, one
-message at a time, where the rules are spelled out.
+Plain sends go straight through; all others - a new topic, a retry, a missing field - go by `send_rules`, one message at
+a time.
 An answer SUCCESS means: appended to the log, in a topic that is on the disk; and, under SYNC_FLUSH unless the message
 says WAIT=false, on the disk itself.
 """
@@ -59,7 +59,7 @@ class _Numbers(dict[str, int]):
 
 
 class SendRequests:
-    """Takes sends, appends them, answers them.
+    """Handles send requests: checks, appends, answers.
 
     :param store_host: 8 or 20 bytes, this broker's address as message ids keep it.
     """
@@ -172,7 +172,7 @@ class SendRequests:
         connection: IConnection,
         saved: Deferred[bool] | None,
     ) -> bytes | Deferred[bytes]:
-        """Store and answer what one read brought. `saved`: fires when the topics are on the disk that are new."""
+        """Store and answer the sends of one read. `saved` fires when new topics are on the disk."""
         if saved is None:
             return self._append(messages, pending, connection)
         answers = self._append(messages, pending, None)

@@ -51,7 +51,7 @@ DLQ_QUEUES = 1
 
 
 class SendRules:
-    """TransactionChecks sends against topics, groups and limits; makes topics where that is allowed.
+    """Checks sends against topics, groups and limits; creates topics where that is allowed.
 
     :param now: gives seconds since the epoch.
     """

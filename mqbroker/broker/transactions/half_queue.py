@@ -303,7 +303,7 @@ class HalfQueue:
     # Progress
 
     def save_progress(self) -> None:
-        """Let the table of offsets know how far both queues are done with, as far as that is on the disk."""
+        """Commit the progress of both queues to the offset table, as far as it is on the disk."""
         if self._is_loaded:
             self._commit_candidate()
             if self._candidate is None:

@@ -159,7 +159,7 @@ class TransactionChecks:
         self._half_queue.settled.forget(start, end)
 
     async def _turn(self) -> None:
-        """Let others have their turn."""
+        """Wait for the reactor's next turn."""
         self._sleep = Deferred()
         call = self._clock.callLater(0, self._wake)
         await self._sleep
@@ -172,7 +172,7 @@ class TransactionChecks:
             sleep.callback(None)
 
     def _deal_with(self, records: list[Record], rules: TransactionCheckRules) -> bool:
-        """Take the steps for these; False where those behind them are too young for any."""
+        """Check these half messages; False where those behind them are too young."""
         now_ms = self._clock.seconds() * 1000
         backs: list[tuple[Record, NewMessage]] = []
         asked: list[Record] = []

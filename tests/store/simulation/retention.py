@@ -12,13 +12,13 @@ from mqbroker.store.disk_watch import Room, RoomLimits
 from tests.store.simulation.model import Entry, Violation, require
 
 if TYPE_CHECKING:
-    from tests.store.simulation.world import World
+    from tests.store.simulation.life import Life
 
 
 class RetentionCheck:
     """Watches the disk of a world for segments that go."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Life) -> None:
         self._world = world
         settings = world.settings()
         self._directory = os.path.join(settings.store_path_root_dir, "commitlog")

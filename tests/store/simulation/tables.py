@@ -12,7 +12,7 @@ from mqbroker.store.jsonfile import JsonFile
 from tests.store.simulation.model import require
 
 if TYPE_CHECKING:
-    from tests.store.simulation.world import World
+    from tests.store.simulation.life import Life
 
 PATH = "/data/store/config/topics.json"
 
@@ -33,7 +33,7 @@ def _parse(data: bytes) -> int:
 class TableCheck:
     """Saves numbers, of which `saved` was acknowledged last, and `written` is the last."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Life) -> None:
         self._world = world
         self.saved = self.written = 0
         self._is_rotten = False

@@ -1,1 +1,1 @@
-"""The protocol on Twisted: connections, the table of handlers, the server and the client."""
+"""The remoting protocol on Twisted: connections, handler table, server and client."""

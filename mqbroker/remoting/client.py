@@ -1,7 +1,7 @@
-"""The client: one connection for each address, made when it is first needed, and requests over it.
+"""Remoting client: sends requests over one connection per address, opened on first use.
 
-What fails: Unreachable (no connection, or it was lost: ConnectionClosed; or no answer in time: RequestTimedOut), and
-TooManyRequests at the bound of `invoke_async`. An answer with an error code is an answer, not a failure.
+Requests fail with Unreachable (no connection), its subclasses ConnectionClosed (connection lost) and RequestTimedOut
+(no response in time), or TooManyRequests at the limit of `invoke_async`. A response with an error code is no failure.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Connector = Callable[[str, int], IStreamClientEndpoint]
 
 
 class RemotingClient:
-    """Sends requests to any address. `handlers` answers what peers ask of us over the same connections."""
+    """Sends requests to any address. `handlers` handles requests from peers on the same connections."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class RemotingClient:
 
     @property
     def addresses(self) -> list[str]:
-        """The addresses there is a connection to."""
+        """Addresses with an open connection."""
         return list(self._connections)
 
     @property
@@ -72,27 +72,28 @@ class RemotingClient:
         return self._closed
 
     def invoke_sync(self, address: str, command: RemotingCommand, timeout_ms: int) -> Deferred[RemotingCommand]:
-        """Fire with the answer, after waiting for a permit where too many requests are in flight.
+        """Fire with the response, after waiting for a permit if too many requests are in flight.
 
-        `timeout_ms` covers connecting, waiting and the answer. Cancelling frees the permit; the peer may do the work.
+        `timeout_ms` covers connecting, waiting and the response. Cancelling frees the permit; the peer may still
+        execute the request.
         """
         return Deferred.fromCoroutine(self._invoke(address, command, timeout_ms))
 
     def invoke_async(self, address: str, command: RemotingCommand, timeout_ms: int) -> Deferred[RemotingCommand]:
-        """Like `invoke_sync`, but fails at once with TooManyRequests where as many as allowed are in flight."""
+        """Like `invoke_sync`, but fails at once with TooManyRequests at the limit of requests in flight."""
         if not self._permits.tokens:
             return _failed(TooManyRequests(f"{self._permits.limit} requests are in flight already"))
         return self.invoke_sync(address, command, timeout_ms)
 
     def invoke_oneway(self, address: str, command: RemotingCommand, timeout_ms: int) -> Deferred[None]:
-        """Fire once the request is handed to the transport, which waits while the peer does not read what was sent.
+        """Fire once the request is written to the transport, after waiting for the peer to read earlier data.
 
-        Nothing says that it arrived.
+        Delivery is not confirmed.
         """
         return Deferred.fromCoroutine(self._send_oneway(address, command, timeout_ms))
 
     def close(self) -> Deferred[None]:
-        """Close all connections; requests under way fail with ConnectionClosed. Fires when all are gone."""
+        """Close all connections; pending requests fail with ConnectionClosed. Fires when all are closed."""
         self._closed = True
         self._watch.stop()
         for attempt, _ in list(self._connecting.values()):
@@ -106,7 +107,7 @@ class RemotingClient:
         return gatherResults(gone).addCallback(lambda _: None)
 
     def drop(self, address: str, why: str) -> None:
-        """Close the connection to `address`, if there is one."""
+        """Close the connection to `address`, if any."""
         connection = self._connections.get(address)
         if connection is not None:
             connection.close(why)
@@ -135,7 +136,7 @@ class RemotingClient:
     def _in_time(
         self, waiting: Deferred[T], due: float, address: str, command: RemotingCommand, timeout_ms: int
     ) -> Deferred[T]:
-        """`waiting`, which fails with RequestTimedOut where it takes longer than until `due`."""
+        """Return `waiting`, failing with RequestTimedOut if it has not fired by `due`."""
         if waiting.called:
             return waiting
         timeout = self._timeout(left_s(due, self._clock.seconds()), waiting)
@@ -152,7 +153,7 @@ class RemotingClient:
         return Timeout(self._clock.seconds, self._clock.callLater, seconds, waiting.cancel)
 
     def _connection(self, address: str) -> Deferred[RemotingProtocol]:
-        """The open connection to `address`, or the one that is being made; all who wait share one attempt."""
+        """Fire with the connection to `address`, opening it if needed; concurrent callers share one attempt."""
         waiter: Deferred[RemotingProtocol]
         if self._closed:
             return _failed(ConnectionClosed("the client is closed"))
@@ -191,7 +192,7 @@ class RemotingClient:
         error: MQError = Unreachable(f"connect to {address} failed: {why}")
         if self._closed:
             error = ConnectionClosed("the client is closing")
-        elif isinstance(failure.value, MQError):  # a connector's own, which says more
+        elif isinstance(failure.value, MQError):  # the connector's own error is more specific
             error = failure.value
         for waiter in waiters:
             if not waiter.called:
@@ -230,7 +231,7 @@ class _ClientFactory(Factory):
 
 
 def tcp_connector(reactor: Any) -> Connector:
-    """Makes plain connections."""
+    """Return a connector for unencrypted connections."""
 
     def connect(host: str, port: int) -> IStreamClientEndpoint:
         kind = TCP6ClientEndpoint if ":" in host else TCP4ClientEndpoint
@@ -250,7 +251,7 @@ def _fire(waiter: Deferred[None]) -> None:
 
 
 def _give_up(waiter: Deferred[Any]) -> None:
-    """A request no longer waits; the connection is made all the same, for the others."""
+    """Cancel one waiter; the connection attempt continues for the others."""
     waiter.errback(CancelledError())
 
 

@@ -1,9 +1,9 @@
-"""One connection, either end: frames in, frames out, and which answer belongs to which request.
+"""Remoting connection, used by server and client: reads and writes frames and matches responses to requests.
 
-Both ends of a RocketMQ connection may ask, so server and client share this. It knows nothing of topics or stores.
-The hot path is `dataReceived`: all frames of one read are decoded, those of a code with a batch handler are handed over
-together, and all answers leave in one write. What takes more than its share of the reactor's turn waits; see
-`fair_scheduler`.
+Both ends of a RocketMQ connection may send requests. The hot path is `dataReceived`: all frames of one read are
+decoded, those of a code with a batch handler are passed to it together, and all responses are sent in one write. Frames
+beyond the connection's share of a reactor iteration are queued; see `fair_scheduler`. This module knows nothing of
+topics or stores.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ from mqbroker.wire.record import encode_host
 
 log = Logger()
 
-#: Answers to at most so many frames of one read are sent at once; those of more in the reactor's next turn.
+#: Responses to at most this many frames of one read are sent at once; to more, in the next reactor iteration.
 PROMPT_FRAMES_MAX = 8
-#: Answers that are as long are sent at once all the same: they shall not wait beside others in memory.
+#: Responses of at least this size are always sent at once, so that they do not accumulate in memory.
 PROMPT_BYTES_MIN = 64 * 1024
 
-#: An incomplete frame counts only above so many bytes: most reads end in the middle of a frame.
+#: An incomplete frame is counted only above this size: most reads end in the middle of a frame.
 UNCOUNTED_BYTES_MAX = 16 * 1024
 
 #: Memory overhead of a queued frame, in bytes.
@@ -91,7 +91,7 @@ class RemotingProtocol(Protocol):
         *,
         closes_silent: bool = False,
     ) -> None:
-        """With `closes_silent` it is closed where a request timed out and nothing was answered since it was sent."""
+        """With `closes_silent` it closes if a request timed out and no response was received since it was sent."""
         self.remote_addr = "?"
         self.remote_host = b""
         self.peer_version = 0
@@ -131,7 +131,7 @@ class RemotingProtocol(Protocol):
     def connectionMade(self) -> None:
         transport = cast(ITCPTransport, self.transport)
         self._write = transport.write
-        # Of the transport itself: what wraps one to encrypt would hand out the method of the socket beneath it.
+        # Look at the type: a TLS wrapper would return the method of the socket it wraps.
         prompt = hasattr(type(transport), "write_at_once")
         self._prompt_write = cast(Any, transport).write_at_once if prompt else transport.write
         self.remote_addr, self.remote_host = _peer(transport.getPeer())
@@ -148,7 +148,7 @@ class RemotingProtocol(Protocol):
             transport.abortConnection()
 
     def handshakeCompleted(self) -> None:
-        """TLS is agreed upon, at either end."""
+        """The TLS handshake completed, on either end."""
         self._handshake_begun = None
         if not self._watches_writing:
             self._watch_writing()
@@ -178,17 +178,17 @@ class RemotingProtocol(Protocol):
             self._on_closed.append(callback)
 
     def notify_room(self, callback: Callable[[], None]) -> None:
-        """Call back once the peer has read what was sent, after those who asked before; at once where it has."""
+        """Call `callback` once the peer has read what was sent, in order of registration; at once if it has."""
         self._on_room.append(callback)
         self._notify_room()
 
     @property
     def has_room(self) -> bool:
-        """Whether the peer has read what it was sent, but for what the transport may keep."""
+        """Whether the peer has read what it was sent, except for what the transport may buffer."""
         return not self._answers_unread
 
     def _notify_room(self) -> None:
-        # Whoever is told writes, and the transport may have enough again.
+        # A callback may write and fill the transport's buffer again.
         while self._on_room and (self.closed or self.has_room):
             self._on_room.popleft()()
 
@@ -204,8 +204,8 @@ class RemotingProtocol(Protocol):
             cast(ITCPTransport, self.transport).abortConnection()
 
     def _release(self) -> None:
-        """Drop all received bytes and frames that were not handled. No reference cycle may remain, or only the garbage
-        collector would free it."""
+        """Drop received bytes and unhandled frames. No reference cycle may remain, or only the garbage collector would
+        free the connection."""
         self._write = self._prompt_write = _discard
         self._decoder.clear()
         self._waiting = []
@@ -213,29 +213,29 @@ class RemotingProtocol(Protocol):
         self._count_kept(0)
 
     def end(self) -> None:
-        """Close it once all that was written has left."""
+        """Close the connection once all written data is sent."""
         if not self.closed:
-            cast(IConsumer, self.transport).unregisterProducer()  # one that is paused would keep it open
+            cast(IConsumer, self.transport).unregisterProducer()  # a paused producer would keep it open
             cast(ITCPTransport, self.transport).loseConnection()
 
     def refuse(self, why: str) -> None:
-        """Close it for what the peer did, with a warning that says why."""
+        """Close the connection and log `why` as a warning."""
         self._close(LogLevel.warn, why)
 
     def encrypt(self, creator: object, data: bytes) -> None:
-        """Go on by TLS, `data` being the first that the peer sent of it. Only over what can, as TCP does.
+        """Start TLS, with `data` the first TLS bytes from the peer. The transport must support it, as TCP does.
 
         :param creator: Twisted's IOpenSSLServerConnectionCreator.
         """
         transport = cast(Any, self.transport)
         self._handshake_begun = self._clock.seconds()
         transport.startTLS(creator)
-        # From here on what is written goes through what encrypts, unless it is written past it to the socket.
+        # Write through the TLS layer from now on, not directly to the socket.
         self._prompt_write = transport.write
         transport.protocol.dataReceived(data)
 
     def overdue(self, now: float) -> str | None:
-        """Why it should be closed at `now` seconds: idle, or a frame that never ends; None where it is fine."""
+        """Why it should be closed at `now` seconds, for example because it is idle; None if it should not."""
         if self._answers_unread:
             unsent = unsent_bytes(self.transport)
             if unsent < self._unsent_least:  # it reads, if slowly
@@ -277,7 +277,7 @@ class RemotingProtocol(Protocol):
             self._close(LogLevel.warn, str(error))
 
     def _handle_read(self, frames: list[Frame]) -> None:
-        """Handle what came as far as it may be at once."""
+        """Handle `frames` as far as the scheduler allows and queue the rest."""
         began, address = self.last_active, self.from_address
         until = self._scheduler.until(address, began)
         handled = self._handle(frames, until) if until > began and self._may_go_on() else 0
@@ -306,15 +306,15 @@ class RemotingProtocol(Protocol):
         return self._has_entered
 
     def _may_go_on(self) -> bool:
-        """Whether it reads its answers, and has not too much under way."""
+        """Whether the peer reads its responses and the requests in flight are below the limit."""
         return not self._answers_unread and self._in_flight < self._limits.requests_in_flight_max
 
     def _must_stop(self, until: float) -> bool:
         return self._clock.seconds() >= until or not self._may_go_on() or self.closed
 
     def _handle(self, frames: Sequence[Frame], until: float) -> int:
-        """Handle frames until so many seconds on the clock, one at least; returns how many. Neighbours of one code go
-        to its batch handler together."""
+        """Handle at least one frame, and more until clock time `until`; return how many. Consecutive frames of one code
+        are passed to its batch handler together."""
         batch = self._table.batch
         write = self._prompt_write if len(frames) <= PROMPT_FRAMES_MAX else self._write
         run: list[RawRequest] = []
@@ -328,7 +328,7 @@ class RemotingProtocol(Protocol):
                     chosen = batch.get(fields["code"])
                     if chosen is not None:
                         ext, opaque, flag = fields["extFields"], fields["opaque"], fields["flag"]
-                        "".join(ext.values())  # the quickest way to know that all are text: a TypeError where not
+                        "".join(ext.values())  # fastest check that all are str: TypeError if not
                         raw = ext, opaque, flag, body, JSON
                         if (
                             len(ext) > EXT_FIELDS_MAX
@@ -338,7 +338,7 @@ class RemotingProtocol(Protocol):
                         ):
                             chosen = None
                 except (ValueError, TypeError, KeyError, AttributeError):
-                    chosen = None  # `decode_command` says what is wrong, or finds that it is unusual only
+                    chosen = None  # `decode_command` raises if it is invalid, not merely unusual
             command = None
             if chosen is None or raw is None:
                 command = decode_command(serialize_type, header, body)
@@ -510,10 +510,10 @@ class RemotingProtocol(Protocol):
         self._notify_room()
 
     def stopProducing(self) -> None:
-        """The transport is gone; connectionLost says the rest."""
+        """The transport is closed; connectionLost does the cleanup."""
 
     def _check_unsent(self) -> None:
-        """Bound the unsent bytes for a peer that does not read: answers, and requests of our own."""
+        """Limit the unsent bytes, responses and our own requests, to a peer that does not read."""
         unsent = unsent_bytes(self.transport)
         if unsent > self._limits.unsent_bytes_max:
             self.close(f"it does not read its answers: {unsent} bytes of them wait")
@@ -529,7 +529,7 @@ class RemotingProtocol(Protocol):
             load.close_largest(self._limits.unfinished_bytes_max)
 
     def _pace(self) -> None:
-        """Read from the peer only while it reads from us and has not too much under way, or waiting."""
+        """Read only while the peer reads, its requests in flight are below the limit and no frames are queued."""
         if self.closed:
             return
         may_go_on = self._may_go_on()
@@ -541,7 +541,7 @@ class RemotingProtocol(Protocol):
             return
         self._reading = reading
         if self._frame_begun is not None:
-            self._frame_begun = self._clock.seconds()  # the peer could not go on with it meanwhile
+            self._frame_begun = self._clock.seconds()  # reading was paused, so the peer could not finish it
         transport = cast(IPushProducer, self.transport)
         if reading:
             transport.resumeProducing()
@@ -562,7 +562,7 @@ def _forget(responses: ResponseTable, opaque: int, deferred: Deferred[RemotingCo
 
 
 def _discard(data: bytes) -> None:
-    """Receives bytes after the connection was closed."""
+    """Drop bytes written after the connection was closed."""
 
 
 def _peer(address: IAddress) -> tuple[str, bytes]:

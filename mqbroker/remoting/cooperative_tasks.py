@@ -1,7 +1,7 @@
-"""Cooperative tasks: long work in steps that let the reactor serve others in between. Handlers of requests go on a few
-at a time; other work is a generator that yields between its steps.
+"""Cooperative tasks: long work split into steps so that the reactor can run in between. A limited number of request
+handlers run at a time; other work is a generator that yields between its steps.
 
-Must never know what they do.
+This module does not know what the tasks do.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from mqbroker.wire.body import Body
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.registration import Steps
 
-#: How many tasks run at a time, of all and of one address; others wait, and addresses take turns.
+#: Tasks running at a time, in total and per address; others wait, and addresses take turns.
 TASKS_MAX = 6
 TASKS_OF_ADDRESS_MAX = 4
-#: How many steps are taken in one turn of the reactor: each takes some 30 us.
+#: Steps per reactor iteration: each takes some 30 us.
 STEPS_PER_TURN = 100
-#: How many pieces of a body are a step.
+#: Pieces of a body per step.
 PIECES_PER_STEP = 10
-#: How long all generators together go on in one turn of the reactor, and how soon the next turn is.
+#: Time for all generators together in one reactor iteration, and the delay before the next.
 TURN_SECONDS = 0.01
 NEXT_TURN_SECONDS = 1e-6
 
 T = TypeVar("T")
 Task = Callable[[], Deferred[RemotingCommand | None]]
-#: Connection, request handler and the Deferred of the answer.
+#: Connection, request handler and the Deferred of the response.
 _Waiting = tuple[IConnection, Task, Deferred[RemotingCommand | None]]
 
 
@@ -47,7 +47,7 @@ class CooperativeHandler(Protocol):
 
 
 class CooperativeTasks:
-    """Runs handlers in turns of `clock`."""
+    """Runs handlers in steps, over iterations of the reactor `clock`."""
 
     def __init__(self, clock: IReactorTime) -> None:
         self._clock = clock
@@ -57,20 +57,20 @@ class CooperativeTasks:
         self._steps = 0
 
     async def step(self) -> None:
-        """Count one step; every so many wait for the reactor's next turn."""
+        """Count one step; every STEPS_PER_TURN steps wait for the next reactor iteration."""
         self._steps += 1
         if self._steps >= STEPS_PER_TURN:
             await self.turn()
 
     async def turn(self) -> None:
-        """Wait for the reactor's next turn."""
+        """Wait for the next reactor iteration."""
         self._steps = 0
         turn: Deferred[None] = Deferred()
         self._clock.callLater(0, turn.callback, None)
         await turn
 
     async def written(self, body: Body) -> bytes:
-        """The body's bytes. Nothing that it is of may change until they are there."""
+        """Encode `body` to bytes in steps. Its contents must not change meanwhile."""
         parts = []
         for number, piece in enumerate(body.json_pieces(), 1):
             parts.append(piece)
@@ -79,8 +79,8 @@ class CooperativeTasks:
         return b"".join(parts)
 
     def bounded(self, handle: CooperativeHandler) -> Handler:
-        """`handle`, of which only so many go on at a time. Who is gone before its turn is not served, and who does
-        not read its answers waits until it does."""
+        """Wrap `handle` to limit how many run at a time. A request whose connection closed before its turn is skipped;
+        one whose peer does not read its responses waits until it does."""
 
         @wraps(handle)
         def handle_in_turn(request: RemotingCommand, connection: IConnection) -> Deferred[RemotingCommand | None]:
@@ -102,7 +102,7 @@ class CooperativeTasks:
         self._begin()
 
     def _begin(self) -> None:
-        """Begin what may go on. A loop, as tasks that end at once would nest."""
+        """Start the tasks that may run. A loop, since tasks that end at once would recurse."""
         if self._is_beginning:
             return
         self._is_beginning = True
@@ -130,14 +130,14 @@ class CooperativeTasks:
 
 
 class StepRunner:
-    """Runs generators side by side, in turns of `clock`."""
+    """Runs generators concurrently, over iterations of the reactor `clock`."""
 
     def __init__(self, clock: IReactorTime) -> None:
         self._clock = clock
         self._cooperator = Cooperator(self._turn, lambda call: clock.callLater(NEXT_TURN_SECONDS, call))
 
     async def run(self, steps: Steps[T]) -> T:
-        """What the steps return; raises what they raise."""
+        """Run `steps` and return their result; raises what they raise."""
         results: list[T] = []
         await self._cooperator.coiterate(_kept(steps, results))
         return results[0]
@@ -148,7 +148,7 @@ class StepRunner:
 
 
 def run_at_once(steps: Steps[T]) -> T:
-    """Take all steps; returns what they return."""
+    """Run all steps without pausing and return their result."""
     results: list[T] = []
     for _ in _kept(steps, results):
         pass
@@ -156,5 +156,5 @@ def run_at_once(steps: Steps[T]) -> T:
 
 
 def _kept(steps: Steps[T], results: list[T]) -> Steps[None]:
-    """The same steps, with what they return put into `results`."""
+    """The same steps, appending their return value to `results`."""
     results.append((yield from steps))

@@ -1,4 +1,4 @@
-"""Draining: wait, for a limited time, until all accepted requests are answered."""
+"""Draining: wait, up to a time limit, until all accepted requests are answered."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ log = Logger()
 
 
 def answered(load: Load, clock: IReactorTime, seconds_max: float) -> Deferred[None]:
-    """Fires when nothing of `load` is under way any more, or after `seconds_max`."""
+    """Fire when `load` has no pending requests, or after `seconds_max`."""
     if not load.requests:
         return succeed(None)
     done: Deferred[None] = Deferred()

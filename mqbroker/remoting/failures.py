@@ -1,4 +1,4 @@
-"""Error responses: for answers that cannot be encoded, and for a batch of requests that failed together."""
+"""Error responses for responses that cannot be encoded and for batches of requests that failed together."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from mqbroker.remoting.handlers import RawRequest, failure_response
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.command import RemotingCommand, encode_command
 
-#: The fields of a raw request that its answer needs: opaque, flag, serialize type.
+#: The fields of a raw request that its response needs: opaque, flag, serialize type.
 Asked = tuple[int, int, int]
 
-#: The refusal when too many requests wait.
+#: The response when too many requests are pending.
 OVERLOADED = Refused(ResponseCode.SYSTEM_BUSY, "[OVERLOAD]system busy, start flow control for a while")
 
 
 def asked(run: Sequence[RawRequest]) -> list[Asked]:
-    """What the answers to a run of requests are made from."""
+    """The fields needed to build the responses to a run of requests."""
     return [(opaque, flag, serialize_type) for _, opaque, flag, _, serialize_type in run]
 
 
 def encode_answer(answer: RemotingCommand, request: RemotingCommand) -> bytes:
-    """The frame of `answer`; where it cannot be encoded, that of a failure, as a request must have an end."""
+    """Encode `answer`; if that fails, encode an error response, since every request must be completed."""
     try:
         return encode_command(answer)
     except Exception as error:
@@ -30,7 +30,7 @@ def encode_answer(answer: RemotingCommand, request: RemotingCommand) -> bytes:
 
 
 def failures(run: Sequence[Asked], error: BaseException | None) -> bytes:
-    """The answers to a run that failed with `error`, which is logged once for all of them."""
+    """Encode the responses to a run that failed with `error`, which is logged once for all of them."""
     requests = [RemotingCommand(0, opaque=each[0], flag=each[1], serialize_type=each[2]) for each in run]
     one = failure_response(requests[0], error)
     return b"".join(

@@ -1,8 +1,8 @@
-"""Fair scheduling of frames: connections share the reactor's time, so that none starves the others.
+"""Fair scheduling of frames: connections share the reactor's time so that none starves the others.
 
-Frames are handled as they are read while their address, and all addresses together, have used little of the reactor's
-turn. The rest is queued and its connection is not read; queues go on in the next turns, those with the least time used
-first, by address and then by connection. Must never know what frames are.
+Frames are handled as they are read until their address, or all addresses together, have used their time in the current
+reactor iteration. The rest is queued and reading from its connection pauses; queues are processed in the next
+iterations, least time used first, by address and then by connection. This module does not interpret frames.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from mqbroker.remoting.limits import AddressLoad
 
-#: In one turn of the reactor: how long frames may be handled as they are read, of one address and of all;
+#: Time per reactor iteration for handling frames as they are read, for one address and for all.
 AT_ONCE_S = 0.01
 ALL_AT_ONCE_S = 0.02
-#: and how long those that wait are handled, and one connection of them at a time.
+#: Time per reactor iteration for queued frames, and the slice for one connection.
 WAITING_S = 0.02
 SLICE_S = 0.005
-#: Shorter waits are not worth a timed call: they are counted into a later turn.
+#: Less time than this does not schedule a call: it is counted in a later iteration.
 UNNOTICED_S = 0.002
 
 
 class Waiting(Protocol):
-    """A connection with frames that wait."""
+    """A connection with queued frames."""
 
-    #: For how long its frames were handled, compared with others that wait.
+    #: Time spent handling its frames, relative to other waiting connections.
     handled_s: float
     from_address: AddressLoad
 
     def go_on(self, until: float) -> bool:
-        """Handle what waits until so many seconds on the clock. Returns whether some may be handled still."""
+        """Handle queued frames until clock time `until`, in seconds. Return whether more may be handled."""
 
 
 class FairScheduler:
-    """Shares out the reactor's time, as `clock` measures it."""
+    """Divides the reactor's time, measured by `clock`, among connections."""
 
     def __init__(self, clock: IReactorTime) -> None:
         self._clock = clock
@@ -49,23 +49,23 @@ class FairScheduler:
         self._addresses: list[tuple[float, int, AddressLoad]] = []
 
     def until(self, address: AddressLoad, now: float) -> float:
-        """When frames that are read at `now` must wait; `now` itself where they must at once."""
+        """Clock time until which frames read at `now` may be handled; `now` if they must be queued."""
         if address.turn != self._number:
             address.turn, address.turn_s = self._number, 0.0
         return now + max(0.0, min(AT_ONCE_S - address.turn_s, ALL_AT_ONCE_S - self._used_s))
 
     def spent(self, address: AddressLoad, seconds: float) -> None:
-        """Count time that frames took as they were read."""
+        """Charge the time spent handling frames as they were read."""
         address.turn_s += seconds
         self._used_s += seconds
         if self._used_s > UNNOTICED_S and self._call is None:
             self._call = self._clock.callLater(0, self._turn)
 
     def wait(self, connection: Waiting) -> None:
-        """Have `connection` go on when its turn comes. It must not wait already."""
+        """Queue `connection` to be called back in its turn. It must not be queued already."""
         address = connection.from_address
         if not address.waiting:
-            # A connection that was idle gets no credit for that time; it goes first among its equals.
+            # An address gets no credit for idle time; it goes first among equals.
             handled_s = max(address.handled_s, self._floor_s - SLICE_S)
             heappush(self._addresses, (handled_s, next(self._order), address))
         self._enter(connection, address)

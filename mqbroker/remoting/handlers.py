@@ -1,11 +1,11 @@
 """The dispatch table of request handlers, by request code.
 
-Most handlers are methods marked with `@answers(code)`, which `HandlerTable.serve` registers: they are given a `Call`
-whose header is decoded already, by the class that the table of requests has for the code, and return what the answer
-carries. Below them is `register`, for a function of (request, connection) that returns the answer as a command, a
-Deferred or coroutine of it, or None where it answers later through the connection. What a handler raises becomes an
-answer: Refused with its code and remark, the rest SYSTEM_ERROR. A batch handler takes all requests of its code that one
-read brought, as plain tuples, and returns the bytes of all their answers: for the few codes that carry the traffic.
+Most handlers are methods marked with `@answers(code)` and registered by `HandlerTable.serve`: they take a `Call`, with
+the header decoded by the class that the request table has for the code, and return the response's header or body. The
+lower-level `register` takes a function of (request, connection) that returns the response as a command, a Deferred or
+coroutine of it, or None if it responds later through the connection. Exceptions become responses: Refused with its code
+and remark, others SYSTEM_ERROR. A batch handler takes all requests of its code from one read, as plain tuples, and
+returns the bytes of all their responses: for the few codes with most of the traffic.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mqbroker.wire.requests import REQUESTS
 
 log = Logger()
 
-#: Some ms of work for the quickest batch handler. Others may wait as long.
+#: Some ms of work for the fastest batch handler, which delays other connections as long.
 RUN_MAX = 256
 
 #: The remark that a peer gets for an internal error.
@@ -38,7 +38,7 @@ UNFORESEEN = "the request failed, for a reason that nobody foresaw: it is in the
 
 
 class IConnection(Interface):
-    """One peer, as handlers see it."""
+    """The connection to a peer, as handlers see it."""
 
     remote_addr: str = Attribute("The peer as 'address:port'.")
     remote_host: bytes = Attribute("The peer's address and port as records keep them: 8 bytes, or 20 for IPv6.")
@@ -54,19 +54,19 @@ class IConnection(Interface):
         """Send whole encoded frames."""
 
     def invoke(command: RemotingCommand, timeout_ms: int) -> Deferred[RemotingCommand]:
-        """Send a request; fires with its answer, fails with RequestTimedOut or ConnectionClosed."""
+        """Send a request; fires with its response, fails with RequestTimedOut or ConnectionClosed."""
 
     def invoke_oneway(command: RemotingCommand) -> None:
-        """Send a request that has no answer."""
+        """Send a request that has no response."""
 
     def notify_closed(callback: Callable[[], None]) -> None:
-        """Call `callback` once when the connection is gone; at once if it is."""
+        """Call `callback` once when the connection is closed; at once if it is."""
 
     def notify_room(callback: Callable[[], None]) -> None:
-        """Call `callback` once when there is room, or the connection is gone; at once where it is so."""
+        """Call `callback` once when there is room or the connection is closed; at once if so already."""
 
     def close(why: str) -> None:
-        """Close it, with a log line that says why."""
+        """Close the connection and log `why`."""
 
 
 Answer = RemotingCommand | Deferred[RemotingCommand | None] | Awaitable[RemotingCommand | None] | None
@@ -77,21 +77,21 @@ M = TypeVar("M", bound=Callable[..., Any])
 
 
 class Call(NamedTuple, Generic[H_co]):
-    """One request as the method sees that answers it. `header` is None for a code whose row has no header class."""
+    """One request, as passed to its handler. `header` is None for a code without a header class."""
 
     header: H_co
     request: RemotingCommand
     connection: IConnection
 
 
-#: What such a method returns: the header or the body of a SUCCESS, None for one with neither, or a whole answer.
+#: What a handler returns: the header or body of a SUCCESS response, None for neither, or a whole response.
 Result = RemotingCommand | Header | Body | bytes | None
 
 
 def answers(*codes: int, bounded: bool = False) -> Callable[[M], M]:
-    """Mark a method of one `Call` as what answers `codes`; see `HandlerTable.serve`.
+    """Mark a method that takes a `Call` as the handler of `codes`; see `HandlerTable.serve`.
 
-    :param bounded: it looks at much, step by step: only a few of these run at a time.
+    :param bounded: it processes much data in steps, so only a few of these run at a time.
     """
 
     def mark(method: M) -> M:
@@ -102,7 +102,7 @@ def answers(*codes: int, bounded: bool = False) -> Callable[[M], M]:
 
 
 def answered(request: RemotingCommand, result: Result) -> RemotingCommand:
-    """The answer that carries `result`."""
+    """Build the response with `result`."""
     if isinstance(result, RemotingCommand):
         return result
     if isinstance(result, Header):
@@ -127,7 +127,7 @@ class IGuard(Interface):
 
 @attrs.define
 class HandlerTable:
-    """Code to handler, and the code to batch handler beside it. Without a guard everybody may ask everything."""
+    """Maps codes to handlers and to batch handlers. Without a guard, every peer may send every request."""
 
     _handlers: dict[int, Handler] = attrs.field(factory=dict)
     batch: dict[int, BatchHandler] = attrs.field(factory=dict)
@@ -135,13 +135,13 @@ class HandlerTable:
     _runs_max: dict[int, int] = attrs.field(factory=dict)
 
     def protect(self, guard: IGuard) -> None:
-        """Put `guard` before all handlers. Raises ValueError where there are some already."""
+        """Check all requests with `guard`. Raises ValueError if handlers are registered already."""
         if self.codes:
             raise ValueError("a guard comes before the first handler")
         self._guard = guard
 
     def register(self, code: int, handler: Handler) -> None:
-        """Let `handler` answer `code`. Raises ValueError where it has one, or no row in the table of requests."""
+        """Register `handler` for `code`. Raises ValueError if it has one, or no row in the request table."""
         _check_known(code)
         if code in self._handlers:
             raise ValueError(f"code {code} has a handler")
@@ -162,8 +162,8 @@ class HandlerTable:
                 self.register(code, handler)
 
     def register_batch(self, code: int, handler: BatchHandler, run_max: int = RUN_MAX) -> None:
-        """Let `handler` answer requests of `code` that came in one read together, `run_max` at a time. Raises
-        ValueError as `register` does."""
+        """Register `handler` for the requests of `code` from one read, `run_max` at a time. Raises ValueError as
+        `register` does."""
         _check_known(code)
         if code in self.batch:
             raise ValueError(f"code {code} has a batch handler")
@@ -171,18 +171,18 @@ class HandlerTable:
         self._runs_max[int(code)] = run_max
 
     def run_max(self, code: int) -> int:
-        """How many requests of `code` its batch handler may be given at a time."""
+        """Maximum number of requests of `code` passed to its batch handler at a time."""
         return self._runs_max.get(code, RUN_MAX)
 
     def wrap(self, code: int, around: Callable[[Any], Any]) -> None:
-        """Put `around(handler)` in the place of the handler of `code`, of either kind; nothing where it has none."""
+        """Replace the handlers of `code`, of both kinds, by `around(handler)`; no effect if it has none."""
         if code in self._handlers:
             self._handlers[int(code)] = around(self._handlers[code])
         if code in self.batch:
             self.batch[int(code)] = around(self.batch[code])
 
     def refuse(self, codes: Iterable[int], why: Refused) -> None:
-        """From now on answer those of `codes` that are served with `why`."""
+        """From now on refuse requests of those `codes` that have a handler, with `why`."""
 
         def refuse(*_: Any) -> Any:
             raise why
@@ -195,16 +195,16 @@ class HandlerTable:
 
     @property
     def codes(self) -> frozenset[int]:
-        """The codes that are answered by either kind."""
+        """Codes with a handler of either kind."""
         return frozenset(self._handlers) | frozenset(self.batch)
 
     def served_by(self, code: int) -> str:
-        """The module whose function answers `code`. Raises KeyError where none does."""
+        """The module of the handler of `code`. Raises KeyError if there is none."""
         module: str = (self.batch.get(code) or self._handlers[code]).__module__
         return module
 
     def handle(self, request: RemotingCommand, connection: IConnection) -> Answer:
-        """Answer `request`; what goes wrong becomes an answer too, and never an exception."""
+        """Handle `request`; errors become responses, never exceptions."""
         handler = self._handlers.get(request.code)
         if handler is None:
             remark = f" request type {request.code} not supported"
@@ -260,7 +260,7 @@ def _check_known(code: int) -> None:
 
 
 def failure_response(request: RemotingCommand, error: BaseException | None) -> RemotingCommand:
-    """The answer to a request whose handling raised `error`; what we did not foresee is logged with its traceback."""
+    """Build the response to a request that failed with `error`; unexpected errors are logged with traceback."""
     if isinstance(error, Refused):
         return RemotingCommand.response(request, error.code, error.remark)
     if isinstance(error, MQError):

@@ -1,4 +1,4 @@
-"""Resource limits for peers, per connection, per address and in total, and what happens when one is reached."""
+"""Resource limits for peers, per connection, per address and in total, and their enforcement."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ if TYPE_CHECKING:
     # Clients use limits without any settings file.
     from mqbroker.config import NettySettings
 
-#: One user may hold at most so many times what is still free.
+#: One user may hold at most this multiple of what is still free.
 SHARE = 2
 
 
 @attrs.frozen
 class Limits:
-    """Bounds on connections.
+    """Limits on connections.
 
-    frame_bytes_max: a longer frame closes its connection before it is collected.
-    requests_in_flight_max: on one connection; reading pauses while as many wait for their answers.
-    idle_seconds: a connection with no traffic either way for so long is closed.
-    frame_seconds_max: a frame that is begun must be whole by then, or its connection is closed.
-    handshake_seconds_max: a TLS handshake that is begun must be done by then, or its connection is closed.
-    connections_max: over it the connection that was silent for the longest is closed, of the address that has the
-        most, or the new one where that is its own.
-    connections_per_address_max: a connection over it is closed as soon as it is accepted.
-    files_max: with as many open files, of whatever kind, the same as with `connections_max`.
+    frame_bytes_max: a longer frame closes its connection before it is buffered.
+    requests_in_flight_max: per connection; reading pauses while this many requests are pending.
+    idle_seconds: a connection without traffic in either direction for this long is closed.
+    frame_seconds_max: time to receive a whole frame once begun; after it the connection is closed.
+    handshake_seconds_max: time to complete a TLS handshake once begun; after it the connection is closed.
+    connections_max: above it, the longest idle connection of the address with the most connections is closed, or the
+        new connection if that address is its own.
+    connections_per_address_max: a connection above it is closed as soon as it is accepted.
+    files_max: with this many open files of any kind, the same happens as with `connections_max`.
     requests_under_way_max: on all connections; while as many wait for their answers, or while those of the address or
         the connection are more than twice those that still may, others are answered SYSTEM_BUSY.
     unfinished_bytes_max: of frames that are not yet whole or wait to be handled, on all connections; over it the
@@ -53,7 +53,7 @@ class Limits:
 
     @classmethod
     def of(cls, server: NettySettings, files_max: int = sys.maxsize) -> Limits:
-        """The bounds that a server's settings set, and how many files may be open."""
+        """The limits from a server's settings, with `files_max` open files."""
         return cls(
             frame_bytes_max=server.frame_max_length,
             idle_seconds=server.server_channel_max_idle_time_seconds,
@@ -87,7 +87,7 @@ class Shares:
     _connections: dict[Any, int] = attrs.field(factory=dict)
 
     def of(self, connection: Hosted) -> int:
-        """What one connection has."""
+        """The share of one connection."""
         return self._connections.get(connection, 0)
 
     def acquire(self, connection: Hosted, size: int, most: int) -> bool:

@@ -1,4 +1,4 @@
-"""The service that listens on its ports while it runs."""
+"""Service that listens on the server ports while running."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from mqbroker.remoting.tcp import NO_BUFFERS, Buffers, listen
 
 log = Logger()
 
-#: How long the answers that are written already may take to leave, before connections are cut.
+#: Time for written responses to be sent before connections are aborted.
 LEAVING_SECONDS_MAX = 2.0
 
 
 class ListeningService(Service):
-    """Serves `factory` on `port` (0 takes a free one) of `interface` ("" is all addresses).
+    """Serves `factory` on `port` (0 picks a free one) of `interface` ("" is all addresses).
 
-    :param other_port: serves the same, where it can be had.
+    :param other_port: an additional port, used if it can be bound.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class ListeningService(Service):
         self._is_paused = False
 
     def startService(self) -> None:
-        """Listen; `port` is the real one from then on. Raises twisted's CannotListenError."""
+        """Listen and set `port` to the bound port. Raises Twisted's CannotListenError."""
         self.port = self._listen(self._wanted)
         if self._other_wanted is not None:
             try:
@@ -73,7 +73,7 @@ class ListeningService(Service):
         return listening.getHost().port  # type: ignore[attr-defined, no-any-return]
 
     def pause(self) -> None:
-        """Accept nobody for now: who connects waits in the backlog."""
+        """Stop accepting temporarily: new connections wait in the backlog."""
         if self._listening:
             self._is_paused = True
         for listening in self._listening:
@@ -87,13 +87,13 @@ class ListeningService(Service):
                 listening.startReading()  # type: ignore[attr-defined]
 
     def stop_accepting(self) -> Deferred[None]:
-        """Stop listening; connections go on. Fires when the ports are free."""
+        """Stop listening; open connections stay open. Fires when the ports are free."""
         listening, self._listening = self._listening, []
         closed = DeferredList([maybeDeferred(each.stopListening) for each in listening])
         return closed.addCallback(lambda _: None)
 
     def stopService(self) -> Deferred[None]:
-        """Stop listening, then end every connection once what is written has left. Fires when they are gone."""
+        """Stop listening, then close every connection once its written data is sent. Fires when all are closed."""
         super().stopService()  # type: ignore[no-untyped-call]
         return Deferred.fromCoroutine(self._stop())
 

@@ -1,7 +1,7 @@
 """Ordered start and stop of services: started one after another, stopped in reverse, each when the one before has
 finished.
 
-Twisted's MultiService stops all its children at once; here each has stopped before the one it stands on does.
+Twisted's MultiService stops all children at once; here each stops before the one it depends on.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ log = Logger()
 
 
 async def stop_in_reverse(stops: list[Callable[[], object]]) -> None:
-    """Call the last of `stops`, wait for the Deferred, if any, that it returns, and so on until none is left. One that
-    fails is logged, and the rest goes on."""
+    """Pop and call `stops` from last to first, awaiting each Deferred returned. A failure is logged and the rest are
+    still called."""
     while stops:
         stop = stops.pop()
         try:
@@ -28,7 +28,7 @@ async def stop_in_reverse(stops: list[Callable[[], object]]) -> None:
 
 
 class OrderedService(Service):
-    """`children` in the order they start; each waits for the Deferred, if any, of the one before it."""
+    """Starts `children` in order; each waits for the Deferred, if any, of the one before it."""
 
     def __init__(self, children: Sequence[IService]) -> None:
         self._children = tuple(children)
@@ -37,16 +37,16 @@ class OrderedService(Service):
         self._stop: Deferred[None] | None = None
 
     def startService(self) -> Deferred[None]:
-        """Fires when all have started. Where one fails, those before it are stopped, and its failure is passed on."""
+        """Fire when all have started. If one fails, those started before it are stopped and the failure propagates."""
         self.running = 1
         self._stop = None
         self._start = Deferred.fromCoroutine(self._start_children())
         return self._start
 
     def stopService(self) -> Deferred[None]:
-        """Fires when all that were started have stopped; one that fails to is logged, and the rest stop all the same.
+        """Fire when all started children have stopped; a failure to stop is logged and the rest are still stopped.
 
-        During the start, the child that is starting is waited for, and no other is started.
+        If called during startup, it waits for the child being started and starts no others.
         """
         self.running = 0
         if self._stop is None:
@@ -75,7 +75,7 @@ class OrderedService(Service):
 
 
 def _ended(deferred: Deferred[None]) -> Deferred[None]:
-    """Fires when `deferred` has come to its end, well or not, and leaves its result to others."""
+    """Fire when `deferred` fires, with a result or a failure, and pass that on unchanged."""
     done: Deferred[None] = Deferred()
 
     def pass_on(result: Failure | None) -> Failure | None:

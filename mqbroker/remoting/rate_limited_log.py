@@ -13,10 +13,10 @@ MINUTE = 60.0
 
 
 class RateLimitedLog:
-    """Writes the first lines of each minute, and after it one that counts the rest.
+    """Logs the first lines of each minute, then one line with the number suppressed.
 
-    :param what: what the lines are about, in the plural, as the counting line names it.
-    :param now: gives seconds.
+    :param what: plural noun for the suppressed lines in that count.
+    :param now: returns the time in seconds.
     """
 
     def __init__(self, what: str, now: Callable[[], float], lines_per_minute: int) -> None:
@@ -28,7 +28,7 @@ class RateLimitedLog:
         self._untold = 0
 
     def say(self, level: LogLevel, line: str, **values: Any) -> None:
-        """Write `line`, or count it."""
+        """Log `line`, or count it as suppressed."""
         self.look()
         if self._lines >= self._lines_max:
             self._untold += 1

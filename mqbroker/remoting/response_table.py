@@ -1,7 +1,7 @@
-"""The response table: requests that one end of a connection sent and that wait for their answers, by opaque.
+"""Response table: requests sent on a connection and awaiting their responses, by opaque.
 
-It does no I/O and imports no event loop, so that every client uses it: its owner hands over a clock and timers, writes
-the frames and reads the answers.
+It does no I/O and imports no event loop, so every client can use it: the owner provides a clock and timers, writes the
+frames and reads the responses.
 """
 
 from __future__ import annotations
@@ -17,41 +17,41 @@ from mqbroker.wire.command import RemotingCommand
 
 OPAQUE_MASK = 0x7FFFFFFF
 
-#: A loop that comes to a timer so much too late, or more, was busy; what came meanwhile is not read yet.
+#: A timer that fires at least this late means that the loop was busy and received data is not read yet.
 _LATE_S = 0.05
 _EXTENSION_S = 0.5
-#: Clocks round: a timer may be so much too early.
+#: Clocks round: a timer may fire this much early.
 _EARLY_S = 1e-6
 
 
 class Timer(Protocol):
-    """What a loop calls later, unless it is cancelled before."""
+    """A delayed call that can be cancelled."""
 
     def cancel(self) -> object: ...
 
 
-#: Seconds on the clock of the loop that a connection is on.
+#: Returns the time in seconds on the clock of the connection's event loop.
 Now = Callable[[], float]
 CallLater = Callable[[float, Callable[[], None]], Timer]
-#: Called once, with the answer or with what became of the request instead.
+#: Called once, with the response or with the error that ended the request.
 Complete = Callable[[RemotingCommand | MQError], object]
 
 
 def extension_s(due: float, now: float) -> float:
-    """How much longer a time-out that was due at `due` has to wait, 0 where it is over.
+    """Seconds by which a timeout due at `due` is extended, 0 if it has expired.
 
-    Time in which the loop did not turn is not counted: a peer may have answered, and nobody was there to read it.
+    Time in which the loop was blocked is not counted: a response may have arrived that was not read.
     """
     return max(now - due, _EXTENSION_S) if now - due >= _LATE_S else 0.0
 
 
 def left_s(due: float, now: float) -> float:
-    """The time until `due`; a little where the loop was late, and it has passed."""
+    """Seconds until `due`; a short extension if it has passed, since the loop was late."""
     return due - now if due > now else _EXTENSION_S
 
 
 class Timeout:
-    """Calls `on_timeout` once after `seconds` in which the loop turned, unless it is cancelled before."""
+    """Calls `on_timeout` once after `seconds`, not counting time in which the loop was blocked, unless cancelled."""
 
     def __init__(self, now: Now, call_later: CallLater, seconds: float, on_timeout: Callable[[], object]) -> None:
         self.is_over = False
@@ -80,7 +80,7 @@ class Timeout:
 
 @attrs.define(eq=False)
 class PendingRequest:
-    """A request that waits for its answer. Its time begins when it is written."""
+    """A request awaiting its response. Its timeout starts when it is written."""
 
     opaque: int
     command: RemotingCommand
@@ -95,14 +95,14 @@ def _no_timers(seconds: float, what: Callable[[], None]) -> Timer:
 
 
 class ResponseTable:
-    """The requests of one connection. Each is completed once: answered, timed out, lost or forgotten."""
+    """The pending requests of one connection. Each ends once: answered, timed out, lost or forgotten."""
 
     def __init__(
         self, peer: str, now: Now, call_later: CallLater = _no_timers, on_silence: Callable[[], None] | None = None
     ) -> None:
-        """`on_silence` is called where a request timed out and nothing at all was heard since it was written.
+        """`on_silence` is called if a request timed out and no response was received since it was written.
 
-        The peer may be gone without a word then, and a new connection finds out.
+        The peer may have vanished without closing the connection; a new connection shows that.
         """
         self.peer = peer
         self.heard_at = -inf
@@ -124,7 +124,7 @@ class ResponseTable:
 
     @property
     def largest_bytes(self) -> int:
-        """About the size of the largest frame that is not answered."""
+        """Approximate size of the largest unanswered frame."""
         return max((len(request.command.body) for request in self._pending.values()), default=0)
 
     def next_opaque(self) -> int:
@@ -132,12 +132,12 @@ class ResponseTable:
         return self._opaque
 
     def add(self, opaque: int, command: RemotingCommand, timeout_ms: int, complete: Complete) -> PendingRequest:
-        """A request that is about to be written under an opaque of `next_opaque`."""
+        """Add a request about to be written with an opaque from `next_opaque`."""
         request = self._pending[opaque] = PendingRequest(opaque, command, timeout_ms, complete)
         return request
 
     def written(self, requests: Iterable[PendingRequest], seconds: float | None = None) -> None:
-        """From now on their time counts: what each has, or `seconds`."""
+        """Start the timeouts of `requests`: each request's own, or `seconds`."""
         now = self._now()
         for request in requests:
             request.written_at = now
@@ -146,7 +146,7 @@ class ResponseTable:
                 self._set_timer(request.due, now)
 
     def answer(self, command: RemotingCommand, now: float) -> bool:
-        """Complete what `command` answers. False where nothing, or nothing any more, waits for it."""
+        """Complete the request that `command` answers. Return False if no such request is pending."""
         self.heard_at = now
         request = self._pending.pop(command.opaque, None)
         if request is None:
@@ -157,17 +157,17 @@ class ResponseTable:
         return True
 
     def forget(self, opaque: int) -> None:
-        """Nobody waits for it any more; its answer, should it come, is dropped."""
+        """Remove a request; a late response to it is dropped."""
         self._pending.pop(opaque, None)
         if not self._pending:
             self._stop_timer()
 
     def lost(self, why: Callable[[int], MQError]) -> None:
-        """The connection ended: complete all with errors that `why` makes from the size of the largest request."""
-        self._on_silence = None  # its owner, which is to go without the garbage collector
+        """Complete all requests after connection loss, with errors from `why(size of the largest request)`."""
+        self._on_silence = None  # a reference to the owner: break the cycle
         self._stop_timer()
         largest = self.largest_bytes
-        while self._pending:  # whoever is told may have others forgotten
+        while self._pending:  # a callback may forget other requests
             request = self._pending.pop(next(iter(self._pending)))
             request.complete(why(largest))
 
@@ -177,7 +177,7 @@ class ResponseTable:
             self._timer, self._timer_due = None, inf
 
     def _set_timer(self, due: float, now: float) -> None:
-        # There is one, for the first that is due; it is left running when that is answered and others are not.
+        # One timer, for the earliest due request; it keeps running if that one is answered and others are pending.
         if self._timer is not None:
             self._timer.cancel()
         self._timer_due = due

@@ -1,4 +1,4 @@
-"""The server: a factory of connections that share one handler table, and the watch that closes idle ones."""
+"""Remoting server: factory for connections sharing one handler table, and closing of idle connections."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mqbroker.remoting.limits import Limits, Load
 from mqbroker.remoting.rate_limited_log import RateLimitedLog
 from mqbroker.remoting.tls import ServerTls
 
-#: How often idle connections and unfinished frames are looked for.
+#: Interval between checks for idle connections and incomplete frames.
 WATCH_SECONDS = 5.0
 CLOSINGS_LOGGED_PER_MINUTE = 20
 
@@ -31,7 +31,7 @@ class ConnectionEvent(Enum):
 
 
 class IdleWatch:
-    """Closes connections that are overdue, on one timer for all of them; `logs` are looked after on it too."""
+    """Closes overdue connections, on one timer for all; the same timer flushes the counts of `logs`."""
 
     def __init__(
         self, connections: set[RemotingProtocol], clock: IReactorTime, logs: Sequence[RateLimitedLog] = ()
@@ -62,7 +62,7 @@ class IdleWatch:
 
 class RemotingServerFactory(ServerFactory):
     """Builds RemotingProtocols. `on_event(event, connection)` is called when a connection opens, closes, fails or
-    idles."""
+    becomes idle."""
 
     noisy = False
 
@@ -140,6 +140,6 @@ class RemotingServerFactory(ServerFactory):
 
 
 def _file_number(connection: RemotingProtocol) -> int:
-    """Of its socket; -1 where it has none. The system gives the lowest there is: as many files are open, or more."""
+    """Descriptor of its socket; -1 if none. The kernel assigns the lowest free one, so at least as many are open."""
     number = getattr(connection.transport, "fileno", None)
     return -1 if number is None else int(number())

@@ -100,7 +100,7 @@ class ResponseTable:
     def __init__(
         self, peer: str, now: Now, call_later: CallLater = _no_timers, on_silence: Callable[[], None] | None = None
     ) -> None:
-        """`on_silence` is called if a request timed out and no response was received since it was written.
+        """`on_silence` is called if a request timed out and nothing was heard (`heard_at`) since it was written.
 
         The peer may have vanished without closing the connection; a new connection shows that.
         """

@@ -23,11 +23,10 @@ CLOSINGS_LOGGED_PER_MINUTE = 20
 
 
 class ConnectionEvent(Enum):
-    """The events passed to `on_event`; an IDLE connection is closed afterwards."""
+    """The events passed to `on_event`."""
 
     CONNECT = "connect"
     CLOSE = "close"
-    IDLE = "idle"
 
 
 class IdleWatch:
@@ -61,8 +60,7 @@ class IdleWatch:
 
 
 class RemotingServerFactory(ServerFactory):
-    """Builds RemotingProtocols. `on_event(event, connection)` is called when a connection opens, closes, fails or
-    becomes idle."""
+    """Builds RemotingProtocols. `on_event(event, connection)` is called when a connection opens or closes."""
 
     noisy = False
 

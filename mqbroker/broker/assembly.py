@@ -1,6 +1,6 @@
-"""Wiring of a broker's parts over an open store, and registration of the requests that they answer.
+"""Wiring of a broker's parts over an open store, and registration of their request handlers.
 
-Starting and stopping is up to `broker_service`. Knows no sockets, ports or reactor.
+`broker_service` starts and stops the parts. This module knows no sockets, ports or reactor.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ STATS_SECONDS = 1.0
 class Assembly:
     """The parts of one broker.
 
-    :param open_file: gives the table file of a name below `config/`.
-    :param store_host: the broker's address as records keep it.
-    :param acl: who may do what; without, everybody may do everything.
-    :param save_settings: puts changed settings into the broker's file; None where it has none.
-    :param turns: knows how long requests have waited; without, none is refused for that.
+    :param open_file: opens the table file of the given name in `config/`.
+    :param store_host: the broker's address, encoded as in records.
+    :param acl: access control; without it, everything is permitted.
+    :param save_settings: writes changed settings to the broker's settings file; None if there is no file.
+    :param turns: tells how long requests have waited; without it, no request fails fast.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Assembly:
         save_settings: Save | None = None,
         turns: Turns | None = None,
     ) -> None:
-        """Read the tables. Raises StoreDamaged where one cannot be read."""
+        """Load the tables. Raises StoreDamaged if one cannot be read."""
         now = clock.seconds
         self.settings, self._store, self._acl = settings, store, acl
         self.live = live = LiveSettings(settings, now)
@@ -137,7 +137,7 @@ class Assembly:
             FastFailure(turns, live).watch(table)
 
     def _serve_messages(self, table: HandlerTable, clock: IReactorTime, rng: Random, store_host: bytes) -> None:
-        """What carries messages."""
+        """Register the handlers of requests that carry messages."""
         store, live, rights = self._store, self.live, self.rights
         rate_limit = self._rate_limit = CompileRateLimit(clock.seconds)
         self.rules = SendRules(self.topics, self.groups, live, rng, clock.seconds)
@@ -173,7 +173,7 @@ class Assembly:
     def _serve_others(
         self, table: HandlerTable, clock: IReactorTime, store_host: bytes, save_settings: Save | None
     ) -> None:
-        """What clients say of themselves, and what they and administrators ask and want done."""
+        """Register the handlers of heartbeats, queries and administration."""
         store, topics, groups, offsets = self._store, self.topics, self.groups, self.offsets
         consumers, producers, live, stats = self.consumers, self.producers, self.live, self.stats
         settings = self.settings
@@ -198,7 +198,7 @@ class Assembly:
             table.serve(family, tasks.bounded)
 
     def _follow_settings(self) -> None:
-        """What is done at once when a setting changes; the other changeable ones are read at each use."""
+        """Follow the settings whose changes need action at once; other changeable ones are read at each use."""
         live = self.live
         live.follow(self.topics.settings_changed, "autoCreateTopicEnable", "defaultTopicQueueNums")
         live.follow(lambda _: self.topics.mark_changed(), "brokerPermission")
@@ -213,7 +213,7 @@ class Assembly:
         )
 
     def _choose_producer(self, group: str, topic: str) -> IConnection | None:
-        """Who of a group can be asked about a half message for `topic`, and be shown it."""
+        """Return a producer of the group that may write to `topic`, to check a half message with."""
         return self.producers.choose(group, lambda account: self.rights.may_write(account, topic))
 
     def _arrived(self, topic: str, queue_id: int, next_offset: int, tags_code: int | None, timestamp: int) -> None:
@@ -233,7 +233,7 @@ class Assembly:
             self.producers.connection_closed(connection)
 
     def periodic(self) -> list[tuple[float, Callable[[], object]]]:
-        """What is to be done every so many seconds while the broker runs."""
+        """Return the periodic tasks of a running broker, as (interval in seconds, function)."""
         watch = [(WATCH_SECONDS, self._acl.look)] if self._acl is not None else []
         return [
             *watch,

@@ -1,9 +1,9 @@
-"""A whole broker as one service: the only place that sees all its parts.
+"""The broker as one Twisted service, the only module that sees all its parts.
 
-Starting is a list: take the ports, open the store (lock first; who connects meanwhile waits), read the tables, build
-the processors over them, start the loops, tell the name servers. Stopping is the same list in reverse, so that no
-acknowledged message and no committed offset is lost and clients are told first. In between it drains: no connection is
-accepted, sends and pulls are refused so that clients try elsewhere, and accepted requests are answered.
+Start order: bind the ports, open the store (lock first; connections opened meanwhile wait), load the tables, build the
+request handlers, start the periodic tasks, register with the name servers. Stopping runs in reverse, so that clients
+are told first and no acknowledged message or committed offset is lost. It includes draining: no connection is accepted,
+sends and pulls are refused so that clients try another broker, and accepted requests are answered.
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ log = Logger()
 FILE_RETRY_SECONDS = 5.0
 #: How long accepted requests may take when the broker stops.
 DRAIN_SECONDS_MAX = 5.0
-#: The port that a Java client takes with `vipChannelEnabled`, against the one it is told.
+#: Offset from the listen port of the port that Java clients use with `vipChannelEnabled`.
 VIP_PORT_OFFSET = -2
-#: Producers try another broker, consumers come again.
+#: Makes producers try another broker, and consumers retry.
 STOPPING = Refused(ResponseCode.SERVICE_NOT_AVAILABLE, "service not available now. The broker is stopping")
 DISK_THREADS = 3
 
 
 class BrokerService(Service):
-    """One broker. `started` fires when the name servers have been told for the first time."""
+    """One broker. `started` fires when the first registration with the name servers has ended."""
 
     name = "mqbroker"
 
@@ -101,17 +101,17 @@ class BrokerService(Service):
 
     @property
     def ports(self) -> dict[str, int]:
-        """Its real ports, once it runs."""
+        """The ports bound, once the broker runs."""
         return {"remoting": self.port} | ({"vip": self._vip_port} if self._vip_port is not None else {})
 
     # --- start
 
     def startService(self) -> Deferred[None]:
-        """Start, in order. Fires when it serves: at once, unless the store has much to recover.
+        """Start the broker. Fires when it serves requests: at once, unless the store has much to recover.
 
-        Fails with CannotListenError, StoreLocked, StoreDamaged, BadAcl, BadTls or OSError with all undone again, and
-        with CancelledError where it is stopped meanwhile. What of undoing waits for the disk is not waited for;
-        `stopService` tells when it is over. Raises AlreadyStarted where it runs, or has not ended yet.
+        Fails with CannotListenError, StoreLocked, StoreDamaged, BadAcl, BadTls or OSError after undoing the start, and
+        with CancelledError if stopped meanwhile. Cleanup that waits for the disk may still be under way then;
+        `stopService` fires when it is complete. Raises AlreadyStarted if the broker runs or is still stopping.
         """
         if self.running or (self._stopping is not None and not self._stopping.called):
             raise AlreadyStarted(f"the broker {self.settings.broker_name} is started already; stop it first")
@@ -176,7 +176,7 @@ class BrokerService(Service):
         for seconds, action in parts.periodic():
             self._every(seconds, action)
         self._save_offsets(parts)
-        # The port is bound first, so that a port in use changes nothing; it is closed before the parts that serve it.
+        # The port is bound first, so that a port in use changes nothing, but closed before the parts that serve it.
         self._stops.remove(listening.stopService)
         self._stops += [listening.stopService, lambda: answered(factory.load, clock, DRAIN_SECONDS_MAX)]
         listening.resume()
@@ -218,11 +218,11 @@ class BrokerService(Service):
         return factory, listening
 
     def _make_worker(self) -> IWorker:
-        """The worker for all disk access but syncs of the log."""
+        """Make the worker for all disk access except syncs of the log."""
         return ThreadWorker(deferToThreadPool, self._reactor, self._make_threads(DISK_THREADS))
 
     def _make_log_syncs(self) -> ISyncs:
-        """Syncs of the log: by Linux AIO where available, else by a dedicated thread."""
+        """Make the syncs of the log: by Linux AIO where available, else by a dedicated thread."""
         serial = SerialWorker(self._reactor.callFromThread)
         self._make_threads(1).callInThread(serial.serve)
         self._stops.append(serial.stop)
@@ -256,7 +256,7 @@ class BrokerService(Service):
         return file
 
     def _saver(self, worker: IWorker) -> Save | None:
-        """What puts changes into the settings' file."""
+        """Return a function that writes changes to the settings file; None if there is no file."""
         path = self.settings.config_path
         if path is None:
             return None
@@ -309,7 +309,7 @@ class BrokerService(Service):
         registration.start().addCallback(self.started.callback)
 
     def _own_connector(self) -> Connector:
-        """For connections to name servers."""
+        """Make the connector for connections to name servers."""
         if self.settings.client.use_tls:
             return tls_connector(self._reactor, self.settings.tls)
         return tcp_connector(self._reactor)
@@ -317,8 +317,10 @@ class BrokerService(Service):
     # --- while it runs
 
     def adopt(self, settings: BrokerSettings) -> list[str]:
-        """Apply re-read settings that may change while it runs, and reload accounts and certificates; returns the other
-        keys that differ. Raises BadSetting with no setting changed."""
+        """Apply re-read settings that may change at runtime, and reload accounts and certificates.
+
+        Returns the other keys that differ. Raises BadSetting with no setting changed.
+        """
         if self._assembly is None:
             return []
         if self._read_tls is not None:
@@ -328,9 +330,9 @@ class BrokerService(Service):
     # --- stop
 
     def stopService(self) -> Deferred[None]:
-        """Stop: what was started last goes first. Fires when the store is closed and its lock released.
+        """Stop the parts in reverse order of start. Fires when the store is closed and its lock released.
 
-        Where it stops already, or a failed start is being undone, this waits for the end of that.
+        If a stop or the cleanup of a failed start is under way, fires when that is complete.
         """
         super().stopService()  # type: ignore[no-untyped-call]
         starting, self._starting = self._starting, None
@@ -345,13 +347,13 @@ class BrokerService(Service):
 
 
 def vip_port(settings: BrokerSettings) -> int | None:
-    """The second port, which serves the same; None where there is none."""
+    """The second port, which serves the same requests; None if there is none."""
     port = settings.server.listen_port + VIP_PORT_OFFSET
     return port if settings.vip_port_enable and port > 0 else None
 
 
 def _expect_nothing(seconds: float) -> None:
-    """For a reactor without busy polling."""
+    """Stand in for `expect` of a reactor without busy polling."""
 
 
 def _expect_cancelled(failure: Failure) -> None:
@@ -359,6 +361,9 @@ def _expect_cancelled(failure: Failure) -> None:
 
 
 def make_broker(settings: BrokerSettings, reactor: Any, rng: Random, files_max: int = sys.maxsize) -> BrokerService:
-    """The broker that `settings` describe, on the real disk. `rng` chooses queues where producers do not; with
-    `files_max` open files no connection is taken."""
+    """Make the broker described by `settings`, on the real disk.
+
+    :param rng: chooses queues for messages whose producer chose none.
+    :param files_max: with this many open files, no connection is accepted.
+    """
     return BrokerService(settings, reactor, disk=OsDisk(), rng=rng, files_max=files_max)

@@ -1,10 +1,9 @@
 """Broker statistics: messages put into topics, delivered to groups, and sent back by them.
 
-Counts only grow; a window takes samples of them at a fixed pace, and answers how much they grew within the last minute,
-hour or day from two of these: the newest, and that which its length lies before. What is counted often is counted in
-plain dicts, once for each pull and for each queue that a turn of dispatch touched, and collected once a second. Names,
-keys, paces and lengths are those of BrokerStatsManager and StatsItem of 4.9.7, which also takes a count that it sees
-for the first time to have been 0 one step before.
+Counts only grow. A window samples them at a fixed interval, and computes the growth within the last minute, hour or day
+from the newest sample and the one a window length older. Frequent events are counted in plain dicts, once per pull and
+per queue that a turn of dispatch touched, and collected once a second. Names, keys, intervals and window lengths are
+those of BrokerStatsManager and StatsItem of 4.9.7, which also assumes a new count to have been 0 one step before.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from mqbroker.store.message_store import MessageStore
 from mqbroker.wire.codes import SCHEDULE_TOPIC, TRANS_OP_HALF_TOPIC
 from mqbroker.wire.names import LMQ_PREFIX
 
-#: As many keys a table has; beyond, the one that was not counted for the longest time goes.
+#: Keys in one table at most; beyond that, the least recently counted key is evicted.
 KEYS_MAX = 20_000
 _Sample = tuple[int, list[int]]
 #: The group under which the Java broker counts the delivery of delayed messages.
@@ -29,7 +28,7 @@ SCHEDULE_GROUP = "SCHEDULE_CONSUMER"
 
 @attrs.frozen
 class Growth:
-    """How much a count grew in a window: in all, per second, and each time something was counted."""
+    """Growth of a count in a window: in total, per second, and per event."""
 
     sum: int = 0
     tps: float = 0.0
@@ -37,22 +36,22 @@ class Growth:
 
 
 class Counts:
-    """What is counted under one key: how often, and one or several amounts."""
+    """The counts of one key: the number of events, and one or several amounts."""
 
     __slots__ = ("numbers", "samples")
 
     def __init__(self, amounts: int) -> None:
-        #: How often, then the amounts.
+        #: The number of events, then the amounts.
         self.numbers = [0] * (amounts + 1)
-        #: By window: (number of the sample, the numbers then) wherever they had changed.
+        #: By window: (sample number, `numbers` at that time) of each sample that found a change.
         self.samples: tuple[list[_Sample], ...] = ([], [], [])
 
 
 class Window:
     """One window of all counts of a broker.
 
-    :param number: which of `Counts.samples` is its own.
-    :param samples_max: how many samples it keeps; it is one step less long.
+    :param number: the window's index in `Counts.samples`.
+    :param samples_max: the number of samples kept; the window spans one step less.
     """
 
     def __init__(self, number: int, step_s: float, samples_max: int) -> None:
@@ -61,18 +60,18 @@ class Window:
         self._steps = samples_max - 1
         self._times: deque[float] = deque(maxlen=samples_max)
         self._last = 0
-        #: What changed since the last sample.
+        #: Counts that changed since the last sample.
         self.waiting: dict[Counts, None] = {}
 
     def changed(self, counts: Counts) -> None:
-        """Tell of a change since the last sample."""
+        """Note that `counts` changed since the last sample."""
         self.waiting[counts] = None
 
     def forget(self, counts: Counts) -> None:
         self.waiting.pop(counts, None)
 
     def sample(self, now: float) -> None:
-        """`now` in seconds."""
+        """Take a sample of the counts that changed. `now` is in seconds."""
         self._last += 1
         self._times.append(now)
         changed, self.waiting = self.waiting, {}
@@ -85,7 +84,7 @@ class Window:
                 del samples[0]
 
     def growth(self, counts: Counts, amount: int) -> Growth:
-        """How much an amount (1 the first) grew; nothing where it was not looked at yet."""
+        """The growth of an amount (1 is the first); zero before the first sample."""
         samples = counts.samples[self._number]
         if not samples:
             return Growth()
@@ -105,7 +104,7 @@ class Window:
 
 
 class Windows:
-    """Minute, hour and day. `tick` is to be called once a second or so, `now` gives seconds."""
+    """The windows of a minute, an hour and a day. Call `tick` about once a second; `now` returns seconds."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -117,7 +116,7 @@ class Windows:
         self._next = [began + window.step_s for window in self._all]
 
     def tick(self) -> None:
-        """Let those windows take a sample whose step is over."""
+        """Sample the windows whose step is over."""
         now = self._now()
         for i, window in enumerate(self._all):
             if now >= self._next[i]:
@@ -141,7 +140,7 @@ class CountTable:
         self._windows = windows
         self._amounts = amounts
         self._keys_max = keys_max
-        # In the order of their last change.
+        # Least recently changed first.
         self._counts: dict[str, Counts] = {}
 
     def __len__(self) -> int:
@@ -151,7 +150,7 @@ class CountTable:
         return self._counts.get(key)
 
     def add(self, key: str, times: int, *amounts: int) -> None:
-        """Count."""
+        """Add `times` events and their `amounts` to a key's counts."""
         counts = self._counts.pop(key, None) or self._new()
         self._counts[key] = counts
         numbers = counts.numbers
@@ -166,7 +165,7 @@ class CountTable:
         return Counts(self._amounts)
 
     def remove(self, is_meant: Callable[[Sequence[str]], bool]) -> None:
-        """Forget the keys of which `is_meant` says so; it is given their parts, between the @."""
+        """Remove the keys for which `is_meant` returns True, called with the key's parts (split at @)."""
         for key in [key for key in self._counts if is_meant(key.split("@"))]:
             self._forget(key)
 
@@ -176,8 +175,11 @@ class CountTable:
 
 @attrs.define
 class PullCounts:
-    """Pulls since the last second. `found`: by topic, group and queue id how many were given messages, how many
-    messages, of how many bytes, and how long they took together, ms. `missed`: how often nothing was found."""
+    """Pulls since the last collection.
+
+    `found`: [pulls that got messages, messages, bytes, total ms] by topic, group and queue id. `missed`: pulls that
+    found nothing.
+    """
 
     found: dict[tuple[str, str, int], list[int]] = attrs.field(factory=dict)
     missed: int = 0
@@ -186,7 +188,7 @@ class PullCounts:
 
 @attrs.frozen
 class DayTotals:
-    """Messages put and got since the start: by the last midnight, and by that before."""
+    """Messages put and got from the start until the last midnight, and until the one before."""
 
     put_today: int = 0
     got_today: int = 0
@@ -196,7 +198,7 @@ class DayTotals:
 
 @attrs.frozen
 class StatsView:
-    """How much a count grew in the last minute, hour and day."""
+    """Growth of a count in the last minute, hour and day."""
 
     minute: Growth
     hour: Growth
@@ -204,7 +206,7 @@ class StatsView:
 
 
 class BrokerStats:
-    """All counts of one broker. `now` gives seconds since the epoch."""
+    """All counts of one broker. `now` returns seconds since the epoch."""
 
     def __init__(self, store: MessageStore, live: LiveSettings, now: Callable[[], float]) -> None:
         settings = live.current
@@ -215,9 +217,9 @@ class BrokerStats:
         self._has_lmq = settings.store.enable_lmq
         self._has_details = settings.enable_detail_stat
         self.gets = PullCounts()
-        #: How many more messages than requests sends brought, by topic.
+        #: Messages sent minus send requests, by topic.
         self._sent_together: dict[str, int] = {}
-        #: How many messages that came into topics were not sent by producers.
+        #: Messages that entered topics without being sent by producers.
         self._not_sent = 0
         self._windows = windows = Windows(now)
         self._topic_puts = CountTable(windows, 2)
@@ -248,20 +250,20 @@ class BrokerStats:
     # Counting
 
     def sent_together(self, topic: str, count: int) -> None:
-        """One request brought so many messages."""
+        """Count one send request with `count` messages."""
         self._sent_together[topic] = self._sent_together.get(topic, 0) + count - 1
 
     def sent_back(self, group: str, topic: str) -> None:
-        """A group sent a message of `topic` back, and it is stored."""
+        """Count a message of `topic` that a group sent back, once it is stored."""
         self._sent_back.add(f"{self._short(topic)}@{self._short(group)}", 1, 1)
         self._not_sent += 1
 
     def stored_again(self, count: int) -> None:
-        """So many messages that were counted when they were sent came into other queues."""
+        """Note `count` messages stored in another queue that were already counted when they were sent."""
         self._not_sent += count
 
     def delivered(self, queue_id: int, count: int, size: int) -> None:
-        """So many delayed messages left a queue of the schedule topic."""
+        """Count delayed messages delivered from a queue of the schedule topic."""
         if self._live.current.store.enable_schedule_message_stats:
             self._group_gets.add(f"{SCHEDULE_TOPIC}@{SCHEDULE_GROUP}", count, count, size)
             if self._has_details:
@@ -270,13 +272,13 @@ class BrokerStats:
             self._not_sent += count
 
     def _short(self, name: str) -> str:
-        """All light queues and their groups are counted as one."""
+        """Shorten %LMQ% names: all light queues and their groups are counted as one."""
         return LMQ_PREFIX if self._has_lmq and name.startswith(LMQ_PREFIX) else name
 
     # Once a second
 
     def tick(self) -> None:
-        """Take what was counted; let the windows take samples."""
+        """Collect the counts and sample the windows."""
         self.collect()
         self._store.statistics.sample()
         self._windows.tick()
@@ -314,7 +316,7 @@ class BrokerStats:
             times = max(1, count - self._sent_together.pop(topic, 0))
             self._topic_puts.add(topic, times, count, size)
             sent += count if topic != TRANS_OP_HALF_TOPIC else 0
-        # A message that was sent back may come into its queue in the next second.
+        # A message that was sent back may enter its queue only in the next second.
         not_sent = min(sent, self._not_sent)
         self._not_sent -= not_sent
         if sent > not_sent:
@@ -340,7 +342,7 @@ class BrokerStats:
     # Asking
 
     def view(self, name: str, key: str) -> StatsView | None:
-        """What is known of a count; None where nothing was counted."""
+        """The growth of a count; None if nothing was counted."""
         table, amount = self._by_name.get(name, (None, 0))
         counts = table.get(key) if table is not None else None
         if counts is None:
@@ -349,21 +351,21 @@ class BrokerStats:
         return StatsView(*(each.growth(counts, amount) for each in (windows.minute, windows.hour, windows.day)))
 
     def group_get_tps(self, group: str, topic: str) -> float:
-        """How many messages of a topic a group was given a second in the last minute."""
+        """Messages of a topic delivered to a group per second, in the last minute."""
         counts = self._group_gets.get(f"{self._short(topic)}@{self._short(group)}")
         return self._windows.minute.growth(counts, 1).tps if counts is not None else 0.0
 
     # Forgetting
 
     def topic_removed(self, topic: str) -> None:
-        """Forget what was counted for a topic, where autoDeleteUnusedStats says so."""
+        """Remove the counts of a topic if autoDeleteUnusedStats is set."""
         if self._live.current.auto_delete_unused_stats:
             for table in (self._topic_puts, self._queue_puts, self._group_gets, self._queue_gets, self._sent_back):
                 table.remove(lambda key: key[0] == topic)
             self._latencies.remove(lambda key: key[-2] == topic)
 
     def group_removed(self, group: str) -> None:
-        """The same for a group."""
+        """Remove the counts of a group if autoDeleteUnusedStats is set."""
         if self._live.current.auto_delete_unused_stats:
             for table in (self._group_gets, self._queue_gets, self._latencies, self._sent_back):
                 table.remove(lambda key: key[-1] == group)

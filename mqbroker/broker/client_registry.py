@@ -1,8 +1,8 @@
-"""The connected producers and consumers of each group, from their heartbeats, and the notice that a group has changed.
+"""Registry of the connected producers and consumers of each group, from heartbeats, and notification of group changes.
 
-NOTIFY_CONSUMER_IDS_CHANGED tells the consumers of a group that they must share their queues anew. Whatever changes in a
-group before its consumers are notified takes one notice. Of thousands of consumers some are notified in each turn of
-the clock, so that nobody waits for them; a group that changes meanwhile is notified again when its turn comes.
+NOTIFY_CONSUMER_IDS_CHANGED makes the consumers of a group rebalance. Changes of a group before its consumers are
+notified are combined into one notification. Large groups are notified in batches, one per reactor turn, so that other
+work is not delayed; a group that changes meanwhile is queued again.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from mqbroker.wire.headers import NotifyConsumerIdsChangedRequestHeader
 log = Logger()
 
 
-#: So many consumers are notified in one turn, a ms or two; the next comes so much later for each of them.
+#: Consumers notified in one turn, which takes a ms or two; the next turn is delayed by SECONDS_EACH for each of them.
 TURN_CONSUMERS = 100
 SECONDS_EACH = 50e-6
-#: A client that sends no heartbeat for so long is forgotten.
+#: A client that sends no heartbeat for this long is removed.
 CLIENT_EXPIRY_SECONDS = 120.0
 CLIENT_ID_LENGTH_MAX = 255
-#: So many subscriptions may all groups have together, for each client there may be.
+#: The limit of subscriptions of all groups together, as a multiple of clientsMax.
 SUBSCRIPTIONS_PER_CLIENT = 10
 
 
 class Notifications:
-    """Notifies the consumers of groups that their group has changed.
+    """Notifies consumers that their group has changed.
 
-    :param consumers_of: the connections of a group's consumers; none where there is no such group.
+    :param consumers_of: returns the connections of a group's consumers; empty if there is no such group.
     """
 
     def __init__(self, clock: IReactorTime, consumers_of: Callable[[str], Collection[IConnection]]) -> None:
         self._clock = clock
         self._consumers_of = consumers_of
-        #: Groups that changed since their consumers were notified, in that order.
+        #: Groups that changed since their consumers were notified, oldest change first.
         self._changed: dict[str, None] = {}
         self._under_way: Iterator[IConnection] = iter(())
         self._group = ""
@@ -51,7 +51,7 @@ class Notifications:
         self._is_stopped = False
 
     def changed(self, group: str) -> None:
-        """Have the consumers of `group` notified, soon."""
+        """Schedule a notification of the consumers of `group`."""
         self._changed[group] = None
         if self._call is None and not self._is_stopped:
             self._call = self._clock.callLater(0, self._turn)
@@ -68,11 +68,11 @@ class Notifications:
         try:
             told = self._notify_some()
         finally:
-            # Also where nobody is left: later changes wait for the next turn.
+            # Also when the last batch is done, so that later changes wait for the next turn.
             self._call = self._clock.callLater(told * SECONDS_EACH, self._turn) if told else None
 
     def _notify_some(self) -> int:
-        """Notify as many as one turn may; returns how many those were."""
+        """Notify up to TURN_CONSUMERS consumers; returns how many were notified."""
         for told in range(TURN_CONSUMERS):
             connection = self._next()
             if connection is None:
@@ -82,7 +82,7 @@ class Notifications:
         return TURN_CONSUMERS
 
     def _next(self) -> IConnection | None:
-        """The next consumer to notify; None where all were notified."""
+        """The next consumer to notify; None if all were notified."""
         while (connection := next(self._under_way, None)) is None:
             if not self._changed:
                 return None
@@ -93,7 +93,7 @@ class Notifications:
 
 
 def check_client_id(client_id: str) -> str:
-    """Return `client_id`; raise Refused where it is empty or too long."""
+    """Return `client_id`; raise Refused if it is empty or too long."""
     if not client_id or len(client_id) > CLIENT_ID_LENGTH_MAX:
         raise Refused(ResponseCode.SYSTEM_ERROR, f"the client id must have 1 to {CLIENT_ID_LENGTH_MAX} characters")
     return client_id
@@ -107,13 +107,13 @@ class Client:
     language: int
     version: int
     last_seen: float
-    #: Who it is where access is controlled; None for who needs no account.
+    #: The account it authenticated as; None where none is needed.
     account: str | None = None
 
 
 @attrs.define
 class ConsumerGroup:
-    """The live side of a consumer group."""
+    """The connected clients and the subscriptions of a consumer group."""
 
     consume_type: str
     message_model: str
@@ -126,9 +126,9 @@ class ConsumerGroup:
 
 
 class ConsumerRegistry:
-    """Consumer groups by name, of which clientsMax consumers are taken together.
+    """Consumer groups by name, limited to clientsMax consumers in total.
 
-    :param on_gone: called with the name of a group whose last consumer is gone.
+    :param on_gone: called with the name of a group when its last consumer is removed.
     """
 
     def __init__(self, clock: IReactorTime, live: LiveSettings, on_gone: Callable[[str], None]) -> None:
@@ -145,7 +145,7 @@ class ConsumerRegistry:
         return self._groups.get(name)
 
     def find(self, group_name: str, client_id: str) -> tuple[IConnection, Client] | None:
-        """The connection of one client of a group; None where it is not online."""
+        """The connection of one client of a group, and the client; None if it is not online."""
         group = self._groups.get(group_name)
         if group is not None:
             for connection, client in group.clients.items():
@@ -162,16 +162,17 @@ class ConsumerRegistry:
         return [name for name, group in self._groups.items() if topic in group.subscriptions]
 
     def has_left(self, group_name: str, topic: str) -> bool:
-        """Whether a group that is online and subscribes to topics does not subscribe to this one."""
+        """Whether a group is online and subscribes to topics, but not to this one."""
         group = self._groups.get(group_name)
         return group is not None and bool(group.subscriptions) and topic not in group.subscriptions
 
     def register(
         self, connection: IConnection, client_id: str, language: int, version: int, data: ConsumerData, notify: bool
     ) -> None:
-        """Take one group of a heartbeat; the group's consumers are notified where it changes who they are.
+        """Register one group of a heartbeat. With `notify`, its consumers are notified if the client is new or the
+        group's topics changed.
 
-        Raises Refused where there are too many clients or subscriptions.
+        Raises Refused if there are too many clients or subscriptions.
         """
         group = self._groups.get(data.group_name)
         self._check_room(group, connection, len(data.subscription_data_set))
@@ -223,7 +224,7 @@ class ConsumerRegistry:
             self.unregister(connection, name)
 
     def expire(self) -> None:
-        """Close the connections of consumers whose heartbeats stopped, which removes them."""
+        """Close the connections of consumers whose heartbeats stopped, and remove them."""
         deadline = self._now() - CLIENT_EXPIRY_SECONDS
         for name, group in list(self._groups.items()):
             for connection, client in list(group.clients.items()):
@@ -245,7 +246,7 @@ class ConsumerRegistry:
 
 
 def _update_subscriptions(group: ConsumerGroup, subscriptions: Iterable[SubscriptionData]) -> bool:
-    """Make the group's subscriptions those of the heartbeat; True where a topic came or went."""
+    """Set the group's subscriptions from a heartbeat, keeping newer ones; True if a topic was added or removed."""
     by_topic = {subscription.topic: subscription for subscription in subscriptions}
     changed = by_topic.keys() != group.subscriptions.keys()
     for topic, subscription in by_topic.items():
@@ -257,7 +258,7 @@ def _update_subscriptions(group: ConsumerGroup, subscriptions: Iterable[Subscrip
 
 
 class ProducerRegistry:
-    """Producers of each group by connection, of which clientsMax are taken together."""
+    """Producers of each group by connection, limited to clientsMax in total."""
 
     def __init__(self, now: Callable[[], float], live: LiveSettings) -> None:
         self._now = now
@@ -272,15 +273,15 @@ class ProducerRegistry:
         return self._groups.get(name, {})
 
     def groups(self) -> dict[str, dict[IConnection, Client]]:
-        """All groups with their producers; not to be changed."""
+        """All groups with their producers; callers must not change it."""
         return self._groups
 
     def find(self, client_id: str) -> IConnection | None:
-        """The connection of the producer of that id; the latest, where two say they are it."""
+        """The connection of the producer with this id; of several, the one registered last."""
         return self._by_client_id.get(client_id, (None, None))[0]
 
     def choose(self, name: str, is_fit: Callable[[str | None], bool] = lambda account: True) -> IConnection | None:
-        """A connection of one producer of a group whose account is fit, another each time; None where there is none."""
+        """Return the connection of a producer of the group whose account is fit, round robin; None if there is none."""
         clients = list(self.group(name).items())
         self._chosen += 1
         for at in range(self._chosen, self._chosen + len(clients)):
@@ -298,8 +299,10 @@ class ProducerRegistry:
         group_name: str,
         account: str | None = None,
     ) -> None:
-        """Take one group of a heartbeat. Raises Refused where there are too many clients, or where the id is that of a
-        client of another account: replies would come to who only says that it is it."""
+        """Register one group of a heartbeat.
+
+        Raises Refused if there are too many clients, or if the client id is in use by another account: its replies
+        would go to an impostor."""
         holder, owner = self._by_client_id.get(client_id, (connection, account))
         if owner != account and holder is not connection and not holder.closed:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"the client id {client_id} is that of another account's client")
@@ -327,7 +330,7 @@ class ProducerRegistry:
         _leave(self._joined, connection, group_name)
         if not clients:
             del self._groups[group_name]
-        # Its other groups bring it back with their next heartbeat, as with the Java broker.
+        # Its next heartbeat restores the id if it is in other groups, as with the Java broker.
         self._forget_id(client, connection)
 
     def connection_closed(self, connection: IConnection) -> None:

@@ -1,9 +1,9 @@
-"""Delivers delayed messages: those of level n wait in queue n-1 of SCHEDULE_TOPIC_XXXX, first in, first due.
+"""Delivery of delayed messages. Those of level n wait in queue n-1 of SCHEDULE_TOPIC_XXXX, in the order they are due.
 
-When its time comes a message is stored again in its real topic and queue, which its properties keep. How far each level
-is delivered is kept in config/delayOffset.json, written once a second and never ahead of what of the log is on the
-disk: a crash delivers the last two seconds again, and loses nothing. Source: ScheduleMessageService of 4.9.7, which
-polls ten times a second; here each level has one timer.
+A due message is stored again in its real topic and queue, which its properties name. The next offset of each level is
+kept in config/delayOffset.json, written once a second and never ahead of the log's synced end: after a crash the last
+two seconds are delivered again, and nothing is lost. Source: ScheduleMessageService of 4.9.7, which polls ten times a
+second; here each level has one timer.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ T = TypeVar("T")
 
 log = Logger()
 
-#: How many messages of a level are stored in one turn.
+#: Messages of a level stored in one turn, at most.
 TURN_MESSAGES_MAX = 32
-#: How long a level waits after the store refused its messages.
+#: Delay before a level is retried after the store failed.
 RETRY_SECONDS = 1.0
 
 
@@ -55,7 +55,7 @@ class DelayOffsets(Body):
 
 
 class DelayService:
-    """Delivers what is due. `delays_ms` are the levels' delays, the first level first."""
+    """Delivers delayed messages when they are due. `delays_ms` are the delays of the levels, from level 1."""
 
     def __init__(
         self, store: MessageStore, file: JsonFile, clock: IReactorTime, delays_ms: list[int], stats: BrokerStats
@@ -72,13 +72,13 @@ class DelayService:
         #: Levels whose next messages are being read from the disk.
         self._reading: set[int] = set()
         self._running = False
-        #: The offsets that may be in the file; and those that may be when the log is on the disk so far.
+        #: The offsets to write to the file; and the next ones, with the log offset that must be synced first.
         self._kept = dict(self._offsets)
         self._candidate: tuple[dict[int, int], int] | None = None
         self._moved = False
-        #: Where in the log ends what was delivered last.
+        #: The log offset at which the message delivered last ends.
         self._log_end = 0
-        #: By level: messages below an offset that seem to be stored in the future are due at a time, ms.
+        #: By level: (queue offset, time in ms): messages below it with a store time in the future are due by then.
         self._ahead: dict[int, tuple[int, float]] = {}
         self._is_refused = False
 
@@ -88,13 +88,13 @@ class DelayService:
             self._schedule(level, 0)
 
     def stop(self) -> Deferred[bool]:
-        """Stop delivering; fires when what was delivered and the offsets are on the disk."""
+        """Stop delivering; fires when the delivered messages and the offsets are on the disk."""
         self._running = False
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
         durable = self._store.durable(self._log_end)
-        # Where it cannot be written it is delivered again after the next start.
+        # Messages that cannot be synced are delivered again after the next start.
         durable.addErrback(lambda failure: log.warn("delayed messages: {why}", why=failure.getErrorMessage()))
         return durable.addCallback(lambda _: self.persist())
 
@@ -102,16 +102,17 @@ class DelayService:
         return DelayOffsets(dict(self._offsets))
 
     def progress(self) -> dict[int, tuple[int, int]]:
-        """By level the next offset to deliver, and where its messages end."""
+        """By level: the next offset to deliver, and the end of its queue."""
         return {
             level: (offset, self._store.max_offset(SCHEDULE_TOPIC, schedule_queue(level)))
             for level, offset in sorted(self._offsets.items())
         }
 
     def persist(self) -> Deferred[bool]:
-        """Write the offsets of what is delivered and on the disk, where any moved; fires True when they are there.
+        """Write the offsets if any moved, up to messages that are on the disk; fires True when they are written.
 
-        What the disk does not have yet is written of the next time: after a power cut it is to be delivered again."""
+        Later offsets wait for the next call: messages lost in a power cut must be delivered again.
+        """
         self._keep_candidate()
         if self._candidate is None and self._moved:
             self._moved = False
@@ -126,7 +127,7 @@ class DelayService:
             self._file.is_dirty = True
 
     def arrived(self, topic: str, queue_id: int) -> None:
-        """A queue has new messages: where it is a level that waits for one, look at it."""
+        """Called when a queue has new messages; schedules its level if that is idle."""
         level = schedule_level(queue_id)
         if topic != SCHEDULE_TOPIC or not self._running or level > len(self._delays_ms):
             return
@@ -137,7 +138,7 @@ class DelayService:
         self._timers[level] = self._clock.callLater(seconds, self._turn, level)
 
     def _turn(self, level: int) -> None:
-        """Deliver what is due of one level, and set its timer for what comes next."""
+        """Deliver the due messages of one level, and set its timer for the next."""
         del self._timers[level]
         offset = self._offsets.get(level, 0)
         try:
@@ -175,7 +176,7 @@ class DelayService:
         if not self._deliver(due, level):
             self._schedule(level, RETRY_SECONDS)
             return
-        # Not by their number: what is damaged among them was passed over.
+        # By queue offset and not by count, since damaged messages were skipped.
         if len(due) < len(records):
             if due:
                 self._move(level, records[len(due)].queue_offset)
@@ -185,8 +186,7 @@ class DelayService:
             self._schedule(level, 0)
 
     def _decode(self, level: int, offset: int, found: GetMessageResult) -> list[RawRecord]:
-        """The messages that were found, up to one that cannot be decoded; none, with a log line, where that is the
-        first: skip it."""
+        """Decode the messages found, up to the first damaged one. Returns none, and logs it, if that is the first."""
         data = memoryview(b"".join(found.pieces))
         records: list[RawRecord] = []
         at = 0
@@ -202,8 +202,11 @@ class DelayService:
         return records
 
     def _due_ms(self, record: RawRecord, level: int, now_ms: float) -> float:
-        """When a message is due. One whose time of storing is ahead of the clock, which was set back, waits no longer
-        than its delay from when that was seen, and so do those that were behind it then."""
+        """When a message is due, in ms since the epoch.
+
+        A message with a store time in the future (the clock was set back) waits no longer than its delay from when
+        that was detected, and so do the messages that were behind it then.
+        """
         delay_ms = self._delays_ms[level - 1]
         if record.store_timestamp <= now_ms:
             return record.store_timestamp + delay_ms
@@ -214,7 +217,7 @@ class DelayService:
         return min(record.store_timestamp + delay_ms, due_ms)
 
     def _correct(self, level: int, offset: int, next_offset: int) -> None:
-        """Nothing is at `offset`: wait there, or go on where the queue's messages are."""
+        """Handle a read that found nothing at `offset`: wait there, or continue where the queue's messages are."""
         if next_offset != offset:
             log.warn("delay level {delay} goes on at {next} instead of {n}", delay=level, next=next_offset, n=offset)
             self._move(level, next_offset)
@@ -245,7 +248,10 @@ class DelayService:
         self._stats.delivered(schedule_queue(level), len(appended), sum(size for _, _, size, _ in appended))
 
     def _deliver_each(self, messages: list[NewMessage], level: int) -> bool:
-        """Deliver one by one: one of them the store refuses, whenever it is tried, for the queues that it names."""
+        """Deliver messages singly, since the store refuses one of them permanently. False if the store failed.
+
+        A message refused for its multi-dispatch queues is stored without them; other refused messages are dropped.
+        """
         for message in messages:
             try:
                 try:
@@ -268,7 +274,7 @@ def _without_names(message: NewMessage) -> NewMessage:
 
 
 def _real_message(record: RawRecord) -> NewMessage | None:
-    """The message as its producer meant it; None, with a log line, where its properties do not say where to."""
+    """The message for its real topic and queue; None, with a log line, if its properties do not name them."""
     try:
         topic, queue_id = real_target(record.properties)
     except NoRealTarget as error:

@@ -1,8 +1,8 @@
-"""Fast failure: a request that waited too long to be handled is answered SYSTEM_BUSY while its sender still waits.
+"""Fast failure: a request that waited too long is answered SYSTEM_BUSY before its sender times out.
 
-Requests wait in sockets: of all that the reactor finds ready at once, the last wait for the first. How long is
-known to the millisecond, by the beginning of the reactor's turn. Settings and remarks are those of BrokerFastFailure of
-4.9.7, whose requests wait in the queues of thread pools.
+Requests wait in sockets: those read last in a reactor turn wait for those read first. The wait is measured to the
+millisecond from the start of the turn. Settings and remarks are those of BrokerFastFailure of 4.9.7, where requests
+wait in thread pool queues.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mqbroker.remoting.handlers import HandlerTable, IConnection
 from mqbroker.wire.codes import ResponseCode
 from mqbroker.wire.requests import REQUESTS, WaitQueue
 
-#: The keys that may be changed while it goes on.
+#: Settings that may change at runtime.
 KEYS = (
     "brokerFastFailureEnable",
     "waitTimeMillsInSendQueue",
@@ -39,9 +39,9 @@ class Turns(Protocol):
 
 
 class TickingTurnClock:
-    """Turns of a reactor that does not tell of them, as far as a timer notices: its ticks come when a turn begins."""
+    """Estimates the start of reactor turns with a timer, for a reactor that does not report it."""
 
-    #: How often `tick` is to be called.
+    #: The interval at which to call `tick`.
     SECONDS = 0.1
 
     def __init__(self, now: Callable[[], float]) -> None:
@@ -49,26 +49,26 @@ class TickingTurnClock:
         self.turn_began = _NEVER
 
     def tick(self) -> None:
-        # It may have slept for as long, and nothing have waited.
+        # The reactor may have slept that long with no request waiting.
         self.turn_began = self._now() + self.SECONDS
 
 
 @attrs.define
 class _Limit:
-    """How long requests of one wait queue may wait."""
+    """The longest wait of requests of one wait queue."""
 
     is_send: bool
     seconds: float = _NEVER
 
 
 class FastFailure:
-    """Wraps the handlers of requests that may not wait long."""
+    """Wraps the handlers of requests with a limited wait."""
 
     def __init__(self, turns: Turns, live: LiveSettings) -> None:
         self._turns = turns
         self._limits = {queue: _Limit(queue is WaitQueue.SEND) for queue in WaitQueue}
         self._log_busy_seconds = _NEVER
-        #: When the sends before these were taken.
+        #: When the previous sends were accepted.
         self._sends_taken = _NEVER
         self._settings_changed(live.current)
         live.follow(self._settings_changed, *KEYS)
@@ -84,7 +84,7 @@ class FastFailure:
         self._log_busy_seconds = settings.os_page_cache_busy_time_out_ms / 1000
 
     def watch(self, table: HandlerTable) -> None:
-        """Wrap the handlers that are registered by now."""
+        """Wrap the handlers registered so far."""
         for code, request in REQUESTS.items():
             if request.wait_queue is not None:
                 table.wrap(code, partial(self._guarded, limit=self._limits[request.wait_queue]))
@@ -109,7 +109,7 @@ class FastFailure:
         size = len(requests) if isinstance(requests, list) else 1
         why = "TIMEOUT_CLEAN_QUEUE"
         if limit.is_send and now - max(self._sends_taken, self._turns.turn_began) >= self._log_busy_seconds:
-            why = "PCBUSY_CLEAN_QUEUE"  # what was sent before these took that long to be appended
+            why = "PCBUSY_CLEAN_QUEUE"  # the previous sends took that long to append
         return Refused(
             ResponseCode.SYSTEM_BUSY,
             f"[{why}]broker busy, start flow control for a while, "

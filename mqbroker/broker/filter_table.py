@@ -1,9 +1,9 @@
-"""The SQL92 filters of consumer groups: config/consumerFilter.json, and the bit maps that are made of them.
+"""The SQL92 filters of consumer groups (config/consumerFilter.json), and the bit maps computed from them.
 
-Heartbeats bring them. A filter whose group is gone is kept, dead, for `filterDataCleanTimeSpan`, since the bit maps of
-messages are computed for it meanwhile. To read an expression takes some 4 to 15 us a character, in which nobody else is
-served: how much a connection may have read is limited. The rules of what replaces what are ConsumerFilterManager's of
-4.9.7, bit maps those of its CommitLogDispatcherCalcBitMap.
+Heartbeats register filters. A filter whose group is gone is kept as dead for `filterDataCleanTimeSpan`, and bit maps of
+messages are still computed for it. Compiling an expression blocks the reactor for some 4 to 15 us per character, so the
+rate is limited for each connection. The rules for replacing filters are those of ConsumerFilterManager of 4.9.7, bit
+maps those of its CommitLogDispatcherCalcBitMap.
 """
 
 from __future__ import annotations
@@ -33,36 +33,36 @@ from mqbroker.wire.codes import ResponseCode
 log = Logger()
 
 
-#: Of a connection that had nothing read for a while: a quarter of a second.
+#: The burst allowed to a connection: about a quarter of a second of compilation.
 CHARACTERS_AT_ONCE = 65_536
 CHARACTERS_PER_SECOND = 4_096
 
-#: Called with the number of characters of an expression before it is read. Raises Refused.
+#: Called with the length of an expression in characters before it is compiled. Raises Refused.
 Charge = Callable[[int], None]
 SQL92 = "SQL92"
 #: Expression types that mean tags joined by ||.
 TAG_KINDS = (None, "", "TAG")
-#: As many are kept: peers bring them.
+#: Filters kept at most, since clients register them.
 FILTERS_MAX = 10_000
-#: Characters of the file's expressions that are read at a start, some 4 us each; the others are when they are needed.
+#: Characters of the file's expressions compiled at start, some 4 us each; the others are compiled when needed.
 CHARACTERS_AT_START = 262_144
-#: How long before a start those are taken to have died that were alive in the file.
+#: Filters that were alive in the file are taken to have died this long before the start.
 _DEAD_BEFORE_START_MS = 30_000
 
 
 class CompileRateLimit:
     """Limits the characters that a connection may have compiled.
 
-    :param now: seconds, of any clock.
+    :param now: returns seconds of any clock.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        #: Allowance left, and when that was.
+        #: By connection: the allowance left, and the time of its last update.
         self._left: WeakKeyDictionary[IConnection, tuple[float, float]] = WeakKeyDictionary()
 
     def of(self, connection: IConnection) -> Charge:
-        """The charge function for expressions of `connection`."""
+        """Return the charge function for expressions of `connection`."""
         return partial(self._charge, connection)
 
     def _charge(self, connection: IConnection, characters: int) -> None:
@@ -79,7 +79,7 @@ class CompileRateLimit:
 
 
 def compile_kind(kind: str | None, text: str, charge: Charge | None = None) -> Expression:
-    """Compile an expression of a type that is not tags. Raises BadExpression, and what `charge` does."""
+    """Compile an expression of a type other than tags. Raises BadExpression, and what `charge` raises."""
     if kind != SQL92:
         raise BadExpression(f"{str(kind)[:80]!r} is no type of expressions; use {SQL92}")
     if not text:
@@ -88,14 +88,13 @@ def compile_kind(kind: str | None, text: str, charge: Charge | None = None) -> E
 
 
 def _unread(text: str) -> Expression:
-    """An expression that was not read yet: it matches all messages."""
+    """Stand-in for an expression not compiled yet: it matches all messages."""
     return Expression(text, lambda: True)
 
 
 @attrs.frozen
 class ConsumerFilter:
-    """One group's filter of one topic. `is_read`: whether the expression is what its text says, and no stand-in that
-    is true of all messages."""
+    """One group's filter of one topic. `is_read` is False while the expression is a stand-in that matches all."""
 
     topic: str
     group: str
@@ -112,7 +111,7 @@ class ConsumerFilter:
 
 
 class FilterTable:
-    """The filters by topic and group. `now` gives seconds of the clock that messages' store times are of."""
+    """Filters by topic and group. `now` returns seconds of the clock that gives messages their store times."""
 
     def __init__(self, file: JsonFile, now: Callable[[], float], bloom: BloomFilter, clean_after_ms: int) -> None:
         """Load the table. Raises StoreDamaged."""
@@ -121,7 +120,7 @@ class FilterTable:
         self._now = now
         self._clean_after_ms = clean_after_ms
         self._filters: dict[str, dict[str, ConsumerFilter]] = {}
-        #: The topics of which a group has filters.
+        #: The topics for which each group has filters.
         self._topics: dict[str, set[str]] = {}
         self._count = 0
         self._left_at_start = CHARACTERS_AT_START
@@ -130,7 +129,7 @@ class FilterTable:
             self._load(loaded)
 
     def get(self, topic: str, group: str, charge: Charge | None = None) -> ConsumerFilter | None:
-        """The filter, read; where that is still to be done, raises what `charge` does."""
+        """The filter, compiled if it was not yet; None if there is none. Raises what `charge` raises."""
         known = self._known(topic, group)
         return known if known is None or known.is_read else self._read(known, charge)
 
@@ -139,16 +138,18 @@ class FilterTable:
         return of_topic.get(group) if of_topic is not None else None
 
     def of_topic(self, topic: str) -> list[ConsumerFilter]:
-        """All filters of a topic, dead or alive, read or not."""
+        """All filters of a topic, dead or alive, compiled or not."""
         return list(self._filters.get(topic, {}).values())
 
-    # What clients say
+    # Registration by clients
 
     def register_group(
         self, group: str, subscriptions: Iterable[SubscriptionData], charge: Charge | None = None
     ) -> None:
-        """Take what a group wants from a heartbeat; its filters of other topics die. What `charge` refuses is left to
-        the heartbeats to come."""
+        """Register a group's subscriptions from a heartbeat; its filters of other topics die.
+
+        Expressions that `charge` refuses are left to later heartbeats.
+        """
         topics = set()
         refusals = []
         for subscription in subscriptions:
@@ -166,7 +167,7 @@ class FilterTable:
             self._kill(topic, group)
 
     def group_gone(self, group: str) -> None:
-        """The last consumer of a group is gone."""
+        """Called when the last consumer of a group is gone: its filters die."""
         for topic in list(self._topics.get(group, ())):
             self._kill(topic, group)
 
@@ -185,7 +186,7 @@ class FilterTable:
             expression = compile_kind(kind, text, charge)
         except BadExpression as why:
             log.warn("the filter of {group} for {topic} cannot be read: {why}", group=group, topic=topic, why=str(why))
-            if known is not None:  # its pulls are refused, and not served by the former filter
+            if known is not None:  # refuse its pulls instead of using the former filter
                 self._remove(known)
             return
         if known is None and self._count >= FILTERS_MAX:
@@ -225,7 +226,7 @@ class FilterTable:
     # The file
 
     def clean(self) -> None:
-        """Forget those that are dead for long."""
+        """Remove filters that died longer ago than `filterDataCleanTimeSpan`."""
         long_ago = self._now_ms() - self._clean_after_ms
         for one in list(self._all()):
             if one.is_dead and one.dead_ms <= long_ago:
@@ -237,7 +238,7 @@ class FilterTable:
             yield from of_topic.values()
 
     def persist(self) -> Deferred[bool]:
-        """Write the file where anything changed since; fires True when it is on the disk."""
+        """Remove old dead filters, and write the file if anything changed; fires True when it is on the disk."""
         self.clean()
         return self._file.save_changes(lambda: self.snapshot().to_json())
 
@@ -250,8 +251,7 @@ class FilterTable:
         )
 
     def _load(self, loaded: ConsumerFilters) -> None:
-        """Load the file: all filters as dead, since nobody is connected; none where the shape of bit maps has
-        changed."""
+        """Load the file's filters, all as dead, since no client is connected; none if the bit map shape changed."""
         found: list[ConsumerFilter] = []
         for of_topic in loaded.filter_data_by_topic.values():
             for data in of_topic.group_filter_data.values():
@@ -287,7 +287,7 @@ class FilterTable:
         self._left_at_start -= characters
 
     def _read(self, one: ConsumerFilter, charge: Charge | None) -> ConsumerFilter | None:
-        """Read the expression of one that the file had; None where that cannot be, and it is left out from now on."""
+        """Compile the expression of a filter from the file; if it is invalid, remove the filter and return None."""
         try:
             expression = compile_kind(SQL92, one.expression.text, charge)
         except BadExpression as why:
@@ -308,7 +308,7 @@ class _TooManyForAStart(Exception):
 
 
 def filter_data(one: ConsumerFilter) -> ConsumerFilterData:
-    """A filter as it stands in the file."""
+    """A filter in the form it has in the file."""
     return ConsumerFilterData(
         consumer_group=one.group,
         topic=one.topic,
@@ -323,13 +323,13 @@ def filter_data(one: ConsumerFilter) -> ConsumerFilterData:
 
 
 class BitMaps:
-    """Computes bit maps of messages, where `enableCalcFilterBitMap` says so."""
+    """Computes bit maps of messages; used with `enableCalcFilterBitMap`."""
 
     def __init__(self, filters: FilterTable) -> None:
         self._filters = filters
 
     def of_topic(self, topic: str) -> Callable[[bytes], bytes] | None:
-        """The function from a message's property bytes to its bit map; None where no group filters the topic."""
+        """Return the function from a message's property bytes to its bit map; None if no group filters the topic."""
         filters = self._filters.of_topic(topic)
         if not filters:
             return None

@@ -1,9 +1,9 @@
-"""The consumer groups of one broker and how each is treated (config/subscriptionGroup.json).
+"""The consumer groups of one broker and their settings (config/subscriptionGroup.json).
 
-Where the table is full, groups that were heard of and never used are forgotten before anybody is refused: a heartbeat
-or a pull is enough to make a group, and its retry topic, so that one peer can fill both tables. A group that was made
-so, and has committed nothing, is no loss: it is made again by whoever needs it. Those that nobody is connected for go
-first. Source of the rules: SubscriptionGroupManager of 4.9.7.
+When the table is full, unused groups are evicted before new ones are refused: a heartbeat or a pull is enough to create
+a group and its retry topic, so that one client could fill both tables. A group created this way that has committed no
+offset can be evicted safely, since it is created again on use. Groups without connected clients are evicted first.
+Source of the rules: SubscriptionGroupManager of 4.9.7.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = Logger()
 
 _ONS_GROUPS = ("CID_ONSAPI_PULL", "CID_ONSAPI_PERMISSION", "CID_ONSAPI_OWNER", "CID_ONS-HTTP-PROXY")
 _SYSTEM_GROUPS = (TOOLS_CONSUMER_GROUP, "FILTERSRV_CONSUMER", SELF_TEST_CONSUMER_GROUP, *_ONS_GROUPS)
-#: So many groups are searched for each that is to be forgotten.
+#: Groups examined for one eviction, at most.
 SEARCHED_MAX = 100
 
 
@@ -40,12 +40,12 @@ def _system_group(name: str) -> SubscriptionGroupConfig:
 class GroupTable(VersionedTable[SubscriptionGroupConfig]):
     """Group settings by name.
 
-    With enableLmq each %LMQ% name is a group, which is not in the table. No more than groupsMax are made; those of the
-    file and of the system count, and stay.
+    With enableLmq each %LMQ% name is a group without being in the table. At most groupsMax groups are created; those of
+    the file and of the system count, and are kept beyond that.
     """
 
     def __init__(self, file: JsonFile, now: Callable[[], float], live: LiveSettings) -> None:
-        """Load the table. `now` gives seconds since the epoch. Raises StoreDamaged."""
+        """Load the table. `now` returns seconds since the epoch. Raises StoreDamaged."""
         super().__init__(file, now, live, "subscription group")
         self._values = {name: _system_group(name) for name in _SYSTEM_GROUPS}
         loaded = file.load(partial(SubscriptionGroupWrapper.from_json, dialect_bytes_max=None))
@@ -53,22 +53,22 @@ class GroupTable(VersionedTable[SubscriptionGroupConfig]):
             self._load(loaded.data_version, loaded.subscription_group_table, check_group)
 
     def get(self, name: str) -> SubscriptionGroupConfig | None:
-        """The group; None where there is none."""
+        """The group's settings; None if there is no such group."""
         return self._values.get(name)
 
     def __len__(self) -> int:
         return len(self._values)
 
     def may_be_made_again(self, name: str) -> bool:
-        """Whether `find` makes the group as it is, should it be forgotten."""
+        """Whether `find` would create the group again with the same settings after its removal."""
         if not self._live.current.auto_create_subscription_group or name in _SYSTEM_GROUPS:
             return False
         return self._values.get(name) == SubscriptionGroupConfig(name)
 
     def find(self, name: str) -> SubscriptionGroupConfig | None:
-        """The group, made where it is unknown and `autoCreateSubscriptionGroup` allows; None otherwise.
+        """The group's settings. An unknown group is created if `autoCreateSubscriptionGroup` allows, else None.
 
-        Raises Refused where there are too many to make one more.
+        Raises Refused if there are too many groups to create one.
         """
         group = self._values.get(name)
         if group is None and self._has_lmq and is_lmq(name):
@@ -84,7 +84,7 @@ class GroupTable(VersionedTable[SubscriptionGroupConfig]):
         return group
 
     def put(self, group: SubscriptionGroupConfig) -> None:
-        """Create or replace a group. %LMQ% groups are what they are. Raises Refused where there are too many."""
+        """Create or replace a group; no effect on %LMQ% groups. Raises Refused if there are too many."""
         if self._has_lmq and is_lmq(group.group_name):
             return
         check_group(group.group_name)
@@ -94,7 +94,7 @@ class GroupTable(VersionedTable[SubscriptionGroupConfig]):
         self.mark_changed()
 
     def remove(self, name: str) -> None:
-        """Forget a group; nothing happens where there is none."""
+        """Remove a group if it exists."""
         if self._values.pop(name, None) is not None:
             log.info("delete subscription group {name}", name=name)
             self.mark_changed()
@@ -104,7 +104,7 @@ class GroupTable(VersionedTable[SubscriptionGroupConfig]):
 
 
 class UnusedGroupEviction:
-    """Forgets unused groups, and their retry topics, where a table is full: searches the table a part at a time."""
+    """Evicts unused groups and their retry topics when a table is full, searching a part of the table at a time."""
 
     def __init__(
         self,
@@ -124,11 +124,11 @@ class UnusedGroupEviction:
         topics.on_full.append(self.make_room_for_topic)
 
     def make_room_for_group(self) -> None:
-        """Forget a group with its retry topic, if one is found among the next that are looked at."""
+        """Evict an unused group with its retry topic, if the next SEARCHED_MAX groups include one."""
         self._forget(self._find(lambda name: True))
 
     def make_room_for_topic(self) -> None:
-        """As `make_room_for_group`, of those that have a retry topic, and nothing in it."""
+        """As `make_room_for_group`, but only a group with an empty retry topic."""
         self._forget(self._find(self._has_empty_topic))
 
     def _forget(self, name: str | None) -> None:

@@ -1,7 +1,7 @@
-"""The broker's settings as they are now, and the parts that are told when some of them change.
+"""The broker's current settings, and callbacks for changes at runtime.
 
-What may be changed while the broker runs is what is read from `current` at each use, and what a part follows: no path,
-address, name, command or credential is among it. Must never know who changes them, or where they are kept.
+The settings that may change at runtime are those read from `current` at each use and those that a part follows; paths,
+addresses, names, commands and credentials may not. Must never know who changes settings, or where they are stored.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ log = Logger()
 
 Follower = Callable[[BrokerSettings], None]
 
-#: The keys that parts read from `LiveSettings.current` whenever they need them.
+#: The keys that are read from `LiveSettings.current` at each use.
 READ_AT_USE = frozenset(
     (
         *("autoCreateSubscriptionGroup", "groupsMax", "topicsMax", "offsetsMax", "clientsMax", "heldPullsMax"),
@@ -34,7 +34,7 @@ READ_AT_USE = frozenset(
 
 
 class LiveSettings:
-    """Settings that can be changed. `now` gives seconds since the epoch."""
+    """Settings that can change at runtime. `now` returns seconds since the epoch."""
 
     def __init__(self, settings: BrokerSettings, now: Callable[[], float]) -> None:
         self.current = settings
@@ -43,7 +43,7 @@ class LiveSettings:
         self._followers: list[tuple[frozenset[str], Follower]] = []
 
     def follow(self, follower: Follower, *keys: str) -> None:
-        """From now on `keys` may be changed, and `follower` is called with the new settings when one of them is."""
+        """Make `keys` changeable, and call `follower` with the new settings when one of them changes."""
         self._followers.append((frozenset(keys), follower))
 
     @property
@@ -72,6 +72,6 @@ class LiveSettings:
 
 
 def full(what: str, count: int, key: str) -> Refused:
-    """The refusal of one more of `what`, of which the setting `key` allows as many as there are."""
+    """Return the error for one more of `what` when there are as many as the setting `key` allows."""
     remark = f"this broker has {count} {what}, as many as {key} allows: remove some that nobody needs, or raise {key}"
     return Refused(ResponseCode.SYSTEM_ERROR, remark)

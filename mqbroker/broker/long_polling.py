@@ -1,8 +1,8 @@
-"""Long polling: pulls that found nothing are held until a message for them is there, or their time is up.
+"""Long polling: pulls that found nothing are held until a matching message arrives or they time out.
 
-Each waits at an offset of one queue. A new message wakes the waiters of its queue; one that checks again and finds only
-messages it does not want goes on waiting, from behind them. Of many that are woken at once, or whose time is up, some
-check in each turn of the clock, in the order they came and queue by queue in turn.
+Each pull waits at an offset of one queue. A new message wakes the pulls of its queue; a pull that finds only messages
+it does not want keeps waiting behind them. Many pulls that wake or time out together are checked in batches, one per
+reactor turn, in order of arrival and round robin over the queues.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from mqbroker.remoting.handlers import IConnection
 from mqbroker.remoting.limits import Shares
 from mqbroker.remoting.rate_limited_log import RateLimitedLog
 
-#: How often waiters whose time is up are looked for.
+#: The interval at which timed out pulls are looked for.
 SWEEP_SECONDS = 0.5
-#: As many pulls as one connection may have waiting, by their weights.
+#: The total weight of the held pulls of one connection, at most.
 HELD_ON_CONNECTION_MAX = 10_000
-#: Of what a pull brings to say which messages it wants: so much of it weighs as a pull without.
+#: Bytes of a pull's subscription that add as much weight as a pull without one.
 BYTES_PER_WEIGHT = 64
-#: As many check in one turn, each some 30 us, unless so many seconds are over.
+#: A turn ends after this many checks, some 30 us each, or this many seconds.
 CHECKS_MAX = 64
 TURN_S = 0.01
 
@@ -35,9 +35,9 @@ _Key = tuple[str, int]
 
 @attrs.define(eq=False)
 class HeldPull:
-    """One waiting pull. `check(held, last)` answers it and returns True, or moves `offset` on and returns False.
+    """One waiting pull. `check(held, last)` answers it and returns True, or advances `offset` and returns False.
 
-    `last` is True when its time is up: then it must answer. `weight` is 1 where it keeps no more than usual.
+    `last` is True when the pull has timed out and must be answered. `weight` is 1 if it keeps no more than usual.
     """
 
     connection: IConnection
@@ -51,7 +51,7 @@ class HeldPull:
 
 @attrs.define
 class _Woken:
-    """Pulls of one queue that are to check, and whether it is for the last time. Its messages end at `next_offset`."""
+    """Pulls of one queue to be checked, each with its `last` flag. The queue ends at `next_offset`."""
 
     next_offset: int = 0
     pulls: deque[tuple[HeldPull, bool]] = attrs.field(factory=deque)
@@ -60,8 +60,8 @@ class _Woken:
 class HeldPulls:
     """All waiting pulls, by queue.
 
-    No more than heldPullsMax are held, by their weights; those there are go on waiting. Of them an address and a
-    connection have no more than leaves some to others.
+    Their total weight is at most heldPullsMax; pulls already held keep waiting. Addresses and connections are limited
+    to a share that leaves room for others.
     """
 
     def __init__(self, clock: IReactorTime, live: LiveSettings) -> None:
@@ -98,7 +98,7 @@ class HeldPulls:
         return woken + sum(map(len, self._held.values()))
 
     def hold(self, held: HeldPull) -> bool:
-        """Hold a pull; False, with a log line, where too many are held already."""
+        """Hold a pull; False, with a log line, if too many are held already."""
         if self._shares.of(held.connection) + held.weight > HELD_ON_CONNECTION_MAX:
             line = "{n} pulls of {peer} wait: no more of its are held"
             self._refusal_log.say(LogLevel.warn, line, n=HELD_ON_CONNECTION_MAX, peer=held.connection.remote_addr)
@@ -128,7 +128,7 @@ class HeldPulls:
         self._go_on()
 
     def sweep(self) -> None:
-        """Answer those whose time is up, and forget those whose connection is gone."""
+        """Answer the pulls that timed out, and drop those whose connection closed."""
         now = self._clock.seconds()
         for key, waiting in list(self._held.items()):
             over = [held for held in waiting if held.deadline <= now or held.connection.closed]
@@ -170,7 +170,7 @@ class HeldPulls:
             self._call = self._clock.callLater(0, self._turn)
 
     def _finish(self, held: HeldPull, last: bool) -> bool:
-        """Let it check again, where anybody is there to answer; True where it waits no longer."""
+        """Check a pull again unless its connection is closed; True if it no longer waits."""
         if not held.connection.closed and not held.check(held, last):
             return False
         self._shares.give_back(held.connection, held.weight)

@@ -1,8 +1,8 @@
-"""Registers a broker with its name servers: at start, every period and on each change of topics, until it unregisters.
+"""Registration of a broker with its name servers: at start, periodically, on each change of topics, until unregistered.
 
-Each name server has its own sequence of requests, so that one that hangs keeps no other waiting. One request is under
-way at a time, and what changes meanwhile goes with the next. A name server that has the topics of a version gets only
-the changes since; one that may have lost them - the connection closed, a request failed - gets all of them. Source of
+Each name server has its own sequence of requests, so that one that hangs does not delay the others. One request is in
+flight at a time; changes meanwhile go with the next. A name server that has some version of the topics gets only the
+changes since; one that may have lost them - the connection closed, a request failed - gets all of them. Source of
 headers and bodies: BrokerOuterAPI and BrokerController of 4.9.7.
 """
 
@@ -32,15 +32,15 @@ from mqbroker.wire.registration import STEP_TOPICS, Steps, body_crc32, encode_re
 log = Logger()
 
 UNREGISTER_TIMEOUT_MS = 3_000
-#: A name server that is away, or closed the connection, is tried again so soon. It has removed the broker.
+#: Delay before retrying a name server that failed or closed the connection, and so has removed the broker.
 RETRY_SECONDS = 5.0
-#: How long who changed a topic waits for name servers that do not answer. Clients wait for 5 s.
+#: How long a change of a topic waits for name servers that do not answer. Clients time out after 5 s.
 CHANGES_SECONDS_MAX = 3.0
-#: Where a name server closes the connection and has never answered.
+#: Added to the error if a name server closes the connection without ever having answered.
 LOST_AT_ONCE_HINT = "look whether both sides use TLS (useTLS here, tls.server.mode there)"
-#: Where slaves would connect to. Nobody listens; the field must be there.
+#: The address slaves would connect to. There is none, but the field is required.
 NO_HA_ADDRESS = ""
-#: What a name server's frame has room for beside its header.
+#: The room for the body in a name server's frame, beside the header.
 BODY_BYTES_MAX = FRAME_BYTES_MAX - 64 * 1024
 
 
@@ -56,7 +56,7 @@ class BrokerIdentity:
 
 @attrs.frozen
 class _Body:
-    """A body that was made, and the version of the topics in it."""
+    """An encoded registration body, and the version of its topics."""
 
     version: DataVersion
     compressed: bool
@@ -64,7 +64,7 @@ class _Body:
 
 
 class RegistrationRequests:
-    """The requests by which a broker registers: made once for all name servers, the long ones in steps."""
+    """Builds a broker's registration requests: once for all name servers, the long ones in steps."""
 
     def __init__(self, identity: BrokerIdentity, topics: TopicTable, live: LiveSettings, clock: IReactorTime) -> None:
         self._identity = attrs.asdict(identity)
@@ -74,11 +74,11 @@ class RegistrationRequests:
         self._compressed = live.current.compressed_register
         self._runner = StepRunner(clock)
         self._one_by_one = DeferredLock()
-        #: The last body of all topics that was made, and of which version and permission.
+        #: The last body of all topics, with its version and permission as the cache key.
         self._made: tuple[tuple[DataVersion, int], _Body] | None = None
 
     async def register(self, changes: set[str] | None) -> tuple[RemotingCommand, DataVersion]:
-        """A registration of all topics, or of the `changes` alone; and the version that who takes it has then."""
+        """A registration of all topics, or of `changes` alone, and the version a name server has once it accepts it."""
         topics = self._topics.snapshot()
         if changes is None:
             body = await self._one_by_one.run(lambda: Deferred.fromCoroutine(self._all(topics)))
@@ -93,7 +93,7 @@ class RegistrationRequests:
         return RemotingCommand.request(RequestCode.REGISTER_BROKER, header, body.data), body.version
 
     def query(self) -> tuple[RemotingCommand, DataVersion]:
-        """The question whether a name server has the topics' version, and that version."""
+        """A query whether a name server has the current version of the topics, and that version."""
         version = self._topics.snapshot().data_version
         header = h.QueryDataVersionRequestHeader(**self._identity)
         return RemotingCommand.request(RequestCode.QUERY_DATA_VERSION, header, version.to_json()), version
@@ -102,7 +102,7 @@ class RegistrationRequests:
         return RemotingCommand.request(RequestCode.UNREGISTER_BROKER, h.UnRegisterBrokerRequestHeader(**self._identity))
 
     async def _all(self, topics: TopicConfigSerializeWrapper) -> _Body:
-        """All topics: kept until they change."""
+        """The body of all topics, cached until they or the permission change."""
         key = topics.data_version, self._live.current.broker_permission
         if self._made is not None and self._made[0] == key:
             return self._made[1]
@@ -133,7 +133,7 @@ class RegistrationRequests:
         return _Body(topics.data_version, self._compressed, data)
 
     def _permission(self) -> int | None:
-        """The permission of all topics, where the broker itself may not be both read and written."""
+        """The permission that limits all topics, if the broker is not both readable and writable; else None."""
         both = Perm.READ | Perm.WRITE
         permission = self._live.current.broker_permission
         return None if permission & both == both else permission
@@ -158,7 +158,7 @@ class _Due(IntEnum):
 class NameServer:
     """Keeps one broker registered with the name server at `address`.
 
-    :param on_order_topics: called with the topics that are ordered, by each answer that says so.
+    :param on_order_topics: called with the ordered topics when a response lists them.
     """
 
     def __init__(
@@ -177,33 +177,33 @@ class NameServer:
         self._timeout_ms = timeout_ms
         self._clock = clock
         self._on_order_topics = on_order_topics
-        #: The version of the topics that it has; None where that is not known.
+        #: The version of the topics that the name server has; None if unknown.
         self._known: DataVersion | None = None
         self._due = _Due.NOTHING
         self._changes: set[str] = set()
         self._working: Deferred[None] | None = None
-        #: Fired when the work that is under way has ended.
+        #: Fired when the requests in progress have ended.
         self._waiters: list[Deferred[None]] = []
         self._retry: IDelayedCall | None = None
         self._is_stopped = False
 
     def register_all(self, *, force: bool) -> Deferred[None]:
-        """Register; without `force` only where the name server says that it does not have this version of the topics.
+        """Register all topics; without `force`, only if the name server does not have the current version.
 
-        Fires when it has answered or failed. Failures are logged, not passed on.
+        Fires when it has answered or failed. Failures are logged, not propagated.
         """
         self._due = max(self._due, _Due.ALL if force else _Due.ALL_IF_UNKNOWN)
         return self.register_changes()
 
     def note_change(self, topic: str) -> None:
-        """Register it with the next request, whatever that is made for.
+        """Add the topic to the next registration, whatever causes that.
 
-        The request has the version of all topics, and name servers do not look at another one of that version.
+        It carries the version of all topics, and name servers ignore further requests of the same version.
         """
         self._changes.add(topic)
 
     def register_changes(self) -> Deferred[None]:
-        """Register what changed. Fires when the name server has answered or failed."""
+        """Register the changed topics. Fires when the name server has answered or failed."""
         if self._is_stopped:
             return succeed(None)
         done = self._ended()
@@ -213,12 +213,12 @@ class NameServer:
         return done
 
     def connection_closed(self) -> None:
-        """The name server has removed the broker, and may have lost its state."""
+        """Called when the connection closed: the name server has removed the broker, and may have lost its state."""
         self._known = None
         self._retry_later()
 
     async def unregister(self) -> None:
-        """Unregister once the request under way has ended, or 3 s later. Failures are logged."""
+        """Unregister when the request in flight has ended, or after 3 s. Failures are logged."""
         self._is_stopped = True
         if self._retry is not None and self._retry.active():
             self._retry.cancel()
@@ -265,7 +265,7 @@ class NameServer:
             due = _Due.NOTHING
         changes, self._changes = self._changes, set()
         is_all = due is not _Due.NOTHING or self._known is None
-        # Changes are written at once: they go out over the connection of the name server that knows the rest.
+        # Nothing is awaited in building changes: they must use the connection of the name server that has the rest.
         command, version = await self._requests.register(None if is_all else changes)
         answer = await self._request(command)
         self._known = version
@@ -300,7 +300,7 @@ class NameServer:
         return str(error)
 
     def _log_change(self, is_reachable: bool, why: str = "") -> None:
-        """Log only what changed: a name server that stays away is one line."""
+        """Log changes of reachability only: a name server that stays unreachable is logged once."""
         if self.is_reachable is is_reachable:
             return
         self.is_reachable = is_reachable
@@ -311,7 +311,7 @@ class NameServer:
 
 
 class Registration:
-    """Keeps one broker registered with all `addresses`. A name server that is away is tried again and again."""
+    """Keeps one broker registered with all `addresses`. Unreachable name servers are retried indefinitely."""
 
     def __init__(
         self,
@@ -341,14 +341,14 @@ class Registration:
         return self._register_all(force=True)
 
     def stop(self) -> Deferred[None]:
-        """Unregister everywhere; fires when all have answered or failed."""
+        """Unregister from all name servers; fires when all have answered or failed."""
         if self._loop.running:
             self._loop.stop()
         gone = [Deferred.fromCoroutine(server.unregister()) for server in self._servers]
         return gatherResults(gone).addCallback(lambda _: None)
 
     def changed(self, topic: str) -> None:
-        """Register a topic that changed soon: all changes of this turn together."""
+        """Schedule the registration of a changed topic, together with the other changes of this reactor turn."""
         if not self._loop.running:
             return
         for server in self._servers:
@@ -358,7 +358,7 @@ class Registration:
             self._clock.callLater(0, self._register_changes)
 
     def changes_registered(self) -> Deferred[None]:
-        """Fires when all name servers were told of the changes so far, or failed, and after 3 s at the latest."""
+        """Fires when all name servers have the changes so far, or failed, and after 3 s at the latest."""
         told: Deferred[None] = Deferred()
         late = self._clock.callLater(CHANGES_SECONDS_MAX, told.callback, None)
 
@@ -371,13 +371,13 @@ class Registration:
         return told
 
     def connection_closed(self, address: str) -> None:
-        """Called when a connection closes: that name server has removed the broker."""
+        """Called when the connection to a name server closes: it has removed the broker."""
         for server in self._servers:
             if server.address == address:
                 server.connection_closed()
 
     def _permission_changed(self, _: object) -> None:
-        """Register with the broker's permission that is another now; the topics have another version already."""
+        """Register the changed broker permission; the version of the topics has been incremented already."""
         if self._loop.running:
             self._register_all(force=True)
 
@@ -395,6 +395,6 @@ class Registration:
                 server.register_changes()
 
     def _set_order_topics(self, server: NameServer, topics: frozenset[str]) -> None:
-        """Go by the first name server that answers: two that differ would change topics to and fro."""
+        """Accept ordered topics from the first reachable name server only: two that differ would make topics flap."""
         if next(each for each in self._servers if each.is_reachable) is server:
             self._topics.set_order_topics(topics)

@@ -1,4 +1,4 @@
-"""The committed offsets of consumer groups: config/consumerOffset.json, with enableLmq lmqConsumerOffset.json."""
+"""The committed offsets of consumer groups: config/consumerOffset.json, or lmqConsumerOffset.json with enableLmq."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ log = Logger()
 
 
 class OffsetTable:
-    """Committed offsets, kept in memory and written when asked, where anything changed.
+    """Committed offsets, kept in memory and written by `persist` if anything changed.
 
-    No more than offsetsMax are kept; those of the file count, and stay. With enableLmq %LMQ% groups read one queue of a
-    topic: their offsets are kept as those of queue 0, and are a table of their own in the file.
+    At most offsetsMax are kept; those of the file count, and are kept beyond that. With enableLmq, %LMQ% groups read
+    one queue of a topic: their offsets are kept under queue 0, and in a separate table in the file.
     """
 
     def __init__(self, file: JsonFile, live: LiveSettings, lmq_file: JsonFile | None = None) -> None:
         """Load the table. Raises StoreDamaged.
 
-        :param lmq_file: where there are %LMQ% groups: it takes the place of `file`, which is read where it is missing.
+        :param lmq_file: with %LMQ% groups, used instead of `file`, which is only read if `lmq_file` does not exist.
         """
         self._file = lmq_file or file
         self._live = live
@@ -40,16 +40,16 @@ class OffsetTable:
         ) is not None:
             self._offsets = loaded.offset_table
         self._count = sum(map(len, self._offsets.values()))
-        #: In how many topics each group has offsets.
+        #: The number of topics in which each group has offsets.
         self._topics_of = Counter(group for _, group in self._keys())
 
     def _is_lmq(self, group: str) -> bool:
         return self._has_lmq and is_lmq(group)
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int, *, is_own: bool = False) -> None:
-        """Remember that `group` goes on at `offset`. Going back is allowed (a reset does) and logged.
+        """Set the committed offset of `group`. Moving back is allowed (a reset does so) and logged.
 
-        Raises Refused where there are too many to keep one more, but for one of the broker itself (`is_own`).
+        Raises Refused if there are too many offsets to add one, unless it is the broker's own (`is_own`).
         """
         key = f"{topic}@{group}"
         if self._is_lmq(group):
@@ -71,13 +71,13 @@ class OffsetTable:
         self._file.is_dirty = True
 
     def _make_room(self, more: int, is_own: bool = False) -> None:
-        """Count offsets that are about to be kept."""
+        """Count offsets about to be added. Raises Refused if there are too many."""
         if more > 0 and not is_own and self._count + more > self._live.current.offsets_max:
             raise full("committed offsets", self._count, "offsetsMax")
         self._count += more
 
     def query(self, group: str, topic: str, queue_id: int) -> int | None:
-        """The committed offset, None where there is none."""
+        """The committed offset; None if there is none."""
         return self._offsets.get(f"{topic}@{group}", {}).get(0 if self._is_lmq(group) else queue_id)
 
     def has_group(self, group: str) -> bool:
@@ -103,7 +103,7 @@ class OffsetTable:
         return [] if "@" in topic else [key[len(begin) :] for key in self._offsets if key.startswith(begin)]
 
     def _keys(self) -> list[tuple[str, str]]:
-        """(topic, group) of all that is kept."""
+        """(topic, group) of all committed offsets."""
         return [(topic, group) for topic, at, group in (key.partition("@") for key in self._offsets) if at]
 
     def by_queue(self, group: str, topic: str) -> dict[int, int]:
@@ -111,9 +111,9 @@ class OffsetTable:
         return dict(self._offsets.get(f"{topic}@{group}", {}))
 
     def clone(self, source: str, target: str, topic: str) -> None:
-        """Give `target` the offsets of `source` in a topic, in place of its own; nothing where there are none.
+        """Replace the offsets of `target` in a topic by those of `source`; no effect if `source` has none.
 
-        Raises Refused where there are too many to keep them.
+        Raises Refused if there are too many offsets to add them.
         """
         offsets = self.by_queue(source, topic)
         if not offsets:
@@ -127,7 +127,7 @@ class OffsetTable:
         self._file.is_dirty = True
 
     def remove_group(self, group: str) -> None:
-        """Forget all offsets of a group."""
+        """Remove all offsets of a group."""
         topics = self.topics_of(group)
         for topic in topics:
             self._count -= len(self._offsets.pop(f"{topic}@{group}", ()))
@@ -147,5 +147,5 @@ class OffsetTable:
         return LmqConsumerOffsets(lmq, {key: queues for key, queues in self._offsets.items() if key not in lmq})
 
     def persist(self) -> Deferred[bool]:
-        """Write the file where anything changed since; fires True when it is on the disk."""
+        """Write the file if anything changed; fires True when it is on the disk."""
         return self._file.save_changes(lambda: self.snapshot().json_pieces())

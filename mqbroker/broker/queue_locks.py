@@ -1,4 +1,4 @@
-"""Locks of queues for orderly consumption: which client of a group holds a queue. They expire after 60 s.
+"""Queue locks for orderly consumption: which client of a group owns a queue. Locks expire after 60 s.
 
 Source: RebalanceLockManager of 4.9.7.
 """
@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection, Iterable
 from mqbroker.wire.bodies import MessageQueue
 
 LOCK_SECONDS = 60.0
-#: As many queues as may be locked by all groups together; more are not granted.
+#: Locks of all groups together, at most; more are not granted.
 LOCKS_MAX = 100_000
 
 
 class QueueLocks:
-    """Locks by group and queue. `now` gives monotonic seconds."""
+    """Locks by group and queue. `now` returns monotonic seconds."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -23,7 +23,7 @@ class QueueLocks:
         self._count = 0
 
     def lock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> frozenset[MessageQueue]:
-        """Lock, or renew, what is free or the client's own; return what it holds of `queues`."""
+        """Lock the `queues` that are free, and renew the client's own; return those of `queues` it holds then."""
         held = self._groups.get(group, {})
         now = self._now()
         granted = []
@@ -41,7 +41,7 @@ class QueueLocks:
         return frozenset(granted)
 
     def _has_room(self, now: float) -> bool:
-        """Whether one more may be locked, after expired locks are removed."""
+        """Whether another lock may be granted, removing expired locks if there are too many."""
         if self._count >= LOCKS_MAX:
             for group, held in list(self._groups.items()):
                 over = [queue for queue, (_, locked_at) in held.items() if now - locked_at > LOCK_SECONDS]
@@ -49,7 +49,7 @@ class QueueLocks:
         return self._count < LOCKS_MAX
 
     def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
-        """Free those of `queues` that the client holds."""
+        """Release those of `queues` that the client holds."""
         held = self._groups.get(group, {})
         self._free(group, held, [queue for queue in set(queues) if queue in held and held[queue][0] == client_id])
 

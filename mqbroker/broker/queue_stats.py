@@ -1,4 +1,4 @@
-"""Statistics of one queue, for administrators: its offsets, how far a group is, how long messages wait."""
+"""Statistics of one queue for administration: its offsets, a group's progress, how long messages wait."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from mqbroker.wire.bodies import MessageQueue
 
 @attrs.frozen
 class QueueStats:
-    """Looks at queues of one broker. Times are ms since the epoch; of a message that is not there -1.
+    """Statistics of the queues of one broker. Times are ms since the epoch, or -1 for a missing message.
 
-    :param broker_name: by which queues are named in answers.
-    :param now: gives seconds since the epoch.
+    :param broker_name: the broker name of queues in responses.
+    :param now: returns seconds since the epoch.
     """
 
     _store: MessageStore
@@ -29,19 +29,19 @@ class QueueStats:
         return MessageQueue(topic, self._broker_name, queue_id)
 
     async def offsets(self, topic: str, queue_id: int) -> TopicOffset:
-        """What a queue holds, and when its newest message was stored: 0 where it never had one."""
+        """The offsets of a queue, and the store time of its newest message: 0 if it never had one."""
         end = self._store.max_offset(topic, queue_id)
         newest_ms = await self._store.queries.store_timestamp(topic, queue_id, end - 1) if end > 0 else 0
         return TopicOffset(self._store.min_offset(topic, queue_id), end, newest_ms)
 
     async def progress(self, group: str, topic: str, queue_id: int) -> OffsetWrapper:
-        """How far a group is, and when the last message it consumed was stored: 0 where that is not known."""
+        """A group's progress, and the store time of the last message it consumed: 0 if unknown."""
         offset = self._offsets.query(group, topic, queue_id) or 0
         consumed_ms = await self._store.queries.store_timestamp(topic, queue_id, offset - 1) if offset > 0 else 0
         return OffsetWrapper(self._store.max_offset(topic, queue_id), offset, max(0, consumed_ms))
 
     async def time_span(self, group: str, topic: str, queue_id: int) -> QueueTimeSpan:
-        """The times of a queue for a group; for one without offsets as if it began at the oldest message."""
+        """The time span of a queue for a group. A group without offsets is taken to start at the oldest message."""
         store, queries = self._store, self._store.queries
         start, end = store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)
         oldest_ms = await queries.earliest_timestamp(topic, queue_id)

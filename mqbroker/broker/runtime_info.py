@@ -19,11 +19,11 @@ from mqbroker.store.message_store import MessageStore
 from mqbroker.store.statistics import CLASS_NAMES
 from mqbroker.wire.codes import VERSION, VERSION_NAME
 
-#: Rates are told over so many seconds.
+#: The periods over which rates are reported, in seconds.
 RATE_SECONDS = (10, 60, 600)
-#: What stands in place of free buffers where there is no transient store pool.
+#: The number of free buffers reported without a transient store pool.
 _NO_POOL = 2**31 - 1
-#: Java's queues before its thread pools, as large as there by default. Here requests wait in none.
+#: The queues of Java's thread pools, with their default capacities. They do not exist here, so they are empty.
 _POOLS = {
     "sendThreadPoolQueueSize": "0",
     "sendThreadPoolQueueCapacity": "10000",
@@ -36,7 +36,7 @@ _POOLS = {
     "queryThreadPoolQueueHeadWaitTimeMills": "0",
     "EndTransactionQueueSize": "0",
     "EndTransactionThreadPoolQueueCapacity": "100000",
-    # Nobody waits for a lock to put messages.
+    # Puts take no lock here.
     "pageCacheLockTimeMills": "0",
     # Java never sets it.
     "dispatchMaxBuffer": "0",
@@ -45,7 +45,7 @@ _POOLS = {
 
 @attrs.frozen
 class RuntimeInfo:
-    """Makes the table. `now` gives seconds since the epoch."""
+    """Builds the table. `now` returns seconds since the epoch."""
 
     _store: MessageStore
     _stats: BrokerStats
@@ -103,7 +103,7 @@ class RuntimeInfo:
         }
 
     def _rates(self) -> dict[str, str]:
-        """Of each three numbers; a blank in place of one where the broker has not run that long."""
+        """Three numbers per rate; one is blank if the broker has not run that long."""
         rates = [self._store.statistics.rates(seconds) for seconds in RATE_SECONDS]
 
         def texts(name: str) -> str:
@@ -146,7 +146,7 @@ def byte_count(size: int) -> str:
 
 
 def java_double(value: float) -> str:
-    """As Java's Double.toString writes it: digits on both sides of the point, and an exponent where that is long."""
+    """Format as Java's Double.toString: digits on both sides of the point, an exponent below 1e-3 and from 1e7."""
     if value == 0 or 1e-3 <= abs(value) < 1e7:
         return repr(float(value))
     if not math.isfinite(value):

@@ -1,8 +1,7 @@
-"""Slow consumers: groups that lag too far behind are disabled, where disableConsumeIfConsumerReadSlowly says so.
+"""Slow consumers: groups that lag too far behind are disabled if disableConsumeIfConsumerReadSlowly is set.
 
-A group that lags by more than the memory of the machine has the broker read old messages from the disk all the time.
-Rule and setting are those of BrokerController.protectBroker of 4.9.7, which measures what was pulled last; here it is
-what the group has committed.
+A group that lags by more than the machine's memory makes the broker read from the disk all the time. Rule and setting
+are those of BrokerController.protectBroker of 4.9.7, which measures by the last pull; here it is the committed offset.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from mqbroker.store.message_store import MessageStore
 
 log = Logger()
 
-#: How often they are checked, as in the Java broker.
+#: The interval between checks, as in the Java broker.
 CHECK_SECONDS = 180.0
 
 
 @attrs.frozen
 class SlowConsumers:
-    """Checks what the connected groups have committed."""
+    """Checks the committed offsets of the connected groups."""
 
     _store: MessageStore
     _topics: TopicTable
@@ -36,7 +35,7 @@ class SlowConsumers:
     _live: LiveSettings
 
     def check(self) -> Deferred[None] | None:
-        """Switch off the consumption of groups that are too far behind; fires when all were checked."""
+        """Disable groups that are too far behind; fires when all were checked, None if the check is switched off."""
         if not self._live.current.disable_consume_if_consumer_read_slowly:
             return None
         looked = Deferred.fromCoroutine(self._check_all())
@@ -58,7 +57,7 @@ class SlowConsumers:
                 self._groups.put(attrs.evolve(group, consume_enable=False))
 
     async def _bytes_behind(self, group: str, topics: list[str]) -> int:
-        """Of the log, between the oldest message that the group has to read and the end."""
+        """The bytes of the log from the oldest message that the group has yet to read."""
         behind = 0
         for name in topics:
             topic = self._topics.get(name)

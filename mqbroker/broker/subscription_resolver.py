@@ -1,8 +1,8 @@
-"""Which messages of its queue a pull is given: by the subscription it brings along, or by its group's.
+"""Resolves a pull to a message filter, by the subscription in the pull itself or by its group's.
 
-The checks, their order and remarks are PullMessageProcessor's of 4.9.7, and expressions match as in its
-ExpressionMessageFilter and ExpressionForRetryMessageFilter, but for those that cannot be read: a Java broker takes such
-an expression of a pull for one that matches everything; here it is refused.
+The checks, their order and remarks are those of PullMessageProcessor of 4.9.7, and expressions match as in its
+ExpressionMessageFilter and ExpressionForRetryMessageFilter, except for invalid ones: a Java broker takes an invalid
+expression in a pull to match everything; here it is refused.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ ALL = "*"
 TAGS_MAX = 1024
 _KEPT_LENGTH_MAX = 256
 _RETRY_TOPIC = b"RETRY_TOPIC\x01"
-#: Terms that one get asks of messages, some 15 ms; and messages, where each may be asked those of another expression.
+#: Terms evaluated in one get, some 15 ms; and messages in one get where each may have another expression.
 TERMS_AT_ONCE = 20_000
 _RETRIES_AT_ONCE = 100
 
 
 def parse_subscription(topic: str, expression: str | None, kind: str | None) -> SubscriptionData:
-    """Read an expression as FilterAPI of 4.9.7 does. Raises MQError on one without any tag.
+    """Parse an expression as FilterAPI of 4.9.7 does. Raises MQError if it names no tag, or more than TAGS_MAX.
 
-    An expression of another kind than TAG is returned unread, with its kind.
+    An expression of a kind other than TAG is returned unparsed, with its kind.
     """
     if kind not in (None, "", "TAG"):
         return SubscriptionData(topic, expression or "", expression_type=kind)
@@ -61,16 +61,16 @@ def _read_tags(text: str) -> tuple[frozenset[str], frozenset[int]]:
     return tags, frozenset(java_hash(tag) for tag in tags)
 
 
-#: Of those that pulls bring along again and again.
+#: Cached, since pulls repeat the same expressions.
 _tags = lru_cache(maxsize=1024)(_read_tags)
 
 
 @implementer(IPropertyFilter)
 class ExpressionFilter:
-    """By an expression, and the bits of the consumer that has it.
+    """Filters by an expression and, before reading messages, by the consumer's bits in their bit maps.
 
-    :param bloom: None where bit maps say nothing of it, as of an expression that a pull brought along.
-    :param born_ms: bit maps of messages from then on were computed with it.
+    :param bloom: the consumer's bits; None if bit maps do not cover the expression, as for one sent in a pull.
+    :param born_ms: bit maps of messages stored after this time cover the expression.
     """
 
     def __init__(self, expression: Expression, bloom: BloomData | None = None, born_ms: int = 0) -> None:
@@ -94,10 +94,10 @@ class ExpressionFilter:
 
 @implementer(IPropertyFilter)
 class RetryFilter:
-    """For a group's retry topic: by its filter of the topic that a message was first in, if it has one.
+    """Filters a group's retry topic by the group's filter of a message's original topic, if it has one.
 
-    :param find: the group's filter of a topic. Where it raises Refused, since it would take too long, a message of that
-        topic is wanted, as it was when it came first.
+    :param find: returns the group's filter of a topic. If it raises Refused, since compiling would take too long,
+        messages of that topic match, as they did on first delivery.
     """
 
     def __init__(self, find: Callable[[str], ConsumerFilter | None]) -> None:
@@ -121,7 +121,7 @@ class RetryFilter:
 
 
 class MessageFilter(NamedTuple):
-    """Which messages a pull is given; all where both are None."""
+    """The filter of a pull; all messages match if both are None."""
 
     tags_codes: AbstractSet[int] | None
     property_filter: IPropertyFilter | None
@@ -131,14 +131,14 @@ EVERYTHING = MessageFilter(None, None)
 
 
 def not_supported(kind: str | None) -> Refused:
-    """The refusal of expressions where the broker does not support them."""
+    """Return the error for expressions that the broker does not support."""
     remark = f"The broker does not support consumer to filter message by {str(kind)[:80]}"
     return Refused(ResponseCode.SYSTEM_ERROR, remark)
 
 
 @attrs.frozen
 class SubscriptionResolver:
-    """Resolves the subscription of a pull to a filter of messages."""
+    """Resolves the subscription of a pull to a message filter."""
 
     _consumers: ConsumerRegistry
     _filters: FilterTable
@@ -148,7 +148,7 @@ class SubscriptionResolver:
     def resolve(
         self, header: PullMessageRequestHeader, group: SubscriptionGroupConfig, connection: IConnection
     ) -> MessageFilter:
-        """The filter of a pull of an existing group. Raises Refused."""
+        """Return the filter for a pull of an existing group. Raises Refused."""
         if header.sys_flag & PullSysFlag.SUBSCRIPTION:
             if header.expression_type not in TAG_KINDS:
                 return MessageFilter(None, self._brought(header, connection))
@@ -169,7 +169,7 @@ class SubscriptionResolver:
         return MessageFilter(subscription.code_set, property_filter)
 
     def _brought(self, header: PullMessageRequestHeader, connection: IConnection) -> IPropertyFilter:
-        """The filter of an expression in the pull itself."""
+        """Return the filter for an expression in the pull itself."""
         if not header.subscription:
             raise _not_parsed()
         if not self._live.current.enable_property_filter:
@@ -197,7 +197,7 @@ class SubscriptionResolver:
         return wanted
 
     def _filter(self, header: PullMessageRequestHeader, subscription: SubscriptionData) -> IPropertyFilter | None:
-        """The filter of a group's expression."""
+        """Return the filter for a group's registered expression."""
         found = self._filters.get(header.topic, header.consumer_group)
         if found is None:
             remark = "The broker's consumer filter data is not exist!Your expression may be wrong!"
@@ -210,7 +210,7 @@ class SubscriptionResolver:
         return None if subscription.class_filter_mode else ExpressionFilter.of(found)
 
     def _retries(self, header: PullMessageRequestHeader, connection: IConnection) -> IPropertyFilter | None:
-        """With filterSupportRetry: the filter of a retry topic, by the group's filters of the topics behind it."""
+        """Return the filter of a retry topic, by the group's filters of original topics; None for other topics."""
         if not header.topic.startswith(RETRY_PREFIX):
             return None
         group, charge = header.topic[len(RETRY_PREFIX) :], self._rate_limit.of(connection)

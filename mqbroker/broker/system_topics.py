@@ -1,7 +1,7 @@
-"""The system topics in which delayed and half messages wait, and their way back to the real topic.
+"""Conversion of delayed and half messages for the system topics they wait in, and back to the real topic.
 
 A message with delay level n waits in queue n-1 of SCHEDULE_TOPIC_XXXX, a half message of a transaction in queue 0 of
-RMQ_SYS_TRANS_HALF_TOPIC. Its properties keep the topic and queue that it is for. Properties and rules are those of
+RMQ_SYS_TRANS_HALF_TOPIC. Its properties keep its real topic and queue. Properties and rules are those of
 SendMessageProcessor, ScheduleMessageService and TransactionalMessageBridge of 4.9.7.
 """
 
@@ -26,18 +26,18 @@ _PAIR_END = 2
 _WAIT = f"{Prop.WAIT_STORE_MSG_OK}\x01"
 
 
-# --- whether an answer waits for the disk
+# --- whether a response waits for the disk
 
 
 def waits(value: str | None) -> bool:
-    """Whether the answer to a send with this value of WAIT waits until the message is on the disk."""
+    """Whether the response to a send with this value of WAIT waits until the message is on the disk."""
     return value is None or value.lower() != "false"
 
 
 def without_wait(properties: str) -> tuple[str, bool]:
-    """(properties without WAIT and without a separator at the end, whether the answer waits). Hot.
+    """(properties without WAIT and without a trailing separator, whether the response waits). Hot path.
 
-    Raises ValueError where finding it takes more than a look.
+    Raises ValueError if the properties must be decoded to find WAIT.
     """
     at = properties.find(_WAIT)
     if at < 0:
@@ -55,16 +55,16 @@ def without_wait(properties: str) -> tuple[str, bool]:
 
 
 def half_target(properties: dict[str, str], group: str, topic: str, queue_id: int) -> tuple[str, int]:
-    """(topic, queue) where a half message is stored. Its properties get its real topic and queue, and the group that is
-    asked about it. A delayed one is delayed when it is committed."""
+    """(topic, queue) where a half message is stored. Adds its real topic and queue, and the producer group to check
+    with, to its properties. A delayed message is delayed when it is committed."""
     properties.setdefault(Prop.PRODUCER_GROUP, group)
     _keep_real_target(properties, topic, queue_id)
     return TRANS_HALF_TOPIC, 0
 
 
 def delayed_target(properties: dict[str, str], topic: str, queue_id: int, level_max: int) -> tuple[str, int]:
-    """(topic, queue) where a message with these properties is stored; those of a delayed one get its real
-    topic and queue. Raises Refused where its level is no number."""
+    """(topic, queue) where a message with these properties is stored. Adds the real topic and queue to the properties
+    of a delayed message. Raises Refused if the delay level is not a number."""
     text = properties.get(Prop.DELAY_TIME_LEVEL)
     if text is None:
         return topic, queue_id
@@ -81,12 +81,12 @@ def delayed_target(properties: dict[str, str], topic: str, queue_id: int, level_
 
 
 def schedule_queue(level: int) -> int:
-    """The queue of the schedule topic that has the messages of a delay level: ScheduleMessageService of 4.9.7."""
+    """The queue of the schedule topic for a delay level, as in ScheduleMessageService of 4.9.7."""
     return level - 1
 
 
 def schedule_level(queue_id: int) -> int:
-    """The delay level of the messages in a queue of the schedule topic."""
+    """The delay level of a queue of the schedule topic."""
     return queue_id + 1
 
 
@@ -99,16 +99,16 @@ def _keep_real_target(properties: dict[str, str], topic: str, queue_id: int) -> 
 
 
 class NoRealTarget(MQError):
-    """A message whose properties do not say which topic and queue it is for."""
+    """A message's properties do not name a valid real topic and queue."""
 
 
 def real_target(properties: bytes) -> tuple[bytes, int]:
-    """(topic, queue) that a message in a system topic is for, from its properties. Raises NoRealTarget."""
+    """The real (topic, queue) of a message in a system topic, from its properties. Raises NoRealTarget."""
     return _target(find_property(properties, _REAL_TOPIC), find_property(properties, _REAL_QUEUE_ID))
 
 
 def real_target_of(record: Record) -> tuple[bytes, int]:
-    """As `real_target`."""
+    """As `real_target`, for a decoded record."""
     topic, queue_id = record.properties.get(Prop.REAL_TOPIC, ""), record.properties.get(Prop.REAL_QUEUE_ID, "")
     return _target(topic.encode(), queue_id.encode())
 
@@ -122,7 +122,7 @@ def _target(topic: bytes, number: bytes) -> tuple[bytes, int]:
 
 @lru_cache(1024)
 def _checked(name: bytes) -> bytes:
-    """Raises NoRealTarget where it is no topic that a message can be for."""
+    """Return `name`; raise NoRealTarget if it is not a topic that a message can be for."""
     try:
         topic = check_topic(name.decode("utf-8", "replace"))
     except MQError as error:
@@ -133,7 +133,7 @@ def _checked(name: bytes) -> bytes:
 
 
 def without_delay(properties: bytes) -> bytes:
-    """The properties without those that held for the time that a delayed message waited. Hot."""
+    """The properties without those that only applied while a delayed message waited. Hot path."""
     at = properties.find(_DELAY)
     is_plain = at == 0 or (at > 0 and properties[at - 1] == _PAIR_END)
     if is_plain and properties.find(_DELAY, at + 1) < 0 and _INNER_OFFSET not in properties:
@@ -141,7 +141,7 @@ def without_delay(properties: bytes) -> bytes:
         return properties[: max(0, at - 1)] if end < 0 else properties[:at] + properties[end + 1 :]
     found = decode_properties(properties)
     found.pop(Prop.DELAY_TIME_LEVEL, None)
-    found.pop(Prop.INNER_MULTI_QUEUE_OFFSET, None)  # of where it stood while it waited
+    found.pop(Prop.INNER_MULTI_QUEUE_OFFSET, None)  # its offsets while it waited
     return reencode_properties(found)
 
 
@@ -155,7 +155,7 @@ def stored_again(
     prepared_offset: int = 0,
     more_reconsumed: int = 0,
 ) -> NewMessage:
-    """The message of a record, for another topic and queue, with other properties."""
+    """Build a message from a record, for another topic and queue and with other properties."""
     host = record.born_host
     return (
         topic,

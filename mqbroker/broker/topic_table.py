@@ -36,7 +36,7 @@ READ_WRITE = Perm.READ | Perm.WRITE
 
 
 def system_topics(settings: BrokerSettings) -> list[TopicConfig]:
-    """The topics every broker has from its start, as the Java broker makes them."""
+    """The topics that every broker has from the start, as in the Java broker."""
 
     def topic(name: str, queues: int = 16, perm: int = READ_WRITE) -> TopicConfig:
         return TopicConfig(name, queues, queues, perm)
@@ -71,35 +71,35 @@ def describe_topic(topic: TopicConfig) -> str:
 
 
 def _template(settings: BrokerSettings) -> TopicConfig:
-    """The topic that those are made after which are first heard of when they are sent to."""
+    """The template of topics that are created when a message is first sent to them."""
     queues = settings.default_topic_queue_nums
     perm = READ_WRITE | (Perm.INHERIT if settings.auto_create_topic_enable else 0)
     return TopicConfig(AUTO_CREATE_TOPIC, queues, queues, perm)
 
 
 class TopicTable(VersionedTable[TopicConfig]):
-    """Topic by name. Every change is persisted and told to `on_change`.
+    """Topics by name. Every change is persisted and reported to `on_change`.
 
-    With enableLmq each %LMQ% name is a topic of one queue, which is not in the table. No more than topicsMax are made;
-    those of the file and of the system count, and stay.
+    With enableLmq each %LMQ% name is a topic of one queue without being in the table. At most topicsMax topics are
+    created; those of the file and of the system count, and are kept beyond that.
     """
 
     def __init__(self, file: JsonFile, now: Callable[[], float], live: LiveSettings) -> None:
-        """Load the table. `now` gives seconds since the epoch. Raises StoreDamaged."""
+        """Load the table. `now` returns seconds since the epoch. Raises StoreDamaged."""
         super().__init__(file, now, live, "topic")
         #: Called with the name of each topic that changed.
         self.on_change: list[Callable[[str], None]] = []
-        #: Each gives a Deferred that fires when name servers have got the changes so far.
+        #: Each returns a Deferred that fires when name servers have the changes so far, or did not answer in time.
         self.announcers: list[Callable[[], Deferred[None]]] = []
         self._values = {topic.topic_name: topic for topic in system_topics(live.current)}
-        #: Names that no user may create or delete: those of every broker, and this one's own.
+        #: Names that no user may create or delete: those of every broker, and this broker's own.
         self.system_names = SYSTEM_TOPICS | self._values.keys()
         loaded = file.load(partial(TopicConfigSerializeWrapper.from_json, dialect_bytes_max=None))
         if loaded is not None:
             self._load(loaded.data_version, loaded.topic_config_table, check_topic)
 
     def settings_changed(self, settings: BrokerSettings) -> None:
-        """Let topics be made by sending to them, or not."""
+        """Update the template topic, which controls whether topics are created on send."""
         template = _template(settings)
         known = self._values.get(AUTO_CREATE_TOPIC)
         if known != template and (known is not None or settings.auto_create_topic_enable):
@@ -112,14 +112,14 @@ class TopicTable(VersionedTable[TopicConfig]):
         return topic
 
     def is_system(self, name: str) -> bool:
-        """Whether no user may create or delete it: the cluster's and the broker's own name among them."""
+        """Whether no user may create or delete the topic. Includes the cluster's and the broker's own name."""
         return name in self.system_names or is_system_topic(name)
 
     def snapshot(self) -> TopicConfigSerializeWrapper:
         return TopicConfigSerializeWrapper(dict(self._values), self.data_version)
 
     def put(self, topic: TopicConfig) -> None:
-        """Create or replace a topic. %LMQ% topics are what they are. Raises Refused where there are too many."""
+        """Create or replace a topic; no effect on %LMQ% topics. Raises Refused if there are too many."""
         if self._has_lmq and is_lmq(topic.topic_name):
             return
         known = self._values.get(topic.topic_name)
@@ -133,12 +133,12 @@ class TopicTable(VersionedTable[TopicConfig]):
         return len(self._values) < self._live.current.topics_max or self.is_system(name)
 
     def remove(self, name: str) -> None:
-        """Forget a topic; nothing happens where there is none."""
+        """Remove a topic if it exists."""
         if self._values.pop(name, None) is not None:
             self._changed(name)
 
     def set_order_topics(self, names: frozenset[str]) -> None:
-        """Mark these topics as ordered, and no others. Name servers get it with the next registration."""
+        """Mark exactly these topics as ordered. The next registration reports it to the name servers."""
         changed = {
             name: attrs.evolve(topic, order=name in names)
             for name, topic in self._values.items()
@@ -152,7 +152,7 @@ class TopicTable(VersionedTable[TopicConfig]):
     def create_for_send(
         self, name: str, default_name: str, queues_wanted: int, sys_flag: int = 0
     ) -> TopicConfig | None:
-        """Make a topic that was sent to, from the template topic the producer names; None where that forbids it."""
+        """Create a topic on send, from the template topic the producer names; None if that does not allow it."""
         template = self._values.get(default_name)
         if template is None or not template.perm & Perm.INHERIT:
             return None
@@ -169,7 +169,7 @@ class TopicTable(VersionedTable[TopicConfig]):
         return topic
 
     def create_internal(self, name: str, queues: int, sys_flag: int = 0) -> TopicConfig:
-        """Return the retry or dead letter topic `name`, made where it is missing. Raises Refused on an illegal name."""
+        """Return the retry or dead letter topic `name`, created if missing. Raises Refused on an illegal name."""
         topic = self._values.get(name)
         if topic is None:
             topic = TopicConfig(check_topic(name), queues, queues, READ_WRITE, topic_sys_flag=sys_flag)
@@ -182,6 +182,6 @@ class TopicTable(VersionedTable[TopicConfig]):
             callback(name)
 
     async def when_announced(self) -> None:
-        """Return when the name servers have got all changes so far, or did not answer in time."""
+        """Return when the name servers have all changes so far, or did not answer in time."""
         for announced in self.announcers:
             await announced()

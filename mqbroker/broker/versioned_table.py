@@ -1,6 +1,6 @@
-"""Tables of the broker that are kept in a file under a DataVersion: what topics and subscription groups share.
+"""Base class of tables kept in a file with a DataVersion: topics and subscription groups.
 
-Source of the rules: ConfigManager of 4.9.7, whose tables are written whole after each change.
+Source of the rules: ConfigManager of 4.9.7, which writes the whole table after each change.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ T = TypeVar("T")
 
 
 class VersionedTable(Generic[T]):
-    """Values by name. Each change gives it another version and writes the file.
+    """Values by name. Each change increments the version and writes the file.
 
-    :param file: its path is told where a name in it is left out.
-    :param now: seconds since the epoch.
+    :param file: the file of the table; its path is logged when a name in it is skipped.
+    :param now: returns seconds since the epoch.
     :param what: what a value is called, such as "topic".
     """
 
@@ -36,12 +36,12 @@ class VersionedTable(Generic[T]):
         self._what = what
         self._has_lmq = live.current.store.enable_lmq
         self._values: dict[str, T] = {}
-        #: Called where there are too many: they forget values that nobody needs.
+        #: Called when the table is full, to remove unused values.
         self.on_full: list[Callable[[], None]] = []
         self.data_version = DataVersion(self._now_ms(), 0)
 
     def snapshot(self) -> Any:
-        """All values with their data version: what is registered, persisted and shown."""
+        """All values with their data version, as registered, persisted and shown."""
         raise NotImplementedError
 
     def names(self) -> list[str]:
@@ -49,7 +49,7 @@ class VersionedTable(Generic[T]):
         return list(self._values)
 
     def _load(self, version: DataVersion, table: Mapping[str, T], check: Callable[[str], object]) -> None:
-        """Take what the file has, but for names that `check` refuses with MQError."""
+        """Add the values of the file, except names for which `check` raises MQError."""
         self.data_version = version
         for name, value in table.items():
             try:
@@ -61,7 +61,7 @@ class VersionedTable(Generic[T]):
                 self._values[name] = value
 
     def _make_room(self, has_room: Callable[[], bool], key: str) -> None:
-        """Have unused values forgotten. Raises Refused where none is; the setting `key` says how many there may be."""
+        """Remove unused values if the table is full. Raises Refused if it still is; the setting `key` is the limit."""
         if has_room():
             return
         for make_room in self.on_full:
@@ -73,12 +73,12 @@ class VersionedTable(Generic[T]):
         return int(self._now() * 1000)
 
     def mark_changed(self) -> None:
-        """Increment the table's version, and write it."""
+        """Increment the table's version, and write the file."""
         self.data_version = self.data_version.next(self._now_ms())
         self.persist()
 
     def saved(self) -> Deferred[bool] | None:
-        """Fires when all changes so far are on the disk, or could not be written; None where none is under way."""
+        """Fires when all changes so far are on the disk, or could not be written; None if no write is in progress."""
         return self._file.saved()
 
     async def when_saved(self) -> None:

@@ -173,7 +173,10 @@ class DelayService:
         records = self._decode(level, offset, found)
         now_ms = self._clock.seconds() * 1000
         due = list(takewhile(lambda record: self._due_ms(record, level, now_ms) <= now_ms, records))
-        if not self._deliver(due, level):
+        delivered = self._deliver(due, level)
+        if delivered < len(due):
+            if delivered:
+                self._move(level, due[delivered].queue_offset)
             self._schedule(level, RETRY_SECONDS)
             return
         # By queue offset and not by count, since damaged messages were skipped.
@@ -227,32 +230,38 @@ class DelayService:
         self._offsets[level] = offset
         self._moved = True
 
-    def _deliver(self, records: list[RawRecord], level: int) -> bool:
-        messages = [message for message in map(_real_message, records) if message is not None]
+    def _deliver(self, records: list[RawRecord], level: int) -> int:
+        """Store due messages in their real topics. Returns how many are done with: fewer where the store failed."""
+        messages = [_real_message(record) for record in records]
         try:
-            if messages:
-                self._append(messages, level)
+            if any(messages):
+                self._append([message for message in messages if message is not None], level)
         except MessageRefused:
             return self._deliver_each(messages, level)
         except (StoreError, OSError) as error:
-            if not self._is_refused:
-                log.warn("delayed messages wait: {why}", why=str(error))
-            self._is_refused = True
-            return False
+            self._note_failure(error)
+            return 0
         self._is_refused = False
-        return True
+        return len(records)
+
+    def _note_failure(self, error: Exception) -> None:
+        if not self._is_refused:
+            log.warn("delayed messages wait: {why}", why=str(error))
+        self._is_refused = True
 
     def _append(self, messages: list[NewMessage], level: int) -> None:
         appended = self._store.append(messages)
         self._log_end = appended[-1][0] + appended[-1][2]
         self._stats.delivered(schedule_queue(level), len(appended), sum(size for _, _, size, _ in appended))
 
-    def _deliver_each(self, messages: list[NewMessage], level: int) -> bool:
-        """Deliver messages singly, since the store refuses one of them permanently. False if the store failed.
+    def _deliver_each(self, messages: list[NewMessage | None], level: int) -> int:
+        """As `_deliver`, one by one, since the store refuses one of them permanently.
 
         A message refused for its multi-dispatch queues is stored without them; other refused messages are dropped.
         """
-        for message in messages:
+        for count, message in enumerate(messages):
+            if message is None:
+                continue
             try:
                 try:
                     self._append([message], level)
@@ -262,9 +271,10 @@ class DelayService:
             except MessageRefused as error:
                 log.error("a delayed message for {topic} is left out: {why}", topic=message[0], why=str(error))
             except (StoreError, OSError) as error:
-                log.warn("delayed messages wait: {why}", why=str(error))
-                return False
-        return True
+                self._note_failure(error)
+                return count
+        self._is_refused = False
+        return len(messages)
 
 
 def _without_names(message: NewMessage) -> NewMessage:

@@ -14,7 +14,7 @@ from twisted.logger import capturedLogs
 from mqbroker.broker.broker_stats import BrokerStats
 from mqbroker.broker.delay import DelayService
 from mqbroker.errors import StoreUnwritable
-from mqbroker.store.commitlog import NewMessage
+from mqbroker.store.commitlog import Appended, NewMessage
 from mqbroker.store.get_message_result import GetMessageResult, GetMessageStatus
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.message_store import MessageStore
@@ -223,6 +223,39 @@ def test_one_that_cannot_stand_in_the_queues_it_names_comes_to_its_own(bench: Be
     (named,) = delivered(store, "%LMQ%a", 0)
     assert (named.body, dict(named.properties)["INNER_MULTI_QUEUE_OFFSET"]) == (b"2", "0")
     assert "INNER_MULTI_DISPATCH" not in dict(delivered(store)[1].properties)
+
+
+def test_messages_delivered_one_by_one_come_once_though_the_store_fails_between_them(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that names a queue that cannot be has the others of its turn stored one by one."""
+    real = b"REAL_TOPIC\x01T\x02REAL_QID\x013"
+    bad = b"INNER_MULTI_DISPATCH\x01../x\x02" + real
+    store, delay = opened(bench)
+    store.append([delayed_message(b"none", real=b"REAL_QID\x013"), delayed_message(b"0")])
+    store.append([delayed_message(b"1", real=bad), delayed_message(b"2"), delayed_message(b"3")])
+    delay.stop()
+    stop(store)
+    bench.changes |= {"enable_multi_dispatch": True, "enable_lmq": True}
+    store = bench.open()
+    store.start()
+    append = store.append
+
+    def refuse(messages: Sequence[NewMessage]) -> list[Appended]:
+        bodies = [each[8] for each in messages]
+        if b"2" in bodies and b"1" not in bodies:
+            raise StoreUnwritable("the disk is full")
+        return append(messages)
+
+    monkeypatch.setattr(store, "append", refuse)
+    with capturedLogs() as events:
+        service(bench, store).start()
+        wait(bench.clock, 9)
+    assert [record.body for record in delivered(store)] == [b"0", b"1"]
+    assert len([event for event in events if "delayed messages wait" in event["log_format"]]) == 1
+    monkeypatch.setattr(store, "append", append)
+    wait(bench.clock, 1.5)
+    assert [record.body for record in delivered(store)] == [b"0", b"1", b"2", b"3"]
 
 
 def test_a_delayed_message_stands_in_the_queues_it_names_twice(bench: Bench) -> None:

@@ -12,9 +12,10 @@ from mqbroker.client import Message, ProducerOptions, SendFailed
 from mqbroker.client.aio import Producer
 from mqbroker.client.aio_net import AioNet
 from mqbroker.client.broker_requests import decline
+from mqbroker.client.routes import Routes
 from mqbroker.client.send import SendsInFlight
-from mqbroker.wire.bodies import MessageQueue
-from mqbroker.wire.codes import RequestCode
+from mqbroker.wire.bodies import BrokerData, MessageQueue, QueueData, TopicRouteData
+from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import RemotingCommand
 from tests.client.loopback import Loopback
 from tests.client.test_producer import SEND, make
@@ -193,6 +194,35 @@ def test_one_key_keeps_its_order_in_the_first_burst(server: Loopback) -> None:
 
     asyncio.run(main())
     assert [request.body for request in server.faults.asked(SEND)] == [b"%d" % n for n in range(300)]
+
+
+def test_on_asyncio_who_comes_with_the_answer_goes_behind_those_that_wait() -> None:
+    """One waiter a turn of the loop wakes, so that a newcomer finds the route there and others still waiting."""
+    data = TopicRouteData(None, [QueueData("a", 1, 1, 6)], [BrokerData("a", "c", {0: "10.0.0.2:10911"})])
+
+    async def main() -> None:
+        answer: asyncio.Future[RemotingCommand] = asyncio.get_running_loop().create_future()
+
+        class Net(AioNet):
+            async def invoke(self, addr: str, command: RemotingCommand, timeout_ms: int) -> RemotingCommand:
+                return await answer
+
+        routes, order = Routes(Net(decline, random.Random(1)), ("10.0.0.1:9876",), age_s=30.0), []
+
+        async def get(n: Any) -> None:
+            await routes.get("T")
+            order.append(n)
+
+        tasks = [asyncio.create_task(get(n)) for n in range(5)]
+        await asyncio.sleep(0)
+        answer.set_result(RemotingCommand(ResponseCode.SUCCESS, body=data.to_json()))
+        for n in range(5, 20):
+            tasks.append(asyncio.create_task(get(n)))
+            await asyncio.sleep(0)
+        await asyncio.gather(*tasks)
+        assert order == list(range(20))
+
+    asyncio.run(main())
 
 
 def test_on_twisted_one_key_keeps_its_order_in_the_first_burst(world: World, name_server: str) -> None:

@@ -71,7 +71,7 @@ MISTAKES = [
         "store/record_verifier.py",
         "        raise LostEntry(why)\n",
         "        return False\n",
-        ("tests/store/test_lost_queues.py",),
+        ("tests/store/test_entry_repair.py",),
     ),
     Mutation(
         "enter a lost entry for one of a message that is gone",
@@ -106,7 +106,7 @@ MISTAKES = [
         "store/entry_repair.py",
         "            entry = known if is_doubtful else",
         "            entry = known if False else",
-        ("tests/store/test_lost_queues.py",),
+        ("tests/store/test_entry_repair.py",),
     ),
     Mutation(
         "leave the names of deleted index files unsynced",

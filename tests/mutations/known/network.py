@@ -71,7 +71,9 @@ MISTAKES = [
         "client/routes.py",
         "not entry.waiting and self._is_good",
         "self._is_good",
-        ("tests/client/test_sends_in_flight.py::test_on_asyncio_who_comes_with_the_answer_goes_behind_those_that_wait",),
+        (
+            "tests/client/test_sends_in_flight.py::test_on_asyncio_who_comes_with_the_answer_goes_behind_those_that_wait",
+        ),
     ),
     Mutation(
         "count the time of a send from its call",

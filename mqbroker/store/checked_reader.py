@@ -1,8 +1,8 @@
-"""Checked reads: of messages far behind or from before the start, or where something is damaged.
+"""Checked reads: gets of messages far behind the end or from before the start, or next to corrupt ones.
 
 One entry of the consume queue after another, by the rules of DefaultMessageStore.getMessage of 4.9.7: what counts as
-full, how far a get looks, and where the next one goes on. Messages that were removed, are damaged or are none are
-passed over. Must never wait for the disk: it says what it misses.
+full, how many entries a get examines, and the next begin offset. Entries of messages that were removed or are corrupt
+are skipped. Never waits for the disk: it reports the pages that are not resident.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from mqbroker.store.record_verifier import RecordVerifier
 from mqbroker.store.resident_pages import ResidentPages
 from mqbroker.wire.record import RECORD_BYTES_MIN, property_bytes
 
-#: Bytes of entries one get looks at, unless more messages are asked for: it matters where most are filtered out.
+#: Bytes of entries that one get examines, unless more messages are requested: a bound where most are filtered out.
 _WINDOW_BYTES = 16_000
-#: Entries that are asked for, whether they are in memory, in one go.
+#: Entries whose residency is checked at once.
 _CHUNK = 64
 #: The same for the log, in bytes.
 _BLOCK_BYTES = 64 * 1024
-#: How far behind the end of the log messages are taken to be in memory without asking, where this process appended
-#: them; less where the machine has less than a few times that.
+#: Messages that this process appended are taken to be resident up to this far behind the end of the log; less where the
+#: machine has less than a few times that memory.
 HOT_BYTES_MAX = 1024 * 1024 * 1024
-#: A unit with its bit map has hardly more.
+#: Maximum size of a unit with its bit map, in practice.
 _UNIT_BYTES = 1024
 _MAX_INT = 0x7FFFFFFF
 _NO_BYTES = memoryview(b"")
@@ -43,9 +43,9 @@ _NO_BYTES = memoryview(b"")
 
 @attrs.define
 class _Look:
-    """How far one get is. `missing`: what is not in memory. `was_read`: what counts as in memory whatever is said of
-    it. `is_repaired`: what is wrong with the first entry now cannot be mended. `why_lost`: what is wrong with the entry
-    before which it ended."""
+    """State of one get. `missing`: ranges that are not resident. `was_read`: ranges taken to be resident whatever
+    mincore says. `is_repaired`: the first entry was repaired already, so a fault in it is final. `why_lost`: what is
+    wrong with the entry before which the get ended."""
 
     get: Get
     missing: list[FileRange]
@@ -65,10 +65,10 @@ class _Look:
 
 
 class CheckedReader:
-    """Reads messages with all checks.
+    """Gets messages with all checks.
 
-    :param near_bytes: messages further behind than this count as on the disk.
-    :param touched: is told of each place of a file that is about to be read.
+    :param near_bytes: messages further behind the end count as on disk.
+    :param touched: called with each file position that is about to be read.
     """
 
     def __init__(
@@ -99,8 +99,8 @@ class CheckedReader:
         *,
         is_repaired: bool,
     ) -> GetMessageResult:
-        """The answer. Where something was added to `missing` it means nothing, and is to be asked for again when that
-        is in memory, or `was_read`. Raises LostEntry, unless the first entry was mended just now."""
+        """Get messages. If ranges were added to `missing` the result is void: call again when they are resident, or in
+        `was_read`. Raises LostEntry, unless the first entry was repaired just now."""
         queue, offset = get.queue, get.offset
         if not queue.min_offset <= offset < queue.max_offset:
             return outside(offset, queue.min_offset, queue.max_offset)
@@ -137,7 +137,7 @@ class CheckedReader:
         return self._result(look)
 
     def _entries(self, look: _Look, start: int, count: int) -> memoryview | None:
-        """Entries from `start` on; None where they are not in memory, and the get ends or waits."""
+        """Entries from `start` on; None if they are not resident, and the get ends or waits."""
         file, at, _ = look.get.queue.place(start)
         size = count * ENTRY_BYTES
         if not self._has(look, file, at, size):
@@ -147,7 +147,7 @@ class CheckedReader:
         return file.view[at : at + size]
 
     def _pass_over(self, look: _Look, start: int, entries: memoryview) -> bool:
-        """Pass over entries none of which is wanted; False, and nothing done, where it is not so."""
+        """Skip a run of entries if the filter wants none of them; False, with nothing done, otherwise."""
         tags_codes = look.get.tags_codes
         if tags_codes is None or look.get.property_filter is not None or look.skip_below >= 0:
             return False
@@ -163,8 +163,8 @@ class CheckedReader:
         return True
 
     def _look_at(self, look: _Look, start: int, entries: memoryview) -> None:
-        """Take what is wanted, whole and not too much. A get ends before an entry that is wrong; one that asks for more
-        than tags codes also before a message of which something is missing."""
+        """Add the message of an entry if it is wanted, whole and within the limits. The get ends before a wrong entry;
+        with a property filter also before a message that is not resident."""
         get = look.get
         tags_codes, property_filter, log_end = get.tags_codes, get.property_filter, self._log.readable_end
         near_from = self._log.end - self._near_bytes
@@ -193,8 +193,8 @@ class CheckedReader:
             look.status = GetMessageStatus.FOUND
 
     def _is_wanted(self, look: _Look, queue_offset: int, physical_offset: int, size: int, code: int) -> bool:
-        """Whether a message, of which the entry may have a wanted tags code, is wanted and there, whole. It means
-        nothing where in `look` is said why that cannot be told now."""
+        """Whether a message whose tags code may match is wanted, and whole. Void if `look` says why that cannot be
+        decided now."""
         _, _, _, _, tags_codes, property_filter = look.get
         if code <= ADDRESS_MAX and (property_filter is not None or tags_codes is not None):
             unit = self._unit(look, queue_offset, physical_offset, code)
@@ -221,8 +221,8 @@ class CheckedReader:
         return False
 
     def _unit(self, look: _Look, queue_offset: int, physical_offset: int, code: int) -> ExtUnit | None:
-        """The unit at the address in an entry; None where there is none, or in `look` is said why it
-        cannot be told now."""
+        """The extension unit at the address in an entry; None if there is none, or if `look` says why that cannot be
+        decided now."""
         ext = look.get.queue.ext
         if ext is None:
             return None
@@ -257,8 +257,7 @@ class CheckedReader:
         at: int,
         room: int,
     ) -> bool:
-        """Whether the message of an entry is there, whole; where it is not it is passed by, or the get ends before
-        it."""
+        """Whether the message of an entry is there, whole; if not it is skipped, or the get ends before it."""
         if size >= RECORD_BYTES_MIN and 0 <= at <= room - size:
             if physical_offset >= max(self._log.end - self.hot_bytes, self._corrupt_ranges.intact_from) and (
                 self._resident_pages.has_log(physical_offset, physical_offset + size)
@@ -277,9 +276,7 @@ class CheckedReader:
     def _is_good(
         self, look: _Look, queue_offset: int, physical_offset: int, code: int, view: memoryview, at: int, size: int
     ) -> bool:
-        """Whether a message that is some way behind, or from before the start, is whole.
-
-        That is taken for granted as long as it is not in memory."""
+        """Whether a message that is not a recent append is whole. Assumed while it is not resident."""
         corrupt_ranges = self._corrupt_ranges
         is_own = physical_offset >= corrupt_ranges.intact_from
         if not is_own and corrupt_ranges.covers(physical_offset, physical_offset + size):
@@ -296,8 +293,8 @@ class CheckedReader:
             return not self._is_to_mend(look, queue_offset, physical_offset, str(lost)) and lost.is_there
 
     def _is_to_mend(self, look: _Look, queue_offset: int, physical_offset: int, why: str) -> bool:
-        """Have the get end before an entry that is wrong: one that begins there has it mended. False where that was
-        done, and it stays as it is."""
+        """End the get before a wrong entry: a get that begins there has it repaired. False if it was repaired already,
+        and stays wrong."""
         if look.is_repaired and queue_offset == look.get.offset:
             self._verifier.tell_rotten(look.get.queue, queue_offset, physical_offset, why)
             return False
@@ -311,12 +308,12 @@ class CheckedReader:
         if not look.count:
             look.status = GetMessageStatus.MESSAGE_WAS_REMOVING
         log = self._log
-        if 0 <= physical_offset < log.min_offset:  # so are the others of its segment
+        if 0 <= physical_offset < log.min_offset:  # the others of its segment are lost too
             look.skip_below = physical_offset - physical_offset % log.segment_bytes + log.segment_bytes
 
     def _segment(self, physical_offset: int) -> tuple[int, memoryview, int]:
-        """Where the segment of an offset starts in the log, its bytes, and how many of them can be read; none where
-        the log has no such byte."""
+        """Start offset, bytes and readable size of the segment of an offset; empty if the log does not hold the
+        offset."""
         found = self._log.view(physical_offset)
         if found is None:
             return 0, _NO_BYTES, 0
@@ -325,7 +322,7 @@ class CheckedReader:
         return base, view, min(len(view), self._log.readable_end - base)
 
     def _has(self, look: _Look, file: IMappedFile, at: int, size: int) -> bool:
-        """Whether bytes are in memory; asked for some more of them than these, where there will be a next time."""
+        """Whether bytes are resident; checks more than these at once, as the following entries will need them."""
         known, start, end = look.in_memory
         if known is file and start <= at and at + size <= end:
             return True
@@ -362,13 +359,13 @@ class CheckedReader:
 
 
 def _may_match(unit: ExtUnit, tags_codes: AbstractSet[int] | None, property_filter: IPropertyFilter | None) -> bool:
-    """Whether a message is wanted, or its properties have to be looked at, going by its unit of the extension."""
+    """Whether a message may be wanted by its extension unit: its properties decide."""
     if tags_codes is not None and unit.tags_code not in tags_codes:
         return False
     return property_filter is None or property_filter.may_match(unit)
 
 
 def _window(max_count: int) -> int:
-    """How many entries a get looks at; the Java broker reckons it in 32 bits."""
+    """How many entries a get examines; the Java broker computes it in 32 bits."""
     wanted_bytes = (max_count * ENTRY_BYTES + _MAX_INT + 1) % (1 << 32) - _MAX_INT - 1
     return -(-max(_WINDOW_BYTES, wanted_bytes) // ENTRY_BYTES)

@@ -8,14 +8,13 @@ orderly stop that says where each consume queue ends.
     60  number of consume queues                            8 | 68  sum of their next offsets 8
     76  CRC32 of bytes 0 to 76                              4
 
-The first three are the Java broker's, which looks at nothing else and leaves the rest as it is: the CRCs tell whether
-the rest belongs to the timestamps. The tally of queues is of all that is in the log below the offset of the queues;
-where there is none, nobody knows.
+The first three fields are the Java broker's, which reads nothing else and leaves the rest unchanged: the CRCs tell
+whether the rest belongs to the timestamps. The tally of queues covers the log below the consume queues' offset; absent
+means unknown.
 
-The note `queueEnds` spares a start to look into the files of all queues. A start gives it another name before anything
-is changed. It is true only together with the checkpoint that was written with it: a Java broker, which does not mind
-the file, changes that with the first message it stores. Under its other name it says from then on which numbers queues
-have given at least. Must never know when either is written.
+The note `queueEnds` saves a start from reading the files of all queues. A start renames it before it changes anything.
+It is valid only with the checkpoint that was written with it: a Java broker, which ignores the file, changes the
+checkpoint with the first message that it stores. The renamed note gives lower bounds of the queues' next offsets.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ from mqbroker.store.consumequeue_entry import QueueEnd
 from mqbroker.store.disk import IDisk
 
 CHECKPOINT_BYTES = 4096
-#: Java stamps a flush with the newest message it saw, which may not have been part of it.
+#: Java stamps a flush with the newest message that it saw, which the flush may not have included.
 _JAVA_MARGIN_MS = 3000
-#: It syncs all of the consume queues this often, and stamps them with the newest message that is in one at all.
+#: Java syncs all consume queues this often, and stamps that with the newest message in any of them.
 _JAVA_QUEUES_MARGIN_MS = 60_000
 _TIMES = Struct(">qqq")
 _OFFSETS = Struct(">8sqqq")
@@ -51,7 +50,7 @@ _TALLY_CRC_AT = TALLY_AT + _TALLY.size
 
 @attrs.frozen
 class Checkpoint:
-    """Timestamps in ms. All messages below the offsets are on the disk; None where only timestamps are known."""
+    """Timestamps in ms. All messages below the offsets are on disk; None where only timestamps are known."""
 
     log_ms: int = 0
     queues_ms: int = 0
@@ -64,7 +63,7 @@ class Checkpoint:
 
     @property
     def safe_ms(self) -> int:
-        """Messages stored at or before this time are in log and consume queues on the disk."""
+        """Messages stored at or before this time are on disk in log and consume queues."""
         return max(0, min(self.log_ms, self.queues_ms) - _JAVA_MARGIN_MS)
 
     @property
@@ -89,7 +88,7 @@ def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
 
 
 def decode_checkpoint(data: bytes) -> Checkpoint:
-    """Read a checkpoint; one too short to be one says that nothing is known."""
+    """Parse a checkpoint; one that is too short means that nothing is known."""
     if len(data) < _TIMES.size:
         return Checkpoint()
     times = _TIMES.unpack_from(data)
@@ -106,14 +105,14 @@ def decode_checkpoint(data: bytes) -> Checkpoint:
 
 
 class CheckpointFile:
-    """The checkpoint, and the file it is kept in. All raise OSError where that cannot be written."""
+    """The checkpoint and its file. All methods that write raise OSError."""
 
     def __init__(self, disk: IDisk, path: str, known: Checkpoint) -> None:
         self._disk = disk
         self.path = path
-        #: What the file says.
+        #: Content of the file.
         self.known = known
-        # Several workers may write at a time, and none must undo what another has noted.
+        # Several workers may write concurrently, and none must undo what another wrote.
         self._lock = threading.Lock()
 
     def write(self, checkpoint: Checkpoint) -> None:
@@ -125,7 +124,7 @@ class CheckpointFile:
         self.known = checkpoint
 
     def advance(self, checkpoint: Checkpoint) -> None:
-        """Write how far all is; where the log is further was noted, it stays."""
+        """Advance the checkpoint; the log's offset never moves back."""
         with self._lock:
             noted = self.known.log_offset
             if noted is not None and noted > (checkpoint.log_offset or 0):
@@ -133,44 +132,44 @@ class CheckpointFile:
             self._write(checkpoint)
 
     def note_log(self, offset: int) -> None:
-        """Note that all of the log below `offset` is on the disk."""
+        """Record that the log is on disk below `offset`."""
         with self._lock:
             if offset > (self.known.log_offset or 0):
                 self._write(attrs.evolve(self.known, log_offset=offset))
 
     def forget_log_above(self, offset: int) -> None:
-        """Note that the log ends at `offset`, so that what is appended there does not pass for synced after a kill."""
+        """Record that the log was cut to `offset`, so that new appends there do not count as synced after a kill."""
         known = self.known
         if known.log_offset is not None and known.log_offset > offset:
             self.write(attrs.evolve(known, log_offset=offset))
 
     def note_queues(self, offset: int, timestamp_ms: int, tally: tuple[int, int] | None) -> None:
-        """Note that consume queues have all below `offset` of the log, the newest message of `timestamp_ms`, on the
+        """Record that consume queues have the log below `offset`, whose newest message is of `timestamp_ms`, on
         disk."""
         self.write(attrs.evolve(self.known, queues_offset=offset, queues_ms=timestamp_ms, tally=tally))
 
     def note_cut(self, offset: int, tally: tuple[int, int]) -> None:
-        """Note what consume queues have that were cut to `offset` of the log, where the checkpoint is of that."""
+        """Record the tally of consume queues that were cut to `offset` of the log, if the checkpoint is at that
+        offset."""
         if self.known.queues_offset == offset and self.known.tally != tally:
             self.write(attrs.evolve(self.known, tally=tally))
 
     def forget_queues_above(self, offset: int, tally: tuple[int, int] | None = None) -> None:
-        """Note that consume queues are about to be built anew from `offset` of the log: an end of the process or of
-        the machine meanwhile leaves them shorter than the checkpoint says. `tally`: of what they have below, where that
-        is known."""
+        """Record that consume queues are about to be rebuilt from `offset` of the log: a crash meanwhile leaves them
+        shorter than the checkpoint said. `tally`: of the entries below, where known."""
         known = self.known
         if known.queues_offset is not None and known.queues_offset > offset:
             self.write(attrs.evolve(known, queues_offset=offset, queues_ms=0, tally=tally))
 
     def forget_index_above(self, offset: int, end_ms: int) -> None:
-        """As `forget_queues_above`, for the index, whose newest message is of `end_ms`."""
+        """As `forget_queues_above`, for the index, whose newest message is then of `end_ms`."""
         known = self.known
         if known.index_offset is not None and known.index_offset > offset:
             self.write(attrs.evolve(known, index_offset=offset, index_ms=min(known.index_ms, end_ms)))
 
     def forget_queues(self, share: tuple[int, int] | None) -> None:
-        """Note that queues are about to go, so that nobody looks for them after a kill. `share`: their part of the
-        tally; None where nobody knows it, and has none of the others either then."""
+        """Record that queues are about to be removed, so that a start after a kill does not miss them. `share`: their
+        part of the tally; None if unknown, which drops the tally."""
         with self._lock:
             if self.known.tally is None or share == (0, 0):
                 return
@@ -181,7 +180,7 @@ class CheckpointFile:
 
 log = Logger()
 
-#: Ends the name of a note that was put aside.
+#: Suffix of a renamed note.
 FORMER = ".last"
 _NUMBER_MAX = 2**63 - 1
 
@@ -198,12 +197,12 @@ def write_ends(disk: IDisk, path: str, queues: Iterable[ConsumeQueue], checkpoin
 
 
 def read_ends(disk: IDisk, path: str, checkpoint: bytes) -> dict[tuple[str, int], QueueEnd]:
-    """Read the note that was written with this checkpoint; empty where there is none. Raises OSError."""
+    """Read the note that was written with this checkpoint; empty if there is none. Raises OSError."""
     return _read(disk, path, zlib.crc32(checkpoint))
 
 
 def read_former_ends(disk: IDisk, path: str) -> dict[tuple[str, int], QueueEnd]:
-    """Read the note that was put aside last, whatever happened since; empty where there is none. Raises OSError."""
+    """Read the note that was renamed last, whatever happened since; empty if there is none. Raises OSError."""
     return _read(disk, path + FORMER, None)
 
 
@@ -218,14 +217,14 @@ def _read(disk: IDisk, path: str, checkpoint_crc: int | None) -> dict[tuple[str,
 
 
 def put_ends_aside(disk: IDisk, path: str) -> None:
-    """Give the note its other name: files are about to change. Raises OSError."""
+    """Rename the note: files are about to change. Raises OSError."""
     if disk.exists(path):
         disk.rename(path, path + FORMER)
 
 
 def parse_ends(data: bytes, checkpoint_crc: int | None) -> dict[tuple[str, int], QueueEnd]:
-    """The ends of queues by topic and queue id; none where they are of another checkpoint, of which None is any.
-    Raises ValueError."""
+    """Parse the queue ends, by topic and queue id; empty if they belong to another checkpoint than `checkpoint` (None:
+    any). Raises ValueError."""
     head, _, body = data.partition(b"\n")
     if head != b"%08x" % zlib.crc32(body):
         raise ValueError("its CRC is another")

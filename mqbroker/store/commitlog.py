@@ -1,7 +1,7 @@
 """The commit log: every message of every queue, one after another, in segments.
 
-A segment ends with a filler (its size and BLANK_MAGIC) where the next record does not fit. Appending leaves what the
-dispatcher needs in `dispatch_queue`. Must never know of flushing, indexes, or who reads.
+A segment ends with a filler record (its size and BLANK_MAGIC) where the next record does not fit. Appends are queued
+for the dispatcher in `dispatch_queue`. Knows nothing of flushing, indexes or readers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from mqbroker.wire.record import (
     host_flags,
 )
 
-#: Bytes of the log, one after another; they stay valid, and are read-only.
+#: Consecutive read-only bytes of the log, which stay valid.
 Pieces = Sequence[bytes] | Sequence[memoryview]
 
 #: topic, queue id, flag, sys flag, born timestamp (ms), born host (8 or 20 bytes), reconsume times, prepared offset,
@@ -43,43 +43,43 @@ Pieces = Sequence[bytes] | Sequence[memoryview]
 NewMessage = tuple[bytes, int, int, int, int, bytes, int, int, bytes, bytes]
 #: physical offset, queue offset, size, store timestamp (ms).
 Appended = tuple[int, int, int, int]
-#: What one append leaves to be dispatched.
+#: One append, to be dispatched.
 Dispatchable = tuple[Sequence[NewMessage], list[Appended], list[ConsumeQueue]]
 
-#: Bytes of messages that may wait for a dispatcher in memory; it reads those beyond from the log.
+#: Bytes of messages that may wait for the dispatcher in memory; it reads those beyond from the log.
 QUEUED_BYTES_MAX = 16 * 1024 * 1024
 
-#: The next segment is made when that part of one is full. With half there was too little time where segments are small
-#: and the disk is busy: every second one was made by who needed it.
+#: The next segment is created when this part of one is full. Half left too little time with small segments on a busy
+#: disk: every second one was created by the append that needed it.
 NEXT_WANTED_PART = 4
 
-#: So many bytes ahead are seen to be in memory, and count as that for so long.
+#: Bytes ahead of the end that are faulted in, and for how long that is assumed to hold.
 READIED_BYTES = 256 * 1024
 READIED_MS = 100
 #: How many tails of records are kept.
 _TAILS_MAX = 10_000
-#: As many as one request brings, of a segment that is begun in the midst of it.
+#: Messages of one request that are packed at once when a segment ends among them.
 FRESH_BYTES = 4 * 1024 * 1024
 
-#: Of these heads are not as long, or there is no place in a queue.
-_UNUSUAL = SysFlag.TRANSACTION_PREPARED | V6
+#: Flags of records whose head has another length, or that are not queued.
+_SLOW_PATH_FLAGS = SysFlag.TRANSACTION_PREPARED | V6
 
 
 class Refusal(Enum):
-    """Why appends are refused; where there are several reasons the first is told."""
+    """Why appends are refused; of several reasons the first is reported."""
 
-    #: What was appended cannot be brought to the disk: for good.
+    #: Appended messages cannot be synced: permanent.
     STOPPED = auto()
     DISK_FULL = auto()
-    #: What is appended would not enter consume queues or index.
+    #: Appended messages would not reach consume queues or index.
     NOT_DISPATCHED = auto()
-    #: What was appended waits too long for its sync.
+    #: Appended messages have waited too long for their sync.
     NOT_SYNCED = auto()
 
 
 class DispatchQueue:
-    """Appends that wait in memory for a dispatcher, in the order of the log. Where they are too much of it they are
-    forgotten: the dispatcher reads from the log what is missing before the first of them."""
+    """Appends that wait in memory for the dispatcher, in the order of the log. If they exceed the bound they are
+    dropped: the dispatcher reads what is missing before the first of them from the log."""
 
     def __init__(self) -> None:
         self._appends: deque[Dispatchable] = deque()
@@ -90,7 +90,7 @@ class DispatchQueue:
 
     @property
     def begin(self) -> int:
-        """Where the first of them, of which there must be one, begins in the log."""
+        """Log offset of the first append; there must be one."""
         return self._appends[0][1][0][0]
 
     def put(self, appends: Sequence[Dispatchable], size: int) -> None:
@@ -102,7 +102,7 @@ class DispatchQueue:
         self._bytes += size
 
     def pop(self, count: int) -> tuple[list[Dispatchable], int]:
-        """Take appends of about `count` messages off the front, none missing between them; and how many messages."""
+        """Remove contiguous appends of about `count` messages from the front; also returns the number of messages."""
         waiting = self._appends
         first = waiting.popleft()
         appends, taken, last = [first], len(first[1]), first[1][-1]
@@ -140,7 +140,7 @@ class CommitLog:
         self.min_offset = first_offset
         self.end = end
         self.last_timestamp_ms = 0
-        #: Where the newest record ends that recovery could take for one of which the disk lacks a sector.
+        #: End of the newest record that recovery could take for one with a lost sector.
         self.doubtful_end = 0
         self._source = source
         self._queues = queues
@@ -148,8 +148,8 @@ class CommitLog:
         self._now_ms = now_ms
         self._store_host = store_host
         self._transient = transient
-        # Topic and length of the properties -> what stands between body and properties of a record, and the size of
-        # all but body and properties.
+        # (topic, length of the properties) -> the bytes between body and properties, and the size of the record without
+        # body and properties.
         self._tails: dict[tuple[bytes, int], tuple[bytes, int]] = {}
         self._is_reserved = False
         self._uncommitted: deque[tuple[Dispatchable, int]] = deque()
@@ -158,36 +158,36 @@ class CommitLog:
             self._leave = self._leave_uncommitted
             transient.on_commit.append(self._committed)
             transient.on_failure.append(self._commit_failed)
-        #: Appends that were not dispatched yet.
+        #: Appends not yet dispatched.
         self.dispatch_queue = DispatchQueue()
-        #: Called when there is something to be dispatched after there was nothing, or more often.
+        #: Called when there is something to dispatch after there was nothing, or more often.
         self.on_dispatchable: list[Callable[[], None]] = []
-        #: Called once for each segment, when the next is to be made.
+        #: Called once for each segment, when the next one should be created.
         self.on_next_wanted: list[Callable[[], None]] = []
         self._refusals: dict[Refusal, str] = {}
-        # Why there is no next segment, where the last append found none.
+        # Why there is no next segment, if the last append found none.
         self._why_no_segment = ""
         self._activate()
 
     # Refusing
 
     def refuse(self, cause: Refusal, why: str) -> bool:
-        """Refuse appends until `allow`; returns whether they were not refused for this cause before."""
+        """Refuse appends until `allow`; returns True if they were not refused for this cause before."""
         is_new = cause not in self._refusals
         self._refusals[cause] = why
         return is_new
 
     def allow(self, cause: Refusal) -> bool:
-        """Refuse appends for this cause no more; returns whether they were."""
+        """Stop refusing appends for this cause; returns True if they were refused."""
         return self._refusals.pop(cause, None) is not None
 
     def why(self, cause: Refusal) -> str:
-        """Why appends are refused for one cause; empty where they are not."""
+        """Why appends are refused for one cause; empty if they are not."""
         return self._refusals.get(cause, "")
 
     @property
     def why_refused(self) -> str:
-        """Why appends are refused, or the last found no segment; empty where they are taken."""
+        """Why appends are refused, or why the last found no segment; empty if they are accepted."""
         return self._refusals[self._first_cause] if self._refusals else self._why_no_segment
 
     @property
@@ -244,7 +244,7 @@ class CommitLog:
             listener()
 
     def _append_here(self, messages: Sequence[NewMessage]) -> list[Appended] | None:
-        """Append to the current segment; None, and nothing done, where that is too small."""
+        """Append to the current segment; None, with nothing done, if it is too small."""
         now = max(self._now_ms(), self.last_timestamp_ms)
         store_host = self._store_host
         usual_hosts = len(store_host) == 8
@@ -271,7 +271,7 @@ class CommitLog:
                     tail, size = self._make_tail(topic, properties_bytes)
                 body_bytes = len(body)
                 size += body_bytes
-                if usual_hosts and not sys_flag & _UNUSUAL and len(born_host) == 8:
+                if usual_hosts and not sys_flag & _SLOW_PATH_FLAGS and len(born_host) == 8:
                     queue_offset = queue.next_offset
                     head = pack(
                         size, MAGIC, crc32(body) & 0x7FFFFFFF, queue_id, flag, queue_offset, end, sys_flag,
@@ -279,7 +279,7 @@ class CommitLog:
                     )  # fmt: skip
                     queue.next_offset = queue_offset + 1
                 else:
-                    head, size, queue_offset = self._unusual_head(message, queue, size, end, now)
+                    head, size, queue_offset = self._pack_head_slowly(message, queue, size, end, now)
                 parts += (head, body, tail, properties)
                 appended.append((end, queue_offset, size, now))
                 queues.append(queue)
@@ -300,7 +300,7 @@ class CommitLog:
             except StoreUnwritable:
                 _undo_next_offsets(messages, queues)
                 raise
-        # A process that is killed meanwhile leaves no head of a record whose end is missing.
+        # Stored last, so that a kill leaves no record's head without its end.
         first = parts[0]
         parts[0] = first[COMMIT_BYTES:]
         self._buffer[start + COMMIT_BYTES : stop] = b"".join(parts)
@@ -315,7 +315,7 @@ class CommitLog:
         return appended
 
     def _make_tail(self, topic: bytes, properties_bytes: int) -> tuple[bytes, int]:
-        """What stands between the body and the properties of a record, kept for next time."""
+        """The bytes between body and properties of a record, cached."""
         data = encode_tail(topic, properties_bytes)
         if len(self._tails) >= _TAILS_MAX:
             self._tails.clear()
@@ -323,8 +323,8 @@ class CommitLog:
         return tail
 
     def _make_ready(self, start: int, stop: int, now: int) -> None:
-        """Have the pages in memory that are stored in, as those of the active segment may have gone: storing into one
-        that the disk cannot read would end the process."""
+        """Fault in the pages that are about to be written, as those of the active segment may have been evicted: a
+        store into one that the disk cannot read would kill the process (SIGBUS)."""
         segment = self.segments[-1]
         end = min(max(stop, start + READIED_BYTES), self.segment_bytes)
         if self._transient is None:
@@ -349,13 +349,13 @@ class CommitLog:
         waiting = self._uncommitted
         while waiting and waiting[0][0][1][0][0] < end:
             self._add_to_dispatch_queue(*waiting.popleft())
-        self._tell(self.on_dispatchable)  # for what is not queued
+        self._tell(self.on_dispatchable)  # for records that are not queued
 
     def _commit_failed(self, why: str) -> None:
         self.refuse(Refusal.STOPPED, why)
         self._uncommitted.clear()
 
-    def _unusual_head(
+    def _pack_head_slowly(
         self, message: NewMessage, queue: ConsumeQueue, size: int, end: int, now: int
     ) -> tuple[bytes, int, int]:
         """Head, size and queue offset of a record with IPv6 hosts or of a transaction's half."""
@@ -373,7 +373,7 @@ class CommitLog:
         return head, size, queue_offset
 
     def _append_across(self, messages: Sequence[NewMessage]) -> list[Appended]:
-        """Append messages of which not all fit into the current segment."""
+        """Append messages that do not all fit into the current segment."""
         groups = self._group(messages)
         self._make_ready(self.end - self._base, self.segment_bytes, self._now_ms())
         fresh = self._acquire_segments(len(groups) - 1)
@@ -410,7 +410,7 @@ class CommitLog:
 
     @contextmanager
     def reserved(self, messages: Sequence[NewMessage]) -> Iterator[None]:
-        """Within this, messages that are appended in parts are all taken, or the first of the parts is refused.
+        """Context in which messages that are appended in parts are all accepted, or the first part is refused.
 
         Raises as `append`."""
         if self.writes:
@@ -423,13 +423,12 @@ class CommitLog:
 
     @property
     def writes(self) -> bool:
-        """Whether appends are accepted at all, whatever they are."""
+        """Whether appends are accepted at all."""
         return not self._refusals
 
     def _group(self, messages: Sequence[NewMessage]) -> list[list[NewMessage]]:
-        """Split messages by segment, the first list for what still fits the current one.
-
-        Every head is packed once, so that a bad value shows before anything is written."""
+        """Split messages by segment; the first list fits the current one. Every head is packed once, so that a bad
+        value is found before anything is written."""
         groups: list[list[NewMessage]] = [[]]
         room = self._base + self.segment_bytes - self.end - BLANK_BYTES_MIN
         for message in messages:
@@ -437,7 +436,7 @@ class CommitLog:
                 queue = self._queues.open(message[0], message[1])
                 _, size = self._make_tail(message[0], len(message[9]))
                 before = queue.next_offset
-                _, size, _ = self._unusual_head(message, queue, size + len(message[8]), 0, 0)
+                _, size, _ = self._pack_head_slowly(message, queue, size + len(message[8]), 0, 0)
                 queue.next_offset = before
             except (struct_error, TypeError) as error:
                 raise ValueError(str(error)) from error
@@ -459,8 +458,7 @@ class CommitLog:
         self.end = self._base
 
     def prepare_next(self) -> None:
-        """Have the next segment made when it is wanted, and find out whether there is room again after there was
-        none."""
+        """Request the next segment when it is due, and find out whether there is room again after there was none."""
         self._source.keep_ahead(self.segments[-1], self.end - self._base)
         next_base = self._base + self.segment_bytes
         if self._why_no_segment:
@@ -475,9 +473,8 @@ class CommitLog:
     # Forgetting
 
     def drop_first(self) -> IMappedFile:
-        """Forget the oldest segment, which is not the last one; slices of it that readers hold stay valid.
-
-        The caller closes it.
+        """Drop the oldest segment, which must not be the last; slices that readers hold stay valid. The caller closes
+        it.
         """
         assert len(self.segments) > 1
         self.min_offset += self.segment_bytes
@@ -487,7 +484,8 @@ class CommitLog:
 
     @property
     def readable_end(self) -> int:
-        """Where the log ends for readers, dispatch and flush: `end`, but for what waits in memory to be committed."""
+        """End of the log for readers, dispatch and flush: `end` without what waits in the transient store to be
+        committed."""
         return self.end if self._transient is None else self._transient.committed
 
     @property
@@ -496,7 +494,7 @@ class CommitLog:
         return self.last_timestamp_ms if self._transient is None else self._transient.committed_ms
 
     def view(self, offset: int) -> tuple[memoryview, int] | None:
-        """The segment that holds `offset`, and the position in it; None where the log has no such byte."""
+        """The segment that holds `offset`, and the position in it; None if the log does not hold it."""
         if not self.min_offset <= offset < self.readable_end:
             return None
         index, at = divmod(offset - self.min_offset, self.segment_bytes)
@@ -508,7 +506,7 @@ class CommitLog:
         return self.segments[index], at
 
     def read(self, offset: int, size: int) -> memoryview | None:
-        """`size` bytes at `offset`, all in one segment; None where the log does not hold them."""
+        """`size` bytes at `offset`, all in one segment; None if the log does not hold them."""
         if not self.min_offset <= offset < offset + size <= self.readable_end:
             return None
         index, at = divmod(offset - self.min_offset, self.segment_bytes)
@@ -517,8 +515,7 @@ class CommitLog:
         return self.segments[index].view[at : at + size]
 
     def read_each(self, offsets: Sequence[int], sizes: Sequence[int], *, copy: bool) -> Pieces | None:
-        """The bytes at each of `offsets`, of which the first is the lowest and the last the highest; None where the log
-        does not hold them all in one segment."""
+        """The bytes at each of `offsets`, in ascending order; None if the log does not hold them all in one segment."""
         first, end = offsets[0], offsets[-1] + sizes[-1]
         if not self.min_offset <= first < end <= self.readable_end:
             return None
@@ -549,7 +546,7 @@ class CommitLog:
 
 
 def _undo_next_offsets(messages: Sequence[NewMessage], queues: Sequence[ConsumeQueue]) -> None:
-    """Undo the queue offsets given out for the first messages of a batch."""
+    """Take back the queue offsets of the first messages of a batch."""
     for message, queue in zip(messages, queues, strict=False):
         if not message[3] & SysFlag.TRANSACTION_PREPARED:
             queue.next_offset -= 1

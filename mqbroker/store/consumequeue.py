@@ -1,7 +1,7 @@
-"""Consume queues: for each queue of a topic, where its messages stand in the log, an entry each.
+"""Consume queue: the entries of a topic's queue, one per message, each with its offset in the log.
 
-A queue is a row of files of one size, each named by the byte offset it starts at. All of it is a cache of the log.
-Must never know what a message holds, nor of time.
+A queue is a sequence of files of one size, each named by its start offset in bytes. All of it can be rebuilt from the
+log. Knows nothing of the content of messages, nor of time.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ from mqbroker.wire.record import RECORD_BYTES_MIN
 ALLOCATE_BYTES = 64 * 1024
 _CHUNK = 256
 _PAGE_BYTES = 4096
-#: So many entries of a queue may stay in its file when they are cut off, to be found there when they are built again.
+#: Entries of a queue that may stay in its file when they are truncated, to be found there when they are rebuilt.
 _KEPT_MAX = 16
 _MEND = "set it as it was, or let `mq store repair` build them anew"
-#: What to do with what is no file or directory of a queue.
+#: Advice for foreign files and directories.
 MOVE_AWAY = "move it away (`mq store repair --move-foreign`)"
 _FILE_NAME = re.compile(r"\d{20}")
 
 
 @functools.lru_cache(maxsize=16)
 def _of_topic(topic: str) -> tuple[bytes, int]:
-    """The topic's bytes, and the hash of "topic#", which its queues have in common."""
+    """The topic's bytes, and the hash of "topic#", shared by its queues."""
     return topic.encode(), java_hash(topic + "#")
 
 
 class ConsumeQueue:
     """One queue of a topic.
 
-    `next_offset` is the next to be given out by the log, `max_offset` the next to be written here: between them are
-    messages that wait for the dispatcher.
+    `next_offset` is the next that the log assigns, `max_offset` the next to be written here: between them are messages
+    that wait for the dispatcher.
     """
 
     __slots__ = (
@@ -79,49 +79,49 @@ class ConsumeQueue:
         begins_at: int = 0,
         ext: ConsumeQueueExt | None = None,
     ) -> None:
-        """`new_names` gets the directories in which a name was made, until someone syncs them."""
+        """`new_names` collects the directories in which a file was created, until they are synced."""
         self._cache = cache
         self._disk = cache.disk
         self._new_names = new_names
         self.directory = directory
-        #: Where there is one, entries hold addresses of its units instead of tags codes.
+        #: If present, entries hold addresses of its units instead of tags codes.
         self.ext = ext
         self.topic = topic
-        #: The hash is that from which index keys go on.
+        #: The hash is the prefix of the hashes of index keys.
         self.topic_bytes, self.key_hash = _of_topic(topic)
         self.queue_id = queue_id
         self.is_schedule = topic == SCHEDULE_TOPIC
-        #: The number of its first message: not 0 where there were others, that were removed.
+        #: Offset of its first message ever: not 0 if the queue was removed and created again.
         self.begins_at = begins_at
         self.is_removed = False
-        #: Whether its first file is not the one that was when the store was stopped; None where nobody noted that.
+        #: Whether its first file is not that of the last clean stop; None if unknown.
         self.lacks_first: bool | None = None
         self.next_offset = self.max_offset = self.min_offset = begins_at
-        #: Physical offset and size of the newest entry, where there is one: nobody needs the file for it.
+        #: Physical offset and size of the newest entry, if any: known without its file.
         self.last = (0, 0)
-        self.resident_from = 0  # entries below it may not be in memory
-        self.verified_range = (0, 0)  # from and to: messages that a reader found whole
+        self.resident_from = 0  # entries below may not be resident
+        self.verified_range = (0, 0)  # from, to: messages that a reader found whole
         self._file_bytes = file_bytes
         self._per_file = file_bytes // ENTRY_BYTES
         self._files: list[CachedFile] = []
         self._first = self._base = self._allocated = 0
         self._unsynced: list[CachedFile] = []
-        # Whether there is nothing in the files behind the newest entry.
+        # Whether the files hold only zeros behind the newest entry.
         self._is_clear = True
-        # Whether entries were cut off that a crash could bring back until the next sync.
+        # Whether entries were truncated that a crash could bring back until the next sync.
         self._is_cut = False
-        # As `last`, of the entry at `min_offset`; None where nobody looked.
+        # As `last`, of the entry at `min_offset`; None if not read yet.
         self._oldest: tuple[int, int] | None = None
-        # The newest entries, as `load` has read them.
+        # The newest entries, as read by `load`.
         self._tail = b""
-        # What stands in the last file from `max_offset` on, cut off and not cleared.
+        # Bytes in the last file from `max_offset` on that were truncated but not cleared.
         self._kept = b""
 
     # Writing
 
     def write(self, flat: Sequence[int]) -> None:
-        """Append entries, given as offset, size, tags code, offset, ... Raises OSError with none or a part written;
-        `max_offset` tells how far it came."""
+        """Append entries, given as offset, size, tags code, offset, ... Raises OSError with none or some written:
+        `max_offset` tells how many."""
         count = len(flat) // 3
         start = (self.max_offset - self._base) * ENTRY_BYTES
         end = start + count * ENTRY_BYTES
@@ -134,15 +134,15 @@ class ConsumeQueue:
         self.number_from(self.max_offset)
 
     def number_from(self, offset: int) -> None:
-        """Have the next message get the number `offset` at least."""
+        """Raise the next message's offset to `offset` at least."""
         self.next_offset = max(self.next_offset, offset)
 
     def go_on_numbering(self) -> None:
-        """Have the next message get the number that follows the newest entry, whatever was given out before."""
+        """Reset the next message's offset to the one after the newest entry."""
         self.next_offset = self.max_offset
 
     def read_end(self) -> None:
-        """Read the page of the next entry, and of the next unit, into memory: they may have been evicted since the last
+        """Read the pages of the next entry and the next unit into memory: they may have been evicted since the last
         sync. Raises Unreadable."""
         at = (self.max_offset - self._base) * ENTRY_BYTES
         if self._files and 0 < at < self._file_bytes:
@@ -151,7 +151,7 @@ class ConsumeQueue:
             self.ext.read_end()
 
     def _write_slowly(self, flat: Sequence[int]) -> None:
-        at = 3 * self._find_kept(flat) if self._kept else 0
+        at = 3 * self._write_kept(flat) if self._kept else 0
         while at < len(flat):
             room = min(self._room(), _CHUNK)
             part = flat[at : at + 3 * room]
@@ -159,9 +159,10 @@ class ConsumeQueue:
             at += len(part)
         self.number_from(self.max_offset)
 
-    def _find_kept(self, flat: Sequence[int]) -> int:
-        """How many of the entries stand where they are to be written: that is done without mapping the file, for the
-        kernel may take their pages for synced after a sync that failed. Raises OSError."""
+    def _write_kept(self, flat: Sequence[int]) -> int:
+        """Write the leading entries that the file already has, and return how many. By a system call, without mapping
+        the file: they must be written again, as after a failed sync the kernel may take their pages for clean. Raises
+        OSError."""
         kept = self._kept
         count = min(len(flat), len(kept) // ENTRY_BYTES * 3) // 3
         data = entries_struct(count).pack(*flat[: 3 * count])
@@ -175,7 +176,7 @@ class ConsumeQueue:
         return count
 
     def clear_kept(self) -> None:
-        """Take from the files what `truncate` cut off and was not written again. Raises OSError."""
+        """Zero in the files what `truncate` cut off and was not written again. Raises OSError."""
         self._tail = b""
         if not self._kept:
             return
@@ -193,17 +194,18 @@ class ConsumeQueue:
         self.max_offset += len(data) // ENTRY_BYTES
 
     def _room(self) -> int:
-        """Entries that can be written at `max_offset`, at least one: makes a file or allocates where there is none."""
+        """Number of entries that can be written at `max_offset`, at least one: creates a file or allocates blocks if
+        needed."""
         if not self._files:
             self._begin(self.max_offset)
         elif self.max_offset >= self._base + self._per_file:
             self._add_file(self.max_offset // self._per_file * self._per_file)
         start = (self.max_offset - self._base) * ENTRY_BYTES
         if start + ENTRY_BYTES > self._allocated:
-            if start and not self._allocated:  # a file that was there: its end may be on the disk only
+            if start and not self._allocated:  # an existing file: its end may be on disk only
                 read_before_touch(self._files[-1], start - 1, 1)
             end = start + ENTRY_BYTES
-            # Twice as much each time: most queues of a broker with very many have a few messages.
+            # Doubled each time: with very many queues most have few messages.
             step = min(ALLOCATE_BYTES, max(_PAGE_BYTES, 1 << (end - 1).bit_length()))
             want = min(self._file_bytes, -(-end // step) * step)
             self._files[-1].allocate(self._allocated, want - self._allocated)
@@ -211,7 +213,7 @@ class ConsumeQueue:
         return (self._allocated - start) // ENTRY_BYTES
 
     def _begin(self, offset: int) -> None:
-        """Make the first file, for entry `offset` on. Raises OSError with nothing done."""
+        """Create the first file, starting at entry `offset`. Raises OSError with nothing done."""
         base = offset // self._per_file * self._per_file
         self._add_file(base)
         size = (offset - base) * ENTRY_BYTES
@@ -238,7 +240,7 @@ class ConsumeQueue:
         path = os.path.join(self.directory, f"{base * ENTRY_BYTES:020d}")
         try:
             file = self._cache.create(path, self._file_bytes)
-        except FileExistsError:  # the empty one that `load` passes over
+        except FileExistsError:  # the empty one that `load` ignores
             self._disk.remove(path)
             file = self._cache.create(path, self._file_bytes)
         self._files.append(file)
@@ -251,14 +253,14 @@ class ConsumeQueue:
             directory = directory.rpartition("/")[0]
 
     def _activate(self) -> None:
-        # What a file already had is allocated, or a hole: allocating it again costs nothing.
+        # Allocating again what the file has costs nothing.
         file = self._files[-1]
         self._base = self._first + (len(self._files) - 1) * self._per_file
         self._allocated = 0
         self._unsynced.append(file)
 
     def skip_to(self, offset: int) -> None:
-        """Fill with blank entries up to `offset`: messages before it are gone from the log, or damaged in it."""
+        """Fill with blank entries up to `offset`: the messages before it are gone from the log, or corrupt in it."""
         blank = ENTRY.pack(max(0, self.end_of_last()), BLANK_SIZE, 0)
         self.clear_kept()
         if not self._files:
@@ -268,7 +270,7 @@ class ConsumeQueue:
             self._store(blank * count)
 
     def rewrite(self, offset: int, data: bytes) -> None:
-        """Store an entry between min and max anew. Raises OSError."""
+        """Overwrite an entry between min and max. Raises OSError."""
         index, at = divmod(offset - self._first, self._per_file)
         file = self._files[index]
         file.allocate(at * ENTRY_BYTES, ENTRY_BYTES)
@@ -278,7 +280,7 @@ class ConsumeQueue:
         self._oldest = None
 
     def clear_page_behind(self) -> None:
-        """Have zeros behind the newest entry as far as its page goes. Raises OSError."""
+        """Zero the page of the newest entry behind it. Raises OSError."""
         at = (self.max_offset - self._base) * ENTRY_BYTES
         size = min(-at % _PAGE_BYTES, self._file_bytes - at)
         if size:
@@ -295,12 +297,12 @@ class ConsumeQueue:
 
     @property
     def first_offset(self) -> int:
-        """The offset of the first entry there is, of a message or not; of the next where there is none."""
+        """Offset of the first entry, of a message or blank; the next offset if there is none."""
         return self._first if self._files else self.max_offset
 
     def locate(self, offset: int) -> tuple[memoryview, int, int]:
-        """Where entry `offset` (between min and max) is: a file's bytes, the position, and how many entries follow in
-        that file."""
+        """Location of entry `offset` (between min and max): a file's bytes, the position, and the number of entries up
+        to that file's end."""
         file, at, count = self.place(offset)
         return file.view, at, count
 
@@ -310,7 +312,7 @@ class ConsumeQueue:
         return self._files[index], at * ENTRY_BYTES, min(self._per_file - at, self.max_offset - offset)
 
     def file_ranges(self) -> list[tuple[int, int]]:
-        """The offsets start..end of messages that each file has, between min and max."""
+        """The offsets start..end of each file's messages, between min and max."""
         starts = [self._first + number * self._per_file for number in range(len(self._files))]
         ranges = [(max(start, self.min_offset), min(start + self._per_file, self.max_offset)) for start in starts]
         return [(start, end) for start, end in ranges if start < end]
@@ -322,7 +324,7 @@ class ConsumeQueue:
         return found
 
     def entry_from_disk(self, offset: int) -> tuple[int, int, int]:
-        """As `entry`, where that may be on the disk only. May wait. Raises Unreadable."""
+        """As `entry`, if it may be on disk only. May wait. Raises Unreadable."""
         file, at, _ = self.place(offset)
         read_before_touch(file, at, ENTRY_BYTES)
         return self.entry(offset)
@@ -334,25 +336,25 @@ class ConsumeQueue:
         return found
 
     def end_of_last(self) -> int:
-        """Where the newest message ends in the log; -1 where there is none known."""
+        """Log offset at which the newest message ends; -1 if unknown."""
         if not self._files or self.max_offset <= self._first:
             return -1
         physical_offset, size = self.last
         return physical_offset + size if size != BLANK_SIZE else physical_offset or -1
 
     def search(self, is_below: Callable[[int, int], bool], low: int, high: int, *, lost_are_below: bool = False) -> int:
-        """First offset in low..high whose entry (physical offset, size) is not below; entries must be ordered, but for
-        those that are lost, which say nothing. Raises Unreadable."""
+        """Binary search for the first offset in low..high whose entry (physical offset, size) is not below; lost
+        entries are ignored. Raises Unreadable."""
         return search_entries(self.entry_from_disk, self.last[0], is_below, low, high, lost_are_below)
 
     # Loading
 
     def load(self, is_clean: bool = True, is_intact: bool = True, end: QueueEnd | None = None) -> bool:
-        """Take the files there are and find the end; returns False where some had to be left out.
+        """Open the existing files and find the end; returns False if some had to be left out.
 
-        `is_intact`: all is there that a process stored. `end`: what was known when the store was stopped, which is
-        right where there are the same files. Raises StoreDamaged on foreign or misshapen files. One that is missing,
-        or after a crash has no size yet, ends the queue, and what follows is deleted.
+        `is_intact`: the store was stopped cleanly, so nothing is missing. `end`: as noted at a clean stop, valid if the
+        files are the same. Raises StoreDamaged on foreign or misshapen files. A missing file, or after a crash one
+        without its size, ends the queue, and the files after it are deleted.
         """
         is_whole = True
         names = self._disk.names(self.directory)
@@ -367,7 +369,7 @@ class ConsumeQueue:
                 is_whole = False
                 self._remove(path)
                 continue
-            if not size and name == names[-1]:  # made by a process that was killed before it gave it a size
+            if not size and name == names[-1]:  # created by a process that was killed before it set the size
                 break
             if size != self._file_bytes:
                 why = f"{size} bytes; mappedFileSizeConsumeQueue is {self._file_bytes}: {_MEND}"
@@ -395,7 +397,7 @@ class ConsumeQueue:
         return is_possible and end[:3] == (self._first, len(files), self._disk.modified_ms(files[-1].path))
 
     def noted_end(self) -> QueueEnd | None:
-        """What `load` will want to know; None where there are no files, or one cannot be read."""
+        """The note for the next `load`; None if there are no files, or one cannot be read."""
         if not self._files:
             return None
         try:
@@ -406,8 +408,8 @@ class ConsumeQueue:
         return QueueEnd(self._first, len(self._files), modified_ms, self.min_offset, self.max_offset, self.last, oldest)
 
     def _find_end(self, is_intact: bool) -> None:
-        """Find the newest entry. Of a file with few only the beginning is read, and none is mapped: pages that are
-        mapped where a sparse file has nothing take memory too."""
+        """Find the newest entry. Only the beginning of a file with few entries is read, and none is mapped: mapped
+        holes of a sparse file take memory too."""
         number = len(self._files) - 1
         while number and not is_entry(self._read(number, 0, 1)):
             number -= 1
@@ -434,10 +436,10 @@ class ConsumeQueue:
         return self.max_offset <= self.first_offset
 
     def truncate(self, physical_end: int) -> None:
-        """Forget all entries of messages at or above `physical_end` in the log.
+        """Truncate the entries of messages at or above `physical_end` in the log.
 
-        A few of the newest stay in the file until `clear_kept`, where nothing else can be behind them: most of the
-        time the same are written again, and need not be stored then."""
+        A few of the newest stay in the file until `clear_kept`, if nothing else can be behind them: usually the same
+        are written again."""
         if self._kept:
             self.clear_kept()
         if not self._files:
@@ -461,18 +463,18 @@ class ConsumeQueue:
         self._note_doubtful_name()
 
     def _note_doubtful_name(self) -> None:
-        # No message below is in the last file: a process that was killed may not have come to sync its name.
+        # No message below is in the last file: a killed process may not have synced its name.
         if self.max_offset <= self._base or self.last[1] == BLANK_SIZE:
             self._note_new_names()
 
     def note_synced_cut(self) -> bool:
-        """Whether entries were cut off since this was last called, which a crash could bring back until a sync."""
+        """Whether entries were truncated since this was last called, which a crash could bring back until a sync."""
         is_cut, self._is_cut = self._is_cut, False
         return is_cut
 
     def _keep(self, is_below: Callable[[int, int], bool]) -> bool:
-        """Cut the queue where entries are not below any more, and leave those in the file; False where they are too
-        many, or what is behind them is not known."""
+        """Truncate the queue at the first entry that is not below, and leave the rest in the file; False if they are
+        too many, or what follows them is unknown."""
         tail, self._tail = self._tail, b""
         spans: list[tuple[int, int]] = [span_at(tail, at) for at in range(len(tail) // ENTRY_BYTES)]
         start = self.max_offset - len(spans)
@@ -480,7 +482,7 @@ class ConsumeQueue:
         if not spans or not are_known or not self._is_clear or self.ext is not None:
             return False
         count = bisect.bisect_left(spans, True, key=lambda span: not is_below(*span))
-        if not count and start:  # some of those before may go too
+        if not count and start:  # some of those before may be removed too
             return False
         self._cut_at(start + count)
         self.last = spans[count - 1] if count else (0, 0)
@@ -501,11 +503,11 @@ class ConsumeQueue:
     def correct_min(self, physical_min: int) -> list[str]:
         """Move `min_offset` to the first message at or above `physical_min`.
 
-        Returns the paths of the extension's files that no entry needs any more: to be deleted, in this order."""
+        Returns the paths of extension files that no entry needs any more, to be deleted in this order."""
         if not self._files:
             return []
         is_gone: Callable[[int, int], bool] = lambda offset, size: offset < physical_min or is_blank(offset, size)  # noqa: E731
-        if self.min_offset < self.begins_at <= self.max_offset:  # whatever became of the entries before
+        if self.min_offset < self.begins_at <= self.max_offset:  # whatever happened to the entries before
             self.min_offset = self.begins_at
             self._oldest = None
         if self.min_offset < self.max_offset and is_gone(*self.oldest()):
@@ -516,7 +518,7 @@ class ConsumeQueue:
         return []
 
     def oldest(self) -> tuple[int, int]:
-        """Physical offset and size of the entry at `min_offset`, of which there must be one. Raises OSError."""
+        """Physical offset and size of the entry at `min_offset`, which must exist. Raises OSError."""
         if self._oldest is None:
             number, at = divmod(self.min_offset - self._first, self._per_file)
             self._oldest = span_at(self._read(number, at, 1), 0)
@@ -532,28 +534,29 @@ class ConsumeQueue:
         return len(self._files) > 1 and self.min_offset >= self._first + self._per_file
 
     def removable_files(self) -> list[IMappedFile]:
-        """Files of which all entries are below `min_offset`, oldest first; not the last, nor what is to be synced."""
+        """Files whose entries are all below `min_offset`, oldest first; neither the last nor those not yet synced."""
         count = (self.min_offset - self._first) // self._per_file
         old: list[IMappedFile] = [*self._files[: max(0, min(count, len(self._files) - 1))]]
         return list(itertools.takewhile(lambda file: file not in self._unsynced, old))
 
     def drop_first_file(self) -> IMappedFile:
-        """Forget the first file; slices of it that readers hold stay valid. The caller closes it."""
+        """Drop the first file; slices that readers hold stay valid. The caller closes it."""
         assert self.has_old_files
         self._first += self._per_file
         return self._files.pop(0)
 
     def assume_begin(self, offset: int) -> None:
-        """Take `offset` for the number of the first message that it ever had; its files stay as they are."""
+        """Set the offset of the first message ever; the files are unchanged."""
         self.begins_at = offset
 
     def restart_at(self, offset: int) -> None:
-        """Delete all files, and begin at this number. Raises OSError."""
+        """Delete all files, and start at this offset. Raises OSError."""
         self.begins_at = self.next_offset = offset
         self.reset()
 
     def note_read(self, start: int, end: int, *, is_whole: bool, is_behind: bool) -> None:
-        """A reader read messages: all whole, which the next need not check; old ones, which memory may lose."""
+        """Record a read: messages found whole, which the next reader need not check, and old ones, whose pages may be
+        evicted."""
         if is_behind:
             self.resident_from = max(self.resident_from, end)
         if is_whole:
@@ -562,7 +565,7 @@ class ConsumeQueue:
             self.verified_range = (min(start, known[0]), max(end, known[1])) if touches else (start, end)
 
     def reset(self) -> None:
-        """Delete all files: the queue is to be built anew."""
+        """Delete all files: the queue is about to be rebuilt."""
         for file in self._files:
             file.close()
             self._remove(file.path)

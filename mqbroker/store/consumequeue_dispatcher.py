@@ -1,7 +1,7 @@
-"""Dispatch of messages into consume queues: first they are pending entries of their queues, then these are written,
-with a unit of the extension each where that is kept.
+"""Consume queue dispatcher: turns messages into pending entries of their queues, then writes these, each with an
+extension unit where extensions are enabled.
 
-Messages come in the order of the log, just appended or read back from it. Must never know which of them are to come.
+Messages come in the order of the log, either just appended or read back from it.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def extend_entries(
     unextended: set[tuple[ConsumeQueue, int]],
     bit_map: BitMap | None = None,
 ) -> None:
-    """Write a unit for each entry, given as physical offset, size, tags code, ..., and put its address in the tags
-    code's place. Those that have an address already keep it; one that has no place in the extension, or is among
-    `unextended` by its physical offset, keeps its code.
+    """Write a unit for each entry, given as physical offset, size, tags code, ..., and replace the tags code by its
+    address. Entries with an address keep it; one that does not fit into the extension, or whose physical offset is in
+    `unextended`, keeps its code.
 
-    Raises OSError; called again it goes on where it stopped.
+    Raises OSError; the next call continues where it stopped.
     """
     for at in range(2, len(pending), 3):
         code = pending[at]
@@ -53,13 +53,13 @@ def extend_entries(
 
 
 _SCHEDULE_TOPIC = SCHEDULE_TOPIC.encode()
-#: topic, queue id, next queue offset, tags code (None where messages with several came), store timestamp (ms).
+#: topic, queue id, next queue offset, tags code (None if the messages differ), store timestamp (ms).
 DispatchListener = Callable[[str, int, int, "int | None", int], None]
 
 
 @attrs.define
 class _Place:
-    """Where the next message of a queue enters, while a run of them is read."""
+    """State of a queue while a run of messages is read back."""
 
     queue: ConsumeQueue
     next_offset: int
@@ -67,7 +67,7 @@ class _Place:
 
 
 class ConsumeQueueDispatcher:
-    """Makes the entries."""
+    """Makes and writes consume queue entries."""
 
     log = Logger()
 
@@ -84,11 +84,11 @@ class ConsumeQueueDispatcher:
         self._queues = queues
         self._tags_codes = tags_codes
         self._multi = multi
-        #: Store timestamp of the newest message that was taken.
+        #: Store timestamp of the newest message dispatched.
         self.last_timestamp_ms = 0
-        #: How often a message read from the log did not follow the one before it in its queue.
+        #: Gaps: messages read from the log that did not follow the one before in their queue.
         self.gaps = 0
-        #: Messages and bytes that came into each queue since the start, or since someone who counts them cleared it.
+        #: Messages and bytes added to each queue since the start, or since the statistics cleared it.
         self.entered: dict[ConsumeQueue, list[int]] = {}
         self.listeners: list[DispatchListener] = []
         self._bit_map_of: Callable[[str], BitMap | None] | None = None
@@ -96,18 +96,17 @@ class ConsumeQueueDispatcher:
         self.touched: dict[ConsumeQueue, int] = {}
         # Entries to be written, flat: physical offset, size, tags code, ...
         self._pending: dict[ConsumeQueue, list[int]] = {}
-        # Entries that stay without a unit of their queue's extension, by physical offset.
+        # Physical offsets of entries that get no extension unit.
         self._unextended: set[tuple[ConsumeQueue, int]] = set()
 
     def look_at(self, log_view: ILogView, on_damage: Callable[[Damage], None]) -> None:
-        """`log_view` is from now on where messages are that have to be looked at again, and `on_damage` called with
-        records of which the queue offset cannot be."""
+        """Set where messages are read again (`log_view`), and the callback for records with impossible queue
+        offsets."""
         self._log_view = log_view
         self._on_damage = on_damage
 
     def make_bit_maps(self, of_topic: Callable[[str], BitMap | None]) -> None:
-        """Make bit maps of messages from now on, where units of the extension are written; of topics for which
-        `of_topic` gives what makes them."""
+        """Compute bit maps for extension units from now on, for topics for which `of_topic` returns a function."""
         self._bit_map_of = of_topic
 
     def dispatch(self, appends: Sequence[Dispatchable]) -> None:
@@ -131,8 +130,8 @@ class ConsumeQueueDispatcher:
         self.last_timestamp_ms = appends[-1][1][-1][3]
 
     def dispatch_run(self, run: Run) -> None:
-        """As `dispatch`, for messages read back from the log. Those that are in their queues already are passed over.
-        Hot in a recovery. Raises OSError: called again with the same it goes on."""
+        """As `dispatch`, for messages read back from the log. Those already in their queues are skipped. Hot in a
+        recovery. Raises OSError: call again with the same arguments to continue."""
         touched = self.touched
         multi = self._multi
         tags_code = self._tags_codes.of
@@ -149,7 +148,7 @@ class ConsumeQueueDispatcher:
                 continue
             if queue_offset != place.next_offset or (multi is not None and NAMES_MARK in properties):
                 self._dispatch_scanned(Scanned._make(row))
-                places.clear()  # more may have entered queues, or been written
+                places.clear()  # meanwhile more may have been dispatched or written
                 continue
             is_schedule = place.queue.is_schedule
             code = tags_code(True, properties, timestamp) if is_schedule else of_its_tag(properties)
@@ -175,8 +174,8 @@ class ConsumeQueueDispatcher:
     def _enter(
         self, queue: ConsumeQueue, queue_offset: int, item: Scanned, code: int, is_extended: bool = True
     ) -> bool:
-        """Make a message read from the log a pending entry of a queue, unless it is in; False where its offset
-        cannot be true."""
+        """Add a pending entry for a message read from the log, unless the queue has it; False if its queue offset is
+        impossible."""
         expected = self._place_in(queue).next_offset
         if queue_offset < expected:  # written before the stop, or by a Java broker twice, or removed
             return True
@@ -194,7 +193,7 @@ class ConsumeQueueDispatcher:
         return True
 
     def _enter_named(self, multi: MultiQueues, item: Scanned, code: int) -> None:
-        """As `_enter`, for the queues that the message names; of one that is named twice once."""
+        """As `_enter`, for the queues that the message names, each once."""
         try:
             named = multi.entered(item.properties, item.queue_id)
         except ValueError as error:
@@ -213,7 +212,8 @@ class ConsumeQueueDispatcher:
         )  # fmt: skip
 
     def place_of(self, queue: ConsumeQueue, row: Row) -> tuple[int, int] | None:
-        """The offset in `queue`, and the tags code, of a message read from the log; None where it is not in it."""
+        """The offset in `queue` and the tags code of a message read from the log; None if it does not belong to the
+        queue."""
         topic, queue_id, queue_offset, _, _, sys_flag, timestamp, properties = row
         if sys_flag & 4:  # SysFlag.TRANSACTION_PREPARED
             return None
@@ -229,8 +229,8 @@ class ConsumeQueueDispatcher:
         return None
 
     def write(self) -> None:
-        """Write the pending entries and tell the listeners. Raises OSError: what was not written waits, and is written
-        by the next call."""
+        """Write the pending entries and notify the listeners. Raises OSError: what was not written is written by the
+        next call."""
         touched = self.touched
         listeners = self.listeners
         dirty = self._queues.dirty
@@ -275,7 +275,7 @@ class ConsumeQueueDispatcher:
                 counts[1] += sum(pending[1::3])
             if listeners:
                 self._tell(queue, code, timestamp)
-        self._pending.clear()  # of queues that were looked at and had all already
+        self._pending.clear()  # of queues that were checked and had all entries
 
     def _forget_unextended(self, queue: ConsumeQueue, written: Sequence[int]) -> None:
         if self._unextended:
@@ -285,11 +285,11 @@ class ConsumeQueueDispatcher:
         for listener in self.listeners:
             try:
                 listener(queue.topic, queue.queue_id, queue.max_offset, code, timestamp_ms)
-            except Exception:  # a listener's mistake must not stop dispatch
+            except Exception:  # a listener's exception must not stop dispatch
                 self.log.failure("listener of {topic} failed", topic=queue.topic)
 
 
 def _common_code(pending: Sequence[int]) -> int | None:
-    """The tags code that all entries have; None where they differ, or have addresses of units already."""
+    """The tags code common to all entries; None if they differ, or are addresses of units."""
     code = pending[2]
     return code if code > ADDRESS_MAX and len(set(pending[2::3])) == 1 else None

@@ -1,8 +1,8 @@
-"""The entry of a consume queue: where a message stands in the log, 20 bytes.
+"""Consume queue entry: the location of a message in the log, 20 bytes.
 
     0  physical offset  8 | 8  size  4 | 12  tags code  8
 
-Must never know of files.
+Knows nothing of files.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from mqbroker.wire.record import RECORD_BYTES_MIN
 ENTRY_BYTES = 20
 ENTRY = Struct(">qiq")
 SPAN = Struct(">qi")
-#: The size in entries that stand for no message: those before the first of a queue that does not start at a file's
-#: beginning have offset 0, as Java writes them; those of messages lost to damage keep the order of offsets.
+#: Size in blank entries, which stand for no message: those before the first message of a queue that does not start at a
+#: file's beginning have offset 0, as Java writes them; those of corrupt messages keep the order of offsets.
 BLANK_SIZE = 0x7FFFFFFF
-#: What is read of a file at once to find where it ends, a page, and how much more: what was being written when the
-#: process ended may have come in any order.
+#: Bytes read at once to find a file's end: a page, and some more, as the last writes before a crash may reach the disk
+#: in any order.
 LOOK_ENTRIES = 4096 // ENTRY_BYTES
 BEHIND_ENTRIES = 256
 _ZEROS = bytes((LOOK_ENTRIES + BEHIND_ENTRIES) * ENTRY_BYTES)
@@ -42,7 +42,7 @@ def places_struct(count: int) -> Struct:
 
 
 class QueueEnd(NamedTuple):
-    """What is known of a queue when a store is stopped, so that a start need not look into its files.
+    """State of a queue at a clean stop, so that a start need not read its files.
 
     `first`: the offset of its first file's first entry. `modified_ms`: when the last file was written to. `last` and
     `oldest`: physical offset and size of the newest entry, and of that at `min_offset`."""
@@ -57,7 +57,7 @@ class QueueEnd(NamedTuple):
 
 
 def span_at(data: bytes, at: int) -> tuple[int, int]:
-    """Physical offset and size in the entry `at`; no size where there is none."""
+    """Physical offset and size in the entry `at`; size 0 if there is none."""
     place = at * ENTRY_BYTES
     if place + ENTRY_BYTES > len(data):
         return 0, 0
@@ -66,26 +66,25 @@ def span_at(data: bytes, at: int) -> tuple[int, int]:
 
 
 def is_entry(data: bytes) -> bool:
-    """Whether what was read is an entry, of a message or not."""
+    """Whether these fields are an entry, of a message or blank."""
     return span_at(data, 0)[1] > 0
 
 
 def is_blank(offset: int, size: int) -> bool:
-    """Whether an entry stands for what was before the first message of its queue."""
+    """Whether an entry is a blank before the first message of its queue."""
     return not offset and size == BLANK_SIZE
 
 
 def are_zeros(data: bytes) -> bool:
-    """Whether what `find_newest` has read holds nothing."""
+    """Whether the entries that `find_newest` read are all zeros."""
     return data == _ZEROS[: len(data)]
 
 
 def find_newest(read: Callable[[int, int], bytes], entries_max: int) -> tuple[int, int, bytes, tuple[int, int]]:
-    """Find where the entries of a file end that has room for `entries_max`, of which `read` gives so many from one on.
+    """Find where the entries of a file with room for `entries_max` end; `read(at, count)` returns their bytes.
 
-    Returns the number of the first entry looked at last, how many there are from it on, the bytes from it on with some
-    that are behind the newest, and the physical offset and size of the first entry of the file. A file with few entries
-    is read once. Raises OSError.
+    Returns the number of the first entry of the last read, the count of entries from it on, the bytes read, and
+    physical offset and size of the file's first entry. A file with few entries is read once. Raises OSError.
     """
     low, high = 0, min(LOOK_ENTRIES, entries_max)
     data = read(low, high + BEHIND_ENTRIES)
@@ -101,8 +100,8 @@ def find_newest(read: Callable[[int, int], bytes], entries_max: int) -> tuple[in
 
 
 def _count_entries(data: bytes, most: int) -> int:
-    """How many entries there are, none of which is above the first `most`. Hot at a start with many queues."""
-    count = -(-data.find(_NO_ENTRY) // ENTRY_BYTES)  # an entry and the next have fewer zeros in a row
+    """Count the leading entries, up to `most`. Hot at a start with many queues."""
+    count = -(-data.find(_NO_ENTRY) // ENTRY_BYTES)  # an entry and its successor never have as many zeros in a row
     if count <= most and are_zeros(data[count * ENTRY_BYTES :]):
         sizes = places_struct(count).unpack_from(data)[1::2]
         if min(sizes, default=1) > 0:
@@ -111,7 +110,7 @@ def _count_entries(data: bytes, most: int) -> int:
 
 
 def ends_below(physical_end: int) -> Callable[[int, int], bool]:
-    """Whether a message, of which physical offset and size are given, ends at `physical_end` of the log or below."""
+    """Whether a message, given by physical offset and size, ends at or below `physical_end` of the log."""
     return lambda offset, size: offset + size % BLANK_SIZE <= physical_end
 
 
@@ -123,8 +122,8 @@ def search_entries(
     high: int,
     lost_are_below: bool,
 ) -> int:
-    """The first number in low..high of which `entry` is not below; those that are lost, which lead nowhere up to the
-    physical offset `newest`, say nothing."""
+    """Binary search for the first number in low..high whose `entry` is not below. Lost entries, which do not point
+    below the physical offset `newest`, are ignored."""
     while low < high:
         at = middle = (low + high) // 2
         physical_offset, size, _ = entry(at)

@@ -1,12 +1,12 @@
-"""The extension of a consume queue: what a queue entry has no room for, one unit a message, in files of their own.
+"""Consume queue extension: one unit per message, with the fields that a queue entry has no room for, in its own files.
 
     0  size of the unit  2 | 2  tags code  8 | 10  store timestamp, ms  8 | 18  size of the bit map  2 | 20  bit map
 
-A unit is found by its address, which stands in the queue entry instead of the tags code: its offset in the files plus
-the smallest 64-bit number, so that no address can be taken for a tags code. A unit is never split: one that does not
-fit leaves -1 in two bytes and begins the next file; four bytes stay free at the end of each. Layout and addresses are
-those of ConsumeQueueExt of 4.9.7. All of it is a cache of the log: bytes that cannot be a unit are no unit, and the
-queue does without. Must never know what a bit map says.
+A unit is found by its address, which replaces the tags code in the queue entry: its offset in the files plus the
+smallest 64-bit number, so that no address equals a tags code. A unit is never split: one that does not fit is put into
+the next file, after -1 in two bytes; four bytes stay free at the end of each file. Layout and addresses are those of
+ConsumeQueueExt of 4.9.7. All of it can be rebuilt from the log: invalid bytes count as no unit, and the queue works
+without. Knows nothing of the content of bit maps.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OFFSET_MAX = ADDRESS_MAX - _ADDRESS_MIN
 UNIT_BYTES_MIN = 20
 UNIT_BYTES_MAX = 0x7FFF
 END_BYTES = 4
-#: Files are sparse; blocks are put behind this much at a time.
+#: Files are sparse; blocks are allocated for this many bytes at a time.
 ALLOCATE_BYTES = 64 * 1024
 
 _UNIT = Struct(">hqqh")
@@ -39,7 +39,7 @@ _CLEAR_LOOK_BYTES = 64
 
 
 def is_address(code: int) -> bool:
-    """Whether what stands in the place of a tags code is the address of a unit."""
+    """Whether a value in the tags code field is the address of a unit."""
     return code <= ADDRESS_MAX
 
 
@@ -66,7 +66,7 @@ class ExtUnit(NamedTuple):
 
 
 def parse_unit(view: memoryview, at: int, room: int) -> ExtUnit | None:
-    """The unit at `at`, of `room` bytes at most; None where no whole one stands there."""
+    """Parse the unit at `at`, of `room` bytes at most; None if there is no whole one."""
     if room < UNIT_BYTES_MIN:
         return None
     size, tags_code, store_timestamp_ms, bit_map_bytes = _UNIT.unpack_from(view, at)
@@ -76,9 +76,9 @@ def parse_unit(view: memoryview, at: int, room: int) -> ExtUnit | None:
 
 
 class ConsumeQueueExt:
-    """The units of one queue. `end` is where the next one goes.
+    """The units of one queue. `end` is the offset of the next one.
 
-    :param new_names: gets the directories in which a name was made, until someone syncs them.
+    :param new_names: collects the directories in which a file was created, until they are synced.
     """
 
     log = Logger()
@@ -103,7 +103,7 @@ class ConsumeQueueExt:
     # Writing
 
     def put(self, tags_code: int, store_timestamp_ms: int, bit_map: bytes = b"") -> int | None:
-        """Write a unit and return its address; None where it is too large for one, or the addresses are used up.
+        """Write a unit and return its address; None if it is too large, or the addresses are used up.
 
         Raises OSError with nothing written.
         """
@@ -179,7 +179,7 @@ class ConsumeQueueExt:
     # Reading
 
     def unit(self, address: int) -> ExtUnit | None:
-        """The unit at an address; None where none can stand there. May wait. Raises Unreadable."""
+        """The unit at an address; None if there is none. May wait. Raises Unreadable."""
         found = self.place(address)
         if found is None:
             return None
@@ -193,7 +193,7 @@ class ConsumeQueueExt:
         return parse_unit(file.view, at, room)
 
     def place(self, address: int) -> tuple[IMappedFile, int] | None:
-        """The file and position of an address; None where no unit can stand there."""
+        """The file and position of an address; None if no unit can be there."""
         offset = address - _ADDRESS_MIN
         if not is_address(address) or not self._first <= offset < self.end:
             return None
@@ -203,7 +203,7 @@ class ConsumeQueueExt:
     # Loading and cutting
 
     def load(self) -> None:
-        """Map the files there are. Where one is missing those after it are deleted.
+        """Open the existing files. Those after a missing one are deleted.
 
         Raises StoreDamaged on foreign files and files of another size.
         """
@@ -214,7 +214,7 @@ class ConsumeQueueExt:
                 raise StoreDamaged(path, 0, why)
             size = self._disk.file_size(path)
             follows = not self._files or int(name) == self._first + len(self._files) * self._file_bytes
-            if not size or not follows:  # it was being made, or one before it was, when the process ended
+            if not size or not follows:  # it, or one before it, was being created when the process ended
                 self.log.warn("{path} does not go on where the files before it end: deleted", path=path)
                 self._disk.remove(path)
                 continue
@@ -228,7 +228,7 @@ class ConsumeQueueExt:
             self._activate()
 
     def truncate_by_max(self, address: int) -> bool:
-        """Forget all units behind the one at `address`; False, and nothing done, where none stands there."""
+        """Truncate all units behind the one at `address`; False, with nothing done, if there is none."""
         unit = self.unit(address)
         if unit is None:
             return False
@@ -244,7 +244,7 @@ class ConsumeQueueExt:
         return True
 
     def truncate_by_min(self, address: int) -> list[str]:
-        """Forget the files that end before the unit at `address`, and return their paths: to be deleted."""
+        """Drop the files that end before the unit at `address`; returns their paths, to be deleted."""
         gone: list[str] = []
         if is_address(address):
             while len(self._files) > 1 and self._first + self._file_bytes < undecorate(address):
@@ -255,13 +255,13 @@ class ConsumeQueueExt:
         return gone
 
     def reset(self) -> None:
-        """Delete all units: they are to be built anew."""
+        """Delete all units: they are about to be rebuilt."""
         while self._files:
             self._drop(self._files.pop())
         self.end = self._first = self._base = self._allocated = 0
 
     def detach_files(self) -> list[IMappedFile]:
-        """Be empty from now on. Returns the files, which the caller closes."""
+        """Detach all files. Returns them; the caller closes them."""
         files: list[IMappedFile] = [*self._files]
         self._files = []
         self._unsynced = []

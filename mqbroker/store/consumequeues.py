@@ -1,7 +1,4 @@
-"""The consume queues of a store: a directory for each topic, and one in it for each queue.
-
-Must never know what an entry says.
-"""
+"""The consume queues of a store: a directory per topic, with a directory per queue. Knows nothing of entries."""
 
 from __future__ import annotations
 
@@ -19,16 +16,16 @@ from mqbroker.store.file_cache import FileCache
 from mqbroker.store.turns import Progress, Steps
 from mqbroker.wire.names import LMQ_PREFIX, is_lmq
 
-#: In the directory of consume queues, and of extensions: what is being deleted. No topic has such a name, and the Java
-#: broker finds no queue in it.
+#: Trash directory beside the topics of consume queues and of extensions. No topic has such a name, and the Java broker
+#: finds no queue in it.
 TRASH = ".removed"
 _TOPICS_A_STEP = 50
 TOPIC_NAME = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
 
 
 class Removed(NamedTuple):
-    """A removed queue, made again, begins at `next_offset`: its former messages, which the log has below `until`, are
-    then never taken for messages of the new one."""
+    """A removed queue. Created again it begins at `next_offset`, so that its former messages, which the log has below
+    `until`, are never taken for messages of the new one."""
 
     next_offset: int
     until: int
@@ -38,36 +35,36 @@ class ConsumeQueues:
     """All queues, by topic (as bytes and as text) and queue id."""
 
     def __init__(self, disk: IDisk, root: str, file_bytes: int, ext: tuple[str, int] | None = None) -> None:
-        """`ext`: where the extensions of all queues are and how long one file is, where they are kept."""
+        """`ext`: directory of the extensions and their file size, if they are enabled."""
         self._disk = disk
-        #: All their files and those of their extensions.
+        #: Cache of all their files, including extensions.
         self.cache = FileCache(disk, disk.cached_files_max())
         self.root = root
         self._ext = ext
         self._file_bytes = file_bytes - file_bytes % ENTRY_BYTES
         self.by_bytes: dict[tuple[bytes, int], ConsumeQueue] = {}
         self.by_name: dict[tuple[str, int], ConsumeQueue] = {}
-        #: How many of them are %LMQ% queues.
+        #: Number of %LMQ% queues.
         self.lmq_count = 0
         #: Queues written to since the last sync.
         self.dirty: dict[ConsumeQueue, None] = {}
-        #: Whether files were left out when loading: what queues lack may be anywhere.
+        #: Whether files were left out when loading: queues may lack entries anywhere.
         self.is_whole = True
         self._new_names: set[str] = set()
-        # None where not all can be told by what was written since.
+        # None if it cannot be computed from what was written since.
         self._tally: tuple[int, int] | None = None
-        # What the tally has of each queue that has had messages.
+        # Each queue's part of the tally.
         self._tallied: dict[ConsumeQueue, int] = {}
-        #: What is remembered of queues that were removed, by topic and queue id.
+        #: Removed queues, by topic and queue id.
         self.removed: dict[tuple[str, int], Removed] = {}
 
     @property
     def roots(self) -> list[str]:
-        """Where the directories of topics are: of consume queues, and of their extensions where they are kept."""
+        """Parent directories of the topics: of consume queues, and of extensions if enabled."""
         return [self.root] if self._ext is None else [self.root, self._ext[0]]
 
     def forget(self, queue: ConsumeQueue) -> list[IMappedFile]:
-        """Take a queue out of use; its directory is the caller's to remove. Returns its files, still open."""
+        """Detach a queue; the caller removes its directory. Returns its files, still open."""
         del self.by_bytes[queue.topic_bytes, queue.queue_id]
         del self.by_name[queue.topic, queue.queue_id]
         self._tally = None
@@ -83,8 +80,8 @@ class ConsumeQueues:
         return iter(self.by_name.values())
 
     def bounds(self, topic: str, queue_id: int) -> tuple[int, int] | None:
-        """The offsets of a queue's oldest message and of the next that can be got; those that the first message will
-        have where it was removed and not written to since; None where nothing is known of it."""
+        """Min and max offset of a queue; for a removed one not written to since, the offset of its next message twice;
+        None if it is unknown."""
         queue = self.by_name.get((topic, queue_id))
         if queue is not None:
             return queue.min_offset, queue.max_offset
@@ -92,9 +89,9 @@ class ConsumeQueues:
         return None if removed is None else (removed.next_offset, removed.next_offset)
 
     def open(self, topic: bytes, queue_id: int) -> ConsumeQueue:
-        """The queue, made where it is new; nothing is put on the disk before its first message.
+        """The queue, created if new; nothing is written to disk before its first message.
 
-        Raises ValueError where the topic cannot be one: its name becomes a directory's.
+        Raises ValueError on an invalid topic: its name becomes a directory's.
         """
         queue = self.by_bytes.get((topic, queue_id))
         if queue is None:
@@ -115,7 +112,7 @@ class ConsumeQueues:
         return queue
 
     def check(self, topic: bytes, queue_id: int) -> str:
-        """The topic as text. Raises ValueError where it cannot be one, or the number none of a queue."""
+        """The topic as text. Raises ValueError on an invalid topic or queue id."""
         name = topic.decode("utf-8", "replace")
         if not (TOPIC_NAME.fullmatch(name) or is_lmq(name)) or not 0 <= queue_id <= 0x7FFFFFFF:
             raise ValueError(f"{name[:255]!r} queue {queue_id}: no name of a topic or no number of a queue")
@@ -124,8 +121,7 @@ class ConsumeQueues:
     def load(
         self, is_clean: bool = True, is_intact: bool = True, ends: Mapping[tuple[str, int], QueueEnd] | None = None
     ) -> Steps[None]:
-        """Open what is on the disk; `is_intact` and the queues' `ends` are those of `ConsumeQueue.load`. Raises
-        StoreDamaged."""
+        """Open all queues on disk; `is_intact` and `ends` as in `ConsumeQueue.load`. Raises StoreDamaged."""
         ends = ends or {}
         topics = self._disk.names(self.root)
         for number, topic in enumerate(topics):
@@ -146,24 +142,23 @@ class ConsumeQueues:
                 except NotADirectoryError:
                     why = f"not a directory of a queue: {MOVE_AWAY}"
                     raise StoreDamaged(os.path.join(path, queue_id), 0, why) from None
-                if not is_clean:  # what a process that was killed removed may not be gone from the disk
+                if not is_clean:  # what a killed process removed may still be on disk
                     self._new_names.add(queue.directory)
 
     def note_cuts(self, is_clean: bool) -> None:
-        """Have what was cut off while opening, now or by a process that was killed, synced with what is written from
-        now on."""
+        """Schedule a sync of queues that were truncated while opening, now or by a killed process."""
         for queue in self:
             if queue.note_synced_cut() or not is_clean:
                 self.dirty[queue] = None
 
     def tally(self) -> tuple[int, int]:
-        """How many queues on the disk have had messages, and how many in all."""
+        """Number of queues on disk that have had messages, and the sum of their next offsets."""
         self._tallied = {queue: queue.max_offset for queue in self if queue.has_files and queue.max_offset}
         self._tally = len(self._tallied), sum(self._tallied.values())
         return self._tally
 
     def tally_now(self) -> tuple[int, int]:
-        """As `tally`, looking only at queues written to since the last sync."""
+        """As `tally`, computed from queues written to since the last sync."""
         if self._tally is None:
             return self.tally()
         _, total = self._tally
@@ -176,8 +171,7 @@ class ConsumeQueues:
         return self._tally
 
     def share_of(self, queues: Iterable[ConsumeQueue], end: int) -> tuple[int, int] | None:
-        """The part that some queues have in the tally of all that is in the log below `end`; None where files that tell
-        it cannot be read."""
+        """The part of some queues in the tally of the log below `end`; None if their files cannot be read."""
         count = total = 0
         for queue in queues:
             try:
@@ -195,7 +189,7 @@ class ConsumeQueues:
         return files
 
     def drain_new_names(self) -> list[str]:
-        """The directories in which files were made since this was last called."""
+        """The directories in which files were created since this was last called."""
         taken = sorted(self._new_names)
         self._new_names.clear()
         return taken
@@ -206,8 +200,7 @@ class ConsumeQueues:
 
 
 def _count_below(queue: ConsumeQueue, physical_end: int) -> int:
-    """What the next offset was when all below `physical_end` in the log was in the files; 0 where nothing was, and so
-    no file. Raises Unreadable."""
+    """The next offset when the files had the log below `physical_end`; 0 if they had nothing. Raises Unreadable."""
     if queue.end_of_last() <= physical_end:
         return queue.max_offset if queue.has_files else 0
     found = queue.search(ends_below(physical_end), queue.first_offset, queue.max_offset, lost_are_below=True)

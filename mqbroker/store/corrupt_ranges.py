@@ -7,15 +7,15 @@ from collections.abc import Iterator
 
 from mqbroker.store.logscan import Damage
 
-#: Ranges that are remembered. Those found beyond are kept from readers all the same, by whoever finds them each time.
+#: Ranges that are remembered. Those beyond are not served either, but found again each time.
 RANGES_MAX = 10_000
 
 
 class CorruptRanges:
     """Disjoint ranges of the log, in order.
 
-    `intact_from`: there is no range at or above. It starts as the end of the log when that was opened, so that what
-    this process appends is known by one comparison.
+    `intact_from`: no range is at or above it. Initially the end of the log when that was opened, so that one comparison
+    covers what this process appends.
     """
 
     def __init__(self, log_end: int) -> None:
@@ -23,7 +23,7 @@ class CorruptRanges:
         self._log_end = log_end
         self._ranges: list[Damage] = []
         self._starts: list[int] = []
-        # Told, but of no bytes that are in the log still.
+        # Reported, but of bytes that are not in the log any more.
         self._cut_off: list[Damage] = []
 
     def __iter__(self) -> Iterator[Damage]:
@@ -33,7 +33,7 @@ class CorruptRanges:
         return len(self._ranges) + len(self._cut_off)
 
     def add(self, damage: Damage) -> bool:
-        """Remember a range, as one with those it overlaps. False where all of it was known, or it is one too many."""
+        """Add a range, merged with those it overlaps. False if all of it was known, or there are too many."""
         near = [known for known in self._ranges if known.start < damage.end and known.end > damage.start]
         covered = sum(min(known.end, damage.end) - max(known.start, damage.start) for known in near)
         if covered >= damage.end - damage.start:
@@ -51,8 +51,8 @@ class CorruptRanges:
         return True
 
     def add_at_open(self, damage: Damage) -> bool:
-        """As `add`, for what was found when the log was opened: one that starts where the log ends now is told, but
-        messages are appended there from now on."""
+        """As `add`, for a range found when the log was opened: one that starts at the log's new end is reported only,
+        as messages are appended there."""
         if damage.start < self._log_end:
             return self.add(damage._replace(end=min(damage.end, self._log_end)))
         if damage in self._cut_off or len(self) >= RANGES_MAX:

@@ -1,4 +1,4 @@
-"""The disk as the store sees it; `os_disk` is the real one. Must never know what the files mean."""
+"""Interface of the disk that the store uses; `os_disk` implements it. Knows nothing of what the files mean."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zope.interface import Attribute, Interface
 
 @attrs.frozen
 class DiskSpace:
-    """What of the disk under a path is used, and what may still be: what is kept for root counts as neither."""
+    """Used and available space of a disk; space reserved for root counts as neither."""
 
     used_bytes: int
     available_bytes: int
@@ -38,13 +38,13 @@ _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def is_shortage(error: OSError) -> bool:
-    """Whether there was no descriptor or no map left, of this process or of all: it says nothing of the file, and the
-    same will work later."""
+    """Whether descriptors or memory maps ran out, in this process or system-wide: it says nothing of the file, and a
+    retry may work."""
     return error.errno in _SHORTAGES
 
 
 class IMappedFile(Interface):
-    """A file of fixed size, mapped into memory. Bytes never allocated must not be written."""
+    """A file of fixed size, mapped into memory. Unallocated bytes must not be written."""
 
     path: str = Attribute("where it is")
     size: int = Attribute("its length, bytes")
@@ -53,49 +53,49 @@ class IMappedFile(Interface):
     descriptor: int | None = Attribute("the file's open descriptor; None where it has none, or its syncs are not real")
 
     def allocate(offset: int, size: int) -> None:
-        """Put disk blocks behind these bytes. Raises OSError (ENOSPC) with nothing harmed."""
+        """Allocate disk blocks for these bytes. Raises OSError (ENOSPC) with nothing changed."""
 
     def write_through(stop: Callable[[], bool]) -> None:
-        """Have zeros written to the disk for the whole file, so that later writes never wait for blocks.
+        """Write zeros for the whole file, so that later writes never wait for blocks.
 
-        May run on a worker; `stop` is asked before each piece. Only for a file nobody writes to yet.
+        May run on a worker; `stop` is called before each piece. Only for a file that is not in use yet.
         """
 
     def populate(offset: int, size: int) -> None:
-        """Make these pages, whose content stays, ready to be written to. May run on a worker. Raises OSError."""
+        """Prefault these pages for writing, without changing them. May run on a worker. Raises OSError."""
 
     def clear_from(offset: int) -> None:
-        """Make all bytes from `offset` on zero and unallocated. Nobody may touch the buffer meanwhile."""
+        """Zero and deallocate all bytes from `offset` on. The buffer must not be used meanwhile."""
 
     def write_at(offset: int, data: memoryview) -> None:
-        """Store bytes by a write, which unlike storing into `buffer` can wait. For the worker. Raises OSError."""
+        """Write bytes with a system call, which may block. For the worker. Raises OSError."""
 
     def is_resident(offset: int, size: int) -> bool:
-        """Whether these bytes are in memory, so that reading them from `view` does not wait for the disk. Cheap."""
+        """Whether these bytes are resident, so that reading them from `view` does not wait for the disk. Cheap."""
 
     def fetch(offset: int, size: int) -> None:
         """Read these bytes into memory. For the worker. Raises OSError where the disk cannot read them, or where the
         file has become shorter, so that touching them in `view` would end the process."""
 
     def pin() -> None:
-        """Have all of it stay in memory. For the worker. Raises OSError where that is forbidden."""
+        """Lock all of it in memory. For the worker. Raises OSError if that is forbidden."""
 
     def unpin() -> None:
-        """Undo `pin`, where it was. For the worker."""
+        """Undo `pin`. For the worker."""
 
     def sync() -> None:
-        """Return when all bytes stored so far are on the disk. May run on a worker. Raises OSError."""
+        """Sync all bytes stored so far. May run on a worker. Raises OSError."""
 
     def sync_apart() -> None:
-        """As `sync`, but an error it meets will be met by the next `sync` as well: the kernel tells each descriptor
-        once. For the worker."""
+        """As `sync`, but through a descriptor of its own, so that the next `sync` reports an error too: the kernel
+        reports it once per descriptor. For the worker."""
 
     def close() -> None:
-        """Close it; slices of `view` that others hold stay valid."""
+        """Close the file; slices of `view` that others hold stay valid."""
 
 
 class Unreadable(OSError):
-    """The disk cannot read bytes of a file; `offset`: the first of those that were asked for."""
+    """The disk cannot read bytes of a file; `offset`: the first of those requested."""
 
     def __init__(self, path: str, offset: int, error: OSError) -> None:
         why = (
@@ -108,7 +108,7 @@ class Unreadable(OSError):
 
 
 def read_before_touch(file: IMappedFile, offset: int, size: int) -> None:
-    """Read bytes into memory that may be on the disk only: touching an unreadable page through `view` would kill the
+    """Read bytes that may be on disk only into memory: touching an unreadable page through `view` would kill the
     process (SIGBUS). May wait. Raises Unreadable."""
     if not file.is_resident(offset, size):
         with unreadable(file.path, offset):
@@ -116,7 +116,7 @@ def read_before_touch(file: IMappedFile, offset: int, size: int) -> None:
 
 
 class unreadable:  # noqa: N801 - a context manager, entered for each queue at a start: a generator would be slower
-    """Have an error of the disk raised as Unreadable; a want of descriptors or of memory says nothing of the disk."""
+    """Raise an error of the disk as Unreadable; one for want of descriptors or memory is raised as it is."""
 
     __slots__ = ("_offset", "_path")
 
@@ -133,10 +133,10 @@ class unreadable:  # noqa: N801 - a context manager, entered for each queue at a
 
 
 def store_again(file: IMappedFile, start: int, end: int, *, is_sparse: bool = False) -> None:
-    """Store a byte of each page of start..end as it is, so that the next sync writes them all: after one that failed
-    the kernel may take pages in memory for written. On the thread that stores in the file. Raises OSError.
+    """Dirty each page of start..end by storing one of its bytes again, so that the next sync writes them all: after a
+    failed sync the kernel may take pages in memory for clean. On the thread that writes to the file. Raises OSError.
 
-    Of a sparse file pages without content are left alone, which may have no blocks, and those that are not in memory.
+    In a sparse file, pages without content, which may have no blocks, and those that are not resident are skipped.
     """
     for at in range(start - start % mmap.PAGESIZE, end, mmap.PAGESIZE):
         page = min(mmap.PAGESIZE, end - at)
@@ -147,8 +147,8 @@ def store_again(file: IMappedFile, start: int, end: int, *, is_sparse: bool = Fa
 
 
 def sync_each(disk: IDisk, sync: Callable[[T], None], items: Sequence[T]) -> list[tuple[T, OSError]]:
-    """Sync each of the items. Returns those that failed, after the first of which not many more are tried; what was
-    removed meanwhile needs no sync. For the worker."""
+    """Sync each of the items. Returns those that failed; after the first failure not many more are tried. Items removed
+    meanwhile need no sync. For the worker."""
     for at in range(0, len(items), _TOGETHER_MAX):
         some = items[at : at + _TOGETHER_MAX]
         errors = zip(some, disk.together(sync, some), strict=True)
@@ -172,7 +172,7 @@ class IDisk(Interface):
         """Create `path` and its parents where missing."""
 
     def names(path: str) -> list[str]:
-        """Sorted names in a directory; none where it does not exist."""
+        """Sorted names in a directory; empty if it does not exist."""
 
     def is_directory(path: str) -> bool:
         """Whether `path` is a directory."""
@@ -184,28 +184,28 @@ class IDisk(Interface):
         """Length of a file, bytes."""
 
     def create_mapped(path: str, size: int, *, keep_open: bool = False) -> IMappedFile:
-        """Make a new sparse file of `size` zeros. FileExistsError where there is one.
+        """Create a sparse file of `size` zeros. Raises FileExistsError.
 
-        With `keep_open` its descriptor stays open, so that no write error can be missed between two syncs.
+        With `keep_open` its descriptor stays open, so that no write error is missed between two syncs.
         """
 
     def open_mapped(path: str, size: int, *, keep_open: bool = False, read_only: bool = False) -> IMappedFile:
         """Map the first `size` bytes of an existing file.
 
-        With `read_only` nothing may be stored in it, and a file that may only be read will do.
+        With `read_only` it cannot be written, and read permission is enough.
         """
 
     def make_buffer(size: int) -> mmap.mmap:
-        """Memory of `size` zeros that is in no file."""
+        """Anonymous memory of `size` zeros."""
 
     def pin_buffer(buffer: mmap.mmap) -> None:
-        """Have what is written to a buffer stay in memory. Raises OSError where that is forbidden."""
+        """Lock a buffer in memory. Raises OSError if that is forbidden."""
 
     def modified_ms(path: str) -> int:
-        """When a file was last written to: wall clock, milliseconds."""
+        """Time of the last write to a file: wall clock, ms."""
 
     def space(path: str) -> DiskSpace:
-        """The room on the disk that holds `path`."""
+        """Space of the disk that holds `path`."""
 
     def read(path: str) -> bytes:
         """All of a file."""
@@ -214,44 +214,44 @@ class IDisk(Interface):
         """Some bytes of a file; fewer where it ends before."""
 
     def write_part(path: str, offset: int, data: memoryview) -> None:
-        """Write some bytes of a file that is as long."""
+        """Write some bytes within a file."""
 
     def write(path: str, data: bytes) -> None:
-        """Write a small file in place, create it where missing, and sync it and its directory's entry."""
+        """Write a small file in place, created if missing, and sync it and its directory entry."""
 
     def replace(path: str, pieces: Sequence[bytes]) -> None:
-        """Make `pieces` the content of a file, created where missing with its directory, whole at every moment and on
-        the disk with its name; the former content stays as `.bak`."""
+        """Replace a file's content atomically and durably by `pieces`; file and directory are created if missing, and
+        the former content is kept as `.bak`."""
 
     def remove(path: str) -> None:
         """Delete a file."""
 
     def rename(old: str, new: str) -> None:
-        """Give a file or directory another name on the same disk, at once and instead of what had it."""
+        """Rename a file or directory on the same disk, atomically replacing the target."""
 
     def remove_tree(path: str) -> None:
-        """Delete a directory with all in it."""
+        """Delete a directory recursively."""
 
     def sync_directory(path: str) -> None:
-        """Return when the names in the directory are on the disk."""
+        """Sync the names in a directory."""
 
     def together(act: Callable[[Any], None], items: Sequence[Any]) -> list[OSError | None]:
-        """Call `act` with each of the items, with some at a time where they are many, as what waits for the disk may
-        wait together; and return what each raised. For the worker; `act` must allow other threads."""
+        """Call `act` with each of the items, several at a time where they are many, so that waits for the disk overlap;
+        returns what each raised. For the worker; `act` must be thread-safe."""
 
     def lock(path: str) -> ILockedFile:
         """Lock the file for this process. Raises StoreLocked."""
 
     def boot_id() -> bytes:
-        """Differs after each start of the machine: stored bytes that were not synced outlive a process, not this.
+        """Changes with each boot: unsynced writes survive the process, but not a reboot.
 
-        Empty where it is not known."""
+        Empty if unknown."""
 
     def memory_bytes() -> int:
         """Physical memory of the machine: what the page cache may hold at most."""
 
     def cached_files_max() -> int:
-        """How many files a cache may have mapped, so that there is room for those that must always be, and for
+        """Number of files that a cache may keep mapped, leaving room for those that must always be, and for
         connections."""
 
 

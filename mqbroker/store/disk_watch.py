@@ -1,7 +1,7 @@
 """Disk usage watch: whether old files must be deleted, and whether messages are refused. Deletes nothing itself.
 
-The bounds are those of DefaultMessageStore.CleanCommitLogService of 4.9.7, where two of them are system properties. It
-forgets a full disk of consume queues when that of the log has room; here the fuller of the two decides.
+The bounds are those of DefaultMessageStore.CleanCommitLogService of 4.9.7, where two of them are system properties.
+Java ignores a full disk of consume queues while that of the log has room; here the fuller of the two decides.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from mqbroker.store.worker import IWorker
 
 
 class Room(enum.IntEnum):
-    """How much room there is, from best to worst."""
+    """Levels of free space, from best to worst."""
 
     ENOUGH = 0
-    #: Files older than fileReservedTime go at any hour.
+    #: Files older than fileReservedTime are deleted at any hour.
     SCARCE = 1
-    #: Files go whatever their age.
+    #: Files are deleted whatever their age.
     URGENT = 2
-    #: And messages are refused.
+    #: Messages are refused, too.
     FULL = 3
 
 
 @attrs.frozen
 class RoomLimits:
-    """Where one sort of room ends and the next begins. A ratio must be passed, not only reached."""
+    """Used ratios at which each level begins. A ratio must be exceeded, not only reached."""
 
     scarce_percent: int
     urgent_percent: int
@@ -60,7 +60,7 @@ class RoomLimits:
         return Room.SCARCE if percent > self.scarce_percent else Room.ENOUGH
 
     def why_full(self, path: str, space: DiskSpace) -> str:
-        """What a person has to know of a disk that is full, and can do."""
+        """The error for a full disk, with advice."""
         if space.used_percent > self.full_percent:
             limit = f"above {self.full_percent} % (diskSpaceWarningLevelRatio)"
         else:
@@ -91,17 +91,17 @@ class DiskWatch:
             "how full the disk is cannot be found out", "how full the disk is can be found out again"
         )
         self.room = Room.ENOUGH
-        #: By path, as last seen.
+        #: By path, as last checked.
         self.spaces: dict[str, DiskSpace] = {}
 
     @property
     def used_percents(self) -> list[int]:
-        """Of the disk of each path, as last seen; 0 where not looked at yet."""
+        """Of the disk of each path, as last checked; 0 if not checked yet."""
         return [self.spaces[path].used_percent if path in self.spaces else 0 for path in self._paths]
 
     @property
     def log_space(self) -> DiskSpace | None:
-        """Of the log's disk, as last seen."""
+        """Of the log's disk, as last checked."""
         return self.spaces.get(self._paths[0])
 
     def look(self) -> Deferred[Room]:

@@ -1,8 +1,8 @@
-"""Building entries of a consume queue again that a reader found lost: zeros where a page was, what cannot be one, what
-points to something else than its message, or has the address of a unit of the extension that is not there or not its
-message's. Such an entry gets its tags code instead.
+"""Repair of consume queue entries that a reader found lost: zeros in place of a page, impossible values, entries that
+do not point to their message, or whose extension unit is missing or another message's. An entry of the last kind gets
+its tags code instead.
 
-The log between the messages of the nearest right entries before and behind has them. Must never know who reads.
+They are rebuilt from the log between the messages of the nearest correct entries before and behind.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from mqbroker.store.worker import IWorker
 from mqbroker.wire.record import RECORD_BYTES_MIN
 
 _ALL = 1 << 62
-#: How many entries are looked at for one that is right, before the log is read from its beginning, or to its end.
+#: How many entries are examined for a correct one, before the log is read from its beginning, or to its end.
 _AROUND_MAX = 100_000
-#: What is wrong with an entry that says nothing of a message.
+#: What is wrong with an entry without a message.
 LOST = "no message can be"
 Entry = tuple[int, int, int]
 Found = tuple[Mapping[int, Entry], Sequence[Damage]]
 
 
 class LostEntry(Exception):
-    """A get begins at an entry that is lost: the text says what is wrong with it. `is_there`: it leads to its message
-    all the same."""
+    """A get begins at a lost entry; the text says what is wrong with it. `is_there`: it points to its message all the
+    same."""
 
     def __init__(self, why: str, *, is_there: bool = False) -> None:
         super().__init__(why)
@@ -44,14 +44,14 @@ class LostEntry(Exception):
 
 
 def is_lost(physical_offset: int, size: int, log_end: int) -> bool:
-    """Whether no message and no blank entry says so."""
+    """Whether an entry is neither of a message nor blank."""
     return size < RECORD_BYTES_MIN or not 0 <= physical_offset <= log_end - size % BLANK_SIZE
 
 
 class EntryRepair:
-    """Mends one range of a queue at a time.
+    """Repairs one range of a queue at a time.
 
-    :param report: is told of what of the log holds no record.
+    :param report: called with corrupt ranges of the log.
     """
 
     log = Logger()
@@ -72,8 +72,8 @@ class EntryRepair:
         self._running: dict[ConsumeQueue, list[Deferred[bool]]] = {}
 
     def repair(self, queue: ConsumeQueue, offset: int) -> Deferred[bool]:
-        """Fires with True when entry `offset`, and the lost ones around it, are there again as far as the log has them;
-        with False after others of the queue were mended, which is to be tried again. Fails with OSError."""
+        """Repair entry `offset` and the lost ones around it, as far as the log has them. Fires with True; with False if
+        other entries of the queue were repaired meanwhile: try again. Fails with OSError."""
         done: Deferred[bool] = Deferred()
         if queue in self._running:
             self._running[queue].append(done)
@@ -93,12 +93,12 @@ class EntryRepair:
         return done
 
     def repair_now(self, queue: ConsumeQueue, offset: int) -> None:
-        """As `repair`, for who may wait for the disk where it stands. Raises OSError."""
+        """As `repair`, for callers that may block on the disk. Raises OSError."""
         self._store(queue, self._find(queue, offset, queue.min_offset, queue.max_offset))
 
     def _find(self, queue: ConsumeQueue, offset: int, low_min: int, high_max: int) -> Found:
-        """Entry `offset` and those around it as they should be, where they are not; and what of the log between the
-        nearest right ones holds no record. For the worker."""
+        """The correct values of entry `offset` and those around it that are wrong; and the corrupt ranges of the log
+        between the nearest correct ones. For the worker."""
         log = self._commit_log
         low, high = offset, offset + 1
         oldest = low_min
@@ -115,18 +115,18 @@ class EntryRepair:
             end = queue.entry_from_disk(high)[0]
         found, corrupt_ranges = self._scan(queue, start, end)
         entries: dict[int, Entry] = {}
-        # Its message is damaged, or gone from the log; where none is before it the queue begins behind it.
+        # Its message is corrupt, or gone from the log; if none is before it, the queue begins behind it.
         blank = start if low > oldest else 0, BLANK_SIZE, 0
         for number in range(low, high):
             known = queue.entry_from_disk(number)
             is_doubtful = number not in found and self._is_right(queue, number) is None
-            # Of the two it may be the log that is wrong, and come back from a copy.
+            # The log may be the wrong one of the two, and be restored from a copy.
             entry = known if is_doubtful else found.get(number, blank)
             if entry != known:
                 entries[number] = entry
             if not is_doubtful:
                 blank = entry[0] + entry[1] % BLANK_SIZE, BLANK_SIZE, 0
-        # What is before the first message went with it: a start must see there that nothing is.
+        # The blank entries before the first message were lost with it: a start must find them.
         for number in reversed(range(max(queue.first_offset, low - _AROUND_MAX), low if low == oldest else 0)):
             physical_offset, size, _ = queue.entry_from_disk(number)
             if not is_lost(physical_offset, size, log.readable_end):
@@ -135,8 +135,8 @@ class EntryRepair:
         return entries, corrupt_ranges
 
     def _is_right(self, queue: ConsumeQueue, number: int) -> bool | None:
-        """Whether an entry is that of its message; None where there is none to ask: one of no message, or of one that
-        is gone from the log or damaged in it."""
+        """Whether an entry matches its message; None if it has none to compare with: blank, gone from the log, or
+        corrupt in it."""
         physical_offset, size, code = queue.entry_from_disk(number)
         log = self._commit_log
         if is_lost(physical_offset, size, log.readable_end):
@@ -180,7 +180,7 @@ class EntryRepair:
         for number, entry in entries.items():
             if queue.first_offset <= number < queue.max_offset:
                 queue.rewrite(number, ENTRY.pack(*entry))
-        queue.clear_page_behind()  # what spoilt the newest entries did that, too
+        queue.clear_page_behind()  # the same damage hit the newest entries
         self.log.warn(
             "{directory}: entries {low} to {high} were lost and are built again from the log, {blank} of them without "
             "a message",

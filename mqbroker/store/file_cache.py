@@ -1,10 +1,9 @@
-"""Files of fixed size, of which so many are mapped at a time as the system allows: one that is not is mapped again when
-it is used.
+"""Cache of mapped files of fixed size: as many are mapped at a time as the system allows, the others again on use.
 
-Each mapped file takes a map and, before Python 3.13, a descriptor: those of all consume queues could be more than there
-are. The rule is second chance: of the files that were mapped first, one goes that was not used since it was passed over
-last. Files with something to sync go last: the kernel tells an error of writing back to who opens the file later, but
-need not keep it for a file that nobody has. Must never know what the files mean.
+Each mapped file takes a map and, before Python 3.13, a descriptor; the consume queues' files could exceed both limits.
+Eviction is by second chance, in the order of mapping. Files with unsynced writes are evicted last: the kernel reports a
+writeback error to a later open of the file, but need not keep it for a file that is not open. Knows nothing of what the
+files mean.
 """
 
 from __future__ import annotations
@@ -21,32 +20,32 @@ from zope.interface import implementer
 
 from mqbroker.store.disk import IDisk, IMappedFile, is_shortage
 
-#: How many files are passed over when a place is needed, before one goes whatever it is.
+#: How many files are skipped when a place is needed, before one is evicted whatever it is.
 _LOOKS_MAX = 16
 
 
 class FileCache:
-    """Makes and opens files, and keeps at most `most` of them mapped. For the reactor's thread."""
+    """Creates and opens files, and keeps at most `most` of them mapped. For the reactor's thread."""
 
     def __init__(self, disk: IDisk, most: int, *, read_only: bool = False) -> None:
         self.disk = disk
         self._read_only = read_only
         self._most = most
-        #: Those that are mapped, the next to go first.
+        #: Mapped files, in the order of eviction.
         self._mapped: OrderedDict[CachedFile, None] = OrderedDict()
 
     def __len__(self) -> int:
-        """How many files are mapped."""
+        """Number of mapped files."""
         return len(self._mapped)
 
     def create(self, path: str, size: int) -> CachedFile:
-        """Make a new sparse file of `size` zeros. Raises OSError, FileExistsError where there is one."""
+        """Create a sparse file of `size` zeros. Raises OSError, FileExistsError."""
         file = CachedFile(self, path, size)
         file.mapped = self._map(file, self.disk.create_mapped)
         return file
 
     def open(self, path: str, size: int) -> CachedFile:
-        """The first `size` bytes of an existing file; it is not looked at before it is used."""
+        """The first `size` bytes of an existing file, which is not accessed before it is used."""
         return CachedFile(self, path, size)
 
     def map(self, file: CachedFile) -> IMappedFile:
@@ -80,18 +79,18 @@ class FileCache:
         return mapped.popitem(last=False)[0]
 
     def close(self) -> None:
-        """Unmap all; what is used again is mapped again."""
+        """Unmap all files; one that is used again is mapped again."""
         self._shrink(0)
 
     def forget(self, file: CachedFile) -> None:
-        """It is not mapped any more."""
+        """Remove a file that is not mapped any more."""
         self._mapped.pop(file, None)
 
 
 @implementer(IMappedFile)
 class CachedFile:
-    """A file of a cache. What others hold of `buffer` and `view` stays valid, and is the same file's, when it is mapped
-    anew; once it is closed nothing of it can be used: FileNotFoundError."""
+    """A file of a cache. Slices of `buffer` and `view` stay valid, and shared with the file, when it is mapped again;
+    after `close` any use raises FileNotFoundError."""
 
     __slots__ = ("_cache", "_is_closed", "is_dirty", "is_used", "mapped", "path", "size")
     descriptor = None
@@ -103,7 +102,7 @@ class CachedFile:
         self.mapped: IMappedFile | None = None
         #: Whether it was used since the cache last looked for a file to unmap.
         self.is_used = True
-        #: Whether something may have been stored since the last sync began.
+        #: Whether something may have been written since the last sync began.
         self.is_dirty = False
         self._is_closed = False
 
@@ -129,13 +128,13 @@ class CachedFile:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path)
 
     def let_go(self) -> None:
-        """Unmap the file as soon as no slice of it is held and the worker is done with it."""
+        """Unmap the file once no slice of it is held and the worker is done with it."""
         self.mapped = None
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[IMappedFile]:
-        """The file, without a place in the cache: for the worker, and for what is done once."""
-        mapped = self.mapped  # it may be let go meanwhile, by another thread
+        """The open file, without a place in the cache: for the worker, and for single operations."""
+        mapped = self.mapped  # another thread may unmap it meanwhile
         if mapped is not None:
             yield mapped
             return
@@ -147,7 +146,7 @@ class CachedFile:
             mapped.close()
 
     def allocate(self, offset: int, size: int) -> None:
-        (self.mapped or self._map()).allocate(offset, size)  # something will be stored there next
+        (self.mapped or self._map()).allocate(offset, size)  # it will be written next
 
     def write_through(self, stop: Callable[[], bool]) -> None:
         with self._opened() as mapped:
@@ -171,7 +170,7 @@ class CachedFile:
         self._cache.disk.write_part(self.path, offset, data)
 
     def is_resident(self, offset: int, size: int) -> bool:
-        """Not where it cannot be mapped: who then has it fetched gets to know why."""
+        """False if it cannot be mapped: the fetch that follows reports why."""
         self.is_used = True
         try:
             mapped = self.mapped or self._map()

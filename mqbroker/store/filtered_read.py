@@ -1,8 +1,8 @@
-"""Filtered gets of messages that this process appended not long ago: whole and in memory, so that none is asked after.
+"""Filtered gets of recently appended messages, which are known to be whole and resident.
 
-Hot, since few may be wanted of many that are looked at: entries are taken by the stretch, in a few steps for each that
-is not wanted. What counts as full, how far a get looks and where the next one goes on is as in `checked_reader.py`,
-which answers whatever is not as plain as that. Must never wait for the disk.
+Hot, since few of many examined messages may be wanted: entries are processed in batches, with few steps for each that
+is not wanted. What counts as full, how many entries a get examines and its next begin offset are as in
+`checked_reader.py`, which serves all other cases. Never waits for the disk.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from mqbroker.store.resident_pages import ResidentPages
 from mqbroker.wire.record import RECORD_BYTES_MIN, properties_of
 
 _LONG = Struct(">q")
-#: Entries that are taken together, at first and later: some may be looked at in vain, behind the last that is wanted.
+#: Entries per batch, the first and later ones: those behind the last wanted one are examined in vain.
 _STRETCH = 64
 _STRETCH_MIN, _STRETCH_MAX = 8, 256
-#: Where there is a message in so many bytes of the log on average, these are copied in one go: the processor fetches
-#: what is read one after another ahead of time, and waits for each part of a message that is looked for here and there.
+#: If there is a message in this many bytes of the log on average, the log is copied as one piece: sequential reads are
+#: prefetched by the processor, while scattered ones each wait for memory.
 _COPIED_BYTES = 2048
 
 
 class FilteredRead:
-    """Picks messages.
+    """Filters recently appended messages.
 
-    :param hot_bytes: messages further behind the end of the log may not be in memory.
+    :param hot_bytes: messages further behind the end of the log may not be resident.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class FilteredRead:
         self._limits = limits
 
     def get(self, get: Get, window: int) -> GetMessageResult | None:
-        """What is wanted of `window` entries, from an offset on that the queue has; None where it needs checks.
+        """Get the wanted messages of `window` entries, from an offset that the queue has; None if they need checks.
         Hot."""
         queue, offset, max_count, max_bytes, tags_codes, property_filter = get
         is_one = tags_codes is None or property_filter is None
@@ -87,7 +87,7 @@ class FilteredRead:
                 count = picked[-1] + 1
             taken = [(offsets[i], sizes[i]) for i in picked]
             size = sum([size for _, size in taken])
-            if total + size + largest > bytes_limit:  # maybe; Java's broker asks it of what is not wanted, too
+            if total + size + largest > bytes_limit:  # maybe; Java's broker checks it for unwanted messages, too
                 fitting = _fitting(sizes[:count], picked, total, bytes_limit)
                 if fitting < count:
                     room, count = 0, fitting
@@ -95,7 +95,7 @@ class FilteredRead:
             places += taken
             total += size
             next_offset += count
-            if places:  # as many are wanted of the next as of these
+            if places:  # assuming that as many of the next are wanted
                 stretch = min(_STRETCH_MAX, room * (next_offset - offset) // len(places) + _STRETCH_MIN)
             else:
                 stretch = _STRETCH_MAX
@@ -108,10 +108,10 @@ class FilteredRead:
     def _properties(
         self, offsets: Sequence[int], sizes: Sequence[int], largest: int, intact_from: int
     ) -> list[bytes] | None:
-        """The property bytes of messages; None where they may not be as they were stored.
+        """The property bytes of messages; None if they may differ from what was stored.
 
-        Going by the first and the last, so that no more is read than lies between: of the rest those are looked at that
-        are wanted."""
+        Checked by the first and the last, so that no more is read than what lies between; of the others only the wanted
+        ones are read."""
         log = self._log
         low, high = offsets[0], offsets[-1] + sizes[-1]
         if not intact_from <= low < high <= log.readable_end or largest > high - low:
@@ -124,8 +124,7 @@ class FilteredRead:
         return properties_of(segment.buffer, low - at, offsets, sizes)
 
     def _pieces(self, places: Sequence[tuple[int, int]], intact_from: int) -> list[memoryview] | None:
-        """The messages at some places of the log, those that stand one after another in one piece; None where one may
-        not be there."""
+        """The messages at some places of the log, adjacent ones as one piece; None if one may be missing."""
         runs: list[tuple[int, int]] = []
         end = intact_from
         for offset, size in places:
@@ -150,7 +149,7 @@ class FilteredRead:
 
 
 def _fitting(sizes: Sequence[int], picked: Sequence[int], total: int, bytes_limit: int) -> int:
-    """How many entries are looked at until one would make `total` bytes too many. The first message is never."""
+    """Number of entries until one would exceed the limit by `total` bytes. The first message never does."""
     wanted = frozenset(picked)
     for i, size in enumerate(sizes):
         if total and is_above(bytes_limit, total + size):

@@ -1,8 +1,8 @@
-"""Flushing: what was stored in mapped files is brought to the disk, by the worker, in an order recovery relies on.
+"""Flushing: syncs of the mapped files on the worker, in the order that recovery relies on.
 
-The log goes first and is what acknowledgements wait for; consume queues and index follow, then the checkpoint that
-says so. A failed sync of the log is final: the kernel may have dropped the pages and will not say so again, so waiting
-sends fail and nothing more is appended. Must never know what the bytes are.
+The log is synced first, which acknowledgements wait for; then consume queues and index, then the checkpoint that
+records it. A failed sync of the log is final: the kernel may have dropped the pages and does not report that twice, so
+waiting sends fail and appends are refused. Knows nothing of the content of the files.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from mqbroker.store.segment import SegmentSource
 from mqbroker.store.syncs import ISyncs
 from mqbroker.store.worker import IWorker
 
-#: While messages come fast the log is synced each time that about so many bytes came, and no more often than that:
-#: what is much at once holds up the disk and the processors for who sends meanwhile. Measured on two cores at 40 MB/s,
-#: p99 and p99.9 of sends are half of what they are with syncs of 20 MB, and the kernel has a quarter less to do.
+#: At high rates the log is synced once per about this many bytes: a larger sync delays the sends meanwhile, on the disk
+#: and the processors. Measured on two cores at 40 MB/s, p99 and p99.9 of sends are half of those with syncs of 20 MB,
+#: and the kernel uses a quarter less time.
 AT_ONCE_BYTES = 512 * 1024
 INTERVAL_S_MIN = 0.02
 
-#: Syncs of the log that may run at a time. A second one is begun where the first is older than the interval, so that no
-#: slow sync keeps what came after it from the disk for longer than the interval and a sync of its own.
+#: Concurrent syncs of the log. A second one is started if the first is older than the interval, so that a slow sync
+#: delays later messages by no more than the interval and a sync of their own.
 RUNNING_MAX = 8
 
-#: Nothing could be opened: too many files are, of this process or of all.
+#: Errors of opening: too many open files, in this process or system-wide.
 _NO_FILE_LEFT = (errno.EMFILE, errno.ENFILE)
 
 
 @attrs.define(eq=False)
 class _Sync:
-    """A sync that runs: of all below `end`, where the newest message was stored at `timestamp_ms`. `began`: seconds."""
+    """A running sync of the log below `end`, whose newest message was stored at `timestamp_ms`. `began`: seconds."""
 
     end: int
     timestamp_ms: int
@@ -53,10 +53,10 @@ class _Sync:
 
 
 class LogFlusher:
-    """Syncs the log every `interval_ms` at most, and at once when someone waits; one sync serves all who wait.
+    """Syncs the log every `interval_ms`, and at once if someone waits; one sync serves all waiters (group commit).
 
-    What is stored waits no longer than the interval for a sync to begin, be it beside others that take longer.
-    `flushed`: all of the log below is on the disk. `source` brings the names of segments there.
+    Stored messages wait no longer than the interval for a sync to start, if need be beside slower ones. `flushed`: the
+    log is on disk below it. `source` syncs the names of segments.
     """
 
     log = Logger()
@@ -74,10 +74,9 @@ class LogFlusher:
         note_durable: Callable[[int], None],
         on_failed: Callable[[], None],
     ) -> None:
-        """`on_served`: called with how many of those who wait were served at once, and since when (seconds) the first
-        waited. `note_durable` puts into the checkpoint that all of the log below an offset is on the disk; for the
-        worker; raises OSError. `on_failed`: called when a sync failed: what the files hold may no longer be what was
-        stored."""
+        """`on_served`: called with the number of waiters served at once, and the time (seconds) since which the first
+        waited. `note_durable` records in the checkpoint that the log is on disk below an offset; for the worker; raises
+        OSError. `on_failed`: called when a sync failed: the files may differ from what was stored."""
         self._commit_log = commit_log
         self._clock = clock
         self._syncs = syncs
@@ -90,30 +89,30 @@ class LogFlusher:
         self._on_served = on_served
         self._note_durable = note_durable
         self._on_failed = on_failed
-        # Up to where the checkpoint said so when it was last made to.
+        # The offset last recorded in the checkpoint.
         self._noted = flushed
         self._is_noting = False
         self._noting = Outage(
             "messages are synced, but not acknowledged, since the checkpoint cannot be written, which is tried again",
             "the checkpoint is written again, and messages are acknowledged",
         )
-        # end, when it is too late, and the waiting: in order of `end`, and so of time.
+        # (end, deadline, waiter), in order of `end`, and so of time.
         self._waiting: deque[tuple[int, float, Deferred[None]]] = deque()
-        # From the one that began first: one that ends before those counts only when they have, too, since a failure
-        # that they met may not be told to any other.
+        # In the order of their start: a sync counts only when the earlier ones have ended, since the kernel may report
+        # an error to one of them only.
         self._running: deque[_Sync] = deque()
-        #: Whether one is to begin as soon as one ends.
+        #: Whether to start another as soon as one ends.
         self._is_due = False
         self._tick_call: IDelayedCall | None = None
-        #: When the last tick was, and where the log ended.
+        #: Time of the last tick, and the log's end then.
         self._ticked = (clock.seconds(), commit_log.readable_end)
-        #: Whether it was said that no more files may be open.
+        #: Whether the shortage of descriptors was logged.
         self._is_short = False
         self._timeout_call: IDelayedCall | None = None
 
     @property
     def oldest_sync(self) -> object | None:
-        """Which of the syncs that run began first; another object for each."""
+        """The running sync that began first, as an object that identifies it."""
         return next((sync for sync in self._running if self._is_noting or not sync.is_done), None)
 
     def start(self) -> None:
@@ -121,7 +120,7 @@ class LogFlusher:
         self._tick_call = self._clock.callLater(self._interval_s, self._tick)
 
     def _hasten(self) -> None:
-        """Let the next tick be now: a segment that fills fast may be full before its time."""
+        """Tick now: a segment that fills fast may be full before the next tick."""
         if self._tick_call is not None:
             self._tick_call.reset(0)
 
@@ -142,7 +141,7 @@ class LogFlusher:
             self._is_due = True
 
     def _until_next_s(self) -> float:
-        """How long it takes until as much came as is synced at once, where it comes as fast as since the last tick."""
+        """Time until the size of one sync has accumulated, at the rate since the last tick."""
         (since, start), self._ticked = self._ticked, (self._clock.seconds(), self._commit_log.readable_end)
         now, end = self._ticked
         if end == start:
@@ -151,10 +150,10 @@ class LogFlusher:
         return min(self._interval_s, max(INTERVAL_S_MIN, seconds))
 
     def durable(self, end: int) -> Deferred[None]:
-        """Fires when the log is on the disk below `end`.
+        """Fires when the log is on disk below `end`.
 
-        Fails with StoreUnwritable when syncing failed, with FlushTimedOut when it took longer than allowed.
-        Cancelling gives up waiting, nothing else.
+        Fails with StoreUnwritable if syncing failed, with FlushTimedOut if it took longer than allowed. Cancelling only
+        gives up waiting.
         """
         if end <= self.flushed:
             return succeed(None)
@@ -165,14 +164,14 @@ class LogFlusher:
         if self._waiting and end < self._waiting[-1][0]:
             end = self._waiting[-1][0]
         self._waiting.append((end, self._clock.seconds() + self._timeout_s, waiting))
-        if self._timeout_call is None:  # it stays when nobody waits any more: most of the time somebody will soon
+        if self._timeout_call is None:  # it stays when nobody waits any more: usually somebody will soon
             self._timeout_call = self._clock.callLater(self._timeout_s, self._give_up)
         self._serve()
         self._begin_alone()
         return waiting
 
     def wake(self) -> None:
-        """Begin a sync if someone waits for data that can be synced now."""
+        """Start a sync if someone waits for data that can be synced now."""
         if self._waiting:
             self._begin_alone()
 
@@ -181,7 +180,7 @@ class LogFlusher:
             self._begin()
 
     def _begin(self) -> None:
-        """Sync what none of those that run brings to the disk."""
+        """Sync what no running sync covers."""
         commit_log, running = self._commit_log, self._running
         end = commit_log.readable_end
         if end <= (running[-1].end if running else self.flushed) or commit_log.why(Refusal.STOPPED):
@@ -202,10 +201,11 @@ class LogFlusher:
         self._serve()
 
     def _serve(self) -> None:
-        """Count the syncs that have ended, in their order, once the checkpoint says what recovery would doubt."""
+        """Complete the syncs that have ended, in their order, after recording in the checkpoint what recovery would
+        doubt."""
         running = self._running
         while running and running[0].is_done and not self._is_noting:
-            # Recovery must not doubt what was acknowledged, and believes in the checkpoint.
+            # Recovery trusts the checkpoint, and must not doubt what was acknowledged.
             if self._commit_log.doubtful_end > self._noted < running[0].end:
                 while len(running) > 1 and running[1].is_done:  # one note for all that have ended
                     running.popleft()
@@ -231,7 +231,7 @@ class LogFlusher:
         self._serve()
 
     def _not_noted(self, failure: Failure) -> None:
-        """What was synced stays so: the next tick, or who waits next, has it noted again."""
+        """The data stays synced: the next tick, or the next waiter, records it again."""
         self._is_noting = False
         self._noting.failed(failure.getErrorMessage())
         self._fail_waiting(StoreUnwritable(f"the checkpoint cannot be written: {failure.getErrorMessage()}"))
@@ -248,7 +248,7 @@ class LogFlusher:
         if self._is_due:
             self._is_due = False
             self._begin()
-        elif waiting:  # the disk works while these are answered
+        elif waiting:  # the disk works while these are served
             self._begin_alone()
         if served:
             self._on_served(len(served), since)
@@ -270,12 +270,12 @@ class LogFlusher:
         self._fail_waiting(StoreUnwritable(why))
 
     def _not_begun(self, error: OSError) -> None:
-        """What was to be synced could not be opened for it: no sync failed, and the next tick tries again."""
+        """A file could not be opened for its sync: no sync failed, and the next tick tries again."""
         why = f"the commit log cannot be synced to the disk now; raise the limit of open files (ulimit -n): {error}"
         if not self._is_short:
             self._is_short = True
             self.log.error("{why}", why=why)
-        if self._running:  # others have their files open
+        if self._running:  # others hold their files open
             self._is_due = True
         else:
             self._fail_waiting(StoreUnwritable(why))
@@ -299,12 +299,12 @@ class LogFlusher:
             late.append(waiting.popleft()[2])
         if waiting:
             self._timeout_call = self._clock.callLater(waiting[0][1] - now, self._give_up)
-        for each in late:  # who may wait again at once
+        for each in late:  # callbacks may wait again at once
             _fire(each, FlushTimedOut("the disk did not confirm in time"))
 
     def stop(self) -> Deferred[None]:
-        """Sync what is left; fires, or fails with StoreUnwritable, when that is done, however long it takes: a process
-        does not end before its syncs have."""
+        """Sync the rest; fires, or fails with StoreUnwritable, when that is done, however long it takes: a process
+        cannot end before its syncs."""
         if self._tick_call is not None:
             self._tick_call.cancel()
             self._tick_call = None
@@ -335,15 +335,15 @@ def _fire(deferred: Deferred[None], result: Exception | None) -> None:
             deferred.callback(None)
 
 
-#: Whether the index is meant too -> what to do on the worker, and what with its result; None for nothing.
+#: With the index or not -> the work for the worker, and the callback for its result; None for nothing to do.
 SnapshotFunction = Callable[[bool], tuple[Callable[[], Any], Callable[[Any], None]] | None]
 
 
 class CacheFlusher:
-    """Syncs consume queues, and less often the index, then writes the checkpoint.
+    """Syncs consume queues and, less often, the index, then writes the checkpoint.
 
-    :param snapshot: called on the reactor's thread, with whether the index is meant too; returns what to do on the
-        worker, which raises no OSError, and what to do with its result.
+    :param snapshot: called on the reactor's thread, with True to include the index; returns the work for the worker,
+    which raises no OSError, and the callback for its result.
     """
 
     log = Logger()
@@ -395,11 +395,11 @@ class CacheFlusher:
 
     @property
     def is_running(self) -> bool:
-        """Whether a sync runs, or what `run_alone` was given."""
+        """Whether a sync runs, or the work of `run_alone`."""
         return self._running is not None
 
     def run_alone(self, work: Callable[[], Any]) -> Deferred[Any]:
-        """Run `work` on the worker while no sync runs, for what would disturb one: files that go."""
+        """Run `work` on the worker while no sync runs: for the removal of files."""
         if self._running is not None:
             later: Deferred[Any] = Deferred()
             self._running.addBoth(lambda _: self.run_alone(work).chainDeferred(later))
@@ -427,16 +427,16 @@ class CacheFlusher:
 
 
 LOOK_S = 1.0
-#: A sync that takes longer is told of.
+#: A longer sync is logged.
 LONG_S = 5
 
 
 class SyncWatchdog:
     """Watches syncs of the log: logs one that hangs, and refuses messages while the oldest unsynced one is too old.
 
-    Time is counted in looks, one a second, so that a clock that is set forward makes no sync a long one.
+    Time is counted in checks, one a second, so that a clock that is set forward makes no sync a long one.
 
-    :param unsynced_s_max: messages are refused while something waits for its sync for longer than this, seconds.
+    :param unsynced_s_max: messages are refused while stored ones have waited longer than this for their sync, seconds.
     """
 
     log = Logger()
@@ -448,7 +448,7 @@ class SyncWatchdog:
         self._looks = 0
         self._oldest: object | None = None
         self._oldest_since = 0
-        # Where the log ended at which look, from the first that is not synced.
+        # (check, the log's end then), from the first that is not synced.
         self._ends: deque[tuple[int, int]] = deque()
         self._call = LoopingCall(self._look)
         self._call.clock = clock
@@ -467,7 +467,7 @@ class SyncWatchdog:
         self._look_at_age()
 
     def _look_at_oldest(self) -> None:
-        """Tell of a sync that takes long, once, and of its end."""
+        """Log a long sync, once, and its end."""
         oldest, looks = self._flusher.oldest_sync, self._looks - self._oldest_since
         if oldest is not self._oldest:
             if looks > LONG_S:
@@ -483,7 +483,7 @@ class SyncWatchdog:
             )
 
     def _look_at_age(self) -> None:
-        """Refuse messages, or take them again, by how long the oldest that is not synced waits."""
+        """Refuse messages, or accept them again, by the age of the oldest unsynced one."""
         commit_log, ends, end = self._commit_log, self._ends, self._commit_log.readable_end
         if end > self._flusher.flushed and (not ends or end > ends[-1][1]):
             ends.append((self._looks, end))

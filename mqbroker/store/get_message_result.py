@@ -1,4 +1,4 @@
-"""What is asked of a get, how much it may have, and what it may come to. Only values."""
+"""GetMessageResult, its status, and the limits of a get. Values only."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _MAX_INT = 0x7FFFFFFF
 class GetMessageStatus(enum.Enum):
     """Outcomes of a get, by the names of the Java broker.
 
-    Two are never told: a queue that was never written to has no message, so that there is no NO_MATCHED_LOGIC_QUEUE,
-    nor has the Java broker one to tell; and OFFSET_FOUND_NULL, with which that passes over the rest of a consume queue
-    file that is not there: here the store does not open without it.
+    Two of Java's are not used: NO_MATCHED_LOGIC_QUEUE, as a queue that was never written to has no messages (Java's
+    broker never returns it either); and OFFSET_FOUND_NULL, with which Java skips the rest of a missing consume queue
+    file: here the store does not open without it.
     """
 
     FOUND = "FOUND"
@@ -36,7 +36,7 @@ class GetMessageStatus(enum.Enum):
 class GetMessageResult(NamedTuple):
     """`pieces` together are `count` records.
 
-    `suggest_slave`: what was looked at last is so far behind that it counts as on the disk.
+    `suggest_slave`: the last examined message is so far behind that it counts as on disk.
     """
 
     status: GetMessageStatus
@@ -49,7 +49,7 @@ class GetMessageResult(NamedTuple):
 
 
 class Get(NamedTuple):
-    """What is asked for: messages of `queue` from `offset` on, all where both filters are None."""
+    """A request for messages of `queue` from `offset` on; all of them if both filters are None."""
 
     queue: ConsumeQueue
     offset: int
@@ -60,14 +60,14 @@ class Get(NamedTuple):
 
 
 class TransferLimits:
-    """How many messages one get has at most, and how many bytes of them unless it says so: `near` the end of the log,
-    where messages count as in memory, and `far` from it."""
+    """Maximum messages and bytes of one get: `near` the end of the log, where messages count as resident, and `far`
+    from it."""
 
     def __init__(self, settings: StoreSettings) -> None:
         self.settings_changed(settings)
 
     def settings_changed(self, settings: StoreSettings) -> None:
-        """Give as much at a time as `settings` say from now on."""
+        """Apply changed `settings`."""
         self.near = (
             settings.max_transfer_count_on_message_in_memory,
             settings.max_transfer_bytes_on_message_in_memory,
@@ -78,24 +78,24 @@ class TransferLimits:
         )
 
     def of(self, max_bytes: int | None, is_near: bool) -> tuple[int, int]:
-        """Count and bytes of a get that says `max_bytes`, or None."""
+        """Maximum count and bytes of a get with this `max_bytes`, or None."""
         count_limit, bytes_limit = self.near if is_near else self.far
         return count_limit, bytes_limit if max_bytes is None else max_bytes
 
     def are_exceeded(self, get: Get, count: int, total: int, is_near: bool) -> bool:
-        """Whether a get that has `count` messages takes none that makes it `total` bytes."""
+        """Whether a get with `count` messages is full, or would exceed its bytes with a total of `total`."""
         count_limit, bytes_limit = self.of(get.max_bytes, is_near)
         return count >= get.max_count or count >= count_limit or is_above(bytes_limit, total)
 
 
 def is_above(bytes_limit: int, total: int) -> bool:
-    """Whether messages of `total` bytes are more than a limit. The Java broker's sum is of 32 bits: a size that takes
-    it over them is none of a message, and is passed over."""
+    """Whether `total` bytes of messages exceed a limit. The Java broker's sum has 32 bits: a size that overflows it is
+    not that of a message, and is skipped."""
     return bytes_limit < total <= _MAX_INT
 
 
 def outside(offset: int, low: int, high: int) -> GetMessageResult:
-    """The answer to who asks for an offset that is not within low..high, what a queue holds."""
+    """The result for an offset outside low..high, the range of a queue."""
     if high == 0:
         return GetMessageResult(GetMessageStatus.NO_MESSAGE_IN_QUEUE, 0, low, 0, [], 0, False)
     if offset < low:

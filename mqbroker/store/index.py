@@ -1,6 +1,6 @@
-"""The index: from a message's keys to where it stands in the log. A row of files, a cache of the log.
+"""The index: maps the keys of messages to their log offsets. A sequence of files that can be rebuilt from the log.
 
-A key is hashed as "topic#key". Must never read the log.
+A key is hashed as "topic#key". Never reads the log.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAX_INT = 0x7FFFFFFF
 _UNIQ_KEY = b"UNIQ_KEY\x01"
 _KEYS = b"KEYS\x01"
 
-#: Keys differ in their last characters (unique keys: the counter); the hash of what comes before is kept.
+#: Keys differ in their last characters (unique keys: the counter); the hash of the prefix is cached.
 _TAIL = 4
 _TAIL_FACTOR = 31**_TAIL
 _PAIR_FACTOR = 31**2
@@ -32,7 +32,7 @@ _FILE_NAME = re.compile(r"\d{17}")
 
 
 def positive_hash(value: int) -> int:
-    """What the index keeps of a 32-bit hash: its absolute value, and 0 for the one that has none."""
+    """The absolute value of a 32-bit hash, as the index stores it; 0 for the one that has none."""
     value &= 0xFFFFFFFF
     return value if value <= _MAX_INT else -value & _MAX_INT
 
@@ -41,7 +41,7 @@ class KeyHasher:
     """Java's hash of "topic#key", from the hash of "topic#" and the key's bytes."""
 
     def __init__(self) -> None:
-        #: First part of an ASCII key -> what to multiply the topic's hash by, and what to add.
+        #: First part of an ASCII key -> factor for the topic's hash, and summand.
         self.heads: dict[bytes, tuple[int, int]] = {}
         #: Two characters of the ASCII keys that were hashed -> their hash.
         self.pairs: dict[bytes, int] = {}
@@ -82,9 +82,9 @@ def record_keys(properties: bytes) -> list[bytes]:
 
 
 class Index:
-    """The row of index files; `offset`: all of the log below is indexed.
+    """The index files; the log is indexed below `offset`.
 
-    :param file_name: names a new file: the wall clock as yyyyMMddHHmmssSSS, as far ahead as the argument, ms.
+    :param file_name: names a new file: the wall clock plus the argument (ms) as yyyyMMddHHmmssSSS.
     """
 
     def __init__(self, disk: IDisk, directory: str, slots: int, capacity: int, file_name: Callable[[int], str]) -> None:
@@ -98,12 +98,12 @@ class Index:
         self._unsynced: list[IndexFile] = []
         self.files: list[IndexFile] = []
         self.offset = 0
-        #: A message whose first so many keys are in: the files may end between its keys.
+        #: A message and how many of its keys are in: the files may end between its keys.
         self.resumed = (-1, 0)
         self._has_new_name = False
 
     def load(self) -> None:
-        """Open the files there are; one of another size ends the row. What is none of ours is passed over."""
+        """Open the existing files, up to one of another size. Foreign files are ignored."""
         for name in self._disk.names(self._directory):
             path = os.path.join(self._directory, name)
             if not _FILE_NAME.fullmatch(name):  # whoever put it there
@@ -120,7 +120,7 @@ class Index:
 
     def _remove_strays(self) -> None:
         """Delete files that were created and never written to, such as those whose mapping failed; only the last,
-        behind a full one, may be used."""
+        behind a full one, can be used."""
         kept: list[IndexFile] = []
         for file in self.files:
             is_next = file is self.files[-1] and (not kept or kept[-1].is_full)
@@ -133,10 +133,10 @@ class Index:
         self.files = kept
 
     def keep_files(self, is_good: Callable[[IndexFile], bool]) -> None:
-        """Delete the first file that is not good and all after it, used or not; they are to be built anew."""
+        """Delete the first bad file and all after it, used or not; they are rebuilt."""
         kept: list[IndexFile] = []
         for file in self.files:
-            # One that others follow had entries once.
+            # A file that others follow had entries.
             if not is_good(file) or not (file.has_entries or file is self.files[-1]):
                 break
             kept.append(file)
@@ -159,10 +159,10 @@ class Index:
         for messages, appended, queues in appends:
             for message, (physical_offset, _, _, timestamp_ms), queue in zip(messages, appended, queues, strict=True):
                 properties = message[9]
-                if properties is keyless:  # of each of the entries that settle half messages
+                if properties is keyless:  # of each of the op messages
                     continue
                 at = properties.rfind(_UNIQ_KEY)
-                keys_at = properties.rfind(_KEYS)  # several times as quick as `in`
+                keys_at = properties.rfind(_KEYS)  # several times as fast as `in`
                 if (at and (at < 0 or properties[at - 1] != 2)) or keys_at >= 0 or message[3] & 4:
                     if at < 0 > keys_at:
                         keyless = properties
@@ -189,7 +189,7 @@ class Index:
     def rows_of(
         self, queue: ConsumeQueue, sys_flag: int, properties: bytes, physical_offset: int, timestamp_ms: int
     ) -> list[IndexRow]:
-        """What to enter for one message: its unique key and each of its keys."""
+        """The rows of one message: its unique key and each of its keys."""
         hashes = self._hasher.of_record(queue.key_hash, sys_flag, properties)
         rows = [(key_hash, physical_offset, timestamp_ms) for key_hash in hashes]
         if physical_offset == self.resumed[0]:
@@ -197,7 +197,7 @@ class Index:
         return rows
 
     def put(self, rows: Sequence[IndexRow], end: int) -> None:
-        """Enter rows, with which all of the log below `end` is indexed. Raises OSError; see `add`."""
+        """Add rows, with which the log is indexed below `end`. Raises OSError; see `add`."""
         done = 0
         try:
             while done < len(rows):
@@ -242,7 +242,7 @@ class Index:
         return os.path.join(self._directory, name)
 
     def read(self) -> None:
-        """Have in memory what new entries touch of the last file. Raises Unreadable."""
+        """Read what new entries touch of the last file into memory. Raises Unreadable."""
         if self.files:
             self.files[-1].read()
 
@@ -257,13 +257,13 @@ class Index:
         return taken
 
     def drain_new_names(self) -> list[str]:
-        """The directories in which files were made since this was last called."""
+        """The directories in which files were created since this was last called."""
         taken = [os.path.dirname(self._directory), self._directory] if self._has_new_name else []
         self._has_new_name = False
         return taken
 
     def oldest_below(self, physical_min: int) -> IndexFile | None:
-        """The first file, where all its messages are below `physical_min` and it is not the last."""
+        """The first file, if all its messages are below `physical_min` and it is not the last."""
         first = self.files[0] if len(self.files) > 1 else None
         return first if first is not None and first.end_offset < physical_min else None
 
@@ -271,12 +271,12 @@ class Index:
         return file not in self._unsynced
 
     def drop_first_file(self) -> None:
-        """Forget the first file. The caller closes it."""
+        """Drop the first file. The caller closes it."""
         assert len(self.files) > 1
         self.files.pop(0).forget()
 
     def resume(self, is_clean: bool) -> None:
-        """Go on after the newest entry of the files there are."""
+        """Continue after the newest entry of the existing files."""
         last = self.files[-1]
         last.read()
         if not is_clean:
@@ -284,7 +284,7 @@ class Index:
         if last.count <= 1 and len(self.files) > 1:  # killed before it had a header: nothing is in it yet
             last.begin_after(self.files[-2])
         self._unsynced = [last]
-        if not is_clean:  # who knows what was not synced
+        if not is_clean:  # any of it may be unsynced
             self._unsynced = list(self.files)
             self._has_new_name = True
         self.offset = last.end_offset
@@ -306,7 +306,7 @@ class Index:
 
     @property
     def end_offset(self) -> int:
-        """Where the newest indexed message stands in the log."""
+        """Log offset of the newest indexed message."""
         return self.files[-1].end_offset if self.files else 0
 
     async def find(self, topic: str, key: str, begin_ms: int, end_ms: int, count: int, pages: Pages) -> list[int]:

@@ -1,10 +1,10 @@
-"""One file of the index: a hash table from keys to where their messages stand in the log.
+"""An index file: a hash table from keys to log offsets.
 
     header 40 bytes:  begin and end store timestamp, begin and end physical offset (8 each), slots used, count (4 each)
     slots   4 bytes:  number of the newest entry whose key has this slot, 0 for none
     entries 20 bytes: hash 4, physical offset 8, seconds since begin 4, number of the next older entry of the slot 4
 
-Entry 0 is not used, and the count starts at 1. Must never know what is hashed.
+Entry 0 is not used, and the count starts at 1. Knows nothing of what is hashed.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _HEADER = Struct(">qqqqii")
 SLOT = Struct(">i")
 ENTRY = Struct(">iqii")
 _ALLOCATE_BYTES = 1024 * 1024
-#: What is read at once of slots that left memory.
+#: Bytes of evicted slots that are read at once.
 _READ_BYTES = 1024 * 1024
 _MAX_INT = 0x7FFFFFFF
-#: The count of a file that is to be built anew.
+#: The count of a file that is to be rebuilt.
 _DAMAGED = -1
 
 log = Logger()
@@ -48,7 +48,7 @@ class IndexHeader:
 
 
 def read_header(view: memoryview) -> IndexHeader:
-    """The header of an index file. Raises struct.error where it is shorter than one."""
+    """Parse the header of an index file. Raises struct.error if it is too short."""
     return IndexHeader(*_HEADER.unpack_from(view))
 
 
@@ -57,7 +57,7 @@ IndexRow = tuple[int, int, int]
 
 
 class IndexFile:
-    """One index file. The header in the file is brought up to date by `write_header` only."""
+    """One index file. Only `write_header` updates the header in the file."""
 
     def __init__(self, file: IMappedFile, slots: int, capacity: int) -> None:
         self.file = file
@@ -68,11 +68,11 @@ class IndexFile:
         read_before_touch(file, 0, HEADER_BYTES)
         header: tuple[int, int, int, int, int, int] = _HEADER.unpack_from(file.view)
         self.begin_ms, self.end_ms, self.begin_offset, self.end_offset, self.slots_used, self.count = header
-        # A header of zeros is that of a file nothing was put into yet.
+        # A header of zeros is that of an unused file.
         self._has_header = 0 < self.count <= capacity or not any(header)
         if not 0 < self.count <= capacity:
             self.count = 1
-        # Blocks for header, slots and the entries there are; new entries get theirs as they come.
+        # Blocks for header, slots and the present entries; those for new entries are allocated later.
         self._allocated = self._entries_at + self.count * ENTRY_BYTES
         self._is_open = True
         self._is_damaged = False
@@ -84,7 +84,7 @@ class IndexFile:
 
     @property
     def is_unused(self) -> bool:
-        """Whether nothing was ever put in; where there is an entry without a header, that is lost, or not written yet.
+        """Whether the file was never used; an entry without a header means that the header is lost, or not written yet.
         Raises Unreadable."""
         return not (self.has_entries or self._has_entry(1))
 
@@ -93,7 +93,7 @@ class IndexFile:
         return self.count >= self._capacity
 
     def is_sound(self) -> bool:
-        """Whether the header can be one, and is that of the first and the newest entry. Raises Unreadable."""
+        """Whether the header is valid, and matches the first and the newest entry. Raises Unreadable."""
         if not self._has_header or not self.has_entries:
             return self._has_header
         places: list[int] = []
@@ -104,7 +104,7 @@ class IndexFile:
         return is_possible and places == [self.begin_offset, self.end_offset]
 
     def put_rows(self, rows: Sequence[IndexRow], start: int) -> int:
-        """Add entries for rows from `start` on; returns the first that the file has no place for.
+        """Add entries for rows from `start` on; returns the index of the first that the file has no room for.
 
         Raises OSError with none added. Hot.
         """
@@ -139,9 +139,9 @@ class IndexFile:
         return stop
 
     def _put_first(self, row: IndexRow) -> None:
-        """Add the first entry, which gives the file its beginning."""
+        """Add the first entry, which sets the file's begin time and offset."""
         key_hash, physical_offset, timestamp_ms = row
-        # Java counts the seconds of this one from what the file had for its beginning before.
+        # Java counts this entry's seconds from the file's begin time before.
         seconds = (timestamp_ms - self.begin_ms) // 1000 if 0 < self.begin_ms < timestamp_ms else 0
         ENTRY.pack_into(
             self._buffer, self._entries_at + ENTRY_BYTES, key_hash, physical_offset, min(seconds, _MAX_INT), 0
@@ -159,7 +159,7 @@ class IndexFile:
             self._allocated = want
 
     def roll_back(self) -> None:
-        """Undo entries made after the header was last written, by a process that was killed before it came to it."""
+        """Undo entries that a killed process made after it last wrote the header."""
         number = self.count
         while number < self._capacity and self._has_entry(number):
             number += 1
@@ -175,7 +175,7 @@ class IndexFile:
         return any(self.file.view[self._at(number) : self._at(number + 1)])
 
     def read(self) -> None:
-        """Have in memory what new entries touch. Raises Unreadable."""
+        """Read what new entries touch into memory. Raises Unreadable."""
         for at in range(0, self._entries_at, _READ_BYTES):
             read_before_touch(self.file, at, min(_READ_BYTES, self._entries_at - at))
         newest = self._at(self.count - 1)
@@ -185,7 +185,7 @@ class IndexFile:
         return self._entries_at + number * ENTRY_BYTES
 
     def newest_entries(self, message_offset: int) -> int:
-        """How many entries at the end of this file are those of one message."""
+        """Number of entries at the end of this file that belong to one message."""
         number = self.count - 1
         while number > 0:
             read_before_touch(self.file, self._at(number), ENTRY_BYTES)
@@ -196,7 +196,7 @@ class IndexFile:
         return self.count - 1 - number
 
     def begin_after(self, previous: IndexFile) -> None:
-        """Date the first entry, as Java does, from the end of the file before."""
+        """Set the begin time, as Java does, to the end time of the file before."""
         self.begin_ms = self.end_ms = previous.end_ms
         self.begin_offset = self.end_offset = previous.end_offset
 
@@ -207,7 +207,7 @@ class IndexFile:
         )
 
     async def _is_ready(self, pages: Pages, at: int, size: int) -> bool:
-        """Have bytes in memory; False where the file was deleted meanwhile."""
+        """Read bytes into memory; False if the file was deleted meanwhile."""
         try:
             await pages.ready(self.file, at, size)
         except FileNotFoundError:
@@ -224,8 +224,8 @@ class IndexFile:
     async def find(self, key_hash: int, begin_ms: int, end_ms: int, count: int, pages: Pages) -> list[int]:
         """Physical offsets of messages whose key has this hash, newest first. Times are good to the second.
 
-        Raises OSError where the disk cannot read it; none is found in a file that is deleted meanwhile. A file that is
-        damaged where it is looked at is told once, and not sound any more.
+        Raises OSError if the disk cannot read it; finds nothing in a file that is deleted meanwhile. Damage that is met
+        is logged once, and marks the file for a rebuild.
         """
         found: list[int] = []
         slot = key_hash % self._slots
@@ -243,7 +243,7 @@ class IndexFile:
             if not is_possible or entry_hash % self._slots != slot:
                 await self._note_damage(pages, self._at(number))
                 break
-            # The first entry is the beginning, whatever it says: see `_put_first`.
+            # The first entry has the begin time, whatever it says: see `_put_first`.
             time_ms = self.begin_ms + (seconds * 1000 if number > 1 else 0)
             if entry_hash == key_hash and begin_ms <= time_ms + 999 and time_ms <= end_ms:
                 found.append(physical_offset)
@@ -267,7 +267,7 @@ class IndexFile:
 
 
 def is_good_after(file: IndexFile, checkpoint: Checkpoint, log_end: int, is_intact: bool) -> bool:
-    """Whether an index file can be relied on: after the machine stopped only one that was full and synced."""
+    """Whether an index file can be trusted: after a crash of the machine only one that was full and synced."""
     if not file.is_sound():
         return False
     if file.end_offset >= log_end or is_intact:

@@ -1,8 +1,8 @@
-"""A table kept as one JSON file, replaced as a whole and never half.
+"""A table in one JSON file, which is replaced atomically.
 
-The new content is written beside the file, synced, and renamed over it; the former content stays as `.bak`, which is
-read where the file itself is missing or damaged. Where it is damaged, too, what was to be the next content is read.
-Java deletes before it renames and syncs nothing.
+The new content is written beside the file, synced, and renamed over it; the former content is kept as `.bak`, which is
+read if the file is missing or damaged. If that is damaged, too, the unfinished next content is read. Java deletes
+before it renames and syncs nothing.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ log = Logger()
 
 T = TypeVar("T")
 
-#: How many pieces of a content are gathered in one turn of the reactor.
+#: How many pieces of a content are collected in one turn of the reactor.
 PIECES_PER_TURN = 1000
-#: Gives a content, whole or in pieces; in pieces it may still be read in later turns.
+#: Returns a content, whole or in pieces, which may be read in later turns.
 Content = Callable[[], bytes | Iterator[bytes]]
 
 
 class JsonFile:
-    """One file. `save` may be called as often as wanted: while one write is under way, only the last content waits.
+    """One file. `save` may be called at any time: while a write is under way, only the last content waits.
 
-    :param turn: calls what it is given in the reactor's next turn; without it a content in pieces is gathered at once.
+    :param turn: calls a function in the reactor's next turn; without it a content in pieces is collected at once.
     """
 
     def __init__(
@@ -46,8 +46,8 @@ class JsonFile:
     ) -> None:
         self.path = path
         self._disk = disk
-        self._has_directory = False  # for sure, whatever ends
-        #: Whether the file cannot be read and its `.bak` could, which must not be lost to it.
+        self._has_directory = False  # for certain, whatever crashes
+        #: Whether the file is unreadable and its `.bak` was read, which must not be overwritten by it.
         self._is_damaged = False
         self._worker = worker
         self._turn = turn
@@ -56,18 +56,18 @@ class JsonFile:
         self._next: Content | None = None
         self._newest: Content | None = None
         self._writing: Deferred[bool] | None = None
-        #: For tables that are saved now and then: set where the table has changed since; see `save_changes`.
+        #: For tables that are saved periodically: set when the table has changed; see `save_changes`.
         self.is_dirty = False
 
     def load(self, read: Callable[[bytes], T]) -> T | None:
-        """Return `read` of the content, of the `.bak` or what was to be the next where that fails, None where there is
-        nothing.
+        """Return `read` of the content, else of `.bak`, else of the unfinished next content; None if there is no
+        content.
 
-        Raises StoreDamaged where there is content and none of it can be read, and OSError.
+        Raises StoreDamaged if none of the existing contents can be read, and OSError.
         """
         damage = None
         backup, unfinished = self.path + ".bak", self.path + ".tmp"
-        # Where a process ended while it replaced the file, both names may be of one file, and a newer one be whole.
+        # If a process ended while it replaced the file, both names may refer to one file, and a newer one be whole.
         for path in (self.path, backup, unfinished) if self._disk.exists(backup) else (self.path,):
             try:
                 data = self._disk.read(path)
@@ -84,7 +84,8 @@ class JsonFile:
                 log.warn("{path} is used instead of {missing}", path=path, missing=self.path)
                 if path == unfinished:
                     self._disk.rename(path, self.path)
-                # A process that was killed between the renames did not: the damaged one alone could come to the disk.
+                # A process that was killed between the renames did not sync them: the damaged file alone could reach
+                # the disk.
                 self._disk.sync_directory(os.path.dirname(path))
             return value
         if damage is not None:
@@ -92,7 +93,7 @@ class JsonFile:
         return None
 
     def save(self, content: Content) -> Deferred[bool]:
-        """Write what `content` gives, on the worker. Fires True when it is on the disk, False where that failed."""
+        """Write what `content` returns, on the worker. Fires True when it is on disk, False if that failed."""
         self._next = self._newest = content
         writing = self._writing or self._write()
         done: Deferred[bool] = Deferred()
@@ -103,7 +104,7 @@ class JsonFile:
         return done
 
     def save_changes(self, content: Content) -> Deferred[bool]:
-        """As `save`, but only where `is_dirty`, which it is again where that fails."""
+        """As `save`, but only if `is_dirty`, which is set again if that fails."""
         if not self.is_dirty:
             return succeed(True)
         self.is_dirty = False
@@ -114,7 +115,7 @@ class JsonFile:
         return succeeded
 
     def saved(self) -> Deferred[bool] | None:
-        """As the last `save`, for others who wait for it; None where it is over."""
+        """Fires as the last `save` does, for others who wait for it; None if it is over."""
         if self._writing is None:
             return None
         done: Deferred[bool] = Deferred()
@@ -122,12 +123,12 @@ class JsonFile:
         return done
 
     def retry(self) -> None:
-        """Save again what could not be written, if there is something: the disk may have room by now."""
+        """Retry a failed save: the disk may have space again."""
         if not self._succeeded and self._writing is None and self._newest is not None:
             self.save(self._newest)
 
     def _write(self) -> Deferred[bool] | None:
-        """Start writing what waits; None where nothing does, or where it is written already."""
+        """Start writing the waiting content; None if there is none, or it is being written."""
         content, self._next = self._next, None
         if content is None:
             return None
@@ -141,7 +142,7 @@ class JsonFile:
         return self._writing
 
     def _gather(self, pieces: Iterator[bytes], parts: list[bytes], finished: Deferred[bool]) -> None:
-        """Take some more of the pieces; write them when all are there."""
+        """Collect some more pieces; write them when all are there."""
         before = len(parts)
         try:
             parts += pieces if self._turn is None else islice(pieces, PIECES_PER_TURN)

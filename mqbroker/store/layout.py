@@ -1,8 +1,9 @@
-"""The store directory: what is in it, whether it is one of a 4.9 store, its lock, and names that must outlast a crash.
+"""The store directory: its layout, whether it is that of a 4.9 store, its lock, and durable creation and removal of
+files.
 
-One process, Java or ours, has it open at a time: the Java broker takes a POSIX record lock on byte 0 of `lock`. An
+One process, Java or ours, opens it at a time: the Java broker takes a POSIX record lock on byte 0 of `lock`. An
 open-file-description lock conflicts with that, and is neither shared inside this process nor lost when another
-descriptor of the file is closed. Must never know what a file holds.
+descriptor of the file is closed. Knows nothing of the content of files.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ PARTS = (
 )  # fmt: skip
 _DIRECTORIES = ("commitlog", "consumequeue", "consumequeue_ext", "index", "config")
 
-#: Record magic of 5.x, with two bytes for the length of the topic.
+#: Record magic of 5.x, whose topic length has two bytes.
 MAGIC_V2 = 0xDAA320AB
 
-#: Names only later versions make -> what they are. Source: StorePathConfigHelper of 5.x.
+#: Names that only later versions create -> what they are. Source: StorePathConfigHelper of 5.x.
 _LATER = {
     "timerwheel": "its timer wheel",
     "timerlog": "its timer log",
@@ -56,7 +57,7 @@ _ROCKSDB = re.compile(r"CURRENT|MANIFEST-\d+|\d+\.sst")
 
 @attrs.frozen
 class StorePaths:
-    """Where the parts of a store are, as in the Java broker."""
+    """Paths of the parts of a store, as in the Java broker."""
 
     root: str
     commit_log: str
@@ -71,7 +72,7 @@ class StorePaths:
 
     @property
     def removed_queues(self) -> str:
-        """Not of the Java broker, which does not mind it."""
+        """Ours; the Java broker ignores it."""
         return os.path.join(self.root, "removedQueues.json")
 
     @property
@@ -97,7 +98,7 @@ class StorePaths:
 
 
 def other_layout(disk: IDisk, root: str) -> str:
-    """Why `root` is not a directory of a 4.9 store, and what to do; empty where it is one, or not there yet."""
+    """Why `root` is not the directory of a 4.9 store, and what to do; empty if it is one, or does not exist yet."""
     if not disk.exists(root):
         return ""
     if not disk.is_directory(root):
@@ -122,24 +123,24 @@ def other_layout(disk: IDisk, root: str) -> str:
 
 
 def is_store(disk: IDisk, root: str) -> bool:
-    """Whether anything of a store is there."""
+    """Whether any part of a store exists."""
     return any(name in PARTS for name in disk.names(root))
 
 
 def strangers(disk: IDisk, root: str) -> list[str]:
-    """Unexpected directories in `root`; hidden ones and those that file systems create do not count."""
+    """Unexpected directories in `root`, other than hidden ones and those that file systems create."""
     names = [name for name in disk.names(root) if name not in PARTS and not name.startswith((".", "repair-"))]
     return [name for name in names if name != "lost+found" and disk.is_directory(os.path.join(root, name))]
 
 
 def _inner_file(disk: IDisk, root: str) -> str:
-    """The name of a file that stands deeper in a store, such as a segment; empty where there is none."""
+    """The name of a file deeper in a store, such as a segment; empty if there is none."""
     inner = (name for name in disk.names(root) if name in _TABLES or _INNER.fullmatch(name))
     return next(inner, "")
 
 
 def refuse_other(disk: IDisk, root: str) -> None:
-    """Raises StoreUnknown where a broker must not make or open a store."""
+    """Raises StoreUnknown if a broker must not create or open a store there."""
     why = other_layout(disk, root)
     if not why and not is_store(disk, root) and (inner := _inner_file(disk, root)):
         why = f"{inner} belongs into a directory of a store; set storePathRootDir to the one that holds commitlog/"
@@ -159,33 +160,33 @@ _SEGMENT_NAME = re.compile(r"\d{20}")
 
 
 def make_durable_directories(disk: IDisk, path: str) -> None:
-    """Create `path` and its parents where missing, and bring their names to the disk. Raises OSError.
+    """Create `path` and its parents if missing, and sync their names. Raises OSError.
 
-    A directory that is there may have been made by a process that was killed before it came to that.
+    An existing directory may have been created by a process that was killed before it synced the name.
     """
     made = [path]
     while not disk.exists(made[-1]) and os.path.dirname(made[-1]) != made[-1]:
         made.append(os.path.dirname(made[-1]))
     disk.make_directories(path)
     for directory in made:
-        with contextlib.suppress(PermissionError):  # one may be allowed to pass through a directory, not to open it
+        with contextlib.suppress(PermissionError):  # a directory may be searchable without being readable
             disk.sync_directory(os.path.dirname(directory) or ".")
 
 
 def remove_last_first(disk: IDisk, paths: Sequence[str]) -> None:
-    """Delete files of a row, each for good before the one in front of it: whenever that ends, those that are left have
-    no gap. Raises OSError."""
+    """Delete a sequence of files from its end, each durably before the one in front of it: a crash leaves no gap.
+    Raises OSError."""
     for path in reversed(paths):
         disk.remove(path)
         disk.sync_directory(os.path.dirname(path))
 
 
 def remove_unfinished_segments(disk: IDisk, directory: str, durable_end: int | None) -> None:
-    """Delete a segment that got a name but no size, and what follows it: nothing of that was ever acknowledged.
+    """Delete a segment that has a name but no size, and those after it: nothing in them was ever acknowledged.
 
-    Nothing where there is anything but segments, or no directory. Raises OSError.
+    Does nothing if there are other files than segments, or no directory. Raises OSError.
 
-    :param durable_end: below it all of the log was synced; None where that is not known: then the last alone may go.
+    :param durable_end: the log was synced below it; None if unknown: then only the last may be deleted.
     """
     if not disk.exists(directory):
         return
@@ -201,7 +202,7 @@ def remove_unfinished_segments(disk: IDisk, directory: str, durable_end: int | N
         remove_last_first(disk, paths[first:])
 
 
-#: What the Java broker writes into the file; our process id follows it, for others to report.
+#: What the Java broker writes into the file; we append our process id, for others to report.
 _CONTENT = b"lock"
 # struct flock of 64-bit Linux: type, whence, start, length, pid.
 _FLOCK = struct.Struct("hhqqi4x")
@@ -222,7 +223,7 @@ class LockedFile:
 
 
 def lock_file(path: str) -> LockedFile:
-    """Lock `path`, created where missing. Raises StoreLocked naming the holder's process id where it is known."""
+    """Lock `path`, created if missing. Raises StoreLocked, with the holder's process id if known."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
@@ -239,7 +240,7 @@ def lock_file(path: str) -> LockedFile:
 
 
 def lock_holder(path: str) -> str:
-    """Who has the file locked; empty where nobody has, or it is not there. Takes no lock and changes nothing."""
+    """Who holds the lock; empty if nobody does, or the file does not exist. Takes no lock and changes nothing."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -254,7 +255,7 @@ def lock_holder(path: str) -> str:
 def _holder(fd: int) -> str:
     found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
     pid = _FLOCK.unpack(found)[4]
-    if pid <= 0:  # the holder is one of ours: it wrote its id into the file
+    if pid <= 0:  # the holder is an mqbroker process: it wrote its id into the file
         match = re.fullmatch(rb"lock\n(\d+)\n", os.pread(fd, 64, 0))
         pid = int(match[1]) if match else 0
     return f"process {pid} has it open" if pid > 0 else "another process has it open"

@@ -1,8 +1,8 @@
-"""Syncs of files that the kernel does by itself, without a thread of ours: Linux's own queue of input and output.
+"""Linux AIO: syncs of files by the kernel, without a thread.
 
-A thread that waits for a sync costs two switches and, each time it comes back, a wait for the interpreter's lock,
-which together are more than all else that a synced message takes. Here the reactor hands the request to the kernel and
-is woken by an event descriptor, or stays awake where the disk is quick. Must never know what the files are.
+A thread that waits for a sync costs two context switches and a wait for the interpreter's lock, which together exceed
+all other costs of a synced message. Here the reactor submits the request to the kernel and is woken by an eventfd, or
+polls where the disk is fast. Knows nothing of the files.
 
 Structures and numbers are those of Linux's include/uapi/linux/aio_abi.h and its tables of system calls.
 """
@@ -31,10 +31,10 @@ _IOCB_FLAG_RESFD = 1
 #: io_setup, io_destroy, io_getevents, io_submit
 _CALLS = {"x86_64": (206, 207, 208, 209), "aarch64": (0, 1, 4, 2)}
 DEPTH = 8
-#: How often it is looked for syncs that ended without a word, while there are any.
+#: How often running syncs are checked for completions that were not signalled.
 LOOK_S = 1.0
 
-#: Where the last sync took less, the next is expected within that time, and the reactor told so.
+#: If the last sync took less, the next is expected within that time, and the reactor polls for it.
 QUICK_SECONDS = 300e-6
 
 _syscall = ctypes.CDLL(None, use_errno=True).syscall
@@ -52,13 +52,13 @@ def _call(number: int, *arguments: Any) -> int:
 
 @implementer(IReadDescriptor)
 class LinuxAio:
-    """A queue of syncs, whose ends the reactor is told of.
+    """An AIO context, whose completions the reactor is notified of.
 
-    Making one raises OSError where the system has none, or no more of them, or does not permit them.
+    The constructor raises OSError if the system has no AIO, or no more contexts, or does not permit them.
 
     :param now: seconds, by which a sync is measured.
-    :param expect: told within how many seconds a sync will end, where that is soon.
-    :param call_later: `IReactorTime.callLater`, for a look now and then at what the event descriptor may not have told.
+    :param expect: called with the seconds within which a sync is expected to end, if that is soon.
+    :param call_later: `IReactorTime.callLater`, for a periodic check for completions that the eventfd did not signal.
     """
 
     def __init__(
@@ -90,10 +90,10 @@ class LinuxAio:
         reactor.addReader(self)
 
     def sync(self, fd: int, path: str) -> Deferred[None]:
-        """Fires when all that was stored in the file is on the disk, as fdatasync(2) does; fails with OSError then.
+        """Sync the file's data, as fdatasync(2) does; fires or fails with OSError then.
 
-        It fails where nobody can tell, too: an error of the disk is told once, and another sync would end well. Raises
-        OSError where the request is not taken: nothing was synced then, nor tried.
+        It also fails if the result cannot be learned: an error of the disk is reported once, and another sync would
+        succeed. Raises OSError if the request is not accepted: nothing was synced.
         """
         if self._broken is not None:
             raise self._broken
@@ -135,7 +135,7 @@ class LinuxAio:
             os.eventfd_read(self._event_fd)
         except BlockingIOError:
             return
-        except OSError as error:  # what runs is looked for from time to time; nothing more is taken
+        except OSError as error:  # running syncs are polled from time to time; no new ones are accepted
             self._refuse_more(error)
         self._took = self._now() - self._began
         self._tell_ended()
@@ -176,7 +176,7 @@ class LinuxAio:
         self._broken = self._broken or OSError(errno.EIO, f"the reactor let go of it: {reason.getErrorMessage()}")
 
     def stop(self) -> None:
-        """Destroy the AIO context. What still runs is waited for; nobody is told of its end."""
+        """Destroy the AIO context. Waits for running syncs, without notifying anybody."""
         if self._broken is None:
             self._reactor.removeReader(self)
         if self._look_call is not None:

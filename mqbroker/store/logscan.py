@@ -1,6 +1,6 @@
-"""Reading the log back record by record, for whoever has to build on it what was lost: dispatch and recovery.
+"""Log scan: reads the log back record by record, for dispatch and recovery.
 
-Bytes in, values out; sizes read from the log are checked before they are used. Must never change the log.
+Sizes read from the log are checked before they are used. Never changes the log.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ILogView(Interface):
     """The bytes of the log, segment by segment."""
 
     def view(offset: int) -> tuple[memoryview, int] | None:
-        """The segment that holds `offset`, and the position in it; None where the log has no such byte."""
+        """The segment that holds `offset`, and the position in it; None if the log does not hold it."""
 
     def place(offset: int) -> tuple[IMappedFile, int]:
         """As `view`, with the file instead of its bytes, of an offset that the log has."""
@@ -54,15 +54,15 @@ _HEAD = fields_struct(
     "store_timestamp",
     "body_size",
 )
-#: A run reads so many bytes at once: few enough to be in the processor's cache when they are looked at.
+#: Bytes that a run reads at once: few enough to stay in the processor's cache.
 _RUN_BYTES = 128 * 1024
 RUN_RECORDS = _RUN_BYTES // RECORD_BYTES_MIN
-#: So many records are read one by one after one that takes time: of those there is rarely one alone.
+#: Records that are read one by one after a slow one: those rarely come alone.
 _ONE_BY_ONE = 100
-#: What a disk writes as one piece, or not at all.
+#: Bytes that a disk writes atomically.
 SECTOR_BYTES = 512
 _LOST_SECTOR = bytes(SECTOR_BYTES)
-#: What is looked through for the next record at a time; less where the disk cannot read all of that.
+#: Bytes that are searched for the next record at a time; less where the disk cannot read all of them.
 _FIND_BYTES = 1024 * 1024
 _PAGE_BYTES = 4096
 
@@ -80,13 +80,12 @@ class Scanned(NamedTuple):
     properties: bytes
 
 
-#: As Scanned, without its names: what is made for each of a million records.
+#: Scanned as a plain tuple, cheaper for a million records.
 Row = tuple[bytes, int, int, int, int, int, int, bytes]
 
 
 class Run(NamedTuple):
-    """Records that follow one another: their rows, where the last ends in the log, and the newest store timestamp (0
-    where there are none)."""
+    """Consecutive records: their rows, the log offset of their end, and the newest store timestamp (0 if empty)."""
 
     rows: Sequence[Row]
     end: int
@@ -100,14 +99,14 @@ class Filler(NamedTuple):
 
 
 class Nothing(NamedTuple):
-    """No record stands here: `is_empty` where there are zeros, else `why` it is none."""
+    """No record: `is_empty` for zeros, else `why` it is none."""
 
     is_empty: bool
     why: str
 
 
 def scan_at(view: memoryview, at: int, physical_offset: int) -> Scanned | Filler | Nothing:
-    """Read what stands at `at` of a segment's bytes, which is `physical_offset` in the log."""
+    """Parse what is at `at` of a segment's bytes, which is `physical_offset` in the log."""
     room = len(view) - at
     if room < RECORD_BYTES_MIN or SIZE_AND_MAGIC.unpack_from(view, at)[1] != MAGIC:
         return _scan_other(view, at, room)
@@ -116,7 +115,7 @@ def scan_at(view: memoryview, at: int, physical_offset: int) -> Scanned | Filler
         (size, _, _, queue_id, _, own_offset, _, sys_flag, _, _, timestamp, _, _, _, _, _, topic, properties) = record
     except BadRecord as why:
         return Nothing(False, str(why))
-    # Every message before it in its queue took its bytes of the log.
+    # Every earlier message of its queue took bytes of the log.
     if not 0 <= own_offset <= physical_offset // RECORD_BYTES_MIN:
         return Nothing(False, f"queue offset {own_offset}")
     if queue_id < 0 or not _is_topic(topic):
@@ -125,7 +124,7 @@ def scan_at(view: memoryview, at: int, physical_offset: int) -> Scanned | Filler
 
 
 def scan_file(file: IMappedFile, at: int, physical_offset: int) -> Scanned | Filler | Nothing:
-    """As `scan_at`, of a segment that may be on the disk only. May wait. Raises Unreadable."""
+    """As `scan_at`, for a segment that may be on disk only. May wait. Raises Unreadable."""
     room = file.size - at
     read_before_touch(file, at, min(room, RECORD_BYTES_MIN))
     if room >= RECORD_BYTES_MIN:
@@ -136,8 +135,8 @@ def scan_file(file: IMappedFile, at: int, physical_offset: int) -> Scanned | Fil
 
 
 def scan_run(file: IMappedFile, at: int, base: int, end: int, count: int = RUN_RECORDS) -> Run:
-    """Read at most `count` records from `at` of a segment on, which starts at `base` in the log, none beyond `end` in
-    it; none at all where `scan_at` finds none. May wait. Raises Unreadable."""
+    """Scan up to `count` records from `at` of a segment that starts at `base` in the log, up to `end` in it; none if
+    `scan_at` finds none. May wait. Raises Unreadable."""
     read_before_touch(file, at, min(_RUN_BYTES, file.size - at))
     run = _scan_quickly(file, at, base, end, count)
     return run if run.rows else _scan_one_by_one(file, at, base, end, count)
@@ -155,7 +154,7 @@ def _scan_one_by_one(file: IMappedFile, at: int, base: int, end: int, count: int
 
 
 def _scan_quickly(file: IMappedFile, at: int, base: int, segment_end: int, count: int) -> Run:
-    """As `scan_run`, of records with IPv4 hosts that are not large. Hot in a recovery."""
+    """As `scan_run`, for small records with IPv4 hosts. Hot in a recovery."""
     data: bytes = file.buffer[at : min(at + _RUN_BYTES, segment_end)]
     start = base + at
     room = len(data)
@@ -197,15 +196,15 @@ def _scan_quickly(file: IMappedFile, at: int, base: int, segment_end: int, count
 
 
 def leaves_doubt(properties: bytes) -> bool:
-    """Whether a record with these properties may look as if a sector of them had not been written: there were zeros
-    before it, and no CRC covers them. Every message may have any bytes."""
+    """Whether a record with these properties may look as if a sector of them was not written: the file had zeros
+    before, and no CRC covers properties, which may have any bytes."""
     return properties[-1:] == b"\0" or _LOST_SECTOR in properties
 
 
 def before_lost_sector(file: IMappedFile, base: int, run: Run, durable_end: int) -> Run:
-    """The records of a run up to the first that is not all below `durable_end` and has a sector of zeros where its
-    properties should be: after the machine stopped, that sector was never written. `base`: where the segment starts.
-    May wait. Raises Unreadable."""
+    """The records of a run up to the first that ends above `durable_end` and has a sector of zeros within its
+    properties: one that was never written before a crash of the machine. `base`: the segment's start. May wait. Raises
+    Unreadable."""
     start, end = max(0, run.rows[0][3] - base), min(run.end - base + SECTOR_BYTES, file.size)
     read_before_touch(file, start, end - start)
     if file.buffer.find(_LOST_SECTOR, start, end) < 0:
@@ -219,13 +218,13 @@ def before_lost_sector(file: IMappedFile, base: int, run: Run, durable_end: int)
 
 
 def _has_lost_sector(file: IMappedFile, start: int, end: int) -> bool:
-    """Whether one of the sectors with bytes start..end of a segment is all zeros, what follows the end among it."""
+    """Whether one of the sectors with bytes start..end of a segment is all zeros, including what follows the end."""
     sectors = range(start - start % SECTOR_BYTES, end, SECTOR_BYTES) if start < end else range(0)
     return any(not file.buffer[at : at + SECTOR_BYTES].strip(b"\0") for at in sectors)
 
 
 def _scan_other(view: memoryview, at: int, room: int) -> Filler | Nothing:
-    """As `scan_at`, for where no record can stand."""
+    """As `scan_at`, if it is no valid record."""
     if room < BLANK_BYTES_MIN:
         return Nothing(room <= 0 or not any(view[at:]), "less than a filler is left of the segment")
     size, magic = SIZE_AND_MAGIC.unpack_from(view, at)
@@ -243,8 +242,8 @@ def _is_topic(name: bytes) -> bool:
 
 
 def find_next(segment: IMappedFile, at: int, base: int) -> Scanned | None:
-    """The first whole record of a segment at or after `at`; `base` is where the segment starts in the log. What the
-    disk cannot read is passed over. May wait."""
+    """The first whole record of a segment at or after `at`; the segment starts at `base` in the log. Unreadable pages
+    are skipped. May wait."""
     start, step = at, _FIND_BYTES
     while start < segment.size:
         end = min(start + step, segment.size)
@@ -275,7 +274,7 @@ def _find_between(segment: IMappedFile, start: int, end: int, base: int) -> Scan
 
 
 class Damage(NamedTuple):
-    """Bytes start..end of the log that hold no record though records follow."""
+    """Bytes start..end of the log that hold no record, though records follow."""
 
     path: str
     start: int
@@ -284,8 +283,8 @@ class Damage(NamedTuple):
 
 
 def scan(log: ILogView, start: int, end: int, count: int) -> Iterator[Run | Damage]:
-    """At most `count` records of start..end, where `start` is a record's or a filler's. What is damaged is passed over
-    and told, and counts as one. May wait. Raises Unreadable."""
+    """Scan up to `count` records of start..end, where `start` is a record's or a filler's. A corrupt range is skipped
+    and returned, and counts as one. May wait. Raises Unreadable."""
     offset = start
     while offset < end and count > 0 and log.view(offset) is not None:
         segment, at = log.place(offset)

@@ -58,7 +58,8 @@ READIED_BYTES = 256 * 1024
 READIED_MS = 100
 #: How many tails of records are kept.
 _TAILS_MAX = 10_000
-#: Messages of one request that are packed at once when a segment ends among them.
+#: Bytes at the start of a segment that are faulted in when one request fills the segment before: about what a request
+#: has.
 FRESH_BYTES = 4 * 1024 * 1024
 
 #: Flags of records whose head has another length, or that are not queued.

@@ -1,7 +1,6 @@
 """Consume queue: the entries of a topic's queue, one per message, each with its offset in the log.
 
-A queue is a sequence of files of one size, each named by its start offset in bytes. All of it can be rebuilt from the
-log. Knows nothing of the content of messages, nor of time.
+Files of one size, each named by its start offset in bytes, which can all be rebuilt from the log.
 """
 
 from __future__ import annotations
@@ -120,8 +119,8 @@ class ConsumeQueue:
     # Writing
 
     def write(self, flat: Sequence[int]) -> None:
-        """Append entries, given as offset, size, tags code, offset, ... Raises OSError with none or some written:
-        `max_offset` tells how many."""
+        """Append entries: offset, size, tags code, offset, ... Raises OSError with none or some written, see
+        `max_offset`."""
         count = len(flat) // 3
         start = (self.max_offset - self._base) * ENTRY_BYTES
         end = start + count * ENTRY_BYTES
@@ -142,8 +141,8 @@ class ConsumeQueue:
         self.next_offset = self.max_offset
 
     def read_end(self) -> None:
-        """Read the pages of the next entry and the next unit into memory: they may have been evicted since the last
-        sync. Raises Unreadable."""
+        """Read the pages of the next entry and unit, which may have been evicted since the last sync. Raises
+        Unreadable."""
         at = (self.max_offset - self._base) * ENTRY_BYTES
         if self._files and 0 < at < self._file_bytes:
             read_before_touch(self._files[-1], at - 1, 1)
@@ -160,9 +159,8 @@ class ConsumeQueue:
         self.number_from(self.max_offset)
 
     def _write_kept(self, flat: Sequence[int]) -> int:
-        """Write the leading entries that the file already has, and return how many. By a system call, without mapping
-        the file: they must be written again, as after a failed sync the kernel may take their pages for clean. Raises
-        OSError."""
+        """Write the leading entries that the file already has, and return how many. Without mapping the file; written
+        again, since after a failed sync the kernel may take their pages for clean. Raises OSError."""
         kept = self._kept
         count = min(len(flat), len(kept) // ENTRY_BYTES * 3) // 3
         data = entries_struct(count).pack(*flat[: 3 * count])
@@ -301,8 +299,7 @@ class ConsumeQueue:
         return self._first if self._files else self.max_offset
 
     def locate(self, offset: int) -> tuple[memoryview, int, int]:
-        """Location of entry `offset` (between min and max): a file's bytes, the position, and the number of entries up
-        to that file's end."""
+        """A file's bytes, the position of entry `offset` in them, and the number of entries up to the file's end."""
         file, at, count = self.place(offset)
         return file.view, at, count
 

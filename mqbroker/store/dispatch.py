@@ -1,7 +1,7 @@
 """Dispatch: what was appended to the log enters consume queues and index, a turn of the clock at a time.
 
 It takes appends from the log's dispatch queue, and from the log itself what is not in the queue: after a start, or when
-that grew over its bound. Must never know who waits for messages.
+that grew over its bound.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Getting messages of a queue, which is what pulls are answered from: pieces of the log, small ones of them copied.
+"""Message reader: gets of a queue's messages for pulls, as slices of the log, small ones copied.
 
-Hot path: what this process appended not long ago is in memory and as it was stored, and is answered at once; the rest
-is read with checks (`checked_reader.py`), and what is not in memory is fetched first. Must never know who asks.
+Hot path: recent appends of this process are resident and intact, and are answered at once; the rest is read with checks
+(`checked_reader.py`), after pages that are not resident were loaded. Knows nothing of the requests.
 """
 
 from __future__ import annotations
@@ -32,25 +32,24 @@ from mqbroker.store.record_verifier import RecordVerifier
 from mqbroker.store.resident_pages import ResidentPages
 from mqbroker.wire.record import RECORD_BYTES_MIN, fields_struct
 
-#: Queue offset and physical offset -> the record, None where it takes a get.
+#: (queue offset, physical offset) -> the record; None if it needs a get.
 HotRecord = Callable[[int, int], bytes | None]
 
 _LONG = Struct(">q")
-#: Of a record: size, queue id, queue offset and physical offset.
+#: A record's size, queue id, queue offset and physical offset.
 _OWN_PLACE = fields_struct("size", "queue_id", "queue_offset", "physical_offset")
 _AT_ONCE_MAX = 64
-#: How often bytes are fetched for one get before those that were count as in memory whatever is said of them; and how
-#: often from then on.
+#: Loads for one get before loaded bytes count as resident whatever mincore says; and loads from then on.
 _LOADS_MAX = 8
-#: Scattered messages of this size on average are copied: up to there that costs less than a view of each.
+#: Scattered messages up to this average size are copied: that costs less than a view of each.
 _COPIED_BYTES_MAX = 512
 
 
 class Reader:
     """Answers gets.
 
-    :param memory_bytes: of the machine; messages further behind than a share of it count as on the disk.
-    :param report: is told of what cannot be read.
+    :param memory_bytes: of the machine; messages further behind than a share of it count as on disk.
+    :param report: called with ranges that cannot be read.
     """
 
     def __init__(
@@ -94,12 +93,12 @@ class Reader:
         tags_codes: AbstractSet[int] | None = None,
         property_filter: IPropertyFilter | None = None,
     ) -> GetMessageResult | Deferred[GetMessageResult]:
-        """Messages of a queue from `offset` on, at least one however large, of those with one of `tags_codes` and of
-        those that pass `property_filter`, where given.
+        """Get messages of a queue from `offset` on, at least one however large; filtered by `tags_codes` and
+        `property_filter`, if given.
 
-        Never waits for the disk: what is not in memory comes later. Raises StoreBusy where too many wait, or no more
-        files can be open. The Deferred fails with StoreDamaged where the consume queue or the log cannot be read - the
-        next get may be answered -, and with StoreError when the store stops.
+        Never waits for the disk: fires later if pages must be loaded. Raises StoreBusy if too many wait, or no more
+        files can be open. The Deferred fails with StoreDamaged if consume queue or log cannot be read - the next get
+        may succeed -, and with StoreError when the store stops.
         """
         queue = self._queues.get((topic, queue_id))
         if queue is None:
@@ -125,8 +124,8 @@ class Reader:
         tags_codes: AbstractSet[int] | None,
         property_filter: IPropertyFilter | None,
     ) -> GetMessageResult | None:
-        """The answer, where all that is asked for is in memory, and was appended by this process or found whole before;
-        None where it is read with checks (`checked_reader.py`). Hot."""
+        """The result, if all messages are resident, and were appended by this process or verified before; None if it
+        needs checks (`checked_reader.py`). Hot."""
         low, high = queue.min_offset, queue.max_offset
         if not low <= offset < high:
             return outside(offset, low, high)
@@ -157,8 +156,8 @@ class Reader:
         return GetMessageResult(GetMessageStatus.FOUND, offset + count, low, high, pieces, count, False)
 
     def _pieces(self, view: memoryview, at: int, count: int, bytes_limit: int, is_own: bool) -> Pieces | None:
-        """The messages of `count` entries, where all are whole and in memory, in one segment and within limits; None
-        otherwise. Those that this process did not append, or long ago, may leave memory at any moment."""
+        """The messages of `count` entries, if all are whole, resident, in one segment and within limits; None
+        otherwise. Those not appended by this process, or long ago, may be evicted at any moment."""
         places = places_struct(count).unpack_from(view, at)
         offsets, sizes = places[::2], places[1::2]
         size = sum(sizes)
@@ -171,15 +170,15 @@ class Reader:
         if size == span:  # one after another
             whole = self._log.read(first, span)
             return None if whole is None else [whole]
-        # Nearly in order as they are, sorting them takes half as long as to look for least and greatest.
+        # Nearly sorted, so that sorting takes half the time of min and max.
         in_order = sorted(offsets)
         if min(sizes) < RECORD_BYTES_MIN or in_order[0] != first or in_order[-1] != last:
             return None
         return self._log.read_each(offsets, sizes, copy=size <= count * _COPIED_BYTES_MAX)
 
     def _are_as_verified(self, queue: ConsumeQueue, offset: int, count: int, view: memoryview, at: int) -> bool:
-        """Whether messages that were found whole are so still, and are in memory. Entries may have left memory since,
-        and come back as others: pages, so that the outermost tell."""
+        """Whether verified messages are still intact and resident. Pages of entries may have been evicted, and have
+        changed on disk: the outermost entries tell."""
         first, first_size = SPAN.unpack_from(view, at)
         last, last_size = SPAN.unpack_from(view, at + (count - 1) * ENTRY_BYTES)
         if self._corrupt_ranges.covers(first, last + last_size):
@@ -188,14 +187,14 @@ class Reader:
         return self._is_at(queue, offset, first, first_size) and self._is_at(queue, offset + count - 1, last, last_size)
 
     def _is_at(self, queue: ConsumeQueue, offset: int, physical_offset: int, size: int) -> bool:
-        """Whether the record at a place of the log, which is in memory, says that it is at `offset` of this queue."""
+        """Whether the resident record at a place of the log has `offset` and this queue."""
         view, at = self._log.view(physical_offset) or (b"", 0)
         own: tuple[int, int, int, int] = _OWN_PLACE.unpack_from(view, at)
         return own == (size, queue.queue_id, offset, physical_offset)
 
     def hot_records(self, topic: str, queue_id: int) -> HotRecord:
-        """What finds single messages of a queue by both their places, in a few steps: for who stores many of the newest
-        again. What is far behind, from before the start, damaged or not dispatched yet takes a get."""
+        """A function that finds single messages of a queue by both offsets, in few steps: for services that store many
+        of the newest again. Old, corrupt or undispatched messages need a get."""
         name = topic, queue_id
         log, by_name, corrupt_ranges, resident_pages = (
             self._log,
@@ -209,12 +208,12 @@ class Reader:
             queue = by_name.get(name)
             if queue is None or not queue.min_offset <= offset < queue.max_offset or offset < queue.resident_from:
                 return None
-            # Who asks may name any place in the log: the queue knows where the message is.
+            # The physical offset may come from a client: the queue's entry must agree.
             try:
                 if not resident_pages.has_entries(queue, offset, 1):
                     return None
                 found, size = queue.span(offset)
-            except OSError:  # its file cannot be opened: a get says why
+            except OSError:  # its file cannot be opened: a get reports why
                 return None
             if found != physical_offset or found < corrupt_ranges.intact_from or log.end - found > hot_bytes:
                 return None
@@ -236,14 +235,14 @@ class Reader:
         is_repaired = False
         while True:
             missing: list[FileRange] = []
-            # What never stays in memory, or where nobody can tell, counts as that in the end if it was read.
+            # Pages that never stay resident, or of unknown state, count as resident in the end if they were read.
             counts_as_read = was_read if loads >= _LOADS_MAX else ()
             try:
                 found = self._checked.get(get, missing, counts_as_read, is_repaired=is_repaired)
                 if not missing:
                     return found
                 if loads >= _LOADS_MAX and get.property_filter is not None and found.next_offset > get.offset:
-                    return found  # what was looked at so far is an answer: the rest is left to the next get
+                    return found  # what was examined so far is a result: the next get has the rest
                 if loads >= 2 * _LOADS_MAX:
                     raise StoreBusy("what is read leaves memory again before it is looked at")
                 unreadable = await self._page_loader.fetch(missing, goes_on=loads > 0)
@@ -263,9 +262,8 @@ class Reader:
                 was_read.remove(file_range)
 
     def _leave_out(self, stretch: FileRange, error: OSError, get: Get) -> None:
-        """Keep what goes on being unreadable of the log from readers. Raises StoreBusy where there was only no
-        descriptor, and StoreDamaged where it may be read the next time, or where it is of the queue, which is not lost
-        but can be built again; what was deleted meanwhile is no matter."""
+        """Hide ranges of the log that stay unreadable. Raises StoreBusy for want of a descriptor, and StoreDamaged if a
+        retry may succeed, or if it is the queue, which can be rebuilt. Ranges deleted meanwhile are ignored."""
         if is_shortage(error):
             raise why_unread(stretch.file.path, stretch.at, error)
         log = self._log
@@ -284,7 +282,7 @@ class Reader:
 
 
 def _result_of(reading: Deferred[GetMessageResult]) -> GetMessageResult | Deferred[GetMessageResult]:
-    """The result of a finished read; raises what it failed with."""
+    """The result of a finished read; raises its error."""
     done: list[GetMessageResult | Failure] = []
     if not reading.called:
         return reading

@@ -1,7 +1,7 @@
-"""The message store as its users see it: open, append, get, wait until durable, stop.
+"""MessageStore: open, append, get, wait until durable, stop.
 
-Ties log, queues, index, dispatch, flushing and recovery together, each of which lives in its own module. Must never
-know of the network, nor of what messages mean.
+Connects log, queues, index, dispatch, flushing and recovery, each in its own module. Knows nothing of the network, nor
+of what messages mean.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from mqbroker.store.worker import IWorker
 
 @attrs.frozen
 class StoreStats:
-    """Offsets in bytes of the log, times in ms, disks in percent that are used (0 where not looked at yet).
+    """Offsets in bytes of the log, times in ms, disk usage in percent (0 if not checked yet).
 
-    `uncommitted`: bytes of the log that are in memory only, in buffers of the transient pool of which
-    `buffers_left` are free; None where there is no pool. `log_space`: of the log's disk, None where not looked at yet.
-    `earliest_ms`: when the oldest message of the log was stored; -1 where there is none.
-    `corrupt_ranges`: ranges of the log that hold no record. `rotten_entries`: of consume queues, which point elsewhere.
+    `uncommitted`: bytes of the log in the transient pool only, which has `buffers_left` free buffers; None without a
+    pool. `log_space`: of the log's disk; None if not checked yet. `earliest_ms`: store time of the oldest message; -1
+    if there is none. `corrupt_ranges`: ranges of the log that hold no record. `rotten_entries`: consume queue entries
+    that did not match their message.
     """
 
     log_min_offset: int
@@ -60,7 +60,7 @@ class StoreStats:
 
 
 class MessageStore:
-    """A store that is open. Made by `open_store`; `start` sets it to work, `stop` ends it."""
+    """An open store. Created by `open_store`; `start` starts its services, `stop` closes it."""
 
     log = Logger()
 
@@ -80,18 +80,18 @@ class MessageStore:
         self._retention = parts.retention
         self._remover = parts.remover
         self._is_stopped = False
-        #: Where the oldest message stands, and when it was stored, ms.
+        #: Offset of the oldest message, and its store time, ms.
         self._earliest = (-1, -1)
         self.statistics = parts.statistics
-        #: Messages and bytes that came into each queue since the start; cleared by who counts them.
+        #: Messages and bytes added to each queue; cleared by the statistics.
         self.entered = parts.cq_dispatcher.entered
-        #: Hot: the log's own function, unless messages may name queues (see multi_dispatch).
+        #: Hot: the log's own method, unless messages may name queues (see multi_dispatch).
         self.append: Callable[[Sequence[NewMessage]], list[Appended]] = parts.append
-        #: Hot: the reader's own functions.
+        #: Hot: the reader's own methods.
         self.get = parts.reader.get
         self.hot_records = parts.reader.hot_records
 
-        #: Looks messages up, and never waits for the disk.
+        #: Queries, which never wait for the disk.
         self.queries = Queries(
             commit_log,
             parts.queues,
@@ -102,12 +102,12 @@ class MessageStore:
             parts.failed_reads,
             parts.entry_repair.repair,
         )
-        #: Called with topic, queue id, next offset, tags code (None for several) and store timestamp (ms) once for
-        #: each queue that got messages in a turn, after they can be got.
+        #: Called with topic, queue id, next offset, tags code (None for several) and store timestamp (ms) once each
+        #: queue that got messages in a turn, once they can be got.
         self.on_dispatch: list[DispatchListener] = parts.cq_dispatcher.listeners
 
     def make_bit_maps(self, of_topic: Callable[[str], BitMap | None]) -> None:
-        """Have units of the extension written with bit maps from now on, of topics for which something makes them."""
+        """Compute bit maps for extension units from now on, for topics with filters."""
         self._cq_dispatcher.make_bit_maps(of_topic)
 
     # Life
@@ -120,9 +120,9 @@ class MessageStore:
         self._retention.start()
 
     def stop(self) -> Deferred[None]:
-        """Bring everything to the disk, close it and release the lock.
+        """Sync everything, close it and release the lock.
 
-        Fires in any case; when something could not be written, the store recovers at the next start.
+        Fires in any case; if something could not be written, the next start recovers.
         """
         if self._is_stopped:
             return succeed(None)
@@ -147,7 +147,7 @@ class MessageStore:
         return result
 
     def _close(self) -> Deferred[None]:
-        # The worker may still be at the segments' files: they are closed after it is done.
+        # The worker may still use the segments' files: they are closed after it is done.
         stopped = self._files.close().addBoth(lambda _: self._page_loader.stop())
         return stopped.addBoth(lambda _: self._close_files())
 
@@ -162,19 +162,18 @@ class MessageStore:
 
     @property
     def why_unwritable(self) -> str:
-        """Why messages are refused; empty where they are not."""
+        """Why messages are refused; empty if they are not."""
         return self._commit_log.why_refused
 
     def durable(self, end: int) -> Deferred[None]:
-        """Fires when the log is on the disk below `end`, a physical offset.
+        """Fires when the log is on disk below `end`, a physical offset.
 
-        Fails with StoreUnwritable when syncing failed, with FlushTimedOut after syncFlushTimeout.
+        Fails with StoreUnwritable if syncing failed, with FlushTimedOut after syncFlushTimeout.
         """
         return self._log_flusher.durable(end)
 
     def settings_changed(self, settings: StoreSettings) -> None:
-        """Keep messages as long, and give as many at a time, as `settings` say from now on; the rest of them counts at
-        the next start."""
+        """Apply changed retention and transfer limits of `settings`; other settings apply at the next start."""
         self._retention.settings_changed(settings)
         self._reader.settings_changed(settings)
 
@@ -183,23 +182,23 @@ class MessageStore:
         self._retention.delete_expired()
 
     def remove_topics(self, names: Collection[str]) -> Deferred[list[str]]:
-        """Remove topics; fires with those that were there. Those of the system are left alone.
+        """Remove topics, except those of the system; fires with those that existed.
 
-        Their messages stay in the log until they age. A topic that is made again goes on with the numbers of its
-        queues. Fails with OSError where the disk refuses: topics that could not be removed are as before.
+        Their messages stay in the log until they expire. A topic that is created again continues its queues' offsets.
+        Fails with OSError if the disk refuses: topics that could not be removed are unchanged.
         """
         return self._remover.remove_topics(names)
 
     def keep_only_topics(self, names: Collection[str]) -> Deferred[list[str]]:
-        """As `remove_topics` with all others but light queues: what cleanUnusedTopic does in Java."""
+        """Remove all other topics but light queues (%LMQ%): cleanUnusedTopic of Java."""
         return self._remover.keep_only(names)
 
     def remove_empty_queues(self) -> Deferred[list[str]]:
-        """As `remove_topics` with queues of which the log has no message any more: cleanExpiredConsumerQueue."""
+        """Remove queues of which the log has no message any more: cleanExpiredConsumerQueue of Java."""
         return self._remover.remove_empty_queues()
 
     def dispatch_now(self) -> None:
-        """Make what was appended so far available to `get`, without waiting for the next turn."""
+        """Dispatch all appends now instead of in the next turn, so that `get` finds them."""
         self._dispatcher.catch_up()
 
     # Reading
@@ -208,7 +207,7 @@ class MessageStore:
         return (self._queues.bounds(topic, queue_id) or (0, 0))[0]
 
     def max_offset(self, topic: str, queue_id: int) -> int:
-        """The offset the next message will have that can be got: those not dispatched yet do not count."""
+        """The end of what `get` finds: undispatched messages do not count."""
         return (self._queues.bounds(topic, queue_id) or (0, 0))[1]
 
     def bounds(self, topic: str, queue_id: int) -> tuple[int, int] | None:
@@ -221,11 +220,11 @@ class MessageStore:
         return await self.queries.by_key(topic, key, max_count, begin_ms, end_ms)
 
     def _index_queued(self) -> None:
-        with contextlib.suppress(OSError):  # on a full disk what waits to be indexed is not found
+        with contextlib.suppress(OSError):  # on a full disk messages that wait to be indexed are not found
             self._dispatcher.index_queued()
 
     async def is_far(self, topic: str, queue_id: int, offset: int) -> bool:
-        """Whether a message of a queue is so far behind that it counts as on the disk; False where there is none."""
+        """Whether a message of a queue is so far behind that it counts as on disk; False if there is none."""
         return await self.queries.is_far(topic, queue_id, offset, self._reader.near_bytes)
 
     @property
@@ -238,12 +237,12 @@ class MessageStore:
 
     @property
     def flushed(self) -> int:
-        """All of the log below this offset is on the disk."""
+        """The log is on disk below this offset."""
         return self._log_flusher.flushed
 
     @property
     def index_end(self) -> tuple[int, int]:
-        """Store timestamp (ms) and physical offset of the newest message the index knows."""
+        """Store timestamp (ms) and physical offset of the newest indexed message."""
         return (self._index.end_ms, self._index.end_offset) if self._index is not None else (0, 0)
 
     @property
@@ -252,7 +251,7 @@ class MessageStore:
         return tuple(self._files.corrupt_ranges)
 
     def _earliest_ms(self) -> int:
-        """When the oldest message was stored, looked up once: it may be on the disk only. -1 where none can be read."""
+        """Store time of the oldest message, read once as it may be on disk only; -1 if none can be read."""
         start, earliest_ms = self._earliest
         if start != self._commit_log.min_offset:
             start = self._commit_log.min_offset
@@ -300,12 +299,12 @@ def open_store(
     store_host: bytes,
     log_syncs: ISyncs | None = None,
 ) -> MessageStore:
-    """Open the store directory, recover it where it was not stopped, and bring consume queues up to date.
+    """Open the store directory, recover it if it was not stopped cleanly, and bring consume queues up to date.
 
-    :param store_host: 8 or 20 bytes, the broker's address as records keep it.
-    :param log_syncs: syncs the log, which acknowledgements wait for; `worker` does where it is not given.
-    Raises StoreLocked, StoreUnknown, StoreUnwritable, StoreDamaged, and
-    OSError where the disk refuses; then nothing is left open.
+    :param store_host: 8 or 20 bytes, the broker's address in records.
+    :param log_syncs: syncs the log, which acknowledgements wait for; `worker` by default.
+
+    Raises StoreLocked, StoreUnknown, StoreUnwritable, StoreDamaged and OSError, with nothing left open.
     """
     steps = opening_steps(settings, disk=disk, clock=clock, worker=worker, store_host=store_host, log_syncs=log_syncs)
     return run_at_once(steps, ProgressLine(settings.store_path_root_dir, clock.seconds))
@@ -320,15 +319,13 @@ def open_store_in_turns(
     store_host: bytes,
     log_syncs: ISyncs | None = None,
 ) -> Deferred[MessageStore]:
-    """As `open_store`, but a long recovery leaves the reactor time for others. Cancelling ends it, and another start
-    does it again.
-    """
+    """As `open_store`, but a long recovery lets the reactor serve others. It can be cancelled."""
     steps = opening_steps(settings, disk=disk, clock=clock, worker=worker, store_host=store_host, log_syncs=log_syncs)
     return run_in_turns(steps, clock, ProgressLine(settings.store_path_root_dir, clock.seconds))
 
 
 def _lock(disk: IDisk, paths: StorePaths) -> ILockedFile:
-    """Raises StoreLocked, StoreUnwritable where nobody can write, OSError."""
+    """Raises StoreLocked, StoreUnwritable if the disk is read-only, OSError."""
     try:
         make_durable_directories(disk, paths.root)
         return disk.lock(paths.lock)

@@ -1,10 +1,10 @@
-"""Messages that stand in more queues than their own: in those that their property INNER_MULTI_DISPATCH names.
+"""Multi-dispatch: messages that are also in the queues named by their property INNER_MULTI_DISPATCH.
 
-Names are joined by commas. Each of these queues gives the message an offset, and the stored record keeps them, in the
-order of the names, in INNER_MULTI_QUEUE_OFFSET: dispatch makes the entries from there, so they can be made again from
-the log. The half message of a transaction, and one that nobody settled, stand in none: what it becomes does, when it is
-committed. A name that begins with %LMQ% means queue 0 of that name (where enableLmq is on), any other the queue of the
-message's own number. Source: MultiDispatch and ConsumeQueue of 4.9.7. Must never know who reads these queues.
+Names are joined by commas. Each queue assigns an offset; the record keeps these, in the order of the names, in
+INNER_MULTI_QUEUE_OFFSET, from which dispatch makes the entries, so that the log can rebuild them. Half messages and
+rolled back ones are in none of the queues: the committed message is. A name that begins with %LMQ% means queue 0 of
+that name (if enableLmq is on), any other the queue with the message's own id. Source: MultiDispatch and ConsumeQueue of
+4.9.7.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OFFSET_DIGITS_MAX = 19
 
 
 def stands_in(queue: ConsumeQueue, offset: int, properties: bytes, queue_id: int) -> bool:
-    """Whether a stored message, whose own queue is number `queue_id`, says that it is at `offset` of `queue` too."""
+    """Whether a stored message with `queue_id` has `offset` in `queue` by its properties."""
     is_light = not queue.queue_id and queue.topic_bytes.startswith(_LMQ_BYTES)
     if queue.queue_id != queue_id and not is_light:
         return False
@@ -42,7 +42,7 @@ def stands_in(queue: ConsumeQueue, offset: int, properties: bytes, queue_id: int
 
 
 def is_entry_of(queue: ConsumeQueue, offset: int, item: Scanned) -> bool:
-    """Whether the message that stands at `offset` of `queue` is this one."""
+    """Whether this message belongs at `offset` of `queue`."""
     own = item.topic, item.queue_id, item.queue_offset
     return own == (queue.topic_bytes, queue.queue_id, offset) or stands_in(
         queue, offset, item.properties, item.queue_id
@@ -51,9 +51,9 @@ def is_entry_of(queue: ConsumeQueue, offset: int, item: Scanned) -> bool:
 
 @attrs.frozen
 class MultiQueues:
-    """Finds the queues that messages name.
+    """Resolves the queues that messages name.
 
-    :param lmq_queues_max: no message makes more %LMQ% queues than that.
+    :param lmq_queues_max: messages create no more %LMQ% queues than that.
     """
 
     queues: ConsumeQueues
@@ -61,7 +61,7 @@ class MultiQueues:
     lmq_queues_max: int
 
     def names_of(self, properties: bytes, queue_id: int) -> list[tuple[bytes, int]]:
-        """Topic and queue id of each queue that is named; none where the property says nothing."""
+        """Topic and queue id of each named queue; empty without the property."""
         text = find_property(properties, NAMES_MARK)
         if not text.strip():
             return []
@@ -69,7 +69,7 @@ class MultiQueues:
         return [(name, 0 if self.enable_lmq and name.startswith(_LMQ_BYTES) else queue_id) for name in names]
 
     def targets(self, properties: bytes, queue_id: int) -> list[ConsumeQueue]:
-        """The queues a new message is to stand in. Raises LmqQueuesExceeded; MultiDispatchRefused on a bad name."""
+        """The named queues of a new message. Raises LmqQueuesExceeded; MultiDispatchRefused on a bad name."""
         names = self.names_of(properties, queue_id)
         if self.enable_lmq:
             new = {name for name in names if name[0].startswith(_LMQ_BYTES) and name not in self.queues.by_bytes}
@@ -85,9 +85,9 @@ class MultiQueues:
             raise MultiDispatchRefused(f"INNER_MULTI_DISPATCH: {error}") from error
 
     def entered(self, properties: bytes, queue_id: int) -> list[tuple[ConsumeQueue, int]]:
-        """The queues a stored message stands in, with its offset in each; those that cannot be are left out.
+        """The named queues of a stored message, with its offset in each; invalid ones are left out.
 
-        Raises ValueError where names and offsets do not belong together."""
+        Raises ValueError if names and offsets do not match."""
         names = self.names_of(properties, queue_id)
         text = find_property(properties, _OFFSETS_MARK)
         if not names or not text.strip():
@@ -101,15 +101,14 @@ class MultiQueues:
 
 
 class MultiAppender:
-    """Appends messages to the log, with their offsets in the queues they name."""
+    """Appends messages to the log, with their offsets in the queues that they name."""
 
     def __init__(self, log: CommitLog, queues: MultiQueues) -> None:
         self._log = log
         self._queues = queues
 
     def append(self, messages: Sequence[NewMessage]) -> list[Appended]:
-        """As CommitLog.append. Raises MessageRefused as well, where one message names queues it cannot have; nothing
-        is stored then."""
+        """As CommitLog.append. Also raises MessageRefused, with nothing stored, if a message names invalid queues."""
         for message in messages:
             if NAMES_MARK in message[9]:
                 return self._append_marked(messages)
@@ -126,8 +125,8 @@ class MultiAppender:
         return appended
 
     def _parts(self, messages: Sequence[NewMessage]) -> list[_Part]:
-        """The messages with their offsets, in parts: the log numbers the messages of a part by itself, so none of
-        them may stand in a queue that an earlier one of the part named."""
+        """The messages with their offsets, in parts: the log assigns the offsets of a part itself, so none of its
+        messages may be in a queue that an earlier one of the part named."""
         parts = [_Part()]
         following: dict[ConsumeQueue, int] = {}
         for message in messages:
@@ -142,7 +141,7 @@ class MultiAppender:
             if message[0] in _WAITING_TOPICS:
                 targets, offsets, stored = [], [], _without_offsets(message)
             part.messages.append(stored)
-            if message[3] & SysFlag.TRANSACTION_PREPARED:  # nor does the log count these
+            if message[3] & SysFlag.TRANSACTION_PREPARED:  # the log does not count these either
                 continue
             following[own] = following.get(own, own.next_offset) + 1
             for queue, offset in zip(targets, offsets, strict=True):
@@ -154,14 +153,14 @@ class MultiAppender:
 
 @attrs.define
 class _Part:
-    """Messages that the log can take at once, and what the queues that they name give out next."""
+    """Messages that the log can append at once, and the next offsets of the queues that they name."""
 
     messages: list[NewMessage] = attrs.field(factory=list)
     given: dict[ConsumeQueue, int] = attrs.field(factory=dict)
 
 
 def _with_offsets(message: NewMessage, offsets: Sequence[int]) -> NewMessage:
-    """The message with its offsets in the queues it names. Of two properties of one name the later counts."""
+    """The message with its offsets in the queues that it names. Of two properties of one name the later counts."""
     properties = message[9]
     if not properties.endswith(b"\x02"):
         properties += b"\x02"
@@ -172,7 +171,7 @@ def _with_offsets(message: NewMessage, offsets: Sequence[int]) -> NewMessage:
 
 
 def _without_offsets(message: NewMessage) -> NewMessage:
-    """The message without offsets that its sender gave it."""
+    """The message without offsets set by its sender."""
     properties = message[9]
     if _OFFSETS_MARK not in properties:
         return message

@@ -1,4 +1,4 @@
-"""The steps of opening a store directory, in their order. Must never know what is done with the store afterwards."""
+"""Opening of a store directory, step by step."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ from mqbroker.store.turns import Steps
 from mqbroker.store.worker import IWorker
 from mqbroker.wire.record import RECORD_BYTES_MIN
 
-#: The index is synced on every so many-th flush of the consume queues: its writes are scattered.
+#: The index is synced on every n-th flush of the consume queues: its writes are scattered.
 INDEX_EVERY = 10
 
 
 @attrs.frozen
 class Parts:
-    """What an open store is made of. `append` is the log's, or goes before it."""
+    """The parts of an open store. `append` is the log's, or a wrapper of it."""
 
     append: Callable[[Sequence[NewMessage]], list[Appended]]
     commit_log: CommitLog
@@ -103,7 +103,8 @@ class Parts:
 
 @attrs.frozen
 class _Found:
-    """What a directory holds. `is_clean`: the store was stopped; `is_intact`: all is there that a process stored."""
+    """The content of a directory. `is_clean`: the store was stopped cleanly; `is_intact`: nothing that a process stored
+    was lost."""
 
     is_clean: bool
     is_intact: bool
@@ -117,10 +118,10 @@ class _Found:
 
 @attrs.frozen
 class _Cut:
-    """From where the log is read: `start`; consume queues are trusted below `trusted` and built from `rebuild_from`.
+    """The log is read from `start`; consume queues are trusted below `trusted` and rebuilt from `rebuild_from`.
 
-    lost: first offsets of queues that the log has nothing of. known: where queues ended that are built anew; None
-    where none lacks anything. known_ms: the newest store time that is known of.
+    lost: first offsets of queues that the log has nothing of. known: where rebuilt queues ended; None if none lacks
+    entries. known_ms: the newest known store time.
     """
 
     start: Start
@@ -155,7 +156,7 @@ class Opening:
     log = Logger()
 
     def steps(self) -> Steps[Parts]:
-        """Open, recover and build what is missing. Raises StoreDamaged and OSError; then, and where it is ended
+        """Open, recover and rebuild what is missing. Raises StoreDamaged and OSError; on errors, and if it is ended
         early, nothing is left open."""
         with ExitStack() as opened:
             parts = yield from self._open(opened)
@@ -170,7 +171,7 @@ class Opening:
         tags_codes = TagsCodes(parse_delay_levels(self.settings.message_delay_level))
         cq = ConsumeQueueDispatcher(segments, queues, tags_codes, misplaced.append, self._multi_queues(queues))
         builder = QueueRebuild(cq, queues, kept, self.disk, cut.rebuild_from, cut.known is not None)
-        # What queues miss of the log below, they must get first.
+        # Queues must first get what they lack of the log below.
         is_taken = cut.rebuild_from == cut.start.offset
         recovered = yield from read_back(segments, cut.start, builder.enter if is_taken else lambda run: None)
         self._say_found(segments, recovered, cut.rebuild_from, found.is_clean)
@@ -206,7 +207,7 @@ class Opening:
         ends = found.ends or read_former_ends(self.disk, self.paths.queue_ends)
         self._restore_next_offsets(queues, found.removed, ends, recovered.end)
         cq.last_timestamp_ms = max(checkpoint.queues_ms, cq.last_timestamp_ms)
-        if not found.is_intact:  # not before what the machine may have lost is built anew
+        if not found.is_intact:  # not before what a crash may have lost is rebuilt
             self.disk.write(self.paths.abort, self.disk.boot_id())
         durable = recovered.end if found.is_clean else min(recovered.end, checkpoint.log_offset or 0)
         flusher = self._make_flusher(log, max(segments.first_offset, durable), statistics, files)
@@ -214,11 +215,11 @@ class Opening:
         return self._make_parts(log, queues, found.removed, cq, dispatcher, flusher, index, files, statistics)
 
     def _load(self, opened: ExitStack) -> Steps[_Found]:
-        """Take what the directory holds. Refuses a store that a person has to look at before any of it is cut."""
+        """Load the directory. Refuses a store that needs a person's decision before any of it is cut."""
         settings, disk, paths = self.settings, self.disk, self.paths
         abort = disk.read(paths.abort) if disk.exists(paths.abort) else None
         is_clean = abort is None
-        # A killed process, unlike a machine, takes nothing with it that was stored in a mapped file.
+        # A killed process, unlike a crashed machine, loses nothing that was stored in a mapped file.
         is_intact = is_clean or abort == disk.boot_id() != b""
         checkpoint_data, checkpoint = self._read_checkpoint(abort)
         remove_unfinished_segments(disk, paths.commit_log, checkpoint.log_offset)
@@ -239,7 +240,7 @@ class Opening:
         ends = read_ends(disk, paths.queue_ends, checkpoint_data) if is_clean else {}
         yield from queues.load(is_clean, is_intact, ends)
         refuse_lost_log(segments, queues, bool(disk.names(paths.index)), checkpoint, is_intact)
-        # Not before: a lost log may be moved to where this would be in its way.
+        # Not earlier: a person may move a lost log to where this directory would be in the way.
         make_durable_directories(disk, paths.commit_log)
         finish_removals(queues, removed, disk, lambda queue: ends_well(segments, queue, is_clean=False))
         if is_clean:  # from here on files change
@@ -251,7 +252,8 @@ class Opening:
         return _Found(abort is None, is_intact, checkpoint, kept, segments, queues, removed, ends)
 
     def _cut(self, found: _Found) -> Steps[_Cut]:
-        """Find from where the log is read again, and cut off consume queues what is not known to be good above."""
+        """Find the offset from which the log is read again, and truncate consume queues above what is known to be
+        good."""
         segments, queues, kept, checkpoint = found.segments, found.queues, found.kept, found.checkpoint
         is_clean, is_intact = found.is_clean, found.is_intact
         start = find_start(segments, queues, checkpoint, is_clean, is_intact)
@@ -260,13 +262,15 @@ class Opening:
         known: dict[ConsumeQueue, int] | None = None
         trusted = start.offset
         if lost or start.queues_lack or not (is_clean or is_whole(queues, checkpoint, trusted)):
-            # What is in the others is passed over.
+            # The entries of the other queues are skipped.
             start = attrs.evolve(start, offset=find_lacking(segments, queues, found.ends, trusted))
-            # Not from there: where this start ends early, nothing says what queues should have there.
+            # Not from there: if this start ends early, nothing records what queues should have there.
             kept.forget_queues_above(segments.first_offset)
             known = {queue: queue.max_offset for queue in queues}
             self._say_lacking(start.offset, trusted)
-        known_ms = last_timestamp(segments, queues, start.offset)  # before entries go whose messages are not read again
+        known_ms = last_timestamp(
+            segments, queues, start.offset
+        )  # before entries are cut whose messages are not read again
         rebuild_from = align_extensions(queues, segments.first_offset, start.offset, kept.forget_queues_above)
         if known is None:
             kept.note_cut(rebuild_from, queues.tally())
@@ -375,17 +379,17 @@ class Opening:
 
     def _read_checkpoint(self, abort: bytes | None) -> tuple[bytes, Checkpoint]:
         disk, paths = self.disk, self.paths
-        if abort is not None:  # a process that was killed may have made names here and not synced them
+        if abort is not None:  # a killed process may have created names here without syncing them
             disk.sync_directory(paths.root)
         data = disk.read(paths.checkpoint) if disk.exists(paths.checkpoint) else b""
         if data.strip(b"\0"):
             return data, decode_checkpoint(data)
-        if abort:  # ours, which ended before there was a checkpoint, or while the first was being written
+        if abort:  # an mqbroker that ended before there was a checkpoint, or while the first was being written
             return data, Checkpoint(log_offset=0, queues_offset=0)
         return data, Checkpoint()
 
     def _sync_checkpoint(self, abort: bytes | None, data: bytes) -> None:
-        # One that a killed process wrote and did not sync could give way to an older one, which says more.
+        # A checkpoint that a killed process wrote without syncing could revert to an older one, which promises more.
         if abort is not None and data:
             self.disk.write(self.paths.checkpoint, data)
 
@@ -419,7 +423,7 @@ class Opening:
             )  # fmt: skip
 
     def _say_built(self, queues: ConsumeQueues, known: Mapping[ConsumeQueue, int], trusted: int) -> None:
-        """Log how many queues lacked entries of messages below `trusted` in the log; they had them up to `known`."""
+        """Log how many queues lacked entries of messages below `trusted` in the log; they ended at `known`."""
         count = 0
         for queue in queues:
             before = max(known.get(queue, 0), queue.first_offset)
@@ -443,14 +447,14 @@ class Opening:
         rebuild_from: int,
         lost: Mapping[ConsumeQueue, int],
     ) -> Steps[None]:
-        """Dispatch what consume queues do not have yet, and number the next message of each."""
+        """Dispatch what consume queues lack, and set the next offset of each."""
         yield from builder.catch_up(dispatcher, commit_log)
         if builder.cq_dispatcher.gaps and rebuild_from > commit_log.min_offset:
             self.log.warn("{root}: consume queues miss messages, all are built anew", root=self.paths.root)
             builder.checkpoint.forget_queues_above(commit_log.min_offset)
             lost = {**lost, **dispatcher.restart(commit_log.min_offset)}
             yield from builder.catch_up(dispatcher, commit_log)
-        for queue, first in lost.items():  # not below, where the log has no message of it any more
+        for queue, first in lost.items():  # not below, if the log has no message of it any more
             first = min(first, commit_log.end // RECORD_BYTES_MIN)
             if queue.max_offset < first:
                 queue.skip_to(first)
@@ -498,16 +502,16 @@ class Opening:
         )
         opened.callback(commit_log.close)
         if not found.is_clean:
-            # What was cut off could come back in another crash, behind what is appended now.
+            # What was truncated could come back in another crash, behind new entries.
             commit_log.segments[-1].sync()
             self.disk.sync_directory(self.paths.commit_log)
-            commit_log.doubtful_end = recovered.end  # as far as anybody knows
+            commit_log.doubtful_end = recovered.end  # as far as is known
         found.kept.forget_log_above(recovered.end)
         commit_log.last_timestamp_ms = last_ms
         return _OpenLog(commit_log, source, transient, last_ms)
 
     def _end_log(self, segments: Segments, end: int, source: SegmentSource, is_clean: bool) -> list[IMappedFile]:
-        """The files of the log, which ends at `end`: nothing is behind it, in its last file or in others."""
+        """The files of the log, cleared behind its `end`."""
         if segments.unfinished is not None:
             self.disk.remove(segments.unfinished)
         files = list(segments.files)
@@ -524,20 +528,20 @@ class Opening:
     def _end_at(self, active: IMappedFile, at: int) -> None:
         """Clear the log above its end: an old record there could be taken for a new one after a crash.
 
-        Zeros that are on the disk go too: they would have to be read before something is stored there."""
+        Pages of zeros on disk are deallocated too: they would have to be read before they are written."""
         if at:
             read_before_touch(active, at - 1, 1)
         active.clear_from(at)
         active.allocate(0, active.size)
 
     def _close_later(self, files: Sequence[IMappedFile], offset: int, source: SegmentSource, is_clean: bool) -> None:
-        """Remove the segments from `offset` on, which is above the end of the log; one that was made ahead is kept."""
+        """Remove the segments from `offset` on, which is above the end of the log, but for a preallocated one."""
         is_ahead = is_clean and len(files) > 0
         for file in files[is_ahead:]:
             file.close()
         remove_last_first(self.disk, [file.path for file in files[is_ahead:]])
         if is_ahead:
-            files[0].clear_from(0)  # as what is above the end; Java's broker leaves records there
+            files[0].clear_from(0)  # as all above the end; Java's broker leaves records there
             files[0].allocate(0, files[0].size)
             source.adopt(offset, files[0])
 

@@ -20,7 +20,7 @@ from zope.interface import implementer
 from mqbroker.store.disk import DiskSpace, IDisk, ILockedFile, IMappedFile
 
 ZEROS_BYTES = 1024 * 1024
-#: At a page's beginning, as writing past the cache wants it; takes no memory.
+#: Page-aligned, as direct I/O requires; takes no memory.
 _ZEROS = mmap.mmap(-1, ZEROS_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ)
 MADV_NORMAL = 0
 MADV_RANDOM = 1
@@ -29,9 +29,9 @@ MADV_POPULATE_WRITE = 23
 MLOCK_ONFAULT = 1
 #: With FALLOC_FL_KEEP_SIZE, which must go with it.
 FALLOC_FL_PUNCH_HOLE = 0x2 | 0x1
-#: What a file system says that keeps nothing outside its cache, or where the size is no multiple of its blocks'.
+#: Errors of file systems without direct I/O, or with another block size.
 _NOT_DIRECTLY = (errno.EINVAL, errno.EOPNOTSUPP)
-#: What is said where a file can have one name only: by the file system, or by the kernel's protection of hard links.
+#: Errors where hard links are impossible: of the file system, or of the kernel's protection of hard links.
 _NO_LINKS = (errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 #: How many pieces of a content are written at once.
 _PIECES = 1000
@@ -39,19 +39,19 @@ _PIECES = 1000
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
 _SYNC_BYTES = 16 * ZEROS_BYTES
-#: Of more than this a kernel may take the beginning only, as it reads ahead so much at once.
+#: A kernel may read only the beginning of more than this, its readahead limit.
 _ADVISED_BYTES = 128 * 1024
 _FETCH_BYTES = 256 * 1024
 _PAGE_BYTES = mmap.PAGESIZE
-#: Without it each map keeps a descriptor of its own.
+#: Without trackfd=False each map keeps a descriptor of its own.
 _UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
-#: Threads that wait for the disk beside the one that has much to sync: one flush of the disk then serves all of them.
+#: Additional threads for many syncs: one flush of the disk then serves all of them.
 _THREADS = 7
 _ITEMS_A_THREAD = 16
-#: How many files may be open that are no connections, or a quarter of all where few are allowed. Half of them are left
-#: for segments of the log, which take two each, logs, and what is open for a moment only.
+#: Descriptors for files other than connections, or a quarter of the limit where that is low. Half of them are left for
+#: segments of the log, which take two each, log files, and temporary ones.
 FILES_KEPT = 5000
-#: What Linux allows a process unless told otherwise; an eighth of the maps is for files that come and go.
+#: Linux's default limit of maps; an eighth of it is for temporary maps.
 _MAPS_MAX = 65_530
 _libc = ctypes.CDLL(None, use_errno=True)
 _mincore = _libc.mincore
@@ -76,7 +76,7 @@ class _naming:  # noqa: N801 - as disk.unreadable
 
 @implementer(IMappedFile)
 class OsMappedFile:
-    """A file of the operating system, mapped shared."""
+    """IMappedFile over a shared mapping."""
 
     __slots__ = ("_address", "_is_read_only", "buffer", "descriptor", "path", "size", "view")
 
@@ -91,8 +91,8 @@ class OsMappedFile:
                 access = mmap.ACCESS_READ if read_only else mmap.ACCESS_DEFAULT
                 self.buffer = mmap.mmap(fd, size, access=access, **_UNTRACKED)
                 if not (keep_open or read_only):
-                    # Of files that are no row of records the kernel is not to read megabytes, which are holes most of
-                    # the time and take memory all the same, around each first touch.
+                    # For randomly accessed files: the kernel must not read ahead megabytes around each fault, which are
+                    # mostly holes and take memory all the same.
                     self.buffer.madvise(MADV_RANDOM)
         except BaseException:
             os.close(fd)
@@ -130,9 +130,10 @@ class OsMappedFile:
         self._with_fd(write)
 
     def _cache(self, fd: int, stop: Callable[[], bool]) -> None:
-        """Have the pages of a file without dirty ones in memory: each by itself, as this advice does, see `_populate`.
+        """Read the pages of a file without dirty ones into the page cache one by one, as this advice does, see
+        `_populate`.
 
-        Not in the mapping, where a gigabyte that is not written to yet would count as what this process takes.
+        Not through the mapping, where a gigabyte that is not written to yet would count as memory of this process.
         """
         for offset, size in _pieces(self.size):
             if stop():
@@ -163,8 +164,8 @@ class OsMappedFile:
     def _populate(self, offset: int, size: int) -> bool:
         """False with a kernel before 5.14, which does not know it.
 
-        Page by page: what writes or reads ahead do is to fill the cache by folios of up to 2 MiB, each of which is then
-        written whole at every sync of a few bytes in it.
+        Page by page: writes and readahead fill the page cache with folios of up to 2 MiB, each of which is written
+        whole at every sync of a few bytes in it.
         """
         at = self._at(offset)
         _call("madvise", at, size, MADV_RANDOM, self.path)
@@ -205,14 +206,14 @@ class OsMappedFile:
         _libc.munlock(ctypes.c_void_p(self._at(0)), ctypes.c_size_t(self.size))
 
     def _at(self, offset: int) -> int:
-        """The address of a byte of the mapping, for functions of libc: mmap.madvise would hold the GIL meanwhile."""
+        """The address of a byte of the mapping, for libc: mmap.madvise would hold the GIL."""
         if not self._address:
             self._address = ctypes.addressof(ctypes.c_char.from_buffer(self.buffer))
         return self._address + offset
 
     def clear_from(self, offset: int) -> None:
         def cut(fd: int) -> None:
-            # Not by making it shorter for a moment: a process that was killed then left a file of another size.
+            # Not by truncating it for a moment: a kill then would leave a file of another size.
             if offset < self.size and not _punch_hole(fd, offset, self.size - offset):
                 os.ftruncate(fd, offset)
                 os.ftruncate(fd, self.size)
@@ -235,13 +236,13 @@ class OsMappedFile:
             self.descriptor = None
         self._address = 0
         self.view.release()
-        with contextlib.suppress(BufferError):  # someone holds a slice: unmapped when that goes
+        with contextlib.suppress(BufferError):  # somebody holds a slice: unmapped when that is released
             self.buffer.close()
 
 
 def _read_part(fd: int, offset: int, size: int) -> bytes:
-    """Bytes of a file; fewer where it ends before. Raises OSError: a read ends before what the disk cannot read, as it
-    does at the end, and only one that begins there is told of it."""
+    """Read bytes of a file; fewer at its end. Raises OSError: a read ends short before an unreadable sector, as it does
+    at the end of the file, and only one that begins there fails."""
     data = os.pread(fd, size, offset)
     while 0 < len(data) < size and (more := os.pread(fd, size - len(data), offset + len(data))):
         data += more
@@ -254,12 +255,12 @@ def _pieces(size: int) -> Iterator[tuple[int, int]]:
 
 
 def _write_zeros_directly(fd: int, size: int, stop: Callable[[], bool]) -> bool:
-    """Write zeros past the cache, until `stop` says so; False where the file system cannot. Raises OSError.
+    """Write zeros by direct I/O, until `stop` returns True; False if the file system cannot. Raises OSError.
 
-    Through the cache each page is dirtied and written by itself, which takes 4 ms of a processor for each MiB, eight
-    times as much, while those who send wait for one.
+    Through the page cache each page is dirtied and written by itself, which takes 4 ms of CPU per MiB, eight times
+    as much.
     """
-    # By this descriptor, not a second one: the file of that name may be another by now, with messages in it.
+    # By this descriptor, not by a second open: the file of that name may be another by now, with messages in it.
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     try:
         fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_DIRECT)
@@ -278,7 +279,7 @@ def _write_zeros_directly(fd: int, size: int, stop: Callable[[], bool]) -> bool:
 
 
 def _punch_hole(fd: int, offset: int, size: int) -> bool:
-    """Make bytes of a file zero and unallocated; False where the file system cannot."""
+    """Zero and deallocate bytes of a file; False if the file system cannot."""
     if not _libc.fallocate(fd, FALLOC_FL_PUNCH_HOLE, ctypes.c_long(offset), ctypes.c_long(size)):
         return True
     error = ctypes.get_errno()

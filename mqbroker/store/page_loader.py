@@ -1,7 +1,6 @@
 """Page loader: reads pages of mapped files that are not in memory on the worker, before anybody touches them.
 
-Touching a page that is on the disk stops the whole thread until it is there: the reactor's must not. Bytes that are
-read one after another are fetched some way ahead. Must never know what the bytes mean.
+Touching a page that is on disk blocks the thread: the reactor's must not be blocked. Sequential reads are read ahead.
 """
 
 from __future__ import annotations
@@ -21,17 +20,16 @@ from mqbroker.store.worker import IWorker
 
 T = TypeVar("T")
 
-#: Fetches that the worker may have at a time: it has other things to do, such as syncing.
+#: Concurrent loads of the worker: it has other work, such as syncs.
 RUNNING_MAX = 2
-#: Fetches that may wait for those; one more is refused.
+#: Loads that may wait; one more is refused.
 WAITING_MAX = 10_000
-#: What is read around bytes that are missing.
+#: Bytes loaded around missing ones.
 AROUND_BYTES = 64 * 1024
-#: How far ahead bytes are fetched of a file that is read from front to back.
+#: Readahead of a file that is read sequentially, bytes.
 AHEAD_BYTES = 4 * 1024 * 1024
 _STREAMS_MAX = 64
-#: What the disk cannot read so often over so long, seconds, is damaged; failures further apart have nothing to do with
-#: each other.
+#: A range that fails so often over so long, seconds, is damaged; failures further apart are unrelated.
 LASTING_S = 10.0
 LASTING_COUNT = 3
 FORGOTTEN_S = 60.0
@@ -39,8 +37,7 @@ _PLACES_MAX = 10_000
 
 
 def why_unread(path: str, at: int, error: OSError, advice: str = "") -> StoreError:
-    """What to raise where a file that can be built again could not be read: nothing is wrong with it where there was
-    only no descriptor to open it."""
+    """The error for an unreadable file that can be rebuilt; StoreBusy for want of a descriptor."""
     if is_shortage(error):
         return StoreBusy(f"{path} cannot be opened now; raise the limit of open files (ulimit -n): {error}")
     why = f"the disk cannot read it ({error})"
@@ -48,19 +45,19 @@ def why_unread(path: str, at: int, error: OSError, advice: str = "") -> StoreErr
 
 
 class FileRange(NamedTuple):
-    """Some bytes of a file."""
+    """A range of a file."""
 
     file: IMappedFile
     at: int
     size: int
 
 
-#: Stretches that could not be read, and why.
+#: Ranges that could not be read, and why.
 Unreadable = list[tuple[FileRange, OSError]]
 
 
 class FailedReads:
-    """Places that the disk could not read lately: one failure is that read's alone, and what goes on failing is damage.
+    """Ranges that recently could not be read: a single failure concerns that read alone, repeated ones mean damage.
 
     :param now: seconds.
     """
@@ -71,8 +68,8 @@ class FailedReads:
         self._places: dict[tuple[str, int], tuple[float, float, int]] = {}
 
     def check(self, stretch: FileRange, error: OSError) -> None:
-        """Take note of a place that could not be read. Raises StoreError for the one who wanted it, but where it goes
-        on failing, and is to be taken for damaged."""
+        """Record a failed read. Raises StoreError for its caller, unless the range has kept failing and counts as
+        damaged."""
         if is_shortage(error) or not self._is_lasting(stretch):
             raise why_unread(stretch.file.path, stretch.at, error) from error
 
@@ -91,19 +88,19 @@ class Pages(Protocol):
     """Access to bytes of a mapped file, for callers that may wait and for those that may not."""
 
     async def ready(self, file: IMappedFile, at: int, size: int) -> None:
-        """Return when the bytes can be touched. Raises OSError where the disk cannot read them, and StoreBusy."""
+        """Return when the bytes can be touched. Raises OSError if the disk cannot read them, and StoreBusy."""
 
 
 @attrs.define
 class _Stream:
-    """A file that is read from front to back: fetched up to `end`, and on from there when `next_at` is touched."""
+    """A file that is read sequentially: loaded up to `end`, and further when `next_at` is touched."""
 
     next_at: int
     end: int
 
 
 class PageLoader:
-    """Fetches on the worker, a few at a time and the rest in order."""
+    """Loads pages on the worker, a few ranges at a time and the rest in order."""
 
     def __init__(self, worker: IWorker) -> None:
         self._worker = worker
@@ -111,13 +108,13 @@ class PageLoader:
         self._waiting: deque[tuple[Sequence[FileRange], Deferred[Unreadable]]] = deque()
         self._streams: dict[str, _Stream] = {}
         self._stopped: Deferred[None] | None = None
-        #: How many fetches there were.
+        #: Number of loads.
         self.fetches = 0
 
     def fetch(self, stretches: Sequence[FileRange], *, goes_on: bool = False) -> Deferred[Unreadable]:
-        """Fires when they are in memory, with those that cannot be read.
+        """Load ranges; fires when they are resident, with those that cannot be read.
 
-        Raises StoreBusy where too many wait, unless it goes on with what waited before.
+        Raises StoreBusy if too many wait, unless it continues a load that waited before.
         """
         if self._stopped is not None:
             raise StoreError("the store is stopping")
@@ -153,7 +150,7 @@ class PageLoader:
     def _follow(self, first: FileRange) -> None:
         stream = self._streams.pop(first.file.path, None)
         end = first.at + AROUND_BYTES
-        # What goes on where the last fetch ended, or a bit further, is read from front to back.
+        # A range at, or a bit behind, the end of the last load means a sequential read.
         goes_on = stream is not None and stream.end <= first.at <= stream.end + AHEAD_BYTES
         while len(self._streams) >= _STREAMS_MAX:
             del self._streams[next(iter(self._streams))]
@@ -180,7 +177,7 @@ class PageLoader:
                 raise unreadable[0][1]
 
     def stop(self) -> Deferred[None]:
-        """Fires when the worker has none of these left; what waits for its turn fails with StoreError."""
+        """Fires when the worker has finished the running loads; waiting ones fail with StoreError."""
         waiting, self._waiting = self._waiting, deque()
         stopped = self._stopped = Deferred()
         for _, done in waiting:
@@ -192,7 +189,7 @@ class PageLoader:
 
 def _fetch(around: FileRange, stretches: Sequence[FileRange]) -> Unreadable:
     """On the worker: read the wanted bytes and their surroundings."""
-    with contextlib.suppress(OSError):  # it may be of bytes that nobody asked for
+    with contextlib.suppress(OSError):  # the error may be of bytes that were not requested
         around.file.fetch(around.at, around.size)
     unreadable: Unreadable = []
     for stretch in stretches:

@@ -10,13 +10,12 @@ from mqbroker.store.consumequeue_ext import ExtUnit
 
 
 class IPropertyFilter(Interface):
-    """Says which messages are wanted. Must not wait, nor raise."""
+    """Selects messages. Its methods must not block or raise."""
 
     most_at_once: int = Attribute("how many messages one get may look at: nobody else is served meanwhile")
 
     def may_match(unit: ExtUnit) -> bool:
-        """Whether the message of a unit of the extension may be wanted, going by what stands there."""
+        """Whether the message of an extension unit may be wanted."""
 
     def pick(messages: Sequence[bytes], most: int) -> list[int]:
-        """Which of some messages, of each of which the property bytes are given, are wanted: their places in order, of
-        the first `most` (at least one) that are. Hot."""
+        """The indexes of the first `most` (at least one) wanted messages, given the property bytes of each. Hot."""

@@ -1,4 +1,4 @@
-"""Finding messages by key, by time and by offset. Reads log, consume queues and index; must never write to them.
+"""Queries: messages by key, by time and by offset. Read-only.
 
 Bytes are requested from `Pages` before they are touched, and looked up again afterwards: files may have been deleted
 meanwhile.
@@ -24,25 +24,25 @@ from mqbroker.store.page_loader import FailedReads, FileRange, Pages, why_unread
 from mqbroker.wire.properties import find_property
 from mqbroker.wire.record import MAGIC, RECORD_BYTES_MIN, SIZE_AND_MAGIC
 
-#: No frame brings a message as large as this, so no record is: what says it is one is not read.
+#: No frame has room for a message of this size: a record that claims it is not read.
 _RECORD_BYTES_MAX = 64 * 1024 * 1024
-#: How many entries of no message are passed over to the next older message, when one is looked for by its time.
+#: Blank entries that a search by time skips to the next older message.
 _BLANKS_MAX = 1000
-#: How many messages a query by key looks at, in search of those that have the key and not only its hash.
+#: Messages that a query by key examines for the key itself, as keys share hashes.
 CANDIDATES_MAX = 2048
-#: The messages of one answer together: clients take no larger frames.
+#: Bytes of the messages of one answer: clients accept no larger frames.
 ANSWER_BYTES_MAX = 15 * 1024 * 1024
 
 
 class ByKey(NamedTuple):
-    """Records that have a key; `candidates`: how many the index named, of which some may be gone, or have another."""
+    """Records with a key; `candidates`: number of index entries, of which some may be gone, or have another key."""
 
     records: list[bytes]
     candidates: int
 
 
 class QueueEntry(NamedTuple):
-    """An entry of a queue: `code` is the tags code, or where there is an extension the address of a unit."""
+    """An entry of a queue: `code` is the tags code, or with an extension the address of a unit."""
 
     physical_offset: int
     size: int
@@ -54,8 +54,8 @@ class QueueEntry(NamedTuple):
 class Queries:
     """Looks messages up.
 
-    Methods raise StoreDamaged where the disk cannot read consume queue, index or log, and StoreBusy. What it goes on
-    failing to read of the log is reported, and found by nobody.
+    Methods raise StoreDamaged if the disk cannot read consume queue, index or log, and StoreBusy. Ranges of the log
+    that stay unreadable are reported as corrupt.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Queries:
     # By offset
 
     async def record(self, physical_offset: int, size: int | None = None) -> bytes | None:
-        """The record at an offset of the log, checked; None where none stands there, or one of another size."""
+        """The record at an offset of the log, checked; None if there is none, or one of another size."""
         found = await self._scanned(physical_offset, size)
         if found is None:
             return None
@@ -108,7 +108,7 @@ class Queries:
         return item if isinstance(item, Scanned) else None
 
     async def _bytes(self, physical_offset: int, size: int) -> memoryview | None:
-        """Bytes of the log, in memory; None where it does not hold them."""
+        """Bytes of the log, resident; None if it does not hold them."""
         log = self._log
         if log.read(physical_offset, size) is None:
             return None
@@ -128,7 +128,7 @@ class Queries:
     # By queue and offset
 
     async def entry(self, queue: ConsumeQueue, offset: int) -> tuple[int, int, int] | None:
-        """Physical offset, size and tags code of a message of a queue; None where it has none at `offset`."""
+        """Physical offset, size and tags code of a message of a queue; None if it has none at `offset`."""
         if not queue.min_offset <= offset < queue.max_offset:
             return None
         file, at, _ = queue.place(offset)
@@ -141,7 +141,7 @@ class Queries:
         return None
 
     async def queue_entry(self, topic: str, queue_id: int, offset: int) -> QueueEntry | None:
-        """An entry of a queue as it is on the disk; None where there is none at `offset`."""
+        """An entry of a queue as it is on disk; None if there is none at `offset`."""
         queue = self._queues.get((topic, queue_id))
         entry = await self.entry(queue, offset) if queue is not None else None
         if entry is None or queue is None:
@@ -158,13 +158,13 @@ class Queries:
         return QueueEntry(*entry, is_address(entry[2]), unit)
 
     async def physical_offset(self, topic: str, queue_id: int, offset: int) -> int:
-        """Where the message at `offset` of a queue stands in the log; -1 where there is none."""
+        """Log offset of the message at `offset` of a queue; -1 if there is none."""
         queue = self._queues.get((topic, queue_id))
         entry = await self._entry_again(queue, offset) if queue is not None else None
         return entry[0] if entry is not None else -1
 
     async def _entry_again(self, queue: ConsumeQueue, offset: int) -> tuple[int, int, int] | None:
-        """As `entry`, built again where it is lost."""
+        """As `entry`, rebuilt if it is lost."""
         entry = await self.entry(queue, offset)
         if entry is not None and is_lost(entry[0], entry[1], self._log.readable_end):
             await self._repair_entry(queue, offset)
@@ -178,12 +178,12 @@ class Queries:
             raise why_unread(error.filename or queue.directory, 0, error) from error
 
     async def store_timestamp(self, topic: str, queue_id: int, offset: int) -> int:
-        """When the message at `offset` was stored, ms; -1 where there is none."""
+        """Store time of the message at `offset`, ms; -1 if there is none."""
         queue = self._queues.get((topic, queue_id))
         return await self._time_at(queue, offset) if queue is not None else -1
 
     async def earliest_timestamp(self, topic: str, queue_id: int) -> int:
-        """When the oldest message of a queue was stored, ms; -1 where there is none."""
+        """Store time of a queue's oldest message, ms; -1 if there is none."""
         queue = self._queues.get((topic, queue_id))
         return await self._time_at(queue, queue.min_offset) if queue is not None else -1
 
@@ -204,18 +204,18 @@ class Queries:
         return -1
 
     async def is_far(self, topic: str, queue_id: int, offset: int, near_bytes: int) -> bool:
-        """Whether a message is further behind than `near_bytes`; False where there is none."""
+        """Whether a message is further behind the end than `near_bytes`; False if there is none."""
         at = await self.physical_offset(topic, queue_id, offset)
         return at >= 0 and self._log.end - at > near_bytes
 
     # By time
 
     async def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """The offset of the message stored nearest to a time, of equally near ones the older; where there is none,
-        the offset that the next will have.
+        """The offset of the message stored nearest to a time, of equally near ones the older; the next offset if there
+        is none.
 
-        Where several were stored at that very time it is the one that the Java broker's search comes upon first, which
-        looks at the middle of one file of the consume queue, and of what is left again.
+        Of several stored at that very time it is the one that the Java broker's binary search within one file of the
+        consume queue finds first.
         """
         queue = self._queues.get((topic, queue_id))
         if queue is None:
@@ -247,7 +247,7 @@ class Queries:
 
     async def _file_by_time(self, queue: ConsumeQueue, timestamp_ms: int) -> tuple[int, int]:
         """The offsets of the first file of a queue whose last message was stored at that time or later; of the last
-        file, where there is none."""
+        file, if there is none."""
         low, high = 0, len(queue.file_ranges())
         while low < high:
             middle = (low + high) // 2
@@ -261,7 +261,7 @@ class Queries:
         return ranges[min(low, len(ranges) - 1)] if ranges else (0, 0)
 
     async def _at_or_before(self, queue: ConsumeQueue, offset: int, low: int) -> tuple[int, int] | None:
-        """The message at `offset`, or the next older one where that is none, and when it was stored, ms."""
+        """The message at `offset`, or the next older one if that is blank, and its store time, ms."""
         for older in range(offset, max(low, offset - _BLANKS_MAX) - 1, -1):
             stored_ms = await self._time_at(queue, older)
             if stored_ms >= 0:
@@ -278,7 +278,7 @@ class Queries:
         wanted = (topic.encode(), key.encode())
         total = 0
         seen: set[int] = set()
-        # Other keys can share a hash: look for some more than asked for, and for many more where they do.
+        # Other keys can share a hash: search for some more than requested, and for many more if they do.
         limit = 4 * count
         while True:
             candidates = await self._candidates(self._index, topic, key, begin_ms, end_ms, limit)

@@ -1,9 +1,8 @@
 """Rebuild of consume queues and their extensions when a store is opened: from the records that recovery reads, or from
 the log once it is open.
 
-The extension of each queue is first brought to where the queue ends: both are caches of the log, units beyond the
-newest entry are cut off, and entries whose units are missing go, to be made again with the units. Must never know from
-where on queues have to be built.
+The extension of each queue is first aligned with the queue: units beyond the newest entry are truncated, and so are
+entries whose units are missing, to be rebuilt with the units.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ _LOOK_ENTRIES = 4096
 def align_extensions(
     queues: Iterable[ConsumeQueue], log_min: int, end: int, before_cut: Callable[[int], None] = lambda offset: None
 ) -> int:
-    """Make extensions and queues fit each other; `log_min` is where the log starts.
+    """Align extensions and queues; `log_min` is the start of the log.
 
-    Returns from where on the log must be dispatched again: `end`, or less where entries went. That is told to
-    `before_cut` before any goes: it must last, or nobody would know after a crash that they are missing.
+    Returns the offset from which the log must be dispatched again: `end`, or less if entries were truncated.
+    `before_cut` is called with it first, and must make it durable: a crash would hide that they are missing.
     """
     cuts: list[tuple[ConsumeQueue, ConsumeQueueExt, int]] = []
     for queue in queues:
@@ -59,7 +58,7 @@ def align_extensions(
 
 
 def _align(queue: ConsumeQueue, ext: ConsumeQueueExt, log_min: int) -> int | None:
-    """Cut the extension behind the newest entry that has a unit. Where units of entries are missing nothing is done,
+    """Truncate the extension behind the newest entry that has a unit. If units of entries are missing, nothing is done,
     and the physical offset of the oldest such entry is returned."""
     lost: int | None = None
     has_gap = _first_is_lost(queue, ext, log_min)
@@ -73,14 +72,14 @@ def _align(queue: ConsumeQueue, ext: ConsumeQueueExt, log_min: int) -> int | Non
                 return lost
             lost = physical_offset
         elif looked >= _LOOK_ENTRIES and lost is None and not has_gap and not ext.has_files:
-            break  # never had one, as those of other queues' messages have not
+            break  # never had one, like entries of messages that name other queues
     if lost is None:  # no entry has a unit
         ext.reset()
     return lost
 
 
 def _first_is_lost(queue: ConsumeQueue, ext: ConsumeQueueExt, log_min: int) -> bool:
-    """Whether the oldest message of the log that is in the queue should have a unit, and has none."""
+    """Whether the queue's oldest message in the log should have a unit, and has none."""
     offset = queue.search(lambda physical, _: physical < log_min, queue.first_offset, queue.max_offset)
     if offset >= queue.max_offset:
         return False
@@ -107,14 +106,14 @@ def _newest_first(queue: ConsumeQueue, log_min: int) -> Iterator[tuple[int, int,
         high -= len(entries)
 
 
-#: Queues are saved each so many bytes of the log: after a kill it goes on from there.
+#: Queues are saved every so many bytes of the log: after a kill the rebuild continues from there.
 SAVE_BYTES = 1024 * 1024 * 1024
 
 
 @attrs.define
 class QueueRebuild:
-    """Builds them. `saved`: what is in the log below is in the queues, on the disk as far as it ever will be told.
-    `have_more`: some queues have had what is above from the beginning."""
+    """Rebuilds queues. `saved`: the queues have the log below, and are synced up to it. `have_more`: some queues had
+    entries above it from the beginning."""
 
     cq_dispatcher: ConsumeQueueDispatcher
     queues: ConsumeQueues

@@ -1,7 +1,7 @@
 """Checks records that were in the log when it was opened, before they are served for the first time.
 
 Records that this process appended are as stored; those from the disk may be corrupt. A record's CRC is over its body
-only: of the rest it is checked that its parts add up and that it is where, and what, its consume queue entry says.
+only: of the rest, the lengths must be consistent, and its place and topic must match its consume queue entry.
 It never waits: the caller has the bytes in memory.
 """
 
@@ -24,12 +24,12 @@ from mqbroker.wire.record import BLANK_BYTES_MIN, BLANK_MAGIC, MAGIC, SIZE_AND_M
 _HEAD = fields_struct("size", "magic", "queue_id", "queue_offset", "physical_offset", "sys_flag", "body_size")
 _PLACE = fields_struct("size", "magic", "physical_offset")
 
-#: One bit stands for 64 bytes of the log, in which no two records can start; 16 KiB of bits for 8 MiB.
+#: One bit covers 64 bytes of the log, in which no two records can start; 16 KiB of bits cover 8 MiB.
 _CELL_BITS = 6
 _CHUNK_BITS = 23
 _CELLS_MASK = (1 << (_CHUNK_BITS - _CELL_BITS)) - 1
 _CHUNK_BYTES = (_CELLS_MASK + 1) // 8
-#: Chunks that are remembered, which is 16 MiB of memory for 8 GiB of the log; the oldest is forgotten for a new one.
+#: Chunks that are remembered: 16 MiB of memory for 8 GiB of the log; the oldest is evicted.
 _CHUNKS_MAX = 1024
 _ROTTEN_MAX = 1000
 
@@ -37,8 +37,8 @@ _ROTTEN_MAX = 1000
 def stands_at(
     view: memoryview, at: int, size: int, queue: ConsumeQueue, queue_offset: int, physical_offset: int
 ) -> bool:
-    """Whether a record of `size` bytes at `at` says that it is this message of a queue, going by its places and its
-    topic; False where its hosts have IPv6 addresses. Hot."""
+    """Whether a record of `size` bytes at `at` is this message of a queue, by its offsets and its topic; False if its
+    hosts have IPv6 addresses. Hot."""
     own_size, magic, queue_id, own_offset, own_physical, sys_flag, body_bytes = _HEAD.unpack_from(view, at)
     topic_at = _HEAD.size + body_bytes
     tail = view[at + topic_at : at + size].tobytes() if 0 <= topic_at < size else b""
@@ -57,8 +57,8 @@ def stands_at(
 class RecordVerifier:
     """Remembers which records it found whole.
 
-    :param report: is told of each record that is not.
-    `rotten_entries`: how many consume queue entries pointed at something else than their message.
+    :param report: called with each corrupt record. `rotten_entries`: number of consume queue entries that did not match
+    their message.
     """
 
     log = Logger()
@@ -81,15 +81,15 @@ class RecordVerifier:
         at: int,
         size: int,
     ) -> bool:
-        """Whether the message that an entry of `queue` says is at `physical_offset` is there, whole. Raises LostEntry
-        where the entry, or its tags code, is wrong.
+        """Whether the message of an entry of `queue` is whole at `physical_offset`. Raises LostEntry if the entry, or
+        its tags code, is wrong.
 
         All its `size` bytes, which are those at `at` of `view`, must be in the log. Hot where old messages are read.
         """
         cell = physical_offset >> _CELL_BITS & _CELLS_MASK
         chunk = self._chunks.get(physical_offset >> _CHUNK_BITS)
         is_known = chunk is not None and chunk[cell >> 3] & 1 << (cell & 7)
-        # Known to be whole; but the page may have left memory since, and come back as another.
+        # Verified; but the page may have been evicted since, and have changed on disk.
         if is_known and stands_at(view, at, size, queue, queue_offset, physical_offset):
             return True
         return self._check_request(queue, queue_offset, physical_offset, code, view[: at + size], at)
@@ -105,7 +105,7 @@ class RecordVerifier:
         chunk[cell >> 3] |= 1 << (cell & 7)
 
     def _check_code(self, queue: ConsumeQueue, code: int, properties: bytes) -> None:
-        # In the schedule topic it is a time, and an extension has the rest.
+        # In the schedule topic it is a time, and with an extension an address.
         if code > ADDRESS_MAX and not queue.is_schedule:
             right = self._of_its_tag(properties)
             if code != right:
@@ -114,8 +114,8 @@ class RecordVerifier:
     def _check_request(
         self, queue: ConsumeQueue, queue_offset: int, physical_offset: int, code: int, view: memoryview, at: int
     ) -> bool:
-        """Look at all of the record, which ends where `view` does, as a rotten size must not lead to bytes on the disk;
-        where something is wrong, whether with it, or with the entry that points here."""
+        """Check the whole record, which ends where `view` does, as a corrupt size must not lead to bytes on disk; on a
+        mismatch decide whether record or entry is wrong."""
         size = len(view) - at
         item = scan_at(view, at, physical_offset)
         if isinstance(item, Scanned):
@@ -137,7 +137,7 @@ class RecordVerifier:
         raise LostEntry(why)
 
     def _is_record_place(self, physical_offset: int, size: int) -> bool:
-        """Whether a record of this size was here, so that what is wrong is the record and not the entry."""
+        """Whether a record of this size was here, so that the record is corrupt and not the entry."""
         view, at = self._commit_log.view(physical_offset) or (memoryview(b""), 0)
         if _PLACE.unpack_from(view, at) == (size, MAGIC, physical_offset):
             return True
@@ -155,7 +155,7 @@ class RecordVerifier:
         return room >= _HEAD.size and _PLACE.unpack_from(view, at)[1:] == (MAGIC, physical_offset + size)
 
     def is_hopeless(self, queue: ConsumeQueue, queue_offset: int) -> bool:
-        """Whether an entry cannot be built again, as was told; or too many could not to look for one more."""
+        """Whether an entry is known to be beyond repair; or too many are, so that no more are tried."""
         return (queue.topic, queue.queue_id, queue_offset) in self._told or len(self._told) >= _ROTTEN_MAX
 
     def tell_rotten(self, queue: ConsumeQueue, queue_offset: int, physical_offset: int, why: str) -> None:

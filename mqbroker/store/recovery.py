@@ -1,8 +1,8 @@
 """Recovery: where the log of a store being opened ends, and from where on consume queues must be rebuilt.
 
-After a clean stop that is where the newest consume queue entry says; after a crash, everything above the checkpoint
-is read and checked. The log is cut only above what a sync ever covered: damage below is reported and passed over.
-Knows no sockets, clocks or turns.
+After a clean stop the newest consume queue entry tells; after a crash, everything above the checkpoint is read and
+checked. The log is truncated only above what a sync ever covered: corrupt ranges below are reported and skipped. Knows
+no sockets, clocks or turns.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ log = Logger()
 class Segments:
     """The segment files as found: `files[0]` starts at `first_offset` of the log.
 
-    `unfinished`: a file after them that a killed process made and did not give its size yet.
+    `unfinished`: a file after them that a killed process created without setting its size.
     """
 
     files: list[IMappedFile]
@@ -68,7 +68,7 @@ class Segments:
 
     @property
     def used_end(self) -> int:
-        """Where the last segment ends that anything was written to."""
+        """End of the last segment that was written to."""
         count = len(self.files)
         while count and not has_bytes(self.files[count - 1], 0, 8):
             count -= 1
@@ -103,10 +103,10 @@ class Segments:
 
 @attrs.frozen
 class Start:
-    """Where the log is read from: a place where a record begins, or the log ends. Consume queues can be relied on
-    below; all of them but some that lack entries, where `queues_lack`. What is below `durable_end`, or was stored
-    before `durable_ms`, was on the disk once. Above, sectors of records may be missing where `may_lack_sectors`: those
-    that leave doubt are on the disk below the mark only. `tally`: of queues below the offset, where known."""
+    """The offset from which the log is read: the start of a record, or the end of the log. Consume queues are trusted
+    below, but some lack entries if `queues_lack`. The log below `durable_end`, or stored before `durable_ms`, was
+    synced. Above, sectors of records may be missing if `may_lack_sectors`: doubtful records are accepted below the mark
+    only. `tally`: of queues below the offset, if known."""
 
     offset: int
     durable_end: int
@@ -118,7 +118,7 @@ class Start:
 
 @attrs.frozen
 class Recovered:
-    """`end`: of the log. `read_bytes` of it were read."""
+    """`end`: of the log. `read_bytes`: bytes of it that were read."""
 
     end: int
     last_timestamp_ms: int
@@ -127,13 +127,13 @@ class Recovered:
 
 
 def has_bytes(file: IMappedFile, at: int, size: int) -> bool:
-    """Whether anything but zeros is there. Raises Unreadable."""
+    """Whether a range has other bytes than zeros. Raises Unreadable."""
     read_before_touch(file, at, min(size, file.size - at))
     return any(file.view[at : at + size])
 
 
 def load_segments(disk: IDisk, directory: str, segment_bytes: int) -> Segments:
-    """Map the segments there are. Raises StoreDamaged where one is missing, misshapen or none of ours."""
+    """Open the existing segments. Raises StoreDamaged if one is missing, misshapen or foreign."""
     with ExitStack() as opened:
 
         def open_one(path: str, size: int) -> IMappedFile:
@@ -173,7 +173,8 @@ def _load_segments(
 def find_start(
     segments: Segments, queues: ConsumeQueues, checkpoint: Checkpoint, is_clean: bool, is_intact: bool
 ) -> Start:
-    """Where to read the log from. Changes nothing. `is_intact`: the machine did not stop, so that all is there."""
+    """Find the offset to read the log from. Changes nothing. `is_intact`: the machine did not crash, so nothing was
+    lost."""
     if is_clean and (not queues.is_whole or checkpoint.tally not in (None, queues.tally())):
         return Start(*_crashed_start(segments, queues, checkpoint), queues_lack=True)
     if is_clean:
@@ -187,7 +188,7 @@ def find_start(
 
 
 def refuse_later(segments: Segments, queues: ConsumeQueues) -> None:
-    """Raises StoreUnknown where a record of a later version follows those that consume queues have, before anything is
+    """Raises StoreUnknown if a record of a later version follows those that consume queues have, before anything is
     changed. One that is in a queue has a topic for which `ConsumeQueues.load` refuses the store."""
     offset = max((queue.end_of_last() for queue in queues), default=-1)
     while (found := segments.at(offset)) is not None:
@@ -206,8 +207,8 @@ def refuse_later(segments: Segments, queues: ConsumeQueues) -> None:
 def refuse_lost_log(
     segments: Segments, queues: ConsumeQueues, has_index: bool, checkpoint: Checkpoint, is_intact: bool
 ) -> None:
-    """Raises LogMissing where there is no segment though there is what was made of some: before that is deleted for
-    it a person must say so. Only where the machine stopped before anything was durable may the log be gone."""
+    """Raises LogMissing if there is no segment, but files that were derived from some: a person must confirm their
+    deletion. The log may be gone only if the machine crashed before anything was durable."""
     was_durable = checkpoint.log_offset or checkpoint.log_ms
     if segments.files or not (is_intact or was_durable):
         return
@@ -222,12 +223,12 @@ def refuse_lost_log(
 
 
 def cut_queues(segments: Segments, queues: ConsumeQueues, start: int, is_clean: bool) -> Steps[dict[ConsumeQueue, int]]:
-    """Have nothing in consume queues of what is in the log from `start` on. Returns those that were deleted, since they
-    are not as the log says, or as they were when the store was stopped: what they had below `start` must be built anew,
-    too. With each goes the number that its next message has at least, whatever the log has of it. Raises OSError."""
+    """Truncate consume queues at `start` of the log. Returns those that were deleted, since they do not match the log,
+    or the note of the clean stop: they must be rebuilt below `start`, too; with each, a lower bound of its next offset.
+    Raises OSError."""
     lost: dict[ConsumeQueue, int] = {}
     newest = _Newest(segments)
-    # In the order of the log, where one page has the newest messages of many.
+    # In the order of the log, as one page has the newest messages of many queues.
     for number, queue in enumerate(sorted(queues, key=lambda queue: queue.last)):
         if not number % _QUEUES_A_STEP:
             yield Progress("the ends of consume queues are checked", number, len(queues.by_name), "queues")
@@ -238,7 +239,7 @@ def cut_queues(segments: Segments, queues: ConsumeQueues, start: int, is_clean: 
         if is_headless or is_garbled:
             log.warn("{directory} is not as the log says: it is built anew", directory=queue.directory)
             lost[queue] = queue.first_offset if is_headless else 0
-        # A process that was killed may have made its first file, with nothing but what stands for removed messages.
+        # A killed process may have created its first file with nothing but blank entries.
         is_begun = queue.end_of_last() < 0 and queue.max_offset <= queue.begins_at > 0
         if not segments.files or is_headless or is_garbled or is_begun:
             queue.reset()
@@ -250,11 +251,11 @@ class _Newest:
 
     def __init__(self, segments: Segments) -> None:
         self._segments = segments
-        # What is in memory of a segment.
+        # The resident part of a segment.
         self._read: tuple[IMappedFile | None, int, int] = (None, 0, 0)
 
     def stands(self, queue: ConsumeQueue) -> bool:
-        """Whether the newest message of a queue is where its entry says; False where that takes a closer look. Raises
+        """Whether the newest message of a queue is where its entry says; False if that needs a full check. Raises
         Unreadable."""
         physical_offset, size = queue.last
         found = self._segments.at(physical_offset)
@@ -270,8 +271,8 @@ class _Newest:
 
 
 def _may_lack_first(segments: Segments, queue: ConsumeQueue) -> bool:
-    """Whether what was before a queue's first file may be in the log: retention deletes none of which the log has a
-    message, and without its first file the next one of a queue would pass for the first that was left."""
+    """Whether messages before a queue's first file may be in the log: then that first file was lost, as retention
+    deletes no file of which the log has a message."""
     if queue.first_offset <= queue.begins_at or (segments.first_offset and queue.lacks_first is not None):
         return False
     return queue.is_empty or queue.oldest()[0] >= segments.first_offset
@@ -280,8 +281,8 @@ def _may_lack_first(segments: Segments, queue: ConsumeQueue) -> bool:
 def find_lacking(
     segments: Segments, queues: ConsumeQueues, ends: Mapping[tuple[str, int], QueueEnd], start: int
 ) -> int:
-    """Where the log is to be read from for what consume queues lack below `start`: from its beginning, unless it is
-    known where they ended."""
+    """The offset to read the log from for what consume queues lack below `start`: its beginning, unless it is known
+    where they ended."""
     places = [start]
     for name, end in ends.items():
         queue = queues.by_name.get(name)
@@ -296,7 +297,8 @@ def find_lacking(
 
 
 def ends_well(segments: Segments, queue: ConsumeQueue, is_clean: bool) -> bool:
-    """Whether the newest entry of a queue can be one. After a crash the log is asked, where it has the message."""
+    """Whether the newest entry of a queue is plausible. After a crash it is compared with the log, if that has the
+    message."""
     if queue.is_empty:
         return True
     physical_offset, size = queue.last
@@ -309,7 +311,7 @@ def ends_well(segments: Segments, queue: ConsumeQueue, is_clean: bool) -> bool:
 
 
 def is_whole(queues: ConsumeQueues, checkpoint: Checkpoint, start: int) -> bool:
-    """Whether consume queues hold as much of the log below `start` as the checkpoint says, where it does."""
+    """Whether consume queues hold as much of the log below `start` as the checkpoint's tally, if it has one."""
     if start != checkpoint.queues_offset or checkpoint.tally in (None, queues.tally()):
         return True
     log.warn("consume queues are not as the checkpoint says")
@@ -326,14 +328,14 @@ def _clean_start(segments: Segments, queues: ConsumeQueues, durable_end: int) ->
 
 
 def _is_rotten_before(segments: Segments, queues: ConsumeQueues, end: int) -> bool:
-    """Whether what should be the record that ends at `end` is none, but not nothing either."""
+    """Whether the bytes of the record that should end at `end` are neither a record nor zeros."""
     offsets = [queue.last[0] for queue in queues if queue.end_of_last() == end]
     found = [segments.scan_at(offset) for offset in offsets if end <= segments.end]
     return any(isinstance(item, Nothing) and not item.is_empty for item in found)
 
 
 def _before(segments: Segments, queues: ConsumeQueues, end: int) -> Scanned | None:
-    """The record that ends at `end`, if a queue knows one and the log has it."""
+    """The record that ends at `end`, if a queue has its entry and the log has it."""
     for queue in queues:
         if queue.end_of_last() == end and queue.max_offset > queue.min_offset:
             found = segments.scan_at(queue.last[0])
@@ -361,10 +363,10 @@ def _have_entries(queues: ConsumeQueues) -> bool:
 
 
 def _start_by_time(segments: Segments, safe_ms: int) -> int:
-    """Where the newest segment starts whose first message was stored by `safe_ms`, as the Java broker goes on from.
+    """Start of the newest segment whose first message was stored by `safe_ms`, from where the Java broker recovers.
 
-    Its flushes leave pages of some queues in memory while they bring others to the disk: what a queue has on the disk
-    says nothing of the others. Source: CommitLog.isMappedFileMatchedRecover of 4.9.7."""
+    Its flushes leave pages of some queues unsynced while they sync others: what a queue has on disk says nothing of the
+    others. Source: CommitLog.isMappedFileMatchedRecover of 4.9.7."""
     for number in reversed(range(len(segments.files))):
         base = segments.first_offset + number * segments.segment_bytes
         found = segments.scan_at(base)
@@ -374,8 +376,8 @@ def _start_by_time(segments: Segments, safe_ms: int) -> int:
 
 
 def read_back(segments: Segments, start: Start, take: Callable[[Run], None]) -> Steps[Recovered]:
-    """Read records from the start to the first place above what was on the disk where none stands: there the log ends.
-    Changes nothing of it. `take` gets them all in their order; none that the log will not have."""
+    """Read records from the start to the first offset above what was synced that has none: there the log ends. Does not
+    change the log. `take` is called with all records in order, up to that end."""
     corrupt_ranges: list[Damage] = []
     offset = start.offset
     timestamp = 0
@@ -411,7 +413,7 @@ def read_back(segments: Segments, start: Start, take: Callable[[Run], None]) -> 
 
 
 def _refuse(file: IMappedFile, at: int) -> None:
-    """Raises StoreUnknown at a record of a later version: it must not be cut off as a torn one."""
+    """Raises StoreUnknown at a record of a later version, which must not be truncated as a torn one."""
     if file.view[at + 4 : at + 8] == MAGIC_V2.to_bytes(4, "big"):
         raise StoreUnknown(file.path, f"a record of RocketMQ 5.x stands at byte {at}; use a broker of that version")
 
@@ -419,12 +421,12 @@ def _refuse(file: IMappedFile, at: int) -> None:
 def _pass_damage(
     segments: Segments, offset: int, item: Scanned | Nothing, durable_end: int
 ) -> tuple[Damage, int | None]:
-    """The damage at `offset`, where no record stands though one must; and where the log goes on, if it does."""
+    """The corrupt range at `offset`, where a record is missing; and where the log continues, if it does."""
     path = segments.path_of(offset)
     why = item.why if isinstance(item, Nothing) else ""
     following = _next_record(segments, offset)
     if offset < durable_end and (following is None or following > durable_end):
-        # What was appended above the mark begins at it, if it is there: one that stands alone is a torn tail's.
+        # Appends above the mark begin at it: a record that does not follow is part of a torn tail.
         return Damage(path, offset, durable_end, why), min(durable_end, segments.end)
     if following is None:
         return Damage(path, offset, offset, f"the log ends here: {why}"), None
@@ -445,7 +447,7 @@ def _next_record(segments: Segments, offset: int) -> int | None:
 
 
 def store_log_again(segments: Segments, start: int, end: int) -> None:
-    """See `store_again`, for start..end of the log: a sync may have failed before the last stop. Raises OSError."""
+    """`store_again` for start..end of the log: a sync may have failed before the last stop. Raises OSError."""
     offset = max(segments.first_offset, start)
     while offset < end and (found := segments.at(offset)) is not None:
         file, first = found
@@ -455,7 +457,7 @@ def store_log_again(segments: Segments, start: int, end: int) -> None:
 
 
 def sync_log(segments: Segments, start: int, end: int) -> None:
-    """Bring start..end of the log to the disk. Raises OSError."""
+    """Sync start..end of the log. Raises OSError."""
     first = (max(segments.first_offset, start) - segments.first_offset) // segments.segment_bytes
     count = -(-(end - segments.first_offset) // segments.segment_bytes)
     for file in segments.files[first:count]:
@@ -463,10 +465,9 @@ def sync_log(segments: Segments, start: int, end: int) -> None:
 
 
 def last_timestamp(segments: Segments, queues: ConsumeQueues, end: int) -> int:
-    """Store timestamp of the newest message below `end` that consume queues know; 0 where there is none.
+    """Store timestamp of the newest message below `end` that consume queues have; 0 if there is none.
 
-    Of that which stands last in the log, as times do not go back there: of a store with very many queues the others
-    are anywhere."""
+    Of the last one in the log, where times do not go back: with very many queues the others are scattered."""
     is_below: Callable[[int, int], bool] = lambda offset, size: offset + size <= end  # noqa: E731
     newest = -1
     for queue in queues:
@@ -485,13 +486,14 @@ def last_timestamp(segments: Segments, queues: ConsumeQueues, end: int) -> int:
 
 
 def store_found_again(disk: IDisk, segments: Segments, end: int, kept: CheckpointFile, is_intact: bool) -> None:
-    """Have the next sync bring to the disk what was found of the log above what is known to be there. After a power cut
-    it is noted at once: what behind it is about to be cut off may be all that makes its last record look whole."""
+    """Schedule a sync of the part of the log that was found above the synced one. After a power cut it is synced and
+    recorded at once: the bytes behind it that are about to be cleared may be all that makes its last record look
+    whole."""
     start = kept.known.log_offset
     if start is None:
         return
     store_log_again(segments, min(start, end), end)
     if not is_intact:
         sync_log(segments, start, end)
-        disk.sync_directory(segments.directory)  # after a failed sync and a kill names may not be there either
+        disk.sync_directory(segments.directory)  # after a failed sync and a kill names may be unsynced too
         kept.note_log(end)

@@ -1,9 +1,9 @@
 """Resident pages: which of the newest messages, and of their consume queue entries, are in memory (mincore).
 
-What this process stored is there as long as the system is not short of memory; then its pages may go once they are
-synced, and touching one that the disk cannot read would end the process. To ask for each message whether it is there
-would cost as much as to find it: a stretch that was there when it was looked at counts as there for a moment, what was
-stored since is there anyway. Must never wait for the disk, nor know what is read.
+Pages that this process wrote stay resident unless the system is short of memory; then they may be evicted once they are
+synced, and touching one that the disk cannot read would kill the process. A check for each message would cost as much
+as finding it: the result for a range is cached for a moment, and later writes are resident anyway. Never waits for the
+disk.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from mqbroker.store.commitlog import CommitLog
 from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.consumequeue_entry import ENTRY_BYTES
 
-#: How long what was in memory when it was looked at counts as that, seconds: a stretch of the log, to which many pulls
-#: go, and entries of a queue, to which few do. A look takes 3 us.
+#: How long a range that was resident counts as that, seconds: of the log, which many pulls read, and of a queue's
+#: entries, which few do. A check takes 3 us.
 LOG_MOMENT_S = 0.05
 MOMENT_S = 0.5
 _STRETCH_BITS = 20
 _STRETCH_BYTES = 1 << _STRETCH_BITS
-#: What is looked at of a queue at a time, entries.
+#: Entries of a queue that are checked at once.
 _ENTRIES = 65536 // ENTRY_BYTES
 _STRETCHES_MAX = 4096
 _QUEUES_MAX = 10_000
@@ -35,14 +35,13 @@ class ResidentPages:
     def __init__(self, log: CommitLog, now: Callable[[], float]) -> None:
         self._log = log
         self._now = now
-        # Number of a stretch of the log -> until when it counts as in memory; negative where not all of it is.
+        # Number of a range of the log -> until when it counts as resident; negative if not all of it is.
         self._stretches: dict[int, float] = {}
-        # From which entry on, up to which, and until when.
+        # First entry, last entry, and until when they count as resident.
         self._entries: dict[ConsumeQueue, tuple[int, int, float]] = {}
 
     def has_log(self, start: int, end: int, *, anew: bool = False) -> bool:
-        """Whether bytes are in memory; of the log at all, where nobody looked there a moment ago, or it is looked at
-        `anew`. Hot."""
+        """Whether bytes of the log are resident; cached for a moment unless `anew`. Hot."""
         now = self._now()
         first = start >> _STRETCH_BITS
         if not anew and first == (end - 1) >> _STRETCH_BITS and self._stretches.get(first, 0.0) > now:
@@ -76,7 +75,7 @@ class ResidentPages:
         return True
 
     def has_entries(self, queue: ConsumeQueue, offset: int, count: int, *, anew: bool = False) -> bool:
-        """As `has_log`, of entries of a queue, all of which are between min and max and in one file. Hot."""
+        """As `has_log`, for entries of a queue, all between min and max and in one file. Hot."""
         now = self._now()
         low, high, until = self._entries.get(queue, (0, 0, 0.0))
         if not anew and low <= offset and offset + count <= high and now < until:
@@ -87,7 +86,7 @@ class ResidentPages:
             return count > wanted and file.is_resident(at, wanted * ENTRY_BYTES)
         if len(self._entries) >= _QUEUES_MAX:
             self._entries.clear()
-        # What comes is stored behind the newest.
+        # Later entries are written behind the newest.
         high = offset + count if offset + count < queue.max_offset else 1 << 63
         self._entries[queue] = offset, high, now + MOMENT_S
         return True

@@ -1,15 +1,14 @@
 """Retention: when old messages are deleted, and how: segments of the log, then their entries in consume queues and
 index.
 
-Messages older than fileReservedTime go at the hours of deleteWhen, and at any hour when the disk runs out of room or
-someone asks for it; younger ones too when there is hardly any room left. The rules, and what their numbers are, are
-those of DefaultMessageStore.CleanCommitLogService and of MappedFileQueue.deleteExpiredFileByTime of 4.9.7. When files
-go for want of room whatever their age, no more go than it takes: the disk is looked at after each.
+Messages older than fileReservedTime are deleted at the hours of deleteWhen, and at any hour when the disk is nearly
+full or on request; younger ones too when there is hardly any space left. Rules and numbers are those of
+DefaultMessageStore.CleanCommitLogService and of MappedFileQueue.deleteExpiredFileByTime of 4.9.7. When files are
+deleted for want of space whatever their age, no more are than needed: the disk is checked after each.
 
-Files go one at a time and oldest first, so that a crash at any moment leaves no hole. A file's name goes first, and the
-store forgets the file when that is on the disk. Who holds slices of it keeps them: its blocks are let go when the last
-is gone. It is never truncated, since touching a mapping where its file has ended kills the process. Must never know
-what a message holds.
+Files are deleted one at a time and oldest first, so that a crash at any moment leaves no gap. A file is unlinked first,
+and dropped by the store when that is synced. Slices that readers hold stay valid: the blocks are freed with the last of
+them. Files are never truncated, as touching a mapping behind its file's end kills the process.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from mqbroker.store.disk_watch import DiskWatch, Room, RoomLimits
 from mqbroker.store.index import Index
 from mqbroker.store.worker import IWorker
 
-#: How many queues are looked at in one turn of the clock.
+#: Queues processed in one turn of the clock.
 QUEUES_A_TURN = 200
 
 RunFunction = Callable[[Callable[[], Any]], Deferred[Any]]
@@ -44,7 +43,7 @@ PauseFunction = Callable[[float], Awaitable[None]]
 
 
 class Remover:
-    """Deletes files. One that cannot be deleted is tried again after `retry_s`, and told of once.
+    """Deletes files. One that cannot be deleted is tried again after `retry_s`, and logged once.
 
     :param now: seconds.
     """
@@ -58,11 +57,11 @@ class Remover:
         self._due: dict[str, float] = {}
 
     def is_due(self, path: str) -> bool:
-        """Whether a file is to be tried: it did not fail, or long enough ago."""
+        """Whether to try a file: it did not fail, or long enough ago."""
         return self._due.get(path, 0.0) <= self._now()
 
     async def remove(self, path: str, run: RunFunction) -> bool:
-        """Delete a file and bring that to the disk, by `run`; False where it cannot be."""
+        """Delete a file durably, by `run`; False if that fails."""
         if not self.is_due(path):
             return False
 
@@ -89,7 +88,7 @@ class Remover:
 class LogCleaner:
     """Deletes the oldest segments of the log.
 
-    :param safe_end: all that was made of the log below it is on the disk.
+    :param safe_end: consume queues and index of the log below it are on disk.
     """
 
     log = Logger()
@@ -106,7 +105,7 @@ class LogCleaner:
 
     @property
     def minimum(self) -> int:
-        """Where the log starts."""
+        """Start of the log."""
         return self._commit_log.min_offset
 
     def oldest(self) -> IMappedFile | None:
@@ -118,30 +117,30 @@ class LogCleaner:
         return segment if self._remover.is_due(segment.path) else None
 
     async def modified_ms(self, segment: IMappedFile) -> int | None:
-        """When a segment was last written to, ms; None where the disk cannot tell."""
+        """Time of the last write to a segment, ms; None if the disk cannot tell."""
         try:
             modified: int = await self._worker.run(lambda: self._disk.modified_ms(segment.path))
-        except FileNotFoundError:  # deleted by someone else: as old as can be
+        except FileNotFoundError:  # deleted by somebody else: counts as oldest
             return 0
         except OSError:
             return None
         return modified
 
     async def delete(self, segment: IMappedFile) -> bool:
-        """Delete what `oldest` gave."""
+        """Delete the segment returned by `oldest`."""
         if not await self._remover.remove(segment.path, self._worker.run):
             return False
         gone = self._commit_log.drop_first()
         assert gone is segment
         self.deleted += 1
         self.log.info("{path} was deleted, the log starts at {n}", path=gone.path, n=self._commit_log.min_offset)
-        # Its blocks are let go by this, or by the last reader's slice: a gigabyte of them takes a while.
+        # This, or the last reader's slice, frees its blocks: a gigabyte of them takes a while.
         await self._worker.run(gone.close)
         return True
 
 
 class CacheCleaner:
-    """Lets consume queues and index follow the log's minimum.
+    """Deletes what consume queues and index have below the log's minimum.
 
     :param run_alone: runs on the worker while none of their files is being synced.
     """
@@ -161,14 +160,14 @@ class CacheCleaner:
         self._remover = remover
         self._worker = worker
         self._run_alone = run_alone
-        #: Files of extensions that are forgotten and not deleted yet.
+        #: Files of extensions that are dropped but not deleted yet.
         self._orphans: list[str] = []
         self.deleted = 0
 
     async def follow(self, minimum: int, pause: PauseFunction, interval_ms: int) -> bool:
-        """Move the queues' minimum offsets to what the log has, and delete files of what it has no more.
+        """Raise the queues' minimum offsets to the log's, and delete files that are below.
 
-        False where not all could be deleted."""
+        False if not all could be deleted."""
         is_done = True
         queues = list(self._queues)
         for start in range(0, len(queues), QUEUES_A_TURN):
@@ -217,18 +216,18 @@ class CacheCleaner:
         return True
 
 
-#: How many segments go in one turn.
+#: Segments deleted in one turn.
 SEGMENTS_A_TURN = 10
-#: For how many turns a demand to delete holds.
+#: Turns for which a request to delete holds.
 TURNS_ON_DEMAND = 20
-#: When the disks are looked at first.
+#: Delay of the first check of the disks.
 FIRST_LOOK_S = 1.0
 _HOUR_MS = 3_600_000
 
 
 @attrs.frozen
 class RetentionRules:
-    """How old messages must be, and at which hours of the local time of day they go."""
+    """Age of messages to delete, and the hours of the local time of day."""
 
     reserved_ms: int
     hours: frozenset[int]
@@ -249,7 +248,7 @@ class RetentionRules:
         )
 
     def is_time(self, now_s: float) -> bool:
-        """Whether it is one of the hours, by the local time of this machine."""
+        """Whether it is one of the hours, in local time."""
         return time.localtime(now_s).tm_hour in self.hours
 
     def is_expired(self, modified_ms: int, now_ms: float) -> bool:
@@ -269,7 +268,7 @@ class Retention:
         self.watch = watch
         self.segments = segments
         self.caches = caches
-        #: The log's minimum that consume queues and index have followed to.
+        #: The log's minimum that consume queues and index were last trimmed to.
         self._followed = 0
         self._turns_on_demand = 0
         self._is_helpless = False
@@ -312,11 +311,11 @@ class Retention:
             self.log.failure("old messages cannot be deleted", failure)
 
     def delete_expired(self) -> None:
-        """Delete what is older than fileReservedTime at any hour, in the next turns."""
+        """Delete files older than fileReservedTime in the next turns, at any hour."""
         self._turns_on_demand = TURNS_ON_DEMAND
 
     def stop(self) -> Deferred[None]:
-        """Fires when nothing is deleted any more."""
+        """Fires when no deletion runs any more."""
         self._is_stopped = True
         for call in self._calls.values():
             call.cancel()

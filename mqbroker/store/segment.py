@@ -1,7 +1,5 @@
-"""Segments of the log: files of one size, each named by the offset it starts at, with blocks behind every byte, and the
-page prefault, which keeps the pages ready that will be appended to next.
-
-Must never know what is in them.
+"""Segments of the log: fully allocated files of one size, each named by its start offset; and the page prefault, which
+prepares the pages for the next appends.
 """
 
 from __future__ import annotations
@@ -19,17 +17,17 @@ from twisted.python.failure import Failure
 from mqbroker.store.disk import IDisk, IMappedFile, Outage
 from mqbroker.store.worker import IWorker
 
-#: How far ahead pages are kept ready, and how many bytes of them are synced at once.
+#: Bytes that are prepared ahead, and bytes of them that are synced at once.
 AHEAD_BYTES = 64 * 1024 * 1024
 PIECE_BYTES = 16 * 1024 * 1024
 
 
 class PagePrefault:
-    """Keeps the pages of one file at a time ready to be written, on the worker, and never changes what is in them.
+    """Prefaults the pages of one file for writing, on the worker, without changing them.
 
-    The first write to a page without written blocks behind it waits while a sync runs: 20 ms at each flush were seen,
-    and less than 5 ms with this. Segments made ahead of time are written through; this is for the others: the first
-    one, and the one a start goes on with."""
+    The first write to a page with unwritten blocks waits for a running sync: 20 ms at each flush were measured, and
+    less than 5 ms with prefault. Segments that are created ahead are written through with zeros; this is for the
+    others: the first one, and the last one after a start."""
 
     log = Logger()
 
@@ -67,7 +65,7 @@ class PagePrefault:
         self._ready = end
 
     def _failed(self, failure: Failure) -> None:
-        # Not tried again: what cannot be synced here, the log's own sync will meet and say.
+        # Not tried again: the log's own sync will meet the error and report it.
         self._running = None
         self._is_stopped = True
         self.log.warn("pages cannot be made ready ahead: {why}", why=failure.getErrorMessage())
@@ -109,10 +107,10 @@ def why_full(disk: IDisk, directory: str, what: str, error: OSError) -> str:
 
 
 class SegmentSource:
-    """Makes segments; the next one ahead of time, written through with zeros by the worker."""
+    """Creates segments; the next one ahead of time, written through with zeros by the worker."""
 
     def __init__(self, disk: IDisk, worker: IWorker, directory: str, segment_bytes: int, is_warm: bool = False) -> None:
-        """`is_warm`: the segment that is appended to is kept in memory, and the next before it is needed."""
+        """`is_warm`: the active segment is locked in memory, and the next one before it is needed."""
         self._is_warm = is_warm
         self._disk = disk
         self._worker = worker
@@ -120,7 +118,7 @@ class SegmentSource:
         self._segment_bytes = segment_bytes
         self._ready: dict[int, IMappedFile] = {}
         self._job: _Preparation | None = None
-        # How many names were made, and how many of them synced; a process that was killed may have left some.
+        # Number of names created, and of those synced; a killed process may have left unsynced ones.
         self._names_made = 1
         self._names_synced = 0
         self._written_through: set[str] = set()
@@ -131,12 +129,12 @@ class SegmentSource:
         self._pinning: Deferred[None] = succeed(None)
 
     def keep_ahead(self, file: IMappedFile, at: int) -> None:
-        """Have the pages of the active segment from `at` on ready, unless it was written through."""
+        """Prefault the pages of the active segment from `at` on, unless it was written through."""
         if file.path not in self._written_through:
             self._ahead.keep(file, at)
 
     def use(self, file: IMappedFile, former: IMappedFile | None) -> None:
-        """Take note of the segment that is appended to from now on, and of the one that was until now."""
+        """Set the active segment, and the one before."""
         if not self._is_warm:
             return
 
@@ -149,22 +147,22 @@ class SegmentSource:
 
     @property
     def has_new_names(self) -> bool:
-        """Whether `sync_names` has something to do."""
+        """Whether `sync_names` has names to sync."""
         return self._names_made != self._names_synced
 
     def sync_names(self) -> None:
-        """Bring the names of segments to the disk, if there are new ones. For the worker. Raises OSError."""
+        """Sync the names of new segments. For the worker. Raises OSError."""
         made = self._names_made
         if made != self._names_synced:
             self._disk.sync_directory(self._directory)
             self._names_synced = made
 
     def adopt(self, offset: int, file: IMappedFile) -> None:
-        """Keep an empty segment for when `offset` is reached."""
+        """Keep an existing empty segment for `offset`."""
         self._ready[offset] = file
 
     def prepare(self, offset: int) -> None:
-        """See to it that the segment at `offset` will be there when it is taken. Failing here is no error yet."""
+        """Create the segment at `offset` ahead of time. A failure here is no error yet."""
         if self._job is not None or offset in self._ready:
             return
         job = self._job = _Preparation(
@@ -182,7 +180,7 @@ class SegmentSource:
                 self._remove(offset)
         elif result is not None:
             if job.is_stopped():
-                self._worker.run(result.close)  # all its pages are let go with it
+                self._worker.run(result.close)  # this frees all its pages
             else:
                 self._preparing.worked()
                 self._ready[offset] = result
@@ -193,14 +191,14 @@ class SegmentSource:
             self._disk.remove(segment_path(self._directory, offset))
 
     def acquire(self, offset: int) -> IMappedFile:
-        """The segment at `offset`, made now where it was not ready. Raises OSError, with nothing left behind."""
+        """The segment at `offset`, created now if it was not ready. Raises OSError, with nothing left behind."""
         file = self._ready.pop(offset, None)
         if file is not None:
             return file
         self._abandon_job()
         self.sync_names()  # a crash must not leave a gap between segments
         file = self._create(offset)
-        self._names_made += 1  # not before it is there: the worker may be about to sync names
+        self._names_made += 1  # not before it exists: the worker may be about to sync names
         try:
             file.allocate(0, file.size)
         except OSError:
@@ -210,7 +208,7 @@ class SegmentSource:
         return file
 
     def why_none(self, error: OSError) -> str:
-        """Why no segment could be taken, and what to do about it."""
+        """Why no segment could be acquired, and what to do about it."""
         if not is_full_disk(error):
             return f"the next segment of the commit log cannot be made in {self._directory}: {error}"
         return why_full(
@@ -227,7 +225,7 @@ class SegmentSource:
             self._job = None
 
     def stop(self) -> Deferred[None]:
-        """Fires when the worker is done with segments. One that is ready stays on the disk for the next start."""
+        """Fires when the worker is done with segments. A preallocated one stays for the next start."""
         job = self._job
         for file in self._ready.values():
             file.close()
@@ -247,19 +245,19 @@ class SegmentSource:
 
 
 class _Preparation:
-    """Makes one segment, on the worker."""
+    """Creates one segment, on the worker."""
 
     def __init__(
         self, disk: IDisk, path: str, segment_bytes: int, is_warm: bool, sync_names: Callable[[], None]
     ) -> None:
-        """`sync_names`: brings the names of the segments before it to the disk."""
+        """`sync_names`: syncs the names of the segments before it."""
         self._sync_names = sync_names
         self._disk = disk
         self._path = path
         self._is_warm = is_warm
         self._segment_bytes = segment_bytes
         self._is_stopped = False
-        # While the file is made, which removes it again where that fails.
+        # Set while the file is created, which removes it on failure.
         self._making = threading.Lock()
         self.done: Deferred[IMappedFile | None] | None = None
 

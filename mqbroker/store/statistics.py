@@ -1,8 +1,8 @@
-"""What the store did: messages put and got, how long puts took, and how many there were a second.
+"""Store statistics: messages put and got, their rates, and the latency of puts.
 
-A put takes until its message can be got, and under SYNC_FLUSH until it is on the disk. Several that end together count
-as long as the first of them. Puts that nobody timed had a turn of dispatch for themselves, and count as no time.
-Intervals and bounds are those of StoreStatsService of 4.9.7. Must never know of topics.
+A put takes until its message can be got, and under SYNC_FLUSH until it is on disk. Puts that end together all count
+with the time of the first. Untimed puts were dispatched at once, and count as no time. Intervals and bounds are those
+of StoreStatsService of 4.9.7.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-#: For how many seconds samples are kept.
+#: Seconds for which samples are kept.
 SAMPLES_MAX = 600
-#: After so long, how the times of puts are distributed begins anew; asked for is what was before.
+#: Period of the distribution of put times; the last full one is reported.
 DISTRIBUTION_SECONDS = 60.0
-#: Below which times, ms, a put counts to each class but the last; those of at most 0 are the first.
+#: Upper bounds, ms, of each class of puts but the last; those of at most 0 are the first.
 _CLASSES_MS = (1, 10, 50, 100, 200, 500, 1000, 2000, 3000, 4000, 5000, 10_000)
-#: As the Java broker names them.
+#: The Java broker's names of them.
 CLASS_NAMES = (
     "[<=0ms]", "[0~10ms]", "[10~50ms]", "[50~100ms]", "[100~200ms]", "[200~500ms]", "[500ms~1s]", "[1~2s]", "[2~3s]",
     "[3~4s]", "[4~5s]", "[5~10s]", "[10s~]",
 )  # fmt: skip
-#: Up to which times, ms, percentiles tell puts apart.
+#: Resolution of percentiles, ms: puts up to each bound.
 _BOUNDS_MS = (
     *range(1, 21), *range(22, 51, 2), *range(55, 101, 5), *range(110, 201, 10), *range(250, 501, 50),
     *range(600, 1001, 100), *range(2000, 10_001, 1000),
@@ -31,8 +31,7 @@ _BOUNDS_MS = (
 
 
 class Sample(NamedTuple):
-    """How much there was of each at a time, in seconds: puts, gets that found messages, that found none, messages
-    got."""
+    """Counters at a time, in seconds: puts, gets that found messages, gets that found none, messages got."""
 
     time: float
     puts: int
@@ -42,9 +41,9 @@ class Sample(NamedTuple):
 
 
 class StoreStatistics:
-    """Counts since the store was opened. `now` gives seconds since the epoch.
+    """Counters since the store was opened. `now` returns seconds since the epoch.
 
-    `puts` to `got` are counted by who counts what came into queues, and answers gets.
+    `puts` to `got` are counted by the dispatch and the reader.
     """
 
     def __init__(self, now: Callable[[], float], is_sync: bool) -> None:
@@ -69,13 +68,13 @@ class StoreStatistics:
     # Counting
 
     def put(self, count: int, since_ms: int) -> None:
-        """So many messages, of which the first of the last was stored at `since_ms`, can be got now."""
+        """Count messages that can be got now, the last of them stored from `since_ms` on."""
         if not self._is_sync:
             self._timed += count
             self._took(count, int(self._now() * 1000) - since_ms)
 
     def durable(self, count: int, since: float) -> None:
-        """So many sends that waited for the disk, the first since then (seconds), wait no longer."""
+        """Count sends that were synced, the first of which waited since then (seconds)."""
         self._took(count, int((self._now() - since) * 1000))
 
     def _took(self, count: int, ms: int) -> None:
@@ -83,7 +82,7 @@ class StoreStatistics:
             self._classes[0] += count
             self._bounds[0] += count
             return
-        # Whole ms: what took less than 10 of them and more than 0 is the second class.
+        # In whole ms: more than 0 and less than 10 is the second class.
         self._classes[bisect_right(_CLASSES_MS, ms)] += count
         self._bounds[bisect_left(_BOUNDS_MS, ms)] += count
         self.longest_put_ms = max(self.longest_put_ms, ms)
@@ -91,7 +90,7 @@ class StoreStatistics:
     # Sampling
 
     def sample(self) -> None:
-        """To be called once a second."""
+        """Take a sample; called once a second."""
         now = self._now()
         if not self._is_sync and self.puts > self._timed:
             self._took(self.puts - self._timed, 0)
@@ -107,7 +106,7 @@ class StoreStatistics:
         self._bounds = [0] * (len(_BOUNDS_MS) + 1)
 
     def rates(self, samples: int) -> Sample | None:
-        """How many of each there were a second over so many samples; None where there are not so many yet."""
+        """Rates per second of each counter over so many samples; None if there are not so many yet."""
         if len(self._samples) <= samples:
             return None
         last, before = self._samples[-1], self._samples[-1 - samples]
@@ -117,11 +116,11 @@ class StoreStatistics:
 
     @property
     def put_classes(self) -> Sequence[int]:
-        """How many puts of the last full minute were of each class of times."""
+        """Puts of the last full minute by class of time."""
         return self._last_classes
 
     def put_percentile_ms(self, share: float) -> float:
-        """Within which time that share of the puts of the last full minute ended; between two bounds evenly."""
+        """Percentile of the put times of the last full minute; interpolated between two bounds."""
         wanted = int(sum(self._last_bounds) * share)
         low = 0
         for high, count in zip((*_BOUNDS_MS, _BOUNDS_MS[-1]), self._last_bounds, strict=True):

@@ -23,14 +23,14 @@ from mqbroker.store.logscan import Damage
 from mqbroker.store.segment import SegmentSource
 from mqbroker.store.topic_removal import RemovedQueues
 
-#: Stands in the abort file instead of the boot's id where files may not be relied on though the machine still runs.
+#: Replaces the boot id in the abort file when files cannot be trusted although the machine still runs.
 _UNLIKE_DISK = b"?"
 _TALLIED_MAX = 64
 
 
 @attrs.frozen
 class _Outcome:
-    """What became of syncing, and of the checkpoint after it: `error` where one failed. `spoilt`: whose sync failed;
+    """Result of syncing, and of writing the checkpoint: `error` if one failed. `spoilt`: files whose sync failed;
     `is_marked`: the abort file says so."""
 
     error: OSError | None
@@ -63,13 +63,13 @@ class StoreFiles:
         self._queues = queues
         self._index = index
         self.checkpoint = checkpoint
-        # What was taken to be synced and may not be on the disk, and of which files a sync failed.
+        # Files that are being synced, and files of which a sync failed.
         self._unsynced: dict[IMappedFile, None] = {}
         self._new_names: dict[str, None] = {}
         self._spoilt: dict[IMappedFile, None] = {}
-        # Whether the abort file says that files may not be relied on.
+        # Whether the abort file says that files cannot be trusted.
         self._is_marked = False
-        #: Whether a sync of the log failed: then they may not for as long as the process runs.
+        #: Whether a sync of the log failed: then they cannot be trusted for the rest of the process.
         self.is_log_failed = False
         self._syncing = Outage(
             "consume queues or index cannot be synced to the disk, which is tried again: messages are taken as before, "
@@ -77,27 +77,27 @@ class StoreFiles:
             "consume queues and index are synced to the disk again",
         )
         self._writing = Outage("the checkpoint cannot be written and is tried again", "the checkpoint is written again")
-        # What opening cut off must be synced, though no message came.
+        # Truncations of the opening must be synced even if no message came.
         self._is_saved = False
         self.corrupt_ranges = corrupt_ranges
         self._removed = removed
-        # Progress that is to be noted once the log is synced as far.
+        # Progress that is recorded once the log is synced as far.
         self._tallied: deque[Checkpoint] = deque()
         self._flusher: CacheFlusher | None = None
         self._progress: Callable[[], Checkpoint] = lambda: checkpoint.known
 
     def follow(self, flusher: CacheFlusher, progress: Callable[[], Checkpoint]) -> None:
-        """`flusher` syncs by `snapshot` from now on; `progress` says how far log, queues and index are."""
+        """Create the `flusher`, which syncs by `snapshot`; `progress` returns how far log, queues and index are."""
         self._progress = progress
         self._flusher = flusher
 
     def add_damage(self, damage: Damage) -> None:
-        """Keep a range of the log from readers, and tell it once."""
+        """Hide a corrupt range of the log from readers, and log it once."""
         if self.corrupt_ranges.add(damage):
             self._tell(damage)
 
     def add_damage_at_open(self, damage: Damage) -> None:
-        """As `add_damage`, for what was found before the log was opened."""
+        """As `add_damage`, for ranges found before the log was opened."""
         if self.corrupt_ranges.add_at_open(damage):
             self._tell(damage)
 
@@ -148,7 +148,7 @@ class StoreFiles:
         return not (self._unsynced or self._new_names or self._is_marked or self._removed.unsaved)
 
     def _collect_unsynced(self, with_index: bool) -> None:
-        """Take over what is to be synced. It stays here until it was: nothing else may ever be covered."""
+        """Collect what must be synced, which is kept here until it was."""
         self._unsynced.update(dict.fromkeys(self._queues.drain_unsynced()))
         self._new_names.update(dict.fromkeys(self._queues.drain_new_names()))
         if with_index and self._index is not None:
@@ -156,14 +156,15 @@ class StoreFiles:
             self._new_names.update(dict.fromkeys(self._index.drain_new_names()))
 
     def _store_spoilt_again(self) -> None:
-        """Have the next sync write what the kernel may take for written since one failed. Raises OSError."""
+        """Dirty again what the kernel may take for clean since a sync failed, so that the next sync writes it. Raises
+        OSError."""
         for file in list(self._spoilt):
-            if self._disk.exists(file.path):  # or it was removed meanwhile, and closed
+            if self._disk.exists(file.path):  # or the file was removed meanwhile, and closed
                 store_again(file, 0, file.size, is_sparse=True)
             del self._spoilt[file]
 
     def _sync(self, files: Sequence[IMappedFile], directories: Sequence[str]) -> _Outcome:
-        """On the worker. What was removed meanwhile needs no sync."""
+        """On the worker. Files removed meanwhile need no sync."""
         failed_files = sync_each(self._disk, lambda file: file.sync(), files)
         if failed_files:
             return self._failed(failed_files)
@@ -173,13 +174,13 @@ class StoreFiles:
         return _Outcome(None, is_synced=True)
 
     def mark_unlike_disk(self) -> None:
-        """Note that what memory holds is not what the disk does, until all is stored again: a start after a kill may
-        find older pages. Raises OSError. For the worker."""
+        """Mark that memory and disk differ until all is synced again: a start after a kill may find older pages. Raises
+        OSError. For the worker."""
         self._disk.write(self._paths.abort, _UNLIKE_DISK)
 
     def _failed(self, failed: Sequence[tuple[IMappedFile | None, OSError]]) -> _Outcome:
         errors = [error for _, error in failed if not is_shortage(error)]
-        if not errors:  # nothing was tried
+        if not errors:  # nothing was attempted
             return _Outcome(failed[0][1])
         with contextlib.suppress(OSError):
             self.mark_unlike_disk()
@@ -204,8 +205,8 @@ class StoreFiles:
         self._is_saved = True
 
     def _where_tallied(self, now: Checkpoint) -> Checkpoint:
-        """The progress, with queues only as far as the log is synced, which is what a tally can be compared with after
-        a crash: as they were some snapshots ago. Without a tally nothing is said of them."""
+        """The progress, with a tally of queues of an earlier snapshot, up to which the log is synced: only that can be
+        compared after a crash. Without a tally queues are left out."""
         tallied = self._tallied
         if now.tally is not None and len(tallied) < _TALLIED_MAX:
             tallied.append(now)
@@ -216,7 +217,7 @@ class StoreFiles:
 
     @property
     def synced_end(self) -> int:
-        """All of the log below is on the disk, in the log and in consume queues, and the checkpoint says so."""
+        """The log and its consume queue entries are on disk below this offset, and the checkpoint says so."""
         return min(self.checkpoint.known.log_offset or 0, self.checkpoint.known.queues_offset or 0)
 
     def run_alone(self, work: Callable[[], Any]) -> Deferred[Any]:
@@ -225,10 +226,10 @@ class StoreFiles:
         return self._flusher.run_alone(work)
 
     def note_removal(self, note: Callable[[], None], queues: Collection[ConsumeQueue] | None) -> Deferred[None]:
-        """Run `note` as `run_alone` does, after which these queues go: the checkpoint tells what the others have. None
-        where nobody knows which have gone."""
+        """Run `note` as `run_alone` does, before these queues are removed; updates the checkpoint's tally to the
+        remaining queues. None: unknown which were removed."""
         assert self._flusher is not None
-        if self._flusher.is_running:  # what is being synced may have another tally noted
+        if self._flusher.is_running:  # a running sync may record another tally
             return self.run_alone(lambda: None).addCallback(lambda _: self._note_removal(note, queues))
         return self._note_removal(note, queues)
 
@@ -239,12 +240,12 @@ class StoreFiles:
 
         def alone() -> None:
             note()
-            self.checkpoint.forget_queues(share)  # not where that failed, and nothing goes
+            self.checkpoint.forget_queues(share)  # not if that failed, and nothing is removed
 
         return self.run_alone(alone)
 
     def stop(self) -> Deferred[None]:
-        """Sync what is left and note that the store was stopped; fails where that cannot be."""
+        """Sync the rest and record the clean stop; fails if that is impossible."""
         assert self._flusher is not None
         done = self._flusher.stop()
         done.addCallback(lambda _: self._note_clean_stop())
@@ -260,7 +261,7 @@ class StoreFiles:
     def _write_ends(self) -> None:
         try:
             write_ends(self._disk, self._paths.queue_ends, self._queues, encode_checkpoint(self.checkpoint.known))
-        except OSError as error:  # it spares the next start time, and nothing else
+        except OSError as error:  # it only saves the next start time
             self.log.warn("the next start looks into all consume queues: {error}", error=error)
 
     def close(self) -> Deferred[None]:

@@ -14,7 +14,7 @@ from mqbroker.store.worker import IWorker
 
 
 class ISyncs(Interface):
-    """Brings files to the disk."""
+    """Syncs files."""
 
     def sync(files: Sequence[IMappedFile], then: Callable[[], None] | None) -> Deferred[None]:
         """Sync the files one after another, then call `then` away from the reactor's thread.
@@ -23,13 +23,13 @@ class ISyncs(Interface):
         """
 
     def sync_beside(files: Sequence[IMappedFile], then: Callable[[], None] | None) -> Deferred[None]:
-        """As `sync`, while others run, by descriptors of its own: an error is told to these as well, unless one of
-        those that began before has been told already."""
+        """As `sync`, while others run, by descriptors of its own, which also report an error unless an earlier sync has
+        reported it."""
 
 
 @implementer(ISyncs)
 class WorkerSyncs:
-    """Syncs on a worker; `beside` does what must not wait for it."""
+    """Syncs on a worker; `beside` runs what must not wait for it."""
 
     def __init__(self, worker: IWorker, beside: IWorker | None = None) -> None:
         self._worker = worker
@@ -56,9 +56,9 @@ class WorkerSyncs:
 
 @implementer(ISyncs)
 class AioSyncs:
-    """Has the kernel sync the one file that it is about nearly always; all else is done by `others`.
+    """Syncs a single file, the usual case, by the kernel; all else by `others`.
 
-    So is everything once the kernel refuses a request: no sync is lost by that, as it was never begun.
+    After the kernel has refused a request everything is: no sync is lost, as the refused one never began.
     """
 
     log = Logger()

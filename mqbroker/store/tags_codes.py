@@ -1,5 +1,4 @@
-"""The tags code, which stands in a consume queue's entry beside the place of its message: the hash of the tag or, of a
-delayed message, when it is due."""
+"""Tags codes of consume queue entries: the hash of the tag or, for a delayed message, its delivery time."""
 
 from __future__ import annotations
 
@@ -23,15 +22,15 @@ def parse_delay_levels(text: str) -> list[int]:
 
 
 class TagsCodes:
-    """Makes them, and keeps those of tags seen before."""
+    """Computes tags codes, and caches those of tags."""
 
     def __init__(self, delay_levels_ms: Sequence[int]) -> None:
         self._delay_levels_ms = delay_levels_ms
         self._of_tag: dict[bytes, int] = {}
 
     def of(self, is_schedule: bool, properties: bytes, timestamp_ms: int) -> int:
-        """The tags code of a message; of one in the schedule topic (`is_schedule`), stored at `timestamp_ms`, when it
-        is due."""
+        """The tags code of a message; in the schedule topic (`is_schedule`) the delivery time of a message stored at
+        `timestamp_ms`."""
         if is_schedule:
             level = min(delay_level(properties), len(self._delay_levels_ms))
             if level > 0:
@@ -50,7 +49,7 @@ class TagsCodes:
 
 
 def delay_level(properties: bytes) -> int:
-    """Which level of delay a message asks for; 0 where it says none that is a number."""
+    """The delay level of a message's properties; 0 if none is a number."""
     try:
         return int(find_property(properties, _DELAY) or b"0")
     except ValueError:

@@ -1,12 +1,12 @@
-"""Removing topics: their consume queues go, with the extensions; their messages stay in the log until they age.
+"""Removal of topics: of their consume queues and extensions; messages stay in the log until they expire.
 
-What is to go is noted on the disk first; then all directories get other names in one turn, nothing else happening
-meanwhile, and are deleted by the worker. A start finishes what was noted and not done.
+A removal is recorded on disk first; then all directories are renamed in one turn of the reactor, and deleted by the
+worker. A start finishes what was recorded but not done.
 
-What is remembered of removed queues while the log still has their messages is in a file of its own, since all else that
-is known of queues can be built from the log again. A queue that is made again goes on with its numbers: no two messages
-of the log ever have the same, and consumers' offsets stay right. (The Java broker begins at 0 again; what is built from
-the log later then hides the new messages behind the old ones.) Must never know of messages.
+Removed queues are kept in a file of their own while the log has their messages, since they, unlike queues, cannot be
+rebuilt from the log. A queue that is created again continues its offsets: no two messages of the log have the same, and
+consumers' offsets stay right. (The Java broker begins at 0 again; a rebuild from the log then hides the new messages
+behind the old ones.)
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from mqbroker.wire.codes import is_system_topic
 from mqbroker.wire.names import LMQ_PREFIX
 from mqbroker.wire.record import RECORD_BYTES_MIN
 
-#: How many are remembered; the oldest are forgotten first.
+#: Maximum number of removed queues in the table; the oldest are dropped first.
 REMOVED_MAX = 100_000
 _OFFSET_MAX = 2**63 - 1
 QueueKey = tuple[str, int]
@@ -45,19 +45,19 @@ class RemovedQueues:
         self._path = path
         self.table = table
         self.removing: set[QueueKey] = set()
-        #: Writes what the file does not say yet, on the worker; raises OSError. Until it has, the checkpoint must stay:
-        #: a start takes up the numbers where the file says, and must find all messages from there on.
+        #: Writes pending changes of the table, on the worker; raises OSError. Until then the checkpoint must not
+        #: advance: a start continues the offsets of the file, and must read all messages from there on.
         self.unsaved: Callable[[], None] | None = None
 
     def saved(self, save: Callable[[], None] | None) -> None:
-        """`save` was done; there may be newer to write."""
+        """Called when `save` is done; newer changes may be pending."""
         if self.unsaved is save:
             self.unsaved = None
 
     def load(self) -> None:
-        """Read the file, if there is one. Raises OSError.
+        """Read the file, if it exists. Raises OSError.
 
-        One that cannot be understood is told and passed over: what was removed comes back, nothing else is lost.
+        An unreadable content is logged and ignored: removed queues come back, nothing else is lost.
         """
         if not self._disk.exists(self._path):
             return
@@ -70,7 +70,7 @@ class RemovedQueues:
         self.removing = removing
 
     def put(self, queue: ConsumeQueue, until: int) -> None:
-        """Remember a queue as it is now, as removed from the log below `until`."""
+        """Add a queue in its present state, as removed from the log below `until`."""
         key = queue.topic, queue.queue_id
         self.table.pop(key, None)
         self.table[key] = Removed(queue.next_offset, until)
@@ -78,7 +78,7 @@ class RemovedQueues:
             del self.table[next(iter(self.table))]
 
     def forget_aged(self, log_min: int, live: Iterable[ConsumeQueue]) -> None:
-        """Forget queues that were made again, and of which the log has nothing from before."""
+        """Drop queues that were created again, if the log has no messages from before."""
         for queue in live:
             removed = self.table.get((queue.topic, queue.queue_id))
             if removed is not None and removed.until <= log_min and queue.has_files:
@@ -94,7 +94,7 @@ class RemovedQueues:
 
 
 def parse_removed(data: bytes) -> tuple[dict[QueueKey, Removed], set[QueueKey]]:
-    """What `encode` gave: the table, and the queues that are being removed. Raises ValueError."""
+    """Parse the result of `encode`: the table, and the queues that are being removed. Raises ValueError."""
     try:
         content = json.loads(data)
         return dict(map(_parse_row, content["queues"])), set(map(_parse_key, content["removing"]))
@@ -126,9 +126,9 @@ NoteFunction = Callable[[Callable[[], None], Collection[ConsumeQueue] | None], D
 class TopicRemover:
     """Removes topics and queues, one request at a time.
 
-    :param run_note: runs on the worker what notes that queues go, while no file of theirs is being synced; gets which
-        queues those are that the checkpoint has still counted, None where that is not known.
-    :param log_bounds: where the log starts and ends.
+    :param run_note: runs the function that records a removal on the worker, while no consume queue is being synced;
+    gets the removed queues that the checkpoint still counts, None if unknown.
+    :param log_bounds: start and end of the log.
     """
 
     log = Logger()
@@ -152,9 +152,9 @@ class TopicRemover:
         self._trashed = 0
 
     def remove_topics(self, names: Collection[str]) -> Deferred[list[str]]:
-        """Remove topics; fires with those that were there. Topics of the system are left alone.
+        """Remove topics, except those of the system; fires with those that existed.
 
-        Fails with OSError where the disk refuses: topics that could not be removed are as before.
+        Fails with OSError if the disk refuses: topics that could not be removed are unchanged.
         """
         return self._run(lambda queue: queue.topic in names)
 
@@ -167,7 +167,7 @@ class TopicRemover:
         return self._run(lambda queue: queue.has_files and queue.min_offset == queue.max_offset == queue.next_offset)
 
     def stop(self) -> Deferred[None]:
-        """Fires when nothing is removed any more."""
+        """Fires when no removal runs any more."""
         return self._lock.run(lambda: None)
 
     def _run(self, is_meant: Callable[[ConsumeQueue], bool]) -> Deferred[list[str]]:
@@ -183,7 +183,7 @@ class TopicRemover:
         if not queues:
             return []
         await self._note(queues)
-        # From here to the end of the second note nothing of queues is synced or saved.
+        # From here until the second note is written no queue is synced or saved.
         gone, error = self._put_away(queues)
         try:
             await self._save(() if len(gone) == len(queues) else None)
@@ -215,13 +215,13 @@ class TopicRemover:
             raise
 
     async def _save(self, queues: Collection[ConsumeQueue] | None) -> None:
-        """Bring the note to the disk, after the names that it is about. Raises OSError: it is owed then."""
+        """Write the note, after syncing the names that it is about. Raises OSError: it stays pending."""
         save = self._owe()
         await self._run_note(save, queues)
         self._removed.saved(save)
 
     def _owe(self) -> Callable[[], None]:
-        """Have the note, as it is now, written before the checkpoint goes on."""
+        """Mark the note as pending: it is written before the checkpoint advances."""
         data = self._removed.encode()
         roots = self._queues.roots
 
@@ -240,7 +240,7 @@ class TopicRemover:
         for queue in queues:
             key = queue.topic, queue.queue_id
             try:
-                for root in reversed(self._queues.roots):  # the extension first: without it a queue is of no use
+                for root in reversed(self._queues.roots):  # the extension first: a queue is useless without it
                     self._put_in_trash(root, *key)
             except OSError as failed:
                 self.log.error("{path} cannot be removed: {error}", path=queue.directory, error=failed)
@@ -275,7 +275,7 @@ class TopicRemover:
 
 
 def _sync_names(disk: IDisk, roots: Iterable[str], names: Iterable[str]) -> None:
-    """Bring names to the disk: in the directories of queues, and in those below that are named. Raises OSError."""
+    """Sync names: in the directories of queues, and in the given ones below. Raises OSError."""
     for root in roots:
         for directory in (root, *(os.path.join(root, name) for name in names)):
             with contextlib.suppress(FileNotFoundError):
@@ -293,10 +293,10 @@ def empty_trash(disk: IDisk, roots: Iterable[str]) -> None:
 def finish_removals(
     queues: ConsumeQueues, removed: RemovedQueues, disk: IDisk, ends_well: Callable[[ConsumeQueue], bool]
 ) -> None:
-    """Remove the queues that a process was about to remove when it ended. Raises OSError.
+    """Finish the removals that a process had recorded when it ended. Raises OSError.
 
-    One that has newer messages was made again since; it stays. So does one whose newest entry is garbage: it is built
-    anew, from where its note says.
+    A queue with newer messages was created again since, and stays. So does one whose newest entry is garbage: it is
+    rebuilt from the offset in its note.
     """
     _forget_renumbered(queues, removed, ends_well)
     if not removed.removing:
@@ -314,15 +314,15 @@ def finish_removals(
             file.close()
         for root in queues.roots:
             disk.remove_tree(os.path.join(root, queue.topic, str(queue.queue_id)))
-    # What is gone for programs may come back in another crash, and is not noted any more then.
+    # A deletion that is not synced may be undone by another crash, when it is not recorded any more.
     _sync_names(disk, queues.roots, sorted({topic for topic, _ in removed.removing}))
     removed.removing.clear()
     removed.write(removed.encode())
 
 
 def lower_numbers(queues: ConsumeQueues, removed: RemovedQueues, log_end: int) -> None:
-    """Have removed queues begin at numbers that messages above `log_end` can have: nobody would take a record with a
-    higher one for a record. There are such where the log has lost its end, or began anew. Raises OSError."""
+    """Limit the next offsets of removed queues to what messages above `log_end` can have: records with a higher one
+    count as corrupt. They are too high if the log lost its end, or was replaced. Raises OSError."""
     highest = log_end // RECORD_BYTES_MIN
     too_high = [key for key, note in removed.table.items() if note.next_offset > highest]
     if not too_high:
@@ -339,8 +339,8 @@ def lower_numbers(queues: ConsumeQueues, removed: RemovedQueues, log_end: int) -
 def restore_next_offsets(
     queues: ConsumeQueues, removed: RemovedQueues, former: Mapping[tuple[str, int], int], log_end: int
 ) -> list[tuple[str, int]]:
-    """Have queues without a message, that have lost their files since they gave `former` numbers, go on with these as
-    removed queues do; which ones. For when all that the log has is in the queues. Raises OSError."""
+    """Make queues without a message, which lost their files after they assigned `former` offsets, continue these like
+    removed queues; returns which ones. Called when the queues have all of the log. Raises OSError."""
     highest = log_end // RECORD_BYTES_MIN
     found: list[tuple[str, int]] = []
     for key, number in former.items():
@@ -359,7 +359,7 @@ def restore_next_offsets(
 
 
 def _note_earlier(queue: ConsumeQueue, removed: RemovedQueues) -> None:
-    """Note of a queue that stays what was removed before it began: the later note has taken the place of that."""
+    """Record the earlier removal of a queue that stays, which the later note had replaced."""
     begin = queue.search(lambda offset, size: not offset and size == BLANK_SIZE, queue.first_offset, queue.max_offset)
     del removed.table[queue.topic, queue.queue_id]
     queue.assume_begin(begin)
@@ -370,7 +370,7 @@ def _note_earlier(queue: ConsumeQueue, removed: RemovedQueues) -> None:
 def _forget_renumbered(
     queues: ConsumeQueues, removed: RemovedQueues, ends_well: Callable[[ConsumeQueue], bool]
 ) -> None:
-    """Forget what is remembered of queues that a Java broker made again: it began at 0."""
+    """Drop removed queues that a Java broker created again: it began at 0."""
     for key, note in list(removed.table.items()):
         queue = queues.by_name.get(key)
         if queue is None or queue.end_of_last() <= note.until or queue.max_offset > note.next_offset:

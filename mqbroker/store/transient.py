@@ -1,8 +1,7 @@
 """The transient store pool: messages are appended to off-file buffers, and committed to the log a little later.
 
-Only what was written ("committed") is seen by readers, dispatch and flush. A process that is killed takes with it
-what was not, which is at most what came in within the commit intervals: that is what this setting trades for appends
-that never touch a page of a file. Must never know what the bytes mean.
+Only committed bytes are visible to readers, dispatch and flush. A kill loses the uncommitted ones, at most those of the
+commit intervals: the price of appends that never touch a page of a file.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from mqbroker.config import BrokerRole, FlushDiskType, StoreSettings
 from mqbroker.store.disk import IDisk, IMappedFile
 from mqbroker.store.worker import IWorker
 
-#: Size and magic of the first record, which are stored after all else of an append, or a commit.
+#: Size and magic of the first record, which are stored last in an append or a commit.
 COMMIT_BYTES = 8
 PAGE_BYTES = 4096
 
 
 @attrs.frozen
 class TransientRules:
-    """When appended bytes are committed, and how much memory they may wait in.
+    """When appended bytes are committed, and in how much memory they wait.
 
-    At once where `least_bytes` wait; what is less waits for `interval_s`, or until `thorough_s` after the commit
-    before. With `fails_fast` messages are refused while no buffer is free; else they go into the file at once.
+    At once if `least_bytes` wait; less waits for `interval_s`, or until `thorough_s` after the last commit. With
+    `fails_fast` messages are refused while no buffer is free; else they are written to the file directly.
     """
 
     buffers_max: int
@@ -42,7 +41,7 @@ class TransientRules:
 
     @classmethod
     def of(cls, settings: StoreSettings) -> TransientRules | None:
-        """None where no pool is wanted. Java's rule is that no one may count on the disk."""
+        """None if no pool is configured, or the broker flushes synchronously or is a slave, as in Java."""
         if (
             not settings.transient_store_pool_enable
             or settings.flush_disk_type is not FlushDiskType.ASYNC_FLUSH
@@ -59,20 +58,20 @@ class TransientRules:
 
 
 class _Sheet:
-    """The part of one segment that is appended in memory; `buffer` is None where there was none left to lend."""
+    """The part of one segment that is appended in memory; `buffer` is None if none was free."""
 
     def __init__(self, file: IMappedFile, base: int, buffer: mmap.mmap | None) -> None:
         self.file = file
         self.base = base
         self.buffer = buffer
-        #: Where its bytes end in the log, once the next sheet has begun.
+        #: Its end in the log, once the next sheet has begun.
         self.end: int | None = None
 
 
 class TransientStore:
-    """The memory that the log appends to, and the commits that write it to the segments, by the worker.
+    """The buffers that the log appends to, and their commits to the segments, by the worker.
 
-    :param committed: where the log ends at the beginning.
+    :param committed: initial end of the log.
     """
 
     log = Logger()
@@ -91,11 +90,11 @@ class TransientStore:
         self._clock = clock
         self._rules = rules
         self.committed = committed
-        #: Store timestamp of the newest message that is committed, ms.
+        #: Store timestamp of the newest committed message, ms.
         self.committed_ms = committed_ms
         #: Called when more is committed.
         self.on_commit: list[Callable[[], None]] = []
-        #: Called with why when a commit failed: what waited is lost.
+        #: Called with the reason when a commit failed: the uncommitted bytes are lost.
         self.on_failure: list[Callable[[str], None]] = []
         self._sheets: deque[_Sheet] = deque()
         self._free: list[mmap.mmap] = []
@@ -107,14 +106,14 @@ class TransientStore:
         self._call: IDelayedCall | None = None
         self._is_urgent = False
         self._has_failed = False
-        #: Whether it was said that there is no memory for a buffer.
+        #: Whether the lack of memory for a buffer was logged.
         self._is_short = False
 
     # Appending
 
     def why_no_room_for(self, count: int, size: int) -> str:
-        """Why not so many more segments of `size` bytes can be begun, empty where they can: without a buffer only where
-        they may be appended to in their files. Buffers that lack are made here, where a batch can still be refused."""
+        """Why so many more segments of `size` bytes cannot be begun; empty if they can, without a buffer only if direct
+        appends are allowed. Missing buffers are allocated here, where a batch can still be refused."""
         if not self._rules.fails_fast or self._is_all_committed + len(self._free) >= count:
             return ""
         if self._is_all_committed + self.buffers_left < count:
@@ -128,7 +127,7 @@ class TransientStore:
 
     @property
     def buffers_left(self) -> int:
-        """How many segments could be begun without waiting for a commit."""
+        """Number of segments that can be begun without waiting for a commit."""
         return len(self._free) + self._rules.buffers_max - self._made
 
     @property
@@ -136,8 +135,8 @@ class TransientStore:
         return self._running is None and self.committed == self._end
 
     def begin(self, file: IMappedFile, base: int, end: int) -> mmap.mmap:
-        """What to append to from now on: memory for the segment `file` that starts at `base`, or the file itself
-        where no buffer is free and none can be made. `end`: where the bytes of the segment before end."""
+        """Begin a segment: returns the buffer for `file`, which starts at `base`, or the file's own if no buffer is
+        free and none can be allocated. `end`: end of the bytes of the segment before."""
         if self._sheets:
             self._sheets[-1].end = end
             if self._is_all_committed:
@@ -147,7 +146,7 @@ class TransientStore:
         return buffer if buffer is not None else file.buffer
 
     def _finish(self, sheet: _Sheet) -> None:
-        """Take the buffer back of a segment that ends here: of its bytes only the filler is not in the file."""
+        """Take back the buffer of a segment that ends here: only its filler is not in the file."""
         if sheet.buffer is not None and sheet.end is not None:
             start, stop = self.committed - sheet.base, sheet.end - sheet.base
             sheet.file.buffer[start:stop] = sheet.buffer[start:stop]
@@ -161,7 +160,7 @@ class TransientStore:
         return self._make(size)
 
     def _make(self, size: int) -> mmap.mmap | None:
-        """Another buffer; None where there is no memory for it."""
+        """Allocate a buffer; None if there is no memory for it."""
         try:
             buffer = self._disk.make_buffer(size)
         except OSError as error:
@@ -184,7 +183,7 @@ class TransientStore:
         return buffer
 
     def appended(self, end: int, timestamp_ms: int) -> None:
-        """Tell that the log was appended to up to `end`."""
+        """Called when the log was appended to up to `end`."""
         self._end = end
         self._end_ms = timestamp_ms
         if self._running is not None or self._is_urgent or self._has_failed:
@@ -211,7 +210,7 @@ class TransientStore:
 
         def write() -> None:
             for file, at, data in pieces:
-                # A process that is killed meanwhile leaves no head of a record whose end is missing.
+                # Stored last, so that a kill leaves no record's head without its end.
                 file.write_at(at + COMMIT_BYTES, data[COMMIT_BYTES:])
                 file.write_at(at, data[:COMMIT_BYTES])
 
@@ -251,7 +250,7 @@ class TransientStore:
             failed(why)
 
     def stop(self) -> Deferred[None]:
-        """Commit what is left; fires when that is done or has failed."""
+        """Commit the rest; fires when that is done or has failed."""
         if self._call is not None:
             self._call.cancel()
             self._call = None

@@ -12,7 +12,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
 T = TypeVar("T")
-#: How long one turn takes at most, and how often progress is said.
+#: Maximum duration of one turn, and interval of progress lines, seconds.
 TURN_S = 0.05
 SAY_EVERY_S = 2.0
 _MIB = 1024 * 1024
@@ -21,7 +21,7 @@ log = Logger()
 
 
 class Progress(NamedTuple):
-    """So many of so many are done of what `what` names: bytes, or what `unit` says."""
+    """Progress of `what`: done and total, in bytes or in `unit`."""
 
     what: str
     done: int
@@ -29,12 +29,12 @@ class Progress(NamedTuple):
     unit: str = ""
 
 
-#: Work that stops now and then to say how far it is.
+#: Work that yields its progress now and then.
 Steps = Generator[Progress, None, T]
 
 
 def run_at_once(steps: Steps[T], told: Callable[[Progress], None]) -> T:
-    """Do all of it; returns what it returns, raises what it raises."""
+    """Run it to its end; returns its result, raises its exception."""
     while True:
         try:
             progress = next(steps)
@@ -45,8 +45,8 @@ def run_at_once(steps: Steps[T], told: Callable[[Progress], None]) -> T:
 
 
 def run_in_turns(steps: Steps[T], clock: IReactorTime, told: Callable[[Progress], None]) -> Deferred[T]:
-    """Do it in turns of the clock. Fires with what it returns or fails with what it raises: at once, where one turn is
-    enough. Cancelling ends it where it is, as an exception there would."""
+    """Run it in turns of the clock. Fires with its result or fails with its exception: at once, if one turn is enough.
+    Cancelling ends it like an exception raised at its last yield."""
     call: IDelayedCall | None = None
 
     def cancel(_: Deferred[T]) -> None:
@@ -77,9 +77,9 @@ def run_in_turns(steps: Steps[T], clock: IReactorTime, told: Callable[[Progress]
 
 
 class ProgressLine:
-    """Logs how far something is, every `SAY_EVERY_S` at most: what is quick is not spoken of.
+    """Logs progress, every `SAY_EVERY_S` at most: short work is not logged.
 
-    :param where: what it is done to.
+    :param where: what is worked on.
     """
 
     def __init__(self, where: str, seconds: Callable[[], float]) -> None:

@@ -18,14 +18,14 @@ class IWorker(Interface):
     """Runs functions away from the reactor's thread."""
 
     def run(function: Callable[[], Any]) -> Deferred[Any]:
-        """Return a Deferred, fired on the reactor's thread, of what `function` returns or raises."""
+        """Run `function`; the Deferred fires on the reactor's thread with its result or failure."""
 
 
 @implementer(IWorker)
 class ThreadWorker:
     """Runs on a thread pool.
 
-    :param defer_to_pool: `twisted.internet.threads.deferToThreadPool`, given in since it reaches for the reactor.
+    :param defer_to_pool: `twisted.internet.threads.deferToThreadPool`, passed in as its module imports the reactor.
     :param reactor: where results are delivered.
     """
 
@@ -47,10 +47,10 @@ class ThreadWorker:
 class SerialWorker:
     """Runs one function after another, on a thread that does nothing else.
 
-    For what is waited for again and again, as a sync is: the way to a pool's thread and back takes twice the time, and
-    all the threads of a pool may be at something long.
+    For frequent work such as syncs: the way to a pool's thread and back takes twice the time, and all threads of a pool
+    may be busy with long work.
 
-    :param call_from_thread: `reactor.callFromThread`: runs a function on the thread where results are wanted.
+    :param call_from_thread: `reactor.callFromThread`: runs a function on the reactor's thread.
     """
 
     def __init__(self, call_from_thread: Callable[..., object]) -> None:
@@ -58,7 +58,7 @@ class SerialWorker:
         self._jobs: SimpleQueue[tuple[Callable[[], Any], Deferred[Any]] | None] = SimpleQueue()
 
     def serve(self) -> None:
-        """What the thread is to run, until `stop`."""
+        """The thread's main function, until `stop`."""
         while (job := self._jobs.get()) is not None:
             function, result = job
             try:
@@ -80,7 +80,7 @@ class SerialWorker:
 
 @implementer(IWorker)
 class InlineWorker:
-    """Runs at once, in the caller's thread: for tools that have no reactor, and tests."""
+    """Runs functions at once in the caller's thread: for tools without a reactor, and tests."""
 
     def run(self, function: Callable[[], T]) -> Deferred[T]:
         return maybeDeferred(function)

@@ -1,5 +1,4 @@
-"""Looking at a store directory that no broker of ours has open: check, repair, dump.
+"""Offline tools for store directories, ours or Java's: check, repair, dump.
 
-Works on directories of the Java broker too. Reads through mappings that cannot write; only `repair` changes anything.
-Must never print, nor know of the command line.
+Files are mapped read-only; only `repair` changes anything. Nothing here prints, or knows the command line.
 """

@@ -1,5 +1,5 @@
-"""Checking a store directory whole: one pass over the log, with consume queues and index walked beside it; then the
-checkpoint, the abort file, what is noted of removed queues, and the tables in config/.
+"""Check of a store directory: one pass over the log, with consume queues and index compared beside it; then the
+checkpoint, the abort file, the table of removed queues, and the tables in config/.
 
 Nothing is written, locked or created. Memory is bounded by the number of queues, not of messages.
 """
@@ -29,15 +29,15 @@ from mqbroker.wire.fastjson import loads
 
 #: A table in config/ larger than this is not read.
 TABLE_BYTES_MAX = 256 * 1024 * 1024
-#: The kind of finding where it is not known which queues were removed.
+#: Kind of the finding that the table of removed queues is unreadable.
 REMOVED_UNREADABLE = "removed queues unreadable"
 _CHECKPOINT_READ_MAX = 1024 * 1024
 
 
 @attrs.frozen
 class SmallFiles:
-    """is_stopped: whether there is no abort file. topics: names in topics.json, None where it cannot be read.
-    removed: queues that were removed as a whole.
+    """is_stopped: there is no abort file. topics: names in topics.json, None if it cannot be read. removed: removed
+    queues.
     """
 
     is_stopped: bool
@@ -47,7 +47,7 @@ class SmallFiles:
 
 
 def read_checkpoint(disk: IDisk, path: str) -> Checkpoint | None:
-    """None where there is none, or one too short to be one."""
+    """Read the checkpoint; None if there is none, or it is too short."""
     if not disk.exists(path) or disk.is_directory(path) or not 24 <= disk.file_size(path) <= _CHECKPOINT_READ_MAX:
         return None
     return decode_checkpoint(disk.read(path))
@@ -101,10 +101,10 @@ def _read_removed(disk: IDisk, layout: Layout, findings: Findings) -> Mapping[Qu
 def check_checkpoint(
     path: str, checkpoint: Checkpoint, newest_ms: int, log_end: int, is_stopped: bool, findings: Findings
 ) -> None:
-    """Compare what the checkpoint says with what the log has."""
+    """Compare the checkpoint with the log."""
     times = {"log": checkpoint.log_ms, "consume queues": checkpoint.queues_ms, "index": checkpoint.index_ms}
     for at, (name, time_ms) in enumerate(times.items()):
-        # Java stamps what it flushes with the newest message it knows, and that is in the log.
+        # Java stamps a flush with the newest message that it knows, and that is in the log.
         if time_ms < 0 or time_ms > newest_ms:
             what = (
                 f"it says that the {name} is on the disk up to {when(time_ms)}, "
@@ -124,7 +124,7 @@ def check_checkpoint(
 
 
 def check_tally(path: str, noted: tuple[int, int] | None, found: tuple[int, int], findings: Findings) -> None:
-    """Compare what the last stop noted of the consume queues with those that are there."""
+    """Compare the tally of the last stop with the consume queues."""
     if noted is None or noted == found:
         return
     what = (
@@ -160,7 +160,7 @@ def _check_tables(disk: IDisk, directory: str, findings: Findings) -> frozenset[
 
 
 def _read_table(disk: IDisk, path: str) -> tuple[object, str]:
-    """The content and why there is none."""
+    """The content, and why there is none."""
     if not disk.exists(path) or disk.is_directory(path):
         return None, "it is missing"
     size = disk.file_size(path)
@@ -175,10 +175,10 @@ def _read_table(disk: IDisk, path: str) -> tuple[object, str]:
     return content, ""
 
 
-#: Bytes of the log passed, and of how many.
+#: Bytes of the log done, and their total.
 ProgressFunction = Callable[[int, int], None]
 
-#: Clocks are set back a little now and then; more is damage, or was a wrong clock.
+#: Clocks are set back a little now and then; more means damage, or a wrong clock.
 _CLOCK_BACK_MS = 3_600_000
 _DAMAGED = (
     "restore it from a copy or a slave; our brokers pass over it, Java's cut the log there: "
@@ -188,7 +188,7 @@ _DAMAGED = (
 
 @attrs.frozen
 class Report:
-    """What a check found. `corrupt_ranges`, `tail`: of the log; a repair works on them."""
+    """Result of a check. `corrupt_ranges`, `tail`: of the log, for a repair."""
 
     layout: Layout
     small: SmallFiles
@@ -203,7 +203,7 @@ class Report:
 
 
 class _LogCheck:
-    """Goes along the log, tells what is wrong with the log itself, and passes records on."""
+    """Walks the log, reports what is wrong with the log itself, and passes records on."""
 
     def __init__(self, findings: Findings, totals: Totals, is_live: bool) -> None:
         self._is_live = is_live
@@ -246,7 +246,7 @@ class _LogCheck:
             else:
                 advice = "searches by time miss messages around it; nothing else does"
                 self._findings.broken("store time goes back", "", item.physical_offset, what, advice)
-        if back_ms > _CLOCK_BACK_MS:  # told once for each that is far off, not for all that follow
+        if back_ms > _CLOCK_BACK_MS:  # reported once for each jump, not for all messages that follow
             self.newest_ms = item.store_timestamp_ms
 
     def _tell_damage(self, item: Damage) -> None:
@@ -276,9 +276,9 @@ class _LogCheck:
 def check_store(
     disk: IDisk, root: str, given: Given, on_progress: ProgressFunction, *, is_live: bool = False
 ) -> Report:
-    """Check the store at `root`; with `is_live` one to which a broker writes meanwhile.
+    """Check the store at `root`; with `is_live` one that a broker is writing to.
 
-    Raises StoreUnknown where there is none that can be read, and OSError.
+    Raises StoreUnknown if there is none that can be read, and OSError.
     """
     findings = Findings()
     layout = read_layout(disk, root, given, findings)

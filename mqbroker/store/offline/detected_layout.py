@@ -1,7 +1,4 @@
-"""Recognising how a store directory is laid out: which files there are, and of what size, without any settings.
-
-Must never know what records and entries hold.
-"""
+"""Detection of a store directory's layout: its files and their sizes, without any settings."""
 
 from __future__ import annotations
 
@@ -23,27 +20,27 @@ from mqbroker.store.layout import INDEX_NAME, SEGMENT_NAME, other_layout
 from mqbroker.store.offline.findings import Findings
 from mqbroker.wire.record import RECORD_BYTES_MIN
 
-#: What Java's files are unless the settings say otherwise.
+#: Java's default file sizes.
 DEFAULT_SLOTS = 5_000_000
-#: Looking at so many queues, and files of each, tells the size of all.
+#: Queues, and files of each, that are examined to find the file size.
 _QUEUES_TO_SIZE = 1000
 _FILES_TO_SIZE = 3
 _TRIES = 10_000
-#: What to do about files that keep a broker from starting.
+#: Advice for files that prevent a broker's start.
 FOREIGN_ADVICE = "the broker does not start with it; `mq store repair --move-foreign` moves it away"
 _MISSIZED = "name the broker's settings with -c; if this size is wrong, restore the file from a copy"
 
 
 def tell_foreign(path: str, why: str, findings: Findings, foreign: list[str]) -> None:
-    """A path that no store has."""
+    """Report a foreign path."""
     foreign.append(path)
     findings.broken("foreign file", path, 0, why, FOREIGN_ADVICE)
 
 
 @attrs.frozen
 class Given:
-    """What the user says about the store; None is to be found out. ext_file_bytes: where extensions are kept.
-    multi_dispatch: whether messages are put into the queues that INNER_MULTI_DISPATCH names."""
+    """Settings given by the user; None is detected. ext_file_bytes: if extensions are enabled. multi_dispatch: whether
+    INNER_MULTI_DISPATCH is honoured."""
 
     commit_log: str | None = None
     segment_bytes: int | None = None
@@ -57,7 +54,7 @@ class Given:
 
 @attrs.frozen
 class SegmentFile:
-    """A file of the log: `offset` is where it starts in the log, `size` its length, which may be wrong."""
+    """A file of the log: `offset` is its start in the log, `size` its length, which may be wrong."""
 
     path: str
     offset: int
@@ -66,10 +63,10 @@ class SegmentFile:
 
 @attrs.frozen
 class Layout:
-    """`segments` in order, maybe with some missing between. Sizes are 0 where they cannot be known.
+    """`segments` in order, possibly with gaps. Sizes are 0 if unknown.
 
-    foreign: paths that no store has. delay_levels: as in messageDelayLevel, None where it is not known.
-    ext_file_bytes: of the extension of consume queues, 0 where there is none.
+    foreign: paths that no store has. delay_levels: as in messageDelayLevel, None if unknown. ext_file_bytes: of the
+    extension of consume queues, 0 if there is none.
     """
 
     root: str
@@ -93,7 +90,7 @@ class Layout:
 
 
 def read_layout(disk: IDisk, root: str, given: Given, findings: Findings) -> Layout:
-    """Raises StoreUnknown where `root` holds no store that can be read; OSError."""
+    """Detect the layout. Raises StoreUnknown if `root` holds no readable store; OSError."""
     why = other_layout(disk, root)
     if not why and not disk.exists(root):
         why = "there is no such directory"
@@ -150,22 +147,22 @@ MISSING_ADVICE = (
 
 
 def _segment_bytes(files: list[SegmentFile]) -> int:
-    """The size most files have that fits their names; 0 where none does."""
+    """The most frequent size that fits the names; 0 if none does."""
     counts = Counter(file.size for file in files if file.size > RECORD_BYTES_MIN and not file.offset % file.size)
     if counts:
         return max(counts, key=lambda size: (counts[size], size))
-    # Files that stand one after another tell the size by their names.
+    # The names of consecutive files tell the size.
     steps = gcd(*(file.offset for file in files)) if len(files) > 1 else 0
     return steps if steps <= 1 << 31 else 0
 
 
 def listed(disk: IDisk, path: str) -> list[str]:
-    """Names in a directory; none where it is none."""
+    """Names in a directory; empty if it is none."""
     return disk.names(path) if disk.is_directory(path) else []
 
 
 def _queue_file_bytes(disk: IDisk, directory: str, entry_bytes: int = QUEUE_ENTRY_BYTES) -> int:
-    """The size most consume queue files have; 0 where there is none."""
+    """The most frequent size of consume queue files; 0 if there is none."""
     counts: Counter[int] = Counter()
     for topic in listed(disk, directory):
         for queue_id in listed(disk, os.path.join(directory, topic)):
@@ -179,7 +176,7 @@ def _queue_file_bytes(disk: IDisk, directory: str, entry_bytes: int = QUEUE_ENTR
 
 
 def _index(disk: IDisk, directory: str, given: Given, findings: Findings) -> tuple[list[str], int, int]:
-    """The index files, their slots and their capacity; 0 where these cannot be known."""
+    """The index files, their slots and their capacity; 0 if unknown."""
     paths = []
     for name in listed(disk, directory):
         path = os.path.join(directory, name)
@@ -202,7 +199,8 @@ def _index(disk: IDisk, directory: str, given: Given, findings: Findings) -> tup
 
 
 def _slots_by_content(disk: IDisk, path: str, size: int) -> int:
-    """How many slots a file has, found by where its newest entry stands, which the header describes; 0 if nowhere."""
+    """Number of slots of a file, derived from the position of its newest entry, which the header describes; 0 if not
+    found."""
     if size < HEADER_BYTES + SLOT_BYTES + 2 * INDEX_ENTRY_BYTES:
         return 0
     file = disk.open_mapped(path, size, read_only=True)
@@ -227,11 +225,11 @@ def _slots_by_content(disk: IDisk, path: str, size: int) -> int:
 
 
 def _newest_entries(file: IMappedFile, end_offset: int, before: int) -> Iterator[int]:
-    """Places where the newest entry, which names the message at `end_offset`, may stand behind so many bytes of
+    """Possible positions of the newest entry, which has the physical offset `end_offset`, behind so many bytes of
     others."""
     if end_offset:
         mark, shift = re.compile(re.escape(end_offset.to_bytes(8, "big", signed=True))), 4
-    else:  # zeros are everywhere: look for the hash of its key
+    else:  # zeros are everywhere: search for the hash of its key
         mark, shift = re.compile(rb"[^\0]"), 0
     at = HEADER_BYTES + SLOT_BYTES + before + shift
     while (found := mark.search(file.buffer, at)) is not None:

@@ -1,4 +1,4 @@
-"""Reading messages and the heads of files out of a store directory, for people to look at. Must never print."""
+"""Dump: reads messages and headers of files from a store directory, for display."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from mqbroker.wire.record import Record, decode_record
 
 @attrs.frozen
 class Selection:
-    """Which messages; None for all. `start` and `end` are offsets of the queue where topic and queue are both given,
-    else of the log; `end` is not part of it."""
+    """Selected messages; None for all. `start` and `end` (exclusive) are queue offsets if topic and queue are both
+    given, else log offsets."""
 
     topic: str | None = None
     queue_id: int | None = None
@@ -46,7 +46,7 @@ class Selection:
 def read_messages(
     disk: IDisk, layout: Layout, selection: Selection, on_progress: Callable[[int], None]
 ) -> Iterator[Record | Damage]:
-    """The messages selected, in the order of the log, and what holds none in between."""
+    """The selected messages, in the order of the log, and the corrupt ranges between them."""
     start, end = _log_range(disk, layout, selection)
     for segment in layout.segments:
         size = min(segment.size, layout.segment_bytes)
@@ -83,7 +83,7 @@ def _of_segment(
 
 
 def _log_range(disk: IDisk, layout: Layout, selection: Selection) -> tuple[int, int | None]:
-    """Where in the log the messages can be at all."""
+    """The range of the log that can have the messages."""
     start = selection.start or 0
     if not selection.is_of_queue:
         return start, selection.end
@@ -94,7 +94,7 @@ def _log_range(disk: IDisk, layout: Layout, selection: Selection) -> tuple[int, 
     try:
         queue = queues.get(((selection.topic or "").encode("utf-8", "replace"), selection.queue_id or 0))
         entry = queue.entry(start) if queue is not None else None
-        # Only a hint of where to begin: the log itself says which messages there are.
+        # Only a hint where to begin: the log decides which messages there are.
         return (entry[0] if entry is not None and 0 < entry[1] < 0x7FFFFFFF else 0), None
     finally:
         cache.close()
@@ -124,7 +124,7 @@ def read_queues(disk: IDisk, layout: Layout, selection: Selection) -> Iterator[Q
 
 
 def read_index_headers(disk: IDisk, layout: Layout) -> Iterator[tuple[str, IndexHeader]]:
-    """Path and header of each index file that has one."""
+    """Path and header of each index file with a header."""
     for path in layout.index_files:
         if disk.file_size(path) >= HEADER_BYTES:
             file = disk.open_mapped(path, HEADER_BYTES, read_only=True)

@@ -1,4 +1,4 @@
-"""What a check has to say: findings, bounded in number, and the sums. Must never know how it is shown."""
+"""Results of a check: a bounded number of findings, and totals."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 import attrs
 
-#: So many findings are kept whole; the others are counted.
+#: Maximum number of findings that are kept; the others are counted.
 FINDINGS_MAX = 1000
 
 
 def when(timestamp_ms: int) -> str:
-    """A time in ms as text, in UTC, whatever number it is."""
+    """A time in ms as text, in UTC, for any number."""
     try:
         return datetime.fromtimestamp(timestamp_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + " UTC"
     except (OverflowError, OSError, ValueError):
@@ -22,7 +22,7 @@ def when(timestamp_ms: int) -> str:
 
 
 class Severity(StrEnum):
-    """NOTE: nothing to do. BROKEN: something to mend, no message is lost by it. LOST: messages are."""
+    """NOTE: nothing to do. BROKEN: needs repair, no message is lost. LOST: messages are lost."""
 
     NOTE = "note"
     BROKEN = "broken"
@@ -31,10 +31,10 @@ class Severity(StrEnum):
 
 @attrs.frozen
 class Finding:
-    """One thing that is not as it should be, or worth knowing.
+    """One fault or note.
 
-    kind: a name for machines. offset: in the file, bytes. messages_lost: as far as they can be counted.
-    advice: what to do next; empty for notes.
+    kind: a machine-readable name. offset: in the file, bytes. messages_lost: as far as they can be counted. advice:
+    what to do next; empty for notes.
     """
 
     severity: Severity
@@ -47,7 +47,7 @@ class Finding:
 
 
 class Findings:
-    """Collects; `count` is of all, `kept` has the first of each severity."""
+    """Collects findings; `count` counts all, `kept` has the first of each severity."""
 
     def __init__(self) -> None:
         self.kept: list[Finding] = []
@@ -60,7 +60,7 @@ class Findings:
         self.counts[finding.severity] += 1
         self.kinds[finding.kind] += 1
         self.messages_lost += finding.messages_lost
-        if finding.severity is Severity.NOTE:  # must not take the place of others
+        if finding.severity is Severity.NOTE:  # must not displace others
             self._kept_notes += 1
             if self._kept_notes > FINDINGS_MAX:
                 return
@@ -88,7 +88,7 @@ class Findings:
 
 @attrs.define
 class Totals:
-    """The sums of a check; offsets and bytes are of the log."""
+    """Totals of a check; offsets and bytes are of the log."""
 
     segments: int = 0
     segment_bytes: int = 0

@@ -1,6 +1,6 @@
-"""Comparing the log with the index while the log is walked: both are in the order of the log, so that one pass over
-each, side by side, tells which keys are missing and which entries point at nothing. Index files are read from first to
-last entry, each checked against the slots as they must have been; their layout is drawn in `mqbroker.store.index_file`.
+"""Index check, while the log is walked: both are in the order of the log, so that one pass over each finds missing keys
+and entries without a message. Index files are read from first to last entry, each checked against the slots at that
+time; their layout is in `mqbroker.store.index_file`.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class IndexEntry(NamedTuple):
 
 @attrs.frozen
 class IndexReader:
-    """Reads the files in their order; what is wrong with a file by itself is told to `findings`."""
+    """Reads the files in their order; faults of a file itself are added to `findings`."""
 
     disk: IDisk
     paths: list[str]
     slots: int
     capacity: int
     findings: Findings
-    #: Whether the store was not stopped: then the newest file may have more entries than its header says.
+    #: Whether the store was not stopped cleanly: then the newest file may have more entries than its header says.
     is_open_ended: bool
-    #: Offset of the log -> when the message there was stored (ms), by the header of the file and byte that are named.
+    #: Log offset -> store time (ms) of the message there, by the header of the given file and byte.
     times: dict[int, tuple[int, str, int]] = attrs.field(factory=dict)
 
     def entries(self) -> Generator[IndexEntry, None, None]:
@@ -79,7 +79,7 @@ class _FileReader:
         self._slots_used = 0
 
     def entries(self) -> Generator[IndexEntry, None, None]:
-        """Entries out of the order of the log are left out, and told."""
+        """Entries that are not in the order of the log are left out, and reported."""
         header = read_header(self._view)
         reader = self._reader
         if not 0 <= header.count <= reader.capacity or not 0 <= header.slots_used <= reader.slots:
@@ -233,7 +233,7 @@ class IndexCheck:
             self._findings.broken("index header wrong", path, at, what, _REBUILD)
 
     def _pass(self, entry: IndexEntry) -> None:
-        # The Java broker enters the newest message again after a start.
+        # The Java broker adds the newest message again after a start.
         if entry.physical_offset != self._last_offset:
             self._orphans += 1
             if self._first_orphan < 0:
@@ -246,7 +246,7 @@ class IndexCheck:
         self._last_missing = offset
 
     def finish(self, log_end: int, is_open_ended: bool) -> int:
-        """Tell what was found. Returns how many entries there are."""
+        """Report the findings. Returns the number of entries."""
         ahead = 0
         while self._next is not None:
             if self._next.physical_offset >= log_end:
@@ -279,5 +279,5 @@ class IndexCheck:
         return self.count
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         self._entries.close()

@@ -1,9 +1,9 @@
-"""Walking the whole log, record by record, through whatever stands in it; and records that stand in for damage.
+"""Log walk: reads the whole log record by record, through corrupt ranges; and fence records, which replace those.
 
-A fence takes the place of a damaged stretch, so that every broker gets past it: records of a transaction that was
-rolled back, which neither the Java broker nor ours enters into consume queues or index, but both take for whole. What
-was damaged stays as their bodies, but for the bytes that head and end take. Java's recovery stops at the first place
-that holds no record, and cuts off all that follows. Must never know of queues or indexes.
+A fence replaces a corrupt range, so that every broker gets past it: records of a rolled back transaction, which neither
+the Java broker nor ours dispatches to consume queues or index, but both accept. The corrupt bytes are kept as their
+bodies, except where head and end are written. Java's recovery stops at the first range without a record, and truncates
+all that follows.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from mqbroker.store.offline.detected_layout import SegmentFile
 from mqbroker.wire.codes import SysFlag
 from mqbroker.wire.record import HEAD, MAGIC, RECORD_BYTES_MIN, body_crc, encode_tail
 
-#: The topic of the records that stand in for damage: no message of a queue, nor in any index. See `fence`.
+#: The topic of fence records, which are in no queue and no index. See `fence`.
 FENCE_TOPIC = b"RMQ_SYS_DAMAGE"
-#: The shortest such record: with one character of the topic.
+#: The shortest fence: with one character of the topic.
 FENCE_BYTES_MIN = RECORD_BYTES_MIN + 1
 _CHUNK = 1024 * 1024
 _ZEROS = bytes(_CHUNK)
@@ -30,7 +30,7 @@ _STEP = 4 * 1024 * 1024
 
 
 class Fence(NamedTuple):
-    """Bytes start..end were damaged once, and are marked so that every broker passes over them."""
+    """Bytes start..end were corrupt, and are fenced so that every broker skips them."""
 
     path: str
     start: int
@@ -38,7 +38,7 @@ class Fence(NamedTuple):
 
 
 class Tail(NamedTuple):
-    """The log ends at `start`: from there on no record stands. Bytes that are not zero reach up to `dirty_end`."""
+    """The log ends at `start`: no record follows. Bytes other than zero reach up to `dirty_end`."""
 
     path: str
     start: int
@@ -49,11 +49,11 @@ class Tail(NamedTuple):
 def walk(
     disk: IDisk, segments: list[SegmentFile], segment_bytes: int, on_progress: Callable[[int], None]
 ) -> Iterator[Scanned | Damage | Fence | Tail]:
-    """All that stands in the segments, in order; one Tail at the end, and more only for dirt in later segments.
+    """Everything in the segments, in order; one Tail at the end, and more only for dirt in later segments.
 
-    `on_progress` hears how many bytes were passed since it was last called.
+    `on_progress` is called with the number of bytes since its last call.
     """
-    waiting: Damage | None = None  # nothing was found after it yet: it may be the tail
+    waiting: Damage | None = None  # no record after it yet: it may be the tail
     last: SegmentFile | None = None
     for segment in segments:
         size = min(segment.size, segment_bytes)
@@ -85,7 +85,7 @@ def _joined(first: Damage, second: Damage) -> Damage:
 def walk_segment(
     file: IMappedFile, segment: SegmentFile, start: int, on_progress: Callable[[int], None]
 ) -> Iterator[Scanned | Damage | Fence]:
-    """All that stands in one segment from byte `start` of it on. What holds no record goes to the end as a Damage."""
+    """Everything in one segment from byte `start` on. A range without a record up to the end is a Damage."""
     view, base = file.view, segment.offset
     at = told = start
     size = len(view)
@@ -123,7 +123,7 @@ def walk_segment(
 
 
 def _run_at(file: IMappedFile, at: int, base: int) -> Run:
-    """The records from `at` of a segment on, one alone where the disk cannot read all that is read ahead."""
+    """The records from `at` of a segment on; a single one if the disk cannot read the whole chunk."""
     with contextlib.suppress(Unreadable):
         return scan_run(file, at, base, file.size)
     with contextlib.suppress(Unreadable):
@@ -138,7 +138,8 @@ def _is_fence(item: Scanned) -> bool:
 
 
 def _tails(disk: IDisk, segments: list[SegmentFile], segment_bytes: int, waiting: Damage) -> Iterator[Tail]:
-    """What is between the last record and the end of the last file, one Tail for each segment that is not all zeros."""
+    """The range between the last record and the end of the last file: one Tail for each segment that is not all
+    zeros."""
     is_first = True
     for segment in segments:
         size = min(segment.size, segment_bytes)
@@ -156,7 +157,7 @@ def _tails(disk: IDisk, segments: list[SegmentFile], segment_bytes: int, waiting
 
 
 def _end_of_dirt(view: memoryview, at: int) -> int:
-    """Where the last byte at or after `at` ends that is not zero; `at` where all are zeros."""
+    """End of the last byte at or after `at` that is not zero; `at` if all are zeros."""
     end = at
     for start in range(at, len(view), _CHUNK):
         piece = bytes(view[start : start + _CHUNK])
@@ -165,12 +166,12 @@ def _end_of_dirt(view: memoryview, at: int) -> int:
     return end
 
 
-#: Java takes so much memory for each record it reads; its brokers accept no larger message by default.
+#: Java allocates so much memory for each record that it reads; its brokers accept no larger message by default.
 FENCE_BYTES_MAX = 4 * 1024 * 1024
 
 
 def fences(damaged: memoryview, offset: int, timestamp_ms: int) -> Iterator[tuple[int, bytes]]:
-    """What to write at which place of `damaged`, which stands at `offset` of the log and has FENCE_BYTES_MIN or more.
+    """The writes that fence `damaged`, which is at `offset` of the log and has at least FENCE_BYTES_MIN.
 
     `timestamp_ms`: of the record that follows.
     """

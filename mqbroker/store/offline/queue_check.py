@@ -1,7 +1,5 @@
-"""Comparing the log with its consume queues, both ways, while the log is walked: each record must stand in the entry
-its queue offset says, and no entry may be left over. State is kept for each queue, none for a message.
-
-Must never know where records come from, nor of the index.
+"""Consume queue check, in both directions, while the log is walked: each record must match the entry at its queue
+offset, and no entry may be left over. State is kept per queue, not per message.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ RUNS_MAX = 20
 
 REBUILD = "`mq store repair` builds consume queues anew from the log"
 _RESTORE = "restore the log from a copy or a slave; consumers go on with the messages after"
-#: kind of a run -> what it means for messages `first` to `last` of a queue.
+#: kind of a run -> its meaning for messages `first` to `last` of a queue.
 _RUN_TEXTS = {
     "entry missing": "has no entry for messages {span}",
     "entry wrong": "its entries of messages {span} point elsewhere",
@@ -39,7 +37,7 @@ _RUN_TEXTS = {
 
 
 class Run:
-    """Neighbouring queue offsets with the same thing wrong."""
+    """Consecutive queue offsets with the same fault."""
 
     __slots__ = ("count", "first", "kind", "last")
 
@@ -50,7 +48,7 @@ class Run:
 
 
 class QueueState:
-    """`next`: the queue offset that follows, -1 before the first record. `removed`: what is noted of its removal."""
+    """`next`: the next queue offset, -1 before the first record. `removed`: the record of its removal."""
 
     __slots__ = (
         "ext", "files", "first_ms", "gaps", "is_extra", "next", "records", "removed", "removed_records", "runs",
@@ -66,7 +64,7 @@ class QueueState:
         self.next = -1
         self.records = 0
         self.first_ms = 0
-        #: first offset, count, whether the queue says so itself.
+        #: first offset, count, whether the queue itself has blanks there.
         self.gaps: list[tuple[int, int, bool]] = []
         self.runs: list[Run] = []
         self.runs_left_out = 0
@@ -83,7 +81,7 @@ class QueueState:
             self.runs_left_out += 1
 
     def is_removed(self, offset: int, physical_offset: int, size: int) -> bool:
-        """Whether a message was removed with its queue; one that has its entry (still) was not."""
+        """Whether a message was removed with its queue; one that still has its entry was not."""
         removed = self.removed
         if removed is None or offset >= removed.next_offset or physical_offset >= removed.until:
             return False
@@ -94,7 +92,7 @@ class QueueState:
 def tell_queue(
     queue: QueueState, findings: Findings, topics: AbstractSet[str] | None, open_from_ms: int | None
 ) -> None:
-    """Report what was found of a queue; `topics` and `open_from_ms` as in QueueCheck.finish."""
+    """Report the findings of a queue; `topics` and `open_from_ms` as in QueueCheck.finish."""
     files = queue.files
     if queue.removed_records:
         what = f"{queue.removed_records} messages of queue {files.name} were removed with it, and are in the log only"
@@ -127,7 +125,7 @@ def _tell_run(queue: QueueState, run: Run, findings: Findings, is_open_ended: bo
         findings.note("entries behind", path, at, f"{what}; the next start builds them")
     elif run.kind == "entry ahead" and is_open_ended:
         findings.note("entries ahead", path, at, f"{what}; the next start cuts them")
-    elif run.kind == "entry ahead":  # it was stopped: they were in the log
+    elif run.kind == "entry ahead":  # stopped cleanly: they were in the log
         findings.lost(run.kind, path, at, what, _RESTORE, 0 if queue.is_extra else run.count)
     else:
         findings.broken(run.kind, path, at, what, REBUILD)
@@ -163,8 +161,8 @@ _SCHEDULE = SCHEDULE_TOPIC.encode()
 class QueueCheck:
     """`compare` every record, in the order of the log; then `finish`.
 
-    :param no_files: makes those of a queue that has none, by its name.
-    :param removed: what is noted of queues that were removed.
+    :param no_files: makes the files object of a queue without files, by its name.
+    :param removed: the table of removed queues.
     """
 
     def __init__(
@@ -187,11 +185,11 @@ class QueueCheck:
             for key, files in queues.items()
         }
         self._has_named = not queues or any(topic.startswith(_LMQ) for topic, _ in queues)
-        #: Whether queues that messages name must be there; None where that is to be judged by those that are.
+        #: Whether queues that messages name must exist; None to judge by those that do.
         self.expects_named: bool | None = None
         self._named_absent = 0
         self._tags_codes = TagsCodes(delay_levels_ms)
-        #: How many queues have had messages, and the sum of their next offsets; after `finish`.
+        #: Number of queues that have had messages, and the sum of their next offsets; after `finish`.
         self.tally = (0, 0)
 
     def compare(self, item: Scanned) -> None:
@@ -219,7 +217,7 @@ class QueueCheck:
         return queue
 
     def _code_when_due(self, item: Scanned) -> int | None:
-        """Of a message in the schedule topic; None where it is delayed and not known how long its level is."""
+        """Tags code in the schedule topic; None if the delay of its level is unknown."""
         if not self._knows_levels and delay_level(item.properties) > 0:
             return None
         return self._tags_codes.of(True, item.properties, item.store_timestamp_ms)
@@ -256,7 +254,7 @@ class QueueCheck:
         self._compare(queue, offset, physical_offset, size, code, timestamp_ms)
 
     def _first_expected(self, queue: QueueState, offset: int) -> int:
-        """The lowest queue offset below `offset` whose entry points into the log, for there must be its record."""
+        """The lowest queue offset below `offset` whose entry points into the log, which must have its record."""
         expected = offset
         removed = queue.removed
         begins_at = removed.next_offset if removed is not None and offset >= removed.next_offset else 0
@@ -268,7 +266,7 @@ class QueueCheck:
         return begins_at if not self._log_first else expected
 
     def _restart(self, queue: QueueState, physical_offset: int) -> None:
-        """The topic was deleted, and made again: its queue began anew, and what stood in it before is in none."""
+        """The topic was deleted, and created again: its queue began again, and earlier messages are in no queue."""
         path, at = queue.files.place(0)
         what = f"queue {queue.files.name} begins anew at {physical_offset} of the log: its topic was deleted before"
         self._findings.note("queue began anew", path, at, what)
@@ -296,13 +294,13 @@ class QueueCheck:
         queue.next = offset + 1
 
     def _add_gap(self, queue: QueueState, end: int) -> None:
-        """No record has the queue offsets up to `end`."""
+        """Record a gap: no record has the queue offsets up to `end`."""
         start = queue.next
         following = queue.files.entry(end)
         is_told = queue.files.is_there
         for offset in range(start, min(end, start + _GAP_LOOK)):
             entry = queue.files.entry(offset)
-            # Blank, or a second entry for the message that follows: then the queue tells that this one is lost.
+            # Blank, or a second entry for the next message: the queue itself says that this one is lost.
             is_told = is_told and entry is not None and (entry[1] == BLANK_SIZE or entry == following)
         queue.gaps.append((start, end - start, is_told))
         if len(queue.gaps) > RUNS_MAX:  # the rest as one
@@ -312,7 +310,7 @@ class QueueCheck:
         queue.next = end
 
     def _compare_multi(self, item: Scanned, code: int | None) -> None:
-        """A message that stands in other queues too, each of which has numbered it."""
+        """Compare a message that is in other queues too, with its offset in each."""
         names = find_property(item.properties, _MULTI_DISPATCH).rstrip(b",").split(b",")
         offsets = find_property(item.properties, _MULTI_OFFSET).rstrip(b",").split(b",")
         if len(names) != len(offsets):
@@ -333,7 +331,7 @@ class QueueCheck:
             self._compare_slowly(queue, offset, item.physical_offset, item.size, code, item.store_timestamp_ms)
 
     def _named_queue(self, name: bytes, queue_id: int) -> QueueState | None:
-        """The queue that a message means; None where it is not there, and need not be."""
+        """A queue that a message names; None if it does not exist, and need not."""
         key = (name, 0 if name.startswith(_LMQ) else queue_id)
         queue = self._queues.get(key) or self._queues.get((name, queue_id))
         if queue is None and (self._has_named if self.expects_named is None else self.expects_named):
@@ -343,10 +341,11 @@ class QueueCheck:
     # The end
 
     def finish(self, log_end: int, topics: AbstractSet[str] | None, open_from_ms: int | None) -> tuple[int, int, int]:
-        """Look for entries that no record has, and tell all findings. Returns counts: topics, queues, entries.
+        """Find entries without a record, and report all findings. Returns counts: topics, queues, entries.
 
-        `topics`: names in topics.json, None where it cannot be read. `open_from_ms`: None where the store was stopped.
-        Else entries may be missing, or be too many, at the end; those of messages stored before this were on the disk.
+        `topics`: names in topics.json, None if it cannot be read. `open_from_ms`: None if the store was stopped
+        cleanly. Otherwise there may be missing or surplus entries at the end; those of messages stored before this time
+        were synced.
         """
         names: set[bytes] = set()
         count = entries = 0
@@ -369,7 +368,7 @@ class QueueCheck:
         return len(names), count, entries
 
     def live(self) -> frozenset[tuple[bytes, int]]:
-        """The queues that have a message in the log, and a name that one can have."""
+        """The queues with a message in the log, and a valid name."""
         return frozenset(key for key, queue in self._queues.items() if queue.records and _is_name(key[0]))
 
     def has_extra(self) -> bool:
@@ -377,7 +376,7 @@ class QueueCheck:
         return any(queue.is_extra for queue in self._queues.values())
 
     def _check_rest(self, queue: QueueState, log_end: int) -> int:
-        """What stands in the queue after its last message. Returns how many entries were found right."""
+        """Check the queue after its last message. Returns the number of correct entries."""
         files = queue.files
         end = start = queue.next if queue.next >= 0 else files.first
         for offset, entry in files.entries(start):
@@ -400,5 +399,5 @@ def _is_name(topic: bytes) -> bool:
 
 
 def _is_code(found: int, code: int | None, timestamp_ms: int) -> bool:
-    """Whether a tags code is right; of a delayed message whose level is not known it is a time after its storing."""
+    """Whether a tags code is correct; for a delayed message of unknown level, any time after its store time."""
     return found >= timestamp_ms if code is None else found == code

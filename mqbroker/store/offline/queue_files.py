@@ -1,6 +1,5 @@
-"""Consume queues and their extensions as they lie on the disk: which files each has, and what stands in them.
-
-What is missing, misshapen or foreign is a finding, and the rest is read. Must never know the log.
+"""Consume queues and their extensions as they are on disk. Missing, misshapen or foreign files are findings, and the
+rest is read.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from mqbroker.store.offline.detected_layout import listed, tell_foreign
 from mqbroker.store.offline.findings import Findings
 from mqbroker.wire.names import is_lmq
 
-#: So many files are mapped at a time.
+#: Files mapped at a time.
 MAPPED_MAX = 512
 _CHUNK = 256
 
@@ -30,7 +29,7 @@ QueueKey = tuple[bytes, int]
 
 @attrs.frozen
 class _FileKind:
-    """What is said of the files of a queue, or of those of an extension."""
+    """Texts of findings, for files of queues and of extensions."""
 
     name: str
     wrong_size: str
@@ -51,24 +50,24 @@ _EXT_FILE = _FileKind(
 
 
 class _Files:
-    """Files of `file_bytes` each in one directory, of which some may be missing."""
+    """Files of `file_bytes` each in one directory; some may be missing."""
 
     __slots__ = ("_cache", "_file_bytes", "_files", "directory")
 
     def __init__(self, cache: FileCache, file_bytes: int, directory: str) -> None:
         self._cache = cache
         self._file_bytes = file_bytes
-        #: By the place of their first byte among those of all files.
+        #: By their start offset.
         self._files: dict[int, CachedFile] = {}
         self.directory = directory
 
     def _find(self, place: int) -> tuple[CachedFile | None, int]:
-        """The file that has the byte at `place` of all files, None where it is not there; and the position in it."""
+        """The file with the byte at `place` (None if it is missing), and the position in it."""
         at = place % self._file_bytes if self._file_bytes else place
         return self._files.get(place - at), at
 
     def load(self, disk: IDisk, kind: _FileKind, findings: Findings, foreign: list[str]) -> bool:
-        """Take the files there are; whether all are of the right size, and follow each other."""
+        """Find the files; returns whether all have the right size, without gaps."""
         is_good, expected, file_bytes = True, -1, self._file_bytes
         names = disk.names(self.directory)
         article = "an" if kind.name[0] in "aeiou" else "a"
@@ -97,7 +96,7 @@ class _Files:
 
 
 class QueueFiles(_Files):
-    """The files of one queue, which is `name`d by its topic and its number."""
+    """The files of one queue, `name`d by topic and queue id."""
 
     __slots__ = ("name",)
 
@@ -107,7 +106,7 @@ class QueueFiles(_Files):
 
     @property
     def first(self) -> int:
-        """The lowest offset there is a place for."""
+        """The lowest offset in the files."""
         return next(iter(self._files), 0) // ENTRY_BYTES
 
     @property
@@ -120,12 +119,12 @@ class QueueFiles(_Files):
         return self.directory if file is None else file.path, at
 
     def entry(self, offset: int) -> Entry | None:
-        """None where no file has it. Hot."""
+        """An entry; None if no file has it. Hot."""
         file, at = self._find(offset * ENTRY_BYTES)
         return None if file is None else ENTRY.unpack_from(file.view, at)
 
     def entries(self, start: int) -> Iterator[tuple[int, Entry]]:
-        """The entries from `start` on up to the first place that was never written, with their offsets."""
+        """The entries from `start` on up to the first unwritten one, with their offsets."""
         offset = start
         while True:
             file, at = self._find(offset * ENTRY_BYTES)
@@ -140,8 +139,7 @@ class QueueFiles(_Files):
             offset += count
 
     def bounds(self, log_first: int) -> tuple[int, int]:
-        """The lowest offset whose message may be in the log, which starts at `log_first`, and the one after the
-        highest."""
+        """Min offset, of the first message that may be in the log, which starts at `log_first`; and max offset."""
         top = self.max_offset()
         low = self._search(
             self.first, top, lambda entry: entry[0] < log_first or (entry[1] == BLANK_SIZE and not entry[0])
@@ -149,7 +147,7 @@ class QueueFiles(_Files):
         return low, top
 
     def max_offset(self) -> int:
-        """The offset after the highest that was written, as an opening finds it."""
+        """The offset after the newest entry, as an opening finds it."""
         high = (max(self._files) + self._file_bytes) // ENTRY_BYTES if self._files else 0
         return self._search(self.first, high, lambda entry: entry[1] > 0)
 
@@ -164,7 +162,7 @@ class QueueFiles(_Files):
         return low
 
     def dirt_after(self, offset: int, size: int) -> int:
-        """How many of the next `size` bytes of the file, from where entry `offset` would stand, are not zero."""
+        """Number of the next `size` bytes of the file, from entry `offset` on, that are not zero."""
         file, at = self._find(offset * ENTRY_BYTES)
         piece = b"" if file is None else bytes(file.view[at : at + size])
         return len(piece) - piece.count(0)
@@ -176,20 +174,20 @@ class ExtFiles(_Files):
     __slots__ = ()
 
     def unit(self, address: int) -> ExtUnit | None:
-        """The unit at an address; None where no whole one stands."""
+        """The unit at an address; None if there is no whole one."""
         file, at = self._find(undecorate(address)) if is_address(address) else (None, 0)
         return None if file is None else parse_unit(file.view, at, self._file_bytes - END_BYTES - at)
 
 
 def files_to_read(disk: IDisk) -> FileCache:
-    """What maps the files of queues, a bounded number at a time."""
+    """A file cache that maps a bounded number of queue files."""
     return FileCache(disk, MAPPED_MAX, read_only=True)
 
 
 def load_queues(
     disk: IDisk, root: str, cache: FileCache, file_bytes: int, findings: Findings, foreign: list[str]
 ) -> dict[QueueKey, QueueFiles]:
-    """The queues there are. What is no file of a queue is a finding; its path is added to `foreign`."""
+    """Find the queues. A foreign file is a finding; its path is added to `foreign`."""
     queues: dict[QueueKey, QueueFiles] = {}
     for topic in listed(disk, root):
         topic_path = os.path.join(root, topic)
@@ -211,7 +209,7 @@ def load_queues(
 
 @attrs.frozen
 class Extensions:
-    """`bad`: directories of queues' extensions with which an opening refuses the store, or that it cannot use."""
+    """`bad`: extension directories with which an opening refuses the store, or that it cannot use."""
 
     by_queue: dict[QueueKey, ExtFiles]
     bad: list[str]
@@ -226,8 +224,8 @@ def load_extensions(
     findings: Findings,
     foreign: list[str],
 ) -> Extensions:
-    """The extensions of `queues`. What is no file of one is a finding; its path is added to `foreign` where an opening
-    comes upon it."""
+    """The extensions of `queues`. A foreign file is a finding; its path is added to `foreign` if an opening would meet
+    it."""
     found = Extensions({}, [])
     for topic in listed(disk, root):
         topic_path = os.path.join(root, topic)
@@ -251,5 +249,5 @@ def load_extensions(
 
 
 def _is_number(text: str) -> bool:
-    """Whether it is the number of a queue."""
+    """Whether a name is a queue id."""
     return text.isascii() and text.isdecimal() and int(text) <= 0x7FFFFFFF

@@ -1,9 +1,9 @@
-"""Mending a store that is locked: from a check's report to a plan, a list of steps, and carrying that out.
+"""Repair of a locked store: from a check's report to a plan of steps, and its execution.
 
-Nothing is deleted: what is replaced or overwritten is in a directory of its own first. Killed at any point, the store
-can be opened, or repaired again. The log's end is noted in the checkpoint, and the store as not stopped, before
-anything else changes: then an opening passes over damage below that end, as this one does at last, and builds consume
-queues and index as every opening does.
+Nothing is deleted: replaced or overwritten bytes are first saved in a directory. After a kill at any point the store
+can be opened, or repaired again. Before anything else changes, the log's end is written to the checkpoint, and the
+store marked as not stopped: then an opening, such as the repair's own at its end, skips corrupt ranges below that end,
+and rebuilds consume queues and index.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from mqbroker.store.turns import Progress, run_at_once
 from mqbroker.store.worker import InlineWorker
 from mqbroker.wire.record import BLANK_BYTES_MIN, encode_blank
 
-#: mappedFileSizeConsumeQueue, where neither files nor settings say another: 300,000 entries.
+#: Default of mappedFileSizeConsumeQueue: 300,000 entries.
 QUEUE_FILE_BYTES = 6_000_000
-#: Findings that building consume queues anew mends, and the index.
+#: Findings that a rebuild of consume queues, or of the index, repairs.
 _QUEUE_KINDS = {
     "consume queue missing", "consume queue size", "missing queue file", "entry missing", "entry wrong",
     "tags code wrong", "entry ahead", "entry orphaned", "entries after the end", "messages missing", "queues changed",
@@ -51,7 +51,7 @@ _CHECKPOINT_KINDS = {"checkpoint missing", "checkpoint ahead"}
 
 @attrs.frozen
 class Plan:
-    """What to do, and what stands in the way. Each part is empty where there is nothing of it to do."""
+    """The steps of a repair, and what prevents it. Parts without work are empty."""
 
     move: list[str]
     extend: list[SegmentFile]
@@ -63,7 +63,7 @@ class Plan:
     reset_checkpoint: bool
     queue_file_bytes: int
     obstacles: list[str]
-    #: What stays as it is, and why.
+    #: What remains unrepaired, and why.
     left: list[str]
 
     @property
@@ -77,7 +77,7 @@ class Plan:
         return not self.opens and not self.move
 
     def lines(self) -> list[str]:
-        """The steps for people, in the order in which they are done."""
+        """The steps as text, in the order of execution."""
         said = [f"move {path} away" for path in self.move]
         said += [f"copy {file.path}, extended with zeros to its full size" for file in self.extend]
         said += [f"cut {tail.dirty_end - tail.start} bytes off at {tail.start} of the log" for tail in self.cut]
@@ -93,7 +93,7 @@ class Plan:
 
 
 def make_plan(report: Report, *, fence: bool, move_foreign: bool) -> Plan:
-    """What a repair would do, and what keeps it from being done."""
+    """Plan a repair."""
     layout, kinds = report.layout, report.findings.kinds
     obstacles: list[str] = []
     left: list[str] = []
@@ -138,12 +138,12 @@ def make_plan(report: Report, *, fence: bool, move_foreign: bool) -> Plan:
 
 
 def _missing(segments: list[SegmentFile], size: int) -> list[int]:
-    """Offsets of the segments that are not there though later ones are."""
+    """Offsets of missing segments before existing ones."""
     if not size or not segments:
         return []
     there = {file.offset for file in segments}
     count = (segments[-1].offset - segments[0].offset) // size
-    if count > 1_000_000:  # names far from each other are not of one log
+    if count > 1_000_000:  # distant names are not of one log
         return [segments[0].offset + size]
     return [offset for offset in range(segments[0].offset, segments[-1].offset, size) if offset not in there]
 
@@ -158,9 +158,9 @@ _SAVE_BYTES = 16 * 1024 * 1024
 
 @attrs.frozen
 class Repair:
-    """One repair. `folder`: where what is replaced goes; made by it, in the store's directory.
+    """One repair. `folder`: the directory for saved files, created in the store's directory.
 
-    `lock` is taken over: it is released at the end of `run`, however that comes.
+    `lock` is owned by it, and released at the end of `run` in any case.
     """
 
     disk: IDisk
@@ -171,14 +171,14 @@ class Repair:
     lock: ILockedFile
 
     def run(self, on_progress: Callable[[Progress], None]) -> None:
-        """Raises OSError and StoreError; then what is left to do can be done by another repair."""
+        """Raises OSError and StoreError; another repair can do the rest."""
         try:
             self._prepare()
             for path in self.plan.move:
                 self._move_away(path, "foreign")
             if self.plan.opens:
                 self._note_end()
-                self._move_caches()  # first: an entry of what was damaged must not lead to the fence in its place
+                self._move_caches()  # first: an entry of corrupt records must not lead to the fence in their place
                 self._mend_log()
                 self._open(on_progress)
                 if self.plan.fence or self.plan.fill:
@@ -204,7 +204,7 @@ class Repair:
     def _note_end(self) -> None:
         totals = self.report.totals
         queues_offset = totals.log_first if self.plan.rebuild_queues else totals.log_end
-        # Times of 0 make a Java broker that comes in between read the whole log. That of the index says there is one.
+        # Times of 0 make a Java broker that is started in between read the whole log. The index's time must not be 0.
         index_ms = self.report.newest_ms if self._has_index else 0
         checkpoint = Checkpoint(
             index_ms=index_ms, log_offset=totals.log_end, queues_offset=queues_offset, index_offset=0
@@ -212,7 +212,7 @@ class Repair:
         path = self._layout.path("checkpoint")
         if self.disk.exists(path):
             self._save(path, 0, min(self.disk.file_size(path), 4096), "checkpoint")
-        removed = self._layout.path("removedQueues.json")  # an opening finishes removals that were begun
+        removed = self._layout.path("removedQueues.json")  # an opening finishes recorded removals
         if self.disk.exists(removed) and not self.disk.is_directory(removed):
             self._save(removed, 0, self.disk.file_size(removed), "removedQueues.json")
         self.disk.write(path, encode_checkpoint(checkpoint))
@@ -231,7 +231,7 @@ class Repair:
             self._fill(offset)
 
     def _extend(self, file: SegmentFile) -> None:
-        """Put a copy of full size in place of a segment that is too short."""
+        """Replace a segment that is too short by a copy of full size."""
         name = os.path.basename(file.path)
         path = os.path.join(self.folder, name + ".extended")
         old = self.disk.open_mapped(file.path, file.size, read_only=True)
@@ -251,7 +251,7 @@ class Repair:
         self.disk.sync_directory(self._layout.commit_log)
 
     def _edit(self, path: str, start: int, end: int, what: str, edit: Callable[[IMappedFile, int, int], None]) -> None:
-        """Save bytes start..end of the log, then have them changed."""
+        """Save bytes start..end of the log, then change them."""
         size = self._layout.segment_bytes
         at = start % size
         stop = at + end - start
@@ -294,7 +294,7 @@ class Repair:
         self.disk.sync_directory(self._layout.commit_log)
 
     def _save(self, path: str, at: int, end: int, name: str) -> None:
-        """Copy bytes at..end of a file into the folder, in pieces where they are many, and sync the copy."""
+        """Copy bytes at..end of a file into the folder, in pieces, and sync the copy."""
         if end <= at:
             return
         copy = self.disk.create_mapped(os.path.join(self.folder, name), end - at)
@@ -315,13 +315,13 @@ class Repair:
 
     def _move_caches(self) -> None:
         if self.plan.rebuild_queues:
-            # A queue without a message in the log stays: nothing else knows its next offset.
+            # A queue without a message in the log stays: only its files have its next offset.
             for topic, queue_id in sorted(self.report.live_queues):
                 for kind in ("consumequeue", "consumequeue_ext"):
                     path = self._layout.path(kind, topic.decode("latin-1"), str(queue_id))
                     if self.disk.exists(path):
                         self._move_away(path, "")
-            for path in self.report.bad_extensions:  # of queues without a message too: no entry needs what is in them
+            for path in self.report.bad_extensions:  # of queues without a message too: no entry needs their units
                 if self.disk.exists(path):
                     self._move_away(path, "")
         index = self._layout.path("index")
@@ -329,7 +329,7 @@ class Repair:
             self._move_away(index, "")
 
     def _move_away(self, path: str, below: str) -> None:
-        """Rename into the folder, under the same relative path."""
+        """Move into the folder, under the same relative path."""
         relative = os.path.relpath(path, self._layout.root)
         if relative.startswith(os.pardir):  # the log is in a directory of its own
             relative = os.path.join("commitlog", os.path.basename(path))
@@ -361,7 +361,7 @@ class Repair:
         )
 
     def _open(self, on_progress: Callable[[Progress], None]) -> None:
-        """Open the store, which builds what is missing, and stop it, which notes that all is there."""
+        """Open the store, which rebuilds what is missing, and stop it, which records that all is there."""
         settings = self._settings()
         paths = StorePaths(settings.store_path_root_dir, settings.store_path_commit_log)
         lock, worker = _Kept(), InlineWorker()
@@ -374,9 +374,9 @@ class Repair:
             raise OSError(5, "the store could not be stopped after its repair; see the messages above", paths.root)
 
     def _stand_in(self) -> None:
-        """Let the entries of lost messages point to the message after each.
+        """Point the entries of lost messages to the next message.
 
-        Java's brokers answer no pull at a blank entry; so consumers get one message twice, and go on.
+        Java's brokers do not get past a blank entry; this way consumers get one message twice, and continue.
         """
         layout = self._layout
         cache = files_to_read(self.disk)
@@ -412,7 +412,7 @@ def _blanks(queue: QueueFiles, log_first: int) -> list[tuple[int, tuple[int, int
 
 @implementer(ILockedFile)
 class _Kept:
-    """Stands for the lock while the store is open: it is released after the last step, not by the store's stop."""
+    """Wraps the lock while the store is open, so that it is released after the last step, not by the store's stop."""
 
     def release(self) -> None:
         pass

@@ -128,7 +128,7 @@ MISTAKES = [
     Mutation(
         "adopt a later segment with the old records in it",
         "store/opening.py",
-        "            files[0].clear_from(0)  # as what is above the end; Java's broker leaves records there\n",
+        "            files[0].clear_from(0)  # as all above the end; Java's broker leaves records there\n",
         "",
         ("tests/store/test_recovery.py",),
     ),

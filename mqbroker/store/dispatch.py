@@ -1,7 +1,7 @@
-"""Dispatch: what was appended to the log enters consume queues and index, a turn of the clock at a time.
+"""Dispatch of appended messages to consume queues and index, in turns of the clock.
 
-It takes appends from the log's dispatch queue, and from the log itself what is not in the queue: after a start, or when
-that grew over its bound.
+Appends come from the log's dispatch queue, or from the log itself if they are not in the queue: after a start, or when
+it exceeded its bound.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from mqbroker.store.index_file import IndexRow
 from mqbroker.store.logscan import Damage, Run, scan
 from mqbroker.store.statistics import StoreStatistics
 
-#: How long what was in memory when it was looked at counts as that, seconds: entries go all over the file.
+#: How long pages that were resident count as that, seconds: entries are scattered over the file.
 MOMENT_S = 0.5
-#: After so many messages without a key it is taken that a file begins where the one before has ended.
+#: After so many messages without a key a file is assumed to begin where the one before ended.
 _LOOKS_MAX = 1000
 
 
 class IndexDispatcher:
-    """Feeds the index with messages that are in consume queues: from memory, where so many are kept as may be, and from
-    the log what was not kept. `end`, as its methods get it: all of the log below is in the consume queues.
+    """Indexes messages that are in consume queues: from a bounded queue in memory, or else from the log. `end` of its
+    methods: the consume queues have the log below.
 
     :param now: seconds.
     """
 
     def __init__(self, index: Index, commit_log: CommitLog, queues: ConsumeQueues, now: Callable[[], float]) -> None:
         self._now = now
-        # When the pages that entries touch were looked at last.
+        # When the pages that entries touch were last checked.
         self._looked = 0.0
         self._index = index
         self._commit_log = commit_log
@@ -46,7 +46,7 @@ class IndexDispatcher:
         return self._index.offset < end
 
     def keep(self, appends: Sequence[Dispatchable], size: int) -> None:
-        """Have appends of `size` bytes in the log, the next that enter consume queues, wait here."""
+        """Queue appends of `size` bytes of the log, which are the next to enter consume queues."""
         self._waiting.put(appends, size)
 
     def index(self, end: int, count: int) -> None:
@@ -69,7 +69,7 @@ class IndexDispatcher:
         index.write_header()
 
     def index_all(self, end: int, count: int) -> None:
-        """Index all there is, about `count` messages at a time. Raises OSError."""
+        """Index everything, about `count` messages at a time. Raises OSError."""
         while self.is_dirty(end):
             self.index(end, count)
 
@@ -80,7 +80,7 @@ class IndexDispatcher:
             self.index(end, count)
 
     def _index_from_log(self, end: int, count: int) -> int:
-        """Index at most `count` messages below `end` read back from the log; says how many there were."""
+        """Index at most `count` messages below `end` read back from the log; returns their number."""
         index = self._index
         rows: list[IndexRow] = []
         indexed = 0
@@ -100,7 +100,7 @@ class IndexDispatcher:
 
 def has_keys_between(log: CommitLog, before: int, end: int, known: int | None = None) -> bool:
     """Whether messages in the log behind the one at `before` (-1 for none) and below `end` have keys, or that one has
-    more than `known`: a file of the index that had them is lost then. May wait. Raises Unreadable."""
+    more than `known`: then an index file was lost. May wait. Raises Unreadable."""
     hasher = KeyHasher()
     for found in scan(log, max(before, log.min_offset), end, _LOOKS_MAX):
         for row in found.rows if isinstance(found, Run) else ():
@@ -111,19 +111,19 @@ def has_keys_between(log: CommitLog, before: int, end: int, known: int | None = 
     return False
 
 
-#: Messages for which consume queues (and then index) are written in one turn.
+#: Messages that are dispatched to consume queues (and then indexed) in one turn.
 TURN_MESSAGES = 1000
-#: Of puts that have a turn for themselves one in so many is timed, as their places in the log will have it.
+#: One in so many puts that are dispatched alone is timed.
 TIMED_EVERY = 7
-#: How long after the disk refused a write the next try is.
+#: Delay of the next attempt after the disk refused a write, seconds.
 RETRY_S = 1.0
 
 
 class Dispatcher:
-    """Feeds consume queues and index.
+    """Dispatches to consume queues and index.
 
-    `offset`: all of the log below is in the consume queues. `on_damage` is told of bytes that hold no record.
-    `statistics` is told how long puts took.
+    `offset`: the consume queues have the log below. `on_damage` is called with ranges that hold no record. `statistics`
+    gets the times of puts.
     """
 
     log = Logger()
@@ -140,7 +140,7 @@ class Dispatcher:
         statistics: StoreStatistics,
         why_not: Callable[[OSError], str] = str,
     ) -> None:
-        """`why_not`: what a person is told of an error of the disk."""
+        """`why_not`: makes the message for an error of the disk."""
         self._why_not = why_not
         self._commit_log = commit_log
         self._queues = queues
@@ -152,7 +152,7 @@ class Dispatcher:
         self._on_damage = on_damage
         self.offset = start
         self._statistics = statistics
-        self._taken = start  # as offset, but pending entries of queues count as written
+        self._taken = start  # as `offset`, counting pending entries as written
         self._call: IDelayedCall | None = None
         self._is_started = False
 
@@ -165,7 +165,7 @@ class Dispatcher:
         self._schedule()
 
     def stop(self) -> None:
-        """Take no more turns of the clock's."""
+        """Stop scheduling turns."""
         self._is_started = False
         if self._call is not None:
             self._call.cancel()
@@ -179,15 +179,15 @@ class Dispatcher:
         self._call = None
         try:
             self.dispatch(TURN_MESSAGES)
-            # What is queued came since the last turn. Were some of it left each time, it would be too much one day, and
-            # all be read from the log again, at several times the cost.
+            # The queue has what came since the last turn. If each turn left some of it, it would exceed its bound one
+            # day, and all be read from the log again, at several times the cost.
             while self._is_next_queued:
                 self.dispatch(TURN_MESSAGES)
             if self._index_dispatcher is not None:
                 self._index_dispatcher.index(self.offset, TURN_MESSAGES)
                 self._index_dispatcher.index_queued(self.offset, TURN_MESSAGES)
         except OSError as error:
-            # What is not in a consume queue nobody can get: no more of that.
+            # Messages that are in no consume queue cannot be got: refuse more of them.
             why = f"a consume queue or the index cannot be written: {self._why_not(error)}"
             if self._commit_log.refuse(Refusal.NOT_DISPATCHED, why):
                 self.log.error("dispatch waits for the disk, and no messages are taken: {error}", error=error)
@@ -204,8 +204,8 @@ class Dispatcher:
         return bool(dispatch_queue) and dispatch_queue.begin <= self._taken
 
     def restart(self, start: int) -> dict[ConsumeQueue, int]:
-        """Build the queues that have messages at or above `start` of the log anew, from there. Returns those, with the
-        number that the first of these messages had. Raises OSError."""
+        """Rebuild the queues that have messages at or above `start` of the log, from there. Returns them, with the
+        queue offset of the first of these messages. Raises OSError."""
         restarted: dict[ConsumeQueue, int] = {}
         for queue in self._queues:
             if queue.end_of_last() > start:
@@ -215,7 +215,7 @@ class Dispatcher:
         return restarted
 
     def catch_up(self) -> None:
-        """Dispatch to the consume queues all that is in the log. Raises OSError."""
+        """Dispatch the whole log to the consume queues. Raises OSError."""
         while self.offset < self._commit_log.readable_end:
             self.dispatch(TURN_MESSAGES)
 
@@ -236,8 +236,8 @@ class Dispatcher:
     # Consume queues
 
     def dispatch(self, count: int) -> None:
-        """Write about `count` messages to their consume queues and tell the listeners. Raises OSError: what was
-        taken waits, and is written by the next call."""
+        """Write about `count` messages to their consume queues and notify the listeners. Raises OSError: the messages
+        stay pending, and are written by the next call."""
         commit_log = self._commit_log
         dispatch_queue = commit_log.dispatch_queue
         if self._cq_dispatcher.touched:
@@ -265,8 +265,8 @@ class Dispatcher:
             self._index_dispatcher.keep(appends, taken_bytes)
 
     def _dispatch_from_log(self, end: int, count: int) -> int:
-        """As `_dispatch_appended`, for at most `count` messages below `end` read back from the log; says how many there
-        were."""
+        """As `_dispatch_appended`, for at most `count` messages below `end` read back from the log; returns their
+        number."""
         taken = 0
         for found in scan(self._commit_log, self._taken, end, count):
             if isinstance(found, Damage):

@@ -1,9 +1,9 @@
-"""The asyncio face: the clients' methods are coroutines. It needs a running loop, and neither Twisted nor a reactor.
+"""The asyncio face: the clients' methods are coroutines. Needs a running loop, but no Twisted.
 
     async with Producer("127.0.0.1:9876", "orders-app") as producer:
         result = await producer.send(Message("orders", b"paid", tags="paid"))
 
-Cancelling a coroutine gives up waiting: a request that has been sent may still be done.
+Cancelling a coroutine gives up waiting: a request that was sent may still be executed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ C = TypeVar("C")
 def call(
     method: Callable[Concatenate[C, P], Coroutine[Any, Any, T]], of: Callable[[Any], C]
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-    """A client's method that calls `method` of the core that `of` finds in the client."""
+    """Make a client's method that calls `method` of the core, which `of` returns for the client."""
 
     @functools.wraps(method)
     async def calling(client: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -131,7 +131,7 @@ class PushConsumer(_Client):
     def subscribe(self, topic: str, expression: str = ALL) -> Awaitable[None]:
         """Consume `topic`: messages with one of the tags in "a || b", or all with "*". Raises Refused on a bad name.
 
-        It is done whether or not it is awaited; to await it is to know that brokers have been told.
+        Takes effect whether or not it is awaited; awaiting it waits until the brokers know.
         """
         if self._core.add_subscription(topic, expression):
             return self._net.spawn(self._core.apply_subscription(topic))
@@ -152,7 +152,7 @@ class PushConsumer(_Client):
 
     @property
     def is_calling(self) -> bool:
-        """Whether this is asked from inside a call of the listener."""
+        """Whether the caller runs inside a call of the listener."""
         return self._core.is_calling
 
     close = call(PushConsumerCore.close, core)
@@ -189,7 +189,7 @@ class PullConsumer(_Client):
 
 
 class _Done:
-    """What may be awaited, and has nothing left to do."""
+    """An awaitable that is done already."""
 
     def __await__(self) -> Generator[None, None, None]:
         return
@@ -197,7 +197,7 @@ class _Done:
 
 
 class _ListenerCancelled(Exception):
-    """What a listener waited for was cancelled, by none of ours: it failed on its message."""
+    """Something that a listener awaited was cancelled, but not by this client: the listener failed on its message."""
 
 
 def _on_loop(listener: Listener) -> Callable[[ReceivedMessage], Coroutine[Any, Any, Any]]:

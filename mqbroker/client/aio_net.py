@@ -29,7 +29,7 @@ _CONNECT_TIMEOUT_S = 3.0
 _CLOSE_TIMEOUT_S = 1.0
 #: Frames sent within one turn of the loop are joined, up to about a transport's high-water mark.
 _UNWRITTEN_BYTES_MAX = 64 * 1024
-#: A peer that reads nothing for so long, while more waits for it, is gone.
+#: A peer that reads nothing for so long, seconds, while more waits for it, counts as gone.
 _UNREAD_S_MAX = 10.0
 #: Requests of a peer that may wait for their answers on one connection; more are dropped.
 UNANSWERED_MAX = 64
@@ -37,7 +37,7 @@ UNANSWERED_MAX = 64
 
 @asynccontextmanager
 async def _timeout(seconds: float) -> AsyncIterator[None]:
-    """As asyncio.timeout, but time in which the loop did not turn is not counted."""
+    """As asyncio.timeout, without the time in which the loop was blocked."""
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(None) as limit:
         timeout = Timeout(loop.time, loop.call_later, seconds, lambda: limit.reschedule(loop.time()))
@@ -48,9 +48,9 @@ async def _timeout(seconds: float) -> AsyncIterator[None]:
 
 
 class _FifoLock:
-    """A lock that is taken in the order of asking. `is_empty` tells that nobody has it or waits for it.
+    """A fair lock. `is_empty`: nobody holds it or waits for it.
 
-    Who finds what the lock guards ready must not go past those who waited for that: sends would leave out of order.
+    Callers that find the guarded resource ready must not overtake those that waited for it: sends would be reordered.
     """
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class _FifoLock:
 
 
 class _Connection(asyncio.Protocol):
-    """Frames on one transport; each request waits for the answer with its opaque."""
+    """Frames on one transport; each request waits for the response with its opaque."""
 
     def __init__(
         self, addr: str, answer: Callable[[RemotingCommand, _Connection], None], tls: ClientTls | None
@@ -85,7 +85,7 @@ class _Connection(asyncio.Protocol):
         self._addr = addr
         self._tls = tls
         self._answer = answer
-        #: Requests of the peer whose answers are not made yet, or do not fit into the socket's buffer.
+        #: Number of the peer's requests whose responses are not ready, or do not fit into the socket's buffer.
         self.unanswered = 0
         self._decoder = FrameDecoder()
         loop = asyncio.get_running_loop()
@@ -149,7 +149,7 @@ class _Connection(asyncio.Protocol):
         )
 
     def send(self, command: RemotingCommand) -> None:
-        """Write at the end of this turn of the loop, with whatever else is sent in it, or once that is much."""
+        """Write at the end of this turn of the loop, joined with other frames, or earlier if they are many."""
         if not self._unwritten:
             asyncio.get_running_loop().call_soon(self._write)
         data = encode_command(command)
@@ -160,18 +160,19 @@ class _Connection(asyncio.Protocol):
 
     @property
     def is_writable(self) -> bool:
-        """Whether what was sent is with the socket, and nobody waits to send more."""
+        """Whether all sent bytes are in the socket's buffer, and nobody waits to send more."""
         return self._writable.is_set() and self._write_lock.is_empty
 
     async def writable(self) -> bool:
-        """Wait, in the order of asking, until what was sent is with the socket; False where the connection ended."""
+        """Wait, in the order of calls, until all sent bytes are in the socket's buffer; False if the connection was
+        closed."""
         if not self.is_writable:
             async with self._write_lock:
                 await self._writable.wait()
         return self.is_open
 
     async def request(self, command: RemotingCommand, timeout_ms: int) -> RemotingCommand:
-        """Send at once, whether or not it is writable, and wait so long for the answer from when it is written."""
+        """Send at once, writable or not, and wait for the response; the time-out counts from the write."""
         if not self.is_open:
             raise ConnectionClosed(f"the connection to {self._addr} is closed")
         opaque = self._responses.next_opaque()
@@ -199,7 +200,7 @@ class _Connection(asyncio.Protocol):
             self._transport.close()
 
     async def ended(self) -> None:
-        """Wait for the end of a connection that was closed; TLS says goodbye first, and waits for the peer's."""
+        """Wait for the end of a closed connection; TLS exchanges close_notify first."""
         try:
             async with asyncio.timeout(_CLOSE_TIMEOUT_S):
                 await self._lost.wait()
@@ -228,7 +229,7 @@ class AioNet:
         credentials: Credentials | None = None,
         tls: ClientTls | None = None,
     ) -> None:
-        """Raises BadTls where files of `tls` cannot be used."""
+        """Raises BadTls if files of `tls` cannot be used."""
         self.rng = rng
         self._tls = None if tls is None else Contexts(tls, ssl_context)
         self._credentials = credentials
@@ -293,7 +294,7 @@ class AioNet:
         await asyncio.gather(*tasks, return_exceptions=True)
         for connection in self._connections.values():
             connection.close()
-        # Plain ones tell of their end on the loop's next turn.
+        # Plain transports report their end in the loop's next turn.
         await asyncio.gather(*(connection.ended() for connection in self._connections.values()))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
@@ -320,7 +321,7 @@ class AioNet:
         return self._closed
 
     def _open_connection(self, addr: str) -> _Connection | None:
-        """The open connection to `addr`; None where there is none, or somebody waits for it."""
+        """The open connection to `addr`; None if there is none, or somebody waits for it."""
         connection = self._connections.get(addr)
         return (
             connection if connection is not None and connection.is_open and self._connect_lock(addr).is_empty else None
@@ -333,7 +334,7 @@ class AioNet:
         return lock
 
     async def _connection(self, addr: str) -> _Connection:
-        """The open connection to `addr`, or a new one; all who wait share one attempt."""
+        """The open connection to `addr`, or a new one; all waiters share one attempt."""
         async with self._connect_lock(addr):
             connection = self._connections.get(addr)
             if connection is None or not connection.is_open:

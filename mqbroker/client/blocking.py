@@ -3,8 +3,8 @@
     with Producer("127.0.0.1:9876", "orders-app") as producer:
         result = producer.send(Message("orders", b"paid", tags="paid"))
 
-Producer and PullConsumer can be pickled and survive a fork: only addresses and options travel, and each process makes
-its own connections when it first needs them. PushConsumer runs an asyncio loop on a thread of its own.
+Producer and PullConsumer can be pickled and survive a fork: only addresses and options are pickled, and each process
+makes its own connections on first use. PushConsumer runs an asyncio loop on a thread of its own.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ Options = TypeVar("Options", bound=ProducerOptions | PullOptions)
 def call(
     method: Callable[Concatenate[C, P], Coroutine[Any, Any, T]], of: Callable[[Any], C]
 ) -> Callable[Concatenate[Any, P], T]:
-    """A client's method that calls `method` of the core that `of` finds in the client, and waits for its end."""
+    """Make a client's method that calls `method` of the core, which `of` returns for the client, and waits for its
+    end."""
 
     @functools.wraps(method)
     def calling(client: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -116,7 +117,7 @@ class _PerProcess(_Client, Generic[Core, Options]):
         self._parts()
 
     def close(self) -> None:
-        """Leave the brokers, where they know this client, and close the connections."""
+        """Unregister from the brokers that know this client, and close the connections."""
         self._forget_parent()
         with self._lock:
             self._closed = True
@@ -177,7 +178,7 @@ class Producer(_PerProcess[ProducerCore, ProducerOptions]):
         )
 
     def close(self) -> None:
-        """Wait for `send_async` sends, leave the brokers, close the connections."""
+        """Wait for `send_async` sends, unregister from the brokers, close the connections."""
         threads, self._threads = self._threads, None
         if threads is not None and threads[0] == os.getpid():
             threads[1].shutdown()
@@ -190,7 +191,7 @@ class Producer(_PerProcess[ProducerCore, ProducerOptions]):
 
 
 class PullsInFlight:
-    """Pulls on their way: call `finish`, or `abandon` where the answers are not wanted any more."""
+    """Pulls in flight: call `finish`, or `abandon` if the responses are not wanted any more."""
 
     def __init__(
         self, requests: RequestsInFlight, read: Callable[[list[RemotingCommand | MQError]], list[RawPull | MQError]]
@@ -199,11 +200,11 @@ class PullsInFlight:
         self._read = read
 
     def finish(self) -> list[RawPull | MQError]:
-        """Wait for the answers, from now on for as long as `pull_timeout_ms` says; an error stands in its place."""
+        """Wait for the responses, for `pull_timeout_ms` from now on; errors are returned in their places."""
         return self._read(self._requests.finish())
 
     def abandon(self) -> None:
-        """Close the connections that the answers come on."""
+        """Close the connections of the pulls."""
         self._requests.abandon()
 
 
@@ -242,7 +243,7 @@ class PushConsumer(_Client):
 
     It takes a message by returning None, True or ConsumeResult.SUCCESS. With False, ConsumeResult.RETRY or any
     exception the message comes again later; RetryLater says when. Whatever else it returns counts as RETRY, with a
-    warning. It lives in the process that started it, and is closed at the interpreter's exit unless it was before.
+    warning. It belongs to the process that started it, and is closed at the interpreter's exit at the latest.
     """
 
     def __init__(
@@ -304,7 +305,7 @@ class PushConsumer(_Client):
     def close(self) -> None:
         """Let running listeners end, commit, leave the group, close the connections, end the thread.
 
-        Inside the listener it begins that and returns: it is done once the listener has returned.
+        Inside the listener it starts this and returns: it completes after the listener has returned.
         """
         if self._pid != os.getpid():
             return
@@ -315,7 +316,7 @@ class PushConsumer(_Client):
             return
         closing = self._shut()
         try:
-            # Not from inside a call of the listener, whatever calls this: it is to be waited for.
+            # Run outside of the listener's context, whoever calls this: it is waited for.
             contextvars.Context().run(asyncio.run_coroutine_threadsafe, closing, self._loop)
         except RuntimeError:  # it was closed before
             closing.close()
@@ -323,11 +324,12 @@ class PushConsumer(_Client):
             self._thread.join()
 
     def _run(self, ready: threading.Event) -> None:
-        """The thread's work: to run the loop until `_shut`."""
+        """The thread's main function: run the loop until `_shut`."""
         try:
             asyncio.run(self._serve(ready))
         except RuntimeError:
-            # At the interpreter's exit 3.12 starts no thread, and asyncio wants one to end those that looked names up.
+            # At the interpreter's exit Python 3.12 starts no threads, and asyncio needs one to end those of name
+            # lookups.
             if not self._closed.is_set():
                 raise
 
@@ -363,7 +365,8 @@ class PushConsumer(_Client):
 
 
 class _ListenerEnded(Exception):
-    """The listener raised what would end a thread or a program, and from a thread of ours it ends neither."""
+    """The listener raised an exception that would end a thread or the program; in this client's thread it ends
+    neither."""
 
 
 def _on_threads(

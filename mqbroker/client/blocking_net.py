@@ -1,7 +1,7 @@
-"""The clients' network on plain sockets: nothing here suspends, so a coroutine over it runs to its end in one call.
+"""The clients' network on plain sockets: its coroutines never suspend, so that they run to their end in one call.
 
-A pool of connections for each address, safe for several threads. It belongs to the process that made it: after a fork
-the child calls `abandon` and makes its own. No Twisted, no event loop, no thread.
+A thread-safe pool of connections for each address. It belongs to one process: after a fork the child calls `abandon`
+and creates its own. No Twisted, no event loop, no threads.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ T = TypeVar("T")
 
 _CONNECT_TIMEOUT_S = 3.0
 _READ_BYTES = 256 * 1024
-#: Brokers close connections that were idle for 120 s; ours are not used again after half of that.
+#: Brokers close connections that were idle for 120 s; they are not reused after half of that.
 _IDLE_S_MAX = 60.0
-#: Requests sent ahead of their answers on one connection: they fit into socket buffers, so neither side gets stuck.
+#: Requests sent ahead of their responses on one connection: they fit into socket buffers, so that neither side blocks.
 _WINDOW = 64
 
 
@@ -73,7 +73,7 @@ class _Connection:
             self._socket = _encrypted(self._socket, addr, tls)
 
     def send(self, command: RemotingCommand, deadline: float, complete: Complete | None = None) -> None:
-        """Send a request; without `complete` a oneway one."""
+        """Send a request; a oneway one without `complete`."""
         opaque = self.responses.next_opaque()
         flag = command.flag if complete else command.flag | ONEWAY_FLAG
         data = encode_command(attrs.evolve(command, opaque=opaque, flag=flag))
@@ -82,25 +82,25 @@ class _Connection:
         self._within(deadline, command, lambda: self._socket.sendall(data))
 
     def read(self, command: RemotingCommand, deadline: float) -> None:
-        """Wait for answers, as that of `command` may be, and complete what they answer."""
+        """Read responses, such as that of `command`, and complete their requests."""
         data = self._within(deadline, command, lambda: self._socket.recv(_READ_BYTES))
         if not data:
             raise self._why_lost(None, command)
         now = self.responses.heard_at = time.monotonic()
         for answer in map(_decoded, self._decoder.feed(data)):
-            # What a broker asks of a producer that heartbeats needs a live client to answer it.
+            # A broker's requests to a producer that sends heartbeats need a live client.
             if answer.is_response:
                 self.responses.answer(answer, now)
 
     def is_usable(self, now: float) -> bool:
-        """False where the peer has closed it, or it was idle for too long."""
+        """False if the peer has closed it, or it was idle for too long."""
         if now - self.idle_since > _IDLE_S_MAX:
             return False
-        # Looked at by a read that does not wait: select() cannot tell of descriptors above 1023.
+        # By a non-blocking read: select() cannot handle descriptors above 1023.
         self._socket.settimeout(0)
         try:
             if self._tls:
-                # Only what TLS itself has to say may be there; this takes it.
+                # Only records of TLS itself may be there; this reads them.
                 self._socket.recv(1)
                 return False
             return bool(self._socket.recv(1, socket.MSG_PEEK))
@@ -115,7 +115,7 @@ class _Connection:
     def _why_lost(self, error: OSError | None, command: RemotingCommand) -> MQError:
         has_answered = self.responses.has_heard
         if self._tls is not None and error is not None and not is_alert(error) and not has_answered:
-            # A send may find the connection ended before it is read why the server ended it.
+            # A send may find the connection closed before the server's reason was read.
             try:
                 self._socket.settimeout(0)
                 self._socket.recv(1)
@@ -138,7 +138,7 @@ class _Connection:
 
 
 def _encrypted(plain: socket.socket, addr: str, tls: Contexts[ssl.SSLContext]) -> socket.socket:
-    """Shake hands over `plain`, within the time that it has. Raises TlsFailed, Unreachable or BadTls."""
+    """TLS handshake over `plain`, within its time-out. Raises TlsFailed, Unreachable or BadTls."""
     try:
         return tls.current().wrap_socket(plain, server_hostname=tls.tls.name_of(split_address(addr)[0]))
     except TimeoutError as error:
@@ -153,7 +153,7 @@ def _encrypted(plain: socket.socket, addr: str, tls: Contexts[ssl.SSLContext]) -
 
 
 class _Pipeline:
-    """Requests to one address over one connection, `_WINDOW` of them ahead of their answers."""
+    """Requests to one address over one connection, `_WINDOW` of them ahead of their responses."""
 
     def __init__(self, net: BlockingNet, addr: str) -> None:
         self._net = net
@@ -176,7 +176,7 @@ class _Pipeline:
             self._fail(error)
 
     def finish(self, deadline: float) -> list[RemotingCommand | MQError]:
-        """Collect all answers, in order; after an error all that are missing are that error."""
+        """Collect all responses, in order; after an error all missing ones are that error."""
         connection = self._connection
         try:
             while connection is not None and len(connection.responses):
@@ -190,7 +190,7 @@ class _Pipeline:
         return [result or ConnectionClosed("not sent") for result in self._results]
 
     def abandon(self) -> None:
-        """Close the connection unless it is back in the pool: answers may still be on their way over it."""
+        """Close the connection unless it is back in the pool: responses may still arrive on it."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -207,7 +207,7 @@ class _Pipeline:
 
 
 class RequestsInFlight:
-    """Requests on their way. `finish` takes the answers; without it `abandon` closes the connections they are on."""
+    """Requests in flight. `finish` reads the responses; `abandon` closes the connections instead."""
 
     def __init__(self, net: BlockingNet, requests: Sequence[tuple[str, RemotingCommand]], timeout_ms: int) -> None:
         self._addrs = [addr for addr, _ in requests]
@@ -224,7 +224,7 @@ class RequestsInFlight:
             raise
 
     def finish(self) -> list[RemotingCommand | MQError]:
-        """Wait for all answers, from now on for as long as the time-out says; they are in the requests' order."""
+        """Wait for all responses, for the time-out from now on; returned in the requests' order."""
         deadline = time.monotonic() + self._timeout_ms / 1000
         try:
             answers = {addr: iter(pipeline.finish(deadline)) for addr, pipeline in self._pipelines.items()}
@@ -233,7 +233,7 @@ class RequestsInFlight:
         return [next(answers[addr]) for addr in self._addrs]
 
     def abandon(self) -> None:
-        """Give up answers that were not taken."""
+        """Give up responses that were not read."""
         for pipeline in self._pipelines.values():
             pipeline.abandon()
 
@@ -282,7 +282,8 @@ class BlockingNet:
         return self.launch(requests, timeout_ms).finish()
 
     def launch(self, requests: Sequence[tuple[str, RemotingCommand]], timeout_ms: int) -> RequestsInFlight:
-        """Send requests now and take their answers later. What fails already is an error among the answers."""
+        """Send requests now and read their responses later. Requests that fail already are errors among the
+        responses."""
         return RequestsInFlight(
             self, [(addr, signed(command, self._credentials)) for addr, command in requests], timeout_ms
         )
@@ -309,13 +310,14 @@ class BlockingNet:
         self.abandon()
 
     def abandon(self) -> None:
-        """Close this process's handles of idle connections. In a forked child the parent's go on: no FIN is sent."""
+        """Close this process's handles of idle connections. In a forked child the parent's stay open: no FIN is
+        sent."""
         idle, self._idle = self._idle, {}
         for connection in itertools.chain.from_iterable(idle.values()):
             connection.close()
 
     def acquire(self, addr: str, deadline: float) -> _Connection:
-        """A connection that nobody else uses. Raises Unreachable, or ConnectionClosed where the client is closed."""
+        """A connection for exclusive use. Raises Unreachable, or ConnectionClosed if the client is closed."""
         with self._lock:
             if self._closed:
                 raise ConnectionClosed("the client is closed")
@@ -328,7 +330,7 @@ class BlockingNet:
         return _Connection(addr, max(0.001, deadline - time.monotonic()), self._tls)
 
     def release(self, addr: str, connection: _Connection) -> None:
-        """Keep a connection on which no answer is outstanding."""
+        """Return a connection, with no response outstanding, to the pool."""
         connection.idle_since = time.monotonic()
         with self._lock:
             if not self._closed:

@@ -1,7 +1,7 @@
-"""What a client answers to its brokers' requests. Nothing that a peer sends comes out of here as an exception.
+"""Handlers of brokers' requests to a client. Nothing that a peer sends raises an exception here.
 
-A member of a group hears that members changed, and answers what an administrator asks through a broker; whoever is none
-declines. Must never know how requests come and answers go.
+A group's member handles changes of the membership, and an administrator's requests that a broker forwards; other
+clients decline. Knows nothing of connections.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ log = logging.getLogger(__name__)
 
 
 async def decline(request: RemotingCommand) -> RemotingCommand | None:
-    """The answer of a producer."""
+    """The response of a producer."""
     remark = f" request type {request.code} not supported"
     return _answer(request, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
 
 
 def pull_consumer_answers(group: str) -> RequestHandler:
-    """The answers of a consumer of `group` that pulls."""
+    """The responses of a pull consumer of `group`."""
     remark = (
         f"The Consumer Group <{group}> has neither a listener nor queues of its own in this client: it pulls, and its "
         "program decides what and from where"
@@ -60,10 +60,10 @@ def pull_consumer_answers(group: str) -> RequestHandler:
 
 
 class MemberRequests:
-    """The answers of a group's member.
+    """The responses of a group's member.
 
-    :param member: gives it; it may not be there yet while its client is put together.
-    :param stacks: gives the stacks of the threads of this process.
+    :param member: returns the member; it may not exist yet while its client is being constructed.
+    :param stacks: returns the stacks of the threads of this process.
     """
 
     def __init__(self, member: Callable[[], PushConsumerCore], stacks: Callable[[], str]) -> None:
@@ -71,7 +71,7 @@ class MemberRequests:
         self._stacks = stacks
 
     async def answer(self, request: RemotingCommand) -> RemotingCommand | None:
-        """The answer to `request`, or None where it wants none."""
+        """The response to `request`, or None if it needs none."""
         handler = self.HANDLERS.get(request.code)
         if handler is None:
             return await decline(request)
@@ -138,11 +138,11 @@ class MemberRequests:
 
 
 def _offsets(body: bytes) -> dict[MessageQueue, int]:
-    """The table of a reset, in either of its forms. Raises BadBody, or Refused on an offset that cannot be."""
+    """The table of a reset, in either of its forms. Raises BadBody, or Refused on an invalid offset."""
     try:
         offsets = ResetOffsetBody.from_json(body, ANSWERED_DIALECT_BYTES_MAX).offset_table
     except BadBody as bad:
-        # mqadmin can ask for the form that clients in C++ read, whoever the consumers are.
+        # mqadmin can request the form of C++ clients, whatever the consumers are.
         try:
             told = ResetOffsetBodyForC.from_json(body).offset_table
         except BadBody:

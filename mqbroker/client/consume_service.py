@@ -1,6 +1,6 @@
 """Consume service: calls the listener for a bounded number of messages at a time, and acts on its results.
 
-What an administrator wants consumed goes to the same listener, beside the queues, and moves no offset.
+Messages that an administrator has consumed directly go to the same listener, beside the queues, and move no offset.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from mqbroker.wire.codes import ResponseCode
 
 log = logging.getLogger(__name__)
 
-#: As many messages that an administrator wants consumed may be with the listener at once; more are refused.
+#: Messages of administrators that may be with the listener at once; more are refused.
 DIRECT_MAX = 16
 
-#: A message with which the listener is found so often goes back; counted, since clocks of machines jump.
+#: A message that is found with the listener so often is sent back; counted, since clocks jump.
 LOOKS_MAX = 15
 
 #: The delay level of such a message, as in ProcessQueue.cleanExpiredMsg of 4.9.7.
@@ -39,13 +39,13 @@ _OVERDUE_DELAY_LEVEL = 3
 #: A function or coroutine function; it may also return a Deferred where the face runs on Twisted.
 Listener = Callable[[ReceivedMessage], Any]
 
-#: Gives a message back to the broker, to come again after a delay level.
+#: Sends a message back to the broker, to be delivered again after a delay level.
 SendBack = Callable[[ReceivedMessage, int], Awaitable[None]]
 
 
 @attrs.define(eq=False)
 class _Call:
-    """A listener that is being called, as what it calls in turn can find it."""
+    """A running call of the listener, which its callees can find (context variable)."""
 
     consuming: ConsumeService
     has_ended: bool = False
@@ -55,10 +55,10 @@ _call_here: ContextVar[_Call | None] = ContextVar("mqbroker listener", default=N
 
 
 class Owner(Protocol):
-    """Whose message it is: one assigned queue."""
+    """The owner of a message: one assigned queue."""
 
     queue: MessageQueue
-    #: True once the queue belongs to another member: what the listener says no longer counts.
+    #: True once the queue belongs to another member: the listener's result no longer counts.
     dropped: bool
 
     def done(self, message: ReceivedMessage) -> None: ...
@@ -66,7 +66,7 @@ class Owner(Protocol):
 
 @attrs.define(eq=False)
 class _Run:
-    """A message that is with the listener. `looks` counts how often it was found there."""
+    """A message that is with the listener. `looks` counts how often a check found it there."""
 
     owner: Owner
     message: ReceivedMessage
@@ -75,7 +75,7 @@ class _Run:
 
 
 class ConsumeService:
-    """Runs `listener` for at most `concurrency` messages at once, in the order they came."""
+    """Runs `listener` for at most `concurrency` messages at once, in the order of arrival."""
 
     def __init__(
         self,
@@ -96,13 +96,13 @@ class ConsumeService:
         self._local_retry_s = local_retry_s
         self._waiting: deque[tuple[Owner, ReceivedMessage]] = deque()
         self._runs: dict[_Run, None] = {}
-        #: How many of them are of which queue.
+        #: Their number by queue.
         self._busy: Counter[MessageQueue] = Counter()
         self._waiting_for: list[tuple[MessageQueue, Signal]] = []
-        #: Calls of the listener for messages that no queue brought.
+        #: Calls of the listener for messages of administrators.
         self._direct_calls = 0
         self._starting = False
-        #: A message did not get to the listener, or a call of it was torn down: no other message would fare better.
+        #: The listener could not be called, or a call was torn down: other messages would fail the same way.
         self._halted = False
         self._closed = False
         self._idle = net.signal()
@@ -117,7 +117,7 @@ class ConsumeService:
         self._waiting = deque(item for item in self._waiting if not item[0].dropped)
 
     async def ended(self, queue: MessageQueue, timeout_s: float) -> bool:
-        """Return True when the listener is with no message of `queue`, False where it still is after that time."""
+        """Return True when the listener has no message of `queue`, False if it still has after that time."""
         if not self._busy[queue]:
             return True
         waiter = queue, self._net.signal()
@@ -128,7 +128,7 @@ class ConsumeService:
             self._waiting_for.remove(waiter)
 
     async def consume_directly(self, message: ReceivedMessage) -> ConsumeMessageDirectlyResult:
-        """Hand `message` to the listener at once, and tell what comes of it. Raises Refused."""
+        """Call the listener for `message` at once, and return the result. Raises Refused."""
         if self._closed:
             raise Refused(ResponseCode.SYSTEM_ERROR, "this consumer is closing and takes no more messages")
         if self._direct_calls >= DIRECT_MAX:
@@ -154,13 +154,13 @@ class ConsumeService:
         self._waiting.clear()
 
     async def close(self, timeout_s: float) -> bool:
-        """Start nothing more; return True when all that runs has ended, False where it has not in time."""
+        """Stop, and return True when all running calls have ended, False if they have not in time."""
         self.stop()
         return self._is_idle or await self._idle.wait(timeout_s)
 
     @property
     def is_calling(self) -> bool:
-        """Whether this is asked from inside a call of the listener: it must not wait for the call's end."""
+        """Whether the caller runs inside a call of the listener: it must not wait for the call's end."""
         call = _call_here.get()
         return call is not None and call.consuming is self and not call.has_ended
 
@@ -173,7 +173,7 @@ class ConsumeService:
             self._idle.set()
 
     def _start_some(self) -> None:
-        # A listener that never suspends ends inside spawn(), and its end comes back here: let the first call go on.
+        # A listener that never suspends ends inside spawn(), which calls this again: let the first call continue.
         if self._starting or self._halted:
             return
         self._starting = True
@@ -189,7 +189,7 @@ class ConsumeService:
             self._starting = False
 
     async def send_back_overdue(self) -> None:
-        """Look at the messages that are with the listener; send those back that were for LOOKS_MAX looks."""
+        """Check the messages that are with the listener; send those back that were for LOOKS_MAX checks."""
         for run in list(self._runs):
             run.looks += 1
             if run.looks > LOOKS_MAX and not run.is_sent_back and not run.owner.dropped:
@@ -218,7 +218,7 @@ class ConsumeService:
             log.debug("message %s of %s is left to others: %s", run.message.msg_id, run.message.queue, why)
             self._halted = True
         except BaseException:
-            # The loop is ending, and cancels all that runs on it.
+            # The loop is ending, and cancels all tasks.
             self._halted = True
             raise
         finally:
@@ -250,7 +250,7 @@ class ConsumeService:
         owner.done(message)
 
     async def _call(self, message: ReceivedMessage) -> int | None:
-        """As `_ask`, with 0 where the listener fails. Raises NotHandled."""
+        """As `_ask`, with 0 if the listener fails. Raises NotHandled."""
         began = self._net.now()
         delay_level: int | None = 0
         try:
@@ -264,7 +264,7 @@ class ConsumeService:
         return delay_level
 
     async def _ask(self, message: ReceivedMessage) -> int | None:
-        """Return None where the listener is content, else the delay level to send the message back with."""
+        """Return None if the listener consumed the message, else the delay level to send it back with."""
         call = _Call(self)
         _call_here.set(call)
         try:

@@ -5,7 +5,7 @@
     result = yield producer.send(Message("orders", b"paid", tags="paid"))
     yield producer.close()
 
-Cancelling a Deferred gives up waiting: a request that has been sent may still be done.
+Cancelling a Deferred gives up waiting: a request that was sent may still be executed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ C = TypeVar("C")
 def call(
     method: Callable[Concatenate[C, P], Coroutine[Any, Any, T]], of: Callable[[Any], C]
 ) -> Callable[Concatenate[Any, P], Deferred[T]]:
-    """A client's method that calls `method` of the core that `of` finds in the client; it returns a Deferred."""
+    """Make a client's method that calls `method` of the core, which `of` returns for the client; it returns a
+    Deferred."""
 
     @functools.wraps(method)
     def calling(client: Any, /, *args: P.args, **kwargs: P.kwargs) -> Deferred[T]:

@@ -29,7 +29,7 @@ class ClientError(MQError):
 
 
 class NameServerUnreachable(ClientError):
-    """None of the name servers answered. `tried` holds (address, why) pairs."""
+    """None of the name servers answered. `tried` holds (address, reason) pairs."""
 
     retriable = True
     hint = "Check the address and that the name server runs (it listens on 9876 by default)"
@@ -43,7 +43,7 @@ class NameServerUnreachable(ClientError):
 
 
 class TlsFailed(ClientError, Unreachable):
-    """A server was reached, and no encrypted connection came about that could be trusted."""
+    """A server was reached, but no trusted TLS connection could be established."""
 
     retriable = False
 
@@ -58,12 +58,12 @@ class TlsFailed(ClientError, Unreachable):
 
 
 def is_about_account(error: BaseException) -> bool:
-    """Whether a broker refused a request because of the account that signed it, or did not."""
+    """Whether a broker refused a request for its signature, or the lack of one."""
     return isinstance(error, Refused) and _ACL_REMARK in error.remark
 
 
 class TopicNotFound(ClientError):
-    """The name servers answer, and none of them knows `topic`."""
+    """The name servers answer, but none knows `topic`."""
 
     retriable = True
 
@@ -86,7 +86,7 @@ class TopicNotFound(ClientError):
 
 
 class NoBrokerForTopic(ClientError):
-    """The topic has a route, but no broker on it can do what is asked. `is_away`: one may be back in a moment."""
+    """The topic has a route, but no broker on it can execute the request. `is_away`: one may be back soon."""
 
     retriable = True
     hint = "Check that its brokers run and have registered with the name server, and the permissions of the topic"
@@ -134,7 +134,7 @@ class SendFailed(ClientError):
 
 
 def refusal_hint(error: Refused) -> str:
-    """What to do about a broker's refusal; the broker was reached, and its remark says most."""
+    """Advice for a broker's refusal; its remark says most."""
     if is_about_account(error):
         return "The broker answers: look at the account's rights in its plain_acl.yml"
     return _REFUSAL_HINTS.get(error.code, "The broker answers: its remark, or its log, says why it refuses")
@@ -152,7 +152,7 @@ _REFUSAL_HINTS: dict[int, str] = {
 
 
 class BadMessage(ClientError):
-    """A message that must not be sent: empty, too large, or with reserved properties."""
+    """A message that cannot be sent: empty, too large, or with reserved properties."""
 
 
 class ClientClosed(ClientError):
@@ -162,7 +162,7 @@ class ClientClosed(ClientError):
 
 
 class BadListener(ClientError):
-    """A listener that could never handle a message."""
+    """A listener that cannot handle messages."""
 
     def __init__(self, why: str, hint: str) -> None:
         super().__init__(why, hint)
@@ -174,17 +174,17 @@ class BadListener(ClientError):
 
 
 class NoSubscription(ClientError):
-    """A push consumer is started that would get nothing."""
+    """A push consumer was started without a subscription."""
 
     hint = "Call subscribe(topic) before start(), or before entering `with`; topics can be added later"
 
 
 class NotHandled(Exception):  # raised by a face, not seen by users
-    """The listener did not get a message: nothing is said of it, and the group's next member gets it."""
+    """The listener could not be called for a message: no result is reported, and the group's next member gets it."""
 
 
 class RetryLater(Exception):  # raised by a user's listener, not by this package
-    """Raise it in a listener to have the message again.
+    """Raise it in a listener to get the message again.
 
     `delay_level` 0 lets the broker choose (later each time), 1 to 18 names one of its levels, -1 puts the message into
     the dead letter queue at once. Raises ValueError where it is none of these.

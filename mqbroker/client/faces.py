@@ -1,7 +1,7 @@
 """What the three faces share: where a client's methods find the core that does the work.
 
-A face makes its methods of the cores' coroutines, one line each, by its own `call`: `send = call(ProducerCore.send,
-started)`. Arguments, their types and what is said of them are the core's.
+A face makes its methods from the cores' coroutines, one line each, by its own `call`: `send = call(ProducerCore.send,
+started)`. Parameters, types and docstrings are the core's.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from mqbroker.client.producer import ProducerCore
 
 #: The core of a client.
 core = attrgetter("_core")
-#: What asks brokers for offsets, in the core of a pull consumer.
+#: The offset requests of a pull consumer's core.
 offsets = attrgetter("_core.offsets")
 
 
 def started(client: Any) -> ProducerCore:
-    """The core of a producer. Raises ClientClosed where it is not started, or was closed."""
+    """The core of a producer. Raises ClientClosed if it is not started, or was closed."""
     producer: ProducerCore = core(client)
     return producer.started()

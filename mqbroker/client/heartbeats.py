@@ -45,7 +45,7 @@ class Heartbeats:
         await self._send_to_all()
 
     async def send_first(self) -> None:
-        """As `send_to_all`. Raises Refused where all brokers refuse the account: nothing can come of it."""
+        """As `send_to_all`. Raises Refused if all brokers refuse the account."""
         failures = await self._send_to_all()
         if failures and all(is_about_account(error) for error in failures.values()) and not self._sent_at:
             raise next(iter(failures.values()))
@@ -57,21 +57,21 @@ class Heartbeats:
         return await self._send(addresses)
 
     async def send_to(self, addr: str) -> None:
-        """Send one at once: the broker has said that it does not know this client."""
+        """Send one at once: the broker does not know this client."""
         await self._send([addr])
 
     async def send_to_new(self) -> None:
-        """Send one to the brokers that a new route brought."""
+        """Send one to the brokers of a new route that are not known yet."""
         await self._send([addr for addr in self._addresses() if addr not in self._sent_at])
 
     async def send_if_due(self, addr: str) -> None:
-        """This client has just talked to `addr`: send it one, unless it was sent one within the heartbeat's period."""
+        """Called after a request to `addr`: send it one, unless it got one within the heartbeat's period."""
         sent_at = self._sent_at.get(addr)
         if sent_at is None or self._net.now() - sent_at >= self._heartbeat_s:
             await self._send([addr])
 
     async def unregister(self) -> None:
-        """Unregister from every broker that was sent one. Failures are left to the brokers' own time-out."""
+        """Unregister from every broker that got one. After failures the brokers' own time-out applies."""
         consumer = self._consumer_data() if self._consumer_data else None
         header = UnregisterClientRequestHeader(
             client_id=self.client_id,
@@ -102,7 +102,7 @@ class Heartbeats:
         return sorted(found)
 
     async def _send(self, addresses: list[str]) -> dict[str, MQError]:
-        """Returns what failed, by address."""
+        """Send one to each address. Returns the errors by address."""
         failures: dict[str, MQError] = {}
         for addr in addresses:
             self._sent_at[addr] = self._net.now()

@@ -1,7 +1,6 @@
 """A client's identity: its id and address, and its account from a file as Java's mqadmin has it.
 
-The address comes from the routing table; no packet is sent and no name is looked up. Errors never repeat what the
-file holds.
+The address comes from the routing table; no packet is sent and no name is looked up. Errors never quote the file.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from mqbroker.wire.ids import UniqIdSource
 from mqbroker.wire.names import split_address
 from mqbroker.wire.signature import Credentials
 
-#: Any outside address gives the interface of the default route (this one is reserved for documentation).
+#: Any outside address selects the interface of the default route (this one is reserved for documentation).
 _OUTSIDE = ("192.0.2.1", 9)
 
 
 def local_ip(name_servers: Sequence[str]) -> str:
-    """The address this machine would use towards the first name server, or 127.0.0.1."""
+    """This machine's address towards the first name server, or 127.0.0.1."""
     host, port = split_address(name_servers[0])
     try:
         version = ipaddress.ip_address(host).version
@@ -40,14 +39,15 @@ def local_ip(name_servers: Sequence[str]) -> str:
 
 
 def make_client_id(ip: str, pid: int, rng: random.Random) -> str:
-    """Unique for each client: brokers and group members tell clients apart by it alone."""
+    """Make a client id, unique for each client: brokers and group members distinguish clients by it alone."""
     return f"{ip}@{pid}#{rng.getrandbits(48):012x}"
 
 
 def producer_identity(
     name_servers: Sequence[str], rng: random.Random, now: Callable[[], float]
 ) -> tuple[str, UniqIdSource]:
-    """The client id of a producer in this process, and what makes the ids of its messages; `now` gives seconds."""
+    """The client id of a producer in this process, and the function that makes its message ids; `now` returns
+    seconds."""
     ip, pid = local_ip(name_servers), os.getpid()
     return make_client_id(ip, pid, rng), UniqIdSource(ip, pid, rng.getrandbits(32), now)
 
@@ -58,11 +58,11 @@ _BYTES_MAX = 64 * 1024
 
 
 class BadAccount(MQError):
-    """An account that cannot be used; the text names where it comes from, and no secret."""
+    """An account that cannot be used; the text names its source, and no secret."""
 
 
 def read_account(path: str) -> Credentials:
-    """The account in the YAML file at `path`: accessKey, secretKey, and securityToken where there is one.
+    """The account in the YAML file at `path`: accessKey, secretKey, and optionally securityToken.
 
     Raises BadAccount.
     """
@@ -73,7 +73,7 @@ def read_account(path: str) -> Credentials:
     except OSError as error:
         raise BadAccount(f"{path}: {error.strerror}") from None
     except (yaml.YAMLError, ValueError, RecursionError):
-        # The library's words quote what it read.
+        # The library's message quotes the content.
         raise BadAccount(f"{path} cannot be read as YAML; {RIGHT}") from None
     if not isinstance(found, dict):
         raise BadAccount(f"{path} holds no account; {RIGHT}")

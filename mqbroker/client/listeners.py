@@ -12,7 +12,7 @@ from mqbroker.client.messages import ConsumeResult, ReceivedMessage, short
 
 log = logging.getLogger(__name__)
 
-#: ListenerResults that are none are told of once in so many seconds.
+#: Invalid results are logged once in so many seconds.
 TELL_EVERY_S = 60.0
 
 _RIGHT = (
@@ -24,7 +24,7 @@ _RIGHT = (
 def check_listener(listener: object, *, may_await: bool) -> None:
     """Check that a listener can handle messages. Raises BadListener.
 
-    :param may_await: whether what it returns is awaited, so that it may be a coroutine function.
+    :param may_await: whether its result is awaited, so that it may be a coroutine function.
     """
     if listener is None:
         raise BadListener("there is no listener", "Pass a function that takes a ReceivedMessage")
@@ -43,7 +43,7 @@ def check_listener(listener: object, *, may_await: bool) -> None:
 
 
 class ListenerResults:
-    """Reads what one listener returns. `now` gives seconds."""
+    """Interprets the results of one listener. `now` returns seconds."""
 
     def __init__(self, listener: object, now: Callable[[], float]) -> None:
         self._name = _name(listener)
@@ -52,7 +52,7 @@ class ListenerResults:
         self._untold = 0
 
     def delay_level(self, verdict: object, message: ReceivedMessage) -> int | None:
-        """None where the message is consumed, else the delay level to send it back with."""
+        """None if the message is consumed, else the delay level to send it back with."""
         if verdict is None or verdict is True or verdict is ConsumeResult.SUCCESS:
             return None
         if verdict is False or verdict is ConsumeResult.RETRY:
@@ -86,11 +86,11 @@ class ListenerResults:
 
 
 def _is_any(listener: object, *kinds: Callable[[Any], bool]) -> bool:
-    """Whether calling it calls such a function: it is one, a partial of one, or has one for its __call__."""
+    """Whether a callable is such a function, a partial of one, or has one as its __call__."""
     return any(kind(listener) or kind(getattr(listener, "__call__", None)) for kind in kinds)  # noqa: B004
 
 
 def _name(listener: object) -> str:
-    # A face wraps what it is given, and a person shall read what they wrote.
+    # A face wraps the listener, but errors should name the user's own function.
     listener = inspect.unwrap(listener)  # type: ignore[arg-type]
     return getattr(listener, "__qualname__", None) or short(listener)

@@ -25,7 +25,7 @@ RESERVED_PROPERTIES = frozenset(
 _BYTES_LIKE = (bytes, bytearray, memoryview)
 
 
-# What does not fit is left as it is here; `_check`, which knows the topic, says what is wrong with it.
+# Invalid values stay as they are here; `_check`, which knows the topic, reports them.
 def _to_bytes(body: bytes | bytearray | memoryview | str) -> bytes:
     if isinstance(body, str) and body.isascii():
         return body.encode()
@@ -53,10 +53,10 @@ def _to_dict(properties: Mapping[str, str]) -> dict[str, str]:
 class Message:
     """A message to send. `body` is bytes-like, or text, which becomes UTF-8; `keys` find it in the broker's index.
 
-    `delay_level` 1 to 18 names one of the broker's delays. `wait_stored` false lets the broker answer before the disk
-    or a slave has the message. `flag` is a signed number of 32 bits. `unique_key` is made on sending where it is None;
-    set it to tell repeated sends of one thing apart from others. Raises BadMessage, which names the topic and the field
-    that cannot be sent, or Refused where the topic's name is none.
+    `delay_level` 1 to 18 selects one of the broker's delays. With `wait_stored` false the broker responds before the
+    disk or a slave has the message. `flag` is a signed 32-bit number. `unique_key` is made on sending if it is None;
+    set it to recognise repeated sends. Raises BadMessage, which names the topic and the invalid field, or Refused on an
+    invalid topic.
     """
 
     topic: str = attrs.field()
@@ -127,15 +127,15 @@ class Message:
 
 
 def short(value: object) -> str:
-    """A value that does not fit, as an error or a warning shows it."""
+    """An invalid value, shortened for an error or a warning."""
     return f"{reprlib.repr(value)} of type {type(value).__name__}"
 
 
 @attrs.frozen
 class ReceivedMessage:
-    """A stored message. Times are ms since the epoch; `queue` is where it was read, `topic` what it was sent to.
+    """A stored message. Times are ms since the epoch; `queue` is where it was read, `topic` where it was sent.
 
-    The two differ for a message that comes again through the group's retry topic.
+    They differ for a message that is delivered again through the group's retry topic.
     """
 
     topic: str
@@ -159,7 +159,7 @@ class ReceivedMessage:
 
     @classmethod
     def of_record(cls, record: Record, broker_name: str) -> ReceivedMessage:
-        """Raises BadRecord where the body does not inflate."""
+        """Raises BadRecord if the body does not inflate."""
         properties = record.properties
         topic = record.topic
         if topic.startswith(RETRY_PREFIX):
@@ -188,7 +188,7 @@ class ReceivedMessage:
 
 
 class SendStatus(IntEnum):
-    """How far the broker got. Whatever it says, the message is in the broker's log."""
+    """The broker's result. With any of them the message is in the broker's log."""
 
     SEND_OK = ResponseCode.SUCCESS
     FLUSH_DISK_TIMEOUT = ResponseCode.FLUSH_DISK_TIMEOUT
@@ -218,7 +218,7 @@ class ConsumeResult(Enum):
 
 
 class PullStatus(IntEnum):
-    """What a pull found. Whatever it says, `next_offset` is where to go on."""
+    """Result of a pull. With any of them the next pull starts at `next_offset`."""
 
     FOUND = ResponseCode.SUCCESS
     NO_NEW_MESSAGE = ResponseCode.PULL_NOT_FOUND
@@ -231,9 +231,9 @@ class PullStatus(IntEnum):
 
 @attrs.frozen
 class RawPull:
-    """An answer to a pull as it came: `body` is records one after another, as in the commit log.
+    """An undecoded response to a pull: `body` has consecutive records, as in the commit log.
 
-    `max_offset` is one beyond the last message of the queue; `broker_id` is whom the broker wants asked next.
+    `max_offset` is one beyond the last message of the queue; `broker_id` is the broker that the next pull should go to.
     """
 
     status: PullStatus
@@ -246,7 +246,7 @@ class RawPull:
 
 @attrs.frozen
 class PullResult:
-    """A pull with its messages read."""
+    """A pull with decoded messages."""
 
     status: PullStatus
     next_offset: int

@@ -1,7 +1,7 @@
 """Net and LiveNet: the interface by which the clients' cores reach network, clock and scheduler.
 
-`Net` can be had without any event loop: its awaitables may finish without ever suspending. `LiveNet` adds what only a
-running loop can give. The cores know nothing else: no socket, no reactor, no thread, no wall clock.
+`Net` needs no event loop: its awaitables may finish without suspending. `LiveNet` adds what needs a running loop. The
+cores use nothing else: no socket, no reactor, no thread, no wall clock.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from mqbroker.wire.signature import Credentials
 
 log = logging.getLogger(__name__)
 
-#: Answers a request that a broker sends to this client; None answers nothing.
+#: Handles a request that a broker sends to this client; None sends no response.
 RequestHandler = Callable[[RemotingCommand], Coroutine[Any, Any, RemotingCommand | None]]
 
 
 def signed(command: RemotingCommand, credentials: Credentials | None) -> RemotingCommand:
-    """The command as one signed by `credentials`; itself where there are none."""
+    """The command signed by `credentials`; unchanged without any."""
     if credentials is None:
         return command
     fields = dict(command.ext_fields)
@@ -34,7 +34,7 @@ def signed(command: RemotingCommand, credentials: Credentials | None) -> Remotin
 
 
 class Lock(Protocol):
-    """For `async with`: what the locks of Twisted, asyncio and ours have in common."""
+    """For `async with`: the common part of Twisted's, asyncio's and our own locks."""
 
     def __aenter__(self) -> Awaitable[Any]: ...
 
@@ -48,61 +48,61 @@ class Net(Protocol):
 
     @property
     def rng(self) -> random.Random:
-        """For choices that should differ between clients, never for secrets."""
+        """For choices that should differ between clients; never for secrets."""
 
     def now(self) -> float:
         """Seconds since the epoch."""
 
     async def invoke(self, addr: str, command: RemotingCommand, timeout_ms: int) -> RemotingCommand:
-        """Return the answer. Raises Unreachable, ConnectionClosed or RequestTimedOut.
+        """Return the response. Raises Unreachable, ConnectionClosed or RequestTimedOut.
 
-        The time counts from when the request is handed over; to connect may take as long before that.
+        The time-out counts from the write of the request; connecting may take as long before that.
         """
 
     async def invoke_many(
         self, requests: Sequence[tuple[str, RemotingCommand]], timeout_ms: int
     ) -> list[RemotingCommand | MQError]:
-        """Send all requests before waiting for any answer; return answers or errors in the same order."""
+        """Send all requests before waiting for any response; return responses or errors in the same order."""
 
     async def send_oneway(self, addr: str, command: RemotingCommand) -> None:
-        """Return when the bytes are handed over. Raises Unreachable."""
+        """Return when the bytes were written. Raises Unreachable."""
 
     async def sleep(self, seconds: float) -> None: ...
 
     def lock(self) -> Lock:
-        """One at a time; those that wait come in the order of their asking."""
+        """A fair lock: waiters acquire it in the order of their calls."""
 
     async def close(self) -> None:
-        """Close all connections; what waits for an answer fails with ConnectionClosed."""
+        """Close all connections; pending requests fail with ConnectionClosed."""
 
 
 class Signal(Protocol):
-    """A flag that at most one coroutine waits for; waiting takes it down."""
+    """An event with at most one waiter; `wait` clears it."""
 
     def set(self) -> None: ...
 
     async def wait(self, timeout_s: float | None = None) -> bool:
-        """Return True once the flag is up, False when `timeout_s` passed first."""
+        """Return True once it is set, False after `timeout_s`."""
 
 
 class Task(Protocol):
-    """A coroutine that runs by itself."""
+    """A running coroutine."""
 
     def cancel(self) -> object:
-        """Make it end at its next turn; nothing happens where it has ended."""
+        """Cancel it at its next turn; no effect if it has ended."""
 
 
 class LiveNet(Net, Protocol):
     """A Net on a running event loop."""
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> Task:
-        """Run it beside the caller; an error that leaves it is logged."""
+        """Run a coroutine concurrently; its errors are logged."""
 
     def signal(self) -> Signal: ...
 
 
 async def every(net: LiveNet, seconds: float, what: Callable[[], Awaitable[None]]) -> None:
-    """Run `what` after each pause of `seconds`, for ever; its errors are logged and do not end it."""
+    """Run `what` periodically, with pauses of `seconds`; its errors are logged and do not end it."""
     while True:
         await net.sleep(seconds)
         try:

@@ -15,7 +15,7 @@ from mqbroker.wire.signature import Credentials
 
 
 def parse_name_servers(addresses: str | Iterable[str]) -> tuple[str, ...]:
-    """Read "host:port;host:port" or a list of such. Raises MQError naming the one that is wrong."""
+    """Parse "host:port;host:port" or a list of such. Raises MQError naming the invalid one."""
     parts = addresses.replace(",", ";").split(";") if isinstance(addresses, str) else addresses
     found = tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
     for address in found:
@@ -38,33 +38,33 @@ class ConsumeFrom(Enum):
 
 @attrs.frozen(kw_only=True)
 class ClientOptions:
-    """What producers and consumers have in common."""
+    """Options common to producers and consumers."""
 
-    #: Signs requests to brokers that control access.
+    #: Signs requests, for brokers with access control.
     credentials: Credentials | None = None
     #: Encrypts all connections; None leaves them plain.
     tls: ClientTls | None = None
-    #: How long a route is used before it is asked for again.
+    #: How long a route is used before it is requested again.
     route_age_s: float = 30.0
 
 
 @attrs.frozen(kw_only=True)
 class ProducerOptions(ClientOptions):
-    """All attempts of a send end after `send_timeout_ms`, counted from when it is its turn to be sent.
+    """All attempts of a send end after `send_timeout_ms`, counted from its turn to be sent.
 
-    `retries` bounds the attempts after the first; None leaves that to the time. A message that a broker refuses is not
-    sent more than three times, unless the broker is busy or not in service.
+    `retries` bounds the attempts after the first; None means only the time does. A message that a broker refuses is
+    sent three times at most, unless the broker is busy or not in service.
     """
 
     send_timeout_ms: int = attrs.field(default=3000, validator=ge(1))
     retries: int | None = attrs.field(default=None, validator=optional(ge(0)))
-    #: As many sends, of as many bytes together, are on their way at once; what comes beyond waits in order.
+    #: Maximum number, and bytes, of sends in flight; more wait in order.
     sends_in_flight_max: int = attrs.field(default=1000, validator=ge(1))
     sends_in_flight_bytes_max: int = attrs.field(default=16 * 1024 * 1024, validator=ge(1))
     compress_over_bytes: int = attrs.field(default=4096, validator=ge(1))
     compress_level: int = attrs.field(default=5, validator=[ge(0), le(9)])
     message_bytes_max: int = attrs.field(default=4 * 1024 * 1024, validator=ge(1))
-    #: How many queues a topic gets that the send creates.
+    #: Number of queues of a topic that the send creates.
     default_topic_queues: int = attrs.field(default=4, validator=ge(1))
     #: Connections and threads of `send_async` on the blocking face.
     send_threads: int = attrs.field(default=8, validator=ge(1))
@@ -82,9 +82,10 @@ class PushOptions(ClientOptions):
     pull_batch: int = attrs.field(default=32, validator=[ge(1), le(1024)])
     queue_messages_max: int = attrs.field(default=1000, validator=ge(1))
     queue_bytes_max: int = attrs.field(default=100 * 1024 * 1024, validator=ge(1))
-    #: A queue is not pulled on while more messages came after its first one that is not consumed.
+    #: A queue is not pulled while more messages than this follow its first unconsumed one.
     queue_span_max: int = attrs.field(default=2000, validator=ge(1))
-    #: A message that the listener is with for so long goes back to the broker, whatever the listener says of it later.
+    #: A message that the listener has held for so long is sent back to the broker; the listener's later result is
+    #: ignored.
     consume_timeout_s: float = attrs.field(default=900.0, validator=gt(0))
     suspend_ms: int = 15_000
     pull_timeout_ms: int = 30_000
@@ -94,7 +95,7 @@ class PushOptions(ClientOptions):
     commit_s: float = 5.0
     #: How long a new queue waits while the group has other members, so that its former owner can commit.
     takeover_pause_s: float = 0.3
-    #: How long a message waits here that neither the listener nor the broker took.
+    #: How long a message waits that neither the listener consumed nor the broker accepted.
     local_retry_s: float = 5.0
     #: How long the pull of a queue pauses after an error.
     pull_error_pause_s: float = 1.0
@@ -104,7 +105,7 @@ class PushOptions(ClientOptions):
 
 @attrs.frozen(kw_only=True)
 class PullOptions(ClientOptions):
-    """`read_from` is the broker id that is asked first; another of the set is asked where it has no address."""
+    """`read_from` is the broker id that is pulled from; another of the set if it has no address."""
 
     request_timeout_ms: int = 3000
     pull_timeout_ms: int = 10_000

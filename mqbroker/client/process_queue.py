@@ -1,4 +1,5 @@
-"""One message queue that this member consumes: where to start, pulling with flow control, what may be committed."""
+"""ProcessQueue and AssignedQueue: a message queue that this member consumes, with its start offset, flow control and
+committable offset."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class ProcessQueue:
-    """The pulled part of `queue`. Messages come in by offset and leave in any order."""
+    """The pulled part of `queue`. Messages are added by offset and removed in any order."""
 
     def __init__(
         self, queue: MessageQueue, next_offset: int, *, messages_max: int, bytes_max: int, span_max: int
@@ -29,7 +30,7 @@ class ProcessQueue:
         self._messages_max = messages_max
         self._bytes_max = bytes_max
         self._span_max = span_max
-        #: By offset, with the number of each among all that came.
+        #: By offset, with the running number of each.
         self._held: OrderedDict[int, tuple[int, ReceivedMessage]] = OrderedDict()
         self._held_bytes = 0
         self._came = 0
@@ -43,22 +44,22 @@ class ProcessQueue:
 
     @property
     def is_stretched(self) -> bool:
-        """Whether the first message held keeps more than `span_max` others, consumed or not, from being committed.
+        """Whether the first message keeps more than `span_max` others, consumed or not, from being committed.
 
-        Java looks at those alone that are not consumed; one that is stuck then lets the others grow without an end.
+        Java counts unconsumed messages only; behind a stuck one the others then grow without bound.
         """
         return bool(self._held) and self._came - next(iter(self._held.values()))[0] > self._span_max
 
     @property
     def committable(self) -> int:
-        """The lowest offset that is not consumed: a consumer that starts there misses nothing."""
+        """The lowest unconsumed offset: a consumer that starts there misses nothing."""
         if not self._held:
             return self.next_offset
         return min(next(iter(self._held)), self.next_offset)
 
     @property
     def span(self) -> tuple[int, int]:
-        """The first and the last offset of what is held; zeros where nothing is."""
+        """The first and the last offset held; zeros if empty."""
         return (next(iter(self._held)), next(reversed(self._held))) if self._held else (0, 0)
 
     @property
@@ -75,7 +76,7 @@ class ProcessQueue:
         self.next_offset = next_offset
 
     def done(self, message: ReceivedMessage) -> None:
-        """The message at this offset needs no more work."""
+        """Remove the message at this offset."""
         self._forget(message.queue_offset)
 
     def _forget(self, offset: int) -> None:
@@ -84,7 +85,7 @@ class ProcessQueue:
             self._held_bytes -= len(held[1].body)
 
 
-#: Asked where the master does not answer; a set without this slave has its others, or the master again.
+#: Pulled from if the master does not respond; a set without this slave has others, or the master again.
 SLAVE_ID = 1
 
 #: pull(queue, offset, broker id to ask first)
@@ -94,7 +95,7 @@ Pull = Callable[[MessageQueue, int, int], Awaitable[RawPull]]
 class AssignedQueue:
     """Pulls `queue` from `find_start()` on until it is stopped or dropped, and delivers what matches.
 
-    `promised` is an offset to commit until a broker has confirmed where the queue starts: an administrator's.
+    `promised` is an administrator's offset, to be committed until a broker has confirmed where the queue starts.
     """
 
     def __init__(
@@ -132,11 +133,11 @@ class AssignedQueue:
 
     @property
     def committable(self) -> int | None:
-        """The offset to commit, or None as long as the broker has not confirmed where this queue starts."""
+        """The offset to commit, or None until the broker has confirmed where this queue starts."""
         return self._process_queue.committable if self._process_queue is not None and self._answered else self._promised
 
     def info(self) -> ProcessQueueInfo:
-        """What an administrator is told of it."""
+        """Its state, for administrators."""
         held = self._process_queue
         first, last = (0, 0) if held is None else held.span
         committable = self.committable
@@ -152,7 +153,7 @@ class AssignedQueue:
         )
 
     def done(self, message: ReceivedMessage) -> None:
-        """The message is consumed, or the broker has it back."""
+        """Called when the message is consumed, or was sent back."""
         if self._process_queue is not None:
             self._process_queue.done(message)
             self._consumed_at = self._net.now()
@@ -160,14 +161,14 @@ class AssignedQueue:
                 self._room.set()
 
     def stop(self) -> None:
-        """Pull no more; what has been pulled still counts."""
+        """Stop pulling; messages that were pulled still count."""
         self._stopped = True
         self._task.cancel()
 
     def drop(self) -> None:
-        """Stop, and let nothing count any more: another member goes on from the committed offset."""
+        """Stop, and ignore later results: another member continues from the committed offset."""
         self.dropped = True
-        # A listener may be with one of the messages for ever; it shall not keep the others.
+        # A listener may hold one of the messages for ever; it must not keep the others in memory.
         self._process_queue = None
         self.stop()
 
@@ -194,7 +195,7 @@ class AssignedQueue:
         if not isinstance(error, MQError):
             log.exception("%s: pulling failed", self.queue)
             return
-        # The first of a row says it all.
+        # Only the first of consecutive errors is logged as a warning.
         level = logging.DEBUG if self._failed_before else logging.WARNING
         log.log(level, "%s: %s; trying every %g s", self.queue, error, self._options.pull_error_pause_s)
         self._failed_before = True

@@ -1,4 +1,5 @@
-"""The producer's core: which queue, which broker next, when to give up. It sees the network only through Net."""
+"""The producer's core: selection of queues, retries on other brokers, and time-outs. Uses the network only through
+Net."""
 
 from __future__ import annotations
 
@@ -33,17 +34,17 @@ log = logging.getLogger(__name__)
 #: Chooses the queue of a message among those the topic has, in their order.
 Selector = Callable[[Sequence[MessageQueue], Message], MessageQueue]
 
-#: Chooses the queue of a send that is wanted at a certain place.
+#: Chooses the queue of a send with `queue`, `key` or `selector`.
 Choose = Callable[[Sequence[MessageQueue]], MessageQueue]
 
 #: The pause before a broker is tried a second time; it doubles, and varies by half.
 _RETRY_PAUSE_S = 0.05
 _RETRY_PAUSE_S_MAX = 0.4
 
-#: As many attempts are named where all failed: the first and the last.
+#: Attempts that are listed if all failed: the first and the last ones.
 _ATTEMPTS_TOLD_MAX = 16
 
-#: So often brokers are asked to take a message that was refused for what time alone does not change.
+#: Attempts for a message that was refused for a reason that time does not change.
 _REFUSALS_MAX = 3
 
 
@@ -61,9 +62,9 @@ class ProducerCore:
         next_id: Callable[[], str],
         live: LiveNet | None,
     ) -> None:
-        """`live` is `net` where that is one: it can be started then, and bounds how many sends there are at once.
+        """`live` is `net` if that is a LiveNet: then it can be started, and bounds the sends in flight.
 
-        Without it the callers bound them: they are threads.
+        Without it the callers, which are threads, bound them.
         """
         self._net = net
         self._live = live
@@ -105,13 +106,13 @@ class ProducerCore:
         selector: Selector | None = None,
         timeout_ms: int | None = None,
     ) -> SendResult:
-        """Send one message and return what the broker said.
+        """Send one message and return the broker's result.
 
-        Where as many sends are on their way as may be, it waits for its turn first. Without `queue`, `key` or
-        `selector` the queues take turns and a failed attempt is repeated, on another broker where there is one; with
-        one of them the same queue is tried again. All attempts together end `timeout_ms` after the send's turn. Raises
-        SendFailed where every attempt failed, Refused where the broker will never take the message, BadMessage,
-        TopicNotFound, NameServerUnreachable, NoBrokerForTopic, and ClientClosed where it was closed meanwhile.
+        Waits for its turn if the maximum of sends is in flight. Without `queue`, `key` or `selector` the queues take
+        turns and a failed attempt is repeated, on another broker if there is one; with one of them the same queue is
+        tried again. All attempts together end `timeout_ms` after the send's turn. Raises SendFailed if every attempt
+        failed, Refused if the broker will never accept the message, BadMessage, TopicNotFound, NameServerUnreachable,
+        NoBrokerForTopic, and ClientClosed if it was closed meanwhile.
         """
         async with self._in_flight_slot([message]):
             outgoing = prepare(message, self._options, self._next_id, self._now_ms())
@@ -138,9 +139,9 @@ class ProducerCore:
         key: str | None = None,
         selector: Selector | None = None,
     ) -> None:
-        """Send without an answer: returns when the bytes are handed over, and nobody learns whether they arrived.
+        """Send without a response: returns when the bytes were written, whether or not they arrive.
 
-        Waits while the connection takes no more, or as many sends are on their way as may be.
+        Waits while the connection is not writable, or the maximum of sends is in flight.
         """
         async with self._in_flight_slot([message]):
             outgoing = prepare(message, self._options, self._next_id, self._now_ms())
@@ -149,13 +150,13 @@ class ProducerCore:
             await self._net.send_oneway(addr, request)
 
     def started(self) -> ProducerCore:
-        """This producer. Raises ClientClosed where it is not started, or was closed."""
+        """This producer. Raises ClientClosed if it is not started, or was closed."""
         if not self._tasks:
             raise ClientClosed("this producer is not started, or was closed")
         return self
 
     async def start(self) -> None:
-        """Begin to send heartbeats and to refresh routes. No connection is made before it is needed."""
+        """Start heartbeats and the refresh of routes. No connection is made before it is needed."""
         assert self._live is not None
         self._tasks = [
             self._live.spawn(every(self._live, self._options.heartbeat_s, self._heartbeats.send_to_all)),
@@ -163,7 +164,7 @@ class ProducerCore:
         ]
 
     async def close(self) -> None:
-        """Leave the brokers and close the connections; sends under way, and those that wait, fail."""
+        """Unregister from the brokers and close the connections; sends in flight, and waiting ones, fail."""
         self._closed = True
         tasks, self._tasks = self._tasks, []
         for task in tasks:
@@ -176,7 +177,7 @@ class ProducerCore:
 
     @asynccontextmanager
     async def _in_flight_slot(self, messages: Sequence[Message]) -> AsyncIterator[None]:
-        """A slot among the sends in flight. What waits for one costs next to nothing: it is not prepared yet."""
+        """A slot among the sends in flight. A waiting message is not encoded yet, so that it costs little."""
         if self._in_flight is None:
             yield
             return
@@ -211,7 +212,7 @@ class ProducerCore:
                 deadline = deadline or self._net.now() + allowed_s
                 await self._pause(trials, deadline, error)
                 continue
-            # It begins with the first attempt: the route may have taken long, and others their turn before.
+            # The time-out starts with the first attempt: the route and earlier sends may have taken long.
             deadline = deadline or self._net.now() + allowed_s
             if queue.broker_name in trials.brokers:
                 await self._pause(trials, deadline)
@@ -226,7 +227,7 @@ class ProducerCore:
                     raise
                 self._routes.mark_stale(outgoing.topic)
                 trials.add(queue, addr, error)
-                # A connection that ends on a frame that long ends on it each time.
+                # A connection that was closed for a frame's size will be closed each time.
                 is_hopeless = outgoing.exceeds_frames and isinstance(error, ConnectionClosed)
                 if trials.are_over or self._closed or is_hopeless:
                     raise trials.failure() from error
@@ -239,7 +240,7 @@ class ProducerCore:
         return queue, _master(route, queue)
 
     async def _pause(self, trials: _Trials, deadline: float, error: MQError | None = None) -> None:
-        """Wait before the next attempt. Raises what failed where time ends first; `error` where nothing was sent."""
+        """Wait before the next attempt. If the time ends first, raises SendFailed, or `error` if nothing was sent."""
         pause_s = min(_RETRY_PAUSE_S * 2.0**trials.pauses, _RETRY_PAUSE_S_MAX) * self._net.rng.uniform(0.5, 1.0)
         trials.pauses = min(trials.pauses + 1, 10)
         if self._net.now() + pause_s >= deadline:
@@ -255,7 +256,7 @@ class ProducerCore:
 
 
 class _Trials:
-    """The attempts to send one message that failed so far, and whether there are to be more."""
+    """The failed attempts to send one message, and the decision about another."""
 
     def __init__(self, topic: str, retries: int | None) -> None:
         self.attempts: list[tuple[str, str, MQError]] = []
@@ -278,7 +279,7 @@ class _Trials:
         return self._refusals_left <= 0 or (self._left is not None and self._left < 0)
 
     def outlast(self, error: MQError) -> bool:
-        """Whether a route that cannot be had now may be had in a moment: its broker is away, or was just lost."""
+        """Whether a missing route may be back in a moment: its broker is away, or was just lost."""
         return error.retriable and (bool(self.attempts) or (isinstance(error, NoBrokerForTopic) and error.is_away))
 
     def failure(self) -> SendFailed:
@@ -300,7 +301,7 @@ def _master(route: Route, queue: MessageQueue) -> str:
 
 
 def _chooser(message: Message, queue: MessageQueue | None, key: str | None, selector: Selector | None) -> Choose | None:
-    """How the caller wants the queue chosen; None leaves it to the rotation."""
+    """The caller's choice of the queue; None for the rotation."""
     if queue is not None:
         return lambda queues: queue
     if key is not None:

@@ -55,8 +55,7 @@ def call(
 class Producer:
     """Sends messages for `group`. `name_servers` is "host:port;host:port" or a list.
 
-    `connector(host, port)` makes the endpoint of a connection; where it is None, that is TCP, encrypted by
-    `options.tls`.
+    `connector(host, port)` makes the endpoint of a connection; None means TCP, encrypted by `options.tls`.
     """
 
     def __init__(
@@ -172,9 +171,9 @@ def _net(
     connector: Connector | None,
     answer: RequestHandler | None = None,
 ) -> DeferredNet:
-    """A client's network; `answer` answers what brokers ask of it. Raises BadTls."""
+    """A client's network; `answer` handles brokers' requests. Raises BadTls."""
     if connector is None and options.tls is not None:
-        # What encrypts is read where it is wanted.
+        # TLS modules are imported only if they are used.
         from mqbroker.client.deferred_tls import TlsConnector
 
         connector = TlsConnector(reactor, options.tls)

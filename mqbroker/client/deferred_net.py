@@ -1,4 +1,4 @@
-"""The clients' network on Twisted: RemotingClient carries requests, the reactor's clock carries time."""
+"""The clients' network on Twisted: RemotingClient and the reactor's clock."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ONEWAY_TIMEOUT_MS = 3000
 
 
 def handler_table(answer: RequestHandler) -> HandlerTable:
-    """What brokers may ask of a consumer; the table itself declines the rest."""
+    """Handlers of brokers' requests to a consumer; the table itself declines the rest."""
 
     def handle(request: RemotingCommand, connection: IConnection) -> Awaitable[RemotingCommand | None]:
         return answer(request)
@@ -41,7 +41,7 @@ def handler_table(answer: RequestHandler) -> HandlerTable:
 
 
 class DeferredNet:
-    """LiveNet on a reactor. The coroutines it runs await Deferreds."""
+    """LiveNet on a reactor, whose coroutines await Deferreds."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class DeferredNet:
         credentials: Credentials | None = None,
         connector: Connector | None = None,
     ) -> None:
-        """`connector` is the client's; it may know more of why a connection was lost."""
+        """`connector` is the client's; it may know more about why a connection was lost."""
         self._connector = connector
         self.rng = rng
         self._credentials = credentials
@@ -121,7 +121,7 @@ class _Task:
 
     def cancel(self) -> None:
         if self._coroutine.cr_running:
-            # A coroutine cannot be cancelled from inside itself; at the next turn it waits for something.
+            # A coroutine cannot be cancelled from inside itself; at the next turn it is suspended.
             self._clock.callLater(0, self._done.cancel)
         else:
             self._done.cancel()
@@ -132,7 +132,7 @@ class _Task:
 
 
 class _Lock:
-    """Unlike DeferredLock, it hands thousands of waiters their turn from a loop, not each from inside the last."""
+    """Unlike DeferredLock, it resumes thousands of waiters from a loop, not recursively."""
 
     def __init__(self, clock: IReactorTime) -> None:
         self._clock = clock
@@ -151,7 +151,7 @@ class _Lock:
     ) -> None:
         self._is_held = False
         if self._waiting and not self._is_granting:
-            # Whoever leaves goes on first: those who wait would do so from inside this, before it.
+            # The releasing coroutine continues first: waiters would resume inside this call, before it.
             self._clock.callLater(0, self._grant)
 
     def _grant(self) -> None:

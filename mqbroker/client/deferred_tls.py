@@ -35,11 +35,11 @@ _CONTROL_FLOW = (SSL.WantReadError, SSL.ZeroReturnError, SSL.SysCallError)
 class TlsConnector:
     """Makes the endpoints of connections by `tls`.
 
-    `refusals` has, by address, why a connection ended on which the server found fault with the client's certificate.
+    `refusals`: by address, why a server rejected the client's certificate.
     """
 
     def __init__(self, reactor: Any, tls: ClientTls) -> None:
-        """Raises BadTls where files cannot be used; so does a call, later on."""
+        """Raises BadTls if files cannot be used; so does a later call."""
         self.tls = tls
         self.refusals: dict[str, TlsFailed] = {}
         self._reactor = reactor
@@ -75,13 +75,13 @@ class _Server:
             raise not_trusted(self.addr, self.tls, OTHER_NAME) from None
 
     def note_refusal(self, reason: Failure) -> None:
-        """With TLS 1.3 a server looks at the client's certificate when the handshake is over for the client."""
+        """With TLS 1.3 a server verifies the client's certificate after the client's part of the handshake."""
         words = _words(reason.value)
         if words:
             self.refusals[self.addr] = tls_failed(self.addr, self.tls, words)
 
     def why(self, reason: Failure, verify_code: int) -> TlsFailed:
-        """What the end of a handshake means; `verify_code` is OpenSSL's, and 0 for a certificate that passed."""
+        """Explain a failed handshake; `verify_code` is OpenSSL's, 0 for a certificate that passed."""
         if verify_code:
             return not_trusted(self.addr, self.tls, verify_code)
         return tls_failed(self.addr, self.tls, _words(reason.value))
@@ -168,7 +168,7 @@ class _Handshake(Protocol):
 
 def _context(tls: ClientTls) -> SSL.Context:
     """As `ssl_context`, for Twisted. Raises BadTls."""
-    ssl_context(tls)  # finds what is wrong with the files, and says it in the same words on every face
+    ssl_context(tls)  # reports faults of the files with the same text on every face
     context = openssl_context(tls.cert_file or "", tls.key_file or tls.cert_file or "", tls.key_password or "")
     if not tls.insecure:
         trust(context, tls.ca_file or "")
@@ -185,7 +185,7 @@ def _note(connection: SSL.Connection, _: object, verify_code: int, __: int, is_g
 
 
 def _words(error: BaseException | None) -> str:
-    """OpenSSL's reasons in lower case; none for a connection that ended in another way."""
+    """OpenSSL's reasons in lower case; empty for other causes."""
     if not isinstance(error, SSL.Error) or isinstance(error, _CONTROL_FLOW):
         return ""
     return openssl_reasons(error).lower()

@@ -1,4 +1,4 @@
-"""The pull consumer's core: the caller keeps the offsets. It joins no group balance and sends no heartbeats."""
+"""The pull consumer's core: the caller keeps the offsets. It takes no part in rebalancing and sends no heartbeats."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mqbroker.wire.bodies import MessageQueue, SubscriptionData
 from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.names import check_group
 
-#: Extra time for an answer that the broker holds back on purpose.
+#: Extra time for a response that the broker delays (long polling).
 _SUSPEND_GRACE_MS = 5000
 
 
@@ -43,8 +43,8 @@ class PullConsumerCore:
     ) -> PullResult:
         """Read up to `max_count` messages (a 4.9 broker gives 32 at most) from `offset` on.
 
-        With `suspend_ms` the broker waits that long for a message where there is none. Raises Refused, Unreachable,
-        RequestTimedOut, or BadRecord on a damaged answer.
+        With `suspend_ms` the broker waits that long if there is no message. Raises Refused, Unreachable,
+        RequestTimedOut, or BadRecord on a corrupt response.
         """
         subscription = subscribe_to(queue.topic, tags, 0)
         raw = await self._pull(queue, offset, max_count, subscription, suspend_ms)
@@ -59,15 +59,15 @@ class PullConsumerCore:
     async def fetch_raw(
         self, queue: MessageQueue, offset: int, max_count: int = 32, *, tags: str = ALL, suspend_ms: int = 0
     ) -> RawPull:
-        """As `pull`, with the records as bytes. Tags are filtered by hash only: compare them where that matters."""
+        """As `pull`, with the records as bytes. Tags are filtered by hash only: the caller must compare them."""
         return await self._pull(queue, offset, max_count, subscribe_to(queue.topic, tags, 0), suspend_ms)
 
     async def fetch_many(
         self, wants: Sequence[tuple[MessageQueue, int, int]], *, tags: str = ALL
     ) -> list[RawPull | MQError]:
-        """Several `fetch_raw` at once, of (queue, offset, max count): all are sent before any answer is awaited.
+        """Several `fetch_raw` at once, of (queue, offset, max count): all are sent before any response is awaited.
 
-        An error stands in the place of the answer it prevented. Raises a route's errors, before anything is sent.
+        Errors are returned in the places of their responses. Raises a route's errors, before anything is sent.
         """
         requests = await self.requests(wants, tags=tags)
         return self.read_answers(wants, await self._net.invoke_many(requests, self._options.pull_timeout_ms))
@@ -75,7 +75,7 @@ class PullConsumerCore:
     async def requests(
         self, wants: Sequence[tuple[MessageQueue, int, int]], *, tags: str = ALL
     ) -> list[tuple[str, RemotingCommand]]:
-        """The pulls of `fetch_many` and where they go, for a face that sends them itself. Raises a route's errors."""
+        """The pulls of `fetch_many` and their addresses, for a face that sends them itself. Raises a route's errors."""
         return [
             (
                 await self._routes.address(queue, self._options.read_from),
@@ -87,7 +87,7 @@ class PullConsumerCore:
     def read_answers(
         self, wants: Sequence[tuple[MessageQueue, int, int]], answers: Sequence[RemotingCommand | MQError]
     ) -> list[RawPull | MQError]:
-        """What `requests` brought."""
+        """Decode the responses to `requests`."""
         results = [_read_or_error(answer) for answer in answers]
         for (queue, _, _), result in zip(wants, results, strict=True):
             if isinstance(result, MQError):
@@ -95,7 +95,7 @@ class PullConsumerCore:
         return results
 
     async def start(self) -> None:
-        """Nothing needs to be started; it is here so that all clients are used alike."""
+        """Does nothing; it exists so that all clients are used alike."""
 
     async def close(self) -> None:
         """Close the connections."""

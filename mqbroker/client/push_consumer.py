@@ -1,6 +1,6 @@
 """The push consumer's core: a member of a group that balances queues, pulls them, and commits what was consumed.
 
-At least once: a message comes again where a member died, was slow to leave a queue, or its listener failed.
+At least once: a message is delivered again if a member died, was slow to leave a queue, or its listener failed.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from mqbroker.wire.names import check_group, check_topic
 
 log = logging.getLogger(__name__)
 
-#: Refusals of a broker that has not heard this member's latest heartbeat, as after its restart.
+#: Response codes of a broker that has not got this member's latest heartbeat, as after its restart.
 _HEARTBEAT_HELPS = frozenset({ResponseCode.SUBSCRIPTION_NOT_EXIST, ResponseCode.SUBSCRIPTION_NOT_LATEST})
 
-#: The first pause before balancing again where something was not settled; it doubles up to the regular period.
+#: The first pause before another rebalance if one was incomplete; it doubles up to the regular period.
 _UNSETTLED_PAUSE_S = 1.0
 
-#: How long a queue whose offset is reset waits for listeners that are with its messages; as Java's consumers wait.
+#: How long a queue whose offset is reset waits for listeners that hold its messages, as in Java.
 RESET_WAIT_S = 10.0
 
 _HALF_AN_HOUR_MS = 30 * 60 * 1000
@@ -88,12 +88,12 @@ class PushConsumerCore:
             await self.apply_subscription(topic)
 
     def add_subscription(self, topic: str, expression: str = ALL) -> bool:
-        """What `subscribe` does at once; True where `apply_subscription` is to follow. Raises Refused."""
+        """The immediate part of `subscribe`; True if `apply_subscription` must follow. Raises Refused."""
         self._add_subscription(check_topic(topic), expression)
         return self._started
 
     async def apply_subscription(self, topic: str) -> None:
-        """Let a running member act upon a subscription that was added or changed."""
+        """Apply an added or changed subscription to a running member."""
         for queue in [queue for queue in self._assigned if queue.topic == topic]:
             await self._unassign(queue)
         await self._heartbeats.send_to_all()
@@ -101,11 +101,11 @@ class PushConsumerCore:
 
     @property
     def is_calling(self) -> bool:
-        """Whether this is asked from inside a call of the listener."""
+        """Whether the caller runs inside a call of the listener."""
         return self._consuming.is_calling
 
     def check_startable(self) -> None:
-        """Raises ClientClosed where it was started or closed, NoSubscription where it would get nothing."""
+        """Raises ClientClosed if it was started or closed, NoSubscription if it has no subscription."""
         if self._started or self._closed:
             raise ClientClosed("a push consumer is started once")
         if len(self._subscriptions) == 1:  # that of the retry topic
@@ -114,7 +114,7 @@ class PushConsumerCore:
     async def start(self) -> None:
         """Join the group. A topic that does not exist yet is waited for.
 
-        Raises NoSubscription, NameServerUnreachable, and Refused where all brokers refuse the account.
+        Raises NoSubscription, NameServerUnreachable, and Refused if all brokers refuse the account.
         """
         self.check_startable()
         self._started = True
@@ -140,7 +140,7 @@ class PushConsumerCore:
     async def close(self) -> None:
         """Let running listeners end, commit, leave the group and close the connections. Waits `close_timeout_s`.
 
-        Inside a call of the listener it begins that and returns: it is done once the call has ended.
+        Inside a call of the listener it starts this and returns: it completes after the call has ended.
         """
         if self.is_calling:
             self._stop()
@@ -155,7 +155,7 @@ class PushConsumerCore:
                 self._ended = True
 
     def _stop(self) -> None:
-        """Neither pull nor hand to the listener anything more."""
+        """Stop pulling and calling the listener."""
         self._closed = True
         for loop in self._loops:
             loop.cancel()
@@ -175,7 +175,7 @@ class PushConsumerCore:
         await self._net.close()
 
     def ids_changed(self, group: str) -> None:
-        """A broker says that members of `group` came or went."""
+        """A broker reports that members of `group` joined or left."""
         if group == self._group:
             self._wake.set()
 
@@ -184,22 +184,22 @@ class PushConsumerCore:
         return self._group
 
     def running_info(self) -> ConsumerRunningInfo:
-        """What an administrator is told of this member."""
+        """This member's state, for administrators."""
         return running_info(self._about, self._subscriptions.values(), self._assigned, self._stats)
 
     def positions(self, topic: str) -> dict[MessageQueue, int]:
-        """The offsets that would be committed now, of one topic, or of all where `topic` is empty."""
+        """The offsets that would be committed now, of one topic, or of all if `topic` is empty."""
         return positions(topic, self._assigned)
 
     async def consume_directly(self, message: ReceivedMessage) -> ConsumeMessageDirectlyResult:
-        """Hand `message` to the listener for an administrator; no offset moves. Raises Refused."""
+        """Call the listener for an administrator's `message`; no offset moves. Raises Refused."""
         return await self._consuming.consume_directly(message)
 
     def reset(self, topic: str, offsets: Mapping[MessageQueue, int]) -> None:
-        """Go on at `offsets` in those of these queues of `topic` that this member has. Raises Refused.
+        """Reset queues of `topic` that this member has to `offsets`. Raises Refused.
 
-        At once nothing counts any more that was pulled before; each queue then commits its new offset, waits until the
-        listener is with none of its former messages, for RESET_WAIT_S at most, and is pulled from there.
+        Messages pulled before are dropped at once; each queue then commits its new offset, waits until the listener has
+        none of its former messages, for RESET_WAIT_S at most, and is pulled from there.
         """
         if self._closed:
             raise Refused(ResponseCode.SYSTEM_ERROR, "this consumer is closing and commits what it has consumed")
@@ -232,7 +232,7 @@ class PushConsumerCore:
             settled = await self._balance()
 
     async def _balance(self) -> bool:
-        """Take and give up queues; False where the share of some topic could not be worked out."""
+        """Assign and revoke queues; False if the share of some topic could not be computed."""
         settled = True
         for topic in list(self._subscriptions):
             try:
@@ -338,7 +338,7 @@ class PushConsumerCore:
 
     async def _commit_oneway(self) -> None:
         for queue in list(self._assigned):
-            # Looked up when it is its turn: the queue may be gone by then, or set back.
+            # Looked up at its turn: the queue may be revoked by then, or reset.
             assigned = self._assigned.get(queue)
             if assigned is not None and (offset := assigned.committable) is not None:
                 await self._offsets.commit_oneway(queue, offset)

@@ -47,10 +47,10 @@ def pull_request(
     suspend_ms: int = 0,
     carry_subscription: bool = False,
 ) -> RemotingCommand:
-    """Ask for up to `max_count` messages from `offset` on.
+    """A pull of up to `max_count` messages from `offset` on.
 
-    With `suspend_ms` the broker holds the request that long where there is nothing new. `carry_subscription` sends the
-    expression along, for a client that sends no heartbeats.
+    With `suspend_ms` the broker holds the request that long if there is nothing new. `carry_subscription` includes the
+    expression, for a client that sends no heartbeats.
     """
     sys_flag = PullSysFlag.SUSPEND if suspend_ms else 0
     sys_flag |= PullSysFlag.SUBSCRIPTION if carry_subscription else 0
@@ -72,7 +72,7 @@ def pull_request(
 
 
 def read_pull_answer(answer: RemotingCommand) -> RawPull:
-    """Raises Refused where the broker did not look for messages at all."""
+    """Raises Refused if the broker did not read messages at all."""
     if answer.code not in _STATUSES:
         raise Refused(answer.code, answer.remark or "")
     header = decode_header(PullMessageResponseHeader, answer.ext_fields)
@@ -87,7 +87,7 @@ def read_pull_answer(answer: RemotingCommand) -> RawPull:
 
 
 def read_messages(pulled: RawPull, queue: MessageQueue, subscription: SubscriptionData) -> list[ReceivedMessage]:
-    """The messages of an answer that the subscription wants. Raises BadRecord."""
+    """The messages of a response that match the subscription. Raises BadRecord."""
     if pulled.status != PullStatus.FOUND:
         return []
     messages = [ReceivedMessage.of_record(record, queue.broker_name) for record in decode_records(pulled.body)]
@@ -98,7 +98,7 @@ H = TypeVar("H", bound=Header)
 
 
 class Offsets:
-    """Asks the brokers on behalf of `group`. All methods raise Unreachable, Refused, or a route's errors."""
+    """Offset requests on behalf of `group`. All methods raise Unreachable, Refused, or a route's errors."""
 
     def __init__(self, net: Net, routes: Routes, group: str, timeout_ms: int) -> None:
         self._net = net
@@ -107,7 +107,7 @@ class Offsets:
         self._timeout_ms = timeout_ms
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """The group's offset, or None where it has none."""
+        """The group's offset, or None if it has none."""
         header = QueryConsumerOffsetRequestHeader(
             consumer_group=self._group, topic=queue.topic, queue_id=queue.queue_id, bname=queue.broker_name
         )
@@ -122,21 +122,22 @@ class Offsets:
         return offset if offset >= 0 else None
 
     async def commit(self, queue: MessageQueue, offset: int) -> None:
-        """Make `offset` the next one the group consumes."""
+        """Commit `offset` as the next one that the group consumes."""
         request = self._commit_request(queue, offset)
         answer = await self._net.invoke(await self._routes.address(queue), request, self._timeout_ms)
         if answer.code != ResponseCode.SUCCESS:
             raise Refused(answer.code, answer.remark or "")
 
     async def commit_oneway(self, queue: MessageQueue, offset: int) -> None:
-        """Send a commit that nobody confirms; a failure is logged, for the next commit makes up for it."""
+        """Send a commit without confirmation; a failure is only logged, as the next commit replaces it."""
         try:
             await self._net.send_oneway(await self._routes.address(queue), self._commit_request(queue, offset))
         except MQError as error:
             log.info("offset %d of %s not committed: %s", offset, queue, error)
 
     async def commit_many(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Commit all at once; failures are logged, since a consumer that cannot commit repeats and loses nothing."""
+        """Commit all at once; failures are only logged, since a consumer that cannot commit repeats messages and loses
+        none."""
         requests = []
         for queue, offset in offsets.items():
             try:
@@ -166,7 +167,7 @@ class Offsets:
         return (await self._ask(queue, _max_request(queue), GetMaxOffsetResponseHeader)).offset
 
     async def bounds(self, queues: Sequence[MessageQueue]) -> list[tuple[int, int] | MQError]:
-        """`min` and `max` of each queue, all asked at once; an error stands in the place of what it prevented."""
+        """`min` and `max` of each queue, requested at once; errors are returned in their places."""
         found: dict[MessageQueue, tuple[int, int] | MQError] = {}
         asked: list[MessageQueue] = []
         requests: list[tuple[str, RemotingCommand]] = []
@@ -191,7 +192,7 @@ class Offsets:
         return [found[queue] for queue in queues]
 
     async def at_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """An offset near `timestamp_ms`: a 4.9 broker gives the nearest message, which may be stored before it."""
+        """An offset near `timestamp_ms`: a 4.9 broker returns the nearest message, which may be stored before it."""
         header = SearchOffsetRequestHeader(
             topic=queue.topic, queue_id=queue.queue_id, timestamp=timestamp_ms, bname=queue.broker_name
         )

@@ -1,7 +1,7 @@
 """Rebalance: assigns a topic's queues, from its route, to the group's members, as its brokers know them.
 
-A broker that was just started knows only the members whose heartbeat it has had; who believed it alone would take
-queues that others are consuming. So several brokers are asked, and whom any of them knows is a member. Java asks one.
+A broker that was just started knows only the members whose heartbeat it got; a member that trusted it alone would take
+queues that others are consuming. So several brokers are asked, and the union of their members counts. Java asks one.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from mqbroker.wire.headers import GetConsumerListByGroupRequestHeader
 
 log = logging.getLogger(__name__)
 
-#: How many brokers are asked for the members.
+#: Number of brokers that are asked for the members.
 BROKERS_ASKED_MAX = 3
 
 
 @attrs.frozen
 class Share:
-    """A member's `queues` of one topic; `is_shared` where the group has other members."""
+    """A member's `queues` of one topic; `is_shared` if the group has other members."""
 
     queues: frozenset[MessageQueue]
     is_shared: bool
 
 
 class Rebalance:
-    """Works out the share of `client_id` in `group`."""
+    """Computes the share of `client_id` in `group`."""
 
     def __init__(self, net: Net, routes: Routes, group: str, client_id: str, timeout_ms: int) -> None:
         self._net = net
@@ -44,7 +44,7 @@ class Rebalance:
         self._timeout_ms = timeout_ms
 
     async def share(self, topic: str) -> Share:
-        """This member's part of `topic`. Raises MQError where the route or the members cannot be had."""
+        """This member's part of `topic`. Raises MQError if the route or the members are unknown."""
         route = await self._routes.get(topic)
         members = await self._members(route)
         if self._client_id not in members:
@@ -82,9 +82,9 @@ class Rebalance:
 
 
 def allocate_averagely(me: str, queues: Iterable[MessageQueue], members: Iterable[str]) -> list[MessageQueue]:
-    """The queues of `me`: consecutive, the first members take one more. None where `me` is not a member.
+    """The queues of `me`: consecutive, the first members get one more. None if `me` is not a member.
 
-    As AllocateMessageQueueAveragely of 4.9.7: Java and Python members share groups, so all must come to the same split
+    As AllocateMessageQueueAveragely of 4.9.7: Java and Python members share groups, so all must compute the same split
     from the same two lists.
     """
     everyone: Sequence[str] = sorted(set(members), key=java_order)

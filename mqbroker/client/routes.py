@@ -21,7 +21,7 @@ from mqbroker.wire.headers import GetRouteInfoRequestHeader
 
 log = logging.getLogger(__name__)
 
-#: A route that a failed request puts in doubt is asked for again after this long at the earliest.
+#: A route marked as stale is requested again after this long at the earliest.
 _STALE_RETRY_S = 1.0
 
 
@@ -37,7 +37,8 @@ def sorted_queues(queues: Iterable[MessageQueue]) -> list[MessageQueue]:
 
 @attrs.frozen
 class Route:
-    """Where `topic` is. `brokers` maps a broker name to addresses by broker id; `is_default` marks TBW102's route."""
+    """The route of `topic`. `brokers` maps a broker name to addresses by broker id; `is_default` marks TBW102's
+    route."""
 
     topic: str
     publish_queues: tuple[MessageQueue, ...]
@@ -72,7 +73,7 @@ def _addresses(datas: Iterable[BrokerData]) -> dict[str, Mapping[int, str]]:
 
 
 def route_of(topic: str, data: TopicRouteData) -> Route:
-    """Messages go to masters only, so queues of a set without one are not written to."""
+    """Convert a name server's data. Messages go to masters only: queues of a set without one are not published to."""
     brokers = _addresses(data.broker_datas)
     with_master = [q for q in data.queue_datas if MASTER_ID in brokers.get(q.broker_name, {})]
     return Route(
@@ -96,7 +97,7 @@ def default_topic_route(topic: str, data: TopicRouteData, queues: int) -> Route:
 
 @attrs.define
 class _Entry:
-    """What is known of one topic: its route, or why there is none. `lock` lets one coroutine ask at a time."""
+    """Cache entry of one topic: its route, or the error. `lock` lets one coroutine ask at a time."""
 
     lock: Lock
     route: Route | None = None
@@ -104,14 +105,14 @@ class _Entry:
     is_stale: bool = False
     error: MQError | None = None
     asked: int = 0
-    #: So many wait in `get`; who comes later must not go before them, though the route is there by then.
+    #: Waiters in `get`; later callers must not overtake them, though the route is there by then.
     waiting: int = 0
 
 
 class Routes:
     """The routes of the topics in use, from the first of `name_servers` that answers.
 
-    `age_s` None means that somebody calls `refresh_all`; otherwise a route older than that is asked for again on use.
+    `age_s` None means that somebody calls `refresh_all`; otherwise a route older than that is requested again on use.
     """
 
     def __init__(
@@ -132,9 +133,9 @@ class Routes:
         self._first = net.rng.randrange(len(name_servers))
 
     async def get(self, topic: str, *, create: bool = False) -> Route:
-        """Return the route; with `create`, that of the auto-create topic where `topic` does not exist yet.
+        """Return the route; with `create`, that of the auto-create topic if `topic` does not exist yet.
 
-        Raises TopicNotFound or NameServerUnreachable, unless an older answer is at hand.
+        Raises TopicNotFound or NameServerUnreachable, unless an older route is known.
         """
         entry = self._entry(topic)
         if entry.route is not None and not entry.waiting and self._is_good(entry, create):
@@ -146,13 +147,13 @@ class Routes:
             entry.waiting -= 1
 
     async def refresh_all(self) -> None:
-        """Ask again for every topic in use."""
+        """Request the route of every topic in use."""
         for topic, entry in list(self._entries.items()):
             if entry.route is not None:
                 await self._update(entry, topic, create=entry.route.is_default)
 
     def mark_stale(self, topic: str) -> None:
-        """A request along this route failed: ask again before its time."""
+        """Mark the route as stale, as a request along it failed: it is requested again early."""
         if topic in self._entries:
             self._entries[topic].is_stale = True
 
@@ -162,7 +163,7 @@ class Routes:
         return {name: addresses for route in routes for name, addresses in route.brokers.items()}
 
     async def address(self, queue: MessageQueue, prefer_id: int = MASTER_ID, *, master_only: bool = False) -> str:
-        """Where requests for `queue` go. Raises NoBrokerForTopic where its broker has left."""
+        """The address for requests about `queue`. Raises NoBrokerForTopic if its broker has left."""
         route = await self.get(queue.topic)
         if master_only:
             addr = route.master(queue.broker_name)
@@ -174,7 +175,7 @@ class Routes:
         return addr
 
     def _is_good(self, entry: _Entry, create: bool) -> bool:
-        """True where the entry's route needs no asking."""
+        """Whether the entry's route needs no refresh."""
         if entry.route is None or (entry.route.is_default and not create):
             return False
         age = self._net.now() - entry.checked_at
@@ -189,7 +190,7 @@ class Routes:
         return entry
 
     async def _update(self, entry: _Entry, topic: str, *, create: bool, only_where_needed: bool = False) -> Route:
-        """Ask the name servers; whoever comes while somebody asks takes the same answer, or the same error."""
+        """Ask the name servers; concurrent callers share one response, or error."""
         asked = entry.asked
         async with entry.lock:
             if entry.asked == asked and not (only_where_needed and self._is_good(entry, create)):
@@ -203,7 +204,7 @@ class Routes:
             entry.route, entry.error = await self._fetch(topic, create=create), None
         except MQError as error:
             if entry.route is not None:
-                # Once is enough: the next answer may be many attempts away.
+                # Warn once: the next success may be many attempts away.
                 level = logging.WARNING if entry.error is None else logging.DEBUG
                 log.log(level, "keeping the former route of %s: %s", topic, error)
             entry.error = error
@@ -226,7 +227,7 @@ class Routes:
         return default_topic_route(topic, data, self._default_topic_queues)
 
     async def _ask(self, topic: str) -> TopicRouteData | None:
-        """Ask the name servers in turn; None where those that answer do not know the topic."""
+        """Ask the name servers in turn; None if those that respond do not know the topic."""
         tried: list[tuple[str, str]] = []
         unknown = False
         failures: list[MQError] = []
@@ -249,7 +250,7 @@ class Routes:
         if unknown:
             return None
         if all(isinstance(error, TlsFailed) for error in failures):
-            raise failures[0]  # they do answer, and it says what to do
+            raise failures[0]  # they do respond, and the error says what to do
         raise NameServerUnreachable(tuple(tried))
 
 

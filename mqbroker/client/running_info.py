@@ -1,6 +1,6 @@
-"""What a push consumer tells an administrator of itself: ConsumerRunningInfo of 4.9.7, with its statistics.
+"""ConsumerRunningInfo of a push consumer, for administrators, with its statistics.
 
-Minute and hour are those of ConsumerStatsManager of 4.9.7: looked at in steps, so they are up to a step longer.
+Minute and hour are those of ConsumerStatsManager of 4.9.7: counted in steps, so that they are up to a step longer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _HOUR = (600.0, 6)
 
 
 class Sums:
-    """Sums of three amounts over the last `steps` steps of `step_s` seconds, and the one that has begun."""
+    """Sums of three amounts over the last `steps` steps of `step_s` seconds, and the current one."""
 
     def __init__(self, step_s: float, steps: int, began: float) -> None:
         self._step_s = step_s
@@ -48,13 +48,13 @@ class Sums:
         self._ends = (step + 1) * self._step_s
 
     def totals(self, now: float) -> list[float]:
-        """The sums of what is not too old."""
+        """The sums over the period."""
         first = int(now // self._step_s) - self._back
         found = [sums for step, sums in self._steps if step >= first]
         return [sum(column) for column in zip((0.0, 0.0, 0.0), *found, strict=True)]
 
     def seconds(self, now: float) -> float:
-        """How long the time is that `totals` covers; a step at least, so that a start makes no high rates."""
+        """Length of the period of `totals`; a step at least, so that a start shows no high rates."""
         first = (now // self._step_s - self._back) * self._step_s
         return max(now - max(first, self._began), self._step_s)
 
@@ -70,15 +70,15 @@ class TopicStats:
         self._consumed_hour = Sums(*_HOUR, began)
 
     def pulled(self, took_ms: float) -> None:
-        """A pull found something."""
+        """Count a pull that found messages."""
         self._pulls.add(self._now(), 1, took_ms, 0)
 
     def delivered(self, messages: int) -> None:
-        """So many of what a pull found are for the listener."""
+        """Count messages of a pull that are for the listener."""
         self._pulls.add(self._now(), 0, 0, messages)
 
     def consumed(self, took_ms: float, is_ok: bool) -> None:
-        """The listener is done with a message."""
+        """Count a message that the listener has finished."""
         now = self._now()
         self._consumed.add(now, is_ok, not is_ok, took_ms)
         self._consumed_hour.add(now, is_ok, not is_ok, took_ms)
@@ -117,13 +117,13 @@ def _each(total: float, count: float) -> float:
     return total / count if count else 0.0
 
 
-#: Queues beyond are left out of an answer; it is made within one turn of the loop.
+#: Queues beyond are left out of a response, which is made within one turn of the loop.
 QUEUES_TOLD_MAX = 4096
 
 
 @attrs.frozen
 class About:
-    """What does not change while a consumer runs, and when it started, ms."""
+    """Constants of a running consumer, and its start time, ms."""
 
     group: str
     name_servers: tuple[str, ...]
@@ -137,7 +137,7 @@ def running_info(
     assigned: Mapping[MessageQueue, AssignedQueue],
     stats: ConsumerStats,
 ) -> ConsumerRunningInfo:
-    """The answer, without stacks."""
+    """The response, without stacks."""
     wanted = sorted(subscriptions, key=lambda subscription: subscription.topic)
     return ConsumerRunningInfo(
         properties=_properties(about),
@@ -148,7 +148,7 @@ def running_info(
 
 
 def positions(topic: str, assigned: Mapping[MessageQueue, AssignedQueue]) -> dict[MessageQueue, int]:
-    """The offsets that the consumer would commit now in its queues of `topic`, or in all where that is empty."""
+    """The offsets that the consumer would commit now in its queues of `topic`, or in all if that is empty."""
     of_topic = (queue for queue in sorted(assigned) if topic in ("", queue.topic))
     known = ((queue, assigned[queue].committable) for queue in islice(of_topic, QUEUES_TOLD_MAX))
     return {queue: offset for queue, offset in known if offset is not None}

@@ -1,4 +1,4 @@
-"""Turning messages into send requests and answers into results, and how many may be under way. Pure."""
+"""Encoding of sends and decoding of their responses, and the bound of sends in flight. No I/O."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ from mqbroker.wire.headers import SendMessageRequestHeaderV2, SendMessageRespons
 from mqbroker.wire.names import java_hash
 from mqbroker.wire.properties import PROPERTIES_BYTES_MAX, encode_properties
 
-#: Refusals after which another broker may take the message, as in DefaultMQProducer of 4.9.7, and a busy broker.
+#: Response codes after which another broker may accept the message, as in DefaultMQProducer of 4.9.7, and a busy
+#: broker's.
 RETRIABLE_CODES = frozenset(
     {
         ResponseCode.SYSTEM_ERROR,
@@ -43,19 +44,19 @@ RETRIABLE_CODES = frozenset(
     }
 )
 
-#: Of these, the ones that pass with time where there is no other broker.
+#: Of these, the ones that may pass with time.
 PASSING_CODES = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE})
 
 _STATUSES = frozenset(status.value for status in SendStatus)
 
 
-#: What a request takes beside body and properties, about.
+#: Approximate bytes of a request beside body and properties.
 _FIELDS_BYTES = 512
 
 
 @attrs.frozen
 class Outgoing:
-    """What every attempt to send one message, or one batch, has in common."""
+    """The part of a send request that is common to all attempts."""
 
     topic: str
     body: bytes
@@ -68,12 +69,12 @@ class Outgoing:
 
     @property
     def exceeds_frames(self) -> bool:
-        """Whether its requests are longer than the frames that servers take, unless they are set to."""
+        """Whether its requests exceed the default limit of servers' frames."""
         return len(self.body) + len(self.properties) + _FIELDS_BYTES > FRAME_BYTES_MAX
 
 
 def wire_properties(message: Message, unique_key: str) -> dict[str, str]:
-    """The user's properties and the system's, under their names on the wire."""
+    """The user's and the system's properties, as on the wire."""
     properties = dict(message.properties)
     if message.keys:
         properties[Prop.KEYS] = KEY_SEPARATOR.join(message.keys)
@@ -87,7 +88,7 @@ def wire_properties(message: Message, unique_key: str) -> dict[str, str]:
 
 
 def prepare(message: Message, options: ProducerOptions, next_id: Callable[[], str], now_ms: int) -> Outgoing:
-    """Make one message ready. Raises BadMessage where it is empty or too large."""
+    """Encode one message. Raises BadMessage if it is empty or too large."""
     _check_size(message.topic, len(message.body), options)
     msg_id = message.unique_key or next_id()
     body, sys_flag = message.body, 0
@@ -107,7 +108,7 @@ def prepare(message: Message, options: ProducerOptions, next_id: Callable[[], st
 def prepare_batch(
     messages: Sequence[Message], options: ProducerOptions, next_id: Callable[[], str], now_ms: int
 ) -> Outgoing:
-    """Make a batch ready. Raises BadMessage where it is empty, mixed, too large, or holds delayed messages."""
+    """Encode a batch. Raises BadMessage if it is empty, mixed, too large, or holds delayed messages."""
     if not messages:
         raise BadMessage("a batch needs at least one message")
     first = messages[0]
@@ -154,7 +155,7 @@ def _encoded_properties(message: Message, unique_key: str) -> bytes:
 
 
 def send_request(outgoing: Outgoing, queue: MessageQueue, group: str, options: ProducerOptions) -> RemotingCommand:
-    """One attempt: `outgoing` to `queue`."""
+    """The request of one attempt to send `outgoing` to `queue`."""
     header = SendMessageRequestHeaderV2(
         producer_group=group,
         topic=outgoing.topic,
@@ -175,7 +176,7 @@ def send_request(outgoing: Outgoing, queue: MessageQueue, group: str, options: P
 
 
 def read_send_answer(outgoing: Outgoing, queue: MessageQueue, answer: RemotingCommand) -> SendResult:
-    """Raises Refused where the broker did not take the message."""
+    """Raises Refused if the broker did not store the message."""
     if answer.code not in _STATUSES:
         raise Refused(answer.code, answer.remark or "")
     header = decode_header(SendMessageResponseHeader, answer.ext_fields)
@@ -189,19 +190,19 @@ def read_send_answer(outgoing: Outgoing, queue: MessageQueue, answer: RemotingCo
 
 
 def queue_for_key(queues: Sequence[MessageQueue], key: str) -> MessageQueue:
-    """Equal keys go to the same queue while their number is the same; Java's SelectMessageQueueByHash agrees."""
+    """The queue of a key: the same as long as the number of queues is; as Java's SelectMessageQueueByHash."""
     return queues[abs(java_hash(key)) % len(queues)]
 
 
 class Rotation:
-    """Queues of a topic in turn, starting anywhere."""
+    """Round robin over the queues of a topic, from a random start."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._turns: dict[str, int] = {}
 
     def next(self, topic: str, queues: Sequence[MessageQueue], avoid: Collection[str] = ()) -> MessageQueue:
-        """The next queue that is not on a broker to `avoid`, or the next at all where all are."""
+        """The next queue that is not on a broker to `avoid`, or simply the next if all are."""
         turn = self._turns[topic] + 1 if topic in self._turns else self._rng.randrange(len(queues))
         for step in range(len(queues)):
             queue = queues[(turn + step) % len(queues)]
@@ -221,9 +222,9 @@ class _Waiter:
 
 
 class SendsInFlight:
-    """Places for `count_max` sends of `bytes_max` together; one that is larger goes alone.
+    """Bounds the sends in flight to `count_max` and `bytes_max`; a larger one goes alone.
 
-    First come, first served: nobody overtakes, not even one for whom there is room while a larger one waits.
+    First come, first served: a send that would fit does not overtake a larger one that waits.
     """
 
     def __init__(self, net: LiveNet, count_max: int, bytes_max: int) -> None:
@@ -233,12 +234,12 @@ class SendsInFlight:
         self._count = 0
         self._bytes = 0
         self._waiting: deque[_Waiter] = deque()
-        #: Waiters that have their places and did not go on yet: who comes now is to come behind them.
+        #: Waiters whose slot is granted but that did not resume yet: later calls must queue behind them.
         self._granted = 0
         self._is_granting = False
 
     async def acquire(self, size: int) -> None:
-        """Take a place for `size` bytes, to be given back by `release`; wait for one where there is none."""
+        """Acquire a slot for `size` bytes, to be returned by `release`; waits if there is none."""
         if not self._waiting and not self._granted and self._has_room(size):
             self._occupy(size)
             return
@@ -247,7 +248,7 @@ class SendsInFlight:
         try:
             await waiter.signal.wait()
         except BaseException:
-            # It stays in the line until its turn: thousands may leave at once.
+            # A cancelled waiter stays in the queue until its turn: thousands may be cancelled at once.
             waiter.has_left = True
             if waiter.has_place:
                 self._granted -= 1
@@ -257,7 +258,7 @@ class SendsInFlight:
         self._grant()
 
     def release(self, size: int) -> None:
-        """Give a place back."""
+        """Return a slot."""
         self._count -= 1
         self._bytes -= size
         self._grant()
@@ -270,7 +271,7 @@ class SendsInFlight:
         self._bytes += size
 
     def _grant(self) -> None:
-        # On Twisted a waiter goes on from inside set(), and may come back here: from a loop, not ever deeper.
+        # On Twisted a waiter resumes inside set(), and may call this again: a loop avoids deep recursion.
         if self._is_granting:
             return
         self._is_granting = True

@@ -10,14 +10,14 @@ TEXT_CHARACTERS_MAX = 1024
 
 
 def describe_frame(frame: FrameType, line: int) -> str:
-    """A place, as in "shop.orders.take(orders.py:12)"."""
+    """A frame, as in "shop.orders.take(orders.py:12)"."""
     code = frame.f_code
     file = code.co_filename.replace("\\", "/").rpartition("/")[2]
     return f"{frame.f_globals.get('__name__', '?')}.{code.co_qualname}({file}:{line})"
 
 
 def describe_error(error: BaseException) -> str:
-    """What was raised and the innermost place it was raised from, as Java's tools show it."""
+    """An exception and its innermost frame, as Java's tools show it."""
     text = f"{type(error).__name__}: {error}"[:TEXT_CHARACTERS_MAX]
     at: TracebackType | None = error.__traceback__
     while at is not None and at.tb_next is not None:
@@ -25,13 +25,13 @@ def describe_error(error: BaseException) -> str:
     return text if at is None else f"{text}, {describe_frame(at.tb_frame, at.tb_lineno)}"
 
 
-#: What is beyond is left out: an answer has room for other things too.
+#: The rest is left out: a response must have room for other things.
 FRAMES_MAX = 100
 CHARACTERS_MAX = 256 * 1024
 
 
 def thread_stacks() -> str:
-    """Thread after thread, the innermost call first. No source file is read."""
+    """The stacks of all threads, innermost call first. Reads no source files."""
     threads = {thread.ident: thread for thread in threading.enumerate()}
     parts: list[str] = []
     room = CHARACTERS_MAX

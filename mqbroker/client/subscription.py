@@ -11,7 +11,7 @@ from mqbroker.wire.names import java_hash
 ALL = "*"
 
 _COMPARISON = "(?:<>|[<>]=?|=)"
-#: What no tag looks like: a comparison with a number or a text, or with blanks around it, and SQL's other operators.
+#: SQL92 in place of tags: a comparison with a number or a text, or with blanks around it, and SQL's other operators.
 #: Tags such as "k=5" and "a->b" stay tags.
 _seems_sql = re.compile(
     rf"(?:<>|[<>]=?)\s*[-+.\d'(]|=\s*'|\s{_COMPARISON}|{_COMPARISON}\s|\s(?:IS|IN|BETWEEN|AND|OR)[\s(]|^NOT\s",
@@ -20,8 +20,8 @@ _seems_sql = re.compile(
 
 
 def subscribe_to(topic: str, expression: str, version_ms: int) -> SubscriptionData:
-    """Read a tag expression as FilterAPI of 4.9.7 does. Raises MQError where it names no tag, or is SQL92: taken for a
-    tag it would match nothing."""
+    """Parse a tag expression as FilterAPI of 4.9.7 does. Raises MQError if it names no tag, or is SQL92: as a tag it
+    would match nothing."""
     expression = expression.strip()
     if expression in ("", ALL):
         return SubscriptionData(topic=topic, sub_string=ALL, sub_version=version_ms)
@@ -43,5 +43,5 @@ def subscribe_to(topic: str, expression: str, version_ms: int) -> SubscriptionDa
 
 
 def matches(subscription: SubscriptionData, tags: str | None) -> bool:
-    """True where a message with `tags` is wanted."""
+    """Whether a message with `tags` matches."""
     return not subscription.tags_set or (tags is not None and tags in subscription.tags_set)

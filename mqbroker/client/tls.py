@@ -19,7 +19,7 @@ from mqbroker.wire.command import FRAME_BYTES_MAX
 
 C = TypeVar("C")
 
-#: A server may well have a bound below that of frames of so many bytes.
+#: Servers often have a smaller frame limit than this.
 _LARGE_BYTES = 1024 * 1024
 
 #: X509_V_ERR_* of OpenSSL.
@@ -35,12 +35,12 @@ _UNTRUSTED = {
 
 @attrs.frozen(kw_only=True)
 class ClientTls:
-    """How a client encrypts its connections to name servers and brokers. Files are PEM.
+    """TLS settings of a client's connections to name servers and brokers. Files are PEM.
 
     The server's certificate must be signed by an authority in `ca_file`, or by one that the system trusts, and be for
     the name or address by which the server is reached, or for `server_name`. With `insecure` nothing is checked: the
-    connection is encrypted, maybe to somebody in between. `cert_file`, with `key_file` unless the key stands in it
-    too, is shown to servers that ask. Raises BadTls where these contradict each other.
+    connection is encrypted, possibly to an attacker in between. `cert_file`, with `key_file` unless it contains the key
+    too, is presented to servers that request it. Raises BadTls if these contradict each other.
     """
 
     ca_file: str | None = None
@@ -57,15 +57,15 @@ class ClientTls:
             raise BadTls(f"{self.key_file}: a key goes with its certificate, and cert_file is not set")
 
     def name_of(self, host: str) -> str:
-        """What the certificate of the server at `host` must be for."""
+        """The name that the certificate of the server at `host` must have."""
         return self.server_name or host
 
 
 class Contexts(Generic[C]):
-    """The context of connections by `tls`, made again when its files have changed."""
+    """The TLS context, created again when its files have changed."""
 
     def __init__(self, tls: ClientTls, make: Callable[[ClientTls], C]) -> None:
-        """Raises BadTls where the files cannot be used."""
+        """Raises BadTls if the files cannot be used."""
         self.tls = tls
         self._make = make
         self._files = StampedFiles(tls.ca_file, tls.cert_file, tls.key_file)
@@ -75,7 +75,7 @@ class Contexts(Generic[C]):
         """Raises BadTls."""
         context = self._context
         if self._files.have_changed() or context is None:
-            self._context = None  # as long as none can be made
+            self._context = None  # as long as none can be created
             context = self._context = self._make(self.tls)
         return context
 
@@ -104,10 +104,10 @@ def _show_certificate(context: ssl.SSLContext, tls: ClientTls, cert_file: str) -
     for path in (cert_file, tls.key_file):
         _check_readable(path or cert_file)
     try:
-        # Without a function, a key with a password would have OpenSSL ask for it on the terminal.
+        # Without this callback OpenSSL would ask for a key's password on the terminal.
         context.load_cert_chain(cert_file, tls.key_file, lambda: tls.key_password or "")
     except (ssl.SSLError, ValueError):
-        # The library's own words may quote what it read.
+        # The library's message may quote the content.
         raise BadTls(
             f"{tls.key_file or cert_file}: no private key of the certificate in {cert_file} can be read there with the"
             " password that is set; both must be PEM and belong together"
@@ -126,12 +126,12 @@ def _check_readable(path: str) -> None:
 
 
 def is_alert(error: OSError) -> bool:
-    """Whether it is what the other side says where it ends a connection."""
+    """Whether it is an alert of the peer, which closes the connection."""
     return isinstance(error, ssl.SSLError) and "ALERT" in (error.reason or "")
 
 
 def ssl_failed(addr: str, tls: ClientTls, error: OSError) -> TlsFailed:
-    """What an error of the standard library means, in a handshake or after it."""
+    """Explain an error of the standard library, in a handshake or after it."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return not_trusted(addr, tls, error.verify_code)
     if isinstance(error, ssl.SSLError):
@@ -140,7 +140,7 @@ def ssl_failed(addr: str, tls: ClientTls, error: OSError) -> TlsFailed:
 
 
 def tls_failed(addr: str, tls: ClientTls, reason: str) -> TlsFailed:
-    """What OpenSSL's `reason`, in small letters, means; it is empty where the server closed the connection."""
+    """Explain OpenSSL's `reason`, in lower case; empty if the server closed the connection."""
     _, is_alert, alert = reason.partition("alert ")
     if not is_alert:
         return TlsFailed(
@@ -160,7 +160,7 @@ def tls_failed(addr: str, tls: ClientTls, reason: str) -> TlsFailed:
 
 
 def not_trusted(addr: str, tls: ClientTls, verify_code: int) -> TlsFailed:
-    """The server's certificate did not pass, for one of OpenSSL's reasons."""
+    """The error for a server's certificate that failed verification, by OpenSSL's reason."""
     if verify_code in (OTHER_NAME, _OTHER_ADDRESS):
         return TlsFailed(
             addr,
@@ -180,7 +180,7 @@ def not_trusted(addr: str, tls: ClientTls, verify_code: int) -> TlsFailed:
 def why_lost(
     addr: str, tls: ClientTls | None, error: BaseException | None, *, has_answered: bool, request_bytes: int
 ) -> MQError:
-    """The error of a connection that `error` ended, None where the peer closed it; see `connection_lost`."""
+    """The error of a connection that ended with `error`, None if the peer closed it; see `connection_lost`."""
     if tls is not None and isinstance(error, OSError) and is_alert(error):
         return ssl_failed(addr, tls, error)
     text = f"the connection to {addr} was lost: {error or 'closed'}"
@@ -188,9 +188,9 @@ def why_lost(
 
 
 def connection_lost(text: str, tls: ClientTls | None, *, has_answered: bool, request_bytes: int) -> ConnectionClosed:
-    """The error of a connection that was made, and lost by no fault of this side that is known.
+    """The error of an established connection that was lost, for no known fault of this side.
 
-    :param has_answered: whether the peer has ever said anything on it.
+    :param has_answered: whether the peer has ever sent anything on it.
     :param request_bytes: the size of the largest request on it that was not answered.
     """
     if request_bytes > FRAME_BYTES_MAX:

@@ -1,8 +1,8 @@
-"""What requests demand of their senders; `requests` has which request demands what.
+"""Permissions that requests need; the table in `requests` has them by code.
 
-A request is looked at before any handler sees it, and by the fields that its handler will use. What a message in the
-store says of itself is looked at by the handler that finds it: `Demand.of_message` says what it must ask then.
-Source: PlainAccessValidator.parse of 4.9.7, which looks at fewer codes; there, any account may ask the others.
+A request is checked before any handler sees it, by the fields that its handler will use. A stored message is checked by
+the handler that reads it, with `Demand.of_message`. Source: PlainAccessValidator.parse of 4.9.7, which checks fewer
+codes; there, any account may send the others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from mqbroker.wire.headers import send_topic_key
 
 
 class Permission(IntFlag):
-    """What may be done with a topic, or for a group."""
+    """Permissions on a topic or group."""
 
     DENY = 1
     PUB = 4
@@ -39,7 +39,7 @@ PUB, SUB = Permission.PUB, Permission.SUB
 
 @attrs.frozen
 class Need:
-    """A topic or a group, with one of PUB and SUB that is needed for it."""
+    """A topic or group, and the permission (PUB or SUB) needed on it."""
 
     name: str
     permission: Permission
@@ -47,7 +47,7 @@ class Need:
 
     @classmethod
     def of_topic(cls, topic: str, permission: Permission) -> Need:
-        """Topics that belong to a group go by the group: whoever consumes for it may read them and write to them."""
+        """A group's own topics (retry, DLQ) are checked by the group: its consumers may read and write them."""
         for prefix in (RETRY_PREFIX, DLQ_PREFIX):
             if topic.startswith(prefix):
                 return cls(topic.removeprefix(prefix), Permission.SUB, True)
@@ -58,17 +58,17 @@ class Need:
 
 
 class Access(StrEnum):
-    """What a peer must be for its request to be taken, where access is controlled."""
+    """What a request's sender needs, if access control is on."""
 
-    #: Whoever has an account: what clients say of themselves, routes, statistics.
+    #: Any account: heartbeats, routes, statistics.
     PUBLIC = "public"
-    #: Who may write to the topic.
+    #: PUB on the topic.
     PRODUCE = "produce"
-    #: Who may read the topic, and consume for the group.
+    #: SUB on the topic and the group.
     CONSUME = "consume"
     #: An administrator.
     ADMIN = "admin"
-    #: Another broker or a name server: one that asks from a trusted address, or with an administrator's account.
+    #: Another broker or a name server: a trusted address, or an administrator's account.
     PEER = "peer"
 
 
@@ -84,10 +84,9 @@ def _nothing(code: int, fields: _Fields, body: bytes) -> list[Need]:
 class Demand:
     """What requests of one code need.
 
-    :param find: reads what the account must have a permission for, from (code, fields, body). Raises MQError where
-        they do not say it.
-    :param of_message: what is needed of the topic of the message that the request is about, beside that.
-    :param words: all of it, as the docs say it.
+    :param find: reads the needs from (code, fields, body). Raises MQError if they are missing.
+    :param of_message: additional permission on the topic of the message that the request is about.
+    :param words: the text for the docs.
     """
 
     access: Access
@@ -97,7 +96,7 @@ class Demand:
 
     @property
     def is_of_administrators(self) -> bool:
-        """Whether an account must be an administrator's."""
+        """Whether it needs an administrator's account."""
         return self.access in (Access.ADMIN, Access.PEER)
 
 
@@ -113,7 +112,7 @@ def _named(fields: _Fields, key: str) -> str:
 
 def _sending(code: int, fields: _Fields, body: bytes) -> list[Need]:
     topic = _named(fields, send_topic_key(code, fields))
-    # Clients write traces beside what they do with their own topics.
+    # Clients also write traces, which need no permission of their own.
     return [] if topic == TRACE_TOPIC else [Need.of_topic(topic, PUB)]
 
 
@@ -160,7 +159,7 @@ def _heartbeat(code: int, fields: _Fields, body: bytes) -> list[Need]:
 
 
 def is_group_of_clients_themselves(producer_group: str) -> bool:
-    """Whether it is one that each Java client joins, be it only a consumer's."""
+    """Whether it is a group that each Java client joins by itself."""
     return producer_group == CLIENT_INNER_PRODUCER_GROUP or producer_group.startswith(INNER_TRACE_PRODUCER_PREFIX)
 
 

@@ -1,4 +1,4 @@
-"""The JSON bodies of administration: where topics and groups stand, and what is asked of consumers through the broker.
+"""JSON bodies of administration: offsets of topics and groups, and requests to consumers through the broker.
 
 Source of names and types: common/admin and common/protocol/body of 4.9.7.
 """
@@ -14,7 +14,7 @@ from mqbroker.wire.headers import wire
 
 @attrs.frozen
 class TopicOffset(Body):
-    """What a queue holds; when its newest message was stored, ms, 0 where it has none."""
+    """Offsets of a queue; the store time of its newest message, ms, 0 if it is empty."""
 
     min_offset: int = 0
     max_offset: int = 0
@@ -28,7 +28,7 @@ class TopicStatsTable(Body):
 
 @attrs.frozen
 class OffsetWrapper(Body):
-    """How far a queue and a group in it are; when the last message that was consumed was stored, ms."""
+    """Offsets of a queue and a group; the store time of the last consumed message, ms."""
 
     broker_offset: int = 0
     consumer_offset: int = 0
@@ -37,7 +37,7 @@ class OffsetWrapper(Body):
 
 @attrs.frozen
 class ConsumeStats(Body):
-    """A group's offsets, and the messages per second it is given."""
+    """A group's offsets, and its consumption rate per second."""
 
     offset_table: dict[MessageQueue, OffsetWrapper] = attrs.field(factory=dict)
     consume_tps: float = 0.0
@@ -45,7 +45,7 @@ class ConsumeStats(Body):
 
 @attrs.frozen
 class ConsumeStatsList(Body):
-    """Of each group of a broker the offsets, topic by topic; how many messages all of them are behind."""
+    """Offsets by group and topic; the total lag in messages."""
 
     consume_stats_list: list[dict[str, list[ConsumeStats]]] = attrs.field(factory=list)
     broker_addr: str | None = None
@@ -75,7 +75,7 @@ class QueryConsumeTimeSpanBody(Body):
 
 @attrs.frozen
 class QueryCorrectionOffsetBody(Body):
-    """By queue id the least offset of the groups asked for, 2**63 - 1 where the compared group is behind it."""
+    """By queue id the least offset of the given groups, 2**63 - 1 if the compared group is behind it."""
 
     correction_offsets: dict[int, int] = attrs.field(factory=dict)
 
@@ -87,7 +87,7 @@ class ResetOffsetBody(Body):
 
 @attrs.frozen
 class MessageQueueForC(Body):
-    """A queue with an offset, as clients in C++ read it: they know no objects as keys."""
+    """A queue with an offset, in the form of C++ clients, which cannot read objects as keys."""
 
     topic: str
     broker_name: str
@@ -110,10 +110,9 @@ class GetConsumerStatusBody(Body):
 
 @attrs.frozen
 class ProcessQueueInfo(Body):
-    """One queue of a consumer: what is to be committed, what it holds that is not consumed. Times in ms.
+    """One queue of a consumer: committed offset, and cached messages. Times in ms.
 
-    `commit_offset` is -1 where it is not known yet. "transaction" is what ordered consumption holds, "droped" the
-    protocol's spelling.
+    `commit_offset` is -1 if unknown. "transaction" is of ordered consumption, "droped" the protocol's spelling.
     """
 
     commit_offset: int = -1
@@ -134,7 +133,7 @@ class ProcessQueueInfo(Body):
 
 @attrs.frozen
 class ConsumeStatus(Body):
-    """How a consumer gets on with one topic: times in ms, messages per second, failures within the hour."""
+    """A consumer's rates for one topic: times in ms, messages per second, failures within the hour."""
 
     pull_rt: float = wire("pullRT", default=0.0)
     pull_tps: float = wire("pullTPS", default=0.0)
@@ -146,7 +145,7 @@ class ConsumeStatus(Body):
 
 @attrs.frozen
 class ConsumerRunningInfo(Body):
-    """What one consumer tells of itself. `jstack` is the stacks of its threads, one below the other."""
+    """State of one consumer. `jstack` is the stacks of its threads, one below the other."""
 
     properties: dict[str, str] = attrs.field(factory=dict)
     subscription_set: list[SubscriptionData] = attrs.field(factory=list)
@@ -157,7 +156,7 @@ class ConsumerRunningInfo(Body):
 
 @attrs.frozen
 class ConsumeMessageDirectlyResult(Body):
-    """What a listener made of one message: `consume_result` is a name of Java's CMResult."""
+    """A listener's result for one message: `consume_result` is a name of Java's CMResult."""
 
     order: bool = False
     auto_commit: bool = True
@@ -186,7 +185,7 @@ class ProducerTableInfo(Body):
 
 @attrs.frozen
 class ConsumeQueueData(Body):
-    """One entry of a consume queue. `eval`: whether its filter bits let it pass for the group asked about."""
+    """One entry of a consume queue. `eval`: whether its filter bits match the given group."""
 
     physic_offset: int
     physic_size: int

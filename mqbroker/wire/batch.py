@@ -2,7 +2,7 @@
 
     4 size, 4 magic (0), 4 CRC (0), 4 flag, 4 body length, body, 2 properties length, properties
 
-Source: MessageDecoder.encodeMessage of 4.9.7. Sizes are checked against what is there before anything is cut.
+Source: MessageDecoder.encodeMessage of 4.9.7. Sizes are checked against the body's length before any slice.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PROPERTIES_LENGTH = struct.Struct(">h")
 
 
 class BadBatch(MQError):
-    """A batch body whose sizes lie."""
+    """A batch body with inconsistent sizes."""
 
 
 class BatchEntry(NamedTuple):
@@ -31,7 +31,7 @@ class BatchEntry(NamedTuple):
 
 
 def encode_batch(entries: Iterable[BatchEntry]) -> bytes:
-    """Return the body for `entries`. Raises BadBatch where properties are over 32767 bytes."""
+    """Return the body for `entries`. Raises BadBatch if properties exceed 32767 bytes."""
     parts: list[bytes] = []
     for flag, body, properties in entries:
         if len(properties) > PROPERTIES_BYTES_MAX:

@@ -1,4 +1,4 @@
-"""The JSON bodies of requests and responses, but for those of administration (`admin_bodies`).
+"""JSON bodies of requests and responses, except those of administration (`admin_bodies`).
 
 Source of names and types: the classes of common/protocol in 4.9.7.
 """
@@ -26,7 +26,7 @@ class MessageQueue(Body):
 
 @attrs.frozen
 class OffsetMovedEvent(Body):
-    """A pull that was sent to another offset: the body of a message."""
+    """A pull that was redirected to another offset: the body of a message."""
 
     consumer_group: str
     message_queue: MessageQueue
@@ -36,7 +36,7 @@ class OffsetMovedEvent(Body):
 
 @attrs.frozen
 class DataVersion(Body):
-    """Which state a table is in: `timestamp` is ms since the epoch, `counter` goes up with each change."""
+    """Version of a table: `timestamp` is ms since the epoch, `counter` is incremented by each change."""
 
     timestamp: int = 0
     counter: int = 0
@@ -58,7 +58,7 @@ class TopicConfig(Body):
     order: bool = False
 
     def to_value(self) -> dict[str, Any]:
-        # Spelt out, for brokers with 100,000 of them.
+        # Written out, for brokers with 100,000 topics.
         return {
             "topicName": self.topic_name,
             "readQueueNums": self.read_queue_nums,
@@ -131,7 +131,7 @@ class KVTable(Body):
 
 @attrs.frozen
 class SubscriptionData(Body):
-    """What a consumer wants of one topic. `sub_version` is the ms time it was made."""
+    """A subscription to one topic. `sub_version` is its creation time, ms."""
 
     topic: str
     sub_string: str = "*"
@@ -147,7 +147,7 @@ class ProducerData(Body):
     group_name: str
 
 
-#: What Java has as enumerations, in their order: clients in C++ send the numbers.
+#: Java's enumerations, in their order: C++ clients send the ordinals.
 _CONSUMER_WORDS = {
     "consumeType": ("CONSUME_ACTIVELY", "CONSUME_PASSIVELY"),
     "messageModel": ("BROADCASTING", "CLUSTERING"),
@@ -160,7 +160,7 @@ _CONSUMER_WORDS = {
 
 @attrs.frozen
 class ConsumerData(Body):
-    """One group of a client that consumes."""
+    """One consumer group of a client."""
 
     group_name: str
     consume_type: str = "CONSUME_PASSIVELY"
@@ -194,7 +194,7 @@ class GetConsumerListByGroupResponseBody(Body):
 
 @attrs.frozen
 class SubscriptionGroupConfig(Body):
-    """A consumer group as one broker treats it."""
+    """Settings of a consumer group on one broker."""
 
     group_name: str
     consume_enable: bool = True
@@ -222,12 +222,12 @@ class ConsumerOffsetSerializeWrapper(Body):
     offset_table: dict[str, dict[int, int]] = attrs.field(factory=dict)
 
     def to_json(self) -> bytes:
-        """As of every body, in a part of the time: there may be millions, and they are written every few seconds."""
+        """As `Body.to_json`, but faster: there may be millions of offsets, which are written every few seconds."""
         return b"".join(self.json_pieces())
 
     def json_pieces(self) -> Iterator[bytes]:
-        """As of every body, but the table, which may have millions, may go on changing: what is there at first is
-        written as it is when its turn has come."""
+        """As `Body.json_pieces`, but the table may change meanwhile: each of the initial entries is written with its
+        value at that time."""
         yield b'{"offsetTable":'
         yield from _offsets_json(self.offset_table)
         yield b"}"
@@ -235,8 +235,8 @@ class ConsumerOffsetSerializeWrapper(Body):
 
 @attrs.frozen
 class LmqConsumerOffsets(Body):
-    """config/lmqConsumerOffset.json, which a broker with enableLmq has instead of consumerOffset.json: offsets of
-    %LMQ% groups by "topic@group", and those of all others."""
+    """config/lmqConsumerOffset.json, which replaces consumerOffset.json on brokers with enableLmq: offsets of %LMQ%
+    groups by "topic@group", and those of all others."""
 
     lmq_offset_table: dict[str, int] = attrs.field(factory=dict)
     offset_table: dict[str, dict[int, int]] = attrs.field(factory=dict)
@@ -245,7 +245,7 @@ class LmqConsumerOffsets(Body):
         return b"".join(self.json_pieces())
 
     def json_pieces(self) -> Iterator[bytes]:
-        """As those of ConsumerOffsetSerializeWrapper."""
+        """As ConsumerOffsetSerializeWrapper.json_pieces."""
         yield b'{"lmqOffsetTable":%b,"offsetTable":' % fastjson.dumps(self.lmq_offset_table)
         yield from _offsets_json(self.offset_table)
         yield b"}"
@@ -299,7 +299,7 @@ class ProducerConnection(Body):
 
 @attrs.frozen
 class CheckClientRequestBody(Body):
-    """What a consumer asks before it subscribes: could this subscription be served?"""
+    """A consumer's check before it subscribes that the subscription can be served."""
 
     client_id: str
     group: str
@@ -308,7 +308,7 @@ class CheckClientRequestBody(Body):
 
 @attrs.frozen
 class BrokerStatsItem(Body):
-    """How much a count grew in a time: in all, per second, and each time something was counted."""
+    """Growth of a counter in a period: in total, per second, and per increment."""
 
     sum: int = 0
     tps: float = 0.0
@@ -317,7 +317,7 @@ class BrokerStatsItem(Body):
 
 @attrs.frozen
 class BrokerStatsData(Body):
-    """How much a count grew in the last minute, hour and day."""
+    """Growth of a counter in the last minute, hour and day."""
 
     stats_minute: BrokerStatsItem = BrokerStatsItem()
     stats_hour: BrokerStatsItem = BrokerStatsItem()
@@ -337,7 +337,7 @@ class BloomFilterData(Body):
 
 @attrs.frozen
 class ConsumerFilterData(Body):
-    """What a group wants of a topic by an expression; times are ms, `client_version` is the subscription's."""
+    """A group's filter expression for a topic; times are ms, `client_version` is the subscription's."""
 
     consumer_group: str
     topic: str

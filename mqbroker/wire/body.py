@@ -1,7 +1,7 @@
-"""What a JSON body is: a frozen value that is written from its fields, and checks what it is read from.
+"""Base of JSON bodies: frozen values that are encoded from their fields, and checked when they are decoded.
 
 A field's name in JSON is its camelCase form unless `wire(...)` says otherwise; unknown fields are skipped, as Fastjson
-skips them. Reading raises BadBody where a field is missing without a default or is of another type.
+skips them. Decoding raises BadBody if a field without a default is missing or is of another type.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from mqbroker.wire.headers import camel_case
 
 _integer = re.compile(r"-?[0-9]{1,20}").fullmatch
 
-#: What is an int in Java; all other whole numbers are longs there. One that is larger, Java's peers could not read.
+#: A Java int; all other integers are longs. Java peers could not read a larger one.
 Int = Annotated[int, "32 bits"]
 
-#: What a peer asks may be as long where it is not strict JSON; the reading takes 50 ms then.
+#: Maximum bytes of a request's body that is not strict JSON; decoding takes 50 ms then.
 DIALECT_BYTES_MAX = 64 * 1024
-#: As long may be what a peer answers: routes and clusters have keys that are not strict JSON.
+#: Maximum bytes of a response's body: routes and clusters have keys that are not strict JSON.
 ANSWERED_DIALECT_BYTES_MAX = 1024 * 1024
 
 
-#: Of a set: the order of more is left as it is.
+#: Elements of a set that are sorted; larger sets are not.
 SORTED_MAX = 1000
 
 
 class BadBody(MQError):
-    """A body that is not what its request or response must carry."""
+    """A body that is invalid for its request or response."""
 
 
 class Body:
-    """What all bodies are: values with a JSON form."""
+    """Base class of bodies: values with a JSON form."""
 
     def to_value(self) -> dict[str, Any]:
-        """The JSON object as a dict, for embedding; None is left out, as Fastjson leaves it out."""
+        """The JSON object as a dict, for embedding; None is omitted, as by Fastjson."""
         plan = _plan(type(self))
         if type(self) in _flat:
             return {key: value for name, key, _, _ in plan if (value := getattr(self, name)) is not None}
@@ -53,13 +53,13 @@ class Body:
         return fastjson.dumps(self.to_value())
 
     def json_pieces(self) -> Iterator[bytes]:
-        """What `to_json` gives, for who has other things to do in between: in pieces of one scalar, or one body of
-        scalars alone, each. What it is of must not be changed meanwhile."""
+        """The result of `to_json` in pieces, so that the caller can do other work in between: each is one scalar, or
+        one body of scalars. The value must not change meanwhile."""
         return _pieces(self, b"")
 
     @classmethod
     def from_value(cls, value: Any) -> Self:
-        """Build from a decoded JSON object. Raises BadBody."""
+        """Make one from a decoded JSON object. Raises BadBody."""
         if isinstance(value, fastjson.JsonKey):
             value = value.as_dict()
         if not isinstance(value, Mapping):
@@ -67,7 +67,7 @@ class Body:
         found: dict[str, Any] = {}
         for name, key, kind, required in _plan(cls):
             item = value.get(key)
-            # What most fields are, for bodies of ten thousand values.
+            # The common case, for bodies of ten thousand values.
             if type(item) is kind and kind in _AS_THEY_ARE:
                 found[name] = item
             elif item is not None:
@@ -78,7 +78,7 @@ class Body:
 
     @classmethod
     def from_json(cls, data: bytes, dialect_bytes_max: int | None = DIALECT_BYTES_MAX) -> Self:
-        """Read a body. Raises BadBody. None takes any length, for files of one's own."""
+        """Decode a body. Raises BadBody. None allows any length, for the broker's own files."""
         try:
             return cls.from_value(fastjson.loads(data, dialect_bytes_max))
         except fastjson.BadJson as error:
@@ -88,7 +88,7 @@ class Body:
 _plans: dict[type[Body], list[tuple[str, str, Any, bool]]] = {}
 _SCALARS = (str, int, Int, bool, float)
 _AS_THEY_ARE = (str, bool)
-#: Classes of scalars alone, of which there may be many in one body.
+#: Classes with only scalar fields, of which one body may have many.
 _flat: set[type[Body]] = set()
 
 
@@ -117,7 +117,7 @@ def _to_value(value: Any) -> Any:
     if isinstance(value, list | tuple | set | frozenset):
         items = _in_order(value) if isinstance(value, set | frozenset) else value
         try:
-            "".join(items)  # the quickest way to know that all are text: a TypeError where not
+            "".join(items)  # the fastest check that all are text: a TypeError if not
         except TypeError:
             return [_to_value(item) for item in items]
         return list(items)
@@ -125,7 +125,7 @@ def _to_value(value: Any) -> Any:
 
 
 def _in_order(values: Set[Any]) -> Collection[Any]:
-    """Few in their order, for who reads or compares them; of many the order would take longer than all the rest."""
+    """Sort small sets, for readers and comparisons; sorting large ones would take longer than all the rest."""
     return sorted(values) if len(values) <= SORTED_MAX else values
 
 
@@ -203,5 +203,5 @@ def _object(items: Iterator[tuple[bytes, Any]], lead: bytes) -> Iterator[bytes]:
 
 
 def _key(key: Any) -> bytes:
-    """As Fastjson writes it: an object with its fields in order, a number as it is."""
+    """A key as Fastjson writes it: an object with its fields in order, a number unquoted."""
     return orjson.dumps(dict(sorted(key.to_value().items())) if isinstance(key, Body) else key)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Final
 
-#: What 4.9.7 puts in the `version` field of a command (the ordinal of V4_9_7 in its version list).
+#: The `version` field of 4.9.7's commands (the ordinal of V4_9_7 in its version list).
 VERSION: Final = 407
-#: What its tools call that version.
+#: The name of that version in Java's tools.
 VERSION_NAME: Final = "V4_9_7"
 
 
 class RequestCode(IntEnum):
-    """What a request asks for."""
+    """Request codes."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -113,7 +113,7 @@ class RequestCode(IntEnum):
 
 
 class ResponseCode(IntEnum):
-    """How a request ended."""
+    """Response codes."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1
@@ -261,7 +261,7 @@ class Prop:
 #: Separates keys inside the KEYS property.
 KEY_SEPARATOR: Final = " "
 
-#: Ends the remarks that 4.9.7 gives its users a page for.
+#: Suffix of the remarks for which 4.9.7 has a help page.
 FAQ: Final = "\nSee http://rocketmq.apache.org/docs/faq/ for further details."
 
 MASTER_ID: Final = 0
@@ -271,7 +271,7 @@ REPLY_TOPIC_POSTFIX: Final = "REPLY_TOPIC"
 CID_RMQ_SYS_PREFIX: Final = "CID_RMQ_SYS_"
 TOOLS_CONSUMER_GROUP: Final = "TOOLS_CONSUMER"
 CLIENT_INNER_PRODUCER_GROUP: Final = "CLIENT_INNER_PRODUCER"
-#: How the groups begin by which Java clients send their traces.
+#: Prefix of the groups by which Java clients send their traces.
 INNER_TRACE_PRODUCER_PREFIX: Final = "_INNER_TRACE_PRODUCER"
 SELF_TEST_CONSUMER_GROUP: Final = "SELF_TEST_C_GROUP"
 UNIQUE_MSG_QUERY_FLAG: Final = "_UNIQUE_KEY_QUERY"
@@ -302,7 +302,7 @@ SYSTEM_TOPICS: Final = frozenset(
     }
 )
 
-#: System topics that the broker alone writes to.
+#: System topics that only the broker writes to.
 NO_SEND_TOPICS: Final = SYSTEM_TOPICS - {AUTO_CREATE_TOPIC, BENCHMARK_TOPIC, TRACE_TOPIC}
 
 
@@ -311,11 +311,11 @@ def is_system_topic(topic: str) -> bool:
     return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX)
 
 
-# The `version` field of commands, by which it is known which requests a client understands: ordinals of MQVersion.
+# Values of the `version` field (ordinals of MQVersion), which tell the requests that a client supports.
 
-#: The first version that takes RESET_CONSUMER_CLIENT_OFFSET and GET_CONSUMER_STATUS_FROM_CLIENT.
+#: The first version that supports RESET_CONSUMER_CLIENT_OFFSET and GET_CONSUMER_STATUS_FROM_CLIENT.
 V3_0_7_SNAPSHOT: Final = 28
-#: The first version that takes GET_CONSUMER_RUNNING_INFO and CONSUME_MESSAGE_DIRECTLY.
+#: The first version that supports GET_CONSUMER_RUNNING_INFO and CONSUME_MESSAGE_DIRECTLY.
 V3_1_8_SNAPSHOT: Final = 62
 
 _3_0_0 = (
@@ -329,5 +329,5 @@ _NAMES = [f"V3_0_0_{name}" for name in _3_0_0.split()] + [
 
 
 def old_version_name(version: int) -> str:
-    """What Java calls a version before 3.1.8; the number where it is none of those."""
+    """Java's name of a version before 3.1.8; the number if it is none of those."""
     return _NAMES[version] if 0 <= version < len(_NAMES) else str(version)

@@ -5,8 +5,8 @@
     3 bytes  header length
     n bytes  header, then the body up to the end of the frame
 
-Source: NettyDecoder, RemotingCommand and RocketMQSerializable of 4.9.7. What comes in is hostile until checked here:
-lengths, types, ranges, the number of fields; a header that fails is a BadFrame, on which the connection is closed.
+Source: NettyDecoder, RemotingCommand and RocketMQSerializable of 4.9.7. Input is untrusted until checked here: lengths,
+types, ranges, the number of fields; an invalid header is a BadFrame, on which the connection is closed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _HEADER_LENGTH_MASK = 0xFFFFFF
 
 
 class FrameDecoder:
-    """Cuts frames out of a stream; keeps what is not yet whole, never more than `frame_bytes_max`."""
+    """Splits a stream into frames; buffers an incomplete one, never more than `frame_bytes_max`."""
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self._frame_bytes_max = frame_bytes_max
@@ -43,17 +43,17 @@ class FrameDecoder:
 
     @property
     def pending_bytes(self) -> int:
-        """How many bytes of an unfinished frame are held."""
+        """Buffered bytes of an incomplete frame."""
         return len(self._pending)
 
     def clear(self) -> None:
-        """Hold nothing any more; the stream is at its end."""
+        """Drop the buffer: the stream has ended."""
         self._pending = bytearray()
 
     def feed(self, data: bytes) -> list[Frame]:
         """Return the frames that `data` completes, as (serialize type, header, body).
 
-        Raises BadFrame on a length that no frame can have; the stream is of no use after that.
+        Raises BadFrame on an invalid length; the stream cannot be used after that.
         """
         if self._pending:
             self._pending += data
@@ -87,7 +87,7 @@ class FrameDecoder:
         return frames
 
     def _check_first_length(self) -> None:
-        """Refuse a hostile length as soon as its four bytes are there, before anything is collected for it."""
+        """Refuse an invalid length as soon as its four bytes are there, before any buffering."""
         if 4 <= len(self._pending) < 8:
             length = int.from_bytes(self._pending[:4], "big")
             if not 4 <= length <= self._frame_bytes_max:
@@ -95,7 +95,7 @@ class FrameDecoder:
 
 
 def encode_frame(serialize_type: int, header: bytes, body: bytes = b"") -> bytes:
-    """Return one whole frame. Raises BadFrame on a header too long for its length field."""
+    """Return one frame. Raises BadFrame on a header too long for its length field."""
     if len(header) > _HEADER_LENGTH_MASK:
         raise BadFrame(f"header of {len(header)} bytes, {_HEADER_LENGTH_MASK} at most")
     return _LENGTHS.pack(4 + len(header) + len(body), serialize_type << 24 | len(header)) + header + body
@@ -140,7 +140,7 @@ class RemotingCommand:
 
     @classmethod
     def request(cls, code: int, header: Header | None = None, body: bytes = b"") -> RemotingCommand:
-        """A request; its opaque is given by whoever sends it."""
+        """Make a request; the sender sets its opaque."""
         return cls(code, encode_header(header) if header is not None else {}, body)
 
     @classmethod
@@ -152,7 +152,7 @@ class RemotingCommand:
         header: Header | None = None,
         body: bytes = b"",
     ) -> RemotingCommand:
-        """The answer to `request`, in its header encoding."""
+        """Make the response to `request`, in its header encoding."""
         return cls(
             code,
             encode_header(header) if header is not None else {},
@@ -172,7 +172,7 @@ class RemotingCommand:
 
 
 def decode_command(serialize_type: int, header: bytes, body: bytes) -> RemotingCommand:
-    """Read one frame's parts. Raises BadFrame on whatever is not a command."""
+    """Decode one frame's parts. Raises BadFrame on anything that is no command."""
     if serialize_type == JSON:
         return _decode_json(header, body)
     if serialize_type == ROCKETMQ:
@@ -181,7 +181,7 @@ def decode_command(serialize_type: int, header: bytes, body: bytes) -> RemotingC
 
 
 def encode_command(command: RemotingCommand) -> bytes:
-    """Return the whole frame of `command`."""
+    """Return the frame of `command`."""
     if command.serialize_type == ROCKETMQ:
         return encode_frame(ROCKETMQ, _encode_binary_header(command), command.body)
     return encode_frame(JSON, _encode_json_header(command), command.body)
@@ -263,7 +263,7 @@ def _decode_binary(header: bytes, body: bytes) -> RemotingCommand:
             value, at = _read_text(header, at, _INT)
             if name is not None and value is not None:
                 ext[name] = value
-            pairs += 1  # counted apart from `ext`: empty and repeated names add nothing to it
+            pairs += 1  # counted separately: empty and repeated names do not lengthen `ext`
             if at > end or pairs > EXT_FIELDS_MAX:
                 raise BadFrame(f"extFields run over their length or are more than {EXT_FIELDS_MAX}")
     except (struct.error, UnicodeDecodeError) as error:
@@ -282,7 +282,7 @@ def _decode_binary(header: bytes, body: bytes) -> RemotingCommand:
 
 
 def _read_text(header: bytes, at: int, length_of: struct.Struct) -> tuple[str | None, int]:
-    """Read a text with its length before it; length 0 stands for no text, as in Java."""
+    """Read a text after its length; length 0 means None, as in Java."""
     (length,) = length_of.unpack_from(header, at)
     at += length_of.size
     if not 0 <= length <= len(header) - at:

@@ -3,7 +3,7 @@
     {0:"127.0.0.1:10911"}                          a map with Long keys
     {{"brokerName":"a","queueId":1}:12}            a map whose keys are objects
 
-Strict JSON takes the fast way through orjson both ways. The depth of nesting is bounded.
+Strict JSON is read and written by orjson. The depth of nesting is bounded.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ DEPTH_MAX = 64
 
 _space = re.compile(r"[ \t\r\n]*")
 _scalar = re.compile(r"-?[0-9][0-9.eE+-]*|[A-Za-z_$][A-Za-z0-9_$]*")
-# Possessive: nothing to go back to, so a string takes no memory for each of its characters.
+# Possessive: without backtracking a string takes no memory for each of its characters.
 _string = re.compile(r'"(?:[^"\\\x00-\x1f]++|\\.)*+"', re.DOTALL)
 _numeric = re.compile(r"-?[0-9]+").fullmatch
 _words = {"true": True, "false": False, "null": None}
 
 
 class BadJson(MQError):
-    """Text that is not JSON in this dialect either."""
+    """Text that is not valid JSON, nor this dialect."""
 
 
 @attrs.frozen
@@ -47,9 +47,9 @@ class JsonKey:
 
 
 def loads(text: bytes | str, dialect_bytes_max: int | None = None) -> Any:
-    """Read one value. Raises BadJson. Numeric keys come back as int, object keys as JsonKey.
+    """Read one value. Raises BadJson. Numeric keys become int, object keys JsonKey.
 
-    What is not strict JSON is read at less than 2 MB a second: `dialect_bytes_max` bounds what a peer may make of that.
+    The dialect is read at less than 2 MB a second: `dialect_bytes_max` bounds that for texts of peers.
     """
     try:
         value = orjson.loads(text)
@@ -62,7 +62,7 @@ def loads(text: bytes | str, dialect_bytes_max: int | None = None) -> Any:
 
 
 def _check_depth(value: Any) -> None:
-    """Refuse what orjson alone would let pass: it nests as deep as Python can no longer print or compare."""
+    """Refuse what orjson accepts, but is nested too deep for Python to print or compare."""
     level = [value] if type(value) in (dict, list) else []
     for _ in range(DEPTH_MAX + 1):
         if not level:
@@ -89,14 +89,14 @@ def _loads_dialect(text: bytes | str) -> Any:
 
 
 def dumps(value: Any) -> bytes:
-    """Write `value`: dict, list, text, numbers, booleans and None; int and JsonKey keys in the dialect's way."""
+    """Write `value`: dict, list, text, numbers, booleans and None; int and JsonKey keys as in the dialect."""
     parts: list[bytes] = []
     _write(value, parts)
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _write(value: Any, parts: list[bytes]) -> None:
-    """As much at once as is strict JSON."""
+    """Write as much as possible at once as strict JSON."""
     try:
         parts.append(orjson.dumps(value))
         return
@@ -122,7 +122,7 @@ def _write(value: Any, parts: list[bytes]) -> None:
 
 
 class _Reader:
-    """A recursive descent over one text."""
+    """Recursive descent parser of one text."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -186,7 +186,7 @@ class _Reader:
         word = found.group()
         if not _numeric(word):
             return word
-        # Java's widest integer key is a long; the length comes first, as int() of many digits takes long.
+        # Java's widest integer key is a long; the length is checked first, as int() of many digits is slow.
         if len(word) > 20 or not -(2**63) <= (number := int(word)) < 2**63:
             raise BadJson(f"the numeric key before character {self._at} is beyond 64 bits")
         return number

@@ -1,4 +1,4 @@
-"""Message ids: the broker's, which is a place in a log, and the producer's UNIQ_KEY.
+"""Message ids: the broker's, which is an offset in a log, and the producer's UNIQ_KEY.
 
 Source: MessageDecoder.createMessageId and MessageClientIDSetter of 4.9.7.
 """
@@ -15,12 +15,12 @@ from mqbroker.wire.record import Host, decode_host, encode_host
 
 
 def offset_message_id(store_host: Host, physical_offset: int) -> str:
-    """The id of the record at `physical_offset` bytes of the log of `store_host`: 32 hex digits, 56 for IPv6."""
+    """The id of the record at `physical_offset` of the log of `store_host`: 32 hex digits, 56 for IPv6."""
     return (encode_host(store_host) + struct.pack(">q", physical_offset)).hex().upper()
 
 
 def parse_offset_message_id(message_id: str) -> tuple[Host, int]:
-    """The inverse of `offset_message_id`. Raises MQError where `message_id` is not such an id."""
+    """The inverse of `offset_message_id`. Raises MQError if `message_id` is not such an id."""
     try:
         data = bytes.fromhex(message_id)
     except ValueError:
@@ -32,9 +32,9 @@ def parse_offset_message_id(message_id: str) -> tuple[Host, int]:
 
 
 class UniqIdSource:
-    """Makes UNIQ_KEYs: address, pid, a salt, ms since the month began, a counter; 32 hex digits for IPv4.
+    """Makes UNIQ_KEYs: address, pid, a salt, ms since the start of the month, a counter; 32 hex digits for IPv4.
 
-    `now` gives seconds since the epoch; `salt` is any 32-bit number that tells processes with one pid apart.
+    `now` returns seconds since the epoch; `salt` is any 32-bit number that distinguishes processes with the same pid.
     """
 
     def __init__(self, address: str, pid: int, salt: int, now: Callable[[], float]) -> None:

@@ -12,9 +12,9 @@ from mqbroker.wire.codes import ResponseCode
 
 TOPIC_LENGTH_MAX = 127
 GROUP_LENGTH_MAX = 255
-#: What light message queues, and the groups that read them, begin with.
+#: Prefix of light message queues, and of the groups that read them.
 LMQ_PREFIX = "%LMQ%"
-#: What a file system takes for the name of a directory.
+#: Maximum length of a directory's name.
 LMQ_BYTES_MAX = 255
 
 _legal = re.compile(r"[%|a-zA-Z0-9_-]+").fullmatch
@@ -24,12 +24,12 @@ _legal_lmq = re.compile(r"%LMQ%[^/,@\x00-\x1f\x7f\ud800-\udfff\ufffd]+").fullmat
 def is_lmq(name: str) -> bool:
     """Whether it is the name of a light message queue, or of a group that reads such.
 
-    No topic table has them, and other characters than in topics are in use (MQTT's + and #)."""
+    They are in no topic table, and may have other characters than topics (MQTT's + and #)."""
     return name.startswith(LMQ_PREFIX) and _legal_lmq(name) is not None and len(name.encode()) <= LMQ_BYTES_MAX
 
 
 def check_topic(topic: str) -> str:
-    """Return `topic`; raise Refused with the remarks of 4.9.7 where it is blank, too long or has other characters."""
+    """Return `topic`; raises Refused with the remarks of 4.9.7 if it is blank, too long or has other characters."""
     if not topic or topic.isspace():
         raise Refused(ResponseCode.SYSTEM_ERROR, "The specified topic is blank.")
     if not _legal(topic):
@@ -43,7 +43,7 @@ def check_topic(topic: str) -> str:
 
 
 def check_group(group: str) -> str:
-    """Return `group`; raise Refused where it is blank, too long or has other characters."""
+    """Return `group`; raises Refused if it is blank, too long or has other characters."""
     if not group or group.isspace():
         raise Refused(ResponseCode.SYSTEM_ERROR, "The specified group is blank.")
     if not _legal(group):
@@ -57,7 +57,7 @@ def check_group(group: str) -> str:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """('host', port) of "host:port" or "[v6]:port". Raises MQError where it is neither."""
+    """('host', port) of "host:port" or "[v6]:port". Raises MQError if it is neither."""
     host, separator, port = address.strip().rpartition(":")
     is_number = port.isascii() and port.isdigit() and len(port) <= 5
     if not separator or not host or not is_number or not 0 < int(port) < 65536:
@@ -66,7 +66,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def is_ip(text: str) -> bool:
-    """Whether it is an address as digits, of version 4 or 6, without a port."""
+    """Whether it is a numeric address, IPv4 or IPv6, without a port."""
     import ipaddress
 
     try:

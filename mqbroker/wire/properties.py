@@ -1,6 +1,6 @@
 """Message properties: `name \\x01 value` pairs joined by `\\x02`, in UTF-8.
 
-Source: MessageDecoder of 4.9.7. A pair without a name or without a value is skipped on reading, as there.
+Source: MessageDecoder of 4.9.7. A pair without a name or without a value is skipped when decoding, as there.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from mqbroker.errors import MQError
 NAME_VALUE_SEPARATOR = "\x01"
 PROPERTY_SEPARATOR = "\x02"
 
-#: The record keeps the length in a signed 16-bit field.
+#: The record has their length in a signed 16-bit field.
 PROPERTIES_BYTES_MAX = 32767
 
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:
-    """Return the bytes for a record or a send request. Raises MQError where a name or value holds a separator."""
+    """Return the bytes for a record or a send request. Raises MQError if a name or value contains a separator."""
     pairs = []
     for name, value in properties.items():
         if not name or "\x01" in name or "\x02" in name or "\x01" in value or "\x02" in value:
@@ -29,17 +29,17 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
 
 
 def reencode_properties(properties: Mapping[str, str]) -> bytes:
-    """Return the bytes for what `decode_properties` has read, whatever that was: they read back the same.
+    """Return the bytes for any result of `decode_properties`: they decode to the same.
 
-    A value may then hold \\x01: only the first in a pair separates.
+    A value may contain \\x01: only the first in a pair separates.
     """
     return "\x02".join([f"{name}\x01{value}" for name, value in properties.items()]).encode()
 
 
 def find_property(properties: bytes, mark: bytes) -> bytes:
-    """The value of one property as `decode_properties` would give it, encoded; empty where there is none. Hot.
+    """The value of one property as `decode_properties` would return it, encoded; empty if there is none. Hot.
 
-    `mark`: its name and the byte 1. What of the value is not UTF-8 may be left as it is.
+    `mark`: its name and the byte 1. Invalid UTF-8 in the value may be returned unchanged.
     """
     at = properties.rfind(mark)
     if at < 0:
@@ -50,14 +50,14 @@ def find_property(properties: bytes, mark: bytes) -> bytes:
         value = properties[start:] if end < 0 else properties[start:end]
         if value:
             return value
-    # The end of a longer name, or of a value, or a pair without a value: then an earlier pair may count.
+    # The suffix of a longer name, or of a value, or a pair without a value: then an earlier pair may count.
     return decode_properties(properties).get(mark[:-1].decode(), "").encode()
 
 
 def find_in_each(messages: Sequence[bytes], mark: bytes) -> list[bytes]:
-    """The values of a property in each of some messages, as `find_property` finds them. Hot."""
+    """The values of a property in each of some messages, as by `find_property`. Hot."""
     pair = b"\2" + mark
-    # What has no such pair in it is its own third part. A value may be empty, or that of the first pair.
+    # Without such a pair partition() returns the whole as third part. A value may be empty, or that of the first pair.
     return [
         ((found := one.rpartition(pair)[2]) is not one and found.partition(b"\2")[0]) or find_property(one, mark)
         for one in messages
@@ -65,8 +65,8 @@ def find_in_each(messages: Sequence[bytes], mark: bytes) -> list[bytes]:
 
 
 def find_values(together: bytes, mark: bytes) -> list[bytes]:
-    """The values that a property may have in messages, whose property bytes stand behind a byte 2 each; some may have
-    none besides. Hot."""
+    """Candidate values of a property in messages, whose property bytes each follow a byte 2; some may be of no message.
+    Hot."""
     return _pattern(mark)(together)
 
 
@@ -76,7 +76,7 @@ def _pattern(mark: bytes) -> Callable[[bytes], list[bytes]]:
 
 
 def decode_properties(data: bytes) -> dict[str, str]:
-    """Read property bytes; what is no pair is skipped and what is not UTF-8 becomes U+FFFD, as in Java."""
+    """Decode property bytes; invalid pairs are skipped and invalid UTF-8 becomes U+FFFD, as in Java."""
     found: dict[str, str] = {}
     for pair in data.decode("utf-8", "replace").split(PROPERTY_SEPARATOR):
         name, separator, value = pair.partition(NAME_VALUE_SEPARATOR)

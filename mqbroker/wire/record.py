@@ -1,7 +1,7 @@
-"""The commit log record, which is also what a pull answer carries: its layout as data, its one reader and its writers.
+"""The commit log record, which pull responses carry too: its layout as data, its reader and its writers.
 
-`HEAD_FIELDS` and `TAIL_LENGTHS` say what stands where; Structs, numpy dtypes and the drawing in docs/store.rst come
-from them. All numbers are big-endian. Source: CommitLog and MessageDecoder of 4.9.7. This module never touches a file.
+`HEAD_FIELDS` and `TAIL_LENGTHS` are the layout; Structs, numpy dtypes and the drawing in docs/store.rst are derived
+from them. All numbers are big-endian. Source: CommitLog and MessageDecoder of 4.9.7. No file access here.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ MAGIC_BYTES = MAGIC.to_bytes(4, "big")
 
 
 class Field(NamedTuple):
-    """A field of the record: its name, its code in a Struct, and what it holds."""
+    """A field of the record: its name, its Struct code, and its meaning."""
 
     name: str
     code: str
     what: str
 
 
-#: All before the body, with IPv4 hosts. A host is an address and a port of four bytes.
+#: The fields before the body, with IPv4 hosts. A host is an address and a port of four bytes.
 HEAD_FIELDS = (
     Field("size", "I", "of the whole record, in bytes"),
     Field("magic", "I", "daa320a7"),
@@ -51,18 +51,18 @@ HEAD_FIELDS = (
     Field("prepared_offset", "q", "of the half message that was committed or rolled back"),
     Field("body_size", "i", "the body follows"),
 )
-#: The lengths of what stands behind the body, each with that many bytes after it.
+#: The length fields behind the body, each followed by that many bytes.
 TAIL_LENGTHS = (
     Field("topic_size", "B", "the topic follows"),
     Field("properties_size", "H", "the properties follow, up to the end"),
 )
-#: The bits of the sys flag that make a host longer, and the field that they are of.
+#: The sys flag bits that make a host longer, and their fields.
 V6_FIELDS = {SysFlag.BORN_HOST_V6: "born_host", SysFlag.STORE_HOST_V6: "store_host"}
 V6 = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
-#: Hosts by how many bytes they have.
+#: Address families by a host's bytes.
 _HOSTS = {8: Struct(">4sI"), 20: Struct(">16sI")}
 
-#: Where each field of the head starts, with IPv4 hosts.
+#: Offset of each field of the head, with IPv4 hosts.
 OFFSETS = dict(
     zip(
         [field.name for field in HEAD_FIELDS],
@@ -78,14 +78,14 @@ def _head_struct(v6: int) -> Struct:
 
 
 def fields_struct(*names: str) -> Struct:
-    """What reads some fields, given in their order, of a record with IPv4 hosts, from its start on."""
+    """A Struct of some fields, in their order, of a record with IPv4 hosts."""
     codes = [field.code if field.name in names else f"{calcsize('>' + field.code)}x" for field in HEAD_FIELDS]
     last = [field.name for field in HEAD_FIELDS].index(names[-1])
     return Struct(">" + "".join(codes[: last + 1]))
 
 
 def numpy_fields(first: str, last: str) -> list[tuple[str, str]]:
-    """The fields from `first` to `last` as numpy.dtype takes them; no hosts are among them."""
+    """The fields from `first` to `last` for numpy.dtype; hosts must not be among them."""
     names = list(OFFSETS)
     codes = {"I": ">u4", "i": ">i4", "q": ">i8"}
     return [(field.name, codes[field.code]) for field in HEAD_FIELDS[names.index(first) : names.index(last) + 1]]
@@ -99,7 +99,7 @@ SIZE_AND_MAGIC = fields_struct("size", "magic")
 RECORD_BYTES_MIN = HEAD.size + sum(calcsize(f">{field.code}") for field in TAIL_LENGTHS)
 #: The filler at the end of a segment: its size and magic.
 BLANK_BYTES_MIN = SIZE_AND_MAGIC.size
-#: An inflated body larger than this is refused: no producer may send one.
+#: Maximum inflated body: no producer may send a larger one.
 INFLATED_BYTES_MAX = 64 * 1024 * 1024
 
 #: The longest topic: Java reads its length as a signed byte.
@@ -114,11 +114,11 @@ Host = tuple[str, int]
 
 
 class BadRecord(MQError):
-    """Bytes that are not a whole, undamaged record."""
+    """Bytes that are not a whole, valid record."""
 
 
 def encode_host(host: Host) -> bytes:
-    """Return 8 bytes for an IPv4 host, 20 for an IPv6 one. Raises MQError where it is neither."""
+    """Return 8 bytes for an IPv4 host, 20 for an IPv6 one. Raises MQError if it is neither."""
     address, port = host
     family, size = (socket.AF_INET6, 20) if ":" in address else (socket.AF_INET, 8)
     try:
@@ -135,7 +135,7 @@ def decode_host(data: bytes) -> Host:
 
 
 def host_flags(born_host: bytes, store_host: bytes) -> int:
-    """The bits of the sys flag that say how long the hosts are. Raises ValueError where one has another length."""
+    """The sys flag bits for the lengths of the hosts. Raises ValueError on any other length."""
     for host in (born_host, store_host):
         if len(host) not in _HOSTS:
             raise ValueError(f"a host of {len(host)} bytes")
@@ -144,7 +144,7 @@ def host_flags(born_host: bytes, store_host: bytes) -> int:
 
 
 def body_crc(body: bytes | memoryview) -> int:
-    """The CRC32 a record keeps: Java clears its sign bit."""
+    """The CRC32 of a record's body: Java clears its sign bit."""
     return zlib.crc32(body) & 0x7FFFFFFF
 
 
@@ -152,7 +152,7 @@ def body_crc(body: bytes | memoryview) -> int:
 
 
 class RawRecord(NamedTuple):
-    """One stored message as its bytes have it: the fields of the head, then body, topic and properties."""
+    """One stored message, undecoded: the fields of the head, then body, topic and properties."""
 
     size: int
     magic: int
@@ -177,8 +177,8 @@ class RawRecord(NamedTuple):
 def decode_raw(
     data: bytes | memoryview, offset: int = 0, physical_offset: int | None = None, *, check_crc: bool = True
 ) -> RawRecord:
-    """Read the record at `offset`, which must say that it stands at `physical_offset`, where that is given. Raises
-    BadRecord where it is cut short, inconsistent or fails its CRC."""
+    """Read the record at `offset`, whose own physical offset must be `physical_offset`, if given. Raises BadRecord if
+    it is truncated, inconsistent or fails its CRC."""
     room = len(data) - offset
     if room < RECORD_BYTES_MIN:
         raise BadRecord(f"record at {offset} is cut short: {room} bytes are left")
@@ -213,7 +213,7 @@ def decode_raw(
 
 @attrs.frozen
 class Record:
-    """One stored message. `body` is as stored, maybe compressed; times are ms since the epoch.
+    """One stored message. `body` is as stored, possibly compressed; times are ms since the epoch.
 
     `queue_offset` counts entries of its queue, `physical_offset` bytes of the log.
     """
@@ -237,7 +237,7 @@ class Record:
 
 
 def decode_record(data: bytes | memoryview, offset: int = 0, *, check_crc: bool = True) -> Record:
-    """Read the record at `offset`. Raises BadRecord as `decode_raw`, and where the topic is no text."""
+    """Decode the record at `offset`. Raises BadRecord as `decode_raw`, and if the topic is not UTF-8."""
     raw = decode_raw(data, offset, check_crc=check_crc)
     try:
         topic = raw.topic.decode()
@@ -264,7 +264,7 @@ def decode_record(data: bytes | memoryview, offset: int = 0, *, check_crc: bool 
 
 
 def decode_records(data: bytes | memoryview, *, check_crc: bool = True) -> list[Record]:
-    """Read records that stand one after another, as in a pull answer. Raises BadRecord at the first bad one."""
+    """Decode consecutive records, as in a pull response. Raises BadRecord at the first bad one."""
     records = []
     at = 0
     while at < len(data):
@@ -275,7 +275,7 @@ def decode_records(data: bytes | memoryview, *, check_crc: bool = True) -> list[
 
 
 def store_timestamp_at(data: memoryview, at: int) -> int:
-    """When the record at `at`, which is known to be one, was stored, in ms."""
+    """Store timestamp of the record at `at`, which is known to be valid, ms."""
     timestamp: int
     sys_flag, timestamp = _SYS_FLAG_AND_STORE_TIME.unpack_from(data, at)
     if sys_flag & SysFlag.BORN_HOST_V6:
@@ -284,10 +284,10 @@ def store_timestamp_at(data: memoryview, at: int) -> int:
 
 
 def property_bytes(buffer: Any, at: int, size: int) -> bytes:
-    """The property bytes of the whole record of `size` bytes at `at`, which they end. Hot.
+    """The property bytes of the record of `size` bytes at `at`, which they end. Hot.
 
-    Something else where its parts are not as they must be. `buffer`: bytes, or a map of a file, of which they are had
-    in half the time that a view takes.
+    Arbitrary bytes if the record is inconsistent. `buffer`: bytes, or a map of a file, which takes half the time of a
+    view.
     """
     try:
         sys_flag, body_size = _SYS_FLAG_AND_BODY_SIZE.unpack_from(buffer, at)
@@ -304,7 +304,7 @@ def property_bytes(buffer: Any, at: int, size: int) -> bytes:
 def properties_of(buffer: Any, base: int, offsets: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
     """`property_bytes` of the records of some `sizes` at `offsets` less `base`. Hot."""
     unpack = _SYS_FLAG_AND_BODY_SIZE.unpack_from
-    body_at, v6 = _BODY_OFFSET, V6  # which are quicker to come by than globals
+    body_at, v6 = _BODY_OFFSET, V6  # faster than globals
     found: list[bytes] = []
     add = found.append
     for offset, size in zip(offsets, sizes, strict=True):
@@ -325,9 +325,9 @@ def properties_of(buffer: Any, base: int, offsets: Sequence[int], sizes: Sequenc
 
 
 def encode_record(record: Record) -> bytes:
-    """Return the bytes of `record`: host flags follow the hosts, size and CRC are computed.
+    """Return the bytes of `record`: host flags, size and CRC are computed.
 
-    Raises MQError on a topic or properties that do not fit their length fields.
+    Raises MQError if topic or properties do not fit their length fields.
     """
     topic = record.topic.encode()
     properties = encode_properties(record.properties)
@@ -349,15 +349,15 @@ def encode_record(record: Record) -> bytes:
 
 
 def encode_tail(topic: bytes, properties_bytes: int) -> bytes:
-    """What stands between the body and the properties, of which there are so many bytes. Raises ValueError where they
-    do not fit their length fields."""
+    """The bytes between body and properties, for so many bytes of properties. Raises ValueError if they do not fit
+    their length fields."""
     if properties_bytes > PROPERTIES_BYTES_MAX:
         raise ValueError(f"properties of {properties_bytes} bytes: at most {PROPERTIES_BYTES_MAX} fit a record")
     return bytes((len(topic),)) + topic + properties_bytes.to_bytes(2, "big")
 
 
 def encode_blank(size: int) -> bytes:
-    """The first 8 bytes of the filler that takes the last `size` bytes of a segment."""
+    """The first 8 bytes of the filler of the last `size` bytes of a segment."""
     return SIZE_AND_MAGIC.pack(size, BLANK_MAGIC)
 
 
@@ -365,7 +365,7 @@ def encode_blank(size: int) -> bytes:
 
 
 def record_body(record: Record) -> bytes:
-    """The body as its producer gave it. Raises BadRecord where it does not inflate within INFLATED_BYTES_MAX."""
+    """The body as its producer sent it. Raises BadRecord if it does not inflate within INFLATED_BYTES_MAX."""
     return inflate_body(record.body, record.sys_flag)
 
 

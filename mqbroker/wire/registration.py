@@ -1,11 +1,11 @@
 """The body of REGISTER_BROKER in its two forms: JSON, and compressed.
 
-Compressed, it is a zlib stream of pieces with a 4-byte length before each, and a 4-byte count before the topics:
+The compressed form is a zlib stream of parts with a 4-byte length before each, and a 4-byte count before the topics:
 
     data version, JSON | topics: "name readQueues writeQueues perm filterType" each | filter servers, JSON
 
-A broker may have 100,000 topics, which are 15 MB of JSON and would take a third of a second to read. So it is read in
-steps, and of each topic only what goes into routes is kept.
+A broker may have 100,000 topics, which are 15 MB of JSON and would take a third of a second to decode. So it is decoded
+in steps, and only the fields of routes are kept of each topic.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ T = TypeVar("T")
 #: 100,000 topics are some 5 MiB.
 INFLATED_BYTES_MAX = 64 * 1024 * 1024
 
-#: Far more than a broker can serve; each costs the reader some hundred bytes and microseconds.
+#: Far more than a broker can serve; each costs some hundred bytes and microseconds to decode.
 TOPICS_MAX = 200_000
 
-#: A topic's name may have 255 characters beside its prefix.
+#: A topic's name may have 255 characters besides its prefix.
 TOPIC_BYTES_MAX = 1024
 PIECE_BYTES_MAX = 1024 * 1024
 
-#: One step reads as much JSON, or takes so many topics otherwise: a few ms.
+#: Bytes of JSON, or topics of the compressed form, that are decoded in one step: a few ms.
 STEP_BYTES = 128 * 1024
 STEP_TOPICS = 1000
 _INFLATE_BYTES = 64 * 1024
@@ -45,12 +45,12 @@ _INT = struct.Struct(">i")
 _INT32_MAX = 2**31 - 1
 
 _table = re.compile(rb'"topicConfigTable"\s*:\s*\{')
-# Topics made for a group are as long as groups may be, and theirs is the longer limit.
+# Retry and DLQ topics are as long as groups may be, whose limit is the longer one.
 _legal = re.compile(r"(?:%RETRY%)?(?:%DLQ%)?[%|a-zA-Z0-9_-]{1,255}").fullmatch
 
 
 class QueueNumbers(NamedTuple):
-    """How a topic lies on one broker."""
+    """Queue numbers and permission of a topic on one broker."""
 
     read_queues: int
     write_queues: int
@@ -60,7 +60,7 @@ class QueueNumbers(NamedTuple):
 
 @attrs.frozen
 class BrokerTopics:
-    """What a registration's body says. `illegal_count`: topics left out as no client could ask for them."""
+    """The content of a registration's body. `illegal_count`: topics left out for their invalid names."""
 
     queues: Mapping[str, QueueNumbers] = attrs.field(factory=dict)
     data_version: DataVersion = DataVersion()
@@ -68,12 +68,12 @@ class BrokerTopics:
     illegal_count: int = 0
 
 
-#: Reading that stops now and then, for others to have their turn.
+#: A decoding that yields now and then, so that other work can run.
 Steps = Generator[None, None, T]
 
 
 def body_crc32(body: bytes) -> int:
-    """The check value that `bodyCrc32` carries, over the body as it is sent."""
+    """The value of `bodyCrc32`, over the body as it is sent."""
     return zlib.crc32(body) & 0x7FFFFFFF
 
 
@@ -85,15 +85,15 @@ def encode_registration(body: RegisterBrokerBody, *, compressed: bool, permissio
 def write_registration(
     body: RegisterBrokerBody, *, compressed: bool, permission: int | None = None
 ) -> Generator[bytes, None, None]:
-    """Give the request's body in pieces of some hundred topics. The compressed form has no room for a topic's flags.
+    """Encode the request's body in pieces of some hundred topics. The compressed form has no room for a topic's flags.
 
-    :param permission: of all topics in place of their own.
+    :param permission: of all topics, instead of their own.
     """
     topics = list(body.topic_config_serialize_wrapper.topic_config_table.values())
     if compressed:
         yield from _write_compressed(body, topics, permission)
         return
-    # As Fastjson orders it: who reads it in pieces has the version first.
+    # In Fastjson's order: a reader in pieces gets the version first.
     version = body.topic_config_serialize_wrapper.data_version.to_json()
     servers = fastjson.dumps(body.filter_server_list)
     wrapper = b'"topicConfigSerializeWrapper":{"dataVersion":%b,"topicConfigTable":{' % version
@@ -117,7 +117,7 @@ def _write_compressed(
 
 
 def read_registration(data: bytes, *, compressed: bool) -> Steps[BrokerTopics]:
-    """Read the request's body in steps; none at all is a broker without topics. Raises BadBody."""
+    """Decode the request's body in steps; an empty one is a broker without topics. Raises BadBody."""
     if not data:
         return BrokerTopics()
     if compressed:
@@ -139,7 +139,7 @@ def _read_json(data: bytes, topics: _Topics) -> BrokerTopics:
 
 
 def _read_long_json(data: bytes) -> Steps[BrokerTopics | None]:
-    """Read what peers write: topics are flat objects, with no blanks between them. None where it is otherwise."""
+    """Decode the JSON that peers write: topics are flat objects without blanks between them. None for other JSON."""
     found = _table.search(data)
     if found is None:
         return None
@@ -181,7 +181,7 @@ def _read_compressed(data: bytes) -> Steps[BrokerTopics]:
 
 
 class _Topics:
-    """Collects topics; those that lie alike on the broker share one value."""
+    """Collects topics; equal queue numbers share one value."""
 
     def __init__(self) -> None:
         self._queues: dict[str, QueueNumbers] = {}
@@ -193,13 +193,13 @@ class _Topics:
         return BrokerTopics(self._queues, version, filter_servers, self._illegal_count)
 
     def check_count(self, more: int) -> None:
-        """Raise BadBody where `more` topics are too many beside those there are."""
+        """Raise BadBody if `more` topics are too many."""
         count = len(self._queues) + self._illegal_count + more
         if not 0 <= count <= TOPICS_MAX:
             raise BadBody(f"a registration of {count} topics, {TOPICS_MAX} at most")
 
     def add_table(self, table: dict[str, Any]) -> None:
-        """Topics by name, as JSON has them."""
+        """Add topics by name, from JSON."""
         self.check_count(len(table))
         known, queues = self._known, self._queues
         for value in table.values():
@@ -212,7 +212,7 @@ class _Topics:
                     queues[name] = numbers
                     continue
             except (KeyError, TypeError, AttributeError):
-                pass  # the first of its kind, or wrong
+                pass  # the first of its kind, or invalid
             self.add_config(TopicConfig.from_value(value))
 
     def add_config(self, topic: TopicConfig) -> None:
@@ -222,7 +222,7 @@ class _Topics:
         self._put(topic.topic_name, self._known.setdefault(numbers, numbers))
 
     def add_text(self, piece: bytes) -> None:
-        """A topic as the compressed form has it."""
+        """Add a topic of the compressed form."""
         name, _, rest = piece.partition(b" ")
         numbers = self._known_texts.get(rest)
         try:
@@ -242,7 +242,7 @@ class _Topics:
 
 
 class _Inflated:
-    """Takes pieces off a zlib stream, which is inflated only as far as they need."""
+    """Reads parts of a zlib stream, which is inflated only as far as needed."""
 
     def __init__(self, data: bytes) -> None:
         self._inflater = zlib.decompressobj()
@@ -276,7 +276,7 @@ class _Inflated:
         return self._buffer[self._at - size : self._at]
 
     def _more(self) -> bytes:
-        """Some bytes; none at the end of the stream."""
+        """Inflate some bytes; empty at the end of the stream."""
         inflater = self._inflater
         while not inflater.eof:
             deflated = inflater.unconsumed_tail

@@ -1,7 +1,8 @@
-"""The table of requests: for each code, what its header is, who may ask it, and how it is served.
+"""The table of requests: for each code its header class, the permissions it needs, and how it is served.
 
-A code without a row, or one that only clients answer, can be given no handler by a server. docs/protocol.rst is printed
-from this table (`python -m tests.protocol_page`). Source: RequestCode of 4.9.7 and the processors that answer it.
+A server cannot register a handler for a code without a row, or for one that only clients answer. docs/protocol.rst is
+printed from this table (`python -m tests.protocol_page`). Source: RequestCode of 4.9.7 and the processors that answer
+it.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ BODY_BYTES_MAX: Final = 64 * 1024
 
 
 class WaitQueue(Enum):
-    """The queue of Java's BrokerFastFailure that a request would wait in: each has a setting for how long."""
+    """The queue of Java's BrokerFastFailure that a request would wait in: each has a time-out setting."""
 
     SEND = auto()
     PULL = auto()
@@ -51,17 +52,17 @@ class WaitQueue(Enum):
 
 @attrs.frozen
 class Request:
-    """What holds for all requests of one code.
+    """Properties of all requests of one code.
 
-    :param header: what its extFields are read as; None where it has none.
-    :param demand: what the sender must be or have; None where no server answers it.
-    :param read_only: it changes nothing but, with a pull, a committed offset. No client of 4.9 sends it as a one-way
-        request: who does wants no answer, and so there is nothing to do.
-    :param body_bytes_max: the longest body in bytes. Those below FRAME_BYTES_MAX take some 30 ms to read: a
-        subscription is 100 to 200 bytes of a heartbeat, a queue 60 of a lock. The others are messages, are read in
-        steps, or come from a broker.
-    :param wait_queue: None where it may wait for as long as it likes.
-    :param new_work: it is refused by a broker that stops; offsets, farewells and questions are taken to the end.
+    :param header: class of its extFields; None if it has none.
+    :param demand: what the sender needs; None if no server answers it.
+    :param read_only: it changes nothing but, with a pull, a committed offset. No client of 4.9 sends it oneway; if one
+    does, nothing is done, as no response is wanted.
+    :param body_bytes_max: maximum body in bytes. Bodies below FRAME_BYTES_MAX take some 30 ms to decode: a subscription
+    is 100 to 200 bytes of a heartbeat, a queue 60 of a lock. The others are messages, are decoded in steps, or come
+    from a broker.
+    :param wait_queue: None if it may wait without bound.
+    :param new_work: it is refused by a stopping broker; commits, unregistrations and queries are served to the end.
     :param to_clients: brokers send it to clients.
     """
 
@@ -181,12 +182,12 @@ _ROWS: dict[Code, Request] = {
     Code.DELETE_EXPIRED_COMMITLOG: Request(None, ADMINISTRATOR),
 }
 
-#: What servers answer, and what brokers ask of clients, by code.
+#: Requests to servers, and brokers' requests to clients, by code.
 REQUESTS: Final[Mapping[int, Request]] = MappingProxyType({int(code): request for code, request in _ROWS.items()})
 
 _NOBODY = "4.9 neither sends nor answers it"
 
-#: Codes that have no row, and why: nothing of 4.9.7 answers them.
+#: Codes without a row, and the reason: nothing of 4.9.7 answers them.
 UNANSWERED: Final[Mapping[Code, str]] = MappingProxyType(
     {
         Code.QUERY_BROKER_OFFSET: _NOBODY,
@@ -206,7 +207,7 @@ UNANSWERED: Final[Mapping[Code, str]] = MappingProxyType(
 
 
 def demand_of(code: int) -> Demand:
-    """What a server demands of who asks `code`. Raises ValueError where no server answers it."""
+    """The permissions that `code` needs. Raises ValueError if no server answers it."""
     request = REQUESTS.get(code)
     if request is None or request.demand is None:
         raise ValueError(
@@ -216,5 +217,5 @@ def demand_of(code: int) -> Demand:
 
 
 def codes_where(test: Callable[[Request], object]) -> list[int]:
-    """The codes whose row passes `test`."""
+    """The codes whose row satisfies `test`."""
     return [code for code, request in REQUESTS.items() if test(request)]

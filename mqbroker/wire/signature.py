@@ -1,7 +1,7 @@
 """The signature of a request: HMAC-SHA1 over the values of its fields and its body, in Base64.
 
-Source: AclUtils.combineRequestContent and AclSigner of 4.9.7. Values stand in the order of their names, without the
-names; what is added to a request after it was signed does not count.
+Source: AclUtils.combineRequestContent and AclSigner of 4.9.7. Values are in the order of their names, without the
+names; fields added after signing are not covered.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ _UNSIGNED: Final = frozenset({SIGNATURE, UNIQUE_MSG_QUERY_FLAG})
 
 
 def signed_content(fields: Mapping[str, str], body: bytes) -> bytes:
-    """What of a request is signed."""
+    """The signed content of a request."""
     return "".join([fields[name] for name in sorted(fields) if name not in _UNSIGNED]).encode() + body
 
 
 def sign(content: bytes, secret_key: str) -> str:
-    """The text of the field Signature."""
+    """The value of the field Signature."""
     return b64encode(hmac.digest(secret_key.encode(), content, "sha1")).decode("ascii")
 
 
 def is_signed(fields: Mapping[str, str], body: bytes, secret_key: str) -> bool:
-    """Whether the field Signature is right. Takes as long for a wrong one as for a right one."""
+    """Whether the field Signature is correct, compared in constant time."""
     given = fields.get(SIGNATURE, "").encode()
     return hmac.compare_digest(given, sign(signed_content(fields, body), secret_key).encode())
 
 
 @attrs.frozen
 class Credentials:
-    """Who a client is to a broker that controls access."""
+    """A client's account for brokers with access control."""
 
     access_key: str
     secret_key: str = attrs.field(repr=False)
     security_token: str | None = attrs.field(default=None, repr=False)
 
     def sign(self, fields: dict[str, str], body: bytes) -> None:
-        """Add the fields by which a broker knows who asks. A former signature is replaced."""
+        """Add the fields of the signature. A former signature is replaced."""
         fields[ACCESS_KEY] = self.access_key
         if self.security_token is not None:
             fields[SECURITY_TOKEN] = self.security_token

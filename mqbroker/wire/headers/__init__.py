@@ -1,6 +1,6 @@
 """The extFields of every request and response of 4.9.7, one frozen class for each, named as in Java.
 
-They are sorted by what they are about; all are to be had from here, with what reads and writes them (`coding`).
+Grouped by subject in modules, and all exported here, with their decoder and encoder (`coding`).
 """
 
 from mqbroker.wire.headers.coding import *  # noqa: F403

@@ -1,8 +1,8 @@
-"""How a header's class becomes extFields, and is made of them.
+"""Encoding of header classes as extFields, and decoding.
 
-A field's name on the wire is its camelCase form unless `wire(...)` says otherwise. A field without a default must be
-there; Java's nullable fields default to None and its primitive ones to 0 or false, as Java reads them.
-`decode_header` checks presence, type and range; `encode_header` leaves out what is None.
+A field's name on the wire is its camelCase form unless `wire(...)` says otherwise. A field without a default is
+required; Java's nullable fields default to None and its primitive ones to 0 or false, as Java decodes them.
+`decode_header` checks presence, type and range; `encode_header` omits None.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import attrs
 from mqbroker.errors import Refused
 from mqbroker.wire.codes import ResponseCode
 
-# The same Python type: the name in an annotation says which range is checked on decoding.
+# The same Python type: the name in the annotation selects the range that is checked on decoding.
 Int = int
 Long = int
 
 
 class Header:
-    """What all header classes are; it adds nothing."""
+    """Base class of all headers; it adds nothing."""
 
 
 H = TypeVar("H", bound=Header)
@@ -36,23 +36,23 @@ def wire(key: str, **more: Any) -> Any:
 _INT32 = (-(2**31), 2**31 - 1)
 _INT64 = (-(2**63), 2**63 - 1)
 _RANGES = {"Int": _INT32, "Long": _INT64}
-# So many digits without a sign are in range whatever they are.
+# So many digits without a sign are always in range.
 _PLAIN_DIGITS = {"Int": 9, "Long": 18}
 _integer = re.compile(r"[+-]?[0-9]{1,20}").fullmatch
-# field, name on the wire, kind, whether it must be there
+# field, name on the wire, kind, whether it is required
 _Plan = list[tuple[str, str, str, bool]]
 _plans: dict[type[Header], _Plan] = {}
 _decoders: dict[type[Header], Callable[[Mapping[str, str]], Any]] = {}
 
 
 def camel_case(name: str) -> str:
-    """The name that a field has on the wire."""
+    """The name of a field on the wire."""
     first, *rest = name.split("_")
     return first + "".join(part[:1].upper() + part[1:] for part in rest)
 
 
 def _plan(cls: type[Header]) -> _Plan:
-    """What there is to know of each field of `cls`, in order."""
+    """Field descriptions of `cls`, in order."""
     plan = _plans.get(cls)
     if plan is None:
         plan = _plans[cls] = []
@@ -64,7 +64,7 @@ def _plan(cls: type[Header]) -> _Plan:
 
 
 def decode_header(cls: type[H], ext_fields: Mapping[str, str]) -> H:
-    """Read a header. Raises Refused(SYSTEM_ERROR), naming the field, where one is missing or not of its type."""
+    """Decode a header. Raises Refused(SYSTEM_ERROR), naming the field, if one is missing or not of its type."""
     decoder = _decoders.get(cls)
     if decoder is None:
         decoder = _decoders[cls] = _make_decoder(cls)
@@ -75,8 +75,8 @@ def decode_header(cls: type[H], ext_fields: Mapping[str, str]) -> H:
 
 
 def _make_decoder(cls: type[H]) -> Callable[[Mapping[str, str]], H]:
-    """What reads headers of `cls`, written out field by field as attrs does with methods: hot, and a loop over the
-    plan takes half as long again."""
+    """Generate the decoder of `cls`, field by field, as attrs generates methods: hot, and a loop over the plan takes
+    half as long again."""
     lines, arguments = ["def decode(ext):"], []
     for name, key, kind, is_required in _plan(cls):
         if kind in _RANGES:
@@ -95,7 +95,7 @@ def _make_decoder(cls: type[H]) -> Callable[[Mapping[str, str]], H]:
         arguments.append(f"{name}={name}")
     lines.append(f"    return cls({', '.join(arguments)})")
     names: dict[str, Any] = {"cls": cls, "defaults": attrs.fields(cls), "_decode_integer": _decode_integer}  # type: ignore[arg-type]
-    exec("\n".join(lines), names)  # made of the names of header classes alone
+    exec("\n".join(lines), names)  # generated only from the names of header classes
     return names["decode"]  # type: ignore[no-any-return]
 
 

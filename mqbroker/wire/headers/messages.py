@@ -1,4 +1,4 @@
-"""Headers of what sends, fetches and settles messages."""
+"""Headers of sends, pulls and transactions."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class SendMessageRequestHeaderV2(Header):
 
 
 def is_short_send_header(code: int, ext_fields: Mapping[str, str]) -> bool:
-    """Whether a send of `code` has SendMessageRequestHeaderV2: a batch has, unless its fields say otherwise."""
+    """Whether a send of `code` has SendMessageRequestHeaderV2: a batch has, unless its fields show otherwise."""
     if code == RequestCode.SEND_BATCH_MESSAGE:
         return "producerGroup" not in ext_fields
     return code in (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_REPLY_MESSAGE_V2)
 
 
 def send_topic_key(code: int, ext_fields: Mapping[str, str]) -> str:
-    """The field by which a send of `code` names its topic."""
+    """The field that has the topic in a send of `code`."""
     return "b" if is_short_send_header(code, ext_fields) else "topic"
 
 

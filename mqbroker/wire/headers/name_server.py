@@ -1,5 +1,5 @@
-"""Headers of what a name server is asked and told - brokers, routes, key and value configuration -, and about a broker
-itself: its settings, its statistics, who may do what on it.
+"""Headers of name server requests - brokers, routes, key-value configuration - and about a broker itself: settings,
+statistics, access control.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class DeleteAccessConfigRequestHeader(Header):
 @attrs.frozen(kw_only=True)
 class UpdateGlobalWhiteAddrsConfigRequestHeader(Header):
     global_white_addrs: str
-    # Java's broker refuses a request without; its own tool leaves it out.
+    # Java's broker refuses a request without it, though its own tool omits it.
     acl_file_full_path: str | None = None
 
 

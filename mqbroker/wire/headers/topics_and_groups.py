@@ -1,6 +1,4 @@
-"""Headers about topics, their queues and their offsets, and about groups: who is in them, how far they are, what
-clients are asked.
-"""
+"""Headers about topics, queues and offsets, and about groups: members, progress, requests to clients."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Who may do what on a broker: accounts, their permissions and signatures. Must never know of topics or stores."""
+"""Access control of a broker: accounts, permissions and signatures. Knows nothing of topics or stores."""

@@ -1,4 +1,4 @@
-"""Accounts and what each may do. Values only; whose request it is, and what it needs, is found out elsewhere."""
+"""Accounts and their permissions. Values only; the guard finds out whose request it is, and what it needs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from mqbroker.wire.signature import ACCESS_KEY, is_signed
 
 
 class AccessRefused(MQError):
-    """A request that its sender may not make; the text is that of Java's AclException and names no secret."""
+    """A request that is denied; the text is that of Java's AclException and names no secret."""
 
 
 @attrs.frozen
 class Account:
-    """One account. Permissions that are not given are those of `default_topic` and `default_group`."""
+    """One account. Missing permissions are those of `default_topic` and `default_group`."""
 
     access_key: str
     secret_key: str = attrs.field(repr=False)
@@ -37,7 +37,7 @@ class Account:
         return self.admin and not self.topics and not self.groups
 
     def check(self, needs: Iterable[Need]) -> None:
-        """Raise AccessRefused where it lacks one of `needs`."""
+        """Raise AccessRefused if it lacks one of `needs`."""
         if self.has_all_permissions:
             return
         for need in needs:
@@ -48,8 +48,8 @@ class Account:
         given, default = (self.groups, self.default_group) if need.is_group else (self.topics, self.default_topic)
         owned = given.get(need.name, default)
         if need.is_group and need.permission is Permission.PUB:
-            # Java's accounts are given nothing for groups of producers: whoever may write to a topic may join one
-            # that is not shut to it by name.
+            # Java's ACL files give no permissions on producer groups: an account that may write to a topic may join one
+            # that is not denied by name.
             is_shut = given.get(need.name, Permission.PUB) & Permission.DENY
             return not is_shut and (bool(owned & Permission.PUB) or self._writes)
         return not owned & Permission.DENY and bool(owned & need.permission)
@@ -60,7 +60,7 @@ class Account:
         return any(owned & Permission.PUB for owned in (self.default_topic, *self.topics.values()))
 
     def check_admin(self, code: int) -> None:
-        """Raise AccessRefused where it is not an administrator's."""
+        """Raise AccessRefused if it is not an administrator's."""
         if not self.admin:
             raise AccessRefused(
                 f"Need admin permission for request code={code}, but accessKey={self.access_key} is not"
@@ -75,7 +75,7 @@ class Accounts:
     white: tuple[AddressPattern, ...] = ()
 
     def identify(self, fields: Mapping[str, str], body: bytes, host: str) -> Account | None:
-        """Whose request it is; None where `host` is trusted with everything. Raises AccessRefused.
+        """The account of a request; None if `host` is in the global white list. Raises AccessRefused.
 
         :param host: the sender's address, without a port.
         """
@@ -95,24 +95,24 @@ class Accounts:
 
 
 class IAccessControl(Interface):
-    """Knows who may do what."""
+    """Access control, as the handlers use it."""
 
     def check_topic(code: int, fields: Mapping[str, str], body: bytes, connection: IConnection, topic: str) -> None:
-        """Raise Refused where the sender of a request may not ask `code` about a message of `topic`."""
+        """Raise Refused if the sender of a request may not send `code` about a message of `topic`."""
 
     def check_record(code: int, fields: Mapping[str, str], body: bytes, connection: IConnection, record: bytes) -> None:
-        """As `check_topic`, for the message that `record` is, whole as it is stored."""
+        """As `check_topic`, for the message in `record`, as it is stored."""
 
     def account_of(fields: Mapping[str, str], body: bytes, connection: IConnection) -> str | None:
-        """The access key of a request that was let through; None where its sender needs none."""
+        """The access key of an accepted request; None if its sender needs none."""
 
     def may_write(access_key: str | None, topic: str) -> bool:
-        """Whether the account may write to `topic` now, as whoever needs none may."""
+        """Whether the account may write to `topic` now; senders that need none may."""
 
 
 @implementer(IAccessControl)
 class NoAccessControl:
-    """Where access is not controlled."""
+    """Access control that is off."""
 
     def check_topic(
         self, code: int, fields: Mapping[str, str], body: bytes, connection: IConnection, topic: str

@@ -1,8 +1,8 @@
-"""The ACL files of a broker: read at the start, looked at for changes, written when accounts are changed.
+"""The ACL files of a broker: read at the start, polled for changes, and written when accounts are changed.
 
-conf/plain_acl.yml and every .yml or .yaml below conf/acl count together; an account that is in several files is that of
-the first. Source: PlainPermissionManager and AclFileWatchService of 4.9.7. All reading and writing after the start is
-done on the worker, one thing at a time.
+conf/plain_acl.yml and every .yml or .yaml below conf/acl are merged; of an account in several files the first counts.
+Source: PlainPermissionManager and AclFileWatchService of 4.9.7. After the start all reads and writes run on the worker,
+one at a time.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ from mqbroker.store.worker import IWorker
 
 log = Logger()
 
-#: As often as Java looks.
+#: Java's interval.
 WATCH_SECONDS = 5.0
 
-#: Whoever can read it can sign as anybody in it.
+#: Advice on permissions: a reader of the file can sign as any of its accounts.
 
-#: What tells that a file changed: modified time in ns, size, inode.
+#: Identifies a file's version: modified time in ns, size, inode.
 _Stamps = Mapping[str, FileStamp]
 
 
 @attrs.frozen
 class AclPlaces:
-    """Where the files are: `plain_file`, and whatever is below `folder`."""
+    """Paths of the files: `plain_file`, and all below `folder`."""
 
     plain_file: str
     folder: str
 
     def stamps(self) -> _Stamps:
-        """The files that are there, in the order in which they count."""
+        """The existing files, in the order of precedence."""
         paths = []
         for folder, _, names in os.walk(self.folder):
             paths += [os.path.join(folder, name) for name in names if name.endswith((".yml", ".yaml"))]
@@ -66,14 +66,14 @@ class AclPlaces:
 
 @attrs.frozen
 class AclContent:
-    """What the files say, by path; what could not be read, with why."""
+    """Content of the files, by path; errors of those that could not be read."""
 
     stamps: _Stamps
     files: Mapping[str, AclFile]
     faults: Mapping[str, str] = attrs.field(factory=dict)
 
     def accounts(self) -> Accounts:
-        """All of it together."""
+        """The merged accounts."""
         by_key: dict[str, Account] = {}
         white: list[AddressPattern] = []
         for path, file in self.files.items():
@@ -93,7 +93,7 @@ class AclContent:
 
 
 class AclFiles:
-    """The files, and what they say. Whenever the accounts change, each of `on_change` is called with them."""
+    """The files and their content. Each of `on_change` is called with the accounts whenever they change."""
 
     def __init__(self, places: AclPlaces, worker: IWorker, clock: IReactorTime) -> None:
         """Read all files. Raises BadAcl with the path, and OSError."""
@@ -106,7 +106,7 @@ class AclFiles:
         _say_what_was_found(self.content, places.plain_file)
 
     def look(self) -> Deferred[None]:
-        """Read the files again where they changed. Fires when that is done; never fails."""
+        """Read changed files again. Fires when that is done; never fails."""
         return self._turn.run(self._look).addErrback(_log_check_failure)
 
     def _look(self) -> Deferred[None]:
@@ -132,7 +132,7 @@ class AclFiles:
     # --- changes
 
     def put_account(self, change: AccountChange) -> Deferred[None]:
-        """Make or change an account. Fires when it is on the disk and counts; fails with BadAcl or OSError."""
+        """Create or change an account. Fires when it is on disk and in effect; fails with BadAcl or OSError."""
 
         def edit() -> Deferred[None]:
             change.check()
@@ -142,7 +142,7 @@ class AclFiles:
         return self._turn.run(edit)
 
     def delete_account(self, access_key: str) -> Deferred[None]:
-        """Take an account away; fails with BadAcl where there is none, and as `put_account` does."""
+        """Delete an account; fails with BadAcl if there is none, and as `put_account` does."""
 
         def edit() -> Deferred[None]:
             path = self.content.file_of(access_key)
@@ -153,9 +153,9 @@ class AclFiles:
         return self._turn.run(edit)
 
     def put_white(self, addresses: list[str], path: str | None) -> Deferred[None]:
-        """Replace a file's global white list; that of plain_acl.yml where no `path` is given.
+        """Replace a file's global white list; that of plain_acl.yml without `path`.
 
-        Fails with BadAcl, also where `path` is not one of the files that were read, and with OSError.
+        Fails with BadAcl, also if `path` is not one of the files that were read, and with OSError.
         """
 
         def edit() -> Deferred[None]:
@@ -174,7 +174,7 @@ class AclFiles:
             stamp = file_stamp(path)
             file = AclFile() if stamp is None else _read(path)
             text = dump_acl(with_version(edit(file.raw), file.version.next(now_ms)))
-            parse_acl(text)  # what could not be read again is not written
+            parse_acl(text)  # a file that could not be read again is not written
             replace_file(path, text.encode())
             return read_acl_files(self.places, former)
 
@@ -182,7 +182,7 @@ class AclFiles:
 
 
 def read_acl_files(places: AclPlaces, former: AclContent | None) -> AclContent:
-    """Read all files. One that cannot be read is a fault, and says what it said in `former`, if it did."""
+    """Read all files. One that cannot be read is a fault, and keeps its content of `former`, if any."""
     stamps = places.stamps()
     files: dict[str, AclFile] = {}
     faults: dict[str, str] = {}
@@ -208,7 +208,7 @@ def _read(path: str) -> AclFile:
 
 
 def read_at_start(places: AclPlaces) -> AclContent:
-    """Read all files, each of which must be right. Raises BadAcl with the path."""
+    """Read all files, each of which must be valid. Raises BadAcl with the path."""
     content = read_acl_files(places, None)
     for why in content.faults.values():
         raise BadAcl(why)
@@ -216,7 +216,7 @@ def read_at_start(places: AclPlaces) -> AclContent:
 
 
 def warnings_of(content: AclContent, plain_file: str) -> list[str]:
-    """What an administrator should know of files that can be read."""
+    """Warnings about files that could be read."""
     warnings = []
     if not content.files:
         warnings.append(f"{plain_file} is not there: nobody has an account, and nobody is served")
@@ -249,5 +249,5 @@ def acl_places(home: str, plain_file: str) -> AclPlaces:
 
 
 def describe_versions(content: AclContent) -> dict[str, Any]:
-    """Path to data version, as the answer to code 52 has it."""
+    """Data versions by path, as in the response to code 52."""
     return {path: file.version.to_value() for path, file in content.files.items()}

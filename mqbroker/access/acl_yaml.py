@@ -1,4 +1,4 @@
-"""One ACL file: its text to accounts and back. No files are opened here."""
+"""Parser and writer of ACL files. No file access here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mqbroker.wire.bodies import DataVersion
 
 log = Logger()
 
-#: Both keys must be longer.
+#: Access key and secret must be longer.
 KEY_LENGTH_MIN = 6
 
 #: In the sample file that comes with every Java broker, and so known to everybody.
@@ -39,12 +39,12 @@ _PERMISSIONS = {
 
 
 class BadAcl(MQError):
-    """An ACL file, or a change to one, that cannot be meant so; the text names no secret."""
+    """An invalid ACL file, or an invalid change to one; the text names no secret."""
 
 
 @attrs.frozen
 class AclFile:
-    """What one file says. `raw` is the YAML itself, not to be changed."""
+    """Content of one file. `raw` is the decoded YAML, not to be modified."""
 
     accounts: tuple[Account, ...] = ()
     white: tuple[AddressPattern, ...] = ()
@@ -69,13 +69,13 @@ def parse_acl(text: str) -> AclFile:
 
 
 def dump_acl(raw: Mapping[str, Any]) -> str:
-    """The text of a file, in the form in which Java writes it."""
+    """The text of a file, as Java writes it."""
     text: str = yaml.safe_dump(dict(raw), default_flow_style=False, sort_keys=False, allow_unicode=True)
     return text
 
 
 def parse_permission(text: str | None) -> Permission:
-    """A permission as a file has it. What is unknown denies, as in Java."""
+    """Parse a permission. Unknown ones deny, as in Java."""
     return _PERMISSIONS.get((text or "").strip(), Permission.DENY)
 
 
@@ -85,7 +85,7 @@ def is_permission(text: str) -> bool:
 
 
 def _where(error: Exception) -> str:
-    """The place of a YAML error, without the text there: it may be a secret."""
+    """The position of a YAML error, without the text there, which may be a secret."""
     mark = getattr(error, "problem_mark", None)
     if mark is None:
         return type(error).__name__
@@ -124,7 +124,7 @@ def _account(item: Any, at: int) -> Account:
 
 
 def check_keys(access_key: str | None, secret_key: str | None) -> None:
-    """Raise BadAcl where one is missing or too short, or no secret at all."""
+    """Raise BadAcl if one is missing or too short, or the secret is a known one."""
     if len(access_key or "") <= KEY_LENGTH_MIN or len(secret_key or "") <= KEY_LENGTH_MIN:
         raise BadAcl(f"The accessKey={access_key} and secretKey=*** cannot be null and length should longer than 6")
     if secret_key == _WELL_KNOWN_SECRET:
@@ -197,7 +197,7 @@ Raw = Mapping[str, Any]
 
 @attrs.frozen
 class AccountChange:
-    """What an account shall be. What is None or empty stays as it is; so does a `white_address` of None."""
+    """The change of an account. Fields that are None or empty stay unchanged; so does a `white_address` of None."""
 
     access_key: str
     secret_key: str = attrs.field(repr=False)
@@ -225,7 +225,7 @@ class AccountChange:
                 )
 
     def over(self, former: Raw) -> dict[str, Any]:
-        """The account's entry in a file, where `former` is the one it had."""
+        """The account's new entry in a file; `former` is its present one."""
         given = {
             "accessKey": self.access_key,
             "secretKey": self.secret_key,
@@ -240,7 +240,7 @@ class AccountChange:
 
 
 def with_account(raw: Raw, change: AccountChange) -> Raw:
-    """`raw` with the account as `change` wants it, at the end."""
+    """`raw` with the changed account, at the end."""
     accounts = _accounts(raw)
     former: Raw = next((each for each in accounts if _key(each) == change.access_key), {})
     others = [each for each in accounts if _key(each) != change.access_key]
@@ -253,12 +253,12 @@ def without_account(raw: Raw, access_key: str) -> Raw:
 
 
 def with_white(raw: Raw, addresses: Sequence[str]) -> Raw:
-    """The content with these addresses in place of those that need no account."""
+    """The content with these addresses as global white list."""
     return {**raw, "globalWhiteRemoteAddresses": list(addresses)}
 
 
 def with_version(raw: Raw, version: DataVersion) -> Raw:
-    """The content under another data version."""
+    """The content with another data version."""
     return {**raw, "dataVersion": [{"counter": version.counter, "timestamp": version.timestamp}]}
 
 

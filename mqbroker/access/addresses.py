@@ -1,4 +1,4 @@
-"""The address patterns of plain_acl.yml: which peers a white list means.
+"""Address patterns of the white lists in plain_acl.yml.
 
     *                     everyone, as are *.*.*.* and *:*:*:*:*:*:*:*
     192.168.0.1           one address, of IPv4 or IPv6
@@ -7,7 +7,7 @@
     192.168.1-200.*       ranges: in the parts of an IPv4 address, in the last two of an IPv6 one (1050::5:1-30ff:*)
 
 Blank means nobody. Source: RemoteAddressStrategyFactory of 4.9.7, with its remarks; unlike there, each part of a range
-counts, also what stands behind the first * or -.
+counts, also those behind the first * or -.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ipaddress import AddressValueError, IPv4Address, IPv6Address
 
 from mqbroker.errors import MQError
 
-#: True for the addresses that are meant. The argument is an address without a port, as a socket tells it.
+#: True for matching addresses. The argument is an address without a port, as from a socket.
 AddressPattern = Callable[[str], bool]
 
 _EVERYONE = ("*", "*.*.*.*", "*:*:*:*:*:*:*:*")
@@ -26,7 +26,7 @@ _Ranges = tuple[tuple[int, int], ...]
 
 
 class BadAddress(MQError):
-    """A pattern that means no addresses; the text is Java's."""
+    """An invalid pattern; the text is Java's."""
 
 
 def parse_pattern(text: str) -> AddressPattern:
@@ -91,7 +91,7 @@ def _ranges(text: str) -> _Ranges:
         return tuple(_range(piece.strip(), 10, 255, text) for piece in pieces)
     pieces = text.split(":")
     if any("*" in piece or "-" in piece for piece in pieces[:-2]) or ("*" in pieces[-2]):
-        raise _out_of_scope(text)  # only the last may be any, and only the last two ranges
+        raise _out_of_scope(text)  # only the last part may be *, and only the last two ranges
     if _parts(":".join("0" if "*" in piece or "-" in piece else piece for piece in pieces)) is None:
         raise _out_of_scope(text)
     if "" in pieces:
@@ -122,7 +122,7 @@ def _number(text: str, base: int) -> int | None:
 
 
 def _parts(address: str) -> _Parts | None:
-    """The numbers of an address, four or eight; None where it is none."""
+    """The numbers of an address, four or eight; None if it is invalid."""
     try:
         if ":" in address:
             packed = IPv6Address(address.strip("[]").partition("%")[0]).packed

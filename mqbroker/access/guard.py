@@ -1,6 +1,6 @@
-"""The guard before a broker's handlers: no request reaches one unless its sender may make it.
+"""The guard before a broker's handlers: it rejects requests that their sender may not make.
 
-Only a broker with aclEnable has one: without, no handler is wrapped and nothing is looked at.
+Only a broker with aclEnable has one: otherwise no handler is wrapped, and nothing is checked.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ log = Logger()
 
 Fields = Mapping[str, str]
 
-#: Java's clients and their users know a refusal by this: its server answers with what it threw.
+#: Prefix by which Java's clients and users know a refusal: its server responds with the exception's text.
 REMARK_PREFIX = "org.apache.rocketmq.acl.common.AclException: "
 
-#: How many peers are remembered as told of in the log.
+#: Maximum number of peers whose refusals are remembered as logged.
 _PEERS_MAX = 1000
 _REASON_LENGTH_MAX = 200
 
@@ -41,11 +41,12 @@ class Guard:
         self._told: dict[str, None] = {}
 
     def set_accounts(self, accounts: Accounts) -> None:
-        """Go by these from now on."""
+        """Replace the accounts."""
         self._accounts = accounts
 
     def guarded(self, code: int, handler: Handler) -> Handler:
-        """`handler`, reached only by who may ask `code`. Raises ValueError where nothing says who may."""
+        """Wrap `handler`, so that it gets only requests whose sender may send `code`. Raises ValueError if the table
+        has no permission for it."""
         demand = demand_of(code)
 
         def check_first(request: RemotingCommand, connection: IConnection) -> Answer:
@@ -56,7 +57,7 @@ class Guard:
         return check_first
 
     def guarded_batch(self, code: int, handler: BatchHandler) -> BatchHandler:
-        """As `guarded`, for all requests of one read: those that are refused are answered, the others handled."""
+        """As `guarded`, for all requests of one read: refusals are answered, the other requests handled."""
         demand = demand_of(code)
 
         def check_first(requests: list[RawRequest], connection: IConnection) -> bytes | Deferred[bytes]:
@@ -103,7 +104,7 @@ class Guard:
         return self._accounts.identify(fields, body, connection.remote_addr.rpartition(":")[0])
 
     def _check(self, code: int, demand: Demand, fields: Fields, body: bytes, connection: IConnection) -> None:
-        """Raise Refused where the peer may not ask this."""
+        """Raise Refused if the peer may not send this request."""
         self._check_request(
             code, fields, body, connection, lambda account: _check_account(account, code, demand, fields, body)
         )
@@ -111,7 +112,7 @@ class Guard:
     def _check_request(
         self, code: int, fields: Fields, body: bytes, connection: IConnection, check: Callable[[Account], None]
     ) -> None:
-        """Raise Refused where `check` refuses the account of a request, if it needs one."""
+        """Raise Refused if `check` refuses the account of a request, if it needs one."""
         try:
             account = self._identify(fields, body, connection)
             if account is not None:
@@ -131,7 +132,7 @@ class Guard:
                 self._check(code, demand, fields, body, connection)
             except Refused as error:
                 command = RemotingCommand(code, opaque=opaque, serialize_type=serialize_type)
-                # A oneway one counts as refused, though nobody is told.
+                # A oneway request counts as refused, too, without a response.
                 answer = RemotingCommand.response(command, error.code, error.remark)
                 refusals.append(b"" if flag & ONEWAY_FLAG else encode_command(answer))
             else:
@@ -155,7 +156,7 @@ class Guard:
 
 
 def _needs_of_message(code: int, topics: list[str]) -> list[Need]:
-    """What requests of `code` need of the topics of the message that was found."""
+    """The permission that requests of `code` need on the topics of a stored message."""
     permission = demand_of(code).of_message
     if permission is None:
         raise ValueError(f"nothing in mqbroker.wire.requests says what code {code} needs of a message")
@@ -163,8 +164,8 @@ def _needs_of_message(code: int, topics: list[str]) -> list[Need]:
 
 
 def _topics_of(record: Record) -> list[str]:
-    """The topics that a message belongs to: one that is delayed to that which it is for; half a message also to that
-    where it waits, which consumers may not read."""
+    """The topics that a message belongs to: of a delayed message its real topic; of a half message also the half topic,
+    which consumers may not read."""
     real = record.properties.get(Prop.REAL_TOPIC)
     if record.topic not in NO_SEND_TOPICS or real is None:
         return [record.topic]
@@ -180,6 +181,6 @@ def _check_account(account: Account, code: int, demand: Demand, fields: Fields, 
         needs = demand.find(code, fields, body)
     except Refused:
         raise
-    except MQError as error:  # what cannot be read cannot be allowed
+    except MQError as error:  # a message that cannot be read is denied
         raise AccessRefused(str(error)) from None
     account.check(needs)

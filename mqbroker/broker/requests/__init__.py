@@ -1,1 +1,1 @@
-"""The requests that a broker answers, a module for each family. Which code is answered where: docs/protocol.rst."""
+"""The request handlers of a broker, a module per family. Codes and their modules: docs/protocol.rst."""

@@ -31,9 +31,9 @@ _SHOWN = ("whiteRemoteAddress", "defaultTopicPerm", "defaultGroupPerm", "topicPe
 
 @attrs.frozen
 class AclRequests:
-    """Shows and changes `files`; None where access is not controlled.
+    """Shows and changes `files`; None if access control is off.
 
-    :param own_addr: the broker's address, as its name servers have it.
+    :param own_addr: the broker's address, as registered at its name servers.
     """
 
     files: AclFiles | None
@@ -73,7 +73,7 @@ class AclRequests:
 
     @answers(RequestCode.GET_BROKER_CLUSTER_ACL_INFO)
     def versions(self, call: Call[None]) -> GetBrokerAclConfigResponseHeader:
-        """How often each file was changed."""
+        """The data version of each file."""
         files = self._need_files(ResponseCode.SYSTEM_ERROR)
         plain = files.content.files.get(files.places.plain_file)
         return GetBrokerAclConfigResponseHeader(
@@ -113,7 +113,7 @@ class AclRequests:
 
 
 def _account_view(account: dict[str, Any]) -> dict[str, Any]:
-    """An account as a Java tool reads it. Its secret is left out rather than masked: a tool could send a mask back."""
+    """An account for a Java tool. Its secret is omitted rather than masked: a tool could send the mask back."""
     shown = {key: account[key] for key in _SHOWN if account.get(key) is not None}
     return {"accessKey": str(account["accessKey"]), "admin": str(account.get("admin")).lower() == "true", **shown}
 

@@ -25,7 +25,7 @@ from mqbroker.wire.headers import GetBrokerConfigResponseHeader, ViewBrokerStats
 
 log = Logger()
 
-#: Puts changes into the file the broker was started with; fires True, or False where that failed.
+#: Saves changes in the broker's settings file; fires True, or False if that failed.
 Save = Callable[[Mapping[str, str]], Deferred[bool]]
 
 
@@ -34,7 +34,7 @@ class SettingsRequests:
     """The settings, shown and changed. Java accepts any of its keys but a few paths, and ignores unknown keys and
     unreadable values; here a request with one bad key changes nothing.
 
-    :param save: None where the broker was started without a file.
+    :param save: None if the broker was started without a file.
     """
 
     live: LiveSettings
@@ -43,19 +43,19 @@ class SettingsRequests:
 
     @answers(RequestCode.GET_BROKER_CONFIG)
     def show(self, call: Call[None]) -> RemotingCommand:
-        """All settings as `key=value` lines, those that Java has and have no effect here among them."""
+        """All settings as `key=value` lines, including Java's that have no effect here."""
         version = dumps(self.live.data_version.to_value()).decode()
         body = java_properties(self.live.current).encode()
         return RemotingCommand.response(call.request, header=GetBrokerConfigResponseHeader(version=version), body=body)
 
     @answers(RequestCode.UPDATE_BROKER_CONFIG)
     async def change(self, call: Call[None]) -> RemotingCommand:
-        """Change settings now and in the broker's file; all that the request names, or nothing."""
+        """Change settings now and in the broker's file; all of the request, or none."""
         changed = self._one_by_one.run(lambda: Deferred.fromCoroutine(self._change(call)))
         return RemotingCommand.response(call.request, remark=await changed)
 
     async def _change(self, call: Call[None]) -> str | None:
-        """Returns what there is to say of a change that was made."""
+        """Returns the remark about a change."""
         try:
             changes = read_changes(call.request.body)
             changes = {key: value for key, value in changes.items() if not is_without_effect(key)}
@@ -98,6 +98,6 @@ class StatsRequests:
 
     @answers(RequestCode.DELETE_EXPIRED_COMMITLOG)
     def delete_expired_files(self, call: Call[None]) -> None:
-        """Delete, from the next turn on, files of the log past fileReservedTime, at whatever hour it is."""
+        """Delete files of the log past fileReservedTime in the next turns, at any hour."""
         log.info("{peer} has expired files of the log deleted", peer=call.connection.remote_addr)
         self.store.delete_expired_files()

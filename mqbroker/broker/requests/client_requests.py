@@ -1,4 +1,4 @@
-"""Requests of and about connected clients: heartbeats, connections, queue locks, and what is passed on to a consumer.
+"""Requests of and about connected clients: heartbeats, connections, queue locks, and requests forwarded to a consumer.
 
 Codes 34, 35, 41, 42, 46, 203, 204, 307, 309 and 328.
 """
@@ -48,18 +48,18 @@ from mqbroker.wire.names import TOPIC_LENGTH_MAX, check_group, check_topic
 
 #: Of one group in one heartbeat.
 SUBSCRIPTIONS_MAX = 10_000
-#: Of a client's producers, and of its consumers: each takes up to 60 us to join.
+#: Of a client's producers, and of its consumers: each takes up to 60 us to register.
 GROUPS_OF_CLIENT_MAX = 1000
 #: Of one subscription.
 EXPRESSION_LENGTH_MAX = 65_536
-#: Of what says how a group consumes, and in which language its expressions are.
+#: Of the enumerations of a group, and its expressions' type.
 WORD_LENGTH_MAX = 64
 BROKER_NAME_LENGTH_MAX = 255
-#: How long a consumer that was asked may take.
+#: Time-out of a forwarded request.
 TIMEOUT_MS = 10_000
 #: Authentication fields of the administrator, which are not forwarded.
 _CREDENTIALS = frozenset({"AccessKey", "Signature", "SecurityToken"})
-#: How many answers of clients may be waited for; more requests are refused.
+#: Maximum number of pending requests to clients; more are refused.
 CALLS_MAX = 256
 
 
@@ -78,7 +78,7 @@ class ClientRequests:
 
     @answers(RequestCode.HEART_BEAT)
     def heartbeat(self, call: Call[None]) -> None:
-        """All groups of one client. Nothing is taken where any of its names is illegal."""
+        """All groups of one client. Nothing is registered if any name is illegal."""
         request, connection = call.request, call.connection
         data = HeartbeatData.from_json(request.body)
         client_id = check_client_id(data.client_id)
@@ -116,7 +116,7 @@ class ClientRequests:
 
     @answers(RequestCode.CHECK_CLIENT_CONFIG)
     def check_client(self, call: Call[None]) -> None:
-        """Refuse a subscription that could not be served."""
+        """Check a subscription: refuse one that cannot be served."""
         subscription = CheckClientRequestBody.from_json(call.request.body).subscription_data
         if subscription is None or subscription.expression_type in TAG_KINDS:
             return
@@ -130,7 +130,7 @@ class ClientRequests:
 
 
 def _checked(consumer: ConsumerData) -> ConsumerData:
-    """`consumer` with names checked, and with the hashes of its tags, which not every client sends."""
+    """`consumer` with checked names, and with the hashes of its tags, which not every client sends."""
     check_group(consumer.group_name)
     if len(consumer.subscription_data_set) > SUBSCRIPTIONS_MAX:
         remark = f"{len(consumer.subscription_data_set)} subscriptions of one group: {SUBSCRIPTIONS_MAX} at most"
@@ -238,7 +238,7 @@ class LockRequests:
 
 
 def _checked_lock(body: bytes) -> LockBatchRequestBody:
-    """The queues to lock or unlock, with what is kept of them checked."""
+    """The queues to lock or unlock, with checked names."""
     asked = LockBatchRequestBody.from_json(body)
     check_group(asked.consumer_group)
     check_client_id(asked.client_id)
@@ -253,9 +253,9 @@ def _checked_lock(body: bytes) -> LockBatchRequestBody:
 
 @attrs.frozen
 class ForwardedRequests:
-    """Forwards administrators' requests to one consumer, and its answer back.
+    """Forwards administrators' requests to one consumer, and its response back.
 
-    :param broker_name: by which a consumer is told where a message is.
+    :param broker_name: sent to consumers as the broker of a message.
     """
 
     consumers: ConsumerRegistry
@@ -265,14 +265,14 @@ class ForwardedRequests:
 
     @answers(RequestCode.GET_CONSUMER_RUNNING_INFO)
     async def running_info(self, call: Call[h.GetConsumerRunningInfoRequestHeader]) -> RemotingCommand:
-        """What a consumer tells of itself, with the stacks of its threads where jstackEnable says so."""
+        """A consumer's running info, with the stacks of its threads if jstackEnable is on."""
         request = call.request
         onward = RemotingCommand(request.code, _without_credentials(request), request.body)
         return await self._pass_on(request, onward, call.header.consumer_group, call.header.client_id)
 
     @answers(RequestCode.CONSUME_MESSAGE_DIRECTLY)
     async def consume_directly(self, call: Call[h.ConsumeMessageDirectlyResultRequestHeader]) -> RemotingCommand:
-        """Have a consumer consume one message now, by its id; the answer tells how that went."""
+        """Have a consumer consume one message now, by its id; the response has the result."""
         header, request = call.header, call.request
         _, offset = parse_offset_message_id(header.msg_id or "")
         record = await self.store.queries.record(offset)
@@ -309,15 +309,15 @@ def _without_credentials(request: RemotingCommand) -> dict[str, str]:
 
 
 class ClientCalls:
-    """Requests to clients, of which only so many are under way at a time."""
+    """Requests to clients, a bounded number at a time."""
 
     def __init__(self) -> None:
         self._under_way = 0
 
     async def call(self, connection: IConnection, request: RemotingCommand, timeout_ms: int) -> RemotingCommand:
-        """The client's answer, whatever its code.
+        """The client's response, whatever its code.
 
-        Raises RequestTimedOut, ConnectionClosed, and Refused(SYSTEM_BUSY) where too many are under way.
+        Raises RequestTimedOut, ConnectionClosed, and Refused(SYSTEM_BUSY) if too many are pending.
         """
         if self._under_way >= CALLS_MAX:
             remark = f"{CALLS_MAX} requests to clients wait for their answers; try again later"
@@ -330,7 +330,7 @@ class ClientCalls:
 
 
 def call_failure(group: str, client_id: str, error: MQError) -> Refused:
-    """The refusal of a request that a client did not answer."""
+    """The refusal for a request that a client did not answer."""
     if isinstance(error, Refused):
         return error
     if isinstance(error, RequestTimedOut):

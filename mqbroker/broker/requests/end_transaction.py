@@ -1,7 +1,8 @@
-"""Ends transactions: code 37 commits or rolls back a half message, code 323 has one that was given up checked again.
+"""Ends transactions: code 37 commits or rolls back a half message, code 323 resumes the checks of one that was given
+up.
 
-All that one read brings is one append. A half message is settled once: whoever settles it again is answered SUCCESS,
-and nothing is stored. Checks and remarks are EndTransactionProcessor's and AdminBrokerProcessor's of 4.9.7.
+All requests of one read become one append. A half message is settled once: settling it again returns SUCCESS and stores
+nothing. Checks and remarks are EndTransactionProcessor's and AdminBrokerProcessor's of 4.9.7.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ from mqbroker.wire.ids import parse_offset_message_id
 from mqbroker.wire.properties import find_property
 from mqbroker.wire.record import RawRecord, Record, decode_raw, decode_record
 
-#: How many bytes of half messages are gathered before they are stored.
+#: Bytes of half messages that are collected before they are stored.
 GATHERED_BYTES_MAX = 1024 * 1024
 
 _OUTCOMES = (SysFlag.TRANSACTION_NOT, SysFlag.TRANSACTION_COMMIT, SysFlag.TRANSACTION_ROLLBACK)
-#: Of those that settle a half message, whether it is committed.
+#: Types that settle a half message -> whether they commit it.
 _SETTLING = {str(SysFlag.TRANSACTION_COMMIT): True, str(SysFlag.TRANSACTION_ROLLBACK): False}
 _GROUP = f"{Prop.PRODUCER_GROUP}\x01".encode()
 _REAL_TOPIC = f"{Prop.REAL_TOPIC}\x01".encode()
@@ -63,16 +64,16 @@ class _End(NamedTuple):
 
 @attrs.define
 class _Run:
-    """The requests of one read: what they come to so far."""
+    """State of the requests of one read."""
 
     connection: IConnection
     answers: list[bytes] = attrs.field(factory=list)
-    #: Half messages that are to be settled, each with the message that takes its place, if any.
+    #: Half messages to settle, each with the message that replaces it, if any.
     endings: dict[int, NewMessage | None] = attrs.field(factory=dict)
-    #: Who is to be answered when they are, with the half message of each.
+    #: Requests to answer then, with the half message of each.
     asked: list[tuple[RawRequest, int]] = attrs.field(factory=list)
     gathered_bytes: int = 0
-    #: Others may have settled half messages since they were gathered, or put them back.
+    #: Others may have settled half messages since they were collected, or put them back.
     has_waited: bool = False
 
     def answer(self, request: RawRequest, error: Exception | None = None) -> None:
@@ -111,8 +112,8 @@ class EndTransactionRequests:
         return Deferred.fromCoroutine(self._end_later(run, requests[taken:]))
 
     def _end_plain(self, run: _Run, requests: list[RawRequest]) -> int:
-        """Take requests up to one that has to wait for the disk; returns how many those are. Hot: an end as most are,
-        of a half message as most are, is looked at here alone."""
+        """Handle requests up to one that has to wait for the disk; returns their number. Hot: the usual end of a usual
+        half message is handled here alone."""
         record_at = self._record_at
         committed_from = self._plain.committed
         is_open = self._half_queue.settled.is_open
@@ -131,7 +132,7 @@ class EndTransactionRequests:
                 message = committed_from(record, offset, physical_offset, group)
                 self._check_sender(run, request, message[0])
             except (KeyError, ValueError):
-                # What is wrong, or only unusual, is found out by a closer look.
+                # Wrong and unusual requests take the general path.
                 if not self._end_in_memory(run, request):
                     return taken
                 continue
@@ -147,10 +148,10 @@ class EndTransactionRequests:
         return len(requests)
 
     def _end_in_memory(self, run: _Run, request: RawRequest) -> bool:
-        """Take a request, unless it has to wait for the disk: then False."""
+        """Handle a request, unless it has to wait for the disk: then False."""
         try:
             end = _parse(request[0])
-            if end.outcome == SysFlag.TRANSACTION_NOT:  # its producer is asked again later
+            if end.outcome == SysFlag.TRANSACTION_NOT:  # its producer is checked again later
                 run.answer(request)
                 return True
             record = self._find_in_memory(end)
@@ -176,24 +177,23 @@ class EndTransactionRequests:
         return b"".join(run.answers)
 
     def _find_in_memory(self, end: _End) -> RawRecord | None:
-        """The half message, where it is in memory and what the request says of it is true; None where it takes a
-        closer look."""
+        """The half message, if it is resident and matches the request; None if it needs the general path."""
         if end.offset >= self._store.max_offset(TRANS_HALF_TOPIC, QUEUE_ID):
             self._store.dispatch_now()
         found = self._store.get(TRANS_HALF_TOPIC, QUEUE_ID, max(0, end.offset), 1)
         if isinstance(found, Deferred):
-            found.addErrback(_ignore)  # `_find` asks for it again
+            found.addErrback(_ignore)  # `_find` reads it again
             return None
         record = _first(found)
         return record if record is not None and _mismatch(record, end) is None else None
 
     async def _find(self, end: _End) -> RawRecord:
-        """The half message. Raises Refused where there is none, or not such a one; StoreError."""
+        """The half message. Raises Refused if there is none, or it does not match; StoreError."""
         queued = self._store.get(TRANS_HALF_TOPIC, QUEUE_ID, max(0, end.offset), 1)
         found = _first(await queued if isinstance(queued, Deferred) else queued)
         if found is not None and _mismatch(found, end) is None:
             return found
-        # What is wrong is said of the message that stands in the log there, as the Java broker does.
+        # Errors refer to the message at that place of the log, as the Java broker's do.
         data = await self._store.queries.record(end.physical_offset)
         if data is None or decode_record(data).topic != TRANS_HALF_TOPIC:
             raise Refused(ResponseCode.SYSTEM_ERROR, "Find prepared transaction message failed")
@@ -201,10 +201,10 @@ class EndTransactionRequests:
         raise Refused(ResponseCode.SYSTEM_ERROR, why or "The transaction state table offset wrong")
 
     def _add(self, run: _Run, request: RawRequest, end: _End, record: RawRecord) -> None:
-        """Add what the request comes to. Raises Refused where its sender may not end the transaction."""
+        """Add the request's result. Raises Refused if its sender may not end the transaction."""
         self._check_sender(run, request, find_property(record.properties, _REAL_TOPIC))
         settled = self._half_queue.settled
-        # It may have been put back since its producer, or who was asked about it, learned where it is.
+        # It may have been put back since its producer, or the checked one, learned its offset.
         offset = settled.where(record.queue_offset)
         if offset in run.endings or settled.is_settled(offset):
             run.asked.append((request, offset))
@@ -225,7 +225,7 @@ class EndTransactionRequests:
         )
 
     def _settle(self, run: _Run) -> None:
-        """Store what was gathered, and add the answers."""
+        """Store the collected messages, and add the responses."""
         endings, run.endings = run.endings, {}
         asked, run.asked = run.asked, []
         run.gathered_bytes = 0
@@ -243,7 +243,7 @@ class EndTransactionRequests:
             run.answer(request, why.get(where(offset)))
 
     def _still_open(self, endings: dict[int, NewMessage | None]) -> dict[int, NewMessage | None]:
-        """Without what others settled meanwhile; what was put back by where it is now."""
+        """Drop half messages that others settled meanwhile, and update the offsets of those put back."""
         settled = self._half_queue.settled
         still_open: dict[int, NewMessage | None] = {}
         for offset, message in endings.items():
@@ -253,7 +253,7 @@ class EndTransactionRequests:
         return still_open
 
     def _settle_each(self, endings: dict[int, NewMessage | None]) -> dict[int, Refused]:
-        """Settle them one by one, for one of them the store refuses; returns which were not, and why."""
+        """Settle them one by one, as the store refuses one of them; returns those that failed, and why."""
         why = {}
         for offset, message in endings.items():
             try:
@@ -268,7 +268,7 @@ class EndTransactionRequests:
 
     @answers(RequestCode.RESUME_CHECK_HALF_MESSAGE)
     async def resume(self, call: Call[ResumeCheckHalfMessageRequestHeader]) -> None:
-        """Put a message of TRANS_CHECK_MAX_TIME_TOPIC, or a half message, back with its checks counted from 0."""
+        """Put a message of TRANS_CHECK_MAX_TIME_TOPIC, or a half message, back with its check count reset."""
         await self._half_queue.ready()
         try:
             _, physical_offset = parse_offset_message_id(call.header.msg_id or "")
@@ -320,7 +320,7 @@ def _first(found: GetMessageResult) -> RawRecord | None:
 
 
 def _mismatch(record: RawRecord, end: _End) -> str | None:
-    """What of a request is not true of the half message."""
+    """The mismatch between a request and its half message."""
     if find_property(record.properties, _GROUP) != end.group:
         return "The producer group wrong"
     if record.queue_offset != end.offset:
@@ -331,11 +331,11 @@ def _mismatch(record: RawRecord, end: _End) -> str | None:
 
 
 def _ignore(_: Failure) -> None:
-    """The failure is passed on elsewhere."""
+    """The failure is handled elsewhere."""
 
 
 def _as_refusal(error: Exception) -> Exception:
-    """The error that a request is answered with."""
+    """The refusal for an error."""
     if isinstance(error, NoRealTarget):
         return Refused(ResponseCode.SYSTEM_ERROR, f"the half message cannot be committed: {error}")
     return _unavailable(error) if isinstance(error, OSError) else error

@@ -1,4 +1,4 @@
-"""Requests about consumer groups: their settings, their members, how far they are.
+"""Requests about consumer groups: settings, members, consumption progress.
 
 Codes 38, 200, 201, 207, 208, 300 and 317.
 """
@@ -28,7 +28,7 @@ log = Logger()
 
 @attrs.frozen
 class GroupRequests:
-    """Answers about the groups, their members and their offsets, and changes the groups."""
+    """Settings, members and offsets of groups."""
 
     groups: GroupTable
     offsets: OffsetTable
@@ -38,7 +38,7 @@ class GroupRequests:
 
     @answers(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP)
     async def put_group(self, call: Call[None]) -> None:
-        """Create or change a group. The answer waits until it is on the disk."""
+        """Create or change a group. The response waits until it is on disk."""
         group = SubscriptionGroupConfig.from_json(call.request.body)
         if not 0 <= group.retry_queue_nums <= QUEUES_MAX:
             remark = f"{group.retry_queue_nums} retry queues: it must be 0 to {QUEUES_MAX}"
@@ -48,7 +48,7 @@ class GroupRequests:
 
     @answers(RequestCode.DELETE_SUBSCRIPTIONGROUP)
     async def delete_group(self, call: Call[h.DeleteSubscriptionGroupRequestHeader]) -> None:
-        """Forget a group's settings, and with removeOffset its offsets; what is not there is gone already."""
+        """Delete a group's settings, and with removeOffset its offsets; SUCCESS if it does not exist."""
         name = call.header.group_name
         log.info("{peer} deletes group {name}", peer=call.connection.remote_addr, name=name)
         self.groups.remove(name)
@@ -77,10 +77,9 @@ class GroupRequests:
 
 @attrs.frozen
 class ConsumeStatsRequests:
-    """How far groups are, topic by topic. Topics that a group online has left, and topics that are no more, are left
-    out.
+    """Consumption progress of groups by topic, without topics that were deleted, or that an online group has left.
 
-    :param broker_addr: by which the broker is named in the answer.
+    :param broker_addr: the broker's address in the response.
     """
 
     groups: GroupTable
@@ -94,7 +93,7 @@ class ConsumeStatsRequests:
 
     @answers(RequestCode.GET_CONSUME_STATS, bounded=True)
     async def of_group(self, call: Call[h.GetConsumeStatsRequestHeader]) -> bytes:
-        """A group in the queues of one topic, or of all that it has offsets in."""
+        """One group in the queues of one topic, or of all topics that it has offsets in."""
         group, named = call.header.consumer_group, call.header.topic
         table: dict[MessageQueue, OffsetWrapper] = {}
         tps = 0.0
@@ -119,7 +118,7 @@ class ConsumeStatsRequests:
                     continue
                 table = await self._progress(group, name, topic.write_queue_nums)
                 stats.append(ConsumeStats(table, self.stats.group_get_tps(group, name)))
-                # Any offset may be committed: one behind the end of a queue makes the sum no smaller.
+                # Any offset may be committed: one behind the end of a queue must not reduce the sum.
                 behind += sum(max(0, each.broker_offset - each.consumer_offset) for each in table.values())
             found.append({group: stats})
         return await self.tasks.written(ConsumeStatsList(found, self.broker_addr, behind))

@@ -1,6 +1,6 @@
-"""Reply messages: codes 324 and 325 carry a reply to the broker, 326 takes it on to the client that asked.
+"""Reply messages: codes 324 and 325 carry a reply to the broker, 326 pushes it to the requesting client.
 
-A consumer that was asked something sends its reply to the broker that the question came from. The message's property
+A consumer sends its reply to the broker that the request message came from. The message's property
 REPLY_TO_CLIENT names the client that waits; it is found among the producers by its id. Source of the rules and remarks:
 ReplyMessageProcessor of 4.9.7.
 """
@@ -31,9 +31,9 @@ from mqbroker.wire.properties import decode_properties, reencode_properties
 
 log = Logger()
 
-#: How long the client that asked may take to say that it has the reply.
+#: Time-out of the push to the requesting client.
 PUSH_TIMEOUT_MS = 10_000
-#: What the header of a push takes over from that of the reply.
+#: Header fields that a push copies from the reply.
 _SHARED = {field.name for field in attrs.fields(ReplyMessageRequestHeader)} & {
     field.name for field in attrs.fields(SendMessageRequestHeader)
 } - {"properties"}
@@ -41,7 +41,7 @@ _SHARED = {field.name for field in attrs.fields(ReplyMessageRequestHeader)} & {
 
 @attrs.frozen
 class ReplyRequests:
-    """Pushes replies to the clients that wait for them, and stores them where `storeReplyMessageEnable` says so.
+    """Pushes replies to the waiting clients, and stores them if `storeReplyMessageEnable` is on.
 
     :param store_host: this broker's address and port.
     """
@@ -55,7 +55,7 @@ class ReplyRequests:
 
     @answers(RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2)
     async def reply(self, call: Call[SendMessageRequestHeader | SendMessageRequestHeaderV2]) -> RemotingCommand:
-        """SUCCESS once the client that waits has it; SYSTEM_ERROR with a remark where it cannot be brought there."""
+        """SUCCESS once the waiting client has it; SYSTEM_ERROR with a remark if the push fails."""
         request, connection, settings = call.request, call.connection, self.live.current
         header = attrs.evolve(long_form(call.header), batch=False)
         messages, queue_id, _ = self.rules.check(header, request.code, request.body, connection)
@@ -74,7 +74,7 @@ class ReplyRequests:
         return response
 
     async def _push(self, header: SendMessageRequestHeader, body: bytes, sender: IConnection) -> str | None:
-        """Push the reply to the client that asked. Returns why that failed, None where it did not."""
+        """Push the reply to the requesting client. Returns the reason of a failure, else None."""
         properties = decode_properties((header.properties or "").encode())
         client_id = properties.get(Prop.MESSAGE_REPLY_TO_CLIENT)
         if client_id is None:
@@ -104,7 +104,8 @@ class ReplyRequests:
         return f"push reply message to {client_id}fail."
 
     def _keep(self, messages: list[NewMessage]) -> tuple[str, int]:
-        """Store the reply: its id and queue offset. It was brought to who waits, so that a full disk is no failure."""
+        """Store the reply; returns its id and queue offset. It was delivered already, so that a full disk is no
+        failure."""
         try:
             (appended,) = self.store.append(messages)
         except StoreError as error:

@@ -1,4 +1,4 @@
-"""Messages that a consumer sends back since it could not consume them: code 36.
+"""Messages that a consumer failed to consume and sends back: code 36.
 
 They are stored again in the retry topic of the group, delayed more each time, and after the group's maximum in its dead
 letter topic. Source of the rules: SendMessageProcessor.asyncConsumerSendMsgBack of 4.9.7.
@@ -32,7 +32,7 @@ FIRST_RETRY_LEVEL = 3
 
 @attrs.frozen
 class SendBackRequests:
-    """Stores messages that were sent back again, for their group."""
+    """Stores messages that were sent back, for their group."""
 
     store: MessageStore
     topics: TopicTable

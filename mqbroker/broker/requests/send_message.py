@@ -1,10 +1,9 @@
-"""Send requests, codes 10, 310 and 320: from request bytes to record to answer bytes.
+"""Send requests, codes 10, 310 and 320: from request bytes to record to response bytes.
 
-`SendRequests.send_v2` is the hot path of the broker: all sends that one read brought become one append and one write.
-Plain sends go straight through; all others - a new topic, a retry, a missing field - go by `send_rules`, one message at
-a time.
-An answer SUCCESS means: appended to the log, in a topic that is on the disk; and, under SYNC_FLUSH unless the message
-says WAIT=false, on the disk itself.
+`SendRequests.send_v2` is the hot path of the broker: all sends of one read become one append and one write. Plain sends
+take a short path; all others - a new topic, a retry, a missing field - are checked by `send_rules`, one message at a
+time. SUCCESS means: appended to the log, in a topic that is on disk; and, under SYNC_FLUSH unless the message has
+WAIT=false, synced.
 """
 
 from __future__ import annotations
@@ -39,12 +38,13 @@ log = Logger()
 
 _LENGTHS = Struct(">II")
 _NUMBERS_MAX = 4096
-#: (first message, how many, queue, opaque, flag, frame where it is answered already, whether that waits for the disk)
+#: (first message, count, queue, opaque, flag, response frame if it is answered already, whether that waits for the
+#: disk)
 _Pending = tuple[int, int, int, int, int, bytes | None, bool]
 
 
 class _Numbers(dict[str, int]):
-    """Text to number: one lookup tells whether it is one, and which. Raises ValueError for what is none."""
+    """Cached int(): one lookup validates and converts. Raises ValueError."""
 
     def __init__(self, number_max: int) -> None:
         self._max = number_max
@@ -61,7 +61,7 @@ class _Numbers(dict[str, int]):
 class SendRequests:
     """Handles send requests: checks, appends, answers.
 
-    :param store_host: 8 or 20 bytes, this broker's address as message ids keep it.
+    :param store_host: 8 or 20 bytes, this broker's address in message ids.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class SendRequests:
     # --- the hot path
 
     def send_v2(self, requests: list[RawRequest], connection: IConnection) -> bytes | Deferred[bytes]:
-        """Answer a run of SEND_MESSAGE_V2 requests. Fields that a plain send has no use for are not looked at."""
+        """Answer a run of SEND_MESSAGE_V2 requests. Fields that a plain send does not use are not checked."""
         plain_topics = self._rules.plain_topics
         born_host = connection.remote_host
         host_flag = SysFlag.BORN_HOST_V6 if len(born_host) == 20 else 0
@@ -125,7 +125,7 @@ class SendRequests:
                     )
                 else:
                     properties, wait = without_wait(properties)
-                    # Of two properties of one name the later counts, for Java's readers as for ours.
+                    # Of two properties of one name the later counts, as for Java's readers.
                     stored = f"{properties}\x02{cluster}".encode() if properties else cluster.encode()
                 message = (
                     topic,
@@ -172,7 +172,7 @@ class SendRequests:
         connection: IConnection,
         saved: Deferred[bool] | None,
     ) -> bytes | Deferred[bytes]:
-        """Store and answer the sends of one read. `saved` fires when new topics are on the disk."""
+        """Store and answer the sends of one read. `saved` fires when new topics are on disk."""
         if saved is None:
             return self._append(messages, pending, connection)
         answers = self._append(messages, pending, None)
@@ -181,8 +181,8 @@ class SendRequests:
     def _append(
         self, messages: list[NewMessage], pending: list[_Pending], connection: IConnection | None
     ) -> bytes | Deferred[bytes]:
-        """Store the messages and answer; over `connection`, where given, what does not wait for the disk before what
-        does."""
+        """Store the messages and answer; over `connection`, if given, responses that do not wait for the disk are sent
+        first."""
         if not messages:
             return self._answers([], pending)
         try:
@@ -201,7 +201,7 @@ class SendRequests:
             pending = [each for each in pending if each[-1]]
 
         def late(failure: Failure) -> bytes:
-            # The messages are stored; only their being on the disk is not confirmed.
+            # The messages are stored; only their sync is not confirmed.
             error = failure.value
             if isinstance(error, FlushTimedOut):
                 return self._answers(appended, pending, code=ResponseCode.FLUSH_DISK_TIMEOUT)
@@ -216,7 +216,8 @@ class SendRequests:
     def _append_each(
         self, messages: list[NewMessage], pending: list[_Pending]
     ) -> tuple[list[NewMessage], list[_Pending], list[Appended]]:
-        """Append send by send, for one of them cannot be stored: what was, what is to be answered, and where."""
+        """Append send by send, as one of them cannot be stored; returns the appended ones, the pending responses, and
+        the places."""
         stored: list[NewMessage] = []
         appended: list[Appended] = []
         answers: list[_Pending] = []
@@ -247,7 +248,7 @@ class SendRequests:
         code: int = ResponseCode.SUCCESS,
         refusal: Refused | None = None,
     ) -> bytes:
-        """The frames that answer `pending`, in one piece; latin-1 keeps the length bytes as they are."""
+        """The response frames of `pending`, in one piece; latin-1 preserves the length bytes."""
         template = self._answer
         id_prefix = self._msg_id_prefix
         prefixes = self._prefixes
@@ -283,8 +284,8 @@ class SendRequests:
         messages: list[NewMessage],
         pending: list[_Pending],
     ) -> Deferred[bool] | None:
-        """Check one send by all rules; add its messages or its refusal. Returns what fires when its topic is on the
-        disk, where it is not yet."""
+        """Check one send by all rules; add its messages or its refusal. Returns a Deferred if its topic is not on disk
+        yet."""
         ext, opaque, flag, body, serialize_type = request
         try:
             header = read_send_header(code, ext)
@@ -307,7 +308,7 @@ def _store_refusal(error: MQError) -> Refused:
 
 
 def _answer_template(settings: BrokerSettings) -> str:
-    """A SUCCESS answer's header, to be filled with (code, queue id, message ids, queue offset, opaque)."""
+    """A SUCCESS response's header, to be filled with (code, queue id, message ids, queue offset, opaque)."""
     region = settings.region_id.replace("%", "%%")
     trace = "true" if settings.trace_on else "false"
     return (

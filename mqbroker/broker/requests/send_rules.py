@@ -1,7 +1,7 @@
-"""The rules of sending: which message of which topic and queue a request becomes, or why it is refused.
+"""The rules of sending: the message, topic and queue of a send request, or its refusal.
 
-Every send could take this way; plain ones take the shorter one in `send`. Rules and remarks are SendMessageProcessor's
-and TopicConfigManager's of 4.9.7. It decides, and stores nothing.
+Plain sends take the shorter path in `send_message`. Rules and remarks are SendMessageProcessor's
+and TopicConfigManager's of 4.9.7. Stores nothing.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ DLQ_QUEUES = 1
 
 
 class SendRules:
-    """Checks sends against topics, groups and limits; creates topics where that is allowed.
+    """Checks sends against topics, groups and limits; creates topics if that is allowed.
 
-    :param now: gives seconds since the epoch.
+    :param now: returns seconds since the epoch.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class SendRules:
         # A record must fit into one segment, whatever its properties are.
         self.body_bytes_max = min(settings.store.max_message_size, settings.store.mapped_file_size_commit_log // 2)
         self._delay_level_max = settings.store.delay_level_count
-        #: Topic name to (encoded name, queues, sys flag bits): topics that a plain send may go to at once.
+        #: Topic name -> (encoded name, queues, sys flag bits): topics of the short path.
         self.plain_topics: dict[str, tuple[bytes, int, int]] = {}
         topics.on_change.append(self._topic_changed)
         live.follow(
@@ -82,13 +82,12 @@ class SendRules:
         )
 
     def saved(self) -> Deferred[bool] | None:
-        """Fires when the topics are on the disk that a check may have made; None where they are already.
-
-        A message in a topic that is forgotten is one that nobody finds."""
+        """Fires when topics that a check created are on disk; None if they are already. Messages of a topic that is
+        lost cannot be found."""
         return self._topics.saved()
 
     def refusal(self, error: MessageRefused) -> Refused:
-        """The refusal of a message that the store refused."""
+        """The refusal for a message that the store refused."""
         return message_refusal(error, self._live.current.store.max_message_size)
 
     def _topic_changed(self, name: str) -> None:
@@ -97,7 +96,7 @@ class SendRules:
     def check(
         self, header: SendMessageRequestHeader, code: int, body: bytes, connection: IConnection
     ) -> tuple[list[NewMessage], int, bool]:
-        """(messages to store, queue the answer names, whether the answer waits for the disk). Raises Refused."""
+        """(messages to store, queue of the response, whether the response waits for the disk). Raises Refused."""
         name, queue_id, topic_flags = self._target(header, connection)
         is_batch = header.batch or code == RequestCode.SEND_BATCH_MESSAGE
         if len(body) > self.body_bytes_max:
@@ -117,9 +116,9 @@ class SendRules:
     def divert_plain(
         self, name: bytes, queue_id: int, sys_flag: int, text: str, group: str
     ) -> tuple[bytes, int, int, bytes, bool]:
-        """As `check`, for a message to a plain topic that is delayed, or half of a transaction, and else as usual.
+        """As `check`, for a delayed or half message to a plain topic that is otherwise usual.
 
-        (topic, queue, sys flag, properties, whether the answer waits). Raises ValueError where it takes `check`.
+        (topic, queue, sys flag, properties, whether the response waits). Raises ValueError if it needs `check`.
         """
         properties = decode_properties(text.encode())
         try:
@@ -131,8 +130,8 @@ class SendRules:
     def _divert(
         self, properties: dict[str, str], group: str, name: str, queue_id: int, sys_flag: int
     ) -> tuple[str, int, int, bool]:
-        """(topic, queue, sys flag, whether the answer waits) of a message that is stored, delayed and half ones in
-        their system topics. `properties` become those that are stored. Raises Refused."""
+        """(topic, queue, sys flag, whether the response waits) of a message, delayed and half ones in their system
+        topics. `properties` become those that are stored. Raises Refused."""
         is_half, wait = self._prepare(properties, sys_flag)
         if is_half:
             sys_flag &= ~SysFlag.TRANSACTION_MASK
@@ -142,7 +141,7 @@ class SendRules:
         return name, queue_id, sys_flag, wait
 
     def _prepare(self, properties: dict[str, str], sys_flag: int, *, is_batch: bool = False) -> tuple[bool, bool]:
-        """(whether they are of a half message, whether the answer waits). Raises Refused where it may not be one."""
+        """(whether they are of a half message, whether the response waits). Raises Refused if it may not be one."""
         wait = properties.pop(Prop.WAIT_STORE_MSG_OK, None)
         properties[Prop.CLUSTER] = self._live.current.broker_cluster_name
         is_half = properties.get(Prop.TRANSACTION_PREPARED, "").lower() == "true"
@@ -185,14 +184,14 @@ class SendRules:
         return messages, queue_id, wait
 
     def _target(self, header: SendMessageRequestHeader, connection: IConnection) -> tuple[str, int, int]:
-        """(topic, queue, flags) the send goes to, by the topic's rules; the topic is made where that is allowed."""
+        """(topic, queue, flags) of a send, by the topic's rules; the topic is created if that is allowed."""
         settings = self._live.current
         if self._now() * 1000 < settings.start_accept_send_request_timestamp_ms:
             until = _moment(settings.start_accept_send_request_timestamp_ms)
             raise Refused(ResponseCode.SYSTEM_ERROR, f"broker unable to service, until {until}")
         topic = self._topics.get(header.topic)
-        # A producer learns within half a minute that the broker takes no more. What it sends until then is lost where
-        # it does not look at answers; only what must stay in order may not come to a broker that is being emptied.
+        # A producer learns within half a minute that the broker is read-only. Sends until then are accepted, as some
+        # producers ignore responses; only ordered messages must not reach a broker that is being drained.
         if not settings.broker_permission & Perm.WRITE and topic is not None and topic.order:
             remark = f"the broker[{settings.broker_ip1}] sending message is forbidden"
             raise Refused(ResponseCode.NO_PERMISSION, remark)
@@ -225,7 +224,7 @@ class SendRules:
     def _dead_letter(
         self, header: SendMessageRequestHeader, properties: dict[str, str], name: str, queue_id: int
     ) -> tuple[str, int]:
-        """Where the message belongs: its topic, or the dead letter topic of its group."""
+        """The message's topic, or the dead letter topic of its group."""
         if name.startswith(RETRY_PREFIX):
             group_name = name.removeprefix(RETRY_PREFIX)
             group = self._groups.find(group_name)
@@ -265,7 +264,7 @@ def unit_topic_flag(unit_mode: bool, is_retry: bool) -> int:
 
 
 def _moment(timestamp_ms: int) -> str:
-    """Local time as the Java broker writes it; one that no calendar has as milliseconds."""
+    """Local time as the Java broker writes it; milliseconds if it is out of range."""
     try:
         moment = datetime.fromtimestamp(timestamp_ms // 1000)
     except (OverflowError, OSError, ValueError):
@@ -274,21 +273,21 @@ def _moment(timestamp_ms: int) -> str:
 
 
 def read_send_header(code: int, ext: dict[str, str]) -> SendMessageRequestHeader:
-    """Either form of the header."""
+    """Decode either form of the header."""
     if is_short_send_header(code, ext):
         return long_form(decode_header(SendMessageRequestHeaderV2, ext))
     return decode_header(SendMessageRequestHeader, ext)
 
 
 def long_form(header: SendMessageRequestHeader | SendMessageRequestHeaderV2) -> SendMessageRequestHeader:
-    """The header with the long names of its fields."""
+    """Convert to the header with long field names."""
     if isinstance(header, SendMessageRequestHeader):
         return header
     return SendMessageRequestHeader(**attrs.asdict(header))
 
 
 def stored_properties(properties: dict[str, str], body_bytes_max: int) -> bytes:
-    """The bytes for a record. Raises Refused where there are too many."""
+    """The bytes for a record. Raises Refused if they are too many."""
     encoded = reencode_properties(properties)
     if len(encoded) > PROPERTIES_BYTES_MAX:
         raise illegal(body_bytes_max, f"msg properties length {len(encoded)}B, ")
@@ -296,7 +295,7 @@ def stored_properties(properties: dict[str, str], body_bytes_max: int) -> bytes:
 
 
 def message_refusal(error: MessageRefused, body_bytes_max: int) -> Refused:
-    """The code and remark of the Java broker for a message that its store refuses."""
+    """The Java broker's code and remark for a message that its store refuses."""
     if isinstance(error, LmqQueuesExceeded):
         return Refused(ResponseCode.SYSTEM_ERROR, _LMQ_EXCEEDED)
     if isinstance(error, MultiDispatchRefused):
@@ -305,7 +304,7 @@ def message_refusal(error: MessageRefused, body_bytes_max: int) -> Refused:
 
 
 def illegal(body_bytes_max: int, found: str = "") -> Refused:
-    """A message with more of something than may be stored; `found` says how much, where it is known."""
+    """The refusal for a message that exceeds a limit; `found` is its value, if known."""
     return Refused(
         ResponseCode.MESSAGE_ILLEGAL,
         f"the message is illegal, maybe msg body or properties length not matched. {found}"

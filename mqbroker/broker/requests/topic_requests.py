@@ -1,4 +1,4 @@
-"""Requests about topics: their creation and removal, what their queues hold, which there are.
+"""Requests about topics: creation, removal, offsets of their queues, lists.
 
 Codes 17, 21, 202, 215, 303, 305, 306 and 316.
 """
@@ -29,13 +29,13 @@ from mqbroker.wire.names import check_topic
 
 log = Logger()
 
-#: What one topic may have: each queue is a directory.
+#: Maximum queues of a topic: each is a directory.
 QUEUES_MAX = 65_535
 
 
 @attrs.frozen
 class TopicRequests:
-    """Answers from the topics and their queues, and changes them."""
+    """Reads and changes topics and their queues."""
 
     topics: TopicTable
     store: MessageStore
@@ -45,7 +45,7 @@ class TopicRequests:
 
     @answers(RequestCode.UPDATE_AND_CREATE_TOPIC)
     async def put_topic(self, call: Call[CreateTopicRequestHeader]) -> None:
-        """Create or change a topic. The answer waits until it is on the disk, and the name servers know it."""
+        """Create or change a topic. The response waits until it is on disk, and the name servers know it."""
         header, topics = call.header, self.topics
         name = self._own_name(header.topic)
         for queues in (header.read_queue_nums, header.write_queue_nums):
@@ -59,11 +59,11 @@ class TopicRequests:
         sys_flag = header.topic_sys_flag or 0
         topics.put(TopicConfig(name, header.read_queue_nums, header.write_queue_nums, header.perm, kind, sys_flag))
         await topics.when_saved()
-        # Who has the answer asks for the topic's route next.
+        # The client requests the topic's route next.
         await topics.when_announced()
 
     def _own_name(self, name: str) -> str:
-        """`name`; raises Refused where no user may have or delete such a topic."""
+        """`name`; raises Refused if users may not create or delete such a topic."""
         if self.topics.is_system(check_topic(name)):
             raise Refused(ResponseCode.SYSTEM_ERROR, f"The topic[{name}] is conflict with system topic.")
         return name
@@ -72,7 +72,7 @@ class TopicRequests:
 
     @answers(RequestCode.DELETE_TOPIC_IN_BROKER)
     async def delete_topic(self, call: Call[DeleteTopicRequestHeader]) -> None:
-        """Remove a topic with its queues; one that is not there is removed already. Offsets of groups stay."""
+        """Remove a topic with its queues; SUCCESS if it does not exist. Offsets of groups stay."""
         name = self._own_name(call.header.topic)
         log.info("{peer} deletes topic {name}", peer=call.connection.remote_addr, name=name)
         self.topics.remove(name)
@@ -88,7 +88,7 @@ class TopicRequests:
 
     @answers(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)
     async def clean_empty_queues(self, call: Call[None]) -> None:
-        """Remove queues all of whose messages aged away."""
+        """Remove queues whose messages have all expired."""
         log.info("{peer} has empty consume queues cleaned", peer=call.connection.remote_addr)
         await self._removed(self.store.remove_empty_queues())
 
@@ -113,7 +113,7 @@ class TopicRequests:
 
     @answers(RequestCode.GET_TOPIC_STATS_INFO, bounded=True)
     async def topic_stats(self, call: Call[GetTopicStatsInfoRequestHeader]) -> bytes:
-        """What each queue of a topic holds, and when its newest message was stored."""
+        """Offsets of each queue of a topic, and the store time of its newest message."""
         topic = self._topic(call.header.topic)
         table = {}
         for queue_id in range(topic.write_queue_nums):
@@ -123,7 +123,7 @@ class TopicRequests:
 
     @answers(RequestCode.QUERY_CONSUME_TIME_SPAN, bounded=True)
     async def time_spans(self, call: Call[QueryConsumeTimeSpanRequestHeader]) -> bytes:
-        """When each queue's oldest, newest and last consumed messages were stored, and how long the next waits."""
+        """Store times of each queue's oldest, newest and last consumed messages, and the delay of the next."""
         topic = self._topic(call.header.topic)
         spans = []
         for queue_id in range(topic.write_queue_nums):

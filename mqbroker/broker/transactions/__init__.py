@@ -1,4 +1,5 @@
-"""Transactions: half messages, which no consumer gets until their producer commits them, and the checks of the others.
+"""Transactions: half messages, which consumers get only after their producer has committed them, and transaction
+checks.
 
 Source of formats and rules: org.apache.rocketmq.broker.transaction of 4.9.7.
 """

@@ -1,8 +1,8 @@
-"""Half messages: what one becomes when its transaction ends, the check about it, the op message that settles it.
+"""Half messages: their committed message, the check request, and the op message that settles them.
 
-A half message waits in queue 0 of RMQ_SYS_TRANS_HALF_TOPIC. An entry of RMQ_SYS_TRANS_OP_HALF_TOPIC, whose body is its
-queue offset, settles it: it was committed, rolled back, put back under another offset, or given up. Values in, values
-out. Formats are those of TransactionalMessageBridge and EndTransactionProcessor of 4.9.7.
+A half message waits in queue 0 of RMQ_SYS_TRANS_HALF_TOPIC. A message of RMQ_SYS_TRANS_OP_HALF_TOPIC, whose body is its
+queue offset, settles it: it was committed, rolled back, put back at another offset, or given up. No I/O. Formats are
+those of TransactionalMessageBridge and EndTransactionProcessor of 4.9.7.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mqbroker.wire.ids import offset_message_id
 from mqbroker.wire.properties import decode_properties, reencode_properties
 from mqbroker.wire.record import V6, RawRecord, Record, body_crc, encode_record, encode_tail, fields_struct
 
-#: The one queue of half messages, of what settles them, and of those that were given up.
+#: The only queue of half messages, of op messages, and of those that were given up.
 QUEUE_ID = 0
 _HALF = TRANS_HALF_TOPIC.encode()
 _OP = TRANS_OP_HALF_TOPIC.encode()
@@ -36,7 +36,7 @@ _GIVEN_UP = TRANS_CHECK_MAX_TIME_TOPIC.encode()
 _SCHEDULE = SCHEDULE_TOPIC.encode()
 _DELAY = f"{Prop.DELAY_TIME_LEVEL}\x01".encode()
 _INNER_OFFSET = f"{Prop.INNER_MULTI_QUEUE_OFFSET}\x01".encode()
-#: As the Java broker writes them; it looks at the tag alone.
+#: As the Java broker writes them; it checks only the tag.
 _OP_PROPERTIES = b"WAIT\x01true\x02TAGS\x01d"
 OP_TAG = "d"
 _HEAD = fields_struct(
@@ -54,10 +54,10 @@ _KEPT_BYTES_MAX = 512
 
 
 def committed(record: RawRecord, delay_level_max: int) -> NewMessage:
-    """The message that a half message becomes. Raises NoRealTarget.
+    """The committed message of a half message. Raises NoRealTarget.
 
-    It keeps all its properties, as in Java: by TRAN_MSG consumers know the id of the transaction. A delayed one waits
-    its time from now on.
+    It keeps all its properties, as in Java: TRAN_MSG tells consumers that its id is the transaction's. The delay of a
+    delayed one starts now.
     """
     topic, queue_id = real_target(record.properties)
     properties = record.properties
@@ -74,8 +74,8 @@ def committed(record: RawRecord, delay_level_max: int) -> NewMessage:
 
 
 def settlement(settled: Iterable[tuple[int, NewMessage | None]], now_ms: int, store_host: bytes) -> list[NewMessage]:
-    """What is stored where half messages at offsets of their queue are settled: for each the message that takes its
-    place, if any, and after it the entry that says so. Hot."""
+    """The messages that settle half messages at offsets of their queue: for each the message that replaces it, if any,
+    followed by the op message. Hot."""
     messages: list[NewMessage] = []
     for offset, message in settled:
         if message is not None:
@@ -85,13 +85,13 @@ def settlement(settled: Iterable[tuple[int, NewMessage | None]], now_ms: int, st
 
 
 def put_back(record: Record, properties: Mapping[str, str]) -> NewMessage:
-    """The half message once more, with other properties; where it was before is settled by an entry of its own."""
+    """A copy of the half message with other properties; an op message of its own settles the former offset."""
     properties = {name: properties[name] for name in properties if name != Prop.TRANSACTION_PREPARED_QUEUE_OFFSET}
     return _again(record, _HALF, properties)
 
 
 def check_limit_exceeded(record: Record) -> NewMessage:
-    """The half message, for the topic of those that nobody settled."""
+    """The half message, for the topic of those that were given up."""
     return _again(record, _GIVEN_UP, record.properties)
 
 
@@ -103,7 +103,7 @@ def _again(record: Record, topic: bytes, properties: Mapping[str, str]) -> NewMe
 
 
 def check_request(record: Record) -> RemotingCommand:
-    """The question what became of a half message: `record` is it as it is stored now. Raises MQError."""
+    """The check request about a half message; `record` is its present record. Raises MQError."""
     topic, queue_id = real_target_of(record)
     unique = record.properties.get(Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX)
     header = CheckTransactionStateRequestHeader(
@@ -118,7 +118,7 @@ def check_request(record: Record) -> RemotingCommand:
 
 
 def settled_by(record: Record) -> int:
-    """The queue offset of the half message that an entry settles; -1 where it is no such entry."""
+    """The queue offset of the half message that an op message settles; -1 if it is none."""
     text = record.body[:20]
     if record.properties.get(Prop.TAGS) != OP_TAG or not text.isdigit() or len(text) > 18:
         return -1
@@ -126,12 +126,12 @@ def settled_by(record: Record) -> int:
 
 
 def check_times(record: Record) -> int:
-    """How often its producer was asked."""
+    """Number of checks so far."""
     return _number(record.properties.get(Prop.TRANSACTION_CHECK_TIMES, ""))
 
 
 def immunity_ms(record: Record) -> int | None:
-    """How long after its birth nobody is to ask about it; None where it does not say."""
+    """Time after its birth without checks, ms; None if not given."""
     text = record.properties.get(Prop.CHECK_IMMUNITY_TIME_IN_SECONDS)
     return _number(text) * 1000 if text and text.isascii() and text.isdecimal() and len(text) <= 15 else None
 
@@ -141,7 +141,7 @@ def _number(text: str) -> int:
 
 
 class PlainHalfMessages:
-    """Knows what half messages had of late from the name of their group on: most clients put what differs in each
+    """Caches the properties of recent half messages from their producer group on: most clients put varying properties
     before it."""
 
     def __init__(self) -> None:
@@ -149,9 +149,9 @@ class PlainHalfMessages:
         self._endings: dict[bytes, tuple[str, bytes, int]] = {}
 
     def committed(self, record: bytes, offset: int, physical_offset: int, group: str) -> NewMessage:
-        """The message that a half message becomes, from its record as it is stored, whole. Hot.
+        """The committed message of a half message, from its whole stored record. Hot.
 
-        Raises ValueError where it takes a closer look: it is not as most are, or what is said of it is not true.
+        Raises ValueError if it needs the general path: it is unusual, or does not match the request.
         """
         crc, flag, queue_offset, place, sys_flag, born_timestamp, born_host, reconsume_times, body_bytes = (
             _HEAD.unpack_from(record)
@@ -167,7 +167,7 @@ class PlainHalfMessages:
         ):
             raise ValueError
         properties = record[body_end + len(_TAIL) :]
-        # Of two properties of one name the later counts; and to look from the end takes a third of the time.
+        # Of two properties of one name the later counts; and searching from the end takes a third of the time.
         find = properties.rfind
         at = find(_GROUP)
         ending = properties[at:]
@@ -180,7 +180,7 @@ class PlainHalfMessages:
         )  # fmt: skip
 
     def _parse_ending(self, ending: bytes) -> tuple[str, bytes, int]:
-        """What the properties from PGROUP on say. Raises ValueError."""
+        """Parse the properties from PGROUP on. Raises ValueError."""
         end = ending.find(b"\x02", len(_GROUP))
         real_at = ending.rfind(_REAL_TOPIC)
         if not ending.startswith(_GROUP) or end < 0 or real_at < 0 or _DELAY in ending or _INNER_OFFSET in ending:

@@ -1,8 +1,8 @@
-"""The half message queue and its op queue: which half messages are settled, settling them, the progress of both.
+"""The half message queue and its op queue: which half messages are settled, and the progress of both queues.
 
-After a start what is settled is read from the op queue, in turns; who needs it waits. How far the two queues are done
-with is kept as the Java broker keeps it: as offsets of the group CID_RMQ_SYS_TRANS, which are never ahead of what is on
-the disk. Must never know of producers.
+After a start the settled ones are read from the op queue, in turns; callers wait for that. The progress of the two
+queues is stored as by the Java broker: as offsets of the group CID_RMQ_SYS_TRANS, which are never ahead of what is
+synced.
 """
 
 from __future__ import annotations
@@ -28,27 +28,28 @@ from mqbroker.wire.record import BadRecord, Record, decode_record
 log = Logger()
 
 
-#: How far beyond the first half message that is not settled one may be: what is kept of them is bounded by it.
+#: Maximum distance of a half message from the first unsettled one: bounds the state in memory.
 SPAN_MAX = 64 * 1024 * 1024
-#: Of how many half messages that were put back it is known where they are now.
+#: Half messages that were put back and whose new offset is remembered.
 MOVES_MAX = 100_000
 _TRIM_MIN = 64 * 1024
 GROUP = "CID_RMQ_SYS_TRANS"
-#: How many messages are read at once; how many reads of what is in memory make one turn of a start.
+#: Messages per read; reads of resident messages per turn of a start.
 READ_MAX = 32
 _TURN_READS = 8
 _RETRY_SECONDS = 1.0
 
 
 class SettledState:
-    """`progress`: all half messages below are settled. `op_progress`: entries below settle none at or above it."""
+    """`progress`: half messages below it are settled. `op_progress`: op messages below it settle none at or above
+    `progress`."""
 
     def __init__(self, progress: int, op_progress: int) -> None:
         self.progress = progress
-        #: A byte for each half message from `_base` on, 1 where it is settled.
+        #: A byte for each half message from `_base` on, 1 if it is settled.
         self._settled = bytearray()
         self._base = progress
-        #: Of each entry from `_op_base` on the half message that it settles; those before `_op_at` are done with.
+        #: The half message that each op message from `_op_base` on settles; those before `_op_at` are finished.
         self._ops = array("q")
         self._op_base = op_progress
         self._op_at = 0
@@ -60,7 +61,7 @@ class SettledState:
 
     @property
     def next_op(self) -> int:
-        """The offset of the entry that follows."""
+        """The offset of the next op message."""
         return self._op_base + len(self._ops)
 
     def is_settled(self, offset: int) -> bool:
@@ -74,20 +75,20 @@ class SettledState:
         return at >= 0 and (at >= len(settled) or not settled[at]) and offset < self.progress + SPAN_MAX
 
     def is_possible(self, offset: int) -> bool:
-        """Whether the state of a half message at `offset` can be kept."""
+        """Whether the state of a half message at `offset` fits into the bounds."""
         return 0 <= offset < self.progress + SPAN_MAX
 
     def settle(self, offset: int, op_offset: int) -> None:
-        """Take note of the entry at `op_offset`, which settles the half message at `offset`."""
+        """Apply the op message at `op_offset`, which settles the half message at `offset`."""
         if op_offset < self.next_op:
             return
-        # Entries between that are not known say nothing.
+        # Unknown op messages in between settle nothing.
         self._ops.extend([-1] * (op_offset - self.next_op))
         self._ops.append(offset if self.is_possible(offset) else -1)
         self._set(offset, offset + 1)
 
     def settle_all(self, offsets: Sequence[int], op_offset: int) -> None:
-        """As `settle`, for entries one after another, of which the first is at `op_offset`. Hot."""
+        """As `settle`, for consecutive op messages, the first at `op_offset`. Hot."""
         base = self._base
         high = max(offsets)
         if op_offset != self.next_op or min(offsets) < base or not self.is_possible(high):
@@ -103,7 +104,7 @@ class SettledState:
         self._pass_ops()
 
     def forget(self, start: int, end: int) -> None:
-        """Half messages at start..end are not there any more: they count as settled."""
+        """Half messages at start..end are missing: they count as settled."""
         self._set(max(start, self._base), min(end, self.progress + SPAN_MAX))
 
     def next_open(self, offset: int) -> int:
@@ -121,7 +122,7 @@ class SettledState:
         self._moves[offset] = to
 
     def where(self, offset: int) -> int:
-        """Where the half message is now that was at `offset`."""
+        """The present offset of the half message that was at `offset`."""
         while (moved := self._moves.get(offset)) is not None:
             offset = moved
         return offset
@@ -154,12 +155,12 @@ class SettledState:
 class _Progress(NamedTuple):
     half: int
     op: int
-    #: Where in the log ends what it stands on.
+    #: The end in the log of the messages that the progress depends on.
     log_end: int
 
 
 class HalfQueue:
-    """Knows which half messages are settled, and settles them."""
+    """Tracks which half messages are settled, and settles them."""
 
     def __init__(
         self, store: MessageStore, offsets: OffsetTable, clock: IReactorTime, store_host: bytes, stats: BrokerStats
@@ -188,11 +189,11 @@ class HalfQueue:
     # Start and stop
 
     def start(self) -> None:
-        """Begin to read what is settled."""
+        """Start reading the op queue."""
         self._turn()
 
     def stop(self) -> None:
-        """Read no more; who waits for it fails with StoreError."""
+        """Stop reading; waiting callers fail with StoreError."""
         self.save_progress()
         self._is_stopped = True
         if self._call is not None:
@@ -204,11 +205,11 @@ class HalfQueue:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it is known what is settled."""
+        """Whether the op queue has been read."""
         return self._is_loaded
 
     async def ready(self) -> None:
-        """Return when it is known what is settled. Raises StoreError where the broker stops before."""
+        """Return when the op queue has been read. Raises StoreError if the broker stops before."""
         if not self._is_loaded:
             waiter: Deferred[None] = Deferred()
             self._waiting.append(waiter)
@@ -240,7 +241,7 @@ class HalfQueue:
             waiter.callback(None)
 
     async def _read_entries(self) -> bool:
-        """Read some entries; returns whether those were the last. Raises StoreError."""
+        """Read some op messages; returns whether those were the last. Raises StoreError."""
         high = self._store.max_offset(TRANS_HALF_TOPIC, QUEUE_ID)
         for _ in range(_TURN_READS):
             records, after = await self.read(TRANS_OP_HALF_TOPIC, self.settled.next_op)
@@ -249,11 +250,11 @@ class HalfQueue:
             for record in records:
                 offset = settled_by(record)
                 self.settled.settle(offset if offset < high else -1, record.queue_offset)
-            self.settled.settle(-1, after - 1)  # where the last of them was no message
+            self.settled.settle(-1, after - 1)  # if the last of them was no message
         return False
 
     async def read(self, topic: str, offset: int) -> tuple[list[Record], int]:
-        """Messages at or after `offset` of a queue of ours, and where to go on: at `offset` where there is no more.
+        """Messages at or after `offset` of one of the two queues, and the next offset: `offset` if there are no more.
 
         Raises StoreError.
         """
@@ -278,10 +279,10 @@ class HalfQueue:
     # Settling
 
     def settle(self, settled: Mapping[int, NewMessage | None]) -> list[Appended]:
-        """Settle half messages, each with the message that takes its place, if any; where that and what settles it
+        """Settle half messages, each with the message that replaces it, if any; returns where that and the op message
         were stored.
 
-        All or none of it is stored, and what takes its place before what settles it. Raises StoreError and OSError.
+        All or none of it is stored, each replacement before its op message. Raises StoreError and OSError.
         """
         if not settled:
             return []
@@ -294,7 +295,7 @@ class HalfQueue:
         return appended
 
     def put_back(self, halves: Mapping[int, NewMessage]) -> list[Appended]:
-        """Settle half messages, each with another in its place; where those are. Raises StoreError and OSError."""
+        """Replace half messages by copies; returns where those are. Raises StoreError and OSError."""
         appended = self.settle(halves)[::2]
         for offset, placed in zip(halves, appended, strict=True):
             self.settled.move(offset, placed[1])
@@ -303,7 +304,7 @@ class HalfQueue:
     # Progress
 
     def save_progress(self) -> None:
-        """Commit the progress of both queues to the offset table, as far as it is on the disk."""
+        """Commit the progress of both queues to the offset table, as far as it is synced."""
         if self._is_loaded:
             self._commit_candidate()
             if self._candidate is None:

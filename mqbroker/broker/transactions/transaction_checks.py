@@ -1,9 +1,9 @@
 """Transaction checks: producers are asked about half messages that they did not settle in time.
 
-A round goes over the half messages that are there when it begins, some in each turn of the clock. What is asked about
-is put back at the end of the queue, with its checks counted, so that the queue moves on; what was asked about often
-enough, or is older than messages are kept, goes to TRANS_CHECK_MAX_TIME_TOPIC. Rules are those of
-TransactionalMessageServiceImpl of 4.9.7, but that what is not to be asked about yet is not counted as asked.
+A round covers the half messages that exist when it begins, some in each turn of the clock. A checked message is put
+back at the end of the queue, with its check count, so that the queue advances; one that was checked often enough, or is
+older than messages are kept, is moved to TRANS_CHECK_MAX_TIME_TOPIC. Rules are those of TransactionalMessageServiceImpl
+of 4.9.7, except that a message that is not due yet does not count as checked.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _HOUR_MS = 3_600_000
 
 
 class Step(enum.Enum):
-    """What is to be done with a half message that is not settled."""
+    """Action for an unsettled half message."""
 
     WAIT = "wait"
     SPARE = "spare"
@@ -50,7 +50,7 @@ class Step(enum.Enum):
 
 @attrs.frozen
 class TransactionCheckRules:
-    """When a producer is asked, and how often."""
+    """When a half message is checked, and how often."""
 
     timeout_ms: int
     checks_max: int
@@ -62,7 +62,7 @@ class TransactionCheckRules:
         return cls(settings.transaction_time_out_ms, settings.transaction_check_max, reserved_ms)
 
     def step(self, record: Record, now_ms: float) -> Step:
-        """SPARE: not to be asked about yet, but those behind it may be; WAIT: nor may those."""
+        """SPARE: not due yet, but those behind it may be; WAIT: nor are those."""
         age_ms = now_ms - record.born_timestamp
         asked = check_times(record)
         if (asked and asked >= self.checks_max) or age_ms > self.reserved_ms:
@@ -70,7 +70,7 @@ class TransactionCheckRules:
         immune_ms = immunity_ms(record)
         if immune_ms is not None:
             return Step.SPARE if age_ms < immune_ms else Step.ASK
-        # One whose producer's clock is ahead is asked about at once.
+        # One whose producer's clock is ahead is checked at once.
         return Step.WAIT if 0 <= age_ms < self.timeout_ms else Step.ASK
 
 
@@ -78,8 +78,8 @@ class TransactionCheckRules:
 class TransactionChecks:
     """Checks the half messages, every `transactionCheckInterval`.
 
-    :param choose: gives a connection of a producer of a group that may write to a topic; None where there is none.
-    :param make_topic: makes a topic of one queue, where it is missing.
+    :param choose: returns a connection of a group's producer that may write to a topic; None if there is none.
+    :param make_topic: creates a topic of one queue, if it is missing.
     """
 
     _store: MessageStore
@@ -98,7 +98,7 @@ class TransactionChecks:
         self._later()
 
     def stop(self) -> None:
-        """Begin no more rounds, and end the one that is under way where it is."""
+        """Stop, ending a running round where it is."""
         self._is_running = False
         if self._call is not None:
             self._call.cancel()
@@ -130,7 +130,7 @@ class TransactionChecks:
         self._half_queue.save_progress()
 
     async def _check(self, end: int, rules: TransactionCheckRules) -> None:
-        """Go over all half messages below `end`. Raises StoreError and OSError."""
+        """Check all half messages below `end`. Raises StoreError and OSError."""
         settled = self._half_queue.settled
         at = settled.next_open(settled.progress)
         while at < end:
@@ -152,7 +152,7 @@ class TransactionChecks:
         return not self._is_running
 
     def _forget_missing(self, start: int, end: int, records: list[Record]) -> None:
-        """What is not there among start..end is damaged or deleted, and nobody can settle it."""
+        """Count missing half messages among start..end as settled: they are corrupt or deleted."""
         for record in records:
             self._half_queue.settled.forget(start, record.queue_offset)
             start = record.queue_offset + 1
@@ -172,7 +172,7 @@ class TransactionChecks:
             sleep.callback(None)
 
     def _deal_with(self, records: list[Record], rules: TransactionCheckRules) -> bool:
-        """Check these half messages; False where those behind them are too young."""
+        """Check these half messages; False if those behind them are too young."""
         now_ms = self._clock.seconds() * 1000
         backs: list[tuple[Record, NewMessage]] = []
         asked: list[Record] = []
@@ -211,7 +211,7 @@ class TransactionChecks:
                     self._half_queue.settle({offset: None})
 
     def _put_back(self, backs: list[tuple[Record, NewMessage]]) -> dict[int, Appended | None]:
-        """Put half messages back; where each is then, None where it stays in its place."""
+        """Put half messages back; returns the new place of each, None if it stays."""
         if not backs:
             return {}
         try:

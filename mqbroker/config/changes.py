@@ -1,6 +1,6 @@
-"""Settings that are changed while a daemon runs: read from a request, checked, and kept in its file.
+"""Changes of settings while a daemon runs: parsed from a request, checked, and written to its file.
 
-What may be changed is the caller's list; nothing else ever is. Must never know who asks, or what a change brings about.
+Only settings in the caller's list can be changed.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from mqbroker.errors import BadSetting
 
 T = TypeVar("T")
 
-#: All settings there are come to a tenth of it.
+#: All settings together have a tenth of it.
 CHANGES_BYTES_MAX = 64 * 1024
 
 _REQUEST = "the request"
 
 
 class NotChangeable(BadSetting):
-    """A setting that is not to be changed while a daemon runs, or none at all."""
+    """A setting that cannot be changed while a daemon runs, or that does not exist."""
 
 
 def read_changes(body: bytes) -> dict[str, str]:
-    """The keys and values of a request's body, which is a Java .properties text. Raises BadSetting."""
+    """Parse the keys and values of a request's body, a Java .properties text. Raises BadSetting."""
     from javaproperties import InvalidUEscapeError, loads
 
     if len(body) > CHANGES_BYTES_MAX:
@@ -46,8 +46,8 @@ def read_changes(body: bytes) -> dict[str, str]:
 
 
 def change_settings(settings: T, changes: Mapping[str, str], allowed: Collection[str]) -> T:
-    """`settings` with the changes, all of them. Raises NotChangeable where one is not `allowed`, BadSetting
-    where a value is wrong."""
+    """`settings` with all of the changes. Raises NotChangeable if one is not `allowed`, BadSetting if a value is
+    invalid."""
     for key in changes:
         if key not in allowed:
             may_be = ", ".join(sorted(allowed))
@@ -62,15 +62,15 @@ def values_of(settings: Any) -> dict[str, str]:
 
 
 def differing_values(old: Any, new: Any) -> dict[str, str]:
-    """The values of `new`, by key, that are not those of `old`."""
+    """The values of `new`, by key, that differ from `old`."""
     before = values_of(old)
     return {key: value for key, value in values_of(new).items() if value != before.get(key)}
 
 
 def rewrite_conf(path: str, changes: Mapping[str, str]) -> None:
-    """Put the changes into the file at `path`, made if need be; its other lines stay. Raises OSError.
+    """Write the changes into the file at `path`, created if missing; its other lines stay. Raises OSError.
 
-    A link stays a link, the file's permissions stay what they are, and at no moment is it half written.
+    Atomic; symbolic links and permissions are preserved.
     """
     path = os.path.realpath(path)
     mode = None

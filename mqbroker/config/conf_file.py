@@ -1,4 +1,4 @@
-"""Reads Java .properties files, keeping the line of each key. Knows nothing of what the keys mean."""
+"""Parser of Java .properties files, with the line of each key. Knows nothing of what the keys mean."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Given:
         return self.origin if self.line is None else f"{self.origin}:{self.line}"
 
     def bad(self, why: str) -> BadSetting:
-        """The error that says `why` this cannot be used."""
+        """The error for this setting, with the reason `why`."""
         return BadSetting(self.key, self.origin, self.line, why)
 
 
 def read_conf(path: str) -> list[tuple[str, str, int]]:
     """The (key, value, line) of a file, in order, repeated keys included. Lines count from 1.
 
-    Raises BadSetting where the file cannot be read or holds an escape that is none.
+    Raises BadSetting if the file cannot be read or has an invalid escape.
     """
     # A daemon without a file starts faster without the parser.
     from javaproperties import InvalidUEscapeError, KeyValue, parse
@@ -58,7 +58,7 @@ def read_conf(path: str) -> list[tuple[str, str, int]]:
 def without_mark(text: str, path: str) -> str:
     """The text of a file without the byte order mark that some editors begin UTF-8 files with.
 
-    Raises BadSetting where the mark is that of UTF-16.
+    Raises BadSetting if the mark is that of UTF-16.
     """
     if text.startswith(_UTF_16_MARKS):
         raise BadSetting("-c", path, 1, "the file is UTF-16 text; save it as UTF-8 or ASCII")

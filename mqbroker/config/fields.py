@@ -1,7 +1,7 @@
 """The settings' attrs fields: each carries its key in the file, its parser and its limits.
 
-The key is the field's name in camelCase without the unit; the few of Java's that are spelled otherwise say so.
-A parser takes the text and returns the value, or raises ValueError that says what would be right.
+The key is the field's name in camelCase without the unit; Java's exceptions are given explicitly. A parser takes the
+text and returns the value, or raises ValueError that says what would be valid.
 """
 
 from __future__ import annotations
@@ -66,19 +66,19 @@ class OneOf:
 
 
 def parse_text(text: str) -> str:
-    """Take it as it is."""
+    """Any text."""
     return text
 
 
 def parse_name(text: str) -> str:
-    """A name that goes into topics, file names and routes of other programs."""
+    """A name that is used in topics, file names and routes."""
     if not re.fullmatch(r"[%|a-zA-Z0-9_.-]{1,255}", text):
         raise ValueError(f"{text!r} is not a name: 1 to 255 letters, digits and any of . _ - % |")
     return text
 
 
 def parse_path(text: str) -> str:
-    """Make a path absolute. Raises ValueError where it is empty."""
+    """Make a path absolute. Raises ValueError if it is empty."""
     if not text or "\0" in text:
         raise ValueError("it must name a file or a directory")
     return os.path.abspath(os.path.expanduser(text))
@@ -95,19 +95,19 @@ def parse_log_path(text: str) -> str:
 
 
 def parse_optional_path(text: str) -> str:
-    """As `parse_path`; nothing stays nothing."""
+    """As `parse_path`; an empty text stays empty."""
     return parse_path(text) if text else ""
 
 
 def parse_relative_path(text: str) -> str:
-    """A path that counts from a directory given elsewhere, unless it is absolute."""
+    """A path relative to another setting's directory, unless it is absolute."""
     if not text or "\0" in text:
         raise ValueError("it must name a file")
     return os.path.normpath(text)
 
 
 def parse_bind_address(text: str) -> str:
-    """An address of this machine as digits; empty for all."""
+    """A numeric address of this machine; empty for all."""
     if text in ("", "0.0.0.0", "::") or is_ip(text):
         return text
     raise ValueError(f"{text!r} is not an address: write one such as 127.0.0.1, or nothing for all of this machine")
@@ -122,7 +122,7 @@ def parse_host(text: str) -> str:
 
 
 def parse_addresses(text: str) -> tuple[str, ...]:
-    """`host:port;host:port`; nothing gives an empty tuple."""
+    """`host:port;host:port`; an empty text gives an empty tuple."""
     return tuple(_parse_address(part.strip()) for part in text.split(";") if part.strip())
 
 
@@ -156,7 +156,7 @@ def parse_delays(text: str) -> str:
 
 
 def show(value: Any) -> str:
-    """The text that would be parsed to `value`."""
+    """The text that is parsed to `value`."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -180,7 +180,7 @@ _NOTE = "setting"
 
 @attrs.frozen
 class SettingSpec:
-    """What a field knows beside its default. `clamp`: out of the range a value is moved to its end, as Java does."""
+    """Metadata of a field. `clamp`: values out of the range are clamped, as in Java."""
 
     parse: Parser
     show: Callable[[Any], str] = show
@@ -200,7 +200,7 @@ class Setting:
 
 
 def settings_of(cls: type) -> tuple[Setting, ...]:
-    """The settings of a settings class, in order; fields made otherwise are left out."""
+    """The settings of a settings class, in order; other fields are left out."""
     notes = ((field.name, field.metadata.get(_NOTE)) for field in attrs.fields(cls))
     return tuple(Setting(_key(name, note), name, note) for name, note in notes if note is not None)
 
@@ -222,13 +222,13 @@ def whole(
     important: bool = False,
     clamp: tuple[int, int] | None = None,
 ) -> int:
-    """A field of whole numbers from `low` to `high`; `unit` is told with it."""
+    """A field of whole numbers from `low` to `high`; `unit` is shown with it."""
     note = SettingSpec(IntegerRange(low, high), key=key, unit=unit, important=important, clamp=clamp)
     return attrs.field(default=default, metadata={_NOTE: note})
 
 
 def long(default: int, low: int = 0, *, unit: str = "", key: str | None = None, important: bool = False) -> int:
-    """A field of Java's long."""
+    """A field of the range of Java's long."""
     return whole(default, low, LONG_MAX, unit=unit, key=key, important=important)
 
 
@@ -238,7 +238,7 @@ def boolean(default: bool, *, key: str | None = None, important: bool = False) -
 
 
 def choice(default: E) -> E:
-    """A field of one of the names of an enumeration."""
+    """A field with a member of an enumeration."""
     note = SettingSpec(OneOf(type(default)), important=True)
     return attrs.field(default=default, metadata={_NOTE: note})
 
@@ -252,6 +252,6 @@ def text(
     unit: str = "",
     important: bool = False,
 ) -> Any:
-    """A field that `parse` reads from text, and `shown` makes text of."""
+    """A field with the parser `parse` and the formatter `shown`."""
     note = SettingSpec(parse, shown, key=key, unit=unit, important=important)
     return attrs.field(default=default, metadata={_NOTE: note})

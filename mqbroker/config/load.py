@@ -1,4 +1,4 @@
-"""Loads settings: what was given, made into the values of each part and checked together."""
+"""Loads settings: given values are parsed for each component, and checked together."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def load_broker_settings(
 ) -> BrokerSettings:
     """The broker's settings from the file at `path`, `environ` (none by default) and the `overrides` (key, value).
 
-    `warn` hears of keys that are unknown. Raises BadSetting, and where several are wrong BadSettings.
+    `warn` is called with unknown keys. Raises BadSetting, or BadSettings if several are wrong.
     """
     maker = _Maker(path, overrides, environ or {}, _BROKER_PARTS, warn)
     given, faults = maker.given, maker.faults
@@ -78,7 +78,7 @@ def load_broker_settings(
     _warn_of_unused(given, warn)
     if settings.broker_id:
         warn(f"{given['brokerId'].where}: brokerId={settings.broker_id} is taken as 0, a master's: {REPLICATION}")
-    # A master's id is 0 whatever the file says, as Java has it.
+    # A master's id is always 0, as in Java.
     return attrs.evolve(settings, broker_id=0)
 
 
@@ -109,17 +109,17 @@ def load_namesrv_settings(
 
 
 def is_without_effect(key: str) -> bool:
-    """Whether it is a key of the Java system that is no setting here: it may be given, and changes nothing."""
+    """Whether it is a key of the Java system that has no effect here."""
     return key in UNUSED and key not in _EVERYONES
 
 
 def _uses_tls(tls: TlsSettings, given: Mapping[str, Given]) -> bool:
-    """Whether a daemon's own connections are encrypted where useTLS does not say, as Java has it."""
+    """Default of useTLS for a daemon's own connections, as in Java."""
     return tls.enable if "tls.enable" in given else tls.mode is TlsMode.ENFORCING
 
 
 def show_settings(settings: Any, *, important_only: bool = False) -> list[str]:
-    """`key=value` lines of settings and of the parts within, such as a file could hold."""
+    """`key=value` lines of settings and of nested ones, as in a file."""
     lines = [
         f"{setting.key}={setting.note.show(getattr(settings, setting.field))}"
         for setting in settings_of(type(settings))
@@ -139,7 +139,7 @@ def _refuse_what_is_not_here(item: Given) -> None:
 
 
 def _warn_of_unused(given: Mapping[str, Given], warn: Warn) -> None:
-    """Say once which of the keys that were given something else than the default have no effect."""
+    """Warn once about keys without effect that have other values than the default."""
     by_why: dict[str, list[str]] = {}
     for key, item in given.items():
         unused = UNUSED.get(key)
@@ -151,7 +151,7 @@ def _warn_of_unused(given: Mapping[str, Given], warn: Warn) -> None:
 
 
 class _Maker:
-    """What was `given`, and the settings that are made of it; what is wrong with them is gathered in `faults`."""
+    """Makes settings from the `given` values; errors are collected in `faults`."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class _Maker:
         parts: tuple[type, ...],
         warn: Warn,
     ) -> None:
-        """Raises BadSetting where the file cannot be read."""
+        """Raises BadSetting if the file cannot be read."""
         self.faults = Faults()
         self._warn = warn
         settings = {setting.key: setting for part in parts for setting in settings_of(part)}
@@ -176,7 +176,7 @@ class _Maker:
         self.given = sources.settle(lambda key, *texts: _is_same(notes.get(key), *texts))
 
     def make(self, cls: type[T], **values: Any) -> T:
-        """An instance of `cls`; `values` are the defaults that are not the class's own, and used for what is wrong."""
+        """Make an instance of `cls`; `values` override the class's defaults, which also replace invalid values."""
         for setting in settings_of(cls):
             item = self.given.get(setting.key)
             if item is not None:
@@ -225,7 +225,7 @@ def _clamped(value: int, note: SettingSpec, item: Given, warn: Warn) -> int:
 
 
 def _whole_entries(size: int) -> int:
-    """A consume queue file holds whole entries, as in Java."""
+    """Round the size of a consume queue file to whole entries, as in Java."""
     return -(-size // CONSUME_QUEUE_ENTRY_SIZE) * CONSUME_QUEUE_ENTRY_SIZE
 
 
@@ -260,8 +260,8 @@ _is_secret = re.compile("password|secret|credential|accesskey|token", re.IGNOREC
 
 
 def java_properties(settings: Any) -> str:
-    """All keys of the Java broker as `key=value` lines, sorted, as its peers expect them: those that have no effect
-    here with Java's default, and none that is secret."""
+    """All keys of the Java broker as sorted `key=value` lines, as its clients expect them: those without effect here
+    have Java's default; secrets are left out."""
     shown = dict(line.split("=", 1) for line in show_settings(settings))
     table = _DEFAULTS | shown
     return "".join(f"{key}={table[key]}\n" for key in sorted(table) if not _is_secret(key))

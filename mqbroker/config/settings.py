@@ -41,7 +41,7 @@ _NOT_IN_FILE = ("tls.server.mode", "tls.enable", "tls.config.file")
 
 
 class TlsMode(StrEnum):
-    """Whether a server takes encrypted connections, and others."""
+    """Whether a server accepts TLS connections, and plain ones."""
 
     DISABLED = "disabled"
     PERMISSIVE = "permissive"
@@ -76,11 +76,11 @@ def _hidden(secret: str) -> str:
 
 @attrs.frozen(kw_only=True)
 class TlsSettings:
-    """Who encrypts, and with which files (PEM)."""
+    """TLS of servers and of a daemon's own connections; files are PEM."""
 
     mode: TlsMode = text(TlsMode.PERMISSIVE, _one_of(TlsMode), shown=_value, key="tls.server.mode")
     config_file: str = text(DEFAULT_FILE, parse_optional_path, key="tls.config.file")
-    #: A certificate that is made at the start, for trials; clients then take any server for the right one.
+    #: A certificate generated at the start, for trials; clients then accept any server.
     test_mode: bool = boolean(True, key="tls.test.mode.enable")
     server_need_client_auth: ClientAuth = text(
         ClientAuth.NONE, _one_of(ClientAuth), shown=_value, key="tls.server.need.client.auth"
@@ -95,7 +95,7 @@ class TlsSettings:
     client_cert_path: str = text("", parse_optional_path, key="tls.client.certPath")
     client_auth_server: bool = boolean(False, key="tls.client.authServer")
     client_trust_cert_path: str = text("", parse_optional_path, key="tls.client.trustCertPath")
-    #: Whether this daemon's own connections are encrypted; where it is not given, they are if the server enforces it.
+    #: Whether this daemon's own connections are encrypted; by default, if the server enforces it.
     enable: bool = boolean(False, key="tls.enable")
 
     @property
@@ -105,7 +105,7 @@ class TlsSettings:
 
 
 def add_tls_file(sources: Sources, warn: Callable[[str], None]) -> None:
-    """Add what the file of tls.config.file says, where there is one. Raises BadSetting."""
+    """Add the settings of tls.config.file, if it exists. Raises BadSetting."""
     named = sources.last("tls.config.file")
     path = named.value if named is not None else DEFAULT_FILE
     if not path or (path == DEFAULT_FILE and not os.path.isfile(path)):
@@ -127,7 +127,7 @@ BROKER_PORT = 10911
 
 
 class BrokerRole(StrEnum):
-    """Who takes messages first, and whether its acknowledgement waits for a slave."""
+    """Master or slave, and whether acknowledgements wait for a slave."""
 
     ASYNC_MASTER = "ASYNC_MASTER"
     SYNC_MASTER = "SYNC_MASTER"
@@ -135,14 +135,14 @@ class BrokerRole(StrEnum):
 
 
 class FlushDiskType(StrEnum):
-    """Whether an acknowledgement waits for the disk."""
+    """Whether acknowledgements wait for the disk."""
 
     SYNC_FLUSH = "SYNC_FLUSH"
     ASYNC_FLUSH = "ASYNC_FLUSH"
 
 
 class LogLevel(StrEnum):
-    """The least a line must matter to be written."""
+    """Minimum level of log lines."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -168,7 +168,7 @@ def _log_level() -> LogLevel:
 
 @attrs.frozen(kw_only=True)
 class NettySettings:
-    """The serving side of the protocol. Buffer sizes of 0 leave the operating system's choice."""
+    """Server side of the protocol. Buffer sizes of 0 mean the operating system's default."""
 
     listen_port: int = whole(8888, 0, 65535, important=True)
     bind_address: str = text("", parse_bind_address, important=True)
@@ -186,7 +186,7 @@ class NettySettings:
 
 @attrs.frozen(kw_only=True)
 class ClientSettings:
-    """The calling side: a broker towards its name servers."""
+    """Client side: a broker's connections to its name servers."""
 
     use_tls: bool = boolean(False, key="useTLS")
     client_oneway_semaphore_value: int = whole(65535, 1)
@@ -197,7 +197,7 @@ class ClientSettings:
 
 @attrs.frozen(kw_only=True)
 class NamesrvSettings:
-    """The name server. `namesrv_addr` is of another environment, see `cluster_test`."""
+    """The name server. `namesrv_addr` is another environment's, see `cluster_test`."""
 
     kv_config_path: str = text(parse=parse_path, important=True)
     config_store_path: str = text(parse=parse_path)
@@ -271,7 +271,7 @@ class StoreSettings:
     redelete_hanged_file_interval_ms: int = whole(120_000, unit="ms")
     clean_file_forcibly_enable: bool = boolean(True, important=True)
     message_delay_level: str = text("1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h", parse_delays)
-    #: Java's is 10,000: so much of what was delivered comes again after a crash.
+    #: Java's is 10,000: delivered messages of that time come again after a crash.
     flush_delay_offset_interval_ms: int = long(1000, 1, unit="ms")
     enable_schedule_message_stats: bool = boolean(True)
     broker_role: BrokerRole = choice(BrokerRole.ASYNC_MASTER)
@@ -285,7 +285,7 @@ class StoreSettings:
 
 @attrs.frozen(kw_only=True)
 class BrokerSettings:
-    """The broker, with the settings of its parts."""
+    """The broker, with the settings of its components."""
 
     broker_name: str = text(parse=parse_name, important=True)
     broker_ip1: str = text(parse=parse_host, key="brokerIP1", important=True)

@@ -1,6 +1,5 @@
-"""Gathers what was given for each key: by the file, then the environment, then options; the last one given counts.
-
-Must never know what a key means.
+"""Collects the given values of each key: from the file, then the environment, then options; the last one counts. Knows
+nothing of what a key means.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ _VARIABLE = "environment variable "
 _NAMESRV_ADDR = "NAMESRV_ADDR"
 _OTHERS = {_NAMESRV_ADDR: "namesrvAddr", "ROCKETMQ_HOME": "rocketmqHome"}
 _SEEMS = 0.85
-#: What Kubernetes and Docker set for services and containers that are called "rocketmq-...".
+#: Variables that Kubernetes and Docker set for services and containers named "rocketmq-...".
 _is_a_services = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_\w+)?$|_PORT_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?$").search
 _SERVICE_PORT = ("tcp://", "udp://")
 
 
 class Faults:
-    """What is wrong with settings, gathered so that all of it is told at once."""
+    """Errors in settings, collected so that all are reported at once."""
 
     def __init__(self) -> None:
         self._found: list[BadSetting] = []
@@ -36,7 +35,7 @@ class Faults:
         self._found.append(error)
 
     def check(self, check: Callable[[], object], *keys: str) -> None:
-        """Keep what `check` raises; it is not made where one of the settings that it is about is wrong already."""
+        """Collect an error of `check`; it is skipped if one of its settings is invalid already."""
         if any(error.key in keys for error in self._found):
             return
         try:
@@ -45,7 +44,7 @@ class Faults:
             self._found.append(error)
 
     def raise_any(self, order: Iterable[str]) -> None:
-        """Raise what was found, by the `order` of keys: BadSetting for one, BadSettings for several."""
+        """Raise the collected errors, by the `order` of keys: BadSetting for one, BadSettings for several."""
         places = {key: place for place, key in enumerate(order)}
         found = sorted(self._found, key=lambda error: places.get(error.key, -1))
         if found:
@@ -53,11 +52,11 @@ class Faults:
 
 
 class Sources:
-    """The values that were given for each key, in the order in which they count."""
+    """The given values of each key, in ascending precedence."""
 
     def __init__(self, own: Collection[str], known: Collection[str], all_known: Collection[str], warn: Warn) -> None:
-        """`own`: a daemon's settings; `known`: with those that it knows and does not use; `all_known`: with those of
-        the other daemon, for one file and one environment may serve both."""
+        """`own`: a daemon's settings; `known`: with those that have no effect; `all_known`: with those of the other
+        daemon, as one file and one environment may serve both."""
         self._own = own
         self._known = known
         self._all_known = all_known
@@ -65,11 +64,11 @@ class Sources:
         self._given: dict[str, list[Given]] = {}
 
     def add(self, item: Given) -> None:
-        """One more for its key, which counts before those that are there."""
+        """Add a value, which overrides the earlier ones of its key."""
         self._given.setdefault(item.key, []).append(item)
 
     def add_file(self, path: str) -> None:
-        """Raises BadSetting where the file cannot be read."""
+        """Raises BadSetting if the file cannot be read."""
         lines: dict[str, int] = {}
         for key, value, line in read_conf(path):
             item = Given(key, value, path, line)
@@ -81,8 +80,8 @@ class Sources:
             self._given[key] = [item]
 
     def add_environment(self, environ: Mapping[str, str]) -> None:
-        """ROCKETMQ_BROKER_NAME is brokerName; NAMESRV_ADDR and ROCKETMQ_HOME are as the Java system has them. What is
-        empty counts as not set."""
+        """ROCKETMQ_BROKER_NAME is brokerName; NAMESRV_ADDR and ROCKETMQ_HOME are as in the Java system. Empty variables
+        count as not set."""
         keys = {_folded(_PREFIX + key): key for key in self._all_known}
         for name, value in sorted(environ.items()):
             key = _OTHERS.get(name) or (keys.get(_folded(name)) if name.startswith(_PREFIX) else None)
@@ -93,7 +92,7 @@ class Sources:
                 self._warn(f"{_VARIABLE}{name} is not a setting and changes nothing{_meant_variable(name, self._own)}")
 
     def add_options(self, options: Iterable[tuple[str, str]], faults: Faults) -> None:
-        """From the command line, where somebody waits for an answer: what is unknown is a fault."""
+        """Values of the command line, where unknown keys are errors."""
         for key, value in options:
             item = Given(key, value.strip(), COMMAND_LINE)
             if key in self._known:
@@ -102,13 +101,13 @@ class Sources:
                 faults.add(item.bad(f"no such setting{_closest_name(key, self._own)}"))
 
     def last(self, key: str) -> Given | None:
-        """What counts for a key as far as it was added."""
+        """The effective value of a key so far."""
         items = self._given.get(key)
         return items[-1] if items else None
 
     def settle(self, is_same: Callable[[str, str, str], bool]) -> dict[str, Given]:
-        """What counts for each key. Warns where that is not what the file says, nor what somebody set before whom the
-        environment or a file of its own comes. `is_same(key, value, other)`: whether both texts mean the same."""
+        """The effective value of each key. Warns if the environment or a special file overrides another value.
+        `is_same(key, value, other)`: whether both texts mean the same."""
         for key, items in self._given.items():
             *_, former, item = [items[0], *items]
             is_expected = item.origin == COMMAND_LINE and not former.origin.startswith(_VARIABLE)
@@ -128,7 +127,7 @@ def _variable(key: str) -> str:
 
 
 def _is_meant_for_us(name: str, value: str) -> bool:
-    """Whether somebody who sets this variable seems to want it of us."""
+    """Whether a variable seems to be meant for this system."""
     if not name.startswith(_PREFIX):
         return bool(get_close_matches(name, [_NAMESRV_ADDR], cutoff=_SEEMS))
     return not _is_a_services(name) and not value.startswith(_SERVICE_PORT)
@@ -142,7 +141,7 @@ def _meant_variable(name: str, own: Iterable[str]) -> str:
     if not name.startswith(_PREFIX):
         return _closest_name(name, [_NAMESRV_ADDR])
     variables = [*map(_variable, own), *_OTHERS]
-    # What all of them begin with is no likeness.
+    # The common prefix is no similarity.
     hint = _closest_name(name.removeprefix(_PREFIX), [variable.removeprefix(_PREFIX) for variable in variables])
     return hint.replace("mean ", f"mean {_PREFIX}")
 

@@ -1,4 +1,4 @@
-"""What the settings ask of the operating system: addresses and names of the machine, times and rights of files."""
+"""Queries of the operating system: addresses and names of the machine, times and permissions of files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import attrs
 
 
 def first_address() -> str:
-    """The address by which this machine reaches others; its loopback where it reaches none. Sends nothing."""
+    """The address by which this machine reaches others; loopback if it reaches none. Sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             # An address set aside for documentation: connecting a datagram socket only chooses a route.
@@ -34,12 +34,12 @@ class Host:
         return cls(os.path.expanduser("~"), socket.gethostname() or "DEFAULT_BROKER", first_address())
 
 
-#: When it was written, its size, and which one it is: one that was moved into its place counts as another.
+#: Modified time, size and inode: a file that was moved into its place counts as another.
 FileStamp = tuple[int, int, int]
 
 
 def file_stamp(path: str) -> FileStamp | None:
-    """What is compared with what it was; None where there is no such file, or it cannot be asked for."""
+    """The stamp of a file; None if it does not exist, or is not accessible."""
     try:
         found = os.stat(path)
     except OSError:
@@ -48,14 +48,14 @@ def file_stamp(path: str) -> FileStamp | None:
 
 
 class StampedFiles:
-    """Some files, and what they were when it was last asked whether they are others now."""
+    """Files and their stamps at the last check for changes."""
 
     def __init__(self, *paths: str | None) -> None:
         self._paths = [path for path in paths if path]
         self._stamps = self._look()
 
     def have_changed(self) -> bool:
-        """Whether any is another than when this was last asked, or than at first."""
+        """Whether any has changed since the last call, or since the creation."""
         before, self._stamps = self._stamps, self._look()
         return self._stamps != before
 
@@ -64,7 +64,7 @@ class StampedFiles:
 
 
 def others_can_read(path: str) -> bool:
-    """Whether more than its owner may read the file at `path`."""
+    """Whether others than its owner may read the file at `path`."""
     try:
         return bool(os.stat(path).st_mode & (stat.S_IRGRP | stat.S_IROTH))
     except OSError:

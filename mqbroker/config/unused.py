@@ -1,4 +1,4 @@
-"""Keys of the Java system that have no effect here, and values that ask for what is not here. Only tables."""
+"""Tables of the Java system's keys that have no effect here, and of values that are not supported."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import attrs
 
 @attrs.frozen
 class UnusedKey:
-    """Why a key has no effect, and its default in the Java system as text; None where that has none."""
+    """Why a key has no effect, and its default in the Java system as text; None if it has none."""
 
     why: str
     default: str | None
@@ -20,7 +20,7 @@ def _unused(why: str, text: str) -> dict[str, UnusedKey]:
 
 REPLICATION = "replication is not served by this version"
 
-#: Keys that are taken from a Java file and change nothing. Those that are settings are checked, and shown as given.
+#: Keys that are accepted without effect. Those that are settings are checked, and shown as given.
 UNUSED: dict[str, UnusedKey] = (
     _unused(
         "one thread takes all requests, in the order they come",
@@ -76,7 +76,7 @@ UNUSED: dict[str, UnusedKey] = (
     )
 )
 
-#: (key, value in lower case) to why it is refused: who sets it counts on a protection that would not be there.
+#: (key, value in lower case) -> why it is refused: the user would rely on a protection that does not exist here.
 REFUSED = {
     ("enableDLegerCommitLog", "true"): "DLedger replication is not served; use brokerRole=ASYNC_MASTER without it",
     ("brokerRole", "slave"): f"{REPLICATION}; use brokerRole=ASYNC_MASTER",
@@ -87,7 +87,7 @@ REFUSED = {
     ),
 }
 
-#: The same of keys that may be there with no value only.
+#: The same for keys that must be empty.
 REFUSED_VALUES = {
     "readOnlyCommitLogStorePaths": (
         "a log in several directories is not served; move the segments (the files named by 20 digits) of all of them "
@@ -95,5 +95,5 @@ REFUSED_VALUES = {
     ),
 }
 
-#: Keys that are known only for what they refuse.
+#: Keys that are known only for their refused values.
 REFUSED_KEYS = frozenset(key for key, _ in REFUSED) | frozenset(REFUSED_VALUES)

@@ -1,1 +1,1 @@
-"""The name server: which brokers live, and which topics they have."""
+"""The name server: a registry of live brokers and their topics."""

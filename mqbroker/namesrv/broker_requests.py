@@ -1,7 +1,7 @@
 """Requests of brokers: registration, unregistration, version of topics, write permission. Knows no files or ports.
 
-The requests of one connection are handled in the order they came. A long registration is read in steps, between which
-others are served. Source of codes, bodies and remarks: DefaultRequestProcessor of 4.9.7.
+The requests of one connection are handled in their order. A long registration is decoded in steps, between which others
+are served. Source of codes, bodies and remarks: DefaultRequestProcessor of 4.9.7.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ log = Logger()
 
 
 Work = Callable[[], Awaitable[RemotingCommand]]
-#: The version by its ordinal since which registrations name filter servers.
+#: Ordinal of the first version whose registrations have filter servers.
 V3_0_11 = 37
-#: A shorter body is read at once: some hundred topics, a ms or two.
+#: A shorter body is decoded at once: some hundred topics, a ms or two.
 SHORT_BYTES = 64 * 1024
-#: Permissions beside no more queues are changed at once: a ms.
+#: Permissions of up to so many queues are changed at once: a ms.
 SHORT_QUEUES = 1000
 #: Bytes counted for a waiting permission request.
 PERMISSION_BYTES = 1024
-#: Long bodies that wait or are being read, of all brokers together. A frame is 16 MiB at most.
+#: Bytes of long bodies that wait or are being decoded, of all brokers. A frame is 16 MiB at most.
 WAITING_BYTES_MAX = 128 * 1024 * 1024
 #: Longest name or address of a broker.
 NAME_LENGTH_MAX = 1024
-#: Check values of a body are computed in pieces of so many bytes.
+#: Checksums of a body are computed in pieces of so many bytes.
 DIGEST_BYTES = 1024 * 1024
 CRC32_MASK = 0x7FFFFFFF
 
 
 class ConnectionSequencer:
-    """Runs the work of each connection in order; that of different connections runs side by side.
+    """Runs the work of each connection in order, and of different connections concurrently.
 
-    :param bytes_max: what the work that waits or runs may hold, of all connections together.
+    :param bytes_max: bytes held by waiting and running work, of all connections.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -64,8 +64,8 @@ class ConnectionSequencer:
         return connection in self._waiting
 
     def run(self, connection: IConnection, work: Work, size: int) -> Deferred[RemotingCommand]:
-        """Fire with what `work` gives. It holds `size` bytes. Raises Refused where too much waits already, of all or of
-        this connection and its address."""
+        """Run `work`, which holds `size` bytes; fires with its result. Raises Refused if too much waits already, in all
+        or of this connection and its address."""
         if not self._shares.acquire(connection, size, self._bytes_max):
             raise Refused(ResponseCode.SYSTEM_BUSY, f"{self._shares.taken} bytes of requests wait to be read")
         done: Deferred[RemotingCommand] = Deferred()
@@ -80,7 +80,7 @@ class ConnectionSequencer:
     async def _serve(
         self, connection: IConnection, waiting: deque[tuple[Work, int, Deferred[RemotingCommand]]]
     ) -> None:
-        # A loop, as one piece of work that began the next would nest as deep as a peer likes.
+        # A loop: if each work started the next, a peer could cause any depth of recursion.
         while waiting:
             work, size, done = waiting.popleft()
             try:
@@ -94,7 +94,7 @@ class ConnectionSequencer:
 
 
 class BrokerRequests:
-    """Answers the requests of brokers, and those that change what their topics may."""
+    """Handlers of brokers' requests, and of changes of their topics' permission."""
 
     def __init__(self, routes: RouteTable[IConnection], kv: KvConfig, clock: IReactorTime) -> None:
         self._routes = routes
@@ -121,7 +121,7 @@ class BrokerRequests:
     def _register(
         self, request: RemotingCommand, header: h.RegisterBrokerRequestHeader, connection: IConnection
     ) -> Steps[RemotingCommand]:
-        """Answer in steps. Nothing is changed before the last."""
+        """Handle a registration in steps. Nothing is changed before the last."""
         crc32, digest = yield from _check_values(request)
         if header.body_crc32 and header.body_crc32 != crc32:
             log.warn("registration of {addr}: the body's crc32 does not match", addr=header.broker_addr)
@@ -213,8 +213,8 @@ class BrokerRequests:
     def _set_permission(
         self, call: Call[Any], broker_name: str, steps: Steps[RemotingCommand]
     ) -> RemotingCommand | Deferred[RemotingCommand]:
-        """Take steps, at once where they are short; one after another with those of other requests, lest a broker's
-        topics end with some of both."""
+        """Run the steps, at once if they are few; never interleaved with those of other requests, as a broker's topics
+        could end with some of both."""
         is_short = self._routes.queues_beside(broker_name) <= SHORT_QUEUES
         if is_short and not self._permissions.locked and not self._sequencer.is_busy(call.connection):
             return run_at_once(steps)
@@ -227,7 +227,7 @@ class BrokerRequests:
 
 
 def _check_values(request: RemotingCommand) -> Steps[tuple[int, bytes]]:
-    """What `bodyCrc32` must be, and a digest of all that the request says."""
+    """The expected `bodyCrc32`, and a digest of the whole request."""
     digest = hashlib.blake2b(repr((request.version, sorted(request.ext_fields.items()))).encode(), digest_size=16)
     crc32 = 0
     body = memoryview(request.body)

@@ -1,4 +1,4 @@
-"""The name server's key-value configuration and its settings, shown and changed by request. Must never know of ports.
+"""Requests that show and change the name server's key-value configuration and its settings.
 
 The JSON form of the former is that of Java's kvConfig.json. Java accepts any settings key but two paths, and ignores
 unknown keys and unreadable values; here a request with one bad key changes nothing. Source of rules, codes and remarks:
@@ -32,9 +32,9 @@ ORDER_TOPIC_NAMESPACE = "ORDER_TOPIC_CONFIG"
 
 #: Of namespaces, keys and values together. The whole file is written at each change.
 BYTES_MAX = 4 * 1024 * 1024
-#: Of no more keys a list is made at once.
+#: Lists of up to so many keys are made at once.
 KEYS_AT_ONCE_MAX = 5000
-#: What a request may change: never a path, an address, or what others reach it by.
+#: Settings that a request may change: never a path, or an address.
 CHANGEABLE = frozenset({"orderMessageEnable"})
 PATHS = frozenset({"kvConfigPath", "configStorePath"})
 
@@ -58,15 +58,15 @@ class KvConfig:
         return iter(self._table.items())
 
     def get(self, namespace: str, key: str) -> str | None:
-        """The value; None where there is none."""
+        """The value; None if there is none."""
         return self._table.get(namespace, {}).get(key)
 
     def namespace(self, namespace: str) -> dict[str, str] | None:
-        """All of a namespace; None where it has no key. Not to be changed."""
+        """All of a namespace; None if it has no key. Not to be modified."""
         return self._table.get(namespace)
 
     def has_room_for(self, namespace: str, key: str, value: str) -> bool:
-        """Whether `put` would stay within BYTES_MAX; what makes nothing larger always does."""
+        """Whether `put` would stay within BYTES_MAX, or does not grow the whole."""
         grown = self._grown(namespace, key, value)
         return grown <= 0 or self._size + grown <= BYTES_MAX
 
@@ -89,7 +89,7 @@ class KvConfig:
                 self._size -= _size(namespace)
 
     def to_json(self) -> bytes:
-        """What is kept on the disk."""
+        """The content of kvConfig.json."""
         return KvWrapper(self._table).to_json()
 
     def _grown(self, namespace: str, key: str, value: str) -> int:
@@ -106,7 +106,7 @@ def _size(text: str) -> int:
 
 @attrs.frozen
 class KvRequests:
-    """Reads and changes it. `save` puts it on the disk and fires True, or False where that failed."""
+    """Reads and changes it. `save` writes it and fires True, or False if that failed."""
 
     kv: KvConfig
     tasks: CooperativeTasks
@@ -150,7 +150,7 @@ class KvRequests:
         await self._saved()
 
     async def _saved(self) -> None:
-        # Java answers SUCCESS even where the file could not be written.
+        # Java answers SUCCESS even if the file could not be written.
         if not await self.save():
             raise Refused(ResponseCode.SYSTEM_ERROR, "the key-value configuration could not be written to the disk")
 
@@ -159,7 +159,7 @@ class SettingsRequests:
     """GET and UPDATE_NAMESRV_CONFIG.
 
     :param apply: called with changed settings.
-    :param save: puts changes into the settings' file, and fires True, or False where that failed.
+    :param save: writes changes into the settings' file, and fires True, or False if that failed.
     """
 
     def __init__(

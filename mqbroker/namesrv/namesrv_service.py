@@ -1,4 +1,4 @@
-"""Builds the name server: the one place that sees all of its parts."""
+"""Assembly of the name server from its parts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from mqbroker.store.worker import IWorker, ThreadWorker
 
 log = Logger()
 
-#: How often silent brokers are looked for.
+#: Interval of the check for silent brokers.
 SCAN_SECONDS = 10.0
 
 
@@ -64,7 +64,7 @@ class ExpiryService(Service):
 
 
 class ThreadPoolService(Service):
-    """A thread pool that runs while the service does. Threads are started when there is work."""
+    """A thread pool that runs while the service does. Threads are started on demand."""
 
     def __init__(self, pool: ThreadPool) -> None:
         self._pool = pool
@@ -77,7 +77,7 @@ class ThreadPoolService(Service):
 
 
 class Namesrv(OrderedService):
-    """The name server as a service. `ports` holds its real port once it runs."""
+    """The name server as a service. `ports` has its actual port once it runs."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Namesrv(OrderedService):
         look: Callable[[], object],
         adopt: Callable[[NamesrvSettings], list[str]],
     ) -> None:
-        """`look` looks at the files of certificates; `adopt` takes settings, and returns the keys of the others."""
+        """`look` checks the certificates' files; `adopt` applies settings, and returns the keys that it does not."""
         super().__init__([*others, listening])
         self._listening = listening
         self._look = look
@@ -118,11 +118,11 @@ def make_namesrv(
     connector: Connector | None = None,
     files_max: int = sys.maxsize,
 ) -> Namesrv:
-    """A name server that serves while it runs; `worker` writes its file, a thread of its own by default. With
-    `files_max` open files no connection is taken.
+    """Make a name server; `worker` writes its file, a thread of its own by default. With `files_max` open files no
+    connection is accepted.
 
-    Raises StoreDamaged where kvConfig.json cannot be read, BadTls where certificates cannot be used. Starting fails
-    with twisted's CannotListenError.
+    Raises StoreDamaged if kvConfig.json cannot be read, BadTls if certificates cannot be used. Starting fails with
+    Twisted's CannotListenError.
     """
     pool = ThreadPool(0, 1, "disk")
     worker = worker or ThreadWorker(deferToThreadPool, reactor, pool)
@@ -132,7 +132,7 @@ def make_namesrv(
     table = HandlerTable()
     table.serve(BrokerRequests(routes, kv, reactor))
     elsewhere = _product_environment(settings, reactor, connector)
-    # A name server for cluster tests always tells of ordered topics, as in Java.
+    # A name server for cluster tests always returns ordered topics, as in Java.
     order_message_enable = settings.order_message_enable or settings.cluster_test
     tasks = CooperativeTasks(reactor)
     route_processor = RouteRequests(routes, kv, tasks, order_message_enable=order_message_enable, elsewhere=elsewhere)

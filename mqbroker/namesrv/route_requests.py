@@ -1,8 +1,8 @@
-"""Requests about routes: where topics and brokers are. It must never know of files or ports.
+"""Requests about routes: the brokers and queues of topics. Knows no files or ports.
 
-Routes are encoded once for all topics that have the same queues, and kept until the brokers change. A name server for
-cluster tests asks another environment's name servers about what it does not have (ClusterTestRequestProcessor). Source
-of codes, bodies and remarks: DefaultRequestProcessor of 4.9.7.
+Routes are encoded once for all topics that have the same queues, and cached until the brokers change. A name server for
+cluster tests asks another environment's name servers about topics that it does not have (ClusterTestRequestProcessor).
+Source of codes, bodies and remarks: DefaultRequestProcessor of 4.9.7.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from mqbroker.wire.command import JSON, RESPONSE_FLAG, RemotingCommand, encode_c
 log = Logger()
 
 
-#: The version by its ordinal since which routes are strict JSON.
+#: Ordinal of the first version whose routes are strict JSON.
 V4_9_4 = 401
 
-#: So long is what is worth keeping, and so many of it are kept.
+#: Minimum length of cached bodies, and their number.
 LONG_BYTES = 64 * 1024
 LONG_BODIES_MAX = 8
 
-#: Of no more topics a list is made at once; of more, so many in a step.
+#: Lists of up to so many topics are made at once; longer ones in steps of so many.
 AT_ONCE_MAX = 5000
 STEP_TOPICS = 50
 #: The same of brokers, of which each takes 50 us.
 BROKERS_AT_ONCE_MAX = 100
-#: So many are kept at most, each a few hundred bytes for each broker; then all are made anew as they are asked for.
+#: Maximum number of cached routes, each a few hundred bytes per broker; beyond it the cache is cleared.
 KEPT_MAX = 4096
 _LENGTHS = struct.Struct(">II")
 _OPAQUE = 2**30
@@ -52,9 +52,9 @@ _HEAD, _TAIL = (
     encode_command(RemotingCommand(ResponseCode.SUCCESS, opaque=_OPAQUE, flag=RESPONSE_FLAG))[8:].split(b"%d" % _OPAQUE)
 )  # fmt: skip
 TIMEOUT_MS = 5_000
-#: So many questions are under way at most.
+#: Maximum number of pending requests to the other environment.
 ASKED_MAX = 256
-#: What a question carries that was passed on, so that name servers that name each other do not ask in a circle.
+#: Marks a forwarded request, so that name servers that refer to each other do not loop.
 PASSED_ON = "clusterTestPassedOn"
 
 
@@ -62,7 +62,7 @@ def _is_unit_sub_of_no_unit(flag: int) -> bool:
     return flag & (TopicSysFlag.UNIT | TopicSysFlag.UNIT_SUB) == TopicSysFlag.UNIT_SUB
 
 
-#: The topics that codes list, where the code alone says which.
+#: The topics that each list code returns.
 _BY_CODE: Mapping[int, Which] = {
     RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: each,
     RequestCode.GET_UNIT_TOPIC_LIST: of_flag(lambda flag: bool(flag & TopicSysFlag.UNIT)),
@@ -72,9 +72,9 @@ _BY_CODE: Mapping[int, Which] = {
 
 
 class RouteRequests:
-    """Answers where topics and brokers are.
+    """Handlers of requests for routes and lists.
 
-    :param elsewhere: is asked about topics that no broker has here.
+    :param elsewhere: is asked about topics that no broker here has.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class RouteRequests:
             table.register(RequestCode.GET_ROUTEINFO_BY_TOPIC, self.route_here_or_there)
 
     def answer_routes(self, run: list[RawRequest], connection: IConnection) -> bytes:
-        """All questions of one read: the plain ones for topics that have routes are answered from what is kept."""
+        """Answer all requests of one read: plain ones for topics with routes from the cache."""
         version = connection.peer_version if type(connection.peer_version) is int else 0
         is_strict = version >= V4_9_4
         body_of = None if self.order_message_enable else self._bodies.body
@@ -142,7 +142,7 @@ class RouteRequests:
         return RemotingCommand.response(request, body=body)
 
     async def route_here_or_there(self, request: RemotingCommand, connection: IConnection) -> RemotingCommand:
-        """As a name server for cluster tests answers."""
+        """Answer as a name server for cluster tests."""
         answer = self.route(request)
         is_here = answer.code != ResponseCode.TOPIC_NOT_EXIST
         if is_here or self._elsewhere is None or PASSED_ON in request.ext_fields:
@@ -163,7 +163,7 @@ class RouteRequests:
 
     @answers(*_BY_CODE)
     def topics(self, call: Call[None]) -> bytes | Answer:
-        """All topics, or those that the code is about."""
+        """All topics, or those of the code."""
         code = call.request.code
         return self._topics(call, code, lambda: _BY_CODE[code])
 
@@ -192,7 +192,7 @@ class RouteRequests:
         at_once: Callable[[], bytes],
         in_steps: Callable[[], Awaitable[bytes]],
     ) -> bytes | Answer:
-        """The body of a whole table, which is kept as `key`; of one that is not short, written in turn with others."""
+        """The body of a whole table, cached as `key`; long ones are encoded one at a time."""
         body = self._kept(key)
         if body is not None or is_short:
             return self._keep(key, at_once()) if body is None else body
@@ -203,10 +203,10 @@ class RouteRequests:
         return self._tasks.bounded(in_turn)(call.request, call.connection)
 
     async def _made(self, key: object, make: Callable[[], Awaitable[bytes]]) -> bytes:
-        """What is kept by now, or what `make` gives, which is kept where nothing changed meanwhile."""
+        """The cached value, or the result of `make`, which is cached if nothing changed meanwhile."""
         body = self._kept(key)
         if body is not None:
-            await self._tasks.turn()  # many may have waited for it, and to write it takes a ms
+            await self._tasks.turn()  # many may have waited for it, and the write takes a ms
             return body
         versions = self._versions
         body = await make()
@@ -220,7 +220,7 @@ class RouteRequests:
         return self._routes.brokers_version, self._routes.topics_version
 
     def _kept(self, key: object) -> bytes | None:
-        """The bytes of a whole table. Long ones are kept until brokers or topics change."""
+        """The bytes of a whole table. Long ones are cached until brokers or topics change."""
         versions = self._current_versions()
         if versions != self._versions:
             self._long.clear()
@@ -246,7 +246,7 @@ def _is_strict(request: RemotingCommand, header: h.GetRouteInfoRequestHeader) ->
 
 
 class RouteBodies:
-    """Bodies of answers to GET_ROUTEINFO_BY_TOPIC."""
+    """Bodies of responses to GET_ROUTEINFO_BY_TOPIC."""
 
     def __init__(self, routes: RouteTable[IConnection]) -> None:
         self._routes = routes
@@ -254,7 +254,7 @@ class RouteBodies:
         self._brokers_version = -1
 
     def body(self, topic: str | None, strict: bool, order_conf: str | None = None) -> bytes | None:
-        """The route of `topic`, as strict JSON or in the dialect; None where no broker has it."""
+        """The route of `topic`, as strict JSON or in the dialect; None if no broker has it."""
         topic_queues = self._routes.topic_queues(topic) if topic is not None else None
         if topic_queues is None:
             return None
@@ -274,20 +274,20 @@ class RouteBodies:
 
 
 def success_parts(opaque: int, body: bytes) -> tuple[bytes, bytes, bytes]:
-    """The parts of a frame that answers a request with JSON headers well, and says nothing but its body."""
+    """The parts of a SUCCESS response's frame with JSON header and only a body."""
     header = b"%b%d%b" % (_HEAD, opaque, _TAIL)
     return _LENGTHS.pack(4 + len(header) + len(body), len(header)), header, body
 
 
 def encode_route(route: TopicRouteData, strict: bool) -> bytes:
-    """In the dialect; or as strict JSON, with quoted numeric keys, sorted as in Java."""
+    """Encode in the dialect; or as strict JSON, with quoted numeric keys, sorted as in Java."""
     if not strict:
         return route.to_json()
     return orjson.dumps(route.to_value(), option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SORT_KEYS)
 
 
 class ProductEnvironment(Service):
-    """The name servers at `addresses`; each is asked until one answers."""
+    """The name servers at `addresses`, which are asked in turn until one responds."""
 
     def __init__(self, client: RemotingClient, addresses: Sequence[str], name: str) -> None:
         self._client = client
@@ -296,9 +296,9 @@ class ProductEnvironment(Service):
         self._asked = 0
 
     async def route(self, topic: str) -> TopicRouteData | None:
-        """The route of `topic` there; None where there is none, or nobody answers.
+        """The route of `topic` there; None if there is none, or nobody responds.
 
-        Raises Refused where too much is asked at once.
+        Raises Refused if too many requests are pending.
         """
         if self._asked >= ASKED_MAX:
             raise Refused(ResponseCode.SYSTEM_BUSY, f"{self._asked} questions to {self._name} are not answered yet")

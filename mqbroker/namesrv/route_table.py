@@ -1,7 +1,7 @@
-"""The route table: the brokers of each topic, their addresses, and whether they are alive.
+"""The route table: the brokers of each topic, their addresses, and their expiry.
 
-Rules only: values and a time (ms) come in, values go out. It must never know of sockets or requests; a connection is
-any object that tells brokers' registrations apart. Source of the rules: RouteInfoManager of 4.9.7.
+No I/O: the time (ms) is a parameter, and a connection is any object that identifies the origin of registrations. Source
+of the rules: RouteInfoManager of 4.9.7.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ C = TypeVar("C")
 K = TypeVar("K")
 V = TypeVar("V")
 
-#: Which topics, by their queues.
+#: Selects topics by their queues.
 Which = Callable[[TopicQueues], bool]
 
 MASTER_ID = 0
@@ -42,8 +42,8 @@ BROKERS_MAX = 10_000
 
 @attrs.frozen(kw_only=True)
 class Registration:
-    """What a broker says of itself. `has_filter_servers`: whether it names its filter servers, if only to have none.
-    `digest`: of all that it says, to know it again by; empty where it is not to be known."""
+    """A broker's registration. `has_filter_servers`: whether it has the field, if only empty. `digest`: of the whole
+    content, to recognise a repeated one; empty if it must not be recognised."""
 
     cluster: str
     broker_name: str
@@ -57,7 +57,7 @@ class Registration:
 
 @attrs.frozen
 class Registered:
-    """What a registration led to. A slave learns its master's addresses; `replaced` had the broker's id until now."""
+    """Result of a registration. A slave learns its master's addresses; `replaced` had the broker's id before."""
 
     master_addr: str | None = None
     ha_server_addr: str | None = None
@@ -67,7 +67,7 @@ class Registered:
 
 @attrs.frozen
 class _LiveBroker(Generic[C]):
-    """A broker address that registered: when last (ms), with which topics, over what."""
+    """A registered broker address: time of the last registration (ms), version of its topics, connection."""
 
     last_ms: int
     version: DataVersion
@@ -89,23 +89,23 @@ def each(topic_queues: TopicQueues) -> bool:
 
 
 def of_flag(is_wanted: Callable[[int], bool]) -> Which:
-    """The topics whose system flag is wanted on any broker. (Java asks one broker, whichever comes first.)"""
+    """The topics whose system flag matches on any broker. (Java checks one broker, whichever comes first.)"""
     return lambda topic_queues: any(is_wanted(queues.topic_sys_flag) for queues in topic_queues.queues)
 
 
 class RouteTable(Generic[C]):
-    """All that the name server knows of brokers. In memory only: brokers register again."""
+    """The name server's table of brokers and topics. In memory only: brokers register again."""
 
     def __init__(self) -> None:
-        #: Goes up whenever a broker comes, goes, or changes what routes say of it.
+        #: Incremented whenever a broker is added, removed, or changes its routes.
         self.brokers_version = 0
-        #: Goes up whenever there may be other topics or clusters, or topics have other queues.
+        #: Incremented whenever topics, clusters, or queues of topics may have changed.
         self.topics_version = 0
         self._topics = TopicQueueTable()
         self._brokers: dict[str, _BrokerSet] = {}
         self._clusters: dict[str, set[str]] = {}
         self._live: dict[str, _LiveBroker[C]] = {}
-        # Reverse indexes: what is removed with a broker is found here, without a scan of all others.
+        # Reverse indexes, to remove a broker without a scan of all others.
         self._addrs_of: dict[C, set[str]] = {}
         self._names_of: dict[str, set[str]] = {}
         self._clusters_of: dict[str, set[str]] = {}
@@ -114,13 +114,13 @@ class RouteTable(Generic[C]):
     # --- brokers come and go
 
     def register(self, registration: Registration, connection: C, now_ms: int) -> Registered:
-        """Register or renew a broker. Raises Refused where there is no room for it."""
+        """Register or renew a broker. Raises Refused if there is no room for it."""
         name, addr, broker_id = registration.broker_name, registration.broker_addr, registration.broker_id
         self.topics_version += 1
         is_new = addr not in self._live
         self._check_room(registration, is_new)
         former = self._brokers[name].addrs.get(broker_id) if name in self._brokers else None
-        # The topics of a set are what its master says they are.
+        # The topics of a set are those of its master.
         if broker_id == MASTER_ID and (former is None or self.changed(addr, registration.topics.data_version)):
             self._topics.put(name, registration.topics.queues)
         brokers = self._set_address(registration)
@@ -133,7 +133,7 @@ class RouteTable(Generic[C]):
         return Registered(master_addr, ha_server_addr, is_new, replaced)
 
     def renew(self, addr: str, digest: bytes, connection: C, now_ms: int) -> Registered | None:
-        """Renew a broker whose registration is the same as the last, to the byte; None where it is another."""
+        """Renew a broker whose registration equals the last one byte for byte; None otherwise."""
         life = self._live.get(addr)
         if life is None or not digest or life.registration.digest != digest:
             return None
@@ -164,7 +164,7 @@ class RouteTable(Generic[C]):
                 raise Refused(ResponseCode.SYSTEM_ERROR, remark)
 
     def _set_address(self, registration: Registration) -> _BrokerSet:
-        """Put the address under its id, and under no other: a slave that became the master is no longer a slave."""
+        """Set the address of an id, and remove it from others: a slave that became the master is no longer a slave."""
         name, addr, broker_id = registration.broker_name, registration.broker_addr, registration.broker_id
         self._clusters.setdefault(registration.cluster, set()).add(name)
         self._clusters_of.setdefault(name, set()).add(registration.cluster)
@@ -196,9 +196,9 @@ class RouteTable(Generic[C]):
         return master_addr, life.registration.ha_server_addr
 
     def unregister(self, broker_name: str, broker_addr: str, broker_id: int) -> bool:
-        """Remove a broker; True where it was registered.
+        """Remove a broker; True if it was registered.
 
-        Java compares the id alone, and so removes a broker that has since registered that id from elsewhere.
+        Java compares only the id, and so removes a broker that has since registered that id from another address.
         """
         brokers = self._brokers.get(broker_name)
         if brokers is None or brokers.addrs.get(broker_id) != broker_addr:
@@ -207,7 +207,7 @@ class RouteTable(Generic[C]):
         return True
 
     def drop_connection(self, connection: C) -> list[str]:
-        """Remove the brokers that registered last over `connection`; return their addresses."""
+        """Remove the brokers whose last registration came over `connection`; returns their addresses."""
         gone = sorted(self._addrs_of.get(connection, ()))
         self._drop(gone)
         return gone
@@ -245,11 +245,11 @@ class RouteTable(Generic[C]):
         return life.version if life is not None else None
 
     def changed(self, broker_addr: str, version: DataVersion) -> bool:
-        """Whether a broker with topics of `version` has something to tell."""
+        """Whether a broker with topics of `version` must register."""
         return self.version_of(broker_addr) != version
 
     def touch(self, broker_addr: str, now_ms: int) -> None:
-        """Renew a broker that has nothing to change."""
+        """Renew a broker without changes."""
         life = self._live.get(broker_addr)
         if life is not None:
             self._live[broker_addr] = attrs.evolve(life, last_ms=now_ms)
@@ -257,7 +257,7 @@ class RouteTable(Generic[C]):
     # --- topics
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
-        """Delete a topic's routes, of one cluster only where it is named."""
+        """Delete a topic's routes, only of one cluster if it is given."""
         self.topics_version += 1
         if cluster:
             self._topics.remove_from(topic, self._clusters.get(cluster, ()))
@@ -265,30 +265,30 @@ class RouteTable(Generic[C]):
             self._topics.remove(topic)
 
     def queues_beside(self, broker_name: str) -> int:
-        """How many queues the steps of the next two look at."""
+        """Number of queues that the steps of the next two process."""
         return self._topics.queues_beside(broker_name)
 
     def wipe_write_permission(self, broker_name: str) -> Steps[int]:
-        """Let nobody write to the broker's topics, in the steps of `TopicQueueTable.set_permission`."""
+        """Remove the write permission of the broker's topics, in the steps of `TopicQueueTable.set_permission`."""
         return self._topics.set_permission(broker_name, lambda perm: perm & ~Perm.WRITE)
 
     def add_write_permission(self, broker_name: str) -> Steps[int]:
-        """Let the broker's topics be read and written again, in the same steps."""
+        """Restore read and write permission of the broker's topics, in the same steps."""
         return self._topics.set_permission(broker_name, lambda _: Perm.READ | Perm.WRITE)
 
     # --- questions
 
     def topic_queues(self, topic: str) -> TopicQueues | None:
-        """The queues of `topic`; None where no broker has it."""
+        """The queues of `topic`; None if no broker has it."""
         return self._topics.get(topic)
 
     def route(self, topic: str) -> TopicRouteData | None:
-        """Where `topic` is; None where no broker has it."""
+        """The route of `topic`; None if no broker has it."""
         topic_queues = self._topics.get(topic)
         return None if topic_queues is None else self.route_by(topic_queues)
 
     def route_by(self, topic_queues: TopicQueues) -> TopicRouteData:
-        """The route of the topics that have these queues."""
+        """The route of topics with these queues."""
         names = [queues.broker_name for queues in topic_queues.queues]
         broker_datas = [self._broker_data(name) for name in names if name in self._brokers]
         addrs = [addr for data in broker_datas for addr in data.broker_addrs.values()]
@@ -318,7 +318,7 @@ class RouteTable(Generic[C]):
         return TopicList(frozenset(chain.from_iterable(self.topics_in_parts(which, max(1, self.topics_count)))))
 
     def topics_in_parts(self, which: Which, size: int) -> Iterator[list[str]]:
-        """The same, so many of all at a time; between two parts, topics may come and go."""
+        """The same in parts; topics may change between two parts."""
         memo: dict[TopicQueues, bool] = {}
         for part in self._topics.parts(size):
             found = []
@@ -331,12 +331,12 @@ class RouteTable(Generic[C]):
             yield found
 
     def of_cluster(self, cluster: str) -> Which:
-        """The topics on any broker of `cluster`; none where it is unknown."""
+        """The topics on any broker of `cluster`; empty if it is unknown."""
         names = self._clusters.get(cluster, set())
         return lambda topic_queues: topic_queues.is_on(names)
 
     def system_topics(self) -> TopicList:
-        """Each cluster's and broker's name is a topic; `broker_addr` is one broker that can tell more."""
+        """The names of clusters and brokers are topics; `broker_addr` is a broker that knows the others."""
         names = frozenset(self._clusters).union(*self._clusters.values())
         for brokers in self._brokers.values():
             return TopicList(names, brokers.addrs[min(brokers.addrs)])

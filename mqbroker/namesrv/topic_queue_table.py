@@ -1,9 +1,8 @@
 """The queues of each topic on each broker, as RouteInfoManager's topicQueueTable has them.
 
 A hundred thousand topics mostly have one of a few sets of queues. Topics with the same queues are one group with one
-`TopicQueues`, so that a topic costs its name and a place in a table, and what is made of its queues can be kept for all
-of them. When a broker goes, the groups that it has a part in are changed, and no topic is looked at. It must never know
-what brokers are beyond their names.
+`TopicQueues`, so that a topic costs its name and a table entry, and its route can be cached for the whole group. When a
+broker is removed, its groups are changed without touching the topics.
 """
 
 from __future__ import annotations
@@ -21,17 +20,18 @@ from mqbroker.wire.registration import QueueNumbers, Steps
 #: Five times what is promised; each takes some hundred bytes.
 TOPICS_MAX = 1_000_000
 
-#: Topics without a broker stay in the table until they are so many, or a quarter of all.
+#: Topics without a broker stay in the table up to this number, or a quarter of all.
 DEAD_MIN = 1000
 
-#: So often the groups of a broker are looked through whose permission is set, lest one that registers again and again
-#: keeps it from coming to an end.
+#: Maximum passes over the groups of a broker whose permission is set, as one that registers again and again could keep
+#: it from ending.
 _PASSES_MAX = 3
 
 
 @attrs.frozen(eq=False)
 class TopicQueues:
-    """The queues of a topic: one QueueData for each broker, in the order they came. Topics with equal ones share it."""
+    """The queues of a topic: one QueueData per broker, in the order of registration. Topics with equal ones share
+    it."""
 
     queues: tuple[QueueData, ...]
 
@@ -47,8 +47,8 @@ class TopicQueues:
 
 @attrs.define(eq=False)
 class _Group:
-    """Topics with equal queues. `topic_queues`: None where no broker has them any more. `merged_into`: the group that
-    those of its topics belong to that are still found here, since both came to have equal queues."""
+    """Topics with equal queues. `topic_queues`: None if no broker has them any more. `merged_into`: the group that its
+    remaining topics belong to, since both got equal queues."""
 
     topic_queues: TopicQueues | None
     count: int = 0
@@ -60,7 +60,7 @@ class TopicQueueTable:
 
     def __init__(self) -> None:
         self._topics: dict[str, _Group] = {}
-        #: What is in `_topics` though no broker has it.
+        #: Number of topics in `_topics` that no broker has.
         self._dead = 0
         self._by_queues: dict[tuple[QueueData, ...], _Group] = {}
         self._by_broker: dict[str, dict[_Group, None]] = {}
@@ -81,15 +81,15 @@ class TopicQueueTable:
         return _last(group).topic_queues
 
     def parts(self, size: int) -> Iterator[list[tuple[str, TopicQueues]]]:
-        """All topics, so many at a time. Between two parts they may change: what came since is not there, what went
-        is not there either, unless it was already."""
+        """All topics, in parts. Topics that are added between two parts are left out, and so are removed ones that were
+        not returned yet."""
         topics = list(self._topics)
         for begin in range(0, len(topics), size):
             found = ((topic, self.get(topic)) for topic in topics[begin : begin + size])
             yield [(topic, topic_queues) for topic, topic_queues in found if topic_queues is not None]
 
     def put(self, broker_name: str, queues: Mapping[str, QueueNumbers]) -> None:
-        """Set the queues of topics on a broker. Raises Refused where the topics are too many."""
+        """Set the queues of topics on a broker. Raises Refused if there are too many topics."""
         if len(self._topics) + len(queues) > TOPICS_MAX:
             self._check_room(queues)
         topics = self._topics
@@ -141,15 +141,15 @@ class TopicQueueTable:
             self._forget_dead()
 
     def queues_beside(self, broker_name: str) -> int:
-        """How many queues the topics of a broker have on all brokers, those counted once that are alike."""
+        """Number of queues that the topics of a broker have on all brokers, counted once per group."""
         groups = self._by_broker.get(broker_name, ())
         return sum(len(group.topic_queues.queues) for group in groups if group.topic_queues is not None)
 
     def set_permission(self, broker_name: str, change: Callable[[int], int]) -> Steps[int]:
-        """Change the permission of all topics on a broker, in steps; return how many they are.
+        """Change the permission of all topics on a broker, in steps; returns their number.
 
-        Between two steps topics may change: what the broker registers meanwhile gets the permission too. `change`, done
-        twice, is as done once.
+        Topics may change between two steps: those that the broker registers meanwhile get the permission too. `change`
+        must be idempotent.
         """
         count = sum(group.count for group in self._by_broker.get(broker_name, ()))
         for _ in range(_PASSES_MAX):
@@ -186,7 +186,7 @@ class TopicQueueTable:
         return group
 
     def _change(self, groups: Iterable[_Group], change: Callable[[TopicQueues], tuple[QueueData, ...]]) -> None:
-        """Give the topics of these groups the queues that `change` makes of theirs."""
+        """Replace the queues of these groups' topics by `change` of them."""
         changes = []
         for group in groups:
             assert group.topic_queues is not None
@@ -203,7 +203,7 @@ class TopicQueueTable:
                 self._link(group, queues)
 
     def _merge(self, group: _Group, other: _Group) -> None:
-        """Make one group of two that have equal queues: the larger takes the topics of both."""
+        """Merge two groups with equal queues into the larger one."""
         if group.count > other.count:
             assert other.topic_queues is not None
             self._unlink(other)
@@ -246,7 +246,7 @@ def _last(group: _Group) -> _Group:
 
 
 def _with(former: TopicQueues | None, new: QueueData) -> tuple[QueueData, ...]:
-    """The queues of topics that had `former`, and on one broker have `new`."""
+    """`former` with `new` on one broker."""
     if former is None:
         return (new,)
     if former.of(new.broker_name) is None:

@@ -1,4 +1,4 @@
-"""Requests about offsets: of queues, and those that groups have committed; their reset, copy and correction.
+"""Requests about offsets: of queues, and committed ones; their reset, copy and correction.
 
 Codes 14, 15, 29, 30, 31, 32, 43, 45, 222, 223, 308 and 314.
 """
@@ -38,7 +38,7 @@ log = Logger()
 
 
 STATUS_TIMEOUT_MS = 5_000
-#: As a time to reset to: the end of the queue.
+#: Time of a reset to the end of the queue.
 TO_THE_END = -1
 
 
@@ -75,7 +75,7 @@ class OffsetRequests:
 
     @answers(RequestCode.UPDATE_CONSUMER_OFFSET)
     def commit(self, call: Call[h.UpdateConsumerOffsetRequestHeader]) -> None:
-        """Commit an offset, for a topic there is. A queue that is no more may still be committed to."""
+        """Commit an offset for an existing topic. Deleted queues are accepted."""
         header = call.header
         if not is_lmq(header.consumer_group):
             check_group(header.consumer_group)
@@ -92,7 +92,7 @@ class OffsetRequests:
 
     @answers(RequestCode.QUERY_CONSUMER_OFFSET)
     async def committed(self, call: Call[h.QueryConsumerOffsetRequestHeader]) -> h.QueryConsumerOffsetResponseHeader:
-        """The committed offset; for a group without one 0, while the queue's first message is still in memory."""
+        """The committed offset; for a group without one 0, if the queue's first message is still resident."""
         topic, queue_id = call.header.topic, call.header.queue_id
         offset = self.offsets.query(call.header.consumer_group, topic, queue_id)
         if offset is None:
@@ -113,7 +113,7 @@ class OffsetRequests:
 
 @attrs.frozen
 class OffsetAdminRequests:
-    """Committed offsets, as administrators compare, copy and reset them."""
+    """Comparison, copy and reset of committed offsets, for administrators."""
 
     store: MessageStore
     topics: TopicTable
@@ -125,9 +125,9 @@ class OffsetAdminRequests:
 
     @answers(RequestCode.QUERY_CORRECTION_OFFSET, bounded=True)
     async def corrections(self, call: Call[h.QueryCorrectionOffsetHeader]) -> bytes:
-        """By queue the least offset of the groups of a topic but those in filterGroups, of messages still there.
+        """By queue the least offset of a topic's groups without those in filterGroups, at or above the min offset.
 
-        Where the compared group is before it, or nobody has one, it is 2**63 - 1: nothing to correct.
+        If the compared group is behind it, or there is none, it is 2**63 - 1: nothing to correct.
         """
         header = call.header
         left_out = set((header.filter_groups or "").split(","))
@@ -144,7 +144,7 @@ class OffsetAdminRequests:
 
     @answers(RequestCode.CLONE_GROUP_OFFSET, bounded=True)
     async def clone(self, call: Call[h.CloneGroupOffsetRequestHeader]) -> None:
-        """Give one group the offsets of another, in one topic or in all that the other has offsets in."""
+        """Copy one group's offsets to another, in one topic or in all that it has offsets in."""
         header = call.header
         source, target, named = header.src_group, header.dest_group, header.topic
         if not is_lmq(target):
@@ -155,13 +155,13 @@ class OffsetAdminRequests:
                 log.info("{group} gets the offsets of {source} in {topic}", group=target, source=source, topic=topic)
                 self.offsets.clone(source, target, topic)
 
-    # Of a group that consumes now: through its consumers
+    # Of an online group: through its consumers
 
     @answers(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, bounded=True)
     async def reset(self, call: Call[h.ResetOffsetRequestHeader]) -> bytes:
-        """Have the consumers of a group go on at messages of a time; without force no queue is moved forward.
+        """Reset the consumers of a group to a time; without force no queue is moved forward.
 
-        They do it and commit by themselves; the answer tells the offsets they were given.
+        The consumers commit by themselves; the response has the offsets that they were sent.
         """
         header = call.header
         log.info("{peer} resets {header}", peer=call.connection.remote_addr, header=header)
@@ -205,9 +205,9 @@ class OffsetAdminRequests:
 
     @answers(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS)
     async def consumer_status(self, call: Call[h.GetConsumerStatusRequestHeader]) -> GetConsumerStatusBody:
-        """Where each consumer of a group, or the one that clientAddr names by its id, is in its queues of a topic.
+        """The offsets of each consumer of a group, or of the one whose id is clientAddr, in its queues of a topic.
 
-        Those that do not answer in time are left out.
+        Consumers that do not respond in time are left out.
         """
         header = call.header
         group = self.consumers.group(header.group)

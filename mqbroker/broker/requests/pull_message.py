@@ -1,6 +1,6 @@
 """Pull requests, code 11, with long polling.
 
-Which result of the store is answered with which code and remark is PullMessageProcessor's of 4.9.7.
+Response codes and remarks are those of PullMessageProcessor of 4.9.7.
 """
 
 from __future__ import annotations
@@ -45,11 +45,12 @@ T = TypeVar("T")
 
 log = Logger()
 
-#: As many pulls of one connection may wait for the disk: others' shall not be refused for them.
+#: Pulls of one connection that may wait for the disk, so that those of others are not refused.
 COLD_ON_CONNECTION_MAX = 1000
-#: Answered before any of them is sent: of one peer that asks for a thousand and reads nothing, these are in memory.
+#: Pulls that are answered before any response is sent: bounds the memory for a peer that sends thousands and reads
+#: nothing.
 PULLS_AT_ONCE_MAX = 8
-#: A peer may not hold a pull for longer.
+#: Maximum time for which a pull is held.
 SUSPEND_MS_MAX = 600_000
 
 _CODES = {
@@ -70,7 +71,7 @@ EVENTS_PER_SECOND_MAX = 100
 
 
 class _Pull(NamedTuple):
-    """A pull that passed its checks."""
+    """A checked pull."""
 
     header: PullMessageRequestHeader
     group: SubscriptionGroupConfig
@@ -82,7 +83,7 @@ class _Pull(NamedTuple):
 
 @attrs.define(eq=False)
 class PullRequests:
-    """Answers pulls from the store, or holds them until there is something to answer."""
+    """Answers pulls from the store, or holds them until messages arrive."""
 
     _store: MessageStore
     _topics: TopicTable
@@ -94,12 +95,12 @@ class PullRequests:
     _clock: IReactorTime
     _gets: PullCounts
     _moved: OffsetMovedEvents
-    #: How many pulls of a connection wait for the disk.
+    #: Number of a connection's pulls that wait for the disk.
     _cold: dict[IConnection, int] = attrs.field(init=False, factory=dict)
 
     def pull(self, requests: list[RawRequest], connection: IConnection) -> bytes | Deferred[bytes]:
-        """Answer a run of pulls; over `connection` later those that are held, and those whose messages are not in
-        memory. Of the latter the Deferred tells when all are answered."""
+        """Answer a run of pulls; held ones, and those whose messages are not resident, later over `connection`. The
+        Deferred fires when all of the latter are answered."""
         if len(requests) == 1:
             return self._pull_one(requests[0], connection)
         answers = [self._pull_one(request, connection) for request in requests]
@@ -110,7 +111,7 @@ class PullRequests:
 
     def _pull_one(self, request: RawRequest, connection: IConnection) -> bytes | Deferred[bytes]:
         ext, opaque, flag, _, serialize_type = request
-        if flag & ONEWAY_FLAG:  # it asks, and wants no answer
+        if flag & ONEWAY_FLAG:  # a oneway pull needs no response
             return b""
         try:
             header = decode_header(PullMessageRequestHeader, ext)
@@ -156,7 +157,7 @@ class PullRequests:
     # --- answers
 
     def _get(self, pull: _Pull, offset: int, connection: IConnection) -> bytes | Deferred[bytes]:
-        """The answer's frame; nothing where the pull is held now."""
+        """The response's frame; empty if the pull is held now."""
         header = pull.header
         if self._cold and self._cold.get(connection, 0) >= COLD_ON_CONNECTION_MAX:
             raise StoreBusy(f"{COLD_ON_CONNECTION_MAX} pulls of the connection wait for the disk")
@@ -173,7 +174,7 @@ class PullRequests:
     def _commit(self, header: PullMessageRequestHeader) -> None:
         try:
             self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
-        except Refused as error:  # only who commits without pulling gets the refusal
+        except Refused as error:  # only a commit without a pull is answered with the refusal
             log.debug("{group} pulls, and its offset is not kept: {why}", group=header.consumer_group, why=error.remark)
 
     def _ended(self, result: T, connection: IConnection) -> T:
@@ -208,14 +209,14 @@ class PullRequests:
         return self._not_found(pull, code, result, offset)
 
     def _broker_id(self, pull: _Pull, result: GetMessageResult) -> int:
-        """The broker to pull from next: a slave where the master would read the messages from disk."""
+        """The broker to pull from next: a slave if the master would read the messages from disk."""
         if not self._live.current.slave_read_enable:
             return MASTER_ID
         group = pull.group
         return group.which_broker_when_consume_slowly if result.suggest_slave else group.broker_id
 
     def _found(self, pull: _Pull, result: GetMessageResult) -> bytes:
-        """The answer's frame where there are messages. Hot."""
+        """The response's frame if there are messages. Hot."""
         size = sum(map(len, result.pieces))
         self._count(pull.header, result.count, size)
         if pull.serialize_type != JSON:
@@ -278,11 +279,11 @@ class PullRequests:
         return self._held.hold(HeldPull(connection, header.topic, header.queue_id, offset, deadline, check, weight))
 
     def _check_again(self, pull: _Pull, held: HeldPull, last: bool) -> bool:
-        """Look again for a held pull; False where it goes on waiting, behind what it does not want."""
+        """Retry a held pull; False if it stays held, behind messages that it does not match."""
         header, offset = pull.header, held.offset
         try:
             result = self._store.get(header.topic, header.queue_id, offset, header.max_msg_nums, None, *pull.filter)
-            if isinstance(result, Deferred):  # what came just now has left memory already
+            if isinstance(result, Deferred):  # the new messages have been evicted already
                 later = result.addCallback(lambda found: self._answer_held(pull, found, offset))
                 later.addErrback(lambda failure: _failed(failure.value, pull.opaque, pull.serialize_type))
                 later.addCallback(held.connection.write)
@@ -306,7 +307,7 @@ class PullRequests:
 
 
 def _answered_later(answers: list[bytes | Deferred[bytes]], connection: IConnection) -> Deferred[bytes]:
-    """Send what there is, and each of the rest when it is there; fires with nothing when all are sent."""
+    """Send what is ready, and each of the rest when it is; fires when all are sent."""
     connection.write(b"".join([answer for answer in answers if isinstance(answer, bytes)]))
     later = [answer.addCallback(connection.write) for answer in answers if isinstance(answer, Deferred)]
     return gatherResults(later).addCallback(lambda _: b"")
@@ -326,7 +327,7 @@ def _goes_on_waiting(result: GetMessageResult, offset: int) -> bool:
 
 
 def _code(result: GetMessageResult, offset: int) -> int:
-    """The code of the answer to a pull at `offset` that found nothing."""
+    """The response code of a pull at `offset` that found nothing."""
     if result.status in (GetMessageStatus.NO_MATCHED_LOGIC_QUEUE, GetMessageStatus.NO_MESSAGE_IN_QUEUE):
         return ResponseCode.PULL_OFFSET_MOVED if offset else ResponseCode.PULL_NOT_FOUND
     return _CODES[result.status]
@@ -336,7 +337,7 @@ def _code(result: GetMessageResult, offset: int) -> int:
 class OffsetMovedEvents:
     """Stores events.
 
-    :param host: this broker's address as records keep it, 8 or 20 bytes.
+    :param host: this broker's address in records, 8 or 20 bytes.
     """
 
     _store: MessageStore
@@ -347,7 +348,7 @@ class OffsetMovedEvents:
     _told: int = attrs.field(init=False, default=0)
 
     def store(self, group: str, topic: str, queue_id: int, asked: int, offset: int) -> None:
-        """The pull of `group` at `asked` goes on at `offset`."""
+        """Store the event that a pull of `group` at `asked` was redirected to `offset`."""
         now = self._clock.seconds()
         if int(now) != self._second:
             self._second, self._told = int(now), 0

@@ -1,4 +1,4 @@
-"""The command `mq`: what each part does is in its own module, and is read only when that command runs.
+"""The command `mq`: each command is in its own module, which is imported only when it runs.
 
 Exit codes: 0 done; 1 failed or refused; 2 wrong usage; 3 nobody answers; 130 interrupted.
 """

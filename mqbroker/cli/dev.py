@@ -16,7 +16,7 @@ from mqbroker.cli.failures import told
 
 DATA = "mq-data"
 
-#: In memory only where this much is free: containers often have 64 MiB there, which the first log segment would fill.
+#: In memory only if this much is free: containers often have 64 MiB there, which the first log segment would fill.
 _SHM = Path("/dev/shm")
 _SHM_FREE_BYTES_MIN = 1024 * 1024 * 1024
 
@@ -65,7 +65,7 @@ def _directory(data: Path, memory: bool) -> Iterator[Path]:
 
 
 def _memory() -> Path | None:
-    """Where files are in memory, or None for the usual place of temporary ones."""
+    """A directory in memory, or None for the usual temporary directory."""
     if os.access(_SHM, os.W_OK) and shutil.disk_usage(_SHM).free >= _SHM_FREE_BYTES_MIN:
         return _SHM
     return None

@@ -1,7 +1,4 @@
-"""The name server and the broker of `mq dev` on one reactor: settings, start, what is said, stop.
-
-It alone knows that both live in one process; neither of them does.
-"""
+"""The name server and the broker of `mq dev` on one reactor: settings, start, output, stop."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ log = Logger()
 
 LOOPBACK = "127.0.0.1"
 
-#: Small files: a new directory takes 75 MiB or so on disk, not gigabytes, and is written through in no time.
+#: Small files: a new directory takes some 75 MiB on disk, not gigabytes, and is preallocated quickly.
 SMALL_FILES = {
     "mappedFileSizeCommitLog": 64 * 1024 * 1024,
     "mappedFileSizeConsumeQueue": 20 * 20_000,
@@ -46,7 +43,8 @@ SMALL_FILES = {
 
 @attrs.frozen
 class Place:
-    """Where `mq dev` runs. A port of 0 takes a free one; `keeps` is false where the directory goes away at the end."""
+    """Ports and directory of `mq dev`. A port of 0 takes a free one; `keeps` is false if the directory is removed at
+    the end."""
 
     directory: Path
     port: int
@@ -78,7 +76,7 @@ def broker_settings(place: Place, namesrv_port: int) -> BrokerSettings:
         "defaultTopicQueueNums": 4,
         "autoCreateTopicEnable": "true",
         "autoCreateSubscriptionGroup": "true",
-        # Nobody waits for retention here, and a laptop's disk is often more than 75 % full.
+        # Retention is not needed here, and a laptop's disk is often more than 75 % full.
         "diskMaxUsedSpaceRatio": 95,
         "diskSpaceCleanForciblyRatio": 99,
         "diskSpaceWarningLevelRatio": 99,
@@ -99,7 +97,7 @@ def serve_dev(place: Place, began: float) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP. `began` is the monotonic time of the command. Raises Failure."""
     lock = lock_directory(place)
     try:
-        # Twisted chooses its reactor on import where none is installed: not before there is something to run.
+        # Imported late: Twisted installs its default reactor on import if there is none.
         install_reactor()
         from twisted.internet import reactor
 
@@ -114,7 +112,7 @@ def serve_dev(place: Place, began: float) -> None:
 
 
 def lock_directory(place: Place) -> LockedFile:
-    """The first act on a directory. Raises Failure where another process has it."""
+    """Lock the directory before anything else. Raises Failure if another process has it."""
     try:
         return lock_file(str(place.directory / "lock"))
     except StoreLocked as error:
@@ -148,7 +146,7 @@ class DevRun:
     def until_stopped(self) -> None:
         self._reactor.callWhenRunning(self._begin)
         self._reactor.addSystemEventTrigger("before", "shutdown", self._stop)
-        # Twisted handles INT and TERM; a closed terminal must not end us without a goodbye either.
+        # Twisted handles INT and TERM; a closed terminal must stop it in order, too.
         signal.signal(signal.SIGHUP, lambda *_: self._reactor.callFromThread(self._reactor.stop))
         self._reactor.run()
 
@@ -188,7 +186,7 @@ class DevRun:
 
 
 def port_in_use(port: int, place: Place) -> Failure:
-    """What is wrong with `port`, which is one of the place's, and a command that would do."""
+    """The error for one of the ports, with a command that would work."""
     whose, option = ("name server", "--port") if port == place.port else ("broker", "--broker-port")
     return Failure(
         f"port {port} on {LOOPBACK}, for the {whose}, is taken: maybe by another `mq dev`, or by a Java {whose}."
@@ -198,7 +196,7 @@ def port_in_use(port: int, place: Place) -> Failure:
 
 
 def welcome(place: Place, port: int, broker_port: int, seconds: float) -> list[str]:
-    """What the user reads first: where things are, and what to type next."""
+    """The first output: addresses and directory, and what to type next."""
     address = f"{LOOPBACK}:{port}"
     option = "" if address == DEFAULT_NAME_SERVER else f" -n {address}"
     data = f"{place.directory}{'' if place.keeps else '  (goes away at the end)'}"

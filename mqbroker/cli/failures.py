@@ -1,4 +1,4 @@
-"""How a command ends that could not do its work: one line that says what, why and what to do next, and an exit code."""
+"""Failures of a command: one line that says what, why and what to do next, and an exit code."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class NoAnswer(Failure):
 
 @contextmanager
 def told() -> Iterator[None]:
-    """Turn what can be foreseen into a Failure, and Ctrl-C into its exit code; all else is a bug, and shows as one."""
+    """Turn expected errors into a Failure, and Ctrl-C into its exit code; all else is a bug, and shown as one."""
     try:
         yield
     except KeyboardInterrupt:
@@ -46,8 +46,8 @@ def told() -> Iterator[None]:
 
 
 def failure_of(error: MQError) -> Failure:
-    """The error with what to do next, where it does not say so itself."""
-    # Late: `mq --help` needs no client.
+    """The error, with advice if it has none itself."""
+    # Imported late: `mq --help` needs no client.
     from mqbroker.client.errors import NameServerUnreachable, SendFailed, TlsFailed, is_about_account
     from mqbroker.errors import ConnectionClosed, Refused, RequestTimedOut, Unreachable
 

@@ -1,4 +1,4 @@
-"""How a received message looks as one line. What others sent must not reach the terminal as commands to it."""
+"""Formats a received message as one line. Control characters in messages must not reach the terminal."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ import click
 if TYPE_CHECKING:
     from mqbroker.client import ReceivedMessage
 
-# C0 without the tab, DEL, and C1: with these a terminal is told to do things.
+# C0 without the tab, DEL, and C1: these control a terminal.
 _CONTROLS = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 
 
 def plain_line(body: bytes) -> bytes:
-    r"""The body as it is, but for line ends in it, which become \n and \r: one line a message."""
+    r"""The body with its line ends escaped as
+    and \r: one line per message."""
     return body.replace(b"\r", b"\\r").replace(b"\n", b"\\n") + b"\n"
 
 
 def escape_controls(text: str | bytes) -> str:
-    r"""Text in which what is not to be shown stands as an escape like \x1b or \n."""
+    r"""Text with control characters escaped, as \x1b or
+    ."""
     if isinstance(text, bytes):
         text = text.decode(errors="backslashreplace")
     # A lone surrogate, which a property can hold, cannot be printed either.

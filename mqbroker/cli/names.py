@@ -1,4 +1,4 @@
-"""What users name on the command line, checked before anything is connected: topics, groups, name servers, tags."""
+"""Names on the command line, checked before any connection: topics, groups, name servers, tags."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a long reading is, on standard error: one line kept up to date on a terminal, else one now and then."""
+"""Progress on standard error: one updated line on a terminal, else a line now and then."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def size_text(size: float) -> str:
 
 
 class ProgressLine:
-    """`at` may be called as often as wanted; `close` takes the line away."""
+    """`at` may be called at any rate; `close` removes the line."""
 
     def __init__(self, what: str, stream: TextIO) -> None:
         self._what = what

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PRODUCER_GROUP = "mq-pub"
 
-#: Lines that have piled up go out together, up to these bounds: far below the 4 MiB that brokers take.
+#: Lines that are waiting are sent as a batch, up to these bounds: far below the 4 MiB that brokers accept.
 BATCH_LINES_MAX = 100
 BATCH_BYTES_MAX = 256 * 1024
 READ_BYTES = 64 * 1024
@@ -75,7 +75,8 @@ class Sender:
         print_result(result, self._topic)
 
     def send_lines(self, read: Callable[[int], bytes]) -> None:
-        """Send each line that `read` gives, until it gives nothing more. Raises MQError; then tells how many went."""
+        """Send each line that `read` returns, until its end. Raises MQError, after printing the number of sent
+        lines."""
         try:
             for lines in line_batches(read):
                 bodies = [line for line in lines if line]
@@ -94,7 +95,7 @@ class Sender:
 
 
 def line_batches(read: Callable[[int], bytes]) -> Iterator[list[bytes]]:
-    """Group lines as they come: what is there is not kept waiting for more, and no group is beyond the bounds."""
+    """Group lines as they arrive: present ones do not wait for more, and no group exceeds the bounds."""
     rest = b""
     while data := read(READ_BYTES):
         *lines, rest = (rest + data).split(b"\n")
@@ -104,7 +105,7 @@ def line_batches(read: Callable[[int], bytes]) -> Iterator[list[bytes]]:
 
 
 def cut(lines: Sequence[bytes]) -> Iterator[list[bytes]]:
-    """Cut `lines` into groups within the bounds; a line that is beyond them goes alone."""
+    """Split `lines` into groups within the bounds; a line that exceeds them is sent alone."""
     group: list[bytes] = []
     size = 0
     for line in lines:

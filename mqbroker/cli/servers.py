@@ -1,6 +1,6 @@
-"""The options of all commands that talk to servers: where these are, who asks, and how it is encrypted.
+"""Options of all commands that connect to servers: addresses, account and TLS.
 
-A secret is never an argument, which others see in the list of processes: it stands in a file or in the environment.
+A secret is never an argument, which others see in the list of processes: it is in a file or in the environment.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FILE = click.Path(exists=True, dir_okay=False)
 
 
 class Servers:
-    """What a client needs to know of name servers and brokers."""
+    """Connection options of a client."""
 
     def __init__(self, name_servers: str, credentials: Credentials | None, tls: ClientTls | None) -> None:
         self.name_servers = name_servers
@@ -33,7 +33,7 @@ class Servers:
 
 
 def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options; the command gets what they say as `servers`."""
+    """Add the options; the command gets their values as `servers`."""
 
     @name_server_option
     @click.option(
@@ -131,7 +131,7 @@ def _account_in(path: str) -> Credentials:
 
 
 def encryption(given: Mapping[str, Any], environment: Mapping[str, str]) -> ClientTls:
-    """How to encrypt. Raises UsageError where options contradict each other."""
+    """The TLS settings. Raises UsageError if options contradict each other."""
     from mqbroker.client import ClientTls
 
     if given["insecure"] and (given["ca_file"] or given["server_name"]):

@@ -1,4 +1,4 @@
-"""`mq store`: look at a store directory that no broker has open, and mend it."""
+"""`mq store`: check, repair and dump of a store directory that no broker has open."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def _progress(what: str) -> Any:
 
 
 def _given(config: str | None, commit_log: str | None) -> Given:
-    """What the command line and the broker's settings say about the store."""
+    """The store's settings from the command line and the broker's settings."""
     from mqbroker.store.offline.detected_layout import Given
 
     if config is None:

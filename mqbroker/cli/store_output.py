@@ -1,4 +1,4 @@
-"""What `mq store` says, to people and to programs: of a check, of a repair, and the lines of a dump."""
+"""Output of `mq store`, as text and as JSON: of a check, of a repair, and of a dump."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _COLORS = {Severity.LOST: "red", Severity.BROKEN: "yellow", Severity.NOTE: "cyan
 
 
 def report_lines(report: Report, holder: str) -> Iterator[str]:
-    """Findings first, the worst last of all, so that what matters stands right above the summary."""
+    """Findings first, the worst ones last, right above the summary."""
     order = [Severity.NOTE, Severity.BROKEN, Severity.LOST]
     for finding in sorted(report.findings.kept, key=lambda finding: order.index(finding.severity)):
         yield from _finding_lines(finding, report.layout.root)
@@ -54,7 +54,7 @@ def _finding_lines(finding: Finding, root: str) -> Iterator[str]:
 
 
 def summary_lines(report: Report, holder: str) -> Iterator[str]:
-    """What a check found, in a few lines; `holder` says who has the store open."""
+    """The result of a check in a few lines; `holder` is the process that has the store open."""
     totals, counts = report.totals, report.findings.counts
     sizes = f"{totals.segments} segments of {size_text(totals.segment_bytes)}"
     yield f"log        {sizes}, bytes {totals.log_first} to {totals.log_end}"
@@ -85,7 +85,7 @@ def _stopped(report: Report, holder: str) -> str:
 
 
 def report_as_dict(report: Report, holder: str) -> dict[str, Any]:
-    """All of the report, with names that stay."""
+    """The whole report, with stable names."""
     return {
         "root": report.layout.root,
         "commitlog": report.layout.commit_log,
@@ -103,7 +103,7 @@ def report_as_dict(report: Report, holder: str) -> dict[str, Any]:
 
 
 def run_repair(directory: str, given: Given, *, write: bool, fence: bool, move_foreign: bool, as_json: bool) -> bool:
-    """Whether nothing is left to do. Raises MQError and OSError."""
+    """Run a repair; returns whether nothing is left to do. Raises MQError and OSError."""
     disk = OsDisk()
     lock_path = os.path.join(directory, "lock")
     if not write:
@@ -185,7 +185,7 @@ _BODY_CHARACTERS = 80
 def print_messages(
     directory: str, given: Given, selection: Selection, count: int | None, as_json: bool, progress: ProgressLine | None
 ) -> None:
-    """Print the messages of a store that a selection takes, `count` at most."""
+    """Print the selected messages of a store, `count` at most."""
     disk = OsDisk()
     layout = _layout(disk, directory, given)
     total = sum(segment.size for segment in layout.segments)
@@ -210,7 +210,7 @@ def print_messages(
 
 
 def _layout(disk: OsDisk, directory: str, given: Given) -> Layout:
-    """The layout, with what is wrong with it on the standard error: what can be read is read."""
+    """The layout, with its faults on standard error: readable parts are read."""
     findings = Findings()
     layout = read_layout(disk, directory, given, findings)
     for finding in findings.kept:

@@ -1,4 +1,4 @@
-"""The consumer behind `mq sub`. What was not printed is not taken: another member of the group gets it."""
+"""The consumer of `mq sub`. Messages that were not printed are not consumed: another member of the group gets them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mqbroker.client.errors import NotHandled
 
 
 def print_messages(topic: str, group: str, tags: str, servers: Servers, *, from_first: bool, count: int | None) -> bool:
-    """Print until a signal, or `count` messages; False where a signal came before these. Raises MQError."""
+    """Print until a signal, or `count` messages; False if a signal came first. Raises MQError."""
     logging.basicConfig(format="mq: %(message)s", level=logging.WARNING)
     printer = Printer(sys.stdout.buffer, count, coloured=sys.stdout.isatty())
     options = _options(servers, from_first=from_first)
@@ -37,7 +37,7 @@ def _options(servers: Servers, *, from_first: bool) -> PushOptions:
         # One at a time: each queue's messages are printed in their order.
         concurrency=1,
         consume_from=ConsumeFrom.FIRST if from_first else ConsumeFrom.LAST,
-        # Somebody is watching: see a topic that is created meanwhile soon.
+        # A user is watching: notice a topic that is created meanwhile soon.
         rebalance_s=2.0,
         route_age_s=2.0,
         commit_s=1.0,
@@ -45,7 +45,7 @@ def _options(servers: Servers, *, from_first: bool) -> PushOptions:
 
 
 class Printer:
-    """Prints up to `count` messages; what comes after them is left for the group's next member."""
+    """Prints up to `count` messages; later ones are left for the group's next member."""
 
     def __init__(self, out: IO[bytes], count: int | None, *, coloured: bool) -> None:
         self.printed = 0
@@ -56,7 +56,7 @@ class Printer:
         self._coloured = coloured
 
     def reader_closed(self) -> None:
-        """Nobody reads any more."""
+        """Called when the reader of the output has gone."""
         self.reader_left = True
         self.ended.set()
 
@@ -67,7 +67,7 @@ class Printer:
             raise NotHandled("as many as were wanted are printed")
         try:
             self._out.write(self._line(message))
-            # The group moves on when this returns, so it has to be out.
+            # The offset may be committed when this returns, so the output must be flushed.
             self._out.flush()
         except BrokenPipeError:
             self.reader_closed()
@@ -85,7 +85,7 @@ async def _consume(consumer: PushConsumer, printer: Printer, topic: str, tags: s
         asyncio.get_running_loop().add_signal_handler(number, printer.ended.set)
     pipe = _stdout_pipe()
     if pipe is not None:
-        # What can only be written to is never readable; it wakes us when its reader has gone.
+        # The write end of a pipe is never readable; poll reports when its reader has gone.
         asyncio.get_running_loop().add_reader(pipe, printer.reader_closed)
     await consumer.subscribe(topic, tags)
     starting = asyncio.ensure_future(consumer.start())
@@ -107,7 +107,7 @@ async def _consume(consumer: PushConsumer, printer: Printer, topic: str, tags: s
 
 
 def _stdout_pipe() -> int | None:
-    """The descriptor of the standard output where that is a pipe."""
+    """The descriptor of standard output if that is a pipe."""
     try:
         descriptor = sys.stdout.fileno()
     except io.UnsupportedOperation:
@@ -116,7 +116,7 @@ def _stdout_pipe() -> int | None:
 
 
 def _forget_stdout() -> None:
-    """Whoever read our output has gone: let the interpreter's last flush go nowhere."""
+    """The reader has gone: redirect the interpreter's last flush to nowhere."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

@@ -1,1 +1,1 @@
-"""The daemons: how the name server and the broker are started, told things by signals, and stopped."""
+"""The daemons: start, signals and stop of the name server and the broker."""

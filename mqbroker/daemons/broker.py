@@ -42,8 +42,8 @@ class BrokerConsoleOptions(_Namesrv, ConsoleOptions):
 
 
 def serve(settings: BrokerSettings, reactor: Any) -> Served:
-    """The broker, not yet started."""
-    # Late, so that a wrong setting is told before all this is read.
+    """Make the broker's service."""
+    # Imported late, so that a wrong setting is reported before the imports.
     from random import Random
 
     from mqbroker.broker.broker_service import make_broker

@@ -1,5 +1,5 @@
-"""What --check looks at beside the settings, as the start does: certificates, keys, accounts, and whether all that is
-written can be. Nothing is left behind."""
+"""Checks of --check beside the settings, as at a start: certificates, keys, accounts, and whether all files can be
+written. They leave nothing behind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mqbroker.remoting.tls import client_context, server_context
 
 
 def check(settings: BrokerSettings | NamesrvSettings, own_files: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """What would stop the start, and what an administrator should know; `own_files`: paths by what names each."""
+    """Errors that would prevent the start, and warnings; `own_files`: paths by the setting or option of each."""
     faults: list[str] = []
     warnings = advice(settings)
     looks: list[Callable[[], list[str]]] = [lambda: _check_tls(settings), lambda: _check_accounts(settings)]
@@ -53,7 +53,7 @@ def _check_accounts(settings: BrokerSettings | NamesrvSettings) -> list[str]:
 
 
 def _directories(settings: BrokerSettings | NamesrvSettings) -> dict[str, str]:
-    """Directories in which files come to be, made where they are not there, by the setting that names each."""
+    """Directories for files, by the setting of each; missing ones are created."""
     if isinstance(settings, BrokerSettings):
         store = settings.store
         return {"storePathRootDir": store.store_path_root_dir, "storePathCommitLog": store.store_path_commit_log}
@@ -66,7 +66,7 @@ def _check_directory(name: str, path: str) -> list[str]:
         there = os.path.dirname(there)
 
     def look() -> None:
-        if there != path:  # more than permissions decides whether one can be made
+        if there != path:  # not only permissions decide whether a file can be created
             os.rmdir(tempfile.mkdtemp(prefix=".mqbroker-check-", dir=there))
         elif not os.path.isdir(path):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))

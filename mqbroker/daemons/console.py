@@ -24,8 +24,7 @@ log = Logger()
 def run_console(
     program: str, options: ConsoleOptions, make: Callable[[Any, Any], Served], argv: list[str] | None = None
 ) -> int:
-    """Parse `argv`, run until a signal ends it, and return the exit code: 0 after an ordered stop in which all was kept
-    that was to be kept."""
+    """Parse `argv`, run until a signal, and return the exit code: 0 after an orderly stop that saved everything."""
     pid_file = None
     try:
         options.parseOptions(sys.argv[1:] if argv is None else argv)  # type: ignore[no-untyped-call]
@@ -62,7 +61,7 @@ def _begin_logging(options: ConsoleOptions) -> LineObserver:
 
 
 def _run(program: str, options: ConsoleOptions, make: Callable[[Any, Any], Served], observer: LineObserver) -> int:
-    # Twisted chooses its reactor on import where none is installed, and nothing before needs one.
+    # Imported late: Twisted installs its default reactor on import if there is none.
     install_reactor()
     from twisted.internet import reactor as global_reactor
 
@@ -95,7 +94,7 @@ class _RunState:
     """From the reactor's start to its stop."""
 
     def __init__(self, program: str, daemon: Daemon, reactor: Any, errors: Callable[[], int]) -> None:
-        """`errors`: how many were logged."""
+        """`errors`: returns the number of logged errors."""
         self.exit_code = 0
         self._errors = errors
         self._program = program

@@ -1,4 +1,4 @@
-"""One daemon's life as a service, whoever runs the reactor: start, ready, reload, stop."""
+"""A daemon as a service: start, ready, reload, stop. Used by console scripts and twistd."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mqbroker.errors import MQError
 
 log = Logger()
 
-#: What to do where a port cannot be listened on.
+#: Advice for a port that cannot be listened on.
 _LISTEN_HINTS = {
     errno.EADDRINUSE: "stop what has the port, or set another listenPort",
     errno.EADDRNOTAVAIL: "no network card of this machine has that address; set another bindAddress",
@@ -34,12 +34,11 @@ _LOOPBACK = ("127.", "::1")
 
 @attrs.frozen
 class Served:
-    """A service as a daemon needs it.
+    """A service with what a daemon needs of it.
 
-    ready: a Deferred that fires when it serves and others can find it; asked for once it was started.
-    boot_line: what is then printed. ports: what is then written to the ports file.
-    adopt: takes from settings that were read anew what may change while it runs, with all else it reads again; returns
-    the keys of the others that differ. Without it, all wait for the next start.
+    ready: called after the start; its Deferred fires when the service is up and registered. boot_line: printed then.
+    ports: written to the ports file then. adopt: applies re-read settings that may change while it runs, and reloads
+    files; returns the other keys that differ. Without it, all wait for the next start.
     """
 
     service: IService
@@ -50,7 +49,7 @@ class Served:
 
 
 class Daemon(Service):
-    """Builds and runs what `make` returns for the settings of `options`."""
+    """Runs the service that `make` returns for the settings of `options`."""
 
     def __init__(
         self,
@@ -69,7 +68,7 @@ class Daemon(Service):
         self._ports_file = WrittenFile(path) if path is not None else None
 
     def startService(self) -> Deferred[None]:
-        """Fires when others are served. Fails with StartFailed; what was begun is then undone."""
+        """Fires when the service is up. Fails with StartFailed, with everything undone."""
         super().startService()  # type: ignore[no-untyped-call]
         return Deferred.fromCoroutine(self._start())
 
@@ -89,7 +88,7 @@ class Daemon(Service):
         except Exception as error:
             if not self.running:  # it was stopped while it started
                 return
-            # A typed error is the user's to mend; another is ours, and is passed on with its traceback.
+            # A typed error is the user's to fix; another is a bug, and keeps its traceback.
             await self.stopService()
             if not isinstance(error, MQError | OSError | CannotListenError):
                 raise
@@ -110,8 +109,8 @@ class Daemon(Service):
         return maybeDeferred(served.service.stopService)
 
     def reload(self) -> None:
-        """Read the settings again: the log level changes now, and what else can while it serves; of others it is said
-        that they wait for a restart."""
+        """Read the settings again: the log level and other live settings change now; a log line names those that wait
+        for a restart."""
         try:
             settings = self._options.load_settings(lambda warning: log.warn("{warning}", warning=warning))
         except SystemExit as error:
@@ -128,14 +127,14 @@ class Daemon(Service):
         log.info("reloaded, {n} settings differ from those of the start", n=len(changed))
 
     def _adopt(self, settings: Any, changed: list[str]) -> set[str]:
-        """Let what is served take its new settings; returns the keys that wait for a restart."""
+        """Apply new settings to the service; returns the keys that wait for a restart."""
         if self._served is None or self._served.adopt is None:
             return {line.partition("=")[0] for line in changed}
         return set(self._served.adopt(settings))
 
 
 def advice(settings: BrokerSettings | NamesrvSettings) -> list[str]:
-    """What an administrator should know of settings that are right, and may yet not be what he wants; one line each."""
+    """Warnings about settings that are valid, but possibly not intended; one line each."""
     found = []
     if isinstance(settings, BrokerSettings) and not settings.namesrv_addr:
         found.append(
@@ -167,7 +166,7 @@ class StartFailed(MQError):
 
 
 def why_not_started(error: BaseException) -> str:
-    """One line that says what is wrong, and where it can what to do."""
+    """One line with the cause and, if known, the remedy."""
     if isinstance(error, CannotListenError):
         where = f"{error.interface or '*'}:{error.port}"
         why = getattr(error.socketError, "strerror", None) or error.socketError
@@ -182,7 +181,7 @@ def why_not_started(error: BaseException) -> str:
 
 
 def install_reload_signals(reactor: Any, reload: Callable[[], None], reopen: Callable[[], None] | None) -> None:
-    """SIGHUP reloads; SIGUSR1 opens logs anew, where `reopen` is given. Left alone, both would end the process."""
+    """SIGHUP reloads; SIGUSR1 reopens logs, if `reopen` is given. By default both would end the process."""
     signal.signal(signal.SIGHUP, lambda *_: reactor.callFromThread(reload))
     if reopen is not None:
         signal.signal(signal.SIGUSR1, lambda *_: reactor.callFromThread(reopen))

@@ -1,9 +1,9 @@
 """Twisted's epoll reactor with shorter turns, busy polling and a clock never set back. Only where there is epoll.
 
-Twisted enters a logging context for every readable socket, so that old-style log calls know whose they are; nobody
-reads it here. And most turns of a broker have no timed call to make: they go from one poll to the next. Measured on two
-cores a broker answers 7 to 20 % more sends without that context where few are in flight on a connection.
-Of thousands of connections that end at once some are told so in each turn, and the others in those that follow.
+Twisted enters a logging context for every readable socket, for old-style log calls; nothing uses it here. And most
+turns of a broker have no timed call to run. Measured on two cores a broker answers 7 to 20 % more sends without that
+context if few are in flight on a connection. If thousands of connections end at once, their protocols are notified over
+several turns.
 """
 
 from __future__ import annotations
@@ -20,21 +20,20 @@ from twisted.internet import tcp
 from twisted.internet.epollreactor import EPollReactor
 from twisted.logger import Logger
 
-#: After it was set back, time runs so much slower until the system's clock has come up with it.
+#: After the system's clock was set back, time runs slower by this factor until the clock has caught up.
 SLOWED_BY = 0.02
-#: How often the system's clock is looked at: it is read several times in each turn of the reactor.
+#: How often the system's clock is read, seconds: the reactor asks for the time several times in each turn.
 LOOK_SECONDS = 0.01
 
 
 class MonotonicTime:
-    """The time of day for timers, which may slow down and never stands still or goes back: call it for the seconds
-    since 1970.
+    """The time of day for timers, which may slow down but is strictly monotonic; calling it returns seconds since 1970.
 
-    Twisted's reactor takes its time from the system's clock. Where that is set back, every timer waits as much longer,
-    that of the flush which bounds what a power cut may take as well.
+    Twisted's reactor uses the system's clock. If that is set back, every timer waits longer by as much, including the
+    flush that bounds the loss of a power cut.
 
     :param wall: the system's clock, seconds since 1970, which may jump.
-    :param monotonic: seconds since any moment, which does not.
+    :param monotonic: seconds of a monotonic clock.
     """
 
     def __init__(self, wall: Callable[[], float], monotonic: Callable[[], float]) -> None:
@@ -59,26 +58,25 @@ class MonotonicTime:
         self._fresh_until = now + LOOK_SECONDS
 
 
-#: Where the last wait was shorter than this, the next is begun awake, and for as long: the time that clients which are
-#: not written in C take to read an answer and to ask again. They get 1.2 to 1.6 times as much as with 50 us.
+#: If the last wait was shorter than this, the next one polls for as long: the time that clients not written in C take
+#: to read a response and to send again. They get 1.2 to 1.6 times the throughput of 50 us.
 SOON_SECONDS = 120e-6
 
-#: (file descriptor, events) of what is ready, by the seconds to wait (-1: without end) and how many of them at most.
+#: Function of the seconds to wait (-1: for ever) and a maximum count, which returns (file descriptor, events) pairs.
 Poll = Callable[[float, int], list[tuple[int, int]]]
 
 
 class BusyPoll:
-    """Polls busily for a while where the last wait was short, or where something is expected, before it sleeps.
+    """Busy polls for a while if the last wait was short, or if something is expected, before it sleeps.
 
-    To be woken takes a process 10 to 30 us on a machine of two cores, as long as it takes to answer a pull: measured
-    there, 1.3 times as many requests are answered on one connection, 1.2 times as many on four, and as many as before
-    on sixteen; and 1.3 times as many that each wait for a quick disk.
+    A wake-up takes 10 to 30 us on a machine of two cores, as long as the answer to a pull: measured there, 1.3 times as
+    many requests are answered on one connection, 1.2 times as many on four, and no fewer on sixteen; and 1.3 times as
+    many that each wait for a fast disk.
 
-    Between two looks the processor is given to whoever wants it: the kernel's work for the disk does, on the very
-    processor that asked for it.
+    Between two polls the processor is yielded: the kernel's disk work runs on the processor that requested it.
 
     :param now: seconds of a clock that is never set.
-    :param is_alone: there is one processor only, on which a peer can do nothing while this one is awake.
+    :param is_alone: there is only one processor, so that peers cannot run while this process polls.
     """
 
     def __init__(
@@ -91,12 +89,12 @@ class BusyPoll:
         self._expected_until = 0.0
 
     def expect(self, seconds: float) -> None:
-        """Something will be ready within so many seconds, as far as is known: wait for it awake."""
+        """Something is expected to be ready within so many seconds: poll for it."""
         self._expected_until = self._now() + seconds
 
     def wait(self, poll: Poll, timeout: float | None, most: int) -> list[tuple[int, int]]:
-        """What is ready within `timeout` seconds, without end where that is None. Raises what `poll` does."""
-        if timeout == 0:  # a look, which says nothing of who asks
+        """Wait for events for `timeout` seconds, for ever if None. Raises what `poll` does."""
+        if timeout == 0:  # a poll without wait, which says nothing about the rate of requests
             return poll(0, most)
         now = self._now
         began = now()
@@ -115,29 +113,29 @@ class BusyPoll:
 
 log = Logger()
 
-#: As many connections end in one turn. Each takes up to 0.1 ms: what it had is given back, groups lose a member.
+#: Connections whose end is handled in one turn. Each takes up to 0.1 ms: resources are released, groups lose a member.
 ENDS_MAX = 32
 
 _NEVER = float("inf")
 
 
 class BusyPollReactor(EPollReactor):
-    """An IReactorCore as Twisted's, from which it takes all that is not said here."""
+    """Twisted's epoll reactor with busy polling, MonotonicTime and bounded turns."""
 
     _poller: Any
     _selectables: dict[int, Any]
-    #: When it found several things ready: what is read later in that turn has waited since then.
+    #: Time of the last poll with several events: those handled later in the turn have waited since.
     turn_began = _NEVER
 
     _busy_poll = BusyPoll(time.monotonic, is_alone=len(os.sched_getaffinity(0)) == 1)
     _wait = _busy_poll.wait
-    #: Told of what will be ready soon, as far as is known.
+    #: Called with the time within which something is expected to be ready.
     expect = _busy_poll.expect
     seconds = MonotonicTime(time.time, time.monotonic)
 
     def __init__(self) -> None:
         self._ends = 0
-        #: What ended, was not told so, and is neither read nor written: why, and whether that was found by reading.
+        #: Ended connections whose protocols were not notified yet: the reason, and whether a read found it.
         self._ending: dict[tcp.Connection, tuple[Any, ...]] = {}
         super().__init__()  # type: ignore[no-untyped-call]
 
@@ -166,7 +164,7 @@ class BusyPollReactor(EPollReactor):
         self.turn_began = self.seconds() if len(ready) > 1 else _NEVER
         selectables = self._selectables
         for fd, event in ready:
-            selectable = selectables.get(fd)  # an event before may have closed it
+            selectable = selectables.get(fd)  # an earlier event may have closed it
             if selectable is None:
                 continue
             if event != EPOLLIN:
@@ -183,7 +181,7 @@ class BusyPollReactor(EPollReactor):
     doIteration = doPoll  # noqa: N815
 
     def _disconnectSelectable(self, selectable: Any, *why: Any) -> None:  # noqa: N802
-        """Tell it that it ended; in a later turn, where enough have been told in this."""
+        """Notify a connection of its end; in a later turn, if enough were notified in this one."""
         if not isinstance(selectable, tcp.Connection):
             super()._disconnectSelectable(selectable, *why)  # type: ignore[no-untyped-call]
         elif self._ends < ENDS_MAX and selectable not in self._ending:
@@ -197,7 +195,7 @@ class BusyPollReactor(EPollReactor):
     def _end_some(self) -> None:
         for selectable in list(islice(self._ending, ENDS_MAX)):
             why = self._ending.pop(selectable)
-            # Who cut it meanwhile has it told by a call of its own.
+            # One that was aborted meanwhile is notified by a call of its own.
             if not selectable.disconnected and not selectable._aborting:  # noqa: SLF001
                 self._disconnectSelectable(selectable, *why)
 

@@ -1,6 +1,6 @@
-"""Log lines: one text line, or one JSON object, for each event. Must never raise.
+"""Log lines: one text line, or one JSON object, for each event. Never raises.
 
-Peers choose some of what is logged, and how often: a line is bounded, and so is how many of a kind a minute has.
+Peers influence the text and the number of lines: the length of a line is bounded, and the number of a kind per minute.
 
 2026-11-21 12:00:00,123 WARN [mqbroker.namesrv.namesrv_service] broker 127.0.0.1:10911 did not register ...
 {"time": "2026-11-21T12:00:00.123+00:00", "level": "warn", "logger": "mqbroker...", "msg": "...", "addr": "..."}
@@ -23,24 +23,24 @@ from zope.interface import implementer
 from mqbroker.config import LogLevel
 from mqbroker.errors import MQError
 
-#: What is foreseen: a line says all, and a traceback would be noise.
+#: Expected errors, which are logged without traceback.
 EXPECTED = (MQError, CannotListenError, ConnectionError)
 
-#: Of the text of a line, its traceback apart.
+#: Of the text of a line, without its traceback.
 LINE_LENGTH_MAX = 4000
-#: Of lines that are made from the same words.
+#: Lines per minute of the same format.
 LINES_PER_MINUTE = 600
 KIND_LENGTH = 200
 
 _RANKS = {EventLevel.debug: 0, EventLevel.info: 1, EventLevel.warn: 2, EventLevel.error: 3, EventLevel.critical: 4}
 _LEAST = {LogLevel.DEBUG: 0, LogLevel.INFO: 1, LogLevel.WARN: 2, LogLevel.ERROR: 3}
 _PLAIN = (str, int, float, bool, type(None))
-#: Breaks a line, commands a terminal, or cannot be written: peers choose some of what is logged.
+#: Characters that break a line, control a terminal, or cannot be encoded: peers influence the text.
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 def text_line(event: LogEvent) -> str:
-    """The event as text; a traceback, if there is one, follows on lines of its own."""
+    """The event as text; a traceback, if any, follows on lines of its own."""
     time = datetime.fromtimestamp(event.get("log_time") or 0.0)
     stamp = f"{time:%Y-%m-%d %H:%M:%S},{time.microsecond // 1000:03d}"
     line = f"{stamp} {_level(event).upper()} [{_logger(event)}] {_one_line(_message(event))}\n"
@@ -48,7 +48,7 @@ def text_line(event: LogEvent) -> str:
 
 
 def json_line(event: LogEvent) -> str:
-    """The event as a JSON object, with the plain values that its message was made from."""
+    """The event as a JSON object, with the scalar fields of its message."""
     time = datetime.fromtimestamp(event.get("log_time") or 0.0, UTC)
     found: dict[str, Any] = {
         key: _clipped(value) if type(value) is str else value
@@ -68,20 +68,20 @@ def json_line(event: LogEvent) -> str:
 
 
 class LogRateLimiter:
-    """Counts events by what their lines are made from, and lets so many of each pass in a minute."""
+    """Limits the events of each format to so many per minute."""
 
     def __init__(self) -> None:
         self._minute = float("-inf")
         self._counts: dict[str, int] = {}
 
     def passes(self, event: LogEvent) -> bool:
-        """Whether the line of `event` is to be written."""
+        """Whether to write the line of `event`."""
         kind = str(event.get("log_format") or "")[:KIND_LENGTH]
         count = self._counts[kind] = self._counts.get(kind, 0) + 1
         return count <= LINES_PER_MINUTE
 
     def over(self, now: float) -> list[LogEvent]:
-        """What to tell of the minute, where it is over at `now`: of each kind how many lines were left out."""
+        """If the minute is over at `now`: the number of suppressed lines of each kind."""
         if 0 <= now - self._minute < 60.0:
             return []
         counts, self._counts, self._minute = self._counts, {}, now
@@ -103,7 +103,7 @@ FORMATS = {"text": text_line, "json": json_line}
 
 
 class Stream(Protocol):
-    """What lines are written to."""
+    """Destination of lines."""
 
     def write(self, text: str, /) -> object: ...
     def flush(self) -> object: ...
@@ -112,12 +112,12 @@ class Stream(Protocol):
 
 @implementer(ILogObserver)
 class LineObserver:
-    """Writes events of at least `level` as lines to a stream, or to the file at `path`, which can be opened anew."""
+    """Writes events of at least `level` as lines to a stream, or to the file at `path`, which can be reopened."""
 
     def __init__(self, log_format: str, level: LogLevel, stream: Stream | None = None, path: str | None = None) -> None:
-        """Raises OSError where the file cannot be opened."""
+        """Raises OSError if the file cannot be opened."""
         self.level = level
-        #: How many errors it was told of, written or not.
+        #: Number of errors, written or not.
         self.errors = 0
         self._few = LogRateLimiter()
         self._line = FORMATS[log_format]
@@ -140,14 +140,14 @@ class LineObserver:
                 self._stream.flush()
 
     def close(self) -> None:
-        """Write no more; a file is closed."""
+        """Stop writing; closes the file."""
         stream, self._stream = self._stream, None
         if self._path is not None and stream is not None:
             with contextlib.suppress(OSError):
                 stream.close()
 
     def reopen(self) -> None:
-        """Open the file anew, where there is one: it may have been moved away. The former stays where that fails."""
+        """Reopen the file, if there is one, after it was moved away. Keeps the former if that fails."""
         if self._path is None:
             return
         stream = open(self._path, "a", encoding="utf-8")  # noqa: SIM115
@@ -159,7 +159,8 @@ class LineObserver:
 
 def _rank(event: LogEvent) -> int:
     rank = _RANKS.get(event.get("log_level"), 1)
-    # Twisted tells of every port it opens and closes; we say what they are for. That twistd starts and ends is of use.
+    # Twisted logs every port that it opens and closes; ours are logged with their purpose. The start and end of twistd
+    # are useful.
     logger = _logger(event)
     is_noise = logger.startswith(("log_legacy", "twisted.")) and not logger.startswith("twisted.scripts.")
     return 0 if rank == 1 and is_noise else rank

@@ -33,8 +33,8 @@ class NamesrvConsoleOptions(ConsoleOptions):
 
 
 def serve(settings: NamesrvSettings, reactor: Any) -> Served:
-    """The name server, not yet started."""
-    # Late, so that a wrong setting is told before all this is read.
+    """Make the name server's service."""
+    # Imported late, so that a wrong setting is reported before the imports.
     from mqbroker.namesrv.namesrv_service import make_namesrv
 
     namesrv = make_namesrv(settings, reactor, files_max=files_for_connections())

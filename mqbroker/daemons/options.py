@@ -20,7 +20,7 @@ from mqbroker.errors import BadSetting
 class DaemonOptions(usage.Options):
     """Parses a command line and loads the settings it names, as `settings`.
 
-    A wrong setting is a SystemExit with one line that says where it stands and what would be right.
+    A wrong setting is a SystemExit with one line that says where it was set and what would be valid.
     """
 
     #: Set by each daemon: (path, overrides, *, environ, warn) -> settings.
@@ -99,11 +99,11 @@ class DaemonOptions(usage.Options):
         raise SystemExit(0)
 
     def own_files(self) -> dict[str, str]:
-        """Paths of files that are written for this process alone, by the option that names each."""
+        """Paths of files of this process, such as the pid file, by option."""
         return {f"--{name}": self[name] for name in self._OWN_FILES if self[name] is not None}
 
     def load_settings(self, warn: Callable[[str], None]) -> Any:
-        """The settings as file, environment and options give them now. SystemExit where one is wrong."""
+        """The present settings from file, environment and options. SystemExit if one is wrong."""
         try:
             return type(self).load(self["config"], self.overrides, environ=os.environ, warn=warn)
         except BadSetting as error:
@@ -111,16 +111,16 @@ class DaemonOptions(usage.Options):
 
 
 def _print(text: str) -> None:
-    """Print, to a pipe that may end before the text does."""
+    """Print, to a pipe whose reader may close it early."""
     try:
         print(text, flush=True)  # noqa: T201
     except BrokenPipeError:
-        # Python would tell of it once more when it ends.
+        # Python would report it again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 class ConsoleOptions(DaemonOptions):
-    """What a console script takes beside: under twistd these things are twistd's own."""
+    """Options only of console scripts: twistd has its own for the same purposes."""
 
     _OWN_FILES = ("ports-file", "log-file", "pid-file")
 
@@ -137,5 +137,5 @@ class ConsoleOptions(DaemonOptions):
 
     @property
     def log_level(self) -> LogLevel | None:
-        """The level that counts more than the settings'; None where they decide."""
+        """The log level that overrides the settings'; None without the option."""
         return LogLevel(self["log-level"]) if self["log-level"] is not None else None

@@ -24,21 +24,21 @@ from mqbroker.daemons.logs import LineObserver, Stream
 from mqbroker.daemons.options import DaemonOptions
 from mqbroker.daemons.process import freeze_collector, install_reactor
 
-#: Where twistd writes in the background when it is not told.
+#: Default log file of a twistd in the background.
 _FILE = "twistd.log"
 
 
 @attrs.frozen
 class TwistdLog:
-    """`observer` writes the log; `rotate` begins a new file, and does nothing where there is none."""
+    """`observer` writes the log; `rotate` starts a new file, if there is one."""
 
     observer: LineObserver
     rotate: Callable[[], None]
 
 
 def make_twistd_log(twistd: Mapping[str, Any], log_format: str, level: LogLevel, stdout: Stream) -> TwistdLog | None:
-    """The log that twistd's own options ask for; None where twistd is to see to it. SystemExit with one line where its
-    file cannot be opened."""
+    """The log of twistd's own options; None to leave it to twistd. SystemExit with one line if its file cannot be
+    opened."""
     path = twistd.get("logfile")
     in_foreground = bool(twistd.get("nodaemon"))
     if twistd.get("logger") or twistd.get("syslog") or (path == "-" and not in_foreground):
@@ -54,18 +54,18 @@ def make_twistd_log(twistd: Mapping[str, Any], log_format: str, level: LogLevel,
 
 log = Logger()
 
-#: Where twistd has the process id written to when it is not told; two daemons in one directory would share it.
+#: Default pid file of twistd; two daemons in one directory would share it.
 _PID_FILE = "twistd.pid"
 
 
 class TwistdOptions(DaemonOptions):
-    """What a sub-command of twistd takes, and what it has twistd do where that is not told."""
+    """Options of a sub-command of twistd, and its defaults for twistd's own options."""
 
     #: Set by each daemon: the sub-command's name.
     name: str
 
     def postOptions(self) -> None:
-        # No reactor is installed yet, unless by twistd's own --reactor.
+        # No reactor is installed yet, except by twistd's own --reactor.
         install_reactor()
         super().postOptions()
         twistd: dict[str, Any] | None = self.parent
@@ -79,13 +79,13 @@ class TwistdOptions(DaemonOptions):
 
 
 def _is_given(option: str) -> bool:
-    """Whether twistd was given an option, which may be cut short."""
+    """Whether twistd was given an option, possibly abbreviated."""
     return any(len(given) > 3 and option.startswith(given.partition("=")[0]) for given in sys.argv[1:])
 
 
 def make_twistd_service(options: DaemonOptions, make: Callable[[Any, Any], Served]) -> IService:
-    """The service that a twistd plugin returns."""
-    # twistd has chosen its reactor by now.
+    """Make the service that a twistd plugin returns."""
+    # twistd has installed its reactor by now.
     from twisted.internet import reactor
 
     level = options.settings.log_level
@@ -102,10 +102,10 @@ def make_twistd_service(options: DaemonOptions, make: Callable[[Any, Any], Serve
 
 
 class _Parent:
-    """The twistd in the foreground, and what the one in the background tells it.
+    """The parent process of a twistd in the background, which waits for the result of the start.
 
-    Twistd has it end as soon as startService has returned, when most of a start is still to come. So it is made to wait
-    where it forks, until it is told how the start went, or hears that nobody is left who could tell.
+    Twistd would end it as soon as startService has returned, when most of a start is still to come. So after the fork
+    it waits until the child reports the result, or has ended.
     """
 
     def __init__(self) -> None:
@@ -121,14 +121,14 @@ class _Parent:
             why_not = told.read()
         if why_not != _STARTED:
             why_not = why_not.strip() or "it ended before it had started: its log may say why"
-            os.write(2, f"{why_not}\n".encode(errors="replace"))  # sys.stderr goes to the log by now
+            os.write(2, f"{why_not}\n".encode(errors="replace"))  # sys.stderr is redirected to the log by now
             os._exit(1)
 
     def tell(self, why_not: str | None) -> None:
-        """The start is over: None where all went well. What is told later is not heard."""
+        """Report the result of the start: None for success. Later calls have no effect."""
         writes, self._writes = self._writes, -1
         if writes >= 0:
-            with contextlib.suppress(OSError):  # whoever waited may be gone
+            with contextlib.suppress(OSError):  # the parent may be gone
                 os.write(writes, (_STARTED if why_not is None else why_not).encode(errors="replace"))
             os.close(writes)
 
@@ -137,10 +137,10 @@ _STARTED = "\0"
 
 
 class _TwistdService(Service):
-    """Turns a failed start into the end of the process: twistd would go on without it."""
+    """Ends the process after a failed start: twistd would continue without the service."""
 
     def __init__(self, daemon: Daemon, reactor: Any, twistd_log: TwistdLog | None, parent: _Parent | None) -> None:
-        """`parent`: who waits for a daemon in the background."""
+        """`parent`: the waiting parent of a daemon in the background."""
         self._parent = parent
         self._daemon = daemon
         self._reactor = reactor
@@ -148,7 +148,7 @@ class _TwistdService(Service):
         self._starting = True
 
     def setServiceParent(self, parent: Any) -> None:  # noqa: N802
-        # twistd asks its application for an observer before it makes one of its own.
+        # twistd asks its application for an observer before it creates its own.
         if self._log is not None and isinstance(parent, Componentized):
             parent.setComponent(ILogObserver, self._log.observer)  # type: ignore[no-untyped-call]
         super().setServiceParent(parent)  # type: ignore[no-untyped-call]
@@ -156,7 +156,7 @@ class _TwistdService(Service):
     def startService(self) -> None:
         super().startService()  # type: ignore[no-untyped-call]
         install_reload_signals(self._reactor, self._daemon.reload, self._reopen())
-        # Until the reactor runs and has a handler of its own, the signal would end the process as a kill does.
+        # Until the reactor runs and has installed its handler, the signal would kill the process.
         signal.signal(signal.SIGTERM, lambda *_: self._reactor.callWhenRunning(self._reactor.stop))
         failed: list[Failure] = []
         starting = self._daemon.startService()
@@ -166,11 +166,11 @@ class _TwistdService(Service):
             self._give_up(failed[0])
 
     def _give_up(self, failure: Failure) -> None:
-        """End the process, which has one line to say. Raises."""
+        """End the process with one line on standard error. Raises."""
         if self._parent is None:
             raise SystemExit(failure.getErrorMessage())
         log.error("cannot start: {why}", why=failure.getErrorMessage())
-        # twistd takes its pid file away for no other exceptions than these; their tracebacks are told nobody.
+        # twistd removes its pid file for no other exceptions than these; their tracebacks are not shown.
         sys.excepthook = lambda *_: None
         raise StartFailed(failure.getErrorMessage())
 
@@ -182,7 +182,7 @@ class _TwistdService(Service):
     def _reopen(self) -> Callable[[], None] | None:
         if self._log is not None:
             return self._log.rotate
-        # twistd has it rotate a log file of its own; without one it leaves the signal deadly.
+        # twistd's handler rotates its own log file; without one the signal would end the process.
         return None if callable(signal.getsignal(signal.SIGUSR1)) else lambda: None
 
     def _failed(self, failure: Failure, failed: list[Failure]) -> None:
@@ -192,7 +192,7 @@ class _TwistdService(Service):
             failed.append(failure)
         else:
             log.failure("cannot start", failure)
-            # twistd would end with 0, from which who watches it concludes that all was well.
+            # twistd would exit with 0, which a supervisor takes for success.
             atexit.register(_end_with_1)
             self._reactor.callWhenRunning(self._reactor.stop)
 

@@ -1,4 +1,4 @@
-"""What belongs to the process of a daemon: limit of open files, garbage collector, pid and ports files, reactor."""
+"""The process of a daemon: limit of open files, garbage collector, pid and ports files, reactor."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = Logger()
 
 
 def raise_file_limit() -> None:
-    """Allow as many open files as the system lets us."""
+    """Raise the limit of open files to the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -33,13 +33,13 @@ def raise_file_limit() -> None:
 
 
 def files_for_connections() -> int:
-    """How many files may be open while connections are still taken."""
+    """Number of open files up to which connections are accepted."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if allowed == resource.RLIM_INFINITY else allowed - files_kept()
 
 
 def warn_of_few_files(server: NettySettings) -> None:
-    """Say so where there cannot be as many connections as the settings allow."""
+    """Warn if the limit of files allows fewer connections than the settings."""
     most = files_for_connections()
     if server.connections_max > most:
         allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -52,20 +52,20 @@ def warn_of_few_files(server: NettySettings) -> None:
         )
 
 
-#: Containers that come to be between two collections of the youngest. Python's 700 are two reads of a busy connection.
+#: Threshold of the youngest generation. Python's 700 objects are two reads of a busy connection.
 YOUNGEST = 20_000
 
 
 def relax_collector() -> None:
-    """Collect seldom: for when a daemon starts. With Python's threshold it took a quarter of the start of a store with
-    80,000 queues, none of which is garbage."""
+    """Collect rarely: for the start of a daemon. With Python's threshold the collector took a quarter of the start of a
+    store with 80,000 queues, none of them garbage."""
     gc.set_threshold(YOUNGEST, *gc.get_threshold()[1:])
 
 
 def freeze_collector() -> None:
-    """Leave what is there now, which stays, out of all collections: for when a daemon has started.
+    """Exclude all present objects, which are permanent, from collections: for the end of a daemon's start.
 
-    Collecting it again and again, tens of thousands of objects each time, held answers back for 40 ms.
+    Collecting them again and again, tens of thousands of objects each time, delayed responses by 40 ms.
     """
     gc.collect()
     gc.freeze()
@@ -73,14 +73,14 @@ def freeze_collector() -> None:
 
 
 class AlreadyRunning(MQError):
-    """Another process has the pid file."""
+    """Another process holds the pid file."""
 
 
 class PidFile:
-    """The file with the number of this process, locked while it lives: what a killed one left is not locked."""
+    """The file with the id of this process, locked while it lives: one left by a killed process is not locked."""
 
     def __init__(self, path: str) -> None:
-        """Raises OSError, and AlreadyRunning where another process has it, whose number it says."""
+        """Raises OSError, and AlreadyRunning, with the other process's id, if it is locked."""
         self._path = path
         self._file = _locked(path)
         self._file.truncate(0)
@@ -94,7 +94,7 @@ class PidFile:
 
 
 def require_file(path: str) -> None:
-    """Raise OSError where no file is at `path` but a device or a pipe, which must not be replaced or deleted."""
+    """Raise OSError if `path` is a device or a pipe, which must not be replaced or deleted."""
     with contextlib.suppress(FileNotFoundError):
         mode = os.stat(path).st_mode
         if stat.S_ISDIR(mode):
@@ -115,21 +115,21 @@ def _locked(path: str) -> TextIOWrapper:
             file.close()
             why = f"process {other} has it and runs; stop that first, or name another file"
             raise AlreadyRunning(f"{path}: {why}") from None
-        # Whoever had it may have taken it away just before it was locked.
+        # Its former holder may have removed it just before it was locked.
         if file_stamp(path) is not None and os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
             return file
         file.close()
 
 
 class WrittenFile:
-    """A file that is there, whole, from when it is written."""
+    """A file that appears atomically when it is written."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._stamp: FileStamp | None = None
 
     def write(self, text: str) -> None:
-        """Whoever finds it finds all of it. Raises OSError."""
+        """Write it atomically. Raises OSError."""
         require_file(self._path)
         temporary = f"{self._path}.tmp"
         with open(temporary, "w", encoding="ascii") as file:
@@ -138,7 +138,7 @@ class WrittenFile:
         self._stamp = file_stamp(self._path)
 
     def remove(self) -> None:
-        """Take it away, unless it was not written or somebody wrote another in its place."""
+        """Remove it, unless it was not written or was replaced by another process."""
         stamp, self._stamp = self._stamp, None
         if stamp is not None and file_stamp(self._path) == stamp:
             with contextlib.suppress(OSError):
@@ -146,7 +146,7 @@ class WrittenFile:
 
 
 def install_reactor() -> None:
-    """Install our own, where this system has epoll and no reactor is installed yet."""
+    """Install our own reactor, if the system has epoll and none is installed yet."""
     try:
         from mqbroker.daemons.epoll import BusyPollReactor
     except ImportError:

@@ -1,4 +1,4 @@
-"""Filter expressions on the properties of messages, by SQL92 as the Java system's filter module knows it.
+"""Filter expressions on message properties: the SQL92 subset of the Java system's filter module.
 
 compile_expression("price > 10 AND region IN ('north', 'south')").matches({"price": "12", "region": "north"})
 """

@@ -1,8 +1,8 @@
-"""Bit maps that say of a message which consumers' expressions it may match.
+"""Bloom filters: a bit map per message of the consumers whose expressions it matches.
 
-A consumer has a few bits in a map of fixed size, by its group and topic. Where a message matches they are all set; they
-may be set by chance, too. Sizes, hashes and bits are those of BloomFilter of the filter module 4.9.7, whose hash is
-MurmurHash3 (x64, 128 bits). Must never know who the consumers are.
+A consumer has a few bits in a map of fixed size, by its group and topic. If a message matches they are all set; they
+may also be set by chance. Sizes, hashes and bits are those of BloomFilter of the filter module 4.9.7, whose hash is
+MurmurHash3 (x64, 128 bits). Knows nothing of the consumers.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class BloomData:
 
 @attrs.frozen
 class BloomFilter:
-    """The shape of the maps: `bit_count`, a multiple of 8, and how many bits each consumer has."""
+    """Parameters of the maps: `bit_count`, a multiple of 8, and the number of bits per consumer."""
 
     bit_count: int
     hash_count: int
 
     @classmethod
     def for_consumers(cls, count: int, error_percent: int) -> BloomFilter:
-        """The shape for so many consumers of a topic, of which as many percent may be taken for matching by chance.
+        """The filter for so many consumers of a topic, with a rate of false positives in percent.
 
         `count` is at least 1, `error_percent` within 1..99.
         """
@@ -63,7 +63,7 @@ class BloomFilter:
         return BloomData(tuple(positions), self.bit_count)
 
     def is_valid(self, data: BloomData | None) -> bool:
-        """Whether bits are for maps of this shape."""
+        """Whether bits are for maps of these parameters."""
         return data is not None and data.bit_count == self.bit_count and len(data.positions) == self.hash_count
 
     def bit_map(self, bits: int) -> bytes:

@@ -1,9 +1,9 @@
-"""What filter expressions are read as: terms in each other, each of which writes itself as a Python expression.
+"""The syntax tree of filter expressions: nested terms, each of which generates a Python expression.
 
-`compiled` makes one function of a condition, from the values of the properties that it names to True, False or None for
-null. Its text is made of words that stand here: names and constants of an expression are objects that it refers to,
-never a part of the text. Checks when a term is made refuse what the Java broker refuses when it reads an expression.
-Source: the expression package of the filter module 4.9.7. Must never know of the grammar.
+`compiled` generates one function of a condition, from the values of its properties to True, False or None for null. Its
+source has only text from this module: names and constants of an expression are objects that it refers to, never part of
+the source. Constructors of terms refuse what the Java broker refuses when it parses an expression. Source: the
+expression package of the filter module 4.9.7. Knows nothing of the grammar.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from mqbroker.filter.values import (
     parse_long,
 )
 
-#: From the values of an expression's properties, None for those that a message does not have. Raises NotEvaluable where
-#: one cannot be compared as it is written.
+#: Function of the values of an expression's properties, None for missing ones. Raises NotEvaluable if one cannot be
+#: compared.
 Evaluate = Callable[..., bool | None]
 
-#: How deep terms may stand in each other; a chain of ANDs or ORs is one.
+#: Maximum depth of terms; a chain of ANDs or ORs is one level.
 DEPTH_MAX = 100
-#: How deep they stand in each other in one function; what is deeper is another. Python allows 200 parentheses.
+#: Maximum depth in one generated function; deeper terms get their own. Python allows 200 parentheses.
 _LEVELS_MAX = 10
 _DOUBLE_MIN = 5e-324
 _DOUBLE_MAX = 1.7976931348623157e308
 
 
 class Kind(enum.Enum):
-    """What the Java broker tells apart when it reads an expression."""
+    """Kinds of terms that the Java broker distinguishes when it parses an expression."""
 
     CONSTANT = "a constant"
     BOOLEAN_CONSTANT = "TRUE, FALSE or NULL"
@@ -54,8 +54,8 @@ class Kind(enum.Enum):
 class Term:
     """A part of an expression.
 
-    `write`: gives it in Python. `value`: a constant's or a negated number's. `name`: a property's. `size`: how many
-    terms it has, strings and numbers aside. `names`: the properties in it.
+    `write`: generates its Python source. `value`: of a constant or negated number. `name`: of a property. `size`:
+    number of terms, without strings and numbers. `names`: its properties.
     """
 
     kind: Kind
@@ -76,13 +76,13 @@ class Term:
 
     @property
     def is_number(self) -> bool:
-        """Whether it is a number that is written down."""
+        """Whether it is a literal number."""
         is_written = self.kind is Kind.CONSTANT or self.kind is Kind.NEGATED
         return is_written and self.value is not None and not isinstance(self.value, (str, bool))
 
 
 class Writer:
-    """The text of functions, and the objects that it names."""
+    """The source of generated functions, and the objects that it refers to."""
 
     def __init__(self) -> None:
         self.objects: dict[str, object] = {"__builtins__": {}, **_WORDS}
@@ -92,23 +92,23 @@ class Writer:
         self._level = 0
 
     def new(self, letter: str) -> str:
-        """A name that nothing has yet."""
+        """An unused name."""
         return f"{letter}{next(self._numbers)}"
 
     def constant(self, value: object) -> str:
-        """The name of an object."""
+        """A name for an object."""
         name = self.new("k")
         self.objects[name] = value
         return name
 
     def variable(self, name: str) -> str:
-        """The variable that has the value of a property."""
+        """The variable with the value of a property."""
         if name not in self._variables:
             self._variables[name] = self.new("v")
         return self._variables[name]
 
     def text(self, term: Term) -> str:
-        """A part of a term."""
+        """The source of a part of a term."""
         if self._level >= _LEVELS_MAX:
             return f"{self.function(term)}({', '.join(map(self.variable, sorted(term.names)))})"
         self._level += 1
@@ -117,7 +117,7 @@ class Writer:
         return text
 
     def function(self, term: Term) -> str:
-        """The name of a function of the values of a term's properties, in the order of their names."""
+        """Generate a function of the values of a term's properties, in the order of their names; returns its name."""
         level, self._level = self._level, 0
         text = self.text(term)
         self._level = level
@@ -127,7 +127,7 @@ class Writer:
         return name
 
     def made(self, name: str) -> Evaluate:
-        """The function of a name, when all is written."""
+        """Compile the source; returns the function with a name."""
         exec(compile("".join(self._functions), "<filter expression>", "exec"), self.objects)
         function: Evaluate = self.objects[name]  # type: ignore[assignment]
         return function
@@ -142,7 +142,7 @@ def compiled(condition: Term) -> Evaluate:
 def _made_of(
     parts: Sequence[Term], write: Callable[[Writer], str], kind: Kind = Kind.CONDITION, value: Value = None
 ) -> Term:
-    """A term of others. Raises BadExpression where they stand in each other too deep."""
+    """A term of others. Raises BadExpression if they are nested too deep."""
     depth = 1 + max(part.depth for part in parts)
     if depth > DEPTH_MAX:
         raise BadExpression(f"terms stand in each other more than {DEPTH_MAX} deep; write it with fewer parentheses")
@@ -151,8 +151,8 @@ def _made_of(
 
 
 def _of_property(parts: Sequence[Term], text: str, constant: object = None) -> Term:
-    """A condition on a property, the first of `parts`, in the words of `text`, of its value {v} and of a constant {k}:
-    null where it is."""
+    """A condition on a property, the first of `parts`, by the source `text` with its value {v} and a constant {k}; null
+    if the value is."""
 
     def write(writer: Writer) -> str:
         value = writer.text(parts[0])
@@ -165,13 +165,13 @@ def _of_property(parts: Sequence[Term], text: str, constant: object = None) -> T
 
 
 def constant(value: Value) -> Term:
-    """A literal: TRUE, FALSE and NULL are conditions by themselves, numbers and strings are not."""
+    """A literal: TRUE, FALSE and NULL are conditions themselves, numbers and strings are not."""
     kind = Kind.BOOLEAN_CONSTANT if value is None or isinstance(value, bool) else Kind.CONSTANT
     return Term(kind, lambda writer: writer.constant(value), size=int(kind is Kind.BOOLEAN_CONSTANT), value=value)
 
 
 def decimal(digits: str) -> Term:
-    """A whole number, with or without the L at its end. Raises BadExpression."""
+    """A whole number, with optional suffix L. Raises BadExpression."""
     text = digits.rstrip("lL")
     number = int(text) if len(text) <= len(str(LONG_MAX)) else LONG_MAX + 1
     if number > LONG_MAX:
@@ -180,7 +180,7 @@ def decimal(digits: str) -> Term:
 
 
 def floating(text: str) -> Term:
-    """A number with a point or an exponent. Raises BadExpression: zero is refused, too."""
+    """A number with a point or an exponent. Raises BadExpression, also for zero."""
     number = float(text)
     if number > _DOUBLE_MAX:
         raise BadExpression(f"{text[:40]} is greater than {_DOUBLE_MAX}")
@@ -190,12 +190,12 @@ def floating(text: str) -> Term:
 
 
 def property_named(name: str) -> Term:
-    """The value of a message's property: null where it has none of that name."""
+    """The value of a message's property; null if it is missing."""
     return Term(Kind.PROPERTY, lambda writer: writer.variable(name), name=name, names=frozenset([name]))
 
 
 def negated(term: Term) -> Term:
-    """`-a`: null unless that is a number, which no property is."""
+    """`-a`; null unless `a` is a number, which no property is."""
     value = _minus(term.value) if term.is_number else None
     return _made_of([term], lambda writer: f"minus({writer.text(term)})", Kind.NEGATED, value)
 
@@ -210,7 +210,7 @@ def _minus(number: Value) -> Value:
 
 
 def ordered(left: Term, sign: str, right: Term) -> Term:
-    """`a < b` and the like. Raises BadExpression where one of them has no order."""
+    """`a < b` and the like. Raises BadExpression if one of them has no order."""
     for term in (left, right):
         if (term.is_constant or term.is_boolean) and not term.is_number:
             raise BadExpression(f"{_shown(term)} cannot be compared by {sign}: only numbers can")
@@ -222,7 +222,7 @@ def _called(word: str, left: Term, right: Term) -> Term:
 
 
 def _compared_with_number(left: Term, sign: str, right: Term) -> Term | None:
-    """The usual comparison, as `compare` reads the property; None where it is another one."""
+    """The source of the usual comparison of a property with a number, as by `compare`; None for other ones."""
     if left.name is None or not right.is_number:
         return None
     if isinstance(right.value, float):
@@ -272,7 +272,7 @@ def _is_equal(left: Value, right: Value) -> bool | None:
 
 
 def between(term: Term, low: Term, high: Term) -> Term:
-    """`a BETWEEN low AND high`. Raises BadExpression where nothing can be."""
+    """`a BETWEEN low AND high`. Raises BadExpression if nothing can match."""
     if low.is_constant and high.is_constant:
         if low.value is None or high.value is None:
             raise BadExpression("NULL cannot be a bound of BETWEEN")
@@ -290,7 +290,7 @@ def not_between(term: Term, low: Term, high: Term) -> Term:
 
 
 def one_of(term: Term, strings: Sequence[str], is_in: bool) -> Term:
-    """`a IN ('x', 'y')`, or NOT IN. Raises BadExpression for what is no property."""
+    """`a IN ('x', 'y')`, or NOT IN. Raises BadExpression unless `a` is a property."""
     if term.name is None:
         raise BadExpression(f"IN takes a property on its left, not {term.kind.value}")
     return _of_property([term], "{v} in {k}" if is_in else "{v} not in {k}", frozenset(strings))
@@ -306,7 +306,7 @@ def _shown(term: Term) -> str:
 
 
 def as_condition(term: Term) -> Term:
-    """A term where a condition is wanted: a property alone is none that is ever true. Raises BadExpression."""
+    """A term used as condition: a property alone is never true. Raises BadExpression."""
     if term.is_boolean:
         return term
     if term.name is None:
@@ -325,7 +325,7 @@ def both(terms: Sequence[Term]) -> Term:
 
 
 def _chain(terms: Sequence[Term], decisive: str, is_decisive: str, other: str) -> Term:
-    """Conditions of which one that is `decisive` decides: what is behind it is not asked for, and cannot fail."""
+    """A chain of conditions that ends at the first `decisive` value: later ones are not evaluated, and cannot fail."""
     parts = [as_condition(term) for term in terms]
 
     def write(writer: Writer) -> str:
@@ -349,7 +349,7 @@ def negation(term: Term) -> Term:
 
 
 _ORDERS = {"<": "less", "<=": "less_or_equal", ">": "greater", ">=": "greater_or_equal"}
-#: What the text of functions is made of, besides variables and constants.
+#: Names that generated source may use, besides variables and constants.
 _WORDS: dict[str, object] = {
     "less": _ordering(operator.lt),
     "less_or_equal": _ordering(operator.le),

@@ -1,7 +1,7 @@
-"""The grammar of filter expressions: that of SelectorParser of the filter module 4.9.7, which knows no arithmetic.
+"""The grammar of filter expressions: that of SelectorParser of the filter module 4.9.7, which has no arithmetic.
 
-As there, an expression ends where no more of it can be read: words that follow a whole condition are passed over,
-if they are words. Must never know what an expression is for.
+As there, an expression ends where it cannot be parsed further: tokens after a complete condition are ignored, if they
+are valid tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lark import Lark, Token
     from lark.exceptions import UnexpectedInput
 
-# Letters are ASCII's, in words of either case. What stands first in the list of priorities is never the shorter one.
+# Letters are ASCII's, in words of either case. Of two alternatives the longer has the higher priority.
 GRAMMAR = r"""
     ?start: disjunction
     ?disjunction: conjunction (_OR conjunction)*
@@ -75,7 +75,7 @@ def parse(text: str) -> Term:
     where = len(text)
     try:
         parsing.exhaust_lexer()
-    except UnexpectedToken as unexpected:  # which may stand behind a whole condition
+    except UnexpectedToken as unexpected:  # tokens that may follow a complete condition
         where = _position(unexpected)
     except UnexpectedCharacters as unexpected:
         raise BadExpression(_told(text, _position(unexpected))) from None
@@ -99,7 +99,7 @@ def _told(text: str, where: int) -> str:
 
 @functools.cache
 def _parser() -> Lark:
-    """Made when it is first needed: a broker that never filters this way does without the parser library."""
+    """Created on first use: a broker without SQL92 filters does not import the parser library."""
     from lark import Lark, Transformer, v_args
 
     actions = {name: staticmethod(action) for name, action in _ACTIONS.items()}

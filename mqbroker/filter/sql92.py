@@ -1,4 +1,4 @@
-"""SQL92 expressions, compiled once and kept: what is bounded, and what a message's properties make of them."""
+"""SQL92 expressions: compiled once, cached, and evaluated for messages' properties; and their bounds."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from mqbroker.filter.conditions import Evaluate, as_condition, compiled
 from mqbroker.filter.grammar import parse
 from mqbroker.wire.properties import find_in_each, find_property, find_values
 
-#: Characters of an expression. Reading takes time in which nobody else is served.
+#: Maximum characters of an expression. Parsing blocks the reactor.
 EXPRESSION_LENGTH_MAX = 16_384
-#: Expressions that are kept compiled, and refusals with them.
+#: Compiled expressions that are cached, refused ones included.
 KEPT_MAX = 256
-#: Outcomes that are kept for a combination of properties that messages have, and how many such combinations; how many
-#: bytes the values may have that an outcome is kept by, with one more for each.
+#: Cached outcomes per combination of present properties, and number of such combinations; maximum bytes of the values
+#: of a cached outcome, plus one each.
 OUTCOMES_MAX = 1024
 COMBINATIONS_MAX = 8
 OUTCOME_BYTES_MAX = 128
-#: How many times none are looked up once there were so many.
+#: How many times the cache is skipped once it was full.
 NOT_KEPT = 64
-#: Of fewer messages than these the values are not gathered; nor the next so many times where that was in vain.
+#: Minimum number of messages for which values are collected; and how often that is skipped after it was in vain.
 TOGETHER_MIN = 32
 VAIN = 8
 
@@ -36,16 +36,16 @@ Properties = Mapping[str, str]
 
 @attrs.frozen
 class Expression:
-    """A compiled expression. `size`: how many terms it has."""
+    """A compiled expression. `size`: its number of terms."""
 
     text: str
     _evaluate: Evaluate = attrs.field(eq=False, repr=False)
     _names: tuple[str, ...] = attrs.field(default=(), eq=False, repr=False)
     size: int = attrs.field(default=1, eq=False, repr=False)
-    #: The names as `find_in_each` has them, and their places.
+    #: The names in the form of `find_in_each`, and their places.
     _marks: list[bytes] = attrs.field(init=False, eq=False, repr=False)
     _all: tuple[int, ...] = attrs.field(init=False, eq=False, repr=False)
-    #: By the places of those names that some messages have.
+    #: Outcomes by the places of the present properties.
     _outcomes: dict[tuple[int, ...], _Outcomes] = attrs.field(init=False, factory=dict, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
@@ -53,16 +53,15 @@ class Expression:
         object.__setattr__(self, "_all", tuple(range(len(self._names))))
 
     def evaluate(self, properties: Properties) -> bool | None:
-        """True, False, or None for null. Raises NotEvaluable where a property cannot be compared as it is written."""
+        """True, False, or None for null. Raises NotEvaluable if a property cannot be compared."""
         return self._evaluate(*map(properties.get, self._names))
 
     def matches(self, properties: Properties) -> bool:
-        """Whether it is true of a message; it is not where it cannot be evaluated."""
+        """Whether it is true for a message; False if it cannot be evaluated."""
         return _true_of_each(self._evaluate, [map(properties.get, self._names)])[0]
 
     def pick(self, messages: Sequence[bytes], most: int) -> list[int]:
-        """Which of some messages, of each of which the property bytes are given, it is true of: the places, in order,
-        of the first so many. Hot."""
+        """The indexes of the first so many messages for which it is true, given the property bytes of each. Hot."""
         if len(messages) == 1:
             found = [find_property(messages[0], mark) for mark in self._marks]
             return [0][:most] if self._of(self._all)[found[0] if len(found) == 1 else tuple(found)] else []
@@ -84,7 +83,7 @@ class Expression:
         return picked
 
     def _of(self, which: tuple[int, ...]) -> _Outcomes:
-        """Those of messages that have the properties at some places and no others."""
+        """The outcomes of messages that have exactly the properties at some places."""
         outcomes = self._outcomes.get(which)
         if outcomes is None:
             if len(self._outcomes) >= COMBINATIONS_MAX:
@@ -94,7 +93,7 @@ class Expression:
 
 
 def _true_of_each(evaluate: Evaluate, rows: Iterable[Iterable[str | None]]) -> list[bool]:
-    """Whether an expression is true of messages of which the values are given. Hot."""
+    """Whether an expression is true for messages with the given values. Hot."""
     found = []
     for values in rows:
         try:
@@ -105,9 +104,9 @@ def _true_of_each(evaluate: Evaluate, rows: Iterable[Iterable[str | None]]) -> l
 
 
 class _Outcomes(dict[Any, bool]):
-    """Whether an expression is true of a message, by the values of those of its properties that stand at some places,
-    where none of the others is there: a value is the key, or several in a tuple. Of many messages few differ, and to
-    look one up takes a fifth of the time of an evaluation; where too many differ, none are kept for a while."""
+    """Cached outcomes of an expression by the values of the present properties: the key is a value, or a tuple of
+    several. Usually few messages differ, and a lookup takes a fifth of the time of an evaluation; if too many differ,
+    the cache is off for a while."""
 
     def __init__(self, evaluate: Evaluate, which: Sequence[int], names: int) -> None:
         self._evaluate = evaluate
@@ -115,19 +114,19 @@ class _Outcomes(dict[Any, bool]):
         self._names = names
         self._not_kept = 0
         self._none_true: frozenset[Any] = frozenset()
-        #: Values of many messages are gathered once so many times none was picked.
+        #: Values of many messages are collected after none was picked so many times.
         self.gathered_after = 1
 
     def of_each(self, columns: list[list[bytes]]) -> Iterable[bool]:
-        """Whether it is true of each message, of which the values of each property are given. Hot."""
+        """Whether it is true for each message, given the values of each property. Hot."""
         if self._not_kept:
             self._not_kept -= 1
             return self._of_each(columns)
         return map(self.__getitem__, columns[0] if len(columns) == 1 else zip(*columns, strict=True))
 
     def are_none_true(self, values: Sequence[list[bytes]], count: int) -> bool:
-        """Whether it is sure to be true of none of `count` messages, by the values that each property has in any of
-        them: to gather these takes half of the time of finding those of each message. Hot."""
+        """Whether it is certainly true for none of `count` messages, by the values that each property has in any of
+        them: collecting these takes half the time of finding those of each message. Hot."""
         if len(values) == 1:
             if self._none_true and self._none_true.issuperset(values[0]):
                 return True
@@ -171,9 +170,9 @@ _kept: OrderedDict[str, Expression | BadExpression] = OrderedDict()
 
 
 def compile_expression(text: str, charge: Callable[[int], None] | None = None) -> Expression:
-    """Compile an expression, or take it from those that are kept. Raises BadExpression.
+    """Compile an expression, or return the cached one. Raises BadExpression.
 
-    `charge` is called with the number of its characters where it has to be read; what that raises is passed on.
+    `charge` is called with the number of its characters if it must be parsed; its exceptions are passed on.
     """
     if len(text) > EXPRESSION_LENGTH_MAX:
         raise BadExpression(f"the expression has {len(text)} characters; at most {EXPRESSION_LENGTH_MAX} are taken")

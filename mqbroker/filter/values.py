@@ -1,8 +1,8 @@
-"""The values of filter expressions, and how two of them compare: by Java's types, which decide how a string is read.
+"""Values of filter expressions and their comparison by Java's types, which decide how a string is parsed.
 
 A value is a string (every property is one), a whole number of 32 or 64 bits, a double, a boolean, or null. Strings are
-read as what they are compared with, by the rules of Java's `valueOf`. Source: ComparisonExpression of the filter
-module 4.9.7.
+parsed as the type that they are compared with, by the rules of Java's `valueOf`. Source: ComparisonExpression of the
+filter module 4.9.7.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mqbroker.errors import NotEvaluable
 
 
 class Long(int):
-    """A whole number of 64 bits; an `int` is one of 32. It decides how large a number a string may hold."""
+    """A whole number of 64 bits; an `int` is one of 32. The type bounds the number in a compared string."""
 
 
 Value = str | bool | int | float | None
@@ -30,13 +30,13 @@ _DOUBLE = re.compile(
     r"[+-]?(?:NaN|Infinity|(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
     r"|0[xX](?P<hex>[0-9a-fA-F]+\.?|[0-9a-fA-F]*\.[0-9a-fA-F]+)[pP][+-]?[0-9]+)[fFdD]?)"
 )
-#: What Java's String.trim takes away.
+#: Characters that Java's String.trim removes.
 _BLANKS = "".join(map(chr, range(0x21)))
 
 
 def _parse_whole(text: str, low: int, high: int) -> int:
     match = _WHOLE.fullmatch(text)
-    if match is None or max(text) > "\uffff":  # Java looks at UTF-16 code units, of which none beyond is a digit
+    if match is None or max(text) > "\uffff":  # Java checks UTF-16 code units, of which none beyond is a digit
         raise NotEvaluable(f"{text[:80]!r} is no whole number")
     digits = match[2].lstrip("0") or "0"
     number = int(match[1] + digits) if len(digits) <= _DIGITS_MAX else high + 1
@@ -60,7 +60,7 @@ def parse_long(text: str) -> int:
 
 
 def parse_double(text: str) -> float:
-    """Read a string as Java's `Double.valueOf`: blanks around are no matter, and a d or f may end it.
+    """Parse a string as Java's `Double.valueOf`: surrounding blanks are ignored, and a suffix d or f is allowed.
 
     Raises NotEvaluable.
     """
@@ -85,7 +85,7 @@ def _parse_boolean(text: str) -> bool:
 
 
 def compare_doubles(left: float, right: float) -> int:
-    """Below, at or above 0 as `Double.compareTo`: NaN is equal to itself and above all, -0.0 is below 0.0."""
+    """Negative, 0 or positive as `Double.compareTo`: NaN equals itself and is above all, -0.0 is below 0.0."""
     if left < right:
         return -1
     if left > right:
@@ -94,17 +94,17 @@ def compare_doubles(left: float, right: float) -> int:
 
 
 def _rank(number: float) -> int:
-    """The order among what `<` and `>` cannot tell apart."""
+    """The order of values that `<` and `>` do not distinguish."""
     if number != number:
         return 2
     return 0 if number == 0 and math.copysign(1, number) < 0 else 1
 
 
 def compare(left: Value, right: Value) -> int:
-    """Below, at or above 0; -1 for what has no order. Neither is null.
+    """Negative, 0 or positive; -1 for values without order. Neither is null.
 
-    Raises NotEvaluable where a string is not what it is compared with, and for a boolean on the left of a string,
-    which no Java broker gets over.
+    Raises NotEvaluable if a string cannot be parsed as the other's type, and for a boolean on the left of a string, on
+    which Java brokers fail.
     """
     if isinstance(left, str):
         return _compare_string(left, right)
@@ -121,7 +121,7 @@ def compare(left: Value, right: Value) -> int:
 
 def _compare_string(left: str, right: Value) -> int:
     if isinstance(right, str):
-        return (left > right) - (left < right)  # only whether they are equal matters to anybody
+        return (left > right) - (left < right)  # only equality matters here
     if isinstance(right, bool):
         return _parse_boolean(left) - right
     assert right is not None
@@ -140,7 +140,7 @@ def _compare_boolean(left: Value, right: Value) -> int:
 
 
 def _read_as(other: int | float, text: str) -> int | float:
-    """A string as a number of the type of the other."""
+    """Parse a string as a number of the other's type."""
     if isinstance(other, float):
         return parse_double(text)
     return parse_long(text) if isinstance(other, Long) else parse_integer(text)

@@ -1,6 +1,6 @@
 """The PySpark data source "rocketmq": topics as data frames, in batches and as streams.
 
-`source` is what Spark calls; `options`, `offsets`, `plan` and `schema` are rules without I/O; `pulling`, `decode` and
+`source` implements Spark's interface; `options`, `offsets` and `schema` have no I/O; `reading`, `decode` and
 `connections` run in Spark's Python workers. Nothing here imports Twisted, and importing this package imports neither
 PySpark nor Arrow.
 """

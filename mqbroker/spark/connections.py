@@ -1,7 +1,7 @@
-"""The clients of this process: one for each set of name servers and account, kept over tasks and triggers.
+"""The clients of this process: one for each set of name servers and account, shared by tasks and triggers.
 
-Spark reuses its Python workers, so a client's connections and routes serve the next task too. A client itself drops a
-connection that failed or has answers outstanding; what is idle here is always clean.
+Spark reuses its Python workers, so that a client's connections and routes serve the next task too. A client itself
+drops a connection that failed or has pending responses; idle ones are always clean.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from mqbroker.client.options import PullOptions
 from mqbroker.spark.options import SourceOptions
 
 _PULL_TIMEOUT_MS = 15_000
-#: How soon a stream learns of new queues, and of brokers that came back.
+#: How soon a stream notices new queues, and brokers that came back.
 _ROUTE_AGE_S = 10.0
 
 _clients: dict[tuple[Hashable, ...], PullConsumer] = {}

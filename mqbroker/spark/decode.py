@@ -2,8 +2,8 @@
 
 Only the columns asked for are made. A record's parts stand one after another in ascending order, so a column of bytes
 is a view of the whole chunk whose every other element is the gap between two records; Arrow copies the wanted ones out.
-What is rare - compressed bodies, IPv6 hosts - is done record by record, and a chunk with property bytes that are not
-UTF-8 is left to `decode_plain`. Runs in Spark's Python workers; knows nothing of PySpark.
+Rare cases - compressed bodies, IPv6 hosts - are decoded record by record, and a chunk with property bytes that are not
+UTF-8 by `decode_plain`. Runs in Spark's Python workers; knows nothing of PySpark.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _OFFSET_AT = OFFSETS["physical_offset"]
 def decode_chunk(chunk: Chunk, columns: Sequence[str], schema: Any) -> Iterator[Any]:
     """Yield record batches of `schema` that hold the `columns`, named as in `schema.COLUMNS`, of all records.
 
-    Raises DataLoss where the records are not those of the chunk's offsets, BadRecord where one is damaged.
+    Raises DataLoss if the records are not those of the chunk's offsets, BadRecord if one is corrupt.
     """
     starts = record_starts(chunk.records)
     rows = Rows(chunk, starts)
@@ -59,7 +59,7 @@ def decode_chunk(chunk: Chunk, columns: Sequence[str], schema: Any) -> Iterator[
 
 
 def record_starts(data: bytes) -> list[int]:
-    """Where each record starts. Raises BadRecord where the sizes do not add up."""
+    """The start of each record. Raises BadRecord if the sizes do not add up."""
     starts = []
     at = 0
     end = len(data) - RECORD_BYTES_MIN

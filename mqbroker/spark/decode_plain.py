@@ -1,4 +1,5 @@
-"""The same columns record by record: for chunks that the fast decoder leaves, and to test the fast one against."""
+"""Decoder of the same columns record by record: for chunks that the fast decoder rejects, and as its reference in
+tests."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from mqbroker.wire.codes import KEY_SEPARATOR, Prop
 from mqbroker.wire.ids import offset_message_id
 from mqbroker.wire.record import Host, Record, record_body
 
-#: Times come from producers; what lies beyond is given as this, since microseconds have to fit into 64 bits.
+#: Times come from producers; larger ones are clamped to this, as microseconds must fit into 64 bits.
 TIME_MS_MAX = 2**63 // 1000 - 1
 
 _level = re.compile(r"-?[0-9]{1,9}").fullmatch
@@ -30,7 +31,7 @@ def split_keys(text: str) -> list[str]:
 
 
 def delay_level(text: str) -> int | None:
-    """The number in a DELAY property, None where it is none."""
+    """The number in a DELAY property, None if it is invalid."""
     return int(text) if _level(text) else None
 
 

@@ -1,4 +1,4 @@
-"""What the data source raises for its users. Each message says what, why, and what would be right."""
+"""Errors of the data source for users. Each message says what, why, and what would be valid."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mqbroker.wire.bodies import MessageQueue
 
 
 class BadOption(MQError):
-    """An option, or a column of the schema asked for, that cannot be used."""
+    """An invalid option, or column of the requested schema."""
 
     def __init__(self, name: str, why: str) -> None:
         super().__init__(name, why)
@@ -25,7 +25,7 @@ class BadSchema(MQError):
 
 
 class Loss(Enum):
-    """How messages that should be read can be gone."""
+    """How messages that should be read can be lost."""
 
     AGED_OUT = "the broker has deleted messages that were not read yet"
     CUT_SHORT = "the queue ends before messages that were there; it was truncated, or deleted and created again"
@@ -34,7 +34,7 @@ class Loss(Enum):
 
 
 class DataLoss(MQError):
-    """Messages of `queue` that must be read cannot be had; `details` names the offsets."""
+    """Messages of `queue` that must be read are lost; `details` names the offsets."""
 
     def __init__(self, loss: Loss, queue: MessageQueue, details: str) -> None:
         super().__init__(loss, queue, details)
@@ -52,11 +52,11 @@ class DataLoss(MQError):
 
 
 class NotReadable(MQError):
-    """Brokers did not give what was asked of them for as long as `retryTimeoutMs` allows."""
+    """Brokers did not return the requested messages within `retryTimeoutMs`."""
 
 
 class PySparkTooOld(MQError):
-    """The API of this version of PySpark does not tell a stream where it stands."""
+    """The API of this version of PySpark does not give a stream its offsets."""
 
     def __init__(self, version: str) -> None:
         super().__init__(version)

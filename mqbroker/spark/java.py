@@ -1,4 +1,4 @@
-"""Finding the Java that Spark would start, and saying clearly when there is none that will do."""
+"""Finds the Java that Spark would start, with a clear error if there is no suitable one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class JavaMissing(MQError):
 def find_java(environ: Mapping[str, str] | None = None) -> int:
     """Return the major version of the Java that Spark will start. Raises JavaMissing.
 
-    As Spark does, it takes the one in JAVA_HOME where that is set, and the first on the PATH where it is not.
+    As Spark does, it uses JAVA_HOME if that is set, and the first on the PATH otherwise.
     """
     java = _find(os.environ if environ is None else environ)
     try:
@@ -56,7 +56,7 @@ def find_java(environ: Mapping[str, str] | None = None) -> int:
 
 
 def check_version(java: str, status: int, output: str) -> int:
-    """Read what `java -version` said. Raises JavaMissing where it failed, or is too old."""
+    """Parse the output of `java -version`. Raises JavaMissing if it failed, or is too old."""
     found = _version(output)
     if status != 0 or found is None:
         said = output.strip().splitlines()[0] if output.strip() else "nothing"

@@ -1,14 +1,14 @@
-"""Positions in queues, their JSON form, and what `startingOffsets` and `endingOffsets` mean, and which a
+"""Positions in queues, their JSON form, the meaning of `startingOffsets` and `endingOffsets`, and the ranges that a
 query reads. No I/O.
 
     {"orders": {"broker-a": {"0": 123, "1": 130}, "broker-b": {"0": 7}}}
 
 An offset is the next one to be read, so an end is exclusive. Spark compares offsets as JSON text: the keys are always
-in the same order. In options -2 stands for the earliest message and -1 for the end of the queue.
+in the same order. In options -2 means the earliest message and -1 the end of the queue.
 
 A stream's first batch reads nothing: it only makes Spark write down where the stream starts, so that a restart inside
-the first batch with rows starts at the same place. A queue that appears later is treated alike: it enters the offsets
-at its first message, and is read from the batch after that.
+the first batch with rows starts at the same place. A queue that appears later is treated the same way: it is added to
+the offsets at its first message, and read from the next batch on.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _WORDS = {"earliest": EARLIEST, "latest": LATEST}
 
 @attrs.frozen
 class Bounds:
-    """What a queue holds: from offset `first` up to, but without, `end`."""
+    """Offsets of a queue: from `first` up to, but without, `end`."""
 
     first: int
     end: int
 
 
 def to_json(positions: Mapping[MessageQueue, int]) -> dict[str, dict[str, dict[str, int]]]:
-    """The JSON object of `positions`, in the order that all of them have."""
+    """The JSON object of `positions`, in canonical order."""
     found: dict[str, dict[str, dict[str, int]]] = {}
     for queue in sorted(positions):
         brokers = found.setdefault(queue.topic, {})
@@ -49,7 +49,7 @@ def to_json(positions: Mapping[MessageQueue, int]) -> dict[str, dict[str, dict[s
 
 
 def from_json(value: Any) -> Positions:
-    """The inverse of `to_json`. Raises ValueError saying what is not as it must be."""
+    """The inverse of `to_json`. Raises ValueError that names the fault."""
     found: Positions = {}
     for topic, brokers in _items(value, "the whole"):
         for broker, queues in _items(brokers, f"topic {topic!r}"):
@@ -70,7 +70,7 @@ def _items(value: Any, what: str) -> Iterable[tuple[str, Any]]:
 
 @attrs.frozen
 class OffsetSpec:
-    """What an option says: `given` for some queues, `default` (EARLIEST or LATEST) for all others."""
+    """An offsets option: `given` for some queues, `default` (EARLIEST or LATEST) for all others."""
 
     option: str
     default: int
@@ -121,13 +121,13 @@ def parse_offsets(option: str, text: str, default: int, topics: Iterable[str], w
 
 
 def describe(queue: MessageQueue) -> str:
-    """How messages to users name a queue."""
+    """A queue's name in messages to users."""
     return f"queue {queue.queue_id} of topic {queue.topic} on broker {queue.broker_name}"
 
 
 @attrs.frozen
 class QueueRange:
-    """What one Spark partition reads: from `start` up to, but without, `end`."""
+    """The range of one Spark partition: from `start` up to, but without, `end`."""
 
     queue: MessageQueue
     start: int
@@ -136,7 +136,7 @@ class QueueRange:
 
 @attrs.frozen
 class TopicBounds:
-    """What brokers said of the topics: `bounds` of the queues that answered, and the `queues` that are listed.
+    """The brokers' responses: `bounds` of the queues that responded, and the `queues` that are listed.
 
     A broker that is down is in neither; its queues are waited for.
     """
@@ -145,17 +145,17 @@ class TopicBounds:
     bounds: Mapping[MessageQueue, Bounds]
 
     def silent(self) -> list[MessageQueue]:
-        """The queues that are listed and did not answer."""
+        """The listed queues that did not respond."""
         return sorted(self.queues - self.bounds.keys())
 
     def is_missing(self, queue: MessageQueue) -> bool:
-        """True where the queue's broker is listed for the topic, and the queue is not."""
+        """Whether the queue's broker is listed for the topic, but the queue is not."""
         brokers = {(q.topic, q.broker_name) for q in self.queues}
         return queue not in self.queues and (queue.topic, queue.broker_name) in brokers
 
 
 def plan_batch(starts: Positions, ends: Positions) -> list[QueueRange]:
-    """The ranges of a batch that hold something. Raises BadOption where one would end before it starts."""
+    """The non-empty ranges of a batch. Raises BadOption if one would end before it starts."""
     for queue, start in starts.items():
         if start > ends[queue]:
             raise BadOption("endingOffsets", f"{ends[queue]} is before the start, {start}, of {describe(queue)}")
@@ -163,10 +163,10 @@ def plan_batch(starts: Positions, ends: Positions) -> list[QueueRange]:
 
 
 def plan_stream(start: Positions, end: Positions, initial: Positions | None) -> list[QueueRange]:
-    """The ranges between two offsets of a stream. Raises DataLoss where a queue is left out or goes back.
+    """The ranges between two offsets of a stream. Raises DataLoss if a queue is missing or goes back.
 
-    `initial` is where this process would start the query. Where that is `start` it may be the first batch, once more:
-    then `end` is the start that an earlier process wrote down, maybe of other queues, and there is nothing to read.
+    `initial` is where this process would start the query. If that equals `start` it may be a repeated first batch: then
+    `end` is the start that an earlier process recorded, possibly of other queues, and there is nothing to read.
     """
     for queue, offset in start.items() if start != initial else ():
         if queue not in end:
@@ -181,9 +181,9 @@ def plan_stream(start: Positions, end: Positions, initial: Positions | None) -> 
 
 
 def advance(start: Positions, seen: TopicBounds) -> Positions:
-    """Where a stream that stands at `start` can go: to the end of each queue. Raises DataLoss.
+    """The farthest end of a stream at `start`: the end of each queue. Raises DataLoss.
 
-    The queues of brokers that do not answer stay where they are.
+    The queues of brokers that do not respond stay at their positions.
     """
     _check_stream(start, seen)
     found = dict(start)
@@ -206,7 +206,7 @@ def _check_stream(start: Positions, seen: TopicBounds) -> None:
 
 
 def cap(start: Positions, end: Positions, target: Positions) -> Positions:
-    """`end`, but not beyond `target`; a queue that `target` lacks stays where it is, or out."""
+    """`end` limited to `target`; a queue that `target` lacks keeps its position, or is left out."""
     return {
         queue: max(start[queue], min(offset, target.get(queue, start[queue]))) if queue in start else offset
         for queue, offset in end.items()
@@ -215,7 +215,7 @@ def cap(start: Positions, end: Positions, target: Positions) -> Positions:
 
 
 def limit_rows(start: Positions, end: Positions, rows: int) -> Positions:
-    """Go from `start` towards `end` by `rows`: each queue by 1 at least, the rest in proportion to what waits there."""
+    """Advance from `start` towards `end` by `rows`: each queue by at least 1, the rest in proportion to its backlog."""
     backlog = {queue: end[queue] - start[queue] for queue in start if end[queue] > start[queue]}
     total = sum(backlog.values())
     if total <= rows:

@@ -1,6 +1,6 @@
-"""The options of the data source: their names, defaults and checks. No I/O, but that an account may stand in a file.
+"""The options of the data source: their names, defaults and checks. No I/O except for an account's file.
 
-Spark gives names in lower case; messages name them as the documentation does. Those that hold a secret have names that
+Spark passes names in lower case; messages have them as in the documentation. Options with secrets have names that
 Spark's own redaction covers.
 """
 
@@ -20,7 +20,8 @@ from mqbroker.spark.offsets import EARLIEST, LATEST, OffsetSpec, parse_offsets
 from mqbroker.wire.names import check_group, check_topic
 from mqbroker.wire.signature import Credentials
 
-#: Names the reads in the broker's statistics. It joins no balance and commits nothing, so all queries may share it.
+#: The group of the reads in the broker's statistics. It takes part in no rebalancing and commits nothing, so that all
+#: queries may share it.
 DEFAULT_GROUP = "spark-rocketmq"
 
 NAMES = (
@@ -49,9 +50,9 @@ _BY_LOWER = {name.lower(): name for name in NAMES}
 
 @attrs.frozen
 class SourceOptions:
-    """What a query asks for. `ending` is for batches, `max_offsets_per_trigger` for streams.
+    """Options of a query. `ending` is for batches, `max_offsets_per_trigger` for streams.
 
-    `retry_timeout_ms` is how long a broker may give nothing before a read fails.
+    `retry_timeout_ms` is how long a broker may return nothing before a read fails.
     """
 
     name_servers: tuple[str, ...]
@@ -67,9 +68,9 @@ class SourceOptions:
 
 
 def parse_options(given: Mapping[str, str], *, streaming: bool | None) -> SourceOptions:
-    """Check all options of a query. Raises BadOption at the first that is wrong.
+    """Check all options of a query. Raises BadOption at the first invalid one.
 
-    `streaming` is None where it is not known yet whether a batch or a stream is read.
+    `streaming` is None if it is not known yet whether a batch or a stream is read.
     """
     options = {_known(name): text.strip() for name, text in given.items()}
     topics = _topics(_required(options, "topic", "a topic, or several joined by commas"))

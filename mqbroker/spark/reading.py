@@ -1,9 +1,9 @@
-"""What is asked of brokers: which queues topics have, what each holds, and ranges of them as pieces of the commit log.
+"""Requests to brokers: the queues of topics, their bounds, and ranges of them as chunks of the commit log.
 
-A range is read by pulls that are sent ahead. A queue's offsets have no gaps, so the pulls of a whole window can be on
-their way at once. What answers leave out, as they are bounded in count and bytes, is asked for again; how much one
-answer holds is learned. The next window is asked for before the present one is handed out. Time, sleep and the pulls
-themselves come in as arguments.
+A range is read by pulls that are sent ahead. A queue's offsets have no gaps, so that all pulls of a window can be in
+flight at once. Messages missing in responses, which are bounded in count and bytes, are pulled again; the size of
+responses is learned. The next window is requested before the present one is returned. Time, sleep and the pulls
+themselves are parameters.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from mqbroker.spark.offsets import Bounds, QueueRange, TopicBounds, describe
 from mqbroker.wire.bodies import MessageQueue
 from mqbroker.wire.codes import ResponseCode
 
-#: A queue, an offset, and how many messages are wanted from there.
+#: A queue, an offset, and the number of messages from there.
 Want = tuple[MessageQueue, int, int]
 
-#: What one window holds at most: about this many messages, or bytes of records.
+#: Maximum size of a window: about this many messages, or bytes of records.
 WINDOW_MESSAGES = 8192
 WINDOW_BYTES = 4 * 1024 * 1024
-#: The first window is small: nobody knows yet how large the messages are.
+#: The first window is small, as the size of messages is unknown.
 FIRST_PULLS = 16
 
 _PAUSE_S_MIN, _PAUSE_S_MAX = 0.02, 1.0
-#: A broker that is starting, stopping or overloaded answers with these.
+#: Response codes of a broker that is starting, stopping or overloaded.
 _PASSING = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE})
 
 
 class PullsAhead(Protocol):
-    """Pulls on their way."""
+    """Pulls in flight."""
 
     def finish(self) -> list[RawPull | MQError]: ...
 
@@ -44,14 +44,14 @@ class PullsAhead(Protocol):
 
 
 class PullSource(Protocol):
-    """Where pulls go: a blocking PullConsumer."""
+    """The target of pulls: a blocking PullConsumer."""
 
     def fetch_ahead(self, wants: Sequence[Want]) -> PullsAhead: ...
 
 
 @attrs.frozen
 class Chunk:
-    """The records of `queue` from `start` up to, but without, `end`, one after another."""
+    """Consecutive records of `queue` from `start` up to, but without, `end`."""
 
     queue: MessageQueue
     start: int
@@ -67,7 +67,7 @@ class _Piece:
 
 @attrs.define
 class RetryDeadline:
-    """How long nothing may come before a read is given up: `timeout_s` by the clock `now`."""
+    """Deadline for progress of a read: `timeout_s` by the clock `now`."""
 
     timeout_s: float
     now: Callable[[], float]
@@ -76,12 +76,12 @@ class RetryDeadline:
     _pause_s: float = _PAUSE_S_MIN
 
     def renew(self) -> None:
-        """Something came."""
+        """Reset the deadline after progress."""
         self._since = None
         self._pause_s = _PAUSE_S_MIN
 
     def wait(self, why: MQError) -> None:
-        """Pause before another try; raise `why` when it is over."""
+        """Pause before another attempt; raises `why` after the deadline."""
         now = self.now()
         if self._since is None:
             self._since = now
@@ -93,7 +93,7 @@ class RetryDeadline:
 
 @attrs.define
 class _PullSize:
-    """How many messages one pull brings, of `batch` that may be asked for, and how many bytes a message has."""
+    """Learned number of messages per pull, up to `batch`, and bytes per message."""
 
     batch: int
     step: int
@@ -105,7 +105,7 @@ class _PullSize:
         return max(1, min(WINDOW_MESSAGES, int(WINDOW_BYTES / self.message_bytes)))
 
     def learn(self, wants: Sequence[Want], pieces: Mapping[int, _Piece]) -> None:
-        """Take note of what pulls brought."""
+        """Learn from the results of pulls."""
         if pieces:
             messages = sum(piece.end - at for at, piece in pieces.items())
             self.message_bytes = sum(len(piece.records) for piece in pieces.values()) / messages
@@ -118,10 +118,10 @@ class _PullSize:
 def read_chunks(
     source: PullSource, todo: QueueRange, batch: int, deadline: RetryDeadline
 ) -> Generator[Chunk, None, None]:
-    """Yield all records of `todo`, in order. `batch` is how many messages a pull asks for.
+    """Yield all records of `todo`, in order. `batch` is the number of messages per pull.
 
-    Raises DataLoss where messages are gone, NotReadable where the broker gives nothing for too long, Refused where it
-    will never do. When the generator is closed early, pulls on their way are abandoned.
+    Raises DataLoss if messages are lost, NotReadable if the broker returns nothing for too long, Refused if it never
+    will. When the generator is closed early, pulls in flight are abandoned.
     """
     pace = _PullSize(batch, batch)
     at = todo.start
@@ -157,7 +157,7 @@ def _send(source: PullSource, wants: Sequence[Want], deadline: RetryDeadline) ->
 
 
 def _cut(pieces: dict[int, _Piece], end: int, bound: int) -> int:
-    """Where a window ends that turns out too large: at `bound` or soon after. What came from beyond is dropped."""
+    """The end of a window that turned out too large: at `bound` or soon after. Messages beyond are dropped."""
     if bound >= end:
         return end
     for at in [at for at in pieces if at >= bound]:
@@ -174,7 +174,7 @@ def _fill(
     pieces: dict[int, _Piece],
     deadline: RetryDeadline,
 ) -> None:
-    """Ask again for what is missing between `start` and `end` until nothing is."""
+    """Pull missing messages between `start` and `end` until all are there."""
     while gaps := _gaps(pieces, start, end):
         wants = [want for low, high in gaps for want in _split(queue, low, high, step)]
         ahead = _send(source, wants, deadline)
@@ -197,7 +197,7 @@ def _gaps(pieces: Mapping[int, _Piece], start: int, end: int) -> list[tuple[int,
 
 
 def _take(wants: Sequence[Want], ahead: PullsAhead, pieces: dict[int, _Piece], deadline: RetryDeadline) -> None:
-    """Put the answers into `pieces`; wait a little where not one has anything."""
+    """Put the responses into `pieces`; wait a little if all are empty."""
     trouble: MQError | None = None
     found = False
     for want, answer in zip(wants, ahead.finish(), strict=True):
@@ -223,19 +223,19 @@ def _piece(want: Want, answer: RawPull) -> _Piece:
 
 
 def _nothing(want: Want, answer: RawPull) -> DataLoss:
-    """Why an answer has no messages; raises where waiting cannot help."""
+    """The reason of an empty response; raises if waiting cannot help."""
     queue, at, _ = want
     if answer.min_offset > at:
         raise DataLoss(Loss.AGED_OUT, queue, f"{at} is asked for, the first one left is {answer.min_offset}")
     if answer.max_offset <= at:
-        # A slave, or a broker that is not done starting, may still get there.
+        # A slave, or a broker that is starting, may still get the messages.
         return DataLoss(Loss.CUT_SHORT, queue, f"{at} is asked for, it ends at {answer.max_offset}")
     details = f"{at} is not given, though {answer.min_offset} to {answer.max_offset} are there: {answer.status.name}"
     return DataLoss(Loss.NOT_DENSE, queue, details)
 
 
 def _passing(error: MQError, want: Want) -> NotReadable:
-    """What to raise when `error` does not pass; raises `error` itself where it cannot."""
+    """The error to raise if `error` persists; raises `error` itself if it is permanent."""
     if not (error.retriable or (isinstance(error, Refused) and error.code in _PASSING)):
         raise error
     queue, at, _ = want
@@ -243,7 +243,7 @@ def _passing(error: MQError, want: Want) -> NotReadable:
 
 
 class QueueSource(Protocol):
-    """Who is asked: a blocking PullConsumer."""
+    """The source of bounds: a blocking PullConsumer."""
 
     def queues(self, topic: str) -> list[MessageQueue]: ...
 
@@ -253,10 +253,11 @@ class QueueSource(Protocol):
 def fetch_bounds(
     source: QueueSource, topics: Sequence[str], deadline: RetryDeadline, *, wait_for_topics: bool = True
 ) -> TopicBounds:
-    """Ask once, waiting only where a topic has no queue at all. Raises TopicNotFound or NameServerUnreachable.
+    """Request the bounds once, waiting only if a topic has no queue at all. Raises TopicNotFound or
+    NameServerUnreachable.
 
-    A queue whose broker does not answer, or refuses, has no bounds in the result; where it refuses the account, its
-    Refused is raised.
+    A queue whose broker does not respond, or refuses, has no bounds in the result; if it refuses the account, Refused
+    is raised.
     """
     queues = [queue for topic in topics for queue in _queues(source, topic, deadline, wait_for_topics)]
     bounds = {}
@@ -269,7 +270,7 @@ def fetch_bounds(
 
 
 def fetch_all_bounds(source: QueueSource, topics: Sequence[str], deadline: RetryDeadline) -> TopicBounds:
-    """As `fetch_bounds`, until every queue that is listed has answered. Raises NotReadable where that takes too long.
+    """As `fetch_bounds`, until every listed queue has responded. Raises NotReadable if that takes too long.
 
     A topic that does not exist raises TopicNotFound at once.
     """

@@ -1,6 +1,7 @@
-"""Where the parts of thousands of records are in a piece of the commit log, and the properties they have.
+"""Vectorised parsing of thousands of records of a chunk of the commit log: the places of their parts, and their
+properties.
 
-Runs in Spark's Python workers; knows nothing of PySpark, nor which columns are wanted.
+Runs in Spark's Python workers; knows nothing of PySpark, nor of the wanted columns.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ _TAIL = np.dtype(numpy_fields("reconsume_times", "body_size"))
 
 
 class UndecodableProperties(Exception):
-    """Properties that are not UTF-8: only the record by record decoder replaces what is wrong in them."""
+    """Properties that are not UTF-8: only the record by record decoder replaces invalid bytes."""
 
 
 class Rows:
-    """Records of a chunk: where their parts are, and their fixed fields. `inflated` has bodies by row."""
+    """Records of a chunk: the places of their parts, and their fixed fields. `inflated` has bodies by row."""
 
     def __init__(self, chunk: Chunk, starts: list[int], inflated: dict[int, bytes] | None = None) -> None:
         self.chunk = chunk
@@ -70,7 +71,7 @@ class Rows:
         return Rows(self.chunk, self.starts[first:end], {n - first: body for n, body in inflated.items()})
 
     def are_of(self, topic: str) -> bool:
-        """True where every record names `topic`."""
+        """Whether every record has `topic`."""
         name = np.frombuffer(topic.encode(), np.uint8)
         if not (self.bytes[self.body_end] == len(name)).all():
             return False
@@ -114,7 +115,7 @@ def slices(data: Any, starts: Ints, ends: Ints, kind: Any) -> Any:
 class PropertyPairs:
     """Property names and values of all rows, and the row of each pair.
 
-    Where a row has a name twice its last value counts: Java's brokers write some properties of a batch again.
+    If a row has a name twice, the last value counts: Java's brokers write some properties of a batch again.
     """
 
     def __init__(self, row: Ints, names: Any, values: Any, count: int) -> None:
@@ -142,17 +143,17 @@ class PropertyPairs:
         self._codes = self._codes[first]
 
     def offsets(self) -> Any:
-        """Where the pairs of each row start, and where the last ends."""
+        """Start of the pairs of each row, and the end of the last."""
         ends = np.cumsum(np.bincount(self.row, minlength=self._count))
         return pa.array(np.concatenate(([0], ends)).astype(np.int32))
 
     def rows_with(self, name: str) -> tuple[Ints, Any]:
-        """The rows that have property `name`, and its values there."""
+        """The rows with property `name`, and its values."""
         found = np.flatnonzero(self._codes == self._code_of.get(name, -1))
         return self.row[found], self.values.take(pa.array(found))
 
     def column(self, name: str) -> Any:
-        """The values of property `name`, null where a row has none."""
+        """The values of property `name`, null for rows without it."""
         if name not in self._code_of:
             return pa.nulls(self._count, pa.string())
         found = np.flatnonzero(self._codes == self._code_of[name])
@@ -162,7 +163,7 @@ class PropertyPairs:
 
 
 def _any_twice(marks: Ints, room: int) -> bool:
-    """True where a number below `room` is there twice. Counting beats sorting where there is little room."""
+    """Whether a number below `room` occurs twice. Counting is faster than sorting if `room` is small."""
     if room <= _COUNT_ROOM:
         return bool(np.bincount(marks).max(initial=0) > 1)
     return len(np.unique(marks)) < len(marks)

@@ -1,4 +1,4 @@
-"""The columns of a message, and the choice of them that a user's schema makes. No I/O, and no import of PySpark."""
+"""The columns of a message, and their selection by a user's schema. No I/O, and no import of PySpark."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mqbroker.spark.errors import BadSchema
 
 @attrs.frozen
 class Column:
-    """`type` is Spark's name of it; `always` is true where every message has a value."""
+    """`type` is Spark's name of it; `always`: every message has a value."""
 
     name: str
     type: str

@@ -1,6 +1,6 @@
-"""What Spark calls: the data source, and its readers for batches and streams.
+"""The data source, and its readers for batches and streams, as called by Spark.
 
-Spark makes readers in several processes and pickles them; a reader connects when it is first asked something. Planning
+Spark creates readers in several processes and pickles them; a reader connects on first use. Planning
 happens on the driver, from offsets; `read` runs in Python workers, and what it needs is imported there.
 """
 
@@ -36,7 +36,7 @@ from mqbroker.wire.bodies import MessageQueue
 
 log = logging.getLogger(__name__)
 
-#: A start has somebody who waits for it, and maybe a wrong address.
+#: At a start a user waits, and the address may be wrong.
 _START_TIMEOUT_S = 10.0
 
 
@@ -48,7 +48,7 @@ class RocketMQDataSource(DataSource):
         return "rocketmq"
 
     def schema(self) -> str:
-        """All columns. Raises BadOption: the sooner a user knows the better."""
+        """All columns. Raises BadOption, so that users learn of errors early."""
         parse_options(self.options, streaming=None)
         return default_ddl()
 
@@ -62,7 +62,7 @@ class RocketMQDataSource(DataSource):
 
 
 class BatchReader(DataSourceReader):
-    """Reads what is between two offsets of each queue, both settled before the first message is read."""
+    """Reads between two offsets of each queue, both fixed before the first message is read."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
@@ -70,7 +70,7 @@ class BatchReader(DataSourceReader):
         self._columns = _columns(schema)
 
     def partitions(self) -> list[InputPartition]:
-        """One for each queue that has something to read. Raises BadOption, DataLoss, or what the client raises."""
+        """One for each queue with messages to read. Raises BadOption, DataLoss, or the client's errors."""
         options = self._options
         seen = _bounds_at_start(options)
         ranges = plan_batch(options.starting.resolve(seen.bounds), options.ending.resolve(seen.bounds))
@@ -94,14 +94,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._silent: list[MessageQueue] = []
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where a query without a checkpoint starts. Spark asks twice, and must hear the same."""
+        """The start of a query without a checkpoint. Spark calls it twice, and must get the same."""
         if self._initial is None:
             seen = _bounds_at_start(self._options)
             self._initial = self._options.starting.resolve(seen.bounds)
         return to_json(self._initial)
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
-        """Where the next batch ends. Raises DataLoss."""
+        """The end of the next batch. Raises DataLoss."""
         if start is None:
             raise PySparkTooOld("one that does not say where the query stands")
         here = from_json(start)
@@ -117,7 +117,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return start if end == here else to_json(end)
 
     def _warn_silent(self, queues: list[MessageQueue]) -> None:
-        """Triggers come many times a second: only what changes is worth a line."""
+        """Triggers come many times a second: log changes only."""
         if queues != self._silent:
             self._silent = queues
             names = ", ".join(describe(queue) for queue in queues)
@@ -128,17 +128,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if rows is None else ReadMaxRows(rows)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Settle how far this run goes."""
+        """Fix the end of this run."""
         seen = _bounds_at_start(self._options)
         self._target = {queue: bound.end for queue, bound in seen.bounds.items()}
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """The ends of the queues when they were last looked at, for the query's progress."""
+        """The last known ends of the queues, for the query's progress."""
         return None if self._seen is None else to_json(self._seen)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """One for each queue that goes on between the two offsets."""
-        # What is planned is in Spark's log already: a first batch too, when it comes again after a restart.
+        """One for each queue that advances between the two offsets."""
+        # The plan is in Spark's log already: also that of a first batch that is repeated after a restart.
         self._anchored = True
         return [InputPartition(found) for found in plan_stream(from_json(start), from_json(end), self._initial)]
 
@@ -146,10 +146,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _read(self._options, self._columns, self._schema, partition.value)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing: offsets are Spark's to keep."""
+        """Does nothing: Spark keeps the offsets."""
 
     def stop(self) -> None:
-        """Nothing: Spark ends the process."""
+        """Does nothing: Spark ends the process."""
 
 
 def _columns(schema: StructType) -> tuple[str, ...]:
@@ -174,7 +174,7 @@ def _client(options: SourceOptions) -> Any:
 def _read(
     options: SourceOptions, columns: tuple[str, ...], schema: StructType, todo: QueueRange | None
 ) -> Iterator[Any]:
-    """Yield the record batches of one range; Spark gives None for a plan without ranges."""
+    """Yield the record batches of one range; Spark passes None for a plan without ranges."""
     if todo is None:
         return
     from pyspark.sql.pandas.types import to_arrow_schema
@@ -187,5 +187,5 @@ def _read(
         for chunk in chunks:
             yield from decode_chunk(chunk, columns, arrow_schema)
     finally:
-        # Spark may want no more, as with limit(); pulls on their way are given up now, not when memory is freed.
+        # Spark may stop early, as with limit(); pulls in flight are abandoned now, not at garbage collection.
         chunks.close()

@@ -1,7 +1,7 @@
-"""What stands for the data source where PySpark is older than it needs: it says so, and does nothing else.
+"""Placeholder of the data source for versions of PySpark that are too old: it only says so.
 
-Spark imports every package named pyspark_* to find its sources. One that cannot be imported is not found, and neither
-are the others.
+Spark imports every package named pyspark_* to find its sources. If one cannot be imported, the others are not found
+either.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mqbroker.spark.errors import PySparkTooOld
 
 
 class UnsupportedSource(DataSource):
-    """Format "rocketmq", refusing whatever is asked of it."""
+    """Format "rocketmq", which refuses everything."""
 
     @classmethod
     def name(cls) -> str:

@@ -58,7 +58,7 @@ class TlsFailed(ClientError, Unreachable):
 
 
 def is_about_account(error: BaseException) -> bool:
-    """Whether a broker refused a request for its signature, or the lack of one."""
+    """Whether access control refused a request: for its signature, its account, or a missing permission."""
     return isinstance(error, Refused) and _ACL_REMARK in error.remark
 
 

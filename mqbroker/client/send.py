@@ -44,7 +44,7 @@ RETRIABLE_CODES = frozenset(
     }
 )
 
-#: Of these, the ones that may pass with time.
+#: Of these, the ones that may pass with time on the same broker.
 PASSING_CODES = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE})
 
 _STATUSES = frozenset(status.value for status in SendStatus)

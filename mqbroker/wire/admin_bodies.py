@@ -37,7 +37,7 @@ class OffsetWrapper(Body):
 
 @attrs.frozen
 class ConsumeStats(Body):
-    """A group's offsets, and its consumption rate per second."""
+    """A group's offsets, and the messages per second that it gets."""
 
     offset_table: dict[MessageQueue, OffsetWrapper] = attrs.field(factory=dict)
     consume_tps: float = 0.0
@@ -110,7 +110,7 @@ class GetConsumerStatusBody(Body):
 
 @attrs.frozen
 class ProcessQueueInfo(Body):
-    """One queue of a consumer: committed offset, and cached messages. Times in ms.
+    """One queue of a consumer: the offset to commit, and cached (unconsumed) messages. Times in ms.
 
     `commit_offset` is -1 if unknown. "transaction" is of ordered consumption, "droped" the protocol's spelling.
     """

@@ -26,7 +26,7 @@ Int = Annotated[int, "32 bits"]
 
 #: Maximum bytes of a request's body that is not strict JSON; decoding takes 50 ms then.
 DIALECT_BYTES_MAX = 64 * 1024
-#: Maximum bytes of a response's body: routes and clusters have keys that are not strict JSON.
+#: The same for a response's body: routes and clusters have keys that are not strict JSON.
 ANSWERED_DIALECT_BYTES_MAX = 1024 * 1024
 
 

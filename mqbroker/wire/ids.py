@@ -15,7 +15,7 @@ from mqbroker.wire.record import Host, decode_host, encode_host
 
 
 def offset_message_id(store_host: Host, physical_offset: int) -> str:
-    """The id of the record at `physical_offset` of the log of `store_host`: 32 hex digits, 56 for IPv6."""
+    """The id of the record at byte `physical_offset` of the log of `store_host`: 32 hex digits, 56 for IPv6."""
     return (encode_host(store_host) + struct.pack(">q", physical_offset)).hex().upper()
 
 

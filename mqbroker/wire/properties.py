@@ -65,8 +65,8 @@ def find_in_each(messages: Sequence[bytes], mark: bytes) -> list[bytes]:
 
 
 def find_values(together: bytes, mark: bytes) -> list[bytes]:
-    """Candidate values of a property in messages, whose property bytes each follow a byte 2; some may be of no message.
-    Hot."""
+    """Candidate values of a property in messages, whose property bytes each follow a byte 2; messages
+    may also lack it. Hot."""
     return _pattern(mark)(together)
 
 

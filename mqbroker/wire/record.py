@@ -59,7 +59,7 @@ TAIL_LENGTHS = (
 #: The sys flag bits that make a host longer, and their fields.
 V6_FIELDS = {SysFlag.BORN_HOST_V6: "born_host", SysFlag.STORE_HOST_V6: "store_host"}
 V6 = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
-#: Address families by a host's bytes.
+#: Layout of a host by its length in bytes.
 _HOSTS = {8: Struct(">4sI"), 20: Struct(">16sI")}
 
 #: Offset of each field of the head, with IPv4 hosts.

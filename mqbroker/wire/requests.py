@@ -57,10 +57,10 @@ class Request:
     :param header: class of its extFields; None if it has none.
     :param demand: what the sender needs; None if no server answers it.
     :param read_only: it changes nothing but, with a pull, a committed offset. No client of 4.9 sends it oneway; if one
-    does, nothing is done, as no response is wanted.
+        does, nothing is done, as no response is wanted.
     :param body_bytes_max: maximum body in bytes. Bodies below FRAME_BYTES_MAX take some 30 ms to decode: a subscription
-    is 100 to 200 bytes of a heartbeat, a queue 60 of a lock. The others are messages, are decoded in steps, or come
-    from a broker.
+        is 100 to 200 bytes of a heartbeat, a queue 60 of a lock. The others are messages, are decoded in steps, or come
+        from a broker.
     :param wait_queue: None if it may wait without bound.
     :param new_work: it is refused by a stopping broker; commits, unregistrations and queries are served to the end.
     :param to_clients: brokers send it to clients.

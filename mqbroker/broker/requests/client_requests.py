@@ -46,11 +46,11 @@ from mqbroker.wire.command import RemotingCommand
 from mqbroker.wire.ids import parse_offset_message_id
 from mqbroker.wire.names import TOPIC_LENGTH_MAX, check_group, check_topic
 
-#: Of one group in one heartbeat.
+#: Subscriptions of one group in one heartbeat.
 SUBSCRIPTIONS_MAX = 10_000
 #: Of a client's producers, and of its consumers: each takes up to 60 us to register.
 GROUPS_OF_CLIENT_MAX = 1000
-#: Of one subscription.
+#: Characters in the expression of one subscription.
 EXPRESSION_LENGTH_MAX = 65_536
 #: Of the enumerations of a group, and its expressions' type.
 WORD_LENGTH_MAX = 64
@@ -65,7 +65,7 @@ CALLS_MAX = 256
 
 @attrs.frozen
 class ClientRequests:
-    """Heartbeats, unregistration and checks of clients: keeps the registries."""
+    """Handles heartbeats, unregistration and client checks; maintains the client registries."""
 
     consumers: ConsumerRegistry
     producers: ProducerRegistry
@@ -227,7 +227,7 @@ class LockRequests:
 
     @answers(RequestCode.LOCK_BATCH_MQ)
     def lock(self, call: Call[None]) -> LockBatchResponseBody:
-        """Lock queues for one client of a group; the answer lists those it holds now."""
+        """Lock queues for one client of a group; the response lists the requested queues it now holds."""
         asked = _checked_lock(call.request.body)
         return LockBatchResponseBody(self.locks.lock(asked.consumer_group, asked.client_id, asked.mq_set))
 

@@ -313,7 +313,7 @@ def _parse(ext: dict[str, str]) -> _End:
 
 
 def _first(found: GetMessageResult) -> RawRecord | None:
-    """The message that was found, if any."""
+    """The first message of the result, if any."""
     if found.status is not GetMessageStatus.FOUND or not found.pieces:
         return None
     return decode_raw(memoryview(found.pieces[0] if len(found.pieces) == 1 else b"".join(found.pieces)), 0)

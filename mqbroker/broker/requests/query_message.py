@@ -30,7 +30,7 @@ from mqbroker.wire.headers import (
     ViewMessageRequestHeader,
 )
 
-#: As many entries are shown at most, however many are asked for.
+#: Maximum number of entries in one response.
 ENTRIES_MAX = 10_000
 
 #: Whether an entry with this tags code, or with this unit, is given to a group, as far as a queue can tell.
@@ -98,7 +98,7 @@ class QueueEntryRequests:
             for offset in range(header.index, min(end, header.index + min(header.count, ENTRIES_MAX))):
                 await self.tasks.step()
                 entry = await self.store.queries.queue_entry(topic, queue_id, offset)
-                if entry is None:  # aged away meanwhile
+                if entry is None:  # deleted by retention meanwhile
                     break
                 shown.append(_entry_view(entry, is_given))
         body = QueryConsumeQueueResponseBody(subscription, filter_text, shown, end, start)
@@ -112,7 +112,7 @@ class QueueEntryRequests:
         if subscription is None:
             return None, f"{group}@{topic} is not online!", None
         registered = self.filters.get(topic, group)
-        # As Java writes it where there is none.
+        # What Java writes if there is none.
         shown = filter_data(registered).to_json().decode() if registered is not None else "null"
         return subscription, shown, passes(subscription, registered)
 

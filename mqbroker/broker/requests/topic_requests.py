@@ -101,7 +101,7 @@ class TopicRequests:
         for topic in removed:
             self.stats.topic_removed(topic)
 
-    # Questions
+    # Queries
 
     @answers(RequestCode.GET_ALL_TOPIC_CONFIG, bounded=True)
     async def all_topics(self, call: Call[None]) -> bytes:

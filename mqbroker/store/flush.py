@@ -343,7 +343,7 @@ class CacheFlusher:
     """Syncs consume queues and, less often, the index, then writes the checkpoint.
 
     :param snapshot: called on the reactor's thread, with True to include the index; returns the work for the worker,
-    which raises no OSError, and the callback for its result.
+        which raises no OSError, and the callback for its result.
     """
 
     log = Logger()

@@ -58,7 +58,7 @@ class RecordVerifier:
     """Remembers which records it found whole.
 
     :param report: called with each corrupt record. `rotten_entries`: number of consume queue entries that did not match
-    their message.
+        their message.
     """
 
     log = Logger()

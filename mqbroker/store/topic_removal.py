@@ -127,7 +127,7 @@ class TopicRemover:
     """Removes topics and queues, one request at a time.
 
     :param run_note: runs the function that records a removal on the worker, while no consume queue is being synced;
-    gets the removed queues that the checkpoint still counts, None if unknown.
+        gets the removed queues that the checkpoint still counts, None if unknown.
     :param log_bounds: start and end of the log.
     """
 

@@ -83,7 +83,7 @@ class _Pull(NamedTuple):
 
 @attrs.define(eq=False)
 class PullRequests:
-    """Answers pulls from the store, or holds them until messages arrive."""
+    """Answers pulls from the store, or holds them until messages arrive or their time is over."""
 
     _store: MessageStore
     _topics: TopicTable

@@ -13,7 +13,7 @@ from mqbroker.store.consumequeue_entry import ENTRY_BYTES, QueueEnd, ends_below
 from mqbroker.store.consumequeue_ext import ConsumeQueueExt
 from mqbroker.store.disk import IDisk, IMappedFile
 from mqbroker.store.file_cache import FileCache
-from mqbroker.store.turns import Progress, Steps
+from mqbroker.store.stepwise import Progress, Steps
 from mqbroker.wire.names import LMQ_PREFIX, is_lmq
 
 #: Trash directory beside the topics of consume queues and of extensions. No topic has such a name, and the Java broker

@@ -33,7 +33,7 @@ from mqbroker.store.resident_pages import ResidentPages
 from mqbroker.wire.record import RECORD_BYTES_MIN, fields_struct
 
 #: (queue offset, physical offset) -> the record; None if it needs a get.
-HotRecord = Callable[[int, int], bytes | None]
+RecentRecord = Callable[[int, int], bytes | None]
 
 _LONG = Struct(">q")
 #: A record's size, queue id, queue offset and physical offset.
@@ -192,7 +192,7 @@ class Reader:
         own: tuple[int, int, int, int] = _OWN_PLACE.unpack_from(view, at)
         return own == (size, queue.queue_id, offset, physical_offset)
 
-    def hot_records(self, topic: str, queue_id: int) -> HotRecord:
+    def recent_records(self, topic: str, queue_id: int) -> RecentRecord:
         """A function that finds single messages of a queue by both offsets, in few steps: for services that store many
         of the newest again. Old, corrupt or undispatched messages need a get."""
         name = topic, queue_id

@@ -25,8 +25,8 @@ from mqbroker.store.layout import StorePaths, make_durable_directories, refuse_o
 from mqbroker.store.logscan import Damage, Scanned, scan_file
 from mqbroker.store.opening import Opening, Parts
 from mqbroker.store.queries import ByKey, Queries
+from mqbroker.store.stepwise import ProgressLine, Steps, run_at_once, run_in_turns
 from mqbroker.store.syncs import ISyncs, WorkerSyncs
-from mqbroker.store.turns import ProgressLine, Steps, run_at_once, run_in_turns
 from mqbroker.store.worker import IWorker
 
 
@@ -89,7 +89,7 @@ class MessageStore:
         self.append: Callable[[Sequence[NewMessage]], list[Appended]] = parts.append
         #: Hot: the reader's own methods.
         self.get = parts.reader.get
-        self.hot_records = parts.reader.hot_records
+        self.recent_records = parts.reader.recent_records
 
         #: Queries, which never wait for the disk.
         self.queries = Queries(

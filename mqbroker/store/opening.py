@@ -58,6 +58,7 @@ from mqbroker.store.resident_pages import ResidentPages
 from mqbroker.store.retention import CacheCleaner, LogCleaner, Remover, Retention, RetentionRules
 from mqbroker.store.segment import SegmentSource, is_full_disk, why_full
 from mqbroker.store.statistics import StoreStatistics
+from mqbroker.store.stepwise import Steps
 from mqbroker.store.store_files import StoreFiles
 from mqbroker.store.syncs import ISyncs
 from mqbroker.store.tags_codes import TagsCodes, parse_delay_levels
@@ -70,7 +71,6 @@ from mqbroker.store.topic_removal import (
     restore_next_offsets,
 )
 from mqbroker.store.transient import TransientRules, TransientStore
-from mqbroker.store.turns import Steps
 from mqbroker.store.worker import IWorker
 from mqbroker.wire.record import RECORD_BYTES_MIN
 

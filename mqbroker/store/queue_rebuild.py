@@ -22,7 +22,7 @@ from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.disk import IDisk, read_before_touch
 from mqbroker.store.dispatch import TURN_MESSAGES, Dispatcher
 from mqbroker.store.logscan import Run
-from mqbroker.store.turns import Progress, Steps
+from mqbroker.store.stepwise import Progress, Steps
 
 log = Logger()
 

@@ -37,7 +37,7 @@ from mqbroker.store.logscan import (
 )
 from mqbroker.store.multi_dispatch import is_entry_of
 from mqbroker.store.record_verifier import stands_at
-from mqbroker.store.turns import Progress, Steps
+from mqbroker.store.stepwise import Progress, Steps
 from mqbroker.wire.record import RECORD_BYTES_MIN
 
 _FILE_NAME = re.compile(r"\d{20}")

@@ -242,7 +242,7 @@ def evict_and_go_on(root: str, has_caches: bool) -> dict[str, Any]:
         clock.advance(2)
         ((physical_offset, offset, _, _),) = store.append([message("T", number % 2, b"alone", b"TAGS\x01a")])
         turns(clock)
-        find = store.hot_records("T", number % 2)
+        find = store.recent_records("T", number % 2)
         assert b"alone" in (find(offset, physical_offset) or b"")
         disk.evict()
         turns(clock, 2)

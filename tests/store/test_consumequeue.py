@@ -12,7 +12,7 @@ from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.consumequeue_entry import ENTRY
 from mqbroker.store.consumequeues import ConsumeQueues
 from mqbroker.store.file_cache import FileCache
-from mqbroker.store.turns import run_at_once
+from mqbroker.store.stepwise import run_at_once
 from tests.fakes import FaultyDisk
 from tests.store.harness import tree
 

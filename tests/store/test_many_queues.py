@@ -19,7 +19,7 @@ from mqbroker.store.consumequeue import ConsumeQueue
 from mqbroker.store.disk import IMappedFile
 from mqbroker.store.message_store import opening_steps
 from mqbroker.store.os_disk import OsDisk
-from mqbroker.store.turns import Progress, ProgressLine, run_at_once
+from mqbroker.store.stepwise import Progress, ProgressLine, run_at_once
 from tests.fakes import FaultyDisk
 from tests.store.harness import Bench, message, now, stop, tree, turns
 

@@ -15,7 +15,7 @@ from mqbroker.config import StoreSettings
 from mqbroker.errors import StoreDamaged
 from mqbroker.store import MessageStore, open_store_in_turns
 from mqbroker.store.checkpoint import decode_checkpoint
-from mqbroker.store.turns import SAY_EVERY_S, TURN_S, Progress, Steps, run_at_once, run_in_turns
+from mqbroker.store.stepwise import SAY_EVERY_S, TURN_S, Progress, Steps, run_at_once, run_in_turns
 from tests.store.harness import SMALL, Bench, make_bench, message, stop, tree, turns
 
 COUNT = 5000

@@ -95,7 +95,7 @@ class EndTransactionRequests:
         self._store = store
         self._rights = rights
         self._half_queue = half_queue
-        self._record_at = store.hot_records(TRANS_HALF_TOPIC, QUEUE_ID)
+        self._record_at = store.recent_records(TRANS_HALF_TOPIC, QUEUE_ID)
         self._plain = PlainHalfMessages()
         self._message_bytes_max = settings.max_message_size
         self._delay_level_max = settings.delay_level_count

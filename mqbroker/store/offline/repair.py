@@ -29,8 +29,8 @@ from mqbroker.store.offline.findings import Findings
 from mqbroker.store.offline.log_walk import FENCE_BYTES_MIN, Tail, fences
 from mqbroker.store.offline.queue_files import QueueFiles, files_to_read, load_queues
 from mqbroker.store.opening import Opening
+from mqbroker.store.stepwise import Progress, run_at_once
 from mqbroker.store.syncs import WorkerSyncs
-from mqbroker.store.turns import Progress, run_at_once
 from mqbroker.store.worker import InlineWorker
 from mqbroker.wire.record import BLANK_BYTES_MIN, encode_blank
 

@@ -30,7 +30,7 @@ def unindexed(make: Callable[..., Running], root: Path, monkeypatch: pytest.Monk
         store.append([(b"T", 0, 0, 0, 0, bytes(8), 0, 0, b"x", b"")] * 1000)
     store.stop()
     shutil.rmtree(root / "consumequeue")
-    monkeypatch.setattr("mqbroker.store.turns.TURN_S", -1)
+    monkeypatch.setattr("mqbroker.store.stepwise.TURN_S", -1)
     return running
 
 

@@ -405,7 +405,7 @@ MISTAKES = [
         "store/message_reader.py",
         "found != physical_offset or ",
         "",
-        ("tests/store/test_hot_records.py::test_both_places_must_be_those_of_one_message",),
+        ("tests/store/test_recent_records.py::test_both_places_must_be_those_of_one_message",),
     ),
     Mutation(
         "touch pages that are on the disk",

@@ -26,7 +26,7 @@ def places(store: MessageStore, topic: str = "T", queue_id: int = 0) -> list[tup
 
 
 def test_a_record_is_found_as_it_is_stored(store: MessageStore) -> None:
-    record_at = store.hot_records("T", 0)
+    record_at = store.recent_records("T", 0)
     for offset, physical_offset in places(store):
         record = record_at(offset, physical_offset)
         assert record is not None
@@ -36,7 +36,7 @@ def test_a_record_is_found_as_it_is_stored(store: MessageStore) -> None:
 
 
 def test_both_places_must_be_those_of_one_message(store: MessageStore) -> None:
-    record_at = store.hot_records("T", 0)
+    record_at = store.recent_records("T", 0)
     found = places(store)
     known = set(found)
     offsets = [-1, 5, 2**62, *[offset for offset, _ in found]]
@@ -51,13 +51,13 @@ def test_both_places_must_be_those_of_one_message(store: MessageStore) -> None:
 
 def test_it_follows_the_queue(bench: Bench) -> None:
     store = bench.open()
-    record_at = store.hot_records("T", 0)
+    record_at = store.recent_records("T", 0)
     assert record_at(0, 0) is None
     store.append([message()])
     assert record_at(0, 0) is None  # not dispatched yet
     store.dispatch_now()
     assert record_at(0, 0) is not None
-    assert store.hot_records("T", 1)(0, 0) is None
+    assert store.recent_records("T", 1)(0, 0) is None
 
 
 def test_in_later_segments_too(bench: Bench) -> None:
@@ -66,7 +66,7 @@ def test_in_later_segments_too(bench: Bench) -> None:
     store.dispatch_now()
     found = places(store)
     assert found[-1][1] > 131072
-    record_at = store.hot_records("T", 0)
+    record_at = store.recent_records("T", 0)
     assert [(record_at(*place) or b"")[88:1088] for place in found] == [bytes([n]) * 1000 for n in range(250)]
 
 
@@ -76,7 +76,7 @@ def test_what_was_deleted_takes_a_get(bench: Bench) -> None:
     store.append([message(body=bytes([n]) * 1000) for n in range(250)])
     store.dispatch_now()
     found = places(store)
-    record_at = store.hot_records("T", 0)
+    record_at = store.recent_records("T", 0)
     store._commit_log.drop_first().close()
     assert [record_at(*place) is not None for place in found] == [physical >= 131072 for _, physical in found]
 
@@ -87,7 +87,7 @@ def test_what_is_from_before_the_start_takes_a_get(bench: Bench, store: MessageS
     store = bench.open()
     store.append([message()])
     store.dispatch_now()
-    record_at = store.hot_records("T", 0)
+    record_at = store.recent_records("T", 0)
     assert [record_at(*place) for place in found] == [None] * 5
     assert record_at(*places(store)[5]) is not None
 
@@ -98,7 +98,7 @@ def test_what_is_far_behind_takes_a_get(bench: Bench, monkeypatch: pytest.Monkey
     appended = store.append([message(body=b"x") for _ in range(5)])
     assert 2 * appended[0][2] < 300 < 3 * appended[0][2]
     store.dispatch_now()
-    record_at = store.hot_records("T", 0)
+    record_at = store.recent_records("T", 0)
     assert [record_at(*place) is not None for place in places(store)] == [False, False, False, True, True]
 
 
@@ -106,13 +106,13 @@ def test_what_is_damaged_takes_a_get(store: MessageStore) -> None:
     found = places(store)
     (_, start), (_, end) = found[2:4]
     store._files.add_damage(Damage("commitlog", start, end, "rotten"))
-    record_at = store.hot_records("T", 0)
+    record_at = store.recent_records("T", 0)
     assert [record_at(*place) is not None for place in found] == [False, False, False, True, True]
 
 
 def test_of_a_topic_that_was_removed_nothing_is_found(bench: Bench, store: MessageStore) -> None:
     found = places(store)
-    record_at = store.hot_records("T", 0)
+    record_at = store.recent_records("T", 0)
     store.remove_topics(["T"])
     turns(bench.clock, 3)
     assert store.bounds("T", 0) == (5, 5)

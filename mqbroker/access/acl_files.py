@@ -122,9 +122,9 @@ class AclFiles:
         if content is None:
             return
         for why in set(content.faults.values()) - set(self.content.faults.values()):
-            log.error("{why}; what was read of it before goes on to count", why=why)
+            log.error("{why}; its former content stays in effect", why=why)
         self.content = content
-        log.info("accounts were read again from {n} files", n=len(content.files))
+        log.info("accounts were reloaded from {n} files", n=len(content.files))
         accounts = content.accounts()
         for callback in self.on_change:
             callback(accounts)

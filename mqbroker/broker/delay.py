@@ -222,7 +222,7 @@ class DelayService:
     def _correct(self, level: int, offset: int, next_offset: int) -> None:
         """Handle a read that found nothing at `offset`: wait there, or continue where the queue's messages are."""
         if next_offset != offset:
-            log.warn("delay level {delay} goes on at {next} instead of {n}", delay=level, next=next_offset, n=offset)
+            log.warn("delay level {delay} continues at {next} instead of {n}", delay=level, next=next_offset, n=offset)
             self._move(level, next_offset)
             self._schedule(level, 0)
 

@@ -161,7 +161,7 @@ class FilterTable:
                     refusals.append(why.remark)
         if refusals:
             log.warn(
-                "{n} expressions of {group} are left for later: {why}", n=len(refusals), group=group, why=refusals[0]
+                "{n} expressions of {group} are compiled later: {why}", n=len(refusals), group=group, why=refusals[0]
             )
         for topic in self._topics.get(group, set()) - topics:
             self._kill(topic, group)
@@ -230,7 +230,7 @@ class FilterTable:
         long_ago = self._now_ms() - self._clean_after_ms
         for one in list(self._all()):
             if one.is_dead and one.dead_ms <= long_ago:
-                log.info("the filter of {group} for {topic} died long ago: forgotten", group=one.group, topic=one.topic)
+                log.info("the filter of {group} for {topic} expired: removed", group=one.group, topic=one.topic)
                 self._remove(one)
 
     def _all(self) -> Iterator[ConsumerFilter]:
@@ -258,7 +258,9 @@ class FilterTable:
                 bits = data.bloom_filter_data
                 bloom = BloomData(tuple(bits.bit_pos), bits.bit_num) if bits is not None else None
                 if bloom is None or not self.bloom.is_valid(bloom):
-                    log.info("bit maps have another shape than in {path}: what it has is left", path=self._file.path)
+                    log.info(
+                        "bit maps have other parameters than in {path}: its bits are ignored", path=self._file.path
+                    )
                     return
                 one = self._loaded(data, bloom) if len(found) < FILTERS_MAX else None
                 if one is not None:

@@ -134,7 +134,7 @@ class UnusedGroupEviction:
     def _forget(self, name: str | None) -> None:
         if name is None:
             return
-        log.info("group {name} was never used, and is forgotten: there is no room for others", name=name)
+        log.info("unused group {name} is removed: the table is full", name=name)
         self._groups.remove(name)
         if self._has_empty_topic(name):
             self._topics.remove(RETRY_PREFIX + name)

@@ -105,7 +105,7 @@ class HeldPulls:
             return False
         held_max = self._live.current.held_pulls_max
         if not self._shares.acquire(held.connection, held.weight, held_max):
-            line = "{n} pulls wait, with heldPullsMax={max}: {peer} has its share of them, and is answered at once"
+            line = "{n} pulls wait, with heldPullsMax={max}: {peer} has reached its share and is answered at once"
             self._refusal_log.say(
                 LogLevel.warn, line, n=self._shares.taken, max=held_max, peer=held.connection.remote_addr
             )

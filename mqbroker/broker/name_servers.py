@@ -109,7 +109,7 @@ class RegistrationRequests:
         data, compressed = await self._written(topics, self._compressed), self._compressed
         if len(data) > BODY_BYTES_MAX and not compressed:
             log.warn(
-                "{n} topics are {size} bytes, more than name servers take: they are registered compressed, as with "
+                "{n} topics are {size} bytes, more than name servers accept: they are registered compressed, as with "
                 "compressedRegister=true",
                 n=len(topics.topic_config_table),
                 size=len(data),
@@ -243,7 +243,7 @@ class NameServer:
     def _end(self, result: object) -> None:
         self._working = None
         if isinstance(result, Failure) and result.check(CancelledError) is None:  # type: ignore[no-untyped-call]
-            log.failure("name server {address} is not told of this broker", result, address=self.address)
+            log.failure("registration at name server {address} failed", result, address=self.address)
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             waiter.callback(None)
@@ -307,7 +307,7 @@ class NameServer:
         if is_reachable:
             log.info("register broker to name server {address} OK", address=self.address)
         else:
-            log.warn("name server {address} is not told of this broker: {why}", address=self.address, why=why)
+            log.warn("registration at name server {address} failed: {why}", address=self.address, why=why)
 
 
 class Registration:

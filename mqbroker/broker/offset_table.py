@@ -59,7 +59,7 @@ class OffsetTable:
         if known == offset:
             return
         if known is not None and offset < known:
-            log.warn("{group} goes back in {topic} {queue}: {known} to {offset}",
+            log.warn("{group} commits a lower offset in {topic} {queue}: {offset} after {known}",
                      group=group, topic=topic, queue=queue_id, known=known, offset=offset)  # fmt: skip
         if known is None:
             self._make_room(1, is_own)

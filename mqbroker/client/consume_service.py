@@ -200,10 +200,10 @@ class ConsumeService:
         try:
             await self._send_back(message, _OVERDUE_DELAY_LEVEL)
         except MQError as error:
-            log.warning("%s, which is overdue, was not taken back; trying again: %s", message.msg_id, error)
+            log.warning("%s, which is overdue, was not accepted back; trying again: %s", message.msg_id, error)
             return
         log.warning(
-            "message %s of %s goes back to the broker: it is with the listener for longer than consume_timeout_s",
+            "message %s of %s is sent back to the broker: the listener has held it for longer than consume_timeout_s",
             message.msg_id,
             message.queue,
         )
@@ -244,7 +244,12 @@ class ConsumeService:
             try:
                 await self._send_back(message, delay_level)
             except MQError as error:
-                log.warning("%s not taken back, trying here in %g s: %s", message.msg_id, self._local_retry_s, error)
+                log.warning(
+                    "%s was not accepted back; consuming it here again in %g s: %s",
+                    message.msg_id,
+                    self._local_retry_s,
+                    error,
+                )
                 self._net.spawn(self._again(owner, message))
                 return
         owner.done(message)

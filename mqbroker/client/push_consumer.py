@@ -252,7 +252,7 @@ class PushConsumerCore:
         for queue in [queue for queue in self._assigned if queue.topic == topic and queue not in share.queues]:
             await self._unassign(queue)
         for queue in sorted(share.queues.difference(self._assigned)):
-            log.info("%s takes %s", self._group, queue)
+            log.info("%s is assigned %s", self._group, queue)
             self._assign(queue, pause_s=self._options.takeover_pause_s if share.is_shared else 0.0)
 
     def _assign(self, queue: MessageQueue, *, pause_s: float = 0.0, promised: int | None = None) -> None:
@@ -273,7 +273,7 @@ class PushConsumerCore:
         self._consuming.put(assigned, messages)
 
     async def _unassign(self, queue: MessageQueue) -> None:
-        log.info("%s gives up %s", self._group, queue)
+        log.info("%s releases %s", self._group, queue)
         assigned = self._assigned.pop(queue)
         offset = assigned.committable
         assigned.drop()
@@ -289,7 +289,7 @@ class PushConsumerCore:
         except MQError as error:
             log.warning("offset %d of %s not committed yet: %s", offset, queue, error)
         if not await self._consuming.ended(queue, RESET_WAIT_S):
-            log.warning("%s goes on while the listener still is with messages from before its reset", queue)
+            log.warning("%s continues while the listener still holds messages from before its reset", queue)
         return offset
 
     async def _pull(self, queue: MessageQueue, offset: int, broker_id: int) -> RawPull:

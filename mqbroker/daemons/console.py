@@ -74,7 +74,7 @@ def _run(program: str, options: ConsoleOptions, make: Callable[[Any, Any], Serve
         try:
             observer.reopen()
         except OSError as error:
-            log.error("the log file cannot be opened anew: {why}", why=str(error))
+            log.error("the log file cannot be reopened: {why}", why=str(error))
 
     daemon = Daemon(options, lambda settings: make(settings, reactor), _say, set_level)
     life = _RunState(program, daemon, reactor, lambda: observer.errors)

@@ -122,7 +122,7 @@ class Daemon(Service):
         for line in changed:
             key = line.partition("=")[0]
             when = "after a restart" if key in later and key != "logLevel" else "now"
-            log.info("{setting} counts {when}", setting=line, when=when)
+            log.info("{setting} takes effect {when}", setting=line, when=when)
         self._set_level(settings.log_level)
         log.info("reloaded, {n} settings differ from those of the start", n=len(changed))
 

@@ -59,7 +59,7 @@ class ExpiryService(Service):
 
     def _scan(self) -> None:
         for addr, connection in self._routes.expire(int(self._clock.seconds() * 1000)):
-            log.warn("broker {addr} did not register for 120 s and is taken out", addr=addr)
+            log.warn("broker {addr} did not register for 120 s: removed", addr=addr)
             connection.close("its broker did not register for 120 s")
 
 
@@ -153,7 +153,7 @@ def make_namesrv(
     def on_event(event: ConnectionEvent, connection: RemotingProtocol) -> None:
         if event is not ConnectionEvent.CONNECT:
             for addr in routes.drop_connection(connection):
-                log.info("the connection of broker {addr} closed: it is taken out", addr=addr)
+                log.info("the connection of broker {addr} closed: removed", addr=addr)
 
     tls = ServerTls(settings.tls, reactor)
     factory = RemotingServerFactory(table, reactor, Limits.of(server, files_max), on_event, tls)

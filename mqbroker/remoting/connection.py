@@ -399,7 +399,9 @@ class RemotingProtocol(Protocol):
     def _take(self, command: RemotingCommand, write: Callable[[bytes], None]) -> None:
         if command.is_response:
             if not self._responses.answer(command, self.last_active):
-                log.debug("{peer} answered no request of ours (opaque {n})", peer=self.remote_addr, n=command.opaque)
+                log.debug(
+                    "{peer} sent a response without a request (opaque {n})", peer=self.remote_addr, n=command.opaque
+                )
             return
         if self.closed:
             return

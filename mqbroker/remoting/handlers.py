@@ -34,7 +34,7 @@ log = Logger()
 RUN_MAX = 256
 
 #: The remark that a peer gets for an internal error.
-UNFORESEEN = "the request failed, for a reason that nobody foresaw: it is in the log of who answers this"
+UNEXPECTED_ERROR = "the request failed with an unexpected error: see the log of the server"
 
 
 class IConnection(Interface):
@@ -266,4 +266,4 @@ def failure_response(request: RemotingCommand, error: BaseException | None) -> R
     if isinstance(error, MQError):
         return RemotingCommand.response(request, ResponseCode.SYSTEM_ERROR, str(error))
     log.failure("{request} failed", Failure(error), request=request.describe())  # type: ignore[no-untyped-call]
-    return RemotingCommand.response(request, ResponseCode.SYSTEM_ERROR, UNFORESEEN)
+    return RemotingCommand.response(request, ResponseCode.SYSTEM_ERROR, UNEXPECTED_ERROR)

@@ -24,7 +24,7 @@ async def stop_in_reverse(stops: list[Callable[[], object]]) -> None:
         try:
             await maybeDeferred(stop)
         except Exception:
-            log.failure("a step of stopping failed; going on with the next", step=stop)
+            log.failure("a step of stopping failed; continuing with the next", step=stop)
 
 
 class OrderedService(Service):

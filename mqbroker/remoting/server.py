@@ -101,7 +101,7 @@ class RemotingServerFactory(ServerFactory):
         part = connection.from_address
         count = len(part.connections)
         if count >= self._limits.connections_per_address_max:
-            line = "{n} connections from the address of {peer} are open: no more from there are taken"
+            line = "{n} connections from the address of {peer} are open: no more are accepted from there"
             self._refusals.say(LogLevel.warn, line, n=count, peer=connection.remote_addr)
             return False
         if self._is_full(connection):

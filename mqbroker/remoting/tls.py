@@ -74,7 +74,7 @@ class ServerTls:
         if self.has_files:
             self._creator = _Creator(server_context(settings))
         elif settings.mode is TlsMode.ENFORCING:
-            log.warn("tls.test.mode.enable=true: the certificate is made up, and no client can tell who it talks to")
+            log.warn("tls.test.mode.enable=true: a generated certificate is used, which clients cannot verify")
 
     @property
     def has_files(self) -> bool:
@@ -118,7 +118,7 @@ class ServerTls:
     def _apply(self, creator: _Creator | None) -> None:
         if creator is not None:
             self._creator = creator
-            log.info("the certificate was read again from {path}", path=self._settings.server_cert_path)
+            log.info("the certificate was reloaded from {path}", path=self._settings.server_cert_path)
 
 
 class TlsWatch(Service):
@@ -137,7 +137,7 @@ class TlsWatch(Service):
 
 
 def _not_taken(failure: Failure) -> None:
-    log.error("the certificate stays as it was: {why}", why=failure.getErrorMessage())
+    log.error("the certificate was not reloaded: {why}", why=failure.getErrorMessage())
 
 
 def server_context(settings: TlsSettings) -> Context:
@@ -230,7 +230,7 @@ class _ClientFiles:
             try:
                 self._creator = _Creator(client_context(self._settings))
             except BadTls as error:
-                log.error("the client's certificate stays as it was: {why}", why=str(error))
+                log.error("the client's certificate was not reloaded: {why}", why=str(error))
         return self._creator
 
 

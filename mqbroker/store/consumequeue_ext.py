@@ -215,7 +215,7 @@ class ConsumeQueueExt:
             size = self._disk.file_size(path)
             follows = not self._files or int(name) == self._first + len(self._files) * self._file_bytes
             if not size or not follows:  # it, or one before it, was being created when the process ended
-                self.log.warn("{path} does not go on where the files before it end: deleted", path=path)
+                self.log.warn("{path} does not continue the files before it: deleted", path=path)
                 self._disk.remove(path)
                 continue
             if size != self._file_bytes:

@@ -132,10 +132,10 @@ class DiskWatch:
             if commit_log.refuse(Refusal.DISK_FULL, why):
                 self.log.error("messages are refused: {why}", why=why)
         elif commit_log.allow(Refusal.DISK_FULL):
-            self.log.info("messages are taken again: {path} has room", path=worst)
+            self.log.info("messages are accepted again: {path} has room", path=worst)
         elif room > self.room:
             self.log.warn(
-                "{path} is on a disk of which {percent} % are used: old messages go",
+                "{path} is on a disk of which {percent} % are used: old messages are deleted",
                 path=worst, percent=spaces[worst].used_percent,
             )  # fmt: skip
         self.room = room

@@ -190,11 +190,11 @@ class Dispatcher:
             # Messages that are in no consume queue cannot be got: refuse more of them.
             why = f"a consume queue or the index cannot be written: {self._why_not(error)}"
             if self._commit_log.refuse(Refusal.NOT_DISPATCHED, why):
-                self.log.error("dispatch waits for the disk, and no messages are taken: {error}", error=error)
+                self.log.error("dispatch waits for the disk, and messages are refused: {error}", error=error)
             self._schedule(RETRY_S)
             return
         if self._commit_log.allow(Refusal.NOT_DISPATCHED):
-            self.log.info("dispatch goes on, messages are taken again")
+            self.log.info("dispatch goes on, messages are accepted again")
         if self.offset < self._commit_log.readable_end or self._is_index_behind:
             self._schedule()
 

@@ -500,4 +500,4 @@ class SyncWatchdog:
                 commit_log.refuse(Refusal.NOT_SYNCED, why)
                 self.log.error("messages are refused: {why}", why=why)
         elif commit_log.allow(Refusal.NOT_SYNCED):
-            self.log.info("messages are taken again: the commit log was synced to the disk")
+            self.log.info("messages are accepted again: the commit log was synced to the disk")

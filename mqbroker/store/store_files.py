@@ -262,7 +262,7 @@ class StoreFiles:
         try:
             write_ends(self._disk, self._paths.queue_ends, self._queues, encode_checkpoint(self.checkpoint.known))
         except OSError as error:  # it only saves the next start time
-            self.log.warn("the next start looks into all consume queues: {error}", error=error)
+            self.log.warn("the next start must read all consume queues: {error}", error=error)
 
     def close(self) -> Deferred[None]:
         return self._source.stop()

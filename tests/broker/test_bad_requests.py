@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from mqbroker.remoting.handlers import UNFORESEEN
+from mqbroker.remoting.handlers import UNEXPECTED_ERROR
 from mqbroker.wire.batch import BatchEntry, encode_batch
 from mqbroker.wire.codes import PullSysFlag, RequestCode, ResponseCode
 from mqbroker.wire.codes import RequestCode as Code
@@ -334,7 +334,7 @@ def put(asker: Asker, code: int, body: bytes) -> RemotingCommand:
     remark = answer.remark or ""
     assert answer.code in (ResponseCode.SUCCESS, ResponseCode.SYSTEM_ERROR)
     assert not re.search(r"Traceback|Error\b|Exception|Bad[A-Z]", remark)
-    assert remark != UNFORESEEN
+    assert remark != UNEXPECTED_ERROR
     assert len(remark) < 1000
     if answer.code:
         assert remark
@@ -466,7 +466,7 @@ def test_settings_that_are_none(asker: Asker, logged: Logged, body: bytes, code:
     answer = asker.ask(command)
     assert answer.code == code
     assert answer.remark
-    assert answer.remark != UNFORESEEN
+    assert answer.remark != UNEXPECTED_ERROR
     assert asker.state() == before
     assert logged.failures == []
 

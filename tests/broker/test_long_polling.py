@@ -149,7 +149,7 @@ def test_all_connections_together_have_so_many(clock: Clock, look: Look, logged:
     for _ in range(5):
         assert not held.hold(HeldPull(FakeConnection(), "T", 7, 5, clock.seconds() + 10, look))
     told = [line for line in logged.lines if "heldPullsMax" in line]
-    why = "10.0.0.2:40000 has its share of them, and is answered at once"
+    why = "10.0.0.2:40000 has reached its share and is answered at once"
     assert told == [f"3 pulls wait, with heldPullsMax=3: {why}"]
     held.arrived("T", 1, 9)
     wait(held, clock, look, queue_id=1)

@@ -467,7 +467,7 @@ def test_a_name_server_that_stays_away_is_one_line_and_its_return_another(
     network.answer()
     assert logged.lines == [
         f"register broker to name server {A} OK",
-        f"name server {B} is not told of this broker: connection refused",
+        f"registration at name server {B} failed: connection refused",
         f"register broker to name server {B} OK",
     ]
 
@@ -482,10 +482,10 @@ def test_a_name_server_that_closes_before_any_answer_may_want_tls(
     clock.advance(10)
     network.fail(error=ConnectionClosed("reset"))
     assert logged.lines == [
-        f"name server {A} is not told of this broker: reset; "
+        f"registration at name server {A} failed: reset; "
         "look whether both sides use TLS (useTLS here, tls.server.mode there)",
         f"register broker to name server {A} OK",
-        f"name server {A} is not told of this broker: reset",
+        f"registration at name server {A} failed: reset",
     ]
 
 
@@ -494,7 +494,7 @@ def test_an_error_code_is_no_registration(
 ) -> None:
     make([A]).start()
     network.answer(ResponseCode.SYSTEM_ERROR)
-    assert logged.lines == [f"name server {A} is not told of this broker: CODE: 1  DESC: no"]
+    assert logged.lines == [f"registration at name server {A} failed: CODE: 1  DESC: no"]
 
 
 def test_topics_have_at_most_the_permission_of_the_broker(

@@ -108,7 +108,7 @@ def test_who_asked_does_not_take_it(client: Client, asker: Client, logged: Logge
     take(asker, ResponseCode.SYSTEM_ERROR)
     answer = answer_of(client)
     assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "push reply message to askerfail.")
-    assert "the reply to asker was not taken: code 1: no such request" in logged.lines
+    assert "the reply to asker was not accepted: code 1: no such request" in logged.lines
 
 
 def test_who_asked_leaves_meanwhile(client: Client, asker: Client) -> None:

@@ -273,7 +273,7 @@ def test_going_back_is_done_and_said(root: Path, logged: Logged) -> None:
     table.commit("CG", "T", 0, 5)
     table.commit("CG", "T", 0, 2)
     assert table.query("CG", "T", 0) == 2
-    assert "CG goes back in T 0: 5 to 2" in logged.lines
+    assert "CG commits a lower offset in T 0: 2 after 5" in logged.lines
 
 
 def committed(root: Path) -> dict[str, dict[int, int]]:

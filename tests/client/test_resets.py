@@ -71,7 +71,7 @@ def test_a_listener_that_does_not_end_holds_a_reset_up_only_so_long(
     assert len(member.got) == got
     one_queue.clock.advance(0.1)
     assert member.bodies[got:] == [b"1", b"2"]
-    assert "still is with messages" in caplog.text
+    assert "still holds messages" in caplog.text
 
 
 def test_resets_without_an_end_keep_nothing(one_queue: World, name_server: str) -> None:

@@ -96,7 +96,7 @@ def test_a_sync_that_hangs(daemon: Callable[..., Process], tmp_path: Path) -> No
     assert "(unsyncedAgeMax)" in refused.remark
     assert stored(port) == acked
     failing.end()
-    process.wait_for_line("messages are taken again: ")
+    process.wait_for_line("messages are accepted again: ")
     acked += send_some(port, 8, 4)
     wait_for(is_synced(store), "a checkpoint of all")
     assert stored(port) == acked

@@ -171,7 +171,7 @@ def test_no_room_for_consume_queues(broker: Callable[..., Process], disk: SmallD
     assert re.search(rf"the broker's disk is full \[{store}: \d+ bytes used, \d+ free\]", refused.remark)
     assert stored(port) == acked[:1]
     disk.free()
-    process.wait_for_line("dispatch goes on, messages are taken again")
+    process.wait_for_line("dispatch goes on, messages are accepted again")
     wait_until_taken(port, acked)
     wait_for(lambda: stored(port) == acked, "all messages in their queues")
     assert process.err.count("dispatch waits for the disk") == 1
@@ -195,7 +195,7 @@ def test_messages_are_refused_before_the_disk_is_full(broker: Callable[..., Proc
     assert "diskFreeBytesMin" in refused.remark or "diskSpaceWarningLevelRatio" in refused.remark
     assert stored(port) == acked
     disk.free()
-    process.wait_for_line("messages are taken again: ")
+    process.wait_for_line("messages are accepted again: ")
     wait_until_taken(port, acked)
     assert stored(port) == acked
     assert process.stop() == 0

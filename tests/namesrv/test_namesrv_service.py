@@ -114,5 +114,5 @@ def test_certificates_are_looked_at_when_settings_are_read_anew(
         later = served.adopt(system.settings)
         authority.issue("server")
         served.adopt(system.settings)
-    assert [line for line in logged.lines if "read again" in line] == [f"the certificate was read again from {cert}"]
+    assert [line for line in logged.lines if "reloaded" in line] == [f"the certificate was reloaded from {cert}"]
     assert later == []

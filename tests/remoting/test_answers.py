@@ -9,7 +9,7 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import Clock
 
 from mqbroker.errors import Refused
-from mqbroker.remoting.handlers import UNFORESEEN, HandlerTable, IConnection
+from mqbroker.remoting.handlers import UNEXPECTED_ERROR, HandlerTable, IConnection
 from mqbroker.wire.codes import RequestCode, ResponseCode
 from mqbroker.wire.command import FRAME_BYTES_MAX, JSON, ONEWAY_FLAG, ROCKETMQ, RemotingCommand
 from mqbroker.wire.requests import REQUESTS
@@ -104,7 +104,7 @@ def test_an_error_of_ours_is_an_answer_without_its_traceback(clock: Clock, logge
     link.pump()
     first, second = peer.answers
     assert (first.code, first.opaque, second.opaque) == (ResponseCode.SYSTEM_ERROR, 6, 7)
-    assert first.remark == UNFORESEEN
+    assert first.remark == UNEXPECTED_ERROR
     assert [type(failure.value) for failure in logged.failures] == [KeyError]
 
 

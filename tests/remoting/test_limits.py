@@ -93,7 +93,7 @@ def test_one_address_has_so_many_connections(clock: Clock, table: HandlerTable, 
     other, _ = connect(factory, "10.0.0.3")
     assert not other.lost
     assert [line for line in logged.lines if "are open" in line] == [
-        "2 connections from the address of 10.0.0.2:3 are open: no more from there are taken"
+        "2 connections from the address of 10.0.0.2:3 are open: no more are accepted from there"
     ]
     links[0][1].cut()
     again, link_again = connect(factory, port=9)

@@ -229,7 +229,7 @@ def test_disabled_closes_what_is_encrypted(clock: Clock, connect: Callable[..., 
 
 def test_test_mode_makes_a_certificate_up(clock: Clock, connect: Callable[..., Peer], logged: Logged) -> None:
     tls = ServerTls(TlsSettings(mode=TlsMode.ENFORCING), clock)
-    assert [line for line in logged.lines if "the certificate is made up" in line]
+    assert [line for line in logged.lines if "a generated certificate is used" in line]
     assert not tls.has_files
     first, second = (connect(tls, trusting_nobody()).shake_hands() for _ in range(2))
     assert len(first.ask(RemotingCommand(ECHO))) == 1
@@ -314,7 +314,7 @@ def test_a_changed_certificate_is_shown_to_the_next(
     after = connect(tls, trusting(authority)).shake_hands()
     assert before.tls.getpeercert(True) != after.tls.getpeercert(True)
     assert len(before.ask(RemotingCommand(ECHO))) == len(after.ask(RemotingCommand(ECHO))) == 1
-    assert len([line for line in logged.lines if "was read again" in line]) == 1
+    assert len([line for line in logged.lines if "was reloaded" in line]) == 1
 
 
 def test_half_a_change_leaves_the_former(
@@ -327,11 +327,11 @@ def test_half_a_change_leaves_the_former(
     tls.look(maybeDeferred)
     tls.look(maybeDeferred)
     assert len(connect(tls, trusting(authority)).shake_hands().ask(RemotingCommand(ECHO))) == 1
-    stays = [line for line in logged.lines if line.startswith("the certificate stays as it was")]
+    stays = [line for line in logged.lines if line.startswith("the certificate was not reloaded")]
     assert len(stays) == 1
     authority.issue("server")
     tls.look(maybeDeferred)
-    assert len([line for line in logged.lines if "was read again" in line]) == 1
+    assert len([line for line in logged.lines if "was reloaded" in line]) == 1
 
 
 def test_the_watch_looks_while_it_runs(clock: Clock, authority: Authority, logged: Logged) -> None:
@@ -341,7 +341,7 @@ def test_the_watch_looks_while_it_runs(clock: Clock, authority: Authority, logge
     clock.advance(5)
     watch.stopService()
     clock.advance(50)
-    assert [line for line in logged.lines if "stays" in line] == ["the certificate stays as it was: no disk"]
+    assert [line for line in logged.lines if "not reloaded" in line] == ["the certificate was not reloaded: no disk"]
 
 
 def test_a_key_with_a_password(clock: Clock, connect: Callable[..., Peer], authority: Authority) -> None:
@@ -413,4 +413,4 @@ def test_a_client_goes_by_the_files_as_they_are_when_it_connects(
     connect("127.0.0.1", 1)
     connect("127.0.0.1", 1)
     assert made[2] is made[3] is made[4]
-    assert len([line for line in logged.lines if "the client's certificate stays as it was" in line]) == 1
+    assert len([line for line in logged.lines if "the client's certificate was not reloaded" in line]) == 1

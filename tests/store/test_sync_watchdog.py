@@ -87,7 +87,7 @@ def test_messages_are_refused_where_the_disk_is_too_slow_for_them_though_each_sy
     turns(bench.clock, 4)
     assert "messages are refused" in told[0]
     turns(bench.clock, 2)
-    assert "messages are taken again" in told[1]
+    assert "messages are accepted again" in told[1]
 
 
 def test_a_clock_set_forward_makes_no_sync_a_long_one(make: Callable[..., Bench], told: list[str]) -> None:

@@ -99,5 +99,5 @@ class StatsRequests:
     @answers(RequestCode.DELETE_EXPIRED_COMMITLOG)
     def delete_expired_files(self, call: Call[None]) -> None:
         """Delete files of the log past fileReservedTime in the next turns, at any hour."""
-        log.info("{peer} has expired files of the log deleted", peer=call.connection.remote_addr)
+        log.info("{peer} requests the deletion of expired log files", peer=call.connection.remote_addr)
         self.store.delete_expired_files()

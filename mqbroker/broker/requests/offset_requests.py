@@ -240,7 +240,7 @@ class OffsetAdminRequests:
             if answer.code == ResponseCode.SUCCESS and answer.body:
                 told[client.client_id] = GetConsumerStatusBody.from_json(answer.body).message_queue_table
         except MQError as error:
-            log.warn("{client} does not tell its offsets: {why}", client=client.client_id, why=str(error))
+            log.warn("{client} did not return its offsets: {why}", client=client.client_id, why=str(error))
 
 
 def _refuse_old(group: ConsumerGroup) -> None:

@@ -175,7 +175,11 @@ class PullRequests:
         try:
             self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
         except Refused as error:  # only a commit without a pull is answered with the refusal
-            log.debug("{group} pulls, and its offset is not kept: {why}", group=header.consumer_group, why=error.remark)
+            log.debug(
+                "the offset that {group} sent with a pull is not committed: {why}",
+                group=header.consumer_group,
+                why=error.remark,
+            )
 
     def _ended(self, result: T, connection: IConnection) -> T:
         self._cold[connection] -= 1
@@ -356,7 +360,7 @@ class OffsetMovedEvents:
             return
         self._told += 1
         log.info(
-            "{group} asked for offset {asked} of {topic} {queue}: it goes on at {offset}",
+            "{group} asked for offset {asked} of {topic} {queue}: redirected to {offset}",
             group=group, asked=asked, topic=topic, queue=queue_id, offset=offset,
         )  # fmt: skip
         event = OffsetMovedEvent(group, MessageQueue(topic, self._broker_name, queue_id), asked, offset)

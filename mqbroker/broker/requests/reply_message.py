@@ -100,7 +100,7 @@ class ReplyRequests:
             if answer.code == ResponseCode.SUCCESS:
                 return None
             why = f"code {answer.code}: {answer.remark}"
-        log.warn("the reply to {client} was not taken: {why}", client=client_id, why=why)
+        log.warn("the reply to {client} was not accepted: {why}", client=client_id, why=why)
         return f"push reply message to {client_id}fail."
 
     def _keep(self, messages: list[NewMessage]) -> tuple[str, int]:

@@ -218,7 +218,7 @@ class HalfQueue:
     def _turn(self) -> None:
         self._call = None
         loading = ensureDeferred(self._load())
-        loading.addErrback(lambda failure: log.failure("what is settled of transactions cannot be read", failure))
+        loading.addErrback(lambda failure: log.failure("the op queue of transactions cannot be read", failure))
 
     async def _load(self) -> None:
         """One turn of reading."""
@@ -226,7 +226,7 @@ class HalfQueue:
             is_over = await self._read_entries()
         except StoreError as error:
             if not self._is_stopped:
-                log.error("what is settled of transactions cannot be read yet: {why}", why=str(error))
+                log.error("the op queue of transactions cannot be read yet: {why}", why=str(error))
                 self._call = self._clock.callLater(_RETRY_SECONDS, self._turn)
             return
         if self._is_stopped:

@@ -184,7 +184,10 @@ class TransactionChecks:
                 is_over = True
                 break
             if step is Step.GIVE_UP or not _is_good(record):
-                log.error("the half message {key} is given up: nobody said what became of it", key=_key(record))
+                log.error(
+                    "the half message {key} is given up: its producer neither committed nor rolled it back",
+                    key=_key(record),
+                )
                 gone[record.queue_offset] = check_limit_exceeded(record)
                 continue
             if step is Step.ASK:
@@ -232,7 +235,7 @@ class TransactionChecks:
         group = record.properties.get(Prop.PRODUCER_GROUP, "")
         connection = self._choose(group, record.properties.get(Prop.REAL_TOPIC, ""))
         if connection is None:
-            log.warn("nobody of {group} can be asked about {key}", group=group, key=_key(record))
+            log.warn("no producer of {group} can be asked about {key}", group=group, key=_key(record))
             return
         try:
             connection.invoke_oneway(check_request(record))

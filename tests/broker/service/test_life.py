@@ -110,11 +110,11 @@ def test_accounts_and_certificates_are_looked_at_with_the_settings(
     tls = TlsSettings(test_mode=False, server_cert_path=cert, server_key_path=key)
     running = make(tls=tls, acl_enable=True, rocketmq_home=str(tmp_path)).start()
     assert running.service.adopt(running.settings) == []
-    assert not [line for line in logged.lines if "read again" in line]
+    assert not [line for line in logged.lines if "reloaded" in line]
     authority.issue("server")
     write_acl(tmp_path, "accounts: []\n")
     running.service.adopt(running.settings)
-    again = [line.partition(" read again")[0] for line in logged.lines if "read again" in line]
+    again = [line.partition(" reloaded")[0] for line in logged.lines if "reloaded" in line]
     assert sorted(again) == ["accounts were", "the certificate was"]
 
 

@@ -185,8 +185,10 @@ def test_reloading_gives_settings_to_what_is_served(make_life: Callable[..., Any
         life.daemon.reload()
     assert [settings.order_message_enable for settings in adopted] == [True]
     assert [line for line in logged.lines if "takes effect" in line] == [
-        "listenPort=5 takes effect after a restart", "logLevel=error takes effect now", "orderMessageEnable=true takes effect now"
-    ]  # fmt: skip
+        "listenPort=5 takes effect after a restart",
+        "logLevel=error takes effect now",
+        "orderMessageEnable=true takes effect now",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,130 @@
+"""The replication link, without I/O: the bytes that master and slave exchange, and the state of each end.
+
+    slave to master    offset  8   the slave's log ends here
+    master to slave    offset  8 | size  4 | data      the log's bytes from the offset on; a heartbeat has size 0
+
+A slave whose log is empty reports 0, and gets the log from the beginning of the master's last segment on; any other gets
+it from the offset of its first report on. Source: HAConnection and HAClient of 4.9.7. Unlike there each report is
+checked: an offset that was not sent to this slave confirms nothing, and ends the link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from struct import Struct
+
+from mqbroker.errors import MQError
+
+REPORT = Struct(">q")
+HEADER = Struct(">qi")
+#: Largest piece that a slave accepts; a master sends haTransferBatchSize, 32 KiB by default.
+PIECE_BYTES_MAX = 16 * 1024 * 1024
+
+
+class BadPeer(MQError):
+    """The other end of the link sent what it must not, or has another log; the text says which and what to do."""
+
+
+class MasterLink:
+    """The master's end of the link to one slave.
+
+    `sent`: the log was sent up to here; None before the slave's first report. `acknowledged`: the slave has the log up
+    to here, of what was sent to it.
+
+    :param segment_bytes: size of a segment of the log.
+    :param piece_bytes_max: most data in one piece.
+    """
+
+    def __init__(self, segment_bytes: int, piece_bytes_max: int) -> None:
+        self.sent: int | None = None
+        self.acknowledged = 0
+        self._segment_bytes = segment_bytes
+        self._piece_bytes_max = piece_bytes_max
+        self._unread = b""
+
+    def receive(self, data: bytes, log_min: int, log_end: int) -> bool:
+        """Read reports; returns whether `acknowledged` has grown, or the first report came. Raises BadPeer."""
+        data = self._unread + data
+        whole = len(data) - len(data) % REPORT.size
+        self._unread = data[whole:]
+        before = self.sent, self.acknowledged
+        for (offset,) in REPORT.iter_unpack(data[:whole]):
+            if self.sent is None:
+                self._begin(offset, log_min, log_end)
+            else:
+                self._acknowledge(offset)
+        return before != (self.sent, self.acknowledged)
+
+    def _begin(self, offset: int, log_min: int, log_end: int) -> None:
+        if offset == 0:
+            self.sent = max(log_min, log_end - log_end % self._segment_bytes)
+            return
+        if offset < 0:
+            raise BadPeer(f"it reports the offset {offset}")
+        if offset > log_end:
+            raise BadPeer(
+                f"its log ends at {offset} and this one at {log_end}: it has what this master never had; compare the "
+                "two stores, and start it with an empty one where this master's is the right one"
+            )
+        if offset < log_min:
+            raise BadPeer(
+                f"its log ends at {offset} and this one begins at {log_min}: what it lacks was deleted here; start it "
+                "with an empty store, or a copy of this one"
+            )
+        self.sent = self.acknowledged = offset
+
+    def _acknowledge(self, offset: int) -> None:
+        assert self.sent is not None
+        if not self.acknowledged <= offset <= self.sent:
+            why = "was not sent to it" if offset > self.sent else f"is below {self.acknowledged}, which it had"
+            raise BadPeer(f"it reports the offset {offset}, which {why}")
+        self.acknowledged = offset
+
+    def next_piece(self, log_end: int) -> tuple[int, int] | None:
+        """Offset and size of the data to send next, all in one segment; None where the slave was sent everything."""
+        if self.sent is None or self.sent >= log_end:
+            return None
+        in_segment = self._segment_bytes - self.sent % self._segment_bytes
+        return self.sent, min(self._piece_bytes_max, log_end - self.sent, in_segment)
+
+    def header(self, size: int) -> bytes:
+        """The header of the next `size` bytes of the log, which count as sent; of a heartbeat for 0."""
+        assert self.sent is not None
+        header = HEADER.pack(self.sent, size)
+        self.sent += size
+        return header
+
+
+class SlaveLink:
+    """The slave's end of the link. `end`: where its log ends; None until the first data for an empty one."""
+
+    def __init__(self, end: int) -> None:
+        self.end: int | None = end or None
+        self._unread = bytearray()
+
+    def report(self) -> bytes:
+        return REPORT.pack(self.end or 0)
+
+    def receive(self, data: bytes) -> Iterator[tuple[int, bytes]]:
+        """The pieces that `data` completes: offset and bytes, each of which continues the log. Raises BadPeer.
+
+        The caller appends a piece before it takes the next.
+        """
+        unread = self._unread
+        unread += data
+        while len(unread) >= HEADER.size:
+            offset, size = HEADER.unpack_from(unread)
+            self._check(offset, size)
+            if len(unread) < HEADER.size + size:
+                return
+            piece = bytes(unread[HEADER.size : HEADER.size + size])
+            del unread[: HEADER.size + size]
+            if size:
+                self.end = offset + size
+                yield offset, piece
+
+    def _check(self, offset: int, size: int) -> None:
+        if not 0 <= size <= PIECE_BYTES_MAX or offset < 0:
+            raise BadPeer(f"the master announces {size} bytes at {offset}")
+        if self.end is not None and offset != self.end:
+            raise BadPeer(f"the master goes on at {offset}, and this log ends at {self.end}")

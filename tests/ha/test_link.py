@@ -1,0 +1,148 @@
+"""Both ends of the replication link, against each other, the recorded link of Java, and what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mqbroker.ha.link import HEADER, PIECE_BYTES_MAX, REPORT, BadPeer, MasterLink, SlaveLink
+
+GOLDEN = Path(__file__).parents[3] / "shared/golden"
+SEGMENT = 1024
+
+
+def master(first_report: int = 0, log_min: int = 0, log_end: int = 0) -> MasterLink:
+    link = MasterLink(SEGMENT, 100)
+    link.receive(REPORT.pack(first_report), log_min, log_end)
+    return link
+
+
+def test_nothing_is_sent_before_the_first_report() -> None:
+    link = MasterLink(SEGMENT, 100)
+    assert link.next_piece(5000) is None
+    assert link.receive(REPORT.pack(0)[:7], 0, 5000) is False
+    assert link.next_piece(5000) is None
+    assert link.receive(REPORT.pack(0)[7:], 0, 5000)
+    assert link.next_piece(5000) == (4096, 100)
+
+
+@pytest.mark.parametrize(
+    ("reported", "log_min", "log_end", "start"),
+    [
+        (0, 0, 0, 0),
+        (0, 0, 1023, 0),
+        (0, 0, 1024, 1024),
+        (0, 2048, 2100, 2048),
+        (700, 0, 2100, 700),
+        (2100, 0, 2100, 2100),
+    ],
+)
+def test_where_a_slave_is_sent_the_log_from(reported: int, log_min: int, log_end: int, start: int) -> None:
+    link = master(reported, log_min, log_end)
+    assert (link.sent, link.acknowledged) == (start, reported)
+
+
+@pytest.mark.parametrize(
+    ("reported", "says"),
+    [
+        (-1, "the offset -1"),
+        (5001, "it has what this master never had"),
+        (2**63 - 1, "never had"),
+        (999, "was deleted here"),
+    ],
+)
+def test_a_slave_with_another_log_is_refused(reported: int, says: str) -> None:
+    with pytest.raises(BadPeer, match=says):
+        master(reported, 1024, 5000)
+
+
+def test_pieces_end_at_the_segment_and_at_the_log() -> None:
+    link = master(950, 0, 2000)
+    sizes = []
+    while (piece := link.next_piece(1100)) is not None:
+        assert link.header(piece[1]) == HEADER.pack(*piece)
+        sizes.append(piece[1])
+    assert sizes == [74, 76]
+    assert link.header(0) == HEADER.pack(1100, 0)
+    assert link.sent == 1100
+
+
+@pytest.mark.parametrize("reported", [-1, 999, 1101, 2**63 - 1])
+def test_only_what_was_sent_can_be_acknowledged_and_nothing_taken_back(reported: int) -> None:
+    link = master(1000, 0, 1200)
+    link.header(100)
+    with pytest.raises(BadPeer, match="it reports the offset"):
+        link.receive(REPORT.pack(reported), 0, 1200)
+    assert link.acknowledged == 1000
+
+
+def test_reports_may_repeat_and_come_in_any_pieces() -> None:
+    link = master(1000, 0, 1200)
+    link.header(100)
+    data = b"".join(REPORT.pack(offset) for offset in (1000, 1050, 1050, 1100))
+    grown = [link.receive(data[at : at + 1], 0, 1200) for at in range(len(data))]
+    assert (link.acknowledged, sum(grown)) == (1100, 2)
+
+
+@given(st.integers(0, 5000), st.integers(1, 300), st.data())
+def test_a_slave_has_what_its_master_has(log_end: int, chunk: int, data: st.DataObject) -> None:
+    log = bytes(n % 251 for n in range(log_end))
+    at = data.draw(st.integers(0, log_end))
+    sender, receiver, copy = MasterLink(SEGMENT, 100), SlaveLink(at), bytearray(log[:at])
+    sender.receive(receiver.report(), 0, log_end)
+    start = sender.sent or 0
+    copy = bytearray(log[: max(at, start)])
+    stream = bytearray()
+    while (piece := sender.next_piece(log_end)) is not None:
+        stream += sender.header(piece[1]) + log[piece[0] : piece[0] + piece[1]]
+    for first in range(0, len(stream), chunk):
+        for offset, found in receiver.receive(bytes(stream[first : first + chunk])):
+            assert offset == len(copy)
+            copy += found
+        sender.receive(receiver.report(), 0, log_end)
+    assert copy == log
+    assert sender.acknowledged == receiver.end if receiver.end is not None else sender.acknowledged == 0
+
+
+@pytest.mark.parametrize(
+    ("offset", "size"),
+    [(1000, -1), (1000, PIECE_BYTES_MAX + 1), (1000, -(2**31)), (-1, 1), (999, 1), (1001, 1), (1001, 0)],
+)
+def test_a_slave_takes_nothing_that_does_not_continue_its_log(offset: int, size: int) -> None:
+    link = SlaveLink(1000)
+    with pytest.raises(BadPeer, match="the master"):
+        list(link.receive(HEADER.pack(offset, size)))
+    assert link.end == 1000
+
+
+def test_an_empty_slave_begins_where_the_master_does() -> None:
+    link = SlaveLink(0)
+    assert link.report() == REPORT.pack(0)
+    assert list(link.receive(HEADER.pack(0, 0) + HEADER.pack(2048, 3) + b"abc")) == [(2048, b"abc")]
+    assert link.report() == REPORT.pack(2051)
+
+
+@pytest.mark.skipif(not GOLDEN.exists(), reason="no recorded link here")
+def test_the_recorded_link_of_java() -> None:
+    """Its first bytes each way, as recorded: the slave's reports are what ours sends after the same pieces."""
+    slave, reports = SlaveLink(0), [REPORT.pack(0)]
+    stream = (GOLDEN / "ha-master-to-slave.bin").read_bytes()
+    log = bytearray()
+    for offset, piece in slave.receive(stream):
+        assert offset == len(log)
+        log += piece
+        reports.append(slave.report())
+    recorded = (GOLDEN / "ha-slave-to-master.bin").read_bytes()
+    assert len(reports) > 2
+    assert recorded.startswith(b"".join(reports))
+    sender = MasterLink(2**30, 32 * 1024)
+    sender.receive(recorded[:8], 0, 2**30)
+    sent = bytearray()
+    sender.sent = 0
+    while len(sent) + 32 * 1024 < len(stream) and (found := sender.next_piece(len(log))) is not None:
+        sent += sender.header(found[1]) + log[found[0] : found[0] + found[1]]
+    begun = stream.index(HEADER.pack(0, 32 * 1024))
+    assert stream[begun:].startswith(bytes(sent))

@@ -3,8 +3,8 @@
     slave to master    offset  8   the slave's log ends here
     master to slave    offset  8 | size  4 | data      the log's bytes from the offset on; a heartbeat has size 0
 
-A slave whose log is empty reports 0, and gets the log from the beginning of the master's last segment on; any other gets
-it from the offset of its first report on. Source: HAConnection and HAClient of 4.9.7. Unlike there each report is
+A slave whose log is empty reports 0, and gets the log from the beginning of the master's last segment on; any other
+gets it from the offset of its first report on. Source: HAConnection and HAClient of 4.9.7. Unlike there each report is
 checked: an offset that was not sent to this slave confirms nothing, and ends the link.
 """
 

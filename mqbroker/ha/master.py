@@ -1,0 +1,250 @@
+"""The master's replication port: a link to each slave that connects, fed from the log as it grows.
+
+Replication reads the log like a consumer does; the log knows nothing of it. A link sends what the transport takes:
+while a slave does not read, nothing is read from the log for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+
+import attrs
+from twisted.application.service import Service
+from twisted.internet.defer import Deferred, DeferredList, maybeDeferred
+from twisted.internet.interfaces import IAddress, IListeningPort, IPushProducer, IReactorTCP, IReactorTime
+from twisted.internet.protocol import Protocol as TwistedProtocol
+from twisted.internet.protocol import ServerFactory, connectionDone
+from twisted.internet.task import LoopingCall
+from twisted.logger import Logger, LogLevel
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from mqbroker.ha.link import BadPeer, MasterLink
+from mqbroker.remoting.rate_limited_log import RateLimitedLog
+
+log = Logger()
+
+#: Links at a time; a connection beyond is closed.
+LINKS_MAX = 64
+LINES_PER_MINUTE = 20
+WATCH_SECONDS = 1.0
+
+
+class ILog(Protocol):
+    """What replication reads of the store."""
+
+    segment_bytes: int
+
+    @property
+    def start(self) -> int:
+        """Where the log begins."""
+
+    @property
+    def end(self) -> int:
+        """Where the log ends for readers."""
+
+    def read(self, offset: int, size: int) -> Deferred[bytes] | memoryview:
+        """Bytes of one segment: at once where they are in memory. The Deferred fails where they cannot be read, and
+        with MQError where they were deleted meanwhile."""
+
+
+@attrs.frozen(kw_only=True)
+class HaSettings:
+    """haListenPort, haSendHeartbeatInterval, haHousekeepingInterval and haTransferBatchSize of 4.9.7."""
+
+    listen_port: int
+    interface: str = ""
+    heartbeat_s: float = 5.0
+    idle_s: float = 20.0
+    piece_bytes_max: int = 32 * 1024
+
+
+@implementer(IPushProducer)
+class SlaveConnection(TwistedProtocol):
+    """The master's end of a connection to one slave."""
+
+    def __init__(self, factory: MasterFactory, peer: str) -> None:
+        self.peer = peer
+        self.link = MasterLink(factory.log.segment_bytes, factory.settings.piece_bytes_max)
+        self.heard_at = self.wrote_at = factory.now()
+        self._factory = factory
+        self._is_paused = self._is_reading = self._is_closed = False
+
+    # --- Twisted's calls
+
+    def connectionMade(self) -> None:
+        transport = cast(Any, self.transport)
+        transport.setTcpNoDelay(True)
+        transport.registerProducer(self, True)
+        self._factory.connected(self)
+
+    def dataReceived(self, data: bytes) -> None:
+        self.heard_at = self._factory.now()
+        source = self._factory.log
+        try:
+            has_grown = self.link.receive(data, source.start, source.end)
+        except BadPeer as error:
+            self.close(str(error))
+            return
+        if has_grown:
+            self._factory.on_acknowledged(self)
+            self.send()
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        self._is_closed = True
+        self._factory.disconnected(self, reason.getErrorMessage())
+
+    def pauseProducing(self) -> None:
+        self._is_paused = True
+
+    def resumeProducing(self) -> None:
+        self._is_paused = False
+        self.send()
+
+    def stopProducing(self) -> None:
+        """The transport is gone; connectionLost follows."""
+
+    # --- sending
+
+    def send(self) -> None:
+        """Send what the slave lacks, until the transport is full or the rest has to be read from the disk."""
+        source = self._factory.log
+        while not (self._is_paused or self._is_reading or self._is_closed):
+            piece = self.link.next_piece(source.end)
+            if piece is None:
+                return
+            if piece[0] < source.start:
+                self.close(f"what it lacks from {piece[0]} on was deleted here; start it with an empty store")
+                return
+            found = source.read(*piece)
+            if isinstance(found, memoryview):
+                self._write(bytes(found))
+            else:
+                self._is_reading = True
+                found.addCallbacks(self._have_read, self._not_read)
+
+    def _have_read(self, data: bytes) -> None:
+        self._is_reading = False
+        if not self._is_closed:
+            self._write(data)
+            self.send()
+
+    def _not_read(self, failure: Failure) -> None:
+        self._is_reading = False
+        self.close(f"the log cannot be read for it: {failure.getErrorMessage()}")
+
+    def _write(self, data: bytes) -> None:
+        self.wrote_at = self._factory.now()
+        transport = cast(Any, self.transport)
+        transport.writeSequence([self.link.header(len(data)), data])
+
+    def look(self, now: float) -> None:
+        """Send a heartbeat where one is due; close the link where nothing was heard for too long."""
+        settings = self._factory.settings
+        if now - self.heard_at > settings.idle_s:
+            self.close(f"nothing was heard from it for {settings.idle_s:.0f} s")
+        elif self.link.sent is not None and not self._is_paused and now - self.wrote_at >= settings.heartbeat_s:
+            self._write(b"")
+
+    def close(self, why: str) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._factory.lines.say(LogLevel.warn, f"the replication link to {self.peer} is closed: {why}")
+            cast(Any, self.transport).abortConnection()
+
+
+class MasterFactory(ServerFactory):
+    """Builds the connections to slaves.
+
+    :param on_acknowledged: called when a slave connects or has acknowledged more.
+    """
+
+    noisy = False
+
+    def __init__(
+        self,
+        source: ILog,
+        settings: HaSettings,
+        now: Callable[[], float],
+        on_acknowledged: Callable[[SlaveConnection], None],
+    ) -> None:
+        self.log, self.settings, self.now = source, settings, now
+        self.on_acknowledged = on_acknowledged
+        self.connections: list[SlaveConnection] = []
+        self.lines = RateLimitedLog("replication links closed", now, LINES_PER_MINUTE)
+        #: Fired when no connection is left.
+        self.gone: Deferred[None] | None = None
+
+    def buildProtocol(self, addr: IAddress | None) -> SlaveConnection | None:
+        if len(self.connections) >= LINKS_MAX:
+            self.lines.say(LogLevel.warn, f"a replication link from {addr} is refused: there are {LINKS_MAX} already")
+            return None
+        return SlaveConnection(self, f"{getattr(addr, 'host', addr)}:{getattr(addr, 'port', '')}")
+
+    def connected(self, connection: SlaveConnection) -> None:
+        self.connections.append(connection)
+        log.info("slave {peer} connected for replication", peer=connection.peer)
+
+    def disconnected(self, connection: SlaveConnection, why: str) -> None:
+        self.connections.remove(connection)
+        log.info("slave {peer} disconnected: {why}", peer=connection.peer, why=why)
+        if not self.connections and self.gone is not None:
+            self.gone.callback(None)
+
+
+class MasterService(Service):
+    """Listens for slaves, and sends them the log. `port` is the bound port while it runs."""
+
+    def __init__(self, reactor: Any, source: ILog, settings: HaSettings) -> None:
+        self._clock = cast(IReactorTime, reactor)
+        self._reactor = cast(IReactorTCP, reactor)
+        self.factory = MasterFactory(source, settings, self._clock.seconds, self._acknowledged)
+        self.port = settings.listen_port
+        self._listening: IListeningPort | None = None
+        self._watch = LoopingCall(self._look)
+        self._watch.clock = self._clock
+        self._is_scheduled = False
+
+    def startService(self) -> None:
+        """Listen. Raises Twisted's CannotListenError."""
+        settings = self.factory.settings
+        self._listening = self._reactor.listenTCP(settings.listen_port, self.factory, interface=settings.interface)
+        self.port = cast(Any, self._listening.getHost()).port
+        self._watch.start(WATCH_SECONDS, now=False)
+        super().startService()  # type: ignore[no-untyped-call]
+
+    def stopService(self) -> Deferred[None]:
+        """Stop listening and close the links; fires when all are closed."""
+        super().stopService()  # type: ignore[no-untyped-call]
+        if self._watch.running:
+            self._watch.stop()
+        done: list[Deferred[Any]] = []
+        if self._listening is not None:
+            done.append(maybeDeferred(self._listening.stopListening))
+        if self.factory.connections:
+            self.factory.gone = Deferred()
+            done.append(self.factory.gone)
+            for connection in list(self.factory.connections):
+                connection.close("the broker is stopping")
+        return DeferredList(done).addCallback(lambda _: None)
+
+    def log_has_grown(self) -> None:
+        """Send soon what was appended: all of this turn together."""
+        if not self._is_scheduled and self.factory.connections:
+            self._is_scheduled = True
+            self._clock.callLater(0, self._send)
+
+    def _send(self) -> None:
+        self._is_scheduled = False
+        for connection in list(self.factory.connections):
+            connection.send()
+
+    def _look(self) -> None:
+        now = self._clock.seconds()
+        for connection in list(self.factory.connections):
+            connection.look(now)
+        self.factory.lines.look()
+
+    def _acknowledged(self, connection: SlaveConnection) -> None:
+        """A slave has more of the log."""

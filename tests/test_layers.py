@@ -17,6 +17,7 @@ LEVELS = {
     "remoting": 3,
     "store": 3,
     "access": 4,
+    "ha": 4,
     "namesrv": 5,
     "broker": 5,
     "client": 5,

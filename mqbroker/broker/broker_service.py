@@ -17,6 +17,7 @@ from typing import Any, cast
 
 from twisted.application.service import Service
 from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import LoopingCall
 from twisted.internet.threads import deferToThreadPool
@@ -25,13 +26,15 @@ from twisted.python.failure import Failure
 from twisted.python.threadpool import ThreadPool
 
 from mqbroker.access.acl_files import AclFiles, acl_places
+from mqbroker.access.addresses import AddressPattern, parse_pattern
 from mqbroker.broker.assembly import Assembly
 from mqbroker.broker.fast_failure import TickingTurnClock, Turns
 from mqbroker.broker.name_servers import BrokerIdentity, Registration
 from mqbroker.broker.requests.broker_admin import Save
-from mqbroker.config import BrokerSettings
+from mqbroker.config import BrokerSettings, TlsMode
 from mqbroker.config.changes import rewrite_conf
 from mqbroker.errors import AlreadyStarted, Refused, StoreUnwritable
+from mqbroker.ha.master import HaSettings, MasterService
 from mqbroker.remoting.client import Connector, RemotingClient, tcp_connector
 from mqbroker.remoting.draining import answered
 from mqbroker.remoting.handlers import HandlerTable
@@ -46,7 +49,7 @@ from mqbroker.store.disk import IDisk
 from mqbroker.store.flush import RUNNING_MAX
 from mqbroker.store.jsonfile import JsonFile
 from mqbroker.store.linux_aio import LinuxAio
-from mqbroker.store.message_store import open_store_in_turns
+from mqbroker.store.message_store import MessageStore, open_store_in_turns
 from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.syncs import AioSyncs, ISyncs, WorkerSyncs
 from mqbroker.store.worker import IWorker, SerialWorker, ThreadWorker
@@ -87,6 +90,7 @@ class BrokerService(Service):
         self.started: Deferred[None] = Deferred()
         self.port = 0
         self._vip_port: int | None = None
+        self._master: MasterService | None = None
         self._assembly: Assembly | None = None
         self._read_tls: Callable[[], object] | None = None
         self._reactor = reactor
@@ -102,7 +106,8 @@ class BrokerService(Service):
     @property
     def ports(self) -> dict[str, int]:
         """The ports bound, once the broker runs."""
-        return {"remoting": self.port} | ({"vip": self._vip_port} if self._vip_port is not None else {})
+        more = {"vip": self._vip_port, "ha": None if self._master is None else self._master.port}
+        return {"remoting": self.port} | {name: port for name, port in more.items() if port is not None}
 
     # --- start
 
@@ -176,6 +181,7 @@ class BrokerService(Service):
         for seconds, action in parts.periodic():
             self._every(seconds, action)
         self._save_offsets(parts)
+        self._serve_slaves(store)
         # The port is bound first, so that a port in use changes nothing, but closed before the parts that serve it.
         self._stops.remove(listening.stopService)
         self._stops += [listening.stopService, lambda: answered(factory.load, clock, DRAIN_SECONDS_MAX)]
@@ -187,6 +193,24 @@ class BrokerService(Service):
             listening.stop_accepting,
         ]
         self._register(parts)
+
+    def _serve_slaves(self, store: MessageStore) -> None:
+        """Listen for slaves, if the port is free. Raises BadAddress on a bad haWhiteRemoteAddresses."""
+        settings = self.settings
+        self._master = None
+        is_allowed = allowed_slaves(settings)
+        if is_allowed is None:
+            log.info("no slave can connect: aclEnable or tls.server.mode=enforcing needs haWhiteRemoteAddresses")
+            return
+        master = MasterService(self._reactor, store.raw_log, HaSettings.of(settings), is_allowed)
+        try:
+            master.startService()
+        except CannotListenError as error:
+            log.error("no slave can connect: {error}; set another haListenPort", error=error)
+            return
+        self._master = master
+        store.on_growth.append(master.log_has_grown)
+        self._stops.append(master.stopService)
 
     def _read_acl(self, worker: IWorker) -> AclFiles | None:
         if not self.settings.acl_enable:
@@ -302,7 +326,10 @@ class BrokerService(Service):
         )
         address = f"{settings.broker_ip1}:{self.port}"
         identity = BrokerIdentity(address, settings.broker_name, settings.broker_cluster_name, settings.broker_id)
-        registration = Registration(client, settings.namesrv_addr, identity, parts.topics, parts.live, self._clock)
+        ha_addr = "" if self._master is None else f"{settings.broker_ip2}:{self._master.port}"
+        registration = Registration(
+            client, settings.namesrv_addr, identity, parts.topics, parts.live, self._clock, ha_addr
+        )
         parts.topics.on_change.append(registration.changed)
         parts.topics.announcers.append(registration.changes_registered)
         self._stops += [client.close, registration.stop]
@@ -350,6 +377,17 @@ def vip_port(settings: BrokerSettings) -> int | None:
     """The second port, which serves the same requests; None if there is none."""
     port = settings.server.listen_port + VIP_PORT_OFFSET
     return port if settings.vip_port_enable and port > 0 else None
+
+
+def allowed_slaves(settings: BrokerSettings) -> AddressPattern | None:
+    """The addresses from which slaves may connect: all, unless the broker is protected. None if none may.
+
+    A link has neither accounts nor TLS. Raises BadAddress.
+    """
+    if settings.ha_white_remote_addresses:
+        return parse_pattern(settings.ha_white_remote_addresses)
+    is_protected = settings.acl_enable or settings.tls.mode is TlsMode.ENFORCING
+    return None if is_protected else parse_pattern("*")
 
 
 def _expect_nothing(seconds: float) -> None:

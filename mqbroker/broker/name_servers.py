@@ -38,8 +38,6 @@ RETRY_SECONDS = 5.0
 CHANGES_SECONDS_MAX = 3.0
 #: Added to the error if a name server closes the connection without ever having answered.
 LOST_AT_ONCE_HINT = "look whether both sides use TLS (useTLS here, tls.server.mode there)"
-#: The address slaves would connect to. There is none, but the field is required.
-NO_HA_ADDRESS = ""
 #: The room for the body in a name server's frame, beside the header.
 BODY_BYTES_MAX = FRAME_BYTES_MAX - 64 * 1024
 
@@ -66,8 +64,16 @@ class _Body:
 class RegistrationRequests:
     """Builds a broker's registration requests: once for all name servers, the long ones in steps."""
 
-    def __init__(self, identity: BrokerIdentity, topics: TopicTable, live: LiveSettings, clock: IReactorTime) -> None:
+    def __init__(
+        self,
+        identity: BrokerIdentity,
+        topics: TopicTable,
+        live: LiveSettings,
+        clock: IReactorTime,
+        ha_server_addr: str,
+    ) -> None:
         self._identity = attrs.asdict(identity)
+        self._ha_server_addr = ha_server_addr
         self._topics = topics
         self._live = live
         self._clock = clock
@@ -86,7 +92,7 @@ class RegistrationRequests:
             body = self._some(topics, changes)
         header = h.RegisterBrokerRequestHeader(
             **self._identity,
-            ha_server_addr=NO_HA_ADDRESS,
+            ha_server_addr=self._ha_server_addr,
             compressed=body.compressed,
             body_crc32=body_crc32(body.data),
         )
@@ -311,7 +317,10 @@ class NameServer:
 
 
 class Registration:
-    """Keeps one broker registered with all `addresses`. Unreachable name servers are retried indefinitely."""
+    """Keeps one broker registered with all `addresses`. Unreachable name servers are retried indefinitely.
+
+    :param ha_server_addr: the address for slaves; empty if the broker serves none.
+    """
 
     def __init__(
         self,
@@ -321,6 +330,7 @@ class Registration:
         topics: TopicTable,
         live: LiveSettings,
         clock: IReactorTime,
+        ha_server_addr: str = "",
     ) -> None:
         self._topics = topics
         self._live = live
@@ -328,7 +338,7 @@ class Registration:
         self._is_scheduled = False
         self._loop = LoopingCall(self._tick)
         self._loop.clock = clock
-        requests = RegistrationRequests(identity, topics, live, clock)
+        requests = RegistrationRequests(identity, topics, live, clock, ha_server_addr)
         timeout_ms = live.current.register_broker_timeout_ms
         self._servers = [
             NameServer(address, client, requests, timeout_ms, clock, self._set_order_topics) for address in addresses

@@ -81,7 +81,7 @@ class MasterLink:
         self.acknowledged = offset
 
     def next_piece(self, log_end: int) -> tuple[int, int] | None:
-        """Offset and size of the data to send next, all in one segment; None where the slave was sent everything."""
+        """Offset and size of the data to send next, all in one segment; None if the slave was sent everything."""
         if self.sent is None or self.sent >= log_end:
             return None
         in_segment = self._segment_bytes - self.sent % self._segment_bytes

@@ -20,6 +20,7 @@ from twisted.logger import Logger, LogLevel
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from mqbroker.config import BrokerSettings
 from mqbroker.ha.link import BadPeer, MasterLink
 from mqbroker.remoting.rate_limited_log import RateLimitedLog
 
@@ -45,19 +46,33 @@ class ILog(Protocol):
         """Where the log ends for readers."""
 
     def read(self, offset: int, size: int) -> Deferred[bytes] | memoryview:
-        """Bytes of one segment: at once where they are in memory. The Deferred fails where they cannot be read, and
-        with MQError where they were deleted meanwhile."""
+        """Bytes of one segment: at once if they are resident. The Deferred fails if they cannot be read, or were
+        deleted meanwhile. Raises StoreBusy."""
 
 
 @attrs.frozen(kw_only=True)
 class HaSettings:
-    """haListenPort, haSendHeartbeatInterval, haHousekeepingInterval and haTransferBatchSize of 4.9.7."""
+    """haListenPort, haSendHeartbeatInterval, haHousekeepingInterval and haTransferBatchSize of 4.9.7.
+
+    `heartbeat_s`: a link on which nothing was sent for so long gets a heartbeat. `idle_s`: one on which nothing was
+    received for longer is closed.
+    """
 
     listen_port: int
     interface: str = ""
     heartbeat_s: float = 5.0
     idle_s: float = 20.0
     piece_bytes_max: int = 32 * 1024
+
+    @classmethod
+    def of(cls, settings: BrokerSettings) -> HaSettings:
+        return cls(
+            listen_port=settings.ha_listen_port,
+            interface=settings.server.bind_address,
+            heartbeat_s=settings.ha_send_heartbeat_interval_ms / 1000,
+            idle_s=settings.ha_housekeeping_interval_ms / 1000,
+            piece_bytes_max=settings.ha_transfer_batch_size,
+        )
 
 
 @implementer(IPushProducer)
@@ -108,7 +123,7 @@ class SlaveConnection(TwistedProtocol):
     # --- sending
 
     def send(self) -> None:
-        """Send what the slave lacks, until the transport is full or the rest has to be read from the disk."""
+        """Send what the slave lacks, until the transport is full or the rest must be read from disk."""
         source = self._factory.log
         while not (self._is_paused or self._is_reading or self._is_closed):
             piece = self.link.next_piece(source.end)
@@ -140,7 +155,7 @@ class SlaveConnection(TwistedProtocol):
         transport.writeSequence([self.link.header(len(data)), data])
 
     def look(self, now: float) -> None:
-        """Send a heartbeat where one is due; close the link where nothing was heard for too long."""
+        """Send a heartbeat if one is due; close the link if nothing was received for too long."""
         settings = self._factory.settings
         if now - self.heard_at > settings.idle_s:
             self.close(f"nothing was heard from it for {settings.idle_s:.0f} s")
@@ -150,13 +165,15 @@ class SlaveConnection(TwistedProtocol):
     def close(self, why: str) -> None:
         if not self._is_closed:
             self._is_closed = True
-            self._factory.lines.say(LogLevel.warn, f"the replication link to {self.peer} is closed: {why}")
+            line = "the replication link to {peer} is closed: {why}"
+            self._factory.lines.say(LogLevel.warn, line, peer=self.peer, why=why)
             cast(Any, self.transport).abortConnection()
 
 
 class MasterFactory(ServerFactory):
     """Builds the connections to slaves.
 
+    :param is_allowed: whether a slave may connect from an address, given without port.
     :param on_acknowledged: called when a slave connects or has acknowledged more.
     """
 
@@ -167,9 +184,11 @@ class MasterFactory(ServerFactory):
         source: ILog,
         settings: HaSettings,
         now: Callable[[], float],
+        is_allowed: Callable[[str], bool],
         on_acknowledged: Callable[[SlaveConnection], None],
     ) -> None:
         self.log, self.settings, self.now = source, settings, now
+        self._is_allowed = is_allowed
         self.on_acknowledged = on_acknowledged
         self.connections: list[SlaveConnection] = []
         self.lines = RateLimitedLog("replication links closed", now, LINES_PER_MINUTE)
@@ -177,10 +196,17 @@ class MasterFactory(ServerFactory):
         self.gone: Deferred[None] | None = None
 
     def buildProtocol(self, addr: IAddress | None) -> SlaveConnection | None:
-        if len(self.connections) >= LINKS_MAX:
-            self.lines.say(LogLevel.warn, f"a replication link from {addr} is refused: there are {LINKS_MAX} already")
+        host = str(getattr(addr, "host", ""))
+        peer = f"{host}:{getattr(addr, 'port', '')}"
+        why = None
+        if not self._is_allowed(host):
+            why = "haWhiteRemoteAddresses does not have its address"
+        elif len(self.connections) >= LINKS_MAX:
+            why = f"there are {LINKS_MAX} already"
+        if why is not None:
+            self.lines.say(LogLevel.warn, "a replication link from {peer} is refused: {why}", peer=peer, why=why)
             return None
-        return SlaveConnection(self, f"{getattr(addr, 'host', addr)}:{getattr(addr, 'port', '')}")
+        return SlaveConnection(self, peer)
 
     def connected(self, connection: SlaveConnection) -> None:
         self.connections.append(connection)
@@ -196,10 +222,12 @@ class MasterFactory(ServerFactory):
 class MasterService(Service):
     """Listens for slaves, and sends them the log. `port` is the bound port while it runs."""
 
-    def __init__(self, reactor: Any, source: ILog, settings: HaSettings) -> None:
+    def __init__(
+        self, reactor: Any, source: ILog, settings: HaSettings, is_allowed: Callable[[str], bool] = lambda host: True
+    ) -> None:
         self._clock = cast(IReactorTime, reactor)
         self._reactor = cast(IReactorTCP, reactor)
-        self.factory = MasterFactory(source, settings, self._clock.seconds, self._acknowledged)
+        self.factory = MasterFactory(source, settings, self._clock.seconds, is_allowed, self._acknowledged)
         self.port = settings.listen_port
         self._listening: IListeningPort | None = None
         self._watch = LoopingCall(self._look)
@@ -244,6 +272,7 @@ class MasterService(Service):
         now = self._clock.seconds()
         for connection in list(self.factory.connections):
             connection.look(now)
+            connection.send()
         self.factory.lines.look()
 
     def _acknowledged(self, connection: SlaveConnection) -> None:

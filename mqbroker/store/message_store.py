@@ -25,6 +25,7 @@ from mqbroker.store.layout import StorePaths, make_durable_directories, refuse_o
 from mqbroker.store.logscan import Damage, Scanned, scan_file
 from mqbroker.store.opening import Opening, Parts
 from mqbroker.store.queries import ByKey, Queries
+from mqbroker.store.raw_log import RawLog
 from mqbroker.store.stepwise import ProgressLine, Steps, run_at_once, run_in_turns
 from mqbroker.store.syncs import ISyncs, WorkerSyncs
 from mqbroker.store.worker import IWorker
@@ -82,6 +83,10 @@ class MessageStore:
         self._is_stopped = False
         #: Offset of the oldest message, and its store time, ms.
         self._earliest = (-1, -1)
+        #: The log as bytes, for replication.
+        self.raw_log = RawLog(commit_log, parts.reader.resident_pages, parts.page_loader)
+        #: Called when the log has grown, at the latest when a dispatch of it is due.
+        self.on_growth = commit_log.on_dispatchable
         self.statistics = parts.statistics
         #: Messages and bytes added to each queue; cleared by the statistics.
         self.entered = parts.cq_dispatcher.entered

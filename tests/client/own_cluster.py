@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 from random import Random
-from typing import Any, cast
+from typing import Any
 
 import attrs
 from twisted.internet.defer import maybeDeferred
@@ -129,7 +129,7 @@ class OwnCluster:
             self._start_broker(name, addr)
 
     def _serve_at(self, addr: str) -> None:
-        factory = cast(RemotingServerFactory, self.reactor.tcpServers[-1][1])
+        factory = [made[1] for made in self.reactor.tcpServers if isinstance(made[1], RemotingServerFactory)][-1]
         self._inner.servers[addr] = factory
         self.network.servers[addr] = TappedFactory(factory, addr, self.faults)
 

@@ -39,7 +39,7 @@ OWN = {
     # System properties of the Java broker.
     *("diskSpaceCleanForciblyRatio", "diskSpaceWarningLevelRatio"),
     *("connectionsMax", "connectionsPerAddressMax", "unsentBytesMax", "vipPortEnable"),
-    *("kernelSyncEnable", "unsyncedAgeMax", "rocketmq.acl.plain.file"),
+    *("haWhiteRemoteAddresses", "kernelSyncEnable", "unsyncedAgeMax", "rocketmq.acl.plain.file"),
     *(setting.key for setting in settings_of(TlsSettings)),
 }
 
@@ -200,9 +200,18 @@ def test_a_home_directory_is_spelt_out(broker: Loader, monkeypatch: pytest.Monke
         ("storePathRootDir=", "it must name a file or a directory"),
         ("storePathCommitLog=/a,/b", "a log in several directories is not served; move the segments"),
         ("readOnlyCommitLogStorePaths=/b", "a log in several directories is not served; move the segments"),
-        ("brokerRole=SLAVE", "replication is not served by this version; use brokerRole=ASYNC_MASTER"),
-        ("brokerRole=SYNC_MASTER", "replication is not served by this version, so no slave could confirm a message"),
-        ("duplicationEnable=true", "replication is not served by this version, and consumers would wait"),
+        (
+            "brokerRole=SLAVE",
+            "a broker of this version is a master that does not wait for its slaves; use brokerRole=ASYNC_MASTER",
+        ),
+        (
+            "brokerRole=SYNC_MASTER",
+            "a broker of this version is a master that does not wait for its slaves, so that none would",
+        ),
+        (
+            "duplicationEnable=true",
+            "a broker of this version is a master that does not wait for its slaves, and consumers would wait",
+        ),
         ("aclEnable=TRUE", "set rocketmqHome too: the accounts are in its conf/plain_acl.yml"),
         ("tls.server.mode=on", "'on' is not one of disabled, permissive, enforcing"),
         ("tls.server.need.client.auth=x", "'x' is not one of none, optional, require"),
@@ -350,7 +359,10 @@ def test_variables_that_are_for_others_are_not_warned_of(broker: Loader, namesrv
 
 
 def test_a_variable_is_refused_as_the_file_is(broker: Loader) -> None:
-    with pytest.raises(BadSetting, match=r"^environment variable ROCKETMQ_BROKER_ROLE: brokerRole: replication is not"):
+    with pytest.raises(
+        BadSetting,
+        match=r"^environment variable ROCKETMQ_BROKER_ROLE: brokerRole: a broker of this version is a master",
+    ):
         broker("", ROCKETMQ_BROKER_ROLE="SLAVE")
     with pytest.raises(BadSetting, match=r"^environment variable ROCKETMQ_ENABLE_DLEGER_COMMIT_LOG: enableDLegerCom"):
         broker("", ROCKETMQ_ENABLE_DLEGER_COMMIT_LOG="true")
@@ -450,8 +462,8 @@ def test_what_has_no_effect_is_told_in_one_line(broker: Loader, namesrv: Loader)
     broker(text, [("slaveTimeout", "5")], ROCKETMQ_HEARTBEAT_THREAD_POOL_NUMS="4")
     assert broker.warnings == [
         "these settings have no effect: sendMessageThreadPoolNums, serverWorkerThreads, heartbeatThreadPoolNums (one "
-        "thread takes all requests, in the order they come); haMasterAddress, haListenPort, slaveTimeout (replication "
-        "is not served by this version); flushCommitLogTimed (records are always checked, and flushIntervalCommitLog "
+        "thread takes all requests, in the order they come); haMasterAddress, slaveTimeout (a broker of "
+        "this version is a master that does not wait for its slaves); flushCommitLogTimed (records are always checked, and flushIntervalCommitLog "
         "and flushIntervalConsumeQueue are bounds by themselves)"
     ]
     namesrv(text)
@@ -464,7 +476,7 @@ def test_what_has_no_effect_is_told_in_one_line(broker: Loader, namesrv: Loader)
 
 def test_another_id_than_a_masters_is_told(broker: Loader) -> None:
     assert broker("brokerId=3").broker_id == 0
-    why = "replication is not served by this version"
+    why = "a broker of this version is a master that does not wait for its slaves"
     assert broker.warnings == [f"{broker.path}:1: brokerId=3 is taken as 0, a master's: {why}"]
 
 

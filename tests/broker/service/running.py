@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import Any, cast
+from typing import Any
 
 import attrs
 from twisted.internet.address import IPv4Address
@@ -104,7 +104,7 @@ class Running:
 
     @property
     def factory(self) -> RemotingServerFactory:
-        return cast(RemotingServerFactory, self.reactor.tcpServers[-1][1])
+        return [made[1] for made in self.reactor.tcpServers if isinstance(made[1], RemotingServerFactory)][-1]
 
     def client(self) -> Client:
         self.clients.append(Client(self, CLIENT))

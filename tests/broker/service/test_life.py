@@ -29,7 +29,7 @@ def test_it_serves_all_its_codes(make: Callable[..., Running]) -> None:
         (answer,) = client.ask_all(RemotingCommand(code))
         assert answer.is_response
     assert result(running.service.started) is None
-    assert running.service.ports == {"remoting": 10911}
+    assert running.service.ports == {"remoting": 10911, "ha": 10912}
 
 
 def test_messages_committed_offsets_and_topics_survive_a_restart(make: Callable[..., Running], root: Path) -> None:
@@ -72,7 +72,7 @@ def test_the_name_server_is_told_at_the_start_on_a_change_each_period_and_goodby
     running.turn(30)
     assert reactor.heard == ["REGISTER_BROKER"] * 3
     running.stop()
-    assert reactor.heard[3:] == ["UNREGISTER_BROKER", "port closed"]
+    assert reactor.heard[3:] == ["UNREGISTER_BROKER", "port closed", "port closed"]
 
 
 def test_settings_read_anew_count_at_once_where_they_can(make: Callable[..., Running], tmp_path: Path) -> None:

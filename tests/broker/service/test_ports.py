@@ -15,12 +15,12 @@ from tests.remoting.logs import Logged
 
 def test_the_vip_port_serves_the_same(make: Callable[..., Running], reactor: Reactor) -> None:
     running = make(vip_port_enable=True).start()
-    assert [server[0] for server in reactor.tcpServers] == [10911, 10909]
-    assert running.service.ports == {"remoting": 10911, "vip": 10909}
+    assert [server[0] for server in reactor.tcpServers] == [10911, 10909, 10912]
+    assert running.service.ports == {"remoting": 10911, "vip": 10909, "ha": 10912}
     assert reactor.tcpServers[0][1] is reactor.tcpServers[1][1]
     assert running.client().send()[0].code == 0
     running.stop()
-    assert reactor.heard.count("port closed") == 2
+    assert reactor.heard.count("port closed") == 3
 
 
 def test_it_starts_without_a_vip_port_that_somebody_has(
@@ -29,7 +29,7 @@ def test_it_starts_without_a_vip_port_that_somebody_has(
     running = make(vip_port_enable=True)
     reactor.taken_ports = {10909}
     running.start()
-    assert running.service.ports == {"remoting": 10911}
+    assert running.service.ports == {"remoting": 10911, "ha": 10912}
     assert "port 10909 is not served beside 10911: [Errno 98] Address already in use" in logged.lines
     assert running.client().send()[0].code == 0
 

@@ -34,7 +34,7 @@ def test_the_order_of_stopping(make: Callable[..., Running], reactor: Reactor, r
         running.turn()
     assert result(done) is None
     order = [what for what, _ in groupby(reactor.heard)]
-    assert order == ["UNREGISTER_BROKER", "port closed", "client closed, locked", "disk"]
+    assert order == ["UNREGISTER_BROKER", "port closed", "client closed, locked", "port closed", "disk"]
     assert not is_locked(root)
 
 

@@ -51,6 +51,7 @@ from mqbroker.broker.transactions.half_queue import HalfQueue
 from mqbroker.broker.transactions.transaction_checks import TransactionChecks
 from mqbroker.config import BrokerSettings
 from mqbroker.filter.bloom import BloomFilter
+from mqbroker.ha.master import Slaves
 from mqbroker.remoting.connection import RemotingProtocol
 from mqbroker.remoting.cooperative_tasks import CooperativeTasks
 from mqbroker.remoting.handlers import HandlerTable, IConnection
@@ -112,6 +113,7 @@ class Assembly:
         UnusedGroupEviction(self.groups, self.topics, self.offsets, self.consumers, store)
         self.slow_consumers = SlowConsumers(store, self.topics, self.groups, self.offsets, self.consumers, live)
         self.held = HeldPulls(clock, live)
+        self.slaves = Slaves(store.raw_log)
         delays_ms = parse_delay_levels(settings.store.message_delay_level)
         self.delay = DelayService(store, open_file("delayOffset.json"), clock, delays_ms, self.stats)
         self.half_queue = HalfQueue(store, self.offsets, clock, store_host, self.stats)
@@ -192,7 +194,7 @@ class Assembly:
             OffsetAdminRequests(store, topics, offsets, consumers, queues, calls, tasks),
             QueueEntryRequests(store, consumers, self.filters, tasks),
             SettingsRequests(live, save_settings),
-            StatsRequests(store, stats, RuntimeInfo(store, stats, self.delay, live, clock.seconds)),
+            StatsRequests(store, stats, RuntimeInfo(store, stats, self.delay, live, clock.seconds, self.slaves.states)),
             AclRequests(self._acl, settings, own_addr),
         ):
             table.serve(family, tasks.bounded)

@@ -34,7 +34,7 @@ from mqbroker.broker.requests.broker_admin import Save
 from mqbroker.config import BrokerSettings, TlsMode
 from mqbroker.config.changes import rewrite_conf
 from mqbroker.errors import AlreadyStarted, Refused, StoreUnwritable
-from mqbroker.ha.master import HaSettings, MasterService
+from mqbroker.ha.master import HaSettings, MasterService, Slaves
 from mqbroker.remoting.client import Connector, RemotingClient, tcp_connector
 from mqbroker.remoting.draining import answered
 from mqbroker.remoting.handlers import HandlerTable
@@ -181,7 +181,7 @@ class BrokerService(Service):
         for seconds, action in parts.periodic():
             self._every(seconds, action)
         self._save_offsets(parts)
-        self._serve_slaves(store)
+        self._serve_slaves(store, parts.slaves)
         # The port is bound first, so that a port in use changes nothing, but closed before the parts that serve it.
         self._stops.remove(listening.stopService)
         self._stops += [listening.stopService, lambda: answered(factory.load, clock, DRAIN_SECONDS_MAX)]
@@ -194,15 +194,14 @@ class BrokerService(Service):
         ]
         self._register(parts)
 
-    def _serve_slaves(self, store: MessageStore) -> None:
-        """Listen for slaves, if the port is free. Raises BadAddress on a bad haWhiteRemoteAddresses."""
-        settings = self.settings
+    def _serve_slaves(self, store: MessageStore, slaves: Slaves) -> None:
+        """Listen for slaves, if some may connect and the port is free. Raises BadAddress."""
         self._master = None
-        is_allowed = allowed_slaves(settings)
+        is_allowed = allowed_slaves(self.settings)
         if is_allowed is None:
-            log.info("no slave can connect: aclEnable or tls.server.mode=enforcing needs haWhiteRemoteAddresses")
+            log.info("no slave can connect: aclEnable and tls.server.mode=enforcing need haWhiteRemoteAddresses")
             return
-        master = MasterService(self._reactor, store.raw_log, HaSettings.of(settings), is_allowed)
+        master = MasterService(self._reactor, slaves, HaSettings.of(self.settings), is_allowed)
         try:
             master.startService()
         except CannotListenError as error:

@@ -15,6 +15,7 @@ import attrs
 from mqbroker.broker.broker_stats import BrokerStats
 from mqbroker.broker.delay import DelayService
 from mqbroker.broker.live_settings import LiveSettings
+from mqbroker.ha.master import SlaveStatus
 from mqbroker.store.message_store import MessageStore
 from mqbroker.store.statistics import CLASS_NAMES
 from mqbroker.wire.codes import VERSION, VERSION_NAME
@@ -45,13 +46,17 @@ _POOLS = {
 
 @attrs.frozen
 class RuntimeInfo:
-    """Builds the table. `now` returns seconds since the epoch."""
+    """Builds the table. `now` returns seconds since the epoch.
+
+    Keys that begin with "haSlave_" are not Java's: a slave's offset, and the bytes that it is behind.
+    """
 
     _store: MessageStore
     _stats: BrokerStats
     _delay: DelayService
     _live: LiveSettings
     _now: Callable[[], float]
+    _slaves: Callable[[], list[SlaveStatus]] = list
 
     def table(self) -> dict[str, str]:
         self._stats.collect()
@@ -64,6 +69,7 @@ class RuntimeInfo:
             **self._times(),
             **self._rates(),
             **self._disk(),
+            **self._replication(),
             **{
                 f"scheduleMessageOffset_{level}": f"{offset},{end}"
                 for level, (offset, end) in self._delay.progress().items()
@@ -117,6 +123,9 @@ class RuntimeInfo:
             # Never a blank in Java either.
             "getTotalTps": " ".join(java_double(rate.found + rate.missed if rate else 0.0) for rate in rates),
         }
+
+    def _replication(self) -> dict[str, str]:
+        return {f"haSlave_{slave.peer}": f"{slave.acknowledged},{slave.behind}" for slave in self._slaves()}
 
     def _disk(self) -> dict[str, str]:
         stats, settings = self._store.stats, self._live.current.store

@@ -70,6 +70,8 @@ def broker_settings(place: Place, namesrv_port: int) -> BrokerSettings:
         "brokerClusterName": "dev",
         "brokerIP1": LOOPBACK,
         "listenPort": place.broker_port,
+        # Any free port: no slave will connect.
+        "haListenPort": 0,
         "bindAddress": LOOPBACK,
         "namesrvAddr": f"{LOOPBACK}:{namesrv_port}",
         "storePathRootDir": _below(place, "store"),

@@ -11,7 +11,7 @@ from typing import Any, Protocol, cast
 
 import attrs
 from twisted.application.service import Service
-from twisted.internet.defer import Deferred, DeferredList, maybeDeferred
+from twisted.internet.defer import Deferred, maybeDeferred, succeed
 from twisted.internet.interfaces import IAddress, IListeningPort, IPushProducer, IReactorTCP, IReactorTime
 from twisted.internet.protocol import Protocol as TwistedProtocol
 from twisted.internet.protocol import ServerFactory, connectionDone
@@ -21,6 +21,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from mqbroker.config import BrokerSettings
+from mqbroker.errors import StoreError
 from mqbroker.ha.link import BadPeer, MasterLink
 from mqbroker.remoting.rate_limited_log import RateLimitedLog
 
@@ -30,6 +31,10 @@ log = Logger()
 LINKS_MAX = 64
 LINES_PER_MINUTE = 20
 WATCH_SECONDS = 1.0
+#: How long a stop waits for slaves to acknowledge the whole log.
+DRAIN_SECONDS_MAX = 3.0
+#: Interval of the line that says how far slaves are behind, as in Java.
+REPORT_SECONDS = 60.0
 
 
 class ILog(Protocol):
@@ -75,6 +80,15 @@ class HaSettings:
         )
 
 
+@attrs.frozen
+class SlaveStatus:
+    """State of one link. `acknowledged`: the slave has the log below this offset; `behind`: bytes that it lacks."""
+
+    peer: str
+    acknowledged: int
+    behind: int
+
+
 @implementer(IPushProducer)
 class SlaveConnection(TwistedProtocol):
     """The master's end of a connection to one slave."""
@@ -97,11 +111,14 @@ class SlaveConnection(TwistedProtocol):
     def dataReceived(self, data: bytes) -> None:
         self.heard_at = self._factory.now()
         source = self._factory.log
+        is_new = self.link.sent is None
         try:
             has_grown = self.link.receive(data, source.start, source.end)
         except BadPeer as error:
             self.close(str(error))
             return
+        if is_new and self.link.sent is not None:
+            log.info("slave {peer} connected, and gets the log from {n} on", peer=self.peer, n=self.link.sent)
         if has_grown:
             self._factory.on_acknowledged(self)
             self.send()
@@ -132,7 +149,10 @@ class SlaveConnection(TwistedProtocol):
             if piece[0] < source.start:
                 self.close(f"what it lacks from {piece[0]} on was deleted here; start it with an empty store")
                 return
-            found = source.read(*piece)
+            try:
+                found = source.read(*piece)
+            except StoreError:  # too many reads wait; the next look tries again
+                return
             if isinstance(found, memoryview):
                 self._write(bytes(found))
             else:
@@ -162,12 +182,39 @@ class SlaveConnection(TwistedProtocol):
         elif self.link.sent is not None and not self._is_paused and now - self.wrote_at >= settings.heartbeat_s:
             self._write(b"")
 
-    def close(self, why: str) -> None:
-        if not self._is_closed:
-            self._is_closed = True
+    def close(self, why: str = "") -> None:
+        """Close the link, and log `why`, if given."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if why:
             line = "the replication link to {peer} is closed: {why}"
             self._factory.lines.say(LogLevel.warn, line, peer=self.peer, why=why)
-            cast(Any, self.transport).abortConnection()
+        cast(Any, self.transport).abortConnection()
+
+
+class Slaves:
+    """The links to slaves that read `log`."""
+
+    def __init__(self, log: ILog) -> None:
+        self.log = log
+        self.links: list[SlaveConnection] = []
+
+    @property
+    def are_complete(self) -> bool:
+        """Whether all slaves have the whole log."""
+        end = self.log.end
+        return all(connection.link.acknowledged >= end for connection in self.links)
+
+    def states(self) -> list[SlaveStatus]:
+        """The slaves that have reported their offset, in the order of connection."""
+        end = self.log.end
+        links = [(connection.peer, connection.link) for connection in self.links]
+        return [
+            SlaveStatus(peer, link.acknowledged, end - link.acknowledged)
+            for peer, link in links
+            if link.sent is not None
+        ]
 
 
 class MasterFactory(ServerFactory):
@@ -181,19 +228,20 @@ class MasterFactory(ServerFactory):
 
     def __init__(
         self,
-        source: ILog,
+        slaves: Slaves,
         settings: HaSettings,
         now: Callable[[], float],
         is_allowed: Callable[[str], bool],
         on_acknowledged: Callable[[SlaveConnection], None],
+        on_disconnected: Callable[[], None],
     ) -> None:
-        self.log, self.settings, self.now = source, settings, now
+        self.slaves, self.log, self.settings, self.now = slaves, slaves.log, settings, now
         self._is_allowed = is_allowed
         self.on_acknowledged = on_acknowledged
-        self.connections: list[SlaveConnection] = []
+        self._on_disconnected = on_disconnected
         self.lines = RateLimitedLog("replication links closed", now, LINES_PER_MINUTE)
         #: Fired when no connection is left.
-        self.gone: Deferred[None] | None = None
+        self._gone: Deferred[None] | None = None
 
     def buildProtocol(self, addr: IAddress | None) -> SlaveConnection | None:
         host = str(getattr(addr, "host", ""))
@@ -201,7 +249,7 @@ class MasterFactory(ServerFactory):
         why = None
         if not self._is_allowed(host):
             why = "haWhiteRemoteAddresses does not have its address"
-        elif len(self.connections) >= LINKS_MAX:
+        elif len(self.slaves.links) >= LINKS_MAX:
             why = f"there are {LINKS_MAX} already"
         if why is not None:
             self.lines.say(LogLevel.warn, "a replication link from {peer} is refused: {why}", peer=peer, why=why)
@@ -209,71 +257,106 @@ class MasterFactory(ServerFactory):
         return SlaveConnection(self, peer)
 
     def connected(self, connection: SlaveConnection) -> None:
-        self.connections.append(connection)
-        log.info("slave {peer} connected for replication", peer=connection.peer)
+        self.slaves.links.append(connection)
 
     def disconnected(self, connection: SlaveConnection, why: str) -> None:
-        self.connections.remove(connection)
-        log.info("slave {peer} disconnected: {why}", peer=connection.peer, why=why)
-        if not self.connections and self.gone is not None:
-            self.gone.callback(None)
+        self.slaves.links.remove(connection)
+        if connection.link.sent is not None:
+            log.info("slave {peer} disconnected: {why}", peer=connection.peer, why=why)
+        self._on_disconnected()
+        if not self.slaves.links and self._gone is not None:
+            self._gone.callback(None)
+
+    def close(self) -> Deferred[None]:
+        """Close all connections; fires when they are closed."""
+        if not self.slaves.links:
+            return succeed(None)
+        gone = self._gone = Deferred()
+        for connection in list(self.slaves.links):
+            connection.close()
+        return gone
 
 
 class MasterService(Service):
     """Listens for slaves, and sends them the log. `port` is the bound port while it runs."""
 
     def __init__(
-        self, reactor: Any, source: ILog, settings: HaSettings, is_allowed: Callable[[str], bool] = lambda host: True
+        self, reactor: Any, slaves: Slaves, settings: HaSettings, is_allowed: Callable[[str], bool] = lambda host: True
     ) -> None:
         self._clock = cast(IReactorTime, reactor)
         self._reactor = cast(IReactorTCP, reactor)
-        self.factory = MasterFactory(source, settings, self._clock.seconds, is_allowed, self._acknowledged)
+        self._slaves = slaves
+        self.factory = MasterFactory(
+            slaves, settings, self._clock.seconds, is_allowed, self._acknowledged, self._fire_if_drained
+        )
         self.port = settings.listen_port
         self._listening: IListeningPort | None = None
-        self._watch = LoopingCall(self._look)
-        self._watch.clock = self._clock
+        self._loops = [(LoopingCall(self._look), WATCH_SECONDS), (LoopingCall(self._report), REPORT_SECONDS)]
+        for loop, _ in self._loops:
+            loop.clock = self._clock
         self._is_scheduled = False
+        #: Fired when all slaves have the whole log, or have had the time to get it.
+        self._drained: Deferred[None] | None = None
 
     def startService(self) -> None:
         """Listen. Raises Twisted's CannotListenError."""
         settings = self.factory.settings
         self._listening = self._reactor.listenTCP(settings.listen_port, self.factory, interface=settings.interface)
         self.port = cast(Any, self._listening.getHost()).port
-        self._watch.start(WATCH_SECONDS, now=False)
+        for loop, seconds in self._loops:
+            loop.start(seconds, now=False)
         super().startService()  # type: ignore[no-untyped-call]
 
     def stopService(self) -> Deferred[None]:
-        """Stop listening and close the links; fires when all are closed."""
+        """Stop listening, let the slaves get the rest of the log, and close the links; fires when all are closed."""
         super().stopService()  # type: ignore[no-untyped-call]
-        if self._watch.running:
-            self._watch.stop()
-        done: list[Deferred[Any]] = []
+        return Deferred.fromCoroutine(self._stop())
+
+    async def _stop(self) -> None:
         if self._listening is not None:
-            done.append(maybeDeferred(self._listening.stopListening))
-        if self.factory.connections:
-            self.factory.gone = Deferred()
-            done.append(self.factory.gone)
-            for connection in list(self.factory.connections):
-                connection.close("the broker is stopping")
-        return DeferredList(done).addCallback(lambda _: None)
+            await maybeDeferred(self._listening.stopListening)
+        if not self._slaves.are_complete:
+            drained = self._drained = Deferred()
+            timer = self._clock.callLater(DRAIN_SECONDS_MAX, self._end_draining)
+            await drained
+            if timer.active():
+                timer.cancel()
+        for loop, _ in self._loops:
+            if loop.running:
+                loop.stop()
+        await self.factory.close()
 
     def log_has_grown(self) -> None:
         """Send soon what was appended: all of this turn together."""
-        if not self._is_scheduled and self.factory.connections:
+        if not self._is_scheduled and self._slaves.links:
             self._is_scheduled = True
             self._clock.callLater(0, self._send)
 
     def _send(self) -> None:
         self._is_scheduled = False
-        for connection in list(self.factory.connections):
+        for connection in list(self._slaves.links):
             connection.send()
 
     def _look(self) -> None:
         now = self._clock.seconds()
-        for connection in list(self.factory.connections):
+        for connection in list(self._slaves.links):
             connection.look(now)
             connection.send()
         self.factory.lines.look()
 
+    def _report(self) -> None:
+        for slave in self._slaves.states():
+            log.info("slave {peer} is {behind} bytes behind", peer=slave.peer, behind=slave.behind)
+
     def _acknowledged(self, connection: SlaveConnection) -> None:
-        """A slave has more of the log."""
+        """Called when a slave has more of the log."""
+        self._fire_if_drained()
+
+    def _fire_if_drained(self) -> None:
+        if self._slaves.are_complete:
+            self._end_draining()
+
+    def _end_draining(self) -> None:
+        drained, self._drained = self._drained, None
+        if drained is not None:
+            drained.callback(None)

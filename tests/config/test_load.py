@@ -462,9 +462,9 @@ def test_what_has_no_effect_is_told_in_one_line(broker: Loader, namesrv: Loader)
     broker(text, [("slaveTimeout", "5")], ROCKETMQ_HEARTBEAT_THREAD_POOL_NUMS="4")
     assert broker.warnings == [
         "these settings have no effect: sendMessageThreadPoolNums, serverWorkerThreads, heartbeatThreadPoolNums (one "
-        "thread takes all requests, in the order they come); haMasterAddress, slaveTimeout (a broker of "
-        "this version is a master that does not wait for its slaves); flushCommitLogTimed (records are always checked, and flushIntervalCommitLog "
-        "and flushIntervalConsumeQueue are bounds by themselves)"
+        "thread takes all requests, in the order they come); haMasterAddress, slaveTimeout (a broker of this version "
+        "is a master that does not wait for its slaves); flushCommitLogTimed (records are always checked, and "
+        "flushIntervalCommitLog and flushIntervalConsumeQueue are bounds by themselves)"
     ]
     namesrv(text)
     [told] = namesrv.warnings

@@ -11,9 +11,18 @@ from twisted.internet.address import IPv4Address
 from twisted.internet.defer import Deferred
 from twisted.internet.testing import MemoryReactorClock, StringTransport
 
-from mqbroker.errors import StoreError
+from mqbroker.errors import StoreBusy, StoreError
 from mqbroker.ha.link import HEADER, REPORT
-from mqbroker.ha.master import LINKS_MAX, HaSettings, MasterService, SlaveConnection
+from mqbroker.ha.master import (
+    DRAIN_SECONDS_MAX,
+    LINKS_MAX,
+    HaSettings,
+    MasterService,
+    SlaveConnection,
+    Slaves,
+    SlaveStatus,
+)
+from tests.remoting.logs import Logged
 
 SEGMENT = 4096
 
@@ -27,12 +36,15 @@ class Log:
     cold: int = 0
     segment_bytes: int = SEGMENT
     reads: list[tuple[Deferred[bytes], int, int]] = attrs.field(factory=list)
+    is_busy: bool = False
 
     @property
     def end(self) -> int:
         return len(self.data)
 
     def read(self, offset: int, size: int) -> Deferred[bytes] | memoryview:
+        if self.is_busy:
+            raise StoreBusy("too many reads wait")
         if offset >= self.cold:
             return memoryview(self.data)[offset : offset + size]
         self.reads.append((Deferred(), offset, size))
@@ -66,7 +78,7 @@ def source() -> Log:
 
 @pytest.fixture
 def master(reactor: MemoryReactorClock, source: Log) -> MasterService:
-    service = MasterService(reactor, source, HaSettings(listen_port=10912, piece_bytes_max=1000))
+    service = MasterService(reactor, Slaves(source), HaSettings(listen_port=10912, piece_bytes_max=1000))
     service.startService()
     return service
 
@@ -162,3 +174,66 @@ def test_so_many_links_and_no_more(master: MasterService, slave: Any) -> None:
     for _ in range(LINKS_MAX):
         slave(10_000)
     assert master.factory.buildProtocol(IPv4Address("TCP", "10.0.0.3", 1)) is None
+
+
+def test_who_may_not_connect_is_refused(reactor: MemoryReactorClock, source: Log, logged: Logged) -> None:
+    master = MasterService(reactor, Slaves(source), HaSettings(listen_port=1), lambda host: host == "10.0.0.2")
+    assert master.factory.buildProtocol(IPv4Address("TCP", "10.0.0.3", 7)) is None
+    assert master.factory.buildProtocol(IPv4Address("TCP", "10.0.0.2", 7)) is not None
+    why = "haWhiteRemoteAddresses does not have its address"
+    assert logged.lines == [f"a replication link from 10.0.0.3:7 is refused: {why}"]
+
+
+def test_a_store_that_is_busy_is_asked_again(reactor: MemoryReactorClock, source: Log, slave: Any) -> None:
+    source.is_busy = True
+    _, transport = slave(9000)
+    assert transport.received() == []
+    source.is_busy = False
+    reactor.advance(1)
+    assert b"".join(data for _, data in transport.received()) == source.data[9000:]
+
+
+def test_a_stop_waits_until_slaves_have_the_log(master: MasterService, slave: Any) -> None:
+    connection, transport = slave(9500)
+    stopping = master.stopService()
+    assert not transport.disconnecting
+    connection.dataReceived(REPORT.pack(10_000))
+    assert transport.disconnecting
+    assert not stopping.called
+    connection.connectionLost()
+    assert stopping.called
+
+
+def test_a_stop_waits_for_no_slave_that_reports_nothing(
+    reactor: MemoryReactorClock, master: MasterService, slave: Any
+) -> None:
+    connection, transport = slave(9500)
+    stopping = master.stopService()
+    reactor.advance(DRAIN_SECONDS_MAX)
+    assert transport.disconnecting
+    connection.connectionLost()
+    assert stopping.called
+    assert not reactor.getDelayedCalls()
+
+
+def test_a_stop_waits_for_no_slave_that_leaves(reactor: MemoryReactorClock, master: MasterService, slave: Any) -> None:
+    connection, _ = slave(9500)
+    stopping = master.stopService()
+    connection.connectionLost()
+    assert stopping.called
+    assert not reactor.getDelayedCalls()
+
+
+def test_how_far_slaves_are_behind_is_logged_each_minute(
+    reactor: MemoryReactorClock, master: MasterService, slave: Any, logged: Logged
+) -> None:
+    connection, _ = slave(9500)
+    unheard = master.factory.buildProtocol(IPv4Address("TCP", "10.0.0.3", 40001))
+    assert unheard is not None
+    unheard.makeConnection(Transport())
+    for _ in range(60):
+        connection.dataReceived(REPORT.pack(9600))
+        unheard.heard_at = reactor.seconds()
+        reactor.advance(1)
+    assert [line for line in logged.lines if "behind" in line] == ["slave 10.0.0.2:40000 is 400 bytes behind"]
+    assert master.factory.slaves.states() == [SlaveStatus("10.0.0.2:40000", 9600, 400)]

@@ -19,8 +19,15 @@ def follows(slave: Broker, master: Broker) -> bool:
     return bool(has) and has == {name: data for name, data in should.items() if name >= min(has)}
 
 
-def start_slave(fleet: Fleet, namesrv: Namesrv, master: Broker, **settings: str) -> Broker:
-    return fleet.broker("java", namesrv, brokerName=master.name, brokerId="1", brokerRole="SLAVE", **settings)
+def start_slave(fleet: Fleet, namesrv: Namesrv, master: Broker, segment_bytes: int = 4 << 20) -> Broker:
+    return fleet.broker(
+        "java",
+        namesrv,
+        brokerName=master.name,
+        brokerId="1",
+        brokerRole="SLAVE",
+        mappedFileSizeCommitLog=str(segment_bytes),
+    )
 
 
 @pytest.mark.parametrize("namesrv_kind", ["java", "ours"])
@@ -50,14 +57,14 @@ def test_a_java_slave_follows_our_master(fleet: Fleet, topic: str, namesrv_kind:
 def test_a_java_slave_follows_over_many_segments_and_restarts_of_the_master(fleet: Fleet, topic: str) -> None:
     namesrv = fleet.namesrv("ours")
     master = fleet.broker("ours", namesrv, mappedFileSizeCommitLog="262144")
-    slave = start_slave(fleet, namesrv, master, mappedFileSizeCommitLog="262144")
+    slave = start_slave(fleet, namesrv, master, 262144)
     produce(fleet, namesrv, topic, count=1)
     eventually("the slave follows", lambda: follows(slave, master), patience_s=30)
     produce(fleet, namesrv, topic, prefix="large", count=300, size=4000)
     eventually("the slave has several segments", lambda: follows(slave, master), patience_s=30)
     assert len(log_files(slave)) >= 4
-    for stop in (master.process.stop, master.process.kill):
-        stop()
+    for end in ("stop", "kill"):
+        getattr(master.process, end)()
         fleet.restart(master)
-        produce(fleet, namesrv, topic, prefix=stop.__name__, count=50)
+        produce(fleet, namesrv, topic, prefix=end, count=50)
         eventually("the slave follows again", lambda: follows(slave, master), patience_s=40)

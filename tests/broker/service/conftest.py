@@ -31,6 +31,8 @@ def network(reactor: Reactor) -> Network:
 
     def note(request: RemotingCommand, connection: IConnection) -> RemotingCommand:
         reactor.heard.append(RequestCode(request.code).name)
+        if request.code == RequestCode.REGISTER_BROKER:
+            reactor.registered.append(request)
         return RemotingCommand.response(request)
 
     table.register(RequestCode.REGISTER_BROKER, note)

@@ -19,6 +19,7 @@ from mqbroker.remoting.server import RemotingServerFactory
 from mqbroker.store.layout import lock_file
 from mqbroker.store.os_disk import OsDisk
 from mqbroker.store.worker import InlineWorker, IWorker
+from mqbroker.wire.command import RemotingCommand
 from tests.broker.bench import Client, make_settings
 from tests.remoting.link import CLIENT
 
@@ -51,6 +52,7 @@ class Reactor(MemoryReactorClock):
     def __init__(self) -> None:
         super().__init__()
         self.heard: list[Any] = []
+        self.registered: list[RemotingCommand] = []
         self.taken = False
         self.taken_ports: set[Any] = set()
         self.advance(1_700_000_000)

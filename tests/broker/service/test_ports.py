@@ -6,8 +6,12 @@ from random import Random
 
 import attrs
 import pytest
+from twisted.internet.address import IPv4Address
+from twisted.python.failure import Failure
 
+from mqbroker.access.addresses import BadAddress
 from mqbroker.broker.broker_service import BrokerService, make_broker, vip_port
+from mqbroker.config import TlsMode, TlsSettings
 from tests.broker.bench import make_settings
 from tests.broker.service.running import Reactor, Running
 from tests.remoting.logs import Logged
@@ -44,3 +48,48 @@ def test_a_port_may_be_chosen_by_the_system(make: Callable[..., Running], reacto
     made = make_broker(make().settings, reactor, Random(1))
     assert isinstance(made, BrokerService)
     assert made.port == 0
+
+
+def registered(reactor: Reactor) -> list[str]:
+    """The addresses for slaves that were registered."""
+    return [request.ext_fields["haServerAddr"] for request in reactor.registered]
+
+
+def test_the_address_for_slaves_is_registered(make: Callable[..., Running], reactor: Reactor) -> None:
+    make().start()
+    assert registered(reactor) == ["10.0.0.1:10912"]
+
+
+def test_a_port_for_slaves_that_somebody_has_is_not_registered(
+    make: Callable[..., Running], reactor: Reactor, logged: Logged
+) -> None:
+    reactor.taken_ports = {10912}
+    running = make().start()
+    assert running.service.ports == {"remoting": 10911}
+    assert registered(reactor) == [""]
+    why = "Couldn't listen on any:10912: [Errno 98] Address already in use."
+    assert f"no slave can connect: {why}; set another haListenPort" in logged.lines
+    assert running.client().send()[0].code == 0
+
+
+@pytest.mark.parametrize("white", ["", "10.0.0.2"])
+def test_a_protected_broker_serves_the_slaves_that_its_settings_name(
+    make: Callable[..., Running], reactor: Reactor, logged: Logged, white: str
+) -> None:
+    tls = TlsSettings(mode=TlsMode.ENFORCING)
+    running = make(tls=tls, ha_white_remote_addresses=white).start()
+    assert registered(reactor) == (["10.0.0.1:10912"] if white else [""])
+    assert ("ha" in running.service.ports) == bool(white)
+    assert any("no slave can connect" in line for line in logged.lines) != bool(white)
+    if white:
+        factory = reactor.tcpServers[-1][1]
+        assert factory.buildProtocol(IPv4Address("TCP", "10.0.0.3", 1)) is None
+        assert factory.buildProtocol(IPv4Address("TCP", "10.0.0.2", 1)) is not None
+
+
+def test_bad_addresses_of_slaves_end_the_start(make: Callable[..., Running]) -> None:
+    running = make(ha_white_remote_addresses="10.0.0.{")
+    starting = running.service.startService()
+    failures: list[Failure] = []
+    starting.addErrback(failures.append)
+    assert [type(failure.value) for failure in failures] == [BadAddress]

@@ -39,6 +39,9 @@ def test_a_java_slave_follows_our_master(fleet: Fleet, topic: str, namesrv_kind:
     eventually("the slave has the log", lambda: follows(slave, master), patience_s=30)
     sent += produce(fleet, namesrv, topic, prefix="later", count=200)
     eventually("the slave has what came later", lambda: follows(slave, master), patience_s=30)
+    status = fleet.mqadmin("brokerStatus", "-n", namesrv.addr, "-b", master.addr)
+    [line] = [line for line in status.splitlines() if line.startswith("haSlave_127.0.0.1")]
+    assert line.endswith(",0")
 
     slave.process.kill()
     sent += produce(fleet, namesrv, topic, prefix="away", count=200)
